@@ -1,0 +1,343 @@
+"""Every knob of a run, typed and checked.
+
+These frozen dataclasses are what the code receives, and the schema that the command line is
+checked against (`experiments/schema.py` tells Hydra about them; nothing here needs Hydra). A
+check that concerns one knob stands in `__post_init__` and names it.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from hicache.models import HardwareConfig, ModelConfig
+
+MISSING = "???"  # OmegaConf's mark of a value that must be given
+
+
+class WritePolicy(Enum):
+    """When device data is copied to the host."""
+
+    write_through = "write_through"  # when it is inserted
+    write_through_selective = "write_through_selective"  # when it is hit for the second time
+    write_back = "write_back"  # when it is evicted from the device
+
+
+class CheckpointPlacement(Enum):
+    """At which page boundaries a Mamba state is kept."""
+
+    end = "end"  # the end of the prompt and of the request
+    end_branch = "end_branch"  # and where a prompt left an edge that had no state there
+    every = "every"  # and every `checkpoint_tokens` tokens
+
+
+class StopPolicy(Enum):
+    """When a request stops waiting for its prefetch."""
+
+    best_effort = "best_effort"
+    wait_complete = "wait_complete"
+    timeout = "timeout"
+
+
+class CutPolicy(Enum):
+    """What becomes of a prefetch that host memory has no room for."""
+
+    abandon = "abandon"
+    fit = "fit"  # cut to the whole pages that fit
+    restorable = "restorable"  # cut to the longest prefix that fits and can be restored
+
+
+class StageAt(Enum):
+    """When a prefetch takes its host pages."""
+
+    enqueue = "enqueue"  # for all that was asked for, before storage is queried
+    hit = "hit"  # for what storage has, when that is known
+
+
+class DeadlineFrom(Enum):
+    """What starts the clock of the timeout policy."""
+
+    enqueue = "enqueue"
+    first_poll = "first_poll"  # the first time the scheduler was told to wait
+
+
+class CommitPolicy(Enum):
+    """What becomes of a hybrid prefetch that stopped early or read less than it should."""
+
+    all_or_nothing = "all_or_nothing"
+    usable = "usable"  # keep the longest prefix whose state and window were read
+
+
+class ServiceOrder(Enum):
+    """In which order the scheduler looks at waiting requests."""
+
+    fcfs = "fcfs"
+    longest_prefix = "longest_prefix"
+    shortest_remaining = "shortest_remaining"  # least uncached work first, with aging
+
+
+class SwaBudget(Enum):
+    """What admission charges a request to the sliding-window pool."""
+
+    no_host_term = "no_host_term"  # max(min(extend, chunk), window) + page: before the fix
+    reports = "reports"  # that, and the pages to load back
+    double = "double"  # the pages to load back charged twice: wrong on purpose
+    sglang_0_5_23 = "sglang_0_5_23"  # the later formula
+
+
+class Batching(Enum):
+    """How prompts and answers share a step."""
+
+    prefill_first = "prefill_first"  # a step with prompts in it decodes nothing
+    mixed = "mixed"  # prompts and answers in one step
+
+
+class Arrivals(Enum):
+    """What releases a request."""
+
+    open = "open"  # its time in the trace
+    causal = "causal"  # its time in the trace, but never before its parent's answer
+    closed = "closed"  # its parent's answer, and then the think time
+
+
+class TraceTokens(Enum):
+    """How the token ids of a trace of blocks are made."""
+
+    reconstructed = "reconstructed"  # a turn continues its parent's partial block and answer
+    literal = "literal"  # every block id is its own 512 tokens, answers are never seen again
+
+
+class WandbMode(Enum):
+    """What W&B does with a run."""
+
+    disabled = "disabled"
+    offline = "offline"
+    online = "online"
+
+
+class StartState(Enum):
+    """What the cache holds when measuring begins."""
+
+    cold = "cold"
+    warm_storage = "warm_storage"  # storage holds what a first pass over the workload wrote
+
+
+def _at_least(knob: str, value: float, least: float) -> None:
+    if value < least:
+        raise ValueError(f"{knob} must be at least {least}, got {value}")
+
+
+def _share(knob: str, value: float | None) -> None:
+    if value is not None and not 0 <= value <= 1:
+        raise ValueError(f"{knob} must be a share between 0 and 1, got {value}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkloadConfig:
+    """Which requests, and when they come.
+
+    `kind` names the loader or generator. `path` overrides where a trace is looked for. `load`
+    keeps the share of sessions that gives this GPU utilisation; `time_scale` stretches arrival
+    times. Generators make `num_sessions` sessions at `session_rate` a second.
+    """
+
+    kind: str = MISSING
+    path: str | None = None
+    limit: int | None = None  # first requests only
+    load: float | None = None
+    time_scale: float = 1.0
+    tokens: TraceTokens = TraceTokens.reconstructed
+    arrivals: Arrivals = Arrivals.causal
+    concurrency: int = 32  # sessions at once, for traces whose sessions have no start time
+    think_cap_s: float = 600.0
+    warm_up_s: float = 0.0  # requests that arrive earlier are served and not counted
+    start: StartState = StartState.cold
+    num_sessions: int = 200
+    session_rate: float = 1.0  # sessions a second
+
+    def __post_init__(self) -> None:
+        if self.limit is not None:
+            _at_least("workload.limit", self.limit, 1)
+        if self.load is not None and not 0 < self.load:
+            raise ValueError(f"workload.load must be positive, got {self.load}")
+        if self.time_scale <= 0:
+            raise ValueError(f"workload.time_scale must be positive, got {self.time_scale}")
+        _at_least("workload.concurrency", self.concurrency, 1)
+        _at_least("workload.num_sessions", self.num_sessions, 1)
+        if self.session_rate <= 0:
+            raise ValueError(f"workload.session_rate must be positive, got {self.session_rate}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParallelConfig:
+    """How one engine is spread over devices, and how many engines there are."""
+
+    tp: int | None = None  # devices of an engine; none: the model's default
+    replicas: int = 1
+    router: str = "sticky"  # sticky, round_robin or prefix_load
+
+    def __post_init__(self) -> None:
+        if self.tp is not None:
+            _at_least("parallel.tp", self.tp, 1)
+        _at_least("parallel.replicas", self.replicas, 1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CacheConfig:
+    """The tree and its two memory tiers.
+
+    `device_gib` and `host_gib` are totals over all devices of an engine; `device_gib` none takes
+    what weights leave of the devices. The shares split a tier between components; none takes the
+    model's own. `unlimited` gives pools that never fill.
+    """
+
+    page_size: int = 64  # tokens
+    device_gib: float | None = None
+    host_gib: float = 256.0
+    unlimited: bool = False
+    swa_device_share: float | None = None
+    swa_host_share: float | None = None
+    mamba_device_share: float | None = None
+    mamba_host_share: float | None = None
+    eviction: str = "lru"  # lru, lfu, slru, fifo, or a class of yours as module:Class
+    write_policy: WritePolicy = WritePolicy.write_through
+    load_back_threshold: int = 10  # full tokens below which nothing is loaded back
+    checkpoints: CheckpointPlacement = CheckpointPlacement.end_branch
+    checkpoint_tokens: int = 8192  # grid of checkpoints=every
+
+    def __post_init__(self) -> None:
+        if self.page_size < 1 or self.page_size & (self.page_size - 1):
+            raise ValueError(f"cache.page_size must be a power of two, got {self.page_size}")
+        if self.device_gib is not None and self.device_gib <= 0:
+            raise ValueError(f"cache.device_gib must be positive, got {self.device_gib}")
+        _at_least("cache.host_gib", self.host_gib, 0)
+        for name in ("swa_device_share", "swa_host_share", "mamba_device_share",
+                     "mamba_host_share"):
+            _share(f"cache.{name}", getattr(self, name))
+        if self.checkpoint_tokens % self.page_size:
+            raise ValueError(
+                f"cache.checkpoint_tokens must be a multiple of cache.page_size "
+                f"({self.page_size}), got {self.checkpoint_tokens}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrefetchConfig:
+    """How pages come from storage ahead of need."""
+
+    stop: StopPolicy = StopPolicy.timeout
+    threshold: int = 256  # tokens: a shorter prefetch does not start
+    cut: CutPolicy = CutPolicy.fit
+    stage_at: StageAt = StageAt.enqueue
+    commit: CommitPolicy = CommitPolicy.all_or_nothing
+    await_sidecars: bool = True  # report 003: complete pages wait for their state and window
+    deadline_from: DeadlineFrom = DeadlineFrom.enqueue
+    timeout_base_s: float = 1.0
+    timeout_per_ki_token_s: float = 0.25
+    occupied_share: float = 0.5  # of host tokens that prefetches may hold before more are declined
+
+    def __post_init__(self) -> None:
+        _at_least("prefetch.threshold", self.threshold, 1)
+        _at_least("prefetch.timeout_base_s", self.timeout_base_s, 0)
+        _at_least("prefetch.timeout_per_ki_token_s", self.timeout_per_ki_token_s, 0)
+        _share("prefetch.occupied_share", self.occupied_share)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SchedulerConfig:
+    """Which request runs next, and what a step may hold."""
+
+    order: ServiceOrder = ServiceOrder.fcfs
+    chunk_tokens: int = 8192  # extend tokens a step
+    max_running: int = 256
+    scan_limit: int = 128  # requests waiting for their prefetch that one scan may pass over
+    batching: Batching = Batching.prefill_first
+    swa_budget: SwaBudget = SwaBudget.reports
+    aging: float = 0.1  # seconds of remaining work forgiven for each second waited
+    clip_new_tokens: int = 4096  # answer tokens that admission reserves at most
+    new_token_ratio: float = 0.7  # share of them it reserves at first
+    new_token_ratio_floor: float = 0.098
+    new_token_ratio_decay_steps: int = 600
+
+    def __post_init__(self) -> None:
+        _at_least("scheduler.chunk_tokens", self.chunk_tokens, 1)
+        _at_least("scheduler.max_running", self.max_running, 1)
+        _at_least("scheduler.scan_limit", self.scan_limit, 1)
+        _at_least("scheduler.aging", self.aging, 0)
+        _share("scheduler.new_token_ratio", self.new_token_ratio)
+        _share("scheduler.new_token_ratio_floor", self.new_token_ratio_floor)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StorageConfig:
+    """The third tier: which engine, how much of it, and how fast simulated time says it is.
+
+    `kind` is none, memory, slab, file, redis or mooncake. `capacity_gib` none never fills.
+    `read_gbps` and `write_gbps` are 10**9 bytes a second; `shared_gbps` caps their sum.
+    """
+
+    kind: str = "none"
+    root: str | None = None  # directory or address, for engines that have one
+    capacity_gib: float | None = None
+    read_gbps: float = 4.0
+    write_gbps: float = 2.0
+    shared_gbps: float | None = None
+    query_s: float = 0.0005  # round trip of one query
+    operation_s: float = 0.0001  # before the first byte of each batch
+    batch_pages: int = 128
+    read_workers: int = 1
+    write_workers: int = 1
+    write_queue_gib: float = 4.0  # host pages that writes may pin; what comes above is dropped
+
+    def __post_init__(self) -> None:
+        for name in ("read_gbps", "write_gbps"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"storage.{name} must be positive, got {getattr(self, name)}")
+        for name in ("query_s", "operation_s", "write_queue_gib"):
+            _at_least(f"storage.{name}", getattr(self, name), 0)
+        for name in ("batch_pages", "read_workers", "write_workers"):
+            _at_least(f"storage.{name}", getattr(self, name), 1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExecutorConfig:
+    """What carries out a step: the cost model, or a real model on real memory."""
+
+    kind: str = "simulated"  # simulated or torch
+    device: str = "auto"  # torch: cpu, cuda or auto
+    verify: bool = False  # torch: compare logits with a cold recompute
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineConfig:
+    """The serving loop."""
+
+    jump: bool = True  # take runs of decode steps at once; the result is the same without
+    check_invariants: bool = False  # check every law after every step
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrackerConfig:
+    """Where metrics go besides the files of the run, which are always written."""
+
+    wandb_mode: WandbMode = WandbMode.offline
+    project: str = "hicache"
+    interval_s: float = 10.0  # simulated seconds between rows of metrics.jsonl
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExperimentConfig:
+    """One run."""
+
+    name: str = "adhoc"
+    seed: int = 0
+    data_dir: str | None = None
+    workload: WorkloadConfig = field(default_factory=WorkloadConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    prefetch: PrefetchConfig = field(default_factory=PrefetchConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    storage: StorageConfig = field(default_factory=StorageConfig)
+    executor: ExecutorConfig = field(default_factory=ExecutorConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    tracker: TrackerConfig = field(default_factory=TrackerConfig)

@@ -1,0 +1,69 @@
+"""What a user asks of the engine: a prompt, and how long the answer will be.
+
+Tokens are kept as spans of consecutive ids, because traces name blocks of them: a 100,000-token
+prompt is some two hundred spans until the moment it is needed as bytes.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+TOKEN_BYTES = 4  # a token id is a little-endian int32
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSpans:
+    """A sequence of token ids, as runs of consecutive ids.
+
+    `starts`: [K] int32, first id of each run. `counts`: [K] int32, each at least 1.
+    """
+
+    starts: NDArray[np.int32]
+    counts: NDArray[np.int32]
+
+    def __len__(self) -> int:
+        """Tokens, not spans."""
+        return int(self.counts.sum())
+
+    def to_bytes(self) -> bytes:
+        """The ids as packed little-endian int32, `4 * len(self)` bytes. O(tokens)."""
+        counts = self.counts.astype(np.int64)
+        ends = np.cumsum(counts)
+        total = int(ends[-1]) if len(ends) else 0
+        offsets = np.repeat(self.starts.astype(np.int64) - (ends - counts), counts)
+        return (offsets + np.arange(total)).astype("<i4").tobytes()
+
+
+EMPTY_SPANS = TokenSpans(np.empty(0, np.int32), np.empty(0, np.int32))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Request:
+    """One prompt and the answer the trace recorded for it.
+
+    `output` holds the ids of the answer: a replay knows them beforehand, and publishes them in the
+    cache as they are decoded. `arrival_ns` is the time in the trace; under causal and closed
+    arrivals a request with a `parent_id` waits for that request's answer (and, when closed, for
+    `think_ns` more).
+    """
+
+    id: int
+    session_id: int
+    arrival_ns: int
+    prompt: TokenSpans
+    output: TokenSpans
+    parent_id: int | None = None
+    think_ns: int = 0
+    stop_reason: str = ""
+    namespace: str = ""  # LoRA adapter or tenant salt: equal tokens of two namespaces never match
+    prompt_len: int = field(init=False)
+    output_len: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "prompt_len", len(self.prompt))
+        object.__setattr__(self, "output_len", len(self.output))
+        if self.prompt_len < 1:
+            raise ValueError(f"request {self.id} has an empty prompt")
+        if self.output_len < 1:
+            raise ValueError(f"request {self.id} has an empty answer")

@@ -1,0 +1,1 @@
+"""Storage engines: the third tier. Nothing here imports torch."""

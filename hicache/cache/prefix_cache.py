@@ -152,10 +152,15 @@ class PrefixCache:
         return True
 
     def leave_window(self, sequence: Sequence, length: int) -> None:
-        """Free the sequence's own window pages that no token from `length` on will look at."""
+        """Free the sequence's own window pages that no token from `length` on will look at.
+
+        Those that a prefix ending at the last page boundary needs are kept as well: it is where
+        the sequence will be published.
+        """
         if not self.tree.has_swa:
             return
-        end = min((length - self.tree.window_len) // self.page_size, sequence.num_pages)
+        boundary = length // self.page_size * self.page_size
+        end = min((boundary - self.tree.window_len) // self.page_size, sequence.num_pages)
         if end <= sequence.swa_start:
             return
         first = max(sequence.swa_start, sequence.tree_pages)
@@ -284,6 +289,8 @@ class PrefixCache:
                 return False
             if self._write_policy is WritePolicy.write_back:
                 self._save_victim(victim, kind)
+                if not tree.may_leave_device(victim):
+                    return False
             tree.evict_device(victim, kind, actions)
         for action in actions:
             name = f"evict/{TIER_NAMES[action.tier]}_{KIND_NAMES[action.kind]}_pages"
@@ -395,7 +402,7 @@ class PrefixCache:
         for kind in (FULL, SWA, MAMBA):
             sources, targets = [], []
             for each in plan[kind]:
-                if each.held[HOST][FULL] is None and kind != FULL and not is_fence:
+                if kind != FULL and plan.full and each.held[HOST][FULL] is None:
                     continue  # its full pages found no room, and sidecars need them
                 source = each.held[DEVICE][kind]
                 assert source is not None

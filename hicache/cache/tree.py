@@ -391,6 +391,21 @@ class RadixTree:
         for other in range(kind, MAMBA + 1):  # swa takes mamba along
             self._drop(node, DEVICE, other, actions)
 
+    def may_leave_device(self, node: Node) -> bool:
+        """Whether a victim can go: it has a host copy, or nothing below it is locked on the host.
+
+        Only under write_back can a node without one have descendants on the host.
+        """
+        if node.held[HOST][FULL] is not None or node not in self.leaves[DEVICE]:
+            return True
+        stack = list(node.children.values())
+        while stack:
+            below = stack.pop()
+            if any(below.locks[HOST]) or any(below.locks[DEVICE]):
+                return False
+            stack.extend(below.children.values())
+        return True
+
     def host_victim(self, kind: int) -> Node | None:
         """Whose data of this component leaves the host next; it stays for now."""
         if kind == FULL:

@@ -20,6 +20,7 @@ class ComponentKind(Enum):
 
 _KIND_OF = {
     "F": ComponentKind.full,
+    "f": ComponentKind.full,
     "S": ComponentKind.swa,
     "s": ComponentKind.swa,
     "M": ComponentKind.mamba,
@@ -32,9 +33,9 @@ class ModelConfig:
     """What one model keeps and computes, over all its layers and devices.
 
     `pattern` says what the layers are, from the first, one word a layer, repeated up to
-    `num_layers`: `F` attends to all tokens, `S` to the window, `s` to the window through the KV of
-    the layer before it, `M` scans with Mamba, `D` with a delta rule, `-` holds none of them (an
-    MLP or experts alone); a word of two letters runs both on the same input, as in `SM`. Without a
+    `num_layers`: `F` attends to all tokens, `S` to the window, `f` and `s` do so through the KV of
+    an earlier layer, `M` scans with Mamba, `D` with a delta rule, `-` does none of this (an MLP or
+    experts alone); a word of two letters runs both on the same input, as in `SM`. Without a
     pattern the layers stand in the order full, swa, mamba.
 
     Parameters are those of matrices a token is multiplied with: `dense_params` for every token,
@@ -99,7 +100,8 @@ class ModelConfig:
         unknown = set(self.pattern) - set(_KIND_OF) - {"-", " "}
         if unknown:
             raise ValueError(
-                f"model {self.name}: pattern may hold F S s M D - and spaces, got {self.pattern!r}"
+                f"model {self.name}: pattern may hold F f S s M D - and spaces, "
+                f"got {self.pattern!r}"
             )
         if self.pattern.strip():
             for kind, field_name in (
@@ -162,16 +164,17 @@ class ModelConfig:
 
     def num_holders(self, kind: ComponentKind) -> int:
         """Layers that keep data of their own of this component."""
+        letters = "".join(self.layer_words)
         if kind is ComponentKind.full:
-            return self.num_full_layers
+            return self.num_full_layers - letters.count("f")
         if kind is ComponentKind.swa:
-            return self.num_swa_layers - "".join(self.layer_words).count("s")
+            return self.num_swa_layers - letters.count("s")
         return self.num_mamba_layers
 
     @property
     def full_token_bytes(self) -> int:
-        """Bytes a token of full KV takes, over all full layers."""
-        return self.num_full_layers * self.full_layer_token_bytes
+        """Bytes a token of full KV takes, over all layers that keep their own."""
+        return self.num_holders(ComponentKind.full) * self.full_layer_token_bytes
 
     @property
     def full_layer_token_bytes(self) -> int:
@@ -190,7 +193,8 @@ class ModelConfig:
     def swa_layer_token_bytes(self) -> int:
         """Bytes a token of sliding-window KV takes in one layer."""
         heads = self.swa_num_kv_heads or self.num_kv_heads
-        return 2 * heads * (self.swa_head_dim or self.head_dim) * self.kv_dtype_bytes
+        width = 2 * self.swa_head_dim or self.head_dim + (self.value_dim or self.head_dim)
+        return heads * width * self.kv_dtype_bytes
 
     @property
     def mamba_slot_bytes(self) -> int:
@@ -225,10 +229,12 @@ class ModelConfig:
     @property
     def weight_bytes(self) -> int:
         """Bytes of the weights, over all devices."""
-        tables = 2 * (self.head_params + self.embedding_params)
         experts = self.num_moe_layers * self.num_experts * self.expert_params
-        return tables + round(
-            self.dense_params * self.dense_param_bytes + experts * self.expert_param_bytes
+        return round(
+            # tables of the vocabulary are not quantised
+            (self.head_params + self.embedding_params) * max(2.0, self.dense_param_bytes)
+            + self.dense_params * self.dense_param_bytes
+            + experts * self.expert_param_bytes
         )
 
     @property
@@ -297,7 +303,8 @@ class HardwareConfig:
     """What one machine can do. Rates are of one device: flops, bytes, tokens a second."""
 
     name: str = "???"
-    num_devices: int = 8
+    num_devices: int = 8  # in one domain of fast links
+    devices_per_host: int = 8
     device_memory_bytes: Figure = field(default_factory=Figure)
     activation_bytes: Figure = field(default_factory=Figure)  # of a device, kept from the cache
     step_s: Figure = field(default_factory=Figure)  # what a step costs with nothing to compute
@@ -326,6 +333,6 @@ class HardwareConfig:
     copy_engine: RateTable = field(default_factory=RateTable)  # by contiguous bytes
     kernel_to_device: RateTable = field(default_factory=RateTable)
     kernel_to_host: RateTable = field(default_factory=RateTable)
-    host_bandwidth: Figure = field(default_factory=Figure)  # of the whole host
+    host_bandwidth: Figure = field(default_factory=Figure)  # of one host
     network_bandwidth: Figure = field(default_factory=Figure)  # of a device's adapter
     copy_slowdown: Figure = field(default_factory=Figure)  # compute takes this times as long

@@ -40,9 +40,6 @@ class Rates:
             (self._rates[i + 1] - self._rates[i]) / (self._sizes[i + 1] - self._sizes[i])
             for i in range(len(self._sizes) - 1)
         ]
-        self._size_array = np.array(self._sizes)
-        self._rate_array = np.array(self._rates)
-        self._slope_array = np.array([*self._slopes, 0.0])
 
     def at(self, size: float) -> float:
         """The rate at `size`: linear between the table's points, constant outside."""
@@ -54,15 +51,14 @@ class Rates:
         return self._rates[i] + (size - self._sizes[i]) * self._slopes[i]
 
     def at_each(self, sizes: NDArray[np.float64]) -> NDArray[np.float64]:
-        """`at` of every element."""
-        if sizes.max() <= self._sizes[0]:
-            return np.full(sizes.shape, self._rates[0])
-        clipped = np.minimum(np.maximum(sizes, self._sizes[0]), self._sizes[-1])
-        i = self._size_array.searchsorted(clipped, side="right") - 1
-        rates: NDArray[np.float64] = (
-            self._rate_array[i] + (clipped - self._size_array[i]) * self._slope_array[i]
-        )
-        return rates
+        """`at` of every element; the sizes must not fall."""
+        first, last = float(sizes[0]), float(sizes[-1])
+        if last <= self._sizes[0] or first >= self._sizes[-1]:
+            return np.full(len(sizes), self.at(first))
+        i = bisect_right(self._sizes, first) - 1
+        if i >= 0 and last < self._sizes[i + 1]:
+            return self._rates[i] + (sizes - self._sizes[i]) * self._slopes[i]
+        return np.array([self.at(size) for size in sizes.tolist()])
 
 
 class CostModel:
@@ -161,9 +157,12 @@ class CostModel:
         # computing is the latest that any layer's load ends after the layer could have begun
         even_s = (fixed_s - scan_s - self._step_s) / self._num_layers
         begun_s = self._layers_before * even_s + self._step_s
-        begun_s += self._full_before * (full_s / max(1, self._full.num_layers))
-        begun_s += self._swa_before * (swa_s / max(1, self._swa.num_layers))
-        begun_s += self._mamba_before * (scan_s / max(1, self.model.num_mamba_layers))
+        if self._full.num_layers:
+            begun_s += self._full_before * (full_s / self._full.num_layers)
+        if self._swa.num_layers:
+            begun_s += self._swa_before * (swa_s / self._swa.num_layers)
+        if self.model.num_mamba_layers:
+            begun_s += self._mamba_before * (scan_s / self.model.num_mamba_layers)
         loaded_s = load_layer_bytes.cumsum() / load_rate
         stall_s = float((loaded_s - begun_s * slowdown).max())
         if loaded_s[-1] == 0.0 or stall_s <= 0.0:
@@ -219,11 +218,12 @@ class CostModel:
     ) -> NDArray[np.float64]:
         """[L] bytes that each layer needs for these tokens and states, over all devices."""
         table = self._layer_token_bytes
-        return (
-            table[ComponentKind.full] * num_full_tokens
-            + table[ComponentKind.swa] * num_swa_tokens
-            + table[ComponentKind.mamba] * num_states
-        )
+        layers = table[ComponentKind.full] * num_full_tokens
+        if num_swa_tokens:
+            layers += table[ComponentKind.swa] * num_swa_tokens
+        if num_states:
+            layers += table[ComponentKind.mamba] * num_states
+        return layers
 
     def _fixed_s(
         self, num_extends: int, num_sequences: int, num_decodes: int, saved_states: int
@@ -340,7 +340,8 @@ class _Attention:
         token_bytes = model.full_layer_token_bytes
         if windowed:
             heads = model.swa_num_query_heads or heads
-            head_dim = value_dim = model.swa_head_dim or head_dim
+            if model.swa_head_dim:
+                head_dim = value_dim = model.swa_head_dim
             token_bytes = model.swa_layer_token_bytes
         self._token_bytes = token_bytes * model.kv_copies(kind, tp) / tp
         self._flops = 2 * ceil(heads / tp) * (head_dim + value_dim)  # a query and a key
@@ -389,7 +390,7 @@ class _Attention:
         """`decode_s` of every element."""
         if not self.num_layers:
             return np.zeros(num_keys.shape)
-        read = num_keys.astype(np.float64) * self._token_bytes
+        read: NDArray[np.float64] = np.multiply(num_keys, self._token_bytes, dtype=np.float64)
         return read / self._bandwidth.at_each(read) * self.num_layers
 
     def _window_pairs(self, num_queries: int) -> int:

@@ -253,12 +253,11 @@ class CostModel:
         shortest = int(context_lens.min())
         if shortest >= window_len:
             return np.full(len(steps), len(context_lens) * window_len, dtype=np.int64)
-        room = np.maximum(window_len - context_lens, 0)
-        base = int((window_len - room).sum())
+        room = np.sort(window_len - context_lens[context_lens < window_len])
+        base = window_len * len(context_lens) - int(room.sum())
         # a request gains one token a step until its room is used up
-        used_up = np.sort(room).cumsum()
-        num_full = np.searchsorted(np.sort(room), steps, side="right")
-        gained = np.concatenate((np.zeros(1, dtype=np.int64), used_up))[num_full]
+        num_full = room.searchsorted(steps, side="right")
+        gained = np.concatenate(([0], room.cumsum()))[num_full]
         sums: NDArray[np.int64] = base + gained + steps * (len(room) - num_full)
         return sums
 

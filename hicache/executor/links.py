@@ -14,6 +14,9 @@ from math import ceil
 
 from hicache.models import HardwareConfig, RateTable
 
+_Route = tuple[str, ...]  # links in alphabetical order
+_KNOWN_LOADS = 4096
+
 
 class CopyPath(Enum):
     """What carries a copy between host and device."""
@@ -27,7 +30,7 @@ class _Flow:
 
     __slots__ = ("finish_ns", "flow_id", "num_bytes", "rate", "remaining", "route", "since_ns")
 
-    def __init__(self, flow_id: int, num_bytes: int, route: tuple[str, ...]) -> None:
+    def __init__(self, flow_id: int, num_bytes: int, route: _Route) -> None:
         self.flow_id = flow_id
         self.num_bytes = num_bytes
         self.route = route
@@ -72,7 +75,9 @@ class Links:
         self._now_ns = 0
         self._flows: dict[int, _Flow] = {}  # waiting out their latency, or moving
         self._waiting: list[tuple[int, int]] = []  # (begin_ns, flow_id), rising
-        self._routes: dict[tuple[str, ...], dict[int, _Flow]] = {}  # of those that move
+        self._routes: dict[_Route, dict[int, _Flow]] = {}  # of those that move
+        # rates follow from how many flows each route has, and the same loads come again and again
+        self._rates_of: dict[frozenset[tuple[_Route, int]], dict[_Route, float]] = {}
         self._ended: list[tuple[int, int]] = []  # (finish_ns, flow_id), not told yet
         self._next_end_ns: int | None = None  # of a moving flow
 
@@ -230,19 +235,19 @@ class Links:
                     next_end_ns = flow.finish_ns
         self._next_end_ns = next_end_ns
 
-    def _fair_rates(self) -> dict[tuple[str, ...], float]:
+    def _fair_rates(self) -> dict[_Route, float]:
         """Bytes a second of a flow on each route: progressive filling."""
         routes = self._routes
-        if len(routes) == 1:
-            [(route, flows)] = routes.items()
-            return {route: min(self._capacities[link] for link in route) / len(flows)}
+        load = frozenset((route, len(flows)) for route, flows in routes.items())
+        if (known := self._rates_of.get(load)) is not None:
+            return known
         left: dict[str, float] = {}
         count: dict[str, int] = {}
         for route in sorted(routes):
             for link in route:
                 left.setdefault(link, self._capacities[link])
                 count[link] = count.get(link, 0) + len(routes[route])
-        rates: dict[tuple[str, ...], float] = {}
+        rates: dict[_Route, float] = {}
         open_routes = sorted(routes)
         while open_routes:
             tightest = min(count, key=lambda link: left[link] / count[link])
@@ -258,10 +263,19 @@ class Links:
                     count[link] -= len(routes[route])
             count = {link: number for link, number in count.items() if number}
             open_routes = still_open
+        if len(self._rates_of) >= _KNOWN_LOADS:
+            self._rates_of.clear()
+        self._rates_of[load] = rates
         return rates
 
     def _copy(self) -> "Links":
-        twin = Links(self._capacities)
+        twin = object.__new__(Links)
+        twin._capacities = self._capacities
+        twin._rates_of = self._rates_of
+        twin._moved = dict(self._moved)
+        twin._ended = []
+        twin._flows = {}
+        twin._routes = {}
         twin._now_ns = self._now_ns
         twin._waiting = list(self._waiting)
         twin._next_end_ns = self._next_end_ns

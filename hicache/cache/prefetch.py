@@ -208,6 +208,17 @@ class Prefetcher:
             start = prefetch.first_poll_ns if prefetch.first_poll_ns is not None else 1 << 62
         return start + limit
 
+    def next_deadline_ns(self, now_ns: int) -> int | None:
+        """The next moment at which a prefetch will have waited for too long."""
+        if self.config.stop is not StopPolicy.timeout:
+            return None
+        deadlines = (
+            self.deadline_ns(prefetch) + 1
+            for prefetch in self.active.values()
+            if not prefetch.is_settled
+        )
+        return min((each for each in deadlines if each > now_ns), default=None)
+
     def check(self, request_id: int, now_ns: int) -> bool:
         """Whether the request may be considered now; terminates its prefetch if it must stop."""
         prefetch = self.active.get(request_id)
@@ -314,9 +325,7 @@ class Prefetcher:
             self._revoke(prefetch, "terminated")
             return
         self._publish(prefetch)
-        if prefetch.is_read:
-            self._free_rest(prefetch)
-        else:
+        if not prefetch.is_read:
             self.lingering.add(prefetch)
 
     def _publish(self, prefetch: Prefetch) -> None:

@@ -186,7 +186,10 @@ class CostModel:
         # 0.0 + x is x, so an absent term may be left out or added
         seconds = self._full.decode_each_s(sums) + fixed_s
         if self._swa.num_layers:
-            seconds += self._swa.decode_each_s(self._window_sums(context_lens, steps))
+            if int(context_lens.min()) >= self._swa.window_len:
+                seconds += self._swa.decode_s(num_decodes * self._swa.window_len)
+            else:
+                seconds += self._swa.decode_each_s(self._window_sums(context_lens, steps))
         nanoseconds: NDArray[np.int64] = (seconds * slowdown * 1e9 + 0.5).astype(np.int64)
         return nanoseconds
 
@@ -250,9 +253,6 @@ class CostModel:
     ) -> NDArray[np.int64]:
         """[num_steps] sums over requests of min(context + step, window)."""
         window_len = self._swa.window_len
-        shortest = int(context_lens.min())
-        if shortest >= window_len:
-            return np.full(len(steps), len(context_lens) * window_len, dtype=np.int64)
         room = np.sort(window_len - context_lens[context_lens < window_len])
         base = window_len * len(context_lens) - int(room.sum())
         # a request gains one token a step until its room is used up

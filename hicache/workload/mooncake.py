@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hicache.config import TraceTokens
 from hicache.request import Request
-from hicache.workload.runs import Runs, append_run
+from hicache.workload.runs import Runs, append_run, cut_runs
 from hicache.workload.trace import Record, TraceError, integer, number, read_records, text
 from hicache.workload.turns import INT32_IDS, Turn, to_requests
 
@@ -78,10 +78,14 @@ class _Row:
     def prompt(self) -> Runs:
         """The ids of the prompt, the last block cut to the prompt's length."""
         runs: Runs = []
-        for block in self.blocks[: self.full_blocks]:
-            append_run(runs, block * BLOCK_TOKENS, BLOCK_TOKENS)
-        append_run(runs, self.blocks[-1] * BLOCK_TOKENS, self.input_len % BLOCK_TOKENS)
-        return runs
+        first = last = self.blocks[0]  # blocks [first, last] are the run so far
+        for block in self.blocks[1:]:
+            if block != last + 1:
+                append_run(runs, first * BLOCK_TOKENS, (last + 1 - first) * BLOCK_TOKENS)
+                first = block
+            last = block
+        append_run(runs, first * BLOCK_TOKENS, (last + 1 - first) * BLOCK_TOKENS)
+        return cut_runs(runs, 0, self.input_len)
 
 
 def _block_ids(record: Record, where: str) -> list[int]:
@@ -100,15 +104,18 @@ def _block_ids(record: Record, where: str) -> list[int]:
 def _parents(rows: Sequence[_Row]) -> list[int | None]:
     """For each row the latest earlier one whose full blocks all prefix its own."""
     parents: list[int | None] = []
-    latest: dict[tuple[int, str], int] = {}  # by the chained hash of all full blocks
+    roots: dict[str, int] = {}  # where the chain of each namespace begins
+    latest: dict[int, int] = {}  # by the chained hash of all full blocks
     for index, row in enumerate(rows):
-        parent = -1
-        chained = 0
+        parent: int | None = None
+        chained = roots.setdefault(row.namespace, len(roots))
         for depth, block in enumerate(row.blocks[: row.full_blocks], start=1):
             chained = hash((chained, block))
-            if depth >= LEAST_SHARED_BLOCKS:
-                parent = max(parent, latest.get((chained, row.namespace), -1))
-        parents.append(None if parent < 0 else parent)
+            if depth >= LEAST_SHARED_BLOCKS and chained in latest:
+                candidate = latest[chained]
+                if parent is None or candidate > parent:
+                    parent = candidate
+        parents.append(parent)
         if row.full_blocks >= LEAST_SHARED_BLOCKS:
-            latest[chained, row.namespace] = index
+            latest[chained] = index
     return parents

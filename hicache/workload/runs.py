@@ -34,16 +34,18 @@ def extend_runs(runs: Runs, more: Iterable[tuple[int, int]]) -> None:
 def cut_runs(runs: Runs, begin: int, end: int) -> Runs:
     """The ids at positions [begin, end), fewer where `runs` ends earlier."""
     piece: Runs = []
+    if begin >= end:
+        return piece
     position = 0
     for first, count in runs:
-        if position >= end:
-            break
-        # the run holds [position, position + count)
-        low = max(begin - position, 0)
-        high = min(end - position, count)
-        if low < high:
-            piece.append((first + low, high - low))
-        position += count
+        # the run holds [position, stop)
+        stop = position + count
+        if stop > begin:
+            if position >= end:
+                break
+            skipped = begin - position if begin > position else 0
+            piece.append((first + skipped, (stop if stop < end else end) - position - skipped))
+        position = stop
     return piece
 
 

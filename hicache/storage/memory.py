@@ -14,8 +14,10 @@ class MemoryStorage:
     """Storage in a dictionary, from the least to the most recently used page.
 
     A read and a write of an existing key refresh the page; `contains` does not. With
-    `page_bytes`, which gives the size of a page for each component (the last byte of a key), no
-    payload is kept: sizes are nominal, buffers may be empty, and a read leaves them as they are.
+    `page_bytes`, which gives the size of a page for each component (the last byte of a key), sizes
+    are nominal and the payload may be a stand-in of any length, also of none: that is how
+    simulated time uses it. A stand-in is only read into a buffer of its own length, so it is never
+    taken for a page.
     """
 
     def __init__(
@@ -39,7 +41,7 @@ class MemoryStorage:
             return [key in pages for key in keys]
 
     def read(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
-        """Fill the buffers; stand-ins are True wherever the key is stored."""
+        """Fill the buffers, each with as many bytes as were written."""
         with self._lock:
             return [self._read(key, buffer) for key, buffer in zip(keys, buffers, strict=True)]
 
@@ -82,9 +84,9 @@ class MemoryStorage:
         payload = self._pages.get(key)
         if payload is None:
             return False
-        if self._page_bytes is None:
-            if len(payload) != buffer.nbytes:
-                return False
+        if len(payload) != buffer.nbytes:
+            return False
+        if payload:  # the buffer of an empty stand-in may be read-only
             buffer[:] = payload
         self._pages.move_to_end(key)
         self._read_bytes += self._size(key, payload)
@@ -94,7 +96,7 @@ class MemoryStorage:
         if key in self._pages:
             self._pages.move_to_end(key)
             return True
-        payload = bytes(buffer) if self._page_bytes is None else b""
+        payload = bytes(buffer)
         size_bytes = self._size(key, payload)
         if self._capacity_bytes is not None:
             if size_bytes > self._capacity_bytes:

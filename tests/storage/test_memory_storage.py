@@ -64,6 +64,12 @@ def test_a_stand_in_is_read_wherever_its_key_is_stored() -> None:
     assert storage.read([key(1), key(2)], [EMPTY, EMPTY]) == [True, False]
 
 
+def test_a_stand_in_is_never_taken_for_a_page() -> None:
+    storage = MemoryStorage(capacity_bytes=None, page_bytes={0: 10})
+    write(storage, key(1))
+    assert storage.read([key(1)], [memoryview(bytearray(10))]) == [False]
+
+
 def test_a_negative_capacity_is_refused_with_its_value() -> None:
     with pytest.raises(ValueError, match="-1"):
         MemoryStorage(capacity_bytes=-1)

@@ -66,7 +66,6 @@ def run_job(run: Run, cfg: DictConfig, out_dir: Path, *, group: str, name: str) 
 
         started = time.perf_counter()
         result = run(config, progress=on_progress)
-        bar.finish()
         summary = summarize(result.records, result.measures)
         timing = {
             "wall_s": result.wall_s,

@@ -39,14 +39,6 @@ class ProgressBar:
             self._task = self._bar.add_task(self._title, total=progress.total_count, time="0 s")
         self._bar.update(self._task, completed=progress.done_count, time=clock(progress.time_s))
 
-    def finish(self) -> None:
-        """Say in one line what was done, where no bar could be seen."""
-        if self._bar is None and self._last is not None:
-            sys.stderr.write(
-                f"{self._title}: {self._last.done_count:,} of {self._last.total_count:,} requests, "
-                f"{clock(self._last.time_s)} replayed\n"
-            )
-
     def __enter__(self) -> Self:
         if self._bar is not None:
             self._bar.start()
@@ -60,6 +52,11 @@ class ProgressBar:
     ) -> None:
         if self._bar is not None:
             self._bar.stop()
+        elif self._last is not None:
+            sys.stderr.write(
+                f"{self._title}: {self._last.done_count:,} of {self._last.total_count:,} requests, "
+                f"{clock(self._last.time_s)} replayed\n"
+            )
 
 
 def clock(time_s: float) -> str:

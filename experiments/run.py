@@ -40,7 +40,8 @@ def compose_and_run(cfg: DictConfig) -> int:
             return code
         sys.exit(code)
     if is_sweep:
-        show_line(outcome, f"{hydra_config.job.num}: {hydra_config.job.override_dirname}")
+        swept = " ".join(item for item in hydra_config.overrides.task if "experiment=" not in item)
+        show_line(outcome, f"{hydra_config.job.num}: {swept}")
     else:
         show_run(outcome)
         print(out_dir)

@@ -9,7 +9,7 @@ from rich.table import Table
 from experiments.job import Outcome
 from hicache.metrics import OVERLOADED_RHO, TTFT_PARTS
 
-WIDTH = 100
+WIDTH = 140
 BAR_WIDTH = 28
 TIERS = (
     ("device hit", "cache/device_hit_tokens"),
@@ -60,7 +60,7 @@ def show_line(outcome: Outcome, title: str) -> None:
     """Print one run of a sweep."""
     summary = outcome.summary
     console().print(
-        f"{title or outcome.out_dir.name}  →  token hit rate "
+        f"{title}  →  token hit rate "
         f"{summary['cache/token_hit_rate']:.3f}, TTFT mean "
         f"{seconds(summary['request/ttft_s_mean'])}, p95 "
         f"{seconds(summary['request/ttft_s_p95'])}, {outcome.timing['wall_s']:.1f} s of wall time",

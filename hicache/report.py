@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from enum import Enum
+from itertools import pairwise
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,7 +21,7 @@ from matplotlib.ticker import EngFormatter
 
 from hicache.metrics import OVERLOADED_RHO, TTFT_PARTS, RequestRecord
 
-DPI = 130
+DPI = 120
 # Okabe and Ito's palette: told apart by colour-blind readers too
 TIER_COLOURS = {
     "device hit": "#009E73",
@@ -80,16 +81,15 @@ def draw_tokens(rows: Sequence[Mapping[str, float]]) -> Figure:
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1.2))
     merged = _merge(rows)
     ends = [row["time_s"] / 60 for row in merged]
-    starts = [0.0, *ends[:-1]]
-    widths = [end - start for start, end in zip(starts, ends, strict=True)]
+    edges = [0.0, *ends]
+    seconds = [max(end - start, 1e-9) * 60 for start, end in pairwise(edges)]
     floor = [0.0] * len(merged)
     for name, colour in TIER_COLOURS.items():
         key = f"interval/{name.replace(' ', '_')}_tokens"
-        heights = [
-            row[key] / max(width * 60, 1e-9) for row, width in zip(merged, widths, strict=True)
-        ]
-        top.bar(starts, heights, widths, floor, align="edge", color=colour, label=name)
-        floor = [low + height for low, height in zip(floor, heights, strict=True)]
+        tokens = [row[key] / length for row, length in zip(merged, seconds, strict=True)]
+        ceiling = [low + height for low, height in zip(floor, tokens, strict=True)]
+        top.stairs(ceiling, edges, baseline=floor, fill=True, color=colour, label=name)
+        floor = ceiling
     top.set_ylabel("prompt tokens a second")
     top.yaxis.set_major_formatter(EngFormatter(sep=""))
     top.set_title("Where prompt tokens came from", loc="left")

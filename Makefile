@@ -1,0 +1,52 @@
+# Every target sets itself up in .venv on a fresh machine; the second time that costs nothing.
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= torch==2.13.0
+CPU_INDEX ?= https://download.pytorch.org/whl/cpu
+WORKERS ?= 2
+ARGS ?=
+
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help setup replay test soak check fix
+
+help:  ## what there is
+	@sed -n 's/^\([a-z]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST)
+
+setup: $(READY)  ## install into .venv
+
+# torch goes first: what comes after keeps it. With a GPU it is the default (CUDA) build, without
+# one the small CPU build, where its index answers within a few seconds.
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v >= (3, 11) else \
+	    f"Python 3.11 or later is wanted, and $(PYTHON) is {v[0]}.{v[1]}: make PYTHON=...")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@if command -v nvidia-smi >/dev/null 2>&1; then \
+	    set -x; $(BIN)/pip install --quiet torch; \
+	elif $(BIN)/python -c 'from urllib.request import urlopen; \
+	    urlopen("$(CPU_INDEX)/torch/", timeout=5)' >/dev/null 2>&1; then \
+	    set -x; $(BIN)/pip install --quiet '$(TORCH)' --index-url $(CPU_INDEX); \
+	else \
+	    set -x; $(BIN)/pip install --quiet '$(TORCH)'; \
+	fi
+	$(BIN)/pip install --quiet -e '.[dev,sweep]'
+	@touch $@
+
+replay: $(READY)  ## replay the built-in workload: make replay ARGS="prefetch.stop=best_effort"
+	@$(BIN)/python -m experiments.run $(ARGS)
+
+test: $(READY)  ## all tests but the long ones
+	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+
+soak: $(READY)  ## the long tests
+	$(BIN)/python -m pytest -m soak $(ARGS)
+
+check: $(READY)  ## format, lint and types; writes nothing
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+fix: $(READY)  ## format, and mend what the linter can mend
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .

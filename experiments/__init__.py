@@ -1,0 +1,1 @@
+"""Programs that ask questions of the library: run, sweep, compare."""

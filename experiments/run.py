@@ -1,0 +1,61 @@
+"""Run one experiment, or a sweep of them.
+
+python -m experiments.run                                     the built-in workload
+python -m experiments.run workload=mooncake_conversation storage=slab prefetch.stop=best_effort
+python -m experiments.run -m cache.host_gib=64,128,256 seed=0,1,2
+python -m experiments.run experiment=prefetch_stop            a question, with its own grid
+
+What a run leaves is in its directory, whose path is the last line printed.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+from experiments import schema
+from experiments.job import CONFIG_ERRORS, explain, run_job
+from experiments.screen import show_line, show_run
+from hicache import experiment
+
+schema.register()
+
+
+@hydra.main(version_base="1.3", config_path="../conf", config_name="config")
+def compose_and_run(cfg: DictConfig) -> int:
+    """Run one job; of a sweep, return the exit code so that the other jobs still run."""
+    hydra_config = HydraConfig.get()
+    out_dir = Path(hydra_config.runtime.output_dir)
+    is_sweep = hydra_config.mode is RunMode.MULTIRUN
+    name = f"{cfg.name}/{out_dir.relative_to(out_dir.parents[int(is_sweep)])}"
+    try:
+        outcome = run_job(experiment.run, cfg, out_dir, group=cfg.name, name=name)
+    except Exception as error:  # whatever it was, the other jobs of the sweep are not to blame
+        code = explain(error, out_dir)
+        if is_sweep:
+            return code
+        sys.exit(code)
+    if is_sweep:
+        swept = " ".join(item for item in hydra_config.overrides.task if "experiment=" not in item)
+        show_line(outcome, f"{hydra_config.job.num}: {swept}")
+    else:
+        show_run(outcome)
+        print(out_dir)
+    return 0
+
+
+def main() -> None:
+    """Run, with what Hydra finds wrong put in one sentence too."""
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us instead of being printed
+    try:
+        compose_and_run()
+    except CONFIG_ERRORS as error:
+        sys.exit(explain(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""What Hydra must know of the configuration, and the way from its config to ours.
+
+Frozen dataclasses cannot be composed over (OmegaConf marks them read-only), so the schemas are
+stored with that mark cleared; `to_config` gives the frozen classes back, with their checks run.
+"""
+
+import secrets
+from dataclasses import fields, is_dataclass
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf
+
+from hicache.config import ExperimentConfig
+
+
+def register() -> None:
+    """Tell Hydra the type of every group, as its option `schema`, and of the root."""
+    store = ConfigStore.instance()
+    store.store(name="schema", node=_writable(ExperimentConfig))
+    for group in fields(ExperimentConfig):
+        if isinstance(group.type, type) and is_dataclass(group.type):
+            store.store(group=group.name, name="schema", node=_writable(group.type))
+    # two runs that start in the same microsecond keep apart; cached: one value for a whole sweep
+    OmegaConf.register_new_resolver(
+        "run_id", lambda: secrets.token_hex(3), use_cache=True, replace=True
+    )
+
+
+def to_config(cfg: DictConfig) -> ExperimentConfig:
+    """The frozen dataclasses of a composed config.
+
+    Raises:
+        ValueError: a knob has a value it cannot have, has none and needs one, or does not exist.
+    """
+    missing = sorted(key for key in OmegaConf.missing_keys(cfg) if not key.startswith("hydra"))
+    if missing:
+        raise ValueError(f"no value was given for {', '.join(missing)}")
+    _refuse_unknown(cfg, ExperimentConfig, "")
+    config = OmegaConf.to_object(cfg)
+    assert isinstance(config, ExperimentConfig)
+    _restore_tuples(config)
+    return config
+
+
+def known_keys(schema: type = ExperimentConfig, prefix: str = "") -> list[str]:
+    """Every knob and group there is, as `group.knob`."""
+    assert is_dataclass(schema)
+    keys: list[str] = []
+    for item in fields(schema):
+        keys.append(prefix + item.name)
+        if isinstance(item.type, type) and is_dataclass(item.type):
+            keys += known_keys(item.type, f"{prefix}{item.name}.")
+    return keys
+
+
+def _refuse_unknown(cfg: DictConfig, schema: type, prefix: str) -> None:
+    # `+cache.typo=1` gets past Hydra, which is told by the plus that the key is meant to be new
+    assert is_dataclass(schema)
+    types = {item.name: item.type for item in fields(schema)}
+    for key in map(str, cfg):
+        if key not in types:
+            raise ValueError(f"there is no knob {prefix}{key}")
+        child = types[key]
+        if isinstance(child, type) and is_dataclass(child) and isinstance(cfg[key], DictConfig):
+            _refuse_unknown(cfg[key], child, f"{prefix}{key}.")
+
+
+def _writable(schema: type) -> DictConfig:
+    node: DictConfig = OmegaConf.structured(schema)
+    _thaw(node)
+    return node
+
+
+def _thaw(node: DictConfig) -> None:
+    OmegaConf.set_readonly(node, False)  # noqa: FBT003 - OmegaConf's signature
+    for key in node:
+        if not OmegaConf.is_missing(node, key) and isinstance(node[key], DictConfig):
+            _thaw(node[key])
+
+
+def _restore_tuples(config: object) -> None:
+    # OmegaConf knows no tuples: it hands every sequence back as a list
+    assert is_dataclass(config)
+    for item in fields(config):
+        value = getattr(config, item.name)
+        if isinstance(value, list):
+            value = tuple(value)
+            object.__setattr__(config, item.name, value)
+        for child in value if isinstance(value, tuple) else (value,):
+            if is_dataclass(child):
+                _restore_tuples(child)

@@ -1,0 +1,104 @@
+"""The end of a sweep: one table, one figure and two files over all its runs.
+
+Hydra calls `SweepEnd` in the process that started the sweep, once all jobs are done. All it knows
+it reads from the run directories, so it does not matter which process ran which job.
+"""
+
+import csv
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig, OmegaConf
+
+from experiments.groups import (
+    Group,
+    Spread,
+    StoredRun,
+    differing_keys,
+    group_runs,
+    job_order,
+    load_run,
+)
+from experiments.screen import console
+from experiments.table import Style, draw_table
+
+
+class SweepEnd(Callback):
+    """Sums a sweep up, and ends the program with 1 if any of its jobs failed."""
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        """Print the table and, as the last line, the directory of the sweep."""
+        directory = Path(OmegaConf.select(config, "hydra.sweep.dir")).absolute()
+        jobs = [path for path in directory.iterdir() if path.is_dir() and path.name.isdigit()]
+        jobs.sort(key=job_order)
+        finished = [path for path in jobs if _failure(path) is None]
+        if finished:
+            sum_up(directory, [load_run(path) for path in finished], title=str(config.name))
+        for path in jobs:
+            failure = _failure(path)
+            if failure is not None:
+                sys.stderr.write(f"job {path.name} failed: {failure}\n")
+        console().print(str(directory), soft_wrap=True, markup=False)
+        if len(finished) < len(jobs):
+            sys.stdout.flush()
+            sys.exit(1)
+
+
+def sum_up(directory: Path, runs: Sequence[StoredRun], *, title: str) -> None:
+    """Write `sweep.csv`, `sweep.json` and `sweep.png` in `directory`, and print the table."""
+    keys = differing_keys(runs)
+    groups = group_runs(runs, keys)
+    _write_csv(directory / "sweep.csv", runs, keys)
+    _write_json(directory / "sweep.json", groups)
+    if len(groups) > 1:
+        from experiments.sweep_figure import draw_sweep  # matplotlib
+        from hicache.report import save
+
+        save(draw_sweep(groups, title=title), directory / "sweep.png")
+    if len(runs) > 1:
+        style = Style(middle=fmean)
+        heading = f"\n{title}: mean (lowest–highest) over seeds"
+        console().print(draw_table(groups, style, title=heading))
+
+
+def _failure(job: Path) -> str | None:
+    error = job / "error.txt"
+    if error.exists():
+        return error.read_text().strip().splitlines()[-1]
+    return None if (job / "summary.json").exists() else "it ended without a summary"
+
+
+def _write_csv(path: Path, runs: Sequence[StoredRun], keys: Sequence[str]) -> None:
+    settings = [*keys, "seed"]
+    metrics = sorted({metric for run in runs for metric in run.summary})
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["job", *settings, *metrics])
+        for run in runs:
+            values = [run.config.get(key) for key in settings]
+            writer.writerow([run.path.name, *values, *map(run.summary.get, metrics)])
+
+
+def _write_json(path: Path, groups: Sequence[Group]) -> None:
+    content = [describe(group) for group in groups]
+    path.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def describe(group: Group) -> dict[str, object]:
+    """A group as plain values: its settings, its runs, and each metric over them."""
+    shared = set.intersection(*(set(run.summary) for run in group.runs))
+    spreads = {metric: Spread.of(group.values(metric), fmean) for metric in sorted(shared)}
+    return {
+        "settings": group.settings,
+        "seeds": [run.config["seed"] for run in group.runs],
+        "overloaded": any(run.is_overloaded for run in group.runs),
+        "metrics": {
+            metric: {"mean": spread.middle, "min": spread.low, "max": spread.high}
+            for metric, spread in spreads.items()
+        },
+    }

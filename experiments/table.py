@@ -1,0 +1,81 @@
+"""A table of runs: what was different about them, and what came of it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rich import box
+from rich.table import Table
+
+from experiments.groups import Group, Spread, Value, baseline_of, question_key
+
+COLUMNS = (
+    "cache/token_hit_rate",
+    "request/ttft_s_mean",
+    "request/ttft_s_p95",
+    "gpu/seconds_per_request",
+)
+TITLES = {
+    "cache/token_hit_rate": "token hit rate",
+    "request/ttft_s_mean": "TTFT mean, s",
+    "request/ttft_s_p95": "TTFT p95, s",
+    "gpu/seconds_per_request": "GPU-s a request",
+}
+RATIO_OF = "request/ttft_s_mean"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Style:
+    """How a table of groups is made: which middle, which metrics, and the ratio of which."""
+
+    middle: Callable[[Sequence[float]], float]
+    metrics: tuple[str, ...] = COLUMNS
+    ratio_of: str = RATIO_OF
+
+
+def draw_table(groups: Sequence[Group], style: Style, *, title: str) -> Table:
+    """One row a group. The ratio is to the first group that differs in one key alone."""
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
+    keys = list(groups[0].settings)
+    for key in keys:
+        table.add_column(key, no_wrap=True)
+    table.add_column("runs", justify="right")
+    for metric in style.metrics:
+        table.add_column(TITLES.get(metric, metric), justify="right", no_wrap=True)
+    question = question_key(groups)
+    if question is not None:
+        name = TITLES.get(style.ratio_of, style.ratio_of).partition(",")[0]
+        base = short(groups[0].settings[question])
+        table.add_column(f"{name}\n÷ {base}'s", justify="right", no_wrap=True)
+    for group in groups:
+        cells = [short(group.settings[key]) for key in keys]
+        cells.append(f"{len(group.runs)}{' !' if _is_overloaded(group) else ''}")
+        cells += [
+            Spread.of(group.values(metric), style.middle).text(number) for metric in style.metrics
+        ]
+        if question is not None:
+            baseline = baseline_of(group, groups, question)
+            ratios = [] if baseline is group else group.ratios(baseline, style.ratio_of)
+            cells.append(Spread.of(ratios, style.middle).text(number) if ratios else "")
+        table.add_row(*cells)
+    if any(_is_overloaded(group) for group in groups):
+        table.caption = "! overloaded: no latency claim"
+        table.caption_justify = "left"
+    return table
+
+
+def number(value: float) -> str:
+    """Three figures, and never an exponent for what has fewer than seven digits."""
+    if value == 0 or abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:#.3g}".rstrip(".")
+
+
+def short(value: Value) -> str:
+    """A setting as it would be typed."""
+    if value is None:
+        return "null"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _is_overloaded(group: Group) -> bool:
+    return any(run.is_overloaded for run in group.runs)

@@ -1,0 +1,62 @@
+"""What this machine has for hicache: `python -m hicache.env` prints it.
+
+Versions are read from package metadata; only torch is imported, to ask it for devices.
+"""
+
+import importlib.util
+import os
+import platform
+import shutil
+from importlib import metadata
+
+PACKAGES = (
+    "hicache", "torch", "triton", "numpy", "einops", "hydra-core", "omegaconf", "wandb", "rich",
+    "xxhash", "matplotlib", "pyarrow", "pooch", "hydra-joblib-launcher",
+    "mooncake-transfer-engine", "mooncake-transfer-engine-non-cuda",
+)  # fmt: skip
+VARIABLES = ("HICACHE_DATA", "WANDB_MODE", "WANDB_BASE_URL", "TRITON_INTERPRET")
+
+
+def describe_environment() -> dict[str, str]:
+    """Name and value of everything a bug report or a result should carry."""
+    found = {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cpus": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity")
+                    else os.cpu_count()),
+    }  # fmt: skip
+    for package in PACKAGES:
+        found[package] = _version(package)
+    found["devices"] = _devices()
+    found["redis-server"] = shutil.which("redis-server") or "not found"
+    for variable in VARIABLES:
+        found[variable] = os.environ.get(variable, "not set")
+    return found
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _devices() -> str:
+    if importlib.util.find_spec("torch") is None:
+        return "none: torch is not installed"
+    import torch
+
+    if not torch.cuda.is_available():
+        return "cpu"
+    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return f"{', '.join(names)} (CUDA {torch.version.cuda})"
+
+
+def main() -> None:
+    """Print one line an entry."""
+    for name, value in describe_environment().items():
+        print(f"{name:36} {value}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,261 @@
+"""What a run measures: one record a request, one row an interval, one flat summary.
+
+The engine makes `RequestRecord`s and `Row`s and counts everything that is not a request's own;
+`summarize` turns them into the summary, and refuses numbers that do not add up: every prompt token
+is accounted for exactly once, and the parts of a time to first token fill it without a gap.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from hicache.clock import SECOND_NS
+
+PERCENTILES = (50, 95, 99)
+TTFT_PARTS = ("queue", "storage_wait", "load_back", "prefill")
+
+# what only the engine can count; `Result.measures` holds all of these, and may hold more
+REQUIRED_MEASURES = (
+    "prefetch/staged_pages",
+    "prefetch/used_pages",
+    "prefetch/unused_pages",
+    "prefetch/discarded_pages",
+    "prefetch/cut_tokens",
+    "prefetch/abandoned_count",
+    "scheduler/prefill_oom_count",
+    "scheduler/deferred_count",
+    "scheduler/retracted_count",
+    "transfer/load_back_bytes",
+    "transfer/back_up_bytes",
+    "transfer/storage_read_bytes",
+    "transfer/storage_write_bytes",
+    "load/rho_gpu",
+    "load/rho_read",
+    "load/rho_write",
+    "gpu/busy_s",
+)
+OVERLOADED_RHO = 0.9  # at this utilisation and above, a latency is the length of the trace
+
+
+class Status(Enum):
+    """How a request ended."""
+
+    finished = "finished"
+    rejected = "rejected"  # never admitted: it could not have fitted
+    aborted = "aborted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRecord:
+    """What became of one request.
+
+    `arrival_ns` is when it was submitted, which under causal and closed arrivals is later than in
+    the trace. The four hit and computed lengths are fixed at the first admission and sum to
+    `prompt_len`; what a retraction computes again is `recomputed_len`. The four parts of the time
+    to first token sum to `first_token_ns - arrival_ns`.
+    """
+
+    id: int
+    session_id: int
+    engine: int = 0
+    status: Status
+    reason: str = ""  # of a rejection or an abort
+    arrival_ns: int
+    first_token_ns: int | None = None
+    finish_ns: int | None = None
+    prompt_len: int
+    output_len: int  # tokens answered
+    device_hit_len: int = 0
+    host_hit_len: int = 0
+    storage_hit_len: int = 0  # brought by this request's own prefetch
+    computed_len: int = 0
+    recomputed_len: int = 0
+    queue_ns: int = 0
+    storage_wait_ns: int = 0
+    load_back_ns: int = 0
+    prefill_ns: int = 0
+    retractions: int = 0
+    num_steps: int = 0
+
+    @property
+    def ttft_ns(self) -> int | None:
+        """Arrival to first token."""
+        return None if self.first_token_ns is None else self.first_token_ns - self.arrival_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What happened in one interval that ended at `time_s`, and how things stood then.
+
+    Tokens are those of requests first admitted in the interval. `gauges` are further keys of
+    `metrics.jsonl`, as `area/name_unit`: the occupied share of each pool, say.
+    """
+
+    time_s: float
+    device_hit_tokens: int = 0
+    host_hit_tokens: int = 0
+    storage_hit_tokens: int = 0
+    computed_tokens: int = 0
+    finished_count: int = 0
+    waiting_count: int = 0
+    running_count: int = 0
+    gauges: Mapping[str, float] = field(default_factory=dict)
+
+    def flat(self) -> dict[str, float]:
+        """The line of `metrics.jsonl`, one key a number."""
+        return {
+            "time_s": self.time_s,
+            "interval/device_hit_tokens": self.device_hit_tokens,
+            "interval/host_hit_tokens": self.host_hit_tokens,
+            "interval/storage_hit_tokens": self.storage_hit_tokens,
+            "interval/computed_tokens": self.computed_tokens,
+            "interval/finished_count": self.finished_count,
+            "queue/waiting_count": self.waiting_count,
+            "queue/running_count": self.running_count,
+            **self.gauges,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a run has come; `row` is there when an interval has just ended."""
+
+    done_count: int  # requests finished, rejected or aborted
+    total_count: int
+    time_s: float  # simulated, or real under a real executor
+    row: Row | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What a run hands back.
+
+    `records` are the requests that count: those of the warm-up are left out, here and in
+    `measures`. `measures` holds `REQUIRED_MEASURES` and whatever else the engine knows, under the
+    keys they will have in the summary. `notes` are sentences for the reader, such as capacities
+    after rounding.
+    """
+
+    records: Sequence[RequestRecord]
+    measures: Mapping[str, float]
+    wall_s: float
+    notes: Sequence[str] = ()
+
+
+def summarize(
+    records: Sequence[RequestRecord], measures: Mapping[str, float]
+) -> dict[str, float | int]:
+    """The flat summary of a run, sorted by key, the same bytes for the same run.
+
+    Hit and computed tokens are those of finished requests; every token of a rejected or aborted
+    one is counted as such instead. Percentiles are nearest-rank: a value that some request had.
+    TPOT is (finish - first token) / (answer - 1), over answers of at least two tokens.
+
+    Raises:
+        AssertionError: tokens or times do not add up, or a required measure is missing.
+    """
+    missing = [key for key in REQUIRED_MEASURES if key not in measures]
+    assert not missing, f"measures lack {', '.join(missing)}"
+    for record in records:
+        _check(record)
+
+    finished = [record for record in records if record.status is Status.finished]
+    summary: dict[str, float | int] = {
+        **measures,
+        **_requests(records, finished),
+        **_tokens(records, finished),
+        "gpu/seconds_per_request": _ratio(measures["gpu/busy_s"], len(finished)),
+    }
+    return dict(sorted(summary.items()))
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Nearest-rank: the smallest value with at least `percent` of all at or below it. 0 if none."""
+    if not values:
+        return 0.0
+    rank = -(-len(values) * percent // 100)  # ceil
+    return sorted(values)[max(int(rank), 1) - 1]
+
+
+def _check(record: RequestRecord) -> None:
+    split = (
+        record.device_hit_len + record.host_hit_len + record.storage_hit_len + record.computed_len
+    )
+    # an abort may come before or after admission
+    allowed = {
+        Status.finished: (record.prompt_len,),
+        Status.rejected: (0,),
+        Status.aborted: (0, record.prompt_len),
+    }[record.status]
+    assert split in allowed, (
+        f"request {record.id} ({record.status.value}) has a prompt of {record.prompt_len} tokens, "
+        f"and {record.device_hit_len} device + {record.host_hit_len} host + "
+        f"{record.storage_hit_len} storage + {record.computed_len} computed = {split}"
+    )
+    if record.status is Status.finished:
+        assert record.first_token_ns is not None, f"request {record.id} finished with no token"
+        assert record.finish_ns is not None, f"request {record.id} finished at no time"
+    if record.ttft_ns is not None:
+        parts = record.queue_ns + record.storage_wait_ns + record.load_back_ns + record.prefill_ns
+        assert parts == record.ttft_ns, (
+            f"request {record.id} waited {record.ttft_ns} ns for its first token, and the parts "
+            f"queue {record.queue_ns} + storage wait {record.storage_wait_ns} + load-back "
+            f"{record.load_back_ns} + prefill {record.prefill_ns} = {parts}"
+        )
+
+
+def _requests(
+    records: Sequence[RequestRecord], finished: Sequence[RequestRecord]
+) -> dict[str, float | int]:
+    summary: dict[str, float | int] = {
+        "request/count": len(records),
+        "request/finished_count": len(finished),
+        "request/rejected_count": sum(r.status is Status.rejected for r in records),
+        "request/aborted_count": sum(r.status is Status.aborted for r in records),
+        "request/prompt_tokens": sum(record.prompt_len for record in records),
+        "request/output_tokens": sum(record.output_len for record in finished),
+    }
+    times = {"ttft": [record.ttft_ns or 0 for record in finished]}
+    for part in TTFT_PARTS:
+        times[part] = [getattr(record, f"{part}_ns") for record in finished]
+    for name, values_ns in times.items():
+        # sums of integers are exact, so the order of requests cannot change a byte
+        summary[f"request/{name}_s_mean"] = _ratio(sum(values_ns), len(values_ns)) / SECOND_NS
+        for percent in PERCENTILES:
+            summary[f"request/{name}_s_p{percent}"] = percentile(values_ns, percent) / SECOND_NS
+
+    answers = [
+        (record.finish_ns - record.first_token_ns) / (record.output_len - 1)
+        for record in finished
+        if record.finish_ns is not None
+        and record.first_token_ns is not None
+        and record.output_len > 1
+    ]
+    summary["request/tpot_s_mean"] = _ratio(sum(answers), len(answers)) / SECOND_NS
+    return summary
+
+
+def _tokens(
+    records: Sequence[RequestRecord], finished: Sequence[RequestRecord]
+) -> dict[str, float | int]:
+    device = sum(record.device_hit_len for record in finished)
+    host = sum(record.host_hit_len for record in finished)
+    storage = sum(record.storage_hit_len for record in finished)
+    computed = sum(record.computed_len for record in finished)
+    rejected = sum(r.prompt_len for r in records if r.status is Status.rejected)
+    aborted = sum(r.prompt_len for r in records if r.status is Status.aborted)
+    hits = device + host + storage
+    return {
+        "cache/device_hit_tokens": device,
+        "cache/host_hit_tokens": host,
+        "cache/storage_hit_tokens": storage,
+        "cache/computed_tokens": computed,
+        "cache/recomputed_tokens": sum(record.recomputed_len for record in records),
+        "cache/rejected_tokens": rejected,
+        "cache/aborted_tokens": aborted,
+        "cache/token_hit_rate": _ratio(hits, hits + computed),
+    }
+
+
+def _ratio(amount: float, count: float) -> float:
+    return amount / count if count else 0.0

@@ -40,9 +40,7 @@ def capacities(
     if cache.unlimited:
         nothing = Capacity(counts=(None, None, None), total_bytes=0)
         return nothing, nothing
-    device_bytes = (
-        free_device_bytes if cache.device_gib is None else int(cache.device_gib * GIB)
-    )
+    device_bytes = free_device_bytes if cache.device_gib is None else int(cache.device_gib * GIB)
     if device_bytes > free_device_bytes:
         raise ValueError(
             f"cache.device_gib={cache.device_gib} is more than the "
@@ -81,8 +79,9 @@ def _split(
             f"cache.swa_{word}_share and cache.mamba_{word}_share must leave room for full, "
             f"got {shares[SWA]} and {shares[MAMBA]}"
         )
-    counts = [int(total * share) // size if size else 0
-              for share, size in zip(shares, sizes, strict=True)]
+    counts = [
+        int(total * share) // size if size else 0 for share, size in zip(shares, sizes, strict=True)
+    ]
     if tier == DEVICE:
         window_pages = -(-model.window_len // cache.page_size) + 2
         least = (1, window_pages if sizes[SWA] else 0, 4 if sizes[MAMBA] else 0)

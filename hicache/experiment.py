@@ -10,7 +10,7 @@ import numpy as np
 from hicache.cache import invariants
 from hicache.cache.eviction import POLICIES, EvictionPolicy
 from hicache.cache.keys import COMPONENT_TAGS
-from hicache.cache.node import FULL, HOST, KIND_NAMES, MAMBA, SWA
+from hicache.cache.node import FULL, KIND_NAMES, MAMBA, SWA
 from hicache.cache.prefetch import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree import RadixTree
@@ -35,9 +35,7 @@ from hicache.workload.build import Workload, load_workload, sample_sessions
 OFFERED_BATCH = 32  # answers decoded together, where an isolated request's decode cost is needed
 
 
-def run(
-    config: ExperimentConfig, *, progress: Callable[[Progress], None] | None = None
-) -> Result:
+def run(config: ExperimentConfig, *, progress: Callable[[Progress], None] | None = None) -> Result:
     """One run of `config`.
 
     Raises:
@@ -55,9 +53,7 @@ def run(
     device, host = capacities(config.cache, config.model, sizes, cost.free_device_bytes)
     notes += _describe(config, device, host, sizes, tp)
     storage = _open_storage(config, sizes)
-    io = SimulatedIo(
-        config.storage, storage, [_copy_rates(config, tp)] * config.parallel.replicas
-    )
+    io = SimulatedIo(config.storage, storage, [_copy_rates(config, tp)] * config.parallel.replicas)
     engines = [
         _engine(config, number, cost=cost, io=io, sizes=sizes, device=device, host=host, tp=tp)
         for number in range(config.parallel.replicas)
@@ -66,8 +62,11 @@ def run(
         workload.requests, config.workload.arrivals, concurrency=config.workload.concurrency
     )
     recorder = Recorder(
-        feeder, engines, num_requests=len(workload.requests),
-        interval_s=config.tracker.interval_s, warm_up_s=config.workload.warm_up_s,
+        feeder,
+        engines,
+        num_requests=len(workload.requests),
+        interval_s=config.tracker.interval_s,
+        warm_up_s=config.workload.warm_up_s,
         progress=progress,
     )
     router = ROUTERS.get(config.parallel.router)
@@ -77,7 +76,11 @@ def run(
         )
     try:
         serve(
-            engines, feeder.initial(), clock=SimulatedClock(), io=io, router=router(),
+            engines,
+            feeder.initial(),
+            clock=SimulatedClock(),
+            io=io,
+            router=router(),
             observer=recorder,
         )
     finally:
@@ -98,7 +101,8 @@ def _workload(config: ExperimentConfig, cost: CostModel, notes: list[str]) -> Wo
     workload = load_workload(config.workload, data_dir=config.data_dir, seed=config.seed)
     if config.workload.load is not None:
         cold = _utilisation(
-            cost, [(0, request.prompt_len, request.output_len) for request in workload.requests],
+            cost,
+            [(0, request.prompt_len, request.output_len) for request in workload.requests],
             _span_s([request.arrival_ns for request in workload.requests]),
             config.parallel.replicas,
         )
@@ -114,8 +118,15 @@ def _workload(config: ExperimentConfig, cost: CostModel, notes: list[str]) -> Wo
 
 
 def _engine(
-    config: ExperimentConfig, number: int, *, cost: CostModel, io: SimulatedIo,
-    sizes: tuple[int, int, int], device: Capacity, host: Capacity, tp: int,
+    config: ExperimentConfig,
+    number: int,
+    *,
+    cost: CostModel,
+    io: SimulatedIo,
+    sizes: tuple[int, int, int],
+    device: Capacity,
+    host: Capacity,
+    tp: int,
 ) -> Engine:
     model, cache_config = config.model, config.cache
     tree = RadixTree(
@@ -140,7 +151,9 @@ def _engine(
         tokens = None if capacity is None else capacity * cache_config.page_size
         prefetcher = Prefetcher(cache, config.prefetch, tokens)
     scheduler = Scheduler(
-        cache, prefetcher, config.scheduler,
+        cache,
+        prefetcher,
+        config.scheduler,
         max_len=model.max_len,
         checkpoints=cache_config.checkpoints,
         checkpoint_tokens=cache_config.checkpoint_tokens,
@@ -148,7 +161,11 @@ def _engine(
         estimate_s=cost.prefill_s,
     )
     executor = SimulatedExecutor(
-        number, cost, io, page_size=cache_config.page_size, page_bytes=sizes,
+        number,
+        cost,
+        io,
+        page_size=cache_config.page_size,
+        page_bytes=sizes,
         load_rate=_copy_rates(config, tp)["to_device"],
         slowdown=config.hardware.copy_slowdown.value,
     )
@@ -229,8 +246,13 @@ def _describe(
 
 
 def _measures(
-    config: ExperimentConfig, records: Sequence[RequestRecord], engines: Sequence[Engine],
-    io: SimulatedIo, recorder: Recorder, cost: CostModel, tp: int,
+    config: ExperimentConfig,
+    records: Sequence[RequestRecord],
+    engines: Sequence[Engine],
+    io: SimulatedIo,
+    recorder: Recorder,
+    cost: CostModel,
+    tp: int,
 ) -> dict[str, float]:
     counters: Counter[str] = Counter(io.counters)
     for engine in engines:
@@ -245,15 +267,18 @@ def _measures(
     span_s = _span_s([record.arrival_ns for record in records])
     hits = [
         (record.prompt_len - record.computed_len, record.prompt_len, record.output_len)
-        for record in records if record.status is Status.finished
+        for record in records
+        if record.status is Status.finished
     ]
     busy_ns = sum(engine.busy_ns for engine in engines) - (recorder.busy_ns_at_warm_up or 0)
     storage = config.storage
     measures |= {
         "load/rho_gpu": _utilisation(cost, hits, span_s, len(engines)),
-        "load/rho_read": counters["transfer/storage_read_bytes"] / span_s
+        "load/rho_read": counters["transfer/storage_read_bytes"]
+        / span_s
         / (storage.read_gbps * 1e9),
-        "load/rho_write": counters["transfer/storage_write_bytes"] / span_s
+        "load/rho_write": counters["transfer/storage_write_bytes"]
+        / span_s
         / (storage.write_gbps * 1e9),
         "gpu/busy_s": busy_ns / SECOND_NS * tp,
         "engine/steps_count": sum(engine.num_steps for engine in engines),
@@ -278,12 +303,15 @@ def _span_s(arrivals_ns: Sequence[int]) -> float:
 
 
 def _working_set(
-    requests: Sequence[Request], sizes: tuple[int, int, int], host: Capacity,
+    requests: Sequence[Request],
+    sizes: tuple[int, int, int],
+    host: Capacity,
     config: ExperimentConfig,
 ) -> dict[str, float]:
     """Distinct tokens of the workload, and how much of their full KV the host could hold."""
-    starts = np.concatenate([part.starts for each in requests for part in (each.prompt, each.output)])
-    counts = np.concatenate([part.counts for each in requests for part in (each.prompt, each.output)])
+    parts = [part for each in requests for part in (each.prompt, each.output)]
+    starts = np.concatenate([part.starts for part in parts])
+    counts = np.concatenate([part.counts for part in parts])
     order = np.argsort(starts, kind="stable")
     firsts = starts[order].astype(np.int64)
     ends = np.maximum.accumulate(firsts + counts[order])

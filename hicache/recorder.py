@@ -63,17 +63,26 @@ class Recorder:
         load_back = min(job.load_back_ns, job.first_token_ns - job.admitted_ns)
         self._record(
             RequestRecord(
-                id=request.id, session_id=request.session_id, engine=engine,
-                status=Status.finished, arrival_ns=job.submitted_ns,
-                first_token_ns=job.first_token_ns, finish_ns=now_ns,
-                prompt_len=request.prompt_len, output_len=request.output_len,
-                device_hit_len=job.device_len, host_hit_len=job.host_len,
-                storage_hit_len=job.storage_len, computed_len=job.computed_len,
+                id=request.id,
+                session_id=request.session_id,
+                engine=engine,
+                status=Status.finished,
+                arrival_ns=job.submitted_ns,
+                first_token_ns=job.first_token_ns,
+                finish_ns=now_ns,
+                prompt_len=request.prompt_len,
+                output_len=request.output_len,
+                device_hit_len=job.device_len,
+                host_hit_len=job.host_len,
+                storage_hit_len=job.storage_len,
+                computed_len=job.computed_len,
                 recomputed_len=job.recomputed_len,
                 queue_ns=job.admitted_ns - job.submitted_ns - job.storage_wait_ns,
-                storage_wait_ns=job.storage_wait_ns, load_back_ns=load_back,
+                storage_wait_ns=job.storage_wait_ns,
+                load_back_ns=load_back,
                 prefill_ns=job.first_token_ns - job.admitted_ns - load_back,
-                retractions=job.retractions, num_steps=job.num_steps,
+                retractions=job.retractions,
+                num_steps=job.num_steps,
             )
         )
         self._num_finished += 1
@@ -92,9 +101,14 @@ class Recorder:
     def _reject(self, request: Request, reason: str, engine: int, arrival_ns: int) -> None:
         self._record(
             RequestRecord(
-                id=request.id, session_id=request.session_id, engine=engine,
-                status=Status.rejected, reason=reason, arrival_ns=arrival_ns,
-                prompt_len=request.prompt_len, output_len=0,
+                id=request.id,
+                session_id=request.session_id,
+                engine=engine,
+                status=Status.rejected,
+                reason=reason,
+                arrival_ns=arrival_ns,
+                prompt_len=request.prompt_len,
+                output_len=0,
             )
         )
 
@@ -107,8 +121,10 @@ class Recorder:
 
     def _progress_now(self, row: Row | None) -> Progress:
         return Progress(
-            done_count=self._num_done, total_count=self._num_requests,
-            time_s=self.now_ns / SECOND_NS, row=row,
+            done_count=self._num_done,
+            total_count=self._num_requests,
+            time_s=self.now_ns / SECOND_NS,
+            row=row,
         )
 
     def _close_row(self, end_ns: int) -> None:

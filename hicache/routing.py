@@ -51,5 +51,7 @@ class PrefixLoad:
 
 
 ROUTERS: dict[str, Callable[[], RoundRobin | Sticky | PrefixLoad]] = {
-    "sticky": Sticky, "round_robin": RoundRobin, "prefix_load": PrefixLoad
+    "sticky": Sticky,
+    "round_robin": RoundRobin,
+    "prefix_load": PrefixLoad,
 }

@@ -78,8 +78,12 @@ class Node:
 
     def __repr__(self) -> str:
         tiers = "/".join(
-            "".join(name[0] for name, held in zip(KIND_NAMES, self.held[tier], strict=True)
-                    if held is not None) or "-"
+            "".join(
+                name[0]
+                for name, held in zip(KIND_NAMES, self.held[tier], strict=True)
+                if held is not None
+            )
+            or "-"
             for tier in TIERS
         )
         return f"<Node pages [{self.start}, {self.end}) {tiers} locks {self.locks}>"

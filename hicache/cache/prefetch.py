@@ -114,9 +114,7 @@ class Prefetcher:
         self.lingering: set[Prefetch] = set()  # terminated, and the reader has not let go
         self.counters: Counter[str] = cache.counters
         self._page = cache.page_size
-        self._occupied_limit = (
-            None if host_tokens is None else config.occupied_share * host_tokens
-        )
+        self._occupied_limit = None if host_tokens is None else config.occupied_share * host_tokens
 
     # -- starting ------------------------------------------------------------------------------
 
@@ -138,10 +136,17 @@ class Prefetcher:
             self._decline("anchor_not_on_host", asked)
             return None
         prefetch = Prefetch(
-            request_id=request_id, sequence=sequence, anchor=anchor,
+            request_id=request_id,
+            sequence=sequence,
+            anchor=anchor,
             anchor_lock=tree.lock_host(anchor, anchor.start),
-            start_page=start, asked_pages=asked, num_pages=asked, digests=[],
-            enqueued_ns=now_ns, window_pages=tree.window_pages, has_state=tree.has_states,
+            start_page=start,
+            asked_pages=asked,
+            num_pages=asked,
+            digests=[],
+            enqueued_ns=now_ns,
+            window_pages=tree.window_pages,
+            has_state=tree.has_states,
         )
         if self.config.stage_at is StageAt.enqueue and not self._stage(prefetch):
             tree.release_host(prefetch.anchor_lock)
@@ -279,9 +284,7 @@ class Prefetcher:
         if full is None:
             return self._give_up("host_room", wanted)
         prefetch.staged[FULL] = full
-        sidecars = [
-            (SWA, min(prefetch.window_pages, len(full))), (MAMBA, int(prefetch.has_state))
-        ]
+        sidecars = [(SWA, min(prefetch.window_pages, len(full))), (MAMBA, int(prefetch.has_state))]
         for kind, count in sidecars:
             page_ids = cache.allocate_host(kind, count, evict=True) if count else NO_PAGES
             if page_ids is None:
@@ -334,22 +337,26 @@ class Prefetcher:
         is_whole = completed == prefetch.num_pages and (
             not prefetch.has_sidecars or (prefetch.sidecars_read and prefetch.sidecars_found)
         )
-        keeps = (
-            is_whole
-            or not prefetch.has_sidecars
-            or self.config.commit is CommitPolicy.usable
-        )
+        keeps = is_whole or not prefetch.has_sidecars or self.config.commit is CommitPolicy.usable
         full, swa, state = prefetch.staged
         if completed and keeps:
             tail = prefetch.start_page + completed
-            pages = (full[:completed], swa if is_whole else NO_PAGES, state if is_whole else NO_PAGES)
+            pages = (
+                full[:completed],
+                swa if is_whole else NO_PAGES,
+                state if is_whole else NO_PAGES,
+            )
             already = self.cache.insert_host(
-                prefetch.anchor, prefetch.sequence.tokens[: tail * self.cache.tree.page_bytes], pages
+                prefetch.anchor,
+                prefetch.sequence.tokens[: tail * self.cache.tree.page_bytes],
+                pages,
             )
             prefetch.published_pages = completed - already
             self.counters["prefetch/discarded_duplicate_pages"] += already
             prefetch.staged = [
-                full[completed:], NO_PAGES if is_whole else swa, NO_PAGES if is_whole else state
+                full[completed:],
+                NO_PAGES if is_whole else swa,
+                NO_PAGES if is_whole else state,
             ]
         elif completed:
             self.cache.free_host(FULL, full[:completed])

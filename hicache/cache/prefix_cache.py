@@ -63,7 +63,7 @@ class PrefixCache:
         self.counters: Counter[str] = Counter()
         self.queued_write_bytes = 0
         self.in_flight: set[LoadBack | BackUp | StorageWrite] = set()
-        self._write_policy = write_policy
+        self.write_policy = write_policy
         self._back_up_hits = 2 if write_policy is WritePolicy.write_through_selective else 1
         self._load_back_threshold = load_back_threshold
         self._storage_queue_bytes = storage_queue_bytes
@@ -90,7 +90,11 @@ class PrefixCache:
         return self.tree.match(sequence.tokens, prompt_len - 1, sequence.namespace)
 
     def acquire(
-        self, sequence: Sequence, match: MatchResult, *, storage_start: int = 0,
+        self,
+        sequence: Sequence,
+        match: MatchResult,
+        *,
+        storage_start: int = 0,
         storage_end: int = 0,
     ) -> Acquired | None:
         """Lock the matched path, take pages for the load-back now, and give the request its slots.
@@ -124,8 +128,11 @@ class PrefixCache:
         size = self.page_size
         on_device, on_host, from_storage = held_before
         return Acquired(
-            cached_len=node.end * size, device_len=on_device * size, host_len=on_host * size,
-            storage_len=from_storage * size, load_back=load_back,
+            cached_len=node.end * size,
+            device_len=on_device * size,
+            host_len=on_host * size,
+            storage_len=from_storage * size,
+            load_back=load_back,
         )
 
     def extend(self, sequence: Sequence, num_tokens: int) -> bool:
@@ -197,7 +204,7 @@ class PrefixCache:
             sequence.lock = tree.lock(node)
             tree.release(lock)
             sequence.tree_pages = max(num_pages, first)
-        if self._write_policy is not WritePolicy.write_back:
+        if self.write_policy is not WritePolicy.write_back:
             self._back_up_path(node)
 
     def finish(self, sequence: Sequence, num_pages: int) -> None:
@@ -287,7 +294,7 @@ class PrefixCache:
             victim = tree.device_victim(kind)
             if victim is None:
                 return False
-            if self._write_policy is WritePolicy.write_back:
+            if self.write_policy is WritePolicy.write_back:
                 self._save_victim(victim, kind)
                 if not tree.may_leave_device(victim):
                     return False
@@ -314,8 +321,9 @@ class PrefixCache:
             self.tree.release(sequence.lock)
             sequence.lock = None
 
-    def _full_by_tier(self, node: Node, storage_start: int, storage_end: int
-                      ) -> tuple[int, int, int]:
+    def _full_by_tier(
+        self, node: Node, storage_start: int, storage_end: int
+    ) -> tuple[int, int, int]:
         on_device = on_host = from_storage = 0
         first, last = storage_start // self.page_size, storage_end // self.page_size
         for above in self.tree.span(node, 0):
@@ -365,8 +373,12 @@ class PrefixCache:
             moves.append(Move(kind, np.concatenate(sources), taken[kind]))
         counts = (len(taken[FULL]), len(taken[SWA]), len(taken[MAMBA]))
         load_back = LoadBack(
-            moves=moves, num_bytes=self._bytes(counts), node=node, locks=[lock],
-            host_locks=[host_lock], num_pages=counts,
+            moves=moves,
+            num_bytes=self._bytes(counts),
+            node=node,
+            locks=[lock],
+            host_locks=[host_lock],
+            num_pages=counts,
         )
         self.in_flight.add(load_back)
         self.outbox.append(load_back)
@@ -409,7 +421,9 @@ class PrefixCache:
                 target = self._allocate(HOST, kind, len(source))
                 if target is None:
                     lost = sum(len(each.held[DEVICE][kind]) for each in plan[kind])  # type: ignore[arg-type]
-                    self.counters[f"back_up/dropped_{KIND_NAMES[kind]}_pages"] += lost - counts[kind]
+                    self.counters[f"back_up/dropped_{KIND_NAMES[kind]}_pages"] += (
+                        lost - counts[kind]
+                    )
                     break
                 tree.put(each, HOST, kind, target)
                 sources.append(source)
@@ -420,15 +434,22 @@ class PrefixCache:
         if not moves:
             tree.release(lock)
             return
-        copied = [[each for each in plan[kind] if each.held[HOST][kind] is not None]
-                  for kind in (FULL, SWA, MAMBA)]
+        copied = [
+            [each for each in plan[kind] if each.held[HOST][kind] is not None]
+            for kind in (FULL, SWA, MAMBA)
+        ]
         deepest = max((each for nodes in copied for each in nodes), key=lambda each: each.end)
         full_start = copied[FULL][0].start if copied[FULL] else deepest.end
         swa_start = copied[SWA][0].start if copied[SWA] else deepest.end
         num_bytes = self._bytes((counts[0], counts[1], counts[2]))
         back_up = BackUp(
-            moves=moves, num_bytes=num_bytes, node=deepest, full_start=full_start,
-            swa_start=swa_start, state_nodes=copied[MAMBA], is_fence=is_fence,
+            moves=moves,
+            num_bytes=num_bytes,
+            node=deepest,
+            full_start=full_start,
+            swa_start=swa_start,
+            state_nodes=copied[MAMBA],
+            is_fence=is_fence,
             host_locks=self._lock_copies(deepest, full_start, swa_start, copied[MAMBA]),
         )
         if not is_fence:
@@ -468,7 +489,9 @@ class PrefixCache:
             self.counters["storage/dropped_write_pages"] += len(pages)
             return
         write = StorageWrite(
-            keys=keys, pages=pages, num_bytes=num_bytes,
+            keys=keys,
+            pages=pages,
+            num_bytes=num_bytes,
             host_locks=self._lock_copies(
                 node, back_up.full_start, back_up.swa_start, back_up.state_nodes
             ),

@@ -15,8 +15,17 @@ class Sequence:
     """
 
     __slots__ = (
-        "boundary_slot", "full_pages", "lock", "namespace", "num_pages", "states", "swa_pages",
-        "swa_start", "tokens", "tree_pages", "working_slot",
+        "boundary_slot",
+        "full_pages",
+        "lock",
+        "namespace",
+        "num_pages",
+        "states",
+        "swa_pages",
+        "swa_start",
+        "tokens",
+        "tree_pages",
+        "working_slot",
     )
 
     def __init__(self, tokens: bytes, namespace: str = "") -> None:

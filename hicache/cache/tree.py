@@ -49,9 +49,7 @@ class MatchResult:
     @property
     def needs_host_load_back(self) -> bool:
         """Whether using the any-tier boundary takes a copy from the host."""
-        return bool(
-            self.host_hit_length or self.swa_host_hit_length or self.mamba_host_hit_length
-        )
+        return bool(self.host_hit_length or self.swa_host_hit_length or self.mamba_host_hit_length)
 
     @property
     def branch_len(self) -> int | None:
@@ -97,7 +95,8 @@ class RadixTree:
         self.has_swa = window_len > 0
         self.has_states = has_states
         self.kinds = [
-            kind for kind in KINDS
+            kind
+            for kind in KINDS
             if kind == FULL or (kind == SWA and self.has_swa) or (kind == MAMBA and has_states)
         ]
         self._reclaims_duplicates = reclaims_duplicates
@@ -139,9 +138,7 @@ class RadixTree:
             if has_swa:
                 pages = node.num_pages
                 run_device = run_device + pages if device[SWA] is not None else 0
-                run_any = (
-                    run_any + pages if device[SWA] is not None or host[SWA] is not None else 0
-                )
+                run_any = run_any + pages if device[SWA] is not None or host[SWA] is not None else 0
                 usable = run_any * size >= window
                 usable_on_device &= run_device * size >= window
             if has_states:
@@ -153,7 +150,8 @@ class RadixTree:
                 on_device = node
         self._touch_sidecars(best)
         full_host = sum(
-            passed.num_pages for passed in self._path(best, on_device.end)
+            passed.num_pages
+            for passed in self._path(best, on_device.end)
             if passed.held[DEVICE][FULL] is None
         )
         swa_host = state_host = 0
@@ -241,9 +239,7 @@ class RadixTree:
 
     # -- publishing ---------------------------------------------------------------------------
 
-    def insert(
-        self, node: Node, sequence: Sequence, end: int, actions: list[FreePages]
-    ) -> Node:
+    def insert(self, node: Node, sequence: Sequence, end: int, actions: list[FreePages]) -> Node:
         """Publish the device pages `[node.end, end)` of a sequence below `node`.
 
         What the tree already holds is freed and the sequence takes the tree's pages instead; a
@@ -331,15 +327,19 @@ class RadixTree:
 
     def plan_back_up(self, node: Node) -> BackUpPlan:
         """What of the path to `node`, of its window and of its states has no host copy yet."""
-        full = [
-            above for above in self._path(node, 0) if above.held[HOST][FULL] is None
-        ]
-        swa = [] if not self.has_swa else [
-            above for above in self._path(node, self._window_start(node))
-            if above.held[HOST][SWA] is None and above.held[DEVICE][SWA] is not None
-        ]
+        full = [above for above in self._path(node, 0) if above.held[HOST][FULL] is None]
+        swa = (
+            []
+            if not self.has_swa
+            else [
+                above
+                for above in self._path(node, self._window_start(node))
+                if above.held[HOST][SWA] is None and above.held[DEVICE][SWA] is not None
+            ]
+        )
         mamba = [
-            above for above in {*full, node}
+            above
+            for above in {*full, node}
             if above.held[HOST][MAMBA] is None and above.held[DEVICE][MAMBA] is not None
         ]
         top_down = full[::-1]
@@ -362,9 +362,7 @@ class RadixTree:
                     self._split(above, edge - above.start)
                 swa.append(above)
             full = [above for above in self._path(node, 0) if above.held[DEVICE][FULL] is None]
-        state = (
-            self.has_states and not node.is_root and node.held[DEVICE][MAMBA] is None
-        )
+        state = self.has_states and not node.is_root and node.held[DEVICE][MAMBA] is None
         return LoadBackPlan(full[::-1], swa[::-1], [node] if state else [])
 
     def put(self, node: Node, tier: int, kind: int, page_ids: PageIds) -> None:
@@ -600,7 +598,13 @@ class RadixTree:
         node.aux_ticks[MAMBA] = self._tick
 
     def _count_locks(
-        self, tier: int, node: Node, change: int, full_start: int, swa_start: int, *,
+        self,
+        tier: int,
+        node: Node,
+        change: int,
+        full_start: int,
+        swa_start: int,
+        *,
         with_state: bool,
     ) -> None:
         if with_state and self.has_states and not node.is_root:
@@ -643,7 +647,8 @@ class RadixTree:
     def _host_only_window(self, node: Node) -> int:
         edge = max(node.end - self.window_pages, 0)
         return sum(
-            above.end - max(above.start, edge) for above in self._path(node, edge)
+            above.end - max(above.start, edge)
+            for above in self._path(node, edge)
             if above.held[DEVICE][SWA] is None and above.held[HOST][SWA] is not None
         )
 

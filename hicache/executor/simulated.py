@@ -58,7 +58,8 @@ class SimulatedIo:
         self._done: list[Delivery] = []
         self._workers = {"read": config.read_workers, "write": config.write_workers}
         self._queues: dict[str, deque[Generator[Wait, None, None]]] = {
-            "read": deque(), "write": deque()
+            "read": deque(),
+            "write": deque(),
         }
         self.copying: Counter[int] = Counter()  # copies under way, by engine
         self.fences: Counter[int] = Counter()  # those that the engine's next step waits for
@@ -222,11 +223,17 @@ class SimulatedExecutor:
     """One engine's share of simulated time."""
 
     def __init__(
-        self, engine: int, cost: CostModel, io: SimulatedIo, *, page_size: int,
-        page_bytes: tuple[int, int, int], load_rate: float, slowdown: float,
+        self,
+        engine: int,
+        cost: CostModel,
+        io: SimulatedIo,
+        *,
+        page_size: int,
+        page_bytes: tuple[int, int, int],
+        load_rate: float,
+        slowdown: float,
     ) -> None:
-        """`load_rate`: bytes a second to the device; `slowdown`: of steps that copies run beside.
-        """
+        """`load_rate`: bytes a second to the device; `slowdown`: of steps that copies run beside."""
         self._engine = engine
         self._cost = cost
         self._io = io
@@ -245,9 +252,7 @@ class SimulatedExecutor:
         if isinstance(work, CopyState):
             return
         if isinstance(work, StorageWrite):
-            self._io.enqueue(
-                "write", self._io.write(self._engine, work, self._page_bytes), now_ns
-            )
+            self._io.enqueue("write", self._io.write(self._engine, work, self._page_bytes), now_ns)
             return
         self._io.begin(self._io.copy(self._engine, work), now_ns)
 
@@ -270,13 +275,16 @@ class SimulatedExecutor:
         if batch.load_backs:
             counts = np.sum([load.num_pages for load in batch.load_backs], axis=0)
             load_layer_bytes = self._cost.layer_bytes(
-                int(counts[FULL]) * self._page_size, int(counts[SWA]) * self._page_size,
+                int(counts[FULL]) * self._page_size,
+                int(counts[SWA]) * self._page_size,
                 int(counts[MAMBA]),
             )
         cost = self._cost.forward_ns(
-            [(extend.start, extend.end) for extend in batch.extends], lens,
-            load_layer_bytes=load_layer_bytes, load_rate=self._load_rate, slowdown=slowdown,
+            [(extend.start, extend.end) for extend in batch.extends],
+            lens,
+            load_layer_bytes=load_layer_bytes,
+            load_rate=self._load_rate,
+            slowdown=slowdown,
             saved_states=sum(len(extend.saves) for extend in batch.extends),
         )
         return StepRun(np.array([now_ns + cost.total_ns], np.int64), cost.load_stall_ns)
-

@@ -13,10 +13,31 @@ class Job:
     """
 
     __slots__ = (
-        "admitted_ns", "blocked_since_ns", "cached_len", "computed_len", "decoded", "defer_reason",
-        "device_len", "first_token_ns", "host_len", "kv_len", "load_back_ns", "num_steps",
-        "number", "prefetched", "rank", "recomputed_len", "request", "retractions", "saves",
-        "sequence", "storage_len", "storage_wait_ns", "submitted_ns", "target_len", "tokens",
+        "admitted_ns",
+        "blocked_since_ns",
+        "cached_len",
+        "computed_len",
+        "decoded",
+        "defer_reason",
+        "device_len",
+        "first_token_ns",
+        "host_len",
+        "kv_len",
+        "load_back_ns",
+        "num_steps",
+        "number",
+        "prefetched",
+        "rank",
+        "recomputed_len",
+        "request",
+        "retractions",
+        "saves",
+        "sequence",
+        "storage_len",
+        "storage_wait_ns",
+        "submitted_ns",
+        "target_len",
+        "tokens",
     )
 
     def __init__(self, request: Request, tokens: bytes, number: int, now_ns: int) -> None:

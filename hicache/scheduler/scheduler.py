@@ -223,9 +223,7 @@ class Scheduler:
             job.blocked_since_ns = now_ns
         return False
 
-    def _admit(
-        self, job: Job, batch: Batch, budget: StepBudget, now_ns: int
-    ) -> Defer | None:
+    def _admit(self, job: Job, batch: Batch, budget: StepBudget, now_ns: int) -> Defer | None:
         cache = self.cache
         match = cache.match(job.sequence, job.target_len)
         verdict = self._check(job, match, budget)
@@ -285,9 +283,13 @@ class Scheduler:
 
     def _swa_budget(self, extend: int, max_new: int, chunk: int, host_hit: int) -> int:
         return swa_budget_for_req(
-            self.config.swa_budget, extend=extend, chunk=chunk,
-            window=self.cache.tree.window_len, page=self._page,
-            swa_host_hit_length=host_hit, max_new=max_new,
+            self.config.swa_budget,
+            extend=extend,
+            chunk=chunk,
+            window=self.cache.tree.window_len,
+            page=self._page,
+            swa_host_hit_length=host_hit,
+            max_new=max_new,
         )
 
     def _or_never(self, job: Job, defer: Defer) -> Defer:
@@ -350,7 +352,9 @@ class Scheduler:
         if job.admitted_ns is None:
             job.admitted_ns = now_ns
             for tier, length in (
-                ("device", device_len), ("host", host_len), ("storage", storage_len)
+                ("device", device_len),
+                ("host", host_len),
+                ("storage", storage_len),
             ):
                 self.counters[f"cache/{tier}_hit_tokens"] += length
             self.counters["cache/computed_tokens"] += computed

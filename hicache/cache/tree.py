@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hicache.cache.actions import BackUpPlan, FreePages, LoadBackPlan
+from hicache.cache.actions import FreePages, Plan
 from hicache.cache.eviction import EvictionPolicy, Priority, VictimQueue
 from hicache.cache.keys import chain_seed, page_digests
 from hicache.cache.node import DEVICE, FULL, HOST, KINDS, MAMBA, SWA, TIERS, Node
@@ -325,7 +325,7 @@ class RadixTree:
 
     # -- moving between tiers -----------------------------------------------------------------
 
-    def plan_back_up(self, node: Node) -> BackUpPlan:
+    def plan_back_up(self, node: Node) -> Plan:
         """What of the path to `node`, of its window and of its states has no host copy yet."""
         full = [above for above in self._path(node, 0) if above.held[HOST][FULL] is None]
         swa = (
@@ -344,9 +344,9 @@ class RadixTree:
         ]
         top_down = full[::-1]
         mamba.sort(key=lambda above: above.start)
-        return BackUpPlan(top_down, swa[::-1], mamba)
+        return Plan(top_down, swa[::-1], mamba)
 
-    def plan_load_back(self, node: Node) -> LoadBackPlan:
+    def plan_load_back(self, node: Node) -> Plan:
         """What of the path to `node`, its window and its state is only on the host.
 
         Splits the node across the window's edge, so that no more than the window is moved.
@@ -363,7 +363,7 @@ class RadixTree:
                 swa.append(above)
             full = [above for above in self._path(node, 0) if above.held[DEVICE][FULL] is None]
         state = self.has_states and not node.is_root and node.held[DEVICE][MAMBA] is None
-        return LoadBackPlan(full[::-1], swa[::-1], [node] if state else [])
+        return Plan(full[::-1], swa[::-1], [node] if state else [])
 
     def put(self, node: Node, tier: int, kind: int, page_ids: PageIds) -> None:
         """Commit the ids of a copy that is about to be made."""

@@ -240,6 +240,12 @@ class Scheduler:
             cache.tree.release(lock)
         if acquired is None:
             return self._or_never(job, Defer("slots"))
+        if acquired.load_back is None and match.needs_host_load_back:
+            # there is more to compute than was judged
+            verdict = self._check(job, match.without_host(), budget)
+            if isinstance(verdict, Defer):
+                cache.abandon(job.sequence)
+                return self._or_never(job, verdict)
         job.cached_len = job.kv_len = acquired.cached_len
         job.saves = self._save_lengths(job, match)
         if acquired.load_back is not None:

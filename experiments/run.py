@@ -22,10 +22,12 @@ from experiments.job import CONFIG_ERRORS, explain, run_job
 from experiments.screen import show_line, show_run
 from hicache import experiment
 
+CONF = Path(__file__).resolve().parents[1] / "conf"
+
 schema.register()
 
 
-@hydra.main(version_base="1.3", config_path="../conf", config_name="config")
+@hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
 def compose_and_run(cfg: DictConfig) -> int:
     """Run one job; of a sweep, return the exit code so that the other jobs still run."""
     hydra_config = HydraConfig.get()

@@ -156,7 +156,7 @@ class WorkloadConfig:
     def __post_init__(self) -> None:
         if self.limit is not None:
             _at_least("workload.limit", self.limit, 1)
-        if self.load is not None and not 0 < self.load:
+        if self.load is not None and not self.load > 0:
             raise ValueError(f"workload.load must be positive, got {self.load}")
         if self.time_scale <= 0:
             raise ValueError(f"workload.time_scale must be positive, got {self.time_scale}")
@@ -185,12 +185,12 @@ class CacheConfig:
     """The tree and its two memory tiers.
 
     `device_gib` and `host_gib` are totals over all devices of an engine; `device_gib` none takes
-    what weights leave of the devices. The shares split a tier between components; none takes the
+    all that weights leave of the devices. The shares split a tier between components; none takes the
     model's own. `unlimited` gives pools that never fill.
     """
 
     page_size: int = 64  # tokens
-    device_gib: float | None = None
+    device_gib: float | None = 40.0
     host_gib: float = 256.0
     unlimited: bool = False
     swa_device_share: float | None = None
@@ -209,8 +209,12 @@ class CacheConfig:
         if self.device_gib is not None and self.device_gib <= 0:
             raise ValueError(f"cache.device_gib must be positive, got {self.device_gib}")
         _at_least("cache.host_gib", self.host_gib, 0)
-        for name in ("swa_device_share", "swa_host_share", "mamba_device_share",
-                     "mamba_host_share"):
+        for name in (
+            "swa_device_share",
+            "swa_host_share",
+            "mamba_device_share",
+            "mamba_host_share",
+        ):
             _share(f"cache.{name}", getattr(self, name))
         if self.checkpoint_tokens % self.page_size:
             raise ValueError(

@@ -1,0 +1,269 @@
+"""The laws of the cache, checked by recomputing everything from the tree.
+
+Numbers in the messages are those of DESIGN's list: 1 sidecars need full, 2 no node is empty, 3 a
+prefix is held whole, 4 locks nest, 5 pages are conserved, 6 queues equal their definitions, 7
+transfers name live and locked nodes.
+"""
+
+from collections.abc import Iterable
+
+from hicache.cache.node import (
+    DEVICE,
+    FULL,
+    HOST,
+    KIND_NAMES,
+    KINDS,
+    MAMBA,
+    SWA,
+    TIER_NAMES,
+    TIERS,
+    Node,
+)
+from hicache.cache.pages import PageIds
+from hicache.cache.prefetch import Prefetcher
+from hicache.cache.prefix_cache import PrefixCache
+from hicache.cache.sequence import Sequence
+from hicache.cache.tree import RadixTree
+from hicache.config import WritePolicy
+
+
+class BrokenLawError(AssertionError):
+    """The cache is in a state that must not be."""
+
+
+def check(
+    cache: PrefixCache,
+    prefetcher: Prefetcher | None,
+    sequences: Iterable[Sequence],
+    loose_slots: Iterable[PageIds] = (),
+) -> None:
+    """Check every law. O(nodes + pages).
+
+    Args:
+        cache: its tree, its pools and its transfers under way.
+        prefetcher: its staged pages.
+        sequences: all that hold pages.
+        loose_slots: state slots that a step under way is about to fill.
+    """
+    tree = cache.tree
+    nodes = list(tree.nodes())
+    # host copies without their parent's, and sidecars without full, are what write_back allows
+    strict_host = cache.write_policy is not WritePolicy.write_back
+    for node in nodes:
+        _check_node(tree, node, strict_host=strict_host)
+    _check_counts(tree, nodes)
+    _check_queues(tree, nodes)
+    _check_pages(cache, prefetcher, nodes, list(sequences), loose_slots)
+    _check_transfers(cache, prefetcher, set(nodes))
+
+
+def check_drained(cache: PrefixCache, prefetcher: Prefetcher | None) -> None:
+    """Check the laws, and that nothing is locked, staged, under way or held by a request."""
+    check(cache, prefetcher, [])
+    tree = cache.tree
+    for tier in TIERS:
+        for kind in KINDS:
+            _hold(
+                tree.protected[tier][kind] == 0,
+                5,
+                f"{tree.protected[tier][kind]} {KIND_NAMES[kind]} pages are still locked on the "
+                f"{TIER_NAMES[tier]}",
+            )
+    for node in tree.nodes():
+        _hold(not any(map(any, node.locks)), 4, f"{node} is locked and nobody is there")
+    _hold(not cache.in_flight, 7, f"{len(cache.in_flight)} transfers are still under way")
+    _hold(cache.queued_write_bytes == 0, 7, f"{cache.queued_write_bytes} bytes wait to be written")
+    if prefetcher is not None:
+        _hold(not prefetcher.active, 5, f"{len(prefetcher.active)} prefetches are still active")
+        _hold(not prefetcher.lingering, 5, f"{len(prefetcher.lingering)} prefetches are unread")
+        _hold(
+            prefetcher.occupied_tokens == 0,
+            5,
+            f"{prefetcher.occupied_tokens} tokens are still occupied by prefetches",
+        )
+        counters = cache.counters
+        ended = sum(
+            count for name, count in counters.items() if name.startswith("prefetch/discarded_")
+        )
+        ended += counters["prefetch/used_pages"] + counters["prefetch/unused_pages"]
+        _hold(
+            counters["prefetch/staged_pages"] == ended,
+            9,
+            f"{counters['prefetch/staged_pages']} pages were staged and {ended} accounted for",
+        )
+
+
+def _hold(condition: object, law: int, message: str) -> None:
+    if not condition:
+        raise BrokenLawError(f"law {law}: {message}")
+
+
+def _check_node(tree: RadixTree, node: Node, *, strict_host: bool) -> None:
+    parent = node.parent
+    assert parent is not None
+    page = tree.page_bytes
+    _hold(parent.children.get(node.edge[:page]) is node, 2, f"{node} is not its parent's child")
+    _hold(len(node.edge) == node.num_pages * page, 2, f"{node} has an edge of another length")
+    _hold(node.start == parent.end, 2, f"{node} does not begin where its parent ends")
+    device, host = node.held
+    _hold(device[FULL] is not None or host[FULL] is not None, 2, f"{node} is held nowhere")
+    if node.digests is not None:
+        _hold(len(node.digests) == node.num_pages, 2, f"{node} has digests of another length")
+    for tier in TIERS:
+        for kind in tree.kinds:
+            page_ids = node.held[tier][kind]
+            if page_ids is None:
+                continue
+            wanted = 1 if kind == MAMBA else node.num_pages
+            _hold(len(page_ids) == wanted, 5, f"{node} holds {len(page_ids)} ids, not {wanted}")
+            if kind != FULL and (tier == DEVICE or strict_host):
+                _hold(
+                    node.held[tier][FULL] is not None,
+                    1,
+                    f"{node} holds {KIND_NAMES[kind]} without full on the {TIER_NAMES[tier]}",
+                )
+        if (
+            not parent.is_root
+            and node.held[tier][FULL] is not None
+            and (tier == DEVICE or strict_host)
+        ):
+            _hold(
+                parent.held[tier][FULL] is not None,
+                3,
+                f"{node} is on the {TIER_NAMES[tier]} and its parent {parent} is not",
+            )
+    locks = node.locks[DEVICE]
+    _hold(
+        locks[FULL] >= locks[SWA] and locks[FULL] >= locks[MAMBA],
+        4,
+        f"{node} has a sidecar locked more often than its full pages",
+    )
+    _hold(
+        locks[FULL] <= parent.locks[DEVICE][FULL] or parent.is_root,
+        4,
+        f"{node} is locked more often than its parent",
+    )
+
+
+def _check_counts(tree: RadixTree, nodes: list[Node]) -> None:
+    _hold(tree.num_nodes == len(nodes), 6, f"{tree.num_nodes} nodes counted, {len(nodes)} there")
+    for tier in TIERS:
+        for kind in KINDS:
+            held = [node for node in nodes if node.held[tier][kind] is not None]
+            resident = sum(len(node.held[tier][kind]) for node in held)  # type: ignore[arg-type]
+            protected = sum(
+                len(node.held[tier][kind])  # type: ignore[arg-type]
+                for node in held
+                if node.locks[tier][kind]
+            )
+            found = (resident, protected)
+            counted = (tree.resident[tier][kind], tree.protected[tier][kind])
+            _hold(
+                found == counted,
+                5,
+                f"{TIER_NAMES[tier]} {KIND_NAMES[kind]}: resident and protected are {found}, "
+                f"counted as {counted}",
+            )
+
+
+def _check_queues(tree: RadixTree, nodes: list[Node]) -> None:
+    on_device = [node for node in nodes if node.held[DEVICE][FULL] is not None]
+    device_children: dict[Node, int] = {}
+    for node in on_device:
+        if node.parent is not None:
+            device_children[node.parent] = device_children.get(node.parent, 0) + 1
+    for node in [*nodes, *tree.roots.values()]:
+        _hold(
+            node.num_device_children == device_children.get(node, 0),
+            6,
+            f"{node} counts {node.num_device_children} children on the device",
+        )
+    leaves = (
+        {
+            node
+            for node in on_device
+            if node not in device_children and not node.locks[DEVICE][FULL]
+        },
+        {
+            node
+            for node in nodes
+            if node.held[DEVICE][FULL] is None
+            and not node.children
+            and not node.locks[DEVICE][FULL]
+            and not any(node.locks[HOST])
+        },
+    )
+    for tier in TIERS:
+        _hold(
+            tree.leaves[tier].nodes() == leaves[tier],
+            6,
+            f"the leaves of the {TIER_NAMES[tier]} are not those of the tree",
+        )
+        for kind in (SWA, MAMBA):
+            wanted = {
+                node
+                for node in nodes
+                if node.held[tier][kind] is not None
+                and not node.locks[tier][kind]
+                and (tier == DEVICE or node.held[DEVICE][kind] is None)
+            }
+            _hold(
+                tree.sidecars[tier][kind].nodes() == wanted,
+                6,
+                f"the {KIND_NAMES[kind]} queue of the {TIER_NAMES[tier]} is not that of the tree",
+            )
+
+
+def _check_pages(
+    cache: PrefixCache,
+    prefetcher: Prefetcher | None,
+    nodes: list[Node],
+    sequences: list[Sequence],
+    loose_slots: Iterable[PageIds],
+) -> None:
+    owned: tuple[list[list[int]], list[list[int]]] = ([[], [], []], [[], [], []])
+    for node in nodes:
+        for tier in TIERS:
+            for kind in KINDS:
+                page_ids = node.held[tier][kind]
+                if page_ids is not None:
+                    owned[tier][kind] += page_ids.tolist()
+    device = owned[DEVICE]
+    for sequence in sequences:
+        first, end = sequence.tree_pages, sequence.num_pages
+        device[FULL] += sequence.full_pages[first:end].tolist()
+        if cache.tree.has_swa:
+            device[SWA] += sequence.swa_pages[max(first, sequence.swa_start) : end].tolist()
+        slots = (sequence.working_slot, sequence.boundary_slot, *sequence.states.values())
+        device[MAMBA] += [int(slot[0]) for slot in slots if slot is not None]
+    device[MAMBA] += [int(slot[0]) for slot in loose_slots]
+    if prefetcher is not None:
+        for prefetch in {*prefetcher.active.values(), *prefetcher.lingering}:
+            for kind in KINDS:
+                owned[HOST][kind] += prefetch.staged[kind].tolist()
+    for tier in TIERS:
+        for kind in KINDS:
+            ids = owned[tier][kind]
+            name = f"{TIER_NAMES[tier]} {KIND_NAMES[kind]}"
+            _hold(len(ids) == len(set(ids)), 5, f"a page of {name} has two owners")
+            taken = cache.pools[tier][kind].num_taken
+            _hold(taken == len(ids), 5, f"{taken} pages of {name} are out and {len(ids)} owned")
+
+
+def _check_transfers(cache: PrefixCache, prefetcher: Prefetcher | None, nodes: set[Node]) -> None:
+    for transfer in cache.in_flight:
+        for lock in getattr(transfer, "locks", []):
+            _hold(lock.node in nodes, 7, f"{lock.node} of a copy under way is gone")
+            _hold(lock.node.locks[DEVICE][FULL], 7, f"{lock.node} of a copy is not locked")
+        for lock in transfer.host_locks:
+            _hold(lock.node in nodes, 7, f"{lock.node} of a copy under way is gone")
+            _hold(any(lock.node.locks[HOST]), 7, f"{lock.node} of a copy is not locked")
+    if prefetcher is not None:
+        for prefetch in prefetcher.active.values():
+            if not prefetch.is_settled and not prefetch.anchor.is_root:
+                _hold(prefetch.anchor in nodes, 7, f"anchor {prefetch.anchor} is gone")
+                _hold(
+                    prefetch.anchor.held[HOST][FULL] is not None,
+                    7,
+                    f"anchor {prefetch.anchor} is not on the host",
+                )

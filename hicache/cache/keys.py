@@ -1,0 +1,29 @@
+"""Names of pages: what storage is asked for.
+
+A page's digest stands for every token up to its end, so equal digests mean equal prefixes. The
+chain starts from the namespace: equal tokens of two adapters or tenants never share a page.
+"""
+
+import hashlib
+
+from hicache.storage.base import DIGEST_BYTES
+
+COMPONENT_TAGS = (b"f", b"s", b"m")  # by component number: full, swa, mamba
+
+
+def chain_seed(namespace: str) -> bytes:
+    """The digest that stands before the first page of a namespace."""
+    return hashlib.sha256(b"hicache-1\0" + namespace.encode()).digest()[:DIGEST_BYTES]
+
+
+def page_digests(seed: bytes, tokens: bytes, page_bytes: int) -> list[bytes]:
+    """The digests of the whole pages of `tokens`, each chained to the one before it.
+
+    Truncated SHA-256: 128 bits make an accidental collision in 2**40 pages a 2**-49 event.
+    """
+    sha256 = hashlib.sha256
+    digests = []
+    for start in range(0, len(tokens) - page_bytes + 1, page_bytes):
+        seed = sha256(seed + tokens[start : start + page_bytes]).digest()[:DIGEST_BYTES]
+        digests.append(seed)
+    return digests

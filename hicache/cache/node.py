@@ -1,0 +1,89 @@
+"""One edge of the radix tree, and what is kept of its tokens.
+
+Components and tiers are small integers here, because they index lists on the hottest paths.
+"""
+
+from hicache.cache.pages import PageIds
+from hicache.models import ComponentKind
+
+FULL, SWA, MAMBA = 0, 1, 2
+KINDS = (FULL, SWA, MAMBA)
+KIND_OF = {ComponentKind.full: FULL, ComponentKind.swa: SWA, ComponentKind.mamba: MAMBA}
+KIND_NAMES = ("full", "swa", "mamba")
+DEVICE, HOST = 0, 1
+TIERS = (DEVICE, HOST)
+TIER_NAMES = ("device", "host")
+
+
+class Node:
+    """The pages `[start, start + num_pages)` of every sequence that passes through here.
+
+    `held[tier][kind]` are the page ids (full and swa: one per page; mamba: one slot, the state
+    after the last token) or None. A node whose value is None while the node stays is a
+    *tombstone* of that component. `locks[tier][kind]` forbid eviction there.
+
+    A split keeps this object as the lower half, so whoever remembers a node by its end may go on
+    doing so.
+    """
+
+    __slots__ = (
+        "aux_ticks",
+        "children",
+        "created",
+        "digests",
+        "edge",
+        "held",
+        "hit_count",
+        "locks",
+        "num_device_children",
+        "num_pages",
+        "parent",
+        "seed",
+        "start",
+        "tick",
+    )
+
+    def __init__(self, parent: "Node | None", edge: bytes, start: int, num_pages: int) -> None:
+        self.parent = parent
+        self.edge = edge
+        self.start = start
+        self.num_pages = num_pages
+        self.children: dict[bytes, Node] = {}
+        self.held: tuple[list[PageIds | None], list[PageIds | None]] = (
+            [None, None, None],
+            [None, None, None],
+        )
+        self.locks = ([0, 0, 0], [0, 0, 0])
+        self.num_device_children = 0  # children with full on the device
+        self.hit_count = 0
+        self.tick = 0  # when it was last touched
+        self.aux_ticks = [0, 0, 0]  # when its swa window or mamba state last ended a match
+        self.created = 0
+        self.digests: list[bytes] | None = None  # one a page, once storage needed them
+        self.seed: bytes | None = None  # roots only: what the chain of digests starts from
+
+    @property
+    def end(self) -> int:
+        """Pages from the root to the end of this node."""
+        return self.start + self.num_pages
+
+    @property
+    def is_root(self) -> bool:
+        """Whether this is where a namespace begins."""
+        return self.parent is None
+
+    def is_tombstone(self, kind: int) -> bool:
+        """Whether the component's data is gone from both tiers."""
+        return self.held[DEVICE][kind] is None and self.held[HOST][kind] is None
+
+    def __repr__(self) -> str:
+        tiers = "/".join(
+            "".join(
+                name[0]
+                for name, held in zip(KIND_NAMES, self.held[tier], strict=True)
+                if held is not None
+            )
+            or "-"
+            for tier in TIERS
+        )
+        return f"<Node pages [{self.start}, {self.end}) {tiers} locks {self.locks}>"

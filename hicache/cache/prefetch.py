@@ -1,0 +1,390 @@
+"""Storage to host, ahead of need: how much, when it may stop, and whose the pages are.
+
+A prefetch is started when a request is queued, and asked about each time the scheduler looks at
+the request. Host pages it has staged belong to the reader until it acknowledges; at termination
+the pages `[0, completed)` pass to the cache at once, the rest with the reader's last word.
+"""
+
+from collections import Counter
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+
+from hicache.cache.keys import COMPONENT_TAGS, page_digests
+from hicache.cache.node import FULL, HOST, KINDS, MAMBA, SWA, Node
+from hicache.cache.pages import NO_PAGES, PageIds
+from hicache.cache.prefix_cache import PrefixCache
+from hicache.cache.sequence import Sequence
+from hicache.cache.tree import HostLock, MatchResult
+from hicache.clock import to_ns
+from hicache.config import (
+    CommitPolicy,
+    CutPolicy,
+    DeadlineFrom,
+    PrefetchConfig,
+    StageAt,
+    StopPolicy,
+)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Prefetch:
+    """One request's read from storage: `[start_page, start_page + num_pages)` of its tokens.
+
+    The reader (an executor) sets `completed_pages`, `sidecars_read` and `is_read`, and stops after
+    the batch at hand once `is_terminated`. Everything else is the cache's.
+    """
+
+    request_id: int
+    sequence: Sequence
+    anchor: Node
+    anchor_lock: HostLock
+    start_page: int
+    asked_pages: int  # before any cut
+    num_pages: int  # to be read: cut, then what storage has
+    digests: list[bytes]
+    enqueued_ns: int
+    window_pages: int  # swa pages that a restorable prefix needs; 0 without swa
+    has_state: bool
+    staged: list[PageIds] = field(default_factory=lambda: [NO_PAGES, NO_PAGES, NO_PAGES])
+    first_poll_ns: int | None = None
+    restorable: list[int] | None = None  # prefix lengths in pages that storage could restore
+    completed_pages: int = 0
+    sidecars_read: bool = False
+    sidecars_found: bool = False
+    is_read: bool = False  # the reader has let go
+    is_terminated: bool = False
+    is_settled: bool = False  # its pages have been published or given back
+    published_pages: int = 0
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether it has host pages to read into."""
+        return len(self.staged[FULL]) > 0
+
+    @property
+    def has_sidecars(self) -> bool:
+        """Whether state or window must be read besides the pages."""
+        return self.window_pages > 0 or self.has_state
+
+    def keys(self, kind: int, first: int, end: int) -> list[bytes]:
+        """Storage keys of a component for pages `[first, end)` of the span."""
+        return [digest + COMPONENT_TAGS[kind] for digest in self.digests[first:end]]
+
+    def swa_first(self, num_pages: int) -> int:
+        """Where the window begins that a prefix of `num_pages` needs."""
+        return max(num_pages - self.window_pages, 0)
+
+    def find_restorable(
+        self, full: Items[bool], swa: Items[bool] = (), states: Items[bool] = ()
+    ) -> list[int]:
+        """The prefix lengths, in pages, that storage could restore, given what it holds.
+
+        Full pages must lead without a gap; the window before the end and the state at it must be
+        there as well. Ascending; empty if none.
+        """
+        lengths = []
+        swa_run = 0
+        for index, present in enumerate(full):
+            if not present:
+                break
+            length = index + 1
+            if self.window_pages:
+                swa_run = swa_run + 1 if swa[index] else 0
+                if swa_run < min(length, self.window_pages):
+                    continue
+            if self.has_state and not states[index]:
+                continue
+            lengths.append(length)
+        return lengths
+
+
+class Prefetcher:
+    """Starts, judges and settles the prefetches of one engine.
+
+    Every page it stages ends as used, unused or discarded for a reason (`counters`).
+    """
+
+    def __init__(self, cache: PrefixCache, config: PrefetchConfig, host_tokens: int | None) -> None:
+        self.cache = cache
+        self.config = config
+        self.occupied_tokens = 0
+        self.active: dict[int, Prefetch] = {}
+        self.outbox: list[Prefetch] = []  # to be queried
+        self.reads: list[Prefetch] = []  # to be read
+        self.lingering: set[Prefetch] = set()  # terminated, and the reader has not let go
+        self.counters: Counter[str] = cache.counters
+        self._page = cache.page_size
+        self._occupied_limit = None if host_tokens is None else config.occupied_share * host_tokens
+
+    # -- starting ------------------------------------------------------------------------------
+
+    def prefetch_from_storage(
+        self, request_id: int, sequence: Sequence, match: MatchResult, prompt_len: int, now_ns: int
+    ) -> Prefetch | None:
+        """Start reading what the prompt goes on with after the match, or decline (counted)."""
+        page, tree = self._page, self.cache.tree
+        start = match.usable_len // page
+        asked = (prompt_len - 1) // page - start
+        if asked * page < self.config.threshold:
+            self._decline("too_short", asked)
+            return None
+        if self._occupied_limit is not None and self.occupied_tokens >= self._occupied_limit:
+            self._decline("rate_limited", asked)
+            return None
+        anchor = match.best_node
+        if not anchor.is_root and anchor.held[HOST][FULL] is None:
+            self._decline("anchor_not_on_host", asked)
+            return None
+        prefetch = Prefetch(
+            request_id=request_id,
+            sequence=sequence,
+            anchor=anchor,
+            anchor_lock=tree.lock_host(anchor, anchor.start),
+            start_page=start,
+            asked_pages=asked,
+            num_pages=asked,
+            digests=[],
+            enqueued_ns=now_ns,
+            window_pages=tree.window_pages,
+            has_state=tree.has_states,
+        )
+        if self.config.stage_at is StageAt.enqueue and not self._stage(prefetch):
+            tree.release_host(prefetch.anchor_lock)
+            return None
+        first, end = start * tree.page_bytes, (start + prefetch.num_pages) * tree.page_bytes
+        prefetch.digests = page_digests(
+            tree.last_digest(anchor), sequence.tokens[first:end], tree.page_bytes
+        )
+        self.occupied_tokens += asked * page
+        self.active[request_id] = prefetch
+        self.outbox.append(prefetch)
+        self.counters["prefetch/started_count"] += 1
+        return prefetch
+
+    # -- while it runs -------------------------------------------------------------------------
+
+    def on_queried(self, prefetch: Prefetch) -> None:
+        """Storage has answered; `restorable` is known. Stage or cut, and let the read begin."""
+        if prefetch.is_settled:
+            return
+        lengths = prefetch.restorable or []
+        hit = lengths[-1] if lengths else 0
+        if prefetch.is_terminated or hit * self._page < self.config.threshold:
+            reason = "terminated" if prefetch.is_terminated else "miss"
+            self._revoke(prefetch, reason)
+            return
+        if prefetch.is_staged:
+            self._give_back(prefetch, hit, "miss")
+            prefetch.num_pages = hit
+        else:
+            prefetch.num_pages = hit
+            if not self._stage(prefetch):
+                self._revoke(prefetch, "no_room")
+                return
+        self.reads.append(prefetch)
+
+    def can_terminate_prefetch(self, prefetch: Prefetch, now_ns: int) -> bool:
+        """Whether the stop policy lets the request go on without more of it.
+
+        Report 003: complete pages wait for their state and window, unless the policy is
+        best_effort (or `await_sidecars` is off, to show what happens then).
+        """
+        config = self.config
+        if config.stop is StopPolicy.best_effort:
+            return True
+        are_known = prefetch.restorable is not None and prefetch.is_staged
+        is_complete = are_known and prefetch.completed_pages == prefetch.num_pages
+        may_stop = is_complete
+        if config.stop is StopPolicy.timeout:
+            may_stop = is_complete or now_ns > self.deadline_ns(prefetch)
+        awaits = prefetch.has_sidecars and not prefetch.sidecars_read
+        if is_complete and awaits and config.await_sidecars:
+            may_stop = False
+        return may_stop
+
+    def deadline_ns(self, prefetch: Prefetch) -> int:
+        """When the timeout policy gives up: a base, and so much per 1024 tokens asked for."""
+        config = self.config
+        tokens = prefetch.asked_pages * self._page
+        limit = to_ns(config.timeout_base_s + tokens / 1024 * config.timeout_per_ki_token_s)
+        start = prefetch.enqueued_ns
+        if config.deadline_from is DeadlineFrom.first_poll:
+            # not asked about yet: the clock has not started
+            start = prefetch.first_poll_ns if prefetch.first_poll_ns is not None else 1 << 62
+        return start + limit
+
+    def next_deadline_ns(self, now_ns: int) -> int | None:
+        """The next moment at which a prefetch will have waited for too long."""
+        if self.config.stop is not StopPolicy.timeout:
+            return None
+        deadlines = (
+            self.deadline_ns(prefetch) + 1
+            for prefetch in self.active.values()
+            if not prefetch.is_settled
+        )
+        return min((each for each in deadlines if each > now_ns), default=None)
+
+    def check(self, request_id: int, now_ns: int) -> bool:
+        """Whether the request may be considered now; terminates its prefetch if it must stop."""
+        prefetch = self.active.get(request_id)
+        if prefetch is None or prefetch.is_settled:
+            return True
+        if prefetch.first_poll_ns is None:
+            prefetch.first_poll_ns = now_ns
+        if not self.can_terminate_prefetch(prefetch, now_ns):
+            return False
+        self._terminate(prefetch)
+        return True
+
+    def on_read(self, prefetch: Prefetch) -> None:
+        """The reader's last word."""
+        assert prefetch.is_read
+        if prefetch.is_terminated:
+            self.lingering.discard(prefetch)
+            self._free_rest(prefetch)
+        elif not prefetch.is_settled:
+            self._publish(prefetch)
+
+    def abort(self, request_id: int) -> None:
+        """The request is gone; whatever its prefetch holds goes back, now or when it is read."""
+        prefetch = self.active.get(request_id)
+        if prefetch is not None and not prefetch.is_settled:
+            prefetch.is_terminated = True
+            self.counters["prefetch/aborted_count"] += 1
+            self._settle(prefetch)
+            self._discard(prefetch, "aborted")
+        self.forget(request_id, used_pages=0)
+
+    def forget(self, request_id: int, *, used_pages: int) -> None:
+        """The request has started (or never will): its published pages were used, or not."""
+        prefetch = self.active.pop(request_id, None)
+        if prefetch is None:
+            return
+        used = min(used_pages, prefetch.published_pages)
+        self.counters["prefetch/used_pages"] += used
+        self.counters["prefetch/unused_pages"] += prefetch.published_pages - used
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _decline(self, reason: str, num_pages: int) -> None:
+        self.counters["prefetch/declined_count"] += 1
+        self.counters[f"prefetch/declined_{reason}_tokens"] += num_pages * self._page
+
+    def _stage(self, prefetch: Prefetch) -> bool:
+        """Take host pages, cut to what there is (reports 000-002); all of it, or none."""
+        cache, config = self.cache, self.config
+        wanted = prefetch.num_pages
+        full = cache.allocate_host(FULL, wanted, evict=True)
+        if full is None and config.cut is not CutPolicy.abandon:
+            fits = cache.available_size(FULL, HOST) // self._page
+            if config.cut is CutPolicy.restorable and prefetch.restorable is not None:
+                fits = max((each for each in prefetch.restorable if each <= fits), default=0)
+            if fits * self._page >= config.threshold:
+                full = cache.allocate_host(FULL, fits, evict=False)
+        if full is None:
+            return self._give_up("host_room", wanted)
+        prefetch.staged[FULL] = full
+        sidecars = [(SWA, min(prefetch.window_pages, len(full))), (MAMBA, int(prefetch.has_state))]
+        for kind, count in sidecars:
+            page_ids = cache.allocate_host(kind, count, evict=True) if count else NO_PAGES
+            if page_ids is None:
+                for other in KINDS:
+                    cache.free_host(other, prefetch.staged[other])
+                    prefetch.staged[other] = NO_PAGES
+                return self._give_up("sidecar_room", wanted)
+            prefetch.staged[kind] = page_ids
+        self.counters["prefetch/staged_pages"] += len(full)
+        if len(full) < wanted:
+            self.counters["prefetch/cut_count"] += 1
+            self.counters["prefetch/cut_tokens"] += (wanted - len(full)) * self._page
+            prefetch.num_pages = len(full)
+        return True
+
+    def _give_up(self, reason: str, num_pages: int) -> bool:
+        self.counters["prefetch/abandoned_count"] += 1
+        self.counters[f"prefetch/abandoned_{reason}_tokens"] += num_pages * self._page
+        return False
+
+    def _give_back(self, prefetch: Prefetch, keep: int, reason: str) -> None:
+        # staged full pages from `keep` on, and the window pages that fewer pages need not
+        full, swa = prefetch.staged[FULL], prefetch.staged[SWA]
+        keep_swa = min(prefetch.window_pages, keep)
+        self.cache.free_host(FULL, full[keep:])
+        self.cache.free_host(SWA, swa[keep_swa:])
+        prefetch.staged[FULL], prefetch.staged[SWA] = full[:keep], swa[:keep_swa]
+        self.counters[f"prefetch/discarded_{reason}_pages"] += len(full) - min(keep, len(full))
+
+    def _revoke(self, prefetch: Prefetch, reason: str) -> None:
+        # nothing is being read: all of it goes back at once
+        self.counters["prefetch/revoked_count"] += 1
+        if not prefetch.is_settled:
+            self._settle(prefetch)
+        self._discard_staged(prefetch, reason)
+
+    def _terminate(self, prefetch: Prefetch) -> None:
+        prefetch.is_terminated = True
+        self.counters["prefetch/terminated_count"] += 1
+        if prefetch.restorable is None or not prefetch.is_staged:
+            self._revoke(prefetch, "terminated")
+            return
+        self._publish(prefetch)
+        if not prefetch.is_read:
+            self.lingering.add(prefetch)
+
+    def _publish(self, prefetch: Prefetch) -> None:
+        """Put what was read into the tree, as far as it is of use."""
+        completed = prefetch.completed_pages
+        is_whole = completed == prefetch.num_pages and (
+            not prefetch.has_sidecars or (prefetch.sidecars_read and prefetch.sidecars_found)
+        )
+        keeps = is_whole or not prefetch.has_sidecars or self.config.commit is CommitPolicy.usable
+        full, swa, state = prefetch.staged
+        if completed and keeps:
+            tail = prefetch.start_page + completed
+            pages = (
+                full[:completed],
+                swa if is_whole else NO_PAGES,
+                state if is_whole else NO_PAGES,
+            )
+            already = self.cache.insert_host(
+                prefetch.anchor,
+                prefetch.sequence.tokens[: tail * self.cache.tree.page_bytes],
+                pages,
+            )
+            prefetch.published_pages = completed - already
+            self.counters["prefetch/discarded_duplicate_pages"] += already
+            prefetch.staged = [
+                full[completed:],
+                NO_PAGES if is_whole else swa,
+                NO_PAGES if is_whole else state,
+            ]
+        elif completed:
+            self.cache.free_host(FULL, full[:completed])
+            self.counters["prefetch/discarded_incomplete_pages"] += completed
+            prefetch.staged[FULL] = full[completed:]
+        self._settle(prefetch)
+        if prefetch.is_read:
+            self._free_rest(prefetch)
+
+    def _settle(self, prefetch: Prefetch) -> None:
+        assert not prefetch.is_settled
+        prefetch.is_settled = True
+        self.cache.tree.release_host(prefetch.anchor_lock)
+        self.occupied_tokens -= prefetch.asked_pages * self._page
+
+    def _discard(self, prefetch: Prefetch, reason: str) -> None:
+        is_reading = prefetch.restorable is not None and prefetch.is_staged and not prefetch.is_read
+        if is_reading:
+            self.lingering.add(prefetch)
+        else:
+            self._discard_staged(prefetch, reason)
+
+    def _free_rest(self, prefetch: Prefetch) -> None:
+        reason = "unread" if prefetch.is_terminated else "short"
+        self._discard_staged(prefetch, reason)
+
+    def _discard_staged(self, prefetch: Prefetch, reason: str) -> None:
+        self.counters[f"prefetch/discarded_{reason}_pages"] += len(prefetch.staged[FULL])
+        for kind in KINDS:
+            self.cache.free_host(kind, prefetch.staged[kind])
+            prefetch.staged[kind] = NO_PAGES

@@ -1,0 +1,66 @@
+"""Copies between tiers, as the cache books them and the executor carries them out.
+
+A transfer names what moves, from which ids to which, and keeps the receipts of the locks that hold
+both ends in place until `PrefixCache.complete` is told that it is done.
+"""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from hicache.cache.node import Node
+from hicache.cache.pages import PageIds
+from hicache.cache.tree import HostLock, Lock
+
+
+class Move(NamedTuple):
+    """Pages or slots of one component; `sources[i]` goes to `targets[i]`."""
+
+    kind: int
+    sources: PageIds
+    targets: PageIds
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Transfer:
+    """A copy between device and host pools."""
+
+    moves: list[Move]
+    num_bytes: int
+    node: Node  # the deepest node it concerns
+    locks: list[Lock] = field(default_factory=list)
+    host_locks: list[HostLock] = field(default_factory=list)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class LoadBack(Transfer):
+    """Host to device, for a request that is about to run; its forward pass waits for it."""
+
+    num_pages: tuple[int, int, int] = (0, 0, 0)  # by component
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class BackUp(Transfer):
+    """Device to host. `is_fence`: its source is freed already, so the next step waits for it."""
+
+    full_start: int  # pages [full_start, node.end) have a new host copy
+    swa_start: int
+    state_nodes: list[Node]
+    is_fence: bool = False
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class CopyState:
+    """A state slot to another on the device: a request's own copy of a shared state."""
+
+    source: PageIds
+    target: PageIds
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class StorageWrite:
+    """Host pages to storage: `keys[i]` names the page `moves` lists i-th."""
+
+    keys: list[bytes]
+    pages: list[tuple[int, int]]  # (component, host page id), as long as `keys`
+    num_bytes: int
+    host_locks: list[HostLock]

@@ -1,0 +1,428 @@
+"""How long a forward step takes, from the shapes of a model and the tables of a machine.
+
+A step costs a constant plus the sum over its operations of max(flops / rate, bytes / bandwidth).
+Weights are read once a step, tensor parallelism divides weights and heads and adds all-reduces.
+The cost of a step is a function of its arguments alone, and `decode_steps_ns` gives, bit for bit,
+what as many calls of `forward_ns` would: contexts are summed as integers, and both do the same
+operations on the same doubles in the same order.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from math import ceil, sqrt
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hicache.models import ComponentKind, HardwareConfig, ModelConfig, RateTable
+
+CHUNK_TOKENS = 8192  # of an isolated prefill, unless the caller knows better
+
+
+class ForwardCost(NamedTuple):
+    """What one step takes: computing, and standing still for layers not loaded yet."""
+
+    total_ns: int
+    compute_ns: int
+    load_stall_ns: int
+
+
+class Rates:
+    """A rate table made ready for many look-ups, of one size or of an array, with equal results."""
+
+    def __init__(self, table: RateTable, name: str) -> None:
+        if not table.size:
+            raise ValueError(f"hardware.{name} must have at least one size and rate, got none")
+        self._sizes = [float(size) for size in table.size]
+        self._rates = [float(rate) for rate in table.rate]
+        self._slopes = [
+            (self._rates[i + 1] - self._rates[i]) / (self._sizes[i + 1] - self._sizes[i])
+            for i in range(len(self._sizes) - 1)
+        ]
+
+    def at(self, size: float) -> float:
+        """The rate at `size`: linear between the table's points, constant outside."""
+        if size <= self._sizes[0]:
+            return self._rates[0]
+        if size >= self._sizes[-1]:
+            return self._rates[-1]
+        i = bisect_right(self._sizes, size) - 1
+        return self._rates[i] + (size - self._sizes[i]) * self._slopes[i]
+
+    def at_each(self, sizes: NDArray[np.float64]) -> NDArray[np.float64]:
+        """`at` of every element; the sizes must not fall."""
+        first, last = float(sizes[0]), float(sizes[-1])
+        if last <= self._sizes[0] or first >= self._sizes[-1]:
+            return np.full(len(sizes), self.at(first))
+        i = bisect_right(self._sizes, first) - 1
+        if i >= 0 and last < self._sizes[i + 1]:
+            return self._rates[i] + (sizes - self._sizes[i]) * self._slopes[i]
+        return np.array([self.at(size) for size in sizes.tolist()])
+
+
+class CostModel:
+    """The durations of one model on `tp` devices of one machine.
+
+    Raises ValueError when the weights and the activations of a chunk do not fit these devices.
+    """
+
+    def __init__(self, model: ModelConfig, hardware: HardwareConfig, *, tp: int) -> None:
+        if not 1 <= tp <= hardware.num_devices:
+            raise ValueError(
+                f"parallel.tp must lie between 1 and the {hardware.num_devices} devices of "
+                f"{hardware.name}, got {tp}"
+            )
+        self.model = model
+        self.hardware = hardware
+        self.tp = tp
+        usable = hardware.device_memory_bytes.value - hardware.activation_bytes.value
+        self.free_device_bytes = round(tp * usable) - model.weight_bytes
+        if self.free_device_bytes <= 0:
+            raise ValueError(
+                f"the weights of {model.name} ({model.weight_bytes / 1e9:.1f} GB) do not fit "
+                f"{tp} devices of {hardware.name}, which hold {tp * usable / 1e9:.1f} GB beside "
+                f"activations: raise parallel.tp"
+            )
+        self._step_s = hardware.step_s.value
+        self._num_layers = len(model.layer_words)
+        self._weights = _Weights(model, hardware, tp=tp)
+        self._shared_s: dict[int, float] = {}  # seconds, by tokens of the step
+        self._head_s: dict[int, float] = {}  # seconds, by sequences of the step
+        self._bandwidth = Rates(hardware.decode_bandwidth, "decode_bandwidth")
+        self._full = _Attention(model, hardware, ComponentKind.full, tp=tp)
+        self._swa = _Attention(model, hardware, ComponentKind.swa, tp=tp)
+        self._scan_s, self._state_s = _recurrent_s(model, hardware, tp=tp)
+        self._save_s = 2 * model.mamba_slot_bytes / tp / hardware.state_bandwidth.value
+        # layers before each layer: of any sort, full, swa, recurrent
+        kinds = model.layer_kinds
+        self._layers_before = np.arange(self._num_layers, dtype=np.float64)
+        self._full_before = _count_before(kinds, ComponentKind.full)
+        self._swa_before = _count_before(kinds, ComponentKind.swa)
+        self._mamba_before = _count_before(kinds, ComponentKind.mamba)
+        self._layer_token_bytes = {
+            ComponentKind.full: np.array(
+                [model.full_layer_token_bytes * word.count("F") for word in model.layer_words],
+                dtype=np.float64,
+            ),
+            ComponentKind.swa: np.array(
+                [model.swa_layer_token_bytes * word.count("S") for word in model.layer_words],
+                dtype=np.float64,
+            ),
+            ComponentKind.mamba: np.array(
+                [model.layer_state_bytes(word) for word in model.layer_words], dtype=np.float64
+            ),
+        }
+
+    def forward_ns(
+        self,
+        extends: Sequence[tuple[int, int]],
+        context_lens: NDArray[np.int64],
+        *,
+        load_layer_bytes: NDArray[np.float64] | None = None,
+        load_rate: float = 0.0,
+        slowdown: float = 1.0,
+        saved_states: int = 0,
+    ) -> ForwardCost:
+        """What one step takes.
+
+        Args:
+            extends: half-open token intervals computed now; each attends to all before its end.
+            context_lens: [R] tokens that each decoding request attends to; one token each.
+            load_layer_bytes: [L] bytes loaded back for each layer, over all devices, from the
+                start of the step; a layer waits for its own and those before it.
+            load_rate: bytes a second of these loads, over all devices.
+            slowdown: factor on computing, for copies that run beside it.
+            saved_states: Mamba states copied to another slot in this step.
+        """
+        num_decodes = len(context_lens)
+        num_extends = 0
+        full_s = swa_s = 0.0
+        if extends:
+            for start, end in extends:
+                num_extends += end - start
+            full_s = self._full.extend_s(extends)
+            swa_s = self._swa.extend_s(extends)
+        fixed_s, scan_s = self._fixed_s(num_extends, len(extends), num_decodes, saved_states)
+        if num_decodes:
+            full_s += self._full.decode_s(int(context_lens.sum()))
+            if self._swa.num_layers:
+                window = np.minimum(context_lens, self._swa.window_len)
+                swa_s += self._swa.decode_s(int(window.sum()))
+        compute_s = (fixed_s + full_s + swa_s) * slowdown
+        compute_ns = int(compute_s * 1e9 + 0.5)
+        if load_layer_bytes is None or not self._num_layers:
+            return ForwardCost(compute_ns, compute_ns, 0)
+        # finish_i = max(finish_{i-1}, loaded_i) + compute_i, unrolled: what is added to the
+        # computing is the latest that any layer's load ends after the layer could have begun
+        even_s = (fixed_s - scan_s - self._step_s) / self._num_layers
+        begun_s = self._layers_before * even_s + self._step_s
+        if self._full.num_layers:
+            begun_s += self._full_before * (full_s / self._full.num_layers)
+        if self._swa.num_layers:
+            begun_s += self._swa_before * (swa_s / self._swa.num_layers)
+        if self.model.num_mamba_layers:
+            begun_s += self._mamba_before * (scan_s / self.model.num_mamba_layers)
+        loaded_s = load_layer_bytes.cumsum() / load_rate
+        stall_s = float((loaded_s - begun_s * slowdown).max())
+        if loaded_s[-1] == 0.0 or stall_s <= 0.0:
+            return ForwardCost(compute_ns, compute_ns, 0)
+        stall_ns = int(stall_s * 1e9 + 0.5)
+        return ForwardCost(compute_ns + stall_ns, compute_ns, stall_ns)
+
+    def decode_steps_ns(
+        self, context_lens: NDArray[np.int64], num_steps: int, *, slowdown: float = 1.0
+    ) -> NDArray[np.int64]:
+        """[num_steps] durations of pure-decode steps, each context one token longer than before.
+
+        Equals `forward_ns([], context_lens + j)` for j in range(num_steps), bit for bit.
+        """
+        num_decodes = len(context_lens)
+        fixed_s, _ = self._fixed_s(0, 0, num_decodes, 0)
+        steps = np.arange(num_steps, dtype=np.int64)
+        if not num_decodes or not num_steps:
+            return np.full(num_steps, int(fixed_s * slowdown * 1e9 + 0.5), dtype=np.int64)
+        sums = steps * num_decodes + int(context_lens.sum())
+        # 0.0 + x is x, so an absent term may be left out or added
+        seconds = self._full.decode_each_s(sums) + fixed_s
+        if self._swa.num_layers:
+            if int(context_lens.min()) >= self._swa.window_len:
+                seconds += self._swa.decode_s(num_decodes * self._swa.window_len)
+            else:
+                seconds += self._swa.decode_each_s(self._window_sums(context_lens, steps))
+        nanoseconds: NDArray[np.int64] = (seconds * slowdown * 1e9 + 0.5).astype(np.int64)
+        return nanoseconds
+
+    def prefill_s(self, start: int, end: int, *, chunk_tokens: int = CHUNK_TOKENS) -> float:
+        """Seconds to compute tokens [start, end) alone on the machine, in chunks."""
+        nothing = np.empty(0, dtype=np.int64)
+        total_ns = 0
+        while start < end:
+            stop = min(end, start + chunk_tokens)
+            total_ns += self.forward_ns([(start, stop)], nothing).total_ns
+            start = stop
+        return total_ns * 1e-9
+
+    def offered_s(self, prompt_cached: int, prompt_len: int, output_len: int, batch: int) -> float:
+        """Seconds of the machine that one request asks for.
+
+        Its prefill alone, and of every decode step after the first token its share in a batch of
+        `batch` like it: all reads of its own context and state, 1/batch of the weights.
+        """
+        seconds = self.prefill_s(prompt_cached, prompt_len)
+        if output_len > 1:
+            context_lens = np.full(batch, prompt_len + output_len // 2, dtype=np.int64)
+            step_ns = self.forward_ns([], context_lens).total_ns
+            seconds += (output_len - 1) * step_ns * 1e-9 / batch
+        return seconds
+
+    def layer_bytes(
+        self, num_full_tokens: int, num_swa_tokens: int, num_states: int
+    ) -> NDArray[np.float64]:
+        """[L] bytes that each layer needs for these tokens and states, over all devices."""
+        table = self._layer_token_bytes
+        layers = table[ComponentKind.full] * num_full_tokens
+        if num_swa_tokens:
+            layers += table[ComponentKind.swa] * num_swa_tokens
+        if num_states:
+            layers += table[ComponentKind.mamba] * num_states
+        return layers
+
+    def _fixed_s(
+        self, num_extends: int, num_sequences: int, num_decodes: int, saved_states: int
+    ) -> tuple[float, float]:
+        """Seconds of all but attention, and the part of it that is recurrent layers."""
+        num_tokens = num_extends + num_decodes
+        shared_s = self._shared_s.get(num_tokens)
+        if shared_s is None:
+            shared_s = self._weights.layers_s(num_tokens)
+            self._shared_s[num_tokens] = shared_s
+        num_sequences += num_decodes
+        head_s = self._head_s.get(num_sequences)
+        if head_s is None:
+            head_s = self._weights.head_s(num_sequences)
+            self._head_s[num_sequences] = head_s
+        scan_s = self._scan_s * num_extends + self._state_s * num_decodes
+        return (
+            self._step_s + shared_s + head_s + scan_s + self._save_s * saved_states,
+            scan_s,
+        )
+
+    def _window_sums(
+        self, context_lens: NDArray[np.int64], steps: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """[num_steps] sums over requests of min(context + step, window)."""
+        window_len = self._swa.window_len
+        room = np.sort(window_len - context_lens[context_lens < window_len])
+        base = window_len * len(context_lens) - int(room.sum())
+        # a request gains one token a step until its room is used up
+        num_full = room.searchsorted(steps, side="right")
+        gained = np.concatenate(([0], room.cumsum()))[num_full]
+        sums: NDArray[np.int64] = base + gained + steps * (len(room) - num_full)
+        return sums
+
+
+class _Weights:
+    """Everything a token is multiplied with, and the all-reduces between."""
+
+    def __init__(self, model: ModelConfig, hardware: HardwareConfig, *, tp: int) -> None:
+        self._model = model
+        self._tp = tp
+        self._bandwidth = hardware.weight_bandwidth.value
+        self._bf16 = Rates(hardware.gemm_bf16, "gemm_bf16")
+        self._dense = self._bf16
+        if model.dense_param_bytes <= 1:
+            self._dense = Rates(hardware.gemm_fp8, "gemm_fp8")
+        if model.expert_matrices == 2:
+            self._experts = Rates(hardware.moe_two_matrix, "moe_two_matrix")
+        elif model.expert_width <= 640:  # halfway between the two measured widths
+            self._experts = Rates(hardware.moe_narrow, "moe_narrow")
+        else:
+            self._experts = Rates(hardware.moe_wide, "moe_wide")
+        self._reduce_s = hardware.all_reduce_s.value
+        self._link = hardware.link_bandwidth.value
+
+    def layers_s(self, num_tokens: int) -> float:
+        """Seconds of all matrices but the head, and of all-reduces, for a step's tokens."""
+        if not num_tokens:
+            return 0.0
+        model, tp = self._model, self._tp
+        params = model.dense_params / tp
+        seconds = max(
+            2 * num_tokens * params / self._dense.at(num_tokens),
+            params * model.dense_param_bytes / self._bandwidth,
+        )
+        if model.num_moe_layers:
+            seconds += model.num_moe_layers * self._experts_s(num_tokens)
+        if tp > 1:
+            # ring: every device sends and receives (tp - 1) / tp of the bf16 hidden states twice
+            sent = 2 * (tp - 1) / tp * num_tokens * model.hidden_size * 2
+            num_reduces = len(model.layer_words) * model.blocks_per_layer
+            seconds += num_reduces * (self._reduce_s + sent / self._link)
+        return seconds
+
+    def head_s(self, num_sequences: int) -> float:
+        """Seconds of the logits of this many tokens."""
+        params = self._model.head_params / self._tp
+        if not num_sequences:
+            return 0.0
+        return max(
+            2 * num_sequences * params / self._bf16.at(num_sequences),
+            2 * params / self._bandwidth,
+        )
+
+    def _experts_s(self, num_tokens: int) -> float:
+        """Seconds of one layer's experts, each device holding an equal share of them."""
+        model, tp = self._model, self._tp
+        tokens_each = num_tokens * model.experts_per_token / model.num_experts
+        flops = 2 * num_tokens * model.experts_per_token * model.expert_params / tp
+        # experts that at least one token goes to, if tokens choose evenly
+        missed = (1 - model.experts_per_token / model.num_experts) ** num_tokens
+        touched = model.num_experts * (1 - missed)
+        read = touched * model.expert_params * model.expert_param_bytes / tp
+        return max(flops / self._experts.at(tokens_each), read / self._bandwidth)
+
+
+class _Attention:
+    """The attention layers of one kind, on one of `tp` devices."""
+
+    def __init__(
+        self, model: ModelConfig, hardware: HardwareConfig, kind: ComponentKind, *, tp: int
+    ) -> None:
+        windowed = kind is ComponentKind.swa
+        self.num_layers = model.num_swa_layers if windowed else model.num_full_layers
+        self.window_len = model.window_len
+        self._is_windowed = windowed
+        heads = model.num_query_heads
+        head_dim = model.head_dim
+        value_dim = model.value_dim or head_dim
+        token_bytes = model.full_layer_token_bytes
+        if windowed:
+            heads = model.swa_num_query_heads or heads
+            if model.swa_head_dim:
+                head_dim = value_dim = model.swa_head_dim
+            token_bytes = model.swa_layer_token_bytes
+        self._token_bytes = token_bytes * model.kv_copies(kind, tp) / tp
+        self._flops = 2 * ceil(heads / tp) * (head_dim + value_dim)  # a query and a key
+        narrow = head_dim <= 64
+        self._rates = Rates(
+            hardware.attention_d64 if narrow else hardware.attention_d128,
+            "attention_d64" if narrow else "attention_d128",
+        )
+        self._window_rate = float("inf")
+        if windowed:
+            self._window_rate = Rates(hardware.attention_window, "attention_window").at(
+                model.window_len
+            )
+        self._bandwidth = Rates(hardware.decode_bandwidth, "decode_bandwidth")
+
+    def extend_s(self, extends: Sequence[tuple[int, int]]) -> float:
+        """Seconds of all layers for the queries of these intervals.
+
+        The rate is that of one whole prompt with as many pairs of query and key.
+        """
+        if not self.num_layers:
+            return 0.0
+        num_pairs = 0
+        num_keys = 0
+        for start, end in extends:
+            if self._is_windowed:
+                num_pairs += self._window_pairs(end) - self._window_pairs(start)
+                num_keys += min(end, end - start + self.window_len)
+            else:
+                num_pairs += (end * (end + 1) - start * (start + 1)) // 2
+                num_keys += end
+        rate = min(self._window_rate, self._rates.at(sqrt(2 * num_pairs)))
+        read = num_keys * self._token_bytes
+        return self.num_layers * max(
+            num_pairs * self._flops / rate, read / self._bandwidth.at(read)
+        )
+
+    def decode_s(self, num_keys: int) -> float:
+        """Seconds of all layers for one query each of requests with `num_keys` together."""
+        if not self.num_layers:
+            return 0.0
+        read = num_keys * self._token_bytes
+        return read / self._bandwidth.at(read) * self.num_layers
+
+    def decode_each_s(self, num_keys: NDArray[np.int64]) -> NDArray[np.float64]:
+        """`decode_s` of every element."""
+        if not self.num_layers:
+            return np.zeros(num_keys.shape)
+        read: NDArray[np.float64] = np.multiply(num_keys, self._token_bytes, dtype=np.float64)
+        return read / self._bandwidth.at_each(read) * self.num_layers
+
+    def _window_pairs(self, num_queries: int) -> int:
+        """Pairs of query and key of a prompt's first `num_queries` tokens."""
+        if num_queries <= self.window_len:
+            return num_queries * (num_queries + 1) // 2
+        ramp = self.window_len * (self.window_len + 1) // 2
+        return ramp + (num_queries - self.window_len) * self.window_len
+
+
+def _recurrent_s(model: ModelConfig, hardware: HardwareConfig, *, tp: int) -> tuple[float, float]:
+    """Seconds of all recurrent layers: of one token scanned, and of one token decoded."""
+    inner = model.recurrent_heads * model.recurrent_head_dim
+    scan_s = state_s = 0.0
+    for word in model.layer_words:
+        if "M" in word:
+            rate, groups = hardware.mamba_rate.value, model.recurrent_groups
+        elif "D" in word:
+            rate, groups = hardware.delta_rate.value, model.recurrent_key_heads
+        else:
+            continue
+        channels = inner + 2 * groups * model.recurrent_state_dim
+        scan_s += inner * model.recurrent_state_dim / rate / tp
+        scan_s += channels / hardware.conv_rate.value / tp
+        # decoding reads and writes the state
+        state_s += 2 * model.layer_state_bytes(word) / hardware.state_bandwidth.value / tp
+    return scan_s, state_s
+
+
+def _count_before(
+    kinds: Sequence[Sequence[ComponentKind]], kind: ComponentKind
+) -> NDArray[np.float64]:
+    """[L] how many layers before each one have `kind`."""
+    has = np.array([kind in layer for layer in kinds], dtype=np.float64)
+    before: NDArray[np.float64] = has.cumsum() - has
+    return before

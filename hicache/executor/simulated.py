@@ -1,0 +1,290 @@
+"""Steps that cost what the cost model says, and copies that share simulated links.
+
+`SimulatedIo` is the machinery that engines share: links, storage and its workers. Storage holds
+keys only: what is stored, evicted and found is real, bytes are charged to links.
+"""
+
+import heapq
+from collections import Counter, deque
+from collections.abc import Generator, Iterable
+from itertools import count
+
+import numpy as np
+
+from hicache.cache.node import FULL, MAMBA, SWA
+from hicache.cache.prefetch import Prefetch
+from hicache.cache.transfer import BackUp, CopyState, LoadBack, StorageWrite
+from hicache.clock import to_ns
+from hicache.config import StorageConfig
+from hicache.executor.base import StepRun, Work
+from hicache.executor.cost import CostModel
+from hicache.executor.links import Links
+from hicache.scheduler.scheduler import Batch
+from hicache.storage.base import Storage
+
+Delivery = tuple[int, Work | Prefetch]  # (engine, what is done)
+Wait = tuple[int, int, tuple[str, ...]]  # (latency in ns, bytes, links they cross)
+STORAGE_LINKS = ("storage_read", "storage_write", "storage")
+NO_STORAGE_LIMIT = 1e15  # bytes a second: a link that never binds
+
+
+class SimulatedIo:
+    """Links, storage and storage workers under one event queue.
+
+    Each piece of work is a generator that yields what it waits for. Work for storage queues for a
+    worker and is not pre-empted.
+    """
+
+    def __init__(
+        self, config: StorageConfig, storage: Storage | None, copy_rates: Iterable[dict[str, float]]
+    ) -> None:
+        """`copy_rates`: of each engine, bytes a second by link: to_device, to_host, host_memory."""
+        shared = config.shared_gbps
+        capacities = {
+            "storage_read": config.read_gbps * 1e9,
+            "storage_write": config.write_gbps * 1e9,
+            "storage": NO_STORAGE_LIMIT if shared is None else shared * 1e9,
+        }
+        for engine, rates in enumerate(copy_rates):
+            capacities |= {f"{name}{engine}": rate for name, rate in rates.items()}
+        self.links = Links(capacities)
+        self.storage = storage
+        self.config = config
+        self.counters: Counter[str] = Counter()
+        self._numbers = count()
+        self._timers: list[tuple[int, int, Generator[Wait, None, None]]] = []
+        self._flows: dict[int, Generator[Wait, None, None]] = {}
+        self._now = 0
+        self._done: list[Delivery] = []
+        self._workers = {"read": config.read_workers, "write": config.write_workers}
+        self._queues: dict[str, deque[Generator[Wait, None, None]]] = {
+            "read": deque(),
+            "write": deque(),
+        }
+        self.copying: Counter[int] = Counter()  # copies under way, by engine
+        self.fences: Counter[int] = Counter()  # those that the engine's next step waits for
+
+    def next_event_ns(self) -> int | None:
+        """When something here will happen next."""
+        finish = self.links.next_finish_ns()
+        if not self._timers:
+            return finish
+        return self._timers[0][0] if finish is None else min(self._timers[0][0], finish)
+
+    def advance(self, now_ns: int) -> list[Delivery]:
+        """Let everything up to `now_ns` happen; returns what is done, in order."""
+        while True:
+            event = self.next_event_ns()
+            if event is None or event > now_ns:
+                break
+            self._now = event
+            for _, flow_id in self.links.finish_until(event):
+                self._go_on(self._flows.pop(flow_id))
+            while self._timers and self._timers[0][0] <= event:
+                self._go_on(heapq.heappop(self._timers)[2])
+        self._now = now_ns
+        done, self._done = self._done, []
+        return done
+
+    def begin(self, work: Generator[Wait, None, None], now_ns: int) -> None:
+        """Start something that waits for nobody."""
+        self._now = now_ns
+        self._go_on(work)
+
+    def enqueue(self, worker: str, work: Generator[Wait, None, None], now_ns: int) -> None:
+        """Start something as soon as a storage worker ("read" or "write") is free."""
+        self._now = now_ns
+        self._queues[worker].append(work)
+        self._dispatch(worker)
+
+    def copy(self, engine: int, work: BackUp | LoadBack) -> Generator[Wait, None, None]:
+        """A copy between device and host."""
+        direction = "to_host" if isinstance(work, BackUp) else "to_device"
+        is_fence = isinstance(work, BackUp) and work.is_fence
+        self.copying[engine] += 1
+        self.fences[engine] += is_fence
+        yield 0, work.num_bytes, (f"{direction}{engine}", f"host_memory{engine}")
+        self.copying[engine] -= 1
+        self.fences[engine] -= is_fence
+        self._done.append((engine, work))
+
+    def query(self, engine: int, prefetch: Prefetch) -> Generator[Wait, None, None]:
+        """One round trip to storage."""
+        yield to_ns(self.config.query_s), 0, ()
+        if not prefetch.is_settled:
+            found = [self._contains(prefetch, kind) for kind in (FULL, SWA, MAMBA)]
+            prefetch.restorable = prefetch.find_restorable(*found)
+        self.counters["storage/query_count"] += 1
+        self._done.append((engine, prefetch))
+
+    def read(
+        self, engine: int, prefetch: Prefetch, page_bytes: tuple[int, int, int]
+    ) -> Generator[Wait, None, None]:
+        """Pages in batches, then the window and the state if all pages came."""
+        links = ("storage_read", "storage", f"host_memory{engine}")
+        batch = self.config.batch_pages
+        total = prefetch.num_pages
+        for first in range(0, total, batch):
+            if prefetch.is_terminated:
+                break
+            keys = prefetch.keys(FULL, first, min(first + batch, total))
+            found = self._load(keys)
+            num_bytes = found * page_bytes[FULL]
+            yield to_ns(self.config.operation_s), num_bytes, links
+            self.counters["transfer/storage_read_bytes"] += num_bytes
+            prefetch.completed_pages += found
+            if found < len(keys):
+                break
+        is_whole = prefetch.completed_pages == total
+        if is_whole and prefetch.has_sidecars and not prefetch.is_terminated:
+            keys = []
+            num_bytes = 0
+            if prefetch.window_pages:
+                keys += prefetch.keys(SWA, prefetch.swa_first(total), total)
+                num_bytes += len(keys) * page_bytes[SWA]
+            if prefetch.has_state:
+                keys += prefetch.keys(MAMBA, total - 1, total)
+                num_bytes += page_bytes[MAMBA]
+            is_found = self._load(keys) == len(keys)
+            num_bytes = num_bytes if is_found else 0
+            yield to_ns(self.config.operation_s), num_bytes, links
+            self.counters["transfer/storage_read_bytes"] += num_bytes
+            prefetch.sidecars_found = is_found
+        prefetch.sidecars_read = True
+        prefetch.is_read = True
+        self._done.append((engine, prefetch))
+
+    def write(
+        self, engine: int, work: StorageWrite, page_bytes: tuple[int, int, int]
+    ) -> Generator[Wait, None, None]:
+        """Pages in batches, skipping those that storage has; each batch is visible when written."""
+        links = ("storage_write", "storage", f"host_memory{engine}")
+        assert self.storage is not None
+        present = self.storage.contains(work.keys)
+        missing = [
+            (key, page_bytes[kind])
+            for key, (kind, _), is_there in zip(work.keys, work.pages, present, strict=True)
+            if not is_there
+        ]
+        yield to_ns(self.config.query_s), 0, ()
+        batch = self.config.batch_pages
+        for first in range(0, len(missing), batch):
+            part = missing[first : first + batch]
+            num_bytes = sum(size for _, size in part)
+            yield to_ns(self.config.operation_s), num_bytes, links
+            self.counters["transfer/storage_write_bytes"] += num_bytes
+            keys = [key for key, _ in part]
+            self.storage.write(keys, [memoryview(key) for key in keys])
+        self._done.append((engine, work))
+
+    def _contains(self, prefetch: Prefetch, kind: int) -> list[bool]:
+        wanted = {FULL: True, SWA: prefetch.window_pages > 0, MAMBA: prefetch.has_state}
+        if not wanted[kind] or self.storage is None:
+            return []
+        return self.storage.contains(prefetch.keys(kind, 0, prefetch.num_pages))
+
+    def _load(self, keys: list[bytes]) -> int:
+        # how many lead without a gap; what is read is the key itself, so that damage shows
+        assert self.storage is not None
+        buffers = [bytearray(key) for key in keys]
+        flags = self.storage.read(keys, [memoryview(buffer) for buffer in buffers])
+        for index, (key, buffer, flag) in enumerate(zip(keys, buffers, flags, strict=True)):
+            if not flag or buffer != key:
+                return index
+        return len(keys)
+
+    def _dispatch(self, worker: str) -> None:
+        queue = self._queues[worker]
+        while queue and self._workers[worker]:
+            self._workers[worker] -= 1
+            self._go_on(self._occupy(worker, queue.popleft()))
+
+    def _occupy(
+        self, worker: str, work: Generator[Wait, None, None]
+    ) -> Generator[Wait, None, None]:
+        yield from work
+        self._workers[worker] += 1
+        self._dispatch(worker)
+
+    def _go_on(self, work: Generator[Wait, None, None]) -> None:
+        for latency_ns, num_bytes, links in work:
+            if num_bytes:
+                number = next(self._numbers)
+                self._flows[number] = work
+                self.links.start(number, num_bytes, links, self._now, latency_ns=latency_ns)
+                return
+            if latency_ns:
+                event = (self._now + latency_ns, next(self._numbers), work)
+                heapq.heappush(self._timers, event)
+                return
+
+
+class SimulatedExecutor:
+    """One engine's share of simulated time."""
+
+    def __init__(
+        self,
+        engine: int,
+        cost: CostModel,
+        io: SimulatedIo,
+        *,
+        page_size: int,
+        page_bytes: tuple[int, int, int],
+        load_rate: float,
+        slowdown: float,
+    ) -> None:
+        """`load_rate`: bytes a second to the device; `slowdown`: of steps that copies run beside."""
+        self._engine = engine
+        self._cost = cost
+        self._io = io
+        self._page_size = page_size
+        self._page_bytes = page_bytes
+        self._load_rate = load_rate
+        self._slowdown = slowdown
+
+    @property
+    def is_fenced(self) -> bool:
+        """Whether a back-up is under way whose source pages have been given away already."""
+        return self._io.fences[self._engine] > 0
+
+    def submit(self, work: Work, now_ns: int) -> None:
+        """Begin a copy. Copies of states on the device are part of the step's cost."""
+        if isinstance(work, CopyState):
+            return
+        if isinstance(work, StorageWrite):
+            self._io.enqueue("write", self._io.write(self._engine, work, self._page_bytes), now_ns)
+            return
+        self._io.begin(self._io.copy(self._engine, work), now_ns)
+
+    def query(self, prefetch: Prefetch, now_ns: int) -> None:
+        """Ask storage what it has."""
+        self._io.begin(self._io.query(self._engine, prefetch), now_ns)
+
+    def read(self, prefetch: Prefetch, now_ns: int) -> None:
+        """Queue for a reader."""
+        self._io.enqueue("read", self._io.read(self._engine, prefetch, self._page_bytes), now_ns)
+
+    def forward(self, batch: Batch, now_ns: int) -> StepRun:
+        """The ends of the batch's steps, by the cost model."""
+        slowdown = self._slowdown if self._io.copying[self._engine] else 1.0
+        lens = np.array([job.kv_len + 1 for job in batch.decodes], np.int64)
+        if not batch.extends:
+            steps = self._cost.decode_steps_ns(lens, batch.num_steps, slowdown=slowdown)
+            return StepRun(now_ns + np.cumsum(steps), 0)
+        load_layer_bytes = None
+        if batch.load_backs:
+            counts = np.sum([load.num_pages for load in batch.load_backs], axis=0)
+            load_layer_bytes = self._cost.layer_bytes(
+                int(counts[FULL]) * self._page_size,
+                int(counts[SWA]) * self._page_size,
+                int(counts[MAMBA]),
+            )
+        cost = self._cost.forward_ns(
+            [(extend.start, extend.end) for extend in batch.extends],
+            lens,
+            load_layer_bytes=load_layer_bytes,
+            load_rate=self._load_rate,
+            slowdown=slowdown,
+            saved_states=sum(len(extend.saves) for extend in batch.extends),
+        )
+        return StepRun(np.array([now_ns + cost.total_ns], np.int64), cost.load_stall_ns)

@@ -1,0 +1,324 @@
+"""Builds all that a config names, runs it, and returns what came of it."""
+
+import importlib
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from hicache.cache import invariants
+from hicache.cache.eviction import POLICIES, EvictionPolicy
+from hicache.cache.keys import COMPONENT_TAGS
+from hicache.cache.node import FULL, KIND_NAMES, MAMBA, SWA
+from hicache.cache.prefetch import Prefetcher
+from hicache.cache.prefix_cache import PrefixCache
+from hicache.cache.tree import RadixTree
+from hicache.capacity import Capacity, capacities, make_pools, page_bytes
+from hicache.clock import SECOND_NS, SimulatedClock
+from hicache.config import ExperimentConfig, WritePolicy
+from hicache.engine import Engine, serve
+from hicache.executor.cost import CostModel
+from hicache.executor.links import CopyPath, pcie_rate
+from hicache.executor.simulated import SimulatedExecutor, SimulatedIo
+from hicache.metrics import REQUIRED_MEASURES, Progress, RequestRecord, Result, Status
+from hicache.models import GIB, ComponentKind
+from hicache.recorder import Recorder
+from hicache.request import Request
+from hicache.routing import ROUTERS
+from hicache.scheduler.scheduler import Scheduler
+from hicache.storage.base import KEY_BYTES, Storage
+from hicache.storage.build import open_storage
+from hicache.workload.arrivals import Feeder
+from hicache.workload.build import Workload, load_workload, sample_sessions
+
+OFFERED_BATCH = 32  # answers decoded together, where an isolated request's decode cost is needed
+
+
+def run(config: ExperimentConfig, *, progress: Callable[[Progress], None] | None = None) -> Result:
+    """One run of `config`.
+
+    Raises:
+        ValueError: a value that cannot be used, named.
+        FileNotFoundError: a trace that is not there.
+    """
+    if config.executor.kind != "simulated":
+        raise ValueError(f"executor.kind must be simulated, got {config.executor.kind!r}")
+    started = time.perf_counter()
+    notes: list[str] = []
+    tp = config.parallel.tp or config.model.default_tp
+    cost = CostModel(config.model, config.hardware, tp=tp)
+    workload = _workload(config, cost, notes)
+    sizes = page_bytes(config.model, config.cache.page_size, tp)
+    device, host = capacities(config.cache, config.model, sizes, cost.free_device_bytes)
+    notes += _describe(config, device, host, sizes, tp)
+    storage = _open_storage(config, sizes)
+    io = SimulatedIo(config.storage, storage, [_copy_rates(config, tp)] * config.parallel.replicas)
+    engines = [
+        _engine(config, number, cost=cost, io=io, sizes=sizes, device=device, host=host, tp=tp)
+        for number in range(config.parallel.replicas)
+    ]
+    feeder = Feeder(
+        workload.requests, config.workload.arrivals, concurrency=config.workload.concurrency
+    )
+    recorder = Recorder(
+        feeder,
+        engines,
+        num_requests=len(workload.requests),
+        interval_s=config.tracker.interval_s,
+        warm_up_s=config.workload.warm_up_s,
+        progress=progress,
+    )
+    router = ROUTERS.get(config.parallel.router)
+    if router is None:
+        raise ValueError(
+            f"parallel.router must be one of {', '.join(ROUTERS)}, got {config.parallel.router!r}"
+        )
+    try:
+        serve(
+            engines,
+            feeder.initial(),
+            clock=SimulatedClock(),
+            io=io,
+            router=router(),
+            observer=recorder,
+        )
+    finally:
+        if storage is not None:
+            storage.close()
+    recorder.close()
+    for engine in engines:
+        invariants.check_drained(engine.cache, engine.prefetcher)
+    records = sorted(recorder.records, key=lambda record: record.id)
+    measures = _measures(config, records, engines, io, recorder, cost, tp)
+    measures |= _working_set(workload.requests, sizes, host, config)
+    return Result(
+        records=records, measures=measures, wall_s=time.perf_counter() - started, notes=notes
+    )
+
+
+def _workload(config: ExperimentConfig, cost: CostModel, notes: list[str]) -> Workload:
+    workload = load_workload(config.workload, data_dir=config.data_dir, seed=config.seed)
+    if config.workload.load is not None:
+        cold = _utilisation(
+            cost,
+            [(0, request.prompt_len, request.output_len) for request in workload.requests],
+            _span_s([request.arrival_ns for request in workload.requests]),
+            config.parallel.replicas,
+        )
+        share = min(config.workload.load / cold, 1.0)
+        if share == 1.0:
+            notes.append(
+                f"workload.load={config.workload.load} is more than the whole workload gives "
+                f"without a cache ({cold:.2f}); all of it is replayed"
+            )
+        workload = sample_sessions(workload, share, config.seed)
+    notes.insert(0, workload.description)
+    return workload
+
+
+def _engine(
+    config: ExperimentConfig,
+    number: int,
+    *,
+    cost: CostModel,
+    io: SimulatedIo,
+    sizes: tuple[int, int, int],
+    device: Capacity,
+    host: Capacity,
+    tp: int,
+) -> Engine:
+    model, cache_config = config.model, config.cache
+    tree = RadixTree(
+        page_size=cache_config.page_size,
+        policy=_policy(cache_config.eviction),
+        window_len=model.window_len,
+        has_states=ComponentKind.mamba in model.components,
+        reclaims_duplicates=cache_config.write_policy is WritePolicy.write_back,
+    )
+    has_storage = io.storage is not None
+    cache = PrefixCache(
+        tree,
+        make_pools(device, host, model),
+        page_bytes=sizes,
+        write_policy=cache_config.write_policy,
+        load_back_threshold=cache_config.load_back_threshold,
+        storage_queue_bytes=int(config.storage.write_queue_gib * GIB) if has_storage else None,
+    )
+    prefetcher = None
+    if has_storage:
+        capacity = host.counts[FULL]
+        tokens = None if capacity is None else capacity * cache_config.page_size
+        prefetcher = Prefetcher(cache, config.prefetch, tokens)
+    scheduler = Scheduler(
+        cache,
+        prefetcher,
+        config.scheduler,
+        max_len=model.max_len,
+        checkpoints=cache_config.checkpoints,
+        checkpoint_tokens=cache_config.checkpoint_tokens,
+        may_jump=config.engine.jump,
+        estimate_s=cost.prefill_s,
+    )
+    executor = SimulatedExecutor(
+        number,
+        cost,
+        io,
+        page_size=cache_config.page_size,
+        page_bytes=sizes,
+        load_rate=_copy_rates(config, tp)["to_device"],
+        slowdown=config.hardware.copy_slowdown.value,
+    )
+    check = _check if config.engine.check_invariants else None
+    return Engine(cache, prefetcher, scheduler, executor, check=check)
+
+
+def _check(engine: Engine) -> None:
+    scheduler = engine.scheduler
+    jobs = [*scheduler.running, *([scheduler.partial] if scheduler.partial else [])]
+    extending = engine.extending
+    sequences = {job.sequence for job in [*jobs, *(extend.job for extend in extending)]}
+    slots = [slot for extend in extending for _, slot in extend.saves]
+    invariants.check(engine.cache, engine.prefetcher, sequences, slots)
+
+
+def _policy(name: str) -> EvictionPolicy:
+    if name in POLICIES:
+        return POLICIES[name]()
+    module, _, attribute = name.partition(":")
+    if not attribute:
+        raise ValueError(
+            f"cache.eviction must be one of {', '.join(POLICIES)} or module:Class, got {name!r}"
+        )
+    try:
+        policy: EvictionPolicy = getattr(importlib.import_module(module), attribute)()
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"cache.eviction={name} cannot be loaded: {error}") from error
+    if not callable(getattr(policy, "priority", None)):
+        raise ValueError(f"cache.eviction={name} has no method priority(node)")
+    return policy
+
+
+def _open_storage(config: ExperimentConfig, sizes: tuple[int, int, int]) -> Storage | None:
+    # simulated time moves keys, not pages: memory counts nominal bytes, others hold the keys
+    nominal = config.storage.kind == "memory"
+    page_sizes = {
+        tag[0]: size if nominal else KEY_BYTES
+        for tag, size in zip(COMPONENT_TAGS, sizes, strict=True)
+        if size
+    }
+    namespace = f"{config.model.name}-p{config.cache.page_size}-simulated"
+    return open_storage(config.storage, namespace=namespace, page_bytes=page_sizes)
+
+
+def _copy_rates(config: ExperimentConfig, tp: int) -> dict[str, float]:
+    """Bytes a second of an engine's links; its devices copy side by side."""
+    model, hardware = config.model, config.hardware
+    layer_page = model.full_layer_token_bytes * config.cache.page_size
+    piece = max(layer_page // tp, 1)  # a device's part of one layer's page is contiguous
+    return {
+        "to_device": tp * pcie_rate(hardware, piece, CopyPath.kernel, to_device=True),
+        "to_host": tp * pcie_rate(hardware, piece, CopyPath.kernel, to_device=False),
+        "host_memory": hardware.host_bandwidth.value,
+    }
+
+
+def _describe(
+    config: ExperimentConfig, device: Capacity, host: Capacity, sizes: Sequence[int], tp: int
+) -> list[str]:
+    if config.cache.unlimited:
+        return [f"{config.model.name} on {tp} device(s): pools that never fill"]
+    notes = []
+    for word, capacity in (("device", device), ("host", host)):
+        parts = []
+        for kind in (FULL, SWA, MAMBA):
+            number = capacity.counts[kind]
+            if sizes[kind] and number is not None:
+                if kind == MAMBA:
+                    parts.append(f"{number:,} states")
+                else:
+                    parts.append(f"{number * config.cache.page_size:,} {KIND_NAMES[kind]} tokens")
+        notes.append(
+            f"{config.model.name} on {tp} device(s), {word}: "
+            f"{capacity.total_bytes / GIB:.1f} GiB = {' + '.join(parts)}"
+        )
+    return notes
+
+
+def _measures(
+    config: ExperimentConfig,
+    records: Sequence[RequestRecord],
+    engines: Sequence[Engine],
+    io: SimulatedIo,
+    recorder: Recorder,
+    cost: CostModel,
+    tp: int,
+) -> dict[str, float]:
+    counters: Counter[str] = Counter(io.counters)
+    for engine in engines:
+        counters.update(engine.cache.counters)
+    measures: dict[str, float] = {
+        name: count for name, count in counters.items() if not name.startswith("cache/")
+    }
+    discarded = [
+        count for name, count in counters.items() if name.startswith("prefetch/discarded_")
+    ]
+    measures["prefetch/discarded_pages"] = sum(discarded)
+    span_s = _span_s([record.arrival_ns for record in records])
+    hits = [
+        (record.prompt_len - record.computed_len, record.prompt_len, record.output_len)
+        for record in records
+        if record.status is Status.finished
+    ]
+    busy_ns = sum(engine.busy_ns for engine in engines) - (recorder.busy_ns_at_warm_up or 0)
+    storage = config.storage
+    measures |= {
+        "load/rho_gpu": _utilisation(cost, hits, span_s, len(engines)),
+        "load/rho_read": counters["transfer/storage_read_bytes"]
+        / span_s
+        / (storage.read_gbps * 1e9),
+        "load/rho_write": counters["transfer/storage_write_bytes"]
+        / span_s
+        / (storage.write_gbps * 1e9),
+        "gpu/busy_s": busy_ns / SECOND_NS * tp,
+        "engine/steps_count": sum(engine.num_steps for engine in engines),
+        "engine/span_s": recorder.now_ns / SECOND_NS,
+        "tree/nodes_count": sum(engine.cache.tree.num_nodes for engine in engines),
+    }
+    return dict.fromkeys(REQUIRED_MEASURES, 0) | measures
+
+
+def _utilisation(
+    cost: CostModel, requests: Sequence[tuple[int, int, int]], span_s: float, num_engines: int
+) -> float:
+    """Seconds of work offered a second: (cached, prompt, answer) lengths, decoded in batches."""
+    offered = sum(cost.offered_s(*lengths, OFFERED_BATCH) for lengths in requests)
+    return offered / span_s / num_engines
+
+
+def _span_s(arrivals_ns: Sequence[int]) -> float:
+    if not arrivals_ns:
+        return 1.0
+    return max((max(arrivals_ns) - min(arrivals_ns)) / SECOND_NS, 1.0)
+
+
+def _working_set(
+    requests: Sequence[Request],
+    sizes: tuple[int, int, int],
+    host: Capacity,
+    config: ExperimentConfig,
+) -> dict[str, float]:
+    """Distinct tokens of the workload, and how much of their full KV the host could hold."""
+    parts = [part for each in requests for part in (each.prompt, each.output)]
+    starts = np.concatenate([part.starts for part in parts])
+    counts = np.concatenate([part.counts for part in parts])
+    order = np.argsort(starts, kind="stable")
+    firsts = starts[order].astype(np.int64)
+    ends = np.maximum.accumulate(firsts + counts[order])
+    before = np.concatenate(([firsts[0]], ends[:-1]))
+    tokens = int(np.maximum(ends - np.maximum(firsts, before), 0).sum())
+    capacity = host.counts[FULL]
+    measures: dict[str, float] = {"workload/distinct_tokens": tokens}
+    if capacity is not None:
+        measures["load/host_over_working_set"] = capacity * config.cache.page_size / tokens
+    return measures

@@ -1,0 +1,85 @@
+"""What a request may cost: the arithmetic of admission, in tokens.
+
+E extend tokens, C chunk tokens left in this step, W window, P page, M new tokens reserved,
+h window tokens to load back from the host.
+"""
+
+from dataclasses import dataclass
+
+from hicache.config import SwaBudget
+
+
+def ceil_page(tokens: int, page_size: int) -> int:
+    """`tokens` rounded up to whole pages."""
+    return -(-tokens // page_size) * page_size
+
+
+def swa_budget_for_req(
+    form: SwaBudget,
+    *,
+    extend: int,
+    chunk: int | None,
+    window: int,
+    page: int,
+    swa_host_hit_length: int = 0,
+    max_new: int = 0,
+) -> int:
+    """Window-pool tokens that a request is charged.
+
+    `reports`: max(min(E, C), W) + P, and ceil(h) when pages will be loaded back (report 004,
+    sglang PR 27391). `no_host_term` is what stood before it; `double` charges h twice, to show
+    what that costs. `sglang_0_5_23`: max(a − W, 0) + min(E + M, W) + P + ceil(h) with
+    a = min(E, C) (sglang PR 32379).
+    """
+    allocated = extend if chunk is None else min(extend, chunk)
+    host = ceil_page(swa_host_hit_length, page)
+    if form is SwaBudget.sglang_0_5_23:
+        return max(allocated - window, 0) + min(extend + max_new, window) + page + host
+    base = max(allocated, window) + page
+    if form is SwaBudget.no_host_term:
+        return base
+    return base + (2 * host if form is SwaBudget.double else host)
+
+
+@dataclass(frozen=True, slots=True)
+class Defer:
+    """Not now, and why."""
+
+    reason: str
+
+
+@dataclass(slots=True, kw_only=True)
+class StepBudget:
+    """What one step may still promise. Reservations shrink it; pages taken show in the pools."""
+
+    chunk_tokens: int  # extend tokens left
+    reserved_tokens: float  # full tokens promised and not taken
+    reserved_swa_tokens: int = 0
+
+
+class NewTokenRatio:
+    """Which share of the answer tokens still to come is reserved.
+
+    Falls from `first` to `floor` over `decay_steps` decode steps, and jumps up at a retraction.
+    It counts steps, so a run of them gives the same number as each by itself.
+    """
+
+    def __init__(self, *, first: float, floor: float, decay_steps: int) -> None:
+        self._base = first
+        self._floor = floor
+        self._decay = (first - floor) / max(decay_steps, 1)
+        self._steps = 0
+
+    @property
+    def value(self) -> float:
+        """The share now."""
+        return max(self._floor, self._base - self._steps * self._decay)
+
+    def decoded(self, num_steps: int) -> None:
+        """That many decode steps have passed."""
+        self._steps += num_steps
+
+    def retracted(self, decoded: int, max_new: int, running: int) -> None:
+        """Start again from what the running requests turned out to need (sglang's rule)."""
+        self._base = max(self._floor, min(1.0, (decoded + 20 * running) / (max_new + 1)))
+        self._steps = 0

@@ -1,0 +1,88 @@
+"""A request inside an engine: how far it is, and where its time and tokens went."""
+
+from hicache.cache.sequence import Sequence
+from hicache.request import Request
+
+
+class Job:
+    """One request from its submission to its last token.
+
+    Token intervals of its sequence: `[0, cached_len)` came from the cache at the last admission,
+    `[cached_len, kv_len)` has been computed since, `[kv_len, target_len)` is still to be extended.
+    Decoding begins when `kv_len` reaches `target_len`.
+    """
+
+    __slots__ = (
+        "admitted_ns",
+        "blocked_since_ns",
+        "cached_len",
+        "computed_len",
+        "decoded",
+        "defer_reason",
+        "device_len",
+        "first_token_ns",
+        "host_len",
+        "kv_len",
+        "load_back_ns",
+        "num_steps",
+        "number",
+        "prefetched",
+        "rank",
+        "recomputed_len",
+        "request",
+        "retractions",
+        "saves",
+        "sequence",
+        "storage_len",
+        "storage_wait_ns",
+        "submitted_ns",
+        "target_len",
+        "tokens",
+    )
+
+    def __init__(self, request: Request, tokens: bytes, number: int, now_ns: int) -> None:
+        self.request = request
+        self.tokens = tokens  # prompt and answer
+        self.number = number  # order of submission
+        self.rank: tuple[float, int] = (number, number)  # its place in the queue
+        self.sequence = Sequence(tokens, request.namespace)
+        self.submitted_ns = now_ns
+        self.target_len = request.prompt_len
+        self.cached_len = self.kv_len = 0
+        self.decoded = 0  # answer tokens produced
+        self.prefetched = (0, 0)  # tokens [start, end) that its own prefetch asked for
+        self.saves: list[int] = []  # lengths at which a state is to be captured, ascending
+        self.defer_reason = ""
+        self.device_len = self.host_len = self.storage_len = self.computed_len = 0
+        self.recomputed_len = 0
+        self.blocked_since_ns: int | None = None
+        self.storage_wait_ns = 0
+        self.load_back_ns = 0
+        self.admitted_ns: int | None = None  # the first admission
+        self.first_token_ns: int | None = None
+        self.retractions = 0
+        self.num_steps = 0
+
+    @property
+    def extend_len(self) -> int:
+        """Tokens still to be extended."""
+        return self.target_len - self.kv_len
+
+    @property
+    def remaining_output(self) -> int:
+        """Answer tokens still to come."""
+        return self.request.output_len - self.decoded
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the answer is complete."""
+        return self.decoded == self.request.output_len
+
+    def restart(self) -> None:
+        """Begin again after a retraction: what was computed must be computed again."""
+        self.sequence = Sequence(self.tokens, self.request.namespace)
+        self.target_len = self.request.prompt_len + self.decoded
+        self.cached_len = self.kv_len = 0
+        self.saves = []
+        self.prefetched = (0, 0)
+        self.retractions += 1

@@ -1,0 +1,566 @@
+"""Which requests run next, and what becomes of the step they ran in.
+
+`plan` looks at the queue and returns a batch, `commit` takes its result. Between the two nothing
+here changes, so a run of decode steps may be cut short by whoever executes it.
+"""
+
+from bisect import insort
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from hicache.cache.node import DEVICE, FULL, HOST, MAMBA, SWA
+from hicache.cache.pages import PageIds
+from hicache.cache.prefetch import Prefetcher
+from hicache.cache.prefix_cache import PrefixCache
+from hicache.cache.transfer import LoadBack
+from hicache.cache.tree import MatchResult
+from hicache.config import Batching, CheckpointPlacement, SchedulerConfig, ServiceOrder
+from hicache.request import Request
+from hicache.scheduler.budget import (
+    Defer,
+    NewTokenRatio,
+    StepBudget,
+    ceil_page,
+    swa_budget_for_req,
+)
+from hicache.scheduler.job import Job
+
+MAX_JUMP = 128  # decode steps planned at once
+
+
+@dataclass(frozen=True, slots=True)
+class Extend:
+    """Tokens `[start, end)` of a job, and the states to capture on the way: (length, slot)."""
+
+    job: Job
+    start: int
+    end: int
+    saves: list[tuple[int, PageIds]]
+
+
+@dataclass(slots=True, kw_only=True)
+class Batch:
+    """What one step computes. `num_steps` > 1 only without extends."""
+
+    extends: list[Extend] = field(default_factory=list)
+    decodes: list[Job] = field(default_factory=list)
+    load_backs: list[LoadBack] = field(default_factory=list)
+    num_steps: int = 1
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """Jobs that ended in a step, and why those that did not finish ended."""
+
+    finished: list[Job] = field(default_factory=list)
+    rejected: list[tuple[Job, str]] = field(default_factory=list)
+
+
+class Scheduler:
+    """The queue and the running requests of one engine.
+
+    Invariant: a job is in exactly one of waiting, partial (some of its prompt computed) and
+    running (decoding).
+    """
+
+    def __init__(
+        self,
+        cache: PrefixCache,
+        prefetcher: Prefetcher | None,
+        config: SchedulerConfig,
+        *,
+        max_len: int,
+        checkpoints: CheckpointPlacement = CheckpointPlacement.end,
+        checkpoint_tokens: int = 8192,
+        may_jump: bool = True,
+        estimate_s: Callable[[int, int], float] | None = None,
+    ) -> None:
+        self.cache = cache
+        self.prefetcher = prefetcher
+        self.config = config
+        self.counters: Counter[str] = cache.counters
+        self.waiting: list[tuple[tuple[float, int], Job]] = []
+        self.partial: Job | None = None
+        self.running: list[Job] = []
+        self._max_len = max_len
+        self._page = cache.page_size
+        self._checkpoints = checkpoints
+        self._checkpoint_tokens = checkpoint_tokens
+        self._max_jump = MAX_JUMP if may_jump else 1
+        self._estimate_s = estimate_s
+        self._num_submitted = 0
+        self._ended = Outcome()  # jobs that ended outside `commit`
+        self._ratio = NewTokenRatio(
+            first=config.new_token_ratio,
+            floor=min(config.new_token_ratio_floor, config.new_token_ratio),
+            decay_steps=config.new_token_ratio_decay_steps,
+        )
+
+    # -- coming and going ----------------------------------------------------------------------
+
+    def submit(self, request: Request, now_ns: int) -> Job:
+        """Queue a request, and start its prefetch. One that can never run is rejected."""
+        self._num_submitted += 1
+        tokens = request.prompt.to_bytes() + request.output.to_bytes()
+        job = Job(request, tokens, self._num_submitted, now_ns)
+        reason = self._never_fits(request)
+        if reason is not None:
+            self._ended.rejected.append((job, reason))
+            return job
+        match = self.cache.match(job.sequence, job.target_len)
+        if self.prefetcher is not None:
+            prefetch = self.prefetcher.prefetch_from_storage(
+                request.id, job.sequence, match, job.target_len, now_ns
+            )
+            if prefetch is not None:
+                start = prefetch.start_page * self._page
+                job.prefetched = (start, start + prefetch.num_pages * self._page)
+        job.rank = self._rank(job, match)
+        insort(self.waiting, (job.rank, job))
+        return job
+
+    def abort(self, request_id: int, now_ns: int) -> Job | None:
+        """Drop a request wherever it is; every count returns to what it was without it.
+
+        Not while a step that it is part of runs. None if there is no such request.
+        """
+        for entry in self.waiting:
+            if entry[1].request.id == request_id:
+                self.waiting.remove(entry)
+                if self.prefetcher is not None:
+                    self.prefetcher.abort(request_id)
+                return entry[1]
+        for job in [*self.running, *([self.partial] if self.partial else [])]:
+            if job.request.id == request_id:
+                self.cache.abandon(job.sequence)
+                if job is self.partial:
+                    self.partial = None
+                else:
+                    self.running.remove(job)
+                return job
+        return None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is here."""
+        return not (self.waiting or self.running or self.partial)
+
+    def next_deadline_ns(self, now_ns: int) -> int | None:
+        """When the next waiting request's prefetch will have waited for too long."""
+        if self.prefetcher is None or not self.waiting:
+            return None
+        return self.prefetcher.next_deadline_ns(now_ns)
+
+    def take_ended(self) -> Outcome:
+        """Jobs that ended since the last call, outside a step."""
+        ended, self._ended = self._ended, Outcome()
+        return ended
+
+    # -- planning ------------------------------------------------------------------------------
+
+    def plan(self, now_ns: int) -> Batch | None:
+        """The next step, or None if nothing can run now."""
+        batch = Batch()
+        budget = StepBudget(
+            chunk_tokens=self.config.chunk_tokens, reserved_tokens=self._reserved_tokens()
+        )
+        can_admit = True
+        if self.partial is not None:
+            can_admit = self._continue_partial(self.partial, batch, budget)
+        if can_admit and self.waiting:
+            self._scan(batch, budget, now_ns)
+        if self.running and (not batch.extends or self.config.batching is Batching.mixed):
+            self._plan_decodes(batch)
+        if not batch.extends and not batch.decodes:
+            return None
+        return batch
+
+    def commit(self, batch: Batch, num_steps: int, now_ns: int) -> Outcome:
+        """Take in a batch that ended at `now_ns` after `num_steps` steps."""
+        outcome = self.take_ended()
+        if batch.decodes:
+            self._commit_decodes(batch.decodes, num_steps, outcome)
+        for extend in batch.extends:
+            self._commit_extend(extend, now_ns, outcome)
+        return outcome
+
+    # -- admission -----------------------------------------------------------------------------
+
+    def _scan(self, batch: Batch, budget: StepBudget, now_ns: int) -> None:
+        skipped = 0
+        admitted: list[Job] = []
+        for _, job in list(self.waiting):
+            if budget.chunk_tokens <= 0 or self.partial is not None:
+                break
+            if len(self.running) + len(batch.extends) >= self.config.max_running:
+                self._deferred(job, "running")
+                break
+            if not self._prefetch_lets_go(job, now_ns):
+                skipped += 1
+                if skipped >= self.config.scan_limit:
+                    break
+                continue
+            verdict = self._admit(job, batch, budget, now_ns)
+            if isinstance(verdict, Defer):
+                self._deferred(job, verdict.reason)
+                if verdict.reason == "never":
+                    admitted.append(job)
+                    continue
+                break
+            admitted.append(job)
+        if admitted:
+            gone = set(admitted)
+            self.waiting = [entry for entry in self.waiting if entry[1] not in gone]
+
+    def _prefetch_lets_go(self, job: Job, now_ns: int) -> bool:
+        if self.prefetcher is None or self.prefetcher.check(job.request.id, now_ns):
+            if job.blocked_since_ns is not None:
+                job.storage_wait_ns += now_ns - job.blocked_since_ns
+                job.blocked_since_ns = None
+            return True
+        if job.blocked_since_ns is None:
+            job.blocked_since_ns = now_ns
+        return False
+
+    def _admit(self, job: Job, batch: Batch, budget: StepBudget, now_ns: int) -> Defer | None:
+        cache = self.cache
+        match = cache.match(job.sequence, job.target_len)
+        verdict = self._check(job, match, budget)
+        if isinstance(verdict, Defer):
+            return self._or_never(job, verdict)
+        lock = cache.tree.lock(match.best_node)  # its own path no longer counts as evictable
+        try:
+            verdict = self._check(job, match, budget)
+            if isinstance(verdict, Defer):
+                return self._or_never(job, verdict)
+            start, end = job.prefetched
+            acquired = cache.acquire(job.sequence, match, storage_start=start, storage_end=end)
+        finally:
+            cache.tree.release(lock)
+        if acquired is None:
+            return self._or_never(job, Defer("slots"))
+        job.cached_len = job.kv_len = acquired.cached_len
+        job.saves = self._save_lengths(job, match)
+        if acquired.load_back is not None:
+            batch.load_backs.append(acquired.load_back)
+        chunk_end = self._chunk_end(job, verdict)
+        if not cache.extend(job.sequence, chunk_end):
+            self._prefill_out_of_memory(job)
+            return self._or_never(job, Defer("prefill_oom"))
+        if self.prefetcher is not None:
+            used = acquired.storage_len // self._page
+            self.prefetcher.forget(job.request.id, used_pages=used)
+        self._account(job, acquired.device_len, acquired.host_len, acquired.storage_len, now_ns)
+        self._reserve(job, chunk_end, budget)
+        self._add_extend(job, chunk_end, batch, budget)
+        return None
+
+    def _check(self, job: Job, match: MatchResult, budget: StepBudget) -> Defer | int:
+        """Why not now; or how many tokens the first chunk may have."""
+        cache, page = self.cache, self._page
+        extend = job.target_len - match.usable_len
+        max_new = min(job.remaining_output, self.config.clip_new_tokens)
+        chunk = budget.chunk_tokens
+        total = job.target_len - match.device_prefix_len + max_new + page
+        if total >= cache.room(FULL) - budget.reserved_tokens:
+            return Defer("tokens")
+        if cache.tree.has_swa:
+            remaining = cache.room(SWA) - budget.reserved_swa_tokens
+            host_hit = match.swa_host_hit_length
+            needed = self._swa_budget(ceil_page(extend, page), max_new, chunk, host_hit)
+            if needed >= remaining:
+                capacity = cache.pools[DEVICE][SWA].capacity
+                # a passing shortage is waited for; a chunk that can never fit is made to
+                if capacity is None or needed < capacity * page:
+                    return Defer("swa_tokens")
+                chunk = (remaining - 1 - self._swa_budget(0, max_new, 0, host_hit)) // page * page
+                if chunk <= 0:
+                    return Defer("swa_tokens")
+        if cache.tree.has_states and 2 + match.mamba_host_hit_length > cache.room(MAMBA):
+            return Defer("slots")
+        return chunk
+
+    def _swa_budget(self, extend: int, max_new: int, chunk: int, host_hit: int) -> int:
+        return swa_budget_for_req(
+            self.config.swa_budget,
+            extend=extend,
+            chunk=chunk,
+            window=self.cache.tree.window_len,
+            page=self._page,
+            swa_host_hit_length=host_hit,
+            max_new=max_new,
+        )
+
+    def _or_never(self, job: Job, defer: Defer) -> Defer:
+        # alone in the engine, nothing in flight, and still refused: it will never run
+        cache = self.cache
+        if self.running or self.partial is not None or cache.in_flight:
+            return defer
+        if self.prefetcher is not None and (
+            self.prefetcher.lingering
+            or any(not each.is_settled for each in self.prefetcher.active.values())
+        ):
+            return defer
+        if defer.reason == "prefill_oom" and job.retractions < 3:
+            return defer
+        if self.prefetcher is not None:
+            self.prefetcher.forget(job.request.id, used_pages=0)
+        self._ended.rejected.append((job, f"needs more {defer.reason} than the pools can give"))
+        return Defer("never")
+
+    def _reserve(self, job: Job, chunk_end: int, budget: StepBudget) -> None:
+        page = self._page
+        max_new = min(job.remaining_output, self.config.clip_new_tokens)
+        is_whole = chunk_end == job.target_len
+        budget.reserved_tokens += job.target_len - chunk_end + page + (max_new if is_whole else 0)
+        if self.cache.tree.has_swa:
+            taken = ceil_page(chunk_end - job.kv_len, page)
+            needed = self._swa_budget(
+                ceil_page(job.extend_len, page), max_new, budget.chunk_tokens, 0
+            )
+            budget.reserved_swa_tokens += max(needed - taken, 0)
+
+    def _reserved_tokens(self) -> float:
+        clip = self.config.clip_new_tokens
+        ratio = self._ratio.value
+        answers = sum(min(job.remaining_output, clip) for job in self.running)
+        reserved = answers * ratio
+        if self.partial is not None:
+            reserved += self.partial.extend_len + self._page
+            reserved += min(self.partial.remaining_output, clip) * ratio
+        return reserved
+
+    def _prefill_out_of_memory(self, job: Job) -> None:
+        # admission had promised pages that are not there (report 004); start over later
+        self.counters["scheduler/prefill_oom_count"] += 1
+        self.cache.abandon(job.sequence)
+        prefetched = job.prefetched
+        job.restart()
+        job.prefetched = prefetched
+
+    def _deferred(self, job: Job, reason: str) -> None:
+        if job.defer_reason != reason:
+            job.defer_reason = reason
+            self.counters["scheduler/deferred_count"] += 1
+            self.counters[f"scheduler/deferred_{reason}_count"] += 1
+
+    def _account(
+        self, job: Job, device_len: int, host_len: int, storage_len: int, now_ns: int
+    ) -> None:
+        computed = job.target_len - job.cached_len
+        if job.admitted_ns is None:
+            job.admitted_ns = now_ns
+            for tier, length in (
+                ("device", device_len),
+                ("host", host_len),
+                ("storage", storage_len),
+            ):
+                self.counters[f"cache/{tier}_hit_tokens"] += length
+            self.counters["cache/computed_tokens"] += computed
+            job.device_len, job.host_len, job.storage_len = device_len, host_len, storage_len
+            job.computed_len = computed
+        else:
+            job.recomputed_len += computed
+            self.counters["cache/recomputed_tokens"] += computed
+        job.defer_reason = ""
+
+    def _rank(self, job: Job, match: MatchResult) -> tuple[float, int]:
+        order = self.config.order
+        if order is ServiceOrder.longest_prefix:
+            return (-match.usable_len, job.number)
+        if order is ServiceOrder.shortest_remaining:
+            # waiting forgives work at the rate `aging` for all alike, so the rank stands still
+            assert self._estimate_s is not None
+            work = self._estimate_s(match.usable_len, job.target_len)
+            return (work + self.config.aging * job.submitted_ns * 1e-9, job.number)
+        return (job.number, job.number)
+
+    def _never_fits(self, request: Request) -> str | None:
+        length = request.prompt_len + request.output_len
+        if length > self._max_len:
+            return f"{length} tokens are more than the model's {self._max_len}"
+        pool = self.cache.pools[DEVICE][FULL]
+        wanted = -(-length // self._page) + 1
+        if pool.capacity is not None and wanted > pool.capacity:
+            return f"{wanted} pages are more than the device pool's {pool.capacity}"
+        return None
+
+    # -- extending -----------------------------------------------------------------------------
+
+    def _chunk_end(self, job: Job, chunk_tokens: int) -> int:
+        if job.extend_len <= chunk_tokens:
+            return job.target_len
+        # a cut chunk ends at a page
+        end = (job.kv_len + chunk_tokens) // self._page * self._page
+        return max(end, job.kv_len + min(self._page, job.extend_len))
+
+    def _continue_partial(self, job: Job, batch: Batch, budget: StepBudget) -> bool:
+        chunk = budget.chunk_tokens
+        if self.cache.tree.has_swa:
+            chunk = min(chunk, self.cache.room(SWA) - self._page)
+        chunk_end = self._chunk_end(job, max(chunk, self._page))
+        if not self.cache.extend(job.sequence, chunk_end):
+            if not self.running and not self.cache.in_flight:
+                self._prefill_out_of_memory(job)
+                self.partial = None
+                insort(self.waiting, (job.rank, job))
+            return False
+        self.partial = None
+        self._add_extend(job, chunk_end, batch, budget)
+        return self.partial is None
+
+    def _add_extend(self, job: Job, chunk_end: int, batch: Batch, budget: StepBudget) -> None:
+        saves = []
+        last = job.target_len // self._page * self._page
+        for length in job.saves:
+            if not job.kv_len < length <= chunk_end:
+                continue
+            if length == last:
+                slot, job.sequence.boundary_slot = job.sequence.boundary_slot, None
+            else:
+                slot = self.cache.take_state_slot()
+            if slot is None:
+                self.counters["cache/missed_checkpoint_count"] += 1
+                continue
+            saves.append((length, slot))
+        batch.extends.append(Extend(job, job.kv_len, chunk_end, saves))
+        budget.chunk_tokens -= chunk_end - job.kv_len
+        if chunk_end < job.target_len:
+            self.partial = job
+
+    def _save_lengths(self, job: Job, match: MatchResult) -> list[int]:
+        if not self.cache.tree.has_states:
+            return []
+        page = self._page
+        last = job.target_len // page * page
+        lengths = {last}
+        if self._checkpoints is not CheckpointPlacement.end and match.branch_len is not None:
+            lengths.add(match.branch_len)
+        if self._checkpoints is CheckpointPlacement.every:
+            step = self._checkpoint_tokens
+            lengths.update(range(job.kv_len // step * step + step, last, step))
+        return sorted(length for length in lengths if job.kv_len < length <= last)
+
+    def _commit_extend(self, extend: Extend, now_ns: int, outcome: Outcome) -> None:
+        job, cache = extend.job, self.cache
+        job.num_steps += 1
+        job.kv_len = extend.end
+        for length, slot in extend.saves:
+            job.sequence.states[length // self._page] = slot
+        if job.kv_len < job.target_len:
+            cache.leave_window(job.sequence, job.kv_len)
+            return
+        job.decoded += 1
+        if job.first_token_ns is None:
+            job.first_token_ns = now_ns
+        if job.is_finished:
+            self._finish(job, outcome)
+            return
+        cache.publish(job.sequence, job.kv_len // self._page)
+        if cache.tree.has_states and job.sequence.boundary_slot is None:
+            job.sequence.boundary_slot = cache.take_state_slot()
+        self.running.append(job)
+
+    # -- decoding ------------------------------------------------------------------------------
+
+    def _plan_decodes(self, batch: Batch) -> None:
+        wanted = 1
+        if not batch.extends and self._may_jump():
+            wanted = min(self._max_jump, *(job.remaining_output for job in self.running))
+        while True:
+            steps = self._decode_steps(wanted)
+            if steps:
+                break
+            if not self._retract_one():
+                return
+        batch.decodes = list(self.running)
+        batch.num_steps = steps
+
+    def _may_jump(self) -> bool:
+        # a request that was refused for want of room may fit after any step: look after each
+        return all(
+            job.blocked_since_ns is not None for _, job in self.waiting[: self.config.scan_limit]
+        )
+
+    def _decode_steps(self, wanted: int) -> int:
+        """How many steps, at most `wanted`, the pools have pages for without looking again."""
+        cache = self.cache
+        rooms = [cache.room(FULL) // self._page]
+        if cache.tree.has_swa:
+            # pages that leave the window meanwhile are not counted, so take no victims for many
+            # steps at once
+            free = cache.available_size(SWA) // self._page
+            if self._pages_for(wanted) > free:
+                wanted = self._steps_in_page(wanted)
+            rooms.append(cache.room(SWA) // self._page)
+        room = min(rooms)
+        while wanted and self._pages_for(wanted) > room:
+            wanted //= 2
+        return wanted
+
+    def _pages_for(self, num_steps: int) -> int:
+        page = self._page
+        return sum(
+            max(-(-(job.kv_len + num_steps) // page) - job.sequence.num_pages, 0)
+            for job in self.running
+        )
+
+    def _steps_in_page(self, wanted: int) -> int:
+        left = min(job.sequence.num_pages * self._page - job.kv_len for job in self.running)
+        return max(min(wanted, left), 1)
+
+    def _retract_one(self) -> bool:
+        """Send the running request with the least to lose back to the queue; never the last."""
+        if len(self.running) == 1:
+            job = self.running[0]
+            if self.cache.in_flight or self.partial is not None:
+                return False  # pages will come free by themselves
+            self.running.clear()
+            self.cache.abandon(job.sequence)
+            self._ended.rejected.append((job, "its answer does not fit the device pool"))
+            return False
+        job = min(self.running, key=lambda each: (each.decoded, -each.request.prompt_len))
+        self.running.remove(job)
+        self.cache.abandon(job.sequence)
+        job.restart()
+        insort(self.waiting, (job.rank, job))
+        self.counters["scheduler/retracted_count"] += 1
+        self._ratio.retracted(
+            sum(each.decoded for each in self.running),
+            sum(each.request.output_len for each in self.running),
+            len(self.running),
+        )
+        return True
+
+    def _commit_decodes(self, jobs: list[Job], num_steps: int, outcome: Outcome) -> None:
+        self._ratio.decoded(num_steps)
+        still: list[Job] = []
+        for job in jobs:
+            if not self.cache.extend(job.sequence, job.kv_len + num_steps):
+                raise AssertionError("a decode step was planned without pages for it")
+        for job in jobs:
+            job.kv_len += num_steps
+            job.decoded += num_steps
+            job.num_steps += num_steps
+            if job.is_finished:
+                self._finish(job, outcome)
+            else:
+                self.cache.leave_window(job.sequence, job.kv_len)
+                still.append(job)
+        self.running = still
+
+    def _finish(self, job: Job, outcome: Outcome) -> None:
+        num_pages = job.kv_len // self._page
+        sequence = job.sequence
+        if sequence.boundary_slot is not None and num_pages > sequence.tree_pages:
+            sequence.states[num_pages] = sequence.boundary_slot
+            sequence.boundary_slot = None
+        self.cache.finish(sequence, num_pages)
+        outcome.finished.append(job)
+
+
+def host_tokens(cache: PrefixCache) -> int | None:
+    """Tokens of full KV that the host pool holds at most; None if it never fills."""
+    capacity = cache.pools[HOST][FULL].capacity
+    return None if capacity is None else capacity * cache.page_size

@@ -1,0 +1,69 @@
+"""A checksum above an engine that has none of its own, or is not trusted."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from threading import Lock
+
+from hicache.storage.base import Storage, StorageStats
+from hicache.storage.digest import page_digest
+
+
+class CheckedStorage:
+    """Passes on only pages that it wrote itself and that come back as they were.
+
+    The digests live here, 16 bytes a page: pages of other processes are misses. What is on the
+    disk is checked by the engines themselves; this is for what happens on the way.
+    """
+
+    def __init__(self, inner: Storage) -> None:
+        self._inner = inner
+        self._digests: dict[bytes, bytes] = {}
+        self._lock = Lock()
+        self._damaged_pages = 0
+
+    def contains(self, keys: Sequence[bytes]) -> list[bool]:
+        """Whether each key is stored now, as far as the engine knows."""
+        return self._inner.contains(keys)
+
+    def read(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
+        """Fill the buffers; False wherever the digest differs or is not known."""
+        results = self._inner.read(keys, buffers)
+        return [
+            result and self._is_right(key, buffer)
+            for key, buffer, result in zip(keys, buffers, results, strict=True)
+        ]
+
+    def write(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
+        """Store pages, and remember their digests."""
+        for key, buffer in zip(keys, buffers, strict=True):
+            digest = page_digest(b"", key, buffer)
+            with self._lock:
+                self._digests.setdefault(key, digest)
+        return self._inner.write(keys, buffers)
+
+    def delete(self, keys: Sequence[bytes]) -> None:
+        """Forget pages; missing ones are ignored."""
+        self._inner.delete(keys)
+        with self._lock:
+            for key in keys:
+                self._digests.pop(key, None)
+
+    def stats(self) -> StorageStats:
+        """What the engine counts, and the pages that came back damaged."""
+        stats = self._inner.stats()
+        return replace(stats, damaged_pages=stats.damaged_pages + self._damaged_pages)
+
+    def close(self) -> None:
+        """Close the engine."""
+        self._inner.close()
+
+    def _is_right(self, key: bytes, buffer: memoryview) -> bool:
+        with self._lock:
+            digest = self._digests.get(key)
+        if digest is None:
+            return False
+        if page_digest(b"", key, buffer) == digest:
+            return True
+        with self._lock:
+            self._damaged_pages += 1
+        return False

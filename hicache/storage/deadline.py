@@ -1,0 +1,155 @@
+"""Calls that may block for ever, and callers that must not."""
+
+import mmap
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from queue import SimpleQueue
+from threading import Lock, Thread
+from typing import TypeVar
+
+from hicache.storage.base import Storage, StorageError, StorageStats
+
+Result = TypeVar("Result")
+
+
+class DeadlineThreads:
+    """Runs calls in threads of its own and waits for each at most `deadline_s`.
+
+    A call that is not over by then is given up: its thread stays with it, and its result, when it
+    comes, is dropped. A call that has not even begun is cancelled. While every thread is with a
+    call that was given up, further calls fail at once. The threads do not keep the program alive.
+    """
+
+    def __init__(self, *, num_threads: int, deadline_s: float) -> None:
+        self._deadline_s = deadline_s
+        self._num_threads = num_threads
+        self._given_up = 0
+        self._lock = Lock()
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        for _ in range(num_threads):
+            Thread(target=self._work, name="storage-deadline", daemon=True).start()
+
+    def call(self, function: Callable[[], Result]) -> Result:
+        """What the function returns or raises.
+
+        Raises:
+            StorageError: It took too long.
+        """
+        with self._lock:
+            if self._given_up == self._num_threads:
+                raise StorageError(
+                    f"all {self._num_threads} threads wait for calls that were given up"
+                )
+        future: Future[Result] = Future()
+        self._calls.put(lambda: _run(function, future))
+        try:
+            return future.result(self._deadline_s)
+        except TimeoutError:
+            if future.done() and not future.cancelled():
+                return future.result()  # the function's own, or it was just in time
+            if not future.cancel():
+                self._give_up(future)
+            raise StorageError(f"no answer within {self._deadline_s:g} s") from None
+
+    def close(self) -> None:
+        """Let the threads end, each after its call."""
+        for _ in range(self._num_threads):
+            self._calls.put(None)
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
+            del call  # or the last call's buffers would live until the next one
+
+    def _give_up(self, future: Future[Result]) -> None:
+        with self._lock:
+            self._given_up += 1
+        future.add_done_callback(lambda _: self._came_back())
+
+    def _came_back(self) -> None:
+        with self._lock:
+            self._given_up -= 1
+
+
+def _run(function: Callable[[], Result], future: Future[Result]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = function()
+    except BaseException as error:
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+
+
+class DeadlineStorage:
+    """An engine whose calls end in time, or with a `StorageError`.
+
+    Pages pass through staging buffers, one copy each way: a call that was given up still holds
+    its staging buffers, and never touches the caller's, which may hold another page by then.
+    """
+
+    def __init__(self, inner: Storage, *, deadline_s: float, num_threads: int = 4) -> None:
+        self._inner = inner
+        self._threads = DeadlineThreads(num_threads=num_threads, deadline_s=deadline_s)
+        self._staging: deque[memoryview] = deque(maxlen=num_threads)
+
+    def contains(self, keys: Sequence[bytes]) -> list[bool]:
+        """Whether each key is stored now."""
+        return self._threads.call(lambda: self._inner.contains(keys))
+
+    def read(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
+        """Fill the buffers, once the engine is done."""
+        staging = self._take_staging(sum(buffer.nbytes for buffer in buffers))
+        parts = _split(staging, buffers)
+        results = self._threads.call(lambda: self._inner.read(keys, parts))
+        for buffer, part, result in zip(buffers, parts, results, strict=True):
+            if result:
+                buffer[:] = part
+        self._staging.append(staging)
+        return results
+
+    def write(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
+        """Store pages. One that was given up may be stored all the same, whole."""
+        staging = self._take_staging(sum(buffer.nbytes for buffer in buffers))
+        parts = _split(staging, buffers)
+        for buffer, part in zip(buffers, parts, strict=True):
+            part[:] = buffer
+        results = self._threads.call(lambda: self._inner.write(keys, parts))
+        self._staging.append(staging)
+        return results
+
+    def delete(self, keys: Sequence[bytes]) -> None:
+        """Forget pages; missing ones are ignored."""
+        self._threads.call(lambda: self._inner.delete(keys))
+
+    def stats(self) -> StorageStats:
+        """What the engine counts."""
+        return self._threads.call(self._inner.stats)
+
+    def close(self) -> None:
+        """Close the engine, if it lets itself be closed in time."""
+        try:
+            self._threads.call(self._inner.close)
+        finally:
+            self._threads.close()
+
+    def _take_staging(self, num_bytes: int) -> memoryview:
+        try:
+            staging = self._staging.pop()
+        except IndexError:
+            staging = memoryview(b"")
+        if staging.nbytes >= num_bytes:
+            return staging
+        return memoryview(mmap.mmap(-1, num_bytes))  # aligned, for engines that want that
+
+
+def _split(staging: memoryview, buffers: Sequence[memoryview]) -> list[memoryview]:
+    """The first bytes of `staging`, as parts of the same lengths as `buffers`."""
+    parts = []
+    start = 0
+    for buffer in buffers:
+        parts.append(staging[start : start + buffer.nbytes])
+        start += buffer.nbytes
+    return parts

@@ -1,0 +1,111 @@
+"""Pages in this process's memory: the engine of simulated time, and the plainest of all to test by.
+
+Least recently used pages leave first, so that the bytes held never exceed the capacity.
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from threading import Lock
+
+from hicache.storage.base import StorageStats
+
+
+class MemoryStorage:
+    """Storage in a dictionary, from the least to the most recently used page.
+
+    A read and a write of an existing key refresh the page; `contains` does not. With
+    `page_bytes`, which gives the size of a page for each component (the last byte of a key), sizes
+    are nominal and the payload may be a stand-in of any length, also of none: that is how
+    simulated time uses it. A stand-in is only read into a buffer of its own length, so it is never
+    taken for a page.
+    """
+
+    def __init__(
+        self, *, capacity_bytes: int | None, page_bytes: Mapping[int, int] | None = None
+    ) -> None:
+        if capacity_bytes is not None and capacity_bytes < 0:
+            raise ValueError(f"capacity_bytes must be at least 0, got {capacity_bytes}")
+        self._capacity_bytes = capacity_bytes
+        self._page_bytes = None if page_bytes is None else dict(page_bytes)
+        self._pages: OrderedDict[bytes, bytes] = OrderedDict()
+        self._lock = Lock()
+        self._stored_bytes = 0
+        self._evicted_pages = 0
+        self._read_bytes = 0
+        self._written_bytes = 0
+
+    def contains(self, keys: Sequence[bytes]) -> list[bool]:
+        """Whether each key is stored now."""
+        pages = self._pages
+        with self._lock:
+            return [key in pages for key in keys]
+
+    def read(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
+        """Fill the buffers, each with as many bytes as were written."""
+        with self._lock:
+            return [self._read(key, buffer) for key, buffer in zip(keys, buffers, strict=True)]
+
+    def write(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
+        """Store pages; False only for a page that is larger than the whole capacity."""
+        with self._lock:
+            return [self._write(key, buffer) for key, buffer in zip(keys, buffers, strict=True)]
+
+    def delete(self, keys: Sequence[bytes]) -> None:
+        """Forget pages; missing ones are ignored."""
+        with self._lock:
+            for key in keys:
+                payload = self._pages.pop(key, None)
+                if payload is not None:
+                    self._stored_bytes -= self._size(key, payload)
+
+    def stats(self) -> StorageStats:
+        """Counts so far; bytes of stand-ins are nominal."""
+        with self._lock:
+            return StorageStats(
+                stored_pages=len(self._pages),
+                stored_bytes=self._stored_bytes,
+                evicted_pages=self._evicted_pages,
+                read_bytes=self._read_bytes,
+                written_bytes=self._written_bytes,
+            )
+
+    def close(self) -> None:
+        """Give the memory back."""
+        with self._lock:
+            self._pages.clear()
+            self._stored_bytes = 0
+
+    def _size(self, key: bytes, payload: bytes | memoryview) -> int:
+        if self._page_bytes is None:
+            return len(payload)
+        return self._page_bytes[key[-1]]
+
+    def _read(self, key: bytes, buffer: memoryview) -> bool:
+        payload = self._pages.get(key)
+        if payload is None:
+            return False
+        if len(payload) != buffer.nbytes:
+            return False
+        if payload:  # the buffer of an empty stand-in may be read-only
+            buffer[:] = payload
+        self._pages.move_to_end(key)
+        self._read_bytes += self._size(key, payload)
+        return True
+
+    def _write(self, key: bytes, buffer: memoryview) -> bool:
+        if key in self._pages:
+            self._pages.move_to_end(key)
+            return True
+        payload = bytes(buffer)
+        size_bytes = self._size(key, payload)
+        if self._capacity_bytes is not None:
+            if size_bytes > self._capacity_bytes:
+                return False
+            while self._stored_bytes + size_bytes > self._capacity_bytes:
+                oldest, evicted = self._pages.popitem(last=False)
+                self._stored_bytes -= self._size(oldest, evicted)
+                self._evicted_pages += 1
+        self._pages[key] = payload
+        self._stored_bytes += size_bytes
+        self._written_bytes += size_bytes
+        return True

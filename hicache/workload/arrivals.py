@@ -1,0 +1,129 @@
+"""When each request of a workload is released to the engine.
+
+Times are the run's, in nanoseconds from its start. A root is a request without a parent; the tree
+of a root is everything that descends from it: its session and the sub-agents that session started.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from hicache.config import Arrivals
+from hicache.request import Request
+
+Release = tuple[int, Request]  # (nanoseconds, request)
+
+
+class Dropped(NamedTuple):
+    """What follows from a request that will never be answered.
+
+    `requests`: its unsettled descendants, which are dropped with it. Under open arrivals some of
+    them may have been released before; the caller takes them off. `released`: what a freed place
+    lets begin (closed arrivals only).
+    """
+
+    requests: list[Request]
+    released: list[Release]
+
+
+class Feeder:
+    """Releases every request once: at its time, or after its parent's answer.
+
+    - `open`: at its arrival.
+    - `causal`: at its arrival, but never before its parent's answer.
+    - `closed`: `think_ns` after its parent's answer. Trees start in order of arrival,
+      `concurrency` of them at time 0 and one more whenever all of a tree is settled.
+
+    A request is settled when it is answered or dropped, and must be settled once at most. All lists
+    are ordered by time and then by request id, so that equal runs get equal lists.
+    """
+
+    def __init__(self, requests: Sequence[Request], mode: Arrivals, *, concurrency: int) -> None:
+        self._mode = mode
+        self._requests = {request.id: request for request in requests}
+        self._unsettled = set(self._requests)
+        self._children: dict[int, list[Request]] = {}
+        self._root_of: dict[int, int] = {}
+        self._tree_left: dict[int, int] = {}  # unsettled requests of each tree
+        roots: list[Request] = []
+        for request in sorted(requests, key=lambda r: (r.arrival_ns, r.id)):
+            root_id = request.id
+            if request.parent_id is None:
+                roots.append(request)
+            else:
+                root_id = self._root_of.get(request.parent_id, -1)
+                if root_id < 0:
+                    raise ValueError(
+                        f"request {request.id} follows request {request.parent_id}, "
+                        f"which does not come before it in the workload"
+                    )
+                self._children.setdefault(request.parent_id, []).append(request)
+            self._root_of[request.id] = root_id
+            self._tree_left[root_id] = self._tree_left.get(root_id, 0) + 1
+        self._waiting_roots = deque(roots)
+        self._free_places = concurrency
+
+    def initial(self) -> list[Release]:
+        """What is released whatever the engine does. Call it once, before anything else."""
+        if self._mode is Arrivals.closed:
+            return self._start_trees(0)
+        if self._mode is Arrivals.open:
+            first = list(self._requests.values())
+        else:
+            first = list(self._waiting_roots)
+        self._waiting_roots.clear()
+        return _in_order([(request.arrival_ns, request) for request in first])
+
+    def on_answered(self, request_id: int, now_ns: int) -> list[Release]:
+        """What the answer of a request releases; no release lies before `now_ns`."""
+        self._settle(request_id)
+        released: list[Release] = []
+        for child in self._children.get(request_id, ()):
+            if child.id not in self._unsettled:
+                continue
+            if self._mode is Arrivals.causal:
+                released.append((max(child.arrival_ns, now_ns), child))
+            elif self._mode is Arrivals.closed:
+                released.append((now_ns + child.think_ns, child))
+        return _in_order(released + self._start_trees(now_ns))
+
+    def on_dropped(self, request_id: int, now_ns: int) -> Dropped:
+        """A request was rejected or aborted: so is everything that would have followed it."""
+        self._settle(request_id)
+        gone: list[Request] = []
+        line = deque(self._children.get(request_id, ()))
+        while line:
+            request = line.popleft()
+            line.extend(self._children.get(request.id, ()))
+            if request.id in self._unsettled:
+                self._settle(request.id)
+                gone.append(request)
+        gone.sort(key=lambda request: request.id)
+        return Dropped(gone, self._start_trees(now_ns))
+
+    @property
+    def num_unsettled(self) -> int:
+        """Requests neither answered nor dropped, released or not."""
+        return len(self._unsettled)
+
+    def _settle(self, request_id: int) -> None:
+        if request_id not in self._unsettled:
+            raise ValueError(f"request {request_id} is settled already, or of another workload")
+        self._unsettled.remove(request_id)
+        root_id = self._root_of[request_id]
+        self._tree_left[root_id] -= 1
+        if not self._tree_left[root_id]:
+            self._free_places += 1
+
+    def _start_trees(self, now_ns: int) -> list[Release]:
+        started: list[Release] = []
+        if self._mode is not Arrivals.closed:
+            return started
+        while self._free_places and self._waiting_roots:
+            self._free_places -= 1
+            started.append((now_ns, self._waiting_roots.popleft()))
+        return started
+
+
+def _in_order(releases: list[Release]) -> list[Release]:
+    return sorted(releases, key=lambda release: (release[0], release[1].id))

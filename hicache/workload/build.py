@@ -1,0 +1,130 @@
+"""Builds the workload that a configuration names."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hicache.clock import SECOND_NS
+from hicache.config import WorkloadConfig
+from hicache.request import Request
+from hicache.workload.data import (
+    MOONCAKE_CONVERSATION,
+    MOONCAKE_SYNTHETIC,
+    MOONCAKE_TOOLAGENT,
+    WEKA_AGENTIC,
+    find_trace,
+)
+from hicache.workload.generators import agents, builtin, chat
+from hicache.workload.mooncake import load_mooncake
+from hicache.workload.weka import load_weka
+
+GENERATORS = {"builtin": builtin, "chat": chat, "agents": agents}
+MOONCAKE = {s.kind: s for s in (MOONCAKE_CONVERSATION, MOONCAKE_SYNTHETIC, MOONCAKE_TOOLAGENT)}
+KINDS = (*GENERATORS, *MOONCAKE, WEKA_AGENTIC.kind)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """Requests in order of arrival, with ids 0, 1, ... in that order.
+
+    `description` is one line for people. Without `has_start_times` the times at which sessions
+    begin were drawn, not recorded.
+    """
+
+    name: str
+    requests: Sequence[Request]
+    description: str
+    has_start_times: bool
+
+
+def load_workload(config: WorkloadConfig, *, data_dir: str | None, seed: int) -> Workload:
+    """Load or generate what `config` names, stretched by `time_scale` and cut to `limit`.
+
+    `config.load` and `config.arrivals` are for the caller: see `sample_sessions` and `Feeder`.
+
+    Raises:
+        ValueError: an unknown kind, or a trace that cannot be read (`TraceError`).
+        FileNotFoundError: a trace that is not there.
+    """
+    kind = config.kind
+    if kind in GENERATORS:
+        requests = GENERATORS[kind](config, seed=seed)
+    elif kind in MOONCAKE:
+        path = find_trace(MOONCAKE[kind], path=config.path, data_dir=data_dir)
+        requests = load_mooncake(path, tokens=config.tokens, think_cap_s=config.think_cap_s)
+    elif kind == WEKA_AGENTIC.kind:
+        path = find_trace(WEKA_AGENTIC, path=config.path, data_dir=data_dir)
+        requests = load_weka(
+            path,
+            tokens=config.tokens,
+            think_cap_s=config.think_cap_s,
+            session_rate=config.session_rate,
+            seed=seed,
+        )
+    else:
+        raise ValueError(f"workload.kind must be one of {', '.join(KINDS)}, got {kind!r}")
+    # parents arrive before their children, so a cut leaves none without
+    requests = requests[: config.limit]
+    if config.time_scale != 1:
+        requests = [
+            replace(request, arrival_ns=round(request.arrival_ns * config.time_scale))
+            for request in requests
+        ]
+    return _workload(kind, requests, has_start_times=kind != WEKA_AGENTIC.kind)
+
+
+def sample_sessions(workload: Workload, share: float, seed: int) -> Workload:
+    """The workload with `share` of its sessions, at least one, and ids numbered anew.
+
+    Sub-agents stay with the session that started them. Of one workload and seed, what a smaller
+    share keeps is a part of what a larger one keeps.
+    """
+    if not 0 < share <= 1:
+        raise ValueError(
+            f"a share of sessions must be above 0 and at most 1, got {share:g}: more load than "
+            f"the whole workload brings needs workload.time_scale"
+        )
+    root_of: dict[int, int] = {}
+    for request in workload.requests:
+        parent = request.parent_id
+        root_of[request.id] = request.id if parent is None else root_of[parent]
+    roots = [request.id for request in workload.requests if request.parent_id is None]
+    order = np.random.default_rng(seed).permutation(len(roots))
+    kept = {roots[place] for place in order[: max(round(share * len(roots)), 1)].tolist()}
+    return _workload(
+        workload.name,
+        _renumbered([request for request in workload.requests if root_of[request.id] in kept]),
+        has_start_times=workload.has_start_times,
+    )
+
+
+def _renumbered(requests: Sequence[Request]) -> list[Request]:
+    ids = {request.id: new_id for new_id, request in enumerate(requests)}
+    return [
+        replace(
+            request,
+            id=ids[request.id],
+            session_id=ids[request.session_id],
+            parent_id=None if request.parent_id is None else ids[request.parent_id],
+        )
+        for request in requests
+    ]
+
+
+def _workload(name: str, requests: Sequence[Request], *, has_start_times: bool) -> Workload:
+    num_sessions = len({request.session_id for request in requests})
+    prompt_tokens = sum(request.prompt_len for request in requests)
+    answer_tokens = sum(request.output_len for request in requests)
+    span_s = (requests[-1].arrival_ns - requests[0].arrival_ns) / SECOND_NS
+    drawn = "" if has_start_times else ", session starts drawn"
+    return Workload(
+        name=name,
+        requests=requests,
+        description=(
+            f"{name}: {len(requests):,} requests in {num_sessions:,} sessions, "
+            f"{prompt_tokens / 1e6:,.1f} M prompt and {answer_tokens / 1e6:,.1f} M answer tokens, "
+            f"arriving over {span_s:,.0f} s{drawn}"
+        ),
+        has_start_times=has_start_times,
+    )

@@ -1,0 +1,113 @@
+"""Where trace files are found, and how a public one is fetched."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from pooch.core import retrieve
+from pooch.downloaders import HTTPDownloader
+from pooch.utils import os_cache
+
+CONNECT_S = 5.0
+READ_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A trace and where it may be.
+
+    `names` are files or folders that a data directory may hold, the preferred one first. With a
+    `url` and the `sha256` of what is there it can be downloaded; else `obtain` says how to get it.
+    """
+
+    kind: str
+    names: tuple[str, ...]
+    obtain: str
+    url: str | None = None
+    sha256: str | None = None
+
+
+MOONCAKE_RELEASE = (
+    "https://raw.githubusercontent.com/kvcache-ai/Mooncake/main/FAST25-release/traces"
+)
+
+MOONCAKE_CONVERSATION = Source(
+    kind="mooncake_conversation",
+    names=(
+        "mooncake_conversation.jsonl.gz",
+        "mooncake_conversation.jsonl",
+        "conversation_trace.jsonl",
+    ),
+    obtain=f"download {MOONCAKE_RELEASE}/conversation_trace.jsonl",
+    url=f"{MOONCAKE_RELEASE}/conversation_trace.jsonl",
+    sha256="b8cbb061a85206d729d91cdc2981f43c9e0d99209dce588d3af5f7934408b9df",
+)
+MOONCAKE_SYNTHETIC = Source(
+    kind="mooncake_synthetic",
+    names=("mooncake_synthetic.jsonl.gz", "mooncake_synthetic.jsonl", "synthetic_trace.jsonl"),
+    obtain=f"download {MOONCAKE_RELEASE}/synthetic_trace.jsonl",
+)
+MOONCAKE_TOOLAGENT = Source(
+    kind="mooncake_toolagent",
+    names=("mooncake_toolagent.jsonl.gz", "mooncake_toolagent.jsonl", "toolagent_trace.jsonl"),
+    obtain=f"download {MOONCAKE_RELEASE}/toolagent_trace.jsonl",
+    url=f"{MOONCAKE_RELEASE}/toolagent_trace.jsonl",
+    sha256="48a2db1a13d3bc05e6330140c64f604ba366df20d3c9e128b5c35a01c1fa5f71",
+)
+WEKA_AGENTIC = Source(
+    kind="weka_agentic",
+    names=(
+        "weka_agentic_coding.packed.jsonl.gz",
+        "weka_agentic_coding.dev.packed.jsonl.gz",
+        "weka_agentic_coding/traces",
+        "kv-cache-tester/traces",
+    ),
+    obtain=(
+        "clone https://github.com/callanjfox/kv-cache-tester (and pack its folder traces/ with "
+        "`python -m hicache.workload.weka_pack`, which loads much faster)"
+    ),
+)
+
+
+def find_trace(source: Source, *, path: str | None, data_dir: str | None) -> Path:
+    """The trace at `path`, or else the first found.
+
+    Looked in, in this order: `data_dir`, the directory HICACHE_DATA names, and the per-user cache,
+    into which the trace is downloaded where its release is known.
+
+    Raises:
+        FileNotFoundError: with where it was looked for and how to get it.
+        ValueError: what was downloaded has another SHA-256.
+    """
+    if path is not None:
+        if not Path(path).exists():
+            raise FileNotFoundError(
+                f"workload.path: there is no {path}; to get this trace, {source.obtain}"
+            )
+        return Path(path)
+    cache = Path(os_cache("hicache"))
+    named = (data_dir, os.environ.get("HICACHE_DATA"))
+    looked = [Path(directory) for directory in named if directory] + [cache]
+    for directory in looked:
+        for name in source.names:
+            if (directory / name).exists():
+                return directory / name
+    failure = ""
+    if source.url is not None and source.sha256 is not None:
+        try:
+            return _download(source.url, source.sha256, cache)
+        except OSError as error:  # every error of the HTTP library is one
+            failure = f" and its download failed ({type(error).__name__})"
+    raise FileNotFoundError(
+        f"workload={source.kind} needs a trace that is not in "
+        f"{' or '.join(str(directory) for directory in looked)}{failure}: {source.obtain}, then "
+        f"name its directory with data_dir or HICACHE_DATA, or the trace with workload.path"
+    )
+
+
+def _download(url: str, sha256: str, cache: Path) -> Path:
+    """Fetch into `cache`, or raise OSError; a file with other contents is a ValueError."""
+    # the defaults wait 30 s for a connection that a machine without network never gets
+    downloader = HTTPDownloader(timeout=(CONNECT_S, READ_S))  # type: ignore[no-untyped-call]
+    name = url.rsplit("/", maxsplit=1)[-1]
+    return Path(retrieve(url, f"sha256:{sha256}", fname=name, path=cache, downloader=downloader))

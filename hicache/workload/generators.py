@@ -1,0 +1,233 @@
+"""Workloads drawn from the statistics of public traces, for replays without any file.
+
+`chat` follows the Mooncake FAST'25 conversation trace (github.com/kvcache-ai/Mooncake, 12,031
+requests; parents as `mooncake.py` finds them). `agents` follows WEKA's coding-agent sessions
+(github.com/callanjfox/kv-cache-tester, a sample of 451 sessions). `builtin` mixes both. Quantiles
+below were measured on those traces, as the loaders here read them, unless a comment says
+"chosen". Equal arguments give equal requests.
+"""
+
+import itertools
+
+import numpy as np
+
+from hicache.clock import to_ns
+from hicache.config import TraceTokens, WorkloadConfig
+from hicache.request import Request
+from hicache.workload.quantiles import Quantiles
+from hicache.workload.runs import Runs, append_run, extend_runs, runs_len
+from hicache.workload.turns import Turn, to_requests
+
+SHARES = (0, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1)
+
+# the first 512-token block of every request of the trace is the same
+CHAT_SYSTEM_TOKENS = 512
+CHAT_FIRST_TOKENS = Quantiles(
+    SHARES, (891, 898, 907, 1459, 5933, 14283, 26280, 38154, 87220, 120636)
+)
+CHAT_ADDED_TOKENS = Quantiles(SHARES, (1, 1, 1, 9, 27, 386, 4369, 7278, 16805, 38891))
+CHAT_ANSWER_TOKENS = Quantiles(SHARES, (1, 10, 24, 156, 350, 472, 597, 698, 1119, 2000))
+# from the arrival of a turn to that of the next
+CHAT_GAP_S = Quantiles(SHARES, (6, 29, 42, 66, 126, 273, 480, 612, 1471, 2667))
+# share of turns 1, 2, ... that have a successor; the last entry holds for all later turns
+CHAT_CONTINUES = (0.25, 0.386, 0.487, 0.549, 0.603, 0.644, 0.741, 0.791)
+CHAT_CONTEXT_TOKENS = 122_880  # chosen: a conversation that would pass it ends
+
+# medians of tool definitions (12,439) and system prompt (2,771); that all sessions share them is
+# chosen, the trace's block ids are local to a session
+AGENT_SHARED_TOKENS = 12439 + 2771
+# first prompts below 100,000 tokens (334 of 451); longer ones resume old work and would not fit
+# the context chosen below
+AGENT_FIRST_TOKENS = Quantiles(
+    SHARES, (6343, 12413, 13933, 17684, 20151, 37572, 70855, 86223, 95756, 99153)
+)
+AGENT_CONTEXT_TOKENS = 100_000  # chosen: with an answer it fits models of 128k
+# requests a session, a third of the measured (3, 5, 7, 18, 41, 86, 143, 196, 336, 480), which
+# keeps the replay short
+AGENT_TURNS = Quantiles(SHARES, (1, 2, 2, 6, 14, 29, 48, 65, 112, 160))
+AGENT_ADDED_TOKENS = {  # by the stop reason of the turn before
+    "tool_use": Quantiles(SHARES, (1, 16, 26, 109, 390, 1259, 3357, 6490, 17398, 75616)),
+    "end_turn": Quantiles(SHARES, (1, 15, 23, 43, 137, 440, 1972, 5980, 42689, 75616)),
+}
+AGENT_ANSWER_TOKENS = {
+    "tool_use": Quantiles(SHARES, (35, 93, 108, 140, 216, 412, 901, 1535, 3799, 8794)),
+    "end_turn": Quantiles(SHARES, (2, 25, 47, 197, 418, 635, 1058, 1748, 4044, 8600)),
+}
+AGENT_THINK_S = {
+    "tool_use": Quantiles(SHARES, (0.5, 3, 4, 5, 9, 19, 71, 155, 611, 3184)),
+    "end_turn": Quantiles(SHARES, (0.5, 3, 5, 40, 184, 730, 2556, 5008, 28517, 75574)),
+}
+# share of turns that end in an answer, after a turn that ended in a tool call or in an answer
+AGENT_ENDS_TURN = {"tool_use": 0.047, "end_turn": 0.246}
+AGENT_DROPS = 0.0053  # share of turns that begin with a shortened context (150 of 28,111)
+AGENT_KEPT = Quantiles((0, 0.1, 0.5, 0.9, 1), (0.13, 0.155, 0.268, 0.624, 0.7))  # and to how much
+# time of an answer in the arrival times, chosen to give the median (6 s for 216 tokens); causal
+# and closed arrivals go by the answers of the run itself
+AGENT_ANSWER_BASE_S = 2.0
+AGENT_TOKENS_PER_S = 50.0
+
+AGENTS_EVERY = 5  # chosen: of `builtin`, every fifth session is an agent's
+
+
+def chat(config: WorkloadConfig, *, seed: int, num_namespaces: int = 1) -> list[Request]:
+    """Conversations: a long first prompt, few turns, minutes between them."""
+    draft = _Draft(config, seed, num_namespaces)
+    system = draft.new_ids(CHAT_SYSTEM_TOKENS)
+    for start_s in draft.session_starts():
+        _add_chat(draft, system, start_s)
+    return draft.requests()
+
+
+def agents(config: WorkloadConfig, *, seed: int, num_namespaces: int = 1) -> list[Request]:
+    """Coding agents: a shared prompt, many turns, seconds after tool calls, context drops."""
+    draft = _Draft(config, seed, num_namespaces)
+    shared = draft.new_ids(AGENT_SHARED_TOKENS)
+    for start_s in draft.session_starts():
+        _add_agent(draft, shared, start_s)
+    return draft.requests()
+
+
+def builtin(config: WorkloadConfig, *, seed: int, num_namespaces: int = 1) -> list[Request]:
+    """Both: every fifth session is an agent's."""
+    draft = _Draft(config, seed, num_namespaces)
+    system = draft.new_ids(CHAT_SYSTEM_TOKENS)
+    shared = draft.new_ids(AGENT_SHARED_TOKENS)
+    for index, start_s in enumerate(draft.session_starts(), start=1):
+        if index % AGENTS_EVERY:
+            _add_chat(draft, system, start_s)
+        else:
+            _add_agent(draft, shared, start_s)
+    return draft.requests()
+
+
+def _add_chat(draft: "_Draft", system: Runs, start_s: float) -> None:
+    rng = draft.rng
+    session = _Session(draft, system, CHAT_FIRST_TOKENS.draw_len(rng), start_s)
+    for turn in itertools.count():
+        answer_len = CHAT_ANSWER_TOKENS.draw_len(rng)
+        session.ask(answer_len, "end_turn")
+        if rng.random() >= CHAT_CONTINUES[min(turn, len(CHAT_CONTINUES) - 1)]:
+            return
+        added_len = answer_len + CHAT_ADDED_TOKENS.draw_len(rng)
+        if session.prompt_len + added_len > CHAT_CONTEXT_TOKENS:
+            return
+        session.go_on(added_len)
+        gap_s = CHAT_GAP_S.draw(rng)
+        # the trace has no times of answers: the whole gap counts as thinking, as in the loader
+        session.wait(gap_s, think_s=gap_s)
+
+
+def _add_agent(draft: "_Draft", shared: Runs, start_s: float) -> None:
+    rng = draft.rng
+    first_len = max(AGENT_FIRST_TOKENS.draw_len(rng), AGENT_SHARED_TOKENS + 1)
+    session = _Session(draft, shared, first_len, start_s)
+    num_turns = AGENT_TURNS.draw_len(rng)
+    stop_reason = "tool_use"
+    for turn in range(1, num_turns + 1):
+        ends = turn == num_turns or rng.random() < AGENT_ENDS_TURN[stop_reason]
+        stop_reason = "end_turn" if ends else "tool_use"
+        answer_len = AGENT_ANSWER_TOKENS[stop_reason].draw_len(rng)
+        session.ask(answer_len, stop_reason)
+        added_len = answer_len + AGENT_ADDED_TOKENS[stop_reason].draw_len(rng)
+        full = session.prompt_len + added_len > AGENT_CONTEXT_TOKENS
+        if full or rng.random() < AGENT_DROPS:
+            kept_len = int(session.prompt_len * AGENT_KEPT.draw(rng))
+            session.start_over(shared, max(kept_len, AGENT_SHARED_TOKENS + 1))
+        else:
+            session.go_on(added_len)
+        think_s = min(AGENT_THINK_S[stop_reason].draw(rng), draft.config.think_cap_s)
+        answer_s = AGENT_ANSWER_BASE_S + answer_len / AGENT_TOKENS_PER_S
+        session.wait(answer_s + think_s, think_s=think_s)
+
+
+class _Draft:
+    """The turns made so far, and where new token ids and random numbers come from."""
+
+    def __init__(self, config: WorkloadConfig, seed: int, num_namespaces: int) -> None:
+        if num_namespaces < 1:
+            raise ValueError(f"num_namespaces must be at least 1, got {num_namespaces}")
+        self.config = config
+        self.rng = np.random.default_rng((seed, 0))
+        self.turns: list[Turn] = []
+        self._seed = seed
+        self._num_namespaces = num_namespaces
+        self._next_id = 0
+
+    def session_starts(self) -> list[float]:
+        """Seconds at which sessions begin: a Poisson process of the configured rate."""
+        # random numbers of their own: the same sessions come at any rate
+        rng = np.random.default_rng((self._seed, 1))
+        gaps = rng.exponential(1 / self.config.session_rate, self.config.num_sessions)
+        starts: list[float] = np.cumsum(gaps).tolist()
+        return starts
+
+    def new_ids(self, count: int) -> Runs:
+        """Token ids that nothing had before."""
+        runs: Runs = []
+        append_run(runs, self._next_id, count)
+        self._next_id += count
+        return runs
+
+    def new_namespace(self) -> str:
+        """The namespace of a new session: one of `num_namespaces`, or none."""
+        if self._num_namespaces == 1:
+            return ""
+        return f"tenant-{self.rng.integers(self._num_namespaces)}"
+
+    def requests(self) -> list[Request]:
+        """All turns as requests in order of arrival."""
+        # a prompt holds the answers before it, which is where the answers get their ids from
+        return to_requests(self.turns, first_fresh=self._next_id, tokens=TraceTokens.reconstructed)
+
+
+class _Session:
+    """One conversation: `prompt` is what will be asked next, at `arrival_s`."""
+
+    def __init__(self, draft: _Draft, shared: Runs, prompt_len: int, start_s: float) -> None:
+        self._draft = draft
+        self._namespace = draft.new_namespace()
+        self._first = len(draft.turns)
+        self._arrival_s = start_s
+        self._think_s = 0.0
+        self.start_over(shared, prompt_len)
+
+    def start_over(self, shared: Runs, prompt_len: int) -> None:
+        """The next prompt is `shared` and new tokens, `prompt_len` in all."""
+        self._prompt = list(shared)
+        self.prompt_len = runs_len(shared)
+        self._continues: int | None = None
+        self._grow(prompt_len - self.prompt_len)
+
+    def go_on(self, added_len: int) -> None:
+        """The next prompt is the last one and `added_len` tokens, its answer among them."""
+        self._prompt = list(self._prompt)
+        self._continues = len(self._draft.turns) - 1
+        self._grow(added_len)
+
+    def wait(self, gap_s: float, *, think_s: float) -> None:
+        """The next turn arrives `gap_s` after the last, `think_s` of it after the answer."""
+        self._arrival_s += gap_s
+        self._think_s = think_s
+
+    def ask(self, answer_len: int, stop_reason: str) -> None:
+        """Send the prompt."""
+        index = len(self._draft.turns)
+        self._draft.turns.append(
+            Turn(
+                arrival_ns=to_ns(self._arrival_s),
+                prompt=self._prompt,
+                full_len=self.prompt_len,
+                prompt_len=self.prompt_len,
+                output_len=answer_len,
+                session=self._first,
+                parent=None if index == self._first else index - 1,
+                continues=self._continues,
+                think_ns=to_ns(min(self._think_s, self._draft.config.think_cap_s)),
+                stop_reason=stop_reason,
+                namespace=self._namespace,
+            )
+        )
+
+    def _grow(self, added_len: int) -> None:
+        extend_runs(self._prompt, self._draft.new_ids(added_len))
+        self.prompt_len += added_len

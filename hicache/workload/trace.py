@@ -1,0 +1,69 @@
+"""Reading trace files: JSON lines, plain or gzipped, with errors that name file and line."""
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+Record = dict[str, object]
+
+
+class TraceError(ValueError):
+    """A trace that cannot be read; the message names the file and, where there is one, the line."""
+
+
+def read_records(path: Path) -> Iterator[tuple[int, Record]]:
+    """Yield (line number from 1, JSON object) of every line that is not blank.
+
+    Raises:
+        TraceError: a line is no JSON object, or the file is no text or a damaged gzip file.
+    """
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
+        number = 0
+        try:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    yield number, _record(path, number, line)
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise TraceError(f"{path}, after line {number}: damaged gzip file ({error})") from error
+
+
+def _record(path: Path, number: int, line: bytes) -> Record:
+    try:
+        record = json.loads(line)
+    except ValueError as error:  # of JSON or of UTF-8
+        raise TraceError(f"{path}, line {number}: not JSON ({error})") from error
+    if not isinstance(record, dict):
+        raise TraceError(
+            f"{path}, line {number}: wanted a JSON object, got {type(record).__name__}"
+        )
+    return cast(Record, record)
+
+
+def integer(record: Record, name: str, *, least: int, where: str) -> int:
+    """The integer field `name` of a record, at least `least`; `where` opens the error message."""
+    value = record.get(name)
+    # a bool is an int in Python, and never one in a trace
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise TraceError(f"{where}: {name} must be an integer of at least {least}, got {value!r}")
+    return value
+
+
+def number(record: Record, name: str, *, where: str, default: float | None = None) -> float:
+    """The number field `name`, at least 0; a missing one is `default` where that is given."""
+    value = record.get(name, default)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
+        raise TraceError(f"{where}: {name} must be a number of at least 0, got {value!r}")
+    return float(value)
+
+
+def text(record: Record, name: str, *, where: str) -> str:
+    """The text field `name`; empty where it is missing or null."""
+    value = record.get(name)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise TraceError(f"{where}: {name} must be text, got {value!r}")
+    return value

@@ -1,0 +1,110 @@
+"""Turns of a trace on their way to become requests: who continues whom, and with which tokens.
+
+Traces name the blocks of a prompt, and neither the tokens after its last full block nor those of
+the answer. Both come back at the head of what the next turn adds. So a turn's tail, the positions
+from its last full block to the end of its answer, takes the tokens that its first successor has
+there. Taken literally instead, a cached state at the end of a prompt or of an answer could never
+be used again (measured on the Mooncake conversation trace: 8 % of prompt tokens instead of 35 %).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hicache.config import TraceTokens
+from hicache.request import Request
+from hicache.workload.runs import Runs, append_run, cut_runs, extend_runs, runs_len, to_spans
+from hicache.workload.trace import TraceError
+
+INT32_IDS = 2**31
+
+
+@dataclass(slots=True, kw_only=True)
+class Turn:
+    """One request of a trace. Turns are named by their index in one list, parents before children.
+
+    `prompt` holds the ids that the trace names, at most `prompt_len` of them; [0, full_len) are
+    those of full blocks. `parent` is the turn whose answer this one waits for. `continues` is the
+    turn whose full blocks all prefix this one's: mostly the parent, none after a change of
+    context. `session` is the first turn of the same session.
+    """
+
+    arrival_ns: int
+    prompt: Runs
+    full_len: int
+    prompt_len: int
+    output_len: int
+    session: int
+    parent: int | None = None
+    continues: int | None = None
+    think_ns: int = 0
+    stop_reason: str = ""
+    namespace: str = ""
+
+
+def to_requests(turns: Sequence[Turn], *, first_fresh: int, tokens: TraceTokens) -> list[Request]:
+    """Requests in order of arrival, numbered from 0 in that order.
+
+    Ids from `first_fresh` on belong to no block: answers that are not seen again get theirs there.
+    """
+    completed, ids_end = _complete(turns, first_fresh=first_fresh, tokens=tokens)
+    if ids_end > INT32_IDS:
+        raise TraceError(f"the trace needs {ids_end} token ids, an int32 holds {INT32_IDS}")
+    # a sort keeps the order of equal times, in which parents come before children
+    order = sorted(range(len(turns)), key=lambda index: turns[index].arrival_ns)
+    ids = [0] * len(turns)
+    for request_id, index in enumerate(order):
+        ids[index] = request_id
+    requests: list[Request] = []
+    for index in order:
+        turn = turns[index]
+        prompt, output = completed[index]
+        requests.append(
+            Request(
+                id=ids[index],
+                session_id=ids[turn.session],
+                arrival_ns=turn.arrival_ns,
+                prompt=to_spans(prompt),
+                output=to_spans(output),
+                parent_id=None if turn.parent is None else ids[turn.parent],
+                think_ns=turn.think_ns,
+                stop_reason=turn.stop_reason,
+                namespace=turn.namespace,
+            )
+        )
+    return requests
+
+
+def _complete(
+    turns: Sequence[Turn], *, first_fresh: int, tokens: TraceTokens
+) -> tuple[list[tuple[Runs, Runs]], int]:
+    """The (prompt, output) of every turn, and the first id that is still free."""
+    successors: dict[int, int] = {}
+    if tokens is TraceTokens.reconstructed:
+        for index, turn in enumerate(turns):
+            if turn.continues is not None:
+                successors.setdefault(turn.continues, index)
+
+    fresh = first_fresh
+    completed: list[tuple[Runs, Runs]] = [([], [])] * len(turns)
+    # from the last to the first: a successor is complete, with what it took itself from its own
+    # successor, before anything is taken from it
+    for index in reversed(range(len(turns))):
+        turn = turns[index]
+        known_len = turn.full_len if index in successors else runs_len(turn.prompt)
+        whole = cut_runs(turn.prompt, 0, known_len)
+        end = turn.prompt_len + turn.output_len
+        successor = successors.get(index)
+        if successor is not None:
+            # [full_len, end) from the successor's prompt, as far as that reaches
+            extend_runs(whole, cut_runs(completed[successor][0], turn.full_len, end))
+            known_len = max(known_len, min(end, turns[successor].prompt_len))
+            # a shorter successor leaves the rest of our own prompt to the ids of the trace
+            extend_runs(whole, cut_runs(turn.prompt, known_len, turn.prompt_len))
+            known_len = runs_len(whole)
+        append_run(whole, fresh, end - known_len)
+        fresh += end - known_len
+        completed[index] = (
+            cut_runs(whole, 0, turn.prompt_len),
+            cut_runs(whole, turn.prompt_len, end),
+        )
+    return completed, fresh

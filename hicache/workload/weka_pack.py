@@ -1,0 +1,131 @@
+"""Packs a folder of raw kv-cache-tester sessions into one small file.
+
+    python -m hicache.workload.weka_pack kv-cache-tester/traces weka_agentic_coding.packed.jsonl.gz
+
+Raw sessions spell out every block id of every request (hundreds of megabytes). Packed, one session
+a line, a request's `hash_ids` become `keep`, how many ids it shares with the start of the request
+before it in its stream, and `new`, the rest as a flat list of (first, count) ranges. Nothing else
+changes. Sessions that begin with the same three requests are recordings of one and the same; the
+longest is kept.
+"""
+
+import argparse
+import gzip
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from hicache.workload.trace import Record, TraceError
+
+BLOCK_TOKENS = 64
+SIGNATURE_REQUESTS = 3
+
+
+def nested(stream: Record, where: str) -> list[Record]:
+    """The `requests` of a session or sub-agent."""
+    requests = stream.get("requests")
+    if not isinstance(requests, list) or not all(isinstance(entry, dict) for entry in requests):
+        raise TraceError(f"{where}: requests must be a list of objects, got {requests!r:.60}")
+    return cast(list[Record], requests)
+
+
+def read_raw_sessions(folder: Path) -> Iterator[tuple[str, Record]]:
+    """Yield (where, packed session) for the sessions of a folder, by file name, once each.
+
+    Raises:
+        TraceError: with the file, for one that is no session.
+    """
+    kept: dict[tuple[tuple[object, object], ...], tuple[str, Record]] = {}
+    for path in sorted(folder.glob("*.json")):
+        try:
+            session = json.loads(path.read_bytes())
+        except ValueError as error:
+            raise TraceError(f"{path}: not JSON ({error})") from error
+        if not isinstance(session, dict):
+            raise TraceError(f"{path}: wanted a session, got {type(session).__name__}")
+        packed = pack_session(session, str(path))
+        signature = _signature(packed, str(path))
+        known = kept.get(signature)
+        if known is None or len(nested(known[1], known[0])) < len(nested(packed, str(path))):
+            kept[signature] = (str(path), packed)
+    yield from sorted(kept.values(), key=lambda session: session[0])
+
+
+def pack_session(session: Record, where: str) -> Record:
+    """The same session (or sub-agent) with packed block ids."""
+    packed: list[Record] = []
+    previous = np.empty(0, np.int64)
+    for place, request in enumerate(nested(session, where)):
+        here = f"{where}, request {place}"
+        if request.get("type") == "subagent":
+            packed.append(pack_session(request, here))
+            continue
+        ids = _block_ids(request, here)
+        shared = min(len(previous), len(ids))
+        differing = np.flatnonzero(previous[:shared] != ids[:shared])
+        keep = int(differing[0]) if len(differing) else shared
+        kept_fields = {key: value for key, value in request.items() if key != "hash_ids"}
+        packed.append({**kept_fields, "keep": keep, "new": _ranges(ids[keep:])})
+        previous = ids
+    return {**session, "requests": packed}
+
+
+def _block_ids(request: Record, where: str) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    ids = request.get("hash_ids")
+    if not isinstance(ids, list) or not all(type(block) is int for block in ids):
+        raise TraceError(f"{where}: hash_ids must be a list of integers, got {ids!r:.60}")
+    return np.array(ids, np.int64)
+
+
+def _ranges(ids: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[int]:
+    """Consecutive ids as a flat list of (first, count)."""
+    if not len(ids):
+        return []
+    begins = np.concatenate(([0], np.flatnonzero(np.diff(ids) != 1) + 1))
+    counts = np.diff(begins, append=len(ids))
+    flat: list[int] = np.stack((ids[begins], counts), axis=1).ravel().tolist()
+    return flat
+
+
+def _signature(session: Record, where: str) -> tuple[tuple[object, object], ...]:
+    own = (entry for entry in nested(session, where) if entry.get("type") != "subagent")
+    lengths = [(entry.get("in"), entry.get("out")) for entry in own]
+    return tuple(lengths[:SIGNATURE_REQUESTS])
+
+
+def write_packed(sessions: Iterable[tuple[str, Record]], path: Path) -> int:
+    """Write sessions to a gzipped file, the same bytes for the same sessions; how many."""
+    count = 0
+    # no time and no name in the gzip header
+    with path.open("wb") as raw, gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as out:
+        for _, session in sessions:
+            out.write(json.dumps(session, separators=(",", ":")).encode() + b"\n")
+            count += 1
+    return count
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The program; returns its exit status."""
+    parser = argparse.ArgumentParser(description="Pack a folder of raw kv-cache-tester sessions.")
+    parser.add_argument("source", type=Path, help="folder with one JSON file for each session")
+    parser.add_argument("target", type=Path, help="file to write, such as sessions.packed.jsonl.gz")
+    options = parser.parse_args(arguments)
+    files = len(list(options.source.glob("*.json")))
+    if not files:
+        parser.error(f"{options.source}: wanted a folder with *.json sessions, found none")
+    try:
+        count = write_packed(read_raw_sessions(options.source), options.target)
+    except TraceError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    sys.stderr.write(f"{count} sessions of {files} files packed\n")
+    sys.stdout.write(f"{options.target}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,309 @@
+"""The cost of steps, against closed forms and against itself."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from hicache.executor.cost import CostModel, Rates
+from hicache.models import Figure, HardwareConfig, ModelConfig, RateTable
+from tests.test_models import MODELS, load, model
+
+NO_CONTEXT = np.empty(0, dtype=np.int64)
+# mean prompt and answer of 24 groups of the 12,031 requests of Mooncake's conversation trace, by
+# prompt length (FAST25-release, Apache-2.0)
+CONVERSATION = [
+    *[(896, 279), (907, 325), (992, 243), (1233, 297), (1551, 381), (2007, 340), (2694, 372)],
+    *[(3547, 369), (4303, 332), (4926, 316), (5633, 340), (6467, 344), (7426, 339), (8518, 338)],
+    *[(9701, 324), (11098, 354), (12659, 367), (14445, 347), (16326, 345), (18658, 347)],
+    *[(22056, 370), (26889, 344), (35267, 405), (70791, 404)],
+]
+CONVERSATION_RATE = 12_031 / 3_537  # requests a second
+
+
+def h200() -> HardwareConfig:
+    machine = load(HardwareConfig, "hardware", "h200")
+    assert isinstance(machine, HardwareConfig)
+    return machine
+
+
+H200 = h200()
+COSTS = {name: CostModel(model(name), H200, tp=model(name).default_tp) for name in MODELS}
+
+
+def plain(**rates: float) -> HardwareConfig:
+    """A machine whose every operation but the named ones is next to free."""
+    flat = {name: rates.get(name, 1e30) for name in HardwareConfig.__dataclass_fields__}
+    fields: dict[str, Any] = {"name": "plain", "num_devices": 4}
+    for name, field in HardwareConfig.__dataclass_fields__.items():
+        if field.type is RateTable:
+            fields[name] = RateTable(size=[1], rate=[flat[name]])
+        elif field.type is Figure:
+            fields[name] = Figure(value=flat[name])
+    for name in ("step_s", "all_reduce_s", "activation_bytes"):
+        fields[name] = Figure(value=rates.get(name, 0.0))
+    return HardwareConfig(**fields)
+
+
+def small(**fields: Any) -> ModelConfig:
+    shape: dict[str, Any] = {
+        "name": "small",
+        "pattern": "F",
+        "num_layers": 4,
+        "num_full_layers": 4,
+        "num_query_heads": 8,
+        "head_dim": 64,
+        "num_kv_heads": 4,
+        "hidden_size": 512,
+        "dense_params": 10**6,
+    }
+    return ModelConfig(**(shape | fields))
+
+
+def contexts(*lens: int) -> NDArray[np.int64]:
+    return np.array(lens, dtype=np.int64)
+
+
+def test_an_empty_step_costs_the_constant() -> None:
+    cost = CostModel(small(), plain(step_s=0.001), tp=1)
+    assert cost.forward_ns([], NO_CONTEXT).total_ns == 1_000_000
+
+
+def test_matrices_cost_their_flops_when_tokens_are_many() -> None:
+    cost = CostModel(small(), plain(gemm_bf16=1e12, weight_bandwidth=1e12), tp=1)
+    assert cost.forward_ns([(0, 1000)], NO_CONTEXT).total_ns == 2_000_000
+
+
+def test_matrices_cost_their_bytes_when_tokens_are_few() -> None:
+    cost = CostModel(small(), plain(gemm_bf16=1e12, weight_bandwidth=1e12), tp=1)
+    assert cost.forward_ns([], contexts(1)).total_ns == 2_000
+
+
+def test_full_attention_costs_every_pair_of_query_and_key() -> None:
+    cost = CostModel(small(), plain(attention_d64=1e12), tp=1)
+    pairs = 100 * 101 // 2 - 40 * 41 // 2
+    flops = 4 * pairs * 8 * (64 + 64) * 2
+    assert cost.forward_ns([(40, 100)], NO_CONTEXT).total_ns == round(flops * 1e-3)
+
+
+def test_sliding_attention_costs_the_pairs_inside_the_window() -> None:
+    shape = small(pattern="S", num_full_layers=0, num_swa_layers=4, window_len=30)
+    cost = CostModel(shape, plain(attention_d64=1e12), tp=1)
+    pairs = sum(min(position, 30) for position in range(21, 101))
+    flops = 4 * pairs * 8 * (64 + 64) * 2
+    assert cost.forward_ns([(20, 100)], NO_CONTEXT).total_ns == round(flops * 1e-3)
+
+
+def test_decoding_reads_every_context_and_at_most_a_window() -> None:
+    shape = small(pattern="F S", num_full_layers=2, num_swa_layers=2, window_len=50)
+    cost = CostModel(shape, plain(decode_bandwidth=1e9), tp=1)
+    keys = 2 * (30 + 400) + 2 * (30 + 50)
+    assert cost.forward_ns([], contexts(30, 400)).total_ns == keys * 4 * 2 * 64 * 2
+
+
+def test_recurrent_layers_cost_every_token_and_no_context() -> None:
+    shape = small(
+        pattern="D",
+        num_full_layers=0,
+        num_mamba_layers=4,
+        recurrent_heads=4,
+        recurrent_head_dim=32,
+        recurrent_state_dim=16,
+    )
+    cost = CostModel(shape, plain(delta_rate=1e9), tp=1)
+    steps = [cost.forward_ns([(start, start + 100)], NO_CONTEXT) for start in (0, 5000)]
+    assert [step.total_ns for step in steps] == [4 * 100 * 4 * 32 * 16] * 2
+
+
+def test_saving_a_state_costs_reading_and_writing_it() -> None:
+    shape = small(
+        pattern="M",
+        num_full_layers=0,
+        num_mamba_layers=4,
+        recurrent_heads=4,
+        recurrent_head_dim=32,
+        recurrent_state_dim=16,
+    )
+    cost = CostModel(shape, plain(state_bandwidth=1e9), tp=2)
+    saved = cost.forward_ns([(0, 10)], NO_CONTEXT, saved_states=3).total_ns
+    assert saved == 3 * shape.mamba_slot_bytes
+
+
+def test_experts_that_no_token_chose_are_not_read() -> None:
+    shape = small(
+        dense_params=0,
+        num_moe_layers=4,
+        num_experts=100,
+        experts_per_token=2,
+        expert_params=1000,
+        expert_width=512,
+    )
+    cost = CostModel(shape, plain(weight_bandwidth=1e9), tp=1)
+    assert cost.forward_ns([], contexts(9)).total_ns < 9 * 4 * 2 * 1000 * 2
+    assert cost.forward_ns([], contexts(9, 9)).total_ns > 4 * 2 * 1000 * 2
+
+
+def test_devices_divide_the_work_and_add_all_reduces() -> None:
+    machine = plain(gemm_bf16=1e12, all_reduce_s=1e-6)
+    alone = CostModel(small(), machine, tp=1).forward_ns([(0, 1000)], NO_CONTEXT).total_ns
+    shared = CostModel(small(), machine, tp=4).forward_ns([(0, 1000)], NO_CONTEXT).total_ns
+    assert shared == alone / 4 + 4 * 2 * 1000
+
+
+def test_a_slowdown_multiplies_computing() -> None:
+    cost = COSTS["llama3_8b"]
+    once = cost.forward_ns([(0, 512)], contexts(100))
+    twice = cost.forward_ns([(0, 512)], contexts(100), slowdown=2.0)
+    assert twice.compute_ns == pytest.approx(2 * once.compute_ns, abs=1)
+
+
+def recurrence_ns(compute_s: list[float], layer_bytes: list[float], rate: float) -> float:
+    """finish_i = max(finish_{i-1}, loaded_i) + compute_i, literally."""
+    finish_s = loaded_s = 0.0
+    for computing_s, num_bytes in zip(compute_s, layer_bytes, strict=True):
+        loaded_s += num_bytes / rate
+        finish_s = max(finish_s, loaded_s) + computing_s
+    return finish_s * 1e9
+
+
+@pytest.mark.parametrize("rate", [1e8, 2e8, 4e8, 1e9, 1e10])
+def test_a_layer_waits_for_its_own_load_and_those_before(rate: float) -> None:
+    shape = small(
+        pattern="F D F S",
+        num_full_layers=2,
+        num_swa_layers=1,
+        num_mamba_layers=1,
+        window_len=64,
+        recurrent_heads=4,
+        recurrent_head_dim=32,
+        recurrent_state_dim=16,
+    )
+    machine = plain(gemm_bf16=1e11, attention_d64=1e10, attention_window=1e9, delta_rate=1e9)
+    cost = CostModel(shape, machine, tp=1)
+    layer_bytes = cost.layer_bytes(4000, 64, 1)
+    full_s = 1000 * 1001 // 2 * 8 * 256 / 1e10
+    swa_s = (64 * 65 // 2 + 936 * 64) * 8 * 256 / 1e9
+    scan_s = 1000 * 4 * 32 * 16 / 1e9
+    even_s = 2 * 1000 * 10**6 / 1e11 / 4
+    compute_s = [even_s + full_s, even_s + scan_s, even_s + full_s, even_s + swa_s]
+    step = cost.forward_ns([(0, 1000)], NO_CONTEXT, load_layer_bytes=layer_bytes, load_rate=rate)
+    assert step.total_ns == pytest.approx(
+        recurrence_ns(compute_s, layer_bytes.tolist(), rate), abs=2
+    )
+    assert step.total_ns == step.compute_ns + step.load_stall_ns
+
+
+def test_a_load_of_nothing_stalls_nothing() -> None:
+    cost = COSTS["gemma3_27b"]
+    loaded = cost.forward_ns(
+        [(0, 512)], NO_CONTEXT, load_layer_bytes=cost.layer_bytes(0, 0, 0), load_rate=1e9
+    )
+    assert loaded == cost.forward_ns([(0, 512)], NO_CONTEXT)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_bytes_of_layers_add_up_to_tokens_and_states(name: str) -> None:
+    shape, cost = model(name), COSTS[name]
+    wanted = 7 * shape.full_token_bytes + 5 * shape.swa_token_bytes + 2 * shape.mamba_slot_bytes
+    assert cost.layer_bytes(7, 5, 2).sum() == wanted
+
+
+@pytest.mark.parametrize("name", MODELS)
+@settings(max_examples=25, deadline=None)
+@given(
+    lens=st.lists(st.integers(1, 60_000) | st.integers(1000, 1030), min_size=0, max_size=40),
+    num_steps=st.integers(0, 60),
+)
+def test_steps_priced_together_equal_steps_priced_alone(
+    name: str, lens: list[int], num_steps: int
+) -> None:
+    cost = COSTS[name]
+    context_lens = np.array(lens, dtype=np.int64)
+    together = cost.decode_steps_ns(context_lens, num_steps)
+    alone = [cost.forward_ns([], context_lens + step).total_ns for step in range(num_steps)]
+    assert together.dtype == np.int64
+    assert together.tolist() == alone
+
+
+def test_steps_priced_together_cross_a_point_of_the_bandwidth_table() -> None:
+    machine = H200
+    low = machine.decode_bandwidth.size[0]
+    cost = COSTS["llama3_8b"]
+    near = int(low / 1024) - 20  # 4 KiB a token and layer over 4 devices
+    together = cost.decode_steps_ns(contexts(near), 40)
+    alone = [cost.forward_ns([], contexts(near + step)).total_ns for step in range(40)]
+    assert together.tolist() == alone
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_longer_cached_prefix_never_costs_more(name: str) -> None:
+    cost = COSTS[name]
+    seconds = [cost.prefill_s(cached, 8000) for cached in range(0, 8000, 400)]
+    assert seconds == sorted(seconds, reverse=True)
+
+
+def test_a_prefill_is_the_sum_of_its_chunks() -> None:
+    cost = COSTS["llama3_8b"]
+    chunks = [(100, 1100), (1100, 2100), (2100, 2500)]
+    wanted = sum(cost.forward_ns([chunk], NO_CONTEXT).total_ns for chunk in chunks)
+    assert cost.prefill_s(100, 2500, chunk_tokens=1000) == pytest.approx(wanted * 1e-9, rel=1e-12)
+
+
+def test_an_answer_of_one_token_asks_for_its_prefill_alone() -> None:
+    cost = COSTS["llama3_8b"]
+    assert cost.offered_s(0, 1000, 1, 32) == cost.prefill_s(0, 1000)
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "llama3_70b"])
+def test_the_default_devices_carry_the_conversation_trace_cold(name: str) -> None:
+    cost = COSTS[name]
+    seconds = [cost.offered_s(0, prompt, answer, 32) for prompt, answer in CONVERSATION]
+    assert CONVERSATION_RATE * sum(seconds) / len(seconds) <= 0.7
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_prefill_on_one_device_is_no_faster_than_its_peak(name: str) -> None:
+    """989 TFLOPS in bf16 and twice that in fp8 is the data sheet's dense peak of an H200."""
+    shape, cost = model(name), COSTS[name]
+    active = shape.dense_params + (
+        shape.num_moe_layers * shape.experts_per_token * shape.expert_params
+    )
+    peak = 989e12 * (2 if shape.dense_param_bytes == 1 else 1)
+    assert cost.prefill_s(0, 8192) * cost.tp * peak > 2 * 8192 * active
+
+
+def test_what_weights_leave_is_for_the_cache() -> None:
+    cost = COSTS["llama3_8b"]
+    usable = H200.device_memory_bytes.value - H200.activation_bytes.value
+    assert cost.free_device_bytes == 4 * usable - cost.model.weight_bytes
+
+
+def test_weights_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"qwen3_next_80b \(159\.3 GB\) do not fit 1 devices"):
+        CostModel(model("qwen3_next_80b"), H200, tp=1)
+
+
+def test_more_devices_than_the_machine_has_are_refused() -> None:
+    with pytest.raises(ValueError, match="between 1 and the 32 devices of h200, got 64"):
+        CostModel(model("llama3_8b"), H200, tp=64)
+
+
+@pytest.mark.parametrize("size", [0.5, 1.0, 2.0, 3.0, 7.9, 8.0, 100.0])
+def test_a_rate_is_linear_between_points_and_constant_outside(size: float) -> None:
+    table = RateTable(size=[1, 2, 8], rate=[10, 20, 80])
+    assert Rates(table, "some").at(size) == 10 * min(8.0, max(1.0, size))
+
+
+def test_rates_of_many_sizes_equal_rates_of_each() -> None:
+    rates = Rates(RateTable(size=[1, 3, 8], rate=[1 / 3, 20 / 7, 80 / 9]), "some")
+    sizes = np.linspace(0.1, 9, 400)
+    for part in (sizes, sizes[:20], sizes[-20:], sizes[150:160]):
+        assert rates.at_each(part).tolist() == [rates.at(size) for size in part.tolist()]
+
+
+def test_a_machine_without_a_table_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"hardware\.some must have at least one size"):
+        Rates(RateTable(), "some")

@@ -1,0 +1,87 @@
+"""Keys, and payloads that follow from them, so that any process can tell a wrong byte."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from hashlib import shake_128
+from pathlib import Path
+
+import hicache
+from hicache.config import StorageConfig
+from hicache.storage.base import Storage
+from hicache.storage.build import open_storage
+
+PAGE_BYTES = 8192
+
+
+def key(number: int, component: int = 0) -> bytes:
+    return number.to_bytes(16, "big") + bytes([component])
+
+
+def keys(*numbers: int) -> list[bytes]:
+    return [key(number) for number in numbers]
+
+
+def payload(page_key: bytes, num_bytes: int = PAGE_BYTES) -> memoryview:
+    return memoryview(shake_128(page_key).digest(num_bytes))
+
+
+def poisoned(num_bytes: int = PAGE_BYTES) -> memoryview:
+    return memoryview(bytearray(b"\xdb" * num_bytes))
+
+
+def write(storage: Storage, page_keys: Sequence[bytes]) -> list[bool]:
+    return storage.write(page_keys, [payload(page_key) for page_key in page_keys])
+
+
+def read(storage: Storage, page_keys: Sequence[bytes]) -> list[memoryview | None]:
+    """The pages that could be read."""
+    buffers = [poisoned() for _ in page_keys]
+    results = storage.read(page_keys, buffers)
+    return [buffer if hit else None for buffer, hit in zip(buffers, results, strict=True)]
+
+
+def assert_whole_or_absent(storage: Storage, page_keys: Sequence[bytes]) -> int:
+    """Every page that is read is the right one; how many there were."""
+    pages = read(storage, page_keys)
+    for page_key, page in zip(page_keys, pages, strict=True):
+        assert page is None or page == payload(page_key), f"wrong bytes under {page_key.hex()}"
+    return sum(page is not None for page in pages)
+
+
+def start_writer(
+    kind: str, root: Path, first: int, count: int, capacity_kib: int | None = None
+) -> "subprocess.Popen[str]":
+    """Run `main` in a process of its own."""
+    capacity = "none" if capacity_kib is None else str(capacity_kib)
+    return subprocess.Popen(
+        [sys.executable, __file__, kind, str(root), capacity, str(first), str(count)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(hicache.__file__).parents[1])},
+    )
+
+
+def main(kind: str, root: str, capacity_kib: str, first: str, count: str) -> None:
+    """Write pages [first, first + count) in batches of 4, and print each number once stored."""
+    config = StorageConfig(
+        kind=kind,
+        root=root,
+        capacity_gib=None if capacity_kib == "none" else int(capacity_kib) / 2**20,
+    )
+    storage = open_storage(config, namespace="test", page_bytes={0: PAGE_BYTES})
+    assert storage is not None
+    sys.stdout.write("open\n")
+    sys.stdout.flush()
+    for start in range(int(first), int(first) + int(count), 4):
+        numbers = range(start, start + 4)
+        for number, stored in zip(numbers, write(storage, keys(*numbers)), strict=True):
+            if stored:
+                sys.stdout.write(f"{number}\n")
+                sys.stdout.flush()
+    storage.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

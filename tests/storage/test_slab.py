@@ -1,0 +1,175 @@
+"""What only the slab promises: slots, sharing of one capacity between sizes, recency."""
+
+import os
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from storage_pages import PAGE_BYTES, key, keys, payload, poisoned, read, write
+
+from hicache.storage.base import StorageError
+from hicache.storage.slab import Eviction, SlabStorage
+
+SMALL, LARGE = 4096, 5 * 4096
+
+
+def open_slab(root: Path, capacity_bytes: int | None = None, **options: object) -> SlabStorage:
+    return SlabStorage(root, namespace="test", capacity_bytes=capacity_bytes, **options)  # type: ignore[arg-type]
+
+
+def write_sized(storage: SlabStorage, page_key: bytes, num_bytes: int) -> bool:
+    return storage.write([page_key], [payload(page_key, num_bytes)])[0]
+
+
+def allocated_bytes(root: Path) -> int:
+    return sum(512 * path.stat().st_blocks for path in root.glob("*/pages-*.slab"))
+
+
+def test_reads_refresh_a_page(tmp_path: Path) -> None:
+    with closing(open_slab(tmp_path, 2 * PAGE_BYTES)) as storage:
+        write(storage, keys(1, 2))
+        read(storage, keys(1))
+        write(storage, keys(3))
+        assert storage.contains(keys(1, 2, 3)) == [True, False, True]
+
+
+def test_existing_writes_refresh_a_page(tmp_path: Path) -> None:
+    with closing(open_slab(tmp_path, 2 * PAGE_BYTES)) as storage:
+        write(storage, keys(1, 2))
+        write(storage, keys(1))
+        write(storage, keys(3))
+        assert storage.contains(keys(1, 2, 3)) == [True, False, True]
+
+
+def test_fifo_is_not_refreshed(tmp_path: Path) -> None:
+    with closing(open_slab(tmp_path, 2 * PAGE_BYTES, eviction=Eviction.fifo)) as storage:
+        write(storage, keys(1, 2))
+        read(storage, keys(1))
+        write(storage, keys(1))
+        write(storage, keys(3))
+        assert storage.contains(keys(1, 2, 3)) == [False, True, True]
+
+
+def test_what_was_read_stays_young_when_the_slab_is_opened_again(tmp_path: Path) -> None:
+    with closing(open_slab(tmp_path, 2 * PAGE_BYTES)) as storage:
+        write(storage, keys(1, 2))
+        read(storage, keys(1))
+    with closing(open_slab(tmp_path, 2 * PAGE_BYTES)) as storage:
+        write(storage, keys(3))
+        assert storage.contains(keys(1, 2, 3)) == [True, False, True]
+
+
+def test_a_large_page_evicts_as_many_small_ones_as_it_needs(tmp_path: Path) -> None:
+    with closing(open_slab(tmp_path, 8 * SMALL)) as storage:
+        for number in range(8):
+            write_sized(storage, key(number), SMALL)
+        assert write_sized(storage, key(9), LARGE)
+        assert storage.contains(keys(*range(8))) == [number >= 5 for number in range(8)]
+
+
+def test_space_of_evicted_pages_goes_back_to_the_file_system(tmp_path: Path) -> None:
+    with closing(open_slab(tmp_path, 8 * SMALL)) as storage:
+        for number in range(8):
+            write_sized(storage, key(number), SMALL)
+        write_sized(storage, key(9), LARGE)
+        assert allocated_bytes(tmp_path) <= 8 * SMALL
+
+
+def test_a_smaller_capacity_is_kept_after_the_next_write(tmp_path: Path) -> None:
+    with closing(open_slab(tmp_path, 8 * PAGE_BYTES)) as storage:
+        write(storage, keys(*range(8)))
+    with closing(open_slab(tmp_path, 3 * PAGE_BYTES)) as storage:
+        write(storage, keys(9))
+        assert storage.stats().stored_bytes == 3 * PAGE_BYTES
+
+
+def test_a_batch_larger_than_the_capacity_stores_what_fits(tmp_path: Path) -> None:
+    with closing(open_slab(tmp_path, 3 * PAGE_BYTES)) as storage:
+        results = write(storage, keys(*range(5)))
+        assert results == [True, True, True, False, False]
+
+
+def test_stand_ins_are_charged_the_size_of_their_component(tmp_path: Path) -> None:
+    with closing(open_slab(tmp_path, 6 * LARGE, page_bytes={0: SMALL, 2: LARGE})) as storage:
+        for number in range(3):
+            write_sized(storage, key(number), 16)
+            write_sized(storage, key(number, 2), 16)
+        assert storage.stats().stored_bytes == 3 * (SMALL + LARGE)
+
+
+def test_a_page_larger_than_its_component_is_refused(tmp_path: Path) -> None:
+    with (
+        closing(open_slab(tmp_path, page_bytes={0: SMALL})) as storage,
+        pytest.raises(ValueError, match=f"at most {SMALL} bytes, got {LARGE}"),
+    ):
+        write_sized(storage, key(1), LARGE)
+
+
+def test_direct_transfers_fill_aligned_and_other_buffers(tmp_path: Path) -> None:
+    with closing(open_slab(tmp_path, direct=True)) as storage:
+        arena = memoryview(bytearray(2 * PAGE_BYTES + 4096))
+        write(storage, keys(1))
+        for start in range(4):  # one of these addresses at most is aligned
+            buffer = arena[start * 1024 + 1 :][:PAGE_BYTES]
+            assert storage.read(keys(1), [buffer]) == [True]
+            assert buffer == payload(key(1))
+
+
+def test_a_full_disk_declines_pages_and_loses_no_slot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_space(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with closing(open_slab(tmp_path, 2 * PAGE_BYTES)) as storage:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwritev", no_space)
+            assert write(storage, keys(1, 2)) == [False, False]
+        assert write(storage, keys(3, 4)) == [True, True]
+
+
+def test_a_slot_table_that_cannot_grow_declines_pages(tmp_path: Path) -> None:
+    with closing(open_slab(tmp_path)) as storage:
+        storage._table._db.execute("PRAGMA max_page_count = 1")  # SQLite raises it to what it has
+        results = [write(storage, keys(number))[0] for number in range(200)]
+        storage._table._db.execute("PRAGMA max_page_count = 1000000")
+        assert not all(results)
+        assert storage.contains(keys(*range(200))) == results
+
+
+def test_an_interrupted_write_loses_no_slot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    with closing(open_slab(tmp_path, 2 * PAGE_BYTES)) as storage:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwritev", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                write(storage, keys(1, 2))
+        assert write(storage, keys(3, 4)) == [True, True]
+
+
+def test_a_slot_used_again_while_it_is_read_is_a_miss_but_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(open_slab(tmp_path, PAGE_BYTES)) as storage:
+        write(storage, keys(1))
+        preadv = os.preadv
+
+        def after_another_write(*arguments: object) -> int:
+            monkeypatch.setattr(os, "preadv", preadv)
+            write(storage, keys(2))
+            return preadv(*arguments)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(os, "preadv", after_another_write)
+        assert storage.read(keys(1), [poisoned()]) == [False]
+        assert storage.stats().damaged_pages == 0
+        assert storage.contains(keys(2)) == [True]
+
+
+def test_a_root_that_cannot_be_written_is_refused_with_its_path(tmp_path: Path) -> None:
+    (tmp_path / "root").write_text("a file, not a directory")
+    with pytest.raises(StorageError, match=r"cannot open a slab in .*root"):
+        open_slab(tmp_path / "root")

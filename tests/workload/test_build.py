@@ -1,0 +1,134 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hicache.config import WorkloadConfig
+from hicache.request import Request
+from hicache.workload.build import KINDS, Workload, load_workload, sample_sessions
+from tests.workload.test_weka import ask, session
+from tests.workload.traces import mooncake_record, write_lines
+
+CHAT = WorkloadConfig(kind="chat", num_sessions=40)
+
+
+def first_tokens(workload: Workload) -> set[int]:
+    """What tells sessions apart whatever their number: the last token of their first prompt."""
+    return {
+        int(r.prompt.starts[-1] + r.prompt.counts[-1])
+        for r in workload.requests
+        if r.parent_id is None
+    }
+
+
+def shape(request: Request) -> tuple[object, ...]:
+    return (request.id, request.arrival_ns, request.prompt.to_bytes(), request.parent_id)
+
+
+def test_an_unknown_kind_lists_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"workload\.kind must be one of builtin, chat.*'chta'"):
+        load_workload(WorkloadConfig(kind="chta"), data_dir=None, seed=0)
+
+
+def test_a_workload_says_in_one_line_what_it_holds() -> None:
+    workload = load_workload(CHAT, data_dir=None, seed=0)
+    assert workload.description.startswith(
+        f"chat: {len(workload.requests)} requests in 40 sessions, "
+    )
+
+
+def test_a_limit_keeps_the_first_requests() -> None:
+    everything = load_workload(CHAT, data_dir=None, seed=0).requests
+    some = load_workload(replace(CHAT, limit=7), data_dir=None, seed=0).requests
+    assert [shape(r) for r in some] == [shape(r) for r in everything[:7]]
+
+
+def test_a_time_scale_stretches_arrivals() -> None:
+    plain = load_workload(CHAT, data_dir=None, seed=0).requests
+    slow = load_workload(replace(CHAT, time_scale=2.0), data_dir=None, seed=0).requests
+    assert [r.arrival_ns for r in slow] == [2 * r.arrival_ns for r in plain]
+
+
+def test_a_mooncake_trace_is_found_in_the_data_directory(tmp_path: Path) -> None:
+    record = mooncake_record((5, 600, 4, [0, 1]))
+    write_lines(tmp_path / "mooncake_conversation.jsonl.gz", [record])
+    config = WorkloadConfig(kind="mooncake_conversation")
+    workload = load_workload(config, data_dir=str(tmp_path), seed=0)
+    assert [r.prompt_len for r in workload.requests] == [600]
+    assert workload.has_start_times
+
+
+def test_weka_sessions_have_no_start_times(tmp_path: Path) -> None:
+    packed = {
+        "requests": [{"t": 0, "in": 200, "out": 4, "stop": "", "keep": 0, "new": [1, 3]}],
+    }
+    path = write_lines(tmp_path / "sessions.jsonl", [packed])
+    config = WorkloadConfig(kind="weka_agentic", path=str(path))
+    assert not load_workload(config, data_dir=None, seed=0).has_start_times
+
+
+def test_every_kind_is_known() -> None:
+    assert set(KINDS) >= {"builtin", "chat", "agents", "mooncake_conversation", "weka_agentic"}
+
+
+def test_a_sample_has_the_share_of_sessions_asked_for() -> None:
+    workload = load_workload(CHAT, data_dir=None, seed=0)
+    assert len({r.session_id for r in sample_sessions(workload, 0.25, 3).requests}) == 10
+
+
+def test_a_smaller_sample_is_a_part_of_a_larger_one() -> None:
+    workload = load_workload(CHAT, data_dir=None, seed=0)
+    small, large = (first_tokens(sample_sessions(workload, share, 3)) for share in (0.2, 0.6))
+    assert small < large
+
+
+def test_other_seeds_sample_other_sessions() -> None:
+    workload = load_workload(CHAT, data_dir=None, seed=0)
+    one, other = (first_tokens(sample_sessions(workload, 0.5, seed)) for seed in (3, 4))
+    assert one != other
+
+
+def test_a_sample_keeps_whole_sessions_and_numbers_them_anew() -> None:
+    workload = load_workload(CHAT, data_dir=None, seed=0)
+    everything = {r.prompt.to_bytes(): r for r in workload.requests}
+    sample = sample_sessions(workload, 0.5, 3).requests
+    assert [r.id for r in sample] == list(range(len(sample)))
+    for request in sample:
+        old_parent = everything[request.prompt.to_bytes()].parent_id
+        if old_parent is None:
+            assert (request.parent_id, request.session_id) == (None, request.id)
+        else:
+            assert request.parent_id is not None
+            parent = sample[request.parent_id]
+            assert parent.prompt.to_bytes() == workload.requests[old_parent].prompt.to_bytes()
+            assert request.session_id == parent.session_id
+
+
+def test_the_whole_share_is_the_workload() -> None:
+    workload = load_workload(CHAT, data_dir=None, seed=0)
+    everything = [shape(r) for r in workload.requests]
+    assert [shape(r) for r in sample_sessions(workload, 1.0, 3).requests] == everything
+
+
+def test_a_tiny_share_keeps_one_session() -> None:
+    workload = load_workload(CHAT, data_dir=None, seed=0)
+    assert len({r.session_id for r in sample_sessions(workload, 1e-9, 3).requests}) == 1
+
+
+@pytest.mark.parametrize("share", [0.0, -1.0, 1.5])
+def test_an_impossible_share_is_refused(share: float) -> None:
+    workload = load_workload(CHAT, data_dir=None, seed=0)
+    with pytest.raises(ValueError, match=r"above 0 and at most 1.*time_scale"):
+        sample_sessions(workload, share, 3)
+
+
+def test_sub_agents_stay_with_the_session_that_started_them(tmp_path: Path) -> None:
+    (tmp_path / "raw").mkdir()
+    agent = {"t": 1.0, "type": "subagent", "requests": [ask(0.0, 130, [7, 8])]}
+    for number in range(6):
+        record = session(ask(0.0, 200 + number, [1, 2, 3]), agent)
+        (tmp_path / "raw" / f"trace_{number}.json").write_text(json.dumps(record))
+    config = WorkloadConfig(kind="weka_agentic", path=str(tmp_path / "raw"))
+    sample = sample_sessions(load_workload(config, data_dir=None, seed=0), 0.5, 1)
+    assert sorted(r.prompt_len == 130 for r in sample.requests) == [False] * 3 + [True] * 3

@@ -1,0 +1,70 @@
+"""What is known about the public traces, checked where HICACHE_DATA holds them."""
+
+import os
+from collections.abc import Sequence
+
+import pytest
+
+from hicache.config import TraceTokens, WorkloadConfig
+from hicache.request import Request
+from hicache.workload.build import load_workload
+from tests.workload.infinite_cache import token_hit_rate
+
+DATA_DIR = os.environ.get("HICACHE_DATA")
+pytestmark = pytest.mark.skipif(
+    DATA_DIR is None, reason="HICACHE_DATA names no directory with the real traces"
+)
+
+
+def load(kind: str, tokens: TraceTokens) -> Sequence[Request]:
+    try:
+        return load_workload(
+            WorkloadConfig(kind=kind, tokens=tokens), data_dir=DATA_DIR, seed=0
+        ).requests
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module", params=list(TraceTokens), ids=lambda tokens: tokens.name)
+def conversation(request: pytest.FixtureRequest) -> tuple[TraceTokens, Sequence[Request]]:
+    return request.param, load("mooncake_conversation", request.param)
+
+
+def test_the_conversation_trace_has_its_published_size(
+    conversation: tuple[TraceTokens, Sequence[Request]],
+) -> None:
+    _, requests = conversation
+    assert len(requests) == 12_031
+    assert sum(r.prompt_len for r in requests) == pytest.approx(144.8e6, rel=0.001)
+    assert sum(r.parent_id is not None for r in requests) / 12_031 == pytest.approx(0.33, abs=0.005)
+
+
+def test_an_infinite_cache_hits_what_is_published_for_the_conversation_trace(
+    conversation: tuple[TraceTokens, Sequence[Request]],
+) -> None:
+    # Mooncake FAST'25 says 0.40; block ids alone give 0.373
+    tokens, requests = conversation
+    wanted = {TraceTokens.literal: 0.373, TraceTokens.reconstructed: 0.389}[tokens]
+    assert token_hit_rate(requests) == pytest.approx(wanted, abs=0.003)
+
+
+def test_states_at_the_ends_of_requests_are_worth_four_times_as_much_when_reconstructed(
+    conversation: tuple[TraceTokens, Sequence[Request]],
+) -> None:
+    tokens, requests = conversation
+    wanted = {TraceTokens.literal: 0.087, TraceTokens.reconstructed: 0.334}[tokens]
+    assert token_hit_rate(requests, only_ends=True) == pytest.approx(wanted, abs=0.003)
+
+
+def test_the_agentic_sessions_extend_their_prompts() -> None:
+    requests = load("weka_agentic", TraceTokens.reconstructed)
+    followed = [r for r in requests if r.parent_id is not None]
+    extending = [
+        r
+        for r in followed
+        if r.prompt.starts[0] == requests[r.parent_id or 0].prompt.starts[0]
+        and r.prompt_len >= requests[r.parent_id or 0].prompt_len
+    ]
+    assert len(requests) == 29_100
+    assert max(r.prompt_len for r in requests) == 880_502
+    assert len(extending) / len(followed) > 0.9

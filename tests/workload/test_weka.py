@@ -1,0 +1,206 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from hicache.config import TraceTokens
+from hicache.request import Request
+from hicache.workload import weka_pack
+from hicache.workload.trace import TraceError
+from hicache.workload.weka import load_weka
+from tests.workload.traces import ids, shared_len, whole, write_lines
+
+Entry = dict[str, object]
+
+
+def ask(t: float, prompt: int, blocks: list[int], **more: object) -> Entry:
+    """One raw request; its answer has 40 tokens and took 2 s."""
+    request: Entry = {"t": t, "type": "n", "in": prompt, "out": 40, "hash_ids": blocks}
+    return request | {"stop": "tool_use", "api_time": 2.0, "think_time": 3.0} | more
+
+
+def session(*requests: Entry, name: str = "a") -> Entry:
+    return {"id": name, "block_size": 64, "hash_id_scope": "local", "requests": list(requests)}
+
+
+def load(
+    folder: Path,
+    *sessions: Entry,
+    seed: int = 0,
+    rate: float = 1.0,
+    tokens: TraceTokens = TraceTokens.reconstructed,
+) -> list[Request]:
+    """What is loaded from the sessions as a raw folder."""
+    for place, record in enumerate(sessions):
+        (folder / f"trace_{place}.json").write_text(json.dumps(record))
+    return load_weka(folder, tokens=tokens, think_cap_s=100, session_rate=rate, seed=seed)
+
+
+THREE_TURNS = session(
+    ask(0.0, 200, [1, 2, 3], think_time=0.0),
+    ask(5.0, 300, [1, 2, 3, 4]),
+    ask(10.0, 400, [1, 2, 3, 4, 5, 6], stop="end_turn"),
+)
+
+
+def test_a_turn_waits_for_the_one_before_and_then_thinks(tmp_path: Path) -> None:
+    requests = load(tmp_path, THREE_TURNS)
+    assert [(r.parent_id, r.think_ns, r.stop_reason) for r in requests] == [
+        (None, 0, "tool_use"),
+        (0, 3 * 10**9, "tool_use"),
+        (1, 3 * 10**9, "end_turn"),
+    ]
+
+
+def test_a_turn_repeats_the_one_before_and_its_answer(tmp_path: Path) -> None:
+    first, second, third = load(tmp_path, THREE_TURNS)
+    assert shared_len(whole(first), ids(second.prompt)) == 240
+    assert shared_len(whole(second), ids(third.prompt)) == 340
+
+
+def test_literal_turns_share_full_blocks_only(tmp_path: Path) -> None:
+    first, second, _ = load(tmp_path, THREE_TURNS, tokens=TraceTokens.literal)
+    assert shared_len(whole(first), ids(second.prompt)) == 192
+
+
+def test_after_a_change_of_context_the_answer_is_not_repeated(tmp_path: Path) -> None:
+    first, second = load(tmp_path, session(ask(0.0, 200, [1, 2, 3]), ask(5.0, 300, [1, 2, 9, 10])))
+    assert second.parent_id == first.id
+    assert shared_len(whole(first), ids(second.prompt)) == 128
+
+
+def test_a_return_to_an_older_context_continues_it(tmp_path: Path) -> None:
+    requests = load(
+        tmp_path,
+        session(ask(0.0, 200, [1, 2, 3]), ask(5.0, 150, [20, 21]), ask(10.0, 300, [1, 2, 3, 4])),
+    )
+    assert shared_len(whole(requests[0]), ids(requests[2].prompt)) == 240
+
+
+def test_sessions_share_no_token(tmp_path: Path) -> None:
+    other = session(ask(0.0, 210, [1, 2, 3]), name="b")
+    requests = load(tmp_path, THREE_TURNS, other)
+    mine = {r.session_id: set(ids(r.prompt).tolist()) for r in requests}
+    left, right = mine.values()
+    assert not left & right
+
+
+def test_a_sub_agent_is_a_session_whose_parent_spawned_it(tmp_path: Path) -> None:
+    agent: Entry = {
+        "t": 1.5,
+        "type": "subagent",
+        "requests": [ask(0.0, 130, [7, 8]), ask(4.0, 200, [7, 8, 9])],
+    }
+    requests = load(tmp_path, session(ask(0.0, 200, [1, 2, 3]), agent, ask(9.0, 300, [1, 2, 3, 4])))
+    start = requests[0].arrival_ns
+    assert [(r.prompt_len, r.session_id, r.parent_id, r.arrival_ns - start) for r in requests] == [
+        (200, 0, None, 0),
+        (130, 1, 0, 1_500_000_000),
+        (200, 1, 1, 5_500_000_000),
+        (300, 0, 0, 9_000_000_000),
+    ]
+
+
+def test_a_long_think_time_is_cut_in_arrivals_too(tmp_path: Path) -> None:
+    first, second = load(
+        tmp_path,
+        session(ask(0.0, 200, [1, 2, 3]), ask(5002.0, 300, [1, 2, 3, 4], think_time=5000.0)),
+    )
+    assert second.think_ns == 100 * 10**9
+    assert second.arrival_ns - first.arrival_ns == 102 * 10**9
+
+
+def test_a_missing_think_time_is_what_the_times_leave(tmp_path: Path) -> None:
+    second = ask(9.0, 300, [1, 2, 3, 4])
+    del second["think_time"]
+    assert load(tmp_path, session(ask(0.0, 200, [1, 2, 3]), second))[1].think_ns == 7 * 10**9
+
+
+def test_an_answer_of_no_token_counts_as_one(tmp_path: Path) -> None:
+    assert load(tmp_path, session(ask(0.0, 200, [1, 2, 3], out=0)))[0].output_len == 1
+
+
+def test_starts_depend_on_the_seed_alone(tmp_path: Path) -> None:
+    sessions = [session(ask(0.0, 200 + n, [1, 2, 3]), name=str(n)) for n in range(20)]
+    drawn = [
+        [(r.arrival_ns, r.prompt_len) for r in load(tmp_path, *sessions, seed=seed)]
+        for seed in (3, 3, 4)
+    ]
+    assert drawn[0] == drawn[1]
+    assert drawn[0] != drawn[2]
+
+
+def test_sessions_start_at_the_rate_asked_for(tmp_path: Path) -> None:
+    sessions = [session(ask(0.0, 200 + n, [1, 2, 3]), name=str(n)) for n in range(200)]
+    assert load(tmp_path, *sessions, rate=0.5)[-1].arrival_ns == pytest.approx(400e9, rel=0.2)
+
+
+def test_a_packed_file_loads_as_its_raw_folder(tmp_path: Path) -> None:
+    agent: Entry = {"t": 1.5, "type": "subagent", "requests": [ask(0.0, 130, [7, 8])]}
+    raw = load(
+        tmp_path,
+        session(ask(0.0, 200, [1, 2, 3]), agent, ask(9.0, 300, [1, 2, 9, 4])),
+        THREE_TURNS,
+    )
+    packed = tmp_path / "packed.jsonl.gz"
+    assert weka_pack.main([str(tmp_path), str(packed)]) == 0
+    loaded = load_weka(
+        packed, tokens=TraceTokens.reconstructed, think_cap_s=100, session_rate=1, seed=0
+    )
+    assert [(r.arrival_ns, r.parent_id, whole(r).tolist()) for r in loaded] == [
+        (r.arrival_ns, r.parent_id, whole(r).tolist()) for r in raw
+    ]
+
+
+def test_packing_names_what_is_kept_and_what_is_new() -> None:
+    packed = weka_pack.pack_session(
+        session(ask(0.0, 256, [1, 2, 3, 7]), ask(5.0, 320, [1, 2, 8, 9, 11])), "here"
+    )
+    requests = packed["requests"]
+    assert isinstance(requests, list)
+    assert [(r["keep"], r["new"]) for r in requests] == [(0, [1, 3, 7, 1]), (2, [8, 2, 11, 1])]
+    assert "hash_ids" not in requests[0]
+
+
+def test_the_longest_of_sessions_with_equal_beginnings_is_kept(tmp_path: Path) -> None:
+    longer = session(*THREE_TURNS["requests"], ask(15.0, 500, [1, 2, 3, 4, 5, 6, 7]))  # type: ignore[misc]
+    assert len(load(tmp_path, THREE_TURNS, longer, THREE_TURNS)) == 4
+
+
+def test_packing_twice_gives_the_same_bytes(tmp_path: Path) -> None:
+    (tmp_path / "trace.json").write_text(json.dumps(THREE_TURNS))
+    written = [tmp_path / "one.gz", tmp_path / "two.gz"]
+    for path in written:
+        weka_pack.main([str(tmp_path), str(path)])
+    assert written[0].read_bytes() == written[1].read_bytes()
+
+
+def packed_request(**changes: object) -> Entry:
+    request: Entry = {"t": 0.0, "in": 200, "out": 5, "stop": "", "keep": 0, "new": [1, 3]}
+    return request | changes
+
+
+@pytest.mark.parametrize(
+    ("record", "complaint"),
+    [
+        ({"requests": [packed_request(keep=4)]}, "request 0: keep is 4, the request before has 0"),
+        ({"requests": [packed_request(new=[1])]}, "request 0: new must be a flat list of"),
+        ({"requests": [packed_request(t=-1)]}, "request 0: t must be a number of at least 0"),
+        ({"requests": 5}, "requests must be a list of objects, got 5"),
+        ({"requests": [], "block_size": 16}, "block_size must be 64, got 16"),
+        ({"requests": [], "hash_id_scope": "global"}, "hash_id_scope must be local, got 'global'"),
+    ],
+)
+def test_a_bad_session_is_named(tmp_path: Path, record: Entry, complaint: str) -> None:
+    good = {"requests": [packed_request()]}
+    path = write_lines(tmp_path / "sessions.jsonl", [good, record])
+    with pytest.raises(TraceError, match=rf"sessions\.jsonl, line 2.*{complaint}"):
+        load_weka(path, tokens=TraceTokens.literal, think_cap_s=1, session_rate=1, seed=0)
+
+
+def test_the_packer_says_what_it_cannot_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "trace_7.json").write_text("{")
+    assert weka_pack.main([str(tmp_path), str(tmp_path / "out.gz")]) == 1
+    assert "trace_7.json: not JSON" in capsys.readouterr().err

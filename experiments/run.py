@@ -24,6 +24,8 @@ from hicache import experiment
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 
+INTERRUPTED = 130  # exit code of a process that Ctrl-C ended: 128 + 2
+
 schema.register()
 
 
@@ -57,6 +59,9 @@ def main() -> None:
         compose_and_run()
     except CONFIG_ERRORS as error:
         sys.exit(explain(error))
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        sys.exit(INTERRUPTED)
 
 
 if __name__ == "__main__":

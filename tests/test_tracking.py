@@ -74,28 +74,35 @@ def summary_of(log: list[dict]) -> dict:
     return merged
 
 
-def test_wandb_offline_names_the_group_the_run_and_its_config(tmp_path):
-    with tracker(tmp_path):
-        pass
-    (run,) = records(inspect(tmp_path), "run")
-    assert (run["project"], run["run_group"], run["display_name"]) == (
-        "bench",
-        "prefetch_stop",
-        "job 4",
-    )
+@pytest.fixture(scope="module")
+def offline_run(tmp_path_factory):
+    """The directory of a run of three rows, and what W&B's reader finds in it."""
+    out_dir = tmp_path_factory.mktemp("run")
+    with tracker(out_dir) as open_tracker:
+        for index in range(3):
+            open_tracker.log(Row(time_s=10.0 * index, computed_tokens=index))
+        open_tracker.summarize({"cache/token_hit_rate": 0.25})
+    return out_dir, inspect(out_dir)
+
+
+def test_wandb_offline_names_the_group_the_run_and_its_config(offline_run):
+    (run,) = records(offline_run[1], "run")
+    names = (run["project"], run["run_group"], run["display_name"])
+    assert names == ("bench", "prefetch_stop", "job 4")
     assert CONFIG.items() <= run["config"]["update"].items()
 
 
-def test_wandb_offline_mirrors_rows_and_summary(tmp_path, rows):
-    with tracker(tmp_path) as open_tracker:
-        for row in rows:
-            open_tracker.log(row)
-        open_tracker.summarize({"cache/token_hit_rate": 0.25})
-    log = inspect(tmp_path)
+def test_wandb_offline_mirrors_the_rows(offline_run):
+    out_dir, log = offline_run
     items = [entry["item"] for entry in records(log, "history")]
-    assert [{key: item[key] for key in rows[0].flat()} for item in items] == lines_of(tmp_path)
+    keys = Row(time_s=0.0).flat()
+    assert [{key: item[key] for key in keys} for item in items] == lines_of(out_dir)
+
+
+def test_wandb_offline_mirrors_the_summary_and_that_the_run_succeeded(offline_run):
+    _, log = offline_run
     assert summary_of(log)["cache/token_hit_rate"] == 0.25
-    assert records(log, "exit")[-1].get("exit_code", 0) == 0
+    assert [entry.get("exit_code", 0) for entry in records(log, "exit")] == [0]
 
 
 def test_a_run_that_fails_is_recorded_as_failed(tmp_path):

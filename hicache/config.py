@@ -185,8 +185,8 @@ class CacheConfig:
     """The tree and its two memory tiers.
 
     `device_gib` and `host_gib` are totals over all devices of an engine; `device_gib` none takes
-    all that weights leave of the devices. The shares split a tier between components; none takes the
-    model's own. `unlimited` gives pools that never fill.
+    all that weights leave of the devices. The shares split a tier between components; none takes
+    the model's own. `unlimited` gives pools that never fill.
     """
 
     page_size: int = 64  # tokens

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from hicache.cache.node import Node
+from hicache.cache.node import MAMBA, Node
 from hicache.cache.pages import PageIds
 
 
@@ -14,27 +14,14 @@ class FreePages(NamedTuple):
     page_ids: PageIds
 
 
-class BackUpPlan(NamedTuple):
-    """Device data without a host copy, to be copied there.
-
-    `full` runs from the top down and stops being worth anything at its first gap, so it is backed
-    up in that order. `swa` and `mamba` lie on nodes that are backed up or about to be.
-    """
-
-    full: list[Node]
-    swa: list[Node]
-    mamba: list[Node]
-
-
-class LoadBackPlan(NamedTuple):
-    """Host data that a request needs on the device; all of it or none."""
+class Plan(NamedTuple):
+    """The nodes whose data is to be copied to another tier, by component, from the top down."""
 
     full: list[Node]
     swa: list[Node]
     mamba: list[Node]
 
     def num_pages(self, kind: int) -> int:
-        """Pages or slots of one component."""
-        if kind == 2:  # a state is one slot, however long its node
-            return len(self.mamba)
-        return sum(node.num_pages for node in self[kind])
+        """Pages of one component; of mamba, slots: one a node, however long."""
+        nodes = self[kind]
+        return len(nodes) if kind == MAMBA else sum(node.num_pages for node in nodes)

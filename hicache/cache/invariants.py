@@ -149,13 +149,12 @@ def _check_counts(tree: RadixTree, nodes: list[Node]) -> None:
     _hold(tree.num_nodes == len(nodes), 6, f"{tree.num_nodes} nodes counted, {len(nodes)} there")
     for tier in TIERS:
         for kind in KINDS:
-            held = [node for node in nodes if node.held[tier][kind] is not None]
-            resident = sum(len(node.held[tier][kind]) for node in held)  # type: ignore[arg-type]
-            protected = sum(
-                len(node.held[tier][kind])  # type: ignore[arg-type]
-                for node in held
-                if node.locks[tier][kind]
-            )
+            resident = protected = 0
+            for node in nodes:
+                page_ids = node.held[tier][kind]
+                if page_ids is not None:
+                    resident += len(page_ids)
+                    protected += len(page_ids) if node.locks[tier][kind] else 0
             found = (resident, protected)
             counted = (tree.resident[tier][kind], tree.protected[tier][kind])
             _hold(

@@ -155,6 +155,7 @@ class Prefetcher:
         prefetch.digests = page_digests(
             tree.last_digest(anchor), sequence.tokens[first:end], tree.page_bytes
         )
+        sequence.digests, sequence.digests_start = prefetch.digests, start
         self.occupied_tokens += asked * page
         self.active[request_id] = prefetch
         self.outbox.append(prefetch)
@@ -340,16 +341,9 @@ class Prefetcher:
         keeps = is_whole or not prefetch.has_sidecars or self.config.commit is CommitPolicy.usable
         full, swa, state = prefetch.staged
         if completed and keeps:
-            tail = prefetch.start_page + completed
-            pages = (
-                full[:completed],
-                swa if is_whole else NO_PAGES,
-                state if is_whole else NO_PAGES,
-            )
+            kept_swa, kept_state = (swa, state) if is_whole else (NO_PAGES, NO_PAGES)
             already = self.cache.insert_host(
-                prefetch.anchor,
-                prefetch.sequence.tokens[: tail * self.cache.tree.page_bytes],
-                pages,
+                prefetch.anchor, prefetch.sequence, (full[:completed], kept_swa, kept_state)
             )
             prefetch.published_pages = completed - already
             self.counters["prefetch/discarded_duplicate_pages"] += already

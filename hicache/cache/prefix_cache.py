@@ -10,13 +10,13 @@ from itertools import pairwise
 
 import numpy as np
 
-from hicache.cache.actions import BackUpPlan, FreePages
+from hicache.cache.actions import FreePages, Plan
 from hicache.cache.keys import COMPONENT_TAGS
 from hicache.cache.node import DEVICE, FULL, HOST, KIND_NAMES, MAMBA, SWA, TIER_NAMES, Node
 from hicache.cache.pages import NO_PAGES, PageAllocator, PageIds
 from hicache.cache.sequence import Sequence
 from hicache.cache.transfer import BackUp, CopyState, LoadBack, Move, StorageWrite
-from hicache.cache.tree import Lock, MatchResult, RadixTree
+from hicache.cache.tree import HostLock, Lock, MatchResult, RadixTree
 from hicache.config import WritePolicy
 
 Pools = tuple[list[PageAllocator], list[PageAllocator]]  # by tier and component
@@ -255,11 +255,11 @@ class PrefixCache:
         self.pools[HOST][kind].free(page_ids)
 
     def insert_host(
-        self, anchor: Node, tokens: bytes, pages: tuple[PageIds, PageIds, PageIds]
+        self, anchor: Node, sequence: Sequence, pages: tuple[PageIds, PageIds, PageIds]
     ) -> int:
         """Publish staged pages below `anchor`; returns how many full pages were there already."""
         actions: list[FreePages] = []
-        self.tree.insert_host(anchor, tokens, pages, actions)
+        self.tree.insert_host(anchor, sequence, pages, actions)
         self._apply(actions)
         return sum(len(action.page_ids) for action in actions if action.kind == FULL)
 
@@ -404,9 +404,9 @@ class PrefixCache:
             [victim] if other in kinds and device[other] is not None and host[other] is None else []
             for other in (FULL, SWA, MAMBA)
         ]
-        self._back_up(victim, BackUpPlan(*lost), is_fence=True)
+        self._back_up(victim, Plan(*lost), is_fence=True)
 
-    def _back_up(self, node: Node, plan: BackUpPlan, *, is_fence: bool) -> None:
+    def _back_up(self, node: Node, plan: Plan, *, is_fence: bool) -> None:
         tree = self.tree
         lock = tree.lock(node)  # making room on the host may take other device data along
         moves: list[Move] = []
@@ -420,10 +420,8 @@ class PrefixCache:
                 assert source is not None
                 target = self._allocate(HOST, kind, len(source))
                 if target is None:
-                    lost = sum(len(each.held[DEVICE][kind]) for each in plan[kind])  # type: ignore[arg-type]
-                    self.counters[f"back_up/dropped_{KIND_NAMES[kind]}_pages"] += (
-                        lost - counts[kind]
-                    )
+                    lost = plan.num_pages(kind) - counts[kind]
+                    self.counters[f"back_up/dropped_{KIND_NAMES[kind]}_pages"] += lost
                     break
                 tree.put(each, HOST, kind, target)
                 sources.append(source)
@@ -459,7 +457,9 @@ class PrefixCache:
         self.outbox.append(back_up)
         self.counters["transfer/back_up_bytes"] += num_bytes
 
-    def _lock_copies(self, node: Node, full_start: int, swa_start: int, state_nodes: list[Node]):  # type: ignore[no-untyped-def]
+    def _lock_copies(
+        self, node: Node, full_start: int, swa_start: int, state_nodes: list[Node]
+    ) -> list[HostLock]:
         tree = self.tree
         locks = [tree.lock_host(node, full_start, swa_start=swa_start)]
         locks += [tree.lock_host(each, each.end, with_state=True) for each in state_nodes]

@@ -233,7 +233,7 @@ class SimulatedExecutor:
         load_rate: float,
         slowdown: float,
     ) -> None:
-        """`load_rate`: bytes a second to the device; `slowdown`: of steps that copies run beside."""
+        """`load_rate`: bytes a second to the device; `slowdown`: of steps beside copies."""
         self._engine = engine
         self._cost = cost
         self._io = io

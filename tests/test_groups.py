@@ -129,6 +129,18 @@ def test_an_overloaded_run_is_marked(tmp_path, capsys):
     assert "overloaded: no latency claim" in capsys.readouterr().out
 
 
+def test_seeds_that_change_nothing_are_called_out(tmp_path, capsys):
+    for seed in SEEDS:
+        write_run(tmp_path / str(seed), stop="timeout", rate=1.0, seed=seed, ttft=1.0)
+    compare.main([str(tmp_path)])
+    assert "Every seed gave the same run" in capsys.readouterr().out
+
+
+def test_seeds_that_change_something_are_not(sweep, capsys):
+    compare.main([str(sweep)])
+    assert "Every seed" not in capsys.readouterr().out
+
+
 def test_compare_prints_medians_and_the_ratio(sweep, capsys):
     compare.main([str(sweep / "1"), str(sweep / "7"), "--metric", "request/ttft_s_p95"])
     printed = capsys.readouterr().out

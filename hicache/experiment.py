@@ -15,7 +15,7 @@ from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree import RadixTree
 from hicache.capacity import Capacity, capacities, make_pools, page_bytes
 from hicache.clock import SECOND_NS, SimulatedClock
-from hicache.config import ExperimentConfig, WritePolicy
+from hicache.config import ExperimentConfig, StartState, WritePolicy
 from hicache.engine import Engine, serve
 from hicache.executor.cost import CostModel
 from hicache.executor.links import CopyPath, pcie_rate
@@ -28,6 +28,7 @@ from hicache.routing import ROUTERS
 from hicache.scheduler.scheduler import Scheduler
 from hicache.storage.base import KEY_BYTES, Storage
 from hicache.storage.build import open_storage
+from hicache.warm import warm_storage
 from hicache.workload.arrivals import Feeder
 from hicache.workload.build import Workload, load_workload, sample_sessions
 
@@ -57,6 +58,17 @@ def run(config: ExperimentConfig, *, progress: Callable[[Progress], None] | None
         _engine(config, number, cost=cost, io=io, sizes=sizes, device=device, host=host, tp=tp)
         for number in range(config.parallel.replicas)
     ]
+    if config.workload.start is StartState.warm_storage:
+        if storage is None:
+            raise ValueError("workload.start=warm_storage needs a storage, got storage.kind=none")
+        tree = engines[0].cache.tree
+        warm_storage(
+            storage,
+            workload.requests,
+            page_size=tree.page_size,
+            window_pages=tree.window_pages,
+            has_states=tree.has_states,
+        )
     feeder = Feeder(
         workload.requests, config.workload.arrivals, concurrency=config.workload.concurrency
     )

@@ -3,6 +3,7 @@
 import importlib
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from hicache.engine import Engine, serve
 from hicache.executor.cost import CostModel
 from hicache.executor.links import CopyPath, pcie_rate
 from hicache.executor.simulated import SimulatedExecutor, SimulatedIo
+from hicache.lockstep import RankedEngine, lockstep
 from hicache.metrics import REQUIRED_MEASURES, Progress, RequestRecord, Result, Status
 from hicache.models import GIB, ComponentKind
 from hicache.recorder import Recorder
@@ -28,6 +30,7 @@ from hicache.routing import ROUTERS
 from hicache.scheduler.scheduler import Scheduler
 from hicache.storage.base import KEY_BYTES, Storage
 from hicache.storage.build import open_storage
+from hicache.storage.faults import FaultPlan, FaultyStorage
 from hicache.warm import warm_storage
 from hicache.workload.arrivals import Feeder
 from hicache.workload.build import Workload, load_workload, sample_sessions
@@ -52,23 +55,35 @@ def run(config: ExperimentConfig, *, progress: Callable[[Progress], None] | None
     sizes = page_bytes(config.model, config.cache.page_size, tp)
     device, host = capacities(config.cache, config.model, sizes, cost.free_device_bytes)
     notes += _describe(config, device, host, sizes, tp)
-    storage = _open_storage(config, sizes)
-    io = SimulatedIo(config.storage, storage, [_copy_rates(config, tp)] * config.parallel.replicas)
-    engines = [
+    num_ranks = config.parallel.ranks
+    storages = _open_storages(config, sizes)
+    rates = {link: rate / num_ranks for link, rate in _copy_rates(config, tp).items()}
+    num_engines = config.parallel.replicas * num_ranks
+    io = SimulatedIo(config.storage, storages, [rates] * num_engines, seed=config.seed)
+    parts = [
         _engine(config, number, cost=cost, io=io, sizes=sizes, device=device, host=host, tp=tp)
-        for number in range(config.parallel.replicas)
+        for number in range(num_engines)
     ]
+    engines = parts
+    if num_ranks > 1:
+        if not storages:
+            raise ValueError(f"parallel.ranks={num_ranks} needs a storage, got storage.kind=none")
+        engines = [
+            lockstep(parts[first : first + num_ranks], config.parallel, config.storage)
+            for first in range(0, num_engines, num_ranks)
+        ]
     if config.workload.start is StartState.warm_storage:
-        if storage is None:
+        if not storages:
             raise ValueError("workload.start=warm_storage needs a storage, got storage.kind=none")
-        tree = engines[0].cache.tree
-        warm_storage(
-            storage,
-            workload.requests,
-            page_size=tree.page_size,
-            window_pages=tree.window_pages,
-            has_states=tree.has_states,
-        )
+        tree = parts[0].cache.tree
+        for storage in storages:
+            warm_storage(
+                storage,
+                workload.requests,
+                page_size=tree.page_size,
+                window_pages=tree.window_pages,
+                has_states=tree.has_states,
+            )
     feeder = Feeder(
         workload.requests, config.workload.arrivals, concurrency=config.workload.concurrency
     )
@@ -96,11 +111,14 @@ def run(config: ExperimentConfig, *, progress: Callable[[Progress], None] | None
             observer=recorder,
         )
     finally:
-        if storage is not None:
+        for storage in storages:
             storage.close()
     recorder.close()
+    for part in parts:
+        invariants.check_drained(part.cache, part.prefetcher)
     for engine in engines:
-        invariants.check_drained(engine.cache, engine.prefetcher)
+        if isinstance(engine, RankedEngine):
+            engine.check_equal()
     records = sorted(recorder.records, key=lambda record: record.id)
     measures = _measures(config, records, engines, recorder, cost, tp)
     measures |= _working_set(workload.requests, sizes, host, config)
@@ -148,10 +166,10 @@ def _engine(
         has_states=ComponentKind.mamba in model.components,
         reclaims_duplicates=cache_config.write_policy is WritePolicy.write_back,
     )
-    has_storage = io.storage is not None
+    has_storage = bool(io.storages)
     cache = PrefixCache(
         tree,
-        make_pools(device, host, model),
+        make_pools(device, host, model, is_traced=config.parallel.ranks > 1),
         page_bytes=sizes,
         write_policy=cache_config.write_policy,
         load_back_threshold=cache_config.load_back_threshold,
@@ -177,7 +195,7 @@ def _engine(
         cost,
         io,
         page_size=cache_config.page_size,
-        page_bytes=sizes,
+        page_bytes=_part(sizes, config.parallel.ranks),
         load_rate=_copy_rates(config, tp)["to_device"],
         slowdown=config.hardware.copy_slowdown.value,
     )
@@ -211,16 +229,37 @@ def _policy(name: str) -> EvictionPolicy:
     return policy
 
 
-def _open_storage(config: ExperimentConfig, sizes: tuple[int, int, int]) -> Storage | None:
+def _open_storages(config: ExperimentConfig, sizes: tuple[int, int, int]) -> list[Storage]:
+    """None, or one for each rank, which holds its part of every page."""
     # simulated time moves keys, not pages: memory counts nominal bytes, others hold the keys
     nominal = config.storage.kind == "memory"
+    num_ranks = config.parallel.ranks
     page_sizes = {
         tag[0]: size if nominal else KEY_BYTES
-        for tag, size in zip(COMPONENT_TAGS, sizes, strict=True)
+        for tag, size in zip(COMPONENT_TAGS, _part(sizes, num_ranks), strict=True)
         if size
     }
-    namespace = f"{config.model.name}-p{config.cache.page_size}-simulated"
-    return open_storage(config.storage, namespace=namespace, page_bytes=page_sizes)
+    settings = config.storage
+    if settings.capacity_gib is not None:
+        settings = replace(settings, capacity_gib=settings.capacity_gib / num_ranks)
+    storages: list[Storage] = []
+    for rank in range(num_ranks):
+        part = f"-rank{rank}of{num_ranks}" if num_ranks > 1 else ""
+        namespace = f"{config.model.name}-p{config.cache.page_size}{part}-simulated"
+        storage = open_storage(settings, namespace=namespace, page_bytes=page_sizes)
+        if storage is None:
+            return []
+        if settings.lost_share:
+            plan = FaultPlan(full_share=settings.lost_share)
+            seed = config.seed * num_ranks + rank
+            storage = FaultyStorage(storage, plan, seed=seed, clock=SimulatedClock())
+        storages.append(storage)
+    return storages
+
+
+def _part(sizes: tuple[int, int, int], num_ranks: int) -> tuple[int, int, int]:
+    full, swa, mamba = sizes
+    return -(-full // num_ranks), -(-swa // num_ranks), -(-mamba // num_ranks)
 
 
 def _copy_rates(config: ExperimentConfig, tp: int) -> dict[str, float]:

@@ -22,6 +22,7 @@ FLOORS = [
     ["hicache.engine"],
     [
         "hicache.capacity",
+        "hicache.lockstep",
         "hicache.recorder",
         "hicache.routing",
         "hicache.warm",

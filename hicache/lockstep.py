@@ -239,7 +239,7 @@ class RankedEngine(Engine):
         is_illegal = agreed > 0 and any(agreed not in each for each in lengths)
         self._count("illegal_lengths_count", int(is_illegal))
         for agreement, own in zip(self._agreements, read.own, strict=True):
-            agreement.landed.append(Landed(own, restorable=common))
+            agreement.answers.append(Landed(own, restorable=common))
 
     def _hear_of_read(self, read: SharedRead) -> None:
         completed = min(local.completed_pages for local in read.local)
@@ -254,7 +254,7 @@ class RankedEngine(Engine):
             self._count("unequal_sidecars_count", int(len(set(are_found)) > 1))
             self._forget(read)
         for agreement, own in zip(self._agreements, read.own, strict=True):
-            agreement.landed.append(
+            agreement.progress.append(
                 Landed(
                     own,
                     completed_pages=completed,

@@ -30,6 +30,7 @@ from hicache.config import HitAgreement, StopPolicy
 
 Copy = LoadBack | BackUp | StorageWrite
 COPIES = (LoadBack, BackUp, StorageWrite)
+NUM_COUNTS = 2 + len(COPIES)
 VOTE_SLOTS = 64  # votes are offered in multiples of this, so that the length rarely changes
 DIGEST_BITS = 62  # of a signed 64-bit element, with room for the negation
 
@@ -91,15 +92,17 @@ class Landed(NamedTuple):
 class RankAgreement:
     """One rank's part in the agreement of each step.
 
-    Invariant: ranks that submitted and applied the same offer vectors of one shape. `landed` may
-    be appended to from another thread, in the order in which the ranks agreed.
+    Invariant: ranks that submitted and applied the same offer vectors of one shape. `answers` and
+    `progress` may each be appended to from a thread of their own, in the order in which the ranks
+    agreed; which of the two is ahead differs from rank to rank, so they are counted apart.
     """
 
     def __init__(
         self, cache: PrefixCache, prefetcher: Prefetcher, *, whole_digest_every: int = 1
     ) -> None:
         """`whole_digest_every`: steps between digests of the whole tree, which cost O(nodes)."""
-        self.landed: deque[Landed] = deque()
+        self.answers: deque[Landed] = deque()  # of queries
+        self.progress: deque[Landed] = deque()  # of reads
         self.num_steps = 0
         self._cache = cache
         self._prefetcher = prefetcher
@@ -126,11 +129,11 @@ class RankAgreement:
     def pack(self, now_ns: int) -> list[int]:
         """This rank's offer for the step.
 
-        `[news of prefetches, copies of each sort] + [can stop, 1 − is gone] for each prefetch that
-        is undecided + [digest, −digest]`. A best-effort prefetch never votes to stop: it may.
+        `[answers, news of reads, copies of each sort] + [can stop, 1 − is gone] for each prefetch
+        that is undecided + [digest, −digest]`. Best-effort prefetches stop without a vote.
         """
         prefetcher = self._prefetcher
-        counts = [len(self.landed)]
+        counts = [len(self.answers), len(self.progress)]
         for copies in self._copies.values():
             first_missing = next(
                 (index for index, copy in enumerate(copies) if copy not in self._copied),
@@ -142,7 +145,8 @@ class RankAgreement:
         for prefetch in self._votes:
             votes.append(int(prefetcher.can_terminate_prefetch(prefetch, now_ns)))
             votes.append(1 - int(prefetch.request_id in self._to_abort))
-        votes += [1] * (-len(votes) % (2 * VOTE_SLOTS))
+        num_blocks = max(-(-len(self._votes) // VOTE_SLOTS), 1)
+        votes += [1] * (2 * VOTE_SLOTS * num_blocks - len(votes))
         digest = traffic_digest(self._cache)
         if self.num_steps % self._whole_digest_every == 0:
             digest ^= tree_digest(self._cache.tree)
@@ -157,7 +161,7 @@ class RankAgreement:
         """
         if minimum[-2] != -minimum[-1]:
             raise RanksDivergedError(f"the ranks' trees differ after step {self.num_steps - 1}")
-        num_landed, *num_copied = minimum[: 1 + len(COPIES)]
+        num_answers, num_progress, *num_copied = minimum[:NUM_COUNTS]
         for copies, count in zip(self._copies.values(), num_copied, strict=True):
             for _ in range(count):
                 copy = copies.popleft()
@@ -166,15 +170,17 @@ class RankAgreement:
         gone: list[int] = []
         verdicts: dict[int, bool] = {}
         for place, prefetch in enumerate(self._votes):
-            can_stop, is_here = minimum[1 + len(COPIES) + 2 * place :][:2]
+            can_stop, is_here = minimum[NUM_COUNTS + 2 * place :][:2]
             verdicts[prefetch.request_id] = bool(can_stop)
             if not is_here:
                 gone.append(prefetch.request_id)
                 self._to_abort.discard(prefetch.request_id)
         if self._prefetcher.config.stop is not StopPolicy.best_effort:
             self._prefetcher.verdicts = verdicts
-        for _ in range(num_landed):
-            self._land(self.landed.popleft())
+        for _ in range(num_answers):
+            self._land(self.answers.popleft())
+        for _ in range(num_progress):
+            self._land(self.progress.popleft())
         return gone
 
     def _land(self, news: Landed) -> None:

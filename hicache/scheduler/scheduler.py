@@ -549,14 +549,13 @@ class Scheduler:
             finished |= job.is_finished
             if length > job.sequence.num_pages * page and not cache.extend(job.sequence, length):
                 raise AssertionError("a decode step was planned without pages for it")
+            if has_window:
+                cache.leave_window(job.sequence, length)
         if finished:
             self.running = [job for job in jobs if not job.is_finished]
             for job in jobs:
                 if job.is_finished:
                     self._finish(job, outcome)
-        if has_window:
-            for job in self.running:
-                cache.leave_window(job.sequence, job.kv_len)
 
     def _finish(self, job: Job, outcome: Outcome) -> None:
         num_pages = job.kv_len // self._page

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 from storage_pages import PAGE_BYTES
+from storage_servers import MooncakeCluster, RedisServer
 
 from hicache.storage.base import Storage
 from hicache.storage.file import FileStorage
 from hicache.storage.memory import MemoryStorage
+from hicache.storage.mooncake import MooncakeStorage
+from hicache.storage.redis import RedisStorage
 from hicache.storage.slab import Eviction, SlabStorage
 
 Open = Callable[..., Storage]
@@ -20,7 +23,7 @@ Open = Callable[..., Storage]
 class Engine:
     """How to open one, and which parts of the suite apply."""
 
-    open: Callable[[Path, str, int | None], Storage]
+    open: Callable[[str, str, int | None], Storage]  # root, namespace, capacity in bytes
     kind: str
     durable: bool = True  # pages outlive the engine, and other processes see them
     bounded: bool = True  # it keeps a capacity itself
@@ -35,13 +38,13 @@ ENGINES = {
     "slab": Engine(
         kind="slab",
         open=lambda root, namespace, capacity: SlabStorage(
-            root, namespace=namespace, capacity_bytes=capacity
+            Path(root), namespace=namespace, capacity_bytes=capacity
         ),
     ),
     "slab-fifo-direct": Engine(
         kind="slab",
         open=lambda root, namespace, capacity: SlabStorage(
-            root,
+            Path(root),
             namespace=namespace,
             capacity_bytes=capacity,
             page_bytes={0: PAGE_BYTES},
@@ -53,11 +56,22 @@ ENGINES = {
     "file": Engine(
         kind="file",
         open=lambda root, namespace, capacity: FileStorage(
-            root, namespace=namespace, capacity_bytes=capacity
+            Path(root), namespace=namespace, capacity_bytes=capacity
         ),
     ),
+    "redis": Engine(
+        kind="redis",
+        open=lambda root, namespace, capacity: RedisStorage(root, namespace=namespace),
+        bounded=False,
+    ),
+    "mooncake": Engine(
+        kind="mooncake",
+        open=lambda root, namespace, capacity: MooncakeStorage(
+            root, namespace=namespace, staging_bytes=2**20, deadline_s=20.0
+        ),
+        bounded=False,
+    ),
 }
-
 
 # the engines that a part of the suite applies to, instead of skips
 durable = pytest.mark.parametrize(
@@ -74,12 +88,28 @@ def engine(request: pytest.FixtureRequest) -> Engine:
 
 
 @pytest.fixture
-def open_engine(engine: Engine, tmp_path: Path) -> Iterator[Open]:
+def root(engine: Engine, request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where the engine's pages are: a directory, or the address of a server."""
+    if engine.kind == "redis":
+        return str(request.getfixturevalue("redis_url"))
+    if engine.kind == "mooncake":
+        return str(request.getfixturevalue("mooncake_master"))
+    return str(tmp_path)
+
+
+@pytest.fixture
+def namespace(tmp_path: Path) -> str:
+    """One for each test: servers outlive it."""
+    return str(tmp_path)
+
+
+@pytest.fixture
+def open_engine(engine: Engine, root: str, namespace: str) -> Iterator[Open]:
     """Opens the same store again and again; all are closed in the end."""
     with ExitStack() as stack:
 
-        def open_again(*, namespace: str = "test", capacity_bytes: int | None = None) -> Storage:
-            storage = engine.open(tmp_path, namespace, capacity_bytes)
+        def open_again(*, suffix: str = "", capacity_bytes: int | None = None) -> Storage:
+            storage = engine.open(root, namespace + suffix, capacity_bytes)
             return stack.enter_context(closing(storage))
 
         yield open_again
@@ -88,3 +118,15 @@ def open_engine(engine: Engine, tmp_path: Path) -> Iterator[Open]:
 @pytest.fixture
 def storage(open_engine: Open) -> Storage:
     return open_engine()
+
+
+@pytest.fixture(scope="session")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with RedisServer.started(tmp_path_factory.mktemp("redis")) as server:
+        yield server.url
+
+
+@pytest.fixture(scope="session")
+def mooncake_master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with MooncakeCluster.started(tmp_path_factory.mktemp("mooncake")) as cluster:
+        yield cluster.master

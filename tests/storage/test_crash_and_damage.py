@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from conftest import ENGINES
+from storage_engines import ENGINES
 from storage_pages import (
     PAGE_BYTES,
     assert_whole_or_absent,

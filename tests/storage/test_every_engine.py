@@ -3,7 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from conftest import Engine, Open, bounded, durable
+from storage_engines import Engine, Open, bounded, durable
 from storage_pages import (
     PAGE_BYTES,
     assert_whole_or_absent,

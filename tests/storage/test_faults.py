@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import ENGINES
+from storage_engines import ENGINES
 from storage_pages import PAGE_BYTES, assert_whole_or_absent, keys, payload, read, write
 
 from hicache.clock import SimulatedClock, to_ns

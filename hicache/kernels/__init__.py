@@ -4,6 +4,7 @@ They know tensors and tables, and nothing of the cache: any engine may call them
 triton and einops are needed. README.md says how, and what each operation costs.
 """
 
+from hicache.kernels import library as library  # registers the operators
 from hicache.kernels.layout import (
     layer_first_buffers,
     page_first_buffers,

@@ -17,6 +17,7 @@ from torch import Tensor
 
 WORD_BYTES = 8
 ALIGN_BYTES = 16  # one 128-bit access
+BURST_WORDS = 32  # 256 bytes: no packet of the link and no sector of memory is read in part
 TILE_WORDS = 4096  # 32 KiB: 8 warps × 128 bytes a thread, two of them in flight
 
 
@@ -165,13 +166,15 @@ def _refuse_unpinned(buffer: Tensor, *, name: str) -> None:
 def _piece_words(buffer_words: Sequence[int]) -> int:
     """The widest power of two that wastes at most an eighth of its lanes, else the least wasteful.
 
-    A piece narrower than a tile lets the tile cover several items.
+    A piece narrower than a tile lets the tile cover several items. None is narrower than a full
+    burst of the link, unless the items are.
     """
 
     def efficiency(width: int) -> float:
         return sum(buffer_words) / sum(-(-words // width) * width for words in buffer_words)
 
-    widths = [TILE_WORDS >> k for k in range(TILE_WORDS.bit_length() - 1)]
+    narrowest = min(BURST_WORDS, 1 << (max(buffer_words) - 1).bit_length())
+    widths = [width for k in range(13) if (width := TILE_WORDS >> k) >= narrowest]
     return next((w for w in widths if efficiency(w) >= 7 / 8), max(widths, key=efficiency))
 
 

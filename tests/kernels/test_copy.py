@@ -50,9 +50,7 @@ def assert_copies(src, dst, src_ids, dst_ids, **launch):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("page_size", [1, 2, 16, 64, 128])
-def test_pages_change_layout_on_the_way_to_the_host(
-    dtype, page_size, random_bytes, poisoned, ids
-):
+def test_pages_change_layout_on_the_way_to_the_host(dtype, page_size, random_bytes, poisoned, ids):
     pages = random_bytes(2, 2, NUM_PAGES, page_size, 2, 32, dtype=dtype)
     host = poisoned(NUM_PAGES, 2, 2, page_size, 2, 32, dtype=dtype, host=True)
     assert_copies(
@@ -79,9 +77,7 @@ def test_items_of_any_multiple_of_16_bytes(item_bytes, num_items, random_bytes, 
 @pytest.mark.parametrize("num_programs", [1, 3, 64])
 def test_any_number_of_programs_shares_the_work(num_programs, random_bytes, poisoned, ids):
     src, dst = random_bytes(12, 2 * 32768 + 512), poisoned(12, 2 * 32768 + 512)
-    assert_copies(
-        [src], [dst], ids([9, 2, 5, 7]), ids([1, 4, 3, 10]), num_programs=num_programs
-    )
+    assert_copies([src], [dst], ids([9, 2, 5, 7]), ids([1, 4, 3, 10]), num_programs=num_programs)
 
 
 def test_rows_are_scattered_one_by_one(random_bytes, poisoned, ids, generator):
@@ -122,7 +118,11 @@ def test_a_slot_is_copied_on_write_within_its_pool(random_bytes, ids):
 def test_a_window_is_translated_on_the_way(side, random_bytes, poisoned, ids):
     src, dst = random_bytes(8, 8192), poisoned(8, 8192)
     full_to_swa = ids([-1, 3, -1, 7, 0, 5, 2, -1, 6, -1])
-    full_ids, swa_ids, other_ids = ids([5, 1, -1, 3, 2]), ids([5, 3, -1, 7, -1]), ids([4, 1, 2, 6, 0])
+    full_ids, swa_ids, other_ids = (
+        ids([5, 1, -1, 3, 2]),
+        ids([5, 3, -1, 7, -1]),
+        ids([4, 1, 2, 6, 0]),
+    )
     pair = (full_ids, other_ids) if side == "source" else (other_ids, full_ids)
     naive_pair = (swa_ids, other_ids) if side == "source" else (other_ids, swa_ids)
     maps = {"src_map": full_to_swa} if side == "source" else {"dst_map": full_to_swa}

@@ -1,4 +1,4 @@
-"""What only a GPU can show: large pools, streams, graphs, the copy engine, refusals of device ids."""
+"""What only a GPU can show: large pools, streams, graphs, the copy engine, device ids."""
 
 import pytest
 import torch

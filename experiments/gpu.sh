@@ -13,7 +13,7 @@ cd "$(dirname "$0")/.."
 out="${OUT:-outputs/gpu}"
 python="${PYTHON:-python3}"
 mkdir -p "$out"
-export PYTHONUNBUFFERED=1 PYTHONPATH="$PWD${SGLANG:+:$SGLANG}${PYTHONPATH:+:$PYTHONPATH}"
+export PYTHONUNBUFFERED=1 TRITON_DEFAULT_FP_FUSION=1 PYTHONPATH="$PWD${SGLANG:+:$SGLANG}${PYTHONPATH:+:$PYTHONPATH}"
 unset TRITON_INTERPRET
 status=0
 
@@ -35,13 +35,13 @@ step() {  # seconds, name, command: a step that fails or hangs does not cost the
 } >"$out/machine.txt" 2>&1
 cat "$out/machine.txt"
 
-step 150 tests "$python" -m pytest -m gpu tests/kernels --confcutdir=tests/kernels -q -x
-step 60 codegen "$python" -m hicache.kernels.codegen
+step 120 tests "$python" -m pytest -m gpu tests/kernels --confcutdir=tests/kernels -q -x
+step 45 codegen "$python" -m hicache.kernels.codegen
 LINES_SHOWN=160 step 240 bench "$python" -m hicache.kernels.bench \
     --json "$out/bench.json" --figure "$out/bench.png"
 if command -v compute-sanitizer >/dev/null; then
     for tool in memcheck racecheck; do
-        step 60 "sanitizer_$tool" compute-sanitizer --tool "$tool" --error-exitcode 1 \
+        step 85 "sanitizer_$tool" compute-sanitizer --tool "$tool" --error-exitcode 1 \
             "$python" experiments/gpu_small_copies.py
     done
 else

@@ -1,5 +1,6 @@
 """Builds all that a config names, runs it, and returns what came of it."""
 
+import gc
 import importlib
 import time
 from collections.abc import Callable, Sequence
@@ -86,6 +87,8 @@ def run(config: ExperimentConfig, *, progress: Callable[[Progress], None] | None
         raise ValueError(
             f"parallel.router must be one of {', '.join(ROUTERS)}, got {config.parallel.router!r}"
         )
+    collects = gc.isenabled()
+    gc.disable()  # the loop leaves no cycles behind, and looking for them took a tenth of its time
     try:
         serve(
             engines,
@@ -96,6 +99,8 @@ def run(config: ExperimentConfig, *, progress: Callable[[Progress], None] | None
             observer=recorder,
         )
     finally:
+        if collects:
+            gc.enable()
         if storage is not None:
             storage.close()
     recorder.close()

@@ -95,54 +95,53 @@ def check_drained(cache: PrefixCache, prefetcher: Prefetcher | None) -> None:
 
 def _hold(condition: object, law: int, message: str) -> None:
     if not condition:
-        raise BrokenLawError(f"law {law}: {message}")
+        _broken(law, message)
+
+
+def _broken(law: int, message: str) -> None:
+    # wording costs more than checking: only what is broken is worded
+    raise BrokenLawError(f"law {law}: {message}")
 
 
 def _check_node(tree: RadixTree, node: Node, *, strict_host: bool) -> None:
     parent = node.parent
     assert parent is not None
     page = tree.page_bytes
-    _hold(parent.children.get(node.edge[:page]) is node, 2, f"{node} is not its parent's child")
-    _hold(len(node.edge) == node.num_pages * page, 2, f"{node} has an edge of another length")
-    _hold(node.start == parent.end, 2, f"{node} does not begin where its parent ends")
+    if parent.children.get(node.edge[:page]) is not node:
+        _broken(2, f"{node} is not its parent's child")
+    if len(node.edge) != node.num_pages * page:
+        _broken(2, f"{node} has an edge of another length")
+    if node.start != parent.end:
+        _broken(2, f"{node} does not begin where its parent ends")
     device, host = node.held
-    _hold(device[FULL] is not None or host[FULL] is not None, 2, f"{node} is held nowhere")
-    if node.digests is not None:
-        _hold(len(node.digests) == node.num_pages, 2, f"{node} has digests of another length")
+    if not (device[FULL] is not None or host[FULL] is not None):
+        _broken(2, f"{node} is held nowhere")
+    if node.digests is not None and len(node.digests) != node.num_pages:
+        _broken(2, f"{node} has digests of another length")
     for tier in TIERS:
         for kind in tree.kinds:
             page_ids = node.held[tier][kind]
             if page_ids is None:
                 continue
             wanted = 1 if kind == MAMBA else node.num_pages
-            _hold(len(page_ids) == wanted, 5, f"{node} holds {len(page_ids)} ids, not {wanted}")
+            if len(page_ids) != wanted:
+                _broken(5, f"{node} holds {len(page_ids)} ids, not {wanted}")
             if kind != FULL and (tier == DEVICE or strict_host):
-                _hold(
-                    node.held[tier][FULL] is not None,
-                    1,
-                    f"{node} holds {KIND_NAMES[kind]} without full on the {TIER_NAMES[tier]}",
-                )
+                if not (node.held[tier][FULL] is not None):
+                    _broken(
+                        1, f"{node} holds {KIND_NAMES[kind]} without full on the {TIER_NAMES[tier]}"
+                    )
         if (
             not parent.is_root
             and node.held[tier][FULL] is not None
             and (tier == DEVICE or strict_host)
-        ):
-            _hold(
-                parent.held[tier][FULL] is not None,
-                3,
-                f"{node} is on the {TIER_NAMES[tier]} and its parent {parent} is not",
-            )
+        ) and not (parent.held[tier][FULL] is not None):
+            _broken(3, f"{node} is on the {TIER_NAMES[tier]} and its parent {parent} is not")
     locks = node.locks[DEVICE]
-    _hold(
-        locks[FULL] >= locks[SWA] and locks[FULL] >= locks[MAMBA],
-        4,
-        f"{node} has a sidecar locked more often than its full pages",
-    )
-    _hold(
-        locks[FULL] <= parent.locks[DEVICE][FULL] or parent.is_root,
-        4,
-        f"{node} is locked more often than its parent",
-    )
+    if not (locks[FULL] >= locks[SWA] and locks[FULL] >= locks[MAMBA]):
+        _broken(4, f"{node} has a sidecar locked more often than its full pages")
+    if not (locks[FULL] <= parent.locks[DEVICE][FULL] or parent.is_root):
+        _broken(4, f"{node} is locked more often than its parent")
 
 
 def _check_counts(tree: RadixTree, nodes: list[Node]) -> None:
@@ -172,11 +171,8 @@ def _check_queues(tree: RadixTree, nodes: list[Node]) -> None:
         if node.parent is not None:
             device_children[node.parent] = device_children.get(node.parent, 0) + 1
     for node in [*nodes, *tree.roots.values()]:
-        _hold(
-            node.num_device_children == device_children.get(node, 0),
-            6,
-            f"{node} counts {node.num_device_children} children on the device",
-        )
+        if node.num_device_children != device_children.get(node, 0):
+            _broken(6, f"{node} counts {node.num_device_children} children on the device")
     leaves = (
         {
             node
@@ -193,11 +189,8 @@ def _check_queues(tree: RadixTree, nodes: list[Node]) -> None:
         },
     )
     for tier in TIERS:
-        _hold(
-            tree.leaves[tier].nodes() == leaves[tier],
-            6,
-            f"the leaves of the {TIER_NAMES[tier]} are not those of the tree",
-        )
+        if tree.leaves[tier].nodes() != leaves[tier]:
+            _broken(6, f"the leaves of the {TIER_NAMES[tier]} are not those of the tree")
         for kind in (SWA, MAMBA):
             wanted = {
                 node
@@ -206,11 +199,11 @@ def _check_queues(tree: RadixTree, nodes: list[Node]) -> None:
                 and not node.locks[tier][kind]
                 and (tier == DEVICE or node.held[DEVICE][kind] is None)
             }
-            _hold(
-                tree.sidecars[tier][kind].nodes() == wanted,
-                6,
-                f"the {KIND_NAMES[kind]} queue of the {TIER_NAMES[tier]} is not that of the tree",
-            )
+            if tree.sidecars[tier][kind].nodes() != wanted:
+                _broken(
+                    6,
+                    f"the {KIND_NAMES[kind]} queue of the {TIER_NAMES[tier]} is not that of the tree",
+                )
 
 
 def _check_pages(
@@ -244,25 +237,29 @@ def _check_pages(
         for kind in KINDS:
             ids = owned[tier][kind]
             name = f"{TIER_NAMES[tier]} {KIND_NAMES[kind]}"
-            _hold(len(ids) == len(set(ids)), 5, f"a page of {name} has two owners")
+            if len(ids) != len(set(ids)):
+                _broken(5, f"a page of {name} has two owners")
             taken = cache.pools[tier][kind].num_taken
-            _hold(taken == len(ids), 5, f"{taken} pages of {name} are out and {len(ids)} owned")
+            if taken != len(ids):
+                _broken(5, f"{taken} pages of {name} are out and {len(ids)} owned")
 
 
 def _check_transfers(cache: PrefixCache, prefetcher: Prefetcher | None, nodes: set[Node]) -> None:
     for transfer in cache.in_flight:
         for lock in getattr(transfer, "locks", []):
-            _hold(lock.node in nodes, 7, f"{lock.node} of a copy under way is gone")
-            _hold(lock.node.locks[DEVICE][FULL], 7, f"{lock.node} of a copy is not locked")
+            if lock.node not in nodes:
+                _broken(7, f"{lock.node} of a copy under way is gone")
+            if not (lock.node.locks[DEVICE][FULL]):
+                _broken(7, f"{lock.node} of a copy is not locked")
         for lock in transfer.host_locks:
-            _hold(lock.node in nodes, 7, f"{lock.node} of a copy under way is gone")
-            _hold(any(lock.node.locks[HOST]), 7, f"{lock.node} of a copy is not locked")
+            if lock.node not in nodes:
+                _broken(7, f"{lock.node} of a copy under way is gone")
+            if not (any(lock.node.locks[HOST])):
+                _broken(7, f"{lock.node} of a copy is not locked")
     if prefetcher is not None:
         for prefetch in prefetcher.active.values():
             if not prefetch.is_settled and not prefetch.anchor.is_root:
-                _hold(prefetch.anchor in nodes, 7, f"anchor {prefetch.anchor} is gone")
-                _hold(
-                    prefetch.anchor.held[HOST][FULL] is not None,
-                    7,
-                    f"anchor {prefetch.anchor} is not on the host",
-                )
+                if prefetch.anchor not in nodes:
+                    _broken(7, f"anchor {prefetch.anchor} is gone")
+                if not (prefetch.anchor.held[HOST][FULL] is not None):
+                    _broken(7, f"anchor {prefetch.anchor} is not on the host")

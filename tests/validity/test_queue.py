@@ -1,9 +1,5 @@
 """The serving loop against closed forms: one server, Poisson arrivals, no cache hits."""
 
-import time
-import numpy as np
-from tests.validity import runs
-
 ALONE = (
     "storage=none",
     "cache.host_gib=0",

@@ -44,7 +44,7 @@ class Engine:
         self.busy_ns = 0
         self.num_steps = 0
         self.check = check
-        self._arrived: list[Request] = []
+        self._arrived: list[tuple[int, Request]] = []  # (when, what)
         self._aborted: list[int] = []
         self._delivered: list[Work | Prefetch] = []
         self._batch: Batch | None = None  # under way, or held by a fence
@@ -55,7 +55,7 @@ class Engine:
 
     def submit(self, request: Request, now_ns: int) -> None:
         """A request has come; it is looked at when the step at hand ends."""
-        self._arrived.append(request)
+        self._arrived.append((now_ns, request))
         self.interrupt(now_ns)
 
     def abort(self, request_id: int, now_ns: int) -> None:
@@ -152,8 +152,8 @@ class Engine:
             else:
                 self.prefetcher.on_queried(done)
         arrived, self._arrived = self._arrived, []
-        for request in arrived:
-            self.scheduler.submit(request, now_ns)
+        for arrived_ns, request in arrived:
+            self.scheduler.submit(request, now_ns, arrived_ns=arrived_ns)
         if self._batch is None:  # nor may a batch that waits for a fence lose a request
             for request_id in self._aborted:
                 self.scheduler.abort(request_id, now_ns)

@@ -15,7 +15,13 @@ from hicache.cache.prefetch import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.transfer import LoadBack
 from hicache.cache.tree import MatchResult
-from hicache.config import Batching, CheckpointPlacement, SchedulerConfig, ServiceOrder
+from hicache.config import (
+    Batching,
+    CheckpointPlacement,
+    SchedulerConfig,
+    ServiceOrder,
+    WritePolicy,
+)
 from hicache.request import Request
 from hicache.scheduler.budget import (
     Defer,
@@ -495,6 +501,11 @@ class Scheduler:
         """How many steps, at most `wanted`, the pools have pages for without looking again."""
         cache = self.cache
         rooms = [cache.room(FULL) // self._page]
+        if cache.write_policy is WritePolicy.write_back:
+            # a victim is saved before the next step, so take no victims for many steps at once
+            free = cache.available_size(FULL) // self._page
+            if self._pages_for(wanted) > free:
+                wanted = self._steps_in_page(wanted)
         if cache.tree.has_swa:
             # pages that leave the window meanwhile are not counted, so take no victims for many
             # steps at once

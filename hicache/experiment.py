@@ -35,8 +35,13 @@ from hicache.workload.build import Workload, load_workload, sample_sessions
 OFFERED_BATCH = 32  # answers decoded together, where an isolated request's decode cost is needed
 
 
-def run(config: ExperimentConfig, *, progress: Callable[[Progress], None] | None = None) -> Result:
-    """One run of `config`.
+def run(
+    config: ExperimentConfig,
+    *,
+    workload: Workload | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> Result:
+    """One run of `config`, of `workload` in place of the one it names if one is given.
 
     Raises:
         ValueError: a value that cannot be used, named.
@@ -48,7 +53,8 @@ def run(config: ExperimentConfig, *, progress: Callable[[Progress], None] | None
     notes: list[str] = []
     tp = config.parallel.tp or config.model.default_tp
     cost = CostModel(config.model, config.hardware, tp=tp)
-    workload = _workload(config, cost, notes)
+    if workload is None:
+        workload = _workload(config, cost, notes)
     sizes = page_bytes(config.model, config.cache.page_size, tp)
     device, host = capacities(config.cache, config.model, sizes, cost.free_device_bytes)
     notes += _describe(config, device, host, sizes, tp)

@@ -536,8 +536,12 @@ class Scheduler:
     def _commit_decodes(self, jobs: list[Job], num_steps: int, outcome: Outcome) -> None:
         self._ratio.decoded(num_steps)
         still: list[Job] = []
+        page = self._page
         for job in jobs:
-            if not self.cache.extend(job.sequence, job.kv_len + num_steps):
+            length = job.kv_len + num_steps
+            if length <= job.sequence.num_pages * page:
+                continue
+            if not self.cache.extend(job.sequence, length):
                 raise AssertionError("a decode step was planned without pages for it")
         for job in jobs:
             job.kv_len += num_steps

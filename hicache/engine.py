@@ -44,7 +44,7 @@ class Engine:
         self.busy_ns = 0
         self.num_steps = 0
         self._check = check
-        self._arrived: list[Request] = []
+        self._arrived: list[tuple[int, Request]] = []  # (when, what)
         self._delivered: list[Work | Prefetch] = []
         self._batch: Batch | None = None  # under way, or held by a fence
         self._ends_ns: NDArray[np.int64] | None = None  # of its steps, once it is under way
@@ -54,7 +54,7 @@ class Engine:
 
     def submit(self, request: Request, now_ns: int) -> None:
         """A request has come; it is looked at when the step at hand ends."""
-        self._arrived.append(request)
+        self._arrived.append((now_ns, request))
         self.interrupt(now_ns)
 
     def deliver(self, done: Work | Prefetch, now_ns: int) -> None:
@@ -146,8 +146,8 @@ class Engine:
             else:
                 self.prefetcher.on_queried(done)
         arrived, self._arrived = self._arrived, []
-        for request in arrived:
-            self.scheduler.submit(request, now_ns)
+        for arrived_ns, request in arrived:
+            self.scheduler.submit(request, now_ns, arrived_ns=arrived_ns)
 
     def _hand_out(self, now_ns: int) -> None:
         outbox, self.cache.outbox = self.cache.outbox, []

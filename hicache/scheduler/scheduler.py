@@ -99,11 +99,15 @@ class Scheduler:
 
     # -- coming and going ----------------------------------------------------------------------
 
-    def submit(self, request: Request, now_ns: int) -> Job:
-        """Queue a request, and start its prefetch. One that can never run is rejected."""
+    def submit(self, request: Request, now_ns: int, *, arrived_ns: int | None = None) -> Job:
+        """Queue a request, and start its prefetch. One that can never run is rejected.
+
+        `arrived_ns`: when it came, if it has waited for the end of a step since.
+        """
         self._num_submitted += 1
         tokens = request.prompt.to_bytes() + request.output.to_bytes()
-        job = Job(request, tokens, self._num_submitted, now_ns)
+        came_ns = now_ns if arrived_ns is None else arrived_ns
+        job = Job(request, tokens, self._num_submitted, came_ns)
         reason = self._never_fits(request)
         if reason is not None:
             self._ended.rejected.append((job, reason))

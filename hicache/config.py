@@ -136,7 +136,8 @@ class WorkloadConfig:
 
     `kind` names the loader or generator. `path` overrides where a trace is looked for. `load`
     keeps the share of sessions that gives this GPU utilisation; `time_scale` stretches arrival
-    times. Generators make `num_sessions` sessions at `session_rate` a second.
+    times; `start_jitter_s` starts each session later by a seeded time below it. Generators make
+    `num_sessions` sessions at `session_rate` a second.
     """
 
     kind: str = MISSING
@@ -144,6 +145,7 @@ class WorkloadConfig:
     limit: int | None = None  # first requests only
     load: float | None = None
     time_scale: float = 1.0
+    start_jitter_s: float = 0.0
     tokens: TraceTokens = TraceTokens.reconstructed
     arrivals: Arrivals = Arrivals.causal
     concurrency: int = 32  # sessions at once, for traces whose sessions have no start time
@@ -160,6 +162,7 @@ class WorkloadConfig:
             raise ValueError(f"workload.load must be positive, got {self.load}")
         if self.time_scale <= 0:
             raise ValueError(f"workload.time_scale must be positive, got {self.time_scale}")
+        _at_least("workload.start_jitter_s", self.start_jitter_s, 0)
         _at_least("workload.concurrency", self.concurrency, 1)
         _at_least("workload.num_sessions", self.num_sessions, 1)
         if self.session_rate <= 0:
@@ -281,8 +284,8 @@ class StorageConfig:
     kind: str = "none"
     root: str | None = None  # directory or address, for engines that have one
     capacity_gib: float | None = None
-    read_gbps: float = 4.0
-    write_gbps: float = 2.0
+    read_gbps: float = 6.0
+    write_gbps: float = 4.0
     shared_gbps: float | None = None
     query_s: float = 0.0005  # round trip of one query
     operation_s: float = 0.0001  # before the first byte of each batch

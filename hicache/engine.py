@@ -217,10 +217,8 @@ def serve(
     numbers = count()
     arrivals = [(time_ns, next(numbers), request) for time_ns, request in releases]
     heapq.heapify(arrivals)
-    touched = set(range(len(engines)))
+    wakes: list[int | None] = [None] * len(engines)
     while True:
-        now = clock.now()
-        wakes = [engine.next_wake_ns(now) for engine in engines]
         moments = [moment for moment in (*wakes, io.next_event_ns()) if moment is not None]
         if arrivals:
             moments.append(arrivals[0][0])
@@ -243,6 +241,7 @@ def serve(
             end = engine.step_end_ns
             if end is not None and end > now:
                 engine.interrupt(now)
+                wakes[number] = engine.next_wake_ns(now)
                 continue
             outcome = engine.wake(now)
             released: list[tuple[int, Request]] = []
@@ -252,6 +251,7 @@ def serve(
                 released += observer.rejected(job, reason, number, now)
             for time_ns, request in released:
                 heapq.heappush(arrivals, (max(time_ns, now), next(numbers), request))
+            wakes[number] = engine.next_wake_ns(now)
     stuck = [engine for engine in engines if not engine.is_idle]
     if stuck:
         raise RuntimeError(

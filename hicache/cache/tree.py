@@ -5,7 +5,7 @@ needs it returns as `FreePages`. All lengths inside are pages; `MatchResult` spe
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from hicache.cache.actions import FreePages, Plan
@@ -50,6 +50,17 @@ class MatchResult:
     def needs_host_load_back(self) -> bool:
         """Whether using the any-tier boundary takes a copy from the host."""
         return bool(self.host_hit_length or self.swa_host_hit_length or self.mamba_host_hit_length)
+
+    def without_host(self) -> "MatchResult":
+        """What is left of the match when nothing is loaded back."""
+        return replace(
+            self,
+            usable_len=self.device_prefix_len,
+            host_hit_length=0,
+            swa_host_hit_length=0,
+            mamba_host_hit_length=0,
+            best_node=self.device_node,
+        )
 
     @property
     def branch_len(self) -> int | None:

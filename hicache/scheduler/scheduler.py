@@ -26,7 +26,7 @@ from hicache.scheduler.budget import (
 )
 from hicache.scheduler.job import Job
 
-MAX_JUMP = 128  # decode steps planned at once
+MAX_JUMP = 64  # decode steps planned at once; most jumps are cut at about 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,14 +166,12 @@ class Scheduler:
     def plan(self, now_ns: int) -> Batch | None:
         """The next step, or None if nothing can run now."""
         batch = Batch()
-        budget = StepBudget(
-            chunk_tokens=self.config.chunk_tokens, reserved_tokens=self._reserved_tokens()
-        )
-        can_admit = True
-        if self.partial is not None:
-            can_admit = self._continue_partial(self.partial, batch, budget)
-        if can_admit and self.waiting:
-            self._scan(batch, budget, now_ns)
+        if self.partial is not None or self.waiting:
+            budget = StepBudget(
+                chunk_tokens=self.config.chunk_tokens, reserved_tokens=self._reserved_tokens()
+            )
+            if self.partial is None or self._continue_partial(self.partial, batch, budget):
+                self._scan(batch, budget, now_ns)
         if self.running and (not batch.extends or self.config.batching is Batching.mixed):
             self._plan_decodes(batch)
         if not batch.extends and not batch.decodes:
@@ -244,6 +242,12 @@ class Scheduler:
             cache.tree.release(lock)
         if acquired is None:
             return self._or_never(job, Defer("slots"))
+        if acquired.load_back is None and match.needs_host_load_back:
+            # there is more to compute than was judged
+            verdict = self._check(job, match.without_host(), budget)
+            if isinstance(verdict, Defer):
+                cache.abandon(job.sequence)
+                return self._or_never(job, verdict)
         job.cached_len = job.kv_len = acquired.cached_len
         job.saves = self._save_lengths(job, match)
         if acquired.load_back is not None:
@@ -539,24 +543,23 @@ class Scheduler:
 
     def _commit_decodes(self, jobs: list[Job], num_steps: int, outcome: Outcome) -> None:
         self._ratio.decoded(num_steps)
-        still: list[Job] = []
-        page = self._page
+        cache, page = self.cache, self._page
+        has_window = cache.tree.has_swa
+        finished = False
         for job in jobs:
-            length = job.kv_len + num_steps
-            if length <= job.sequence.num_pages * page:
-                continue
-            if not self.cache.extend(job.sequence, length):
-                raise AssertionError("a decode step was planned without pages for it")
-        for job in jobs:
-            job.kv_len += num_steps
+            job.kv_len = length = job.kv_len + num_steps
             job.decoded += num_steps
             job.num_steps += num_steps
-            if job.is_finished:
-                self._finish(job, outcome)
-            else:
-                self.cache.leave_window(job.sequence, job.kv_len)
-                still.append(job)
-        self.running = still
+            finished |= job.is_finished
+            if length > job.sequence.num_pages * page and not cache.extend(job.sequence, length):
+                raise AssertionError("a decode step was planned without pages for it")
+            if has_window:
+                cache.leave_window(job.sequence, length)
+        if finished:
+            self.running = [job for job in jobs if not job.is_finished]
+            for job in jobs:
+                if job.is_finished:
+                    self._finish(job, outcome)
 
     def _finish(self, job: Job, outcome: Outcome) -> None:
         num_pages = job.kv_len // self._page

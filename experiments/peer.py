@@ -91,7 +91,6 @@ def compare(
         totals["prompt"] += request.prompt_len
         same_size = theirs.residency() == ours.residency()
         totals["same_residency_count"] += same_size
-        if os.environ.get("DBG") and not same_size: print(number, theirs.residency(), ours.residency(), request.prompt_len)
         if their_hits != our_hits:
             differing.append(
                 {

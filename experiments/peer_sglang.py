@@ -142,8 +142,7 @@ class KeyStorage(HiCacheStorage):  # type: ignore[misc]  # the package is not th
     def batch_get_v2(self, transfers: Any, extra_info: object = None) -> Any:
         """Which pages of any pool are there."""
         return {
-            each.name: [key in self._of(each.name) for key in each.keys or []]
-            for each in transfers
+            each.name: [key in self._of(each.name) for key in each.keys or []] for each in transfers
         }
 
     def batch_exists_v2(
@@ -190,7 +189,7 @@ class KeyStorage(HiCacheStorage):  # type: ignore[misc]  # the package is not th
         self, keys: list[str], values: Any = None, target_locations: Any = None, sizes: Any = None
     ) -> bool:
         """Keep pages."""
-        return all([self.set(key) for key in keys])
+        return all(self.set(key) for key in keys)
 
 
 class SglangSide:
@@ -262,7 +261,7 @@ class SglangSide:
 
     def admit(self, number: int, tokens: Any, prompt_len: int) -> Hits:
         """What the scheduler does with a new request, up to the end of its prefill."""
-        cache, page = self.cache, self._page
+        cache = self.cache
         prompt = array("q", tokens[:prompt_len].astype(np.int64).tobytes())
         req = Req(
             rid=str(number),

@@ -166,6 +166,7 @@ class Scheduler:
     def plan(self, now_ns: int) -> Batch | None:
         """The next step, or None if nothing can run now."""
         batch = Batch()
+        self._end_waits(now_ns)
         if self.partial is not None or self.waiting:
             budget = StepBudget(
                 chunk_tokens=self.config.chunk_tokens, reserved_tokens=self._reserved_tokens()
@@ -217,13 +218,20 @@ class Scheduler:
 
     def _prefetch_lets_go(self, job: Job, now_ns: int) -> bool:
         if self.prefetcher is None or self.prefetcher.check(job.request.id, now_ns):
-            if job.blocked_since_ns is not None:
-                job.storage_wait_ns += now_ns - job.blocked_since_ns
-                job.blocked_since_ns = None
             return True
         if job.blocked_since_ns is None:
             job.blocked_since_ns = now_ns
         return False
+
+    def _end_waits(self, now_ns: int) -> None:
+        # also of those that the scan will not reach: what they wait for now is not storage
+        if self.prefetcher is None:
+            return
+        for _, job in self.waiting:
+            since = job.blocked_since_ns
+            if since is not None and not self.prefetcher.is_blocking(job.request.id, now_ns):
+                job.storage_wait_ns += now_ns - since
+                job.blocked_since_ns = None
 
     def _admit(self, job: Job, batch: Batch, budget: StepBudget, now_ns: int) -> Defer | None:
         cache = self.cache

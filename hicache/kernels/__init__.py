@@ -1,0 +1,43 @@
+"""Kernels that move pages, rows, windows and Mamba slots between device and pinned host memory.
+
+They know tensors and tables, and nothing of the cache: any engine may call them. Only torch,
+triton and einops are needed. README.md says how, and what each operation costs.
+"""
+
+from hicache.kernels import library as library  # registers the operators
+from hicache.kernels.layout import (
+    layer_first_buffers,
+    page_first_buffers,
+    token_buffers,
+    whole_page_buffers,
+)
+from hicache.kernels.ops import (
+    clamp_holes,
+    copy_pages,
+    copy_pages_with_checksum,
+    copy_rows,
+    copy_slots,
+    copy_window,
+    page_table,
+    translate_pages,
+    window_table,
+)
+from hicache.kernels.table import CopyTable, copy_table
+
+__all__ = [
+    "CopyTable",
+    "clamp_holes",
+    "copy_pages",
+    "copy_pages_with_checksum",
+    "copy_rows",
+    "copy_slots",
+    "copy_table",
+    "copy_window",
+    "layer_first_buffers",
+    "page_first_buffers",
+    "page_table",
+    "token_buffers",
+    "translate_pages",
+    "whole_page_buffers",
+    "window_table",
+]

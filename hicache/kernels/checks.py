@@ -1,0 +1,76 @@
+"""What a launcher asks of its ids. Each refusal is one sentence with what was got and wanted.
+
+Shape, dtype and device are looked at in every call. What the ids *say* is looked at when they lie
+in host memory, or on request (`debug=True`), because reading them from a device waits for it.
+A negative id is a hole: nothing is moved for it.
+"""
+
+import torch
+from torch import Tensor
+
+from hicache.kernels.table import CopyTable
+
+
+def check_form(ids: Tensor, *, name: str, device: torch.device) -> None:
+    """Refuse ids that are not [G] int32, contiguous, on `device`."""
+    if ids.dtype != torch.int32:
+        raise ValueError(f"{name} must be int32, got {ids.dtype}")
+    if ids.dim() != 1 or not ids.is_contiguous():
+        raise ValueError(f"{name} must be one contiguous axis, got shape {tuple(ids.shape)}")
+    if ids.device != device:
+        raise ValueError(f"{name} must be on {device}, got {ids.device}")
+
+
+def check_copy_form(
+    table: CopyTable,
+    src_ids: Tensor,
+    dst_ids: Tensor,
+    src_map: Tensor | None,
+    dst_map: Tensor | None,
+    *,
+    device: torch.device,
+) -> None:
+    """Refuse ids that are not on `device`, and ids and maps of the wrong form."""
+    check_form(src_ids, name="source ids", device=device)
+    check_form(dst_ids, name="target ids", device=device)
+    if src_ids.shape != dst_ids.shape:
+        raise ValueError(f"{len(src_ids)} source ids do not match {len(dst_ids)} target ids")
+    for name, page_map in (("source map", src_map), ("target map", dst_map)):
+        if page_map is not None:
+            check_form(page_map, name=name, device=table.device)
+
+
+def check_copy_ids(
+    table: CopyTable,
+    src_ids: Tensor,
+    dst_ids: Tensor,
+    src_map: Tensor | None,
+    dst_map: Tensor | None,
+) -> None:
+    """Refuse ids out of range, targets written twice, and sources that are also targets."""
+    src_ids = _mapped(src_ids, src_map, name="source ids")
+    dst_ids = _mapped(dst_ids, dst_map, name="target ids")
+    check_range(src_ids, name="source ids", limit=table.num_src_items)
+    check_range(dst_ids, name="target ids", limit=table.num_dst_items)
+    moved = (src_ids >= 0) & (dst_ids >= 0)
+    targets = dst_ids[moved]
+    unique, counts = torch.unique(targets, return_counts=True)
+    if len(unique) != len(targets):
+        raise ValueError(f"target id {int(unique[counts > 1][0])} is written more than once")
+    if table.in_place:
+        both = unique[torch.isin(unique, src_ids[moved])]
+        if len(both):
+            raise ValueError(f"id {int(both[0])} is both a source and a target in one pool")
+
+
+def check_range(ids: Tensor, *, name: str, limit: int) -> None:
+    """Refuse ids of `limit` and above."""
+    if len(ids) and int(ids.max()) >= limit:
+        raise ValueError(f"{name} must be below {limit}, got {int(ids.max())}")
+
+
+def _mapped(ids: Tensor, page_map: Tensor | None, *, name: str) -> Tensor:
+    if page_map is None:
+        return ids
+    check_range(ids, name=name, limit=len(page_map))
+    return torch.where(ids >= 0, page_map[ids.clamp(min=0).long()], -1)

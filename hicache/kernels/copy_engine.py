@@ -1,0 +1,171 @@
+"""The other way across a link: the copy engine, for items that are large and contiguous.
+
+A copy engine takes no SM, but pays for each piece: in public measurements it moves 4 to 7 GB/s in
+pieces of 4 to 16 KiB and 52 GB/s in pieces of 64 KiB (H100, PCIe 5; vLLM pull request 42212). From
+which piece size it wins differs from machine to machine, so `measured_crossover` asks.
+
+Pieces are handed over in one driver call (`cuMemcpyBatchAsync`, CUDA 12.8 and later), found through
+`ctypes` so that nothing needs installing; without it, or on the default stream, which that call
+refuses, they go one by one (`cuMemcpyAsync`).
+"""
+
+import ctypes
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hicache.kernels import copy
+from hicache.kernels.table import WORD_BYTES, CopyTable, copy_table
+
+STREAM_ORDER = 1  # CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
+CROSSOVER_PIECES = tuple(4096 << k for k in range(9))  # 4 KiB to 1 MiB
+CROSSOVER_BYTES = 64 << 20
+CROSSOVER_REPEATS = 5
+
+
+class Runs(NamedTuple):
+    """Pieces that are contiguous on both sides, as [R] int64 tensors in host memory."""
+
+    src: Tensor  # addresses
+    dst: Tensor  # addresses
+    num_bytes: Tensor
+
+
+class _Attributes(ctypes.Structure):
+    """CUmemcpyAttributes."""
+
+    _fields_ = [
+        ("src_access_order", ctypes.c_int),
+        ("src_location", ctypes.c_int * 2),
+        ("dst_location", ctypes.c_int * 2),
+        ("flags", ctypes.c_uint),
+    ]
+
+
+def contiguous_runs(table: CopyTable, src_ids: Tensor, dst_ids: Tensor) -> Runs:
+    """Merge neighbouring items, on both sides, into the longest contiguous runs.
+
+    Args:
+        table: the pair of pools.
+        src_ids: [G] int32 in host memory; negative ids are holes.
+        dst_ids: [G] int32 likewise.
+    """
+    moved = (src_ids >= 0) & (dst_ids >= 0)
+    sources, targets = src_ids[moved].long(), dst_ids[moved].long()
+    every = torch.arange(len(sources) + 1)
+    breaks = torch.ones(len(sources), dtype=torch.bool)
+    breaks[1:] = (sources.diff() != 1) | (targets.diff() != 1)
+    runs: list[tuple[Tensor, Tensor, Tensor]] = []
+    for src, dst in zip(table.src, table.dst, strict=True):
+        words = src.shape[1]
+        merges = src.stride(0) == dst.stride(0) == words
+        starts = every[:-1][breaks] if merges else every[:-1]
+        lengths = torch.cat([starts, every[-1:]]).diff()
+        runs.append(
+            (
+                src.data_ptr() + sources[starts] * src.stride(0) * WORD_BYTES,
+                dst.data_ptr() + targets[starts] * dst.stride(0) * WORD_BYTES,
+                lengths * words * WORD_BYTES,
+            )
+        )
+    return Runs(*(torch.cat(column) for column in zip(*runs, strict=True)))
+
+
+def copy_runs(runs: Runs, device: torch.device) -> None:
+    """Queue the runs on the current stream of `device`. Host memory must be pinned."""
+    num_runs = len(runs.num_bytes)
+    if num_runs == 0:
+        return
+    stream = torch.cuda.current_stream(device).cuda_stream
+    driver = _driver()
+    batch, extra = _batch_call(driver)
+    with torch.cuda.device(device):
+        if batch is None or stream == 0:
+            for src, dst, size in zip(*(column.tolist() for column in runs), strict=True):
+                _check(
+                    driver.cuMemcpyAsync(
+                        ctypes.c_uint64(dst),
+                        ctypes.c_uint64(src),
+                        ctypes.c_size_t(size),
+                        ctypes.c_void_p(stream),
+                    )
+                )
+            return
+        attributes = _Attributes(src_access_order=STREAM_ORDER)
+        first = ctypes.c_size_t(0)
+        _check(
+            batch(
+                ctypes.c_void_p(runs.dst.data_ptr()),
+                ctypes.c_void_p(runs.src.data_ptr()),
+                ctypes.c_void_p(runs.num_bytes.data_ptr()),
+                ctypes.c_size_t(num_runs),
+                ctypes.byref(attributes),
+                ctypes.byref(first),
+                ctypes.c_size_t(1),
+                *extra,
+                ctypes.c_void_p(stream),
+            )
+        )
+
+
+def measured_crossover(device: torch.device) -> int | None:
+    """The piece size in bytes from which the copy engine beats the kernel; None if it never does.
+
+    Takes under a second and 128 MiB on each side. Both directions are timed and both must win.
+    """
+    winner: int | None = None
+    for piece_bytes in reversed(CROSSOVER_PIECES):
+        num_items = CROSSOVER_BYTES // piece_bytes
+        host = torch.empty(2 * num_items, piece_bytes, dtype=torch.uint8, pin_memory=True)
+        pool = torch.empty(2 * num_items, piece_bytes, dtype=torch.uint8, device=device)
+        generator = torch.Generator().manual_seed(0)
+        ids = torch.randperm(2 * num_items, generator=generator)[:num_items].int()
+        for table in (copy_table([host], [pool]), copy_table([pool], [host])):
+            runs = contiguous_runs(table, ids, ids.flip(0))
+            device_ids = ids.to(device)
+            kernel_ms = _elapsed_ms(
+                functools.partial(copy.copy_items, table, device_ids, device_ids.flip(0)), device
+            )
+            if _elapsed_ms(functools.partial(copy_runs, runs, device), device) > kernel_ms:
+                return winner
+        winner = piece_bytes
+    return winner
+
+
+def _elapsed_ms(launch: "functools.partial[None]", device: torch.device) -> float:
+    """The best of a few timed launches, on a stream of their own."""
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    times = []
+    with torch.cuda.stream(stream):
+        launch()
+        for _ in range(CROSSOVER_REPEATS):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record(stream)
+            launch()
+            end.record(stream)
+            end.synchronize()
+            times.append(start.elapsed_time(end))
+    return float(min(times))
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def _batch_call(driver: ctypes.CDLL) -> tuple[Callable[..., int] | None, list[object]]:
+    """The batch call and its extra argument: CUDA 13 dropped the index of the failing piece."""
+    failed = ctypes.c_size_t(0)
+    for name, extra in (("cuMemcpyBatchAsync_v2", []), ("cuMemcpyBatchAsync", [failed])):
+        if hasattr(driver, name):
+            return getattr(driver, name), [ctypes.byref(argument) for argument in extra]
+    return None, []
+
+
+def _check(code: int) -> None:
+    if code != 0:
+        raise RuntimeError(f"the CUDA driver refused a copy with error {code}")

@@ -1,0 +1,177 @@
+"""Index kernels of a step: page tables from spans, windows, translation, holes clamped.
+
+Lengths and spans are read on the device and grids follow from sizes known to the host, so none of
+these waits for the device and all can be captured in a CUDA graph.
+
+Sizes: B requests, S spans, C columns of a page table, P pages of a pool, G ids.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 1024
+
+
+@triton.jit(do_not_specialize=["num_columns", "hole"])
+def _page_table_kernel(
+    page_ids_ptr,  # [any]
+    spans_ptr,  # [S, 2]
+    request_spans_ptr,  # [B + 1]
+    table_ptr,  # [B, C]
+    num_columns,  # C
+    hole,
+    BLOCK: tl.constexpr,
+):
+    request = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    page_id = tl.full((BLOCK,), -1, tl.int32)
+    first_column = tl.zeros((), tl.int32)
+    span = tl.load(request_spans_ptr + request)
+    last_span = tl.load(request_spans_ptr + request + 1)
+    while span < last_span:
+        start = tl.load(spans_ptr + span.to(tl.int64) * 2).to(tl.int64)
+        num_pages = tl.load(spans_ptr + span.to(tl.int64) * 2 + 1)
+        place = column - first_column
+        inside = (place >= 0) & (place < num_pages)
+        span_page_id = tl.load(page_ids_ptr + start + place, mask=inside, other=-1)
+        page_id = tl.where(inside, span_page_id, page_id)
+        first_column += num_pages
+        span += 1
+    page_id = tl.where(page_id < 0, hole, page_id)
+    tl.store(table_ptr + request * num_columns + column, page_id, mask=column < num_columns)
+
+
+@triton.jit(do_not_specialize=["num_columns", "hole"])
+def _window_table_kernel(
+    page_table_ptr,  # [B, C]
+    seq_lens_ptr,  # [B]
+    page_map_ptr,  # [P]
+    window_table_ptr,  # [B, W]
+    num_columns,  # C
+    hole,
+    PAGE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    NUM_PAGES: tl.constexpr,  # W
+    BLOCK: tl.constexpr,
+):
+    request = tl.program_id(0).to(tl.int64)
+    seq_len = tl.load(seq_lens_ptr + request)
+    first_page = tl.maximum(seq_len - WINDOW, 0) // PAGE
+    num_held = tl.minimum((seq_len + PAGE - 1) // PAGE, num_columns) - first_page
+    page = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    full_id = tl.load(
+        page_table_ptr + request * num_columns + first_page + page, mask=page < num_held, other=-1
+    ).to(tl.int64)
+    swa_id = tl.load(page_map_ptr + full_id, mask=full_id >= 0, other=-1)
+    swa_id = tl.where(swa_id < 0, hole, swa_id)
+    tl.store(window_table_ptr + request * NUM_PAGES + page, swa_id, mask=page < NUM_PAGES)
+
+
+@triton.jit(do_not_specialize=["num_ids", "hole"])
+def _translate_kernel(
+    page_ids_ptr,  # [G]
+    page_map_ptr,  # [P], or None: ids stay as they are
+    out_ptr,  # [G]
+    num_ids,  # G
+    hole,
+    BLOCK: tl.constexpr,
+):
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    page_id = tl.load(page_ids_ptr + place, mask=place < num_ids, other=-1)
+    if page_map_ptr is not None:
+        page_id = tl.load(page_map_ptr + page_id.to(tl.int64), mask=page_id >= 0, other=-1)
+    tl.store(out_ptr + place, tl.where(page_id < 0, hole, page_id), mask=place < num_ids)
+
+
+def page_table(
+    page_ids: Tensor, spans: Tensor, request_spans: Tensor, *, num_columns: int, hole: int = 0
+) -> Tensor:
+    """Lay the pages of each request's spans one after another into a row.
+
+    Args:
+        page_ids: [any] int32, the page ids of tree nodes in any order; -1 is a hole.
+        spans: [S, 2] int32: first place in `page_ids`, number of pages. A span may serve
+            several requests, by appearing once for each.
+        request_spans: [B + 1] int32: request b owns spans [request_spans[b], request_spans[b+1]).
+        num_columns: C; pages beyond it are dropped.
+        hole: what stands in a hole and after the last page (a sink page attention may read).
+
+    Returns:
+        [B, C] int32.
+    """
+    num_requests = request_spans.shape[0] - 1
+    table = torch.empty(num_requests, num_columns, dtype=torch.int32, device=page_ids.device)
+    if table.numel():
+        grid = (num_requests, triton.cdiv(num_columns, BLOCK))
+        _page_table_kernel[grid](
+            page_ids, spans, request_spans, table, num_columns, hole, BLOCK=BLOCK
+        )
+    return table
+
+
+def window_table(
+    page_table: Tensor,
+    seq_lens: Tensor,
+    full_to_swa: Tensor,
+    *,
+    page_size: int,
+    window_len: int,
+    hole: int = 0,
+) -> Tensor:
+    """The SWA pages of each request's last `window_len` tokens, translated from full pages.
+
+    Args:
+        page_table: [B, C] int32, full page ids by page of the sequence.
+        seq_lens: [B] int32, tokens.
+        full_to_swa: [P] int32, the SWA page of a full page; -1 where there is none.
+        page_size: tokens.
+        window_len: tokens.
+        hole: what stands for a page without SWA data, and after the last page.
+
+    Returns:
+        [B, W] int32, W = `window_pages(window_len, page_size)`; column 0 is page
+        `max(seq_len - window_len, 0) // page_size` of the sequence.
+    """
+    num_requests, num_columns = page_table.shape
+    num_pages = window_pages(window_len, page_size)
+    table = torch.empty(num_requests, num_pages, dtype=torch.int32, device=page_table.device)
+    if table.numel():
+        block = min(BLOCK, triton.next_power_of_2(num_pages))
+        _window_table_kernel[(num_requests, triton.cdiv(num_pages, block))](
+            page_table,
+            seq_lens,
+            full_to_swa,
+            table,
+            num_columns,
+            hole,
+            PAGE=page_size,
+            WINDOW=window_len,
+            NUM_PAGES=num_pages,
+            BLOCK=block,
+        )
+    return table
+
+
+def window_pages(window_len: int, page_size: int) -> int:
+    """The most pages that `window_len` consecutive tokens can touch."""
+    return (window_len + page_size - 2) // page_size + 1
+
+
+def translate_pages(page_ids: Tensor, page_map: Tensor | None, *, hole: int = -1) -> Tensor:
+    """`page_map[page_ids]`, with `hole` for holes on either side.
+
+    Args:
+        page_ids: [G] int32.
+        page_map: [P] int32, -1 where there is no page; None: only clamp the holes.
+        hole: what stands for a hole: -1 keeps it one, 0 names the sink page.
+
+    Returns:
+        [G] int32.
+    """
+    out = torch.empty_like(page_ids)
+    if len(page_ids):
+        grid = (triton.cdiv(len(page_ids), BLOCK),)
+        _translate_kernel[grid](page_ids, page_map, out, len(page_ids), hole, BLOCK=BLOCK)
+    return out

@@ -1,0 +1,34 @@
+"""Buffers of a slab pool: views, one for each layer and K or V, whose first axis is the item.
+
+A pool is one allocation. On the device it lies layer-first, because a layer's attention reads it;
+on the host a page lies in one piece, because storage reads and writes whole pages. Both lists name
+the same buffers in the same order, so a copy table between them is a change of layout.
+
+Axes: layer, kv (K and V, or 1), page, token (of a page), head, dim.
+"""
+
+from einops import rearrange
+from torch import Tensor
+
+
+def layer_first_buffers(slab: Tensor) -> tuple[Tensor, ...]:
+    """[layer, kv, page, token, head, dim] → layer·kv views [page, token, head, dim]."""
+    buffers = rearrange(slab, "layer kv page token head dim -> (layer kv) page token head dim")
+    return buffers.unbind(0)
+
+
+def page_first_buffers(slab: Tensor) -> tuple[Tensor, ...]:
+    """[page, layer, kv, token, head, dim] → layer·kv views [page, token, head, dim]."""
+    buffers = rearrange(slab, "page layer kv token head dim -> (layer kv) page token head dim")
+    return buffers.unbind(0)
+
+
+def token_buffers(slab: Tensor) -> tuple[Tensor, ...]:
+    """[layer, kv, page, token, head, dim] → layer·kv views [page·token, head, dim], for rows."""
+    buffers = rearrange(slab, "layer kv page token head dim -> (layer kv) (page token) head dim")
+    return buffers.unbind(0)
+
+
+def whole_page_buffers(slab: Tensor) -> tuple[Tensor, ...]:
+    """[page, layer, kv, token, head, dim] → one view [page, all else], where no layout changes."""
+    return (rearrange(slab, "page layer kv token head dim -> page (layer kv token head dim)"),)

@@ -1,0 +1,221 @@
+"""How the bench measures: pools cut out of fixed arenas, verified copies, times in quantiles.
+
+A transfer is verified before it is timed: the target is poisoned, the copy runs once, and then
+every item named must equal its source and every other must still be poison. Times are taken with
+device events behind a short spin, so that the queue is full and launch cost stays out.
+
+On a CPU nothing is timed: the same code runs at toy sizes over the reference, so that a dry run
+finds what would break half way.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hicache.kernels import copy, reference
+from hicache.kernels.layout import layer_first_buffers, page_first_buffers
+from hicache.kernels.table import WORD_BYTES, CopyTable, copy_table
+
+POISON_WORD = int.from_bytes(b"\xa5" * 8, "little", signed=True)
+SPIN_CYCLES = 1_000_000  # about half a millisecond
+LAYOUTS = {"layer_first": layer_first_buffers, "page_first": page_first_buffers}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timing:
+    """Seconds of one launch; NaN where nothing was timed."""
+
+    p20_s: float
+    p50_s: float
+    p80_s: float
+
+
+UNTIMED = Timing(p20_s=math.nan, p50_s=math.nan, p80_s=math.nan)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shape:
+    """What is moved: `num_bytes` in pages of `page_size` tokens, whose rows lie in 2·layers
+    buffers."""
+
+    page_size: int
+    row_bytes: int
+    num_bytes: int
+    num_layers: int
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page over all buffers."""
+        return self.page_size * self.row_bytes * 2 * self.num_layers
+
+    @property
+    def num_pages(self) -> int:
+        """Pages moved; the pools hold twice as many."""
+        return max(self.num_bytes // self.page_bytes, 1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Transfer:
+    """A copy between two pools, with the ids of what is moved."""
+
+    table: CopyTable
+    src_ids: Tensor
+    dst_ids: Tensor
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that arrive."""
+        return self.table.item_bytes * len(self.src_ids)
+
+    def launch(self, num_programs: int | None = None) -> None:
+        """The copy by our kernel (by the reference on a CPU)."""
+        plane = reference if self.table.device.type == "cpu" else copy
+        plane.copy_items(self.table, self.src_ids, self.dst_ids, num_programs=num_programs)
+
+
+class Bench:
+    """Arenas on both sides, and a clock. Invariant: sources hold random bytes, targets anything."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        device_bytes: int,
+        host_bytes: int,
+        num_layers: int,
+        repeats: int,
+    ):
+        self.device = device
+        self.num_layers = num_layers
+        self.repeats = repeats
+        self.device_bytes = device_bytes
+        self.host_bytes = host_bytes
+        pinned = device.type == "cuda"
+        self.arenas = {
+            "device": torch.empty(2 * device_bytes, dtype=torch.uint8, device=device),
+            "device_target": torch.empty(2 * device_bytes, dtype=torch.uint8, device=device),
+            "host": torch.empty(2 * host_bytes, dtype=torch.uint8, pin_memory=pinned),
+            "host_target": torch.empty(2 * host_bytes, dtype=torch.uint8, pin_memory=pinned),
+        }
+        self.arenas["device"].random_(0, 256)
+        self.arenas["host"].copy_(self.arenas["device"][: 2 * host_bytes])
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether anything is timed."""
+        return self.device.type == "cuda"
+
+    def transfer(
+        self,
+        shape: Shape,
+        *,
+        src: str,
+        dst: str,
+        src_layout: str,
+        dst_layout: str,
+        contiguous: bool = False,
+    ) -> Transfer:
+        """Pools of twice the pages moved, in two arenas; ids in random order or in a row."""
+        generator = torch.Generator().manual_seed(0)
+        ids = []
+        for _ in range(2):
+            order = torch.randperm(2 * shape.num_pages, generator=generator)
+            order = torch.arange(2 * shape.num_pages) if contiguous else order
+            ids.append(order[: shape.num_pages].to(torch.int32).to(self.device))
+        return Transfer(
+            table=copy_table(
+                pool_buffers(self.arenas[src], shape, src_layout),
+                pool_buffers(self.arenas[dst], shape, dst_layout),
+            ),
+            src_ids=ids[0],
+            dst_ids=ids[1],
+        )
+
+    def verify(self, transfer: Transfer, launch: Callable[[], object]) -> None:
+        """Run a copy once and refuse a wrong, a missing or a stray byte.
+
+        Raises:
+            RuntimeError: what differs.
+        """
+        table = transfer.table
+        for whole in _wholes(table.dst):
+            whole.copy_(torch.full_like(whole, POISON_WORD, device=self.device))
+        launch()
+        self.synchronize()
+        src_ids, dst_ids = transfer.src_ids.long(), transfer.dst_ids.long()
+        others = torch.ones(table.num_dst_items, dtype=torch.bool, device=self.device)
+        others[dst_ids] = False
+        sides = zip(self._seen(table.src), self._seen(table.dst), strict=True)
+        for number, (src, dst) in enumerate(sides):
+            if not torch.equal(dst[dst_ids], src[src_ids]):
+                raise RuntimeError(f"buffer {number}: an item differs from its source")
+            if not bool((dst[others] == POISON_WORD).all()):
+                raise RuntimeError(f"buffer {number}: a byte was written outside of the ids")
+
+    def _seen(self, buffers: tuple[Tensor, ...]) -> list[Tensor]:
+        """The buffers as the device sees them, host arenas sent over whole."""
+        sent = {whole.data_ptr(): whole.to(self.device) for whole in _wholes(buffers)}
+        return [
+            sent[buffer.untyped_storage().data_ptr()].as_strided(
+                buffer.shape, buffer.stride(), buffer.storage_offset()
+            )
+            for buffer in buffers
+        ]
+
+    def timed(self, launch: Callable[[], object], *, repeats: int | None = None) -> Timing:
+        """Quantiles of a launch's time on the current stream; on a CPU run it once, untimed."""
+        if not self.on_gpu:
+            launch()
+            return UNTIMED
+        for _ in range(2):
+            launch()
+        times = []
+        for _ in range(repeats or self.repeats):
+            torch.cuda._sleep(SPIN_CYCLES)
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            launch()
+            end.record()
+            end.synchronize()
+            times.append(start.elapsed_time(end) / 1e3)
+        return quantiles(times)
+
+    def synchronize(self) -> None:
+        """Wait for the device, if there is one."""
+        if self.on_gpu:
+            torch.cuda.synchronize(self.device)
+
+
+def _wholes(buffers: tuple[Tensor, ...]) -> list[Tensor]:
+    """The arenas that some buffers lie in, as words."""
+    storages = {b.untyped_storage().data_ptr(): b.untyped_storage() for b in buffers}
+    empty = torch.empty(0, dtype=torch.int64, device=buffers[0].device)
+    return [
+        empty.new_empty(0).set_(storage, 0, (storage.nbytes() // WORD_BYTES,), (1,))
+        for storage in storages.values()
+    ]
+
+
+def quantiles(times: list[float]) -> Timing:
+    """The quantiles of some seconds."""
+    low, middle, high = torch.tensor(times, dtype=torch.float64).quantile(
+        torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64)
+    )
+    return Timing(p20_s=float(low), p50_s=float(middle), p80_s=float(high))
+
+
+def pool_buffers(arena: Tensor, shape: Shape, layout: str) -> tuple[Tensor, ...]:
+    """The buffers of a pool of 2·num_pages pages at the start of an arena."""
+    num_pages, num_layers = 2 * shape.num_pages, shape.num_layers
+    page = (shape.page_size, 1, shape.row_bytes)
+    sizes = {
+        "layer_first": (num_layers, 2, num_pages, *page),
+        "page_first": (num_pages, num_layers, 2, *page),
+    }[layout]
+    wanted = math.prod(sizes)
+    if wanted > arena.numel():
+        raise ValueError(f"a pool of {wanted} bytes does not fit an arena of {arena.numel()}")
+    return LAYOUTS[layout](arena[:wanted].view(sizes))

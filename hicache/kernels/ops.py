@@ -1,0 +1,248 @@
+"""The data plane: the calls that an executor or another engine makes.
+
+On CUDA tensors they launch the Triton kernels; on CPU tensors they run `reference`. A launch goes
+to the current stream, allocates nothing but its result, and never waits. Callers own the order of
+streams, and keep pools alive until a copy is done.
+
+The same work is registered as `torch.ops.hicache.*`, with fakes, so that it can stand in compiled
+and exported programs.
+"""
+
+import torch
+from torch import Tensor
+
+from hicache.kernels import checksum, copy, copy_engine, index, reference
+from hicache.kernels.checks import check_copy_form, check_copy_ids, check_form, check_range
+from hicache.kernels.table import CopyTable
+
+
+def copy_pages(
+    table: CopyTable,
+    src_page_ids: Tensor,
+    dst_page_ids: Tensor,
+    *,
+    num_programs: int | None = None,
+    copy_engine_from_bytes: int | None = None,
+    debug: bool = False,
+) -> None:
+    """Copy pages between two pools, all buffers of the table in one launch.
+
+    Args:
+        table: the pair of pools.
+        src_page_ids: [G] int32; duplicates are allowed, a negative id is a hole and is skipped.
+        dst_page_ids: [G] int32, without duplicates; holes likewise.
+        num_programs: how many programs share the work (about as many SMs are taken); None: 4
+            across a link, 4 an SM within a device.
+        copy_engine_from_bytes: let the copy engine take the transfer if it crosses a link and its
+            contiguous runs are at least this long on average (`copy_engine.measured_crossover`).
+            The ids must then be in host memory; elsewhere they must be on the table's device, or
+            in host memory, from where they are sent ahead of the launch.
+        debug: read device ids and refuse those that lie; waits for the device. Ids in host memory
+            are always read.
+    """
+    _copy(
+        table,
+        src_page_ids,
+        dst_page_ids,
+        num_programs=num_programs,
+        copy_engine_from_bytes=copy_engine_from_bytes,
+        debug=debug,
+    )
+
+
+def copy_rows(
+    table: CopyTable,
+    src_token_ids: Tensor,
+    dst_token_ids: Tensor,
+    *,
+    num_programs: int | None = None,
+    debug: bool = False,
+) -> None:
+    """Copy token rows (page size 1): ids name tokens of `layout.token_buffers`.
+
+    A tile covers many rows, and reads their ids once for each buffer. Arguments as `copy_pages`.
+    """
+    _copy(table, src_token_ids, dst_token_ids, num_programs=num_programs, debug=debug)
+
+
+def copy_slots(
+    table: CopyTable,
+    src_slot_ids: Tensor,
+    dst_slot_ids: Tensor,
+    *,
+    num_programs: int | None = None,
+    debug: bool = False,
+) -> None:
+    """Copy Mamba slots: convolution and SSM states of all layers, whatever their sizes and dtypes.
+
+    A slot freed meanwhile (-1 on either side) is skipped. Over a table from a pool to itself this
+    is copy-on-write: no id may be a source and a target at once. Arguments as `copy_pages`.
+    """
+    _copy(table, src_slot_ids, dst_slot_ids, num_programs=num_programs, debug=debug)
+
+
+def copy_window(
+    table: CopyTable,
+    src_page_ids: Tensor,
+    dst_page_ids: Tensor,
+    *,
+    src_map: Tensor | None = None,
+    dst_map: Tensor | None = None,
+    num_programs: int | None = None,
+    debug: bool = False,
+) -> None:
+    """Copy pages of a sliding window, named by full page ids and translated on the way.
+
+    Args:
+        table: the pair of SWA pools.
+        src_page_ids: [G] int32.
+        dst_page_ids: [G] int32.
+        src_map: [P] int32, the SWA page of a full page (-1: none, skipped); None: ids are SWA ids.
+        dst_map: [P] int32, likewise for the target.
+        num_programs: as `copy_pages`.
+        debug: as `copy_pages`.
+    """
+    _copy(
+        table,
+        src_page_ids,
+        dst_page_ids,
+        src_map=src_map,
+        dst_map=dst_map,
+        num_programs=num_programs,
+        debug=debug,
+    )
+
+
+def copy_pages_with_checksum(
+    table: CopyTable,
+    src_page_ids: Tensor,
+    dst_page_ids: Tensor,
+    *,
+    num_programs: int | None = None,
+    debug: bool = False,
+) -> Tensor:
+    """Copy pages and return [G] int64, a checksum of what each held (see `checksum`).
+
+    Equal content has equal checksums in every layout, as long as tables name the buffers in the
+    same order. Arguments as `copy_pages`.
+    """
+    src_ids, dst_ids = _ready(table, src_page_ids, dst_page_ids, None, None, debug=debug)
+    plane = reference if table.device.type == "cpu" else checksum
+    result: Tensor = plane.copy_items_with_checksum(
+        table, src_ids, dst_ids, num_programs=num_programs
+    )
+    return result
+
+
+def page_table(
+    page_ids: Tensor, spans: Tensor, request_spans: Tensor, *, num_columns: int, hole: int = 0
+) -> Tensor:
+    """Page tables from node spans; see `index.page_table`."""
+    check_form(page_ids, name="page ids", device=page_ids.device)
+    check_form(request_spans, name="request spans", device=page_ids.device)
+    check_form(spans.flatten(), name="spans", device=page_ids.device)
+    if spans.dim() != 2 or spans.shape[1] != 2 or not spans.is_contiguous():
+        raise ValueError(f"spans must be [S, 2] and contiguous, got shape {tuple(spans.shape)}")
+    plane = reference if page_ids.device.type == "cpu" else index
+    result: Tensor = plane.page_table(
+        page_ids, spans, request_spans, num_columns=num_columns, hole=hole
+    )
+    return result
+
+
+def window_table(
+    page_table: Tensor,
+    seq_lens: Tensor,
+    full_to_swa: Tensor,
+    *,
+    page_size: int,
+    window_len: int,
+    hole: int = 0,
+) -> Tensor:
+    """Page tables of the sliding window; see `index.window_table`."""
+    if page_table.dim() != 2 or not page_table.is_contiguous():
+        raise ValueError(f"page table must be [B, C] contiguous, got {tuple(page_table.shape)}")
+    check_form(page_table.flatten(), name="page table", device=page_table.device)
+    check_form(seq_lens, name="sequence lengths", device=page_table.device)
+    check_form(full_to_swa, name="full to swa map", device=page_table.device)
+    if page_size < 1 or window_len < 1:
+        raise ValueError(f"positive sizes wanted, got page {page_size}, window {window_len}")
+    plane = reference if page_table.device.type == "cpu" else index
+    result: Tensor = plane.window_table(
+        page_table,
+        seq_lens,
+        full_to_swa,
+        page_size=page_size,
+        window_len=window_len,
+        hole=hole,
+    )
+    return result
+
+
+def translate_pages(
+    page_ids: Tensor, page_map: Tensor | None, *, hole: int = -1, debug: bool = False
+) -> Tensor:
+    """Translate page ids through a map, holes kept; see `index.translate_pages`."""
+    check_form(page_ids, name="page ids", device=page_ids.device)
+    if page_map is not None:
+        check_form(page_map, name="page map", device=page_ids.device)
+        if debug or page_ids.device.type == "cpu":
+            check_range(page_ids, name="page ids", limit=len(page_map))
+    plane = reference if page_ids.device.type == "cpu" else index
+    result: Tensor = plane.translate_pages(page_ids, page_map, hole=hole)
+    return result
+
+
+def clamp_holes(page_ids: Tensor, *, sink: int = 0) -> Tensor:
+    """Page ids with `sink` for every hole."""
+    return translate_pages(page_ids, None, hole=sink)
+
+
+def _copy(
+    table: CopyTable,
+    src_ids: Tensor,
+    dst_ids: Tensor,
+    *,
+    src_map: Tensor | None = None,
+    dst_map: Tensor | None = None,
+    num_programs: int | None = None,
+    copy_engine_from_bytes: int | None = None,
+    debug: bool,
+) -> None:
+    if copy_engine_from_bytes is not None and table.crosses_link:
+        check_copy_form(table, src_ids, dst_ids, None, None, device=torch.device("cpu"))
+        check_copy_ids(table, src_ids, dst_ids, None, None)
+        runs = copy_engine.contiguous_runs(table, src_ids, dst_ids)
+        num_bytes = int(runs.num_bytes.sum())
+        if num_bytes and num_bytes >= copy_engine_from_bytes * len(runs.num_bytes):
+            copy_engine.copy_runs(runs, table.device)
+            return
+    src_ids, dst_ids = _ready(table, src_ids, dst_ids, src_map, dst_map, debug=debug)
+    plane = reference if table.device.type == "cpu" else copy
+    plane.copy_items(
+        table, src_ids, dst_ids, src_map=src_map, dst_map=dst_map, num_programs=num_programs
+    )
+
+
+def _ready(
+    table: CopyTable,
+    src_ids: Tensor,
+    dst_ids: Tensor,
+    src_map: Tensor | None,
+    dst_map: Tensor | None,
+    *,
+    debug: bool,
+) -> tuple[Tensor, Tensor]:
+    """Checked ids, on the device that copies."""
+    in_host = src_ids.device.type == dst_ids.device.type == "cpu"
+    if in_host and src_map is None and dst_map is None:
+        check_copy_form(table, src_ids, dst_ids, None, None, device=src_ids.device)
+        check_copy_ids(table, src_ids, dst_ids, None, None)
+        return (
+            src_ids.to(table.device, non_blocking=True),
+            dst_ids.to(table.device, non_blocking=True),
+        )
+    check_copy_form(table, src_ids, dst_ids, src_map, dst_map, device=table.device)
+    if debug or in_host:
+        check_copy_ids(table, src_ids, dst_ids, src_map, dst_map)
+    return src_ids, dst_ids

@@ -1,0 +1,121 @@
+"""What each kernel computes, in plain PyTorch; also the data plane of a machine without a GPU.
+
+Same names, signatures and results as the launchers in `copy`, `checksum` and `index`; tests hold
+the kernels to these, byte for byte.
+
+Sizes: as in `copy.py` and `index.py`.
+"""
+
+import torch
+from einops import rearrange, reduce
+from torch import Tensor
+
+from hicache.kernels.index import window_pages
+from hicache.kernels.table import CopyTable
+
+SALT = 0x9E3779B97F4A7C15 - (1 << 64)  # two's complement: torch counts in signed words
+MIX_1 = 0xFF51AFD7ED558CCD - (1 << 64)
+MIX_2 = 0xC4CEB9FE1A85EC53 - (1 << 64)
+
+
+def copy_items(
+    table: CopyTable,
+    src_ids: Tensor,
+    dst_ids: Tensor,
+    *,
+    src_map: Tensor | None = None,
+    dst_map: Tensor | None = None,
+    num_programs: int | None = None,
+) -> None:
+    """Reference for `copy.copy_items`; `num_programs` is the kernel's own affair."""
+    sources, targets, _ = _moved(src_ids, dst_ids, src_map, dst_map)
+    for src, dst in zip(table.src, table.dst, strict=True):
+        dst.index_copy_(0, targets, src.index_select(0, sources))
+
+
+def copy_items_with_checksum(
+    table: CopyTable,
+    src_ids: Tensor,
+    dst_ids: Tensor,
+    *,
+    src_map: Tensor | None = None,
+    dst_map: Tensor | None = None,
+    num_programs: int | None = None,
+) -> Tensor:
+    """Reference for `checksum.copy_items_with_checksum`."""
+    copy_items(table, src_ids, dst_ids, src_map=src_map, dst_map=dst_map)
+    sources, _, moved = _moved(src_ids, dst_ids, src_map, dst_map)
+    sums = torch.zeros(len(src_ids), dtype=torch.int64)
+    first_place = 0
+    for src in table.src:
+        place = torch.arange(first_place, first_place + src.shape[1])
+        salt = rearrange(_mix(place + SALT), "word -> 1 word")
+        mixed = _mix(src.index_select(0, sources) ^ salt)
+        sums[moved] += reduce(mixed, "item word -> item", "sum")
+        first_place += src.shape[1]
+    return sums
+
+
+def page_table(
+    page_ids: Tensor, spans: Tensor, request_spans: Tensor, *, num_columns: int, hole: int = 0
+) -> Tensor:
+    """Reference for `index.page_table`."""
+    bounds = request_spans.tolist()
+    table = torch.full((len(bounds) - 1, num_columns), hole, dtype=torch.int32)
+    for row, first, last in zip(table, bounds[:-1], bounds[1:], strict=True):
+        pieces = [page_ids[start : start + length] for start, length in spans[first:last].tolist()]
+        pages = torch.cat([page_ids[:0], *pieces])[:num_columns]
+        row[: len(pages)] = pages
+    return translate_pages(table, None, hole=hole)
+
+
+def window_table(
+    page_table: Tensor,
+    seq_lens: Tensor,
+    full_to_swa: Tensor,
+    *,
+    page_size: int,
+    window_len: int,
+    hole: int = 0,
+) -> Tensor:
+    """Reference for `index.window_table`."""
+    num_requests, num_columns = page_table.shape
+    num_pages = window_pages(window_len, page_size)
+    window = torch.full((num_requests, num_pages), -1, dtype=torch.int32)
+    for row, pages, seq_len in zip(window, page_table, seq_lens.tolist(), strict=True):
+        first_page = max(seq_len - window_len, 0) // page_size
+        held = pages[first_page : min(-(-seq_len // page_size), num_columns)]
+        row[: len(held)] = held
+    return translate_pages(window, full_to_swa, hole=hole)
+
+
+def translate_pages(page_ids: Tensor, page_map: Tensor | None, *, hole: int = -1) -> Tensor:
+    """Reference for `index.translate_pages`."""
+    translated = _through(page_map, page_ids)
+    return torch.where(translated < 0, hole, translated)
+
+
+def _through(page_map: Tensor | None, ids: Tensor) -> Tensor:
+    if page_map is None:
+        return ids
+    return torch.where(ids < 0, -1, page_map[ids.clamp(min=0).long()])
+
+
+def _moved(
+    src_ids: Tensor, dst_ids: Tensor, src_map: Tensor | None, dst_map: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Source and target items of the ids without a hole, and which ids those are."""
+    sources, targets = _through(src_map, src_ids), _through(dst_map, dst_ids)
+    moved = (sources >= 0) & (targets >= 0)
+    return sources[moved].long(), targets[moved].long(), moved
+
+
+def _mix(x: Tensor) -> Tensor:
+    x = (x ^ _shifted(x, 33)) * MIX_1
+    x = (x ^ _shifted(x, 29)) * MIX_2
+    return x ^ _shifted(x, 32)
+
+
+def _shifted(x: Tensor, bits: int) -> Tensor:
+    """Shift right as an unsigned word."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)

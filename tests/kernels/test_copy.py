@@ -1,0 +1,204 @@
+"""The copy kernel against a naive copy, byte for byte, over the whole pool and its guard items.
+
+Every case keeps items of both pools out of the ids: a write outside of its item lands in one.
+"""
+
+import pytest
+import torch
+
+from hicache.kernels import (
+    checksum,
+    copy,
+    copy_table,
+    layer_first_buffers,
+    page_first_buffers,
+    reference,
+    token_buffers,
+    whole_page_buffers,
+)
+
+DTYPES = [torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float32, torch.int8]
+NUM_PAGES = 9
+
+
+def as_bytes(tensor):
+    return tensor.cpu().contiguous().view(torch.uint8)
+
+
+def naive_copy(src, dst, src_ids, dst_ids):
+    """One item at a time, each buffer a list of items."""
+    expected = [buffer.cpu().clone() for buffer in dst]
+    for src_buffer, buffer in zip(src, expected, strict=True):
+        for src_id, dst_id in zip(src_ids.tolist(), dst_ids.tolist(), strict=True):
+            if src_id >= 0 and dst_id >= 0:
+                buffer[dst_id] = src_buffer[src_id].cpu()
+    return expected
+
+
+def assert_copies(src, dst, src_ids, dst_ids, **launch):
+    """Copy with the kernel, compare all of the target with a naive copy."""
+    expected = naive_copy(src, dst, src_ids, dst_ids)
+    before = [as_bytes(buffer).clone() for buffer in src]
+    copy.copy_items(copy_table(src, dst), src_ids, dst_ids, **launch)
+    if src_ids.is_cuda:
+        torch.cuda.synchronize()  # pinned memory may be looked at without waiting for the device
+    for got, wanted in zip(dst, expected, strict=True):
+        assert torch.equal(as_bytes(got), as_bytes(wanted))
+    for got, wanted in zip(src, before, strict=True):
+        assert torch.equal(as_bytes(got), wanted)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("page_size", [1, 2, 16, 64, 128])
+def test_pages_change_layout_on_the_way_to_the_host(dtype, page_size, random_bytes, poisoned, ids):
+    pages = random_bytes(2, 2, NUM_PAGES, page_size, 2, 32, dtype=dtype)
+    host = poisoned(NUM_PAGES, 2, 2, page_size, 2, 32, dtype=dtype, host=True)
+    assert_copies(
+        layer_first_buffers(pages), page_first_buffers(host), ids([7, 1, 4]), ids([2, 6, 3])
+    )
+
+
+@pytest.mark.parametrize("page_size", [1, 7, 64])
+def test_pages_change_layout_on_the_way_back(page_size, random_bytes, poisoned, ids):
+    host = random_bytes(NUM_PAGES, 3, 2, page_size, 2, 64, host=True)
+    pages = poisoned(3, 2, NUM_PAGES, page_size, 2, 64)
+    assert_copies(
+        page_first_buffers(host), layer_first_buffers(pages), ids([2, 6, 3]), ids([7, 1, 4])
+    )
+
+
+@pytest.mark.parametrize("item_bytes", [16, 48, 16 * 617, 32768, 32768 + 16, 3 * 32768 + 4096])
+@pytest.mark.parametrize("num_items", [0, 1, 5])
+def test_items_of_any_multiple_of_16_bytes(item_bytes, num_items, random_bytes, poisoned, ids):
+    src, dst = random_bytes(8, item_bytes), poisoned(8, item_bytes)
+    assert_copies([src], [dst], ids([6, 2, 5, 1, 3][:num_items]), ids([1, 4, 3, 6, 2][:num_items]))
+
+
+@pytest.mark.parametrize("num_programs", [1, 3, 64])
+def test_any_number_of_programs_shares_the_work(num_programs, random_bytes, poisoned, ids):
+    src, dst = random_bytes(12, 2 * 32768 + 512), poisoned(12, 2 * 32768 + 512)
+    assert_copies([src], [dst], ids([9, 2, 5, 7]), ids([1, 4, 3, 10]), num_programs=num_programs)
+
+
+def test_rows_are_scattered_one_by_one(random_bytes, poisoned, ids, generator):
+    src, dst = random_bytes(2, 2, 10, 16, 2, 64), poisoned(2, 2, 10, 16, 2, 64)
+    order = torch.randperm(158, generator=generator)
+    assert_copies(
+        token_buffers(src), token_buffers(dst), ids(order[:77] + 1), ids(order[77:154] + 1)
+    )
+
+
+def test_duplicate_sources_are_copied_to_each_target(random_bytes, poisoned, ids):
+    src, dst = random_bytes(6, 4096), poisoned(6, 4096)
+    assert_copies([src], [dst], ids([3, 3, 1, 3]), ids([0, 1, 2, 4]))
+
+
+@pytest.mark.parametrize("item_bytes", [256, 32768])
+def test_holes_on_either_side_move_nothing(item_bytes, random_bytes, poisoned, ids):
+    src, dst = random_bytes(8, item_bytes), poisoned(8, item_bytes)
+    assert_copies([src], [dst], ids([-1, 2, 5, 1, -1]), ids([1, -1, 3, 6, -1]))
+
+
+def test_slots_of_all_layers_go_in_one_launch(random_bytes, poisoned, ids):
+    conv = [random_bytes(7, 3, 96, dtype=torch.bfloat16) for _ in range(3)]
+    ssm = [random_bytes(7, 4, 64, 32, dtype=torch.float32) for _ in range(3)]
+    into = [poisoned(*t.shape, dtype=t.dtype) for t in (*conv, *ssm)]
+    assert_copies([*conv, *ssm], into, ids([1, -1, 4]), ids([3, 2, 5]))
+
+
+def test_a_slot_is_copied_on_write_within_its_pool(random_bytes, ids):
+    slots = [random_bytes(6, 160), random_bytes(6, 40000)]
+    expected = naive_copy(slots, slots, ids([1, 4]), ids([3, 2]))
+    copy.copy_items(copy_table(slots, slots), ids([1, 4]), ids([3, 2]))
+    for got, wanted in zip(slots, expected, strict=True):
+        assert torch.equal(got.cpu(), wanted)
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_a_window_is_translated_on_the_way(side, random_bytes, poisoned, ids):
+    src, dst = random_bytes(8, 8192), poisoned(8, 8192)
+    full_to_swa = ids([-1, 3, -1, 7, 0, 5, 2, -1, 6, -1])
+    full_ids, swa_ids, other_ids = (
+        ids([5, 1, -1, 3, 2]),
+        ids([5, 3, -1, 7, -1]),
+        ids([4, 1, 2, 6, 0]),
+    )
+    pair = (full_ids, other_ids) if side == "source" else (other_ids, full_ids)
+    naive_pair = (swa_ids, other_ids) if side == "source" else (other_ids, swa_ids)
+    maps = {"src_map": full_to_swa} if side == "source" else {"dst_map": full_to_swa}
+    (expected,) = naive_copy([src], [dst], *naive_pair)
+    copy.copy_items(copy_table([src], [dst]), *pair, **maps)
+    assert torch.equal(dst.cpu(), expected)
+
+
+def test_part_of_a_table_copies_a_group_of_layers(random_bytes, poisoned, ids):
+    src, dst = random_bytes(4, 5, 4096), poisoned(4, 5, 4096)
+    table = copy_table(src.unbind(0), dst.unbind(0)).part(1, 3)
+    copy.copy_items(table, ids([2]), ids([3]))
+    expected = torch.full_like(dst, 0xA5)
+    expected[1:3, 3] = src[1:3, 2]
+    assert torch.equal(dst, expected)
+
+
+@pytest.mark.parametrize("case", ["pages", "rows", "slots", "holes"])
+def test_the_reference_equals_a_naive_copy(case, random_bytes, poisoned, ids):
+    shapes = {
+        "pages": [(9, 4096)] * 4,
+        "rows": [(9, 48)] * 3,
+        "slots": [(9, 160), (9, 40000)],
+        "holes": [(9, 4096)],
+    }[case]
+    src = [random_bytes(*shape).cpu() for shape in shapes]
+    dst = [poisoned(*shape).cpu() for shape in shapes]
+    src_ids = ids([2, -1, 7, 3] if case == "holes" else [2, 5, 7, 2]).cpu()
+    dst_ids = ids([0, 1, 2, -1] if case == "holes" else [0, 1, 2, 8]).cpu()
+    expected = naive_copy(src, dst, src_ids, dst_ids)
+    reference.copy_items(copy_table(src, dst), src_ids, dst_ids)
+    assert all(torch.equal(a, b) for a, b in zip(dst, expected, strict=True))
+
+
+@pytest.mark.parametrize("item_bytes", [48, 4096, 40000])
+def test_a_checksum_equals_its_reference(item_bytes, random_bytes, poisoned, ids):
+    src = [random_bytes(7, item_bytes), random_bytes(7, 96)]
+    dst = [poisoned(7, item_bytes), poisoned(7, 96)]
+    src_ids, dst_ids = ids([3, -1, 5, 3]), ids([1, 2, 0, 4])
+    expected = naive_copy(src, dst, src_ids, dst_ids)
+    got = checksum.copy_items_with_checksum(copy_table(src, dst), src_ids, dst_ids)
+    in_host = copy_table([b.cpu() for b in src], [b.clone() for b in expected])
+    wanted = reference.copy_items_with_checksum(in_host, src_ids.cpu(), dst_ids.cpu())
+    assert torch.equal(got.cpu(), wanted)
+    assert all(torch.equal(a.cpu(), b) for a, b in zip(dst, expected, strict=True))
+
+
+def test_a_checksum_does_not_depend_on_layout_or_grid(random_bytes, poisoned, ids):
+    pages, host = random_bytes(2, 2, 5, 16, 2, 32), poisoned(5, 2, 2, 16, 2, 32, host=True)
+    there = copy_table(layer_first_buffers(pages), page_first_buffers(host))
+    in_one = copy_table(whole_page_buffers(host), whole_page_buffers(poisoned(5, 2, 2, 16, 2, 32)))
+    first = checksum.copy_items_with_checksum(there, ids([4, 1]), ids([0, 3]), num_programs=1)
+    second = checksum.copy_items_with_checksum(in_one, ids([0, 3]), ids([2, 1]), num_programs=7)
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("change", ["bit", "order"])
+def test_a_checksum_sees_a_changed_bit_and_a_changed_order(change, random_bytes, poisoned, ids):
+    src, dst = random_bytes(3, 4096), poisoned(3, 4096)
+    table = copy_table([src], [dst])
+    before = checksum.copy_items_with_checksum(table, ids([1]), ids([2]))
+    if change == "bit":
+        src[1, 77] ^= 4
+    else:
+        src[1, :16] = src[1, :16].roll(8)
+    after = checksum.copy_items_with_checksum(table, ids([1]), ids([2]))
+    assert not torch.equal(before, after)
+
+
+def test_the_comparison_fails_when_a_byte_is_wrong(random_bytes, poisoned, ids, monkeypatch):
+    src, dst = random_bytes(4, 256), poisoned(4, 256)
+
+    def wrong_copy(table, src_ids, dst_ids):
+        reference.copy_items(table, src_ids.cpu(), dst_ids.cpu())
+        dst[0, 0] ^= 1
+
+    monkeypatch.setattr(copy, "copy_items", wrong_copy)
+    with pytest.raises(AssertionError):
+        assert_copies([src], [dst], ids([1]), ids([2]))

@@ -1,0 +1,91 @@
+"""Index kernels against loops in Python."""
+
+import itertools
+
+import pytest
+import torch
+
+from hicache.kernels import index, reference
+
+
+@pytest.fixture(params=["kernel", "reference"])
+def plane(request, device):
+    """The index operations, as kernels and as the reference that stands in for them."""
+    if request.param == "reference" and device.type == "cuda":
+        pytest.skip("the reference serves CPU tensors")
+    return {"kernel": index, "reference": reference}[request.param]
+
+
+def naive_page_table(page_ids, spans, request_spans, num_columns, hole):
+    rows = []
+    for first, last in itertools.pairwise(request_spans):
+        pages = [page_ids[i] for start, n in spans[first:last] for i in range(start, start + n)]
+        pages = [hole if page < 0 else page for page in pages][:num_columns]
+        rows.append(pages + [hole] * (num_columns - len(pages)))
+    return rows
+
+
+@pytest.mark.parametrize("num_columns", [1, 7, 40, 1300])
+def test_a_page_table_lays_spans_one_after_another(num_columns, plane, ids, generator):
+    page_ids = torch.randint(-1, 5000, (900,), generator=generator).tolist()
+    spans = [(0, 3), (10, 0), (5, 4), (100, 790), (400, 30), (2, 1)]
+    request_spans = [0, 3, 3, 4, 6]  # the second request has no span
+    got = plane.page_table(
+        ids(page_ids), ids(spans), ids(request_spans), num_columns=num_columns, hole=0
+    )
+    assert got.tolist() == naive_page_table(page_ids, spans, request_spans, num_columns, 0)
+
+
+def test_a_page_table_of_no_requests_is_empty(plane, ids):
+    got = plane.page_table(ids([]), ids(torch.zeros(0, 2)), ids([0]), num_columns=4, hole=0)
+    assert got.shape == (0, 4)
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+@pytest.mark.parametrize("window_len", [1, 64, 65, 1000])
+def test_a_window_table_holds_the_pages_of_the_last_tokens(
+    page_size, window_len, plane, ids, generator
+):
+    seq_lens = [0, 1, 63, 64, 65, 500, 1024]
+    num_columns = 1024 // page_size
+    page_table = torch.randint(-1, 300, (len(seq_lens), num_columns), generator=generator)
+    full_to_swa = torch.randint(-1, 90, (300,), generator=generator)
+    got = plane.window_table(
+        ids(page_table),
+        ids(seq_lens),
+        ids(full_to_swa),
+        page_size=page_size,
+        window_len=window_len,
+        hole=-7,
+    )
+    for row, seq_len, pages in zip(got.tolist(), seq_lens, page_table.tolist(), strict=True):
+        tokens = range(max(seq_len - window_len, 0), seq_len)
+        wanted = [pages[p] for p in dict.fromkeys(token // page_size for token in tokens)]
+        wanted = [int(full_to_swa[page]) if page >= 0 else -1 for page in wanted]
+        wanted = [page if page >= 0 else -7 for page in wanted]
+        assert row == wanted + [-7] * (len(row) - len(wanted))
+
+
+@pytest.mark.parametrize(
+    ("window_len", "page_size", "wanted"), [(1, 64, 1), (64, 64, 2), (66, 64, 3), (128, 1, 128)]
+)
+def test_a_window_touches_as_many_pages_as_it_can(window_len, page_size, wanted):
+    touched = {
+        len({token // page_size for token in range(start, start + window_len)})
+        for start in range(page_size)
+    }
+    assert index.window_pages(window_len, page_size) == max(touched) == wanted
+
+
+@pytest.mark.parametrize("num_ids", [0, 1, 1025])
+@pytest.mark.parametrize("hole", [-1, 0])
+def test_translation_keeps_or_clamps_holes(num_ids, hole, plane, ids, generator):
+    page_ids = torch.randint(-1, 50, (num_ids,), generator=generator)
+    page_map = torch.randint(-1, 9, (50,), generator=generator)
+    wanted = [int(page_map[i]) if i >= 0 else -1 for i in page_ids.tolist()]
+    got = plane.translate_pages(ids(page_ids), ids(page_map), hole=hole)
+    assert got.tolist() == [hole if page < 0 else page for page in wanted]
+
+
+def test_holes_are_clamped_to_the_sink_page(plane, ids):
+    assert plane.translate_pages(ids([4, -1, 0]), None, hole=0).tolist() == [4, 0, 0]

@@ -1,0 +1,143 @@
+"""What only a GPU can show: large pools, streams, graphs, the copy engine, device ids."""
+
+import pytest
+import torch
+
+from hicache import kernels
+from hicache.kernels import checksum, copy, copy_engine, copy_table, index
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
+]
+DEVICE = torch.device("cuda", 0)
+
+
+def i32(*values):
+    return torch.tensor(values, dtype=torch.int32, device=DEVICE)
+
+
+def random_pool(*shape):
+    return torch.randint(0, 256, shape, dtype=torch.uint8, device=DEVICE)
+
+
+def test_a_pool_past_2_to_the_31_elements():
+    item_bytes = 1 << 20
+    pool = torch.zeros((1 << 31) // item_bytes + 64, item_bytes, dtype=torch.uint8, device=DEVICE)
+    last = pool.shape[0] - 1
+    pool[last] = random_pool(item_bytes)
+    table = copy_table([pool], [pool])
+    copy.copy_items(table, i32(last), i32(last - 3))
+    sums = checksum.copy_items_with_checksum(table, i32(last - 3), i32(1))
+    assert torch.equal(pool[last - 3], pool[last])
+    assert torch.equal(pool[1], pool[last])
+    assert not pool[last - 4].any()
+    assert int(sums[0]) != 0
+
+
+def test_pinned_memory_past_2_to_the_31_elements():
+    item_bytes = 1 << 20
+    host = torch.empty((1 << 31) // item_bytes + 8, item_bytes, dtype=torch.uint8, pin_memory=True)
+    pool = random_pool(4, item_bytes)
+    last = host.shape[0] - 1
+    host[last - 1] = 0xA5
+    there = copy_table([pool], [host])
+    copy.copy_items(there, i32(2), i32(last))
+    copy.copy_items(there.reversed(), i32(last), i32(3))
+    torch.cuda.synchronize()
+    assert torch.equal(pool[2], pool[3])
+    assert bool((host[last - 1] == 0xA5).all())
+
+
+def test_a_launch_never_waits_for_the_device():
+    pool, other = random_pool(8, 4096), random_pool(8, 4096)
+    table = copy_table([pool], [other])
+    src_ids, dst_ids, spans, bounds = i32(1, 2), i32(3, 4), i32(0, 2).view(1, 2), i32(0, 1)
+    seq_lens = i32(100)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        kernels.copy_pages(table, src_ids, dst_ids)
+        kernels.copy_pages_with_checksum(table, src_ids, dst_ids)
+        pages = kernels.page_table(src_ids, spans, bounds, num_columns=4)
+        kernels.window_table(pages, seq_lens, src_ids, page_size=64, window_len=64)
+        kernels.translate_pages(src_ids, dst_ids)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_captured_copy_replays_with_the_ids_of_the_day():
+    pool, other = random_pool(8, 40960), torch.zeros(8, 40960, dtype=torch.uint8, device=DEVICE)
+    table, src_ids, dst_ids = copy_table([pool], [other]), i32(1, 2), i32(3, 4)
+    copy.copy_items(table, src_ids, dst_ids)  # compiled before the capture
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        copy.copy_items(table, src_ids, dst_ids)
+    other.zero_()
+    src_ids.copy_(i32(5, -1))
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(other[3], pool[5])
+    assert not other[4].any()
+
+
+def test_ids_of_any_alignment_use_one_compiled_kernel():
+    pool, other = random_pool(8, 4096), random_pool(8, 4096)
+    table, many = copy_table([pool], [other]), i32(*range(8))
+    copy.copy_items(table, many[:1], many[:1])
+    compiled = len(copy._copy_kernel.device_caches[0][0])
+    for start in range(4):
+        copy.copy_items(table, many[start:], many[start:])
+    assert len(copy._copy_kernel.device_caches[0][0]) == compiled
+
+
+def test_device_ids_that_lie_are_refused_when_debugging():
+    table = copy_table([random_pool(4, 64)], [random_pool(4, 64)])
+    with pytest.raises(ValueError, match="source ids must be below 4, got 9"):
+        kernels.copy_pages(table, i32(9), i32(0), debug=True)
+
+
+def test_unpinned_host_memory_is_refused():
+    with pytest.raises(ValueError, match="must be pinned"):
+        copy_table([torch.zeros(4, 64)], [torch.zeros(4, 64, device=DEVICE)])
+
+
+def test_ids_in_host_memory_are_sent_ahead():
+    pool, other = random_pool(4, 4096), random_pool(4, 4096)
+    kernels.copy_pages(copy_table([pool], [other]), i32(2).cpu(), i32(1).cpu())
+    assert torch.equal(other[1], pool[2])
+
+
+@pytest.mark.parametrize("stream", ["default", "side"])
+@pytest.mark.parametrize("direction", ["to_host", "to_device"])
+def test_the_copy_engine_moves_what_the_kernel_moves(stream, direction):
+    host = torch.full((8, 2, 65536), 0xA5, dtype=torch.uint8).pin_memory()
+    host[:4] = torch.randint(0, 256, (4, 2, 65536), dtype=torch.uint8)
+    pool = random_pool(2, 8, 65536)
+    host_buffers, pool_buffers = [host[:, 0], host[:, 1]], [pool[0], pool[1]]
+    pairs = {"to_host": (pool_buffers, host_buffers), "to_device": (host_buffers, pool_buffers)}
+    src, dst = pairs[direction]
+    expected = [buffer.cpu().clone() for buffer in dst]
+    for buffer, source in zip(expected, src, strict=True):
+        buffer[[4, 5, 7]] = source[[0, 1, 3]].cpu()
+    ids = [torch.tensor(values, dtype=torch.int32) for values in ([0, 1, -1, 3], [4, 5, 6, 7])]
+    torch.cuda.synchronize()
+    on = torch.cuda.Stream() if stream == "side" else torch.cuda.default_stream()
+    with torch.cuda.stream(on):
+        kernels.copy_pages(copy_table(src, dst), *ids, copy_engine_from_bytes=1)
+    torch.cuda.synchronize()
+    for buffer, wanted in zip(dst, expected, strict=True):
+        assert torch.equal(buffer.cpu(), wanted)
+
+
+def test_the_crossover_is_a_piece_size_or_none():
+    measured = copy_engine.measured_crossover(DEVICE)
+    assert measured is None or measured in copy_engine.CROSSOVER_PIECES
+
+
+def test_index_kernels_serve_a_large_batch():
+    num_requests, num_columns = 256, 2048
+    page_ids = torch.arange(num_columns, dtype=torch.int32, device=DEVICE)
+    spans = torch.tensor([[0, 1000], [1000, 1048]] * num_requests, dtype=torch.int32, device=DEVICE)
+    bounds = torch.arange(0, 2 * num_requests + 1, 2, dtype=torch.int32, device=DEVICE)
+    table = index.page_table(page_ids, spans, bounds, num_columns=num_columns)
+    assert torch.equal(table, page_ids.expand(num_requests, num_columns))

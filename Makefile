@@ -37,7 +37,7 @@ replay: $(READY)  ## replay the built-in workload: make replay ARGS="prefetch.st
 	@$(BIN)/python -m experiments.run $(ARGS)
 
 test: $(READY)  ## all tests but the long ones
-	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope $(ARGS)
 
 soak: $(READY)  ## the long tests
 	$(BIN)/python -m pytest -m soak $(ARGS)

@@ -72,7 +72,11 @@ class Spread:
     @classmethod
     def of(cls, values: Sequence[float], middle: Callable[[Sequence[float]], float]) -> "Spread":
         """The spread of at least one value."""
-        return cls(middle=middle(values), low=min(values), high=max(values), count=len(values))
+        low, high = min(values), max(values)
+        # the mean of three equal floats can lie a bit beside them
+        return cls(
+            middle=min(max(middle(values), low), high), low=low, high=high, count=len(values)
+        )
 
     def text(self, show: Callable[[float], str]) -> str:
         """`middle (low–high)`, or the one value there is."""

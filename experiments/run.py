@@ -22,10 +22,14 @@ from experiments.job import CONFIG_ERRORS, explain, run_job
 from experiments.screen import show_line, show_run
 from hicache import experiment
 
+CONF = Path(__file__).resolve().parents[1] / "conf"
+
+INTERRUPTED = 130  # exit code of a process that Ctrl-C ended: 128 + 2
+
 schema.register()
 
 
-@hydra.main(version_base="1.3", config_path="../conf", config_name="config")
+@hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
 def compose_and_run(cfg: DictConfig) -> int:
     """Run one job; of a sweep, return the exit code so that the other jobs still run."""
     hydra_config = HydraConfig.get()
@@ -55,6 +59,9 @@ def main() -> None:
         compose_and_run()
     except CONFIG_ERRORS as error:
         sys.exit(explain(error))
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        sys.exit(INTERRUPTED)
 
 
 if __name__ == "__main__":

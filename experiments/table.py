@@ -57,9 +57,8 @@ def draw_table(groups: Sequence[Group], style: Style, *, title: str) -> Table:
             ratios = [] if baseline is group else group.ratios(baseline, style.ratio_of)
             cells.append(Spread.of(ratios, style.middle).text(number) if ratios else "")
         table.add_row(*cells)
-    if any(_is_overloaded(group) for group in groups):
-        table.caption = "! overloaded: no latency claim"
-        table.caption_justify = "left"
+    table.caption = "\n".join(_warnings(groups))
+    table.caption_justify = "left"
     return table
 
 
@@ -75,6 +74,20 @@ def short(value: Value) -> str:
     if value is None:
         return "null"
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _warnings(groups: Sequence[Group]) -> list[str]:
+    warnings = []
+    if any(_is_overloaded(group) for group in groups):
+        warnings.append("! overloaded: no latency claim")
+    repeated = [group for group in groups if len(group.runs) > 1]
+    if repeated and all(_is_one_run(group) for group in repeated):
+        warnings.append("Every seed gave the same run, so nothing here shows a spread.")
+    return warnings
+
+
+def _is_one_run(group: Group) -> bool:
+    return all(run.summary == group.runs[0].summary for run in group.runs)
 
 
 def _is_overloaded(group: Group) -> bool:

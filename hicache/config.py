@@ -281,8 +281,8 @@ class StorageConfig:
     kind: str = "none"
     root: str | None = None  # directory or address, for engines that have one
     capacity_gib: float | None = None
-    read_gbps: float = 4.0
-    write_gbps: float = 2.0
+    read_gbps: float = 6.0
+    write_gbps: float = 4.0
     shared_gbps: float | None = None
     query_s: float = 0.0005  # round trip of one query
     operation_s: float = 0.0001  # before the first byte of each batch

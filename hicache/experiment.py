@@ -2,7 +2,6 @@
 
 import importlib
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -68,6 +67,7 @@ def run(config: ExperimentConfig, *, progress: Callable[[Progress], None] | None
         interval_s=config.tracker.interval_s,
         warm_up_s=config.workload.warm_up_s,
         progress=progress,
+        counters=[io.counters],
     )
     router = ROUTERS.get(config.parallel.router)
     if router is None:
@@ -90,7 +90,7 @@ def run(config: ExperimentConfig, *, progress: Callable[[Progress], None] | None
     for engine in engines:
         invariants.check_drained(engine.cache, engine.prefetcher)
     records = sorted(recorder.records, key=lambda record: record.id)
-    measures = _measures(config, records, engines, io, recorder, cost, tp)
+    measures = _measures(config, records, engines, recorder, cost, tp)
     measures |= _working_set(workload.requests, sizes, host, config)
     return Result(
         records=records, measures=measures, wall_s=time.perf_counter() - started, notes=notes
@@ -249,14 +249,11 @@ def _measures(
     config: ExperimentConfig,
     records: Sequence[RequestRecord],
     engines: Sequence[Engine],
-    io: SimulatedIo,
     recorder: Recorder,
     cost: CostModel,
     tp: int,
 ) -> dict[str, float]:
-    counters: Counter[str] = Counter(io.counters)
-    for engine in engines:
-        counters.update(engine.cache.counters)
+    counters = recorder.totals()
     measures: dict[str, float] = {
         name: count for name, count in counters.items() if not name.startswith("cache/")
     }
@@ -270,7 +267,6 @@ def _measures(
         for record in records
         if record.status is Status.finished
     ]
-    busy_ns = sum(engine.busy_ns for engine in engines) - (recorder.busy_ns_at_warm_up or 0)
     storage = config.storage
     measures |= {
         "load/rho_gpu": _utilisation(cost, hits, span_s, len(engines)),
@@ -280,7 +276,7 @@ def _measures(
         "load/rho_write": counters["transfer/storage_write_bytes"]
         / span_s
         / (storage.write_gbps * 1e9),
-        "gpu/busy_s": busy_ns / SECOND_NS * tp,
+        "gpu/busy_s": recorder.busy_ns / SECOND_NS * tp,
         "engine/steps_count": sum(engine.num_steps for engine in engines),
         "engine/span_s": recorder.now_ns / SECOND_NS,
         "tree/nodes_count": sum(engine.cache.tree.num_nodes for engine in engines),

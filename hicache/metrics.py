@@ -8,6 +8,7 @@ is accounted for exactly once, and the parts of a time to first token fill it wi
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from math import fsum
 
 from hicache.clock import SECOND_NS
 
@@ -231,7 +232,7 @@ def _requests(
         and record.first_token_ns is not None
         and record.output_len > 1
     ]
-    summary["request/tpot_s_mean"] = _ratio(sum(answers), len(answers)) / SECOND_NS
+    summary["request/tpot_s_mean"] = _ratio(fsum(answers), len(answers)) / SECOND_NS
     return summary
 
 

@@ -1,8 +1,9 @@
 """Keeps the score of a run: a record of every request, a row of every interval."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from hicache.cache.node import FULL, KIND_NAMES, TIER_NAMES, TIERS
+from hicache.cache.node import KIND_NAMES, TIER_NAMES, TIERS
 from hicache.clock import SECOND_NS
 from hicache.engine import Engine
 from hicache.metrics import Progress, RequestRecord, Row, Status
@@ -26,7 +27,9 @@ class Recorder:
         interval_s: float,
         warm_up_s: float,
         progress: Callable[[Progress], None] | None,
+        counters: Iterable[Counter[str]] = (),
     ) -> None:
+        """`counters`: those to be summed up besides the engines' own."""
         self.records: list[RequestRecord] = []
         self._feeder = feeder
         self._engines = engines
@@ -39,14 +42,17 @@ class Recorder:
         self._num_finished = 0
         self._before = dict.fromkeys(TIER_TOKENS, 0)
         self._finished_before = 0
-        self.busy_ns_at_warm_up: int | None = None if warm_up_s else 0
+        self._counters = [engine.cache.counters for engine in engines] + list(counters)
+        self._uncounted: Counter[str] | None = None if warm_up_s else Counter()
+        self._uncounted_busy_ns = 0
         self.now_ns = 0
 
     def at(self, now_ns: int) -> None:
         """Close the intervals that have ended before now."""
         self.now_ns = now_ns
-        if self.busy_ns_at_warm_up is None and now_ns >= self._warm_up_ns:
-            self.busy_ns_at_warm_up = sum(engine.busy_ns for engine in self._engines)
+        if self._uncounted is None and now_ns >= self._warm_up_ns:
+            self._uncounted = self._all_counters()
+            self._uncounted_busy_ns = sum(engine.busy_ns for engine in self._engines)
         while self._next_row_ns <= now_ns:
             self._close_row(self._next_row_ns)
             self._next_row_ns += self._interval_ns
@@ -54,6 +60,17 @@ class Recorder:
     def close(self) -> None:
         """Close the last, partial interval."""
         self._close_row(self.now_ns)
+
+    def totals(self) -> Counter[str]:
+        """All counters, less what they stood at when the warm-up ended."""
+        totals = self._all_counters()
+        totals.subtract(self._uncounted or Counter())
+        return totals
+
+    @property
+    def busy_ns(self) -> int:
+        """Nanoseconds that engines computed, the warm-up left out."""
+        return sum(engine.busy_ns for engine in self._engines) - self._uncounted_busy_ns
 
     def finished(self, job: Job, engine: int, now_ns: int) -> Iterable[tuple[int, Request]]:
         """A request is answered."""
@@ -97,6 +114,12 @@ class Recorder:
         for request in dropped.requests:
             self._reject(request, f"follows rejected request {job.request.id}", engine, now_ns)
         return dropped.released
+
+    def _all_counters(self) -> Counter[str]:
+        totals: Counter[str] = Counter()
+        for counters in self._counters:
+            totals.update(counters)
+        return totals
 
     def _reject(self, request: Request, reason: str, engine: int, arrival_ns: int) -> None:
         self._record(
@@ -156,8 +179,3 @@ class Recorder:
                     share = sum(pool.num_taken for pool in pools) / capacity
                     gauges[f"pool/{KIND_NAMES[kind]}_{TIER_NAMES[tier]}_used_share"] = share
         return gauges
-
-
-def pages_held(engines: Sequence[Engine]) -> int:
-    """Full pages that are out on any tier, for the account of a drained run."""
-    return sum(engine.cache.pools[tier][FULL].num_taken for engine in engines for tier in TIERS)

@@ -80,6 +80,9 @@ def draw_tokens(rows: Sequence[Mapping[str, float]]) -> Figure:
     figure = Figure(figsize=(9, 5), layout="constrained")
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1.2))
     merged = _merge(rows)
+    if not merged:
+        figure.suptitle("No interval of tracker.interval_s ended in this run")
+        return figure
     ends = [row["time_s"] / 60 for row in merged]
     edges = [0.0, *ends]
     seconds = [max(end - start, 1e-9) * 60 for start, end in pairwise(edges)]

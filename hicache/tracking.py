@@ -51,7 +51,6 @@ class Tracker:
         self._config = config
         self._group = group
         self._name = name
-        self._num_rows = 0
         self._wandb: wandb.Run | None = None
         self._old_handler: Any = None  # what signal.signal returns has no narrower type
 
@@ -60,8 +59,7 @@ class Tracker:
         flat = row.flat()
         self._metrics.write(json.dumps(flat) + "\n")
         if self._wandb is not None:
-            self._wandb.log(flat, step=self._num_rows)
-        self._num_rows += 1
+            self._wandb.log(flat)  # with an explicit step W&B would hold the last row back
 
     def summarize(self, summary: Mapping[str, float]) -> None:
         """Record the numbers that stand for the whole run."""
@@ -75,6 +73,7 @@ class Tracker:
             self._old_handler = signal.signal(signal.SIGTERM, _exit)
         if self._tracker.wandb_mode is not WandbMode.disabled:
             self._wandb = self._open_wandb()
+            self._wandb.define_metric("*", step_metric="time_s")  # the x-axis of its charts
         return self
 
     def __exit__(

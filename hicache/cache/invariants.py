@@ -6,6 +6,9 @@ transfers name live and locked nodes.
 """
 
 from collections.abc import Iterable
+from typing import NoReturn
+
+import numpy as np
 
 from hicache.cache.node import (
     DEVICE,
@@ -19,7 +22,7 @@ from hicache.cache.node import (
     TIERS,
     Node,
 )
-from hicache.cache.pages import PageIds
+from hicache.cache.pages import NO_PAGES, PageIds
 from hicache.cache.prefetch import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.sequence import Sequence
@@ -98,51 +101,42 @@ def _hold(condition: object, law: int, message: str) -> None:
         raise BrokenLawError(f"law {law}: {message}")
 
 
+def _break(law: int, message: str) -> NoReturn:
+    raise BrokenLawError(f"law {law}: {message}")
+
+
 def _check_node(tree: RadixTree, node: Node, *, strict_host: bool) -> None:
     parent = node.parent
     assert parent is not None
-    page = tree.page_bytes
-    _hold(parent.children.get(node.edge[:page]) is node, 2, f"{node} is not its parent's child")
-    _hold(len(node.edge) == node.num_pages * page, 2, f"{node} has an edge of another length")
-    _hold(node.start == parent.end, 2, f"{node} does not begin where its parent ends")
+    if parent.children.get(node.edge[: tree.page_bytes]) is not node:
+        _break(2, f"{node} is not its parent's child")
+    if len(node.edge) != node.num_pages * tree.page_bytes:
+        _break(2, f"{node} has an edge of another length")
+    if node.start != parent.start + parent.num_pages:
+        _break(2, f"{node} does not begin where its parent ends")
     device, host = node.held
-    _hold(device[FULL] is not None or host[FULL] is not None, 2, f"{node} is held nowhere")
-    if node.digests is not None:
-        _hold(len(node.digests) == node.num_pages, 2, f"{node} has digests of another length")
+    if device[FULL] is None and host[FULL] is None:
+        _break(2, f"{node} is held nowhere")
+    if node.digests is not None and len(node.digests) != node.num_pages:
+        _break(2, f"{node} has digests of another length")
+    for tier in (DEVICE, HOST) if strict_host else (DEVICE,):
+        held = node.held[tier]
+        if held[FULL] is None:
+            if held[SWA] is not None or held[MAMBA] is not None:
+                _break(1, f"{node} holds sidecars without full on the {TIER_NAMES[tier]}")
+        elif not parent.is_root and parent.held[tier][FULL] is None:
+            _break(3, f"{node} is on the {TIER_NAMES[tier]} and its parent {parent} is not")
     for tier in TIERS:
         for kind in tree.kinds:
             page_ids = node.held[tier][kind]
-            if page_ids is None:
-                continue
             wanted = 1 if kind == MAMBA else node.num_pages
-            _hold(len(page_ids) == wanted, 5, f"{node} holds {len(page_ids)} ids, not {wanted}")
-            if kind != FULL and (tier == DEVICE or strict_host):
-                _hold(
-                    node.held[tier][FULL] is not None,
-                    1,
-                    f"{node} holds {KIND_NAMES[kind]} without full on the {TIER_NAMES[tier]}",
-                )
-        if (
-            not parent.is_root
-            and node.held[tier][FULL] is not None
-            and (tier == DEVICE or strict_host)
-        ):
-            _hold(
-                parent.held[tier][FULL] is not None,
-                3,
-                f"{node} is on the {TIER_NAMES[tier]} and its parent {parent} is not",
-            )
-    locks = node.locks[DEVICE]
-    _hold(
-        locks[FULL] >= locks[SWA] and locks[FULL] >= locks[MAMBA],
-        4,
-        f"{node} has a sidecar locked more often than its full pages",
-    )
-    _hold(
-        locks[FULL] <= parent.locks[DEVICE][FULL] or parent.is_root,
-        4,
-        f"{node} is locked more often than its parent",
-    )
+            if page_ids is not None and len(page_ids) != wanted:
+                _break(5, f"{node} holds {len(page_ids)} ids, not {wanted}")
+    full, swa, mamba = node.locks[DEVICE]
+    if full < swa or full < mamba:
+        _break(4, f"{node} has a sidecar locked more often than its full pages")
+    if full > parent.locks[DEVICE][FULL] and not parent.is_root:
+        _break(4, f"{node} is locked more often than its parent")
 
 
 def _check_counts(tree: RadixTree, nodes: list[Node]) -> None:
@@ -220,31 +214,33 @@ def _check_pages(
     sequences: list[Sequence],
     loose_slots: Iterable[PageIds],
 ) -> None:
-    owned: tuple[list[list[int]], list[list[int]]] = ([[], [], []], [[], [], []])
+    owned: tuple[list[list[PageIds]], list[list[PageIds]]] = ([[], [], []], [[], [], []])
     for node in nodes:
         for tier in TIERS:
-            for kind in KINDS:
+            for kind in cache.tree.kinds:
                 page_ids = node.held[tier][kind]
                 if page_ids is not None:
-                    owned[tier][kind] += page_ids.tolist()
+                    owned[tier][kind].append(page_ids)
     device = owned[DEVICE]
     for sequence in sequences:
         first, end = sequence.tree_pages, sequence.num_pages
-        device[FULL] += sequence.full_pages[first:end].tolist()
+        device[FULL].append(sequence.full_pages[first:end])
         if cache.tree.has_swa:
-            device[SWA] += sequence.swa_pages[max(first, sequence.swa_start) : end].tolist()
+            device[SWA].append(sequence.swa_pages[max(first, sequence.swa_start) : end])
         slots = (sequence.working_slot, sequence.boundary_slot, *sequence.states.values())
-        device[MAMBA] += [int(slot[0]) for slot in slots if slot is not None]
-    device[MAMBA] += [int(slot[0]) for slot in loose_slots]
+        device[MAMBA] += [slot for slot in slots if slot is not None]
+    device[MAMBA] += loose_slots
     if prefetcher is not None:
         for prefetch in {*prefetcher.active.values(), *prefetcher.lingering}:
             for kind in KINDS:
-                owned[HOST][kind] += prefetch.staged[kind].tolist()
+                owned[HOST][kind].append(prefetch.staged[kind])
     for tier in TIERS:
         for kind in KINDS:
-            ids = owned[tier][kind]
             name = f"{TIER_NAMES[tier]} {KIND_NAMES[kind]}"
-            _hold(len(ids) == len(set(ids)), 5, f"a page of {name} has two owners")
+            ids = np.concatenate([NO_PAGES, *owned[tier][kind]])
+            if len(ids):
+                owners = np.bincount(ids)  # a negative id raises
+                _hold(int(owners.max()) == 1, 5, f"page {owners.argmax()} of {name} has two owners")
             taken = cache.pools[tier][kind].num_taken
             _hold(taken == len(ids), 5, f"{taken} pages of {name} are out and {len(ids)} owned")
 

@@ -155,6 +155,7 @@ class Prefetcher:
         prefetch.digests = page_digests(
             tree.last_digest(anchor), sequence.tokens[first:end], tree.page_bytes
         )
+        sequence.digests, sequence.digests_start = prefetch.digests, start
         self.occupied_tokens += asked * page
         self.active[request_id] = prefetch
         self.outbox.append(prefetch)
@@ -342,7 +343,7 @@ class Prefetcher:
         if completed and keeps:
             kept_swa, kept_state = (swa, state) if is_whole else (NO_PAGES, NO_PAGES)
             already = self.cache.insert_host(
-                prefetch.anchor, prefetch.sequence.tokens, (full[:completed], kept_swa, kept_state)
+                prefetch.anchor, prefetch.sequence, (full[:completed], kept_swa, kept_state)
             )
             prefetch.published_pages = completed - already
             self.counters["prefetch/discarded_duplicate_pages"] += already

@@ -255,11 +255,11 @@ class PrefixCache:
         self.pools[HOST][kind].free(page_ids)
 
     def insert_host(
-        self, anchor: Node, tokens: bytes, pages: tuple[PageIds, PageIds, PageIds]
+        self, anchor: Node, sequence: Sequence, pages: tuple[PageIds, PageIds, PageIds]
     ) -> int:
         """Publish staged pages below `anchor`; returns how many full pages were there already."""
         actions: list[FreePages] = []
-        self.tree.insert_host(anchor, tokens, pages, actions)
+        self.tree.insert_host(anchor, sequence, pages, actions)
         self._apply(actions)
         return sum(len(action.page_ids) for action in actions if action.kind == FULL)
 

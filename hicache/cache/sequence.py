@@ -11,11 +11,14 @@ class Sequence:
     Page intervals: `[0, tree_pages)` belong to the tree and are locked through `lock`;
     `[tree_pages, num_pages)` are the request's own. Of its window pages it owns
     `[max(swa_start, tree_pages), num_pages)`; those before are freed, or were never its own.
-    `states` are checkpoints it has captured and not published: page boundary → slot.
+    `states` are checkpoints it has captured and not published: page boundary → slot. `digests` are
+    the page digests of `[digests_start, ...)`, as far as storage has asked for them.
     """
 
     __slots__ = (
         "boundary_slot",
+        "digests",
+        "digests_start",
         "full_pages",
         "lock",
         "namespace",
@@ -40,6 +43,15 @@ class Sequence:
         self.working_slot: PageIds | None = None
         self.boundary_slot: PageIds | None = None
         self.states: dict[int, PageIds] = {}
+        self.digests: list[bytes] = []
+        self.digests_start = 0
+
+    def known_digests(self, start: int, end: int) -> list[bytes] | None:
+        """The digests of pages `[start, end)`, if all of them are known."""
+        first = start - self.digests_start
+        if first < 0 or end - self.digests_start > len(self.digests):
+            return None
+        return self.digests[first : end - self.digests_start]
 
     def reserve(self, num_pages: int) -> None:
         """Make the page tables long enough for `num_pages`."""

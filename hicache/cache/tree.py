@@ -5,7 +5,7 @@ needs it returns as `FreePages`. All lengths inside are pages; `MatchResult` spe
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from hicache.cache.actions import FreePages, Plan
@@ -50,6 +50,17 @@ class MatchResult:
     def needs_host_load_back(self) -> bool:
         """Whether using the any-tier boundary takes a copy from the host."""
         return bool(self.host_hit_length or self.swa_host_hit_length or self.mamba_host_hit_length)
+
+    def without_host(self) -> "MatchResult":
+        """What is left of the match when nothing is loaded back."""
+        return replace(
+            self,
+            usable_len=self.device_prefix_len,
+            host_hit_length=0,
+            swa_host_hit_length=0,
+            mamba_host_hit_length=0,
+            best_node=self.device_node,
+        )
 
     @property
     def branch_len(self) -> int | None:
@@ -253,6 +264,7 @@ class RadixTree:
             if child is None:
                 edge = sequence.tokens[start * self.page_bytes : end * self.page_bytes]
                 child = self._grow(node, edge)
+                child.digests = sequence.known_digests(start, end)
                 self._put(child, DEVICE, FULL, sequence.full_pages[start:end].copy())
                 if self.has_swa and sequence.swa_start <= start:
                     self._put(child, DEVICE, SWA, sequence.swa_pages[start:end].copy())
@@ -274,15 +286,15 @@ class RadixTree:
     def insert_host(
         self,
         anchor: Node,
-        tokens: bytes,
+        sequence: Sequence,
         pages: tuple[PageIds, PageIds, PageIds],
         actions: list[FreePages],
     ) -> Node:
-        """Publish host pages read from storage below `anchor`.
+        """Publish host pages of a sequence, read from storage, below `anchor`.
 
         Args:
             anchor: where they continue; on the host itself, or a root.
-            tokens: the request's, from its first token on.
+            sequence: whose tokens they hold.
             pages: by component: full pages of all of it, swa pages of its end, the last state.
             actions: what was on the host already is freed through these.
 
@@ -290,6 +302,7 @@ class RadixTree:
             The node that ends where the pages do.
         """
         full, swa, state = pages
+        tokens = sequence.tokens
         first, end = anchor.end, anchor.end + len(full)
         swa_first = end - len(swa)
         node = anchor
@@ -302,6 +315,7 @@ class RadixTree:
                 if child is None:
                     edge = tokens[start * self.page_bytes : cut * self.page_bytes]
                     child = self._grow(node, edge)
+                    child.digests = sequence.known_digests(start, cut)
                     self._put(child, HOST, FULL, part)
                 elif child.held[HOST][FULL] is None:
                     self._put(child, HOST, FULL, part)
@@ -612,13 +626,24 @@ class RadixTree:
             self._refresh_sidecar(node, tier, MAMBA)
             self.refresh(node)
         above = node
-        while above.parent is not None and above.start >= min(full_start, swa_start):
-            if self.has_swa and above.start >= swa_start:
+        first = min(full_start, swa_start)
+        held, has_swa = self.protected[tier], self.has_swa
+        while above.parent is not None and above.start >= first:
+            locks = above.locks[tier]
+            if has_swa and above.start >= swa_start:
                 self._count_lock(above, tier, SWA, change)
                 self._refresh_sidecar(above, tier, SWA)
             if above.start >= full_start:
-                self._count_lock(above, tier, FULL, change)
-            self.refresh(above)
+                before = locks[FULL]
+                locks[FULL] = after = before + change
+                assert after >= 0, f"{above} is released more often than it was locked"
+                if not before or not after:
+                    page_ids = above.held[tier][FULL]
+                    if page_ids is not None:
+                        held[FULL] += len(page_ids) * change
+                    self.refresh(above)
+            elif tier == HOST:
+                self.refresh(above)
             above = above.parent
 
     def _count_lock(self, node: Node, tier: int, kind: int, change: int) -> None:

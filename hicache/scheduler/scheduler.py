@@ -240,6 +240,12 @@ class Scheduler:
             cache.tree.release(lock)
         if acquired is None:
             return self._or_never(job, Defer("slots"))
+        if acquired.load_back is None and match.needs_host_load_back:
+            # there is more to compute than was judged
+            verdict = self._check(job, match.without_host(), budget)
+            if isinstance(verdict, Defer):
+                cache.abandon(job.sequence)
+                return self._or_never(job, verdict)
         job.cached_len = job.kv_len = acquired.cached_len
         job.saves = self._save_lengths(job, match)
         if acquired.load_back is not None:
@@ -536,8 +542,12 @@ class Scheduler:
     def _commit_decodes(self, jobs: list[Job], num_steps: int, outcome: Outcome) -> None:
         self._ratio.decoded(num_steps)
         still: list[Job] = []
+        page = self._page
         for job in jobs:
-            if not self.cache.extend(job.sequence, job.kv_len + num_steps):
+            length = job.kv_len + num_steps
+            if length <= job.sequence.num_pages * page:
+                continue
+            if not self.cache.extend(job.sequence, length):
                 raise AssertionError("a decode step was planned without pages for it")
         for job in jobs:
             job.kv_len += num_steps

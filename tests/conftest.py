@@ -1,0 +1,78 @@
+import os
+import shutil
+from collections.abc import Callable
+
+import pytest
+
+from hicache.clock import SECOND_NS
+from hicache.metrics import REQUIRED_MEASURES, RequestRecord, Row, Status
+
+HAS_GPU = shutil.which("nvidia-smi") is not None
+
+if not HAS_GPU:
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel module is imported
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what this machine cannot run, and long tests unless `-m` names them."""
+    asked = config.getoption("markexpr")
+    unwanted = {mark for mark in ("soak",) if mark not in asked}
+    if not HAS_GPU:
+        unwanted.add("gpu")
+    left_out = [item for item in items if any(item.get_closest_marker(m) for m in unwanted)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
+
+
+def finished_request(number: int, **changes: object) -> RequestRecord:
+    """A request whose tokens and times add up, unless `changes` spoil them."""
+    arrival_ns = number * SECOND_NS
+    values = {
+        "id": number,
+        "session_id": number // 2,
+        "status": Status.finished,
+        "arrival_ns": arrival_ns,
+        "first_token_ns": arrival_ns + 100 + 20 + 3 + 400,
+        "finish_ns": arrival_ns + 523 + 9 * 50,
+        "prompt_len": 1000,
+        "output_len": 10,
+        "device_hit_len": 400,
+        "host_hit_len": 200,
+        "storage_hit_len": 100,
+        "computed_len": 300,
+        "queue_ns": 100,
+        "storage_wait_ns": 20,
+        "load_back_ns": 3,
+        "prefill_ns": 400,
+    }
+    return RequestRecord(**{**values, **changes})
+
+
+@pytest.fixture
+def make_record() -> Callable[..., RequestRecord]:
+    return finished_request
+
+
+@pytest.fixture
+def measures() -> dict[str, float]:
+    """All that an engine must count, each another number."""
+    return {key: index / 100 for index, key in enumerate(REQUIRED_MEASURES)}
+
+
+@pytest.fixture
+def rows() -> list[Row]:
+    return [
+        Row(
+            time_s=10.0 * (index + 1),
+            device_hit_tokens=100 * index,
+            host_hit_tokens=50,
+            storage_hit_tokens=20,
+            computed_tokens=300,
+            finished_count=2,
+            waiting_count=index,
+            running_count=3,
+            gauges={"pool/full_device_used_share": 0.5},
+        )
+        for index in range(5)
+    ]

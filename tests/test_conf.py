@@ -1,0 +1,124 @@
+from dataclasses import FrozenInstanceError, fields, is_dataclass
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+
+from experiments import schema
+from experiments.complaint import sentence
+from hicache.config import DeadlineFrom, ExperimentConfig, StageAt, SwaBudget, WandbMode
+
+CONF = Path(__file__).parents[1] / "conf"
+OPTIONS = sorted(f"{path.parent.name}={path.stem}" for path in CONF.glob("*/*.yaml"))
+PLAIN_GROUPS = ["parallel", "cache", "prefetch", "scheduler", "executor", "engine", "tracker"]
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    schema.register()
+
+
+def composed(*overrides):
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose("config", overrides=list(overrides))
+
+
+def load(*overrides) -> ExperimentConfig:
+    return schema.to_config(composed(*overrides))
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_every_file_in_conf_composes(option):
+    load(option)
+
+
+@pytest.mark.parametrize("path", sorted((CONF / "experiment").glob("*.yaml")), ids=lambda p: p.stem)
+def test_every_experiment_asks_a_question_and_carries_its_name(path):
+    text = path.read_text()
+    assert "# Question:" in text
+    assert "?" in text
+    assert f"experiment={path.stem}" in text
+    assert load(f"experiment={path.stem}").name == path.stem
+
+
+def test_every_field_of_the_config_is_a_group_in_its_order():
+    groups = [
+        item.name
+        for item in fields(ExperimentConfig)
+        if isinstance(item.type, type) and is_dataclass(item.type)
+    ]
+    listed = [
+        next(iter(entry))
+        for entry in OmegaConf.load(CONF / "config.yaml").defaults
+        if not isinstance(entry, str)
+    ]
+    assert listed[: len(groups)] == groups
+
+
+@pytest.mark.parametrize("group", PLAIN_GROUPS)
+def test_defaults_of_the_command_line_are_those_of_the_dataclass(group):
+    kinds = {item.name: item.type for item in fields(ExperimentConfig)}
+    assert getattr(load(), group) == kinds[group]()
+
+
+def test_config_is_frozen():
+    with pytest.raises(FrozenInstanceError):
+        load().seed = 1
+
+
+def test_compat_sets_its_choices_together():
+    later = load("compat=sglang_0_5_23")
+    assert later.prefetch.stage_at is StageAt.hit
+    assert later.prefetch.deadline_from is DeadlineFrom.first_poll
+    assert later.scheduler.swa_budget is SwaBudget.sglang_0_5_23
+
+
+def test_a_single_knob_beats_the_preset():
+    config = load("prefetch.stage_at=enqueue", "compat=sglang_0_5_23")
+    assert config.prefetch.stage_at is StageAt.enqueue
+    assert config.prefetch.deadline_from is DeadlineFrom.first_poll
+
+
+def test_the_wandb_mode_comes_from_the_environment(monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    assert load().tracker.wandb_mode is WandbMode.disabled
+
+
+def test_the_data_directory_comes_from_the_environment(monkeypatch):
+    monkeypatch.setenv("HICACHE_DATA", "somewhere")
+    assert load().data_dir == "somewhere"
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("cache.pagesize=8", "did you mean cache.page_size?"),
+        ("cache.page_size=many", "cache.page_size=many"),
+        ("prefetch.stop=never", "expected one of [best_effort, wait_complete, timeout]"),
+        ("storage=nope", "wanted one of file, memory, mooncake, none, redis, slab"),
+        ("cache.page_size", "wanted KEY=VALUE"),
+    ],
+)
+def test_a_typo_is_refused_in_one_sentence(override, told):
+    with pytest.raises(HydraException) as caught:
+        composed(override)
+    assert told in sentence(caught.value)
+    assert "\n" not in sentence(caught.value)
+
+
+def test_a_plus_does_not_make_a_new_knob():
+    with pytest.raises(ValueError, match=r"there is no knob cache\.typo"):
+        load("+cache.typo=8")
+
+
+def test_a_bad_value_names_its_knob():
+    with pytest.raises(ValueError, match=r"cache\.page_size must be a power of two, got 24"):
+        load("cache.page_size=24")
+
+
+def test_a_missing_value_names_its_knob():
+    with pytest.raises(ValueError, match=r"no value was given for workload\.kind"):
+        load("workload.kind=???")

@@ -1,0 +1,177 @@
+import csv
+import json
+from statistics import fmean, median
+
+import pytest
+from omegaconf import OmegaConf
+
+from experiments import compare
+from experiments.groups import (
+    Spread,
+    baseline_of,
+    differing_keys,
+    group_runs,
+    load_runs,
+    question_key,
+)
+from experiments.sweep import sum_up
+from experiments.table import number
+from hicache.tracking import write_json
+
+STOPS = ("best_effort", "timeout")
+RATES = (0.5, 8.0)
+SEEDS = (0, 1, 2)
+
+
+def write_run(path, *, stop, rate, seed, ttft, rho=0.5):
+    path.mkdir(parents=True)
+    config = {
+        "name": "stops",
+        "seed": seed,
+        "prefetch": {"stop": stop, "threshold": 256},
+        "storage": {"read_gbps": rate, "root": None},
+    }
+    (path / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(config)))
+    summary = {
+        "cache/token_hit_rate": 0.4,
+        "request/ttft_s_mean": ttft,
+        "request/ttft_s_p95": 2 * ttft,
+        "gpu/seconds_per_request": 0.1,
+        "load/rho_gpu": rho,
+    }
+    write_json(path / "summary.json", summary)
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    """Twelve runs; timeout takes twice as long as best_effort, and rate 8 half as long as 0.5."""
+    job = 0
+    for stop in STOPS:
+        for rate in RATES:
+            for seed in SEEDS:
+                ttft = (1 + seed) * (2 if stop == "timeout" else 1) * (0.5 if rate == 8.0 else 1)
+                write_run(tmp_path / str(job), stop=stop, rate=rate, seed=seed, ttft=ttft)
+                job += 1
+    return tmp_path
+
+
+def groups_of(path):
+    runs = load_runs([path])
+    return group_runs(runs, differing_keys(runs))
+
+
+def test_jobs_come_in_the_order_of_their_numbers(sweep):
+    assert [run.path.name for run in load_runs([sweep])] == [str(job) for job in range(12)]
+
+
+def test_what_was_swept_is_found_without_the_seed(sweep):
+    assert differing_keys(load_runs([sweep])) == ["prefetch.stop", "storage.read_gbps"]
+
+
+def test_a_group_is_one_setting_over_all_seeds(sweep):
+    groups = groups_of(sweep)
+    assert [len(group.runs) for group in groups] == [3, 3, 3, 3]
+    assert groups[3].settings == {"prefetch.stop": "timeout", "storage.read_gbps": 8.0}
+
+
+def test_a_choice_is_the_question_and_not_a_number(sweep):
+    assert question_key(groups_of(sweep)) == "prefetch.stop"
+
+
+def test_the_baseline_differs_in_the_question_alone(sweep):
+    groups = groups_of(sweep)
+    assert baseline_of(groups[3], groups, "prefetch.stop") is groups[1]
+
+
+def test_ratios_pair_seeds(sweep):
+    groups = groups_of(sweep)
+    assert groups[3].ratios(groups[1], "request/ttft_s_mean") == [2.0, 2.0, 2.0]
+
+
+def test_a_spread_is_a_middle_and_a_range():
+    spread = Spread.of([1.0, 2.0, 9.0], median)
+    assert spread.text(number) == "2.00 (1.00–9.00)"
+
+
+def test_a_lone_value_has_no_range():
+    assert Spread.of([2.0], fmean).text(number) == "2.00"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0"), (0.12345, "0.123"), (12.0, "12.0"), (123456.7, "123,457")]
+)
+def test_numbers_have_three_figures(value, text):
+    assert number(value) == text
+
+
+def test_a_directory_without_runs_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no summary\.json"):
+        load_runs([tmp_path])
+
+
+def test_a_sweep_leaves_a_table_a_figure_and_two_files(sweep, capsys):
+    sum_up(sweep, load_runs([sweep]), title="stops")
+    with (sweep / "sweep.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert len(lines) == 12
+    assert lines[11]["prefetch.stop"] == "timeout"
+    assert lines[11]["request/ttft_s_mean"] == "3.0"
+    described = json.loads((sweep / "sweep.json").read_text())
+    assert described[0]["metrics"]["request/ttft_s_mean"] == {"mean": 2.0, "min": 1, "max": 3}
+    assert (sweep / "sweep.png").read_bytes().startswith(b"\x89PNG")
+    assert "2.00 (1.00–3.00)" in capsys.readouterr().out
+
+
+def test_an_overloaded_run_is_marked(tmp_path, capsys):
+    write_run(tmp_path / "0", stop="timeout", rate=1.0, seed=0, ttft=1.0, rho=0.95)
+    write_run(tmp_path / "1", stop="best_effort", rate=1.0, seed=0, ttft=1.0)
+    compare.main([str(tmp_path)])
+    assert "overloaded: no latency claim" in capsys.readouterr().out
+
+
+def test_seeds_that_change_nothing_are_called_out(tmp_path, capsys):
+    for seed in SEEDS:
+        write_run(tmp_path / str(seed), stop="timeout", rate=1.0, seed=seed, ttft=1.0)
+    compare.main([str(tmp_path)])
+    assert "Every seed gave the same run" in capsys.readouterr().out
+
+
+def test_seeds_that_change_something_are_not(sweep, capsys):
+    compare.main([str(sweep)])
+    assert "Every seed" not in capsys.readouterr().out
+
+
+def test_compare_prints_medians_and_the_ratio(sweep, capsys):
+    compare.main([str(sweep / "1"), str(sweep / "7"), "--metric", "request/ttft_s_p95"])
+    printed = capsys.readouterr().out
+    assert "prefetch.stop" in printed
+    assert "storage.read_gbps" not in printed
+    (line,) = [line.split() for line in printed.splitlines() if "timeout" in line]
+    assert line == ["timeout", "1", "8.00", "2.00"]
+
+
+def test_the_mean_of_equal_values_lies_in_their_range():
+    spread = Spread.of([0.1, 0.1, 0.1], lambda values: sum(values) / 3)
+    assert spread.low <= spread.middle <= spread.high
+
+
+def test_compare_as_json_holds_ratio_and_difference(sweep, capsys):
+    compare.main([str(sweep), "--json", "--metric", "request/ttft_s_mean"])
+    rows = json.loads(capsys.readouterr().out)
+    assert rows[0]["metrics"]["request/ttft_s_mean"]["ratio"] == 1
+    assert rows[2]["metrics"]["request/ttft_s_mean"] == {
+        "median": 4,
+        "min": 2,
+        "max": 6,
+        "ratio": 2,
+        "difference": 2,
+    }
+
+
+@pytest.mark.parametrize("arguments", [["nowhere"], [".", "--metric", "no/such_s"]])
+def test_compare_refuses_in_one_sentence(sweep, monkeypatch, capsys, arguments):
+    monkeypatch.chdir(sweep)
+    with pytest.raises(SystemExit) as caught:
+        compare.main(arguments)
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1

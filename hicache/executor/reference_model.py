@@ -13,7 +13,7 @@ Axes: row (token of a page), token (of the pages read), head, dim, state, tap, c
 """
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -107,126 +107,114 @@ class ReferenceModel:
         Returns:
             [end - logits_from, vocabulary].
         """
-        page_size = self.page_size
         first_wanted = end - 1 if logits_from is None else logits_from
-        pages = range(start // page_size, -(-end // page_size))
-        rows = {
-            page: slice(max(start - page * page_size, 0), min(end - page * page_size, page_size))
-            for page in pages
-        }
-        hidden = {page: self._embed(tokens, page, rows[page]) for page in pages}
-        rotation = {page: self._rotation(page) for page in pages}
+        size = self.page_size
+        blocks = [
+            self._block(page, slice(max(start - page * size, 0), min(end - page * size, size)))
+            for page in range(start // size, -(-end // size))
+        ]
+        hidden = [self._embed(tokens, block) for block in blocks]
         for layer, word in enumerate(self.words):
             ready(layer)
-            for page in pages:
-                x = hidden[page]
-                if word in "FS":
-                    y = self._attend(layer, _normed(x), page, rows[page], rotation[page], memory)
-                else:
-                    y = self._scan(layer, _normed(x), rows[page], memory)
-                hidden[page] = self._mlp(layer, x + y)
+            mix = self._attend if word in "FS" else self._scan
+            for number, block in enumerate(blocks):
+                x = hidden[number]
+                x = x + mix(layer, _normed(x), block, memory)
+                hidden[number] = x + self._mlp(layer, _normed(x))
         wanted = [
-            (_normed(hidden[page]) @ self._head)[
-                max(rows[page].start, first_wanted - page * page_size) : rows[page].stop
+            (_normed(x) @ self._head)[
+                max(block.rows.start, first_wanted - block.page * size) : block.rows.stop
             ]
-            for page in pages
-            if (page + 1) * page_size > first_wanted
+            for x, block in zip(hidden, blocks, strict=True)
+            if (block.page + 1) * size > first_wanted
         ]
         return torch.cat(wanted)
 
+    def _block(self, page: int, rows: slice) -> "_Block":
+        first, end = page * self.page_size, (page + 1) * self.page_size
+        position = torch.arange(first, end, device=self.device)
+        angles = (position[:, None].double() * self._frequencies)[:, None]
+        place = torch.arange(end, device=self.device)
+        seen = place <= position[:, None]
+        window = max(first - self.config.window_len + 1, 0) // self.page_size
+        in_window = seen & (place > position[:, None] - self.config.window_len)
+        return _Block(
+            page,
+            rows,
+            (angles.cos().to(self.dtype), angles.sin().to(self.dtype)),
+            {"F": 0, "S": window},
+            {"F": ~seen, "S": ~in_window[:, window * self.page_size :]},
+        )
+
     # -- layers --------------------------------------------------------------------------------
 
-    def _embed(self, tokens: bytes, page: int, rows: slice) -> Tensor:
+    def _embed(self, tokens: bytes, block: "_Block") -> Tensor:
         ids = np.zeros(self.page_size, np.int64)
-        first = page * self.page_size
-        held = np.frombuffer(tokens, "<i4", rows.stop - rows.start, 4 * (first + rows.start))
+        rows = block.rows
+        first = block.page * self.page_size + rows.start
+        held = np.frombuffer(tokens, "<i4", rows.stop - rows.start, 4 * first)
         ids[rows] = held % self.vocab_size
         return self._embedding[torch.from_numpy(ids).to(self.device)]
 
-    def _attend(
-        self,
-        layer: int,
-        x: Tensor,
-        page: int,
-        rows: slice,
-        rotation: tuple[Tensor, Tensor],
-        memory: Memory,
-    ) -> Tensor:
-        config, weights, page_size = self.config, self._layers[layer], self.page_size
-        heads, kv_heads = config.num_query_heads, config.num_kv_heads
+    def _attend(self, layer: int, x: Tensor, block: "_Block", memory: Memory) -> Tensor:
+        config, weights, word = self.config, self._layers[layer], self.words[layer]
+        heads, kv_heads, rows = config.num_query_heads, config.num_kv_heads, block.rows
         projected = rearrange(
             x @ weights["qkv"], "row (head dim) -> row head dim", head=heads + 2 * kv_heads
         )
-        queries, keys, values = torch.split(projected, [heads, kv_heads, kv_heads], dim=1)
-        queries, keys = _rotate(queries, rotation), _rotate(keys, rotation)
-        memory.write_kv(layer, page, rows, keys[rows], values[rows])
-        sees_all = self.words[layer] == "F"
-        first = 0 if sees_all else max(page * page_size - config.window_len + 1, 0) // page_size
-        keys, values = memory.read_kv(layer, first, page + 1)
+        turned = _rotate(projected[:, : heads + kv_heads], block.rotation)
+        queries, keys, values = turned[:, :heads], turned[:, heads:], projected[:, -kv_heads:]
+        memory.write_kv(layer, block.page, rows, keys[rows], values[rows])
+        keys, values = memory.read_kv(layer, block.first[word], block.page + 1)
         # rows of this page that nobody has computed yet: weight 0 times garbage must be 0
-        num_held = (page - first) * page_size + rows.stop
+        num_held = (block.page - block.first[word]) * self.page_size + rows.stop
         keys[num_held:] = values[num_held:] = 0
-        position = torch.arange(page * page_size, (page + 1) * page_size, device=self.device)
-        place = torch.arange(first * page_size, (page + 1) * page_size, device=self.device)
-        seen = place <= position[:, None]
-        if not sees_all:
-            seen &= place > position[:, None] - config.window_len
-        scores = torch.bmm(
-            rearrange(queries, "row head dim -> head row dim"),
-            repeat(keys, "token head dim -> (head copy) dim token", copy=heads // keys.shape[1]),
-        )
-        scores = (scores * config.head_dim**-0.5).masked_fill(~seen, -torch.inf)
-        sinks = repeat(weights["sink"], "head -> head row 1", row=page_size)
+        copies = heads // keys.shape[1]
+        keys = repeat(keys, "token head dim -> (head copy) dim token", copy=copies)
+        values = repeat(values, "token head dim -> (head copy) token dim", copy=copies)
+        queries = rearrange(queries, "row head dim -> head row dim")
+        scores = torch.bmm(queries, keys) * config.head_dim**-0.5
+        scores = scores.masked_fill(block.unseen[word], -torch.inf)
+        sinks = repeat(weights["sink"], "head -> head row 1", row=self.page_size)
         shares = torch.cat([scores, sinks], dim=-1).softmax(-1)[..., :-1]
-        mixed = torch.bmm(
-            shares,
-            repeat(
-                values, "token head dim -> (head copy) token dim", copy=heads // values.shape[1]
-            ),
-        )
+        mixed = torch.bmm(shares, values)
         return rearrange(mixed, "head row dim -> row (head dim)") @ weights["out"]
 
-    def _scan(self, layer: int, x: Tensor, rows: slice, memory: Memory) -> Tensor:
-        config, weights, page_size = self.config, self._layers[layer], self.page_size
-        dim, state_dim = config.recurrent_head_dim, config.recurrent_state_dim
-        taps, state = memory.read_state(layer)
-        num_taps = taps.shape[1]
-        inputs = rearrange(
-            x @ weights["in"], "row (head channel) -> row head channel", head=config.recurrent_heads
+    def _scan(self, layer: int, x: Tensor, block: "_Block", memory: Memory) -> Tensor:
+        config, weights, rows = self.config, self._layers[layer], block.rows
+        heads, dim, state_dim = (
+            config.recurrent_heads,
+            config.recurrent_head_dim,
+            config.recurrent_state_dim,
         )
+        projected = x @ weights["in"]
+        width = heads * (dim + 2 * state_dim)
+        inputs = rearrange(
+            projected[:, :width], "row (head channel) -> row head channel", head=heads
+        )
+        z, gates = projected[:, width : width + heads * dim], projected[:, width + heads * dim :]
+        taps, state = memory.read_state(layer)
         # the page's inputs behind the last ones before it, each in its own row
-        line = inputs.new_zeros(num_taps + page_size, *inputs.shape[1:])
-        line[rows.start : rows.start + num_taps] = rearrange(taps, "head tap ... -> tap head ...")
+        num_taps = taps.shape[1]
+        line = inputs.new_zeros(num_taps + self.page_size, *inputs.shape[1:])
+        line[rows.start : rows.start + num_taps] = taps.transpose(0, 1)
         line[rows.start + num_taps : rows.stop + num_taps] = inputs[rows]
-        mixed = torch.zeros_like(inputs)
-        for tap in range(num_taps + 1):
-            mixed = mixed + line[tap : tap + page_size] * weights["conv"][tap]
+        mixed = line[: self.page_size] * weights["conv"][0]
+        for tap in range(1, num_taps + 1):
+            mixed = mixed + line[tap : tap + self.page_size] * weights["conv"][tap]
         mixed = functional.silu(mixed).to(state.dtype)
         values, keys, queries = torch.split(mixed, [dim, state_dim, state_dim], dim=-1)
-        gates = (x @ weights["gates"]).to(state.dtype)
-        if self.words[layer] == "M":
-            outputs, state = _mamba(weights, gates, values, keys, queries, state, rows)
-        else:
-            outputs, state = _delta(weights, gates, values, keys, queries, state, rows)
-        memory.write_state(
-            layer,
-            rearrange(line[rows.stop : rows.stop + num_taps], "tap head ... -> head tap ..."),
-            state,
-        )
+        scan = _mamba if self.words[layer] == "M" else _delta
+        outputs, state = scan(weights, gates.to(state.dtype), values, keys, queries, state, rows)
+        last = line[rows.stop : rows.stop + num_taps]
+        memory.write_state(layer, last.transpose(0, 1), state)
         outputs = rearrange(_normed(outputs).to(x.dtype), "row head dim -> row (head dim)")
-        return (outputs * functional.silu(x @ weights["z"])) @ weights["out"]
+        return (outputs * functional.silu(z)) @ weights["out"]
 
     def _mlp(self, layer: int, x: Tensor) -> Tensor:
         weights = self._layers[layer]
-        up, gate = (_normed(x) @ weights["up"]).chunk(2, dim=-1)
-        return x + (up * functional.silu(gate)) @ weights["down"]
-
-    def _rotation(self, page: int) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [row, 1, dim / 2] of the angles of a page's tokens."""
-        first = page * self.page_size
-        position = torch.arange(first, first + self.page_size, device=self.device)
-        angles = (position[:, None].double() * self._frequencies)[:, None]
-        return angles.cos().to(self.dtype), angles.sin().to(self.dtype)
+        up, gate = (x @ weights["up"]).chunk(2, dim=-1)
+        return (up * functional.silu(gate)) @ weights["down"]
 
     # -- weights -------------------------------------------------------------------------------
 
@@ -253,9 +241,7 @@ class ReferenceModel:
         # evenly spaced on a logarithmic scale: every layer has heads that remember for long
         decay = torch.logspace(np.log10(SLOWEST), np.log10(FASTEST), heads, dtype=torch.float64)
         return weights | {
-            "in": self._draw(size, heads * channels),
-            "gates": self._draw(size, (1 if word == "M" else 2) * heads),
-            "z": self._draw(size, heads * dim),
+            "in": self._draw(size, heads * (channels + dim + (1 if word == "M" else 2))),
             "conv": self._draw(config.conv_taps, heads, channels),
             "decay": decay.to(self.device, STATE_DTYPES[self.dtype]),
             "skip": self._draw(heads, scale=1.0).to(STATE_DTYPES[self.dtype]),
@@ -263,8 +249,18 @@ class ReferenceModel:
         }
 
 
+class _Block(NamedTuple):
+    """One page of tokens, and what its place says about it."""
+
+    page: int
+    rows: slice  # those to compute
+    rotation: tuple[Tensor, Tensor]  # cosines and sines [row, 1, dim / 2]
+    first: dict[str, int]  # the first page that a layer of this kind reads
+    unseen: dict[str, Tensor]  # [row, token of the pages read]
+
+
 def _normed(x: Tensor) -> Tensor:
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPSILON)
+    return functional.rms_norm(x, x.shape[-1:], eps=EPSILON)
 
 
 def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
@@ -288,12 +284,11 @@ def _mamba(
     delta = functional.softplus(gates)
     decay = torch.exp(-weights["decay"] * delta)[..., None, None]
     added = keys[..., None] * (delta[..., None] * values)[..., None, :]
-    states = torch.zeros_like(added)
+    states = list(torch.zeros_like(added))
     for row in range(rows.start, rows.stop):
-        state = torch.addcmul(added[row], decay[row], state)
-        states[row] = state
-    outputs = (queries[..., None] * states).sum(-2) + weights["skip"][:, None] * values
-    return outputs, state
+        states[row] = state = torch.addcmul(added[row], decay[row], state)
+    outputs = (queries[..., None] * torch.stack(states)).sum(-2)
+    return outputs + weights["skip"][:, None] * values, state
 
 
 def _delta(
@@ -311,13 +306,12 @@ def _delta(
     strength, gate = gates.chunk(2, dim=-1)
     strength = torch.sigmoid(strength)[..., None]
     decay = torch.exp(-weights["decay"] * functional.softplus(gate))[..., None, None]
-    states = torch.zeros(*keys.shape[:-1], values.shape[-1], dtype=state.dtype, device=state.device)
+    states = list(torch.zeros_like(keys * values[..., None, :]))
     for row in range(rows.start, rows.stop):
         state = decay[row] * state
-        answer = (keys[row] * state).sum(-2)
-        state = state + keys[row] * (strength[row] * (values[row] - answer))[:, None]
-        states[row] = state
-    return (queries * states).sum(-2), state
+        error = values[row] - (keys[row] * state).sum(-2)
+        states[row] = state = torch.addcmul(state, keys[row], (strength[row] * error)[:, None])
+    return (queries * torch.stack(states)).sum(-2), state
 
 
 def _refuse_unknown(config: ModelConfig) -> None:

@@ -136,7 +136,8 @@ class WorkloadConfig:
 
     `kind` names the loader or generator. `path` overrides where a trace is looked for. `load`
     keeps the share of sessions that gives this GPU utilisation; `time_scale` stretches arrival
-    times. Generators make `num_sessions` sessions at `session_rate` a second.
+    times; `start_jitter_s` starts each session later by a seeded time below it. Generators make
+    `num_sessions` sessions at `session_rate` a second.
     """
 
     kind: str = MISSING
@@ -145,6 +146,7 @@ class WorkloadConfig:
     load: float | None = None
     time_scale: float = 1.0
     token_stride: int = 1  # keep every n-th token id: the same tree of prefixes, n times smaller
+    start_jitter_s: float = 0.0
     tokens: TraceTokens = TraceTokens.reconstructed
     arrivals: Arrivals = Arrivals.causal
     concurrency: int = 32  # sessions at once, for traces whose sessions have no start time
@@ -162,6 +164,7 @@ class WorkloadConfig:
         if self.time_scale <= 0:
             raise ValueError(f"workload.time_scale must be positive, got {self.time_scale}")
         _at_least("workload.token_stride", self.token_stride, 1)
+        _at_least("workload.start_jitter_s", self.start_jitter_s, 0)
         _at_least("workload.concurrency", self.concurrency, 1)
         _at_least("workload.num_sessions", self.num_sessions, 1)
         if self.session_rate <= 0:

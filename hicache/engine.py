@@ -44,7 +44,7 @@ class Engine:
         self.busy_ns = 0
         self.num_steps = 0
         self._check = check
-        self._arrived: list[Request] = []
+        self._arrived: list[tuple[int, Request]] = []  # (when, what)
         self._delivered: list[Work | Prefetch] = []
         self._batch: Batch | None = None  # under way, or held by a fence
         self._ends_ns: NDArray[np.int64] | None = None  # of its steps, once it is under way
@@ -54,7 +54,7 @@ class Engine:
 
     def submit(self, request: Request, now_ns: int) -> None:
         """A request has come; it is looked at when the step at hand ends."""
-        self._arrived.append(request)
+        self._arrived.append((now_ns, request))
         self.interrupt(now_ns)
 
     def deliver(self, done: Work | Prefetch, now_ns: int) -> None:
@@ -146,8 +146,8 @@ class Engine:
             else:
                 self.prefetcher.on_queried(done)
         arrived, self._arrived = self._arrived, []
-        for request in arrived:
-            self.scheduler.submit(request, now_ns)
+        for arrived_ns, request in arrived:
+            self.scheduler.submit(request, now_ns, arrived_ns=arrived_ns)
 
     def _hand_out(self, now_ns: int) -> None:
         outbox, self.cache.outbox = self.cache.outbox, []
@@ -217,10 +217,8 @@ def serve(
     numbers = count()
     arrivals = [(time_ns, next(numbers), request) for time_ns, request in releases]
     heapq.heapify(arrivals)
-    touched = set(range(len(engines)))
+    wakes: list[int | None] = [None] * len(engines)
     while True:
-        now = clock.now()
-        wakes = [engine.next_wake_ns(now) for engine in engines]
         moments = [moment for moment in (*wakes, io.next_event_ns()) if moment is not None]
         if arrivals:
             moments.append(arrivals[0][0])
@@ -243,6 +241,7 @@ def serve(
             end = engine.step_end_ns
             if end is not None and end > now:
                 engine.interrupt(now)
+                wakes[number] = engine.next_wake_ns(now)
                 continue
             outcome = engine.wake(now)
             released: list[tuple[int, Request]] = []
@@ -252,6 +251,7 @@ def serve(
                 released += observer.rejected(job, reason, number, now)
             for time_ns, request in released:
                 heapq.heappush(arrivals, (max(time_ns, now), next(numbers), request))
+            wakes[number] = engine.next_wake_ns(now)
     stuck = [engine for engine in engines if not engine.is_idle]
     if stuck:
         raise RuntimeError(

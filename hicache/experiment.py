@@ -1,5 +1,6 @@
 """Builds all that a config names, runs it, and returns what came of it."""
 
+import gc
 import importlib
 import time
 from collections import Counter
@@ -18,7 +19,7 @@ from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree import RadixTree
 from hicache.capacity import Capacity, capacities, make_pools, page_bytes
 from hicache.clock import SECOND_NS, Clock, SimulatedClock
-from hicache.config import ExperimentConfig, WritePolicy
+from hicache.config import ExperimentConfig, StartState, WritePolicy
 from hicache.engine import Engine, Io, serve
 from hicache.executor.base import Executor
 from hicache.executor.cost import CostModel
@@ -32,14 +33,20 @@ from hicache.routing import ROUTERS
 from hicache.scheduler.scheduler import Scheduler
 from hicache.storage.base import KEY_BYTES, Storage
 from hicache.storage.build import open_storage
+from hicache.warm import warm_storage
 from hicache.workload.arrivals import Feeder
 from hicache.workload.build import Workload, load_workload, sample_sessions
 
 OFFERED_BATCH = 32  # answers decoded together, where an isolated request's decode cost is needed
 
 
-def run(config: ExperimentConfig, *, progress: Callable[[Progress], None] | None = None) -> Result:
-    """One run of `config`.
+def run(
+    config: ExperimentConfig,
+    *,
+    workload: Workload | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> Result:
+    """One run of `config`, of `workload` in place of the one it names if one is given.
 
     Raises:
         ValueError: a value that cannot be used, named.
@@ -49,7 +56,8 @@ def run(config: ExperimentConfig, *, progress: Callable[[Progress], None] | None
     notes: list[str] = []
     tp = config.parallel.tp or config.model.default_tp
     cost = CostModel(config.model, config.hardware, tp=tp)
-    workload = _workload(config, cost, notes)
+    if workload is None:
+        workload = _workload(config, cost, notes)
     sizes = page_bytes(config.model, config.cache.page_size, tp)
     device, host = capacities(config.cache, config.model, sizes, cost.free_device_bytes)
     notes += _describe(config, device, host, sizes, tp)
@@ -58,6 +66,20 @@ def run(config: ExperimentConfig, *, progress: Callable[[Progress], None] | None
         _engine(config, cost=cost, runtime=runtime, sizes=sizes, device=device, host=host)
         for _ in range(config.parallel.replicas)
     ]
+    if config.workload.start is StartState.warm_storage:
+        if not isinstance(runtime, SimulatedRuntime) or runtime.storage is None:
+            raise ValueError(
+                "workload.start=warm_storage needs a storage and executor=simulated, got "
+                f"storage.kind={config.storage.kind} and executor.kind={config.executor.kind}"
+            )
+        tree = engines[0].cache.tree
+        warm_storage(
+            runtime.storage,
+            workload.requests,
+            page_size=tree.page_size,
+            window_pages=tree.window_pages,
+            has_states=tree.has_states,
+        )
     feeder = Feeder(
         workload.requests, config.workload.arrivals, concurrency=config.workload.concurrency
     )
@@ -75,6 +97,8 @@ def run(config: ExperimentConfig, *, progress: Callable[[Progress], None] | None
         raise ValueError(
             f"parallel.router must be one of {', '.join(ROUTERS)}, got {config.parallel.router!r}"
         )
+    collects = gc.isenabled()
+    gc.disable()  # the loop leaves no cycles behind, and looking for them took a tenth of its time
     try:
         serve(
             engines,
@@ -85,6 +109,8 @@ def run(config: ExperimentConfig, *, progress: Callable[[Progress], None] | None
             observer=recorder,
         )
     finally:
+        if collects:
+            gc.enable()
         runtime.close()
     recorder.close()
     for engine in engines:
@@ -160,10 +186,10 @@ class SimulatedRuntime:
         self._cost = cost
         self._sizes = sizes
         self._rates = _copy_rates(config, tp)
-        self._storage = _open_storage(config, sizes)
-        self.has_storage = self._storage is not None
+        self.storage = _open_storage(config, sizes)
+        self.has_storage = self.storage is not None
         replicas = config.parallel.replicas
-        self.io = SimulatedIo(config.storage, self._storage, [self._rates] * replicas)
+        self.io = SimulatedIo(config.storage, self.storage, [self._rates] * replicas)
         self.counters = self.io.counters
         self._numbers = count()
 
@@ -181,8 +207,8 @@ class SimulatedRuntime:
 
     def close(self) -> None:
         """Close storage."""
-        if self._storage is not None:
-            self._storage.close()
+        if self.storage is not None:
+            self.storage.close()
 
     def report(self) -> tuple[list[str], dict[str, float]]:
         """Nothing to add."""
@@ -203,7 +229,7 @@ def _runtime(
     if config.executor.kind == "torch":
         from hicache.executor.torch_runtime import TorchRuntime  # a simulated run has no torch
 
-        return TorchRuntime(config, device=device, host=host, tp=tp)
+        return TorchRuntime(config, device_counts=device.counts, host_counts=host.counts, tp=tp)
     raise ValueError(f"executor.kind must be simulated or torch, got {config.executor.kind!r}")
 
 

@@ -20,7 +20,12 @@ FLOORS = [
     ["hicache.cache"],
     ["hicache.scheduler", "hicache.executor"],
     ["hicache.engine"],
-    ["hicache.capacity", "hicache.recorder", "hicache.routing"],  # pieces of hicache.experiment
+    [
+        "hicache.capacity",
+        "hicache.recorder",
+        "hicache.routing",
+        "hicache.warm",
+    ],  # pieces of hicache.experiment
     ["hicache.experiment"],
     ["experiments"],
 ]

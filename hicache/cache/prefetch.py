@@ -51,6 +51,7 @@ class Prefetch:
     completed_pages: int = 0
     sidecars_read: bool = False
     sidecars_found: bool = False
+    is_reading: bool = False  # a reader has been given the staged pages
     is_read: bool = False  # the reader has let go
     is_terminated: bool = False
     is_settled: bool = False  # its pages have been published or given back
@@ -182,6 +183,7 @@ class Prefetcher:
             if not self._stage(prefetch):
                 self._revoke(prefetch, "no_room")
                 return
+        prefetch.is_reading = True
         self.reads.append(prefetch)
 
     def can_terminate_prefetch(self, prefetch: Prefetch, now_ns: int) -> bool:
@@ -213,6 +215,13 @@ class Prefetcher:
             # not asked about yet: the clock has not started
             start = prefetch.first_poll_ns if prefetch.first_poll_ns is not None else 1 << 62
         return start + limit
+
+    def is_blocking(self, request_id: int, now_ns: int) -> bool:
+        """Whether the request would be told to wait; changes nothing."""
+        prefetch = self.active.get(request_id)
+        if prefetch is None or prefetch.is_settled:
+            return False
+        return not self.can_terminate_prefetch(prefetch, now_ns)
 
     def next_deadline_ns(self, now_ns: int) -> int | None:
         """The next moment at which a prefetch will have waited for too long."""
@@ -325,7 +334,7 @@ class Prefetcher:
     def _terminate(self, prefetch: Prefetch) -> None:
         prefetch.is_terminated = True
         self.counters["prefetch/terminated_count"] += 1
-        if prefetch.restorable is None or not prefetch.is_staged:
+        if not prefetch.is_reading:
             self._revoke(prefetch, "terminated")
             return
         self._publish(prefetch)
@@ -367,8 +376,7 @@ class Prefetcher:
         self.occupied_tokens -= prefetch.asked_pages * self._page
 
     def _discard(self, prefetch: Prefetch, reason: str) -> None:
-        is_reading = prefetch.restorable is not None and prefetch.is_staged and not prefetch.is_read
-        if is_reading:
+        if prefetch.is_reading and not prefetch.is_read:
             self.lingering.add(prefetch)
         else:
             self._discard_staged(prefetch, reason)

@@ -462,7 +462,11 @@ class PrefixCache:
     ) -> list[HostLock]:
         tree = self.tree
         locks = [tree.lock_host(node, full_start, swa_start=swa_start)]
-        locks += [tree.lock_host(each, each.end, with_state=True) for each in state_nodes]
+        # evicting a node's window would take its state along, so the state's lock holds both
+        locks += [
+            tree.lock_host(each, each.end, swa_start=each.start, with_state=True)
+            for each in state_nodes
+        ]
         return locks
 
     def _write_to_storage(self, back_up: BackUp) -> None:

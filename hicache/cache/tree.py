@@ -404,12 +404,14 @@ class RadixTree:
             self._drop(node, DEVICE, other, actions)
 
     def may_leave_device(self, node: Node) -> bool:
-        """Whether a victim can go: it has a host copy, or nothing below it is locked on the host.
+        """Whether a victim can go: it has a host copy, or nothing it takes along is locked there.
 
-        Only under write_back can a node without one have descendants on the host.
+        Only under write_back can a node without one have a sidecar or descendants on the host.
         """
         if node.held[HOST][FULL] is not None or node not in self.leaves[DEVICE]:
             return True
+        if any(node.locks[HOST]):
+            return False
         stack = list(node.children.values())
         while stack:
             below = stack.pop()

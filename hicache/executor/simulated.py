@@ -23,7 +23,8 @@ from hicache.scheduler.scheduler import Batch
 from hicache.storage.base import Storage
 
 Delivery = tuple[int, Work | Prefetch]  # (engine, what is done)
-Wait = tuple[int, int, tuple[str, ...]]  # (latency in ns, bytes, links they cross)
+Wait = tuple[int, int, tuple[str, ...]]  # (latency in ns, then bytes, links they cross)
+Errand = Generator[Wait, None, None]
 STORAGE_LINKS = ("storage_read", "storage_write", "storage")
 NO_STORAGE_LIMIT = 1e15  # bytes a second: a link that never binds
 
@@ -31,7 +32,7 @@ NO_STORAGE_LIMIT = 1e15  # bytes a second: a link that never binds
 class SimulatedIo:
     """Links, storage and storage workers under one event queue.
 
-    Each piece of work is a generator that yields what it waits for. Work for storage queues for a
+    Each errand is a generator that yields what it waits for. Work for storage queues for a
     worker and is not pre-empted.
     """
 
@@ -52,12 +53,12 @@ class SimulatedIo:
         self.config = config
         self.counters: Counter[str] = Counter()
         self._numbers = count()
-        self._timers: list[tuple[int, int, Generator[Wait, None, None]]] = []
-        self._flows: dict[int, Generator[Wait, None, None]] = {}
+        self._timers: list[tuple[int, int, int, tuple[str, ...], Errand]] = []
+        self._flows: dict[int, Errand] = {}
         self._now = 0
         self._done: list[Delivery] = []
         self._workers = {"read": config.read_workers, "write": config.write_workers}
-        self._queues: dict[str, deque[Generator[Wait, None, None]]] = {
+        self._queues: dict[str, deque[Errand]] = {
             "read": deque(),
             "write": deque(),
         }
@@ -81,23 +82,27 @@ class SimulatedIo:
             for _, flow_id in self.links.finish_until(event):
                 self._go_on(self._flows.pop(flow_id))
             while self._timers and self._timers[0][0] <= event:
-                self._go_on(heapq.heappop(self._timers)[2])
+                _, _, num_bytes, links, work = heapq.heappop(self._timers)
+                if num_bytes:
+                    self._flow(num_bytes, links, work)
+                else:
+                    self._go_on(work)
         self._now = now_ns
         done, self._done = self._done, []
         return done
 
-    def begin(self, work: Generator[Wait, None, None], now_ns: int) -> None:
+    def begin(self, work: Errand, now_ns: int) -> None:
         """Start something that waits for nobody."""
         self._now = now_ns
         self._go_on(work)
 
-    def enqueue(self, worker: str, work: Generator[Wait, None, None], now_ns: int) -> None:
+    def enqueue(self, worker: str, work: Errand, now_ns: int) -> None:
         """Start something as soon as a storage worker ("read" or "write") is free."""
         self._now = now_ns
         self._queues[worker].append(work)
         self._dispatch(worker)
 
-    def copy(self, engine: int, work: BackUp | LoadBack) -> Generator[Wait, None, None]:
+    def copy(self, engine: int, work: BackUp | LoadBack) -> Errand:
         """A copy between device and host."""
         direction = "to_host" if isinstance(work, BackUp) else "to_device"
         is_fence = isinstance(work, BackUp) and work.is_fence
@@ -108,7 +113,7 @@ class SimulatedIo:
         self.fences[engine] -= is_fence
         self._done.append((engine, work))
 
-    def query(self, engine: int, prefetch: Prefetch) -> Generator[Wait, None, None]:
+    def query(self, engine: int, prefetch: Prefetch) -> Errand:
         """One round trip to storage."""
         yield to_ns(self.config.query_s), 0, ()
         if not prefetch.is_settled:
@@ -117,9 +122,7 @@ class SimulatedIo:
         self.counters["storage/query_count"] += 1
         self._done.append((engine, prefetch))
 
-    def read(
-        self, engine: int, prefetch: Prefetch, page_bytes: tuple[int, int, int]
-    ) -> Generator[Wait, None, None]:
+    def read(self, engine: int, prefetch: Prefetch, page_bytes: tuple[int, int, int]) -> Errand:
         """Pages in batches, then the window and the state if all pages came."""
         links = ("storage_read", "storage", f"host_memory{engine}")
         batch = self.config.batch_pages
@@ -154,9 +157,7 @@ class SimulatedIo:
         prefetch.is_read = True
         self._done.append((engine, prefetch))
 
-    def write(
-        self, engine: int, work: StorageWrite, page_bytes: tuple[int, int, int]
-    ) -> Generator[Wait, None, None]:
+    def write(self, engine: int, work: StorageWrite, page_bytes: tuple[int, int, int]) -> Errand:
         """Pages in batches, skipping those that storage has; each batch is visible when written."""
         links = ("storage_write", "storage", f"host_memory{engine}")
         assert self.storage is not None
@@ -199,24 +200,26 @@ class SimulatedIo:
             self._workers[worker] -= 1
             self._go_on(self._occupy(worker, queue.popleft()))
 
-    def _occupy(
-        self, worker: str, work: Generator[Wait, None, None]
-    ) -> Generator[Wait, None, None]:
+    def _occupy(self, worker: str, work: Errand) -> Errand:
         yield from work
         self._workers[worker] += 1
         self._dispatch(worker)
 
-    def _go_on(self, work: Generator[Wait, None, None]) -> None:
+    def _go_on(self, work: Errand) -> None:
         for latency_ns, num_bytes, links in work:
-            if num_bytes:
-                number = next(self._numbers)
-                self._flows[number] = work
-                self.links.start(number, num_bytes, links, self._now, latency_ns=latency_ns)
-                return
             if latency_ns:
-                event = (self._now + latency_ns, next(self._numbers), work)
+                # waited for here: a flow that has not begun would make every end uncertain
+                event = (self._now + latency_ns, next(self._numbers), num_bytes, links, work)
                 heapq.heappush(self._timers, event)
                 return
+            if num_bytes:
+                self._flow(num_bytes, links, work)
+                return
+
+    def _flow(self, num_bytes: int, links: tuple[str, ...], work: Errand) -> None:
+        number = next(self._numbers)
+        self._flows[number] = work
+        self.links.start(number, num_bytes, links, self._now)
 
 
 class SimulatedExecutor:

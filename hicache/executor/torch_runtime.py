@@ -9,13 +9,12 @@ import torch
 
 from hicache.cache.keys import COMPONENT_TAGS
 from hicache.cache.prefix_cache import PrefixCache
-from hicache.capacity import Capacity
 from hicache.config import ExperimentConfig
 from hicache.executor.reference_model import ReferenceModel
 from hicache.executor.torch_io import TorchExecutor, TorchIo
 from hicache.executor.torch_lanes import StreamLane, ThreadLane
 from hicache.executor.torch_plane import DataPlane, Lanes
-from hicache.executor.torch_pools import TorchPools
+from hicache.executor.torch_pools import Counts, TorchPools
 from hicache.executor.torch_verify import Verifier
 from hicache.storage.base import Storage
 from hicache.storage.build import open_storage
@@ -31,9 +30,11 @@ class TorchRuntime:
         ValueError: the model or the machine cannot do what the configuration asks for.
     """
 
-    def __init__(self, config: ExperimentConfig, *, device: Capacity, host: Capacity, tp: int):
+    def __init__(
+        self, config: ExperimentConfig, *, device_counts: Counts, host_counts: Counts, tp: int
+    ):
         self._config = config
-        self._device_counts, self._host_counts = device.counts, host.counts
+        self._device_counts, self._host_counts = device_counts, host_counts
         self._tp = tp
         self._device = _device(config.executor.device)
         if self._device.type == "cpu":

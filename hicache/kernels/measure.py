@@ -88,6 +88,8 @@ class Bench:
         num_layers: int,
         repeats: int,
     ):
+        if host_bytes > device_bytes:
+            raise ValueError(f"at most {device_bytes} bytes a host pool, got {host_bytes}")
         self.device = device
         self.num_layers = num_layers
         self.repeats = repeats

@@ -26,7 +26,7 @@ from hicache.scheduler.budget import (
 )
 from hicache.scheduler.job import Job
 
-MAX_JUMP = 128  # decode steps planned at once
+MAX_JUMP = 64  # decode steps planned at once; most jumps are cut at about 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +102,15 @@ class Scheduler:
 
     # -- coming and going ----------------------------------------------------------------------
 
-    def submit(self, request: Request, now_ns: int) -> Job:
-        """Queue a request, and start its prefetch. One that can never run is rejected."""
+    def submit(self, request: Request, now_ns: int, *, arrived_ns: int | None = None) -> Job:
+        """Queue a request, and start its prefetch. One that can never run is rejected.
+
+        `arrived_ns`: when it came, if it has waited for the end of a step since.
+        """
         self._num_submitted += 1
         tokens = request.prompt.to_bytes() + request.output.to_bytes()
-        job = Job(request, tokens, self._num_submitted, now_ns)
+        came_ns = now_ns if arrived_ns is None else arrived_ns
+        job = Job(request, tokens, self._num_submitted, came_ns)
         reason = self._never_fits(request)
         if reason is not None:
             self._ended.rejected.append((job, reason))
@@ -165,14 +169,13 @@ class Scheduler:
     def plan(self, now_ns: int) -> Batch | None:
         """The next step, or None if nothing can run now."""
         batch = Batch()
-        budget = StepBudget(
-            chunk_tokens=self.config.chunk_tokens, reserved_tokens=self._reserved_tokens()
-        )
-        can_admit = True
-        if self.partial is not None:
-            can_admit = self._continue_partial(self.partial, batch, budget)
-        if can_admit and self.waiting:
-            self._scan(batch, budget, now_ns)
+        self._end_waits(now_ns)
+        if self.partial is not None or self.waiting:
+            budget = StepBudget(
+                chunk_tokens=self.config.chunk_tokens, reserved_tokens=self._reserved_tokens()
+            )
+            if self.partial is None or self._continue_partial(self.partial, batch, budget):
+                self._scan(batch, budget, now_ns)
         if self.running and (not batch.extends or self.config.batching is Batching.mixed):
             self._plan_decodes(batch)
         if not batch.extends and not batch.decodes:
@@ -218,13 +221,20 @@ class Scheduler:
 
     def _prefetch_lets_go(self, job: Job, now_ns: int) -> bool:
         if self.prefetcher is None or self.prefetcher.check(job.request.id, now_ns):
-            if job.blocked_since_ns is not None:
-                job.storage_wait_ns += now_ns - job.blocked_since_ns
-                job.blocked_since_ns = None
             return True
         if job.blocked_since_ns is None:
             job.blocked_since_ns = now_ns
         return False
+
+    def _end_waits(self, now_ns: int) -> None:
+        # also of those that the scan will not reach: what they wait for now is not storage
+        if self.prefetcher is None:
+            return
+        for _, job in self.waiting:
+            since = job.blocked_since_ns
+            if since is not None and not self.prefetcher.is_blocking(job.request.id, now_ns):
+                job.storage_wait_ns += now_ns - since
+                job.blocked_since_ns = None
 
     def _admit(self, job: Job, batch: Batch, budget: StepBudget, now_ns: int) -> Defer | None:
         cache = self.cache
@@ -546,24 +556,23 @@ class Scheduler:
 
     def _commit_decodes(self, jobs: list[Job], num_steps: int, outcome: Outcome) -> None:
         self._ratio.decoded(num_steps)
-        still: list[Job] = []
-        page = self._page
+        cache, page = self.cache, self._page
+        has_window = cache.tree.has_swa
+        finished = False
         for job in jobs:
-            length = job.kv_len + num_steps
-            if length <= job.sequence.num_pages * page:
-                continue
-            if not self.cache.extend(job.sequence, length):
-                raise AssertionError("a decode step was planned without pages for it")
-        for job in jobs:
-            job.kv_len += num_steps
+            job.kv_len = length = job.kv_len + num_steps
             job.decoded += num_steps
             job.num_steps += num_steps
-            if job.is_finished:
-                self._finish(job, outcome)
-            else:
-                self.cache.leave_window(job.sequence, job.kv_len)
-                still.append(job)
-        self.running = still
+            finished |= job.is_finished
+            if length > job.sequence.num_pages * page and not cache.extend(job.sequence, length):
+                raise AssertionError("a decode step was planned without pages for it")
+            if has_window:
+                cache.leave_window(job.sequence, length)
+        if finished:
+            self.running = [job for job in jobs if not job.is_finished]
+            for job in jobs:
+                if job.is_finished:
+                    self._finish(job, outcome)
 
     def _take_decode_pages(self, jobs: list[Job], num_steps: int) -> None:
         for job in jobs:

@@ -30,8 +30,8 @@ class DeadlineThreads:
         for _ in range(num_threads):
             Thread(target=self._work, name="storage-deadline", daemon=True).start()
 
-    def call(self, function: Callable[[], Result]) -> Result:
-        """What the function returns or raises.
+    def call(self, function: Callable[[], Result], *, deadline_s: float | None = None) -> Result:
+        """What the function returns or raises, within `deadline_s` if it is not the usual.
 
         Raises:
             StorageError: It took too long.
@@ -41,16 +41,17 @@ class DeadlineThreads:
                 raise StorageError(
                     f"all {self._num_threads} threads wait for calls that were given up"
                 )
+        deadline_s = self._deadline_s if deadline_s is None else deadline_s
         future: Future[Result] = Future()
         self._calls.put(lambda: _run(function, future))
         try:
-            return future.result(self._deadline_s)
+            return future.result(deadline_s)
         except TimeoutError:
             if future.done() and not future.cancelled():
                 return future.result()  # the function's own, or it was just in time
             if not future.cancel():
                 self._give_up(future)
-            raise StorageError(f"no answer within {self._deadline_s:g} s") from None
+            raise StorageError(f"no answer within {deadline_s:g} s") from None
 
     def close(self) -> None:
         """Let the threads end, each after its call."""

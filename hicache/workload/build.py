@@ -80,7 +80,29 @@ def load_workload(config: WorkloadConfig, *, data_dir: str | None, seed: int) ->
             replace(request, arrival_ns=round(request.arrival_ns * config.time_scale))
             for request in requests
         ]
+    if config.start_jitter_s:
+        requests = jitter_starts(requests, config.start_jitter_s, seed)
     return _workload(kind, requests, has_start_times=kind != WEKA_AGENTIC.kind)
+
+
+def jitter_starts(requests: Sequence[Request], jitter_s: float, seed: int) -> list[Request]:
+    """Each session, sub-agents and all, later by a time drawn from `[0, jitter_s)`; ids anew.
+
+    Mooncake's clock ticks every 3 s, so that a dozen requests seem to come at one moment; this
+    spreads them, and gives equal workloads of different seeds.
+    """
+    generator = np.random.default_rng(seed)
+    shift_of: dict[int, int] = {}
+    shifted: list[Request] = []
+    for request in requests:
+        if request.parent_id is None:
+            shift = int(generator.integers(0, round(jitter_s * SECOND_NS)))
+        else:
+            shift = shift_of[request.parent_id]
+        shift_of[request.id] = shift
+        shifted.append(replace(request, arrival_ns=request.arrival_ns + shift))
+    shifted.sort(key=lambda request: (request.arrival_ns, request.id))
+    return _renumbered(shifted)
 
 
 def sample_sessions(workload: Workload, share: float, seed: int) -> Workload:

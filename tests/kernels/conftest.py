@@ -9,6 +9,8 @@ from torch import Tensor
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel module is imported
+# copies do no floating-point arithmetic; triton 3.9 warns until this is chosen
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 POISON = 0xA5
 

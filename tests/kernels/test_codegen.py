@@ -13,11 +13,14 @@ import pytest
 
 from hicache.kernels import codegen
 
-# compiles the copy kernel once for each `tl.multiple_of` in it, with that one deleted
-WITHOUT_A_PROMISE = """
+# compiles the copy kernel once for each `tl.multiple_of` in it, with that one deleted; then as it
+# is, for launches whose arguments differ in every way that serving makes them differ
+VARIANTS = """
 import ast, dataclasses, importlib.util, inspect, json, sys
 from pathlib import Path
-from hicache.kernels import codegen, copy
+import torch
+from triton import language as tl
+from hicache.kernels import codegen, copy, peers
 
 class Delete(ast.NodeTransformer):
     def __init__(self, wanted):
@@ -44,7 +47,21 @@ while True:
     report = codegen.compile_case(dataclasses.replace(case, kernel=module._copy_kernel))
     violations[wanted] = report.violations(case.limits)
     wanted += 1
-print(json.dumps(violations))
+
+pieces, ids = torch.zeros(64, 6, dtype=torch.int64), torch.zeros(64, dtype=torch.int32)
+compiled = set()
+for num_items, num_tiles in ((1, 1), (16, 16), (17, 1), (64, 1 << 20)):
+    for start in (0, 1):
+        arguments = (pieces, ids[start:], ids[start:], None, None, num_items, num_tiles)
+        kernel = copy._copy_kernel.warmup(*arguments, grid=(8,), ITEMS=1, WORDS=4096, num_warps=8)
+        compiled.add(kernel.hash)
+peer = peers._pointer_copy_kernel.warmup(
+    pieces, pieces, 64, 256, WORD=tl.int16, BLOCK=8192, grid=(8,), num_warps=8
+)
+two_byte_stores = peer.asm["ptx"].count("st.global.b16")
+print(json.dumps({
+    "violations": violations, "compiled": len(compiled), "two_byte_stores": two_byte_stores
+}))
 """
 NUM_PROMISES = 5  # source and target address, source and target offset, number of words
 
@@ -68,9 +85,13 @@ def reports():
 
 
 @pytest.fixture(scope="module")
-def without_a_promise(tmp_path_factory):
-    folder = str(tmp_path_factory.mktemp("patched"))
-    return in_a_process_that_compiles("-c", WITHOUT_A_PROMISE, folder)
+def variants(tmp_path_factory):
+    return in_a_process_that_compiles("-c", VARIANTS, str(tmp_path_factory.mktemp("patched")))
+
+
+@pytest.fixture
+def without_a_promise(variants):
+    return variants["violations"]
 
 
 def test_every_kernel_keeps_its_limits(reports):
@@ -101,6 +122,14 @@ def test_deleting_an_alignment_promise_breaks_a_limit(promise, without_a_promise
 
 def test_no_promise_goes_untested(without_a_promise):
     assert len(without_a_promise) == 1 + NUM_PROMISES
+
+
+def test_no_launch_compiles_a_second_variant(variants):
+    assert variants["compiled"] == 1
+
+
+def test_the_two_byte_peer_moves_two_bytes_at_a_time(variants):
+    assert variants["two_byte_stores"] > 0
 
 
 def test_a_disassembly_is_counted():

@@ -1,71 +1,14 @@
-"""One way to open each engine, so that one suite tests them all."""
+"""Opened engines and running servers."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from storage_pages import PAGE_BYTES
+from storage_engines import ENGINES, Engine, Open
+from storage_servers import MooncakeCluster, RedisServer
 
 from hicache.storage.base import Storage
-from hicache.storage.file import FileStorage
-from hicache.storage.memory import MemoryStorage
-from hicache.storage.slab import Eviction, SlabStorage
-
-Open = Callable[..., Storage]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Engine:
-    """How to open one, and which parts of the suite apply."""
-
-    open: Callable[[Path, str, int | None], Storage]
-    kind: str
-    durable: bool = True  # pages outlive the engine, and other processes see them
-    bounded: bool = True  # it keeps a capacity itself
-
-
-ENGINES = {
-    "memory": Engine(
-        kind="memory",
-        open=lambda root, namespace, capacity: MemoryStorage(capacity_bytes=capacity),
-        durable=False,
-    ),
-    "slab": Engine(
-        kind="slab",
-        open=lambda root, namespace, capacity: SlabStorage(
-            root, namespace=namespace, capacity_bytes=capacity
-        ),
-    ),
-    "slab-fifo-direct": Engine(
-        kind="slab",
-        open=lambda root, namespace, capacity: SlabStorage(
-            root,
-            namespace=namespace,
-            capacity_bytes=capacity,
-            page_bytes={0: PAGE_BYTES},
-            eviction=Eviction.fifo,
-            direct=True,
-            num_threads=1,
-        ),
-    ),
-    "file": Engine(
-        kind="file",
-        open=lambda root, namespace, capacity: FileStorage(
-            root, namespace=namespace, capacity_bytes=capacity
-        ),
-    ),
-}
-
-
-# the engines that a part of the suite applies to, instead of skips
-durable = pytest.mark.parametrize(
-    "engine", [name for name, engine in ENGINES.items() if engine.durable], indirect=True
-)
-bounded = pytest.mark.parametrize(
-    "engine", [name for name, engine in ENGINES.items() if engine.bounded], indirect=True
-)
 
 
 @pytest.fixture(params=ENGINES)
@@ -74,12 +17,28 @@ def engine(request: pytest.FixtureRequest) -> Engine:
 
 
 @pytest.fixture
-def open_engine(engine: Engine, tmp_path: Path) -> Iterator[Open]:
+def root(engine: Engine, request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where the engine's pages are: a directory, or the address of a server."""
+    if engine.kind == "redis":
+        return str(request.getfixturevalue("redis_url"))
+    if engine.kind == "mooncake":
+        return str(request.getfixturevalue("mooncake_master"))
+    return str(tmp_path)
+
+
+@pytest.fixture
+def namespace(tmp_path: Path) -> str:
+    """One for each test: servers outlive it."""
+    return str(tmp_path)
+
+
+@pytest.fixture
+def open_engine(engine: Engine, root: str, namespace: str) -> Iterator[Open]:
     """Opens the same store again and again; all are closed in the end."""
     with ExitStack() as stack:
 
-        def open_again(*, namespace: str = "test", capacity_bytes: int | None = None) -> Storage:
-            storage = engine.open(tmp_path, namespace, capacity_bytes)
+        def open_again(*, suffix: str = "", capacity_bytes: int | None = None) -> Storage:
+            storage = engine.open(root, namespace + suffix, capacity_bytes)
             return stack.enter_context(closing(storage))
 
         yield open_again
@@ -88,3 +47,15 @@ def open_engine(engine: Engine, tmp_path: Path) -> Iterator[Open]:
 @pytest.fixture
 def storage(open_engine: Open) -> Storage:
     return open_engine()
+
+
+@pytest.fixture(scope="session")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with RedisServer.started(tmp_path_factory.mktemp("redis")) as server:
+        yield server.url
+
+
+@pytest.fixture(scope="session")
+def mooncake_master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with MooncakeCluster.started(tmp_path_factory.mktemp("mooncake")) as cluster:
+        yield cluster.master

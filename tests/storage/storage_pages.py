@@ -51,26 +51,32 @@ def assert_whole_or_absent(storage: Storage, page_keys: Sequence[bytes]) -> int:
 
 
 def start_writer(
-    kind: str, root: Path, first: int, count: int, capacity_kib: int | None = None
+    kind: str,
+    root: str,
+    first: int,
+    count: int,
+    *,
+    namespace: str = "test",
+    capacity_kib: int | None = None,
 ) -> "subprocess.Popen[str]":
     """Run `main` in a process of its own."""
     capacity = "none" if capacity_kib is None else str(capacity_kib)
     return subprocess.Popen(
-        [sys.executable, __file__, kind, str(root), capacity, str(first), str(count)],
+        [sys.executable, __file__, kind, root, namespace, capacity, str(first), str(count)],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": str(Path(hicache.__file__).parents[1])},
     )
 
 
-def main(kind: str, root: str, capacity_kib: str, first: str, count: str) -> None:
+def main(kind: str, root: str, namespace: str, capacity_kib: str, first: str, count: str) -> None:
     """Write pages [first, first + count) in batches of 4, and print each number once stored."""
     config = StorageConfig(
         kind=kind,
         root=root,
         capacity_gib=None if capacity_kib == "none" else int(capacity_kib) / 2**20,
     )
-    storage = open_storage(config, namespace="test", page_bytes={0: PAGE_BYTES})
+    storage = open_storage(config, namespace=namespace, page_bytes={0: PAGE_BYTES})
     assert storage is not None
     sys.stdout.write("open\n")
     sys.stdout.flush()

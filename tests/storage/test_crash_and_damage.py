@@ -1,13 +1,14 @@
 """Writers that are killed, and bytes that go wrong on the disk: pages are whole or absent."""
 
 import sqlite3
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from random import Random
 
 import pytest
-from conftest import ENGINES
+from storage_engines import ENGINES
 from storage_pages import (
     PAGE_BYTES,
     assert_whole_or_absent,
@@ -26,12 +27,18 @@ KINDS = ("slab", "file")
 RUN_PAGES = 4000  # more than any writer gets to write before it is killed
 
 
+def writer_at(
+    kind: str, root: Path, first: int, capacity_kib: int | None
+) -> "subprocess.Popen[str]":
+    return start_writer(kind, str(root), first, RUN_PAGES, capacity_kib=capacity_kib)
+
+
 def kill_writers(
     kind: str, root: Path, times: int, rng: Random, capacity_kib: int | None = None
 ) -> Iterator[list[int]]:
     """After each kill, what that writer said it had stored. Writers start 40 pages apart."""
     for turn in range(times):
-        with start_writer(kind, root, turn * 40, RUN_PAGES, capacity_kib) as writer:
+        with writer_at(kind, root, turn * 40, capacity_kib) as writer:
             assert writer.stdout is not None
             lines = [writer.stdout.readline() for _ in range(1 + rng.randrange(60))]
             writer.kill()
@@ -43,7 +50,7 @@ def survive_kills(kind: str, root: Path, times: int, seed: int) -> None:
     acknowledged: set[int] = set()
     for stored in kill_writers(kind, root, times, Random(seed)):
         acknowledged.update(stored)
-        with closing(ENGINES[kind].open(root, "test", None)) as storage:
+        with closing(ENGINES[kind].open(str(root), "test", None)) as storage:
             assert_whole_or_absent(storage, keys(*range(times * 40 + RUN_PAGES)))
             assert all(storage.contains(keys(*acknowledged)))
 
@@ -52,7 +59,7 @@ def survive_kills_when_full(kind: str, root: Path, times: int, seed: int) -> Non
     capacity_pages = 16
     kills = kill_writers(kind, root, times, Random(seed), capacity_pages * PAGE_BYTES // 1024)
     for _ in kills:
-        with closing(ENGINES[kind].open(root, "test", capacity_pages * PAGE_BYTES)) as storage:
+        with closing(ENGINES[kind].open(str(root), "test", capacity_pages * PAGE_BYTES)) as storage:
             assert_whole_or_absent(storage, keys(*range(times * 40 + RUN_PAGES)))
             # no slot stays with the dead
             assert all(write(storage, keys(*range(10**6, 10**6 + capacity_pages))))
@@ -110,7 +117,7 @@ def empty(path: Path) -> None:
 def test_a_damaged_page_is_a_miss_and_can_be_written_again(
     kind: str, damage: Callable[[Path], None], tmp_path: Path
 ) -> None:
-    with closing(ENGINES[kind].open(tmp_path, "test", None)) as storage:
+    with closing(ENGINES[kind].open(str(tmp_path), "test", None)) as storage:
         write(storage, keys(1))
         damage(DAMAGED[kind](tmp_path))
         assert read(storage, keys(1)) == [None]

@@ -1,10 +1,9 @@
 """What `base.Storage` promises, asked of every engine."""
 
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
-from conftest import Engine, Open, bounded, durable
+from storage_engines import Engine, Open, bounded, durable
 from storage_pages import (
     PAGE_BYTES,
     assert_whole_or_absent,
@@ -153,15 +152,17 @@ def test_pages_are_there_when_the_store_is_opened_again(open_engine: Open) -> No
 @durable
 def test_another_namespace_sees_nothing(open_engine: Open) -> None:
     write(open_engine(), keys(1))
-    other = open_engine(namespace="other")
+    other = open_engine(suffix="other")
     assert (other.contains(keys(1)), read(other, keys(1))) == ([False], [None])
 
 
 @durable
-def test_two_processes_share_one_store(engine: Engine, open_engine: Open, tmp_path: Path) -> None:
+def test_two_processes_share_one_store(
+    engine: Engine, open_engine: Open, root: str, namespace: str
+) -> None:
     storage = open_engine()
-    one = start_writer(engine.kind, tmp_path, 0, 24)
-    other = start_writer(engine.kind, tmp_path, 12, 24)
+    one = start_writer(engine.kind, root, 0, 24, namespace=namespace)
+    other = start_writer(engine.kind, root, 12, 24, namespace=namespace)
     with one, other:
         while one.poll() is None or other.poll() is None:
             assert_whole_or_absent(storage, keys(*range(36)))

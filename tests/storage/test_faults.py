@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import ENGINES
+from storage_engines import ENGINES
 from storage_pages import PAGE_BYTES, assert_whole_or_absent, keys, payload, read, write
 
 from hicache.clock import SimulatedClock, to_ns
@@ -59,7 +59,7 @@ def test_no_fault_gives_a_wrong_byte_or_an_error(
     name: str, plan: FaultPlan, tmp_path: Path
 ) -> None:
     clock = SimulatedClock()
-    engine = ENGINES[name].open(tmp_path, "test", 12 * PAGE_BYTES)
+    engine = ENGINES[name].open(str(tmp_path), "test", 12 * PAGE_BYTES)
     spoilt = FaultyStorage(engine, plan, seed=1, clock=clock)
     safe = BreakerStorage(CheckedStorage(spoilt), clock=clock, retry_s=0.05)
     with closing(safe):

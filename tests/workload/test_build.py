@@ -6,7 +6,7 @@ import pytest
 
 from hicache.config import WorkloadConfig
 from hicache.request import Request
-from hicache.workload.build import KINDS, Workload, load_workload, sample_sessions
+from hicache.workload.build import KINDS, Workload, jitter_starts, load_workload, sample_sessions
 from tests.workload.test_weka import ask, session
 from tests.workload.traces import mooncake_record, write_lines
 
@@ -48,6 +48,42 @@ def test_a_time_scale_stretches_arrivals() -> None:
     plain = load_workload(CHAT, data_dir=None, seed=0).requests
     slow = load_workload(replace(CHAT, time_scale=2.0), data_dir=None, seed=0).requests
     assert [r.arrival_ns for r in slow] == [2 * r.arrival_ns for r in plain]
+
+
+def test_jitter_moves_whole_sessions_by_less_than_it_says() -> None:
+    plain = load_workload(CHAT, data_dir=None, seed=3).requests
+    moved = load_workload(replace(CHAT, start_jitter_s=2.0), data_dir=None, seed=3).requests
+    begun = {request.prompt.to_bytes(): request.arrival_ns for request in plain}
+    shifts: dict[int, set[int]] = {}
+    for request in moved:
+        shift = request.arrival_ns - begun[request.prompt.to_bytes()]
+        shifts.setdefault(request.session_id, set()).add(shift)
+    assert all(len(each) == 1 for each in shifts.values())
+    drawn = [shift for each in shifts.values() for shift in each]
+    assert len(set(drawn)) > 1
+    assert all(0 <= shift < 2_000_000_000 for shift in drawn)
+
+
+def test_jittered_requests_are_numbered_by_arrival_and_follow_their_parents() -> None:
+    moved = load_workload(replace(CHAT, start_jitter_s=30.0), data_dir=None, seed=3).requests
+    assert [request.id for request in moved] == list(range(len(moved)))
+    arrivals = [request.arrival_ns for request in moved]
+    assert arrivals == sorted(arrivals)
+    assert all(r.parent_id is None or r.parent_id < r.id for r in moved)
+
+
+def test_jitter_differs_between_seeds() -> None:
+    config = replace(CHAT, start_jitter_s=2.0)
+    first, second = (
+        [
+            r.arrival_ns
+            for r in jitter_starts(
+                load_workload(CHAT, data_dir=None, seed=0).requests, config.start_jitter_s, seed
+            )
+        ]
+        for seed in (0, 1)
+    )
+    assert first != second
 
 
 def test_a_mooncake_trace_is_found_in_the_data_directory(tmp_path: Path) -> None:

@@ -1,0 +1,204 @@
+"""How fast each engine moves pages, as a ratio to plain files: python -m hicache.storage.bench.
+
+The yardstick is one file that is written and read in order, a page a call, by the same buffers in
+the same round. Rounds alternate between the two, and the ratios are medians over rounds: absolute
+figures drift on a shared machine, ratios much less. Reads are from the page cache unless --cold.
+"""
+
+import argparse
+import mmap
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from statistics import median
+
+from hicache.storage.base import KEY_BYTES, Storage
+from hicache.storage.file import FileStorage
+from hicache.storage.memory import MemoryStorage
+from hicache.storage.mooncake import MooncakeStorage
+from hicache.storage.redis import RedisStorage
+from hicache.storage.slab import SlabStorage
+
+LOCAL = ("slab", "slab-direct", "file", "memory")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """Bytes a second of one round."""
+
+    plain_write: float
+    plain_read: float
+    write: float
+    read: float
+
+
+def main() -> None:
+    """Print one line for each engine and page size."""
+    options = _parser().parse_args()
+    print(f"{platform.platform()}, Python {platform.python_version()}, {os.cpu_count()} cores")
+    print(
+        f"{options.mib} MiB in batches of {options.batch} pages, medians of {options.rounds}"
+        f" rounds, reads from {'disk' if options.cold else 'the page cache'}; GB/s and ratios"
+    )
+    print("engine       KiB | plain write  read | write  ratio | read   ratio")
+    names = options.engine or [
+        *LOCAL,
+        *(["redis"] if options.redis else []),
+        *(["mooncake"] if options.mooncake else []),
+    ]
+    for name in names:
+        for page_kib in options.page_kib:
+            speeds = _measure(name, page_kib * 1024, options)
+            gb = [
+                median(getattr(speed, field) for speed in speeds) / 1e9
+                for field in ("plain_write", "plain_read", "write", "read")
+            ]
+            write_ratio = median(speed.write / speed.plain_write for speed in speeds)
+            read_ratio = median(speed.read / speed.plain_read for speed in speeds)
+            print(
+                f"{name:12} {page_kib:4} | {gb[0]:11.2f} {gb[1]:5.2f} |"
+                f" {gb[2]:5.2f}  {write_ratio:5.2f} | {gb[3]:5.2f}  {read_ratio:5.2f}"
+            )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m hicache.storage.bench", description=__doc__)
+    parser.add_argument("--engine", nargs="+", choices=(*LOCAL, "redis", "mooncake"))
+    parser.add_argument("--page-kib", nargs="+", type=int, default=[256, 1024, 4096])
+    parser.add_argument("--mib", type=int, default=256, help="bytes of a round")
+    parser.add_argument("--batch", type=int, default=16, help="pages of a call")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2, help="threads of the slab")
+    parser.add_argument("--root", type=Path, help="a directory on the disk to measure")
+    parser.add_argument("--redis", help="URL of a server")
+    parser.add_argument("--mooncake", help="HOST:PORT of a master")
+    parser.add_argument("--cold", action="store_true", help="drop the page cache before reads")
+    return parser
+
+
+def _measure(name: str, page_bytes: int, options: argparse.Namespace) -> list[Speed]:
+    num_pages = max(options.mib * 2**20 // page_bytes, 1)
+    source, target = _pages(num_pages, page_bytes), _pages(num_pages, page_bytes)
+    rng = Random(0)
+    for page in source:
+        page[:] = rng.randbytes(page_bytes)  # nothing below may find pages equal
+    speeds = []
+    with tempfile.TemporaryDirectory(dir=options.root) as directory:
+        root = Path(directory)
+        with closing(_open(name, root, options)) as storage:
+            for turn in range(options.rounds + 1):
+                speed = _round(storage, root, source, target, turn=turn, options=options)
+                if turn:  # the first one touches memory and files for the first time
+                    speeds.append(speed)
+    return speeds
+
+
+def _open(name: str, root: Path, options: argparse.Namespace) -> Storage:
+    match name:
+        case "slab" | "slab-direct":
+            return SlabStorage(
+                root,
+                namespace="bench",
+                capacity_bytes=None,
+                direct=name == "slab-direct",
+                num_threads=options.threads,
+            )
+        case "file":
+            return FileStorage(root, namespace="bench", capacity_bytes=None)
+        case "memory":
+            return MemoryStorage(capacity_bytes=None)
+        case "redis":
+            return RedisStorage(options.redis, namespace="bench")
+        case "mooncake":
+            return MooncakeStorage(options.mooncake, namespace="bench", deadline_s=30.0)
+        case unknown:
+            raise ValueError(f"no engine {unknown!r}")
+
+
+def _round(
+    storage: Storage,
+    root: Path,
+    source: list[memoryview],
+    target: list[memoryview],
+    *,
+    turn: int,
+    options: argparse.Namespace,
+) -> Speed:
+    num_bytes = sum(page.nbytes for page in source)
+    keys = [
+        (turn << 64 | index).to_bytes(KEY_BYTES - 1, "little") + b"\0"
+        for index in range(len(source))
+    ]
+    batches = [slice(i, i + options.batch) for i in range(0, len(keys), options.batch)]
+
+    def write() -> None:
+        for batch in batches:
+            assert all(storage.write(keys[batch], source[batch])), "the engine is full"
+
+    def read() -> None:
+        for batch in batches:
+            assert all(storage.read(keys[batch], target[batch])), "a page is missing"
+
+    plain = root / "plain"
+    file = os.open(plain, os.O_RDWR | os.O_CREAT)
+    try:
+        plain_write = _seconds(lambda: _write_plain(file, source))
+        own_write = _seconds(write)
+        if options.cold:
+            _drop_cache(root)
+        plain_read = _seconds(lambda: _read_plain(file, target))
+        own_read = _seconds(read)
+        assert target == source, f"wrong bytes in round {turn}"
+    finally:
+        os.close(file)
+        plain.unlink()
+        storage.delete(keys)
+    return Speed(
+        plain_write=num_bytes / plain_write,
+        plain_read=num_bytes / plain_read,
+        write=num_bytes / own_write,
+        read=num_bytes / own_read,
+    )
+
+
+def _pages(num_pages: int, page_bytes: int) -> list[memoryview]:
+    arena = memoryview(mmap.mmap(-1, num_pages * page_bytes))
+    return [arena[i * page_bytes : (i + 1) * page_bytes] for i in range(num_pages)]
+
+
+def _write_plain(file: int, pages: list[memoryview]) -> None:
+    for index, page in enumerate(pages):
+        assert os.pwritev(file, [page], index * page.nbytes) == page.nbytes, "a short write"
+
+
+def _read_plain(file: int, pages: list[memoryview]) -> None:
+    for index, page in enumerate(pages):
+        assert os.preadv(file, [page], index * page.nbytes) == page.nbytes, "a short read"
+
+
+def _drop_cache(root: Path) -> None:
+    """Write everything below `root` to the disk and forget it."""
+    for path in root.rglob("*"):
+        if path.is_file():
+            file = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(file)
+                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(file)
+
+
+def _seconds(call: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main()

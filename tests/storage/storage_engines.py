@@ -1,0 +1,80 @@
+"""One way to open each engine, so that one suite tests them all."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from storage_pages import PAGE_BYTES
+
+from hicache.storage.base import Storage
+from hicache.storage.file import FileStorage
+from hicache.storage.memory import MemoryStorage
+from hicache.storage.mooncake import MooncakeStorage
+from hicache.storage.redis import RedisStorage
+from hicache.storage.slab import Eviction, SlabStorage
+
+Open = Callable[..., Storage]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """How to open one, and which parts of the suite apply."""
+
+    open: Callable[[str, str, int | None], Storage]  # root, namespace, capacity in bytes
+    kind: str
+    durable: bool = True  # pages outlive the engine, and other processes see them
+    bounded: bool = True  # it keeps a capacity itself
+
+
+ENGINES = {
+    "memory": Engine(
+        kind="memory",
+        open=lambda root, namespace, capacity: MemoryStorage(capacity_bytes=capacity),
+        durable=False,
+    ),
+    "slab": Engine(
+        kind="slab",
+        open=lambda root, namespace, capacity: SlabStorage(
+            Path(root), namespace=namespace, capacity_bytes=capacity
+        ),
+    ),
+    "slab-fifo-direct": Engine(
+        kind="slab",
+        open=lambda root, namespace, capacity: SlabStorage(
+            Path(root),
+            namespace=namespace,
+            capacity_bytes=capacity,
+            page_bytes={0: PAGE_BYTES},
+            eviction=Eviction.fifo,
+            direct=True,
+            num_threads=1,
+        ),
+    ),
+    "file": Engine(
+        kind="file",
+        open=lambda root, namespace, capacity: FileStorage(
+            Path(root), namespace=namespace, capacity_bytes=capacity
+        ),
+    ),
+    "redis": Engine(
+        kind="redis",
+        open=lambda root, namespace, capacity: RedisStorage(root, namespace=namespace),
+        bounded=False,
+    ),
+    "mooncake": Engine(
+        kind="mooncake",
+        open=lambda root, namespace, capacity: MooncakeStorage(
+            root, namespace=namespace, staging_bytes=2**20, deadline_s=20.0
+        ),
+        bounded=False,
+    ),
+}
+
+# the engines that a part of the suite applies to, instead of skips
+durable = pytest.mark.parametrize(
+    "engine", [name for name, engine in ENGINES.items() if engine.durable], indirect=True
+)
+bounded = pytest.mark.parametrize(
+    "engine", [name for name, engine in ENGINES.items() if engine.bounded], indirect=True
+)

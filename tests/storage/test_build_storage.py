@@ -1,0 +1,85 @@
+"""What a configuration opens, and what it is told when it makes no sense."""
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from storage_pages import PAGE_BYTES, keys, payload, read, write
+
+from hicache.clock import SimulatedClock
+from hicache.config import StorageConfig
+from hicache.storage.base import Storage, StorageError
+from hicache.storage.build import open_guarded_storage, open_storage
+from hicache.storage.memory import MemoryStorage
+
+
+def opened(config: StorageConfig, namespace: str = "test") -> Storage:
+    storage = open_storage(config, namespace=namespace, page_bytes={0: PAGE_BYTES})
+    assert storage is not None
+    return storage
+
+
+def test_none_opens_nothing() -> None:
+    assert open_storage(StorageConfig(kind="none"), namespace="test", page_bytes={}) is None
+
+
+def test_memory_takes_stand_ins_of_nominal_size() -> None:
+    storage = opened(StorageConfig(kind="memory", capacity_gib=3 * PAGE_BYTES / 2**30))
+    assert isinstance(storage, MemoryStorage)
+    storage.write(keys(1, 2, 3, 4), [memoryview(b"")] * 4)
+    assert storage.contains(keys(1, 2, 3, 4)) == [False, True, True, True]
+
+
+@pytest.mark.parametrize("kind", ["slab", "file"])
+def test_a_directory_is_made_and_pages_come_back(kind: str, tmp_path: Path) -> None:
+    with closing(opened(StorageConfig(kind=kind, root=str(tmp_path / "new" / "root")))) as storage:
+        write(storage, keys(1))
+        assert read(storage, keys(1)) == [payload(keys(1)[0])]
+
+
+@pytest.mark.parametrize("kind", ["slab", "file"])
+def test_a_capacity_in_gib_is_kept(kind: str, tmp_path: Path) -> None:
+    config = StorageConfig(kind=kind, root=str(tmp_path), capacity_gib=3 * PAGE_BYTES / 2**30)
+    with closing(opened(config)) as storage:
+        for number in range(5):
+            write(storage, keys(number))
+        assert storage.stats().stored_bytes == 3 * PAGE_BYTES
+
+
+@pytest.mark.parametrize("kind", ["slab", "file", "redis", "mooncake"])
+def test_a_missing_root_is_named(kind: str) -> None:
+    with pytest.raises(ValueError, match=f"storage.root must be given when .* is {kind}"):
+        opened(StorageConfig(kind=kind))
+
+
+@pytest.mark.parametrize("kind", ["slab", "file"])
+def test_a_root_that_cannot_be_written_is_named(kind: str, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.write_text("a file, not a directory")
+    with pytest.raises(StorageError, match=str(root)):
+        opened(StorageConfig(kind=kind, root=str(root)))
+
+
+def test_faults_of_a_guarded_engine_are_misses(tmp_path: Path) -> None:
+    config = StorageConfig(kind="file", root=str(tmp_path))
+    storage = open_guarded_storage(
+        config, namespace="test", page_bytes={0: PAGE_BYTES}, clock=SimulatedClock()
+    )
+    assert storage is not None
+    with closing(storage):
+        write(storage, keys(1))
+        assert read(storage, keys(1)) == [payload(keys(1)[0])]
+        (path,) = tmp_path.glob("*/*/*.page")
+        path.unlink()
+        path.mkdir()  # cannot be read: an error of the engine
+        assert read(storage, keys(1)) == [None]
+
+
+def test_an_unknown_kind_is_told_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"one of none, memory, slab, .*, got 'tape'"):
+        opened(StorageConfig(kind="tape"))
+
+
+def test_a_capacity_for_redis_is_refused() -> None:
+    with pytest.raises(ValueError, match="capacity_gib must be none for redis"):
+        opened(StorageConfig(kind="redis", root="redis://127.0.0.1:1/0", capacity_gib=1.0))

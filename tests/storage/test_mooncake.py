@@ -1,0 +1,70 @@
+"""What only the Mooncake engine promises: nodes and masters that die cost a miss, and no hang."""
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from storage_pages import keys, payload, poisoned, read, write
+from storage_servers import MooncakeCluster
+
+from hicache.clock import SimulatedClock
+from hicache.storage.base import StorageError
+from hicache.storage.breaker import BreakerStorage
+from hicache.storage.mooncake import MooncakeStorage
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_batch_larger_than_staging_memory_comes_back(
+    mooncake_master: str, namespace: str
+) -> None:
+    num_bytes = 400_001  # two to a staging memory
+    some = keys(*range(5))
+    storage = MooncakeStorage(
+        mooncake_master, namespace=namespace, staging_bytes=2**20, deadline_s=20.0
+    )
+    with closing(storage):
+        storage.write(some, [payload(page_key, num_bytes) for page_key in some])
+        buffers = [poisoned(num_bytes) for _ in some]
+        assert storage.read(some, buffers) == [True] * 5
+        assert buffers == [payload(page_key, num_bytes) for page_key in some]
+
+
+def test_a_page_larger_than_staging_memory_is_refused(mooncake_master: str, namespace: str) -> None:
+    storage = MooncakeStorage(mooncake_master, namespace=namespace, staging_bytes=2**20)
+    with closing(storage), pytest.raises(ValueError, match="do not fit staging memory"):
+        storage.read(keys(1), [poisoned(2**20)])
+
+
+def test_pages_of_a_dead_node_are_misses(tmp_path: Path) -> None:
+    with MooncakeCluster.started(tmp_path) as cluster:
+        storage = MooncakeStorage(cluster.master, namespace="test", deadline_s=20.0)
+        with closing(storage):
+            assert write(storage, keys(1)) == [True]
+            cluster.node_process.kill()
+            cluster.node_process.wait()
+            assert read(storage, keys(1)) == [None]
+
+
+def test_a_dead_master_is_bypassed(tmp_path: Path) -> None:
+    with MooncakeCluster.started(tmp_path) as cluster:
+        engine = MooncakeStorage(cluster.master, namespace="test", deadline_s=0.2)
+        storage = BreakerStorage(engine, clock=SimulatedClock(), max_failures=2)
+        write(storage, keys(1))
+        cluster.master_process.kill()
+        cluster.master_process.wait()
+        assert [read(storage, keys(1)) for _ in range(5)] == [[None]] * 5
+        assert (storage.failed_calls, storage.bypassed_calls) == (2, 3)
+        storage.close()
+
+
+def test_no_master_is_one_clear_error() -> None:
+    pytest.importorskip("mooncake", reason="Mooncake is not installed")
+    with pytest.raises(StorageError, match=r"no Mooncake master at 127\.0\.0\.1:9"):
+        MooncakeStorage("127.0.0.1:9", namespace="test")
+
+
+def test_an_address_without_a_port_is_refused() -> None:
+    pytest.importorskip("mooncake", reason="Mooncake is not installed")
+    with pytest.raises(ValueError, match="HOST:PORT, got 'somewhere'"):
+        MooncakeStorage("somewhere", namespace="test")

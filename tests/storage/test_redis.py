@@ -1,0 +1,92 @@
+"""What only the Redis engine promises: full servers, damaged values, servers that are gone."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from storage_pages import PAGE_BYTES, keys, payload, poisoned, read, write
+from storage_servers import RedisServer, free_port
+
+from hicache.clock import SimulatedClock, to_ns
+from hicache.storage.base import StorageError
+from hicache.storage.breaker import BreakerStorage
+from hicache.storage.redis import RedisStorage
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    with RedisServer.started(tmp_path) as running:
+        yield running
+
+
+def test_a_batch_of_many_messages_comes_back(redis_url: str, namespace: str) -> None:
+    num_bytes = 5 * 2**20  # three to a message
+    some = keys(*range(7))
+    with closing(RedisStorage(redis_url, namespace=namespace)) as storage:
+        storage.write(some, [payload(page_key, num_bytes) for page_key in some])
+        buffers = [poisoned(num_bytes) for _ in some]
+        assert storage.read(some, buffers) == [True] * 7
+        assert buffers == [payload(page_key, num_bytes) for page_key in some]
+
+
+def test_a_damaged_value_is_a_miss_and_can_be_written_again(redis_url: str, namespace: str) -> None:
+    with closing(RedisStorage(redis_url, namespace=namespace)) as storage:
+        write(storage, keys(1))
+        storage._client.setrange(storage._prefix + keys(1)[0], 100, b"??")  # type: ignore[attr-defined]
+        assert read(storage, keys(1)) == [None]
+        assert storage.stats().damaged_pages == 1
+        write(storage, keys(1))
+        assert read(storage, keys(1)) == [payload(keys(1)[0])]
+
+
+def test_a_full_server_that_evicts_nothing_declines_pages(tmp_path: Path) -> None:
+    with (
+        RedisServer.started(tmp_path, memory="4mb", policy="noeviction") as server,
+        closing(RedisStorage(server.url, namespace="test")) as storage,
+    ):
+        results = [write(storage, keys(number))[0] for number in range(600)]
+        assert True in results
+        assert results[-1] is False
+        assert storage.contains(keys(*range(600))) == results
+
+
+def test_an_overfilled_server_evicts(tmp_path: Path) -> None:
+    with (
+        RedisServer.started(tmp_path, memory="4mb") as server,
+        closing(RedisStorage(server.url, namespace="test")) as storage,
+    ):
+        assert all(write(storage, keys(number))[0] for number in range(600))
+        assert storage.stats().evicted_pages > 600 - 4 * 2**20 // PAGE_BYTES
+
+
+def test_no_server_is_one_clear_error() -> None:
+    pytest.importorskip("redis", reason="redis-py is not installed")
+    url = f"redis://127.0.0.1:{free_port()}/0"
+    with pytest.raises(StorageError, match=f"no use of Redis at {url}"):
+        RedisStorage(url, namespace="test")
+
+
+def test_a_server_that_does_not_answer_is_given_up(server: RedisServer) -> None:
+    with closing(RedisStorage(server.url, namespace="test", deadline_s=0.05)) as storage:
+        server.stop()
+        with pytest.raises(StorageError, match="no use of Redis"):
+            read(storage, keys(1))
+        server.resume()
+
+
+def test_a_server_that_dies_and_returns_is_bypassed_and_used_again(tmp_path: Path) -> None:
+    clock = SimulatedClock()
+    port = free_port()
+    with RedisServer.started(tmp_path, port=port) as server:
+        storage = BreakerStorage(
+            RedisStorage(server.url, namespace="test"), clock=clock, max_failures=2, retry_s=5.0
+        )
+        write(storage, keys(1))
+    assert [read(storage, keys(1)) for _ in range(4)] == [[None]] * 4
+    assert storage.is_bypassed
+    with RedisServer.started(tmp_path, port=port):
+        clock.wait_until(to_ns(5.0))
+        assert write(storage, keys(2)) == [True]
+        assert read(storage, keys(1, 2)) == [None, payload(keys(2)[0])]
+        storage.close()

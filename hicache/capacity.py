@@ -37,6 +37,11 @@ def capacities(
     Raises:
         ValueError: a pool has no room for the least that a request needs.
     """
+    if cache.page_size > model.max_len:
+        raise ValueError(
+            f"cache.page_size={cache.page_size} does not fit {model.name}, whose requests have at "
+            f"most {model.max_len} tokens"
+        )
     if cache.unlimited:
         nothing = Capacity(counts=(None, None, None), total_bytes=0)
         return nothing, nothing

@@ -216,6 +216,13 @@ class Prefetcher:
             start = prefetch.first_poll_ns if prefetch.first_poll_ns is not None else 1 << 62
         return start + limit
 
+    def is_blocking(self, request_id: int, now_ns: int) -> bool:
+        """Whether the request would be told to wait; changes nothing."""
+        prefetch = self.active.get(request_id)
+        if prefetch is None or prefetch.is_settled:
+            return False
+        return not self.can_terminate_prefetch(prefetch, now_ns)
+
     def next_deadline_ns(self, now_ns: int) -> int | None:
         """The next moment at which a prefetch will have waited for too long."""
         if self.config.stop is not StopPolicy.timeout:

@@ -80,8 +80,10 @@ class Scheduler:
         checkpoints: CheckpointPlacement = CheckpointPlacement.end,
         checkpoint_tokens: int = 8192,
         may_jump: bool = True,
+        takes_decode_pages_first: bool = False,
         estimate_s: Callable[[int, int], float] | None = None,
     ) -> None:
+        """`takes_decode_pages_first`: before a step and not after it, as real memory needs them."""
         self.cache = cache
         self.prefetcher = prefetcher
         self.config = config
@@ -94,6 +96,7 @@ class Scheduler:
         self._checkpoints = checkpoints
         self._checkpoint_tokens = checkpoint_tokens
         self._max_jump = MAX_JUMP if may_jump else 1
+        self._takes_decode_pages_first = takes_decode_pages_first
         self._estimate_s = estimate_s
         self._num_submitted = 0
         self._ended = Outcome()  # jobs that ended outside `commit`
@@ -172,6 +175,7 @@ class Scheduler:
     def plan(self, now_ns: int) -> Batch | None:
         """The next step, or None if nothing can run now."""
         batch = Batch()
+        self._end_waits(now_ns)
         if self.partial is not None or self.waiting:
             budget = StepBudget(
                 chunk_tokens=self.config.chunk_tokens, reserved_tokens=self._reserved_tokens()
@@ -223,13 +227,20 @@ class Scheduler:
 
     def _prefetch_lets_go(self, job: Job, now_ns: int) -> bool:
         if self.prefetcher is None or self.prefetcher.check(job.request.id, now_ns):
-            if job.blocked_since_ns is not None:
-                job.storage_wait_ns += now_ns - job.blocked_since_ns
-                job.blocked_since_ns = None
             return True
         if job.blocked_since_ns is None:
             job.blocked_since_ns = now_ns
         return False
+
+    def _end_waits(self, now_ns: int) -> None:
+        # also of those that the scan will not reach: what they wait for now is not storage
+        if self.prefetcher is None:
+            return
+        for _, job in self.waiting:
+            since = job.blocked_since_ns
+            if since is not None and not self.prefetcher.is_blocking(job.request.id, now_ns):
+                job.storage_wait_ns += now_ns - since
+                job.blocked_since_ns = None
 
     def _admit(self, job: Job, batch: Batch, budget: StepBudget, now_ns: int) -> Defer | None:
         cache = self.cache
@@ -488,6 +499,8 @@ class Scheduler:
                 break
             if not self._retract_one():
                 return
+        if self._takes_decode_pages_first:
+            self._take_decode_pages(self.running, steps)
         batch.decodes = list(self.running)
         batch.num_steps = steps
 
@@ -571,6 +584,11 @@ class Scheduler:
             for job in jobs:
                 if job.is_finished:
                     self._finish(job, outcome)
+
+    def _take_decode_pages(self, jobs: list[Job], num_steps: int) -> None:
+        for job in jobs:
+            if not self.cache.extend(job.sequence, job.kv_len + num_steps):
+                raise AssertionError("a decode step was planned without pages for it")
 
     def _finish(self, job: Job, outcome: Outcome) -> None:
         num_pages = job.kv_len // self._page

@@ -42,7 +42,7 @@ ONLY_IN = {
     "hydra": ("experiments",),
     "omegaconf": ("experiments",),
     "wandb": ("hicache.tracking",),
-    "matplotlib": ("hicache.report", "experiments"),
+    "matplotlib": ("hicache.report", "hicache.kernels.bench", "experiments"),
     "torch": ("hicache.kernels", "hicache.executor", "hicache.env", "experiments"),
     "triton": ("hicache.kernels", "experiments"),
 }

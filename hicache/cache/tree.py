@@ -258,6 +258,8 @@ class RadixTree:
         Returns the node that ends at `end`.
         """
         self._tick += 1
+        for above in self._path(node, 0):
+            above.tick = self._tick  # whoever publishes has used the prefix until now
         while node.end < end:
             start = node.end
             child = self._step(node, sequence.tokens, end)

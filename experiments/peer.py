@@ -39,6 +39,11 @@ def main() -> None:
     parser.add_argument("--storage", action="store_true")
     parser.add_argument("--running", type=int, default=4, help="requests at once")
     parser.add_argument("--max-len", type=int, default=131_072, help="longer ones are left out")
+    parser.add_argument(
+        "--exact",
+        action="store_true",
+        help="the peer evicts for what it takes, without a spare page",
+    )
     parser.add_argument("--core", choices=("python", "rust"), default="python")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -49,6 +54,7 @@ def main() -> None:
         has_storage=options.storage,
         num_running=options.running,
         max_len=options.max_len,
+        spare_page=not options.exact,
     )
     requests = chosen(options.workload, options.requests, options.max_len)
     from experiments.peer_sglang import SglangSide  # seconds, and only here

@@ -335,6 +335,7 @@ class ExperimentConfig:
     """One run."""
 
     name: str = "adhoc"
+    program: str = "replay"  # or capacity, sim_vs_real: what `python -m experiments.run` does
     seed: int = 0
     data_dir: str | None = None
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)

@@ -15,7 +15,13 @@ from hicache.cache.prefetch import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.transfer import LoadBack
 from hicache.cache.tree import MatchResult
-from hicache.config import Batching, CheckpointPlacement, SchedulerConfig, ServiceOrder
+from hicache.config import (
+    Batching,
+    CheckpointPlacement,
+    SchedulerConfig,
+    ServiceOrder,
+    WritePolicy,
+)
 from hicache.request import Request
 from hicache.scheduler.budget import (
     Defer,
@@ -238,24 +244,24 @@ class Scheduler:
         match = cache.match(job.sequence, job.target_len)
         verdict = self._check(job, match, budget)
         if isinstance(verdict, Defer):
-            return self._or_never(job, verdict)
+            return self._or_never(job, batch, verdict)
         lock = cache.tree.lock(match.best_node)  # its own path no longer counts as evictable
         try:
             verdict = self._check(job, match, budget)
             if isinstance(verdict, Defer):
-                return self._or_never(job, verdict)
+                return self._or_never(job, batch, verdict)
             start, end = job.prefetched
             acquired = cache.acquire(job.sequence, match, storage_start=start, storage_end=end)
         finally:
             cache.tree.release(lock)
         if acquired is None:
-            return self._or_never(job, Defer("slots"))
+            return self._or_never(job, batch, Defer("slots"))
         if acquired.load_back is None and match.needs_host_load_back:
             # there is more to compute than was judged
             verdict = self._check(job, match.without_host(), budget)
             if isinstance(verdict, Defer):
                 cache.abandon(job.sequence)
-                return self._or_never(job, verdict)
+                return self._or_never(job, batch, verdict)
         job.cached_len = job.kv_len = acquired.cached_len
         job.saves = self._save_lengths(job, match)
         if acquired.load_back is not None:
@@ -263,7 +269,7 @@ class Scheduler:
         chunk_end = self._chunk_end(job, verdict)
         if not cache.extend(job.sequence, chunk_end):
             self._prefill_out_of_memory(job)
-            return self._or_never(job, Defer("prefill_oom"))
+            return self._or_never(job, batch, Defer("prefill_oom"))
         if self.prefetcher is not None:
             used = acquired.storage_len // self._page
             self.prefetcher.forget(job.request.id, used_pages=used)
@@ -308,10 +314,10 @@ class Scheduler:
             max_new=max_new,
         )
 
-    def _or_never(self, job: Job, defer: Defer) -> Defer:
+    def _or_never(self, job: Job, batch: Batch, defer: Defer) -> Defer:
         # alone in the engine, nothing in flight, and still refused: it will never run
         cache = self.cache
-        if self.running or self.partial is not None or cache.in_flight:
+        if batch.extends or self.running or self.partial is not None or cache.in_flight:
             return defer
         if self.prefetcher is not None and (
             self.prefetcher.lingering
@@ -503,6 +509,11 @@ class Scheduler:
         """How many steps, at most `wanted`, the pools have pages for without looking again."""
         cache = self.cache
         rooms = [cache.room(FULL) // self._page]
+        if cache.write_policy is WritePolicy.write_back:
+            # a victim is saved before the next step, so take no victims for many steps at once
+            free = cache.available_size(FULL) // self._page
+            if self._pages_for(wanted) > free:
+                wanted = self._steps_in_page(wanted)
         if cache.tree.has_swa:
             # pages that leave the window meanwhile are not counted, so take no victims for many
             # steps at once

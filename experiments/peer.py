@@ -24,7 +24,10 @@ from hicache.workload.build import load_workload
 
 # what compat=sglang_0_5_23 sets, with the one stop policy whose outcome hangs on no clock
 PREFETCH = PrefetchConfig(
-    stop=StopPolicy.wait_complete, stage_at=StageAt.hit, deadline_from=DeadlineFrom.first_poll
+    evict_whole=True,
+    stop=StopPolicy.wait_complete,
+    stage_at=StageAt.hit,
+    deadline_from=DeadlineFrom.first_poll,
 )
 
 

@@ -145,6 +145,7 @@ class WorkloadConfig:
     limit: int | None = None  # first requests only
     load: float | None = None
     time_scale: float = 1.0
+    token_stride: int = 1  # keep every n-th token id: the same tree of prefixes, n times smaller
     start_jitter_s: float = 0.0
     tokens: TraceTokens = TraceTokens.reconstructed
     arrivals: Arrivals = Arrivals.causal
@@ -162,6 +163,7 @@ class WorkloadConfig:
             raise ValueError(f"workload.load must be positive, got {self.load}")
         if self.time_scale <= 0:
             raise ValueError(f"workload.time_scale must be positive, got {self.time_scale}")
+        _at_least("workload.token_stride", self.token_stride, 1)
         _at_least("workload.start_jitter_s", self.start_jitter_s, 0)
         _at_least("workload.concurrency", self.concurrency, 1)
         _at_least("workload.num_sessions", self.num_sessions, 1)
@@ -313,6 +315,7 @@ class ExecutorConfig:
     kind: str = "simulated"  # simulated or torch
     device: str = "auto"  # torch: cpu, cuda or auto
     verify: bool = False  # torch: compare logits with a cold recompute
+    storage_deadline_s: float = 10.0  # torch: a call that takes longer has failed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

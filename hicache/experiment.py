@@ -3,7 +3,10 @@
 import gc
 import importlib
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Protocol
 
 import numpy as np
 
@@ -15,9 +18,10 @@ from hicache.cache.prefetch import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree import RadixTree
 from hicache.capacity import Capacity, capacities, make_pools, page_bytes
-from hicache.clock import SECOND_NS, SimulatedClock
+from hicache.clock import SECOND_NS, Clock, SimulatedClock
 from hicache.config import ExperimentConfig, StartState, WritePolicy
-from hicache.engine import Engine, serve
+from hicache.engine import Engine, Io, serve
+from hicache.executor.base import Executor
 from hicache.executor.cost import CostModel
 from hicache.executor.links import CopyPath, pcie_rate
 from hicache.executor.simulated import SimulatedExecutor, SimulatedIo
@@ -48,8 +52,6 @@ def run(
         ValueError: a value that cannot be used, named.
         FileNotFoundError: a trace that is not there.
     """
-    if config.executor.kind != "simulated":
-        raise ValueError(f"executor.kind must be simulated, got {config.executor.kind!r}")
     started = time.perf_counter()
     notes: list[str] = []
     tp = config.parallel.tp or config.model.default_tp
@@ -59,18 +61,20 @@ def run(
     sizes = page_bytes(config.model, config.cache.page_size, tp)
     device, host = capacities(config.cache, config.model, sizes, cost.free_device_bytes)
     notes += _describe(config, device, host, sizes, tp)
-    storage = _open_storage(config, sizes)
-    io = SimulatedIo(config.storage, storage, [_copy_rates(config, tp)] * config.parallel.replicas)
+    runtime = _runtime(config, cost=cost, sizes=sizes, device=device, host=host, tp=tp)
     engines = [
-        _engine(config, number, cost=cost, io=io, sizes=sizes, device=device, host=host, tp=tp)
-        for number in range(config.parallel.replicas)
+        _engine(config, cost=cost, runtime=runtime, sizes=sizes, device=device, host=host)
+        for _ in range(config.parallel.replicas)
     ]
     if config.workload.start is StartState.warm_storage:
-        if storage is None:
-            raise ValueError("workload.start=warm_storage needs a storage, got storage.kind=none")
+        if not isinstance(runtime, SimulatedRuntime) or runtime.storage is None:
+            raise ValueError(
+                "workload.start=warm_storage needs a storage and executor=simulated, got "
+                f"storage.kind={config.storage.kind} and executor.kind={config.executor.kind}"
+            )
         tree = engines[0].cache.tree
         warm_storage(
-            storage,
+            runtime.storage,
             workload.requests,
             page_size=tree.page_size,
             window_pages=tree.window_pages,
@@ -86,7 +90,7 @@ def run(
         interval_s=config.tracker.interval_s,
         warm_up_s=config.workload.warm_up_s,
         progress=progress,
-        counters=[io.counters],
+        counters=[runtime.counters],
     )
     router = ROUTERS.get(config.parallel.router)
     if router is None:
@@ -99,22 +103,24 @@ def run(
         serve(
             engines,
             feeder.initial(),
-            clock=SimulatedClock(),
-            io=io,
+            clock=runtime.clock,
+            io=runtime.io,
             router=router(),
             observer=recorder,
         )
     finally:
         if collects:
             gc.enable()
-        if storage is not None:
-            storage.close()
+        runtime.close()
     recorder.close()
     for engine in engines:
         invariants.check_drained(engine.cache, engine.prefetcher)
     records = sorted(recorder.records, key=lambda record: record.id)
     measures = _measures(config, records, engines, recorder, cost, tp)
     measures |= _working_set(workload.requests, sizes, host, config)
+    found, more = runtime.report()
+    notes += found
+    measures |= more
     return Result(
         records=records, measures=measures, wall_s=time.perf_counter() - started, notes=notes
     )
@@ -140,16 +146,101 @@ def _workload(config: ExperimentConfig, cost: CostModel, notes: list[str]) -> Wo
     return workload
 
 
-def _engine(
+class Runtime(Protocol):
+    """Time, copies and storage of a run, and who carries out the steps of its engines."""
+
+    @property
+    def clock(self) -> Clock:
+        """What time it is."""
+        ...
+
+    @property
+    def io(self) -> Io:
+        """What engines share."""
+        ...
+
+    counters: Counter[str]
+    has_storage: bool
+
+    def executor(self, cache: PrefixCache) -> Executor:
+        """The executor of one more engine."""
+        ...
+
+    def close(self) -> None:
+        """Let everything end."""
+        ...
+
+    def report(self) -> tuple[list[str], dict[str, float]]:
+        """Notes and measures of a run that is over."""
+        ...
+
+
+class SimulatedRuntime:
+    """Everything by the cost model."""
+
+    def __init__(
+        self, config: ExperimentConfig, *, cost: CostModel, sizes: tuple[int, int, int], tp: int
+    ) -> None:
+        self.clock = SimulatedClock()
+        self._config = config
+        self._cost = cost
+        self._sizes = sizes
+        self._rates = _copy_rates(config, tp)
+        self.storage = _open_storage(config, sizes)
+        self.has_storage = self.storage is not None
+        replicas = config.parallel.replicas
+        self.io = SimulatedIo(config.storage, self.storage, [self._rates] * replicas)
+        self.counters = self.io.counters
+        self._numbers = count()
+
+    def executor(self, cache: PrefixCache) -> SimulatedExecutor:
+        """The executor of one more engine."""
+        return SimulatedExecutor(
+            next(self._numbers),
+            self._cost,
+            self.io,
+            page_size=self._config.cache.page_size,
+            page_bytes=self._sizes,
+            load_rate=self._rates["to_device"],
+            slowdown=self._config.hardware.copy_slowdown.value,
+        )
+
+    def close(self) -> None:
+        """Close storage."""
+        if self.storage is not None:
+            self.storage.close()
+
+    def report(self) -> tuple[list[str], dict[str, float]]:
+        """Nothing to add."""
+        return [], {}
+
+
+def _runtime(
     config: ExperimentConfig,
-    number: int,
     *,
     cost: CostModel,
-    io: SimulatedIo,
     sizes: tuple[int, int, int],
     device: Capacity,
     host: Capacity,
     tp: int,
+) -> Runtime:
+    if config.executor.kind == "simulated":
+        return SimulatedRuntime(config, cost=cost, sizes=sizes, tp=tp)
+    if config.executor.kind == "torch":
+        from hicache.executor.torch_runtime import TorchRuntime  # a simulated run has no torch
+
+        return TorchRuntime(config, device_counts=device.counts, host_counts=host.counts, tp=tp)
+    raise ValueError(f"executor.kind must be simulated or torch, got {config.executor.kind!r}")
+
+
+def _engine(
+    config: ExperimentConfig,
+    *,
+    cost: CostModel,
+    runtime: Runtime,
+    sizes: tuple[int, int, int],
+    device: Capacity,
+    host: Capacity,
 ) -> Engine:
     model, cache_config = config.model, config.cache
     tree = RadixTree(
@@ -160,7 +251,7 @@ def _engine(
         split_refreshes=cache_config.split_refreshes,
         reclaims_duplicates=cache_config.write_policy is WritePolicy.write_back,
     )
-    has_storage = io.storage is not None
+    has_storage = runtime.has_storage
     cache = PrefixCache(
         tree,
         make_pools(device, host, model),
@@ -174,6 +265,7 @@ def _engine(
         capacity = host.counts[FULL]
         tokens = None if capacity is None else capacity * cache_config.page_size
         prefetcher = Prefetcher(cache, config.prefetch, tokens)
+    is_real = config.executor.kind != "simulated"
     scheduler = Scheduler(
         cache,
         prefetcher,
@@ -181,20 +273,12 @@ def _engine(
         max_len=model.max_len,
         checkpoints=cache_config.checkpoints,
         checkpoint_tokens=cache_config.checkpoint_tokens,
-        may_jump=config.engine.jump,
+        may_jump=config.engine.jump and not is_real,
+        takes_decode_pages_first=is_real,
         estimate_s=cost.prefill_s,
     )
-    executor = SimulatedExecutor(
-        number,
-        cost,
-        io,
-        page_size=cache_config.page_size,
-        page_bytes=sizes,
-        load_rate=_copy_rates(config, tp)["to_device"],
-        slowdown=config.hardware.copy_slowdown.value,
-    )
     check = _check if config.engine.check_invariants else None
-    return Engine(cache, prefetcher, scheduler, executor, check=check)
+    return Engine(cache, prefetcher, scheduler, runtime.executor(cache), check=check)
 
 
 def _check(engine: Engine) -> None:

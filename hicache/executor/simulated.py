@@ -7,11 +7,12 @@ keys only: what is stored, evicted and found is real, bytes are charged to links
 import heapq
 from collections import Counter, deque
 from collections.abc import Generator, Iterable
-from itertools import count
+from itertools import chain, count
 
 import numpy as np
 
 from hicache.cache.node import FULL, MAMBA, SWA
+from hicache.cache.pages import PageIds
 from hicache.cache.prefetch import Prefetch
 from hicache.cache.transfer import BackUp, CopyState, LoadBack, StorageWrite
 from hicache.clock import to_ns
@@ -25,6 +26,7 @@ from hicache.storage.base import Storage
 Delivery = tuple[int, Work | Prefetch]  # (engine, what is done)
 Wait = tuple[int, int, tuple[str, ...]]  # (latency in ns, then bytes, links they cross)
 Errand = Generator[Wait, None, None]
+Item = tuple[int, int]  # (component, host page id)
 STORAGE_LINKS = ("storage_read", "storage_write", "storage")
 NO_STORAGE_LIMIT = 1e15  # bytes a second: a link that never binds
 
@@ -131,7 +133,8 @@ class SimulatedIo:
             if prefetch.is_terminated:
                 break
             keys = prefetch.keys(FULL, first, min(first + batch, total))
-            found = self._load(keys)
+            staged = prefetch.staged[FULL][first : first + batch]
+            found = self._load(engine, keys, _items(FULL, staged))
             num_bytes = found * page_bytes[FULL]
             yield to_ns(self.config.operation_s), num_bytes, links
             self.counters["transfer/storage_read_bytes"] += num_bytes
@@ -148,7 +151,9 @@ class SimulatedIo:
             if prefetch.has_state:
                 keys += prefetch.keys(MAMBA, total - 1, total)
                 num_bytes += page_bytes[MAMBA]
-            is_found = self._load(keys) == len(keys)
+            _, swa, state = prefetch.staged
+            items = chain(_items(SWA, swa), _items(MAMBA, state))
+            is_found = self._load(engine, keys, items) == len(keys)
             num_bytes = num_bytes if is_found else 0
             yield to_ns(self.config.operation_s), num_bytes, links
             self.counters["transfer/storage_read_bytes"] += num_bytes
@@ -163,19 +168,18 @@ class SimulatedIo:
         assert self.storage is not None
         present = self.storage.contains(work.keys)
         missing = [
-            (key, page_bytes[kind])
-            for key, (kind, _), is_there in zip(work.keys, work.pages, present, strict=True)
+            (key, item)
+            for key, item, is_there in zip(work.keys, work.pages, present, strict=True)
             if not is_there
         ]
         yield to_ns(self.config.query_s), 0, ()
         batch = self.config.batch_pages
         for first in range(0, len(missing), batch):
             part = missing[first : first + batch]
-            num_bytes = sum(size for _, size in part)
+            num_bytes = sum(page_bytes[kind] for _, (kind, _) in part)
             yield to_ns(self.config.operation_s), num_bytes, links
             self.counters["transfer/storage_write_bytes"] += num_bytes
-            keys = [key for key, _ in part]
-            self.storage.write(keys, [memoryview(key) for key in keys])
+            self._store(engine, [key for key, _ in part], [item for _, item in part])
         self._done.append((engine, work))
 
     def _contains(self, prefetch: Prefetch, kind: int) -> list[bool]:
@@ -184,7 +188,12 @@ class SimulatedIo:
             return []
         return self.storage.contains(prefetch.keys(kind, 0, prefetch.num_pages))
 
-    def _load(self, keys: list[bytes]) -> int:
+    def _store(self, engine: int, keys: list[bytes], items: Iterable[Item]) -> None:
+        # a page's stand-in is its key; whoever moves real bytes takes them from the items
+        assert self.storage is not None
+        self.storage.write(keys, [memoryview(key) for key in keys])
+
+    def _load(self, engine: int, keys: list[bytes], items: Iterable[Item]) -> int:
         # how many lead without a gap; what is read is the key itself, so that damage shows
         assert self.storage is not None
         buffers = [bytearray(key) for key in keys]
@@ -220,6 +229,10 @@ class SimulatedIo:
         number = next(self._numbers)
         self._flows[number] = work
         self.links.start(number, num_bytes, links, self._now)
+
+
+def _items(kind: int, page_ids: PageIds) -> Iterable[Item]:
+    return ((kind, int(page_id)) for page_id in page_ids)
 
 
 class SimulatedExecutor:

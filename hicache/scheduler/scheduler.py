@@ -80,8 +80,10 @@ class Scheduler:
         checkpoints: CheckpointPlacement = CheckpointPlacement.end,
         checkpoint_tokens: int = 8192,
         may_jump: bool = True,
+        takes_decode_pages_first: bool = False,
         estimate_s: Callable[[int, int], float] | None = None,
     ) -> None:
+        """`takes_decode_pages_first`: before a step and not after it, as real memory needs them."""
         self.cache = cache
         self.prefetcher = prefetcher
         self.config = config
@@ -94,6 +96,7 @@ class Scheduler:
         self._checkpoints = checkpoints
         self._checkpoint_tokens = checkpoint_tokens
         self._max_jump = MAX_JUMP if may_jump else 1
+        self._takes_decode_pages_first = takes_decode_pages_first
         self._estimate_s = estimate_s
         self._num_submitted = 0
         self._ended = Outcome()  # jobs that ended outside `commit`
@@ -496,6 +499,8 @@ class Scheduler:
                 break
             if not self._retract_one():
                 return
+        if self._takes_decode_pages_first:
+            self._take_decode_pages(self.running, steps)
         batch.decodes = list(self.running)
         batch.num_steps = steps
 
@@ -579,6 +584,11 @@ class Scheduler:
             for job in jobs:
                 if job.is_finished:
                     self._finish(job, outcome)
+
+    def _take_decode_pages(self, jobs: list[Job], num_steps: int) -> None:
+        for job in jobs:
+            if not self.cache.extend(job.sequence, job.kv_len + num_steps):
+                raise AssertionError("a decode step was planned without pages for it")
 
     def _finish(self, job: Job, outcome: Outcome) -> None:
         num_pages = job.kv_len // self._page

@@ -221,6 +221,7 @@ class CacheConfig:
     eviction: str = "lru"  # lru, lfu, slru, fifo, or a class of yours as module:Class
     write_policy: WritePolicy = WritePolicy.write_through
     load_back_threshold: int = 10  # full tokens below which nothing is loaded back
+    split_refreshes: bool = False  # a split counts as a use of what lies below it, as in sglang
     checkpoints: CheckpointPlacement = CheckpointPlacement.end_branch
     checkpoint_tokens: int = 8192  # grid of checkpoints=every
 
@@ -257,6 +258,7 @@ class PrefetchConfig:
     deadline_from: DeadlineFrom = DeadlineFrom.enqueue
     timeout_base_s: float = 1.0
     timeout_per_ki_token_s: float = 0.25
+    evict_whole: bool = False  # short of host room, evict all that is wanted, as sglang does
     occupied_share: float = 0.5  # of host tokens that prefetches may hold before more are declined
 
     def __post_init__(self) -> None:
@@ -358,6 +360,7 @@ class ExperimentConfig:
     """One run."""
 
     name: str = "adhoc"
+    program: str = "replay"  # or capacity, sim_vs_real: what `python -m experiments.run` does
     seed: int = 0
     data_dir: str | None = None
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)

@@ -15,7 +15,7 @@ from hicache.cache.prefetch import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree import RadixTree
 from hicache.capacity import Capacity, capacities, make_pools, page_bytes
-from hicache.clock import SECOND_NS, SimulatedClock
+from hicache.clock import SECOND_NS, Clock, SimulatedClock
 from hicache.config import ExperimentConfig, StartState, WritePolicy
 from hicache.engine import Engine, serve
 from hicache.executor.cost import CostModel
@@ -27,8 +27,8 @@ from hicache.recorder import Recorder
 from hicache.request import Request
 from hicache.routing import ROUTERS
 from hicache.scheduler.scheduler import Scheduler
-from hicache.storage.base import KEY_BYTES, Storage
-from hicache.storage.build import open_storage
+from hicache.storage.base import KEY_BYTES
+from hicache.storage.build import SimulatedStorage, guard_simulated, open_storage
 from hicache.warm import warm_storage
 from hicache.workload.arrivals import Feeder
 from hicache.workload.build import Workload, load_workload, sample_sessions
@@ -59,8 +59,14 @@ def run(
     sizes = page_bytes(config.model, config.cache.page_size, tp)
     device, host = capacities(config.cache, config.model, sizes, cost.free_device_bytes)
     notes += _describe(config, device, host, sizes, tp)
-    storage = _open_storage(config, sizes)
-    io = SimulatedIo(config.storage, storage, [_copy_rates(config, tp)] * config.parallel.replicas)
+    clock = SimulatedClock()
+    storage = _open_storage(config, sizes, clock)
+    io = SimulatedIo(
+        config.storage,
+        None if storage is None else storage.storage,
+        [_copy_rates(config, tp)] * config.parallel.replicas,
+        stall=None if storage is None else storage.stall,
+    )
     engines = [
         _engine(config, number, cost=cost, io=io, sizes=sizes, device=device, host=host, tp=tp)
         for number in range(config.parallel.replicas)
@@ -70,7 +76,7 @@ def run(
             raise ValueError("workload.start=warm_storage needs a storage, got storage.kind=none")
         tree = engines[0].cache.tree
         warm_storage(
-            storage,
+            storage.engine,
             workload.requests,
             page_size=tree.page_size,
             window_pages=tree.window_pages,
@@ -99,7 +105,7 @@ def run(
         serve(
             engines,
             feeder.initial(),
-            clock=SimulatedClock(),
+            clock=clock,
             io=io,
             router=router(),
             observer=recorder,
@@ -108,13 +114,15 @@ def run(
         if collects:
             gc.enable()
         if storage is not None:
-            storage.close()
+            storage.storage.close()
     recorder.close()
     for engine in engines:
         invariants.check_drained(engine.cache, engine.prefetcher)
     records = sorted(recorder.records, key=lambda record: record.id)
     measures = _measures(config, records, engines, recorder, cost, tp)
     measures |= _working_set(workload.requests, sizes, host, config)
+    if storage is not None:
+        measures |= storage.counts()
     return Result(
         records=records, measures=measures, wall_s=time.perf_counter() - started, notes=notes
     )
@@ -222,7 +230,9 @@ def _policy(name: str) -> EvictionPolicy:
     return policy
 
 
-def _open_storage(config: ExperimentConfig, sizes: tuple[int, int, int]) -> Storage | None:
+def _open_storage(
+    config: ExperimentConfig, sizes: tuple[int, int, int], clock: Clock
+) -> SimulatedStorage | None:
     # simulated time moves keys, not pages: memory counts nominal bytes, others hold the keys
     nominal = config.storage.kind == "memory"
     page_sizes = {
@@ -231,7 +241,10 @@ def _open_storage(config: ExperimentConfig, sizes: tuple[int, int, int]) -> Stor
         if size
     }
     namespace = f"{config.model.name}-p{config.cache.page_size}-simulated"
-    return open_storage(config.storage, namespace=namespace, page_bytes=page_sizes)
+    engine = open_storage(config.storage, namespace=namespace, page_bytes=page_sizes)
+    if engine is None:
+        return None
+    return guard_simulated(engine, config.storage, clock=clock, seed=config.seed)
 
 
 def _copy_rates(config: ExperimentConfig, tp: int) -> dict[str, float]:

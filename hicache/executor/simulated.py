@@ -21,6 +21,7 @@ from hicache.executor.cost import CostModel
 from hicache.executor.links import Links
 from hicache.scheduler.scheduler import Batch
 from hicache.storage.base import Storage
+from hicache.storage.faults import Stall
 
 Delivery = tuple[int, Work | Prefetch]  # (engine, what is done)
 Wait = tuple[int, int, tuple[str, ...]]  # (latency in ns, then bytes, links they cross)
@@ -37,9 +38,17 @@ class SimulatedIo:
     """
 
     def __init__(
-        self, config: StorageConfig, storage: Storage | None, copy_rates: Iterable[dict[str, float]]
+        self,
+        config: StorageConfig,
+        storage: Storage | None,
+        copy_rates: Iterable[dict[str, float]],
+        *,
+        stall: Stall | None = None,
     ) -> None:
-        """`copy_rates`: of each engine, bytes a second by link: to_device, to_host, host_memory."""
+        """`copy_rates`: of each engine, bytes a second by link: to_device, to_host, host_memory.
+
+        `stall`: what calls of the storage took besides what links and latencies say.
+        """
         shared = config.shared_gbps
         capacities = {
             "storage_read": config.read_gbps * 1e9,
@@ -50,6 +59,7 @@ class SimulatedIo:
             capacities |= {f"{name}{engine}": rate for name, rate in rates.items()}
         self.links = Links(capacities)
         self.storage = storage
+        self._stall = stall or Stall()
         self.config = config
         self.counters: Counter[str] = Counter()
         self._numbers = count()
@@ -118,7 +128,9 @@ class SimulatedIo:
         yield to_ns(self.config.query_s), 0, ()
         if not prefetch.is_settled:
             found = [self._contains(prefetch, kind) for kind in (FULL, SWA, MAMBA)]
-            prefetch.restorable = prefetch.find_restorable(*found)
+            yield self._stall.take(), 0, ()
+            if not prefetch.is_settled:
+                prefetch.restorable = prefetch.find_restorable(*found)
         self.counters["storage/query_count"] += 1
         self._done.append((engine, prefetch))
 
@@ -133,7 +145,7 @@ class SimulatedIo:
             keys = prefetch.keys(FULL, first, min(first + batch, total))
             found = self._load(keys)
             num_bytes = found * page_bytes[FULL]
-            yield to_ns(self.config.operation_s), num_bytes, links
+            yield to_ns(self.config.operation_s) + self._stall.take(), num_bytes, links
             self.counters["transfer/storage_read_bytes"] += num_bytes
             prefetch.completed_pages += found
             if found < len(keys):
@@ -150,7 +162,7 @@ class SimulatedIo:
                 num_bytes += page_bytes[MAMBA]
             is_found = self._load(keys) == len(keys)
             num_bytes = num_bytes if is_found else 0
-            yield to_ns(self.config.operation_s), num_bytes, links
+            yield to_ns(self.config.operation_s) + self._stall.take(), num_bytes, links
             self.counters["transfer/storage_read_bytes"] += num_bytes
             prefetch.sidecars_found = is_found
         prefetch.sidecars_read = True
@@ -167,7 +179,7 @@ class SimulatedIo:
             for key, (kind, _), is_there in zip(work.keys, work.pages, present, strict=True)
             if not is_there
         ]
-        yield to_ns(self.config.query_s), 0, ()
+        yield to_ns(self.config.query_s) + self._stall.take(), 0, ()
         batch = self.config.batch_pages
         for first in range(0, len(missing), batch):
             part = missing[first : first + batch]
@@ -175,7 +187,9 @@ class SimulatedIo:
             yield to_ns(self.config.operation_s), num_bytes, links
             self.counters["transfer/storage_write_bytes"] += num_bytes
             keys = [key for key, _ in part]
-            self.storage.write(keys, [memoryview(key) for key in keys])
+            stored = self.storage.write(keys, [memoryview(key) for key in keys])
+            self.counters["storage/refused_write_pages"] += stored.count(False)
+            yield self._stall.take(), 0, ()
         self._done.append((engine, work))
 
     def _contains(self, prefetch: Prefetch, kind: int) -> list[bool]:

@@ -1,27 +1,28 @@
 """Runs under storage faults: they end, leak nothing, and take simulated time, not real time."""
 
-import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
+import yaml
 from hydra import compose, initialize_config_dir
 
 from experiments import schema
 from hicache import experiment
-from hicache.config import ExperimentConfig, FaultsConfig, StorageConfig
+from hicache.config import ExperimentConfig, FaultsConfig, StartState, StopPolicy, StorageConfig
 from hicache.metrics import Result
 
 CONF = Path(__file__).parents[1] / "conf"
 PRESETS = sorted(path.stem for path in (CONF / "faults").glob("*.yaml"))
-STOPS = ("best_effort", "wait_complete", "timeout")
+STOPS = pytest.mark.parametrize("stop", StopPolicy, ids=lambda stop: stop.name)
+CALM = FaultsConfig()
 ENGINES = ("memory", "slab", "file")
 # small enough to finish at once, large enough that tiers overflow and prefetches overlap faults
 SMALL = (
     "workload=chat",
-    "workload.num_sessions=12",
+    "workload.num_sessions=24",
     "workload.session_rate=4",
-    "workload.start=warm_storage",
     "cache.device_gib=8",
     "cache.host_gib=8",
     "cache.page_size=512",
@@ -33,21 +34,35 @@ SMALL = (
 SOON = {"gone_from_s": 2.0, "gone_for_s": 4.0, "failure_ms": 500.0}
 
 
-def load(*overrides: str) -> ExperimentConfig:
+@cache
+def base_config(*overrides: str) -> ExperimentConfig:
     schema.register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return schema.to_config(compose("config", overrides=[*SMALL, *overrides]))
 
 
-def soon(config: ExperimentConfig) -> ExperimentConfig:
-    faults = config.storage.faults
-    if faults.gone_from_s is not None:
-        faults = replace(faults, **SOON)
-    return replace(config, storage=replace(config.storage, faults=faults))
+def preset_of(name: str) -> FaultsConfig:
+    faults = FaultsConfig(**yaml.safe_load((CONF / "faults" / f"{name}.yaml").read_text()))
+    return faults if faults.gone_from_s is None else replace(faults, **SOON)
 
 
-def run(*overrides: str) -> Result:
-    return experiment.run(soon(load(*overrides)))
+def run(
+    faults: FaultsConfig = CALM,
+    *,
+    base: ExperimentConfig | None = None,
+    stop: StopPolicy = StopPolicy.timeout,
+    start: StartState = StartState.warm_storage,
+    **storage: object,
+) -> Result:
+    config = base or base_config()
+    return experiment.run(
+        replace(
+            config,
+            prefetch=replace(config.prefetch, stop=stop),
+            workload=replace(config.workload, start=start),
+            storage=replace(config.storage, faults=faults, **storage),  # type: ignore[arg-type]
+        )
+    )
 
 
 def ttft_s(result: Result) -> float:
@@ -69,32 +84,34 @@ def fates(result: Result) -> list[tuple[int, str]]:
 
 @pytest.fixture(scope="module")
 def calm() -> Result:
-    return run("faults=none")
+    return run()
 
 
-@pytest.mark.parametrize("stop", STOPS)
+@STOPS
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_run_under_faults_answers_everyone_and_leaks_nothing(
-    preset: str, stop: str, calm: Result
+    preset: str, stop: StopPolicy, calm: Result
 ) -> None:
-    result = run(f"faults={preset}", f"prefetch.stop={stop}")  # ends with check_drained
+    result = run(preset_of(preset), stop=stop)  # ends with check_drained
     assert fates(result) == fates(calm)
 
 
 @pytest.mark.parametrize("model", ["gemma3_27b", "qwen3_next_80b", "tiny_hybrid"])
-@pytest.mark.parametrize("stop", STOPS)
-def test_hybrids_leak_nothing_when_everything_goes_wrong(model: str, stop: str) -> None:
+@STOPS
+def test_hybrids_leak_nothing_when_everything_goes_wrong(model: str, stop: StopPolicy) -> None:
     roomy = () if model == "tiny_hybrid" else ("cache.device_gib=24", "cache.host_gib=12")
-    result = run(f"model={model}", "faults=everything", f"prefetch.stop={stop}", *roomy)
-    assert {record.status.name for record in result.records} == {"finished"}
+    roomy += ("workload.num_sessions=8",)
+    base = base_config(f"model={model}", *roomy)
+    result = run(preset_of("everything"), base=base, stop=stop)
+    assert fates(result) == fates(run(base=base, stop=stop))
 
 
 @pytest.mark.parametrize("kind", ENGINES)
 def test_every_local_engine_gives_the_same_run_under_the_same_faults(
     kind: str, tmp_path: Path
 ) -> None:
-    memory = run("faults=everything")
-    other = run("faults=everything", f"storage={kind}", f"storage.root={tmp_path}")
+    memory = run(preset_of("everything"))
+    other = run(preset_of("everything"), kind=kind, root=str(tmp_path))
     assert [record.first_token_ns for record in other.records] == [
         record.first_token_ns for record in memory.records
     ]
@@ -113,10 +130,11 @@ def test_every_local_engine_gives_the_same_run_under_the_same_faults(
     ],
 )
 def test_each_preset_injects_its_fault(preset: str, fault: str) -> None:
-    faults = {"missing": 0.2, "short": 0.2, "corrupt": 0.2}
-    rate = (f"storage.faults.{fault}_rate={faults[fault]}",) if fault in faults else ()
-    start = ("workload.start=cold",) if preset == "full" else ()
-    measures = run(f"faults={preset}", *rate, *start).measures
+    faults = preset_of(preset)
+    if fault in ("missing", "short", "corrupt"):  # the run has few pages
+        faults = replace(faults, **{f"{fault}_rate": 0.2})
+    start = StartState.cold if fault == "full" else StartState.warm_storage
+    measures = run(faults, start=start).measures
     assert measures[f"storage/injected_{fault}_count"] > 0
 
 
@@ -125,40 +143,38 @@ def test_nothing_is_injected_unless_asked_for(calm: Result) -> None:
 
 
 def test_delays_are_simulated_time(calm: Result) -> None:
-    slow = run("storage.faults.delay_ms=60000", "prefetch.stop=wait_complete",
-               "storage.deadline_s=1000")  # fmt: skip
-    assert ttft_s(slow) > ttft_s(calm) + 60
-    assert slow.wall_s < 30  # an hour and more of delays
+    slow = run(FaultsConfig(delay_ms=60_000), stop=StopPolicy.wait_complete, deadline_s=1000)
+    assert ttft_s(slow) > ttft_s(calm) + 30
+    assert slow.wall_s < 30  # minutes of delays
 
 
 def test_a_call_beyond_the_deadline_fails_then() -> None:
-    cut = run("storage.faults.delay_ms=60000", "prefetch.stop=wait_complete",
-              "storage.deadline_s=1")  # fmt: skip
+    cut = run(FaultsConfig(delay_ms=60_000), stop=StopPolicy.wait_complete, deadline_s=1)
     assert cut.measures["storage/failed_count"] > 0
-    assert ttft_s(cut) < 60
+    assert ttft_s(cut) < 30
 
 
 def test_an_engine_that_is_gone_for_good_is_bypassed() -> None:
-    result = experiment.run(load("storage.faults.gone_from_s=0"))
+    result = run(FaultsConfig(gone_from_s=0))
     assert result.measures["storage/bypassed_count"] > result.measures["storage/failed_count"]
     assert storage_hits(result) == 0
 
 
 def test_an_engine_that_comes_back_is_used_again() -> None:
-    gone = ("storage.faults.gone_from_s=0", "storage.breaker_retry_s=1")
-    result = experiment.run(load(*gone, "storage.faults.gone_for_s=3"))
-    assert storage_hits(result) > 0
+    result = run(FaultsConfig(gone_from_s=0, gone_for_s=3), breaker_retry_s=1)
     assert result.measures["storage/failed_count"] > 0
+    assert storage_hits(result) > 0
 
 
 def test_corrupt_pages_cost_hits_and_nothing_else(calm: Result) -> None:
-    result = run("storage.faults.corrupt_rate=0.2")
+    result = run(FaultsConfig(corrupt_rate=0.2))
     assert 0 < storage_hits(result) < storage_hits(calm)
+    assert fates(result) == fates(calm)
 
 
 def test_the_same_seed_gives_the_same_run() -> None:
-    one, other = run("faults=everything"), run("faults=everything")
-    assert json.dumps(one.measures) == json.dumps(other.measures)
+    one, other = run(preset_of("everything")), run(preset_of("everything"))
+    assert one.measures == other.measures
     assert one.records == other.records
 
 

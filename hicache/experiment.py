@@ -78,7 +78,7 @@ def run(
         tree = parts[0].cache.tree
         for storage in runtime.storages:
             warm_storage(
-                storage,
+                storage.engine,
                 workload.requests,
                 page_size=tree.page_size,
                 window_pages=tree.window_pages,

@@ -220,7 +220,7 @@ def _policy(name: str) -> EvictionPolicy:
         )
     try:
         policy: EvictionPolicy = getattr(importlib.import_module(module), attribute)()
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, TypeError) as error:
         raise ValueError(f"cache.eviction={name} cannot be loaded: {error}") from error
     if not callable(getattr(policy, "priority", None)):
         raise ValueError(f"cache.eviction={name} has no method priority(node)")

@@ -9,6 +9,7 @@ import torch
 
 from hicache.cache.keys import COMPONENT_TAGS
 from hicache.cache.prefix_cache import PrefixCache
+from hicache.clock import SECOND_NS
 from hicache.config import ExperimentConfig
 from hicache.executor.reference_model import ReferenceModel
 from hicache.executor.torch_io import TorchExecutor, TorchIo
@@ -83,7 +84,19 @@ class TorchRuntime:
     def report(self) -> tuple[list[str], dict[str, float]]:
         """Notes and measures of a run that is over."""
         notes = [f"computed on {self._device} with torch {torch.__version__}"]
-        measures: dict[str, float] = {}
+        copied_ns = sum(plane.total_copied_ns for plane in self.io.planes)
+        exposed_ns = sum(plane.total_exposed_ns for plane in self.io.planes)
+        measures: dict[str, float] = {
+            "load_back/copy_s": copied_ns / SECOND_NS,
+            "load_back/exposed_s": exposed_ns / SECOND_NS,
+        }
+        if copied_ns:
+            hidden = max(1 - exposed_ns / copied_ns, 0.0)
+            measures["load_back/hidden_share"] = hidden
+            notes.append(
+                f"copies into the device took {copied_ns / 1e6:,.1f} ms, "
+                f"{hidden:.0%} of it behind the layers"
+            )
         if self._verifier is not None:
             verdict = self._verifier.verify()
             notes.append(str(verdict))

@@ -585,9 +585,7 @@ class Scheduler:
                     self._finish(job, outcome)
 
     def _take_decode_pages(self, num_steps: int) -> bool:
-        return all(
-            self.cache.extend(job.sequence, job.kv_len + num_steps) for job in self.running
-        )
+        return all(self.cache.extend(job.sequence, job.kv_len + num_steps) for job in self.running)
 
     def _finish(self, job: Job, outcome: Outcome) -> None:
         num_pages = job.kv_len // self._page

@@ -313,9 +313,16 @@ class ExecutorConfig:
     """What carries out a step: the cost model, or a real model on real memory."""
 
     kind: str = "simulated"  # simulated or torch
+    copy_path: str = "kernel"  # simulated: what copies pages, a kernel or the copy_engine
     device: str = "auto"  # torch: cpu, cuda or auto
     verify: bool = False  # torch: compare logits with a cold recompute
     storage_deadline_s: float = 10.0  # torch: a call that takes longer has failed
+
+    def __post_init__(self) -> None:
+        if self.copy_path not in ("kernel", "copy_engine"):
+            raise ValueError(
+                f"executor.copy_path must be kernel or copy_engine, got {self.copy_path!r}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

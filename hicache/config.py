@@ -387,12 +387,17 @@ class ExecutorConfig:
     """What carries out a step: the cost model, or a real model on real memory."""
 
     kind: str = "simulated"  # simulated or torch
+    copy_path: str = "kernel"  # simulated: what copies pages, a kernel or the copy_engine
     device: str = "auto"  # torch: cpu, cuda or auto
     model: RealModel = RealModel.exact  # torch
     verify: bool = False  # torch: compare logits with a cold recompute
     storage_deadline_s: float = 10.0  # torch: a call that takes longer has failed
 
     def __post_init__(self) -> None:
+        if self.copy_path not in ("kernel", "copy_engine"):
+            raise ValueError(
+                f"executor.copy_path must be kernel or copy_engine, got {self.copy_path!r}"
+            )
         if self.verify and self.model is not RealModel.exact:
             raise ValueError(f"executor.verify needs executor.model=exact, got {self.model.value}")
         if self.storage_deadline_s <= 0:

@@ -300,7 +300,8 @@ class Scheduler:
                 # a passing shortage is waited for; a chunk that can never fit is made to
                 if capacity is None or needed < capacity * page:
                     return Defer("swa_tokens")
-                chunk = (remaining - 1 - self._swa_budget(0, max_new, 0, host_hit)) // page * page
+                fits = (remaining - self._swa_budget(0, max_new, 0, host_hit)) // page * page
+                chunk = min(chunk, fits)
                 if chunk <= 0:
                     return Defer("swa_tokens")
         if cache.tree.has_states and 2 + match.mamba_host_hit_length > cache.room(MAMBA):

@@ -43,7 +43,14 @@ ONLY_IN = {
     "omegaconf": ("experiments",),
     "wandb": ("hicache.tracking",),
     "matplotlib": ("hicache.report", "experiments"),
-    "torch": ("hicache.kernels", "hicache.executor", "hicache.env", "experiments"),
+    "torch": (
+        "hicache.kernels",
+        "hicache.executor",
+        "hicache.env",
+        "hicache.storage.sglang",
+        "experiments",
+    ),
+    "sglang": ("hicache.storage.sglang",),
     "triton": ("hicache.kernels", "experiments"),
 }
 
@@ -86,6 +93,8 @@ def forbidden(module: str, target: str) -> bool:
         return not any(is_in(module, place) for place in ONLY_IN[top])
     if top not in ("hicache", "experiments") or target == "hicache":
         return False
+    if is_in(target, "hicache.storage.sglang"):
+        return True  # SGLang imports it, nobody else
     if name_of(module) == name_of(target):
         return False
     return (name_of(module), name_of(target)) not in NEIGHBOURS and floor_of(target) >= floor_of(
@@ -111,6 +120,8 @@ def test_imports_go_down(path):
         ("hicache.storage.slab", "from hicache.workload.traces import load"),
         ("hicache.config", "from omegaconf import MISSING"),
         ("hicache.engine", "import wandb"),
+        ("hicache.storage.build", "import torch"),
+        ("hicache.storage.build", "from hicache.storage.sglang import HiCacheStore"),
         ("hicache.scheduler.scheduler", "from hicache.executor.base import Executor"),
     ],
 )

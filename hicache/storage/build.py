@@ -21,14 +21,14 @@ KINDS = ("none", "memory", "slab", "file", "redis", "mooncake")
 
 
 def open_storage(
-    config: StorageConfig, *, namespace: str, page_bytes: Mapping[int, int]
+    config: StorageConfig, *, namespace: str, page_bytes: Mapping[int, int] | None
 ) -> Storage | None:
     """Open the engine of `config.kind`, or none.
 
     `config.root` is a directory for slab and file, a URL for redis, and the master's HOST:PORT
     for mooncake, where `config.capacity_gib` is the memory that this process adds to the store.
     `page_bytes` gives the size of a page for each component (the last byte of a key); it is what
-    pages are charged, also where their payload is a stand-in.
+    pages are charged, also where their payload is a stand-in. None: what their payload is long.
 
     Raises:
         ValueError: The configuration makes no sense.
@@ -73,7 +73,7 @@ def open_guarded_storage(
     config: StorageConfig,
     *,
     namespace: str,
-    page_bytes: Mapping[int, int],
+    page_bytes: Mapping[int, int] | None,
     clock: Clock,
     seed: int = 0,
 ) -> Storage | None:

@@ -28,7 +28,7 @@ from hicache.request import Request
 from hicache.routing import ROUTERS
 from hicache.scheduler.scheduler import Scheduler
 from hicache.storage.base import KEY_BYTES
-from hicache.storage.build import SimulatedStorage, guard_simulated, open_storage
+from hicache.storage.build import SimulatedStorage, open_simulated_storage
 from hicache.warm import warm_storage
 from hicache.workload.arrivals import Feeder
 from hicache.workload.build import Workload, load_workload, sample_sessions
@@ -114,7 +114,7 @@ def run(
         if collects:
             gc.enable()
         if storage is not None:
-            storage.storage.close()
+            storage.close()
     recorder.close()
     for engine in engines:
         invariants.check_drained(engine.cache, engine.prefetcher)
@@ -241,10 +241,9 @@ def _open_storage(
         if size
     }
     namespace = f"{config.model.name}-p{config.cache.page_size}-simulated"
-    engine = open_storage(config.storage, namespace=namespace, page_bytes=page_sizes)
-    if engine is None:
-        return None
-    return guard_simulated(engine, config.storage, clock=clock, seed=config.seed)
+    return open_simulated_storage(
+        config.storage, namespace=namespace, page_bytes=page_sizes, clock=clock, seed=config.seed
+    )
 
 
 def _copy_rates(config: ExperimentConfig, tp: int) -> dict[str, float]:

@@ -74,6 +74,13 @@ class ServiceOrder(Enum):
     shortest_remaining = "shortest_remaining"  # least uncached work first, with aging
 
 
+class HitAgreement(Enum):
+    """What the ranks of an engine agree on when storage has answered each of them."""
+
+    restorable = "restorable"  # the longest prefix that every rank can restore
+    min_of_maxima = "min_of_maxima"  # the shortest of their longest: not restorable on some
+
+
 class SwaBudget(Enum):
     """What admission charges a request to the sliding-window pool."""
 
@@ -145,6 +152,7 @@ class WorkloadConfig:
     limit: int | None = None  # first requests only
     load: float | None = None
     time_scale: float = 1.0
+    token_stride: int = 1  # keep every n-th token id: the same tree of prefixes, n times smaller
     start_jitter_s: float = 0.0
     tokens: TraceTokens = TraceTokens.reconstructed
     arrivals: Arrivals = Arrivals.causal
@@ -162,6 +170,7 @@ class WorkloadConfig:
             raise ValueError(f"workload.load must be positive, got {self.load}")
         if self.time_scale <= 0:
             raise ValueError(f"workload.time_scale must be positive, got {self.time_scale}")
+        _at_least("workload.token_stride", self.token_stride, 1)
         _at_least("workload.start_jitter_s", self.start_jitter_s, 0)
         _at_least("workload.concurrency", self.concurrency, 1)
         _at_least("workload.num_sessions", self.num_sessions, 1)
@@ -171,15 +180,24 @@ class WorkloadConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParallelConfig:
-    """How one engine is spread over devices, and how many engines there are."""
+    """How one engine is spread over devices, and how many engines there are.
+
+    `tp` is what the cost model knows. Each of `ranks` keeps a tree and a part of every page of its
+    own and reads that from a storage of its own; together they serve as one engine.
+    """
 
     tp: int | None = None  # devices of an engine; none: the model's default
+    ranks: int = 1
+    hit_agreement: HitAgreement = HitAgreement.restorable
+    collective_s: float = 150e-6  # of one collective in every step; sglang issue 30511 gives 150 us
     replicas: int = 1
     router: str = "sticky"  # sticky, round_robin or prefix_load
 
     def __post_init__(self) -> None:
         if self.tp is not None:
             _at_least("parallel.tp", self.tp, 1)
+        _at_least("parallel.ranks", self.ranks, 1)
+        _at_least("parallel.collective_s", self.collective_s, 0)
         _at_least("parallel.replicas", self.replicas, 1)
 
 
@@ -203,6 +221,7 @@ class CacheConfig:
     eviction: str = "lru"  # lru, lfu, slru, fifo, or a class of yours as module:Class
     write_policy: WritePolicy = WritePolicy.write_through
     load_back_threshold: int = 10  # full tokens below which nothing is loaded back
+    split_refreshes: bool = False  # a split counts as a use of what lies below it, as in sglang
     checkpoints: CheckpointPlacement = CheckpointPlacement.end_branch
     checkpoint_tokens: int = 8192  # grid of checkpoints=every
 
@@ -239,6 +258,7 @@ class PrefetchConfig:
     deadline_from: DeadlineFrom = DeadlineFrom.enqueue
     timeout_base_s: float = 1.0
     timeout_per_ki_token_s: float = 0.25
+    evict_whole: bool = False  # short of host room, evict all that is wanted, as sglang does
     occupied_share: float = 0.5  # of host tokens that prefetches may hold before more are declined
 
     def __post_init__(self) -> None:
@@ -329,6 +349,8 @@ class StorageConfig:
     read_workers: int = 1
     write_workers: int = 1
     write_queue_gib: float = 4.0  # host pages that writes may pin; what comes above is dropped
+    delay_s: float = 0.0  # mean of an exponential delay of each batch that is read
+    sidecar_s: float = 0.0  # by which the window and the state of a prefix come after its pages
     deadline_s: float = 5.0  # a call that takes longer has failed
     breaker_failures: int = 3
     breaker_retry_s: float = 5.0
@@ -338,7 +360,14 @@ class StorageConfig:
         for name in ("read_gbps", "write_gbps"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"storage.{name} must be positive, got {getattr(self, name)}")
-        for name in ("query_s", "operation_s", "write_queue_gib", "breaker_retry_s"):
+        for name in (
+            "query_s",
+            "operation_s",
+            "write_queue_gib",
+            "delay_s",
+            "sidecar_s",
+            "breaker_retry_s",
+        ):
             _at_least(f"storage.{name}", getattr(self, name), 0)
         if self.deadline_s <= 0:
             raise ValueError(f"storage.deadline_s must be positive, got {self.deadline_s}")
@@ -353,6 +382,7 @@ class ExecutorConfig:
     kind: str = "simulated"  # simulated or torch
     device: str = "auto"  # torch: cpu, cuda or auto
     verify: bool = False  # torch: compare logits with a cold recompute
+    storage_deadline_s: float = 10.0  # torch: a call that takes longer has failed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -377,6 +407,7 @@ class ExperimentConfig:
     """One run."""
 
     name: str = "adhoc"
+    program: str = "replay"  # or capacity, sim_vs_real: what `python -m experiments.run` does
     seed: int = 0
     data_dir: str | None = None
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)

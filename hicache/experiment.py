@@ -9,26 +9,23 @@ import numpy as np
 
 from hicache.cache import invariants
 from hicache.cache.eviction import POLICIES, EvictionPolicy
-from hicache.cache.keys import COMPONENT_TAGS
 from hicache.cache.node import FULL, KIND_NAMES, MAMBA, SWA
 from hicache.cache.prefetch import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree import RadixTree
 from hicache.capacity import Capacity, capacities, make_pools, page_bytes
-from hicache.clock import SECOND_NS, Clock, SimulatedClock
+from hicache.clock import SECOND_NS
 from hicache.config import ExperimentConfig, StartState, WritePolicy
 from hicache.engine import Engine, serve
 from hicache.executor.cost import CostModel
-from hicache.executor.links import CopyPath, pcie_rate
-from hicache.executor.simulated import SimulatedExecutor, SimulatedIo
+from hicache.lockstep import RankedEngine, lockstep
 from hicache.metrics import REQUIRED_MEASURES, Progress, RequestRecord, Result, Status
 from hicache.models import GIB, ComponentKind
 from hicache.recorder import Recorder
 from hicache.request import Request
 from hicache.routing import ROUTERS
+from hicache.runtime import Runtime, SimulatedRuntime, make_runtime
 from hicache.scheduler.scheduler import Scheduler
-from hicache.storage.base import KEY_BYTES
-from hicache.storage.build import SimulatedStorage, open_simulated_storage
 from hicache.warm import warm_storage
 from hicache.workload.arrivals import Feeder
 from hicache.workload.build import Workload, load_workload, sample_sessions
@@ -48,8 +45,6 @@ def run(
         ValueError: a value that cannot be used, named.
         FileNotFoundError: a trace that is not there.
     """
-    if config.executor.kind != "simulated":
-        raise ValueError(f"executor.kind must be simulated, got {config.executor.kind!r}")
     started = time.perf_counter()
     notes: list[str] = []
     tp = config.parallel.tp or config.model.default_tp
@@ -59,29 +54,36 @@ def run(
     sizes = page_bytes(config.model, config.cache.page_size, tp)
     device, host = capacities(config.cache, config.model, sizes, cost.free_device_bytes)
     notes += _describe(config, device, host, sizes, tp)
-    clock = SimulatedClock()
-    storage = _open_storage(config, sizes, clock)
-    io = SimulatedIo(
-        config.storage,
-        None if storage is None else storage.storage,
-        [_copy_rates(config, tp)] * config.parallel.replicas,
-        stall=None if storage is None else storage.stall,
-    )
-    engines = [
-        _engine(config, number, cost=cost, io=io, sizes=sizes, device=device, host=host, tp=tp)
-        for number in range(config.parallel.replicas)
+    runtime = make_runtime(config, cost=cost, sizes=sizes, device=device, host=host, tp=tp)
+    num_ranks = config.parallel.ranks
+    num_engines = config.parallel.replicas * num_ranks
+    parts = [
+        _engine(config, cost=cost, runtime=runtime, sizes=sizes, device=device, host=host)
+        for _ in range(num_engines)
     ]
+    engines = parts
+    if num_ranks > 1:
+        if not runtime.has_storage:
+            raise ValueError(f"parallel.ranks={num_ranks} needs a storage, got storage.kind=none")
+        engines = [
+            lockstep(parts[first : first + num_ranks], config.parallel, config.storage)
+            for first in range(0, num_engines, num_ranks)
+        ]
     if config.workload.start is StartState.warm_storage:
-        if storage is None:
-            raise ValueError("workload.start=warm_storage needs a storage, got storage.kind=none")
-        tree = engines[0].cache.tree
-        warm_storage(
-            storage.engine,
-            workload.requests,
-            page_size=tree.page_size,
-            window_pages=tree.window_pages,
-            has_states=tree.has_states,
-        )
+        if not isinstance(runtime, SimulatedRuntime) or not runtime.storages:
+            raise ValueError(
+                "workload.start=warm_storage needs a storage and executor=simulated, got "
+                f"storage.kind={config.storage.kind} and executor.kind={config.executor.kind}"
+            )
+        tree = parts[0].cache.tree
+        for storage in runtime.storages:
+            warm_storage(
+                storage.engine,
+                workload.requests,
+                page_size=tree.page_size,
+                window_pages=tree.window_pages,
+                has_states=tree.has_states,
+            )
     feeder = Feeder(
         workload.requests, config.workload.arrivals, concurrency=config.workload.concurrency
     )
@@ -92,7 +94,7 @@ def run(
         interval_s=config.tracker.interval_s,
         warm_up_s=config.workload.warm_up_s,
         progress=progress,
-        counters=[io.counters],
+        counters=[runtime.counters],
     )
     router = ROUTERS.get(config.parallel.router)
     if router is None:
@@ -105,24 +107,27 @@ def run(
         serve(
             engines,
             feeder.initial(),
-            clock=clock,
-            io=io,
+            clock=runtime.clock,
+            io=runtime.io,
             router=router(),
             observer=recorder,
         )
     finally:
         if collects:
             gc.enable()
-        if storage is not None:
-            storage.close()
+        runtime.close()
     recorder.close()
+    for part in parts:
+        invariants.check_drained(part.cache, part.prefetcher)
     for engine in engines:
-        invariants.check_drained(engine.cache, engine.prefetcher)
+        if isinstance(engine, RankedEngine):
+            engine.check_equal()
     records = sorted(recorder.records, key=lambda record: record.id)
     measures = _measures(config, records, engines, recorder, cost, tp)
     measures |= _working_set(workload.requests, sizes, host, config)
-    if storage is not None:
-        measures |= storage.counts()
+    found, more = runtime.report()
+    notes += found
+    measures |= more
     return Result(
         records=records, measures=measures, wall_s=time.perf_counter() - started, notes=notes
     )
@@ -150,14 +155,12 @@ def _workload(config: ExperimentConfig, cost: CostModel, notes: list[str]) -> Wo
 
 def _engine(
     config: ExperimentConfig,
-    number: int,
     *,
     cost: CostModel,
-    io: SimulatedIo,
+    runtime: Runtime,
     sizes: tuple[int, int, int],
     device: Capacity,
     host: Capacity,
-    tp: int,
 ) -> Engine:
     model, cache_config = config.model, config.cache
     tree = RadixTree(
@@ -165,12 +168,13 @@ def _engine(
         policy=_policy(cache_config.eviction),
         window_len=model.window_len,
         has_states=ComponentKind.mamba in model.components,
+        split_refreshes=cache_config.split_refreshes,
         reclaims_duplicates=cache_config.write_policy is WritePolicy.write_back,
     )
-    has_storage = io.storage is not None
+    has_storage = runtime.has_storage
     cache = PrefixCache(
         tree,
-        make_pools(device, host, model),
+        make_pools(device, host, model, is_traced=config.parallel.ranks > 1),
         page_bytes=sizes,
         write_policy=cache_config.write_policy,
         load_back_threshold=cache_config.load_back_threshold,
@@ -181,6 +185,7 @@ def _engine(
         capacity = host.counts[FULL]
         tokens = None if capacity is None else capacity * cache_config.page_size
         prefetcher = Prefetcher(cache, config.prefetch, tokens)
+    is_real = config.executor.kind != "simulated"
     scheduler = Scheduler(
         cache,
         prefetcher,
@@ -188,20 +193,12 @@ def _engine(
         max_len=model.max_len,
         checkpoints=cache_config.checkpoints,
         checkpoint_tokens=cache_config.checkpoint_tokens,
-        may_jump=config.engine.jump,
+        may_jump=config.engine.jump and not is_real,
+        takes_decode_pages_first=is_real,
         estimate_s=cost.prefill_s,
     )
-    executor = SimulatedExecutor(
-        number,
-        cost,
-        io,
-        page_size=cache_config.page_size,
-        page_bytes=sizes,
-        load_rate=_copy_rates(config, tp)["to_device"],
-        slowdown=config.hardware.copy_slowdown.value,
-    )
     check = _check if config.engine.check_invariants else None
-    return Engine(cache, prefetcher, scheduler, executor, check=check)
+    return Engine(cache, prefetcher, scheduler, runtime.executor(cache), check=check)
 
 
 def _check(engine: Engine) -> None:
@@ -228,34 +225,6 @@ def _policy(name: str) -> EvictionPolicy:
     if not callable(getattr(policy, "priority", None)):
         raise ValueError(f"cache.eviction={name} has no method priority(node)")
     return policy
-
-
-def _open_storage(
-    config: ExperimentConfig, sizes: tuple[int, int, int], clock: Clock
-) -> SimulatedStorage | None:
-    # simulated time moves keys, not pages: memory counts nominal bytes, others hold the keys
-    nominal = config.storage.kind == "memory"
-    page_sizes = {
-        tag[0]: size if nominal else KEY_BYTES
-        for tag, size in zip(COMPONENT_TAGS, sizes, strict=True)
-        if size
-    }
-    namespace = f"{config.model.name}-p{config.cache.page_size}-simulated"
-    return open_simulated_storage(
-        config.storage, namespace=namespace, page_bytes=page_sizes, clock=clock, seed=config.seed
-    )
-
-
-def _copy_rates(config: ExperimentConfig, tp: int) -> dict[str, float]:
-    """Bytes a second of an engine's links; its devices copy side by side."""
-    model, hardware = config.model, config.hardware
-    layer_page = model.full_layer_token_bytes * config.cache.page_size
-    piece = max(layer_page // tp, 1)  # a device's part of one layer's page is contiguous
-    return {
-        "to_device": tp * pcie_rate(hardware, piece, CopyPath.kernel, to_device=True),
-        "to_host": tp * pcie_rate(hardware, piece, CopyPath.kernel, to_device=False),
-        "host_memory": hardware.host_bandwidth.value,
-    }
 
 
 def _describe(

@@ -194,5 +194,5 @@ def test_a_fault_that_makes_no_sense_is_refused_by_name(
 
 
 def test_a_deadline_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"storage.deadline_s must be positive, got 0"):
+    with pytest.raises(ValueError, match=r"storage\.deadline_s must be positive, got 0"):
         StorageConfig(deadline_s=0)

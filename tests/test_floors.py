@@ -18,14 +18,16 @@ FLOORS = [
         "hicache.report",
     ],
     ["hicache.cache"],
+    ["hicache.capacity"],
     ["hicache.scheduler", "hicache.executor"],
     ["hicache.engine"],
     [
-        "hicache.capacity",
+        "hicache.lockstep",
         "hicache.recorder",
         "hicache.routing",
         "hicache.warm",
-    ],  # pieces of hicache.experiment
+    ],
+    ["hicache.runtime"],  # this and what stands below, to the engine, are pieces of the experiment
     ["hicache.experiment"],
     ["experiments"],
 ]
@@ -42,7 +44,7 @@ ONLY_IN = {
     "hydra": ("experiments",),
     "omegaconf": ("experiments",),
     "wandb": ("hicache.tracking",),
-    "matplotlib": ("hicache.report", "experiments"),
+    "matplotlib": ("hicache.report", "hicache.kernels.bench", "experiments"),
     "torch": (
         "hicache.kernels",
         "hicache.executor",

@@ -28,6 +28,11 @@ class PageAllocator:
         return self._next_new - self._num_returned
 
     @property
+    def taken(self) -> NDArray[np.bool_]:
+        """Which ids are out, by id; not to be written."""
+        return self._taken
+
+    @property
     def num_free(self) -> int:
         """Ids that `allocate` can still give; a very large number when the pool never fills."""
         if self.capacity is None:

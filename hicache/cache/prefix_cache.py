@@ -250,6 +250,13 @@ class PrefixCache:
             return self._allocate(HOST, kind, count)
         return self.pools[HOST][kind].allocate(count)
 
+    def evict_host(self, kind: int, count: int) -> None:
+        """Drop this many pages (mamba: slots) of the host, or all that may go, free or not."""
+        pool = self.pools[HOST][kind]
+        wanted = pool.num_free + count
+        while pool.num_free < wanted and self._evict_one(HOST, kind):
+            pass
+
     def free_host(self, kind: int, page_ids: PageIds) -> None:
         """Give staged host pages back."""
         self.pools[HOST][kind].free(page_ids)
@@ -462,7 +469,11 @@ class PrefixCache:
     ) -> list[HostLock]:
         tree = self.tree
         locks = [tree.lock_host(node, full_start, swa_start=swa_start)]
-        locks += [tree.lock_host(each, each.end, with_state=True) for each in state_nodes]
+        # evicting a node's window would take its state along, so the state's lock holds both
+        locks += [
+            tree.lock_host(each, each.end, swa_start=each.start, with_state=True)
+            for each in state_nodes
+        ]
         return locks
 
     def _write_to_storage(self, back_up: BackUp) -> None:

@@ -98,6 +98,7 @@ class RadixTree:
         window_len: int = 0,
         has_states: bool = False,
         reclaims_duplicates: bool = False,
+        split_refreshes: bool = False,
     ) -> None:
         self.page_size = page_size
         self.page_bytes = page_size * TOKEN_BYTES
@@ -111,6 +112,7 @@ class RadixTree:
             if kind == FULL or (kind == SWA and self.has_swa) or (kind == MAMBA and has_states)
         ]
         self._reclaims_duplicates = reclaims_duplicates
+        self._split_refreshes = split_refreshes
         self.roots: dict[str, Node] = {}
         self.leaves = (VictimQueue(policy.priority), VictimQueue(policy.priority))  # by tier
         # unlocked swa and mamba data, least recent first; on the host only what is nowhere else
@@ -258,6 +260,8 @@ class RadixTree:
         Returns the node that ends at `end`.
         """
         self._tick += 1
+        for above in self._path(node, 0):
+            above.tick = self._tick  # whoever publishes has used the prefix until now
         while node.end < end:
             start = node.end
             child = self._step(node, sequence.tokens, end)
@@ -404,12 +408,14 @@ class RadixTree:
             self._drop(node, DEVICE, other, actions)
 
     def may_leave_device(self, node: Node) -> bool:
-        """Whether a victim can go: it has a host copy, or nothing below it is locked on the host.
+        """Whether a victim can go: it has a host copy, or nothing it takes along is locked there.
 
-        Only under write_back can a node without one have descendants on the host.
+        Only under write_back can a node without one have a sidecar or descendants on the host.
         """
         if node.held[HOST][FULL] is not None or node not in self.leaves[DEVICE]:
             return True
+        if any(node.locks[HOST]):
+            return False
         stack = list(node.children.values())
         while stack:
             below = stack.pop()
@@ -475,6 +481,8 @@ class RadixTree:
         lower.num_pages -= pages
         upper.children[lower.edge[: self.page_bytes]] = lower
         upper.hit_count, upper.tick, upper.created = lower.hit_count, lower.tick, lower.created
+        if self._split_refreshes:
+            lower.tick = self._tick
         upper.aux_ticks[SWA] = lower.aux_ticks[SWA]
         if lower.digests is not None:
             upper.digests, lower.digests = lower.digests[:pages], lower.digests[pages:]

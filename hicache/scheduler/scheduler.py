@@ -15,7 +15,13 @@ from hicache.cache.prefetch import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.transfer import LoadBack
 from hicache.cache.tree import MatchResult
-from hicache.config import Batching, CheckpointPlacement, SchedulerConfig, ServiceOrder
+from hicache.config import (
+    Batching,
+    CheckpointPlacement,
+    SchedulerConfig,
+    ServiceOrder,
+    WritePolicy,
+)
 from hicache.request import Request
 from hicache.scheduler.budget import (
     Defer,
@@ -74,8 +80,10 @@ class Scheduler:
         checkpoints: CheckpointPlacement = CheckpointPlacement.end,
         checkpoint_tokens: int = 8192,
         may_jump: bool = True,
+        takes_decode_pages_first: bool = False,
         estimate_s: Callable[[int, int], float] | None = None,
     ) -> None:
+        """`takes_decode_pages_first`: before a step and not after it, as real memory needs them."""
         self.cache = cache
         self.prefetcher = prefetcher
         self.config = config
@@ -88,6 +96,7 @@ class Scheduler:
         self._checkpoints = checkpoints
         self._checkpoint_tokens = checkpoint_tokens
         self._max_jump = MAX_JUMP if may_jump else 1
+        self._takes_decode_pages_first = takes_decode_pages_first
         self._estimate_s = estimate_s
         self._num_submitted = 0
         self._ended = Outcome()  # jobs that ended outside `commit`
@@ -166,6 +175,7 @@ class Scheduler:
     def plan(self, now_ns: int) -> Batch | None:
         """The next step, or None if nothing can run now."""
         batch = Batch()
+        self._end_waits(now_ns)
         if self.partial is not None or self.waiting:
             budget = StepBudget(
                 chunk_tokens=self.config.chunk_tokens, reserved_tokens=self._reserved_tokens()
@@ -217,37 +227,44 @@ class Scheduler:
 
     def _prefetch_lets_go(self, job: Job, now_ns: int) -> bool:
         if self.prefetcher is None or self.prefetcher.check(job.request.id, now_ns):
-            if job.blocked_since_ns is not None:
-                job.storage_wait_ns += now_ns - job.blocked_since_ns
-                job.blocked_since_ns = None
             return True
         if job.blocked_since_ns is None:
             job.blocked_since_ns = now_ns
         return False
+
+    def _end_waits(self, now_ns: int) -> None:
+        # also of those that the scan will not reach: what they wait for now is not storage
+        if self.prefetcher is None:
+            return
+        for _, job in self.waiting:
+            since = job.blocked_since_ns
+            if since is not None and not self.prefetcher.is_blocking(job.request.id, now_ns):
+                job.storage_wait_ns += now_ns - since
+                job.blocked_since_ns = None
 
     def _admit(self, job: Job, batch: Batch, budget: StepBudget, now_ns: int) -> Defer | None:
         cache = self.cache
         match = cache.match(job.sequence, job.target_len)
         verdict = self._check(job, match, budget)
         if isinstance(verdict, Defer):
-            return self._or_never(job, verdict)
+            return self._or_never(job, batch, verdict)
         lock = cache.tree.lock(match.best_node)  # its own path no longer counts as evictable
         try:
             verdict = self._check(job, match, budget)
             if isinstance(verdict, Defer):
-                return self._or_never(job, verdict)
+                return self._or_never(job, batch, verdict)
             start, end = job.prefetched
             acquired = cache.acquire(job.sequence, match, storage_start=start, storage_end=end)
         finally:
             cache.tree.release(lock)
         if acquired is None:
-            return self._or_never(job, Defer("slots"))
+            return self._or_never(job, batch, Defer("slots"))
         if acquired.load_back is None and match.needs_host_load_back:
             # there is more to compute than was judged
             verdict = self._check(job, match.without_host(), budget)
             if isinstance(verdict, Defer):
                 cache.abandon(job.sequence)
-                return self._or_never(job, verdict)
+                return self._or_never(job, batch, verdict)
         job.cached_len = job.kv_len = acquired.cached_len
         job.saves = self._save_lengths(job, match)
         if acquired.load_back is not None:
@@ -255,7 +272,7 @@ class Scheduler:
         chunk_end = self._chunk_end(job, verdict)
         if not cache.extend(job.sequence, chunk_end):
             self._prefill_out_of_memory(job)
-            return self._or_never(job, Defer("prefill_oom"))
+            return self._or_never(job, batch, Defer("prefill_oom"))
         if self.prefetcher is not None:
             used = acquired.storage_len // self._page
             self.prefetcher.forget(job.request.id, used_pages=used)
@@ -300,10 +317,10 @@ class Scheduler:
             max_new=max_new,
         )
 
-    def _or_never(self, job: Job, defer: Defer) -> Defer:
+    def _or_never(self, job: Job, batch: Batch, defer: Defer) -> Defer:
         # alone in the engine, nothing in flight, and still refused: it will never run
         cache = self.cache
-        if self.running or self.partial is not None or cache.in_flight:
+        if batch.extends or self.running or self.partial is not None or cache.in_flight:
             return defer
         if self.prefetcher is not None and (
             self.prefetcher.lingering
@@ -478,7 +495,8 @@ class Scheduler:
             wanted = min(self._max_jump, *(job.remaining_output for job in self.running))
         while True:
             steps = self._decode_steps(wanted)
-            if steps:
+            # under write_back a page that looks evictable may be held by what lies below it
+            if steps and (not self._takes_decode_pages_first or self._take_decode_pages(steps)):
                 break
             if not self._retract_one():
                 return
@@ -495,6 +513,11 @@ class Scheduler:
         """How many steps, at most `wanted`, the pools have pages for without looking again."""
         cache = self.cache
         rooms = [cache.room(FULL) // self._page]
+        if cache.write_policy is WritePolicy.write_back:
+            # a victim is saved before the next step, so take no victims for many steps at once
+            free = cache.available_size(FULL) // self._page
+            if self._pages_for(wanted) > free:
+                wanted = self._steps_in_page(wanted)
         if cache.tree.has_swa:
             # pages that leave the window meanwhile are not counted, so take no victims for many
             # steps at once
@@ -560,6 +583,9 @@ class Scheduler:
             for job in jobs:
                 if job.is_finished:
                     self._finish(job, outcome)
+
+    def _take_decode_pages(self, num_steps: int) -> bool:
+        return all(self.cache.extend(job.sequence, job.kv_len + num_steps) for job in self.running)
 
     def _finish(self, job: Job, outcome: Outcome) -> None:
         num_pages = job.kv_len // self._page

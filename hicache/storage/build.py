@@ -82,10 +82,10 @@ def open_guarded_storage(
 ) -> Storage | None:
     """The same engine for use in earnest: its faults are misses, and its calls end in time.
 
-    Redis and Mooncake have deadlines of their own, and the slab is on a local disk. Files may be
-    on a network, which can block for ever: their calls are given `config.deadline_s`, and so are
-    those of any engine with faults, which are drawn from `seed`. A corrupt page is noticed by a
-    digest that is taken when this process writes it.
+    Redis and Mooncake have deadlines of their own. Disks can block for ever: calls of slab and
+    file are given `config.deadline_s`, and so are those of any engine with faults, which are drawn
+    from `seed`. A page that is corrupted on the way is noticed by a digest that is taken when this
+    process writes it.
     """
     storage = open_storage(config, namespace=namespace, page_bytes=page_bytes)
     if storage is None:
@@ -93,7 +93,7 @@ def open_guarded_storage(
     plan = FaultPlan.of(config.faults)
     if not plan.is_harmless:
         storage = CheckedStorage(FaultyStorage(storage, plan, seed=seed, clock=clock))
-    if config.kind == "file" or not plan.is_harmless:
+    if config.kind in ("slab", "file") or not plan.is_harmless:
         storage = DeadlineStorage(storage, deadline_s=config.deadline_s)
     return _behind_breaker(storage, config, clock)
 

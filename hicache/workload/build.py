@@ -7,7 +7,7 @@ import numpy as np
 
 from hicache.clock import SECOND_NS
 from hicache.config import WorkloadConfig
-from hicache.request import Request
+from hicache.request import Request, TokenSpans
 from hicache.workload.data import (
     MOONCAKE_CONVERSATION,
     MOONCAKE_SYNTHETIC,
@@ -66,6 +66,15 @@ def load_workload(config: WorkloadConfig, *, data_dir: str | None, seed: int) ->
         raise ValueError(f"workload.kind must be one of {', '.join(KINDS)}, got {kind!r}")
     # parents arrive before their children, so a cut leaves none without
     requests = requests[: config.limit]
+    if config.token_stride > 1:
+        requests = [
+            replace(
+                request,
+                prompt=_thinned(request.prompt, config.token_stride),
+                output=_thinned(request.output, config.token_stride),
+            )
+            for request in requests
+        ]
     if config.time_scale != 1:
         requests = [
             replace(request, arrival_ns=round(request.arrival_ns * config.time_scale))
@@ -119,6 +128,19 @@ def sample_sessions(workload: Workload, share: float, seed: int) -> Workload:
         _renumbered([request for request in workload.requests if root_of[request.id] in kept]),
         has_start_times=workload.has_start_times,
     )
+
+
+def _thinned(spans: TokenSpans, stride: int) -> TokenSpans:
+    """The ids that `stride` divides, divided by it; at least one id.
+
+    An id is kept or dropped wherever it stands, so that equal prefixes stay equal.
+    """
+    firsts = -(-spans.starts // stride)
+    counts = (spans.starts + spans.counts - 1) // stride - firsts + 1
+    kept = counts > 0
+    if not kept.any():
+        return TokenSpans(spans.starts[:1] // stride, np.ones(1, np.int32))
+    return TokenSpans(firsts[kept], counts[kept])
 
 
 def _renumbered(requests: Sequence[Request]) -> list[Request]:

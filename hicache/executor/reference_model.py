@@ -1,0 +1,331 @@
+"""A small hybrid language model whose logits show every wrong page and every wrong state.
+
+Full attention with sinks, sliding-window attention, Mamba-2 and the gated delta rule, with random
+weights: https://arxiv.org/abs/2405.21060 and https://arxiv.org/abs/2412.06464 give the last two.
+
+Logits do not depend, to the bit, on how a sequence was cut: every operation runs on one page of
+tokens, in shapes that follow from the page's place alone, with padding for the rows that are not
+computed now. So a token gets the same bits in a chunk, by itself, or in another run, whatever part
+of what came before it was taken from a cache. Weights are scaled so that states are remembered for
+hundreds of tokens: a wrong one shows.
+
+Axes: row (token of a page), token (of the pages read), head, dim, state, tap, channel.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from einops import rearrange, repeat
+from torch import Tensor
+from torch.nn import functional
+
+from hicache.models import ModelConfig
+
+ROPE_BASE = 10_000.0
+EPSILON = 1e-6
+SLOWEST, FASTEST = 0.002, 0.05  # decay of a state by one token: it forgets in 20 to 500
+DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
+STATE_DTYPES = {
+    torch.bfloat16: torch.float32,
+    torch.float32: torch.float32,
+    torch.float64: torch.float64,
+}
+
+
+class Memory(Protocol):
+    """Keys, values and states of one sequence."""
+
+    def write_kv(self, layer: int, page: int, rows: slice, keys: Tensor, values: Tensor) -> None:
+        """Put keys and values [row, head, dim] into some rows of a page."""
+        ...
+
+    def read_kv(self, layer: int, first: int, end: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [token, head, dim] of pages [first, end), each head as often as read."""
+        ...
+
+    def read_state(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Taps [head, tap, channel] and state [head, state, dim] after the last token."""
+        ...
+
+    def write_state(self, layer: int, taps: Tensor, state: Tensor) -> None:
+        """Put the taps and the state after the last token."""
+        ...
+
+
+def _always_ready(layer: int) -> None:
+    """Nothing is on its way to a layer."""
+
+
+class ReferenceModel:
+    """The layers of `config` with weights drawn from `seed`.
+
+    Raises:
+        ValueError: a layer of another kind, or heads that this model does not have.
+    """
+
+    def __init__(
+        self, config: ModelConfig, *, page_size: int, seed: int = 0, device: str = "cpu"
+    ) -> None:
+        _refuse_unknown(config)
+        self.config = config
+        self.words = config.layer_words
+        self.page_size = page_size
+        self.vocab_size = config.head_params // config.hidden_size
+        self.device = torch.device(device)
+        self.dtype = DTYPES[config.kv_dtype_bytes]
+        self._generator = torch.Generator().manual_seed(seed)
+        size = config.hidden_size
+        self._embedding = self._draw(self.vocab_size, size, scale=1.0)
+        self._head = self._draw(size, self.vocab_size)
+        self._layers = [self._layer_weights(word) for word in self.words]
+        dims = torch.arange(0, config.head_dim, 2, dtype=torch.float64, device=self.device)
+        self._frequencies = ROPE_BASE ** (-dims / config.head_dim)
+
+    @torch.no_grad()
+    def forward(
+        self,
+        tokens: bytes,
+        start: int,
+        end: int,
+        memory: Memory,
+        *,
+        logits_from: int | None = None,
+        ready: Callable[[int], None] = _always_ready,
+    ) -> Tensor:
+        """Compute tokens `[start, end)` of a sequence, whose memory holds all before `start`.
+
+        Args:
+            tokens: the sequence, packed int32.
+            start: not necessarily at a page.
+            end: likewise.
+            memory: read, and extended by the new tokens.
+            logits_from: the first token whose logits are wanted; None: the last.
+            ready: called before each layer; returns when its memory may be read.
+
+        Returns:
+            [end - logits_from, vocabulary].
+        """
+        first_wanted = end - 1 if logits_from is None else logits_from
+        size = self.page_size
+        blocks = [
+            self._block(page, slice(max(start - page * size, 0), min(end - page * size, size)))
+            for page in range(start // size, -(-end // size))
+        ]
+        hidden = [self._embed(tokens, block) for block in blocks]
+        for layer, word in enumerate(self.words):
+            ready(layer)
+            mix = self._attend if word in "FS" else self._scan
+            for number, block in enumerate(blocks):
+                x = hidden[number]
+                x = x + mix(layer, _normed(x), block, memory)
+                hidden[number] = x + self._mlp(layer, _normed(x))
+        wanted = [
+            (_normed(x) @ self._head)[
+                max(block.rows.start, first_wanted - block.page * size) : block.rows.stop
+            ]
+            for x, block in zip(hidden, blocks, strict=True)
+            if (block.page + 1) * size > first_wanted
+        ]
+        return torch.cat(wanted)
+
+    def _block(self, page: int, rows: slice) -> "_Block":
+        first, end = page * self.page_size, (page + 1) * self.page_size
+        position = torch.arange(first, end, device=self.device)
+        angles = (position[:, None].double() * self._frequencies)[:, None]
+        place = torch.arange(end, device=self.device)
+        seen = place <= position[:, None]
+        window = max(first - self.config.window_len + 1, 0) // self.page_size
+        in_window = seen & (place > position[:, None] - self.config.window_len)
+        return _Block(
+            page,
+            rows,
+            (angles.cos().to(self.dtype), angles.sin().to(self.dtype)),
+            {"F": 0, "S": window},
+            {"F": ~seen, "S": ~in_window[:, window * self.page_size :]},
+        )
+
+    # -- layers --------------------------------------------------------------------------------
+
+    def _embed(self, tokens: bytes, block: "_Block") -> Tensor:
+        ids = np.zeros(self.page_size, np.int64)
+        rows = block.rows
+        first = block.page * self.page_size + rows.start
+        held = np.frombuffer(tokens, "<i4", rows.stop - rows.start, 4 * first)
+        ids[rows] = held % self.vocab_size
+        return self._embedding[torch.from_numpy(ids).to(self.device)]
+
+    def _attend(self, layer: int, x: Tensor, block: "_Block", memory: Memory) -> Tensor:
+        config, weights, word = self.config, self._layers[layer], self.words[layer]
+        heads, kv_heads, rows = config.num_query_heads, config.num_kv_heads, block.rows
+        projected = rearrange(
+            x @ weights["qkv"], "row (head dim) -> row head dim", head=heads + 2 * kv_heads
+        )
+        turned = _rotate(projected[:, : heads + kv_heads], block.rotation)
+        queries, keys, values = turned[:, :heads], turned[:, heads:], projected[:, -kv_heads:]
+        memory.write_kv(layer, block.page, rows, keys[rows], values[rows])
+        keys, values = memory.read_kv(layer, block.first[word], block.page + 1)
+        # rows of this page that nobody has computed yet: weight 0 times garbage must be 0
+        num_held = (block.page - block.first[word]) * self.page_size + rows.stop
+        keys[num_held:] = values[num_held:] = 0
+        copies = heads // keys.shape[1]
+        # one layout, however many heads a rank has: bits depend on it
+        keys = repeat(keys, "token head dim -> (head copy) dim token", copy=copies).contiguous()
+        values = repeat(values, "token head dim -> (head copy) token dim", copy=copies).contiguous()
+        queries = rearrange(queries, "row head dim -> head row dim").contiguous()
+        scores = torch.bmm(queries, keys) * config.head_dim**-0.5
+        scores = scores.masked_fill(block.unseen[word], -torch.inf)
+        sinks = repeat(weights["sink"], "head -> head row 1", row=self.page_size)
+        shares = torch.cat([scores, sinks], dim=-1).softmax(-1)[..., :-1]
+        mixed = torch.bmm(shares, values)
+        return rearrange(mixed, "head row dim -> row (head dim)") @ weights["out"]
+
+    def _scan(self, layer: int, x: Tensor, block: "_Block", memory: Memory) -> Tensor:
+        config, weights, rows = self.config, self._layers[layer], block.rows
+        heads, dim, state_dim = (
+            config.recurrent_heads,
+            config.recurrent_head_dim,
+            config.recurrent_state_dim,
+        )
+        projected = x @ weights["in"]
+        width = heads * (dim + 2 * state_dim)
+        inputs = rearrange(
+            projected[:, :width], "row (head channel) -> row head channel", head=heads
+        )
+        z, gates = projected[:, width : width + heads * dim], projected[:, width + heads * dim :]
+        taps, state = memory.read_state(layer)
+        # the page's inputs behind the last ones before it, each in its own row
+        num_taps = taps.shape[1]
+        line = inputs.new_zeros(num_taps + self.page_size, *inputs.shape[1:])
+        line[rows.start : rows.start + num_taps] = taps.transpose(0, 1)
+        line[rows.start + num_taps : rows.stop + num_taps] = inputs[rows]
+        mixed = line[: self.page_size] * weights["conv"][0]
+        for tap in range(1, num_taps + 1):
+            mixed = mixed + line[tap : tap + self.page_size] * weights["conv"][tap]
+        mixed = functional.silu(mixed).to(state.dtype)
+        values, keys, queries = torch.split(mixed, [dim, state_dim, state_dim], dim=-1)
+        scan = _mamba if self.words[layer] == "M" else _delta
+        outputs, state = scan(weights, gates.to(state.dtype), values, keys, queries, state, rows)
+        last = line[rows.stop : rows.stop + num_taps]
+        memory.write_state(layer, last.transpose(0, 1), state)
+        outputs = rearrange(_normed(outputs).to(x.dtype), "row head dim -> row (head dim)")
+        return (outputs * functional.silu(z)) @ weights["out"]
+
+    def _mlp(self, layer: int, x: Tensor) -> Tensor:
+        weights = self._layers[layer]
+        up, gate = (x @ weights["up"]).chunk(2, dim=-1)
+        return (up * functional.silu(gate)) @ weights["down"]
+
+    # -- weights -------------------------------------------------------------------------------
+
+    def _draw(self, *shape: int, scale: float | None = None) -> Tensor:
+        """Normal numbers; without a scale, such that a matrix keeps the size of its input."""
+        numbers = torch.randn(*shape, generator=self._generator, dtype=torch.float64)
+        return (numbers * (shape[0] ** -0.5 if scale is None else scale)).to(
+            self.device, self.dtype
+        )
+
+    def _layer_weights(self, word: str) -> dict[str, Tensor]:
+        config = self.config
+        size = config.hidden_size
+        weights = {"up": self._draw(size, 4 * size), "down": self._draw(2 * size, size)}
+        if word in "FS":
+            heads, dim = config.num_query_heads, config.head_dim
+            return weights | {
+                "qkv": self._draw(size, (heads + 2 * config.num_kv_heads) * dim),
+                "sink": self._draw(heads, scale=1.0),
+                "out": self._draw(heads * dim, size),
+            }
+        heads, dim = config.recurrent_heads, config.recurrent_head_dim
+        channels = dim + 2 * config.recurrent_state_dim
+        # evenly spaced on a logarithmic scale: every layer has heads that remember for long
+        decay = torch.logspace(np.log10(SLOWEST), np.log10(FASTEST), heads, dtype=torch.float64)
+        return weights | {
+            "in": self._draw(size, heads * (channels + dim + (1 if word == "M" else 2))),
+            "conv": self._draw(config.conv_taps, heads, channels),
+            "decay": decay.to(self.device, STATE_DTYPES[self.dtype]),
+            "skip": self._draw(heads, scale=1.0).to(STATE_DTYPES[self.dtype]),
+            "out": self._draw(heads * dim, size),
+        }
+
+
+class _Block(NamedTuple):
+    """One page of tokens, and what its place says about it."""
+
+    page: int
+    rows: slice  # those to compute
+    rotation: tuple[Tensor, Tensor]  # cosines and sines [row, 1, dim / 2]
+    first: dict[str, int]  # the first page that a layer of this kind reads
+    unseen: dict[str, Tensor]  # [row, token of the pages read]
+
+
+def _normed(x: Tensor) -> Tensor:
+    return functional.rms_norm(x, x.shape[-1:], eps=EPSILON)
+
+
+def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotary positions for [row, head, dim]: neighbouring dims turn together."""
+    cos, sin = rotation
+    even, odd = x[..., ::2], x[..., 1::2]
+    turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1)
+    return rearrange(turned, "row head dim two -> row head (dim two)")
+
+
+def _mamba(
+    weights: dict[str, Tensor],
+    gates: Tensor,
+    values: Tensor,
+    keys: Tensor,
+    queries: Tensor,
+    state: Tensor,
+    rows: slice,
+) -> tuple[Tensor, Tensor]:
+    """Mamba-2: the state decays by a scalar of each head, and takes in an outer product."""
+    delta = functional.softplus(gates)
+    decay = torch.exp(-weights["decay"] * delta)[..., None, None]
+    added = keys[..., None] * (delta[..., None] * values)[..., None, :]
+    states = list(torch.zeros_like(added))
+    for row in range(rows.start, rows.stop):
+        states[row] = state = torch.addcmul(added[row], decay[row], state)
+    outputs = (queries[..., None] * torch.stack(states)).sum(-2)
+    return outputs + weights["skip"][:, None] * values, state
+
+
+def _delta(
+    weights: dict[str, Tensor],
+    gates: Tensor,
+    values: Tensor,
+    keys: Tensor,
+    queries: Tensor,
+    state: Tensor,
+    rows: slice,
+) -> tuple[Tensor, Tensor]:
+    """Gated delta rule: what the state answers to a key is moved towards the value."""
+    keys = functional.normalize(keys, dim=-1)[..., None]
+    queries = functional.normalize(queries, dim=-1)[..., None]
+    strength, gate = gates.chunk(2, dim=-1)
+    strength = torch.sigmoid(strength)[..., None]
+    decay = torch.exp(-weights["decay"] * functional.softplus(gate))[..., None, None]
+    states = list(torch.zeros_like(keys * values[..., None, :]))
+    for row in range(rows.start, rows.stop):
+        state = decay[row] * state
+        error = values[row] - (keys[row] * state).sum(-2)
+        states[row] = state = torch.addcmul(state, keys[row], (strength[row] * error)[:, None])
+    return (queries * torch.stack(states)).sum(-2), state
+
+
+def _refuse_unknown(config: ModelConfig) -> None:
+    for word in config.layer_words:
+        if word not in ("F", "S", "M", "D"):
+            raise ValueError(
+                f"model {config.name}: the reference model has layers F, S, M and D, got {word!r}"
+            )
+    if config.latent_dim or config.value_dim or config.swa_num_kv_heads or config.swa_head_dim:
+        raise ValueError(f"model {config.name}: every attention layer must have the same heads")
+    if config.kv_dtype_bytes not in DTYPES or config.conv_dtype_bytes != config.kv_dtype_bytes:
+        raise ValueError(f"model {config.name}: KV and convolution must have one dtype")
+    for word, name in (("M", "recurrent_groups"), ("D", "recurrent_key_heads")):
+        wanted, got = config.recurrent_heads, getattr(config, name)
+        if word in config.layer_words and got != wanted:
+            raise ValueError(f"model {config.name}: {name} must be {wanted}, got {got}")

@@ -1,0 +1,298 @@
+"""What a cache of one tier could hit: without limit, under LRU at every capacity, at best.
+
+Time plays no part. Requests come one after another; each reads the start of its prompt as far as it
+is held (at least one token is left to compute) and then offers all of its whole pages, prompt and
+answer, to the cache. So a request never hits what it has brought itself.
+
+- `infinite`: a bound on the hits of any cache.
+- `lru_curve`: one pass gives LRU's hits at every capacity, for pages alone or for pages and the
+  states and windows that a hybrid model keeps at checkpoints. For pages alone it is exact. With
+  checkpoints it is a reference: a request refreshes the deepest checkpoint on its path, wherever
+  the smaller cache would have started.
+- `min_hits`: Belady's MIN with bypass, for pages alone. A bound: see there.
+"""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from hicache.request import TOKEN_BYTES, Request
+
+Ids = NDArray[np.int64]
+BLOCK = 1024  # marks summed at once
+NEVER = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """What one request reads and writes.
+
+    `chain`: [G] ids of its whole pages, the first page first; equal ids are equal prefixes.
+    `reach`: how many of them it may hit. `prompt_pages`: how many are whole at the end of the
+    prompt, where prefill ends.
+    """
+
+    chain: Ids
+    reach: int
+    prompt_pages: int
+    prompt_len: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visits:
+    """All of a workload's, in order; page ids lie in [0, num_pages)."""
+
+    visits: Sequence[Visit]
+    num_pages: int
+    page_size: int
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts."""
+        return sum(visit.prompt_len for visit in self.visits)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoints:
+    """Where a hybrid model's prefix may be continued, and what that takes beside full KV.
+
+    `end`: a checkpoint at the last whole page of the prompt and of the answer. `branch`: one where
+    a prompt leaves what was known of it, too. `every`: one each so many pages; 0: none such.
+    `num_bytes`: of the state and the window that a checkpoint keeps.
+    """
+
+    num_bytes: int
+    end: bool = True
+    branch: bool = False
+    every: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """Hits of every capacity: `hit_tokens[i]` from `capacity_bytes[i]` on; both rise."""
+
+    capacity_bytes: Ids
+    hit_tokens: Ids
+    prompt_tokens: int
+
+    def hit_rate(self, capacity_bytes: float) -> float:
+        """Share of prompt tokens that a cache of this size hits."""
+        place = int(np.searchsorted(self.capacity_bytes, capacity_bytes, side="right")) - 1
+        return float(self.hit_tokens[place]) / self.prompt_tokens if place >= 0 else 0.0
+
+    @property
+    def maximum(self) -> float:
+        """Share that a cache without limit hits."""
+        return float(self.hit_tokens[-1]) / self.prompt_tokens if len(self.hit_tokens) else 0.0
+
+
+def visits_of(requests: Sequence[Request], page_size: int) -> Visits:
+    """The pages of every request, named by all tokens up to their end.
+
+    64-bit hashes: two of 2**22 different pages are taken for one with probability 2**-21.
+    """
+    ids: dict[int, int] = {}
+    seeds: dict[str, int] = {}
+    step = page_size * TOKEN_BYTES
+    digest = xxhash.xxh3_64_intdigest
+    visits = []
+    for request in requests:
+        name = request.namespace
+        seed = seeds.setdefault(name, digest(name.encode()))
+        tokens = request.prompt.to_bytes() + request.output.to_bytes()
+        # the last token of an answer is never fed back, so nothing is kept of it
+        num_pages = (request.prompt_len + request.output_len - 1) // page_size
+        chain = np.empty(num_pages, np.int64)
+        for page in range(num_pages):
+            seed = digest(tokens[page * step : (page + 1) * step], seed)
+            chain[page] = ids.setdefault(seed, len(ids))
+        reach = (request.prompt_len - 1) // page_size
+        prompt_pages = request.prompt_len // page_size
+        visits.append(Visit(chain, reach, prompt_pages, request.prompt_len))
+    return Visits(visits=visits, num_pages=len(ids), page_size=page_size)
+
+
+def infinite(visits: Visits) -> int:
+    """Tokens hit by a cache that never forgets and needs no checkpoints."""
+    known = np.zeros(visits.num_pages, bool)
+    pages = 0
+    for visit in visits.visits:
+        pages += _leading(known[visit.chain[: visit.reach]])
+        known[visit.chain] = True
+    return pages * visits.page_size
+
+
+def lru_curve(visits: Visits, *, page_bytes: int, checkpoints: Checkpoints | None = None) -> Curve:
+    """LRU's hits at every capacity, in one pass. O(pages read and written).
+
+    Everything that was ever used lies on a stack, what was used last on top; a cache of C bytes
+    holds the top C bytes of it (Mattson 1970). A request's pages go on top with the deepest
+    lowest, so that none outlives its prefix, and a checkpoint right below its page.
+    """
+    stack = _Stack(visits, 0 if checkpoints is None else checkpoints.num_bytes, page_bytes)
+    gains: list[tuple[int, int]] = []  # (bytes from which on, tokens more)
+    known = np.zeros(visits.num_pages, bool)
+    for visit in visits.visits:
+        read = visit.chain[: visit.reach]
+        hit = _leading(known[read])
+        depths = stack.depths(read[:hit])
+        if checkpoints is None:
+            gains += [(depth, visits.page_size) for depth in depths.tolist()]
+            stack.push(visit.chain, np.empty(0, np.int64))
+        else:
+            gains += _gains(stack, read, depths, visits.page_size)
+            stack.push(visit.chain, _places(stack, visit, hit, checkpoints))
+        known[visit.chain] = True
+    gains.sort()
+    table = np.array(gains, np.int64).reshape(-1, 2)
+    return Curve(
+        capacity_bytes=table[:, 0],
+        hit_tokens=np.cumsum(table[:, 1]),
+        prompt_tokens=visits.prompt_tokens,
+    )
+
+
+def min_hits(visits: Visits, capacity_pages: int) -> int:
+    """Tokens that Belady's MIN hits with room for so many pages: no cache can hit more.
+
+    For a model of full attention alone and equal pages. A page is kept from one request that has
+    it to the next one, if that reads it, or not at all (bypass); dropping the one needed furthest
+    in the future keeps the most such intervals. A page that the next request brings again without
+    reading it is worth nothing until then. Of pages needed at the same time the deeper goes, so
+    that every page read is read with its whole prefix.
+    """
+    held: dict[int, tuple[int, int]] = {}  # page: its key
+    heap: list[tuple[int, int, int]] = []  # (-next use, -depth, page)
+    hits = 0
+    following = _next_uses(visits)
+    for visit, nexts in zip(visits.visits, following, strict=True):
+        read = visit.chain[: visit.reach].tolist()
+        for page in read:
+            if page not in held:
+                break
+            hits += 1
+        for depth, (page, when) in enumerate(
+            zip(visit.chain.tolist(), nexts.tolist(), strict=True)
+        ):
+            if when == NEVER:
+                held.pop(page, None)
+                continue
+            held[page] = (-when, -depth)
+            heapq.heappush(heap, (-when, -depth, page))
+        while len(held) > capacity_pages:
+            when, depth, page = heapq.heappop(heap)
+            if held.get(page) == (when, depth):
+                del held[page]
+    return hits * visits.page_size
+
+
+def _next_uses(visits: Visits) -> list[Ids]:
+    """For every page of every visit, the number of the next visit that has it, if that reads it."""
+    following: list[Ids] = []
+    next_use = np.full(visits.num_pages, NEVER, np.int64)
+    for number in range(len(visits.visits) - 1, -1, -1):
+        visit = visits.visits[number]
+        following.append(next_use[visit.chain])
+        next_use[visit.chain[: visit.reach]] = number
+        next_use[visit.chain[visit.reach :]] = NEVER
+    return following[::-1]
+
+
+def _leading(flags: NDArray[np.bool_]) -> int:
+    return int(flags.argmin()) if not flags.all() else len(flags)
+
+
+def _gains(stack: "_Stack", read: Ids, depths: Ids, page_size: int) -> list[tuple[int, int]]:
+    # the deeper checkpoint counts from where it and every page before it are held
+    at = stack.checkpointed[read[: len(depths)]].nonzero()[0]
+    if not len(at):
+        return []
+    needed = np.maximum(depths[at], stack.depths(read[at] + stack.num_pages))
+    gains = []
+    reached = 0
+    for capacity, place in sorted(zip(needed.tolist(), at.tolist(), strict=True)):
+        if place + 1 > reached:
+            gains.append((capacity, (place + 1 - reached) * page_size))
+            reached = place + 1
+    return gains
+
+
+def _places(stack: "_Stack", visit: Visit, hit: int, checkpoints: Checkpoints) -> Ids:
+    """[K] pages of the visit's chain after which a checkpoint is used or made."""
+    chain = visit.chain
+    places = set()
+    used = stack.checkpointed[chain[:hit]].nonzero()[0]
+    start = int(used[-1]) + 1 if len(used) else 0
+    if start:
+        places.add(start)
+    if checkpoints.end:
+        places |= {visit.prompt_pages, len(chain)}
+    if checkpoints.branch and hit > start:
+        places.add(hit)
+    if checkpoints.every:
+        step = checkpoints.every
+        places.update(range((start // step + 1) * step, visit.prompt_pages + 1, step))
+    return np.array(sorted(place - 1 for place in places if 0 < place <= len(chain)), np.int64)
+
+
+class _Stack:
+    """Pages and checkpoints in the order of their last use, and how many bytes lie above each.
+
+    A page's checkpoint has the id `num_pages` + page. Every use takes the next place in `_weight`
+    and leaves the earlier one empty; sums over blocks of places make depths cheap.
+    """
+
+    def __init__(self, visits: Visits, checkpoint_bytes: int, page_bytes: int) -> None:
+        self.num_pages = visits.num_pages
+        self.checkpointed = np.zeros(visits.num_pages, bool)
+        self._checkpoint_bytes = checkpoint_bytes
+        self._page_bytes = page_bytes
+        size = sum(2 * len(visit.chain) for visit in visits.visits) + BLOCK
+        if not checkpoint_bytes:
+            size = sum(len(visit.chain) for visit in visits.visits) + BLOCK
+        self._weight = np.zeros(-(-size // BLOCK) * BLOCK, np.int64)
+        self._sums = np.zeros(len(self._weight) // BLOCK, np.int64)
+        self._place = np.full(2 * visits.num_pages, -1, np.int64)
+        self._top = 0
+
+    def depths(self, objects: Ids) -> Ids:
+        """[K] bytes from the top of the stack down to the end of each object."""
+        places = self._place[objects]
+        if not len(places):
+            return places
+        blocks = places // BLOCK
+        last = self._top // BLOCK
+        lowest = int(blocks.min())
+        above = np.cumsum(self._sums[lowest : last + 1][::-1])[::-1]  # from each block on
+        depths = np.empty(len(places), np.int64)
+        for block in np.unique(blocks).tolist():
+            inside = self._weight[block * BLOCK : (block + 1) * BLOCK]
+            from_here = np.cumsum(inside[::-1])[::-1]
+            members = blocks == block
+            later = above[block - lowest + 1] if block < last else 0
+            depths[members] = later + from_here[places[members] - block * BLOCK]
+        return depths
+
+    def push(self, chain: Ids, checkpoints: Ids) -> None:
+        """Put a request's pages on top, and checkpoints after pages at these places of it."""
+        objects = chain[::-1]
+        weights = np.full(len(objects), self._page_bytes, np.int64)
+        if len(checkpoints):
+            # below its page: the state goes before the prefix that it stands for
+            where = len(chain) - 1 - checkpoints
+            self.checkpointed[chain[checkpoints]] = True
+            objects = np.insert(objects, where, chain[checkpoints] + self.num_pages)
+            weights = np.insert(weights, where, self._checkpoint_bytes)
+        old = self._place[objects]
+        old = old[old >= 0]
+        np.subtract.at(self._sums, old // BLOCK, self._weight[old])
+        self._weight[old] = 0
+        places = np.arange(self._top, self._top + len(objects))
+        self._weight[places] = weights
+        np.add.at(self._sums, places // BLOCK, weights)
+        self._place[objects] = places
+        self._top += len(objects)

@@ -1,0 +1,165 @@
+"""Memory of pages that remember which prefix they stand for.
+
+The payload of a page is its namespace and all tokens up to its last one: what a model would have
+computed into it depends on nothing else. Copies move payloads in the order they were booked, so a
+page that is given away, overwritten or swapped too early shows as a wrong payload.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from hicache.cache.node import DEVICE, FULL, HOST, KIND_NAMES, MAMBA, SWA, TIER_NAMES, TIERS
+from hicache.cache.pages import PageIds
+from hicache.cache.sequence import Sequence
+from hicache.cache.transfer import BackUp, CopyState, LoadBack, StorageWrite
+from hicache.cache.tree import RadixTree
+from hicache.request import TOKEN_BYTES
+
+
+class Payload(NamedTuple):
+    """A prefix: what a page, or a state, was computed from."""
+
+    namespace: str
+    tokens: bytes
+
+
+class WrongPageError(AssertionError):
+    """A page holds something else than the prefix it is taken for."""
+
+
+class GhostMemory:
+    """Payloads by tier, component and page id, and those of storage by key."""
+
+    def __init__(self, tree: RadixTree) -> None:
+        self.pages: tuple[list[dict[int, Payload]], ...] = tuple([{}, {}, {}] for _ in TIERS)
+        self.stored: dict[bytes, Payload] = {}
+        self._tree = tree
+        self._page = tree.page_size
+        self._copies: dict[object, list[tuple[int, int, int, Payload]]] = {}
+
+    # -- what an executor does -----------------------------------------------------------------
+
+    def book(self, work: LoadBack | BackUp | CopyState | StorageWrite) -> None:
+        """Carry out a copy at the moment it is handed over; `settle` sees that it stays so."""
+        if isinstance(work, CopyState):
+            source = self._at(DEVICE, MAMBA, int(work.source[0]))
+            self.pages[DEVICE][MAMBA][int(work.target[0])] = source
+            return
+        watched = self._copies.setdefault(work, [])
+        if isinstance(work, StorageWrite):
+            for kind, page_id in work.pages:
+                watched.append((HOST, kind, page_id, self._at(HOST, kind, page_id)))
+            return
+        is_up = isinstance(work, BackUp)
+        source_tier, target_tier = (DEVICE, HOST) if is_up else (HOST, DEVICE)
+        for move in work.moves:
+            assert len(move.sources) == len(move.targets)
+            for source_id, target_id in zip(
+                move.sources.tolist(), move.targets.tolist(), strict=True
+            ):
+                payload = self._at(source_tier, move.kind, source_id)
+                self.pages[target_tier][move.kind][target_id] = payload
+                watched.append((target_tier, move.kind, target_id, payload))
+                if not (is_up and work.is_fence):
+                    watched.append((source_tier, move.kind, source_id, payload))
+
+    def settle(self, work: LoadBack | BackUp | StorageWrite) -> None:
+        """A copy is done: neither of its ends was touched meanwhile."""
+        for tier, kind, page_id, payload in self._copies.pop(work):
+            if self.pages[tier][kind].get(page_id) != payload:
+                raise WrongPageError(
+                    f"{TIER_NAMES[tier]} {KIND_NAMES[kind]} page {page_id} changed during a copy"
+                )
+        if isinstance(work, StorageWrite):
+            for key, (kind, page_id) in zip(work.keys, work.pages, strict=True):
+                payload = self._at(HOST, kind, page_id)
+                if self.stored.setdefault(key, payload) != payload:
+                    raise WrongPageError(f"a key of {KIND_NAMES[kind]} names two prefixes")
+
+    def read_page(self, key: bytes, kind: int, page_id: int) -> None:
+        """Storage to a staged host page."""
+        self.pages[HOST][kind][page_id] = self.stored[key]
+
+    def compute(self, sequence: Sequence, start: int, end: int) -> None:
+        """Tokens `[start, end)` of a sequence: check what they read, write what they leave."""
+        self.check_readable(sequence, start)
+        page = self._page
+        first = start // page
+        if first < sequence.tree_pages:
+            raise WrongPageError(f"page {first} of a sequence is the tree's and is written")
+        for index in range(first, -(-end // page)):
+            payload = self._payload(sequence, min((index + 1) * page, end))
+            self.pages[DEVICE][FULL][int(sequence.full_pages[index])] = payload
+            if self._tree.has_swa:
+                self.pages[DEVICE][SWA][int(sequence.swa_pages[index])] = payload
+        if self._tree.has_states:
+            assert sequence.working_slot is not None
+            self.capture(sequence, end, sequence.working_slot)
+
+    def capture(self, sequence: Sequence, length: int, slot: PageIds) -> None:
+        """Write the state after `length` tokens into a slot."""
+        self.pages[DEVICE][MAMBA][int(slot[0])] = self._payload(sequence, length)
+
+    # -- what must hold ------------------------------------------------------------------------
+
+    def check_readable(self, sequence: Sequence, length: int) -> None:
+        """Whether the token after `length` would read its own prefix everywhere."""
+        page = self._page
+        end = -(-length // page)
+        tables = [(FULL, sequence.full_pages, 0)]
+        if self._tree.has_swa:
+            tables.append((SWA, sequence.swa_pages, max(length - self._tree.window_len + 1, 0)))
+        for kind, table, first in tables:
+            for index in range(first // page, end):
+                wanted = self._payload(sequence, min((index + 1) * page, length))
+                self._expect(DEVICE, kind, int(table[index]), wanted)
+        if self._tree.has_states and length:
+            assert sequence.working_slot is not None
+            wanted = self._payload(sequence, length)
+            self._expect(DEVICE, MAMBA, int(sequence.working_slot[0]), wanted)
+
+    def check_tree(self, held: "Held") -> None:
+        """Whether every page of the tree holds the prefix under which it would be found."""
+        for tier in TIERS:
+            for kind in (FULL, SWA, MAMBA):
+                pages = self.pages[tier][kind]
+                for payload, page_id in held[tier][kind].items():
+                    if pages.get(page_id) != payload:
+                        self._expect(tier, kind, page_id, payload)
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _payload(self, sequence: Sequence, length: int) -> Payload:
+        return Payload(sequence.namespace, sequence.tokens[: length * TOKEN_BYTES])
+
+    def _at(self, tier: int, kind: int, page_id: int) -> Payload:
+        payload = self.pages[tier][kind].get(page_id)
+        if payload is None:
+            raise WrongPageError(
+                f"{TIER_NAMES[tier]} {KIND_NAMES[kind]} page {page_id} is copied, never written"
+            )
+        return payload
+
+    def _expect(self, tier: int, kind: int, page_id: int, wanted: Payload) -> None:
+        found = self.pages[tier][kind].get(page_id)
+        if found != wanted:
+            raise WrongPageError(
+                f"{TIER_NAMES[tier]} {KIND_NAMES[kind]} page {page_id} holds "
+                f"{_words(found)}, wanted {_words(wanted)}"
+            )
+
+
+Held = tuple[list[dict[Payload, int]], list[dict[Payload, int]]]
+
+
+def _words(payload: Payload | None) -> str:
+    if payload is None:
+        return "nothing"
+    return f"{len(payload.tokens) // TOKEN_BYTES} tokens of {payload.namespace!r}"
+
+
+def run_copies(memory: GhostMemory, outbox: Iterable[object]) -> None:
+    """Book all that stands in an outbox, in order."""
+    book: Callable[..., None] = memory.book
+    for work in outbox:
+        book(work)

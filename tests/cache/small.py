@@ -1,0 +1,106 @@
+"""Caches small enough to say what is in them, and the shortest way to put something there."""
+
+import numpy as np
+
+from hicache.cache.eviction import Lru
+from hicache.cache.node import Node
+from hicache.cache.pages import PageAllocator
+from hicache.cache.prefix_cache import PrefixCache
+from hicache.cache.sequence import Sequence
+from hicache.cache.tree import RadixTree
+from hicache.config import WritePolicy
+
+PAGE = 4
+
+
+def tokens_of(count: int, first: int = 0) -> bytes:
+    """`count` consecutive token ids."""
+    return np.arange(first, first + count, dtype="<i4").tobytes()
+
+
+def make_cache(
+    *,
+    device: tuple[int | None, int | None, int | None],
+    host: tuple[int | None, int | None, int | None],
+    window_len: int = 0,
+    has_states: bool = False,
+    write_policy: WritePolicy = WritePolicy.write_through,
+    storage_queue_bytes: int | None = None,
+    page_size: int = PAGE,
+) -> PrefixCache:
+    """A cache of pages that weigh one byte each; pools by component in pages and slots."""
+    tree = RadixTree(
+        page_size=page_size,
+        policy=Lru(),
+        window_len=window_len,
+        has_states=has_states,
+        reclaims_duplicates=write_policy is WritePolicy.write_back,
+    )
+    pools = tuple([PageAllocator(count) for count in counts] for counts in (device, host))
+    return PrefixCache(
+        tree,
+        pools,  # type: ignore[arg-type]
+        page_bytes=(1, 1, 1),
+        write_policy=write_policy,
+        storage_queue_bytes=storage_queue_bytes,
+    )
+
+
+def run_request(
+    cache: PrefixCache,
+    tokens: bytes,
+    prompt_len: int,
+    *,
+    namespace: str = "",
+    state_ends: tuple[int, ...] = (),
+) -> None:
+    """Compute a whole request and publish all its whole pages.
+
+    States are kept at their end, and after the pages in `state_ends`.
+    """
+    sequence = Sequence(tokens, namespace)
+    total_len = len(tokens) // 4
+    assert cache.acquire(sequence, cache.match(sequence, prompt_len)) is not None
+    assert cache.extend(sequence, total_len)
+    num_pages = total_len // cache.page_size
+    if cache.tree.has_states and num_pages > sequence.tree_pages:
+        assert sequence.boundary_slot is not None
+        sequence.states[num_pages] = sequence.boundary_slot
+        sequence.boundary_slot = None
+    for end in state_ends:
+        slot = cache.take_state_slot()
+        assert slot is not None
+        sequence.states[end] = slot
+    cache.finish(sequence, num_pages)
+
+
+def complete_all(cache: PrefixCache) -> None:
+    """All copies under way are done, and those that follow from them."""
+    while cache.in_flight:
+        cache.outbox.clear()
+        for work in list(cache.in_flight):
+            cache.complete(work)
+
+
+def evict_all(cache: PrefixCache, tier: int, kind: int) -> None:
+    """Take all pages that a pool can give, and give them back."""
+    pool = cache.pools[tier][kind]
+    assert pool.capacity is not None
+    for count in range(pool.capacity, 0, -1):
+        page_ids = cache._allocate(tier, kind, count)
+        if page_ids is not None:
+            pool.free(page_ids)
+            return
+
+
+def node_at(cache: PrefixCache, end: int, namespace: str = "") -> Node:
+    """The node that ends after `end` pages; there is one."""
+    root = cache.tree.root(namespace)
+    (node,) = [node for node in cache.tree.nodes() if node.end == end and _root_of(node) is root]
+    return node
+
+
+def _root_of(node: Node) -> Node:
+    while node.parent is not None:
+        node = node.parent
+    return node

@@ -1,0 +1,70 @@
+"""Bugs that random walks found, each in the fewest steps that show it."""
+
+from hicache.cache import invariants
+from hicache.cache.node import DEVICE, FULL, HOST, MAMBA, SWA
+from hicache.cache.prefetch import Prefetcher
+from hicache.cache.sequence import Sequence
+from hicache.config import PrefetchConfig, StageAt, StopPolicy, WritePolicy
+from tests.cache.small import evict_all, make_cache, node_at, run_request, tokens_of
+
+
+def test_an_abort_before_the_answer_of_storage_is_taken_in_leaves_nothing_staged() -> None:
+    cache = make_cache(device=(16, 0, 0), host=(16, 0, 0), storage_queue_bytes=100)
+    prefetcher = Prefetcher(cache, PrefetchConfig(threshold=4, stage_at=StageAt.enqueue), 64)
+    sequence = Sequence(tokens_of(16))
+    match = cache.match(sequence, 16)
+    prefetch = prefetcher.prefetch_from_storage(0, sequence, match, 16, 0)
+    assert prefetch is not None
+    prefetch.restorable = [1, 2]  # storage has answered ...
+    prefetcher.abort(0)
+    prefetcher.on_queried(prefetch)  # ... and is heard of only now
+    invariants.check_drained(cache, prefetcher)
+
+
+def test_a_timeout_before_the_answer_of_storage_is_taken_in_leaves_nothing_staged() -> None:
+    cache = make_cache(device=(16, 0, 0), host=(16, 0, 0), storage_queue_bytes=100)
+    config = PrefetchConfig(threshold=4, stage_at=StageAt.enqueue, stop=StopPolicy.best_effort)
+    prefetcher = Prefetcher(cache, config, 64)
+    sequence = Sequence(tokens_of(16))
+    prefetch = prefetcher.prefetch_from_storage(0, sequence, cache.match(sequence, 16), 16, 0)
+    assert prefetch is not None
+    prefetch.restorable = [1, 2]
+    assert prefetcher.check(0, 1)
+    prefetcher.on_queried(prefetch)
+    prefetcher.forget(0, used_pages=0)
+    invariants.check_drained(cache, prefetcher)
+
+
+def test_a_leaf_whose_state_is_being_saved_stays_when_the_host_has_no_pages_for_it() -> None:
+    # write_back: the state has gone to the host by itself, and its copy is under way
+    cache = make_cache(
+        device=(8, 0, 4), host=(0, 0, 2), has_states=True, write_policy=WritePolicy.write_back
+    )
+    run_request(cache, tokens_of(9), 8)
+    (node,) = cache.tree.nodes()
+    lock = cache.tree.lock_host(node, node.end, with_state=True)
+    cache.tree.put(node, HOST, MAMBA, cache.pools[HOST][MAMBA].allocate(1))  # type: ignore[arg-type]
+    assert cache._allocate(DEVICE, FULL, 8) is None
+    assert node.held[DEVICE][FULL] is not None
+    cache.tree.release_host(lock)
+
+
+def test_the_window_of_a_state_that_is_being_written_stays_on_the_host() -> None:
+    cache = make_cache(
+        device=(16, 16, 8), host=(16, 8, 4), window_len=4, has_states=True, storage_queue_bytes=100
+    )
+    run_request(cache, tokens_of(17), 16, state_ends=(2,))
+    (first,) = cache.in_flight
+    cache.complete(first)  # and a write to storage begins, also of the state after two pages
+    (write,) = cache.in_flight
+    run_request(cache, tokens_of(9), 8)  # whose window is copied only now
+    (second,) = cache.in_flight - {write}
+    cache.complete(second)
+    (other_write,) = cache.in_flight - {write}
+    cache.complete(other_write)
+    evict_all(cache, DEVICE, FULL)
+    assert node_at(cache, 2).held[DEVICE][FULL] is None
+    evict_all(cache, HOST, SWA)
+    assert node_at(cache, 2).held[HOST][SWA] is not None
+    cache.complete(write)
+    invariants.check_drained(cache, None)

@@ -1,0 +1,543 @@
+"""Random walks: requests that come, run, end and are dropped, and copies done in any order.
+
+A walk drives the real cache and prefetcher as the scheduler and an executor would, in tiny pools.
+After every operation the laws are checked, the tree is compared with the oracle, and every page
+that a request reads is looked at.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+
+import numpy as np
+
+from hicache.cache import invariants
+from hicache.cache.eviction import POLICIES
+from hicache.cache.keys import COMPONENT_TAGS, chain_seed, page_digests
+from hicache.cache.node import FULL, MAMBA, SWA, TIERS
+from hicache.cache.pages import PageAllocator, PageIds
+from hicache.cache.prefetch import Prefetch, Prefetcher
+from hicache.cache.prefix_cache import PrefixCache
+from hicache.cache.sequence import Sequence
+from hicache.cache.transfer import CopyState
+from hicache.cache.tree import MatchResult, RadixTree
+from hicache.clock import SECOND_NS
+from hicache.config import (
+    CommitPolicy,
+    CutPolicy,
+    DeadlineFrom,
+    PrefetchConfig,
+    StageAt,
+    StopPolicy,
+    WritePolicy,
+)
+from tests.cache.ghost import GhostMemory, Payload
+from tests.cache.oracle import answer_of, flatten, longest_match, shape_of
+
+
+class WrongMatchError(AssertionError):
+    """The tree and the oracle disagree."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What a walk runs in. `device` and `host`: pages and slots by component."""
+
+    seed: int
+    page_size: int
+    window_len: int
+    has_states: bool
+    write_policy: WritePolicy
+    device: tuple[int, int, int]
+    host: tuple[int, int, int]
+    prefetch: PrefetchConfig
+    eviction: str
+    num_operations: int
+    load_back_threshold: int
+    storage_queue_bytes: int | None
+    num_namespaces: int
+
+
+def random_setting(seed: int, *, num_operations: int) -> Setting:
+    """Any components, page size, policies and tiny pools."""
+    rng = Random(seed)
+    page = rng.choice([1, 4, 16])
+    windows = [1, page, 3 * page, max(page // 2, 1), 2 * page + 1, 2 * page - 1]
+    window = rng.choice(windows) if rng.random() < 0.6 else 0
+    window_pages = -(-window // page)
+    has_states = rng.random() < 0.6
+    swa = (window_pages + rng.randint(2, 12)) if window else 0
+    host_swa = rng.randint(0, window_pages + 12) if window else 0
+    return Setting(
+        seed=seed,
+        page_size=page,
+        window_len=window,
+        has_states=has_states,
+        write_policy=rng.choice(list(WritePolicy)),
+        device=(rng.randint(8, 24), swa, rng.randint(4, 12) if has_states else 0),
+        host=(rng.choice([0, 6, 12, 24, 48]), host_swa, rng.randint(0, 8) if has_states else 0),
+        prefetch=PrefetchConfig(
+            stop=rng.choice([*StopPolicy, StopPolicy.wait_complete]),
+            timeout_base_s=rng.choice([0.0, 1.0, 10.0]),
+            threshold=page * rng.choice([1, 1, 2]),
+            cut=rng.choice(list(CutPolicy)),
+            stage_at=rng.choice(list(StageAt)),
+            commit=rng.choice(list(CommitPolicy)),
+            await_sidecars=rng.random() < 0.8,
+            deadline_from=rng.choice(list(DeadlineFrom)),
+            occupied_share=rng.choice([0.5, 1.0, 1.0]),
+        ),
+        eviction=rng.choice(sorted(POLICIES)),
+        num_operations=num_operations,
+        load_back_threshold=rng.choice([1, 10]),
+        storage_queue_bytes=rng.choice([None, 8, 10_000, 10_000, 10_000, 10_000]),
+        num_namespaces=rng.choice([1, 2]),
+    )
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Actor:
+    """A request: waiting until it has been acquired, then computed up to `kv_len`."""
+
+    id: int
+    tokens: bytes
+    namespace: str
+    prompt_len: int
+    total_len: int
+    sequence: Sequence
+    prefetched: tuple[int, int] = (0, 0)
+    kv_len: int = 0
+    saves: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Reader:
+    """A read under way, with the pages it was given when it began."""
+
+    prefetch: Prefetch
+    pages: list[PageIds]
+    at_hand: int | None = None  # pages of the batch it is filling, which it will finish
+
+
+class Walk:
+    """One world and its random operations."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self.rng = Random(setting.seed + 1)
+        self.tree = RadixTree(
+            page_size=setting.page_size,
+            policy=POLICIES[setting.eviction](),
+            window_len=setting.window_len,
+            has_states=setting.has_states,
+            reclaims_duplicates=setting.write_policy is WritePolicy.write_back,
+        )
+        pools = tuple(
+            [PageAllocator(count) for count in counts] for counts in (setting.device, setting.host)
+        )
+        self.cache = PrefixCache(
+            self.tree,
+            pools,  # type: ignore[arg-type]
+            page_bytes=(1, 1, 1),
+            write_policy=setting.write_policy,
+            load_back_threshold=setting.load_back_threshold,
+            storage_queue_bytes=setting.storage_queue_bytes,
+        )
+        host_tokens = setting.host[FULL] * setting.page_size
+        self.prefetcher = Prefetcher(self.cache, setting.prefetch, host_tokens)
+        self.memory = GhostMemory(self.tree)
+        self.waiting: list[Actor] = []
+        self.running: list[Actor] = []
+        self.copies: list[object] = []
+        self.queries: list[Prefetch] = []
+        self.answered: list[Prefetch] = []  # asked, and not taken in yet
+        self.readers: list[Reader] = []
+        self.read: list[Prefetch] = []  # read, and not taken in yet
+        self.now_ns = 0
+        self.num_actors = 0
+        self.past: list[bytes] = [b""]
+        self.log: list[str] = []
+        if setting.storage_queue_bytes is not None:
+            for _ in range(3):
+                self._store_document()
+
+    # -- the walk ------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """All operations, then let everything end."""
+        operations: list[tuple[Callable[[], None], int]] = [
+            (self.submit, 8),
+            (self.start, 2),
+            (self.serve, 8),
+            (self.go_on, 4),
+            (self.end, 4),
+            (self.drop_running, 1),
+            (self.drop_waiting, 1),
+            (self.finish_copy, 2),
+            (self.answer_query, 2),
+            (self.take_answer, 2),
+            (self.read_on, 2),
+            (self.take_read, 2),
+            (self.all_io, 4),
+            (self.lose_stored, 1),
+            (self.press, 3),
+            (self.probe, 1),
+        ]
+        calls, weights = zip(*operations, strict=True)
+        for _ in range(self.setting.num_operations):
+            call = self.rng.choices(calls, weights)[0]
+            self.log.append(call.__name__)
+            call()
+            self.now_ns += self.rng.randint(0, SECOND_NS // 4)
+            self.check()
+        self.drain()
+
+    def drain(self) -> None:
+        """Drop all requests, finish all copies, and see that nothing is left."""
+        while self.waiting:
+            self.drop_waiting()
+            self.check()
+        while self.running:
+            self.drop_running()
+            self.check()
+        while self._has_io():
+            self.all_io()
+            self.check()
+        invariants.check_drained(self.cache, self.prefetcher)
+
+    def check(self) -> None:
+        """Hand the outbox over; then laws, contents and locks."""
+        self._hand_over()
+        sequences = [actor.sequence for actor in self.running]
+        invariants.check(self.cache, self.prefetcher, sequences)
+        self.memory.check_tree(flatten(self.tree))
+        for actor in self.running:
+            self.memory.check_readable(actor.sequence, actor.kv_len)
+
+    # -- requests ------------------------------------------------------------------------------
+
+    def submit(self) -> None:
+        """A request comes; what it shares with earlier ones is cut anywhere."""
+        if len(self.waiting) >= 6:
+            return
+        rng, page = self.rng, self.setting.page_size
+        past = rng.choice(self.past)
+        shared = past[: 4 * rng.randint(0, len(past) // 4)] if rng.random() < 0.3 else past
+        fresh = np.array(
+            [rng.randint(0, 1) for _ in range(rng.randint(1, 4 * page + 2))], "<i4"
+        ).tobytes()
+        longest = 4 * page * max(self.setting.device[FULL] * 2 // 3, 2)
+        tokens = (shared + fresh)[:longest]
+        prompt_len = len(tokens) // 4
+        answer = np.array(
+            [rng.randint(0, 1) for _ in range(rng.randint(1, 2 * page + 1))], "<i4"
+        ).tobytes()
+        tokens += answer
+        self.past.append(tokens)
+        namespace = "n1" if rng.random() < 0.2 and self.setting.num_namespaces > 1 else "n0"
+        self.num_actors += 1
+        actor = Actor(
+            id=self.num_actors,
+            tokens=tokens,
+            namespace=namespace,
+            prompt_len=prompt_len,
+            total_len=len(tokens) // 4,
+            sequence=Sequence(tokens, namespace),
+        )
+        self.waiting.append(actor)
+        match = self.match(actor)
+        prefetch = self.prefetcher.prefetch_from_storage(
+            actor.id, actor.sequence, match, prompt_len, self.now_ns
+        )
+        if prefetch is not None:
+            first = prefetch.start_page * page
+            actor.prefetched = (first, first + prefetch.num_pages * page)
+
+    def match(self, actor: Actor) -> MatchResult:
+        """The tree's match, compared with the oracle's."""
+        max_len = actor.prompt_len - 1
+        wanted = longest_match(
+            flatten(self.tree), shape_of(self.tree), actor.tokens, max_len, actor.namespace
+        )
+        match = self.cache.match(actor.sequence, actor.prompt_len)
+        if answer_of(match) != wanted:
+            raise WrongMatchError(f"the tree says {answer_of(match)}, the oracle {wanted}")
+        return match
+
+    def press(self) -> None:
+        """Somebody takes all that eviction can give of one pool, or of all, and gives it back."""
+        wanted = [(tier, kind) for tier in TIERS for kind in self.tree.kinds]
+        if self.rng.random() < 0.5:
+            wanted = [self.rng.choice(wanted)]
+        for tier, kind in wanted:
+            pool = self.cache.pools[tier][kind]
+            for count in range(pool.capacity or 0, 0, -1):
+                page_ids = self.cache._allocate(tier, kind, count)
+                if page_ids is not None:
+                    pool.free(page_ids)
+                    break
+
+    def probe(self) -> None:
+        """Look for something that was there once."""
+        tokens = self.rng.choice(self.past)
+        if tokens:
+            actor = Actor(
+                id=0,
+                tokens=tokens,
+                namespace=f"n{self.rng.randrange(self.setting.num_namespaces)}",
+                prompt_len=self.rng.randint(1, len(tokens) // 4),
+                total_len=0,
+                sequence=Sequence(tokens),
+            )
+            actor.sequence.namespace = actor.namespace
+            self.match(actor)
+
+    def start(self) -> None:
+        """Admit a waiting request, if its prefetch lets it and the pools do."""
+        if not self.waiting:
+            return
+        actor = self.rng.choice(self.waiting)
+        if not self.prefetcher.check(actor.id, self.now_ns):
+            return
+        match = self.match(actor)
+        lock = self.tree.lock(match.best_node)
+        first, last = actor.prefetched
+        acquired = self.cache.acquire(actor.sequence, match, storage_start=first, storage_end=last)
+        self.tree.release(lock)
+        if acquired is None:
+            return
+        wanted = match.device_prefix_len if acquired.load_back is None else match.usable_len
+        assert acquired.cached_len == wanted
+        parts = acquired.device_len + acquired.host_len + acquired.storage_len
+        assert parts == acquired.cached_len
+        self._hand_over()
+        actor.kv_len = acquired.cached_len
+        self.memory.check_readable(actor.sequence, actor.kv_len)
+        page = self.setting.page_size
+        last_page = actor.prompt_len // page
+        if self.setting.has_states:
+            ends = {last_page, self.rng.randint(0, last_page)}
+            actor.saves = sorted(end for end in ends if end * page > actor.kv_len)
+        self.waiting.remove(actor)
+        self.running.append(actor)
+        self.prefetcher.forget(actor.id, used_pages=acquired.storage_len // page)
+        self._extend(actor)
+
+    def serve(self) -> None:
+        """Admit a request, compute its whole prompt and end it."""
+        before = set(self.running)
+        self.start()
+        for actor in set(self.running) - before:
+            while actor in self.running and actor.kv_len < actor.prompt_len:
+                self._extend(actor)
+        self.end()
+
+    def go_on(self) -> None:
+        """One more chunk of a prompt, or some tokens of an answer."""
+        if self.running:
+            self._extend(self.rng.choice(self.running))
+
+    def end(self) -> None:
+        """A request whose prompt is computed ends; its last pages are published."""
+        done = [actor for actor in self.running if actor.kv_len >= actor.prompt_len]
+        if not done:
+            return
+        actor = self.rng.choice(done)
+        sequence = actor.sequence
+        num_pages = actor.kv_len // self.setting.page_size
+        if sequence.boundary_slot is not None and num_pages > sequence.tree_pages:
+            sequence.states[num_pages] = sequence.boundary_slot
+            sequence.boundary_slot = None
+        self.running.remove(actor)
+        self.cache.finish(sequence, num_pages)
+
+    def drop_running(self) -> None:
+        """A running request is aborted."""
+        if self.running:
+            actor = self.running.pop(self.rng.randrange(len(self.running)))
+            self.cache.abandon(actor.sequence)
+
+    def drop_waiting(self) -> None:
+        """A waiting request is aborted, whatever its prefetch is doing."""
+        if self.waiting:
+            actor = self.waiting.pop(self.rng.randrange(len(self.waiting)))
+            self.prefetcher.abort(actor.id)
+
+    def _extend(self, actor: Actor) -> None:
+        cache, sequence, page = self.cache, actor.sequence, self.setting.page_size
+        in_prompt = actor.kv_len < actor.prompt_len
+        if in_prompt:
+            end = actor.kv_len + self.rng.randint(1, 4) * page
+            end = actor.prompt_len if end >= actor.prompt_len else end // page * page
+            end = max(end, actor.kv_len + 1)
+        else:
+            end = min(actor.kv_len + self.rng.randint(1, page + 1), actor.total_len)
+        if end <= actor.kv_len:
+            return
+        if not cache.extend(sequence, end):
+            self._hand_over()
+            self.running.remove(actor)
+            cache.abandon(sequence)
+            actor.sequence = Sequence(actor.tokens, actor.namespace)
+            actor.kv_len, actor.saves, actor.prefetched = 0, [], (0, 0)
+            self.waiting.append(actor)
+            return
+        captured = []
+        for pages in [each for each in actor.saves if actor.kv_len < each * page <= end]:
+            if pages == actor.prompt_len // page:
+                slot, sequence.boundary_slot = sequence.boundary_slot, None
+            else:
+                slot = cache.take_state_slot()
+            if slot is not None:
+                captured.append((pages, slot))
+        self._hand_over()
+        self.memory.compute(sequence, actor.kv_len, end)
+        for pages, slot in captured:
+            self.memory.capture(sequence, pages * page, slot)
+            sequence.states[pages] = slot
+        boundary = end // page * page
+        if not in_prompt and boundary > actor.kv_len and sequence.boundary_slot is not None:
+            self.memory.capture(sequence, boundary, sequence.boundary_slot)
+        actor.kv_len = end
+        if in_prompt and end == actor.prompt_len:
+            cache.publish(sequence, end // page)
+            if self.setting.has_states and sequence.boundary_slot is None:
+                sequence.boundary_slot = cache.take_state_slot()
+        else:
+            cache.leave_window(sequence, end)
+
+    def _store_document(self) -> None:
+        # another engine has written a prompt, not all of it survives
+        rng, tree = self.rng, self.tree
+        num_pages = rng.randint(1, max(self.setting.device[FULL] * 2 // 3, 1))
+        tokens = np.array(
+            [rng.randint(0, 1) for _ in range(num_pages * tree.page_size)], "<i4"
+        ).tobytes()
+        self.past.append(tokens)
+        seed = chain_seed("n0")
+        for page, digest in enumerate(page_digests(seed, tokens, tree.page_bytes)):
+            payload = Payload("n0", tokens[: (page + 1) * tree.page_bytes])
+            for kind in tree.kinds:
+                if rng.random() < (0.5 if kind == MAMBA else 0.97):
+                    self.memory.stored[digest + COMPONENT_TAGS[kind]] = payload
+
+    def _hand_over(self) -> None:
+        # copies are carried out before anything is computed over what they leave
+        outbox, self.cache.outbox = self.cache.outbox, []
+        for work in outbox:
+            self.memory.book(work)
+            if not isinstance(work, CopyState):
+                self.copies.append(work)
+        self.queries += self.prefetcher.outbox
+        self.prefetcher.outbox = []
+        for prefetch in self.prefetcher.reads:
+            self.readers.append(Reader(prefetch=prefetch, pages=list(prefetch.staged)))
+        self.prefetcher.reads = []
+
+    # -- copies and storage --------------------------------------------------------------------
+
+    def all_io(self) -> None:
+        """Copies and storage get much done."""
+        for _ in range(20):
+            for call in (
+                self.finish_copy,
+                self.answer_query,
+                self.take_answer,
+                self.read_on,
+                self.take_read,
+            ):
+                call()
+                self._hand_over()
+            if not self._has_io():
+                break
+
+    def _has_io(self) -> bool:
+        return any((self.copies, self.queries, self.answered, self.readers, self.read))
+
+    def finish_copy(self) -> None:
+        """Any copy under way is done."""
+        if self.copies:
+            work = self.copies.pop(self.rng.randrange(len(self.copies)))
+            self.memory.settle(work)  # type: ignore[arg-type]
+            self.cache.complete(work)  # type: ignore[arg-type]
+
+    def answer_query(self) -> None:
+        """Storage says what it has of a prefetch."""
+        if not self.queries:
+            return
+        prefetch = self.queries.pop(self.rng.randrange(len(self.queries)))
+        if not prefetch.is_settled:
+            found = [
+                [key in self.memory.stored for key in prefetch.keys(kind, 0, prefetch.num_pages)]
+                for kind in (FULL, SWA, MAMBA)
+            ]
+            prefetch.restorable = prefetch.find_restorable(*found)
+        self.answered.append(prefetch)
+
+    def take_answer(self) -> None:
+        """The answer reaches the prefetcher, perhaps much later."""
+        if self.answered:
+            self.prefetcher.on_queried(self.answered.pop(self.rng.randrange(len(self.answered))))
+
+    def read_on(self) -> None:
+        """A reader begins a batch, or ends the one at hand."""
+        if not self.readers:
+            return
+        reader = self.rng.choice(self.readers)
+        prefetch = reader.prefetch
+        total = prefetch.num_pages
+        if (
+            reader.at_hand is None
+            and not prefetch.is_terminated
+            and prefetch.completed_pages < total
+        ):
+            reader.at_hand = self.rng.randint(1, total - prefetch.completed_pages)
+            return
+        is_short = False
+        if reader.at_hand is not None:
+            first = prefetch.completed_pages
+            end = first + reader.at_hand
+            reader.at_hand = None
+            keys = prefetch.keys(FULL, first, end)
+            staged = set(prefetch.staged[FULL].tolist())
+            for key, page_id in zip(keys, reader.pages[FULL][first:end].tolist(), strict=True):
+                if key not in self.memory.stored:
+                    is_short = True
+                    break
+                assert page_id in staged, "the reader fills a page that is no longer its own"
+                self.memory.read_page(key, FULL, page_id)
+                prefetch.completed_pages += 1
+            if not is_short and prefetch.completed_pages < total and not prefetch.is_terminated:
+                return
+        if prefetch.completed_pages == total and not prefetch.is_terminated:
+            self._read_sidecars(reader)
+        prefetch.sidecars_read = True
+        prefetch.is_read = True
+        self.readers.remove(reader)
+        self.read.append(prefetch)
+
+    def _read_sidecars(self, reader: Reader) -> None:
+        prefetch, stored = reader.prefetch, self.memory.stored
+        total = prefetch.num_pages
+        wanted: list[tuple[int, bytes, int]] = []
+        if prefetch.window_pages:
+            keys = prefetch.keys(SWA, prefetch.swa_first(total), total)
+            pages = reader.pages[SWA].tolist()
+            wanted += [(SWA, key, page) for key, page in zip(keys, pages, strict=True)]
+        if prefetch.has_state:
+            key = prefetch.keys(MAMBA, total - 1, total)[0]
+            wanted.append((MAMBA, key, int(reader.pages[MAMBA][0])))
+        prefetch.sidecars_found = all(key in stored for _, key, _ in wanted)
+        if prefetch.sidecars_found:
+            for kind, key, page_id in wanted:
+                self.memory.read_page(key, kind, page_id)
+
+    def take_read(self) -> None:
+        """The reader's last word reaches the prefetcher."""
+        if self.read:
+            self.prefetcher.on_read(self.read.pop(self.rng.randrange(len(self.read))))
+
+    def lose_stored(self) -> None:
+        """Storage evicts, or a page is damaged: what was promised is not there any more."""
+        if self.memory.stored and self.rng.random() < 0.5:
+            self.memory.stored.pop(self.rng.choice(sorted(self.memory.stored)))

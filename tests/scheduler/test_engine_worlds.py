@@ -1,0 +1,208 @@
+"""Engines in tiny worlds: exact accounts, equal runs, and nothing left behind.
+
+Every world checks all laws after every step, and at the end that the pools are as they were.
+"""
+
+from random import Random
+
+import pytest
+
+from hicache.cache import invariants
+from hicache.cache.node import KINDS as COMPONENTS
+from hicache.cache.node import TIERS
+from hicache.config import Batching, SchedulerConfig, ServiceOrder, SwaBudget, WritePolicy
+from hicache.scheduler.scheduler import Batch
+from tests.scheduler.world import KINDS, Plot, World, plot_of, random_requests, request_of
+
+KIND_NAMES = sorted(KINDS)
+POLICIES = list(WritePolicy)
+
+
+def served(plot: Plot, seed: int, count: int = 25) -> World:
+    world = World(plot)
+    world.serve(random_requests(seed, count))
+    return world
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.value)
+@pytest.mark.parametrize("kind", KIND_NAMES)
+def test_every_prompt_token_of_an_admitted_request_is_counted_once(
+    kind: str, policy: WritePolicy
+) -> None:
+    world = served(plot_of(kind, write_policy=policy), seed=1)
+    assert len(world.finished) == 25
+    for job, _ in world.finished:
+        parts = job.device_len + job.host_len + job.storage_len + job.computed_len
+        assert parts == job.request.prompt_len
+    tokens = sum(job.request.prompt_len for job, _ in world.finished)
+    names = ("device_hit", "host_hit", "storage_hit", "computed")
+    assert sum(world.counters[f"cache/{name}_tokens"] for name in names) == tokens
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.value)
+@pytest.mark.parametrize("kind", KIND_NAMES)
+def test_taking_decode_steps_one_by_one_changes_nothing(kind: str, policy: WritePolicy) -> None:
+    plots = [plot_of(kind, write_policy=policy, may_jump=jump) for jump in (True, False)]
+    jumping, stepping = (served(plot, seed=0) for plot in plots)
+    assert jumping.outcome() == stepping.outcome()
+    assert len(jumping.executor.batches) < len(stepping.executor.batches)
+
+
+@pytest.mark.parametrize("kind", KIND_NAMES)
+def test_two_equal_runs_are_equal(kind: str) -> None:
+    assert served(plot_of(kind), seed=2).outcome() == served(plot_of(kind), seed=2).outcome()
+
+
+@pytest.mark.parametrize("order", list(ServiceOrder), ids=lambda order: order.value)
+@pytest.mark.parametrize("batching", list(Batching), ids=lambda batching: batching.value)
+def test_every_order_and_batching_answers_every_request(
+    order: ServiceOrder, batching: Batching
+) -> None:
+    config = SchedulerConfig(chunk_tokens=64, max_running=8, order=order, batching=batching)
+    world = served(plot_of("all", scheduler=config), seed=3)
+    assert sorted(job.request.id for job, _ in world.finished) == list(range(25))
+
+
+def test_two_requests_that_do_not_fit_side_by_side_run_one_after_the_other() -> None:
+    world = World(plot_of("full", device=(40, 0, 0), has_storage=False))
+    prompts = [[first] * 200 for first in (1, 2)]
+    world.serve([request_of(number, prompt, [9] * 30) for number, prompt in enumerate(prompts)])
+    assert [job.request.id for job, _ in world.finished] == [0, 1]
+    assert world.rejected == []
+
+
+def test_a_request_that_no_pool_could_ever_hold_is_rejected_alone() -> None:
+    world = World(plot_of("full", device=(10, 0, 0)))
+    world.serve([request_of(0, range(100), [1]), request_of(1, range(20), [1])])
+    assert [job.request.id for job, _ in world.rejected] == [0]
+    assert [job.request.id for job, _ in world.finished] == [1]
+
+
+@pytest.mark.parametrize("kind", KIND_NAMES)
+def test_a_prompt_longer_than_a_chunk_is_computed_in_chunks(kind: str) -> None:
+    world = World(plot_of(kind))
+    world.serve([request_of(0, range(1000, 1150), [1, 2, 3])])
+    assert world.executor.batches[:3] == [(1, 0)] * 3  # 64 + 64 + 22
+    ((job, _),) = world.finished
+    assert job.computed_len == 150
+
+
+def crowded(kind: str, **changes: object) -> Plot:
+    config = SchedulerConfig(
+        chunk_tokens=256, max_running=16, new_token_ratio=0.0, new_token_ratio_floor=0.0
+    )
+    return plot_of(kind, device=(24, 40, 24), scheduler=config, **changes)
+
+
+@pytest.mark.parametrize("kind", KIND_NAMES)
+def test_answers_that_outgrow_the_pool_are_retracted_and_finish_later(kind: str) -> None:
+    world = World(crowded(kind))
+    requests = [
+        request_of(number, range(number * 100, number * 100 + 20), [number] * 60)
+        for number in range(6)
+    ]
+    world.serve(requests)
+    assert world.counters["scheduler/retracted_count"] > 0
+    assert len(world.finished) == 6
+    retracted = [job for job, _ in world.finished if job.retractions]
+    assert retracted
+    for job in retracted:
+        assert job.computed_len == 20
+        assert job.recomputed_len > 0
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.value)
+@pytest.mark.parametrize("kind", KIND_NAMES)
+def test_an_abort_at_any_moment_returns_every_count_to_its_baseline(
+    kind: str, policy: WritePolicy
+) -> None:
+    for seed in range(2):
+        abort_at_random(World(plot_of(kind, write_policy=policy)), seed)
+
+
+def abort_at_random(world: World, seed: int) -> None:
+    """Abort half of the requests, waiting or running, while steps run or between two steps."""
+    rng = Random(seed)
+    requests = random_requests(seed, 20)
+    doomed = {
+        request.id: request.arrival_ns + rng.randint(1, 250_000_000)
+        for request in requests
+        if rng.random() < 0.6
+    }
+    aborted: set[int] = set()
+    scheduler = world.scheduler
+    plan = scheduler.plan
+
+    def abort(now_ns: int) -> None:
+        batch = world.engine._batch
+        jobs = [] if batch is None else [*batch.decodes, *(each.job for each in batch.extends)]
+        in_step = {job.request.id for job in jobs}
+        for number, moment_ns in doomed.items():
+            is_due = moment_ns <= now_ns and number not in in_step | aborted
+            if is_due and scheduler.abort(number, now_ns) is not None:
+                aborted.add(number)
+                invariants_hold(world)
+
+    def abort_and_plan(now_ns: int) -> Batch | None:
+        abort(now_ns)
+        return plan(now_ns)
+
+    scheduler.plan = abort_and_plan  # type: ignore[method-assign]
+    world.hooks.append(abort)
+    world.serve(requests)
+    assert len(world.finished) + len(aborted) == 20
+    assert_baseline(world)
+    return len(aborted)
+
+
+def invariants_hold(world: World) -> None:
+    world._check(world.engine)
+
+
+def assert_baseline(world: World) -> None:
+    """All that is out belongs to the tree, and the tree holds nothing that is locked."""
+    invariants.check_drained(world.cache, world.prefetcher)
+    for tier in TIERS:
+        for kind in COMPONENTS:
+            resident = world.cache.tree.resident[tier][kind]
+            assert world.cache.pools[tier][kind].num_taken == resident
+
+
+def host_window_world(budget: SwaBudget) -> World:
+    """A window pool with room for a prompt and its window, but not for that and a load-back."""
+    config = SchedulerConfig(chunk_tokens=4096, max_running=8, swa_budget=budget)
+    plot = Plot(
+        window_len=64, device=(200, 17, 0), host=(400, 100, 0), scheduler=config, has_storage=False
+    )
+    world = World(plot)
+    first = list(range(1000, 1120))
+    long = list(range(5000, 5110))
+    world.serve(
+        [
+            request_of(0, first, [1] * 9),
+            request_of(1, long, [2] * 9, arrival_ns=2_000_000_000),  # pushes out the first window
+            request_of(2, [*first, *range(7000, 7080)], [3], arrival_ns=4_000_000_000),
+        ]
+    )
+    return world
+
+
+def test_without_the_host_term_a_window_load_back_runs_the_prefill_out_of_memory() -> None:
+    world = host_window_world(SwaBudget.no_host_term)
+    assert world.counters["scheduler/prefill_oom_count"] > 0
+
+
+def test_with_the_host_term_no_prefill_runs_out_of_memory() -> None:
+    world = host_window_world(SwaBudget.reports)
+    assert world.counters["scheduler/prefill_oom_count"] == 0
+
+
+@pytest.mark.parametrize("budget", [SwaBudget.reports, SwaBudget.sglang_0_5_23])
+@pytest.mark.parametrize("kind", ["full_swa", "all"])
+def test_random_work_never_runs_out_of_memory_with_the_host_term(
+    kind: str, budget: SwaBudget
+) -> None:
+    config = SchedulerConfig(chunk_tokens=64, max_running=8, swa_budget=budget)
+    for seed in range(2):
+        world = served(plot_of(kind, device=(40, 14, 12), scheduler=config), seed)
+        assert world.counters["scheduler/prefill_oom_count"] == 0

@@ -1,0 +1,273 @@
+"""One engine in simulated time on tiny pools."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+
+import numpy as np
+
+from hicache.cache import invariants
+from hicache.cache.eviction import Lru
+from hicache.cache.node import FULL
+from hicache.cache.pages import PageAllocator
+from hicache.cache.prefetch import Prefetcher
+from hicache.cache.prefix_cache import PrefixCache
+from hicache.cache.transfer import CopyState, StorageWrite
+from hicache.cache.tree import RadixTree
+from hicache.clock import SimulatedClock
+from hicache.config import (
+    CheckpointPlacement,
+    PrefetchConfig,
+    SchedulerConfig,
+    StorageConfig,
+    WritePolicy,
+)
+from hicache.engine import Engine, serve
+from hicache.executor.base import StepRun
+from hicache.executor.simulated import SimulatedIo
+from hicache.request import Request, TokenSpans
+from hicache.scheduler.job import Job
+from hicache.scheduler.scheduler import Batch, Scheduler
+from hicache.storage.memory import MemoryStorage
+
+PAGE_BYTES = (1 << 20, 1 << 20, 1 << 20)
+STEP_NS = 10_000_000
+TOKEN_NS = 20_000
+KINDS = {
+    "full": (0, False),
+    "full_swa": (20, False),
+    "full_mamba": (0, True),
+    "all": (20, True),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plot:
+    """What a world is made of; pools by component in pages of 8 tokens and slots."""
+
+    window_len: int = 0
+    has_states: bool = False
+    device: tuple[int, int, int] = (40, 30, 12)
+    host: tuple[int, int, int] = (80, 60, 16)
+    page_size: int = 8
+    write_policy: WritePolicy = WritePolicy.write_through
+    scheduler: SchedulerConfig = field(
+        default_factory=lambda: SchedulerConfig(chunk_tokens=64, max_running=8)
+    )
+    prefetch: PrefetchConfig = field(
+        default_factory=lambda: PrefetchConfig(threshold=16, occupied_share=1.0)
+    )
+    storage: StorageConfig = field(
+        default_factory=lambda: StorageConfig(
+            kind="memory", read_gbps=0.5, write_gbps=0.5, batch_pages=4
+        )
+    )
+    has_storage: bool = True
+    checkpoints: CheckpointPlacement = CheckpointPlacement.end_branch
+    may_jump: bool = True
+
+
+def plot_of(kind: str, **changes: object) -> Plot:
+    """A plot for one of `KINDS`."""
+    window_len, has_states = KINDS[kind]
+    return replace(Plot(window_len=window_len, has_states=has_states), **changes)  # type: ignore[arg-type]
+
+
+def spans(tokens: Sequence[int]) -> TokenSpans:
+    """Token ids, each its own run."""
+    return TokenSpans(np.array(tokens, np.int32), np.ones(len(tokens), np.int32))
+
+
+def request_of(
+    number: int, prompt: Sequence[int], answer: Sequence[int], arrival_ns: int = 0
+) -> Request:
+    """A request of its own session."""
+    return Request(
+        id=number,
+        session_id=number,
+        arrival_ns=arrival_ns,
+        prompt=spans(prompt),
+        output=spans(answer),
+    )
+
+
+def random_requests(seed: int, count: int = 40, longest: int = 200) -> list[Request]:
+    """Conversations that go on and branch, arriving within seconds."""
+    rng = Random(seed)
+    past: list[list[int]] = [[]]
+    requests = []
+    for number in range(count):
+        before = rng.choice(past[-10:])
+        before = before[: rng.randint(0, len(before))] if rng.random() < 0.2 else before
+        prompt = (before + [rng.randint(1, 50) for _ in range(rng.randint(1, 60))])[-longest:]
+        prompt = prompt if len(prompt) < longest else prompt[:longest]
+        answer = [rng.randint(1, 50) for _ in range(rng.randint(1, 30))]
+        past.append(prompt + answer)
+        requests.append(request_of(number, prompt, answer, number * 60_000_000))
+    return requests
+
+
+class PlainExecutor:
+    """Costs a step by its tokens; copies and storage are those of the simulated machinery."""
+
+    def __init__(self, io: SimulatedIo) -> None:
+        self._io = io
+        self.batches: list[tuple[int, int]] = []
+
+    @property
+    def is_fenced(self) -> bool:
+        return self._io.fences[0] > 0
+
+    def submit(self, work: object, now_ns: int) -> None:
+        if isinstance(work, CopyState):
+            return
+        if isinstance(work, StorageWrite):
+            self._io.enqueue("write", self._io.write(0, work, PAGE_BYTES), now_ns)
+        else:
+            self._io.begin(self._io.copy(0, work), now_ns)  # type: ignore[arg-type]
+
+    def query(self, prefetch: object, now_ns: int) -> None:
+        self._io.begin(self._io.query(0, prefetch), now_ns)  # type: ignore[arg-type]
+
+    def read(self, prefetch: object, now_ns: int) -> None:
+        self._io.enqueue("read", self._io.read(0, prefetch, PAGE_BYTES), now_ns)  # type: ignore[arg-type]
+
+    def forward(self, batch: Batch, now_ns: int) -> StepRun:
+        self.batches.append((len(batch.extends), len(batch.decodes)))
+        tokens = sum(extend.end - extend.start for extend in batch.extends)
+        step = STEP_NS + TOKEN_NS * tokens
+        return StepRun(now_ns + step * np.arange(1, batch.num_steps + 1, dtype=np.int64), 0)
+
+
+class World:
+    """An engine and everything around it."""
+
+    def __init__(self, plot: Plot, *, checks: bool = True) -> None:
+        self.plot = plot
+        tree = RadixTree(
+            page_size=plot.page_size,
+            policy=Lru(),
+            window_len=plot.window_len,
+            has_states=plot.has_states,
+            reclaims_duplicates=plot.write_policy is WritePolicy.write_back,
+        )
+        kept = (True, plot.window_len > 0, plot.has_states)
+        pools = tuple(
+            [PageAllocator(count if keep else 0) for count, keep in zip(counts, kept, strict=True)]
+            for counts in (plot.device, plot.host)
+        )
+        self.cache = PrefixCache(
+            tree,
+            pools,  # type: ignore[arg-type]
+            page_bytes=PAGE_BYTES,
+            write_policy=plot.write_policy,
+            storage_queue_bytes=1 << 30 if plot.has_storage else None,
+        )
+        sizes = {ord(tag): size for tag, size in zip("fsm", PAGE_BYTES, strict=True)}
+        self.storage = MemoryStorage(capacity_bytes=None, page_bytes=sizes)
+        rates = {"to_device0": 1e9, "to_host0": 1e9, "host_memory0": 4e9}
+        rates = {name[:-1]: rate for name, rate in rates.items()}
+        self.io = SimulatedIo(plot.storage, [self.storage] if plot.has_storage else [], [rates])
+        host_tokens = plot.host[FULL] * plot.page_size
+        self.prefetcher = (
+            Prefetcher(self.cache, plot.prefetch, host_tokens) if plot.has_storage else None
+        )
+        self.scheduler = Scheduler(
+            self.cache,
+            self.prefetcher,
+            plot.scheduler,
+            max_len=100_000,
+            checkpoints=plot.checkpoints,
+            checkpoint_tokens=plot.page_size * 4,
+            may_jump=plot.may_jump,
+            estimate_s=lambda cached, total: (total - cached) * TOKEN_NS * 1e-9,
+        )
+        self.executor = PlainExecutor(self.io)
+        self.engine = Engine(
+            self.cache,
+            self.prefetcher,
+            self.scheduler,
+            self.executor,
+            check=self._check if checks else None,
+        )
+        self.finished: list[tuple[Job, int]] = []
+        self.rejected: list[tuple[Job, str]] = []
+        self.clock = SimulatedClock()
+        self.hooks: list[Callable[[int], None]] = []
+
+    @property
+    def counters(self) -> Counter[str]:
+        return self.cache.counters
+
+    def serve(self, requests: Sequence[Request]) -> None:
+        """Serve all of them and drain."""
+        serve(
+            [self.engine],
+            [(request.arrival_ns, request) for request in requests],
+            clock=self.clock,
+            io=self.io,
+            router=_First(),
+            observer=_Watch(self),
+        )
+        invariants.check_drained(self.cache, self.prefetcher)
+
+    def outcome(self) -> dict[str, object]:
+        """All that a summary is made of."""
+        jobs = [
+            (
+                job.request.id,
+                end,
+                job.first_token_ns,
+                job.admitted_ns,
+                job.storage_wait_ns,
+                job.device_len,
+                job.host_len,
+                job.storage_len,
+                job.computed_len,
+                job.recomputed_len,
+                job.num_steps,
+                job.retractions,
+            )
+            for job, end in self.finished
+        ]
+        counters = {name: count for name, count in self.counters.items() if count}
+        return {
+            "jobs": jobs,
+            "rejected": [(job.request.id, reason) for job, reason in self.rejected],
+            "counters": counters,
+            "io": dict(self.io.counters),
+            "busy_ns": self.engine.busy_ns,
+            "steps": self.engine.num_steps,
+        }
+
+    def _check(self, engine: Engine) -> None:
+        scheduler = engine.scheduler
+        jobs = [*scheduler.running, *([scheduler.partial] if scheduler.partial else [])]
+        sequences = {job.sequence for job in (*jobs, *(each.job for each in engine.extending))}
+        slots = [slot for extend in engine.extending for _, slot in extend.saves]
+        invariants.check(engine.cache, engine.prefetcher, sequences, slots)
+
+
+class _First:
+    def route(self, request: Request, engines: Sequence[Engine]) -> int:
+        return 0
+
+
+class _Watch:
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def at(self, now_ns: int) -> None:
+        for hook in self._world.hooks:
+            hook(now_ns)
+
+    def finished(self, job: Job, engine: int, now_ns: int) -> Iterable[tuple[int, Request]]:
+        self._world.finished.append((job, now_ns))
+        return ()
+
+    def rejected(
+        self, job: Job, reason: str, engine: int, now_ns: int
+    ) -> Iterable[tuple[int, Request]]:
+        self._world.rejected.append((job, reason))
+        return ()

@@ -1,0 +1,44 @@
+"""Shared links against the closed form of processor sharing (rung V0).
+
+Flows that come at random to a link that all under way share evenly take x / C / (1 - rho) each,
+whatever the distribution of their sizes x (M/G/1-PS).
+"""
+
+import numpy as np
+import pytest
+
+from hicache.executor.links import Links
+
+CAPACITY = 4e9
+SIZES = {"equal": [8e6], "mixed": [1e6, 4e6, 64e6]}
+
+
+def mean_slowdown(sizes: list[float], rho: float, count: int, seed: int) -> dict[float, float]:
+    """Mean of time taken over time alone, of flows of each size."""
+    generator = np.random.default_rng(seed)
+    drawn = generator.permutation(np.resize(sizes, count))
+    # one gap from each of `count` equal parts of the distribution: the load is what it should be
+    places = (np.arange(count) + generator.random(count)) / count
+    gaps = generator.permutation(-np.log1p(-places)) * float(np.mean(drawn)) / CAPACITY / rho
+    arrivals = np.cumsum(gaps * 1e9).astype(np.int64).tolist()
+    links = Links({"storage": CAPACITY})
+    ended: list[tuple[int, int]] = []
+    for flow, (arrival, size) in enumerate(zip(arrivals, drawn.tolist(), strict=True)):
+        links.start(flow, int(size), ("storage",), arrival)
+        ended += links.finish_until(arrival)
+    while (finish := links.next_finish_ns()) is not None:
+        ended += links.finish_until(finish)
+    slowdowns: dict[float, list[float]] = {size: [] for size in sizes}
+    for finish, flow in ended:
+        alone_ns = drawn[flow] / CAPACITY * 1e9
+        slowdowns[float(drawn[flow])].append((finish - arrivals[flow]) / alone_ns)
+    return {size: float(np.mean(values)) for size, values in slowdowns.items()}
+
+
+@pytest.mark.parametrize("rho", [0.3, 0.5])
+@pytest.mark.parametrize("sizes", SIZES)
+def test_flows_slow_one_another_down_as_processor_sharing_does(sizes: str, rho: float) -> None:
+    measured = mean_slowdown(SIZES[sizes], rho, 30_000, seed=5)
+
+    for slowdown in measured.values():
+        assert slowdown == pytest.approx(1 / (1 - rho), rel=0.02)

@@ -52,7 +52,7 @@ ONLY_IN = {
         "hicache.storage.sglang",
         "experiments",
     ),
-    "sglang": ("hicache.storage.sglang",),
+    "sglang": ("hicache.storage.sglang", "experiments"),
     "triton": ("hicache.kernels", "experiments"),
 }
 

@@ -30,7 +30,7 @@ class OurSide:
 
     def __init__(self, pools: Pools, config: PrefetchConfig) -> None:
         page = self._page = pools.page_size
-        self._tree = RadixTree(page_size=page, policy=Lru())
+        self._tree = RadixTree(page_size=page, policy=Lru(), split_refreshes=True)
         allocators = tuple(
             [PageAllocator(tokens // page), PageAllocator(0), PageAllocator(0)]
             for tokens in (pools.device_tokens, pools.host_tokens)

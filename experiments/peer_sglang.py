@@ -23,9 +23,10 @@ from experiments.peer_sides import Hits, Pools, Residency
 warnings.filterwarnings("ignore")
 os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "0")
 # the package imports torchvision's operators, and only the CUDA build of it defines these two
-_LIBRARY = torch.library.Library("torchvision", "DEF")
+_LIBRARY = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
 for _name in ("nms", "qnms"):
-    _LIBRARY.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    schema = f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+    _LIBRARY.define(schema)  # type: ignore[no-untyped-call]
 
 
 class _Done:
@@ -198,6 +199,7 @@ class SglangSide:
     def __init__(self, pools: Pools, *, core: str) -> None:
         """`core`: python or rust."""
         page = self._page = pools.page_size
+        self._spare = page if pools.spare_page else 0
         self._has_host = pools.host_tokens > 0
         args = {"model_path": "dummy", "page_size": page, "device": "cpu"}
         if self._has_host:
@@ -333,7 +335,8 @@ class SglangSide:
         held = -(-start // page) * page
         if end > held:
             count = -(-end // page) * page - held
-            evict_from_tree_cache(self.cache, end - start + page)
+            wanted = end - start + page if self._spare else count
+            evict_from_tree_cache(self.cache, wanted)
             slots = self._allocator.alloc(count)
             assert slots is not None, "the device pool is too small for what runs"
             self._rows.write((req.kv.req_pool_idx, slice(held, held + count)), slots)

@@ -17,12 +17,15 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from experiments import schema
+from experiments import capacity, schema
 from experiments.job import CONFIG_ERRORS, explain, run_job
 from experiments.screen import show_line, show_run
 from hicache import experiment
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
+
+# what else than a replay `program` may name: each writes into the run's directory
+PROGRAMS = {"capacity": capacity.carry_out}
 
 INTERRUPTED = 130  # exit code of a process that Ctrl-C ended: 128 + 2
 
@@ -37,6 +40,10 @@ def compose_and_run(cfg: DictConfig) -> int:
     is_sweep = hydra_config.mode is RunMode.MULTIRUN
     name = f"{cfg.name}/{out_dir.relative_to(out_dir.parents[int(is_sweep)])}"
     try:
+        if cfg.program != "replay":
+            carry_out(cfg, out_dir)
+            print(out_dir)
+            return 0
         outcome = run_job(experiment.run, cfg, out_dir, group=cfg.name, name=name)
     except Exception as error:  # whatever it was, the other jobs of the sweep are not to blame
         code = explain(error, out_dir)
@@ -52,6 +59,17 @@ def compose_and_run(cfg: DictConfig) -> int:
         if outcome.summary.get("verify/unequal_count"):
             sys.exit(3)  # the cache has given a model wrong bytes
     return 0
+
+
+def carry_out(cfg: DictConfig, out_dir: Path) -> None:
+    """Do what `program` names."""
+    config = schema.to_config(cfg)
+    program = PROGRAMS.get(config.program)
+    if program is None:
+        raise ValueError(
+            f"program must be replay or one of {', '.join(PROGRAMS)}, got {config.program!r}"
+        )
+    program(config, out_dir)
 
 
 def main() -> None:

@@ -250,6 +250,13 @@ class PrefixCache:
             return self._allocate(HOST, kind, count)
         return self.pools[HOST][kind].allocate(count)
 
+    def evict_host(self, kind: int, count: int) -> None:
+        """Drop this many pages (mamba: slots) of the host, or all that may go, free or not."""
+        pool = self.pools[HOST][kind]
+        wanted = pool.num_free + count
+        while pool.num_free < wanted and self._evict_one(HOST, kind):
+            pass
+
     def free_host(self, kind: int, page_ids: PageIds) -> None:
         """Give staged host pages back."""
         self.pools[HOST][kind].free(page_ids)

@@ -287,7 +287,8 @@ class Scheduler:
         extend = job.target_len - match.usable_len
         max_new = min(job.remaining_output, self.config.clip_new_tokens)
         chunk = budget.chunk_tokens
-        total = job.target_len - match.device_prefix_len + max_new + page
+        # what is on the device behind a missing state or window is locked, and takes no pages
+        total = job.target_len - match.usable_len + match.host_hit_length + max_new + page
         if total >= cache.room(FULL) - budget.reserved_tokens:
             return Defer("tokens")
         if cache.tree.has_swa:

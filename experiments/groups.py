@@ -16,6 +16,8 @@ from hicache.metrics import OVERLOADED_RHO
 Value = str | int | float | bool | None
 NOT_A_QUESTION = ("seed", "name", "data_dir")  # keys that may differ inside a group
 
+STANDS_FOR_ITS_GROUP = ("model.name", "hardware.name")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredRun:
@@ -120,12 +122,19 @@ def job_order(path: Path) -> tuple[int, str]:
 
 
 def differing_keys(runs: Sequence[StoredRun]) -> list[str]:
-    """Config keys that do not have one value in all runs; the seed and the like left out."""
+    """Config keys that do not have one value in all runs; the seed and the like left out.
+
+    Of another model, or other hardware, only the name: it stands for all the rest.
+    """
     keys = dict.fromkeys(key for run in runs for key in run.config)
-    return [
+    differing = [
         key
         for key in keys
         if key not in NOT_A_QUESTION and len({repr(run.config.get(key)) for run in runs}) > 1
+    ]
+    named = [key.removesuffix("name") for key in differing if key in STANDS_FOR_ITS_GROUP]
+    return [
+        key for key in differing if key in STANDS_FOR_ITS_GROUP or not key.startswith(tuple(named))
     ]
 
 

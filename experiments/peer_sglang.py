@@ -25,7 +25,8 @@ os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "0")
 # the package imports torchvision's operators, and only the CUDA build of it defines these two
 _LIBRARY = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
 for _name in ("nms", "qnms"):
-    _LIBRARY.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")  # type: ignore[no-untyped-call]
+    schema = f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+    _LIBRARY.define(schema)  # type: ignore[no-untyped-call]
 
 
 class _Done:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hicache.cache.agreement import TracedAllocator
 from hicache.cache.node import DEVICE, FULL, HOST, KIND_OF, MAMBA, SWA
 from hicache.cache.pages import PageAllocator
 from hicache.cache.prefix_cache import Pools
@@ -57,14 +58,17 @@ def capacities(
     return tiers[0], tiers[1]
 
 
-def make_pools(device: Capacity, host: Capacity, model: ModelConfig) -> Pools:
-    """Allocators for the components the model has; the others' pools are empty."""
+def make_pools(
+    device: Capacity, host: Capacity, model: ModelConfig, *, is_traced: bool = False
+) -> Pools:
+    """Allocators for the components the model has; the others' pools are empty.
+
+    `is_traced`: they keep the digest by which ranks are compared.
+    """
     kinds = {KIND_OF[component] for component in model.components}
+    allocator = TracedAllocator if is_traced else PageAllocator
     return tuple(  # type: ignore[return-value]
-        [
-            PageAllocator(capacity.counts[kind] if kind in kinds else 0)
-            for kind in (FULL, SWA, MAMBA)
-        ]
+        [allocator(capacity.counts[kind] if kind in kinds else 0) for kind in (FULL, SWA, MAMBA)]
         for capacity in (device, host)
     )
 

@@ -74,6 +74,13 @@ class ServiceOrder(Enum):
     shortest_remaining = "shortest_remaining"  # least uncached work first, with aging
 
 
+class HitAgreement(Enum):
+    """What the ranks of an engine agree on when storage has answered each of them."""
+
+    restorable = "restorable"  # the longest prefix that every rank can restore
+    min_of_maxima = "min_of_maxima"  # the shortest of their longest: not restorable on some
+
+
 class SwaBudget(Enum):
     """What admission charges a request to the sliding-window pool."""
 
@@ -173,15 +180,24 @@ class WorkloadConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParallelConfig:
-    """How one engine is spread over devices, and how many engines there are."""
+    """How one engine is spread over devices, and how many engines there are.
+
+    `tp` is what the cost model knows. Each of `ranks` keeps a tree and a part of every page of its
+    own and reads that from a storage of its own; together they serve as one engine.
+    """
 
     tp: int | None = None  # devices of an engine; none: the model's default
+    ranks: int = 1
+    hit_agreement: HitAgreement = HitAgreement.restorable
+    collective_s: float = 150e-6  # of one collective in every step; sglang issue 30511 gives 150 us
     replicas: int = 1
     router: str = "sticky"  # sticky, round_robin or prefix_load
 
     def __post_init__(self) -> None:
         if self.tp is not None:
             _at_least("parallel.tp", self.tp, 1)
+        _at_least("parallel.ranks", self.ranks, 1)
+        _at_least("parallel.collective_s", self.collective_s, 0)
         _at_least("parallel.replicas", self.replicas, 1)
 
 
@@ -278,11 +294,47 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class FaultsConfig:
+    """What goes wrong with storage on purpose, whichever engine it is.
+
+    A call takes a log-normal time of median `delay_ms` longer. `error_rate` is of calls, the other
+    rates are of pages. The engine is gone for `gone_for_s` (none: for good) from `gone_from_s` on.
+    """
+
+    preset: str = "none"  # what tables call it
+    delay_ms: float = 0.0
+    delay_sigma: float = 0.0  # 0: always the median
+    error_rate: float = 0.0
+    missing_rate: float = 0.0  # a page that is there cannot be read
+    short_rate: float = 0.0  # half a page is read
+    corrupt_rate: float = 0.0  # a wrong byte is read
+    full_rate: float = 0.0  # a page is refused for want of room
+    gone_from_s: float | None = None
+    gone_for_s: float | None = None
+    failure_ms: float = 0.0  # how long a call takes to fail; 0: refused at once
+
+    def __post_init__(self) -> None:
+        for name in ("error_rate", "missing_rate", "short_rate", "corrupt_rate", "full_rate"):
+            _share(f"storage.faults.{name}", getattr(self, name))
+        for name in ("delay_ms", "delay_sigma", "failure_ms"):
+            _at_least(f"storage.faults.{name}", getattr(self, name), 0)
+        for name in ("gone_from_s", "gone_for_s"):
+            if getattr(self, name) is not None:
+                _at_least(f"storage.faults.{name}", getattr(self, name), 0)
+        if self.gone_for_s is not None and self.gone_from_s is None:
+            raise ValueError(
+                "storage.faults.gone_for_s needs storage.faults.gone_from_s, got "
+                f"{self.gone_for_s} and none"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StorageConfig:
     """The third tier: which engine, how much of it, and how fast simulated time says it is.
 
     `kind` is none, memory, slab, file, redis or mooncake. `capacity_gib` none never fills.
-    `read_gbps` and `write_gbps` are 10**9 bytes a second; `shared_gbps` caps their sum.
+    `read_gbps` and `write_gbps` are 10**9 bytes a second; `shared_gbps` caps their sum. After
+    `breaker_failures` failed calls in a row the tier is left alone for `breaker_retry_s`.
     """
 
     kind: str = "none"
@@ -297,15 +349,37 @@ class StorageConfig:
     read_workers: int = 1
     write_workers: int = 1
     write_queue_gib: float = 4.0  # host pages that writes may pin; what comes above is dropped
+    delay_s: float = 0.0  # mean of an exponential delay of each batch that is read
+    sidecar_s: float = 0.0  # by which the window and the state of a prefix come after its pages
+    deadline_s: float = 5.0  # a call that takes longer has failed
+    breaker_failures: int = 3
+    breaker_retry_s: float = 5.0
+    faults: FaultsConfig = field(default_factory=FaultsConfig)
 
     def __post_init__(self) -> None:
         for name in ("read_gbps", "write_gbps"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"storage.{name} must be positive, got {getattr(self, name)}")
-        for name in ("query_s", "operation_s", "write_queue_gib"):
+        for name in (
+            "query_s",
+            "operation_s",
+            "write_queue_gib",
+            "delay_s",
+            "sidecar_s",
+            "breaker_retry_s",
+        ):
             _at_least(f"storage.{name}", getattr(self, name), 0)
-        for name in ("batch_pages", "read_workers", "write_workers"):
+        if self.deadline_s <= 0:
+            raise ValueError(f"storage.deadline_s must be positive, got {self.deadline_s}")
+        for name in ("batch_pages", "read_workers", "write_workers", "breaker_failures"):
             _at_least(f"storage.{name}", getattr(self, name), 1)
+
+
+class RealModel(Enum):
+    """What computes under a real executor."""
+
+    exact = "exact"  # the reference model: logits do not depend on how a sequence was cut
+    timing = "timing"  # the work of a real model, with weights that mean nothing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -315,6 +389,7 @@ class ExecutorConfig:
     kind: str = "simulated"  # simulated or torch
     copy_path: str = "kernel"  # simulated: what copies pages, a kernel or the copy_engine
     device: str = "auto"  # torch: cpu, cuda or auto
+    model: RealModel = RealModel.exact  # torch
     verify: bool = False  # torch: compare logits with a cold recompute
     storage_deadline_s: float = 10.0  # torch: a call that takes longer has failed
 
@@ -322,6 +397,12 @@ class ExecutorConfig:
         if self.copy_path not in ("kernel", "copy_engine"):
             raise ValueError(
                 f"executor.copy_path must be kernel or copy_engine, got {self.copy_path!r}"
+            )
+        if self.verify and self.model is not RealModel.exact:
+            raise ValueError(f"executor.verify needs executor.model=exact, got {self.model.value}")
+        if self.storage_deadline_s <= 0:
+            raise ValueError(
+                f"executor.storage_deadline_s must be positive, got {self.storage_deadline_s}"
             )
 
 

@@ -43,8 +43,9 @@ class Engine:
         self.executor = executor
         self.busy_ns = 0
         self.num_steps = 0
-        self._check = check
+        self.check = check
         self._arrived: list[tuple[int, Request]] = []  # (when, what)
+        self._aborted: list[int] = []
         self._delivered: list[Work | Prefetch] = []
         self._batch: Batch | None = None  # under way, or held by a fence
         self._ends_ns: NDArray[np.int64] | None = None  # of its steps, once it is under way
@@ -58,6 +59,11 @@ class Engine:
         `came_ns`: when, if that was noticed only now: real steps are not interrupted.
         """
         self._arrived.append((now_ns if came_ns is None else came_ns, request))
+        self.interrupt(now_ns)
+
+    def abort(self, request_id: int, now_ns: int) -> None:
+        """Somebody has hung up; the request is dropped when the step at hand ends."""
+        self._aborted.append(request_id)
         self.interrupt(now_ns)
 
     def deliver(self, done: Work | Prefetch, now_ns: int) -> None:
@@ -123,8 +129,8 @@ class Engine:
             for extend in self._batch.extends:
                 if extend.job.first_token_ns is None:
                     extend.job.load_back_ns += run.load_stall_ns
-        if self._check is not None:
-            self._check(self)
+        if self.check is not None:
+            self.check(self)
         return outcome
 
     def _end_step(self, now_ns: int) -> Outcome:
@@ -151,6 +157,10 @@ class Engine:
         arrived, self._arrived = self._arrived, []
         for arrived_ns, request in arrived:
             self.scheduler.submit(request, now_ns, arrived_ns=arrived_ns)
+        if self._batch is None:  # nor may a batch that waits for a fence lose a request
+            for request_id in self._aborted:
+                self.scheduler.abort(request_id, now_ns)
+            self._aborted.clear()
 
     def _hand_out(self, now_ns: int) -> None:
         outbox, self.cache.outbox = self.cache.outbox, []

@@ -3,40 +3,51 @@
 import gc
 import importlib
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
-from itertools import count
-from typing import Protocol
 
 import numpy as np
 
 from hicache.cache import invariants
 from hicache.cache.eviction import POLICIES, EvictionPolicy
-from hicache.cache.keys import COMPONENT_TAGS
 from hicache.cache.node import FULL, KIND_NAMES, MAMBA, SWA
 from hicache.cache.prefetch import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree import RadixTree
 from hicache.capacity import Capacity, capacities, make_pools, page_bytes
-from hicache.clock import SECOND_NS, Clock, SimulatedClock
+from hicache.clock import SECOND_NS
 from hicache.config import ExperimentConfig, StartState, WritePolicy
-from hicache.engine import Engine, Io, serve
-from hicache.executor.base import Executor
+from hicache.engine import Engine, serve
 from hicache.executor.cost import CostModel
-from hicache.executor.links import CopyPath, pcie_rate
-from hicache.executor.simulated import SimulatedExecutor, SimulatedIo
+from hicache.lockstep import RankedEngine, lockstep
 from hicache.metrics import REQUIRED_MEASURES, Progress, RequestRecord, Result, Status
 from hicache.models import GIB, ComponentKind
 from hicache.recorder import Recorder
 from hicache.request import Request
 from hicache.routing import ROUTERS
+from hicache.runtime import Runtime, SimulatedRuntime, make_runtime
 from hicache.scheduler.scheduler import Scheduler
-from hicache.storage.base import KEY_BYTES, Storage
-from hicache.storage.build import open_storage
 from hicache.warm import warm_storage
 from hicache.workload.arrivals import Feeder
 from hicache.workload.build import Workload, load_workload, sample_sessions
 
+# counts of what may never happen in a run; its summary says 0 then, so that runs can be compared
+RARE_COUNTS = (
+    "prefetch/started_count",
+    "prefetch/cut_count",
+    "prefetch/revoked_count",
+    "prefetch/terminated_count",
+    "prefetch/terminated_without_sidecars_count",
+    "prefetch/discarded_incomplete_pages",
+    "scheduler/deferred_swa_tokens_count",
+    "agreement/step_collectives_count",
+    "agreement/query_collectives_count",
+    "agreement/completion_collectives_count",
+    "agreement/unequal_hits_count",
+    "agreement/unequal_reads_count",
+    "agreement/unequal_sidecars_count",
+    "agreement/given_up_pages",
+    "agreement/illegal_lengths_count",
+)
 OFFERED_BATCH = 32  # answers decoded together, where an isolated request's decode cost is needed
 
 
@@ -61,25 +72,36 @@ def run(
     sizes = page_bytes(config.model, config.cache.page_size, tp)
     device, host = capacities(config.cache, config.model, sizes, cost.free_device_bytes)
     notes += _describe(config, device, host, sizes, tp)
-    runtime = _runtime(config, cost=cost, sizes=sizes, device=device, host=host, tp=tp)
-    engines = [
+    runtime = make_runtime(config, cost=cost, sizes=sizes, device=device, host=host, tp=tp)
+    num_ranks = config.parallel.ranks
+    num_engines = config.parallel.replicas * num_ranks
+    parts = [
         _engine(config, cost=cost, runtime=runtime, sizes=sizes, device=device, host=host)
-        for _ in range(config.parallel.replicas)
+        for _ in range(num_engines)
     ]
+    engines = parts
+    if num_ranks > 1:
+        if not runtime.has_storage:
+            raise ValueError(f"parallel.ranks={num_ranks} needs a storage, got storage.kind=none")
+        engines = [
+            lockstep(parts[first : first + num_ranks], config.parallel, config.storage)
+            for first in range(0, num_engines, num_ranks)
+        ]
     if config.workload.start is StartState.warm_storage:
-        if not isinstance(runtime, SimulatedRuntime) or runtime.storage is None:
+        if not isinstance(runtime, SimulatedRuntime) or not runtime.storages:
             raise ValueError(
                 "workload.start=warm_storage needs a storage and executor=simulated, got "
                 f"storage.kind={config.storage.kind} and executor.kind={config.executor.kind}"
             )
-        tree = engines[0].cache.tree
-        warm_storage(
-            runtime.storage,
-            workload.requests,
-            page_size=tree.page_size,
-            window_pages=tree.window_pages,
-            has_states=tree.has_states,
-        )
+        tree = parts[0].cache.tree
+        for storage in runtime.storages:
+            warm_storage(
+                storage.engine,
+                workload.requests,
+                page_size=tree.page_size,
+                window_pages=tree.window_pages,
+                has_states=tree.has_states,
+            )
     feeder = Feeder(
         workload.requests, config.workload.arrivals, concurrency=config.workload.concurrency
     )
@@ -113,8 +135,11 @@ def run(
             gc.enable()
         runtime.close()
     recorder.close()
+    for part in parts:
+        invariants.check_drained(part.cache, part.prefetcher)
     for engine in engines:
-        invariants.check_drained(engine.cache, engine.prefetcher)
+        if isinstance(engine, RankedEngine):
+            engine.check_equal()
     records = sorted(recorder.records, key=lambda record: record.id)
     measures = _measures(config, records, engines, recorder, cost, tp)
     measures |= _working_set(workload.requests, sizes, host, config)
@@ -146,93 +171,6 @@ def _workload(config: ExperimentConfig, cost: CostModel, notes: list[str]) -> Wo
     return workload
 
 
-class Runtime(Protocol):
-    """Time, copies and storage of a run, and who carries out the steps of its engines."""
-
-    @property
-    def clock(self) -> Clock:
-        """What time it is."""
-        ...
-
-    @property
-    def io(self) -> Io:
-        """What engines share."""
-        ...
-
-    counters: Counter[str]
-    has_storage: bool
-
-    def executor(self, cache: PrefixCache) -> Executor:
-        """The executor of one more engine."""
-        ...
-
-    def close(self) -> None:
-        """Let everything end."""
-        ...
-
-    def report(self) -> tuple[list[str], dict[str, float]]:
-        """Notes and measures of a run that is over."""
-        ...
-
-
-class SimulatedRuntime:
-    """Everything by the cost model."""
-
-    def __init__(
-        self, config: ExperimentConfig, *, cost: CostModel, sizes: tuple[int, int, int], tp: int
-    ) -> None:
-        self.clock = SimulatedClock()
-        self._config = config
-        self._cost = cost
-        self._sizes = sizes
-        self._rates = _copy_rates(config, tp)
-        self.storage = _open_storage(config, sizes)
-        self.has_storage = self.storage is not None
-        replicas = config.parallel.replicas
-        self.io = SimulatedIo(config.storage, self.storage, [self._rates] * replicas)
-        self.counters = self.io.counters
-        self._numbers = count()
-
-    def executor(self, cache: PrefixCache) -> SimulatedExecutor:
-        """The executor of one more engine."""
-        return SimulatedExecutor(
-            next(self._numbers),
-            self._cost,
-            self.io,
-            page_size=self._config.cache.page_size,
-            page_bytes=self._sizes,
-            load_rate=self._rates["to_device"],
-            slowdown=self._config.hardware.copy_slowdown.value,
-        )
-
-    def close(self) -> None:
-        """Close storage."""
-        if self.storage is not None:
-            self.storage.close()
-
-    def report(self) -> tuple[list[str], dict[str, float]]:
-        """Nothing to add."""
-        return [], {}
-
-
-def _runtime(
-    config: ExperimentConfig,
-    *,
-    cost: CostModel,
-    sizes: tuple[int, int, int],
-    device: Capacity,
-    host: Capacity,
-    tp: int,
-) -> Runtime:
-    if config.executor.kind == "simulated":
-        return SimulatedRuntime(config, cost=cost, sizes=sizes, tp=tp)
-    if config.executor.kind == "torch":
-        from hicache.executor.torch_runtime import TorchRuntime  # a simulated run has no torch
-
-        return TorchRuntime(config, device_counts=device.counts, host_counts=host.counts, tp=tp)
-    raise ValueError(f"executor.kind must be simulated or torch, got {config.executor.kind!r}")
-
-
 def _engine(
     config: ExperimentConfig,
     *,
@@ -254,7 +192,7 @@ def _engine(
     has_storage = runtime.has_storage
     cache = PrefixCache(
         tree,
-        make_pools(device, host, model),
+        make_pools(device, host, model, is_traced=config.parallel.ranks > 1),
         page_bytes=sizes,
         write_policy=cache_config.write_policy,
         load_back_threshold=cache_config.load_back_threshold,
@@ -300,36 +238,11 @@ def _policy(name: str) -> EvictionPolicy:
         )
     try:
         policy: EvictionPolicy = getattr(importlib.import_module(module), attribute)()
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, TypeError) as error:
         raise ValueError(f"cache.eviction={name} cannot be loaded: {error}") from error
     if not callable(getattr(policy, "priority", None)):
         raise ValueError(f"cache.eviction={name} has no method priority(node)")
     return policy
-
-
-def _open_storage(config: ExperimentConfig, sizes: tuple[int, int, int]) -> Storage | None:
-    # simulated time moves keys, not pages: memory counts nominal bytes, others hold the keys
-    nominal = config.storage.kind == "memory"
-    page_sizes = {
-        tag[0]: size if nominal else KEY_BYTES
-        for tag, size in zip(COMPONENT_TAGS, sizes, strict=True)
-        if size
-    }
-    namespace = f"{config.model.name}-p{config.cache.page_size}-simulated"
-    return open_storage(config.storage, namespace=namespace, page_bytes=page_sizes)
-
-
-def _copy_rates(config: ExperimentConfig, tp: int) -> dict[str, float]:
-    """Bytes a second of an engine's links; its devices copy side by side."""
-    model, hardware = config.model, config.hardware
-    layer_page = model.full_layer_token_bytes * config.cache.page_size
-    path = CopyPath(config.executor.copy_path)
-    piece = max(layer_page // tp, 1)  # a device's part of one layer's page is contiguous
-    return {
-        "to_device": tp * pcie_rate(hardware, piece, path, to_device=True),
-        "to_host": tp * pcie_rate(hardware, piece, path, to_device=False),
-        "host_memory": hardware.host_bandwidth.value,
-    }
 
 
 def _describe(
@@ -390,7 +303,7 @@ def _measures(
         "engine/span_s": recorder.now_ns / SECOND_NS,
         "tree/nodes_count": sum(engine.cache.tree.num_nodes for engine in engines),
     }
-    return dict.fromkeys(REQUIRED_MEASURES, 0) | measures
+    return dict.fromkeys((*REQUIRED_MEASURES, *RARE_COUNTS), 0) | measures
 
 
 def _utilisation(

@@ -18,14 +18,16 @@ FLOORS = [
         "hicache.report",
     ],
     ["hicache.cache"],
+    ["hicache.capacity"],
     ["hicache.scheduler", "hicache.executor"],
     ["hicache.engine"],
     [
-        "hicache.capacity",
+        "hicache.lockstep",
         "hicache.recorder",
         "hicache.routing",
         "hicache.warm",
-    ],  # pieces of hicache.experiment
+    ],
+    ["hicache.runtime"],  # this and what stands below, to the engine, are pieces of the experiment
     ["hicache.experiment"],
     ["experiments"],
 ]

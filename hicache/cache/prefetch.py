@@ -114,6 +114,8 @@ class Prefetcher:
         self.reads: list[Prefetch] = []  # to be read
         self.lingering: set[Prefetch] = set()  # terminated, and the reader has not let go
         self.counters: Counter[str] = cache.counters
+        # with ranks: whether all of them let a request's prefetch stop, as of this step
+        self.verdicts: dict[int, bool] | None = None
         self._page = cache.page_size
         self._occupied_limit = None if host_tokens is None else config.occupied_share * host_tokens
 
@@ -195,15 +197,11 @@ class Prefetcher:
         config = self.config
         if config.stop is StopPolicy.best_effort:
             return True
-        are_known = prefetch.restorable is not None and prefetch.is_staged
-        is_complete = are_known and prefetch.completed_pages == prefetch.num_pages
+        is_complete = _is_complete(prefetch)
         may_stop = is_complete
         if config.stop is StopPolicy.timeout:
             may_stop = is_complete or now_ns > self.deadline_ns(prefetch)
-        awaits = prefetch.has_sidecars and not prefetch.sidecars_read
-        if is_complete and awaits and config.await_sidecars:
-            may_stop = False
-        return may_stop
+        return may_stop and not self._awaits_sidecars(prefetch)
 
     def deadline_ns(self, prefetch: Prefetch) -> int:
         """When the timeout policy gives up: a base, and so much per 1024 tokens asked for."""
@@ -241,7 +239,12 @@ class Prefetcher:
             return True
         if prefetch.first_poll_ns is None:
             prefetch.first_poll_ns = now_ns
-        if not self.can_terminate_prefetch(prefetch, now_ns):
+        if self.verdicts is None or self.config.stop is StopPolicy.best_effort:
+            may_stop = self.can_terminate_prefetch(prefetch, now_ns)
+        else:
+            # votes are from before the latest news, which all ranks have by now
+            may_stop = self.verdicts.get(request_id, False) and not self._awaits_sidecars(prefetch)
+        if not may_stop:
             return False
         self._terminate(prefetch)
         return True
@@ -275,6 +278,10 @@ class Prefetcher:
         self.counters["prefetch/unused_pages"] += prefetch.published_pages - used
 
     # -- inside --------------------------------------------------------------------------------
+
+    def _awaits_sidecars(self, prefetch: Prefetch) -> bool:
+        is_awaited = prefetch.has_sidecars and not prefetch.sidecars_read
+        return self.config.await_sidecars and is_awaited and _is_complete(prefetch)
 
     def _decline(self, reason: str, num_pages: int) -> None:
         self.counters["prefetch/declined_count"] += 1
@@ -337,6 +344,9 @@ class Prefetcher:
     def _terminate(self, prefetch: Prefetch) -> None:
         prefetch.is_terminated = True
         self.counters["prefetch/terminated_count"] += 1
+        if _is_complete(prefetch) and prefetch.has_sidecars and not prefetch.sidecars_read:
+            # report 003: the pages came, and what they are worth is still under way
+            self.counters["prefetch/terminated_without_sidecars_count"] += 1
         if not prefetch.is_reading:
             self._revoke(prefetch, "terminated")
             return
@@ -393,3 +403,9 @@ class Prefetcher:
         for kind in KINDS:
             self.cache.free_host(kind, prefetch.staged[kind])
             prefetch.staged[kind] = NO_PAGES
+
+
+def _is_complete(prefetch: Prefetch) -> bool:
+    # all pages are read; one whose keys are not known yet is not complete
+    are_known = prefetch.restorable is not None and prefetch.is_staged
+    return are_known and prefetch.completed_pages == prefetch.num_pages

@@ -6,8 +6,9 @@ keys only: what is stored, evicted and found is real, bytes are charged to links
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from itertools import chain, count
+from random import Random
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from hicache.executor.cost import CostModel
 from hicache.executor.links import Links
 from hicache.scheduler.scheduler import Batch
 from hicache.storage.base import Storage
+from hicache.storage.faults import Stall
 
 Delivery = tuple[int, Work | Prefetch]  # (engine, what is done)
 Wait = tuple[int, int, tuple[str, ...]]  # (latency in ns, then bytes, links they cross)
@@ -39,9 +41,24 @@ class SimulatedIo:
     """
 
     def __init__(
-        self, config: StorageConfig, storage: Storage | None, copy_rates: Iterable[dict[str, float]]
+        self,
+        config: StorageConfig,
+        storages: Sequence[Storage],
+        copy_rates: Iterable[dict[str, float]],
+        *,
+        stalls: Sequence[Stall] = (),
+        seed: int = 0,
     ) -> None:
-        """`copy_rates`: of each engine, bytes a second by link: to_device, to_host, host_memory."""
+        """One for all.
+
+        Args:
+            config: how fast storage is.
+            storages: none; one that all engines share; or one for each rank, engine `n` using
+                `storages[n % len(storages)]`. A rank moves its part of every copy.
+            copy_rates: of each engine, bytes a second by link: to_device, to_host, host_memory.
+            stalls: of each storage, what its calls took besides what links and latencies say.
+            seed: of storage delays.
+        """
         shared = config.shared_gbps
         capacities = {
             "storage_read": config.read_gbps * 1e9,
@@ -51,15 +68,22 @@ class SimulatedIo:
         for engine, rates in enumerate(copy_rates):
             capacities |= {f"{name}{engine}": rate for name, rate in rates.items()}
         self.links = Links(capacities)
-        self.storage = storage
+        self.storages = storages
+        self._stalls = stalls or [Stall() for _ in storages]
         self.config = config
+        self._num_ranks = max(len(storages), 1)
+        self._seed = seed
+        self._delays: dict[int, Random] = {}
         self.counters: Counter[str] = Counter()
         self._numbers = count()
         self._timers: list[tuple[int, int, int, tuple[str, ...], Errand]] = []
         self._flows: dict[int, Errand] = {}
         self._now = 0
         self._done: list[Delivery] = []
-        self._workers = {"read": config.read_workers, "write": config.write_workers}
+        self._workers = {
+            "read": config.read_workers * self._num_ranks,
+            "write": config.write_workers * self._num_ranks,
+        }
         self._queues: dict[str, deque[Errand]] = {
             "read": deque(),
             "write": deque(),
@@ -91,6 +115,8 @@ class SimulatedIo:
                     self._go_on(work)
         self._now = now_ns
         done, self._done = self._done, []
+        if self._num_ranks > 1:
+            return [(number // self._num_ranks, each) for number, each in done]
         return done
 
     def begin(self, work: Errand, now_ns: int) -> None:
@@ -110,7 +136,7 @@ class SimulatedIo:
         is_fence = isinstance(work, BackUp) and work.is_fence
         self.copying[engine] += 1
         self.fences[engine] += is_fence
-        yield 0, work.num_bytes, (f"{direction}{engine}", f"host_memory{engine}")
+        yield 0, work.num_bytes // self._num_ranks, (f"{direction}{engine}", f"host_memory{engine}")
         self.copying[engine] -= 1
         self.fences[engine] -= is_fence
         self._done.append((engine, work))
@@ -119,8 +145,10 @@ class SimulatedIo:
         """One round trip to storage."""
         yield to_ns(self.config.query_s), 0, ()
         if not prefetch.is_settled:
-            found = [self._contains(prefetch, kind) for kind in (FULL, SWA, MAMBA)]
-            prefetch.restorable = prefetch.find_restorable(*found)
+            found = [self._contains(engine, prefetch, kind) for kind in (FULL, SWA, MAMBA)]
+            yield self._stall_ns(engine), 0, ()
+            if not prefetch.is_settled:
+                prefetch.restorable = prefetch.find_restorable(*found)
         self.counters["storage/query_count"] += 1
         self._done.append((engine, prefetch))
 
@@ -136,11 +164,13 @@ class SimulatedIo:
             staged = prefetch.staged[FULL][first : first + batch]
             found = self._load(engine, keys, _items(FULL, staged))
             num_bytes = found * page_bytes[FULL]
-            yield to_ns(self.config.operation_s), num_bytes, links
+            yield self._latency_ns(engine) + self._stall_ns(engine), num_bytes, links
             self.counters["transfer/storage_read_bytes"] += num_bytes
             prefetch.completed_pages += found
             if found < len(keys):
                 break
+            if self._num_ranks > 1:  # the ranks agree batch by batch
+                self._done.append((engine, prefetch))
         is_whole = prefetch.completed_pages == total
         if is_whole and prefetch.has_sidecars and not prefetch.is_terminated:
             keys = []
@@ -155,7 +185,8 @@ class SimulatedIo:
             items = chain(_items(SWA, swa), _items(MAMBA, state))
             is_found = self._load(engine, keys, items) == len(keys)
             num_bytes = num_bytes if is_found else 0
-            yield to_ns(self.config.operation_s), num_bytes, links
+            late_ns = to_ns(self.config.sidecar_s) + self._stall_ns(engine)
+            yield self._latency_ns(engine) + late_ns, num_bytes, links
             self.counters["transfer/storage_read_bytes"] += num_bytes
             prefetch.sidecars_found = is_found
         prefetch.sidecars_read = True
@@ -165,39 +196,53 @@ class SimulatedIo:
     def write(self, engine: int, work: StorageWrite, page_bytes: tuple[int, int, int]) -> Errand:
         """Pages in batches, skipping those that storage has; each batch is visible when written."""
         links = ("storage_write", "storage", f"host_memory{engine}")
-        assert self.storage is not None
-        present = self.storage.contains(work.keys)
+        storage = self._storage_of(engine)
+        present = storage.contains(work.keys)
         missing = [
             (key, item)
             for key, item, is_there in zip(work.keys, work.pages, present, strict=True)
             if not is_there
         ]
-        yield to_ns(self.config.query_s), 0, ()
+        yield to_ns(self.config.query_s) + self._stall_ns(engine), 0, ()
         batch = self.config.batch_pages
         for first in range(0, len(missing), batch):
             part = missing[first : first + batch]
             num_bytes = sum(page_bytes[kind] for _, (kind, _) in part)
             yield to_ns(self.config.operation_s), num_bytes, links
             self.counters["transfer/storage_write_bytes"] += num_bytes
-            self._store(engine, [key for key, _ in part], [item for _, item in part])
+            stored = self._store(engine, [key for key, _ in part], [item for _, item in part])
+            self.counters["storage/refused_write_pages"] += stored.count(False)
+            yield self._stall_ns(engine), 0, ()
         self._done.append((engine, work))
 
-    def _contains(self, prefetch: Prefetch, kind: int) -> list[bool]:
-        wanted = {FULL: True, SWA: prefetch.window_pages > 0, MAMBA: prefetch.has_state}
-        if not wanted[kind] or self.storage is None:
-            return []
-        return self.storage.contains(prefetch.keys(kind, 0, prefetch.num_pages))
+    def _storage_of(self, engine: int) -> Storage:
+        return self.storages[engine % self._num_ranks]
 
-    def _store(self, engine: int, keys: list[bytes], items: Iterable[Item]) -> None:
+    def _stall_ns(self, engine: int) -> int:
+        return self._stalls[engine % self._num_ranks].take()
+
+    def _store(self, engine: int, keys: list[bytes], items: Iterable[Item]) -> list[bool]:
         # a page's stand-in is its key; whoever moves real bytes takes them from the items
-        assert self.storage is not None
-        self.storage.write(keys, [memoryview(key) for key in keys])
+        return self._storage_of(engine).write(keys, [memoryview(key) for key in keys])
+
+    def _latency_ns(self, engine: int) -> int:
+        # before the first byte of a batch that is read
+        delay_s = self.config.delay_s
+        if delay_s:
+            draws = self._delays.setdefault(engine, Random(f"{self._seed}/{engine}"))
+            delay_s = draws.expovariate(1 / delay_s)
+        return to_ns(self.config.operation_s + delay_s)
+
+    def _contains(self, engine: int, prefetch: Prefetch, kind: int) -> list[bool]:
+        wanted = {FULL: True, SWA: prefetch.window_pages > 0, MAMBA: prefetch.has_state}
+        if not wanted[kind]:
+            return []
+        return self._storage_of(engine).contains(prefetch.keys(kind, 0, prefetch.num_pages))
 
     def _load(self, engine: int, keys: list[bytes], items: Iterable[Item]) -> int:
         # how many lead without a gap; what is read is the key itself, so that damage shows
-        assert self.storage is not None
         buffers = [bytearray(key) for key in keys]
-        flags = self.storage.read(keys, [memoryview(buffer) for buffer in buffers])
+        flags = self._storage_of(engine).read(keys, [memoryview(buffer) for buffer in buffers])
         for index, (key, buffer, flag) in enumerate(zip(keys, buffers, flags, strict=True)):
             if not flag or buffer != key:
                 return index

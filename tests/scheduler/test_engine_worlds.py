@@ -8,9 +8,10 @@ from random import Random
 import pytest
 
 from hicache.cache import invariants
+from hicache.cache.node import DEVICE, MAMBA, TIERS
 from hicache.cache.node import KINDS as COMPONENTS
-from hicache.cache.node import TIERS
 from hicache.config import Batching, SchedulerConfig, ServiceOrder, SwaBudget, WritePolicy
+from hicache.scheduler.scheduler import Batch
 from tests.scheduler.world import KINDS, Plot, World, plot_of, random_requests, request_of
 
 KIND_NAMES = sorted(KINDS)
@@ -115,35 +116,43 @@ def test_answers_that_outgrow_the_pool_are_retracted_and_finish_later(kind: str)
 def test_an_abort_at_any_moment_returns_every_count_to_its_baseline(
     kind: str, policy: WritePolicy
 ) -> None:
-    for seed in range(4):
+    for seed in range(2):
         abort_at_random(World(plot_of(kind, write_policy=policy)), seed)
 
 
 def abort_at_random(world: World, seed: int) -> None:
+    """Abort half of the requests, waiting or running, while steps run or between two steps."""
     rng = Random(seed)
     requests = random_requests(seed, 20)
-    moments = sorted(
-        (request.arrival_ns + rng.randint(1, 600_000_000), request.id)
+    doomed = {
+        request.id: request.arrival_ns + rng.randint(1, 250_000_000)
         for request in requests
-        if rng.random() < 0.5
-    )
-    aborted = set()
+        if rng.random() < 0.6
+    }
+    aborted: set[int] = set()
+    scheduler = world.scheduler
+    plan = scheduler.plan
 
     def abort(now_ns: int) -> None:
-        while moments and moments[0][0] <= now_ns:
-            _, number = moments.pop(0)
-            batch = world.engine._batch
-            jobs = [] if batch is None else [*batch.decodes, *(each.job for each in batch.extends)]
-            is_in_step = number in {job.request.id for job in jobs}
-            if not is_in_step and world.scheduler.abort(number, now_ns) is not None:
+        batch = world.engine._batch
+        jobs = [] if batch is None else [*batch.decodes, *(each.job for each in batch.extends)]
+        in_step = {job.request.id for job in jobs}
+        for number, moment_ns in doomed.items():
+            is_due = moment_ns <= now_ns and number not in in_step | aborted
+            if is_due and scheduler.abort(number, now_ns) is not None:
                 aborted.add(number)
-        invariants_hold(world)
+                invariants_hold(world)
 
+    def abort_and_plan(now_ns: int) -> Batch | None:
+        abort(now_ns)
+        return plan(now_ns)
+
+    scheduler.plan = abort_and_plan  # type: ignore[method-assign]
     world.hooks.append(abort)
     world.serve(requests)
-    assert aborted
     assert len(world.finished) + len(aborted) == 20
     assert_baseline(world)
+    return len(aborted)
 
 
 def invariants_hold(world: World) -> None:
@@ -194,6 +203,18 @@ def test_random_work_never_runs_out_of_memory_with_the_host_term(
     kind: str, budget: SwaBudget
 ) -> None:
     config = SchedulerConfig(chunk_tokens=64, max_running=8, swa_budget=budget)
-    for seed in range(4):
+    for seed in range(2):
         world = served(plot_of(kind, device=(40, 14, 12), scheduler=config), seed)
         assert world.counters["scheduler/prefill_oom_count"] == 0
+
+
+def test_full_pages_behind_a_state_on_the_host_are_not_charged_again() -> None:
+    # full is on the device, its state is not: the path is locked, and only the state is loaded
+    world = World(plot_of("full_mamba", has_storage=False))
+    prompt = list(range(200))
+    world.serve([request_of(0, prompt, [7] * 9)])
+    while world.cache._evict_one(DEVICE, MAMBA):
+        pass
+    world.serve([request_of(1, [*prompt, 8], [9] * 30)])
+    assert [job.request.id for job, _ in world.finished] == [0, 1]
+    assert world.finished[1][0].cached_len == 200

@@ -168,7 +168,7 @@ class World:
         self.storage = MemoryStorage(capacity_bytes=None, page_bytes=sizes)
         rates = {"to_device0": 1e9, "to_host0": 1e9, "host_memory0": 4e9}
         rates = {name[:-1]: rate for name, rate in rates.items()}
-        self.io = SimulatedIo(plot.storage, self.storage if plot.has_storage else None, [rates])
+        self.io = SimulatedIo(plot.storage, [self.storage] if plot.has_storage else [], [rates])
         host_tokens = plot.host[FULL] * plot.page_size
         self.prefetcher = (
             Prefetcher(self.cache, plot.prefetch, host_tokens) if plot.has_storage else None

@@ -1,0 +1,86 @@
+"""Whole runs from a config: equal bytes, several engines, and a policy from outside."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from experiments import schema
+from hicache.cache.node import Node
+from hicache.config import ExperimentConfig
+from hicache.experiment import run
+from hicache.metrics import Result, summarize
+
+CONF = Path(__file__).parents[1] / "conf"
+MODELS = ["tiny_hybrid", "llama3_8b", "gemma3_27b", "qwen3_next_80b"]
+
+
+class ShortestFirst:
+    """A policy somebody else wrote: short edges go first."""
+
+    def priority(self, node: Node) -> tuple[float, ...]:
+        return (float(node.num_pages),)
+
+
+def config_of(*overrides: str) -> ExperimentConfig:
+    schema.register()
+    with initialize_config_dir(str(CONF), version_base=None):
+        return schema.to_config(
+            compose(
+                "config",
+                overrides=["workload=builtin", "storage=memory", "workload.limit=60", *overrides],
+            )
+        )
+
+
+def summary_of(result: Result) -> str:
+    return json.dumps(summarize(result.records, result.measures), sort_keys=True)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_taking_decode_steps_one_by_one_leaves_the_same_summary(model: str) -> None:
+    overrides = [f"model={model}", "workload.limit=25"]
+    jumping, stepping = (
+        run(config_of(*overrides, f"engine.jump={jump}")) for jump in ("true", "false")
+    )
+    assert summary_of(jumping) == summary_of(stepping)
+    assert jumping.records == stepping.records
+
+
+def test_two_equal_runs_leave_the_same_summary() -> None:
+    config = config_of("model=tiny_hybrid", "cache.device_gib=0.02", "cache.host_gib=0.02")
+    assert summary_of(run(config)) == summary_of(run(config))
+
+
+@pytest.mark.parametrize("router", ["sticky", "round_robin", "prefix_load"])
+def test_replicas_share_the_work_and_lose_none_of_it(router: str) -> None:
+    result = run(
+        config_of(
+            "model=tiny_hybrid",
+            "parallel.replicas=3",
+            f"parallel.router={router}",
+            "engine.check_invariants=true",
+        )
+    )
+    assert len(result.records) == 60
+    assert {record.engine for record in result.records} >= {0, 1}
+
+
+def test_a_policy_of_ones_own_is_named_by_module_and_class() -> None:
+    small = ["model=tiny_hybrid", "cache.device_gib=0.01", "cache.host_gib=0.01"]
+    own = run(config_of(*small, "cache.eviction=tests.test_experiment:ShortestFirst"))
+    lru = run(config_of(*small))
+    assert len(own.records) == 60
+    assert summary_of(own) != summary_of(lru)
+
+
+@pytest.mark.parametrize("name", ["nonsense", "no.such:Thing", "tests.test_experiment:NoSuch"])
+def test_a_policy_that_is_none_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=r"cache\.eviction"):
+        run(config_of("model=tiny_hybrid", f"cache.eviction={name}"))
+
+
+def test_a_policy_that_is_not_a_class_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"cache\.eviction"):
+        run(config_of("model=tiny_hybrid", "cache.eviction=tests.test_experiment:CONF"))

@@ -90,17 +90,16 @@ def main() -> None:
     print(options.out)
 
 
-def calibrate(config: ExperimentConfig, seeds: Sequence[int]) -> Fit:
+def calibrate(
+    config: ExperimentConfig, seeds: Sequence[int], *, on_wall_clock: bool = False
+) -> Fit:
     """A profile fitted to real runs of `config` with these seeds."""
     config = replace(config, executor=replace(config.executor, kind="torch"))
     log = Log()
     for seed in seeds:
-        with measured() as part:
+        with measured(on_wall_clock=on_wall_clock) as part:
             experiment.run(replace(config, seed=seed))
-        log.steps += part.steps[2:]  # the first ones fill caches
-        log.reads += part.reads
-        log.writes += part.writes
-        log.queries += part.queries
+        log.add(part)
     return fit_to(log, config)
 
 

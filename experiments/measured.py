@@ -2,7 +2,8 @@
 
 On a machine that others use too, a wall clock says more about them than about the run. Inside
 `measured`, time is what the engine's thread computes or waits; the time in which somebody else has
-the processor does not count, neither in the log nor on the run's own clock.
+the processor does not count, neither in the log nor on the run's own clock. That is no good where
+the run waits for something that keeps to the wall clock, as a throttled storage does.
 """
 
 import time
@@ -53,6 +54,13 @@ class Log:
     writes: list[Call] = field(default_factory=list)
     queries: list[Call] = field(default_factory=list)
 
+    def add(self, other: "Log") -> None:
+        """Take another run in, less its first steps, which fill caches."""
+        self.steps += other.steps[2:]
+        self.reads += other.reads
+        self.writes += other.writes
+        self.queries += other.queries
+
 
 def features(step: Step, model: ModelConfig) -> NDArray[np.float64]:
     """[5] what the cost model takes a step's time to be linear in, when nothing is for free.
@@ -84,19 +92,20 @@ def _pairs(num_queries: int, window: int | None) -> int:
 
 
 @contextmanager
-def measured() -> Iterator[Log]:
+def measured(*, on_wall_clock: bool = False) -> Iterator[Log]:
     """Inside, real executors keep this log, and their clock leaves others' time out."""
     log = Log()
+    tick = time.perf_counter if on_wall_clock else time.thread_time
     forward = TorchExecutor.forward
-    ended = [time.thread_time()]
+    ended = [tick()]
 
     def timed_forward(self: TorchExecutor, batch: Batch, now_ns: int) -> StepRun:
         extends = tuple((each.start, each.end) for each in batch.extends)
         lens = tuple(job.kv_len + 1 for job in batch.decodes)
         saves = sum(len(each.saves) for each in batch.extends)
-        started = time.thread_time()
+        started = tick()
         run = forward(self, batch, now_ns)
-        before, ended[0] = ended[0], time.thread_time()
+        before, ended[0] = ended[0], tick()
         log.steps.append(Step(extends, lens, saves, ended[0] - started, started - before))
         return run
 
@@ -108,13 +117,14 @@ def measured() -> Iterator[Log]:
         return passed - began.setdefault(id(self), passed) + self._skipped
 
     with ExitStack() as stack:
-        for name, replacement in (
-            ("now", now),
-            ("wait_until", _wait_until),
-            ("_load", _timed(TorchIo._load, log.reads, 2)),
-            ("_store", _timed(TorchIo._store, log.writes, 2)),
-            ("_on_all_ranks", _timed(TorchIo._on_all_ranks, log.queries, 1)),
-        ):
+        replacements = {
+            "_load": _timed(TorchIo._load, log.reads, 2, tick),
+            "_store": _timed(TorchIo._store, log.writes, 2, tick),
+            "_on_all_ranks": _timed(TorchIo._on_all_ranks, log.queries, 1, tick),
+        }
+        if not on_wall_clock:
+            replacements |= {"now": now, "wait_until": _wait_until}
+        for name, replacement in replacements.items():
             stack.enter_context(mock.patch.object(TorchIo, name, replacement))
         stack.enter_context(mock.patch.object(TorchExecutor, "forward", timed_forward))
         yield log
@@ -130,12 +140,14 @@ def _wait_until(self: TorchIo, time_ns: int) -> None:
     self._skipped += delay  # a sleep costs what was asked for, however late the thread wakes
 
 
-def _timed(inside: Callable[..., Any], calls: list[Call], keys_at: int) -> Callable[..., Any]:
+def _timed(
+    inside: Callable[..., Any], calls: list[Call], keys_at: int, tick: Callable[[], float]
+) -> Callable[..., Any]:
     def timed(*arguments: Any) -> Any:
-        started = time.thread_time()
+        started = tick()
         result = inside(*arguments)
         if arguments[keys_at]:
-            calls.append(Call(len(arguments[keys_at]), time.thread_time() - started))
+            calls.append(Call(len(arguments[keys_at]), tick() - started))
         return result
 
     return timed

@@ -16,8 +16,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from experiments.calibrate import SLICES, Fit, calibrate
-from experiments.measured import measured
+from experiments.calibrate import SLICES, fit_to
+from experiments.measured import Log, measured
 from hicache import experiment
 from hicache.clock import SECOND_NS
 from hicache.config import ExperimentConfig
@@ -30,13 +30,24 @@ TIERS = ("device", "host", "storage")
 
 def carry_out(config: ExperimentConfig, out_dir: Path) -> None:
     """Calibrate, compare, write `summary.json` and print the residuals."""
-    fit = calibrate(config, SLICES)
+    config = replace(config, executor=replace(config.executor, kind="torch"))
+    log = Log()
+    runs: list[Sequence[RequestRecord]] = []
+    for other, seed in zip(SLICES, HELD_OUT, strict=True):
+        # in turn, so that a machine that is busier now than later is so for both
+        with measured() as part:
+            experiment.run(replace(config, seed=other))
+        log.add(part)
+        with measured():
+            runs.append(experiment.run(replace(config, seed=seed)).records)
+    fit = fit_to(log, config)
     real: list[RequestRecord] = []
     simulated: list[RequestRecord] = []
-    for seed in HELD_OUT:
-        pair = both(replace(config, seed=seed), fit)
-        real += pair[0]
-        simulated += pair[1]
+    for records, seed in zip(runs, HELD_OUT, strict=True):
+        result = experiment.run(fit.onto(replace(config, seed=seed)))
+        for pair in paired(records, result.records):
+            real.append(pair[0])
+            simulated.append(pair[1])
     summary = compare(real, simulated)
     summary |= {
         "calibration/steps_count": fit.num_steps,
@@ -47,15 +58,14 @@ def carry_out(config: ExperimentConfig, out_dir: Path) -> None:
     Console().print(table(summary))
 
 
-def both(config: ExperimentConfig, fit: Fit) -> tuple[list[RequestRecord], list[RequestRecord]]:
-    """Records of the requests that both finished, in real and in simulated time."""
-    with measured():
-        real = experiment.run(replace(config, executor=replace(config.executor, kind="torch")))
-    simulated = experiment.run(fit.onto(config))
-    kept = {each.id: each for each in real.records if each.ttft_ns is not None}
-    pairs = [(kept[each.id], each) for each in simulated.records if each.id in kept]
-    pairs = [pair for pair in pairs if pair[1].ttft_ns is not None]
-    return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+def paired(
+    real: Sequence[RequestRecord], simulated: Sequence[RequestRecord]
+) -> list[tuple[RequestRecord, RequestRecord]]:
+    """The records of requests that both have answered."""
+    kept = {each.id: each for each in real if each.ttft_ns is not None}
+    return [
+        (kept[each.id], each) for each in simulated if each.id in kept and each.ttft_ns is not None
+    ]
 
 
 def compare(

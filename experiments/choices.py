@@ -200,11 +200,12 @@ def main() -> None:
     """Run every choice both ways and write a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--limit", type=int, default=600, help="requests of the trace")
+    parser.add_argument("--first", type=int, default=0, help="number of the first choice to run")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     schema.register()
     lines = ["| choice | metric | with it | without it | change |", "|---|---|---|---|---|"]
-    for choice in CHOICES:
+    for choice in CHOICES[options.first :]:
         with_it = measure(choice, choice.on, options.limit)
         with choice.patch():
             without = measure(choice, choice.off, options.limit)

@@ -24,7 +24,10 @@ from hicache.workload.build import load_workload
 
 # what compat=sglang_0_5_23 sets, with the one stop policy whose outcome hangs on no clock
 PREFETCH = PrefetchConfig(
-    stop=StopPolicy.wait_complete, stage_at=StageAt.hit, deadline_from=DeadlineFrom.first_poll
+    evict_whole=True,
+    stop=StopPolicy.wait_complete,
+    stage_at=StageAt.hit,
+    deadline_from=DeadlineFrom.first_poll,
 )
 
 
@@ -39,6 +42,11 @@ def main() -> None:
     parser.add_argument("--storage", action="store_true")
     parser.add_argument("--running", type=int, default=4, help="requests at once")
     parser.add_argument("--max-len", type=int, default=131_072, help="longer ones are left out")
+    parser.add_argument(
+        "--exact",
+        action="store_true",
+        help="the peer evicts for what it takes, without a spare page",
+    )
     parser.add_argument("--core", choices=("python", "rust"), default="python")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -49,6 +57,7 @@ def main() -> None:
         has_storage=options.storage,
         num_running=options.running,
         max_len=options.max_len,
+        spare_page=not options.exact,
     )
     requests = chosen(options.workload, options.requests, options.max_len)
     from experiments.peer_sglang import SglangSide  # seconds, and only here

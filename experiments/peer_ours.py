@@ -14,7 +14,7 @@ from hicache.cache.pages import PageAllocator
 from hicache.cache.prefetch import Prefetch, Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.sequence import Sequence
-from hicache.cache.transfer import CopyState, StorageWrite
+from hicache.cache.transfer import CopyState, StorageDelete, StorageWrite
 from hicache.cache.tree import RadixTree
 from hicache.config import PrefetchConfig
 
@@ -30,7 +30,7 @@ class OurSide:
 
     def __init__(self, pools: Pools, config: PrefetchConfig) -> None:
         page = self._page = pools.page_size
-        self._tree = RadixTree(page_size=page, policy=Lru())
+        self._tree = RadixTree(page_size=page, policy=Lru(), split_refreshes=True)
         allocators = tuple(
             [PageAllocator(tokens // page), PageAllocator(0), PageAllocator(0)]
             for tokens in (pools.device_tokens, pools.host_tokens)
@@ -96,7 +96,7 @@ class OurSide:
         self.cache.outbox.clear()
         while outbox:
             work = outbox.popleft()
-            if isinstance(work, CopyState):
+            if isinstance(work, CopyState | StorageDelete):
                 continue
             if isinstance(work, StorageWrite):
                 self._stored.update(work.keys)

@@ -199,6 +199,7 @@ class SglangSide:
     def __init__(self, pools: Pools, *, core: str) -> None:
         """`core`: python or rust."""
         page = self._page = pools.page_size
+        self._spare = page if pools.spare_page else 0
         self._has_host = pools.host_tokens > 0
         args = {"model_path": "dummy", "page_size": page, "device": "cpu"}
         if self._has_host:
@@ -334,7 +335,8 @@ class SglangSide:
         held = -(-start // page) * page
         if end > held:
             count = -(-end // page) * page - held
-            evict_from_tree_cache(self.cache, end - start + page)
+            wanted = end - start + page if self._spare else count
+            evict_from_tree_cache(self.cache, wanted)
             slots = self._allocator.alloc(count)
             assert slots is not None, "the device pool is too small for what runs"
             self._rows.write((req.kv.req_pool_idx, slice(held, held + count)), slots)

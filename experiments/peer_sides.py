@@ -32,6 +32,7 @@ class Pools:
     has_storage: bool
     num_running: int
     max_len: int
+    spare_page: bool = True  # the peer's allocation asks eviction for a page more than it takes
 
 
 class Side(Protocol):

@@ -21,6 +21,21 @@ class WritePolicy(Enum):
     write_back = "write_back"  # when it is evicted from the device
 
 
+class Tiering(Enum):
+    """Whether a page may be on the host and in storage at once."""
+
+    inclusive = "inclusive"
+    exclusive = "exclusive"  # what the host has read is dropped from storage
+
+
+class StorageWrites(Enum):
+    """When host data is written to storage."""
+
+    on_back_up = "on_back_up"  # as soon as it is on the host
+    selective = "selective"  # when it has been hit `storage.write_hits` times
+    on_host_eviction = "on_host_eviction"  # when it leaves the host
+
+
 class CheckpointPlacement(Enum):
     """At which page boundaries a Mamba state is kept."""
 
@@ -221,6 +236,7 @@ class CacheConfig:
     eviction: str = "lru"  # lru, lfu, slru, fifo, or a class of yours as module:Class
     write_policy: WritePolicy = WritePolicy.write_through
     load_back_threshold: int = 10  # full tokens below which nothing is loaded back
+    split_refreshes: bool = False  # a split counts as a use of what lies below it, as in sglang
     checkpoints: CheckpointPlacement = CheckpointPlacement.end_branch
     checkpoint_tokens: int = 8192  # grid of checkpoints=every
 
@@ -257,6 +273,7 @@ class PrefetchConfig:
     deadline_from: DeadlineFrom = DeadlineFrom.enqueue
     timeout_base_s: float = 1.0
     timeout_per_ki_token_s: float = 0.25
+    evict_whole: bool = False  # short of host room, evict all that is wanted, as sglang does
     occupied_share: float = 0.5  # of host tokens that prefetches may hold before more are declined
 
     def __post_init__(self) -> None:
@@ -292,11 +309,48 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class FaultsConfig:
+    """What goes wrong with storage on purpose, whichever engine it is.
+
+    A call takes a log-normal time of median `delay_ms` longer. `error_rate` is of calls, the other
+    rates are of pages. The engine is gone for `gone_for_s` (none: for good) from `gone_from_s` on.
+    """
+
+    preset: str = "none"  # what tables call it
+    delay_ms: float = 0.0
+    delay_sigma: float = 0.0  # 0: always the median
+    error_rate: float = 0.0
+    missing_rate: float = 0.0  # a page that is there cannot be read
+    short_rate: float = 0.0  # half a page is read
+    corrupt_rate: float = 0.0  # a wrong byte is read
+    full_rate: float = 0.0  # a page is refused for want of room
+    gone_from_s: float | None = None
+    gone_for_s: float | None = None
+    failure_ms: float = 0.0  # how long a call takes to fail; 0: refused at once
+
+    def __post_init__(self) -> None:
+        for name in ("error_rate", "missing_rate", "short_rate", "corrupt_rate", "full_rate"):
+            _share(f"storage.faults.{name}", getattr(self, name))
+        for name in ("delay_ms", "delay_sigma", "failure_ms"):
+            _at_least(f"storage.faults.{name}", getattr(self, name), 0)
+        for name in ("gone_from_s", "gone_for_s"):
+            if getattr(self, name) is not None:
+                _at_least(f"storage.faults.{name}", getattr(self, name), 0)
+        if self.gone_for_s is not None and self.gone_from_s is None:
+            raise ValueError(
+                "storage.faults.gone_for_s needs storage.faults.gone_from_s, got "
+                f"{self.gone_for_s} and none"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StorageConfig:
     """The third tier: which engine, how much of it, and how fast simulated time says it is.
 
     `kind` is none, memory, slab, file, redis or mooncake. `capacity_gib` none never fills.
-    `read_gbps` and `write_gbps` are 10**9 bytes a second; `shared_gbps` caps their sum.
+    `read_gbps` and `write_gbps` are 10**9 bytes a second; `shared_gbps` caps their sum. After
+    `breaker_failures` failed calls in a row the tier is left alone for `breaker_retry_s`.
+    `tiering=exclusive` needs `write=on_host_eviction`.
     """
 
     kind: str = "none"
@@ -313,17 +367,50 @@ class StorageConfig:
     write_queue_gib: float = 4.0  # host pages that writes may pin; what comes above is dropped
     delay_s: float = 0.0  # mean of an exponential delay of each batch that is read
     sidecar_s: float = 0.0  # by which the window and the state of a prefix come after its pages
-    lost_share: float = 0.0  # of written pages that are not there later
+    deadline_s: float = 5.0  # a call that takes longer has failed
+    tiering: Tiering = Tiering.inclusive
+    write: StorageWrites = StorageWrites.on_back_up
+    write_hits: int = 1  # write=selective: hits after which a page is worth writing
+    breaker_failures: int = 3
+    breaker_retry_s: float = 5.0
+    faults: FaultsConfig = field(default_factory=FaultsConfig)
 
     def __post_init__(self) -> None:
         for name in ("read_gbps", "write_gbps"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"storage.{name} must be positive, got {getattr(self, name)}")
-        for name in ("query_s", "operation_s", "write_queue_gib", "delay_s", "sidecar_s"):
+        for name in (
+            "query_s",
+            "operation_s",
+            "write_queue_gib",
+            "delay_s",
+            "sidecar_s",
+            "breaker_retry_s",
+        ):
             _at_least(f"storage.{name}", getattr(self, name), 0)
-        _share("storage.lost_share", self.lost_share)
-        for name in ("batch_pages", "read_workers", "write_workers"):
+        is_written_late = self.write is StorageWrites.on_host_eviction
+        if self.tiering is Tiering.exclusive and not is_written_late:
+            raise ValueError(
+                "storage.tiering=exclusive needs storage.write=on_host_eviction, got "
+                f"{self.write.name}"
+            )
+        if self.deadline_s <= 0:
+            raise ValueError(f"storage.deadline_s must be positive, got {self.deadline_s}")
+        for name in (
+            "batch_pages",
+            "read_workers",
+            "write_workers",
+            "breaker_failures",
+            "write_hits",
+        ):
             _at_least(f"storage.{name}", getattr(self, name), 1)
+
+
+class RealModel(Enum):
+    """What computes under a real executor."""
+
+    exact = "exact"  # the reference model: logits do not depend on how a sequence was cut
+    timing = "timing"  # the work of a real model, with weights that mean nothing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -331,9 +418,23 @@ class ExecutorConfig:
     """What carries out a step: the cost model, or a real model on real memory."""
 
     kind: str = "simulated"  # simulated or torch
+    copy_path: str = "kernel"  # simulated: what copies pages, a kernel or the copy_engine
     device: str = "auto"  # torch: cpu, cuda or auto
+    model: RealModel = RealModel.exact  # torch
     verify: bool = False  # torch: compare logits with a cold recompute
     storage_deadline_s: float = 10.0  # torch: a call that takes longer has failed
+
+    def __post_init__(self) -> None:
+        if self.copy_path not in ("kernel", "copy_engine"):
+            raise ValueError(
+                f"executor.copy_path must be kernel or copy_engine, got {self.copy_path!r}"
+            )
+        if self.verify and self.model is not RealModel.exact:
+            raise ValueError(f"executor.verify needs executor.model=exact, got {self.model.value}")
+        if self.storage_deadline_s <= 0:
+            raise ValueError(
+                f"executor.storage_deadline_s must be positive, got {self.storage_deadline_s}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -358,6 +459,7 @@ class ExperimentConfig:
     """One run."""
 
     name: str = "adhoc"
+    program: str = "replay"  # or capacity, sim_vs_real: what `python -m experiments.run` does
     seed: int = 0
     data_dir: str | None = None
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)

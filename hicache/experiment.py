@@ -96,7 +96,7 @@ def run(
         tree = parts[0].cache.tree
         for storage in runtime.storages:
             warm_storage(
-                storage,
+                storage.engine,
                 workload.requests,
                 page_size=tree.page_size,
                 window_pages=tree.window_pages,
@@ -186,6 +186,7 @@ def _engine(
         policy=_policy(cache_config.eviction),
         window_len=model.window_len,
         has_states=ComponentKind.mamba in model.components,
+        split_refreshes=cache_config.split_refreshes,
         reclaims_duplicates=cache_config.write_policy is WritePolicy.write_back,
     )
     has_storage = runtime.has_storage
@@ -196,6 +197,9 @@ def _engine(
         write_policy=cache_config.write_policy,
         load_back_threshold=cache_config.load_back_threshold,
         storage_queue_bytes=int(config.storage.write_queue_gib * GIB) if has_storage else None,
+        tiering=config.storage.tiering,
+        storage_writes=config.storage.write,
+        write_hits=config.storage.write_hits,
     )
     prefetcher = None
     if has_storage:
@@ -237,7 +241,7 @@ def _policy(name: str) -> EvictionPolicy:
         )
     try:
         policy: EvictionPolicy = getattr(importlib.import_module(module), attribute)()
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, TypeError) as error:
         raise ValueError(f"cache.eviction={name} cannot be loaded: {error}") from error
     if not callable(getattr(policy, "priority", None)):
         raise ValueError(f"cache.eviction={name} has no method priority(node)")

@@ -15,9 +15,8 @@ from hicache.executor.base import Executor
 from hicache.executor.cost import CostModel
 from hicache.executor.links import CopyPath, pcie_rate
 from hicache.executor.simulated import SimulatedExecutor, SimulatedIo
-from hicache.storage.base import KEY_BYTES, Storage
-from hicache.storage.build import open_storage
-from hicache.storage.faults import FaultPlan, FaultyStorage
+from hicache.storage.base import KEY_BYTES
+from hicache.storage.build import SimulatedStorage, open_simulated_storage
 
 
 class Runtime(Protocol):
@@ -62,13 +61,14 @@ class SimulatedRuntime:
         self._cost = cost
         self._load_rate = rates["to_device"]
         self._sizes = _part(sizes, num_ranks)
-        self.storages = _open_storages(config, sizes)
+        self.storages = _open_storages(config, sizes, self.clock)
         self.has_storage = bool(self.storages)
         parts = {link: rate / num_ranks for link, rate in rates.items()}
         self.io = SimulatedIo(
             config.storage,
-            self.storages,
+            [each.storage for each in self.storages],
             [parts] * (config.parallel.replicas * num_ranks),
+            stalls=[each.stall for each in self.storages],
             seed=config.seed,
         )
         self.counters = self.io.counters
@@ -88,12 +88,15 @@ class SimulatedRuntime:
 
     def close(self) -> None:
         """Close storage."""
-        for storage in self.storages:
-            storage.close()
+        for each in self.storages:
+            each.close()
 
     def report(self) -> tuple[list[str], dict[str, float]]:
-        """Nothing to add."""
-        return [], {}
+        """What storage refused, and which faults it was given."""
+        counts: Counter[str] = Counter()
+        for each in self.storages:
+            counts.update(each.counts())
+        return [], dict(counts)
 
 
 def make_runtime(
@@ -119,7 +122,9 @@ def make_runtime(
     raise ValueError(f"executor.kind must be simulated or torch, got {config.executor.kind!r}")
 
 
-def _open_storages(config: ExperimentConfig, sizes: tuple[int, int, int]) -> list[Storage]:
+def _open_storages(
+    config: ExperimentConfig, sizes: tuple[int, int, int], clock: Clock
+) -> list[SimulatedStorage]:
     """None, or one for each rank, which holds its part of every page."""
     # simulated time moves keys, not pages: memory counts nominal bytes, others hold the keys
     nominal = config.storage.kind == "memory"
@@ -132,17 +137,19 @@ def _open_storages(config: ExperimentConfig, sizes: tuple[int, int, int]) -> lis
     settings = config.storage
     if settings.capacity_gib is not None:
         settings = replace(settings, capacity_gib=settings.capacity_gib / num_ranks)
-    storages: list[Storage] = []
+    storages: list[SimulatedStorage] = []
     for rank in range(num_ranks):
         part = f"-rank{rank}of{num_ranks}" if num_ranks > 1 else ""
         namespace = f"{config.model.name}-p{config.cache.page_size}{part}-simulated"
-        storage = open_storage(settings, namespace=namespace, page_bytes=page_sizes)
+        storage = open_simulated_storage(
+            settings,
+            namespace=namespace,
+            page_bytes=page_sizes,
+            clock=clock,
+            seed=config.seed * num_ranks + rank,
+        )
         if storage is None:
             return []
-        if settings.lost_share:
-            plan = FaultPlan(full_share=settings.lost_share)
-            seed = config.seed * num_ranks + rank
-            storage = FaultyStorage(storage, plan, seed=seed, clock=SimulatedClock())
         storages.append(storage)
     return storages
 
@@ -156,9 +163,10 @@ def _copy_rates(config: ExperimentConfig, tp: int) -> dict[str, float]:
     """Bytes a second of an engine's links; its devices copy side by side."""
     model, hardware = config.model, config.hardware
     layer_page = model.full_layer_token_bytes * config.cache.page_size
+    path = CopyPath(config.executor.copy_path)
     piece = max(layer_page // tp, 1)  # a device's part of one layer's page is contiguous
     return {
-        "to_device": tp * pcie_rate(hardware, piece, CopyPath.kernel, to_device=True),
-        "to_host": tp * pcie_rate(hardware, piece, CopyPath.kernel, to_device=False),
+        "to_device": tp * pcie_rate(hardware, piece, path, to_device=True),
+        "to_host": tp * pcie_rate(hardware, piece, path, to_device=False),
         "host_memory": hardware.host_bandwidth.value,
     }

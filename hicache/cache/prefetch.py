@@ -291,7 +291,10 @@ class Prefetcher:
         """Take host pages, cut to what there is (reports 000-002); all of it, or none."""
         cache, config = self.cache, self.config
         wanted = prefetch.num_pages
-        full = cache.allocate_host(FULL, wanted, evict=True)
+        full = cache.allocate_host(FULL, wanted, evict=not config.evict_whole)
+        if full is None and config.evict_whole:
+            cache.evict_host(FULL, wanted)
+            full = cache.allocate_host(FULL, wanted, evict=False)
         if full is None and config.cut is not CutPolicy.abandon:
             fits = cache.available_size(FULL, HOST) // self._page
             if config.cut is CutPolicy.restorable and prefetch.restorable is not None:

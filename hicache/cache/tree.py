@@ -98,6 +98,7 @@ class RadixTree:
         window_len: int = 0,
         has_states: bool = False,
         reclaims_duplicates: bool = False,
+        split_refreshes: bool = False,
     ) -> None:
         self.page_size = page_size
         self.page_bytes = page_size * TOKEN_BYTES
@@ -111,6 +112,7 @@ class RadixTree:
             if kind == FULL or (kind == SWA and self.has_swa) or (kind == MAMBA and has_states)
         ]
         self._reclaims_duplicates = reclaims_duplicates
+        self._split_refreshes = split_refreshes
         self.roots: dict[str, Node] = {}
         self.leaves = (VictimQueue(policy.priority), VictimQueue(policy.priority))  # by tier
         # unlocked swa and mamba data, least recent first; on the host only what is nowhere else
@@ -479,7 +481,10 @@ class RadixTree:
         lower.num_pages -= pages
         upper.children[lower.edge[: self.page_bytes]] = lower
         upper.hit_count, upper.tick, upper.created = lower.hit_count, lower.tick, lower.created
+        if self._split_refreshes:
+            lower.tick = self._tick
         upper.aux_ticks[SWA] = lower.aux_ticks[SWA]
+        upper.stored[FULL], upper.stored[SWA] = lower.stored[FULL], lower.stored[SWA]
         if lower.digests is not None:
             upper.digests, lower.digests = lower.digests[:pages], lower.digests[pages:]
         for tier in TIERS:

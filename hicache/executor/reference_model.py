@@ -170,9 +170,10 @@ class ReferenceModel:
         num_held = (block.page - block.first[word]) * self.page_size + rows.stop
         keys[num_held:] = values[num_held:] = 0
         copies = heads // keys.shape[1]
-        keys = repeat(keys, "token head dim -> (head copy) dim token", copy=copies)
-        values = repeat(values, "token head dim -> (head copy) token dim", copy=copies)
-        queries = rearrange(queries, "row head dim -> head row dim")
+        # one layout, however many heads a rank has: bits depend on it
+        keys = repeat(keys, "token head dim -> (head copy) dim token", copy=copies).contiguous()
+        values = repeat(values, "token head dim -> (head copy) token dim", copy=copies).contiguous()
+        queries = rearrange(queries, "row head dim -> head row dim").contiguous()
         scores = torch.bmm(queries, keys) * config.head_dim**-0.5
         scores = scores.masked_fill(block.unseen[word], -torch.inf)
         sinks = repeat(weights["sink"], "head -> head row 1", row=self.page_size)

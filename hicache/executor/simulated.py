@@ -15,7 +15,7 @@ import numpy as np
 from hicache.cache.node import FULL, MAMBA, SWA
 from hicache.cache.pages import PageIds
 from hicache.cache.prefetch import Prefetch
-from hicache.cache.transfer import BackUp, CopyState, LoadBack, StorageWrite
+from hicache.cache.transfer import BackUp, CopyState, LoadBack, StorageDelete, StorageWrite
 from hicache.clock import to_ns
 from hicache.config import StorageConfig
 from hicache.executor.base import StepRun, Work
@@ -23,6 +23,7 @@ from hicache.executor.cost import CostModel
 from hicache.executor.links import Links
 from hicache.scheduler.scheduler import Batch
 from hicache.storage.base import Storage
+from hicache.storage.faults import Stall
 
 Delivery = tuple[int, Work | Prefetch]  # (engine, what is done)
 Wait = tuple[int, int, tuple[str, ...]]  # (latency in ns, then bytes, links they cross)
@@ -45,6 +46,7 @@ class SimulatedIo:
         storages: Sequence[Storage],
         copy_rates: Iterable[dict[str, float]],
         *,
+        stalls: Sequence[Stall] = (),
         seed: int = 0,
     ) -> None:
         """One for all.
@@ -54,6 +56,7 @@ class SimulatedIo:
             storages: none; one that all engines share; or one for each rank, engine `n` using
                 `storages[n % len(storages)]`. A rank moves its part of every copy.
             copy_rates: of each engine, bytes a second by link: to_device, to_host, host_memory.
+            stalls: of each storage, what its calls took besides what links and latencies say.
             seed: of storage delays.
         """
         shared = config.shared_gbps
@@ -66,6 +69,7 @@ class SimulatedIo:
             capacities |= {f"{name}{engine}": rate for name, rate in rates.items()}
         self.links = Links(capacities)
         self.storages = storages
+        self._stalls = stalls or [Stall() for _ in storages]
         self.config = config
         self._num_ranks = max(len(storages), 1)
         self._seed = seed
@@ -142,7 +146,9 @@ class SimulatedIo:
         yield to_ns(self.config.query_s), 0, ()
         if not prefetch.is_settled:
             found = [self._contains(engine, prefetch, kind) for kind in (FULL, SWA, MAMBA)]
-            prefetch.restorable = prefetch.find_restorable(*found)
+            yield self._stall_ns(engine), 0, ()
+            if not prefetch.is_settled:
+                prefetch.restorable = prefetch.find_restorable(*found)
         self.counters["storage/query_count"] += 1
         self._done.append((engine, prefetch))
 
@@ -158,7 +164,7 @@ class SimulatedIo:
             staged = prefetch.staged[FULL][first : first + batch]
             found = self._load(engine, keys, _items(FULL, staged))
             num_bytes = found * page_bytes[FULL]
-            yield self._latency_ns(engine), num_bytes, links
+            yield self._latency_ns(engine) + self._stall_ns(engine), num_bytes, links
             self.counters["transfer/storage_read_bytes"] += num_bytes
             prefetch.completed_pages += found
             if found < len(keys):
@@ -179,7 +185,7 @@ class SimulatedIo:
             items = chain(_items(SWA, swa), _items(MAMBA, state))
             is_found = self._load(engine, keys, items) == len(keys)
             num_bytes = num_bytes if is_found else 0
-            late_ns = to_ns(self.config.sidecar_s)
+            late_ns = to_ns(self.config.sidecar_s) + self._stall_ns(engine)
             yield self._latency_ns(engine) + late_ns, num_bytes, links
             self.counters["transfer/storage_read_bytes"] += num_bytes
             prefetch.sidecars_found = is_found
@@ -191,28 +197,40 @@ class SimulatedIo:
         """Pages in batches, skipping those that storage has; each batch is visible when written."""
         links = ("storage_write", "storage", f"host_memory{engine}")
         storage = self._storage_of(engine)
+        if work.is_given_away:  # to a buffer first
+            yield 0, work.num_bytes, (f"host_memory{engine}",)
         present = storage.contains(work.keys)
         missing = [
             (key, item)
             for key, item, is_there in zip(work.keys, work.pages, present, strict=True)
             if not is_there
         ]
-        yield to_ns(self.config.query_s), 0, ()
+        yield to_ns(self.config.query_s) + self._stall_ns(engine), 0, ()
         batch = self.config.batch_pages
         for first in range(0, len(missing), batch):
             part = missing[first : first + batch]
             num_bytes = sum(page_bytes[kind] for _, (kind, _) in part)
             yield to_ns(self.config.operation_s), num_bytes, links
             self.counters["transfer/storage_write_bytes"] += num_bytes
-            self._store(engine, [key for key, _ in part], [item for _, item in part])
+            stored = self._store(engine, [key for key, _ in part], [item for _, item in part])
+            self.counters["storage/refused_write_pages"] += stored.count(False)
+            yield self._stall_ns(engine), 0, ()
         self._done.append((engine, work))
+
+    def delete(self, engine: int, work: StorageDelete) -> Errand:
+        """Forget pages, in one round trip that nobody waits for."""
+        self._storage_of(engine).delete(work.keys)
+        yield to_ns(self.config.query_s) + self._stall_ns(engine), 0, ()
 
     def _storage_of(self, engine: int) -> Storage:
         return self.storages[engine % self._num_ranks]
 
-    def _store(self, engine: int, keys: list[bytes], items: Iterable[Item]) -> None:
+    def _stall_ns(self, engine: int) -> int:
+        return self._stalls[engine % self._num_ranks].take()
+
+    def _store(self, engine: int, keys: list[bytes], items: Iterable[Item]) -> list[bool]:
         # a page's stand-in is its key; whoever moves real bytes takes them from the items
-        self._storage_of(engine).write(keys, [memoryview(key) for key in keys])
+        return self._storage_of(engine).write(keys, [memoryview(key) for key in keys])
 
     def _latency_ns(self, engine: int) -> int:
         # before the first byte of a batch that is read
@@ -300,6 +318,9 @@ class SimulatedExecutor:
     def submit(self, work: Work, now_ns: int) -> None:
         """Begin a copy. Copies of states on the device are part of the step's cost."""
         if isinstance(work, CopyState):
+            return
+        if isinstance(work, StorageDelete):
+            self._io.begin(self._io.delete(self._engine, work), now_ns)
             return
         if isinstance(work, StorageWrite):
             self._io.enqueue("write", self._io.write(self._engine, work, self._page_bytes), now_ns)

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from hicache.cache.node import FULL, MAMBA, SWA
 from hicache.cache.prefetch import Prefetch
-from hicache.cache.transfer import BackUp, CopyState, LoadBack, StorageWrite
+from hicache.cache.transfer import BackUp, CopyState, LoadBack, StorageDelete, StorageWrite
 from hicache.clock import SECOND_NS
 from hicache.config import StorageConfig
 from hicache.executor.base import StepRun, Work
@@ -42,7 +43,7 @@ class TorchIo:
         self.counters: Counter[str] = Counter()
         self._config = config
         self._storages = list(storages)
-        self._planes: list[DataPlane] = []
+        self.planes: list[DataPlane] = []
         self._copies: list[tuple[int, LoadBack | BackUp]] = []
         self._num_calls = 0  # in threads
         self._posts: SimpleQueue[Callable[[], Delivery | None]] = SimpleQueue()
@@ -54,8 +55,8 @@ class TorchIo:
 
     def attach(self, plane: DataPlane) -> int:
         """Take in an engine; returns its number."""
-        self._planes.append(plane)
-        return len(self._planes) - 1
+        self.planes.append(plane)
+        return len(self.planes) - 1
 
     # -- the clock -----------------------------------------------------------------------------
 
@@ -86,12 +87,12 @@ class TorchIo:
 
     def advance(self, now_ns: int) -> list[Delivery]:
         """What is done by now."""
-        for plane in self._planes:
+        for plane in self.planes:
             plane.launch()
         done: list[Delivery] = []
         still = []
         for engine, work in self._copies:
-            if self._planes[engine].is_done(work):
+            if self.planes[engine].is_done(work):
                 done.append((engine, work))
             else:
                 still.append((engine, work))
@@ -114,7 +115,7 @@ class TorchIo:
         """Let everything end."""
         for threads in (self._readers, self._writers, self._queries):
             threads.shutdown()
-        for plane in self._planes:
+        for plane in self.planes:
             plane.close()
         for storage in self._storages:
             storage.close()
@@ -142,8 +143,7 @@ class TorchIo:
             self.counters["storage/query_count"] += 1
             return engine, prefetch
 
-        self._num_calls += 1
-        self._queries.submit(ask)
+        self._call(self._queries, ask)
 
     def read(self, engine: int, prefetch: Prefetch) -> None:
         """Read pages in batches, then the window and the state if all pages came."""
@@ -192,25 +192,48 @@ class TorchIo:
             prefetch.is_read = True
             return engine, prefetch
 
-        self._num_calls += 1
-        self._readers.submit(fetch)
+        self._call(self._readers, fetch)
 
     def write(self, engine: int, work: StorageWrite) -> None:
-        """Write pages that storage has not, in batches."""
+        """Write pages that storage has not, in batches; those given away from a copy of them."""
         step = self._config.batch_pages
+        ranks = self.planes[engine].pools.ranks
+        pages = [[rank.payload(*item) for item in work.pages] for rank in ranks]
+        if work.is_given_away:
+            pages = [[memoryview(bytes(page)) for page in part] for part in pages]
 
         def store() -> None:
             for first in range(0, len(work.keys), step):
                 keys, items = work.keys[first : first + step], work.pages[first : first + step]
-                stored = self._store(engine, keys, items)
+                part = [each[first : first + step] for each in pages]
+                stored = self._store(keys, items, part)
                 self._posts.put(partial(count, stored))
             self._posts.put(lambda: (engine, work))
 
         def count(stored: Items) -> None:
             self._count("transfer/storage_write_bytes", engine, stored)
 
+        self._call(self._writers, store)
+
+    def _call(self, threads: ThreadPoolExecutor, function: Callable[[], None]) -> None:
+        def guarded() -> None:
+            try:
+                function()
+            except BaseException as error:  # whatever it was, the one who polls must hear of it
+                self._posts.put(partial(_raise, error))
+
         self._num_calls += 1
-        self._writers.submit(store)
+        threads.submit(guarded)
+
+    def delete(self, work: StorageDelete) -> None:
+        """Forget pages, in the order of writes."""
+
+        def forget() -> None:
+            for storage in self._storages:
+                with suppress(StorageError):  # a page that stays is never wrong, only unwanted
+                    storage.delete(work.keys)
+
+        self._writers.submit(forget)  # nobody waits for it
 
     # -- in threads ----------------------------------------------------------------------------
 
@@ -223,7 +246,7 @@ class TorchIo:
     def _load(self, engine: int, keys: list[bytes], items: Items) -> int:
         """How many pages lead without a gap, on the rank that has least."""
         least = len(keys)
-        for storage, rank in zip(self._storages, self._planes[engine].pools.ranks, strict=True):
+        for storage, rank in zip(self._storages, self.planes[engine].pools.ranks, strict=True):
             try:
                 flags = storage.read(keys, [rank.payload(*item) for item in items])
             except StorageError:
@@ -231,16 +254,16 @@ class TorchIo:
             least = min(least, flags.index(False) if False in flags else len(flags))
         return least
 
-    def _store(self, engine: int, keys: list[bytes], items: Items) -> Items:
+    def _store(self, keys: list[bytes], items: Items, pages: list[list[memoryview]]) -> Items:
         """The items that storage did not have and has now, on every rank."""
         stored = [True] * len(keys)
-        for storage, rank in zip(self._storages, self._planes[engine].pools.ranks, strict=True):
+        for storage, part in zip(self._storages, pages, strict=True):
             try:
                 present = storage.contains(keys)
                 missing = [place for place, there in enumerate(present) if not there]
                 flags = storage.write(
                     [keys[place] for place in missing],
-                    [rank.payload(*items[place]) for place in missing],
+                    [part[place] for place in missing],
                 )
             except StorageError:
                 return []
@@ -249,7 +272,7 @@ class TorchIo:
         return [item for item, is_new in zip(items, stored, strict=True) if is_new]
 
     def _count(self, name: str, engine: int, items: Items) -> None:
-        ranks = self._planes[engine].pools.ranks
+        ranks = self.planes[engine].pools.ranks
         self.counters[name] += sum(rank.host[kind].shape[1] for rank in ranks for kind, _ in items)
 
 
@@ -271,6 +294,9 @@ class TorchExecutor:
         if isinstance(work, StorageWrite):
             self._io.write(self._engine, work)
             return
+        if isinstance(work, StorageDelete):
+            self._io.delete(work)
+            return
         self._plane.submit(work)
         if not isinstance(work, CopyState):
             self._io.track(self._engine, work)
@@ -288,6 +314,10 @@ class TorchExecutor:
         assert batch.num_steps == 1, f"real steps are taken one by one, got {batch.num_steps}"
         self._plane.compute(batch)
         return StepRun(np.array([self._io.now()], np.int64), self._plane.exposed_ns)
+
+
+def _raise(error: BaseException) -> Delivery | None:
+    raise error
 
 
 def _items(kind: int, page_ids: np.ndarray) -> Items:

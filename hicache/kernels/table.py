@@ -146,7 +146,11 @@ def _as_words(buffer: Tensor, *, name: str) -> Tensor:
 def _refuse_shifted_overlap(src: Tensor, dst: Tensor, *, index: int) -> None:
     """Refuse a pair of buffers in which item i of one overlaps another item of the other."""
     shift = dst.data_ptr() - src.data_ptr()
-    reach = {buffer: buffer.shape[0] * buffer.stride(0) * WORD_BYTES for buffer in (src, dst)}
+    # to the end of the last item: a view into a slab may begin anywhere in its first item
+    reach = {
+        buffer: ((buffer.shape[0] - 1) * buffer.stride(0) + buffer.shape[1]) * WORD_BYTES
+        for buffer in (src, dst)
+    }
     if shift == 0 and src.stride(0) == dst.stride(0):
         return
     if shift >= reach[src] or -shift >= reach[dst]:

@@ -287,7 +287,8 @@ class Scheduler:
         extend = job.target_len - match.usable_len
         max_new = min(job.remaining_output, self.config.clip_new_tokens)
         chunk = budget.chunk_tokens
-        total = job.target_len - match.device_prefix_len + max_new + page
+        # what is on the device behind a missing state or window is locked, and takes no pages
+        total = job.target_len - match.usable_len + match.host_hit_length + max_new + page
         if total >= cache.room(FULL) - budget.reserved_tokens:
             return Defer("tokens")
         if cache.tree.has_swa:
@@ -299,7 +300,8 @@ class Scheduler:
                 # a passing shortage is waited for; a chunk that can never fit is made to
                 if capacity is None or needed < capacity * page:
                     return Defer("swa_tokens")
-                chunk = (remaining - 1 - self._swa_budget(0, max_new, 0, host_hit)) // page * page
+                fits = (remaining - self._swa_budget(0, max_new, 0, host_hit)) // page * page
+                chunk = min(chunk, fits)
                 if chunk <= 0:
                     return Defer("swa_tokens")
         if cache.tree.has_states and 2 + match.mamba_host_hit_length > cache.room(MAMBA):
@@ -495,12 +497,11 @@ class Scheduler:
             wanted = min(self._max_jump, *(job.remaining_output for job in self.running))
         while True:
             steps = self._decode_steps(wanted)
-            if steps:
+            # under write_back a page that looks evictable may be held by what lies below it
+            if steps and (not self._takes_decode_pages_first or self._take_decode_pages(steps)):
                 break
             if not self._retract_one():
                 return
-        if self._takes_decode_pages_first:
-            self._take_decode_pages(self.running, steps)
         batch.decodes = list(self.running)
         batch.num_steps = steps
 
@@ -585,10 +586,8 @@ class Scheduler:
                 if job.is_finished:
                     self._finish(job, outcome)
 
-    def _take_decode_pages(self, jobs: list[Job], num_steps: int) -> None:
-        for job in jobs:
-            if not self.cache.extend(job.sequence, job.kv_len + num_steps):
-                raise AssertionError("a decode step was planned without pages for it")
+    def _take_decode_pages(self, num_steps: int) -> bool:
+        return all(self.cache.extend(job.sequence, job.kv_len + num_steps) for job in self.running)
 
     def _finish(self, job: Job, outcome: Outcome) -> None:
         num_pages = job.kv_len // self._page

@@ -1,13 +1,19 @@
 """The engine that a configuration asks for."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
+from uuid import uuid4
 
 from hicache.clock import Clock
 from hicache.config import StorageConfig
 from hicache.storage.base import Storage
 from hicache.storage.breaker import BreakerStorage
+from hicache.storage.checked import CheckedStorage
 from hicache.storage.deadline import DeadlineStorage
+from hicache.storage.faults import Fault, FaultPlan, FaultyStorage, Stall
 from hicache.storage.file import FileStorage
 from hicache.storage.memory import MemoryStorage
 from hicache.storage.mooncake import MooncakeStorage
@@ -15,18 +21,17 @@ from hicache.storage.redis import RedisStorage
 from hicache.storage.slab import SlabStorage
 
 KINDS = ("none", "memory", "slab", "file", "redis", "mooncake")
-FILE_DEADLINE_S = 5.0
 
 
 def open_storage(
-    config: StorageConfig, *, namespace: str, page_bytes: Mapping[int, int]
+    config: StorageConfig, *, namespace: str, page_bytes: Mapping[int, int] | None
 ) -> Storage | None:
     """Open the engine of `config.kind`, or none.
 
     `config.root` is a directory for slab and file, a URL for redis, and the master's HOST:PORT
     for mooncake, where `config.capacity_gib` is the memory that this process adds to the store.
     `page_bytes` gives the size of a page for each component (the last byte of a key); it is what
-    pages are charged, also where their payload is a stand-in.
+    pages are charged, also where their payload is a stand-in. None: what their payload is long.
 
     Raises:
         ValueError: The configuration makes no sense.
@@ -68,19 +73,108 @@ def open_storage(
 
 
 def open_guarded_storage(
-    config: StorageConfig, *, namespace: str, page_bytes: Mapping[int, int], clock: Clock
+    config: StorageConfig,
+    *,
+    namespace: str,
+    page_bytes: Mapping[int, int] | None,
+    clock: Clock,
+    seed: int = 0,
 ) -> Storage | None:
     """The same engine for use in earnest: its faults are misses, and its calls end in time.
 
-    Redis and Mooncake have deadlines of their own, and the slab is on a local disk. Files may be
-    on a network, which can block for ever: their calls are given `FILE_DEADLINE_S`.
+    Redis and Mooncake have deadlines of their own. Disks can block for ever: calls of slab and
+    file are given `config.deadline_s`, and so are those of any engine with faults, which are drawn
+    from `seed`. A page that is corrupted on the way is noticed by a digest that is taken when this
+    process writes it.
     """
     storage = open_storage(config, namespace=namespace, page_bytes=page_bytes)
     if storage is None:
         return None
-    if config.kind == "file":
-        storage = DeadlineStorage(storage, deadline_s=FILE_DEADLINE_S)
-    return BreakerStorage(storage, clock=clock)
+    plan = FaultPlan.of(config.faults)
+    if not plan.is_harmless:
+        storage = CheckedStorage(FaultyStorage(storage, plan, seed=seed, clock=clock))
+    if config.kind in ("slab", "file") or not plan.is_harmless:
+        storage = DeadlineStorage(storage, deadline_s=config.deadline_s)
+    return _behind_breaker(storage, config, clock)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedStorage:
+    """An engine that holds keys for a simulation, behind its faults and the breaker.
+
+    `engine` is the engine itself, `storage` what the simulation talks to. Nobody sleeps: `stall`
+    collects the time that calls would have taken. The store was empty when it was opened and
+    leaves no files behind, so equal runs are equal whatever the engine.
+    """
+
+    engine: Storage
+    storage: BreakerStorage
+    faulty: FaultyStorage | None
+    stall: Stall
+    scratch: Path | None
+
+    def close(self) -> None:
+        """Close the engine and remove its files."""
+        self.storage.close()
+        if self.scratch is not None:
+            rmtree(self.scratch)
+
+    def counts(self) -> dict[str, int]:
+        """Calls that failed or were not made, and faults by their name."""
+        counts = {
+            "storage/failed_count": self.storage.failed_calls,
+            "storage/bypassed_count": self.storage.bypassed_calls,
+        }
+        if self.faulty is not None:
+            injected = self.faulty.injected
+            counts |= {f"storage/injected_{fault.name}_count": injected[fault] for fault in Fault}
+        return counts
+
+
+def open_simulated_storage(
+    config: StorageConfig,
+    *,
+    namespace: str,
+    page_bytes: Mapping[int, int],
+    clock: Clock,
+    seed: int,
+) -> SimulatedStorage | None:
+    """A fresh store of the configured engine, behind its faults, drawn from `seed`, and a breaker.
+
+    Slab and file get a directory of their own below `config.root`, servers a namespace of its own.
+    """
+    scratch = None
+    if config.kind in ("slab", "file"):
+        root = Path(_root(config))
+        root.mkdir(parents=True, exist_ok=True)
+        scratch = Path(mkdtemp(prefix="simulated-", dir=root))
+        config = replace(config, root=str(scratch))
+    elif config.kind in ("redis", "mooncake"):
+        namespace = f"{namespace}-{uuid4().hex}"
+    engine = open_storage(config, namespace=namespace, page_bytes=page_bytes)
+    if engine is None:
+        return None
+    stall = Stall()
+    plan = FaultPlan.of(config.faults, deadline_s=config.deadline_s)
+    faulty = None
+    if not plan.is_harmless:
+        faulty = FaultyStorage(engine, plan, seed=seed, clock=clock, wait=stall.add)
+    return SimulatedStorage(
+        engine=engine,
+        storage=_behind_breaker(faulty or engine, config, clock),
+        faulty=faulty,
+        stall=stall,
+        scratch=scratch,
+    )
+
+
+def _behind_breaker(storage: Storage, config: StorageConfig, clock: Clock) -> BreakerStorage:
+    return BreakerStorage(
+        storage,
+        clock=clock,
+        max_failures=config.breaker_failures,
+        retry_s=config.breaker_retry_s,
+    )
 
 
 def _root(config: StorageConfig) -> str:

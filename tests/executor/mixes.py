@@ -1,0 +1,474 @@
+"""Random requests through real memory in simulated time.
+
+The cost model says when a thing is done, the data plane does it: as late as it may be done
+(`LateLane`), or as early (`PromptLane`). So a run is the same every time, and a wait that is
+missing somewhere is a wrong logit.
+"""
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+
+from hicache.cache import invariants
+from hicache.cache.eviction import POLICIES
+from hicache.cache.node import FULL
+from hicache.cache.pages import PageAllocator
+from hicache.cache.prefetch import Prefetcher
+from hicache.cache.prefix_cache import Pools, PrefixCache
+from hicache.cache.transfer import BackUp, LoadBack, StorageWrite
+from hicache.cache.tree import RadixTree
+from hicache.clock import SimulatedClock
+from hicache.config import (
+    Batching,
+    CheckpointPlacement,
+    CommitPolicy,
+    CutPolicy,
+    PrefetchConfig,
+    SchedulerConfig,
+    StageAt,
+    StopPolicy,
+    StorageConfig,
+    WritePolicy,
+)
+from hicache.engine import Engine, serve
+from hicache.executor.base import StepRun
+from hicache.executor.cost import CostModel
+from hicache.executor.reference_model import ReferenceModel
+from hicache.executor.simulated import SimulatedExecutor, SimulatedIo
+from hicache.executor.torch_lanes import LateLane, PromptLane, StreamLane
+from hicache.executor.torch_plane import DataPlane, Lanes
+from hicache.executor.torch_pools import TorchPools
+from hicache.executor.torch_verify import Verdict, Verifier
+from hicache.models import ComponentKind, HardwareConfig, ModelConfig
+from hicache.request import Request, TokenSpans
+from hicache.routing import RoundRobin
+from hicache.scheduler.scheduler import Scheduler
+from hicache.storage.memory import MemoryStorage
+from tests.test_models import load
+
+PATTERNS = ("F S M D", "F S M D", "S D F M", "F S", "M F", "F", "D S F")
+Fault = Callable[[DataPlane], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """What came of one run."""
+
+    verdict: Verdict
+    counters: Counter[str]
+    seen: Counter[str] = field(default_factory=Counter)
+
+
+def tiny(pattern: str, page_size: int) -> ModelConfig:
+    words = pattern.split()
+    num_swa, num_mamba = words.count("S"), words.count("M") + words.count("D")
+    return ModelConfig(
+        name="tiny",
+        source="this test",
+        pattern=pattern,
+        num_layers=len(words),
+        num_full_layers=words.count("F"),
+        num_swa_layers=num_swa,
+        num_mamba_layers=num_mamba,
+        window_len=2 * page_size + page_size // 2 if num_swa else 0,
+        hidden_size=32,
+        num_query_heads=4,
+        num_kv_heads=2,
+        head_dim=8,
+        kv_dtype_bytes=4,
+        recurrent_heads=4,
+        recurrent_head_dim=8,
+        recurrent_state_dim=8,
+        recurrent_groups=4,
+        recurrent_key_heads=4,
+        conv_dtype_bytes=4,
+        dense_params=50_000,
+        head_params=32 * 64,
+        max_len=4096,
+    )
+
+
+def requests_of(rng: np.random.Generator, page_size: int) -> list[Request]:
+    """Prompts that fork off each other, and some that ask again for the same."""
+    known: list[np.ndarray] = []
+    requests = []
+    arrival_ns = 0
+    gap_ns = float(rng.choice([1e5, 3e7, 3e8]))
+    for number in range(int(rng.integers(6, 12))):
+        head = np.empty(0, np.int32)
+        floods = number > 2 and rng.random() < 0.25  # pushes the others off device and host
+        if known and not floods and rng.random() < 0.95:
+            base = known[int(rng.integers(len(known)))]
+            is_turn = rng.random() < 0.8  # the whole of it, its answer included
+            head = base if is_turn else base[: int(rng.integers(1, len(base) + 1))]
+        most = 9 if floods else 4 if len(head) < 9 * page_size else 1
+        fresh_len = int(rng.integers(most * page_size // 2, most * page_size + 1))
+        fresh = rng.integers(0, 1000, fresh_len, dtype=np.int32)
+        prompt = np.concatenate([head, fresh])
+        output_len = 1 if rng.random() < 0.3 else int(rng.integers(1, page_size + 3))
+        output = rng.integers(0, 1000, output_len, dtype=np.int32)
+        known.append(np.concatenate([prompt, output]))
+        arrival_ns += int(rng.exponential(gap_ns))
+        requests.append(
+            Request(
+                id=number,
+                session_id=number,
+                arrival_ns=arrival_ns,
+                prompt=_spans(prompt),
+                output=_spans(output),
+                namespace="tenant" if rng.random() < 0.1 else "",
+            )
+        )
+    return requests
+
+
+def run_mix(
+    seed: int, *, fault: Fault | None = None, device: str = "cpu", computes: bool = True
+) -> Mix:
+    """One random configuration with random requests; everything follows from the seed.
+
+    `fault` spoils a data plane. Without `computes` no byte moves: the same events, sooner.
+    """
+    rng = np.random.default_rng(seed)
+    page_size = int(rng.choice([4, 8]))
+    model = ReferenceModel(
+        tiny(str(rng.choice(PATTERNS)), page_size), page_size=page_size, device=device
+    )
+    requests = requests_of(rng, page_size)
+    shape = _draw_shape(rng, model.config, page_size, requests)
+    verifier = Verifier(model)
+    seen: Counter[str] = Counter()
+    # two engines with one storage: what one has computed, the other reads
+    pools = [shape.pools(torch.device(device)) for _ in range(int(rng.choice([1, 2, 2])))]
+    allocators = [
+        tuple([PageAllocator(count) for count in counts] for counts in shape.counts) for _ in pools
+    ]
+    planes = [
+        DataPlane(
+            model, each, _lanes(rng, torch.device(device)), observer=verifier, allocators=pages
+        )
+        for each, pages in zip(pools, allocators, strict=True)
+    ]
+    for plane in planes:
+        if fault is not None:
+            fault(plane)
+    rate = float(rng.choice([1e6, 1e8, 1e10]))
+    storage_config = StorageConfig(
+        kind="memory",
+        read_gbps=float(rng.choice([1e-3, 1e-1, 10])),
+        write_gbps=float(rng.choice([1e-3, 10])),
+        query_s=float(rng.choice([1e-5, 1e-3])),
+        operation_s=1e-5,
+        batch_pages=int(rng.choice([1, 4])),
+    )
+    storages = [
+        # some ranks keep less than others
+        MemoryStorage(capacity_bytes=1 << 30 if rng.random() < 0.7 else 6 * max(shape.page_bytes))
+        for _ in range(shape.tp if rng.random() < 0.85 else 0)
+    ]
+    io = CarriedIo(storage_config, storages, planes, rate, computes=computes)
+    cost = CostModel(model.config, _h200(), tp=1)
+    choices = _Choices.draw(rng, page_size)
+    engines: list[Engine] = []
+    for number, (plane, pages) in enumerate(zip(planes, allocators, strict=True)):
+        simulated = SimulatedExecutor(
+            number,
+            cost,
+            io,
+            page_size=page_size,
+            page_bytes=shape.page_bytes,
+            load_rate=rate,
+            slowdown=1.0,
+        )
+        executor = CarriedExecutor(plane, simulated, seen, computes=computes)
+        engines.append(choices.engine(shape, pages, executor, bool(storages), rng, seen))
+    serve(
+        engines,
+        [(request.arrival_ns, request) for request in requests],
+        clock=SimulatedClock(),
+        io=io,
+        router=RoundRobin(),
+        observer=_Silent(seen),
+    )
+    counters: Counter[str] = Counter(io.counters)
+    for engine, plane in zip(engines, planes, strict=True):
+        plane.close()
+        invariants.check_drained(engine.cache, engine.prefetcher)
+        counters += engine.cache.counters
+    return Mix(verifier.verify(), counters, seen)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shape:
+    """How large the memory of an engine is."""
+
+    model: ModelConfig
+    page_size: int
+    tp: int
+    groups: list[range]
+    counts: tuple[tuple[int, int, int], tuple[int, int, int]]  # device, host
+    page_bytes: tuple[int, int, int]
+
+    def pools(self, device: torch.device) -> TorchPools:
+        return TorchPools(
+            self.model,
+            page_size=self.page_size,
+            device_counts=self.counts[0],
+            host_counts=self.counts[1],
+            device=device,
+            tp=self.tp,
+            layer_groups=self.groups,
+        )
+
+
+def _draw_shape(
+    rng: np.random.Generator, model: ModelConfig, page_size: int, requests: list[Request]
+) -> _Shape:
+    longest = max(each.prompt_len + each.output_len for each in requests)
+    pages, window_pages = -(-longest // page_size) + 2, -(-model.window_len // page_size)
+    full = int(rng.integers(pages, 2 * pages))
+    swa = int(rng.integers(window_pages + 4, 2 * pages + window_pages))
+    device = (full, swa * (model.num_swa_layers > 0), int(rng.integers(6, 24)))
+    scale = float(rng.choice([0.7, 1.0, 3.0]))
+    tp = int(rng.choice([1, 1, 2, 4]))
+    return _Shape(
+        model=model,
+        page_size=page_size,
+        tp=tp,
+        groups=_groups(rng, len(model.layer_words)),
+        counts=(device, tuple(int(count * scale) + 1 for count in device)),
+        page_bytes=tuple(
+            model.page_bytes(kind, page_size) * model.kv_copies(kind, tp)
+            if kind in model.components
+            else 0
+            for kind in ComponentKind
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Choices:
+    """Policies, the same for all engines of a run."""
+
+    write_policy: WritePolicy
+    checkpoints: CheckpointPlacement
+    load_back_threshold: int
+    prefetch: PrefetchConfig
+    scheduler: SchedulerConfig
+    abort_share: float
+
+    @classmethod
+    def draw(cls, rng: np.random.Generator, page_size: int) -> "_Choices":
+        return cls(
+            write_policy=_draw(rng, [*WritePolicy, WritePolicy.write_through]),
+            checkpoints=_draw(rng, [*CheckpointPlacement, CheckpointPlacement.every]),
+            load_back_threshold=int(rng.choice([1, 10])),
+            prefetch=PrefetchConfig(
+                stop=_draw(rng, [*StopPolicy, StopPolicy.wait_complete]),
+                threshold=page_size * int(rng.choice([1, 2])),
+                cut=_draw(rng, CutPolicy),
+                stage_at=_draw(rng, StageAt),
+                commit=_draw(rng, CommitPolicy),
+                timeout_base_s=float(rng.choice([1e-4, 1e-2])),
+                timeout_per_ki_token_s=1e-3,
+                occupied_share=1.0,
+            ),
+            scheduler=SchedulerConfig(
+                chunk_tokens=page_size * int(rng.choice([1, 3, 100])),
+                batching=_draw(rng, Batching),
+                new_token_ratio=float(rng.choice([0.0, 0.7])),
+                new_token_ratio_floor=0.0,
+            ),
+            abort_share=float(rng.choice([0.0, 0.0, 0.03])),
+        )
+
+    def engine(
+        self,
+        shape: _Shape,
+        pools: Pools,
+        executor: "CarriedExecutor",
+        has_storage: bool,  # noqa: FBT001
+        rng: np.random.Generator,
+        seen: Counter[str],
+    ) -> Engine:
+        tree = RadixTree(
+            page_size=shape.page_size,
+            policy=POLICIES["lru"](),
+            window_len=shape.model.window_len,
+            has_states=shape.model.num_mamba_layers > 0,
+            reclaims_duplicates=self.write_policy is WritePolicy.write_back,
+        )
+        cache = PrefixCache(
+            tree,
+            pools,
+            page_bytes=shape.page_bytes,
+            write_policy=self.write_policy,
+            load_back_threshold=self.load_back_threshold,
+            storage_queue_bytes=1 << 30 if has_storage else None,
+        )
+        host_tokens = shape.counts[1][FULL] * shape.page_size
+        prefetcher = Prefetcher(cache, self.prefetch, host_tokens) if has_storage else None
+        scheduler = Scheduler(
+            cache,
+            prefetcher,
+            self.scheduler,
+            max_len=shape.model.max_len,
+            checkpoints=self.checkpoints,
+            checkpoint_tokens=shape.page_size,
+            may_jump=False,
+            takes_decode_pages_first=True,
+        )
+        engine = AbortingEngine(cache, prefetcher, scheduler, executor, check=_check)
+        engine.begin_aborting(np.random.default_rng(rng.integers(1 << 30)), self.abort_share, seen)
+        return engine
+
+
+@functools.cache
+def _h200() -> HardwareConfig:
+    return load(HardwareConfig, "hardware", "h200")
+
+
+class CarriedIo(SimulatedIo):
+    """Simulated links and storage, through which real bytes go."""
+
+    def __init__(self, config, storages, planes, rate: float, *, computes: bool) -> None:
+        rates = {"to_device": rate, "to_host": rate, "host_memory": 4 * rate}
+        storage = SimpleNamespace(contains=self._on_all_ranks)
+        super().__init__(config, storage, [rates] * len(planes))
+        self._storages = storages
+        self._planes = planes
+        self._computes = computes
+
+    def advance(self, now_ns):
+        done = super().advance(now_ns)
+        for engine, work in done:
+            if self._computes and isinstance(work, BackUp | LoadBack):
+                self._planes[engine].finish(work)
+        return done
+
+    def _on_all_ranks(self, keys):
+        flags = [storage.contains(keys) for storage in self._storages]
+        return [all(each) for each in zip(*flags, strict=True)]
+
+    def _store(self, engine, keys, items):
+        for storage, rank in zip(self._storages, self._planes[engine].pools.ranks, strict=True):
+            storage.write(keys, [rank.payload(*item) for item in items])
+
+    def _load(self, engine, keys, items):
+        items = list(items)
+        least = len(keys)
+        for storage, rank in zip(self._storages, self._planes[engine].pools.ranks, strict=True):
+            flags = storage.read(keys, [rank.payload(*item) for item in items])
+            least = min(least, flags.index(False) if False in flags else len(flags))
+        return least
+
+
+class CarriedExecutor:
+    """Bytes by the data plane, time by the cost model."""
+
+    def __init__(self, plane, simulated, seen, *, computes: bool) -> None:
+        self._plane = plane
+        self._simulated = simulated
+        self._seen = seen
+        self._computes = computes
+
+    @property
+    def is_fenced(self) -> bool:
+        return False  # lanes keep the order, as in real time
+
+    def submit(self, work, now_ns) -> None:
+        self._simulated.submit(work, now_ns)
+        if not isinstance(work, StorageWrite) and self._computes:
+            self._plane.submit(work)
+        self._seen[type(work).__name__] += 1
+        self._seen["fence"] += isinstance(work, BackUp) and work.is_fence
+        if isinstance(work, LoadBack):
+            full, swa, state = work.num_pages
+            self._seen["load back of a window alone"] += bool(swa and not full)
+            self._seen["load back of a state alone"] += bool(state and not full and not swa)
+
+    def query(self, prefetch, now_ns) -> None:
+        self._simulated.query(prefetch, now_ns)
+
+    def read(self, prefetch, now_ns) -> None:
+        self._simulated.read(prefetch, now_ns)
+
+    def forward(self, batch, now_ns) -> StepRun:
+        run = self._simulated.forward(batch, now_ns)
+        if self._computes:
+            self._plane.compute(batch)
+        return run
+
+
+class AbortingEngine(Engine):
+    """Now and then a request is taken back, wherever it is."""
+
+    def begin_aborting(self, rng: np.random.Generator, share: float, seen: Counter[str]) -> None:
+        self._rng, self._share, self._seen = rng, share, seen
+
+    def _take_in(self, now_ns: int) -> None:
+        super()._take_in(now_ns)
+        if self._batch is not None or self._rng.random() >= self._share:
+            return
+        scheduler = self.scheduler
+        waiting = [job for _, job in scheduler.waiting]
+        partial = [scheduler.partial] if scheduler.partial else []
+        for name, jobs in (("waiting", waiting), ("running", [*scheduler.running, *partial])):
+            if jobs and self._rng.random() < 0.5:
+                job = jobs[int(self._rng.integers(len(jobs)))]
+                assert scheduler.abort(job.request.id, now_ns) is job
+                self._seen[f"aborted while {name}"] += 1
+                return
+
+
+class _Silent:
+    def __init__(self, seen: Counter[str]) -> None:
+        self._seen = seen
+
+    def at(self, now_ns: int) -> None:
+        pass
+
+    def finished(self, job, engine: int, now_ns: int) -> Iterable[tuple[int, Request]]:
+        self._seen["finished"] += 1
+        for tier in ("device", "host", "storage"):
+            self._seen[f"{tier} hit"] += getattr(job, f"{tier}_len") > 0
+        self._seen["retracted"] += job.retractions > 0
+        return ()
+
+    def rejected(self, job, reason: str, engine: int, now_ns: int):
+        self._seen["rejected"] += 1
+        return ()
+
+
+def _check(engine: Engine) -> None:
+    scheduler = engine.scheduler
+    jobs = [*scheduler.running, *([scheduler.partial] if scheduler.partial else [])]
+    sequences = {job.sequence for job in [*jobs, *(e.job for e in engine.extending)]}
+    slots = [slot for extend in engine.extending for _, slot in extend.saves]
+    invariants.check(engine.cache, engine.prefetcher, sequences, slots)
+
+
+def _lanes(rng: np.random.Generator, device: torch.device) -> Lanes:
+    kinds = rng.integers(2, size=2)
+    if device.type == "cuda":
+        return Lanes(StreamLane(device, is_urgent=True), StreamLane(device, is_urgent=False))
+    load, save = ((LateLane, PromptLane)[int(kind)]() for kind in kinds)
+    return Lanes(load, save)
+
+
+def _groups(rng: np.random.Generator, num_layers: int) -> list[range]:
+    size = int(rng.integers(1, num_layers + 1))
+    return [range(first, min(first + size, num_layers)) for first in range(0, num_layers, size)]
+
+
+def _draw(rng: np.random.Generator, kinds):
+    return list(kinds)[int(rng.integers(len(kinds)))]
+
+
+def _spans(tokens: np.ndarray) -> TokenSpans:
+    return TokenSpans(tokens.astype(np.int32), np.ones(len(tokens), np.int32))

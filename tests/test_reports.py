@@ -36,12 +36,12 @@ def replay(*overrides: str) -> Mapping[str, Any]:
     return summarize(result.records, result.measures)
 
 
-RANKED = ("storage.delay_s=0.01", "storage.lost_share=0.02", "workload.start=warm_storage")
+RANKED = ("storage.delay_s=0.01", "storage.lost_share=0.005", "workload.start=warm_storage")
 
 
 @pytest.fixture(scope="module")
 def three_ranks() -> Mapping[str, Any]:
-    return replay("parallel.ranks=3", *RANKED)
+    return replay("parallel.ranks=3", "workload.num_sessions=30", *RANKED)
 
 
 def test_ranks_in_lockstep_answer_everything_and_keep_equal_trees(

@@ -56,7 +56,8 @@ def main() -> None:
     real_s: list[float] = []
     simulated_s: list[float] = []
     for name, knobs in POLICIES.items():
-        real, simulated = [], []
+        real: list[float] = []
+        simulated: list[float] = []
         for seed in options.seeds:
             config = replace(composed([*options.overrides, *knobs]), seed=seed)
             real.append(mean_ttft_s(run_real(config, options.delay_ms)))
@@ -64,14 +65,14 @@ def main() -> None:
         names.append(name)
         real_s.append(fmean(real))
         simulated_s.append(fmean(simulated))
-        print(
-            f"{name:28} {rows[-1]['real_s']:.3f} s real  {rows[-1]['simulated_s']:.3f} s simulated"
-        )
-    tau = kendall_tau(
-        [float(row["real_s"]) for row in rows], [float(row["simulated_s"]) for row in rows]
-    )
-    print(f"Kendall's tau of {len(rows)} policies: {tau:.2f}")
+        print(f"{name:28} {real_s[-1]:.3f} s real  {simulated_s[-1]:.3f} s simulated", flush=True)
+    tau = kendall_tau(real_s, simulated_s)
+    print(f"Kendall's tau of {len(names)} policies: {tau:.2f}")
     if options.out is not None:
+        rows = [
+            {"policy": name, "real_s": real_mean, "simulated_s": simulated_mean}
+            for name, real_mean, simulated_mean in zip(names, real_s, simulated_s, strict=True)
+        ]
         options.out.write_text(json.dumps({"tau": tau, "policies": rows}, indent=1) + "\n")
 
 

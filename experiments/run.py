@@ -8,6 +8,7 @@ python -m experiments.run experiment=prefetch_stop            a question, with i
 What a run leaves is in its directory, whose path is the last line printed.
 """
 
+import importlib
 import os
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from experiments import capacity, schema
+from experiments import schema
 from experiments.job import CONFIG_ERRORS, explain, run_job
 from experiments.screen import show_line, show_run
 from hicache import experiment
@@ -25,7 +26,7 @@ from hicache import experiment
 CONF = Path(__file__).resolve().parents[1] / "conf"
 
 # what else than a replay `program` may name: each writes into the run's directory
-PROGRAMS = {"capacity": capacity.carry_out}
+PROGRAMS = {"capacity": "experiments.capacity", "sim_vs_real": "experiments.sim_vs_real"}
 
 INTERRUPTED = 130  # exit code of a process that Ctrl-C ended: 128 + 2
 
@@ -56,18 +57,20 @@ def compose_and_run(cfg: DictConfig) -> int:
     else:
         show_run(outcome)
         print(out_dir)
+        if outcome.summary.get("verify/unequal_count"):
+            sys.exit(3)  # the cache has given a model wrong bytes
     return 0
 
 
 def carry_out(cfg: DictConfig, out_dir: Path) -> None:
     """Do what `program` names."""
     config = schema.to_config(cfg)
-    program = PROGRAMS.get(config.program)
-    if program is None:
+    module = PROGRAMS.get(config.program)
+    if module is None:
         raise ValueError(
             f"program must be replay or one of {', '.join(PROGRAMS)}, got {config.program!r}"
         )
-    program(config, out_dir)
+    importlib.import_module(module).carry_out(config, out_dir)  # a simulation needs no torch
 
 
 def main() -> None:

@@ -406,14 +406,35 @@ class StorageConfig:
             _at_least(f"storage.{name}", getattr(self, name), 1)
 
 
+class RealModel(Enum):
+    """What computes under a real executor."""
+
+    exact = "exact"  # the reference model: logits do not depend on how a sequence was cut
+    timing = "timing"  # the work of a real model, with weights that mean nothing
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExecutorConfig:
     """What carries out a step: the cost model, or a real model on real memory."""
 
     kind: str = "simulated"  # simulated or torch
+    copy_path: str = "kernel"  # simulated: what copies pages, a kernel or the copy_engine
     device: str = "auto"  # torch: cpu, cuda or auto
+    model: RealModel = RealModel.exact  # torch
     verify: bool = False  # torch: compare logits with a cold recompute
     storage_deadline_s: float = 10.0  # torch: a call that takes longer has failed
+
+    def __post_init__(self) -> None:
+        if self.copy_path not in ("kernel", "copy_engine"):
+            raise ValueError(
+                f"executor.copy_path must be kernel or copy_engine, got {self.copy_path!r}"
+            )
+        if self.verify and self.model is not RealModel.exact:
+            raise ValueError(f"executor.verify needs executor.model=exact, got {self.model.value}")
+        if self.storage_deadline_s <= 0:
+            raise ValueError(
+                f"executor.storage_deadline_s must be positive, got {self.storage_deadline_s}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -53,9 +53,12 @@ class Engine:
 
     # -- what happens to it --------------------------------------------------------------------
 
-    def submit(self, request: Request, now_ns: int) -> None:
-        """A request has come; it is looked at when the step at hand ends."""
-        self._arrived.append((now_ns, request))
+    def submit(self, request: Request, now_ns: int, *, came_ns: int | None = None) -> None:
+        """A request has come; it is looked at when the step at hand ends.
+
+        `came_ns`: when, if that was noticed only now: real steps are not interrupted.
+        """
+        self._arrived.append((now_ns if came_ns is None else came_ns, request))
         self.interrupt(now_ns)
 
     def abort(self, request_id: int, now_ns: int) -> None:
@@ -242,9 +245,9 @@ def serve(
             engines[number].deliver(done, now)
             touched.add(number)
         while arrivals and arrivals[0][0] <= now:
-            _, _, request = heapq.heappop(arrivals)
+            due, _, request = heapq.heappop(arrivals)
             number = router.route(request, engines)
-            engines[number].submit(request, now)
+            engines[number].submit(request, now, came_ns=due)
             touched.add(number)
         for number in sorted(touched):
             engine = engines[number]

@@ -30,6 +30,24 @@ from hicache.warm import warm_storage
 from hicache.workload.arrivals import Feeder
 from hicache.workload.build import Workload, load_workload, sample_sessions
 
+# counts of what may never happen in a run; its summary says 0 then, so that runs can be compared
+RARE_COUNTS = (
+    "prefetch/started_count",
+    "prefetch/cut_count",
+    "prefetch/revoked_count",
+    "prefetch/terminated_count",
+    "prefetch/terminated_without_sidecars_count",
+    "prefetch/discarded_incomplete_pages",
+    "scheduler/deferred_swa_tokens_count",
+    "agreement/step_collectives_count",
+    "agreement/query_collectives_count",
+    "agreement/completion_collectives_count",
+    "agreement/unequal_hits_count",
+    "agreement/unequal_reads_count",
+    "agreement/unequal_sidecars_count",
+    "agreement/given_up_pages",
+    "agreement/illegal_lengths_count",
+)
 OFFERED_BATCH = 32  # answers decoded together, where an isolated request's decode cost is needed
 
 
@@ -223,7 +241,7 @@ def _policy(name: str) -> EvictionPolicy:
         )
     try:
         policy: EvictionPolicy = getattr(importlib.import_module(module), attribute)()
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, TypeError) as error:
         raise ValueError(f"cache.eviction={name} cannot be loaded: {error}") from error
     if not callable(getattr(policy, "priority", None)):
         raise ValueError(f"cache.eviction={name} has no method priority(node)")
@@ -288,7 +306,7 @@ def _measures(
         "engine/span_s": recorder.now_ns / SECOND_NS,
         "tree/nodes_count": sum(engine.cache.tree.num_nodes for engine in engines),
     }
-    return dict.fromkeys(REQUIRED_MEASURES, 0) | measures
+    return dict.fromkeys((*REQUIRED_MEASURES, *RARE_COUNTS), 0) | measures
 
 
 def _utilisation(

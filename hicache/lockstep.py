@@ -135,11 +135,11 @@ class RankedEngine(Engine):
         self._reads: dict[Prefetch, SharedRead] = {}  # by any rank's prefetch, own or local
         self._owners: dict[Work, RankAgreement] = {}  # of copies under way
 
-    def submit(self, request: Request, now_ns: int) -> None:
+    def submit(self, request: Request, now_ns: int, *, came_ns: int | None = None) -> None:
         """A request has come, to every rank."""
-        super().submit(request, now_ns)
+        super().submit(request, now_ns, came_ns=came_ns)
         for follower in self.followers:
-            follower.submit(request, now_ns)
+            follower.submit(request, now_ns, came_ns=came_ns)
 
     def deliver(self, done: Work | Prefetch, now_ns: int) -> None:
         """One rank's part of a copy, a query or a read is done, or a batch of a read."""

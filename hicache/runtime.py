@@ -163,9 +163,10 @@ def _copy_rates(config: ExperimentConfig, tp: int) -> dict[str, float]:
     """Bytes a second of an engine's links; its devices copy side by side."""
     model, hardware = config.model, config.hardware
     layer_page = model.full_layer_token_bytes * config.cache.page_size
+    path = CopyPath(config.executor.copy_path)
     piece = max(layer_page // tp, 1)  # a device's part of one layer's page is contiguous
     return {
-        "to_device": tp * pcie_rate(hardware, piece, CopyPath.kernel, to_device=True),
-        "to_host": tp * pcie_rate(hardware, piece, CopyPath.kernel, to_device=False),
+        "to_device": tp * pcie_rate(hardware, piece, path, to_device=True),
+        "to_host": tp * pcie_rate(hardware, piece, path, to_device=False),
         "host_memory": hardware.host_bandwidth.value,
     }

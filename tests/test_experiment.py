@@ -81,9 +81,6 @@ def test_a_policy_that_is_none_is_refused(name: str) -> None:
         run(config_of("model=tiny_hybrid", f"cache.eviction={name}"))
 
 
-@pytest.mark.xfail(
-    raises=TypeError, reason="experiment._policy calls what it finds before it looks what it is"
-)
 def test_a_policy_that_is_not_a_class_is_refused() -> None:
     with pytest.raises(ValueError, match=r"cache\.eviction"):
         run(config_of("model=tiny_hybrid", "cache.eviction=tests.test_experiment:CONF"))

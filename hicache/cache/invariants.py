@@ -49,15 +49,58 @@ def check(
         loose_slots: state slots that a step under way is about to fill.
     """
     tree = cache.tree
-    nodes = list(tree.nodes())
+    census = _Census(tree)
     # host copies without their parent's, and sidecars without full, are what write_back allows
     strict_host = cache.write_policy is not WritePolicy.write_back
-    for node in nodes:
+    for node in tree.nodes():
         _check_node(tree, node, strict_host=strict_host)
-    _check_counts(tree, nodes)
-    _check_queues(tree, nodes)
-    _check_pages(cache, prefetcher, nodes, list(sequences), loose_slots)
-    _check_transfers(cache, prefetcher, set(nodes))
+        census.count(node)
+    _check_counts(tree, census)
+    _check_queues(tree, census)
+    _check_pages(cache, prefetcher, census.page_ids, list(sequences), loose_slots)
+    _check_transfers(cache, prefetcher, census.nodes)
+
+
+class _Census:
+    """What the tree holds, recomputed node by node."""
+
+    def __init__(self, tree: RadixTree) -> None:
+        self.nodes: set[Node] = set()
+        self.page_ids: tuple[list[list[PageIds]], ...] = ([[], [], []], [[], [], []])
+        self.resident = ([0, 0, 0], [0, 0, 0])
+        self.protected = ([0, 0, 0], [0, 0, 0])
+        self.leaves: tuple[set[Node], set[Node]] = (set(), set())
+        self.sidecars: tuple[list[set[Node]], ...] = ([set(), set(), set()], [set(), set(), set()])
+        self._kinds = tree.kinds
+
+    def count(self, node: Node) -> None:
+        """Take one node in."""
+        self.nodes.add(node)
+        device = node.held[DEVICE]
+        for tier in TIERS:
+            held, locks = node.held[tier], node.locks[tier]
+            for kind in self._kinds:
+                page_ids = held[kind]
+                if page_ids is None:
+                    continue
+                self.page_ids[tier][kind].append(page_ids)
+                self.resident[tier][kind] += len(page_ids)
+                if locks[kind]:
+                    self.protected[tier][kind] += len(page_ids)
+                elif kind != FULL and (tier == DEVICE or device[kind] is None):
+                    self.sidecars[tier][kind].add(node)
+        on_device = 0
+        for child in node.children.values():
+            on_device += child.held[DEVICE][FULL] is not None
+        if node.num_device_children != on_device:
+            _break(6, f"{node} counts {node.num_device_children} children on the device")
+        if node.locks[DEVICE][FULL]:
+            return
+        if device[FULL] is not None:
+            if not on_device:
+                self.leaves[DEVICE].add(node)
+        elif not node.children and not any(node.locks[HOST]):
+            self.leaves[HOST].add(node)
 
 
 def check_drained(cache: PrefixCache, prefetcher: Prefetcher | None) -> None:
@@ -139,17 +182,12 @@ def _check_node(tree: RadixTree, node: Node, *, strict_host: bool) -> None:
         _break(4, f"{node} is locked more often than its parent")
 
 
-def _check_counts(tree: RadixTree, nodes: list[Node]) -> None:
-    _hold(tree.num_nodes == len(nodes), 6, f"{tree.num_nodes} nodes counted, {len(nodes)} there")
+def _check_counts(tree: RadixTree, census: _Census) -> None:
+    count = len(census.nodes)
+    _hold(tree.num_nodes == count, 6, f"{tree.num_nodes} nodes counted, {count} there")
     for tier in TIERS:
         for kind in KINDS:
-            resident = protected = 0
-            for node in nodes:
-                page_ids = node.held[tier][kind]
-                if page_ids is not None:
-                    resident += len(page_ids)
-                    protected += len(page_ids) if node.locks[tier][kind] else 0
-            found = (resident, protected)
+            found = (census.resident[tier][kind], census.protected[tier][kind])
             counted = (tree.resident[tier][kind], tree.protected[tier][kind])
             _hold(
                 found == counted,
@@ -159,49 +197,20 @@ def _check_counts(tree: RadixTree, nodes: list[Node]) -> None:
             )
 
 
-def _check_queues(tree: RadixTree, nodes: list[Node]) -> None:
-    on_device = [node for node in nodes if node.held[DEVICE][FULL] is not None]
-    device_children: dict[Node, int] = {}
-    for node in on_device:
-        if node.parent is not None:
-            device_children[node.parent] = device_children.get(node.parent, 0) + 1
-    for node in [*nodes, *tree.roots.values()]:
-        _hold(
-            node.num_device_children == device_children.get(node, 0),
-            6,
-            f"{node} counts {node.num_device_children} children on the device",
-        )
-    leaves = (
-        {
-            node
-            for node in on_device
-            if node not in device_children and not node.locks[DEVICE][FULL]
-        },
-        {
-            node
-            for node in nodes
-            if node.held[DEVICE][FULL] is None
-            and not node.children
-            and not node.locks[DEVICE][FULL]
-            and not any(node.locks[HOST])
-        },
-    )
+def _check_queues(tree: RadixTree, census: _Census) -> None:
+    for root in tree.roots.values():
+        held = [child.held[DEVICE][FULL] is not None for child in root.children.values()]
+        if root.num_device_children != sum(held):
+            _break(6, f"{root} counts {root.num_device_children} children on the device")
     for tier in TIERS:
         _hold(
-            tree.leaves[tier].nodes() == leaves[tier],
+            tree.leaves[tier].nodes() == census.leaves[tier],
             6,
             f"the leaves of the {TIER_NAMES[tier]} are not those of the tree",
         )
         for kind in (SWA, MAMBA):
-            wanted = {
-                node
-                for node in nodes
-                if node.held[tier][kind] is not None
-                and not node.locks[tier][kind]
-                and (tier == DEVICE or node.held[DEVICE][kind] is None)
-            }
             _hold(
-                tree.sidecars[tier][kind].nodes() == wanted,
+                tree.sidecars[tier][kind].nodes() == census.sidecars[tier][kind],
                 6,
                 f"the {KIND_NAMES[kind]} queue of the {TIER_NAMES[tier]} is not that of the tree",
             )
@@ -210,18 +219,11 @@ def _check_queues(tree: RadixTree, nodes: list[Node]) -> None:
 def _check_pages(
     cache: PrefixCache,
     prefetcher: Prefetcher | None,
-    nodes: list[Node],
+    held: tuple[list[list[PageIds]], ...],
     sequences: list[Sequence],
     loose_slots: Iterable[PageIds],
 ) -> None:
-    owned: tuple[list[list[PageIds]], list[list[PageIds]]] = ([[], [], []], [[], [], []])
-    for node in nodes:
-        for tier in TIERS:
-            for kind in cache.tree.kinds:
-                page_ids = node.held[tier][kind]
-                if page_ids is not None:
-                    owned[tier][kind].append(page_ids)
-    device = owned[DEVICE]
+    device = held[DEVICE]
     for sequence in sequences:
         first, end = sequence.tree_pages, sequence.num_pages
         device[FULL].append(sequence.full_pages[first:end])
@@ -233,11 +235,11 @@ def _check_pages(
     if prefetcher is not None:
         for prefetch in {*prefetcher.active.values(), *prefetcher.lingering}:
             for kind in KINDS:
-                owned[HOST][kind].append(prefetch.staged[kind])
+                held[HOST][kind].append(prefetch.staged[kind])
     for tier in TIERS:
         for kind in KINDS:
             name = f"{TIER_NAMES[tier]} {KIND_NAMES[kind]}"
-            ids = np.concatenate([NO_PAGES, *owned[tier][kind]])
+            ids = np.concatenate([NO_PAGES, *held[tier][kind]])
             if len(ids):
                 owners = np.bincount(ids)  # a negative id raises
                 _hold(int(owners.max()) == 1, 5, f"page {owners.argmax()} of {name} has two owners")

@@ -43,7 +43,7 @@ class TorchIo:
         self.counters: Counter[str] = Counter()
         self._config = config
         self._storages = list(storages)
-        self._planes: list[DataPlane] = []
+        self.planes: list[DataPlane] = []
         self._copies: list[tuple[int, LoadBack | BackUp]] = []
         self._num_calls = 0  # in threads
         self._posts: SimpleQueue[Callable[[], Delivery | None]] = SimpleQueue()
@@ -55,8 +55,8 @@ class TorchIo:
 
     def attach(self, plane: DataPlane) -> int:
         """Take in an engine; returns its number."""
-        self._planes.append(plane)
-        return len(self._planes) - 1
+        self.planes.append(plane)
+        return len(self.planes) - 1
 
     # -- the clock -----------------------------------------------------------------------------
 
@@ -87,12 +87,12 @@ class TorchIo:
 
     def advance(self, now_ns: int) -> list[Delivery]:
         """What is done by now."""
-        for plane in self._planes:
+        for plane in self.planes:
             plane.launch()
         done: list[Delivery] = []
         still = []
         for engine, work in self._copies:
-            if self._planes[engine].is_done(work):
+            if self.planes[engine].is_done(work):
                 done.append((engine, work))
             else:
                 still.append((engine, work))
@@ -115,7 +115,7 @@ class TorchIo:
         """Let everything end."""
         for threads in (self._readers, self._writers, self._queries):
             threads.shutdown()
-        for plane in self._planes:
+        for plane in self.planes:
             plane.close()
         for storage in self._storages:
             storage.close()
@@ -143,8 +143,7 @@ class TorchIo:
             self.counters["storage/query_count"] += 1
             return engine, prefetch
 
-        self._num_calls += 1
-        self._queries.submit(ask)
+        self._call(self._queries, ask)
 
     def read(self, engine: int, prefetch: Prefetch) -> None:
         """Read pages in batches, then the window and the state if all pages came."""
@@ -193,13 +192,12 @@ class TorchIo:
             prefetch.is_read = True
             return engine, prefetch
 
-        self._num_calls += 1
-        self._readers.submit(fetch)
+        self._call(self._readers, fetch)
 
     def write(self, engine: int, work: StorageWrite) -> None:
         """Write pages that storage has not, in batches; those given away from a copy of them."""
         step = self._config.batch_pages
-        ranks = self._planes[engine].pools.ranks
+        ranks = self.planes[engine].pools.ranks
         pages = [[rank.payload(*item) for item in work.pages] for rank in ranks]
         if work.is_given_away:
             pages = [[memoryview(bytes(page)) for page in part] for part in pages]
@@ -215,8 +213,17 @@ class TorchIo:
         def count(stored: Items) -> None:
             self._count("transfer/storage_write_bytes", engine, stored)
 
+        self._call(self._writers, store)
+
+    def _call(self, threads: ThreadPoolExecutor, function: Callable[[], None]) -> None:
+        def guarded() -> None:
+            try:
+                function()
+            except BaseException as error:  # whatever it was, the one who polls must hear of it
+                self._posts.put(partial(_raise, error))
+
         self._num_calls += 1
-        self._writers.submit(store)
+        threads.submit(guarded)
 
     def delete(self, work: StorageDelete) -> None:
         """Forget pages, in the order of writes."""
@@ -226,7 +233,7 @@ class TorchIo:
                 with suppress(StorageError):  # a page that stays is never wrong, only unwanted
                     storage.delete(work.keys)
 
-        self._writers.submit(forget)
+        self._writers.submit(forget)  # nobody waits for it
 
     # -- in threads ----------------------------------------------------------------------------
 
@@ -239,7 +246,7 @@ class TorchIo:
     def _load(self, engine: int, keys: list[bytes], items: Items) -> int:
         """How many pages lead without a gap, on the rank that has least."""
         least = len(keys)
-        for storage, rank in zip(self._storages, self._planes[engine].pools.ranks, strict=True):
+        for storage, rank in zip(self._storages, self.planes[engine].pools.ranks, strict=True):
             try:
                 flags = storage.read(keys, [rank.payload(*item) for item in items])
             except StorageError:
@@ -265,7 +272,7 @@ class TorchIo:
         return [item for item, is_new in zip(items, stored, strict=True) if is_new]
 
     def _count(self, name: str, engine: int, items: Items) -> None:
-        ranks = self._planes[engine].pools.ranks
+        ranks = self.planes[engine].pools.ranks
         self.counters[name] += sum(rank.host[kind].shape[1] for rank in ranks for kind, _ in items)
 
 
@@ -307,6 +314,10 @@ class TorchExecutor:
         assert batch.num_steps == 1, f"real steps are taken one by one, got {batch.num_steps}"
         self._plane.compute(batch)
         return StepRun(np.array([self._io.now()], np.int64), self._plane.exposed_ns)
+
+
+def _raise(error: BaseException) -> Delivery | None:
+    raise error
 
 
 def _items(kind: int, page_ids: np.ndarray) -> Items:

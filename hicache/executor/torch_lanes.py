@@ -5,6 +5,7 @@ caller does next happen after the copy, which on CUDA holds up the caller's stre
 caller.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,6 +27,10 @@ class Ticket(Protocol):
         """What the caller does next comes after it."""
         ...
 
+    def duration_ns(self) -> int:
+        """How long it took, once it is over."""
+        ...
+
 
 class Lane(Protocol):
     """Runs copies one after another."""
@@ -40,7 +45,7 @@ class Lane(Protocol):
 
 
 class _FutureTicket:
-    def __init__(self, future: Future[None]) -> None:
+    def __init__(self, future: Future[int]) -> None:
         self._future = future
 
     def is_done(self) -> bool:
@@ -52,6 +57,9 @@ class _FutureTicket:
     def wait(self) -> None:
         self._future.result()
 
+    def duration_ns(self) -> int:
+        return int(self._future.result())
+
 
 class ThreadLane:
     """A thread that copies on the CPU while another computes."""
@@ -61,15 +69,24 @@ class ThreadLane:
 
     def run(self, action: Action) -> Ticket:
         """Hand over a copy."""
-        return _FutureTicket(self._thread.submit(action))
+        return _FutureTicket(self._thread.submit(_timed, action))
 
     def close(self) -> None:
         """Finish what was handed over."""
         self._thread.shutdown()
 
 
+def _timed(action: Action) -> int:
+    started = time.perf_counter_ns()
+    action()
+    return time.perf_counter_ns() - started
+
+
 class _EventTicket:
-    def __init__(self, event: torch.cuda.Event, device: torch.device) -> None:
+    def __init__(
+        self, start: torch.cuda.Event, event: torch.cuda.Event, device: torch.device
+    ) -> None:
+        self._start = start
         self._event = event
         self._device = device
 
@@ -78,6 +95,14 @@ class _EventTicket:
 
     def wait(self) -> None:
         torch.cuda.current_stream(self._device).wait_event(self._event)
+
+    def duration_ns(self) -> int:
+        return round(float(self._start.elapsed_time(self._event)) * 1e6)
+
+
+def timed_event() -> torch.cuda.Event:
+    """An event that knows when it happened."""
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 class StreamLane:
@@ -91,11 +116,12 @@ class StreamLane:
 
     def run(self, action: Action) -> Ticket:
         """Queue a copy on the stream; returns at once."""
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        start, event = timed_event(), timed_event()
         with torch.cuda.stream(self._stream):
+            start.record(self._stream)
             action()
             event.record(self._stream)
-        return _EventTicket(event, self._device)
+        return _EventTicket(start, event, self._device)
 
     def close(self) -> None:
         """Wait for the stream."""
@@ -112,6 +138,9 @@ class _LateTicket:
 
     def wait(self) -> None:
         self._lane.run_until(self._number)
+
+    def duration_ns(self) -> int:
+        return 0  # whoever waits for it does it
 
 
 class LateLane:
@@ -144,6 +173,9 @@ class _DoneTicket:
 
     def wait(self) -> None:
         return
+
+    def duration_ns(self) -> int:
+        return 0  # it was over before anyone could wait for it
 
 
 class PromptLane:

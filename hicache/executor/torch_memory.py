@@ -42,6 +42,18 @@ class SequenceMemory:
             rank.kv[kind][holder, 0, page_id, rows] = keys[:, rank.heads[kind]]
             rank.kv[kind][holder, 1, page_id, rows] = values[:, rank.heads[kind]]
 
+    def write_tokens(self, layer: int, start: int, keys: Tensor, values: Tensor) -> None:
+        """Put keys and values [token, head, dim] of the tokens from `start` on, in one go."""
+        kind, holder = self._kinds[layer], self._pools.holders[layer]
+        size = self._pools.page_size
+        end = start + len(keys)
+        self._page_ids(kind, start // size, -(-end // size))
+        place = torch.arange(start, end, device=keys.device)
+        page_ids, rows = self._ids[kind][place // size], place % size
+        for rank in self._pools.ranks:
+            rank.kv[kind][holder, 0, page_ids, rows] = keys[:, rank.heads[kind]]
+            rank.kv[kind][holder, 1, page_ids, rows] = values[:, rank.heads[kind]]
+
     def read_kv(self, layer: int, first: int, end: int) -> tuple[Tensor, Tensor]:
         """Copies of keys and values [token, head, dim] of pages [first, end)."""
         kind, holder = self._kinds[layer], self._pools.holders[layer]

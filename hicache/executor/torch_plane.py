@@ -17,7 +17,7 @@ from torch import Tensor
 from hicache.cache.node import KINDS, TIERS
 from hicache.cache.prefix_cache import Pools
 from hicache.cache.transfer import BackUp, CopyState, LoadBack
-from hicache.executor.torch_lanes import Lane, Ticket
+from hicache.executor.torch_lanes import Lane, Ticket, timed_event
 from hicache.executor.torch_memory import SequenceMemory
 from hicache.executor.torch_pools import TorchPools
 from hicache.scheduler.job import Job
@@ -85,7 +85,9 @@ class DataPlane:
         self._fences: list[Ticket] = []
         self._tickets: dict[LoadBack | BackUp, Ticket] = {}
         self._stalls: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._launched: list[Ticket] = []  # copies into the device since the last step
         self.exposed_ns = 0  # how long the last step stood still for copies
+        self.total_exposed_ns = self.total_copied_ns = 0  # of all steps
 
     def submit(self, work: LoadBack | BackUp | CopyState) -> None:
         """Begin a back-up now, and copies into the device when the next step begins."""
@@ -106,6 +108,7 @@ class DataPlane:
         for group, layers in enumerate(self.pools.layer_groups):
             action = partial(self._load, pending, group, fences)
             self._due[layers.start] = ticket = self._lanes.load.run(action)
+            self._launched.append(ticket)
         for work in pending:
             if isinstance(work, LoadBack):
                 self._tickets[work] = ticket
@@ -148,6 +151,9 @@ class DataPlane:
             torch.cuda.current_stream(self.pools.device).synchronize()
             stalls, self._stalls = self._stalls, []
             self.exposed_ns = round(sum(a.elapsed_time(b) for a, b in stalls) * 1e6)
+        self.total_exposed_ns += self.exposed_ns
+        self.total_copied_ns += sum(ticket.duration_ns() for ticket in self._launched)
+        self._launched = []
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -206,7 +212,7 @@ class DataPlane:
 
     def _wait(self, ticket: Ticket) -> None:
         if self.pools.device.type == "cuda":  # the stream waits, not this thread
-            before, after = _timed_event(), _timed_event()
+            before, after = timed_event(), timed_event()
             before.record()
             ticket.wait()
             after.record()
@@ -226,7 +232,3 @@ class DataPlane:
                     if len(freed):
                         self.pools.poison(tier, kind, freed)
                 self._were_taken[tier, kind] = taken.copy()
-
-
-def _timed_event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

@@ -288,6 +288,9 @@ def _holders(config: ModelConfig) -> list[int]:
     seen = dict.fromkeys(KINDS, 0)
     holders = []
     for word in config.layer_words:
+        if word == "-":
+            holders.append(-1)
+            continue
         kind = FULL if "F" in word else SWA if "S" in word else MAMBA
         holders.append(seen[kind])
         seen[kind] += 1

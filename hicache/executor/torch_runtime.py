@@ -9,13 +9,14 @@ import torch
 
 from hicache.cache.keys import COMPONENT_TAGS
 from hicache.cache.prefix_cache import PrefixCache
-from hicache.clock import WallClock
-from hicache.config import ExperimentConfig
+from hicache.clock import SECOND_NS, WallClock
+from hicache.config import ExperimentConfig, RealModel
 from hicache.executor.reference_model import ReferenceModel
 from hicache.executor.torch_io import TorchExecutor, TorchIo
 from hicache.executor.torch_lanes import StreamLane, ThreadLane
-from hicache.executor.torch_plane import DataPlane, Lanes
+from hicache.executor.torch_plane import DataPlane, Lanes, Model
 from hicache.executor.torch_pools import Counts, TorchPools
+from hicache.executor.torch_timing import TimingModel
 from hicache.executor.torch_verify import Verifier
 from hicache.storage.base import Storage
 from hicache.storage.build import open_guarded_storage
@@ -39,12 +40,8 @@ class TorchRuntime:
         self._device = _device(config.executor.device)
         if self._device.type == "cpu":
             torch.set_num_threads(1)  # blocks are small: a second thread costs more than it does
-        self._model = ReferenceModel(
-            config.model,
-            page_size=config.cache.page_size,
-            seed=config.seed,
-            device=str(self._device),
-        )
+        self._verifier: Verifier | None = None
+        self._model: Model = self._make_model(config)
         self._groups = _layer_groups(len(config.model.layer_words))
         self._directory: tempfile.TemporaryDirectory[str] | None = None
         first = self._pools()  # sizes of a rank's items name the storage's pages
@@ -54,7 +51,6 @@ class TorchRuntime:
         self.io = TorchIo(config.storage, [each for each in storages if each is not None])
         self.clock = self.io
         self.counters: Counter[str] = self.io.counters
-        self._verifier = Verifier(self._model) if config.executor.verify else None
 
     def executor(self, cache: PrefixCache) -> TorchExecutor:
         """The executor of one more engine."""
@@ -83,13 +79,36 @@ class TorchRuntime:
     def report(self) -> tuple[list[str], dict[str, float]]:
         """Notes and measures of a run that is over."""
         notes = [f"computed on {self._device} with torch {torch.__version__}"]
-        measures: dict[str, float] = {}
+        copied_ns = sum(plane.total_copied_ns for plane in self.io.planes)
+        exposed_ns = sum(plane.total_exposed_ns for plane in self.io.planes)
+        measures: dict[str, float] = {
+            "load_back/copy_s": copied_ns / SECOND_NS,
+            "load_back/exposed_s": exposed_ns / SECOND_NS,
+        }
+        if copied_ns:
+            hidden = max(1 - exposed_ns / copied_ns, 0.0)
+            measures["load_back/hidden_share"] = hidden
+            notes.append(
+                f"copies into the device took {copied_ns / 1e6:,.1f} ms, "
+                f"{hidden:.0%} of it behind the layers"
+            )
         if self._verifier is not None:
             verdict = self._verifier.verify()
             notes.append(str(verdict))
             measures["verify/checked_count"] = verdict.num_checked
             measures["verify/unequal_count"] = verdict.num_checked - verdict.num_equal
         return notes, measures
+
+    def _make_model(self, config: ExperimentConfig) -> Model:
+        page_size = config.cache.page_size
+        if config.executor.model is RealModel.timing:
+            return TimingModel(config.model, page_size=page_size, device=self._device)
+        model = ReferenceModel(
+            config.model, page_size=page_size, seed=config.seed, device=str(self._device)
+        )
+        if config.executor.verify:
+            self._verifier = Verifier(model)
+        return model
 
     def _pools(self) -> TorchPools:
         return TorchPools(

@@ -287,7 +287,8 @@ class Scheduler:
         extend = job.target_len - match.usable_len
         max_new = min(job.remaining_output, self.config.clip_new_tokens)
         chunk = budget.chunk_tokens
-        total = job.target_len - match.device_prefix_len + max_new + page
+        # what is on the device behind a missing state or window is locked, and takes no pages
+        total = job.target_len - match.usable_len + match.host_hit_length + max_new + page
         if total >= cache.room(FULL) - budget.reserved_tokens:
             return Defer("tokens")
         if cache.tree.has_swa:
@@ -299,7 +300,8 @@ class Scheduler:
                 # a passing shortage is waited for; a chunk that can never fit is made to
                 if capacity is None or needed < capacity * page:
                     return Defer("swa_tokens")
-                chunk = (remaining - 1 - self._swa_budget(0, max_new, 0, host_hit)) // page * page
+                fits = (remaining - self._swa_budget(0, max_new, 0, host_hit)) // page * page
+                chunk = min(chunk, fits)
                 if chunk <= 0:
                     return Defer("swa_tokens")
         if cache.tree.has_states and 2 + match.mamba_host_hit_length > cache.room(MAMBA):
@@ -495,8 +497,11 @@ class Scheduler:
             wanted = min(self._max_jump, *(job.remaining_output for job in self.running))
         while True:
             steps = self._decode_steps(wanted)
-            # under write_back a page that looks evictable may be held by what lies below it
-            if steps and (not self._takes_decode_pages_first or self._take_decode_pages(steps)):
+            # under write_back a page that looks evictable may be held by what lies below it: take
+            # it before the step is promised
+            is_unsure = steps == 1 and self.cache.write_policy is WritePolicy.write_back
+            takes_first = self._takes_decode_pages_first or is_unsure
+            if steps and (not takes_first or self._take_decode_pages(steps)):
                 break
             if not self._retract_one():
                 return

@@ -8,8 +8,8 @@ from random import Random
 import pytest
 
 from hicache.cache import invariants
+from hicache.cache.node import DEVICE, MAMBA, TIERS
 from hicache.cache.node import KINDS as COMPONENTS
-from hicache.cache.node import TIERS
 from hicache.config import Batching, SchedulerConfig, ServiceOrder, SwaBudget, WritePolicy
 from hicache.scheduler.scheduler import Batch
 from tests.scheduler.world import KINDS, Plot, World, plot_of, random_requests, request_of
@@ -206,3 +206,15 @@ def test_random_work_never_runs_out_of_memory_with_the_host_term(
     for seed in range(2):
         world = served(plot_of(kind, device=(40, 14, 12), scheduler=config), seed)
         assert world.counters["scheduler/prefill_oom_count"] == 0
+
+
+def test_full_pages_behind_a_state_on_the_host_are_not_charged_again() -> None:
+    # full is on the device, its state is not: the path is locked, and only the state is loaded
+    world = World(plot_of("full_mamba", has_storage=False))
+    prompt = list(range(200))
+    world.serve([request_of(0, prompt, [7] * 9)])
+    while world.cache._evict_one(DEVICE, MAMBA):
+        pass
+    world.serve([request_of(1, [*prompt, 8], [9] * 30)])
+    assert [job.request.id for job, _ in world.finished] == [0, 1]
+    assert world.finished[1][0].cached_len == 200

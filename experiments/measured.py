@@ -1,0 +1,153 @@
+"""What a real run did, step by step and call by call, and how long that took.
+
+On a machine that others use too, a wall clock says more about them than about the run. Inside
+`measured`, time is what the engine's thread computes or waits; the time in which somebody else has
+the processor does not count, neither in the log nor on the run's own clock. That is no good where
+the run waits for something that keeps to the wall clock, as a throttled storage does.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hicache.clock import SECOND_NS
+from hicache.executor.base import StepRun
+from hicache.executor.torch_io import POLL_NS, TorchExecutor, TorchIo
+from hicache.models import ModelConfig
+from hicache.scheduler.scheduler import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Half-open intervals extended, contexts decoded, states saved, and seconds.
+
+    `between_s`: what the engine's thread did since the step before, waits left out.
+    """
+
+    extends: tuple[tuple[int, int], ...]
+    context_lens: tuple[int, ...]
+    num_saves: int
+    seconds: float
+    between_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One batch read or written: pages and seconds."""
+
+    num_pages: int
+    seconds: float
+
+
+@dataclass(slots=True)
+class Log:
+    """All of a run's."""
+
+    steps: list[Step] = field(default_factory=list)
+    reads: list[Call] = field(default_factory=list)
+    writes: list[Call] = field(default_factory=list)
+    queries: list[Call] = field(default_factory=list)
+
+    def add(self, other: "Log") -> None:
+        """Take another run in, less its first steps, which fill caches."""
+        self.steps += other.steps[2:]
+        self.reads += other.reads
+        self.writes += other.writes
+        self.queries += other.queries
+
+
+def features(step: Step, model: ModelConfig) -> NDArray[np.float64]:
+    """[5] what the cost model takes a step's time to be linear in, when nothing is for free.
+
+    One; tokens multiplied with the dense matrices, the head's counted as the share it has of them;
+    pairs of query and key over all layers; states decoded or copied; keys that decoding reads over
+    all layers.
+    """
+    tokens = sum(end - start for start, end in step.extends) + len(step.context_lens)
+    sequences = len(step.extends) + len(step.context_lens)
+    pairs = keys = 0
+    for layers, window in (
+        (model.num_full_layers, None),
+        (model.num_swa_layers, model.window_len),
+    ):
+        pairs += layers * sum(
+            _pairs(end, window) - _pairs(start, window) for start, end in step.extends
+        )
+        keys += layers * sum(min(each, window or each) for each in step.context_lens)
+    states = len(step.context_lens) + step.num_saves
+    head = model.head_params / model.dense_params
+    return np.array([1.0, tokens + head * sequences, pairs, states, keys], np.float64)
+
+
+def _pairs(num_queries: int, window: int | None) -> int:
+    if window is None or num_queries <= window:
+        return num_queries * (num_queries + 1) // 2
+    return window * (window + 1) // 2 + (num_queries - window) * window
+
+
+@contextmanager
+def measured(*, on_wall_clock: bool = False) -> Iterator[Log]:
+    """Inside, real executors keep this log, and their clock leaves others' time out."""
+    log = Log()
+    tick = time.perf_counter if on_wall_clock else time.thread_time
+    forward = TorchExecutor.forward
+    ended = [tick()]
+
+    def timed_forward(self: TorchExecutor, batch: Batch, now_ns: int) -> StepRun:
+        extends = tuple((each.start, each.end) for each in batch.extends)
+        lens = tuple(job.kv_len + 1 for job in batch.decodes)
+        saves = sum(len(each.saves) for each in batch.extends)
+        started = tick()
+        run = forward(self, batch, now_ns)
+        before, ended[0] = ended[0], tick()
+        log.steps.append(Step(extends, lens, saves, ended[0] - started, started - before))
+        return run
+
+    began: dict[int, int] = {}
+
+    def now(self: TorchIo) -> int:
+        # from the first look at it, which is when serving begins
+        passed = time.thread_time_ns()
+        return passed - began.setdefault(id(self), passed) + self._skipped
+
+    with ExitStack() as stack:
+        replacements = {
+            "_load": _timed(TorchIo._load, log.reads, 2, tick),
+            "_store": _timed(TorchIo._store, log.writes, 2, tick),
+            "_on_all_ranks": _timed(TorchIo._on_all_ranks, log.queries, 1, tick),
+        }
+        if not on_wall_clock:
+            replacements |= {"now": now, "wait_until": _wait_until}
+        for name, replacement in replacements.items():
+            stack.enter_context(mock.patch.object(TorchIo, name, replacement))
+        stack.enter_context(mock.patch.object(TorchExecutor, "forward", timed_forward))
+        yield log
+
+
+def _wait_until(self: TorchIo, time_ns: int) -> None:
+    delay = time_ns - self.now()
+    if delay <= 0:
+        return
+    if not self.is_idle:
+        time.sleep(min(delay, POLL_NS) / SECOND_NS)
+        delay = min(delay, POLL_NS)
+    self._skipped += delay  # a sleep costs what was asked for, however late the thread wakes
+
+
+def _timed(
+    inside: Callable[..., Any], calls: list[Call], keys_at: int, tick: Callable[[], float]
+) -> Callable[..., Any]:
+    def timed(*arguments: Any) -> Any:
+        started = tick()
+        result = inside(*arguments)
+        if arguments[keys_at]:
+            calls.append(Call(len(arguments[keys_at]), tick() - started))
+        return result
+
+    return timed

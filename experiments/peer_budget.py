@@ -1,0 +1,140 @@
+"""SGLang 0.5.23's admission against ours, number by number over random states.
+
+python -m experiments.peer_budget
+
+Run it with the interpreter that `experiments.peer` needs. Two things are compared: what a request
+is charged to the window pool, and the verdict with the chunk it may have.
+"""
+
+import sys
+from collections import Counter
+from random import Random
+from types import SimpleNamespace
+
+from experiments import peer_sglang  # noqa: F401  # stands in for the GPU before the import below
+from hicache.cache.node import FULL, SWA
+from hicache.cache.pages import PageAllocator
+from hicache.config import SchedulerConfig, SwaBudget
+from hicache.scheduler.budget import Defer, StepBudget, swa_budget_for_req
+from hicache.scheduler.scheduler import Scheduler
+
+from sglang.srt.mem_cache.prefill_budget import (  # isort: skip
+    SWAPrefillBudget,
+    estimate_swa_kv_tokens,
+)
+
+CASES = 100_000
+
+
+def main() -> None:
+    """Compare, and exit with 1 if anything differs."""
+    random = Random(0)
+    differing: Counter[str] = Counter()
+    admitted = 0
+    for _ in range(CASES):
+        page = random.choice([1, 16, 64])
+        window = random.choice([1, 63, 64, 128, 1000, 1024, 4096])
+        extend, new = random.randint(1, 20_000), random.randint(0, 4096)
+        chunk = random.choice([64, 512, 2048, 8192])
+        host_hit = random.choice([0, 0, random.randint(1, window)])
+        differing["charge"] += estimate_swa_kv_tokens(
+            extend,
+            new,
+            sliding_window_size=window,
+            page_size=page,
+            allocation_limit=chunk,
+            host_hit_length=host_hit,
+        ) != swa_budget_for_req(
+            SwaBudget.sglang_0_5_23,
+            extend=extend,
+            chunk=chunk,
+            window=window,
+            page=page,
+            swa_host_hit_length=host_hit,
+            max_new=new,
+        )
+        device_prefix = random.randint(0, 400) * page
+        host_prefix = random.choice([0, random.randint(0, 40) * page])
+        full = random.randint(1, 1500) * page
+        swa_pages = random.randint(1, 400)
+        swa_free = random.randint(0, swa_pages) * page
+        reserved, reserved_swa = random.choice([0, 5000]), random.choice([0, page, 700])
+        target = device_prefix + host_prefix + extend
+        theirs = SWAPrefillBudget(
+            SimpleNamespace(
+                page_size=page,
+                size_swa=swa_pages * page,
+                full_available_size=lambda full=full: full,
+                swa_available_size=lambda swa_free=swa_free: swa_free,
+                _swa_req_ring=False,
+            ),
+            SimpleNamespace(
+                sliding_window_size=window,
+                full_evictable_size=lambda: 0,
+                swa_evictable_size=lambda: 0,
+            ),
+        )
+        theirs.total_offset, theirs.swa_offset = reserved, reserved_swa
+        may, their_chunk = theirs.check_prefill(
+            extend_input_len=extend,
+            total_tokens=target - device_prefix + new + page,
+            max_new_tokens=new,
+            input_tokens=extend,
+            swa_host_hit_length=host_hit,
+            chunk_limit=chunk,
+        )
+        ours = our_verdict(
+            page=page,
+            window=window,
+            target=target,
+            device_prefix=device_prefix,
+            usable=device_prefix + host_prefix,
+            new=new,
+            host_hit=host_hit,
+            rooms={FULL: full, SWA: swa_free},
+            swa_pages=swa_pages,
+            budget=StepBudget(
+                chunk_tokens=chunk, reserved_tokens=reserved, reserved_swa_tokens=reserved_swa
+            ),
+        )
+        admitted += bool(may)
+        differing["verdict"] += may != isinstance(ours, int)
+        differing["chunk"] += may and isinstance(ours, int) and their_chunk != ours
+    print(f"{CASES:,} states, {admitted:,} admitted; that differ: {dict(differing)}")
+    sys.exit(any(differing.values()))
+
+
+def our_verdict(
+    *,
+    page: int,
+    window: int,
+    target: int,
+    device_prefix: int,
+    usable: int,
+    new: int,
+    host_hit: int,
+    rooms: dict[int, int],
+    swa_pages: int,
+    budget: StepBudget,
+) -> Defer | int:
+    """`Scheduler._check` in a state made by hand."""
+    config = SchedulerConfig(swa_budget=SwaBudget.sglang_0_5_23)
+    scheduler = Scheduler.__new__(Scheduler)
+    scheduler.config = config
+    scheduler._page = page
+    scheduler.cache = SimpleNamespace(  # type: ignore[assignment]
+        tree=SimpleNamespace(has_swa=True, has_states=False, window_len=window),
+        room=rooms.__getitem__,
+        pools=[[None, PageAllocator(swa_pages), None]],
+    )
+    return scheduler._check(
+        SimpleNamespace(target_len=target, remaining_output=new),  # type: ignore[arg-type]
+        SimpleNamespace(  # type: ignore[arg-type]
+            usable_len=usable, device_prefix_len=device_prefix, swa_host_hit_length=host_hit
+        ),
+        budget,
+    )
+
+
+if __name__ == "__main__":
+    main()

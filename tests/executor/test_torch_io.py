@@ -1,0 +1,144 @@
+"""Storage in threads: what is polled, what a failure costs, and whom the clock waits for."""
+
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from hicache.cache.node import FULL
+from hicache.cache.transfer import StorageWrite
+from hicache.config import StorageConfig
+from hicache.executor.torch_io import TorchIo
+from hicache.executor.torch_lanes import PromptLane
+from hicache.executor.torch_plane import DataPlane, Lanes
+from hicache.executor.torch_pools import TorchPools
+from hicache.storage.base import StorageError
+from hicache.storage.memory import MemoryStorage
+from tests.executor.mixes import tiny
+
+KEYS = [bytes(16) + b"f", b"\x01" * 16 + b"f"]
+LIMIT_S = 30.0
+
+
+class Broken(MemoryStorage):
+    """Answers nothing."""
+
+    def contains(self, keys):
+        raise StorageError("no answer")
+
+    def read(self, keys, buffers):
+        raise StorageError("no answer")
+
+
+class Wrong(MemoryStorage):
+    """Has a bug."""
+
+    def contains(self, keys):
+        raise ZeroDivisionError
+
+
+@pytest.fixture
+def pools() -> TorchPools:
+    return TorchPools(
+        tiny("F", 4),
+        page_size=4,
+        device_counts=(4, 0, 0),
+        host_counts=(4, 0, 0),
+        device=torch.device("cpu"),
+        tp=2,
+        layer_groups=[range(1)],
+    )
+
+
+def opened(pools: TorchPools, *storages) -> TorchIo:
+    io = TorchIo(StorageConfig(kind="memory"), storages)
+    io.attach(DataPlane(SimpleNamespace(words=("F",)), pools, Lanes(PromptLane(), PromptLane())))
+    return io
+
+
+def drained(io: TorchIo) -> list:
+    deadline = time.monotonic() + LIMIT_S
+    done = []
+    while not io.is_idle:
+        assert time.monotonic() < deadline, "nothing came back"
+        io.wait_until(io.next_event_ns())
+        done += io.advance(io.now())
+    return done
+
+
+def write(*pages: int) -> StorageWrite:
+    return StorageWrite(
+        keys=KEYS[: len(pages)],
+        pages=[(FULL, page) for page in pages],
+        num_bytes=0,
+        host_locks=[],
+    )
+
+
+def prefetch(*pages: int) -> SimpleNamespace:
+    return SimpleNamespace(
+        num_pages=len(pages),
+        staged=[np.array(pages, np.int32), np.empty(0, np.int32), np.empty(0, np.int32)],
+        window_pages=0,
+        has_state=False,
+        has_sidecars=False,
+        is_terminated=False,
+        completed_pages=0,
+        keys=lambda kind, first, end: KEYS[first:end],
+    )
+
+
+def test_what_is_written_comes_back_on_every_rank(pools):
+    io = opened(pools, *(MemoryStorage(capacity_bytes=None) for _ in range(2)))
+    for number, rank in enumerate(pools.ranks):
+        rank.host[FULL][0] = 10 + number
+        rank.host[FULL][1] = 20 + number
+    work = write(0, 1)
+    io.write(0, work)
+    assert drained(io) == [(0, work)]
+    wanted = prefetch(2, 3)
+    io.read(0, wanted)
+    assert drained(io) == [(0, wanted)]
+    assert wanted.completed_pages == 2
+    for number, rank in enumerate(pools.ranks):
+        assert (rank.host[FULL][2] == 10 + number).all()
+        assert (rank.host[FULL][3] == 20 + number).all()
+
+
+def test_the_rank_that_has_least_decides(pools):
+    rich, poor = MemoryStorage(capacity_bytes=None), MemoryStorage(capacity_bytes=None)
+    page = bytes(pools.ranks[0].host[FULL].shape[1])
+    rich.write(KEYS, [memoryview(page)] * 2)
+    poor.write(KEYS[:1], [memoryview(page)])
+    io = opened(pools, rich, poor)
+    wanted = prefetch(2, 3)
+    io.read(0, wanted)
+    drained(io)
+    assert wanted.completed_pages == 1
+
+
+def test_a_storage_that_fails_is_a_miss(pools):
+    io = opened(pools, MemoryStorage(capacity_bytes=None), Broken(capacity_bytes=None))
+    wanted = prefetch(2, 3)
+    io.read(0, wanted)
+    io.write(0, write(0, 1))
+    assert len(drained(io)) == 2
+    assert wanted.completed_pages == 0
+    assert io.counters["transfer/storage_write_bytes"] == 0
+
+
+def test_a_bug_in_a_thread_is_raised_where_it_is_polled(pools):
+    io = opened(pools, Wrong(capacity_bytes=None), Wrong(capacity_bytes=None))
+    io.write(0, write(0, 1))
+    with pytest.raises(ZeroDivisionError):
+        drained(io)
+
+
+def test_idle_time_is_skipped(pools):
+    io = opened(pools)
+    started = time.monotonic()
+    io.wait_until(io.now() + 3_600 * 10**9)
+    assert io.now() >= 3_600 * 10**9
+    assert time.monotonic() - started < 60

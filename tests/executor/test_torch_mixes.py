@@ -1,0 +1,200 @@
+"""Random requests on real memory: logits are those of a cold start, bit for bit, or it shows."""
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from hicache.cache.node import FULL, SWA
+from hicache.cache.transfer import Move
+from hicache.executor.torch_plane import DataPlane
+from tests.executor.mixes import run_mix
+
+PART = 25  # mixes a test
+EVENTS = (
+    "finished",
+    "device hit",
+    "host hit",
+    "storage hit",
+    "LoadBack",
+    "load back of a window alone",
+    "load back of a state alone",
+    "CopyState",
+    "BackUp",
+    "fence",
+    "StorageWrite",
+    "retracted",
+    "aborted while waiting",
+    "aborted while running",
+    "rejected",
+)
+COUNTED = ("prefetch/cut_count", "prefetch/terminated_count", "prefetch/used_pages")
+
+
+def unequal(first: int, end: int, device: str = "cpu") -> dict[int, str]:
+    verdicts = {seed: run_mix(seed, device=device).verdict for seed in range(first, end)}
+    assert all(verdict.num_checked for verdict in verdicts.values())
+    return {
+        seed: f"{verdict}, {verdict.worst} apart"
+        for seed, verdict in verdicts.items()
+        if verdict.num_equal != verdict.num_checked
+    }
+
+
+@pytest.mark.parametrize("first", range(0, 300, PART))
+def test_logits_equal_a_cold_start(first):
+    assert unequal(first, first + PART) == {}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("first", range(300, 5_000, 100))
+def test_logits_equal_a_cold_start_in_many_mixes(first):
+    assert unequal(first, first + 100) == {}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("first", range(0, 100, PART))
+def test_logits_equal_a_cold_start_on_a_gpu(first):
+    assert unequal(first, first + PART, device="cuda") == {}
+
+
+def test_the_mixes_meet_every_event():
+    seen: Counter[str] = Counter()
+    for seed in range(300):
+        mix = run_mix(seed, computes=False)
+        seen += mix.seen + Counter({name: mix.counters[name] for name in COUNTED})
+        if all(seen[name] for name in (*EVENTS, *COUNTED)):
+            return
+    assert [name for name in (*EVENTS, *COUNTED) if not seen[name]] == []
+
+
+# -- faults, each of which must show -------------------------------------------------------------
+
+
+def one_wrong_page_loaded(plane: DataPlane) -> None:
+    load = plane.pools.load
+
+    def spoiled(moves, group):
+        moves = list(moves)
+        for place, (kind, sources, targets) in enumerate(moves):
+            if kind == FULL:
+                sources = sources.copy()
+                sources[0] = (sources[0] + 1) % len(plane.pools.ranks[0].host[FULL])
+                moves[place] = Move(kind, sources, targets)
+        load(moves, group)
+
+    plane.pools.load = spoiled
+
+
+def one_wrong_page_saved(plane: DataPlane) -> None:
+    save = plane.pools.save
+
+    def spoiled(moves):
+        save([Move(k, s[::-1].copy() if k == FULL else s, t) for k, s, t in moves])
+
+    plane.pools.save = spoiled
+
+
+def one_rank_left_out(plane: DataPlane) -> None:
+    load, ranks = plane.pools.load, plane.pools.ranks
+
+    def spoiled(moves, group):
+        plane.pools.ranks = ranks[:-1] if len(ranks) > 1 else ranks
+        load(moves, group)
+        plane.pools.ranks = ranks
+
+    plane.pools.load = spoiled
+
+
+def window_one_page_short(plane: DataPlane) -> None:
+    load = plane.pools.load
+
+    def spoiled(moves, group):
+        load([Move(k, s[1:], t[1:]) if k == SWA else Move(k, s, t) for k, s, t in moves], group)
+
+    plane.pools.load = spoiled
+
+
+def stale_checkpoint(plane: DataPlane) -> None:
+    copy = plane.pools.copy_state
+    number = 0
+
+    def spoiled(source, target, group=-1):
+        nonlocal number
+        number += group == -1
+        if group != -1 or number % 2:
+            copy(source, target, group)
+
+    plane.pools.copy_state = spoiled
+
+
+def state_not_copied_to_a_request(plane: DataPlane) -> None:
+    copy = plane.pools.copy_state
+
+    def spoiled(source, target, group=-1):
+        if group == -1:
+            copy(source, target, group)
+
+    plane.pools.copy_state = spoiled
+
+
+def taps_off_by_one(plane: DataPlane) -> None:
+    copy = plane.pools.copy_state
+
+    def spoiled(source, target, group=-1):
+        copy(source, target, group)
+        if group == -1:
+            for rank in plane.pools.ranks:
+                for taps in rank.taps:
+                    taps[int(target[0])] = taps[int(target[0])].roll(1, dims=1)
+
+    plane.pools.copy_state = spoiled
+
+
+def layers_do_not_wait(plane: DataPlane) -> None:
+    plane._ready = lambda layer: None
+
+
+def fences_are_forgotten(plane: DataPlane) -> None:
+    submit = plane.submit
+
+    def spoiled(work):
+        submit(work)
+        plane._fences.clear()
+
+    plane.submit = spoiled
+
+
+FAULTS = {
+    one_wrong_page_loaded: 120,
+    one_wrong_page_saved: 120,
+    one_rank_left_out: 120,
+    window_one_page_short: 120,
+    stale_checkpoint: 40,
+    state_not_copied_to_a_request: 40,
+    taps_off_by_one: 40,
+    layers_do_not_wait: 120,
+    fences_are_forgotten: 200,
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_a_fault_shows(fault: Callable[[DataPlane], None]):
+    for seed in _affected(fault, FAULTS[fault]):
+        verdict = run_mix(seed, fault=fault).verdict
+        if verdict.num_equal < verdict.num_checked:
+            return
+    pytest.fail(f"{fault.__name__} changed no logit")
+
+
+def _affected(fault: Callable[[DataPlane], None], num_seeds: int):
+    """Mixes in which what the fault spoils happens at all: found without computing."""
+    wanted = {
+        one_wrong_page_loaded: "host hit",
+        one_wrong_page_saved: "host hit",
+        one_rank_left_out: "host hit",
+        window_one_page_short: "load back of a window alone",
+        layers_do_not_wait: "LoadBack",
+        fences_are_forgotten: "fence",
+    }.get(fault, "CopyState")
+    return (seed for seed in range(num_seeds) if run_mix(seed, computes=False).seen[wanted])

@@ -1,0 +1,40 @@
+"""The timing model does its work on the pools of a real model's shape."""
+
+import numpy as np
+import pytest
+import torch
+
+from hicache.executor.torch_memory import SequenceMemory
+from hicache.executor.torch_pools import TorchPools
+from hicache.executor.torch_timing import TimingModel
+from tests.executor.mixes import tiny
+
+TOKENS = np.arange(40, dtype=np.int32).tobytes()
+
+
+@pytest.mark.parametrize("pattern", ["F", "S", "F S M D"])
+def test_every_token_is_written_in_every_layer(pattern):
+    config = tiny(pattern, 8)
+    device = torch.device("cpu")
+    model = TimingModel(config, page_size=8, device=device)
+    pools = TorchPools(
+        config,
+        page_size=8,
+        device_counts=(5, 5, 1),
+        host_counts=(0, 0, 0),
+        device=device,
+    )
+    pages = np.arange(5, dtype=np.int32)[::-1].copy()
+    for kind in (0, 1):
+        pools.poison(0, kind, pages)
+    memory = SequenceMemory(pools, model.words, (pages, pages), 0)
+    ready: list[int] = []
+    for start, end in ((0, 20), (20, 36), (36, 37)):
+        logits = model.forward(TOKENS, start, end, memory, ready=ready.append)
+        assert logits.shape == (1, 64)
+        assert logits.isfinite().all()
+    assert ready == list(range(len(model.words))) * 3
+    for slab in pools.ranks[0].kv.values():
+        assert slab[:, :, pages[:4]].isfinite().all()
+        assert slab[:, :, pages[4], :5].isfinite().all()
+        assert slab[:, :, pages[4], 5:].isnan().all()

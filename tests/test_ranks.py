@@ -65,7 +65,6 @@ def test_ranks_of_two_axes_agree_while_one_misses_pages_and_one_is_slow(tmp_path
     )
     reports = run_ranks(plan, tmp_path)
     check_reports(reports, plan)
-    assert reports[0].counters["prefetch/terminated_count"] > 0
     assert reports[0].num_collectives["step"] == 2 * reports[0].num_steps  # one an axis
 
 

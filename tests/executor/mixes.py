@@ -339,8 +339,8 @@ class CarriedIo(SimulatedIo):
     def __init__(self, config, storages, planes, rate: float, *, computes: bool) -> None:
         rates = {"to_device": rate, "to_host": rate, "host_memory": 4 * rate}
         storage = SimpleNamespace(contains=self._on_all_ranks)
-        super().__init__(config, storage, [rates] * len(planes))
-        self._storages = storages
+        super().__init__(config, [storage], [rates] * len(planes))
+        self._rank_storages = storages
         self._planes = planes
         self._computes = computes
 
@@ -352,17 +352,24 @@ class CarriedIo(SimulatedIo):
         return done
 
     def _on_all_ranks(self, keys):
-        flags = [storage.contains(keys) for storage in self._storages]
+        flags = [storage.contains(keys) for storage in self._rank_storages]
         return [all(each) for each in zip(*flags, strict=True)]
 
     def _store(self, engine, keys, items):
-        for storage, rank in zip(self._storages, self._planes[engine].pools.ranks, strict=True):
-            storage.write(keys, [rank.payload(*item) for item in items])
+        stored = [True] * len(keys)
+        for storage, rank in zip(
+            self._rank_storages, self._planes[engine].pools.ranks, strict=True
+        ):
+            flags = storage.write(keys, [rank.payload(*item) for item in items])
+            stored = [all(each) for each in zip(stored, flags, strict=True)]
+        return stored
 
     def _load(self, engine, keys, items):
         items = list(items)
         least = len(keys)
-        for storage, rank in zip(self._storages, self._planes[engine].pools.ranks, strict=True):
+        for storage, rank in zip(
+            self._rank_storages, self._planes[engine].pools.ranks, strict=True
+        ):
             flags = storage.read(keys, [rank.payload(*item) for item in items])
             least = min(least, flags.index(False) if False in flags else len(flags))
         return least

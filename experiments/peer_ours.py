@@ -14,7 +14,7 @@ from hicache.cache.pages import PageAllocator
 from hicache.cache.prefetch import Prefetch, Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.sequence import Sequence
-from hicache.cache.transfer import CopyState, StorageWrite
+from hicache.cache.transfer import CopyState, StorageDelete, StorageWrite
 from hicache.cache.tree import RadixTree
 from hicache.config import PrefetchConfig
 
@@ -96,7 +96,7 @@ class OurSide:
         self.cache.outbox.clear()
         while outbox:
             work = outbox.popleft()
-            if isinstance(work, CopyState):
+            if isinstance(work, CopyState | StorageDelete):
                 continue
             if isinstance(work, StorageWrite):
                 self._stored.update(work.keys)

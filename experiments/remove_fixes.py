@@ -82,7 +82,7 @@ REMOVALS = (
     Removal(
         name="000-002 evict before cutting",
         path=PREFETCH,
-        fix="full = cache.allocate_host(FULL, wanted, evict=True)",
+        fix="full = cache.allocate_host(FULL, wanted, evict=not config.evict_whole)",
         without="full = cache.allocate_host(FULL, wanted, evict=False)",
         test=(CUT, "evicted_before_a_prefetch_is_cut"),
     ),

@@ -21,6 +21,21 @@ class WritePolicy(Enum):
     write_back = "write_back"  # when it is evicted from the device
 
 
+class Tiering(Enum):
+    """Whether a page may be on the host and in storage at once."""
+
+    inclusive = "inclusive"
+    exclusive = "exclusive"  # what the host has read is dropped from storage
+
+
+class StorageWrites(Enum):
+    """When host data is written to storage."""
+
+    on_back_up = "on_back_up"  # as soon as it is on the host
+    selective = "selective"  # when it has been hit `storage.write_hits` times
+    on_host_eviction = "on_host_eviction"  # when it leaves the host
+
+
 class CheckpointPlacement(Enum):
     """At which page boundaries a Mamba state is kept."""
 
@@ -335,6 +350,7 @@ class StorageConfig:
     `kind` is none, memory, slab, file, redis or mooncake. `capacity_gib` none never fills.
     `read_gbps` and `write_gbps` are 10**9 bytes a second; `shared_gbps` caps their sum. After
     `breaker_failures` failed calls in a row the tier is left alone for `breaker_retry_s`.
+    `tiering=exclusive` needs `write=on_host_eviction`.
     """
 
     kind: str = "none"
@@ -352,6 +368,9 @@ class StorageConfig:
     delay_s: float = 0.0  # mean of an exponential delay of each batch that is read
     sidecar_s: float = 0.0  # by which the window and the state of a prefix come after its pages
     deadline_s: float = 5.0  # a call that takes longer has failed
+    tiering: Tiering = Tiering.inclusive
+    write: StorageWrites = StorageWrites.on_back_up
+    write_hits: int = 1  # write=selective: hits after which a page is worth writing
     breaker_failures: int = 3
     breaker_retry_s: float = 5.0
     faults: FaultsConfig = field(default_factory=FaultsConfig)
@@ -369,9 +388,21 @@ class StorageConfig:
             "breaker_retry_s",
         ):
             _at_least(f"storage.{name}", getattr(self, name), 0)
+        is_written_late = self.write is StorageWrites.on_host_eviction
+        if self.tiering is Tiering.exclusive and not is_written_late:
+            raise ValueError(
+                "storage.tiering=exclusive needs storage.write=on_host_eviction, got "
+                f"{self.write.name}"
+            )
         if self.deadline_s <= 0:
             raise ValueError(f"storage.deadline_s must be positive, got {self.deadline_s}")
-        for name in ("batch_pages", "read_workers", "write_workers", "breaker_failures"):
+        for name in (
+            "batch_pages",
+            "read_workers",
+            "write_workers",
+            "breaker_failures",
+            "write_hits",
+        ):
             _at_least(f"storage.{name}", getattr(self, name), 1)
 
 

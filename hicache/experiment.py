@@ -197,6 +197,9 @@ def _engine(
         write_policy=cache_config.write_policy,
         load_back_threshold=cache_config.load_back_threshold,
         storage_queue_bytes=int(config.storage.write_queue_gib * GIB) if has_storage else None,
+        tiering=config.storage.tiering,
+        storage_writes=config.storage.write,
+        write_hits=config.storage.write_hits,
     )
     prefetcher = None
     if has_storage:

@@ -20,7 +20,7 @@ from hicache.cache.agreement import (
     tree_digest,
 )
 from hicache.cache.prefetch import Prefetch
-from hicache.cache.transfer import CopyState
+from hicache.cache.transfer import CopyState, StorageDelete
 from hicache.clock import to_ns
 from hicache.config import HitAgreement, ParallelConfig, StorageConfig
 from hicache.engine import Engine
@@ -147,7 +147,7 @@ class RankedEngine(Engine):
             read = self._reads.get(done)
             if read is not None:  # its last word may have been heard with the one before
                 self._hear(read)
-        elif not isinstance(done, CopyState):
+        elif not isinstance(done, CopyState | StorageDelete):
             self._owners.pop(done).copied(done)
         self.interrupt(now_ns)
 
@@ -197,7 +197,8 @@ class RankedEngine(Engine):
         for executor, agreement in zip(self._executors, self._agreements, strict=True):
             for work in executor.submitted:
                 agreement.submitted(work)
-                self._owners[work] = agreement
+                if not isinstance(work, StorageDelete):  # nobody reports it
+                    self._owners[work] = agreement
             executor.submitted.clear()
         for own in zip(*(each.queries for each in self._executors), strict=True):
             read = SharedRead(own)

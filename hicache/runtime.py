@@ -16,7 +16,7 @@ from hicache.executor.cost import CostModel
 from hicache.executor.links import CopyPath, pcie_rate
 from hicache.executor.simulated import SimulatedExecutor, SimulatedIo
 from hicache.storage.base import KEY_BYTES
-from hicache.storage.build import SimulatedStorage, guard_simulated, open_storage
+from hicache.storage.build import SimulatedStorage, open_simulated_storage
 
 
 class Runtime(Protocol):
@@ -89,7 +89,7 @@ class SimulatedRuntime:
     def close(self) -> None:
         """Close storage."""
         for each in self.storages:
-            each.storage.close()
+            each.close()
 
     def report(self) -> tuple[list[str], dict[str, float]]:
         """What storage refused, and which faults it was given."""
@@ -141,11 +141,16 @@ def _open_storages(
     for rank in range(num_ranks):
         part = f"-rank{rank}of{num_ranks}" if num_ranks > 1 else ""
         namespace = f"{config.model.name}-p{config.cache.page_size}{part}-simulated"
-        engine = open_storage(settings, namespace=namespace, page_bytes=page_sizes)
-        if engine is None:
+        storage = open_simulated_storage(
+            settings,
+            namespace=namespace,
+            page_bytes=page_sizes,
+            clock=clock,
+            seed=config.seed * num_ranks + rank,
+        )
+        if storage is None:
             return []
-        seed = config.seed * num_ranks + rank
-        storages.append(guard_simulated(engine, settings, clock=clock, seed=seed))
+        storages.append(storage)
     return storages
 
 

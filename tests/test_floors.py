@@ -45,7 +45,14 @@ ONLY_IN = {
     "omegaconf": ("experiments",),
     "wandb": ("hicache.tracking",),
     "matplotlib": ("hicache.report", "hicache.kernels.bench", "experiments"),
-    "torch": ("hicache.kernels", "hicache.executor", "hicache.env", "experiments"),
+    "torch": (
+        "hicache.kernels",
+        "hicache.executor",
+        "hicache.env",
+        "hicache.storage.sglang",
+        "experiments",
+    ),
+    "sglang": ("hicache.storage.sglang", "experiments"),
     "triton": ("hicache.kernels", "experiments"),
 }
 
@@ -88,6 +95,8 @@ def forbidden(module: str, target: str) -> bool:
         return not any(is_in(module, place) for place in ONLY_IN[top])
     if top not in ("hicache", "experiments") or target == "hicache":
         return False
+    if is_in(target, "hicache.storage.sglang"):
+        return True  # SGLang imports it, nobody else
     if name_of(module) == name_of(target):
         return False
     return (name_of(module), name_of(target)) not in NEIGHBOURS and floor_of(target) >= floor_of(
@@ -113,6 +122,8 @@ def test_imports_go_down(path):
         ("hicache.storage.slab", "from hicache.workload.traces import load"),
         ("hicache.config", "from omegaconf import MISSING"),
         ("hicache.engine", "import wandb"),
+        ("hicache.storage.build", "import torch"),
+        ("hicache.storage.build", "from hicache.storage.sglang import HiCacheStore"),
         ("hicache.scheduler.scheduler", "from hicache.executor.base import Executor"),
     ],
 )

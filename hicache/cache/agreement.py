@@ -24,7 +24,7 @@ from hicache.cache.node import KINDS, TIERS, Node
 from hicache.cache.pages import PageAllocator, PageIds
 from hicache.cache.prefetch import Prefetch, Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
-from hicache.cache.transfer import BackUp, CopyState, LoadBack, StorageWrite
+from hicache.cache.transfer import BackUp, CopyState, LoadBack, StorageDelete, StorageWrite
 from hicache.cache.tree import RadixTree
 from hicache.config import HitAgreement, StopPolicy
 
@@ -113,9 +113,9 @@ class RankAgreement:
         self._votes: list[Prefetch] = []
         prefetcher.verdicts = {}
 
-    def submitted(self, copy: Copy | CopyState) -> None:
+    def submitted(self, copy: Copy | CopyState | StorageDelete) -> None:
         """A copy begins; ranks begin the same ones in the same order."""
-        if not isinstance(copy, CopyState):
+        if isinstance(copy, COPIES):
             self._copies[type(copy)].append(copy)
 
     def copied(self, copy: Copy) -> None:

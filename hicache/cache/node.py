@@ -40,6 +40,7 @@ class Node:
         "parent",
         "seed",
         "start",
+        "stored",
         "tick",
     )
 
@@ -60,6 +61,7 @@ class Node:
         self.aux_ticks = [0, 0, 0]  # when its swa window or mamba state last ended a match
         self.created = 0
         self.digests: list[bytes] | None = None  # one a page, once storage needed them
+        self.stored = [False, False, False]  # by component: storage was given it, or had it
         self.seed: bytes | None = None  # roots only: what the chain of digests starts from
 
     @property

@@ -15,9 +15,16 @@ from hicache.cache.keys import COMPONENT_TAGS
 from hicache.cache.node import DEVICE, FULL, HOST, KIND_NAMES, MAMBA, SWA, TIER_NAMES, Node
 from hicache.cache.pages import NO_PAGES, PageAllocator, PageIds
 from hicache.cache.sequence import Sequence
-from hicache.cache.transfer import BackUp, CopyState, LoadBack, Move, StorageWrite
+from hicache.cache.transfer import (
+    BackUp,
+    CopyState,
+    LoadBack,
+    Move,
+    StorageDelete,
+    StorageWrite,
+)
 from hicache.cache.tree import HostLock, Lock, MatchResult, RadixTree
-from hicache.config import WritePolicy
+from hicache.config import StorageWrites, Tiering, WritePolicy
 
 Pools = tuple[list[PageAllocator], list[PageAllocator]]  # by tier and component
 
@@ -43,6 +50,8 @@ class PrefixCache:
     Args:
         page_bytes: bytes of one page (full, swa) or slot (mamba), by component.
         storage_queue_bytes: host bytes that storage writes may pin; None: there is no storage.
+        tiering: whether what is read from storage stays there.
+        storage_writes: when host data is written to storage; `write_hits`: for `selective`.
     """
 
     def __init__(
@@ -54,12 +63,15 @@ class PrefixCache:
         write_policy: WritePolicy = WritePolicy.write_through,
         load_back_threshold: int = 10,
         storage_queue_bytes: int | None = None,
+        tiering: Tiering = Tiering.inclusive,
+        storage_writes: StorageWrites = StorageWrites.on_back_up,
+        write_hits: int = 1,
     ) -> None:
         self.tree = tree
         self.pools = pools
         self.page_size = tree.page_size
         self.page_bytes = page_bytes
-        self.outbox: list[LoadBack | BackUp | CopyState | StorageWrite] = []
+        self.outbox: list[LoadBack | BackUp | CopyState | StorageWrite | StorageDelete] = []
         self.counters: Counter[str] = Counter()
         self.queued_write_bytes = 0
         self.in_flight: set[LoadBack | BackUp | StorageWrite] = set()
@@ -67,6 +79,11 @@ class PrefixCache:
         self._back_up_hits = 2 if write_policy is WritePolicy.write_through_selective else 1
         self._load_back_threshold = load_back_threshold
         self._storage_queue_bytes = storage_queue_bytes
+        has_storage = storage_queue_bytes is not None
+        self._is_exclusive = has_storage and tiering is Tiering.exclusive
+        self._writes_hits = has_storage and storage_writes is StorageWrites.selective
+        self._writes_evicted = has_storage and storage_writes is StorageWrites.on_host_eviction
+        self._write_hits = write_hits
 
     # -- how much room there is ----------------------------------------------------------------
 
@@ -125,6 +142,8 @@ class PrefixCache:
                 if page_ids is not None:
                     table[above.start : above.end] = page_ids
             above.hit_count += 1
+        if self._writes_hits:
+            self._write_hit(node)
         size = self.page_size
         on_device, on_host, from_storage = held_before
         return Acquired(
@@ -238,7 +257,10 @@ class PrefixCache:
             for lock in transfer.locks:
                 self.tree.release(lock)
         if isinstance(transfer, BackUp) and self._storage_queue_bytes is not None:
-            self._write_to_storage(transfer)
+            if self._writes_hits:
+                self._write_hit(transfer.node)
+            elif not self._writes_evicted:
+                self._write_to_storage(transfer)
         for host_lock in transfer.host_locks:
             self.tree.release_host(host_lock)
 
@@ -266,8 +288,9 @@ class PrefixCache:
     ) -> int:
         """Publish staged pages below `anchor`; returns how many full pages were there already."""
         actions: list[FreePages] = []
-        self.tree.insert_host(anchor, sequence, pages, actions)
+        node = self.tree.insert_host(anchor, sequence, pages, actions)
         self._apply(actions)
+        self._came_from_storage(self.tree.span(node, anchor.end), node, pages)
         return sum(len(action.page_ids) for action in actions if action.kind == FULL)
 
     # -- inside --------------------------------------------------------------------------------
@@ -296,6 +319,8 @@ class PrefixCache:
             victim = tree.host_victim(kind)
             if victim is None:
                 return False
+            if self._writes_evicted:
+                self._write_leaving(victim, kind)
             tree.evict_host(victim, kind, actions)
         else:
             victim = tree.device_victim(kind)
@@ -475,6 +500,100 @@ class PrefixCache:
             for each in state_nodes
         ]
         return locks
+
+    def _came_from_storage(
+        self, nodes: list[Node], last: Node, pages: tuple[PageIds, PageIds, PageIds]
+    ) -> None:
+        # what was read: full pages of all nodes, the window before the end and the state at it
+        swa_first = last.end - len(pages[SWA])
+        read = [(each, FULL) for each in nodes]
+        read += [(each, SWA) for each in nodes if each.start >= swa_first]
+        read += [(last, MAMBA)] if len(pages[MAMBA]) else []
+        for each, kind in read:
+            each.stored[kind] = not self._is_exclusive
+        if self._is_exclusive:
+            keys = [key for each, kind in read for key in self._keys(each, kind)]
+            self.outbox.append(StorageDelete(keys=keys))
+            self.counters["storage/dropped_read_pages"] += len(keys)
+
+    def _write_hit(self, node: Node) -> None:
+        # what of the path has been hit often enough, is whole on the host, and is not there yet;
+        # to be inserted counts as a hit of its own
+        worthy = [
+            (each, kind)
+            for each in self.tree.span(node, 0)
+            if each.hit_count > self._write_hits
+            for kind in self.tree.kinds
+            if each.held[HOST][kind] is not None and not each.stored[kind]
+        ]
+        if worthy:
+            coming = self._coming()
+            self._write_nodes([item for item in worthy if item[0] not in coming])
+
+    def _coming(self) -> set[Node]:
+        # nodes whose host copies are still under way
+        nodes: set[Node] = set()
+        for transfer in self.in_flight:
+            if isinstance(transfer, BackUp):
+                first = min(transfer.full_start, transfer.swa_start)
+                nodes.update(self.tree.span(transfer.node, first), transfer.state_nodes)
+        return nodes
+
+    def _write_leaving(self, victim: Node, kind: int) -> None:
+        # before the victim's host data is evicted: what of it is nowhere else
+        device, host = victim.held
+        is_leaf = victim in self.tree.leaves[HOST]
+        leaving = [
+            (victim, other)
+            for other in self.tree.kinds
+            if (is_leaf or other >= kind) and host[other] is not None and device[other] is None
+            if not victim.stored[other]
+        ]
+        if leaving:
+            self._write_nodes(leaving, is_given_away=True)
+
+    def _write_nodes(self, items: list[tuple[Node, int]], *, is_given_away: bool = False) -> None:
+        keys: list[bytes] = []
+        pages: list[tuple[int, int]] = []
+        for node, kind in items:
+            page_ids = node.held[HOST][kind]
+            assert page_ids is not None
+            keys += self._keys(node, kind)
+            pages += [(kind, page_id) for page_id in page_ids.tolist()]
+        num_bytes = sum(self.page_bytes[kind] for kind, _ in pages)
+        assert self._storage_queue_bytes is not None
+        if not pages:
+            return
+        if self.queued_write_bytes + num_bytes > self._storage_queue_bytes:
+            self.counters["storage/dropped_write_pages"] += len(pages)
+            return
+        locks = [] if is_given_away else [self._lock_host_alone(*item) for item in items]
+        write = StorageWrite(
+            keys=keys,
+            pages=pages,
+            num_bytes=num_bytes,
+            host_locks=locks,
+            is_given_away=is_given_away,
+        )
+        for node, kind in items:
+            # an exclusive store loses it again when it is read
+            node.stored[kind] = True
+        self.queued_write_bytes += num_bytes
+        self.in_flight.add(write)
+        self.outbox.append(write)
+
+    def _keys(self, node: Node, kind: int) -> list[bytes]:
+        if kind == MAMBA:
+            return [self.tree.last_digest(node) + COMPONENT_TAGS[MAMBA]]
+        return [digest + COMPONENT_TAGS[kind] for digest in self.tree.digests(node)]
+
+    def _lock_host_alone(self, node: Node, kind: int) -> HostLock:
+        return self.tree.lock_host(
+            node,
+            node.start if kind == FULL else node.end,
+            swa_start=node.start if kind == SWA else None,
+            with_state=kind == MAMBA,
+        )
 
     def _write_to_storage(self, back_up: BackUp) -> None:
         tree = self.tree

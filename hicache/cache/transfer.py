@@ -58,9 +58,21 @@ class CopyState:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class StorageWrite:
-    """Host pages to storage: `keys[i]` names the page `moves` lists i-th."""
+    """Host pages to storage: `keys[i]` names the page that `pages` lists i-th.
+
+    `is_given_away`: the pages have been given away already, so whoever carries this out has taken
+    their bytes when `submit` returns.
+    """
 
     keys: list[bytes]
     pages: list[tuple[int, int]]  # (component, host page id), as long as `keys`
     num_bytes: int
     host_locks: list[HostLock]
+    is_given_away: bool = False
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class StorageDelete:
+    """Pages that storage need not keep any more; done at once and reported by nobody."""
+
+    keys: list[bytes]

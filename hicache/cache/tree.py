@@ -484,6 +484,7 @@ class RadixTree:
         if self._split_refreshes:
             lower.tick = self._tick
         upper.aux_ticks[SWA] = lower.aux_ticks[SWA]
+        upper.stored[FULL], upper.stored[SWA] = lower.stored[FULL], lower.stored[SWA]
         if lower.digests is not None:
             upper.digests, lower.digests = lower.digests[:pages], lower.digests[pages:]
         for tier in TIERS:

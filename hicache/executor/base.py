@@ -6,10 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hicache.cache.prefetch import Prefetch
-from hicache.cache.transfer import BackUp, CopyState, LoadBack, StorageWrite
+from hicache.cache.transfer import BackUp, CopyState, LoadBack, StorageDelete, StorageWrite
 from hicache.scheduler.scheduler import Batch
 
-Work = LoadBack | BackUp | CopyState | StorageWrite
+Work = LoadBack | BackUp | CopyState | StorageWrite | StorageDelete
 
 
 class StepRun(NamedTuple):

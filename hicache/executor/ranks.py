@@ -18,7 +18,7 @@ from torch import distributed
 from hicache.cache.agreement import Landed, RankAgreement, offer, taken
 from hicache.cache.node import FULL, MAMBA, SWA
 from hicache.cache.prefetch import Prefetch
-from hicache.cache.transfer import CopyState, StorageWrite
+from hicache.cache.transfer import CopyState, StorageDelete, StorageWrite
 from hicache.config import HitAgreement
 from hicache.executor.base import StepRun, Work
 from hicache.scheduler.scheduler import Batch
@@ -133,6 +133,10 @@ class RankedReader:
     def submit(self, work: Work, now_ns: int) -> None:
         """Carry a copy out; the ranks agree that all have."""
         if isinstance(work, CopyState):
+            return
+        if isinstance(work, StorageDelete):
+            with suppress(StorageError):  # a page that stays is never wrong, only unwanted
+                self._storage.delete(work.keys)
             return
         if isinstance(work, StorageWrite):
             pages = [memoryview(self._payload(key)) for key in work.keys]

@@ -15,7 +15,7 @@ import numpy as np
 from hicache.cache.node import FULL, MAMBA, SWA
 from hicache.cache.pages import PageIds
 from hicache.cache.prefetch import Prefetch
-from hicache.cache.transfer import BackUp, CopyState, LoadBack, StorageWrite
+from hicache.cache.transfer import BackUp, CopyState, LoadBack, StorageDelete, StorageWrite
 from hicache.clock import to_ns
 from hicache.config import StorageConfig
 from hicache.executor.base import StepRun, Work
@@ -197,6 +197,8 @@ class SimulatedIo:
         """Pages in batches, skipping those that storage has; each batch is visible when written."""
         links = ("storage_write", "storage", f"host_memory{engine}")
         storage = self._storage_of(engine)
+        if work.is_given_away:  # to a buffer first
+            yield 0, work.num_bytes, (f"host_memory{engine}",)
         present = storage.contains(work.keys)
         missing = [
             (key, item)
@@ -214,6 +216,11 @@ class SimulatedIo:
             self.counters["storage/refused_write_pages"] += stored.count(False)
             yield self._stall_ns(engine), 0, ()
         self._done.append((engine, work))
+
+    def delete(self, engine: int, work: StorageDelete) -> Errand:
+        """Forget pages, in one round trip that nobody waits for."""
+        self._storage_of(engine).delete(work.keys)
+        yield to_ns(self.config.query_s) + self._stall_ns(engine), 0, ()
 
     def _storage_of(self, engine: int) -> Storage:
         return self.storages[engine % self._num_ranks]
@@ -311,6 +318,9 @@ class SimulatedExecutor:
     def submit(self, work: Work, now_ns: int) -> None:
         """Begin a copy. Copies of states on the device are part of the step's cost."""
         if isinstance(work, CopyState):
+            return
+        if isinstance(work, StorageDelete):
+            self._io.begin(self._io.delete(self._engine, work), now_ns)
             return
         if isinstance(work, StorageWrite):
             self._io.enqueue("write", self._io.write(self._engine, work, self._page_bytes), now_ns)

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from hicache.cache.node import FULL, MAMBA, SWA
 from hicache.cache.prefetch import Prefetch
-from hicache.cache.transfer import BackUp, CopyState, LoadBack, StorageWrite
+from hicache.cache.transfer import BackUp, CopyState, LoadBack, StorageDelete, StorageWrite
 from hicache.clock import SECOND_NS
 from hicache.config import StorageConfig
 from hicache.executor.base import StepRun, Work
@@ -194,13 +195,18 @@ class TorchIo:
         self._call(self._readers, fetch)
 
     def write(self, engine: int, work: StorageWrite) -> None:
-        """Write pages that storage has not, in batches."""
+        """Write pages that storage has not, in batches; those given away from a copy of them."""
         step = self._config.batch_pages
+        ranks = self.planes[engine].pools.ranks
+        pages = [[rank.payload(*item) for item in work.pages] for rank in ranks]
+        if work.is_given_away:
+            pages = [[memoryview(bytes(page)) for page in part] for part in pages]
 
         def store() -> None:
             for first in range(0, len(work.keys), step):
                 keys, items = work.keys[first : first + step], work.pages[first : first + step]
-                stored = self._store(engine, keys, items)
+                part = [each[first : first + step] for each in pages]
+                stored = self._store(keys, items, part)
                 self._posts.put(partial(count, stored))
             self._posts.put(lambda: (engine, work))
 
@@ -218,6 +224,16 @@ class TorchIo:
 
         self._num_calls += 1
         threads.submit(guarded)
+
+    def delete(self, work: StorageDelete) -> None:
+        """Forget pages, in the order of writes."""
+
+        def forget() -> None:
+            for storage in self._storages:
+                with suppress(StorageError):  # a page that stays is never wrong, only unwanted
+                    storage.delete(work.keys)
+
+        self._writers.submit(forget)  # nobody waits for it
 
     # -- in threads ----------------------------------------------------------------------------
 
@@ -238,16 +254,16 @@ class TorchIo:
             least = min(least, flags.index(False) if False in flags else len(flags))
         return least
 
-    def _store(self, engine: int, keys: list[bytes], items: Items) -> Items:
+    def _store(self, keys: list[bytes], items: Items, pages: list[list[memoryview]]) -> Items:
         """The items that storage did not have and has now, on every rank."""
         stored = [True] * len(keys)
-        for storage, rank in zip(self._storages, self.planes[engine].pools.ranks, strict=True):
+        for storage, part in zip(self._storages, pages, strict=True):
             try:
                 present = storage.contains(keys)
                 missing = [place for place, there in enumerate(present) if not there]
                 flags = storage.write(
                     [keys[place] for place in missing],
-                    [rank.payload(*items[place]) for place in missing],
+                    [part[place] for place in missing],
                 )
             except StorageError:
                 return []
@@ -277,6 +293,9 @@ class TorchExecutor:
         """Begin a copy."""
         if isinstance(work, StorageWrite):
             self._io.write(self._engine, work)
+            return
+        if isinstance(work, StorageDelete):
+            self._io.delete(work)
             return
         self._plane.submit(work)
         if not isinstance(work, CopyState):

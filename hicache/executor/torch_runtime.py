@@ -9,7 +9,7 @@ import torch
 
 from hicache.cache.keys import COMPONENT_TAGS
 from hicache.cache.prefix_cache import PrefixCache
-from hicache.clock import SECOND_NS
+from hicache.clock import SECOND_NS, WallClock
 from hicache.config import ExperimentConfig, RealModel
 from hicache.executor.reference_model import ReferenceModel
 from hicache.executor.torch_io import TorchExecutor, TorchIo
@@ -19,8 +19,7 @@ from hicache.executor.torch_pools import Counts, TorchPools
 from hicache.executor.torch_timing import TimingModel
 from hicache.executor.torch_verify import Verifier
 from hicache.storage.base import Storage
-from hicache.storage.build import open_storage
-from hicache.storage.deadline import DeadlineStorage
+from hicache.storage.build import open_guarded_storage
 
 NUM_LAYER_GROUPS = 4  # launches a load-back is cut into
 
@@ -137,10 +136,13 @@ class TorchRuntime:
         sizes = {
             COMPONENT_TAGS[kind][0]: slab.shape[1] for kind, slab in pools.ranks[rank].host.items()
         }
-        storage = open_storage(config, namespace=namespace, page_bytes=sizes)
-        if storage is None or config.kind == "memory":
-            return storage
-        return DeadlineStorage(storage, deadline_s=self._config.executor.storage_deadline_s)
+        return open_guarded_storage(
+            replace(config, deadline_s=self._config.executor.storage_deadline_s),
+            namespace=namespace,
+            page_bytes=sizes,
+            clock=WallClock(),
+            seed=self._config.seed * self._tp + rank,
+        )
 
 
 def _device(wanted: str) -> torch.device:

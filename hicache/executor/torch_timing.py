@@ -53,7 +53,8 @@ class TimingModel:
     def _draw(self, *shape: int) -> Tensor:
         generator = torch.Generator(self._device).manual_seed(0)
         numbers = torch.randn(*shape, generator=generator, device=self._device, dtype=self._dtype)
-        return numbers * shape[0] ** -0.5
+        scaled: Tensor = numbers * shape[0] ** -0.5
+        return scaled
 
     @torch.no_grad()
     def forward(

@@ -497,8 +497,11 @@ class Scheduler:
             wanted = min(self._max_jump, *(job.remaining_output for job in self.running))
         while True:
             steps = self._decode_steps(wanted)
-            # under write_back a page that looks evictable may be held by what lies below it
-            if steps and (not self._takes_decode_pages_first or self._take_decode_pages(steps)):
+            # under write_back a page that looks evictable may be held by what lies below it: take
+            # it before the step is promised
+            is_unsure = steps == 1 and self.cache.write_policy is WritePolicy.write_back
+            takes_first = self._takes_decode_pages_first or is_unsure
+            if steps and (not takes_first or self._take_decode_pages(steps)):
                 break
             if not self._retract_one():
                 return

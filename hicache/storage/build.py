@@ -1,8 +1,11 @@
 """The engine that a configuration asks for."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
+from uuid import uuid4
 
 from hicache.clock import Clock
 from hicache.config import StorageConfig
@@ -21,14 +24,14 @@ KINDS = ("none", "memory", "slab", "file", "redis", "mooncake")
 
 
 def open_storage(
-    config: StorageConfig, *, namespace: str, page_bytes: Mapping[int, int]
+    config: StorageConfig, *, namespace: str, page_bytes: Mapping[int, int] | None
 ) -> Storage | None:
     """Open the engine of `config.kind`, or none.
 
     `config.root` is a directory for slab and file, a URL for redis, and the master's HOST:PORT
     for mooncake, where `config.capacity_gib` is the memory that this process adds to the store.
     `page_bytes` gives the size of a page for each component (the last byte of a key); it is what
-    pages are charged, also where their payload is a stand-in.
+    pages are charged, also where their payload is a stand-in. None: what their payload is long.
 
     Raises:
         ValueError: The configuration makes no sense.
@@ -73,24 +76,26 @@ def open_guarded_storage(
     config: StorageConfig,
     *,
     namespace: str,
-    page_bytes: Mapping[int, int],
+    page_bytes: Mapping[int, int] | None,
     clock: Clock,
     seed: int = 0,
 ) -> Storage | None:
     """The same engine for use in earnest: its faults are misses, and its calls end in time.
 
-    Redis and Mooncake have deadlines of their own, and the slab is on a local disk. Files may be
-    on a network, which can block for ever: their calls are given `config.deadline_s`, and so are
-    those of any engine with faults, which are drawn from `seed`. A corrupt page is noticed by a
-    digest that is taken when this process writes it.
+    Redis and Mooncake have deadlines of their own. Disks can block for ever: calls of slab and
+    file are given `config.deadline_s`, and so are those of any engine with faults, which are drawn
+    from `seed`. A page that is corrupted on the way is noticed by a digest that is taken when this
+    process writes it, so with corruption on, pages of earlier processes are misses.
     """
     storage = open_storage(config, namespace=namespace, page_bytes=page_bytes)
     if storage is None:
         return None
     plan = FaultPlan.of(config.faults)
     if not plan.is_harmless:
-        storage = CheckedStorage(FaultyStorage(storage, plan, seed=seed, clock=clock))
-    if config.kind == "file" or not plan.is_harmless:
+        storage = FaultyStorage(storage, plan, seed=seed, clock=clock)
+        if plan.corrupt_share:
+            storage = CheckedStorage(storage)
+    if config.kind in ("slab", "file") or not plan.is_harmless:
         storage = DeadlineStorage(storage, deadline_s=config.deadline_s)
     return _behind_breaker(storage, config, clock)
 
@@ -100,13 +105,21 @@ class SimulatedStorage:
     """An engine that holds keys for a simulation, behind its faults and the breaker.
 
     `engine` is the engine itself, `storage` what the simulation talks to. Nobody sleeps: `stall`
-    collects the time that calls would have taken.
+    collects the time that calls would have taken. The store was empty when it was opened and
+    leaves no files behind, so equal runs are equal whatever the engine.
     """
 
     engine: Storage
     storage: BreakerStorage
     faulty: FaultyStorage | None
     stall: Stall
+    scratch: Path | None
+
+    def close(self) -> None:
+        """Close the engine and remove its files."""
+        self.storage.close()
+        if self.scratch is not None:
+            rmtree(self.scratch)
 
     def counts(self) -> dict[str, int]:
         """Calls that failed or were not made, and faults by their name."""
@@ -120,17 +133,41 @@ class SimulatedStorage:
         return counts
 
 
-def guard_simulated(
-    engine: Storage, config: StorageConfig, *, clock: Clock, seed: int
-) -> SimulatedStorage:
-    """Put the faults of a configuration, drawn from `seed`, and the breaker before an engine."""
+def open_simulated_storage(
+    config: StorageConfig,
+    *,
+    namespace: str,
+    page_bytes: Mapping[int, int],
+    clock: Clock,
+    seed: int,
+) -> SimulatedStorage | None:
+    """A fresh store of the configured engine, behind its faults, drawn from `seed`, and a breaker.
+
+    Slab and file get a directory of their own below `config.root`, servers a namespace of its own.
+    """
+    scratch = None
+    if config.kind in ("slab", "file"):
+        root = Path(_root(config))
+        root.mkdir(parents=True, exist_ok=True)
+        scratch = Path(mkdtemp(prefix="simulated-", dir=root))
+        config = replace(config, root=str(scratch))
+    elif config.kind in ("redis", "mooncake"):
+        namespace = f"{namespace}-{uuid4().hex}"
+    engine = open_storage(config, namespace=namespace, page_bytes=page_bytes)
+    if engine is None:
+        return None
     stall = Stall()
     plan = FaultPlan.of(config.faults, deadline_s=config.deadline_s)
     faulty = None
     if not plan.is_harmless:
         faulty = FaultyStorage(engine, plan, seed=seed, clock=clock, wait=stall.add)
-    storage = _behind_breaker(faulty or engine, config, clock)
-    return SimulatedStorage(engine=engine, storage=storage, faulty=faulty, stall=stall)
+    return SimulatedStorage(
+        engine=engine,
+        storage=_behind_breaker(faulty or engine, config, clock),
+        faulty=faulty,
+        stall=stall,
+        scratch=scratch,
+    )
 
 
 def _behind_breaker(storage: Storage, config: StorageConfig, clock: Clock) -> BreakerStorage:

@@ -1,0 +1,223 @@
+# ruff: noqa: E402 - SGLang is imported after what lets it be imported on a CPU
+"""A process that hands pages of SGLang's own host pools to our store, or takes them from it.
+
+    python sglang_pools.py write|read|misfit|spoil KIND ROOT
+
+Both build the pools of a hybrid model (full KV, sliding-window KV, Mamba states) on the CPU with
+SGLang 0.5.23, and load our backend through SGLang's own factory. `write` fills pools from seeds
+and stores them through the interfaces v0, v1 and v2; `read` starts with poisoned pools in another
+order of pages, and ends well only if every byte of every page is the writer's.
+"""
+
+import os
+import sys
+import warnings
+from typing import Any
+
+os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "0")
+warnings.filterwarnings("ignore")
+
+import torch
+
+# the torchvision that fits SGLang is built for CUDA; the package asks for these two at import
+_vision = torch.library.Library("torchvision", "DEF")
+for _name in ("nms", "qnms"):
+    _vision.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+import sglang.srt.mem_cache.pool_host.common as pool_host_common
+from sglang.srt.mem_cache.device_pool_info import MambaStateBufferInfo
+from sglang.srt.mem_cache.hicache_storage import (
+    HiCacheStorageConfig,
+    PoolHitPolicy,
+    PoolName,
+    PoolTransfer,
+)
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+from sglang.srt.mem_cache.pool_host.mamba import MambaPoolHost
+from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
+from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
+
+PAGE = 16
+NUM_PAGES = 40  # more than one batch of ours
+WINDOW_PAGES = 3
+SHAPES = {"kv": (3, 2, 8), "swa": (2, 4, 16)}  # layers, heads, head dim
+
+pool_host_common._cuda_host_register = lambda *args, **kwargs: None
+pool_host_common._cuda_host_unregister = lambda *args, **kwargs: None
+
+
+def kv_pool(layers: int, heads: int, dim: int, layout: str) -> Any:
+    size = NUM_PAGES * PAGE
+    device = MHATokenToKVPool(
+        size=size, page_size=PAGE, dtype=torch.bfloat16, head_num=heads, head_dim=dim,
+        layer_num=layers, device="cpu", enable_memory_saver=False,
+    )  # fmt: skip
+    return MHATokenToKVPoolHost(
+        device._mha_buffer_info(), 2.0, 0, PAGE, layout, pin_memory=False,
+        device_capacity_tokens=size, start_layer=0, end_layer=layers - 1,
+    )  # fmt: skip
+
+
+def mamba_pool() -> Any:
+    info = MambaStateBufferInfo(
+        temporal=torch.zeros(2, 9, 4, 8, 16, dtype=torch.float32),
+        conv=(torch.zeros(2, 9, 48, 3, dtype=torch.bfloat16),),
+    )
+    return MambaPoolHost(
+        info, 2.0, 0, device_capacity=8, pin_memory=False, layout="page_first"
+    )  # fmt: skip
+
+
+def build(layout: str) -> dict[str, Any]:
+    pools = {name: kv_pool(*shape, layout) for name, shape in SHAPES.items()}
+    return {**pools, "mamba": mamba_pool()}
+
+
+def keys() -> list[str]:
+    """Page hashes as SGLang makes them: hexadecimal SHA-256."""
+    return [f"{number:064x}" for number in range(NUM_PAGES)]
+
+
+def expected(pool: Any, name: str, number: int) -> torch.Tensor:
+    """The bytes of one page, in any process."""
+    model = pool.get_dummy_flat_data_page()
+    seed = torch.Generator().manual_seed(1000 * len(name) + number)
+    return torch.randint(
+        0, 256, (model.numel() * model.element_size(),), generator=seed, dtype=torch.uint8
+    ).view(model.dtype)
+
+
+def row(pool: Any, number: int, *, turned: bool) -> int:
+    """Where a page is; the reader keeps them in another order."""
+    count = pool.size // pool.page_size
+    return (count - 1 - number if turned else number) * pool.page_size
+
+
+def rows(pool: Any, numbers: range, *, turned: bool) -> torch.Tensor:
+    firsts = [row(pool, number, turned=turned) for number in numbers]
+    return torch.cat([torch.arange(first, first + pool.page_size) for first in firsts])
+
+
+def open_backend(pools: dict[str, Any], kind: str, root: str) -> Any:
+    config = HiCacheStorageConfig(
+        tp_rank=0, tp_size=1, pp_rank=0, pp_size=1, attn_cp_rank=0, attn_cp_size=1,
+        is_mla_model=False, enable_storage_metrics=False, is_page_first_layout=False,
+        model_name="org/tiny",
+        extra_config={
+            "backend_name": "hicache", "module_path": "hicache.storage.sglang",
+            "class_name": "HiCacheStore", "interface_v1": 1,
+            "hicache": {"kind": kind, "root": root},
+        },
+    )  # fmt: skip
+    backend = StorageBackendFactory.create_backend("dynamic", config, pools["kv"])
+    backend.register_mem_pool_host(pools["kv"])
+    for name, pool in pools.items():
+        backend.register_mem_host_pool_v2(pool, PoolName(name))
+    backend.on_host_pools_registered()
+    return backend
+
+
+def sidecars(pools: dict[str, Any], end: int, *, turned: bool) -> list[PoolTransfer]:
+    """The window before page `end` and the state after it."""
+    first = end - WINDOW_PAGES
+    swa, mamba = pools["swa"], pools["mamba"]
+    return [
+        PoolTransfer(
+            name=PoolName.SWA,
+            keys=keys()[first:end],
+            host_indices=rows(swa, range(first, end), turned=turned),
+            hit_policy=PoolHitPolicy.TRAILING_PAGES,
+        ),
+        PoolTransfer(
+            name=PoolName.MAMBA,
+            keys=keys()[end - 1 : end],
+            host_indices=rows(mamba, range(1), turned=turned),
+            hit_policy=PoolHitPolicy.TRAILING_PAGES,
+        ),
+    ]
+
+
+def fill(pools: dict[str, Any]) -> None:
+    for name in ("kv", "swa"):
+        for number in range(NUM_PAGES):
+            page = expected(pools[name], name, number)
+            pools[name].set_from_flat_data_page(row(pools[name], number, turned=False), page)
+    pools["mamba"].set_from_flat_data_page(0, expected(pools["mamba"], "mamba", 0))
+
+
+def poison(pools: dict[str, Any]) -> None:
+    for pool in pools.values():
+        buffers = pool.kv_buffer if isinstance(pool.kv_buffer, list) else [pool.kv_buffer]
+        for buffer in buffers:
+            buffer.fill_(float("nan"))
+
+
+def assert_page(pool: Any, name: str, number: int, first_row: int) -> None:
+    got = pool.get_data_page(first_row, flat=True).contiguous().view(torch.uint8)
+    want = expected(pool, name, number).view(torch.uint8)
+    assert torch.equal(got, want), f"page {number} of {name} differs"
+
+
+def write(pools: dict[str, Any], backend: Any) -> None:
+    fill(pools)
+    half = NUM_PAGES // 2
+    indices = rows(pools["kv"], range(half), turned=False)
+    assert backend.batch_set_v1(keys()[:half], indices) == [True] * half
+    pages = [
+        pools["kv"].get_data_page(row(pools["kv"], number, turned=False))
+        for number in range(half, NUM_PAGES)
+    ]
+    assert backend.batch_set(keys()[half:], pages)
+    for results in backend.batch_set_v2(sidecars(pools, NUM_PAGES, turned=False)).values():
+        assert all(results)
+    assert backend.batch_set_v2(sidecars(pools, 8, turned=False)[:1]) == {"swa": [True] * 3}
+
+
+def read(pools: dict[str, Any], backend: Any) -> None:
+    poison(pools)
+    found = backend.batch_exists_v2([*keys(), "f" * 64], sidecars(pools, 10, turned=True))
+    assert found.kv_hit_pages == NUM_PAGES, found
+    # a window is stored before page 8 as well, and no state: only the end can be restored
+    assert found.restorable_prefix_pages == [NUM_PAGES], found
+    window = backend.batch_exists_v2(keys()[:10], sidecars(pools, 10, turned=True)[:1])
+    assert (window.kv_hit_pages, window.restorable_prefix_pages) == (8, [8]), window
+    assert backend.batch_exists([*keys(), "f" * 64]) == NUM_PAGES
+    assert not backend.exists("f" * 64)
+    third = NUM_PAGES // 3
+    part = keys()[:third]
+    assert all(backend.batch_get_v1(part, rows(pools["kv"], range(third), turned=True)))
+    dummies = [pools["kv"].get_dummy_flat_data_page() for _ in keys()[third:]]
+    for number, page in enumerate(backend.batch_get(keys()[third:], dummies), third):
+        pools["kv"].set_from_flat_data_page(row(pools["kv"], number, turned=True), page)
+    for results in backend.batch_get_v2(sidecars(pools, NUM_PAGES, turned=True)).values():
+        assert all(results)
+    for number in range(NUM_PAGES):
+        assert_page(pools["kv"], "kv", number, row(pools["kv"], number, turned=True))
+    for number in range(NUM_PAGES - WINDOW_PAGES, NUM_PAGES):
+        assert_page(pools["swa"], "swa", number, row(pools["swa"], number, turned=True))
+    assert_page(pools["mamba"], "mamba", 0, row(pools["mamba"], 0, turned=True))
+
+
+def spoil(pools: dict[str, Any], backend: Any) -> None:
+    """Read, change one bit, and look: fails."""
+    backend.batch_get_v1(keys()[:1], rows(pools["kv"], range(1), turned=True))
+    pools["kv"].kv_buffer.view(torch.uint8)[0, 0, row(pools["kv"], 0, turned=True), 0, 0] ^= 1
+    assert_page(pools["kv"], "kv", 0, row(pools["kv"], 0, turned=True))
+
+
+def misfit(pools: dict[str, Any], backend: Any) -> None:
+    """Pages of another layout must be misses: their bytes are in another order."""
+    assert backend.batch_exists(keys()) == 0
+    indices = rows(pools["kv"], range(2), turned=True)
+    assert backend.batch_get_v1(keys()[:2], indices) == [False, False]
+
+
+def main(what: str, kind: str, root: str) -> None:
+    pools = build("page_first_direct" if what == "misfit" else "layer_first")
+    backend = open_backend(pools, kind, root)
+    {"write": write, "read": read, "misfit": misfit, "spoil": spoil}[what](pools, backend)
+    backend.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,153 @@
+"""Tiering and write policies of storage: what is there, and when it comes and goes."""
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from experiments import schema
+from hicache import experiment, runtime
+from hicache.cache.transfer import StorageDelete, StorageWrite
+from hicache.config import ExperimentConfig, StorageConfig, StorageWrites, Tiering
+from hicache.metrics import Result
+from hicache.storage.memory import MemoryStorage
+
+CONF = Path(__file__).parents[1] / "conf"
+POLICIES = {
+    "inclusive": {},
+    "selective": {"write": StorageWrites.selective},
+    "late": {"write": StorageWrites.on_host_eviction},
+    "exclusive": {"write": StorageWrites.on_host_eviction, "tiering": Tiering.exclusive},
+}
+MODELS = {
+    "llama3_8b": ("cache.device_gib=8", "cache.host_gib=10"),
+    "gemma3_27b": ("cache.device_gib=24", "cache.host_gib=26"),
+    "qwen3_next_80b": ("cache.device_gib=8", "cache.host_gib=9"),
+    "tiny_hybrid": (),
+}
+
+
+@cache
+def base_config(model: str) -> ExperimentConfig:
+    schema.register()
+    overrides = (
+        "workload=chat", "workload.num_sessions=16", "workload.session_rate=2",
+        "cache.page_size=512", "prefetch.threshold=512", "engine.check_invariants=true",
+        "tracker.wandb_mode=disabled", f"model={model}", *MODELS[model],
+    )  # fmt: skip
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return schema.to_config(compose("config", overrides=list(overrides)))
+
+
+def run(policy: str, model: str = "llama3_8b", **storage: object) -> Result:
+    config = base_config(model)
+    knobs = POLICIES[policy] | storage
+    return experiment.run(replace(config, storage=replace(config.storage, **knobs)))  # type: ignore[arg-type]
+
+
+class Watched:
+    """A run, and all that its cache asked of storage, in order."""
+
+    def __init__(self, policy: str, monkeypatch: pytest.MonkeyPatch, **storage: object) -> None:
+        self.writes: list[StorageWrite] = []
+        self.deletes: list[StorageDelete] = []
+        self.engines: list[MemoryStorage] = []
+        submit = runtime.SimulatedExecutor.submit
+        opened = runtime.open_simulated_storage
+
+        def watch(executor: object, work: object, now_ns: int) -> None:
+            if isinstance(work, StorageWrite):
+                self.writes.append(work)
+            if isinstance(work, StorageDelete):
+                self.deletes.append(work)
+            submit(executor, work, now_ns)  # type: ignore[arg-type]
+
+        def open_watched(*args: object, **kwargs: object) -> object:
+            found = opened(*args, **kwargs)  # type: ignore[arg-type]
+            assert found is not None
+            self.engines.append(found.engine)  # type: ignore[arg-type]
+            monkeypatch.setattr(found.engine, "close", lambda: None)
+            return found
+
+        monkeypatch.setattr(runtime.SimulatedExecutor, "submit", watch)
+        monkeypatch.setattr(runtime, "open_simulated_storage", open_watched)
+        self.result = run(policy, **storage)
+
+    @property
+    def written(self) -> set[bytes]:
+        return {key for work in self.writes for key in work.keys}
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_answers_everyone_and_keeps_the_laws(policy: str, model: str) -> None:
+    result = run(policy, model)
+    assert {record.status.name for record in result.records} <= {"finished", "rejected"}
+    assert len(result.records) == len(run("inclusive", model).records)
+
+
+def test_late_writes_are_those_of_pages_that_left_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched("late", monkeypatch)
+    evicted = watched.result.measures["evict/host_full_pages"]
+    assert watched.writes
+    assert all(work.is_given_away for work in watched.writes)
+    assert len(watched.written) <= evicted
+
+
+def test_nothing_is_written_while_the_host_has_room() -> None:
+    base = base_config("llama3_8b")
+    roomy = replace(base, cache=replace(base.cache, host_gib=512))
+    storage = replace(base.storage, write=StorageWrites.on_host_eviction)
+    measures = experiment.run(replace(roomy, storage=storage)).measures
+    assert measures.get("transfer/storage_write_bytes", 0) == 0
+
+
+def test_what_the_host_has_read_leaves_an_exclusive_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched("exclusive", monkeypatch)
+    dropped = [key for work in watched.deletes for key in work.keys]
+    assert dropped
+    assert watched.result.measures["storage/dropped_read_pages"] == len(dropped)
+    held = {key for key in dropped if watched.engines[0].contains([key])[0]}
+    written_again = [key for work in watched.writes for key in work.keys]
+    assert all(written_again.count(key) > 1 for key in held)
+
+
+def test_an_inclusive_store_loses_nothing_by_being_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched("late", monkeypatch)
+    assert not watched.deletes
+    assert all(watched.engines[0].contains(sorted(watched.written)))
+
+
+def test_a_page_is_given_to_an_inclusive_store_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched("selective", monkeypatch)
+    assert watched.writes
+    assert sum(len(work.keys) for work in watched.writes) == len(watched.written)
+
+
+def test_more_hits_wanted_are_fewer_pages_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    always = Watched("inclusive", monkeypatch).written
+    monkeypatch.undo()
+    once = Watched("selective", monkeypatch).written
+    monkeypatch.undo()
+    thrice = Watched("selective", monkeypatch, write_hits=3).written
+    assert 0 < len(thrice) < len(once) < len(always)
+
+
+def test_late_writes_beyond_the_buffer_are_dropped_and_counted() -> None:
+    measures = run("late", write_queue_gib=0).measures
+    assert measures["storage/dropped_write_pages"] > 0
+    assert measures.get("transfer/storage_write_bytes", 0) == 0
+
+
+def test_exclusive_with_early_writes_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"exclusive needs storage\.write=on_host_eviction"):
+        StorageConfig(tiering=Tiering.exclusive)
+
+
+def test_a_cache_without_storage_writes_nothing() -> None:
+    config = base_config("llama3_8b")
+    storage = replace(config.storage, kind="none", write=StorageWrites.on_host_eviction)
+    result = experiment.run(replace(config, storage=storage))
+    assert "storage/dropped_write_pages" not in result.measures

@@ -17,8 +17,8 @@ from statistics import fmean
 from hydra import compose, initialize_config_dir
 
 from experiments import schema
-from experiments.calibrate import REAL, SLICES, Fit, calibrate
-from experiments.measured import measured
+from experiments.calibrate import REAL, SLICES, Fit, fit_to
+from experiments.measured import Log, measured
 from hicache import experiment
 from hicache.clock import SECOND_NS
 from hicache.config import ExperimentConfig
@@ -37,6 +37,7 @@ POLICIES: dict[str, tuple[str, ...]] = {
     "small device": ("cache.device_gib=0.0009", "storage=none"),
     "small device, no host": ("cache.device_gib=0.0009", "storage=none", "cache.host_gib=0"),
 }
+CALIBRATE_EVERY = 4  # runs
 WORKLOAD = (
     "workload=agents",
     "workload.num_sessions=20",
@@ -54,21 +55,33 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*")
     options = parser.parse_args()
     schema.register()
-    fit = calibrate(composed(options.overrides), SLICES)
-    names: list[str] = []
-    real_s: list[float] = []
-    simulated_s: list[float] = []
-    for name, knobs in POLICIES.items():
-        real: list[float] = []
-        simulated: list[float] = []
-        for seed in options.seeds:
-            config = replace(composed([*options.overrides, *knobs]), seed=seed)
-            real.append(mean_ttft_s(run_real(config, options.delay_ms)))
-            simulated.append(mean_ttft_s(run_simulated(config, fit, options.delay_ms)))
-        names.append(name)
-        real_s.append(fmean(real))
-        simulated_s.append(fmean(simulated))
-        print(f"{name:28} {real_s[-1]:.3f} s real  {simulated_s[-1]:.3f} s simulated", flush=True)
+    names = list(POLICIES)
+    log = Log()
+    real: dict[str, list[float]] = {name: [] for name in names}
+    for number, seed in enumerate(options.seeds):
+        # in turn and each time from another one on, so that a machine that is busier for a while is
+        # so for the profile and for every policy
+        for place in range(len(names)):
+            name = names[(place + number * len(names) // len(options.seeds)) % len(names)]
+            config = replace(composed([*options.overrides, *POLICIES[name]]), seed=seed)
+            if place % CALIBRATE_EVERY == 0:
+                other = SLICES[0] + number * len(names) + place
+                with measured() as part:
+                    experiment.run(replace(composed(options.overrides), seed=other))
+                log.add(part)
+            real[name].append(mean_ttft_s(run_real(config, options.delay_ms)))
+    fit = fit_to(log, composed(options.overrides))
+    real_s = [fmean(real[name]) for name in names]
+    simulated_s = []
+    for name, mean_s in zip(names, real_s, strict=True):
+        config = composed([*options.overrides, *POLICIES[name]])
+        simulated_s.append(
+            fmean(
+                mean_ttft_s(run_simulated(replace(config, seed=seed), fit, options.delay_ms))
+                for seed in options.seeds
+            )
+        )
+        print(f"{name:28} {mean_s:.3f} s real  {simulated_s[-1]:.3f} s simulated", flush=True)
     tau = kendall_tau(real_s, simulated_s)
     print(f"Kendall's tau of {len(names)} policies: {tau:.2f}")
     if options.out is not None:

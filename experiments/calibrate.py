@@ -90,14 +90,12 @@ def main() -> None:
     print(options.out)
 
 
-def calibrate(
-    config: ExperimentConfig, seeds: Sequence[int], *, on_wall_clock: bool = False
-) -> Fit:
+def calibrate(config: ExperimentConfig, seeds: Sequence[int]) -> Fit:
     """A profile fitted to real runs of `config` with these seeds."""
     config = replace(config, executor=replace(config.executor, kind="torch"))
     log = Log()
     for seed in seeds:
-        with measured(on_wall_clock=on_wall_clock) as part:
+        with measured() as part:
             experiment.run(replace(config, seed=seed))
         log.add(part)
     return fit_to(log, config)

@@ -28,7 +28,7 @@ def fault_table(runs: Sequence[StoredRun]) -> str:
         "|---|---|" + "---|" * len(stops),
     ]
     for engine, fault in rows:
-        row = [cells.get((engine, fault, stop), "did not end") for stop in stops]
+        row = [cells.get((engine, fault, stop), "none") for stop in stops]
         lines.append(f"| {engine} | {fault} | " + " | ".join(row) + " |")
     return "\n".join(lines)
 

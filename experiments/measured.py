@@ -2,10 +2,11 @@
 
 On a machine that others use too, a wall clock says more about them than about the run. Inside
 `measured`, time is what the engine's thread computes or waits; the time in which somebody else has
-the processor does not count, neither in the log nor on the run's own clock. That is no good where
-the run waits for something that keeps to the wall clock, as a throttled storage does.
+the processor does not count, neither in the log nor on the run's own clock. Storage can be
+throttled by that same clock.
 """
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -92,38 +93,53 @@ def _pairs(num_queries: int, window: int | None) -> int:
 
 
 @contextmanager
-def measured(*, on_wall_clock: bool = False) -> Iterator[Log]:
-    """Inside, real executors keep this log, and their clock leaves others' time out."""
+def measured(*, storage_delay_s: float = 0.0) -> Iterator[Log]:
+    """Inside, real executors keep this log, and their clock leaves others' time out.
+
+    Every batch read from storage or written takes `storage_delay_s` longer, on that clock.
+    """
     log = Log()
-    tick = time.perf_counter if on_wall_clock else time.thread_time
     forward = TorchExecutor.forward
-    ended = [tick()]
+    ended = [time.thread_time()]
 
     def timed_forward(self: TorchExecutor, batch: Batch, now_ns: int) -> StepRun:
         extends = tuple((each.start, each.end) for each in batch.extends)
         lens = tuple(job.kv_len + 1 for job in batch.decodes)
         saves = sum(len(each.saves) for each in batch.extends)
-        started = tick()
+        started = time.thread_time()
         run = forward(self, batch, now_ns)
-        before, ended[0] = ended[0], tick()
+        before, ended[0] = ended[0], time.thread_time()
         log.steps.append(Step(extends, lens, saves, ended[0] - started, started - before))
         return run
 
     began: dict[int, int] = {}
 
+    # readable from the threads of storage too
+    engine_clock = time.pthread_getcpuclockid(threading.get_ident())
+
     def now(self: TorchIo) -> int:
         # from the first look at it, which is when serving begins
-        passed = time.thread_time_ns()
+        passed = time.clock_gettime_ns(engine_clock)
         return passed - began.setdefault(id(self), passed) + self._skipped
+
+    def throttled(inside: Callable[..., Any]) -> Callable[..., Any]:
+        def slow(self: TorchIo, *arguments: Any) -> Any:
+            due = now(self) + int(storage_delay_s * SECOND_NS)
+            result = inside(self, *arguments)
+            while now(self) < due:
+                time.sleep(POLL_NS / SECOND_NS)
+            return result
+
+        return slow if storage_delay_s else inside
 
     with ExitStack() as stack:
         replacements = {
-            "_load": _timed(TorchIo._load, log.reads, 2, tick),
-            "_store": _timed(TorchIo._store, log.writes, 2, tick),
-            "_on_all_ranks": _timed(TorchIo._on_all_ranks, log.queries, 1, tick),
+            "now": now,
+            "wait_until": _wait_until,
+            "_load": throttled(_timed(TorchIo._load, log.reads, 2)),
+            "_store": throttled(_timed(TorchIo._store, log.writes, 2)),
+            "_on_all_ranks": _timed(TorchIo._on_all_ranks, log.queries, 1),
         }
-        if not on_wall_clock:
-            replacements |= {"now": now, "wait_until": _wait_until}
         for name, replacement in replacements.items():
             stack.enter_context(mock.patch.object(TorchIo, name, replacement))
         stack.enter_context(mock.patch.object(TorchExecutor, "forward", timed_forward))
@@ -140,14 +156,12 @@ def _wait_until(self: TorchIo, time_ns: int) -> None:
     self._skipped += delay  # a sleep costs what was asked for, however late the thread wakes
 
 
-def _timed(
-    inside: Callable[..., Any], calls: list[Call], keys_at: int, tick: Callable[[], float]
-) -> Callable[..., Any]:
+def _timed(inside: Callable[..., Any], calls: list[Call], keys_at: int) -> Callable[..., Any]:
     def timed(*arguments: Any) -> Any:
-        started = tick()
+        started = time.thread_time()
         result = inside(*arguments)
         if arguments[keys_at]:
-            calls.append(Call(len(arguments[keys_at]), tick() - started))
+            calls.append(Call(len(arguments[keys_at]), time.thread_time() - started))
         return result
 
     return timed

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from hicache.cache.node import DEVICE, FULL, HOST, MAMBA, SWA
+from hicache.cache.node import DEVICE, FULL, MAMBA, SWA
 from hicache.cache.pages import PageIds
 from hicache.cache.prefetch import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
@@ -600,9 +600,3 @@ class Scheduler:
             sequence.boundary_slot = None
         self.cache.finish(sequence, num_pages)
         outcome.finished.append(job)
-
-
-def host_tokens(cache: PrefixCache) -> int | None:
-    """Tokens of full KV that the host pool holds at most; None if it never fills."""
-    capacity = cache.pools[HOST][FULL].capacity
-    return None if capacity is None else capacity * cache.page_size

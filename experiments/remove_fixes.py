@@ -167,7 +167,7 @@ REMOVALS = (
     ),
     Removal(
         name="004 the three host hits are told apart",
-        path="hicache/cache/tree.py",
+        path="hicache/cache/match.py",
         fix="return bool(self.host_hit_length or self.swa_host_hit_length"
         " or self.mamba_host_hit_length)",
         without="return bool(self.host_hit_length)",

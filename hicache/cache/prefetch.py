@@ -9,12 +9,13 @@ from collections import Counter
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
-from hicache.cache.keys import COMPONENT_TAGS, page_digests
+from hicache.cache.keys import COMPONENT_TAGS, last_digest, page_digests
+from hicache.cache.lock import HostLock
+from hicache.cache.match import MatchResult
 from hicache.cache.node import FULL, HOST, KINDS, MAMBA, SWA, Node
 from hicache.cache.pages import NO_PAGES, PageIds
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.sequence import Sequence
-from hicache.cache.tree import HostLock, MatchResult
 from hicache.clock import to_ns
 from hicache.config import (
     CommitPolicy,
@@ -156,7 +157,7 @@ class Prefetcher:
             return None
         first, end = start * tree.page_bytes, (start + prefetch.num_pages) * tree.page_bytes
         prefetch.digests = page_digests(
-            tree.last_digest(anchor), sequence.tokens[first:end], tree.page_bytes
+            last_digest(anchor), sequence.tokens[first:end], tree.page_bytes
         )
         sequence.digests, sequence.digests_start = prefetch.digests, start
         self.occupied_tokens += asked * page

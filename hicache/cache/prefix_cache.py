@@ -11,7 +11,9 @@ from itertools import pairwise
 import numpy as np
 
 from hicache.cache.actions import FreePages, Plan
-from hicache.cache.keys import COMPONENT_TAGS
+from hicache.cache.keys import keys_of
+from hicache.cache.lock import HostLock
+from hicache.cache.match import MatchResult
 from hicache.cache.node import DEVICE, FULL, HOST, KIND_NAMES, MAMBA, SWA, TIER_NAMES, Node
 from hicache.cache.pages import NO_PAGES, PageAllocator, PageIds
 from hicache.cache.sequence import Sequence
@@ -23,7 +25,7 @@ from hicache.cache.transfer import (
     StorageDelete,
     StorageWrite,
 )
-from hicache.cache.tree import HostLock, Lock, MatchResult, RadixTree
+from hicache.cache.tree import RadixTree
 from hicache.config import StorageWrites, Tiering, WritePolicy
 
 Pools = tuple[list[PageAllocator], list[PageAllocator]]  # by tier and component
@@ -136,7 +138,7 @@ class PrefixCache:
             return None
         sequence.tree_pages = sequence.num_pages = sequence.swa_start = node.end
         sequence.reserve(node.end + 1)
-        for above in self.tree.span(node, 0):
+        for above in node.span():
             for kind, table in ((FULL, sequence.full_pages), (SWA, sequence.swa_pages)):
                 page_ids = above.held[DEVICE][kind]
                 if page_ids is not None:
@@ -206,7 +208,7 @@ class PrefixCache:
         """
         tree = self.tree
         lock = sequence.lock
-        assert isinstance(lock, Lock)
+        assert lock is not None
         node = lock.node
         first = sequence.tree_pages
         cuts = {num_pages, sequence.swa_start, *sequence.states}
@@ -290,7 +292,7 @@ class PrefixCache:
         actions: list[FreePages] = []
         node = self.tree.insert_host(anchor, sequence, pages, actions)
         self._apply(actions)
-        self._came_from_storage(self.tree.span(node, anchor.end), node, pages)
+        self._came_from_storage(node.span(anchor.end), node, pages)
         return sum(len(action.page_ids) for action in actions if action.kind == FULL)
 
     # -- inside --------------------------------------------------------------------------------
@@ -349,7 +351,6 @@ class PrefixCache:
 
     def _release_lock(self, sequence: Sequence) -> None:
         if sequence.lock is not None:
-            assert isinstance(sequence.lock, Lock)
             self.tree.release(sequence.lock)
             sequence.lock = None
 
@@ -358,7 +359,7 @@ class PrefixCache:
     ) -> tuple[int, int, int]:
         on_device = on_host = from_storage = 0
         first, last = storage_start // self.page_size, storage_end // self.page_size
-        for above in self.tree.span(node, 0):
+        for above in node.span():
             if above.held[DEVICE][FULL] is not None:
                 on_device += above.num_pages
                 continue
@@ -512,7 +513,7 @@ class PrefixCache:
         for each, kind in read:
             each.stored[kind] = not self._is_exclusive
         if self._is_exclusive:
-            keys = [key for each, kind in read for key in self._keys(each, kind)]
+            keys = [key for each, kind in read for key in keys_of(each, kind)]
             self.outbox.append(StorageDelete(keys=keys))
             self.counters["storage/dropped_read_pages"] += len(keys)
 
@@ -521,7 +522,7 @@ class PrefixCache:
         # to be inserted counts as a hit of its own
         worthy = [
             (each, kind)
-            for each in self.tree.span(node, 0)
+            for each in node.span()
             if each.hit_count > self._write_hits
             for kind in self.tree.kinds
             if each.held[HOST][kind] is not None and not each.stored[kind]
@@ -536,7 +537,7 @@ class PrefixCache:
         for transfer in self.in_flight:
             if isinstance(transfer, BackUp):
                 first = min(transfer.full_start, transfer.swa_start)
-                nodes.update(self.tree.span(transfer.node, first), transfer.state_nodes)
+                nodes.update(transfer.node.span(first), transfer.state_nodes)
         return nodes
 
     def _write_leaving(self, victim: Node, kind: int) -> None:
@@ -558,7 +559,7 @@ class PrefixCache:
         for node, kind in items:
             page_ids = node.held[HOST][kind]
             assert page_ids is not None
-            keys += self._keys(node, kind)
+            keys += keys_of(node, kind)
             pages += [(kind, page_id) for page_id in page_ids.tolist()]
         num_bytes = sum(self.page_bytes[kind] for kind, _ in pages)
         assert self._storage_queue_bytes is not None
@@ -582,11 +583,6 @@ class PrefixCache:
         self.in_flight.add(write)
         self.outbox.append(write)
 
-    def _keys(self, node: Node, kind: int) -> list[bytes]:
-        if kind == MAMBA:
-            return [self.tree.last_digest(node) + COMPONENT_TAGS[MAMBA]]
-        return [digest + COMPONENT_TAGS[kind] for digest in self.tree.digests(node)]
-
     def _lock_host_alone(self, node: Node, kind: int) -> HostLock:
         return self.tree.lock_host(
             node,
@@ -596,22 +592,21 @@ class PrefixCache:
         )
 
     def _write_to_storage(self, back_up: BackUp) -> None:
-        tree = self.tree
         node = back_up.node
         keys: list[bytes] = []
         pages: list[tuple[int, int]] = []
-        spans = (tree.span(node, back_up.full_start), tree.span(node, back_up.swa_start))
+        spans = (node.span(back_up.full_start), node.span(back_up.swa_start))
         for kind, nodes in zip((FULL, SWA), spans, strict=True):
             for each in nodes:
                 page_ids = each.held[HOST][kind]
                 if page_ids is None:
                     continue
-                keys += [digest + COMPONENT_TAGS[kind] for digest in tree.digests(each)]
+                keys += keys_of(each, kind)
                 pages += [(kind, page_id) for page_id in page_ids.tolist()]
         for each in back_up.state_nodes:
             slot = each.held[HOST][MAMBA]
             if slot is not None:
-                keys.append(tree.last_digest(each) + COMPONENT_TAGS[MAMBA])
+                keys += keys_of(each, MAMBA)
                 pages.append((MAMBA, int(slot[0])))
         num_bytes = sum(self.page_bytes[kind] for kind, _ in pages)
         assert self._storage_queue_bytes is not None

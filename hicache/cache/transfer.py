@@ -7,9 +7,9 @@ both ends in place until `PrefixCache.complete` is told that it is done.
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from hicache.cache.lock import HostLock, Lock
 from hicache.cache.node import Node
 from hicache.cache.pages import PageIds
-from hicache.cache.tree import HostLock, Lock
 
 
 class Move(NamedTuple):

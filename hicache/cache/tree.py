@@ -5,12 +5,12 @@ needs it returns as `FreePages`. All lengths inside are pages; `MatchResult` spe
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from hicache.cache.actions import FreePages, Plan
 from hicache.cache.eviction import EvictionPolicy, Priority, VictimQueue
-from hicache.cache.keys import chain_seed, page_digests
+from hicache.cache.keys import chain_seed
+from hicache.cache.lock import HostLock, Lock
+from hicache.cache.match import MatchResult
 from hicache.cache.node import DEVICE, FULL, HOST, KINDS, MAMBA, SWA, TIERS, Node
 from hicache.cache.pages import PageIds
 from hicache.cache.sequence import Sequence
@@ -25,63 +25,6 @@ def _swa_tick(node: Node) -> Priority:
 
 def _mamba_tick(node: Node) -> Priority:
     return (node.aux_ticks[MAMBA],)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MatchResult:
-    """The longest reusable start of a request, in tokens, found twice: on the device, anywhere.
-
-    `host_hit_length`: full tokens held only on the host between the two boundaries.
-    `swa_host_hit_length`: tokens held only on the host in the window before the any-tier boundary,
-    by page, at most a page-rounded window. `mamba_host_hit_length`: 1 if the state at that boundary
-    is only on the host. `full_len`: matched tokens whatever the other components hold.
-    """
-
-    device_prefix_len: int
-    usable_len: int
-    full_len: int
-    host_hit_length: int
-    swa_host_hit_length: int
-    mamba_host_hit_length: int
-    device_node: Node
-    best_node: Node
-
-    @property
-    def needs_host_load_back(self) -> bool:
-        """Whether using the any-tier boundary takes a copy from the host."""
-        return bool(self.host_hit_length or self.swa_host_hit_length or self.mamba_host_hit_length)
-
-    def without_host(self) -> "MatchResult":
-        """What is left of the match when nothing is loaded back."""
-        return replace(
-            self,
-            usable_len=self.device_prefix_len,
-            host_hit_length=0,
-            swa_host_hit_length=0,
-            mamba_host_hit_length=0,
-            best_node=self.device_node,
-        )
-
-    @property
-    def branch_len(self) -> int | None:
-        """Where a state kept now would let the next such request start later than this one."""
-        return self.full_len if self.full_len > self.usable_len else None
-
-
-class Lock(NamedTuple):
-    """The receipt of a lock on the device; what `release` must undo."""
-
-    node: Node
-    swa_start: int
-
-
-class HostLock(NamedTuple):
-    """The receipt of a lock on the host: pages `[full_start, node.end)` and their sidecars."""
-
-    node: Node
-    full_start: int
-    swa_start: int
-    with_state: bool
 
 
 class RadixTree:
@@ -164,7 +107,7 @@ class RadixTree:
         self._touch_sidecars(best)
         full_host = sum(
             passed.num_pages
-            for passed in self._path(best, on_device.end)
+            for passed in best.path(on_device.end)
             if passed.held[DEVICE][FULL] is None
         )
         swa_host = state_host = 0
@@ -191,31 +134,6 @@ class RadixTree:
             root.seed = chain_seed(namespace)
         return root
 
-    def digests(self, node: Node) -> list[bytes]:
-        """The page digests of a node, computed once. O(pages not hashed yet on its path)."""
-        pending = []
-        above = node
-        while above.digests is None and above.parent is not None:
-            pending.append(above)
-            above = above.parent
-        seed = above.seed if above.parent is None else above.digests[-1]  # type: ignore[index]
-        assert seed is not None
-        for below in reversed(pending):
-            below.digests = page_digests(seed, below.edge, self.page_bytes)
-            seed = below.digests[-1]
-        return node.digests or []
-
-    def last_digest(self, node: Node) -> bytes:
-        """What the digest of the next page is chained to."""
-        if node.parent is None:
-            assert node.seed is not None
-            return node.seed
-        return self.digests(node)[-1]
-
-    def span(self, node: Node, start: int) -> list[Node]:
-        """The nodes of `[start, node.end)`, from the top; `start` was once a node's start."""
-        return list(self._path(node, start))[::-1]
-
     def nodes(self) -> Iterator[Node]:
         """Every node but the roots."""
         stack = [child for root in self.roots.values() for child in root.children.values()]
@@ -228,7 +146,7 @@ class RadixTree:
 
     def lock(self, node: Node) -> Lock:
         """Forbid eviction from the device of the path, its last window and the node's state."""
-        swa_start = self._window_start(node) if self.has_swa else node.end
+        swa_start = node.window_start(self.window_pages) if self.has_swa else node.end
         self._count_locks(DEVICE, node, 1, 0, swa_start, with_state=True)
         return Lock(node, swa_start)
 
@@ -260,7 +178,7 @@ class RadixTree:
         Returns the node that ends at `end`.
         """
         self._tick += 1
-        for above in self._path(node, 0):
+        for above in node.path():
             above.tick = self._tick  # whoever publishes has used the prefix until now
         while node.end < end:
             start = node.end
@@ -345,13 +263,13 @@ class RadixTree:
 
     def plan_back_up(self, node: Node) -> Plan:
         """What of the path to `node`, of its window and of its states has no host copy yet."""
-        full = [above for above in self._path(node, 0) if above.held[HOST][FULL] is None]
+        full = [above for above in node.path() if above.held[HOST][FULL] is None]
         swa = (
             []
             if not self.has_swa
             else [
                 above
-                for above in self._path(node, self._window_start(node))
+                for above in node.path(node.window_start(self.window_pages))
                 if above.held[HOST][SWA] is None and above.held[DEVICE][SWA] is not None
             ]
         )
@@ -369,17 +287,17 @@ class RadixTree:
 
         Splits the node across the window's edge, so that no more than the window is moved.
         """
-        full = [above for above in self._path(node, 0) if above.held[DEVICE][FULL] is None]
+        full = [above for above in node.path() if above.held[DEVICE][FULL] is None]
         swa: list[Node] = []
         if self.has_swa:
             edge = max(node.end - self.window_pages, 0)
-            for above in list(self._path(node, self._window_start(node))):
+            for above in list(node.path(node.window_start(self.window_pages))):
                 if above.held[DEVICE][SWA] is not None:
                     continue
                 if above.start < edge:
                     self._split(above, edge - above.start)
                 swa.append(above)
-            full = [above for above in self._path(node, 0) if above.held[DEVICE][FULL] is None]
+            full = [above for above in node.path() if above.held[DEVICE][FULL] is None]
         state = self.has_states and not node.is_root and node.held[DEVICE][MAMBA] is None
         return Plan(full[::-1], swa[::-1], [node] if state else [])
 
@@ -616,7 +534,7 @@ class RadixTree:
         # a match uses the last window and the last state of its path, and no others
         if self.has_swa:
             edge = max(node.end - self.window_pages, 0)
-            for above in self._path(node, edge):
+            for above in node.path(edge):
                 above.aux_ticks[SWA] = self._tick
         node.aux_ticks[MAMBA] = self._tick
 
@@ -664,25 +582,11 @@ class RadixTree:
         if page_ids is not None and (before == 0 or after == 0):
             self.protected[tier][kind] += len(page_ids) * change
 
-    def _path(self, node: Node, start: int) -> Iterator[Node]:
-        # from `node` up to the node that holds page `start`
-        while node.parent is not None and node.end > start:
-            yield node
-            node = node.parent
-
-    def _window_start(self, node: Node) -> int:
-        # where the topmost node begins that holds some of the last window before node's end
-        edge = max(node.end - self.window_pages, 0)
-        start = node.end
-        for above in self._path(node, edge):
-            start = above.start
-        return start
-
     def _host_only_window(self, node: Node) -> int:
         edge = max(node.end - self.window_pages, 0)
         return sum(
             above.end - max(above.start, edge)
-            for above in self._path(node, edge)
+            for above in node.path(edge)
             if above.held[DEVICE][SWA] is None and above.held[HOST][SWA] is not None
         )
 

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hicache.cache.match import MatchResult
 from hicache.cache.node import DEVICE, FULL, MAMBA, SWA
 from hicache.cache.prefix_cache import PrefixCache
-from hicache.cache.tree import MatchResult
 from hicache.config import SchedulerConfig
 from hicache.scheduler.budget import NewTokenRatio, StepBudget, ceil_page, swa_budget_for_req
 from hicache.scheduler.decoding import steps_in_page

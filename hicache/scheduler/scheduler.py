@@ -8,10 +8,10 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Callable
 
+from hicache.cache.match import MatchResult
 from hicache.cache.node import DEVICE, FULL, SWA
 from hicache.cache.prefetch import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
-from hicache.cache.tree import MatchResult
 from hicache.config import (
     Batching,
     CheckpointPlacement,

@@ -18,11 +18,11 @@ back-filled), 24 (process-level suites; faults of storage are tested in `tests/s
 import pytest
 
 from hicache.cache import invariants
+from hicache.cache.match import MatchResult
 from hicache.cache.node import DEVICE, FULL, HOST, MAMBA, SWA, Node
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.sequence import Sequence
 from hicache.cache.transfer import CopyState, LoadBack
-from hicache.cache.tree import MatchResult
 from hicache.config import WritePolicy
 from tests.cache.small import (
     complete_all,

@@ -14,13 +14,14 @@ import numpy as np
 from hicache.cache import invariants
 from hicache.cache.eviction import POLICIES
 from hicache.cache.keys import COMPONENT_TAGS, chain_seed, page_digests
+from hicache.cache.match import MatchResult
 from hicache.cache.node import FULL, MAMBA, SWA, TIERS
 from hicache.cache.pages import PageAllocator, PageIds
 from hicache.cache.prefetch import Prefetch, Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.sequence import Sequence
 from hicache.cache.transfer import CopyState
-from hicache.cache.tree import MatchResult, RadixTree
+from hicache.cache.tree import RadixTree
 from hicache.clock import SECOND_NS
 from hicache.config import (
     CommitPolicy,

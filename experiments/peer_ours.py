@@ -84,7 +84,7 @@ class OurSide:
 
     def residency(self) -> Residency:
         """What is held now."""
-        resident = self._tree.resident
+        resident = self._tree.residency.resident
         return Residency(resident[DEVICE][FULL] * self._page, resident[HOST][FULL] * self._page)
 
     def close(self) -> None:

@@ -107,7 +107,7 @@ def test_a_window_on_the_host_alone_is_loaded_back() -> None:
     complete_all(cache)
     freed: list[Any] = []
     for node in list(cache.tree.nodes()):
-        cache.tree._drop(node, DEVICE, SWA, freed)
+        cache.tree.residency.drop(node, DEVICE, SWA, freed)
     cache._apply(freed)
     sequence = Sequence(tokens_of(17))
     found = cache.match(sequence, 17)

@@ -225,7 +225,8 @@ def traffic_digest(cache: PrefixCache) -> int:
     traffic = [
         each.traffic for pools in cache.pools for each in pools if isinstance(each, TracedAllocator)
     ]
-    state = repr((traffic, tree.num_nodes, tree.resident, tree.protected))
+    held = tree.residency
+    state = repr((traffic, tree.num_nodes, held.resident, held.protected))
     return _digest(blake2b(state.encode(), digest_size=8).digest())
 
 

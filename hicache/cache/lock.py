@@ -1,4 +1,4 @@
-"""Receipts of locks: what a lock forbids the eviction of, and what its release must undo."""
+"""The receipt of a lock: what it forbids the eviction of, and what its release must undo."""
 
 from typing import NamedTuple
 
@@ -6,15 +6,12 @@ from hicache.cache.node import Node
 
 
 class Lock(NamedTuple):
-    """The receipt of a lock on the device; which covers the path to the node."""
+    """On one tier: full pages `[full_start, node.end)`, window pages `[swa_start, node.end)`.
 
-    node: Node
-    swa_start: int
+    And, `with_state`, the node's state. A start is that of a node of the path, or `node.end`.
+    """
 
-
-class HostLock(NamedTuple):
-    """The receipt of a lock on the host: pages `[full_start, node.end)` and their sidecars."""
-
+    tier: int
     node: Node
     full_start: int
     swa_start: int

@@ -10,7 +10,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
 from hicache.cache.keys import COMPONENT_TAGS, last_digest, page_digests
-from hicache.cache.lock import HostLock
+from hicache.cache.lock import Lock
 from hicache.cache.match import MatchResult
 from hicache.cache.node import FULL, HOST, KINDS, MAMBA, SWA, Node
 from hicache.cache.pages import NO_PAGES, PageIds
@@ -38,7 +38,7 @@ class Prefetch:
     request_id: int
     sequence: Sequence
     anchor: Node
-    anchor_lock: HostLock
+    anchor_lock: Lock
     start_page: int
     asked_pages: int  # before any cut
     num_pages: int  # to be read: cut, then what storage has
@@ -153,7 +153,7 @@ class Prefetcher:
             has_state=tree.has_states,
         )
         if self.config.stage_at is StageAt.enqueue and not self._stage(prefetch):
-            tree.release_host(prefetch.anchor_lock)
+            tree.release(prefetch.anchor_lock)
             return None
         first, end = start * tree.page_bytes, (start + prefetch.num_pages) * tree.page_bytes
         prefetch.digests = page_digests(
@@ -386,7 +386,7 @@ class Prefetcher:
     def _settle(self, prefetch: Prefetch) -> None:
         assert not prefetch.is_settled
         prefetch.is_settled = True
-        self.cache.tree.release_host(prefetch.anchor_lock)
+        self.cache.tree.release(prefetch.anchor_lock)
         self.occupied_tokens -= prefetch.asked_pages * self._page
 
     def _discard(self, prefetch: Prefetch, reason: str) -> None:

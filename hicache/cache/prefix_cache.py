@@ -12,7 +12,7 @@ import numpy as np
 
 from hicache.cache.actions import FreePages, Plan
 from hicache.cache.keys import keys_of
-from hicache.cache.lock import HostLock
+from hicache.cache.lock import Lock
 from hicache.cache.match import MatchResult
 from hicache.cache.node import DEVICE, FULL, HOST, KIND_NAMES, MAMBA, SWA, TIER_NAMES, Node
 from hicache.cache.pages import NO_PAGES, PageAllocator, PageIds
@@ -96,7 +96,9 @@ class PrefixCache:
     def evictable_size(self, kind: int) -> int:
         """Tokens (mamba: slots) that eviction could free on the device."""
         tree = self.tree
-        return (tree.resident[DEVICE][kind] - tree.protected[DEVICE][kind]) * self._unit(kind)
+        return (
+            tree.residency.resident[DEVICE][kind] - tree.residency.protected[DEVICE][kind]
+        ) * self._unit(kind)
 
     def room(self, kind: int) -> int:
         """Tokens (mamba: slots) that allocation on the device can count on."""
@@ -264,7 +266,7 @@ class PrefixCache:
             elif not self._writes_evicted:
                 self._write_to_storage(transfer)
         for host_lock in transfer.host_locks:
-            self.tree.release_host(host_lock)
+            self.tree.release(host_lock)
 
     # -- host memory for prefetch --------------------------------------------------------------
 
@@ -318,19 +320,19 @@ class PrefixCache:
         tree = self.tree
         actions: list[FreePages] = []
         if tier == HOST:
-            victim = tree.host_victim(kind)
+            victim = tree.residency.host_victim(kind)
             if victim is None:
                 return False
             if self._writes_evicted:
                 self._write_leaving(victim, kind)
             tree.evict_host(victim, kind, actions)
         else:
-            victim = tree.device_victim(kind)
+            victim = tree.residency.device_victim(kind)
             if victim is None:
                 return False
             if self.write_policy is WritePolicy.write_back:
                 self._save_victim(victim, kind)
-                if not tree.may_leave_device(victim):
+                if not tree.residency.may_leave_device(victim):
                     return False
             tree.evict_device(victim, kind, actions)
         for action in actions:
@@ -387,7 +389,7 @@ class PrefixCache:
             if page_ids is None:
                 for earlier, page_ids in enumerate(taken):
                     self.pools[DEVICE][earlier].free(page_ids)
-                tree.release_host(host_lock)
+                tree.release(host_lock)
                 tree.release(lock)
                 self.counters["load_back/failed_count"] += 1
                 return None
@@ -402,7 +404,7 @@ class PrefixCache:
                 held = each.held[HOST][kind]
                 assert held is not None
                 sources.append(held)
-                tree.put(each, DEVICE, kind, part)
+                tree.residency.put(each, DEVICE, kind, part)
             moves.append(Move(kind, np.concatenate(sources), taken[kind]))
         counts = (len(taken[FULL]), len(taken[SWA]), len(taken[MAMBA]))
         load_back = LoadBack(
@@ -431,7 +433,7 @@ class PrefixCache:
 
     def _save_victim(self, victim: Node, kind: int) -> None:
         device, host = victim.held
-        leaf = victim in self.tree.leaves[DEVICE]
+        leaf = victim in self.tree.residency.leaves[DEVICE]
         kinds = self.tree.kinds if leaf else [other for other in (SWA, MAMBA) if other >= kind]
         lost = [
             [victim] if other in kinds and device[other] is not None and host[other] is None else []
@@ -456,7 +458,7 @@ class PrefixCache:
                     lost = plan.num_pages(kind) - counts[kind]
                     self.counters[f"back_up/dropped_{KIND_NAMES[kind]}_pages"] += lost
                     break
-                tree.put(each, HOST, kind, target)
+                tree.residency.put(each, HOST, kind, target)
                 sources.append(source)
                 targets.append(target)
                 counts[kind] += len(source)
@@ -492,7 +494,7 @@ class PrefixCache:
 
     def _lock_copies(
         self, node: Node, full_start: int, swa_start: int, state_nodes: list[Node]
-    ) -> list[HostLock]:
+    ) -> list[Lock]:
         tree = self.tree
         locks = [tree.lock_host(node, full_start, swa_start=swa_start)]
         # evicting a node's window would take its state along, so the state's lock holds both
@@ -543,7 +545,7 @@ class PrefixCache:
     def _write_leaving(self, victim: Node, kind: int) -> None:
         # before the victim's host data is evicted: what of it is nowhere else
         device, host = victim.held
-        is_leaf = victim in self.tree.leaves[HOST]
+        is_leaf = victim in self.tree.residency.leaves[HOST]
         leaving = [
             (victim, other)
             for other in self.tree.kinds
@@ -583,7 +585,7 @@ class PrefixCache:
         self.in_flight.add(write)
         self.outbox.append(write)
 
-    def _lock_host_alone(self, node: Node, kind: int) -> HostLock:
+    def _lock_host_alone(self, node: Node, kind: int) -> Lock:
         return self.tree.lock_host(
             node,
             node.start if kind == FULL else node.end,

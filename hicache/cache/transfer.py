@@ -7,7 +7,7 @@ both ends in place until `PrefixCache.complete` is told that it is done.
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from hicache.cache.lock import HostLock, Lock
+from hicache.cache.lock import Lock
 from hicache.cache.node import Node
 from hicache.cache.pages import PageIds
 
@@ -28,7 +28,7 @@ class Transfer:
     num_bytes: int
     node: Node  # the deepest node it concerns
     locks: list[Lock] = field(default_factory=list)
-    host_locks: list[HostLock] = field(default_factory=list)
+    host_locks: list[Lock] = field(default_factory=list)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -67,7 +67,7 @@ class StorageWrite:
     keys: list[bytes]
     pages: list[tuple[int, int]]  # (component, host page id), as long as `keys`
     num_bytes: int
-    host_locks: list[HostLock]
+    host_locks: list[Lock]
     is_given_away: bool = False
 
 

@@ -7,24 +7,17 @@ needs it returns as `FreePages`. All lengths inside are pages; `MatchResult` spe
 from collections.abc import Iterator
 
 from hicache.cache.actions import FreePages, Plan
-from hicache.cache.eviction import EvictionPolicy, Priority, VictimQueue
+from hicache.cache.eviction import EvictionPolicy
 from hicache.cache.keys import chain_seed
-from hicache.cache.lock import HostLock, Lock
+from hicache.cache.lock import Lock
 from hicache.cache.match import MatchResult
-from hicache.cache.node import DEVICE, FULL, HOST, KINDS, MAMBA, SWA, TIERS, Node
+from hicache.cache.node import DEVICE, FULL, HOST, KINDS, MAMBA, SWA, Node
 from hicache.cache.pages import PageIds
+from hicache.cache.residency import Residency
 from hicache.cache.sequence import Sequence
 from hicache.request import TOKEN_BYTES
 
 EVERYTHING = 1 << 40  # a run of window pages that began at the root is long enough for any window
-
-
-def _swa_tick(node: Node) -> Priority:
-    return (node.aux_ticks[SWA],)
-
-
-def _mamba_tick(node: Node) -> Priority:
-    return (node.aux_ticks[MAMBA],)
 
 
 class RadixTree:
@@ -54,19 +47,15 @@ class RadixTree:
             for kind in KINDS
             if kind == FULL or (kind == SWA and self.has_swa) or (kind == MAMBA and has_states)
         ]
-        self._reclaims_duplicates = reclaims_duplicates
         self._split_refreshes = split_refreshes
         self.roots: dict[str, Node] = {}
-        self.leaves = (VictimQueue(policy.priority), VictimQueue(policy.priority))  # by tier
-        # unlocked swa and mamba data, least recent first; on the host only what is nowhere else
-        self.sidecars = tuple(
-            {SWA: VictimQueue(_swa_tick), MAMBA: VictimQueue(_mamba_tick)} for _ in TIERS
-        )
-        self.duplicates: dict[Node, None] = {}  # full on both tiers and unlocked on the host
-        self.resident = ([0, 0, 0], [0, 0, 0])  # pages or slots, by tier and kind
-        self.protected = ([0, 0, 0], [0, 0, 0])  # those under a lock
         self.num_nodes = 0
-        self._tick = 0
+        self.residency = Residency(
+            policy,
+            window_pages=self.window_pages,
+            has_states=has_states,
+            reclaims_duplicates=reclaims_duplicates,
+        )
 
     # -- finding ------------------------------------------------------------------------------
 
@@ -80,8 +69,7 @@ class RadixTree:
         end = max_len // size
         has_swa, has_states, window = self.has_swa, self.has_states, self.window_len
         node = best = on_device = self.root(namespace)
-        self._tick += 1
-        tick = self._tick
+        tick = self.residency.next_tick()
         run_any = run_device = EVERYTHING
         while node.end < end:
             child = self._step(node, tokens, end)
@@ -104,7 +92,7 @@ class RadixTree:
                 best = node
             if usable_on_device:
                 on_device = node
-        self._touch_sidecars(best)
+        self.residency.touch_sidecars(best)
         full_host = sum(
             passed.num_pages
             for passed in best.path(on_device.end)
@@ -147,26 +135,22 @@ class RadixTree:
     def lock(self, node: Node) -> Lock:
         """Forbid eviction from the device of the path, its last window and the node's state."""
         swa_start = node.window_start(self.window_pages) if self.has_swa else node.end
-        self._count_locks(DEVICE, node, 1, 0, swa_start, with_state=True)
-        return Lock(node, swa_start)
-
-    def release(self, lock: Lock) -> None:
-        """Undo one `lock`."""
-        self._count_locks(DEVICE, lock.node, -1, 0, lock.swa_start, with_state=True)
+        lock = Lock(DEVICE, node, 0, swa_start, with_state=True)
+        self.residency.count_locks(lock, 1)
+        return lock
 
     def lock_host(
         self, node: Node, full_start: int, *, swa_start: int | None = None, with_state: bool = False
-    ) -> HostLock:
+    ) -> Lock:
         """Forbid eviction from the host of pages `[full_start, node.end)` and their sidecars."""
-        lock = HostLock(node, full_start, node.end if swa_start is None else swa_start, with_state)
-        self._count_locks(HOST, node, 1, full_start, lock.swa_start, with_state=with_state)
+        swa_start = node.end if swa_start is None else swa_start
+        lock = Lock(HOST, node, full_start, swa_start, with_state=with_state)
+        self.residency.count_locks(lock, 1)
         return lock
 
-    def release_host(self, lock: HostLock) -> None:
-        """Undo one `lock_host`."""
-        self._count_locks(
-            HOST, lock.node, -1, lock.full_start, lock.swa_start, with_state=lock.with_state
-        )
+    def release(self, lock: Lock) -> None:
+        """Undo one `lock` or `lock_host`."""
+        self.residency.count_locks(lock, -1)
 
     # -- publishing ---------------------------------------------------------------------------
 
@@ -177,9 +161,9 @@ class RadixTree:
         tombstone takes the sequence's. `sequence.swa_start` must not lie inside the interval.
         Returns the node that ends at `end`.
         """
-        self._tick += 1
+        tick = self.residency.next_tick()
         for above in node.path():
-            above.tick = self._tick  # whoever publishes has used the prefix until now
+            above.tick = tick  # whoever publishes has used the prefix until now
         while node.end < end:
             start = node.end
             child = self._step(node, sequence.tokens, end)
@@ -187,22 +171,22 @@ class RadixTree:
                 edge = sequence.tokens[start * self.page_bytes : end * self.page_bytes]
                 child = self._grow(node, edge)
                 child.digests = sequence.known_digests(start, end)
-                self._put(child, DEVICE, FULL, sequence.full_pages[start:end].copy())
+                self.residency.put(child, DEVICE, FULL, sequence.full_pages[start:end].copy())
                 if self.has_swa and sequence.swa_start <= start:
-                    self._put(child, DEVICE, SWA, sequence.swa_pages[start:end].copy())
+                    self.residency.put(child, DEVICE, SWA, sequence.swa_pages[start:end].copy())
             else:
                 self._merge(child, sequence, actions)
             child.hit_count += 1
-            child.tick = self._tick
+            child.tick = tick
             node = child
-        self._touch_sidecars(node)
+        self.residency.touch_sidecars(node)
         return node
 
     def attach_state(self, node: Node, slot: PageIds) -> bool:
         """Keep the state after `node` on the device; False if one is kept there already."""
         if node.held[DEVICE][MAMBA] is not None:
             return False
-        self._put(node, DEVICE, MAMBA, slot)
+        self.residency.put(node, DEVICE, MAMBA, slot)
         return True
 
     def insert_host(
@@ -228,7 +212,7 @@ class RadixTree:
         first, end = anchor.end, anchor.end + len(full)
         swa_first = end - len(swa)
         node = anchor
-        self._tick += 1
+        tick = self.residency.next_tick()
         for cut in sorted({swa_first, end} - {first}):
             while node.end < cut:
                 start = node.end
@@ -238,23 +222,23 @@ class RadixTree:
                     edge = tokens[start * self.page_bytes : cut * self.page_bytes]
                     child = self._grow(node, edge)
                     child.digests = sequence.known_digests(start, cut)
-                    self._put(child, HOST, FULL, part)
+                    self.residency.put(child, HOST, FULL, part)
                 elif child.held[HOST][FULL] is None:
-                    self._put(child, HOST, FULL, part)
+                    self.residency.put(child, HOST, FULL, part)
                 else:
                     actions.append(FreePages(HOST, FULL, part))
                 if self.has_swa and start >= swa_first:
                     part = swa[start - swa_first : child.end - swa_first]
                     if child.held[HOST][SWA] is None:
-                        self._put(child, HOST, SWA, part)
+                        self.residency.put(child, HOST, SWA, part)
                     else:
                         actions.append(FreePages(HOST, SWA, part))
-                child.tick = self._tick
-                self.refresh(child)
+                child.tick = tick
+                self.residency.refresh(child)
                 node = child
         if len(state):
             if node.held[HOST][MAMBA] is None and not node.is_root:
-                self._put(node, HOST, MAMBA, state)
+                self.residency.put(node, HOST, MAMBA, state)
             else:
                 actions.append(FreePages(HOST, MAMBA, state))
         return node
@@ -301,65 +285,29 @@ class RadixTree:
         state = self.has_states and not node.is_root and node.held[DEVICE][MAMBA] is None
         return Plan(full[::-1], swa[::-1], [node] if state else [])
 
-    def put(self, node: Node, tier: int, kind: int, page_ids: PageIds) -> None:
-        """Commit the ids of a copy that is about to be made."""
-        self._put(node, tier, kind, page_ids)
-
     # -- evicting -----------------------------------------------------------------------------
-
-    def device_victim(self, kind: int) -> Node | None:
-        """Whose data of this component leaves the device next; it stays for now."""
-        if kind == FULL:
-            return self.leaves[DEVICE].best()
-        return self.sidecars[DEVICE][kind].best()
 
     def evict_device(self, node: Node, kind: int, actions: list[FreePages]) -> None:
         """Drop a victim's device data: all of a leaf's, or a component and those below it."""
-        if node in self.leaves[DEVICE]:
+        if node in self.residency.leaves[DEVICE]:
             for other in self.kinds:
-                self._drop(node, DEVICE, other, actions)
+                self.residency.drop(node, DEVICE, other, actions)
             if node.held[HOST][FULL] is None:
                 self._remove(node, actions)
             return
         assert kind != FULL, f"{node} is not a leaf of the device"
         for other in range(kind, MAMBA + 1):  # swa takes mamba along
-            self._drop(node, DEVICE, other, actions)
-
-    def may_leave_device(self, node: Node) -> bool:
-        """Whether a victim can go: it has a host copy, or nothing it takes along is locked there.
-
-        Only under write_back can a node without one have a sidecar or descendants on the host.
-        """
-        if node.held[HOST][FULL] is not None or node not in self.leaves[DEVICE]:
-            return True
-        if any(node.locks[HOST]):
-            return False
-        stack = list(node.children.values())
-        while stack:
-            below = stack.pop()
-            if any(below.locks[HOST]) or any(below.locks[DEVICE]):
-                return False
-            stack.extend(below.children.values())
-        return True
-
-    def host_victim(self, kind: int) -> Node | None:
-        """Whose data of this component leaves the host next; it stays for now."""
-        if kind == FULL:
-            leaf = self.leaves[HOST].best()
-            if leaf is None and self.duplicates:
-                return self._duplicate()
-            return leaf
-        return self.sidecars[HOST][kind].best()
+            self.residency.drop(node, DEVICE, other, actions)
 
     def evict_host(self, node: Node, kind: int, actions: list[FreePages]) -> None:
         """Drop a victim's host data, as `evict_device` does."""
-        if node in self.leaves[HOST]:
+        if node in self.residency.leaves[HOST]:
             self._remove(node, actions)
             return
         if kind == FULL:
             assert node.held[DEVICE][FULL] is not None, f"{node} would be held nowhere"
         for other in range(kind, MAMBA + 1):
-            self._drop(node, HOST, other, actions)
+            self.residency.drop(node, HOST, other, actions)
 
     # -- inside -------------------------------------------------------------------------------
 
@@ -400,32 +348,20 @@ class RadixTree:
         upper.children[lower.edge[: self.page_bytes]] = lower
         upper.hit_count, upper.tick, upper.created = lower.hit_count, lower.tick, lower.created
         if self._split_refreshes:
-            lower.tick = self._tick
-        upper.aux_ticks[SWA] = lower.aux_ticks[SWA]
+            lower.tick = self.residency.tick
         upper.stored[FULL], upper.stored[SWA] = lower.stored[FULL], lower.stored[SWA]
         if lower.digests is not None:
             upper.digests, lower.digests = lower.digests[:pages], lower.digests[pages:]
-        for tier in TIERS:
-            for kind in (FULL, SWA):
-                upper.locks[tier][kind] = lower.locks[tier][kind]
-                page_ids = lower.held[tier][kind]
-                if page_ids is not None:
-                    upper.held[tier][kind] = page_ids[:pages]
-                    lower.held[tier][kind] = page_ids[pages:]
-        upper.num_device_children = int(lower.held[DEVICE][FULL] is not None)
         self.num_nodes += 1
-        self.refresh(upper)
-        self.refresh(lower)
-        for tier in TIERS:
-            self._refresh_sidecar(upper, tier, SWA)
+        self.residency.split(upper, lower)
         return upper
 
     def _grow(self, parent: Node, edge: bytes) -> Node:
         child = Node(parent, edge, parent.end, len(edge) // self.page_bytes)
-        child.created = child.tick = self._tick
+        child.created = child.tick = self.residency.tick
         parent.children[edge[: self.page_bytes]] = child
         self.num_nodes += 1
-        self.refresh(parent)
+        self.residency.refresh(parent)
         return child
 
     def _merge(self, node: Node, sequence: Sequence, actions: list[FreePages]) -> None:
@@ -434,7 +370,7 @@ class RadixTree:
         theirs = sequence.full_pages[start:end]
         ours = node.held[DEVICE][FULL]
         if ours is None:
-            self._put(node, DEVICE, FULL, theirs.copy())
+            self.residency.put(node, DEVICE, FULL, theirs.copy())
         else:
             actions.append(FreePages(DEVICE, FULL, theirs.copy()))
             sequence.full_pages[start:end] = ours
@@ -442,145 +378,23 @@ class RadixTree:
             theirs = sequence.swa_pages[start:end]
             ours = node.held[DEVICE][SWA]
             if ours is None:
-                self._put(node, DEVICE, SWA, theirs.copy())
+                self.residency.put(node, DEVICE, SWA, theirs.copy())
             else:
                 actions.append(FreePages(DEVICE, SWA, theirs.copy()))
                 sequence.swa_pages[start:end] = ours
-
-    def _put(self, node: Node, tier: int, kind: int, page_ids: PageIds) -> None:
-        assert node.held[tier][kind] is None
-        node.held[tier][kind] = page_ids
-        self.resident[tier][kind] += len(page_ids)
-        if node.locks[tier][kind]:
-            self.protected[tier][kind] += len(page_ids)
-        if kind == FULL:
-            if tier == DEVICE and node.parent is not None:
-                node.parent.num_device_children += 1
-                self.refresh(node.parent)
-            self.refresh(node)
-            return
-        node.aux_ticks[kind] = max(node.aux_ticks[kind], self._tick)
-        for each in TIERS:
-            self._refresh_sidecar(node, each, kind)
-
-    def _drop(self, node: Node, tier: int, kind: int, actions: list[FreePages]) -> None:
-        page_ids = node.held[tier][kind]
-        if page_ids is None:
-            return
-        assert not node.locks[tier][kind], f"{node} is locked and may not be evicted"
-        node.held[tier][kind] = None
-        self.resident[tier][kind] -= len(page_ids)
-        actions.append(FreePages(tier, kind, page_ids))
-        if kind == FULL:
-            if tier == DEVICE and node.parent is not None:
-                node.parent.num_device_children -= 1
-                self.refresh(node.parent)
-            self.refresh(node)
-            return
-        for each in TIERS:
-            self._refresh_sidecar(node, each, kind)
 
     def _remove(self, node: Node, actions: list[FreePages]) -> None:
         # a subtree that nothing holds on the device any more; children only under write_back
         for child in list(node.children.values()):
             self._remove(child, actions)
         for kind in self.kinds:
-            self._drop(node, HOST, kind, actions)
+            self.residency.drop(node, HOST, kind, actions)
         parent = node.parent
         assert parent is not None
         del parent.children[node.edge[: self.page_bytes]]
-        for leaves in self.leaves:
-            leaves.discard(node)
-        self.duplicates.pop(node, None)
         node.parent = None
         self.num_nodes -= 1
-        self.refresh(parent)
-
-    def refresh(self, node: Node) -> None:
-        """Bring the leaf sets up to date with a node. O(log n)."""
-        device, host = node.held
-        full_on_device = device[FULL] is not None
-        is_free = not node.locks[DEVICE][FULL] and node.parent is not None
-        if full_on_device and is_free and not node.num_device_children:
-            if node not in self.leaves[DEVICE]:
-                self.leaves[DEVICE].add(node)
-        else:
-            self.leaves[DEVICE].discard(node)
-        host_is_free = not any(node.locks[HOST])
-        on_host = host[FULL] is not None
-        if on_host and is_free and host_is_free and not full_on_device and not node.children:
-            if node not in self.leaves[HOST]:
-                self.leaves[HOST].add(node)
-        else:
-            self.leaves[HOST].discard(node)
-        if self._reclaims_duplicates:
-            if on_host and full_on_device and host_is_free:
-                self.duplicates.setdefault(node)
-            else:
-                self.duplicates.pop(node, None)
-
-    def _refresh_sidecar(self, node: Node, tier: int, kind: int) -> None:
-        evictable = (
-            node.held[tier][kind] is not None
-            and not node.locks[tier][kind]
-            and (tier == DEVICE or node.held[DEVICE][kind] is None)
-        )
-        if evictable:
-            self.sidecars[tier][kind].add(node)
-        else:
-            self.sidecars[tier][kind].discard(node)
-
-    def _touch_sidecars(self, node: Node) -> None:
-        # a match uses the last window and the last state of its path, and no others
-        if self.has_swa:
-            edge = max(node.end - self.window_pages, 0)
-            for above in node.path(edge):
-                above.aux_ticks[SWA] = self._tick
-        node.aux_ticks[MAMBA] = self._tick
-
-    def _count_locks(
-        self,
-        tier: int,
-        node: Node,
-        change: int,
-        full_start: int,
-        swa_start: int,
-        *,
-        with_state: bool,
-    ) -> None:
-        if with_state and self.has_states and not node.is_root:
-            self._count_lock(node, tier, MAMBA, change)
-            self._refresh_sidecar(node, tier, MAMBA)
-            self.refresh(node)
-        above = node
-        first = min(full_start, swa_start)
-        held, has_swa = self.protected[tier], self.has_swa
-        while above.parent is not None and above.start >= first:
-            locks = above.locks[tier]
-            if has_swa and above.start >= swa_start:
-                self._count_lock(above, tier, SWA, change)
-                self._refresh_sidecar(above, tier, SWA)
-            if above.start >= full_start:
-                before = locks[FULL]
-                locks[FULL] = after = before + change
-                assert after >= 0, f"{above} is released more often than it was locked"
-                if not before or not after:
-                    page_ids = above.held[tier][FULL]
-                    if page_ids is not None:
-                        held[FULL] += len(page_ids) * change
-                    self.refresh(above)
-            elif tier == HOST:
-                self.refresh(above)
-            above = above.parent
-
-    def _count_lock(self, node: Node, tier: int, kind: int, change: int) -> None:
-        before = node.locks[tier][kind]
-        after = before + change
-        assert after >= 0, f"{node} is released more often than it was locked"
-        node.locks[tier][kind] = after
-        page_ids = node.held[tier][kind]
-        if page_ids is not None and (before == 0 or after == 0):
-            self.protected[tier][kind] += len(page_ids) * change
+        self.residency.refresh(parent)
 
     def _host_only_window(self, node: Node) -> int:
         edge = max(node.end - self.window_pages, 0)
@@ -589,12 +403,3 @@ class RadixTree:
             for above in node.path(edge)
             if above.held[DEVICE][SWA] is None and above.held[HOST][SWA] is not None
         )
-
-    def _duplicate(self) -> Node | None:
-        # a device leaf's copy is about to be wanted, when the leaf is evicted; spare it at first
-        spared = None
-        for node in self.duplicates:
-            if node not in self.leaves[DEVICE]:
-                return node
-            spared = spared or node
-        return spared

@@ -209,8 +209,8 @@ def test_sidecars_that_one_rank_lacks_are_published_by_none(missing: str) -> Non
     step(*ranks)
     kind = SWA if missing == "swa" else MAMBA
     for rank in ranks:
-        assert rank.cache.tree.resident[HOST][kind] == 0
-        assert rank.cache.tree.resident[HOST][FULL] == 0
+        assert rank.cache.tree.residency.resident[HOST][kind] == 0
+        assert rank.cache.tree.residency.resident[HOST][FULL] == 0
         assert rank.free() == free
 
 

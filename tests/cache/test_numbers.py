@@ -53,7 +53,7 @@ def keep_swa(cache: PrefixCache, *kept: Node) -> None:
     actions: list = []
     for node in list(cache.tree.nodes()):
         if node not in kept:
-            cache.tree._drop(node, DEVICE, SWA, actions)
+            cache.tree.residency.drop(node, DEVICE, SWA, actions)
     cache._apply(actions)
 
 
@@ -212,7 +212,7 @@ def test_an_allocation_evicts_no_more_than_it_needs() -> None:
     path_of(cache, 1, 2, 3, 4)
     taken = cache._allocate(DEVICE, SWA, 1)
     assert taken is not None
-    assert cache.tree.resident[DEVICE][SWA] == 3
+    assert cache.tree.residency.resident[DEVICE][SWA] == 3
     cache.pools[DEVICE][SWA].free(taken)
 
 
@@ -285,7 +285,7 @@ def test_window_pages_left_during_prefill_stay_tombstones() -> None:
     assert cache.pools[DEVICE][SWA].num_taken == 2
     assert cache.extend(sequence, 33)
     cache.finish(sequence, 8)
-    assert cache.tree.resident[DEVICE][SWA] == 4
+    assert cache.tree.residency.resident[DEVICE][SWA] == 4
     assert match(cache, tokens_of(32)).usable_len == 32
     assert match(cache, tokens_of(20)).usable_len == 0
 

@@ -160,7 +160,7 @@ def test_host_data_is_evicted_before_a_prefetch_is_cut() -> None:
     run_request(cache, tokens_of(4 * P, first=90_000), 4 * P)
     complete_all(cache)
     free_device(cache)
-    assert cache.tree.resident[HOST][FULL] == 4
+    assert cache.tree.residency.resident[HOST][FULL] == 4
     prefetch = start(prefetcher, 1024)
     assert prefetch is not None
     assert prefetch.num_pages == 16
@@ -176,7 +176,7 @@ def test_the_anchor_survives_the_eviction_that_makes_room() -> None:
     assert prefetch is not None
     assert prefetch.start_page == 4
     assert prefetch.num_pages == 12
-    assert cache.tree.resident[HOST][FULL] == 4
+    assert cache.tree.residency.resident[HOST][FULL] == 4
 
 
 def free_device(cache: object) -> None:
@@ -294,7 +294,7 @@ def test_an_early_stop_hands_over_what_is_read_and_leaves_the_rest_to_the_reader
     prefetcher, prefetch = running(PrefetchConfig(stop=StopPolicy.best_effort))
     prefetch.completed_pages = 10
     assert prefetcher.check(0, 0)
-    assert prefetcher.cache.tree.resident[HOST][FULL] == 10
+    assert prefetcher.cache.tree.residency.resident[HOST][FULL] == 10
     assert len(prefetch.staged[FULL]) == 54
     prefetch.completed_pages = 20  # the batch at hand ends
     prefetch.is_read = True
@@ -312,7 +312,7 @@ def test_an_early_stop_of_a_hybrid_read_keeps_what_the_policy_says(
     prefetcher, prefetch = running(config, has_states=True)
     prefetch.completed_pages = 10
     assert prefetcher.check(0, 0)
-    assert prefetcher.cache.tree.resident[HOST][FULL] == kept
+    assert prefetcher.cache.tree.residency.resident[HOST][FULL] == kept
 
 
 # -- what storage could restore -----------------------------------------------------------------

@@ -43,10 +43,10 @@ def test_a_leaf_whose_state_is_being_saved_stays_when_the_host_has_no_pages_for_
     run_request(cache, tokens_of(9), 8)
     (node,) = cache.tree.nodes()
     lock = cache.tree.lock_host(node, node.end, with_state=True)
-    cache.tree.put(node, HOST, MAMBA, cache.pools[HOST][MAMBA].allocate(1))  # type: ignore[arg-type]
+    cache.tree.residency.put(node, HOST, MAMBA, cache.pools[HOST][MAMBA].allocate(1))  # type: ignore[arg-type]
     assert cache._allocate(DEVICE, FULL, 8) is None
     assert node.held[DEVICE][FULL] is not None
-    cache.tree.release_host(lock)
+    cache.tree.release(lock)
 
 
 def test_the_window_of_a_state_that_is_being_written_stays_on_the_host() -> None:

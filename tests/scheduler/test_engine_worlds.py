@@ -164,7 +164,7 @@ def assert_baseline(world: World) -> None:
     invariants.check_drained(world.cache, world.prefetcher)
     for tier in TIERS:
         for kind in COMPONENTS:
-            resident = world.cache.tree.resident[tier][kind]
+            resident = world.cache.tree.residency.resident[tier][kind]
             assert world.cache.pools[tier][kind].num_taken == resident
 
 

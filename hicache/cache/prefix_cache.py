@@ -11,6 +11,7 @@ from itertools import pairwise
 import numpy as np
 
 from hicache.cache.actions import FreePages, Plan
+from hicache.cache.insertion import attach_state, insert, insert_host
 from hicache.cache.keys import keys_of
 from hicache.cache.lock import Lock
 from hicache.cache.match import MatchResult
@@ -218,9 +219,9 @@ class PrefixCache:
             cuts.add(num_pages - tree.window_pages)
         actions: list[FreePages] = []
         for cut in sorted(cut for cut in cuts if first <= cut <= num_pages):
-            node = tree.insert(node, sequence, cut, actions)
+            node = insert(tree, node, sequence, cut, actions)
             state = sequence.states.pop(cut, None)
-            if state is not None and (node.is_root or not tree.attach_state(node, state)):
+            if state is not None and (node.is_root or not attach_state(tree, node, state)):
                 actions.append(FreePages(DEVICE, MAMBA, state))
         self._apply(actions)
         if node is not lock.node:
@@ -292,7 +293,7 @@ class PrefixCache:
     ) -> int:
         """Publish staged pages below `anchor`; returns how many full pages were there already."""
         actions: list[FreePages] = []
-        node = self.tree.insert_host(anchor, sequence, pages, actions)
+        node = insert_host(self.tree, anchor, sequence, pages, actions)
         self._apply(actions)
         self._came_from_storage(node.span(anchor.end), node, pages)
         return sum(len(action.page_ids) for action in actions if action.kind == FULL)

@@ -12,9 +12,7 @@ from hicache.cache.keys import chain_seed
 from hicache.cache.lock import Lock
 from hicache.cache.match import MatchResult
 from hicache.cache.node import DEVICE, FULL, HOST, KINDS, MAMBA, SWA, Node
-from hicache.cache.pages import PageIds
 from hicache.cache.residency import Residency
-from hicache.cache.sequence import Sequence
 from hicache.request import TOKEN_BYTES
 
 EVERYTHING = 1 << 40  # a run of window pages that began at the root is long enough for any window
@@ -72,7 +70,7 @@ class RadixTree:
         tick = self.residency.next_tick()
         run_any = run_device = EVERYTHING
         while node.end < end:
-            child = self._step(node, tokens, end)
+            child = self.descend(node, tokens, end)
             if child is None:
                 break
             node = child
@@ -152,96 +150,41 @@ class RadixTree:
         """Undo one `lock` or `lock_host`."""
         self.residency.count_locks(lock, -1)
 
-    # -- publishing ---------------------------------------------------------------------------
+    # -- growing ------------------------------------------------------------------------------
 
-    def insert(self, node: Node, sequence: Sequence, end: int, actions: list[FreePages]) -> Node:
-        """Publish the device pages `[node.end, end)` of a sequence below `node`.
+    def descend(self, node: Node, tokens: bytes, end: int) -> Node | None:
+        """The child that goes on like `tokens`, split so that all of it does, up to page `end`.
 
-        What the tree already holds is freed and the sequence takes the tree's pages instead; a
-        tombstone takes the sequence's. `sequence.swa_start` must not lie inside the interval.
-        Returns the node that ends at `end`.
+        None if there is none. O(pages compared).
         """
-        tick = self.residency.next_tick()
-        for above in node.path():
-            above.tick = tick  # whoever publishes has used the prefix until now
-        while node.end < end:
-            start = node.end
-            child = self._step(node, sequence.tokens, end)
-            if child is None:
-                edge = sequence.tokens[start * self.page_bytes : end * self.page_bytes]
-                child = self._grow(node, edge)
-                child.digests = sequence.known_digests(start, end)
-                self.residency.put(child, DEVICE, FULL, sequence.full_pages[start:end].copy())
-                if self.has_swa and sequence.swa_start <= start:
-                    self.residency.put(child, DEVICE, SWA, sequence.swa_pages[start:end].copy())
+        size, start = self.page_bytes, node.end
+        child = node.children.get(tokens[start * size : (start + 1) * size])
+        if child is None:
+            return None
+        pages = min(child.num_pages, end - start)
+        edge = child.edge
+        if pages == child.num_pages and tokens[start * size : (start + pages) * size] == edge:
+            return child
+        same, differs = 1, pages + 1  # the first page is equal; page `differs` is not, or too far
+        while differs - same > 1:
+            middle = (same + differs) // 2
+            if (
+                tokens[(start + same) * size : (start + middle) * size]
+                == edge[same * size : middle * size]
+            ):
+                same = middle
             else:
-                self._merge(child, sequence, actions)
-            child.hit_count += 1
-            child.tick = tick
-            node = child
-        self.residency.touch_sidecars(node)
-        return node
+                differs = middle
+        return self._split(child, same) if same < child.num_pages else child
 
-    def attach_state(self, node: Node, slot: PageIds) -> bool:
-        """Keep the state after `node` on the device; False if one is kept there already."""
-        if node.held[DEVICE][MAMBA] is not None:
-            return False
-        self.residency.put(node, DEVICE, MAMBA, slot)
-        return True
-
-    def insert_host(
-        self,
-        anchor: Node,
-        sequence: Sequence,
-        pages: tuple[PageIds, PageIds, PageIds],
-        actions: list[FreePages],
-    ) -> Node:
-        """Publish host pages of a sequence, read from storage, below `anchor`.
-
-        Args:
-            anchor: where they continue; on the host itself, or a root.
-            sequence: whose tokens they hold.
-            pages: by component: full pages of all of it, swa pages of its end, the last state.
-            actions: what was on the host already is freed through these.
-
-        Returns:
-            The node that ends where the pages do.
-        """
-        full, swa, state = pages
-        tokens = sequence.tokens
-        first, end = anchor.end, anchor.end + len(full)
-        swa_first = end - len(swa)
-        node = anchor
-        tick = self.residency.next_tick()
-        for cut in sorted({swa_first, end} - {first}):
-            while node.end < cut:
-                start = node.end
-                child = self._step(node, tokens, cut)
-                part = full[start - first : (cut if child is None else child.end) - first]
-                if child is None:
-                    edge = tokens[start * self.page_bytes : cut * self.page_bytes]
-                    child = self._grow(node, edge)
-                    child.digests = sequence.known_digests(start, cut)
-                    self.residency.put(child, HOST, FULL, part)
-                elif child.held[HOST][FULL] is None:
-                    self.residency.put(child, HOST, FULL, part)
-                else:
-                    actions.append(FreePages(HOST, FULL, part))
-                if self.has_swa and start >= swa_first:
-                    part = swa[start - swa_first : child.end - swa_first]
-                    if child.held[HOST][SWA] is None:
-                        self.residency.put(child, HOST, SWA, part)
-                    else:
-                        actions.append(FreePages(HOST, SWA, part))
-                child.tick = tick
-                self.residency.refresh(child)
-                node = child
-        if len(state):
-            if node.held[HOST][MAMBA] is None and not node.is_root:
-                self.residency.put(node, HOST, MAMBA, state)
-            else:
-                actions.append(FreePages(HOST, MAMBA, state))
-        return node
+    def grow(self, parent: Node, edge: bytes) -> Node:
+        """A new child for these tokens, which no other child begins like; it holds nothing yet."""
+        child = Node(parent, edge, parent.end, len(edge) // self.page_bytes)
+        child.created = child.tick = self.residency.tick
+        parent.children[edge[: self.page_bytes]] = child
+        self.num_nodes += 1
+        self.residency.refresh(parent)
+        return child
 
     # -- moving between tiers -----------------------------------------------------------------
 
@@ -311,28 +254,6 @@ class RadixTree:
 
     # -- inside -------------------------------------------------------------------------------
 
-    def _step(self, node: Node, tokens: bytes, end: int) -> Node | None:
-        # the child that continues `tokens`, split so that all of it does, up to page `end`
-        size, start = self.page_bytes, node.end
-        child = node.children.get(tokens[start * size : (start + 1) * size])
-        if child is None:
-            return None
-        pages = min(child.num_pages, end - start)
-        edge = child.edge
-        if pages == child.num_pages and tokens[start * size : (start + pages) * size] == edge:
-            return child
-        same, differs = 1, pages + 1  # the first page is equal; page `differs` is not, or too far
-        while differs - same > 1:
-            middle = (same + differs) // 2
-            if (
-                tokens[(start + same) * size : (start + middle) * size]
-                == edge[same * size : middle * size]
-            ):
-                same = middle
-            else:
-                differs = middle
-        return self._split(child, same) if same < child.num_pages else child
-
     def _split(self, lower: Node, pages: int) -> Node:
         """Cut a node after its first `pages` pages; returns the new upper half."""
         cut = pages * self.page_bytes
@@ -355,33 +276,6 @@ class RadixTree:
         self.num_nodes += 1
         self.residency.split(upper, lower)
         return upper
-
-    def _grow(self, parent: Node, edge: bytes) -> Node:
-        child = Node(parent, edge, parent.end, len(edge) // self.page_bytes)
-        child.created = child.tick = self.residency.tick
-        parent.children[edge[: self.page_bytes]] = child
-        self.num_nodes += 1
-        self.residency.refresh(parent)
-        return child
-
-    def _merge(self, node: Node, sequence: Sequence, actions: list[FreePages]) -> None:
-        # the sequence computed pages that the tree knows already, at least on one tier
-        start, end = node.start, node.end
-        theirs = sequence.full_pages[start:end]
-        ours = node.held[DEVICE][FULL]
-        if ours is None:
-            self.residency.put(node, DEVICE, FULL, theirs.copy())
-        else:
-            actions.append(FreePages(DEVICE, FULL, theirs.copy()))
-            sequence.full_pages[start:end] = ours
-        if self.has_swa and sequence.swa_start <= start:
-            theirs = sequence.swa_pages[start:end]
-            ours = node.held[DEVICE][SWA]
-            if ours is None:
-                self.residency.put(node, DEVICE, SWA, theirs.copy())
-            else:
-                actions.append(FreePages(DEVICE, SWA, theirs.copy()))
-                sequence.swa_pages[start:end] = ours
 
     def _remove(self, node: Node, actions: list[FreePages]) -> None:
         # a subtree that nothing holds on the device any more; children only under write_back

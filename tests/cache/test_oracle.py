@@ -11,9 +11,9 @@ from hicache.cache.invariants import BrokenLawError
 from hicache.cache.node import DEVICE, FULL, HOST, MAMBA, SWA
 from hicache.cache.pages import PageIds
 from hicache.cache.residency import Residency
-from hicache.cache.tree import RadixTree
 from hicache.cache.sequence import Sequence
 from hicache.cache.transfer import LoadBack
+from hicache.cache.tree import RadixTree
 from hicache.config import PrefetchConfig, StopPolicy, WritePolicy
 from tests.cache.ghost import GhostMemory, Payload, WrongPageError
 from tests.cache.oracle import Answer, Shape, longest_match, nothing_held

@@ -82,14 +82,14 @@ REMOVALS = (
     Removal(
         name="000-002 evict before cutting",
         path=PREFETCH,
-        fix="full = cache.allocate_host(FULL, wanted, evict=not config.evict_whole)",
-        without="full = cache.allocate_host(FULL, wanted, evict=False)",
+        fix="full = room.allocate(FULL, wanted, evict=not config.evict_whole)",
+        without="full = room.allocate(FULL, wanted, evict=False)",
         test=(CUT, "evicted_before_a_prefetch_is_cut"),
     ),
     Removal(
         name="000 pages go back when there is no state slot",
         path=PREFETCH,
-        fix="                    cache.free_host(other, prefetch.staged[other])\n"
+        fix="                    room.free(other, prefetch.staged[other])\n"
         "                    prefetch.staged[other] = NO_PAGES\n                return",
         without="                    prefetch.staged[other] = NO_PAGES\n                return",
         test=(CUT, "without_a_state_slot_gives_all_pages_back"),
@@ -146,21 +146,21 @@ REMOVALS = (
     ),
     Removal(
         name="004 admission hands the host hit on",
-        path="hicache/scheduler/scheduler.py",
+        path="hicache/scheduler/admission.py",
         fix="host_hit = match.swa_host_hit_length",
         without="host_hit = 0",
         test=(WORLDS, "with_the_host_term"),
     ),
     Removal(
         name="004 a window on the host alone is loaded back",
-        path="hicache/cache/prefix_cache.py",
+        path="hicache/cache/load_backs.py",
         fix="wants_sidecar = match.swa_host_hit_length or match.mamba_host_hit_length",
         without="wants_sidecar = match.mamba_host_hit_length",
         test=(REPORTS, "window_on_the_host_alone"),
     ),
     Removal(
         name="004 a state on the host alone is loaded back",
-        path="hicache/cache/prefix_cache.py",
+        path="hicache/cache/load_backs.py",
         fix="wants_sidecar = match.swa_host_hit_length or match.mamba_host_hit_length",
         without="wants_sidecar = match.swa_host_hit_length",
         test=(NUMBERS, "state_alone_is_loaded_back"),

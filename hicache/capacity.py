@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from hicache.cache.agreement import TracedAllocator
 from hicache.cache.node import DEVICE, FULL, HOST, KIND_OF, MAMBA, SWA
-from hicache.cache.pages import PageAllocator
-from hicache.cache.prefix_cache import Pools
+from hicache.cache.pages import PageAllocator, Pools
 from hicache.config import CacheConfig
 from hicache.models import GIB, ModelConfig
 

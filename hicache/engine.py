@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from hicache.cache.prefetch import Prefetch, Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
+from hicache.cache.transfer import Work
 from hicache.clock import Clock
-from hicache.executor.base import Executor, Work
+from hicache.executor.base import Executor
 from hicache.request import Request
 from hicache.scheduler.batch import Batch, Extend, Outcome
 from hicache.scheduler.job import Job

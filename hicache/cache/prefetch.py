@@ -290,27 +290,27 @@ class Prefetcher:
 
     def _stage(self, prefetch: Prefetch) -> bool:
         """Take host pages, cut to what there is (reports 000-002); all of it, or none."""
-        cache, config = self.cache, self.config
+        room, config = self.cache.host_room, self.config
         wanted = prefetch.num_pages
-        full = cache.allocate_host(FULL, wanted, evict=not config.evict_whole)
+        full = room.allocate(FULL, wanted, evict=not config.evict_whole)
         if full is None and config.evict_whole:
-            cache.evict_host(FULL, wanted)
-            full = cache.allocate_host(FULL, wanted, evict=False)
+            room.evict(FULL, wanted)
+            full = room.allocate(FULL, wanted, evict=False)
         if full is None and config.cut is not CutPolicy.abandon:
-            fits = cache.available_size(FULL, HOST) // self._page
+            fits = self.cache.available_size(FULL, HOST) // self._page
             if config.cut is CutPolicy.restorable and prefetch.restorable is not None:
                 fits = max((each for each in prefetch.restorable if each <= fits), default=0)
             if fits * self._page >= config.threshold:
-                full = cache.allocate_host(FULL, fits, evict=False)
+                full = room.allocate(FULL, fits, evict=False)
         if full is None:
             return self._give_up("host_room", wanted)
         prefetch.staged[FULL] = full
         sidecars = [(SWA, min(prefetch.window_pages, len(full))), (MAMBA, int(prefetch.has_state))]
         for kind, count in sidecars:
-            page_ids = cache.allocate_host(kind, count, evict=True) if count else NO_PAGES
+            page_ids = room.allocate(kind, count) if count else NO_PAGES
             if page_ids is None:
                 for other in KINDS:
-                    cache.free_host(other, prefetch.staged[other])
+                    room.free(other, prefetch.staged[other])
                     prefetch.staged[other] = NO_PAGES
                 return self._give_up("sidecar_room", wanted)
             prefetch.staged[kind] = page_ids
@@ -330,8 +330,8 @@ class Prefetcher:
         # staged full pages from `keep` on, and the window pages that fewer pages need not
         full, swa = prefetch.staged[FULL], prefetch.staged[SWA]
         keep_swa = min(prefetch.window_pages, keep)
-        self.cache.free_host(FULL, full[keep:])
-        self.cache.free_host(SWA, swa[keep_swa:])
+        self.cache.host_room.free(FULL, full[keep:])
+        self.cache.host_room.free(SWA, swa[keep_swa:])
         prefetch.staged[FULL], prefetch.staged[SWA] = full[:keep], swa[:keep_swa]
         self.counters[f"prefetch/discarded_{reason}_pages"] += len(full) - min(keep, len(full))
 
@@ -376,7 +376,7 @@ class Prefetcher:
                 NO_PAGES if is_whole else state,
             ]
         elif completed:
-            self.cache.free_host(FULL, full[:completed])
+            self.cache.host_room.free(FULL, full[:completed])
             self.counters["prefetch/discarded_incomplete_pages"] += completed
             prefetch.staged[FULL] = full[completed:]
         self._settle(prefetch)
@@ -402,7 +402,7 @@ class Prefetcher:
     def _discard_staged(self, prefetch: Prefetch, reason: str) -> None:
         self.counters[f"prefetch/discarded_{reason}_pages"] += len(prefetch.staged[FULL])
         for kind in KINDS:
-            self.cache.free_host(kind, prefetch.staged[kind])
+            self.cache.host_room.free(kind, prefetch.staged[kind])
             prefetch.staged[kind] = NO_PAGES
 
 

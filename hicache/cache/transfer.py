@@ -4,6 +4,7 @@ A transfer names what moves, from which ids to which, and keeps the receipts of 
 both ends in place until `PrefixCache.complete` is told that it is done.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -76,3 +77,28 @@ class StorageDelete:
     """Pages that storage need not keep any more; done at once and reported by nobody."""
 
     keys: list[bytes]
+
+
+Work = LoadBack | BackUp | CopyState | StorageWrite | StorageDelete
+
+
+class Bookings:
+    """What the cache wants carried out.
+
+    `outbox` is to be begun, in this order, and is emptied by whoever does; `in_flight` is booked
+    and not yet reported done.
+    """
+
+    def __init__(self) -> None:
+        self.outbox: list[Work] = []
+        self.in_flight: set[LoadBack | BackUp | StorageWrite] = set()
+
+    def book(self, transfer: LoadBack | BackUp | StorageWrite) -> None:
+        """A transfer whose end will be reported."""
+        self.in_flight.add(transfer)
+        self.outbox.append(transfer)
+
+
+def bytes_of(counts: Iterable[int], page_bytes: tuple[int, int, int]) -> int:
+    """The bytes of this many pages (mamba: slots) of each component."""
+    return sum(count * size for count, size in zip(counts, page_bytes, strict=True))

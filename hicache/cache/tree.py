@@ -146,6 +146,18 @@ class RadixTree:
         self.residency.count_locks(lock, 1)
         return lock
 
+    def lock_copies(
+        self, node: Node, full_start: int, swa_start: int, state_nodes: list[Node]
+    ) -> list[Lock]:
+        """Forbid eviction from the host of a span of pages, and of these states of its path."""
+        locks = [self.lock_host(node, full_start, swa_start=swa_start)]
+        # evicting a node's window would take its state along, so the state's lock holds both
+        locks += [
+            self.lock_host(each, each.end, swa_start=each.start, with_state=True)
+            for each in state_nodes
+        ]
+        return locks
+
     def release(self, lock: Lock) -> None:
         """Undo one `lock` or `lock_host`."""
         self.residency.count_locks(lock, -1)

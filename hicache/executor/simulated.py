@@ -15,10 +15,10 @@ import numpy as np
 from hicache.cache.node import FULL, MAMBA, SWA
 from hicache.cache.pages import PageIds
 from hicache.cache.prefetch import Prefetch
-from hicache.cache.transfer import BackUp, CopyState, LoadBack, StorageDelete, StorageWrite
+from hicache.cache.transfer import BackUp, CopyState, LoadBack, StorageDelete, StorageWrite, Work
 from hicache.clock import to_ns
 from hicache.config import StorageConfig
-from hicache.executor.base import StepRun, Work
+from hicache.executor.base import StepRun
 from hicache.executor.cost import CostModel
 from hicache.executor.links import Links
 from hicache.scheduler.batch import Batch

@@ -44,7 +44,7 @@ def test_a_leaf_whose_state_is_being_saved_stays_when_the_host_has_no_pages_for_
     (node,) = cache.tree.nodes()
     lock = cache.tree.lock_host(node, node.end, with_state=True)
     cache.tree.residency.put(node, HOST, MAMBA, cache.pools[HOST][MAMBA].allocate(1))  # type: ignore[arg-type]
-    assert cache._allocate(DEVICE, FULL, 8) is None
+    assert cache.device_room.allocate(FULL, 8) is None
     assert node.held[DEVICE][FULL] is not None
     cache.tree.release(lock)
 

@@ -272,8 +272,9 @@ class Walk:
             wanted = [self.rng.choice(wanted)]
         for tier, kind in wanted:
             pool = self.cache.pools[tier][kind]
+            room = (self.cache.device_room, self.cache.host_room)[tier]
             for count in range(pool.capacity or 0, 0, -1):
-                page_ids = self.cache._allocate(tier, kind, count)
+                page_ids = room.allocate(kind, count)
                 if page_ids is not None:
                     pool.free(page_ids)
                     break

@@ -17,9 +17,9 @@ import torch
 from hicache.cache import invariants
 from hicache.cache.eviction import POLICIES
 from hicache.cache.node import FULL
-from hicache.cache.pages import PageAllocator
+from hicache.cache.pages import PageAllocator, Pools
 from hicache.cache.prefetch import Prefetcher
-from hicache.cache.prefix_cache import Pools, PrefixCache
+from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.transfer import BackUp, LoadBack, StorageWrite
 from hicache.cache.tree import RadixTree
 from hicache.clock import SimulatedClock

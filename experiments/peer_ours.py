@@ -11,7 +11,8 @@ from hicache.cache.eviction import Lru
 from hicache.cache.keys import COMPONENT_TAGS
 from hicache.cache.node import DEVICE, FULL, HOST
 from hicache.cache.pages import PageAllocator
-from hicache.cache.prefetch import Prefetch, Prefetcher
+from hicache.cache.prefetch import Prefetch
+from hicache.cache.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.sequence import Sequence
 from hicache.cache.transfer import CopyState, StorageDelete, StorageWrite

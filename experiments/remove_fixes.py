@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PREFETCH = "hicache/cache/prefetch.py"
+PREFETCH = "hicache/cache/prefetcher.py"
 AGREEMENT = "hicache/cache/agreement.py"
 CUT = "tests/cache/test_prefetch_numbers.py"
 NUMBERS = "tests/cache/test_numbers.py"
@@ -104,8 +104,8 @@ REMOVALS = (
     Removal(
         name="003 complete pages wait for their sidecars",
         path=PREFETCH,
-        fix="return may_stop and not self._awaits_sidecars(prefetch)",
-        without="return may_stop",
+        fix="return stop.may_stop(prefetch, now_ns) and not self._awaits_sidecars(prefetch)",
+        without="return stop.may_stop(prefetch, now_ns)",
         test=(CUT, "complete_pages_wait_for_their_sidecars"),
     ),
     Removal(
@@ -117,9 +117,9 @@ REMOVALS = (
     ),
     Removal(
         name="003 unknown keys are not complete",
-        path=PREFETCH,
-        fix="return are_known and prefetch.completed_pages == prefetch.num_pages",
-        without="return prefetch.completed_pages == len(prefetch.restorable or ())",
+        path="hicache/cache/prefetch.py",
+        fix="return are_known and self.completed_pages == self.num_pages",
+        without="return self.completed_pages == len(self.restorable or ())",
         test=(CUT, "whose_keys_are_not_known_is_not_complete"),
     ),
     Removal(

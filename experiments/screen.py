@@ -102,7 +102,7 @@ def _title(outcome: Outcome) -> str:
     return (
         f"\n[bold]{config.name}[/]  {config.workload.kind} on {config.model.name}, "
         f"{tp} × {config.hardware.name}{replicas}, storage {config.storage.kind}, "
-        f"prefetch {config.prefetch.stop.value}, seed {config.seed}\n"
+        f"prefetch {config.prefetch.stop}, seed {config.seed}\n"
         f"{summary['request/count']:,} requests: {summary['request/finished_count']:,} finished, "
         f"{summary['request/rejected_count']:,} rejected, "
         f"{summary['request/aborted_count']:,} aborted"

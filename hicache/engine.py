@@ -14,7 +14,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hicache.cache.prefetch import Prefetch, Prefetcher
+from hicache.cache.prefetch import Prefetch
+from hicache.cache.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.transfer import Work
 from hicache.clock import Clock

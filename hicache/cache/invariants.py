@@ -23,7 +23,7 @@ from hicache.cache.node import (
     Node,
 )
 from hicache.cache.pages import NO_PAGES, PageIds
-from hicache.cache.prefetch import Prefetcher
+from hicache.cache.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.sequence import Sequence
 from hicache.cache.tree import RadixTree

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from hicache.cache.match import MatchResult
 from hicache.cache.node import DEVICE, FULL, SWA
-from hicache.cache.prefetch import Prefetcher
+from hicache.cache.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.config import (
     Batching,

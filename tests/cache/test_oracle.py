@@ -14,7 +14,7 @@ from hicache.cache.residency import Residency
 from hicache.cache.sequence import Sequence
 from hicache.cache.transfer import LoadBack
 from hicache.cache.tree import RadixTree
-from hicache.config import PrefetchConfig, StopPolicy, WritePolicy
+from hicache.config import PrefetchConfig, WritePolicy
 from tests.cache.ghost import GhostMemory, Payload, WrongPageError
 from tests.cache.oracle import Answer, Shape, longest_match, nothing_held
 from tests.cache.walk import Setting, Walk, WrongMatchError, random_setting
@@ -189,7 +189,7 @@ def test_a_copy_whose_target_was_written_meanwhile_is_found_out() -> None:
 
 
 def walked() -> Walk:
-    prefetch = PrefetchConfig(stop=StopPolicy.best_effort, threshold=4)
+    prefetch = PrefetchConfig(stop="best_effort", threshold=4)
     walk = Walk(replace(hybrid_setting(2), prefetch=prefetch))
     for _ in range(6):
         walk.submit()

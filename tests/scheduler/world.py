@@ -11,7 +11,7 @@ from hicache.cache import invariants
 from hicache.cache.eviction import Lru
 from hicache.cache.node import FULL
 from hicache.cache.pages import PageAllocator
-from hicache.cache.prefetch import Prefetcher
+from hicache.cache.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.transfer import CopyState, StorageWrite
 from hicache.cache.tree import RadixTree

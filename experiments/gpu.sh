@@ -8,7 +8,7 @@
 #   experiments/gpu.sh [kernels] [executor]          both unless named
 #
 # The first needs torch, triton, einops, numpy and pytest; matplotlib draws the figure if it is
-# there. The second needs what the project needs; without Hydra its last two steps are left out.
+# there. The second also needs what the project needs: hydra-core, omegaconf and the like.
 # What cannot be measured, or is not installed, is said in steps.log.
 #
 # OUT     where results go                        (default: outputs/gpu)
@@ -81,21 +81,19 @@ if [[ " $parts " == *" kernels "* ]]; then
     fi
 fi
 
-if [[ " $parts " == *" executor "* ]]; then
+if [[ " $parts " == *" executor "* ]] && ! "$python" -c 'import hydra, hicache.experiment'; then
+    skip executor "something it needs is not installed; WHEELS can bring it"
+elif [[ " $parts " == *" executor "* ]]; then
     step 120 mixes "$python" -m pytest -q -m gpu tests/executor/test_torch_mixes.py
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 sanitize mix "$python" -c '
 from tests.executor.mixes import run_mix
 verdict = run_mix(3, device="cuda").verdict
 print(verdict)
 raise SystemExit(verdict.num_equal != verdict.num_checked)'
-    if "$python" -c 'import hydra' 2>/dev/null; then
-        export HYDRA_FULL_ERROR=1
-        run=("$python" -m experiments.run executor.device=cuda tracker.wandb_mode=disabled workload=agents)
-        LINES_SHOWN=40 step 60 verified "${run[@]}" executor=torch model=tiny_hybrid executor.verify=true
-        LINES_SHOWN=40 step 90 overlap "${run[@]}" executor=torch_timing model=llama3_8b workload.limit=60
-    else
-        skip "verified, overlap" "Hydra is not installed; WHEELS can bring it"
-    fi
+    export HYDRA_FULL_ERROR=1
+    run=("$python" -m experiments.run executor.device=cuda tracker.wandb_mode=disabled workload=agents)
+    LINES_SHOWN=40 step 60 verified "${run[@]}" executor=torch model=tiny_hybrid executor.verify=true
+    LINES_SHOWN=40 step 90 overlap "${run[@]}" executor=torch_timing model=llama3_8b workload.limit=60
 fi
 echo "results in $out"
 exit "$status"

@@ -2,7 +2,7 @@
 
 python -m experiments.compare outputs/adhoc/RUN outputs/adhoc/OTHER_RUN
 python -m experiments.compare SWEEP --metric request/ttft_s_p99 --metric cache/token_hit_rate
-python -m experiments.compare SWEEP --json
+python -m experiments.compare SWEEP --json            (or --markdown)
 
 The first run given is the baseline. Runs that differ in their seed alone make one row: the median,
 with the range beside it.
@@ -18,7 +18,7 @@ from statistics import median
 from experiments.groups import Group, differing_keys, group_runs, load_runs
 from experiments.job import one_sentence
 from experiments.screen import show_table
-from experiments.table import RATIO_OF, Style, draw_table
+from experiments.table import RATIO_OF, Style, draw_table, markdown_table
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -31,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("paths", nargs="+", type=Path, metavar="RUN_OR_SWEEP")
     parser.add_argument("--metric", action="append", help="a key of summary.json; may be repeated")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--markdown", action="store_true", help="print a table for a page")
     options = parser.parse_args(arguments)
     try:
         runs = load_runs(options.paths)
@@ -42,6 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         style = Style(
             middle=median, metrics=metrics, ratio_of=metrics[0] if options.metric else RATIO_OF
         )
+        if options.markdown:
+            print(markdown_table(groups, style))
+            return
         heading = f"\n{len(runs)} runs: median (lowest–highest) over seeds"
         show_table(draw_table(groups, style, title=heading))
     except (OSError, ValueError) as error:

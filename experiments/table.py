@@ -41,36 +41,62 @@ def draw_table(groups: Sequence[Group], style: Style, *, title: str) -> Table:
     The ratio is to the first group that differs in the question alone.
     """
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
-    question = question_key(groups)
-    keys = sorted(groups[0].settings, key=lambda key: key == question)
-    for key in keys:
-        table.add_column(key, no_wrap=True)
-    table.add_column("runs", justify="right")
-    for metric in style.metrics:
-        table.add_column(TITLES.get(metric, metric), justify="right", vertical="bottom")
-    if question is not None:
-        name = TITLES.get(style.ratio_of, style.ratio_of).partition(",")[0]
-        base = short(groups[0].settings[question])
-        table.add_column(f"{name}\n÷ {base}'s", justify="right")
-    sets = by_question(groups, question) if question is not None else [list(groups)]
-    for answers in sets:
+    num_keys = len(groups[0].settings)
+    for place, heading in enumerate(_headings(groups, style)):
+        is_key = place < num_keys
+        table.add_column(heading, justify="left" if is_key else "right", no_wrap=is_key)
+    for answers in _sets(groups):
         for group in answers:
-            cells = [short(group.settings[key]) for key in keys]
-            cells.append(f"{len(group.runs)}{' !' if _is_overloaded(group) else ''}")
-            cells += [
-                Spread.of(group.values(metric), style.middle).text(number)
-                for metric in style.metrics
-            ]
-            if question is not None:
-                baseline = baseline_of(group, groups, question)
-                ratios = [] if baseline is group else group.ratios(baseline, style.ratio_of)
-                cells.append(Spread.of(ratios, style.middle).text(number) if ratios else "")
-            table.add_row(*cells)
+            table.add_row(*_cells(group, groups, style))
         if len(answers) > 1:
             table.add_section()
     table.caption = "\n".join(_warnings(groups))
     table.caption_justify = "left"
     return table
+
+
+def markdown_table(groups: Sequence[Group], style: Style) -> str:
+    """The same as text for a page."""
+    headings = [heading.replace("\n", " ") for heading in _headings(groups, style)]
+    num_keys = len(groups[0].settings)
+    rules = ["---" if place < num_keys else "---:" for place in range(len(headings))]
+    rows = [_cells(group, groups, style) for answers in _sets(groups) for group in answers]
+    lines = ["| " + " | ".join(row) + " |" for row in (headings, rules, *rows)]
+    return "\n".join([*lines, *(f"\n{warning}" for warning in _warnings(groups))])
+
+
+def _headings(groups: Sequence[Group], style: Style) -> list[str]:
+    question = question_key(groups)
+    headings = [*_keys(groups), "runs", *(TITLES.get(each, each) for each in style.metrics)]
+    if question is not None:
+        name = TITLES.get(style.ratio_of, style.ratio_of).partition(",")[0]
+        headings.append(f"{name}\n÷ {short(groups[0].settings[question])}'s")
+    return headings
+
+
+def _cells(group: Group, groups: Sequence[Group], style: Style) -> list[str]:
+    cells = [short(group.settings[key]) for key in _keys(groups)]
+    cells.append(f"{len(group.runs)}{' !' if _is_overloaded(group) else ''}")
+    cells += [
+        Spread.of(group.values(metric), style.middle).text(number) for metric in style.metrics
+    ]
+    question = question_key(groups)
+    if question is not None:
+        baseline = baseline_of(group, groups, question)
+        ratios = [] if baseline is group else group.ratios(baseline, style.ratio_of)
+        cells.append(Spread.of(ratios, style.middle).text(number) if ratios else "")
+    return cells
+
+
+def _keys(groups: Sequence[Group]) -> list[str]:
+    # the question last, beside its answers
+    question = question_key(groups)
+    return sorted(groups[0].settings, key=lambda key: key == question)
+
+
+def _sets(groups: Sequence[Group]) -> list[list[Group]]:
+    question = question_key(groups)
+    return [list(groups)] if question is None else by_question(groups, question)
 
 
 def number(value: float) -> str:

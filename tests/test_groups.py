@@ -128,6 +128,14 @@ def test_a_table_shows_the_metrics_of_the_experiment(sweep, capsys):
     assert "token hit rate" not in heading
 
 
+def test_a_table_can_be_put_into_a_page(sweep, capsys):
+    compare.main([str(sweep), "--markdown"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("| storage.read_gbps | prefetch.stop | runs | token hit rate |")
+    assert lines[2].startswith("| 0.5 | best_effort | 3 |")
+    assert lines[3].endswith("| 2.00 |")
+
+
 def test_the_baseline_differs_in_the_question_alone(sweep):
     groups = groups_of(sweep)
     assert baseline_of(groups[3], groups, "prefetch.stop") is groups[1]

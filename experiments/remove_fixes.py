@@ -146,7 +146,7 @@ REMOVALS = (
     ),
     Removal(
         name="004 admission hands the host hit on",
-        path="hicache/scheduler/scheduler.py",
+        path="hicache/scheduler/admission.py",
         fix="host_hit = match.swa_host_hit_length",
         without="host_hit = 0",
         test=(WORLDS, "with_the_host_term"),

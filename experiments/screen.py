@@ -39,6 +39,14 @@ def console() -> Console:
     return screen if screen.is_terminal else Console(highlight=False, width=WIDTH)
 
 
+def show_table(table: Table) -> None:
+    """Print a table, as wide as it is wherever the output is not a terminal."""
+    screen = console()
+    if not screen.is_terminal:
+        screen = Console(highlight=False, width=sum(screen.measure(table)) + WIDTH)
+    screen.print(table)
+
+
 def show_run(outcome: Outcome) -> None:
     """Print the summary of one run."""
     summary, screen = outcome.summary, console()

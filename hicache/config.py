@@ -454,12 +454,21 @@ class TrackerConfig:
     interval_s: float = 10.0  # simulated seconds between rows of metrics.jsonl
 
 
+METRICS = (
+    "cache/token_hit_rate",
+    "request/ttft_s_mean",
+    "request/ttft_s_p95",
+    "gpu/seconds_per_request",
+)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExperimentConfig:
     """One run."""
 
     name: str = "adhoc"
     program: str = "replay"  # or capacity, sim_vs_real: what `python -m experiments.run` does
+    metrics: tuple[str, ...] = METRICS  # keys of summary.json that tables and figures show
     seed: int = 0
     data_dir: str | None = None
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)

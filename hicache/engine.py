@@ -19,8 +19,9 @@ from hicache.cache.prefix_cache import PrefixCache
 from hicache.clock import Clock
 from hicache.executor.base import Executor, Work
 from hicache.request import Request
+from hicache.scheduler.batch import Batch, Extend, Outcome
 from hicache.scheduler.job import Job
-from hicache.scheduler.scheduler import Batch, Extend, Outcome, Scheduler
+from hicache.scheduler.scheduler import Scheduler
 
 Delivery = tuple[int, Work | Prefetch]
 

@@ -26,7 +26,7 @@ from hicache.config import HitAgreement, ParallelConfig, StorageConfig
 from hicache.engine import Engine
 from hicache.executor.base import Executor, StepRun, Work
 from hicache.request import Request
-from hicache.scheduler.scheduler import Batch, Outcome
+from hicache.scheduler.batch import Batch, Outcome
 
 WHOLE_DIGEST_EVERY = 1024  # steps; in between, what the ranks have done so far is compared
 

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from hicache.cache.prefetch import Prefetch
 from hicache.cache.transfer import BackUp, CopyState, LoadBack, StorageDelete, StorageWrite
-from hicache.scheduler.scheduler import Batch
+from hicache.scheduler.batch import Batch
 
 Work = LoadBack | BackUp | CopyState | StorageWrite | StorageDelete
 

@@ -21,7 +21,7 @@ from hicache.cache.prefetch import Prefetch
 from hicache.cache.transfer import CopyState, StorageDelete, StorageWrite
 from hicache.config import HitAgreement
 from hicache.executor.base import StepRun, Work
-from hicache.scheduler.scheduler import Batch
+from hicache.scheduler.batch import Batch
 from hicache.storage.base import Storage, StorageError
 
 PURPOSES = ("step", "query", "read")

@@ -21,7 +21,7 @@ from hicache.config import StorageConfig
 from hicache.executor.base import StepRun, Work
 from hicache.executor.cost import CostModel
 from hicache.executor.links import Links
-from hicache.scheduler.scheduler import Batch
+from hicache.scheduler.batch import Batch
 from hicache.storage.base import Storage
 from hicache.storage.faults import Stall
 

@@ -11,7 +11,7 @@ from hicache.cache import invariants
 from hicache.cache.node import DEVICE, MAMBA, TIERS
 from hicache.cache.node import KINDS as COMPONENTS
 from hicache.config import Batching, SchedulerConfig, ServiceOrder, SwaBudget, WritePolicy
-from hicache.scheduler.scheduler import Batch
+from hicache.scheduler.batch import Batch
 from tests.scheduler.world import KINDS, Plot, World, plot_of, random_requests, request_of
 
 KIND_NAMES = sorted(KINDS)

@@ -27,8 +27,9 @@ from hicache.engine import Engine, serve
 from hicache.executor.base import StepRun
 from hicache.executor.simulated import SimulatedIo
 from hicache.request import Request, TokenSpans
+from hicache.scheduler.batch import Batch
 from hicache.scheduler.job import Job
-from hicache.scheduler.scheduler import Batch, Scheduler
+from hicache.scheduler.scheduler import Scheduler
 from hicache.storage.memory import MemoryStorage
 
 PAGE_BYTES = (1 << 20, 1 << 20, 1 << 20)

@@ -13,23 +13,26 @@ FAULT, STOP, ENGINE = "storage.faults.preset", "prefetch.stop", "storage.kind"
 
 
 def fault_table(runs: Sequence[StoredRun]) -> str:
-    """One row for each engine and fault, and for each stop policy the mean and p95 TTFT and hits.
+    """One row for each fault and engine, and for each stop policy the mean and p95 TTFT and hits.
 
     Cells: mean TTFT / its 95th percentile in seconds, and the share of prompt tokens not computed.
+    Engines whose cells are all equal share a row.
     """
     stops = list(dict.fromkeys(str(run.config[STOP]) for run in runs))
     cells = {
-        (run.config[ENGINE], run.config[FAULT], run.config[STOP]): _cell(run.summary)
+        (str(run.config[ENGINE]), str(run.config[FAULT]), str(run.config[STOP])): _cell(run.summary)
         for run in runs
     }
-    rows = dict.fromkeys((run.config[ENGINE], run.config[FAULT]) for run in runs)
+    engines: dict[tuple[str, ...], list[str]] = {}
+    for engine, fault in dict.fromkeys((engine, fault) for engine, fault, _ in cells):
+        cells_of_row = (fault, *(cells.get((engine, fault, stop), "none") for stop in stops))
+        engines.setdefault(cells_of_row, []).append(engine)
     lines = [
         "| engine | fault | " + " | ".join(stops) + " |",
         "|---|---|" + "---|" * len(stops),
     ]
-    for engine, fault in rows:
-        row = [cells.get((engine, fault, stop), "none") for stop in stops]
-        lines.append(f"| {engine} | {fault} | " + " | ".join(row) + " |")
+    for (fault, *row), names in engines.items():
+        lines.append(f"| {', '.join(names)} | {fault} | " + " | ".join(row) + " |")
     return "\n".join(lines)
 
 

@@ -18,8 +18,7 @@ from hicache.executor.torch_plane import DataPlane, Lanes, Model
 from hicache.executor.torch_pools import Counts, TorchPools
 from hicache.executor.torch_timing import TimingModel
 from hicache.executor.torch_verify import Verifier
-from hicache.storage.base import Storage
-from hicache.storage.build import open_guarded_storage
+from hicache.storage.build import GuardedStorage, open_guarded_storage
 
 NUM_LAYER_GROUPS = 4  # launches a load-back is cut into
 
@@ -46,9 +45,10 @@ class TorchRuntime:
         self._directory: tempfile.TemporaryDirectory[str] | None = None
         first = self._pools()  # sizes of a rank's items name the storage's pages
         self._spare: TorchPools | None = first
-        storages = [self._open(rank, first) for rank in range(tp)]
-        self.has_storage = storages[0] is not None
-        self.io = TorchIo(config.storage, [each for each in storages if each is not None])
+        opened = [self._open(rank, first) for rank in range(tp)]
+        self._storages = [each for each in opened if each is not None]
+        self.has_storage = bool(self._storages)
+        self.io = TorchIo(config.storage, [each.storage for each in self._storages])
         self.clock = self.io
         self.counters: Counter[str] = self.io.counters
 
@@ -92,6 +92,10 @@ class TorchRuntime:
                 f"copies into the device took {copied_ns / 1e6:,.1f} ms, "
                 f"{hidden:.0%} of it behind the layers"
             )
+        counts: Counter[str] = Counter()
+        for each in self._storages:
+            counts.update(each.counts())
+        measures |= counts
         if self._verifier is not None:
             verdict = self._verifier.verify()
             notes.append(str(verdict))
@@ -121,7 +125,7 @@ class TorchRuntime:
             layer_groups=self._groups,
         )
 
-    def _open(self, rank: int, pools: TorchPools) -> Storage | None:
+    def _open(self, rank: int, pools: TorchPools) -> GuardedStorage | None:
         config = self._config.storage
         if config.kind in ("slab", "file") and config.root is None:
             self._directory = self._directory or tempfile.TemporaryDirectory(prefix="hicache-")

@@ -1,6 +1,7 @@
 """A tier that is left alone while it fails, and comes back by itself."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from threading import Lock
 from typing import TypeVar
 
@@ -61,8 +62,15 @@ class BreakerStorage:
         self._stats = self._attempt(self._inner.stats, self._stats)
         return self._stats
 
+    @property
+    def last_stats(self) -> StorageStats:
+        """What the engine counted when it was last asked, which closing does."""
+        return self._stats
+
     def close(self) -> None:
         """Close the engine, whatever it says."""
+        with suppress(StorageError):
+            self._stats = self._inner.stats()  # also of an engine that is bypassed: the last word
         try:
             self._inner.close()
         except StorageError:

@@ -72,6 +72,24 @@ def open_storage(
             raise ValueError(f"storage.kind must be one of {', '.join(KINDS)}, got {unknown!r}")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuardedStorage:
+    """An engine for use in earnest: `storage` is what to talk to, the rest counts."""
+
+    storage: BreakerStorage
+    faulty: FaultyStorage | None
+
+    def counts(self) -> dict[str, int]:
+        """Calls that failed or were not made, pages found damaged, and faults by their name.
+
+        Damaged pages are those that the engine had counted when it was closed.
+        """
+        return {
+            "storage/damaged_pages": self.storage.last_stats.damaged_pages,
+            **_counts(self.storage, self.faulty),
+        }
+
+
 def open_guarded_storage(
     config: StorageConfig,
     *,
@@ -79,7 +97,7 @@ def open_guarded_storage(
     page_bytes: Mapping[int, int] | None,
     clock: Clock,
     seed: int = 0,
-) -> Storage | None:
+) -> GuardedStorage | None:
     """The same engine for use in earnest: its faults are misses, and its calls end in time.
 
     Redis and Mooncake have deadlines of their own. Disks can block for ever: calls of slab and
@@ -91,13 +109,14 @@ def open_guarded_storage(
     if storage is None:
         return None
     plan = FaultPlan.of(config.faults)
+    faulty = None
     if not plan.is_harmless:
-        storage = FaultyStorage(storage, plan, seed=seed, clock=clock)
+        storage = faulty = FaultyStorage(storage, plan, seed=seed, clock=clock)
         if plan.corrupt_share:
             storage = CheckedStorage(storage)
     if config.kind in ("slab", "file") or not plan.is_harmless:
         storage = DeadlineStorage(storage, deadline_s=config.deadline_s)
-    return _behind_breaker(storage, config, clock)
+    return GuardedStorage(storage=_behind_breaker(storage, config, clock), faulty=faulty)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,14 +142,7 @@ class SimulatedStorage:
 
     def counts(self) -> dict[str, int]:
         """Calls that failed or were not made, and faults by their name."""
-        counts = {
-            "storage/failed_count": self.storage.failed_calls,
-            "storage/bypassed_count": self.storage.bypassed_calls,
-        }
-        if self.faulty is not None:
-            injected = self.faulty.injected
-            counts |= {f"storage/injected_{fault.name}_count": injected[fault] for fault in Fault}
-        return counts
+        return _counts(self.storage, self.faulty)
 
 
 def open_simulated_storage(
@@ -177,6 +189,17 @@ def _behind_breaker(storage: Storage, config: StorageConfig, clock: Clock) -> Br
         max_failures=config.breaker_failures,
         retry_s=config.breaker_retry_s,
     )
+
+
+def _counts(storage: BreakerStorage, faulty: FaultyStorage | None) -> dict[str, int]:
+    counts = {
+        "storage/failed_count": storage.failed_calls,
+        "storage/bypassed_count": storage.bypassed_calls,
+    }
+    if faulty is not None:
+        injected = faulty.injected
+        counts |= {f"storage/injected_{fault.name}_count": injected[fault] for fault in Fault}
+    return counts
 
 
 def _root(config: StorageConfig) -> str:

@@ -50,8 +50,8 @@ class MooncakeStorage:
             store = importlib.import_module("mooncake.store")
         except ImportError as error:
             raise StorageError(
-                f"storage.kind mooncake needs Mooncake ({error}): pip install "
-                "'hicache[mooncake-cpu]', or mooncake-transfer-engine on a machine with a GPU"
+                f"storage.kind mooncake needs Mooncake ({error}): pip install -e "
+                "'.[mooncake-cpu]' in the checkout, or '.[mooncake]' on a machine with a GPU"
             ) from error
         _reach(master, timeout_s=deadline_s)
         self._namespace = namespace.encode()

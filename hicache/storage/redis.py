@@ -31,7 +31,7 @@ class RedisStorage:
             redis = importlib.import_module("redis")
         except ImportError as error:
             raise StorageError(
-                "storage.kind redis needs redis-py: pip install 'hicache[redis]'"
+                "storage.kind redis needs redis-py: pip install -e '.[redis]' in the checkout"
             ) from error
         self._url = url
         self._errors: tuple[type[Exception], ...] = (redis.RedisError, OSError)

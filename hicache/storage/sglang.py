@@ -65,13 +65,14 @@ class HiCacheStore(HiCacheStorage):
         self.mem_pool_host = mem_pool_host
         self._layouts[PoolName.KV.value] = _layout(mem_pool_host)
         if self._storage is None:
-            self._storage = open_guarded_storage(
+            guarded = open_guarded_storage(
                 self._knobs,
                 namespace=f"sglang-{self._config.model_name}-p{mem_pool_host.page_size}",
                 page_bytes=None,
                 clock=WallClock(),
                 seed=self._config.tp_rank,
             )
+            self._storage = None if guarded is None else guarded.storage
 
     def register_mem_host_pool_v2(self, host_pool: HostPool, host_pool_name: str) -> None:
         """One of the pools of a hybrid model."""

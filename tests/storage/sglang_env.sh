@@ -14,7 +14,7 @@ if [[ $# -ne 1 ]]; then
 fi
 test -x "$1/bin/python" || python3 -m venv "$1"
 pip="$1/bin/pip install --quiet"
-$pip torch==2.13.0 numpy --index-url https://download.pytorch.org/whl/cpu ||
+$pip --retries 0 torch==2.13.0 numpy --index-url https://download.pytorch.org/whl/cpu ||
     $pip torch==2.13.0 numpy
 $pip transformers==5.19.0 msgspec orjson psutil pybase64 requests pillow pyzmq ipython pydantic \
     aiohttp starlette distro openai==2.8.0 dill sentencepiece gguf loguru partial-json-parser \

@@ -63,7 +63,7 @@ class RedisServer:
         if binary is None:
             pytest.skip("redis-server is not installed (Debian: apt-get install redis-server)")
         if importlib.util.find_spec("redis") is None:
-            pytest.skip("redis-py is not installed (pip install 'hicache[redis]')")
+            pytest.skip("redis-py is not installed (pip install -e '.[redis]')")
         port = free_port() if port is None else port
         command = [binary, "--port", str(port), "--bind", "127.0.0.1", "--save", "",
                    "--appendonly", "no", "--dir", str(directory), "--maxmemory", memory,
@@ -102,7 +102,7 @@ class MooncakeCluster:
     @contextmanager
     def started(cls, directory: Path) -> Iterator[Self]:
         if importlib.util.find_spec("mooncake") is None:
-            pytest.skip("Mooncake is not installed (pip install 'hicache[mooncake-cpu]')")
+            pytest.skip("Mooncake is not installed (pip install -e '.[mooncake-cpu]')")
         binary = shutil.which("mooncake_master", path=f"{Path(sys.executable).parent}:{os.defpath}")
         if binary is None:
             pytest.skip("mooncake_master is not installed beside this Python")

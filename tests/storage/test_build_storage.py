@@ -7,7 +7,7 @@ import pytest
 from storage_pages import PAGE_BYTES, keys, payload, read, write
 
 from hicache.clock import SimulatedClock
-from hicache.config import StorageConfig
+from hicache.config import FaultsConfig, StorageConfig
 from hicache.storage.base import Storage, StorageError
 from hicache.storage.build import open_guarded_storage, open_storage
 from hicache.storage.memory import MemoryStorage
@@ -62,10 +62,11 @@ def test_a_root_that_cannot_be_written_is_named(kind: str, tmp_path: Path) -> No
 
 def test_faults_of_a_guarded_engine_are_misses(tmp_path: Path) -> None:
     config = StorageConfig(kind="file", root=str(tmp_path))
-    storage = open_guarded_storage(
+    guarded = open_guarded_storage(
         config, namespace="test", page_bytes={0: PAGE_BYTES}, clock=SimulatedClock()
     )
-    assert storage is not None
+    assert guarded is not None
+    storage = guarded.storage
     with closing(storage):
         write(storage, keys(1))
         assert read(storage, keys(1)) == [payload(keys(1)[0])]
@@ -73,6 +74,32 @@ def test_faults_of_a_guarded_engine_are_misses(tmp_path: Path) -> None:
         path.unlink()
         path.mkdir()  # cannot be read: an error of the engine
         assert read(storage, keys(1)) == [None]
+
+
+def test_a_guarded_engine_tells_after_its_end_what_went_wrong(tmp_path: Path) -> None:
+    config = StorageConfig(
+        kind="file", root=str(tmp_path), faults=FaultsConfig(missing_rate=1.0), breaker_failures=1
+    )
+    guarded = open_guarded_storage(
+        config, namespace="test", page_bytes={0: PAGE_BYTES}, clock=SimulatedClock()
+    )
+    assert guarded is not None
+    write(guarded.storage, keys(1, 2))
+    (first, second) = sorted(tmp_path.glob("*/*/*.page"))
+    first.write_bytes(b"cut short")
+    read(guarded.storage, keys(1, 2))
+    second.unlink()
+    second.mkdir()
+    read(guarded.storage, keys(2))
+    read(guarded.storage, keys(2))
+    guarded.storage.close()
+    counts = guarded.counts()
+    assert {name: count for name, count in counts.items() if count} == {
+        "storage/failed_count": 1,
+        "storage/bypassed_count": 1,
+        "storage/damaged_pages": 1,
+        "storage/injected_missing_count": 1,
+    }
 
 
 def test_an_unknown_kind_is_told_the_known_ones() -> None:

@@ -99,6 +99,11 @@ class SimulatedIo:
 
     def next_event_ns(self) -> int | None:
         """When something here will happen next."""
+        if self._done:  # what took no time was done as it began
+            return self._now
+        return self._next_ns()
+
+    def _next_ns(self) -> int | None:
         finish = self.links.next_finish_ns()
         if not self._timers:
             return finish
@@ -107,7 +112,7 @@ class SimulatedIo:
     def advance(self, now_ns: int) -> list[Delivery]:
         """Let everything up to `now_ns` happen; returns what is done, in order."""
         while True:
-            event = self.next_event_ns()
+            event = self._next_ns()
             if event is None or event > now_ns:
                 break
             self._now = event

@@ -98,9 +98,22 @@ class OurSide:
         end = prompt_len
         if is_hybrid and match.branch_len is not None:
             end = match.branch_len
+        if self._tree.has_states:
+            # it keeps one state of a prompt, and nothing behind it
+            if prompt_len - sequence.tree_pages * page < page:
+                return
+            spare = cache.take_state_slot()
+            assert spare is not None, "the device pool is too small for the states of what runs"
+            self._keep_state(sequence, end // page)
+            sequence.boundary_slot = spare
         cache.leave_window(sequence, end - 1)
         cache.publish(sequence, end // page)
         cache.leave_window(sequence, prompt_len - 1)
+
+    def _keep_state(self, sequence: Sequence, num_pages: int) -> None:
+        assert sequence.boundary_slot is not None
+        sequence.states[num_pages] = sequence.boundary_slot
+        sequence.boundary_slot = None
 
     def finish(self, number: int) -> None:
         """Its answer is complete."""
@@ -108,7 +121,13 @@ class OurSide:
         cache, sequence, total_len = self.cache, running.sequence, running.total_len
         assert cache.extend(sequence, total_len), "the device pool is too small for what runs"
         cache.leave_window(sequence, total_len - 1)
-        cache.finish(sequence, total_len // self._page)
+        num_pages = total_len // self._page
+        if self._tree.has_states:
+            if num_pages > running.prompt_len // self._page:
+                self._keep_state(sequence, num_pages)
+            else:  # no state at a later page
+                num_pages = sequence.tree_pages
+        cache.finish(sequence, num_pages)
         self._settle()
 
     def residency(self) -> Residency:

@@ -88,6 +88,7 @@ def _stand_in_for_the_device() -> None:
 _stand_in_for_the_device()
 
 from sglang.srt.managers.schedule_batch import FINISH_LENGTH, Req  # noqa: E402
+from sglang.srt.mem_cache.allocation import alloc_req_slots  # noqa: E402
 from sglang.srt.mem_cache.base_prefix_cache import InitLoadBackParams  # noqa: E402
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams  # noqa: E402
 from sglang.srt.mem_cache.common import (  # noqa: E402
@@ -211,7 +212,7 @@ class SglangSide:
             args |= {
                 "hicache_ratio": pools.host_ratio,
                 "hicache_io_backend": "kernel",
-                "hicache_mem_layout": "layer_first",
+                "hicache_mem_layout": "page_first",
                 "hicache_write_policy": "write_through",
                 "hicache_storage_prefetch_policy": "wait_complete",
             }
@@ -258,7 +259,6 @@ class SglangSide:
             origin_input_ids=prompt,
             sampling_params=SamplingParams(temperature=0, max_new_tokens=8),
         )
-        self._rows.alloc([req])
         req.init_next_round_input(cache, cow_mamba=False)
         brought = self._prefetch(req)
         if self._has_host:
@@ -282,11 +282,14 @@ class SglangSide:
         host = req.prefix_len - device
         storage = min(brought, host)
         req.lock = cache.lock(req.last_node)
+        alloc_req_slots(self._rows, [req], cache)
         prefix = cache.path_device_indices(req.last_node)
         row = req.kv.req_pool_idx
         self._rows.write((row, slice(0, req.prefix_len)), prefix)
         self._extend(req, req.prefix_len, prompt_len)
         req.extend_end = prompt_len
+        if self._has_states:
+            self._track_prefill(req, prompt_len)
         checkpoint_kv_cache(req, cache)
         self._settle()
         self._running[number] = (req, tokens)
@@ -298,6 +301,9 @@ class SglangSide:
         prompt_len = len(req.origin_input_ids)
         req.output_ids = array("q", tokens[prompt_len:].astype(np.int64).tobytes())
         self._extend(req, prompt_len, len(tokens) - 1)
+        if self._has_states and (len(tokens) - 1) // self._page > prompt_len // self._page:
+            # as decoding captures them, at every page
+            self._track(req, (len(tokens) - 1) // self._page * self._page)
         if self._has_window:
             self.cache.evict_sliding_windows(req, len(tokens) - 2)
         req.finished_reason = FINISH_LENGTH(len(req.output_ids))
@@ -340,6 +346,21 @@ class SglangSide:
             assert slots is not None, "the device pool is too small for what runs"
             self._rows.write((req.kv.req_pool_idx, slice(held, held + count)), slots)
         req.kv.kv_committed_len = req.kv.kv_allocated_len = end
+
+    def _track_prefill(self, req: Any, prompt_len: int) -> None:
+        # as ScheduleBatch.prepare_for_extend chooses the one state that a prefill captures
+        page, start = self._page, req.prefix_len
+        if prompt_len - start < page:
+            return
+        branch = req.mamba_branching_seqlen
+        last = start + (prompt_len - start) // page * page
+        self._track(req, branch if branch is not None and start < branch < prompt_len else last)
+
+    def _track(self, req: Any, length: int) -> None:
+        kv = req.kv
+        kv.mamba_last_track_idx = kv.mamba_next_track_idx
+        kv.mamba_next_track_idx = self._rows.get_mamba_ping_pong_other_idx(kv.mamba_next_track_idx)
+        kv.mamba_last_track_seqlen = length
 
     def _prefetch(self, req: Any) -> int:
         cache = self.cache

@@ -37,14 +37,15 @@ class OurSide:
             split_refreshes=True,
         )
         ratio = pools.host_ratio
+        has_host = int(pools.host_tokens > 0)  # the peer's host pools have a page more than asked
         # the peer's requests hold a state more than ours: two to capture into, in turn
         num_states = pools.num_states and pools.num_states - pools.num_running
         sizes = (
             (pools.device_tokens // page, pools.swa_tokens // page, num_states),
             (
-                pools.host_tokens // page,
-                int(pools.swa_tokens * ratio) // page,
-                int(pools.num_states * ratio),
+                pools.host_tokens // page + has_host,
+                int(pools.swa_tokens * ratio) // page + has_host,
+                int(pools.num_states * ratio) + has_host,
             ),
         )
         device, host = ([PageAllocator(count) for count in tier] for tier in sizes)

@@ -30,7 +30,7 @@ BASE = (
 HIT, TTFT, TPOT = "cache/token_hit_rate", "request/ttft_s_mean", "request/tpot_s_mean"
 GPU, STALL = "gpu/seconds_per_request", "request/load_back_s_mean"
 WARM = "workload.start=warm_storage"
-REPLICAS = "parallel.replicas=4 parallel.tp=1 cache.device_gib=4 cache.host_gib=16"
+REPLICAS = "parallel.replicas=4 parallel.tp=1 cache.device_gib=16 cache.host_gib=16"
 BEST_RATES = (
     "hardware.gemm_bf16.size=[1] hardware.gemm_bf16.rate=[740e12] "
     "hardware.attention_d128.size=[1] hardware.attention_d128.rate=[631e12]"
@@ -244,7 +244,7 @@ CHOICES = (
         HIT,
         "workload.time_scale=3 storage=none",  # so that no engine is overloaded
         Run("four engines, a quarter of the room each", f"{REPLICAS} parallel.router=round_robin"),
-        Run("one engine, all of it"),
+        Run("one engine, all of it", "cache.device_gib=64 cache.host_gib=64"),
     ),
     Choice(
         "routers",

@@ -66,7 +66,7 @@ class OurSide:
         cache = self.cache
         sequence = Sequence(tokens.astype("<i4").tobytes())
         match = cache.match(sequence, prompt_len)
-        start = end = 0
+        start = end = new = 0
         if self._prefetcher is not None:
             prefetch = self._prefetcher.prefetch_from_storage(
                 number, sequence, match, prompt_len, 0
@@ -75,6 +75,7 @@ class OurSide:
                 start = prefetch.start_page * self._page
                 self._carry_out(self._prefetcher)
                 end = start + prefetch.num_pages * self._page
+                new = prefetch.published_pages * self._page
         match = cache.match(sequence, prompt_len)
         lock = cache.tree.lock(match.best_node)
         acquired = cache.acquire(sequence, match, storage_start=start, storage_end=end)
@@ -88,8 +89,11 @@ class OurSide:
         self._settle()
         self._running[number] = _Running(sequence, prompt_len, len(tokens) - 1)
         on_device = min(match.device_prefix_len, acquired.cached_len)
-        brought = acquired.cached_len - on_device - acquired.storage_len
-        return Hits(on_device, brought, acquired.storage_len)
+        brought = acquired.cached_len - on_device
+        # as the peer counts it: pages read for the sake of their state or window alone, which the
+        # host had already, are the host's
+        from_storage = min(new, brought)
+        return Hits(on_device, brought - from_storage, from_storage)
 
     def _publish_prompt(self, sequence: Sequence, match: MatchResult, prompt_len: int) -> None:
         # as the peer's scheduler does: where the prompt left a longer match whose window or state

@@ -30,7 +30,7 @@ $(READY): pyproject.toml
 	else \
 	    set -x; $(BIN)/pip install --quiet '$(TORCH)'; \
 	fi
-	$(BIN)/pip install --quiet -e '.[dev,sweep]'
+	$(BIN)/pip install --quiet -e '.[dev]'
 	@touch $@
 
 replay: $(READY)  ## replay the built-in workload: make replay ARGS="prefetch.stop=best_effort"

@@ -2,7 +2,7 @@
 
 python -m experiments.compare outputs/adhoc/RUN outputs/adhoc/OTHER_RUN
 python -m experiments.compare SWEEP --metric request/ttft_s_p99 --metric cache/token_hit_rate
-python -m experiments.compare SWEEP --json
+python -m experiments.compare SWEEP --json            (or --markdown)
 
 The first run given is the baseline. Runs that differ in their seed alone make one row: the median,
 with the range beside it.
@@ -17,8 +17,8 @@ from statistics import median
 
 from experiments.groups import Group, differing_keys, group_runs, load_runs
 from experiments.job import one_sentence
-from experiments.screen import console
-from experiments.table import COLUMNS, RATIO_OF, Style, draw_table
+from experiments.screen import show_table
+from experiments.table import RATIO_OF, Style, draw_table, markdown_table
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -31,10 +31,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("paths", nargs="+", type=Path, metavar="RUN_OR_SWEEP")
     parser.add_argument("--metric", action="append", help="a key of summary.json; may be repeated")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--markdown", action="store_true", help="print a table for a page")
     options = parser.parse_args(arguments)
-    metrics = tuple(options.metric or COLUMNS)
     try:
         runs = load_runs(options.paths)
+        metrics = tuple(options.metric or runs[0].metrics)
         groups = group_runs(runs, differing_keys(runs))
         if options.json:
             print(json.dumps(compared(groups, metrics), indent=2))
@@ -42,8 +43,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         style = Style(
             middle=median, metrics=metrics, ratio_of=metrics[0] if options.metric else RATIO_OF
         )
+        if options.markdown:
+            print(markdown_table(groups, style))
+            return
         heading = f"\n{len(runs)} runs: median (lowest–highest) over seeds"
-        console().print(draw_table(groups, style, title=heading))
+        show_table(draw_table(groups, style, title=heading))
     except (OSError, ValueError) as error:
         sys.stderr.write(one_sentence(error) + "\n")
         sys.exit(2)

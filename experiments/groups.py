@@ -6,26 +6,39 @@ over seeds, with the range beside it.
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from omegaconf import OmegaConf
 
+from hicache.config import METRICS
 from hicache.metrics import OVERLOADED_RHO
 
 Value = str | int | float | bool | None
-NOT_A_QUESTION = ("seed", "name", "data_dir")  # keys that may differ inside a group
+NOT_A_QUESTION = ("seed", "name", "data_dir", "metrics")  # keys that may differ inside a group
+COUNTS = ("_count", "_pages", "_tokens", "_bytes")  # of what never happened, there is none
 
 STANDS_FOR_ITS_GROUP = ("model.name", "hardware.name")
+TYPED = ".hydra/overrides.yaml"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredRun:
-    """One run directory: its config as flat `group.knob` keys, and its summary."""
+    """One run directory: its config as flat `group.knob` keys, and its summary.
+
+    `typed`: what the command line or the grid said, as it was typed, group choices included.
+    `metrics`: those that its experiment is about.
+    """
 
     path: Path
     config: dict[str, Value]
     summary: dict[str, float]
+    typed: dict[str, str] = field(default_factory=dict)
+    metrics: tuple[str, ...] = METRICS
+
+    def setting(self, key: str) -> Value:
+        """The value of a knob, or the choice of a group."""
+        return self.config[key] if key in self.config else self.typed.get(key)
 
     @property
     def is_overloaded(self) -> bool:
@@ -93,7 +106,13 @@ def load_runs(paths: Sequence[Path]) -> list[StoredRun]:
     Raises:
         FileNotFoundError: a directory holds no run that came to its end.
     """
-    return [load_run(directory) for path in paths for directory in find_runs(path)]
+    return with_counts([load_run(directory) for path in paths for directory in find_runs(path)])
+
+
+def with_counts(runs: Sequence[StoredRun]) -> list[StoredRun]:
+    """The runs, each with a zero for what was counted in another one only."""
+    counts = {key: 0 for run in runs for key in run.summary if key.endswith(COUNTS)}
+    return [replace(run, summary=counts | run.summary) for run in runs]
 
 
 def find_runs(path: Path) -> list[Path]:
@@ -109,10 +128,18 @@ def find_runs(path: Path) -> list[Path]:
 def load_run(path: Path) -> StoredRun:
     """Read one run directory."""
     config = OmegaConf.to_container(OmegaConf.load(path / "config.yaml"))
+    assert isinstance(config, dict)
+    typed: dict[str, str] = {}
+    if (path / TYPED).is_file():
+        for override in OmegaConf.load(path / TYPED):
+            key, _, value = str(override).partition("=")
+            typed[key.lstrip("+~")] = value
     return StoredRun(
         path=path,
         config=_flat(config),
         summary=json.loads((path / "summary.json").read_text()),
+        typed=typed,
+        metrics=tuple(config.get("metrics") or METRICS),
     )
 
 
@@ -122,29 +149,39 @@ def job_order(path: Path) -> tuple[int, str]:
 
 
 def differing_keys(runs: Sequence[StoredRun]) -> list[str]:
-    """Config keys that do not have one value in all runs; the seed and the like left out.
+    """What tells the runs apart, the seed and the like left out, in the order it was typed.
 
-    Of another model, or other hardware, only the name: it stands for all the rest.
+    Where what was typed does not account for every difference, the config keys that differ; of
+    another model, or other hardware, only the name then: it stands for all the rest.
     """
     keys = dict.fromkeys(key for run in runs for key in run.config)
-    differing = [
-        key
-        for key in keys
-        if key not in NOT_A_QUESTION and len({repr(run.config.get(key)) for run in runs}) > 1
-    ]
+    differing = [key for key in keys if _differs(key, [run.config.get(key) for run in runs])]
+    typed = dict.fromkeys(key for run in runs for key in run.typed)
+    chosen = [key for key in typed if _differs(key, [run.setting(key) for run in runs])]
+    told_apart = {repr([run.setting(key) for key in chosen]) for run in runs}
+    explained = {
+        repr([*(run.setting(key) for key in chosen), *(run.config.get(key) for key in differing)])
+        for run in runs
+    }
+    if len(told_apart) == len(explained):
+        return chosen
     named = [key.removesuffix("name") for key in differing if key in STANDS_FOR_ITS_GROUP]
     return [
         key for key in differing if key in STANDS_FOR_ITS_GROUP or not key.startswith(tuple(named))
     ]
 
 
+def _differs(key: str, values: Sequence[Value]) -> bool:
+    return key not in NOT_A_QUESTION and len(set(map(repr, values))) > 1
+
+
 def group_runs(runs: Sequence[StoredRun], keys: Sequence[str]) -> list[Group]:
     """One group for each combination of values of `keys`, in the order of first appearance."""
     members: dict[str, list[StoredRun]] = {}
     for run in runs:
-        members.setdefault(repr([run.config.get(key) for key in keys]), []).append(run)
+        members.setdefault(repr([run.setting(key) for key in keys]), []).append(run)
     return [
-        Group(settings={key: group[0].config.get(key) for key in keys}, runs=tuple(group))
+        Group(settings={key: group[0].setting(key) for key in keys}, runs=tuple(group))
         for group in members.values()
     ]
 
@@ -164,6 +201,15 @@ def question_key(groups: Sequence[Group]) -> str | None:
     keys = list(groups[0].settings)
     choices = [key for key in keys if not is_number(groups[0].settings[key])]
     return next(iter(choices + keys), None)
+
+
+def by_question(groups: Sequence[Group], question: str) -> list[list[Group]]:
+    """The answers to the question, in the order given, for each setting of everything else."""
+    rows: dict[str, list[Group]] = {}
+    for group in groups:
+        others = [value for key, value in group.settings.items() if key != question]
+        rows.setdefault(repr(others), []).append(group)
+    return list(rows.values())
 
 
 def is_number(value: Value) -> bool:

@@ -50,14 +50,16 @@ class Outcome:
     notes: tuple[str, ...]
 
 
-def run_job(run: Run, cfg: DictConfig, out_dir: Path, *, group: str, name: str) -> Outcome:
+def run_job(
+    run: Run, cfg: DictConfig, out_dir: Path, *, group: str, name: str, bar: ProgressBar
+) -> Outcome:
     """Run `cfg` and write everything about it into `out_dir`."""
     config = to_config(cfg)
     out_dir.mkdir(parents=True, exist_ok=True)
     values = plain(config)
     (out_dir / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(values)))
     tracker = Tracker(out_dir, config.tracker, config=values, group=group, name=name)
-    with tracker, ProgressBar(name) as bar:
+    with tracker, bar:
 
         def on_progress(progress: Progress) -> None:
             if progress.row is not None:

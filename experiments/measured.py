@@ -21,7 +21,7 @@ from hicache.clock import SECOND_NS
 from hicache.executor.base import StepRun
 from hicache.executor.torch_io import POLL_NS, TorchExecutor, TorchIo
 from hicache.models import ModelConfig
-from hicache.scheduler.scheduler import Batch
+from hicache.scheduler.batch import Batch
 
 
 @dataclass(frozen=True, slots=True)

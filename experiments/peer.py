@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 
 from experiments.peer_ours import OurSide
 from experiments.peer_sides import Hits, Pools, Side
-from hicache.config import DeadlineFrom, PrefetchConfig, StageAt, StopPolicy, WorkloadConfig
+from hicache.config import DeadlineFrom, PrefetchConfig, StageAt, WorkloadConfig
 from hicache.request import Request
 from hicache.workload.build import load_workload
 
 # what compat=sglang_0_5_23 sets, with the one stop policy whose outcome hangs on no clock
 PREFETCH = PrefetchConfig(
     evict_whole=True,
-    stop=StopPolicy.wait_complete,
+    stop="wait_complete",
     stage_at=StageAt.hit,
     deadline_from=DeadlineFrom.first_poll,
 )

@@ -15,8 +15,8 @@ from experiments import peer_sglang  # noqa: F401  # stands in for the GPU befor
 from hicache.cache.node import FULL, SWA
 from hicache.cache.pages import PageAllocator
 from hicache.config import SchedulerConfig, SwaBudget
-from hicache.scheduler.budget import Defer, StepBudget, swa_budget_for_req
-from hicache.scheduler.scheduler import Scheduler
+from hicache.scheduler.admission import Admission, Refusal
+from hicache.scheduler.budget import StepBudget, swa_budget_for_req
 
 from sglang.srt.mem_cache.prefill_budget import (  # isort: skip
     SWAPrefillBudget,
@@ -116,21 +116,25 @@ def our_verdict(
     rooms: dict[int, int],
     swa_pages: int,
     budget: StepBudget,
-) -> Defer | int:
-    """`Scheduler._check` in a state made by hand."""
-    config = SchedulerConfig(swa_budget=SwaBudget.sglang_0_5_23)
-    scheduler = Scheduler.__new__(Scheduler)
-    scheduler.config = config
-    scheduler._page = page
-    scheduler.cache = SimpleNamespace(  # type: ignore[assignment]
+) -> Refusal | int:
+    """`Admission.judge` in a state made by hand."""
+    cache = SimpleNamespace(
+        page_size=page,
         tree=SimpleNamespace(has_swa=True, has_states=False, window_len=window),
         room=rooms.__getitem__,
         pools=[[None, PageAllocator(swa_pages), None]],
     )
-    return scheduler._check(
+    admission = Admission(
+        cache,  # type: ignore[arg-type]
+        SchedulerConfig(swa_budget=SwaBudget.sglang_0_5_23),
+    )
+    return admission.judge(
         SimpleNamespace(target_len=target, remaining_output=new),  # type: ignore[arg-type]
         SimpleNamespace(  # type: ignore[arg-type]
-            usable_len=usable, device_prefix_len=device_prefix, swa_host_hit_length=host_hit
+            usable_len=usable,
+            device_prefix_len=device_prefix,
+            host_hit_length=usable - device_prefix,
+            swa_host_hit_length=host_hit,
         ),
         budget,
     )

@@ -8,13 +8,15 @@ from numpy.typing import NDArray
 
 from experiments.peer_sides import Hits, Pools, Residency
 from hicache.cache.eviction import Lru
+from hicache.cache.match import MatchResult
 from hicache.cache.node import FULL, MAMBA, SWA
 from hicache.cache.pages import PageAllocator
-from hicache.cache.prefetch import Prefetch, Prefetcher
+from hicache.cache.prefetch import Prefetch
+from hicache.cache.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.sequence import Sequence
 from hicache.cache.transfer import CopyState, StorageDelete, StorageWrite
-from hicache.cache.tree import MatchResult, RadixTree
+from hicache.cache.tree import RadixTree
 from hicache.config import PrefetchConfig
 
 
@@ -137,7 +139,7 @@ class OurSide:
 
     def residency(self) -> Residency:
         """What is held now."""
-        device, host = self._tree.resident
+        device, host = self._tree.residency.resident
         page = self._page
         return Residency(
             device[FULL] * page,

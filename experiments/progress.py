@@ -1,4 +1,8 @@
-"""A progress bar on stderr; one final line where stderr is not a terminal."""
+"""A progress bar on stderr; one final line where stderr is not a terminal.
+
+Jobs of a sweep end with a line of their own, and those that run side by side would draw over each
+other: `line` and `bar` leave out what would be too much.
+"""
 
 import sys
 from types import TracebackType
@@ -13,12 +17,13 @@ from hicache.metrics import Progress
 class ProgressBar:
     """Shows how many requests are done and how far time has come in the run."""
 
-    def __init__(self, title: str) -> None:
+    def __init__(self, title: str, *, bar: bool = True, line: bool = True) -> None:
         self._title = title
+        self._line = line
         self._last: Progress | None = None
         self._bar: rich_progress.Progress | None = None
         self._task: rich_progress.TaskID | None = None
-        if sys.stderr.isatty():
+        if bar and sys.stderr.isatty():
             self._bar = rich_progress.Progress(
                 rich_progress.TextColumn("{task.description}"),
                 rich_progress.BarColumn(),
@@ -52,7 +57,7 @@ class ProgressBar:
     ) -> None:
         if self._bar is not None:
             self._bar.stop()
-        elif self._last is not None:
+        elif self._line and self._last is not None:
             sys.stderr.write(
                 f"{self._title}: {self._last.done_count:,} of {self._last.total_count:,} requests, "
                 f"{clock(self._last.time_s)} replayed\n"

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PREFETCH = "hicache/cache/prefetch.py"
+PREFETCH = "hicache/cache/prefetcher.py"
 AGREEMENT = "hicache/cache/agreement.py"
 CUT = "tests/cache/test_prefetch_numbers.py"
 NUMBERS = "tests/cache/test_numbers.py"
@@ -82,14 +82,14 @@ REMOVALS = (
     Removal(
         name="000-002 evict before cutting",
         path=PREFETCH,
-        fix="full = cache.allocate_host(FULL, wanted, evict=not config.evict_whole)",
-        without="full = cache.allocate_host(FULL, wanted, evict=False)",
+        fix="full = room.allocate(FULL, wanted, evict=not config.evict_whole)",
+        without="full = room.allocate(FULL, wanted, evict=False)",
         test=(CUT, "evicted_before_a_prefetch_is_cut"),
     ),
     Removal(
         name="000 pages go back when there is no state slot",
         path=PREFETCH,
-        fix="                    cache.free_host(other, prefetch.staged[other])\n"
+        fix="                    room.free(other, prefetch.staged[other])\n"
         "                    prefetch.staged[other] = NO_PAGES\n                return",
         without="                    prefetch.staged[other] = NO_PAGES\n                return",
         test=(CUT, "without_a_state_slot_gives_all_pages_back"),
@@ -104,8 +104,8 @@ REMOVALS = (
     Removal(
         name="003 complete pages wait for their sidecars",
         path=PREFETCH,
-        fix="return may_stop and not self._awaits_sidecars(prefetch)",
-        without="return may_stop",
+        fix="return stop.may_stop(prefetch, now_ns) and not self._awaits_sidecars(prefetch)",
+        without="return stop.may_stop(prefetch, now_ns)",
         test=(CUT, "complete_pages_wait_for_their_sidecars"),
     ),
     Removal(
@@ -117,9 +117,9 @@ REMOVALS = (
     ),
     Removal(
         name="003 unknown keys are not complete",
-        path=PREFETCH,
-        fix="return are_known and prefetch.completed_pages == prefetch.num_pages",
-        without="return prefetch.completed_pages == len(prefetch.restorable or ())",
+        path="hicache/cache/prefetch.py",
+        fix="return are_known and self.completed_pages == self.num_pages",
+        without="return self.completed_pages == len(self.restorable or ())",
         test=(CUT, "whose_keys_are_not_known_is_not_complete"),
     ),
     Removal(
@@ -146,28 +146,28 @@ REMOVALS = (
     ),
     Removal(
         name="004 admission hands the host hit on",
-        path="hicache/scheduler/scheduler.py",
+        path="hicache/scheduler/admission.py",
         fix="host_hit = match.swa_host_hit_length",
         without="host_hit = 0",
         test=(WORLDS, "with_the_host_term"),
     ),
     Removal(
         name="004 a window on the host alone is loaded back",
-        path="hicache/cache/prefix_cache.py",
+        path="hicache/cache/load_backs.py",
         fix="wants_sidecar = match.swa_host_hit_length or match.mamba_host_hit_length",
         without="wants_sidecar = match.mamba_host_hit_length",
         test=(REPORTS, "window_on_the_host_alone"),
     ),
     Removal(
         name="004 a state on the host alone is loaded back",
-        path="hicache/cache/prefix_cache.py",
+        path="hicache/cache/load_backs.py",
         fix="wants_sidecar = match.swa_host_hit_length or match.mamba_host_hit_length",
         without="wants_sidecar = match.swa_host_hit_length",
         test=(NUMBERS, "state_alone_is_loaded_back"),
     ),
     Removal(
         name="004 the three host hits are told apart",
-        path="hicache/cache/tree.py",
+        path="hicache/cache/match.py",
         fix="return bool(self.host_hit_length or self.swa_host_hit_length"
         " or self.mamba_host_hit_length)",
         without="return bool(self.host_hit_length)",

@@ -25,14 +25,14 @@ COLOURS = ("#999999", "#0072B2", "#009E73", "#E69F00")
 class Question:
     """How an experiment is drawn: one row a value of `row`, one panel a metric, one bar an arm.
 
-    `arms`: what the bars are called, by the values of `arm_keys` in the order of the sweep.
+    `arms`: what the bars are called, by the values of `arm_key` in the order of the sweep.
     """
 
     title: str
     axis: str
     axis_label: str
-    arm_keys: tuple[str, ...]
-    arms: dict[tuple[Value, ...], str]
+    arm_key: str
+    arms: dict[Value, str]
     metrics: dict[str, str]
     row: str | None = None
 
@@ -42,12 +42,12 @@ QUESTIONS = {
         title="A prefetch that host memory has no room for",
         axis="cache.host_gib",
         axis_label="host memory, GiB",
-        arm_keys=("prefetch.cut", "prefetch.stage_at"),
+        arm_key="arm",
         arms={
-            ("abandon", "enqueue"): "given up (before)",
-            ("fit", "enqueue"): "cut when the request comes (reports 000-002)",
-            ("fit", "hit"): "cut when storage has answered",
-            ("restorable", "hit"): "… to what can be restored",
+            "cut_off": "given up (before)",
+            "cut_on": "cut when the request comes (reports 000-002)",
+            "cut_at_hit": "cut when storage has answered",
+            "cut_restorable": "… to what can be restored",
         },
         metrics={
             "prefetch/abandoned_count": "prefetches given up",
@@ -55,14 +55,14 @@ QUESTIONS = {
             "cache/token_hit_rate": "token hit rate",
             "request/ttft_s_mean": "mean TTFT, s",
         },
-        row="model.name",
+        row="model",
     ),
     "prefetch_sidecars": Question(
         title="A prefetch whose state comes later than its pages",
         axis="storage.sidecar_s",
         axis_label="by which the state is late, s",
-        arm_keys=("prefetch.await_sidecars",),
-        arms={(False,): "may stop (before)", (True,): "waits for its state (report 003)"},
+        arm_key="prefetch.await_sidecars",
+        arms={False: "may stop (before)", True: "waits for its state (report 003)"},
         metrics={
             "prefetch/discarded_pages": "pages thrown away",
             "cache/token_hit_rate": "token hit rate",
@@ -75,12 +75,12 @@ QUESTIONS = {
         title="Window pages that an admitted request will load back",
         axis="cache.swa_device_share",
         axis_label="share of device memory for windows",
-        arm_keys=("scheduler.swa_budget",),
+        arm_key="scheduler.swa_budget",
         arms={
-            ("no_host_term",): "not charged (before)",
-            ("reports",): "charged (report 004)",
-            ("sglang_0_5_23",): "later formula",
-            ("double",): "charged twice (wrong)",
+            "no_host_term": "not charged (before)",
+            "reports": "charged (report 004)",
+            "sglang_0_5_23": "later formula",
+            "double": "charged twice (wrong)",
         },
         metrics={
             "scheduler/prefill_oom_count": "prefills out of memory",
@@ -93,10 +93,10 @@ QUESTIONS = {
         title="What ranks agree on when each has storage of its own",
         axis="parallel.ranks",
         axis_label="ranks",
-        arm_keys=("parallel.hit_agreement",),
+        arm_key="parallel.hit_agreement",
         arms={
-            ("min_of_maxima",): "MIN of the longest hits",
-            ("restorable",): "longest that all can restore",
+            "min_of_maxima": "MIN of the longest hits",
+            "restorable": "longest that all can restore",
         },
         metrics={
             "agreement/illegal_lengths_count": "lengths some rank cannot restore",
@@ -161,7 +161,7 @@ def _draw_bars(axes: Axes, groups: Sequence[Group], question: Question, metric: 
     for place, (arm, name) in enumerate(question.arms.items()):
         xs, middles, lows, highs = [], [], [], []
         for group in groups:
-            if tuple(group.settings[key] for key in question.arm_keys) != arm:
+            if group.settings[question.arm_key] != arm:
                 continue
             # a count of what never happened may be missing
             values = [run.summary.get(metric, 0.0) for run in group.runs]

@@ -20,6 +20,7 @@ from omegaconf import DictConfig
 
 from experiments import schema
 from experiments.job import CONFIG_ERRORS, explain, run_job
+from experiments.progress import ProgressBar
 from experiments.screen import show_line, show_run
 from hicache import experiment
 
@@ -45,7 +46,9 @@ def compose_and_run(cfg: DictConfig) -> int:
             carry_out(cfg, out_dir)
             print(out_dir)
             return 0
-        outcome = run_job(experiment.run, cfg, out_dir, group=cfg.name, name=name)
+        is_alone = not str(hydra_config.launcher._target_).endswith("JoblibLauncher")
+        bar = ProgressBar(name, bar=is_alone or not is_sweep, line=not is_sweep)
+        outcome = run_job(experiment.run, cfg, out_dir, group=cfg.name, name=name, bar=bar)
     except Exception as error:  # whatever it was, the other jobs of the sweep are not to blame
         code = explain(error, out_dir)
         if is_sweep:

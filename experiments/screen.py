@@ -39,6 +39,14 @@ def console() -> Console:
     return screen if screen.is_terminal else Console(highlight=False, width=WIDTH)
 
 
+def show_table(table: Table) -> None:
+    """Print a table, as wide as it is wherever the output is not a terminal."""
+    screen = console()
+    if not screen.is_terminal:
+        screen = Console(highlight=False, width=sum(screen.measure(table)) + WIDTH)
+    screen.print(table)
+
+
 def show_run(outcome: Outcome) -> None:
     """Print the summary of one run."""
     summary, screen = outcome.summary, console()
@@ -102,7 +110,7 @@ def _title(outcome: Outcome) -> str:
     return (
         f"\n[bold]{config.name}[/]  {config.workload.kind} on {config.model.name}, "
         f"{tp} × {config.hardware.name}{replicas}, storage {config.storage.kind}, "
-        f"prefetch {config.prefetch.stop.value}, seed {config.seed}\n"
+        f"prefetch {config.prefetch.stop}, seed {config.seed}\n"
         f"{summary['request/count']:,} requests: {summary['request/finished_count']:,} finished, "
         f"{summary['request/rejected_count']:,} rejected, "
         f"{summary['request/aborted_count']:,} aborted"

@@ -23,8 +23,9 @@ from experiments.groups import (
     group_runs,
     job_order,
     load_run,
+    with_counts,
 )
-from experiments.screen import console
+from experiments.screen import console, show_table
 from experiments.table import Style, draw_table
 
 
@@ -51,19 +52,25 @@ class SweepEnd(Callback):
 
 def sum_up(directory: Path, runs: Sequence[StoredRun], *, title: str) -> None:
     """Write `sweep.csv`, `sweep.json` and `sweep.png` in `directory`, and print the table."""
+    runs = with_counts(runs)
     keys = differing_keys(runs)
     groups = group_runs(runs, keys)
+    known = set.intersection(*(set(run.summary) for run in runs))
+    metrics = tuple(metric for metric in runs[0].metrics if metric in known)
+    for metric in runs[0].metrics:
+        if metric not in known:
+            sys.stderr.write(f"not every run has the metric {metric}\n")
     _write_csv(directory / "sweep.csv", runs, keys)
     _write_json(directory / "sweep.json", groups)
     if len(groups) > 1:
         from experiments.sweep_figure import draw_sweep  # matplotlib
         from hicache.report import save
 
-        save(draw_sweep(groups, title=title), directory / "sweep.png")
+        save(draw_sweep(groups, metrics, title=title), directory / "sweep.png")
     if len(runs) > 1:
-        style = Style(middle=fmean)
+        style = Style(middle=fmean, metrics=metrics)
         heading = f"\n{title}: mean (lowest–highest) over seeds"
-        console().print(draw_table(groups, style, title=heading))
+        show_table(draw_table(groups, style, title=heading))
 
 
 def _failure(job: Path) -> str | None:
@@ -80,7 +87,7 @@ def _write_csv(path: Path, runs: Sequence[StoredRun], keys: Sequence[str]) -> No
         writer = csv.writer(file)
         writer.writerow(["job", *settings, *metrics])
         for run in runs:
-            values = [run.config.get(key) for key in settings]
+            values = [run.setting(key) for key in settings]
             writer.writerow([run.path.name, *values, *map(run.summary.get, metrics)])
 
 

@@ -6,20 +6,15 @@ from statistics import fmean
 from matplotlib.figure import Figure
 
 from experiments.groups import Group, Spread, is_number
-from experiments.table import short
+from experiments.table import TITLES, short
 
-PANELS = (
-    ("request/ttft_s_mean", "mean TTFT (s)"),
-    ("cache/token_hit_rate", "token hit rate"),
-    ("gpu/seconds_per_request", "GPU-seconds a request"),
-)
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#222222")
 MARKERS = "osD^vP*"
 LOG_SPAN = 8  # an axis that spans this factor is drawn as logarithms
 
 
-def draw_sweep(groups: Sequence[Group], *, title: str) -> Figure:
-    """Metrics against the number that was swept, or against the choice if no number was."""
+def draw_sweep(groups: Sequence[Group], metrics: Sequence[str], *, title: str) -> Figure:
+    """The metrics against the number that was swept, or against the choice if no number was."""
     keys = list(groups[0].settings)
     x_key = next((key for key in keys if _is_axis(groups, key)), keys[0])
     line_keys = [key for key in keys if key != x_key]
@@ -29,9 +24,9 @@ def draw_sweep(groups: Sequence[Group], *, title: str) -> Figure:
         lines.setdefault(name, []).append(group)
     places = _places(groups, x_key)
 
-    figure = Figure(figsize=(12, 4.2), layout="constrained")
-    all_axes = figure.subplots(1, len(PANELS))
-    for axes, (metric, label) in zip(all_axes, PANELS, strict=True):
+    figure = Figure(figsize=(4 * len(metrics), 4.2), layout="constrained")
+    all_axes = figure.subplots(1, len(metrics), squeeze=False)[0]
+    for axes, metric in zip(all_axes, metrics, strict=True):
         for index, (name, members) in enumerate(lines.items()):
             points = sorted((places[short(group.settings[x_key])], group) for group in members)
             spreads = [Spread.of(group.values(metric), fmean) for _, group in points]
@@ -56,7 +51,7 @@ def draw_sweep(groups: Sequence[Group], *, title: str) -> Figure:
         axes.set_xticks(list(places.values()), list(places))
         axes.minorticks_off()
         axes.set_xlabel(x_key)
-        axes.set_title(label, loc="left")
+        axes.set_title(TITLES.get(metric, metric).replace("\n", " "), loc="left")
         highest = max(max(group.values(metric)) for group in groups)
         axes.set_ylim(0, 1.1 * highest or 1)
         axes.spines[["top", "right"]].set_visible(False)

@@ -6,19 +6,22 @@ from dataclasses import dataclass
 from rich import box
 from rich.table import Table
 
-from experiments.groups import Group, Spread, Value, baseline_of, question_key
+from experiments.groups import Group, Spread, Value, baseline_of, by_question, question_key
 
-COLUMNS = (
-    "cache/token_hit_rate",
-    "request/ttft_s_mean",
-    "request/ttft_s_p95",
-    "gpu/seconds_per_request",
-)
 TITLES = {
+    "agreement/illegal_lengths_count": "lengths some rank\ncannot restore",
     "cache/token_hit_rate": "token hit rate",
+    "gpu/seconds_per_request": "GPU-s a request",
+    "prefetch/abandoned_count": "prefetches\ngiven up",
+    "prefetch/cut_tokens": "tokens cut",
+    "prefetch/discarded_incomplete_pages": "pages read and\nthrown away",
+    "prefetch/discarded_pages": "pages\nthrown away",
+    "prefetch/used_pages": "prefetched pages\nthat were used",
+    "request/storage_wait_s_mean": "storage wait\nmean, s",
     "request/ttft_s_mean": "TTFT mean, s",
     "request/ttft_s_p95": "TTFT p95, s",
-    "gpu/seconds_per_request": "GPU-s a request",
+    "scheduler/deferred_count": "deferred",
+    "scheduler/prefill_oom_count": "prefills out\nof memory",
 }
 RATIO_OF = "request/ttft_s_mean"
 
@@ -28,38 +31,72 @@ class Style:
     """How a table of groups is made: which middle, which metrics, and the ratio of which."""
 
     middle: Callable[[Sequence[float]], float]
-    metrics: tuple[str, ...] = COLUMNS
+    metrics: tuple[str, ...]
     ratio_of: str = RATIO_OF
 
 
 def draw_table(groups: Sequence[Group], style: Style, *, title: str) -> Table:
-    """One row a group. The ratio is to the first group that differs in one key alone."""
+    """One row a group, the answers to one question together.
+
+    The ratio is to the first group that differs in the question alone.
+    """
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
-    keys = list(groups[0].settings)
-    for key in keys:
-        table.add_column(key, no_wrap=True)
-    table.add_column("runs", justify="right")
-    for metric in style.metrics:
-        table.add_column(TITLES.get(metric, metric), justify="right", no_wrap=True)
-    question = question_key(groups)
-    if question is not None:
-        name = TITLES.get(style.ratio_of, style.ratio_of).partition(",")[0]
-        base = short(groups[0].settings[question])
-        table.add_column(f"{name}\n÷ {base}'s", justify="right", no_wrap=True)
-    for group in groups:
-        cells = [short(group.settings[key]) for key in keys]
-        cells.append(f"{len(group.runs)}{' !' if _is_overloaded(group) else ''}")
-        cells += [
-            Spread.of(group.values(metric), style.middle).text(number) for metric in style.metrics
-        ]
-        if question is not None:
-            baseline = baseline_of(group, groups, question)
-            ratios = [] if baseline is group else group.ratios(baseline, style.ratio_of)
-            cells.append(Spread.of(ratios, style.middle).text(number) if ratios else "")
-        table.add_row(*cells)
+    num_keys = len(groups[0].settings)
+    for place, heading in enumerate(_headings(groups, style)):
+        is_key = place < num_keys
+        table.add_column(heading, justify="left" if is_key else "right", no_wrap=is_key)
+    for answers in _sets(groups):
+        for group in answers:
+            table.add_row(*_cells(group, groups, style))
+        if len(answers) > 1:
+            table.add_section()
     table.caption = "\n".join(_warnings(groups))
     table.caption_justify = "left"
     return table
+
+
+def markdown_table(groups: Sequence[Group], style: Style) -> str:
+    """The same as text for a page."""
+    headings = [heading.replace("\n", " ") for heading in _headings(groups, style)]
+    num_keys = len(groups[0].settings)
+    rules = ["---" if place < num_keys else "---:" for place in range(len(headings))]
+    rows = [_cells(group, groups, style) for answers in _sets(groups) for group in answers]
+    lines = ["| " + " | ".join(row) + " |" for row in (headings, rules, *rows)]
+    return "\n".join([*lines, *(f"\n{warning}" for warning in _warnings(groups))])
+
+
+def _headings(groups: Sequence[Group], style: Style) -> list[str]:
+    question = question_key(groups)
+    headings = [*_keys(groups), "runs", *(TITLES.get(each, each) for each in style.metrics)]
+    if question is not None:
+        name = TITLES.get(style.ratio_of, style.ratio_of).partition(",")[0]
+        headings.append(f"{name}\n÷ {short(groups[0].settings[question])}'s")
+    return headings
+
+
+def _cells(group: Group, groups: Sequence[Group], style: Style) -> list[str]:
+    cells = [short(group.settings[key]) for key in _keys(groups)]
+    cells.append(f"{len(group.runs)}{' !' if _is_overloaded(group) else ''}")
+    cells += [
+        Spread.of(group.values(metric), style.middle).text(number) for metric in style.metrics
+    ]
+    question = question_key(groups)
+    if question is not None:
+        baseline = baseline_of(group, groups, question)
+        ratios = [] if baseline is group else group.ratios(baseline, style.ratio_of)
+        cells.append(Spread.of(ratios, style.middle).text(number) if ratios else "")
+    return cells
+
+
+def _keys(groups: Sequence[Group]) -> list[str]:
+    # the question last, beside its answers
+    question = question_key(groups)
+    return sorted(groups[0].settings, key=lambda key: key == question)
+
+
+def _sets(groups: Sequence[Group]) -> list[list[Group]]:
+    question = question_key(groups)
+    return [list(groups)] if question is None else by_question(groups, question)
 
 
 def number(value: float) -> str:

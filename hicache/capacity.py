@@ -4,13 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hicache.cache.agreement import TracedAllocator
-from hicache.cache.node import DEVICE, FULL, HOST, KIND_OF, MAMBA, SWA
-from hicache.cache.pages import PageAllocator
-from hicache.cache.prefix_cache import Pools
+from hicache.cache.node import DEVICE, FULL, HOST, KIND_OF, MAMBA, SWA, TIER_NAMES
+from hicache.cache.pages import PageAllocator, Pools
 from hicache.config import CacheConfig
 from hicache.models import GIB, ModelConfig
-
-TIER_WORDS = ("device", "host")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +73,7 @@ def make_pools(
 def _split(
     cache: CacheConfig, model: ModelConfig, sizes: Sequence[int], tier: int, total: int
 ) -> Capacity:
-    word = TIER_WORDS[tier]
+    word = TIER_NAMES[tier]
     shares = [1.0, 0.0, 0.0]
     for kind, name in ((SWA, f"swa_{word}_share"), (MAMBA, f"mamba_{word}_share")):
         if sizes[kind]:

@@ -10,6 +10,7 @@ from enum import Enum
 
 from hicache.models import HardwareConfig, ModelConfig
 
+STOP_POLICIES = ("best_effort", "wait_complete", "timeout")  # those of hicache.cache.stop
 MISSING = "???"  # OmegaConf's mark of a value that must be given
 
 
@@ -42,14 +43,6 @@ class CheckpointPlacement(Enum):
     end = "end"  # the end of the prompt and of the request
     end_branch = "end_branch"  # and where a prompt left an edge that had no state there
     every = "every"  # and every `checkpoint_tokens` tokens
-
-
-class StopPolicy(Enum):
-    """When a request stops waiting for its prefetch."""
-
-    best_effort = "best_effort"
-    wait_complete = "wait_complete"
-    timeout = "timeout"
 
 
 class CutPolicy(Enum):
@@ -264,7 +257,7 @@ class CacheConfig:
 class PrefetchConfig:
     """How pages come from storage ahead of need."""
 
-    stop: StopPolicy = StopPolicy.timeout
+    stop: str = "timeout"  # best_effort, wait_complete, timeout, or a class of yours: module:Class
     threshold: int = 256  # tokens: a shorter prefetch does not start
     cut: CutPolicy = CutPolicy.fit
     stage_at: StageAt = StageAt.enqueue
@@ -277,6 +270,11 @@ class PrefetchConfig:
     occupied_share: float = 0.5  # of host tokens that prefetches may hold before more are declined
 
     def __post_init__(self) -> None:
+        if self.stop not in STOP_POLICIES and ":" not in self.stop:
+            raise ValueError(
+                f"prefetch.stop must be one of {', '.join(STOP_POLICIES)} or module:Class, "
+                f"got {self.stop!r}"
+            )
         _at_least("prefetch.threshold", self.threshold, 1)
         _at_least("prefetch.timeout_base_s", self.timeout_base_s, 0)
         _at_least("prefetch.timeout_per_ki_token_s", self.timeout_per_ki_token_s, 0)
@@ -454,12 +452,21 @@ class TrackerConfig:
     interval_s: float = 10.0  # simulated seconds between rows of metrics.jsonl
 
 
+METRICS = (
+    "cache/token_hit_rate",
+    "request/ttft_s_mean",
+    "request/ttft_s_p95",
+    "gpu/seconds_per_request",
+)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExperimentConfig:
     """One run."""
 
     name: str = "adhoc"
     program: str = "replay"  # or capacity, sim_vs_real: what `python -m experiments.run` does
+    metrics: tuple[str, ...] = METRICS  # keys of summary.json that tables and figures show
     seed: int = 0
     data_dir: str | None = None
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)

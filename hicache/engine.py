@@ -14,13 +14,16 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hicache.cache.prefetch import Prefetch, Prefetcher
+from hicache.cache.prefetch import Prefetch
+from hicache.cache.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
+from hicache.cache.transfer import Work
 from hicache.clock import Clock
-from hicache.executor.base import Executor, Work
+from hicache.executor.base import Executor
 from hicache.request import Request
+from hicache.scheduler.batch import Batch, Extend, Outcome
 from hicache.scheduler.job import Job
-from hicache.scheduler.scheduler import Batch, Extend, Outcome, Scheduler
+from hicache.scheduler.scheduler import Scheduler
 
 Delivery = tuple[int, Work | Prefetch]
 

@@ -1,7 +1,6 @@
 """Builds all that a config names, runs it, and returns what came of it."""
 
 import gc
-import importlib
 import time
 from collections.abc import Callable, Sequence
 
@@ -9,8 +8,9 @@ import numpy as np
 
 from hicache.cache import invariants
 from hicache.cache.eviction import POLICIES, EvictionPolicy
+from hicache.cache.named import make_policy
 from hicache.cache.node import FULL, KIND_NAMES, MAMBA, SWA
-from hicache.cache.prefetch import Prefetcher
+from hicache.cache.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree import RadixTree
 from hicache.capacity import Capacity, capacities, make_pools, page_bytes
@@ -181,9 +181,12 @@ def _engine(
     host: Capacity,
 ) -> Engine:
     model, cache_config = config.model, config.cache
+    policy: EvictionPolicy = make_policy(
+        "cache.eviction", cache_config.eviction, POLICIES, wants=["priority"]
+    )
     tree = RadixTree(
         page_size=cache_config.page_size,
-        policy=_policy(cache_config.eviction),
+        policy=policy,
         window_len=model.window_len,
         has_states=ComponentKind.mamba in model.components,
         split_refreshes=cache_config.split_refreshes,
@@ -229,23 +232,6 @@ def _check(engine: Engine) -> None:
     sequences = {job.sequence for job in [*jobs, *(extend.job for extend in extending)]}
     slots = [slot for extend in extending for _, slot in extend.saves]
     invariants.check(engine.cache, engine.prefetcher, sequences, slots)
-
-
-def _policy(name: str) -> EvictionPolicy:
-    if name in POLICIES:
-        return POLICIES[name]()
-    module, _, attribute = name.partition(":")
-    if not attribute:
-        raise ValueError(
-            f"cache.eviction must be one of {', '.join(POLICIES)} or module:Class, got {name!r}"
-        )
-    try:
-        policy: EvictionPolicy = getattr(importlib.import_module(module), attribute)()
-    except (ImportError, AttributeError, TypeError) as error:
-        raise ValueError(f"cache.eviction={name} cannot be loaded: {error}") from error
-    if not callable(getattr(policy, "priority", None)):
-        raise ValueError(f"cache.eviction={name} has no method priority(node)")
-    return policy
 
 
 def _describe(

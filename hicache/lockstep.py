@@ -20,13 +20,13 @@ from hicache.cache.agreement import (
     tree_digest,
 )
 from hicache.cache.prefetch import Prefetch
-from hicache.cache.transfer import CopyState, StorageDelete
+from hicache.cache.transfer import CopyState, StorageDelete, Work
 from hicache.clock import to_ns
 from hicache.config import HitAgreement, ParallelConfig, StorageConfig
 from hicache.engine import Engine
-from hicache.executor.base import Executor, StepRun, Work
+from hicache.executor.base import Executor, StepRun
 from hicache.request import Request
-from hicache.scheduler.scheduler import Batch, Outcome
+from hicache.scheduler.batch import Batch, Outcome
 
 WHOLE_DIGEST_EVERY = 1024  # steps; in between, what the ranks have done so far is compared
 

@@ -17,11 +17,11 @@ import numpy as np
 from hicache.cache import invariants
 from hicache.cache.agreement import RankAgreement, TracedAllocator, tree_digest
 from hicache.cache.eviction import Lru
-from hicache.cache.prefetch import Prefetcher
+from hicache.cache.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree import RadixTree
 from hicache.clock import WallClock
-from hicache.config import HitAgreement, PrefetchConfig, SchedulerConfig, StopPolicy
+from hicache.config import HitAgreement, PrefetchConfig, SchedulerConfig
 from hicache.engine import Engine
 from hicache.executor.ranks import GlooChannel, RankedReader, join, leave
 from hicache.request import Request, TokenSpans
@@ -52,7 +52,7 @@ class Plan:
     num_steps: int
     seed: int = 0
     faults: Sequence[FaultPlan] = ()
-    stop: StopPolicy = StopPolicy.timeout
+    stop: str = "timeout"
     rule: HitAgreement = HitAgreement.restorable
     abort_share: float = 0.02  # of steps, in which one rank hears that a request is gone
     has_swa: bool = True

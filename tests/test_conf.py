@@ -1,3 +1,4 @@
+import re
 from dataclasses import FrozenInstanceError, fields, is_dataclass
 from pathlib import Path
 
@@ -97,7 +98,7 @@ def test_the_data_directory_comes_from_the_environment(monkeypatch):
     [
         ("cache.pagesize=8", "did you mean cache.page_size?"),
         ("cache.page_size=many", "cache.page_size=many"),
-        ("prefetch.stop=never", "expected one of [best_effort, wait_complete, timeout]"),
+        ("prefetch.cut=never", "expected one of [abandon, fit, restorable]"),
         ("storage=nope", "wanted one of file, memory, mooncake, none, redis, slab"),
         ("cache.page_size", "wanted KEY=VALUE"),
     ],
@@ -122,3 +123,9 @@ def test_a_bad_value_names_its_knob():
 def test_a_missing_value_names_its_knob():
     with pytest.raises(ValueError, match=r"no value was given for workload\.kind"):
         load("workload.kind=???")
+
+
+def test_a_stop_policy_that_there_is_not_is_refused_before_anything_runs():
+    told = "prefetch.stop must be one of best_effort, wait_complete, timeout or module:Class"
+    with pytest.raises(ValueError, match=re.escape(f"{told}, got 'never'")):
+        load("prefetch.stop=never")

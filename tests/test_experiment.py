@@ -8,7 +8,10 @@ from hydra import compose, initialize_config_dir
 
 from experiments import schema
 from hicache.cache.node import Node
-from hicache.config import ExperimentConfig
+from hicache.cache.prefetch import Prefetch
+from hicache.cache.stop import POLICIES
+from hicache.clock import SECOND_NS
+from hicache.config import STOP_POLICIES, ExperimentConfig, PrefetchConfig
 from hicache.experiment import run
 from hicache.metrics import Result, summarize
 
@@ -21,6 +24,30 @@ class ShortestFirst:
 
     def priority(self, node: Node) -> tuple[float, ...]:
         return (float(node.num_pages),)
+
+
+class FirstPages:
+    """A stop policy somebody else wrote: an eighth of the pages will do, or 0.2 s of waiting."""
+
+    waits = True
+    uses_clock = True
+
+    def __init__(self, config: PrefetchConfig, page_size: int) -> None:
+        pass
+
+    def may_stop(self, prefetch: Prefetch, now_ns: int) -> bool:
+        is_enough = prefetch.completed_pages * 8 >= prefetch.asked_pages
+        return is_enough or prefetch.is_complete or now_ns > self.deadline_ns(prefetch)
+
+    def deadline_ns(self, prefetch: Prefetch) -> int:
+        return prefetch.enqueued_ns + SECOND_NS // 5
+
+
+class NeverAsked:
+    """No stop policy: it lacks what it would be asked."""
+
+    def __init__(self, config: PrefetchConfig, page_size: int) -> None:
+        pass
 
 
 def config_of(*overrides: str) -> ExperimentConfig:
@@ -84,3 +111,35 @@ def test_a_policy_that_is_none_is_refused(name: str) -> None:
 def test_a_policy_that_is_not_a_class_is_refused() -> None:
     with pytest.raises(ValueError, match=r"cache\.eviction"):
         run(config_of("model=tiny_hybrid", "cache.eviction=tests.test_experiment:CONF"))
+
+
+SLOW_STORAGE = (
+    "model=tiny_hybrid",
+    "cache.device_gib=0.02",
+    "cache.host_gib=0.02",
+    "workload.start=warm_storage",
+    "storage.read_gbps=0.001",
+    "storage.batch_pages=4",
+    "prefetch.commit=usable",
+    "engine.check_invariants=true",
+)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_stop_policy_of_ones_own_is_named_by_module_and_class(ranks: int) -> None:
+    stops = ("tests.test_experiment:FirstPages", *STOP_POLICIES)
+    own, *ours = (
+        run(config_of(*SLOW_STORAGE, f"parallel.ranks={ranks}", f"prefetch.stop={stop}"))
+        for stop in stops
+    )
+    assert own.measures["prefetch/terminated_count"] > 0
+    assert summary_of(own) not in [summary_of(each) for each in ours]
+
+
+def test_a_stop_policy_that_answers_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"prefetch\.stop=.* has no waits, uses_clock, may_stop"):
+        run(config_of("model=tiny_hybrid", "prefetch.stop=tests.test_experiment:NeverAsked"))
+
+
+def test_the_config_knows_the_names_of_the_stop_policies() -> None:
+    assert tuple(POLICIES) == STOP_POLICIES

@@ -10,12 +10,12 @@ from hydra import compose, initialize_config_dir
 
 from experiments import schema
 from hicache import experiment
-from hicache.config import ExperimentConfig, FaultsConfig, StartState, StopPolicy, StorageConfig
+from hicache.config import STOP_POLICIES, ExperimentConfig, FaultsConfig, StartState, StorageConfig
 from hicache.metrics import Result
 
 CONF = Path(__file__).parents[1] / "conf"
 PRESETS = sorted(path.stem for path in (CONF / "faults").glob("*.yaml"))
-STOPS = pytest.mark.parametrize("stop", StopPolicy, ids=lambda stop: stop.name)
+STOPS = pytest.mark.parametrize("stop", STOP_POLICIES)
 CALM = FaultsConfig()
 ENGINES = ("memory", "slab", "file")
 # small enough to finish at once, large enough that tiers overflow and prefetches overlap faults
@@ -50,7 +50,7 @@ def run(
     faults: FaultsConfig = CALM,
     *,
     base: ExperimentConfig | None = None,
-    stop: StopPolicy = StopPolicy.timeout,
+    stop: str = "timeout",
     start: StartState = StartState.warm_storage,
     **storage: object,
 ) -> Result:
@@ -90,7 +90,7 @@ def calm() -> Result:
 @STOPS
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_run_under_faults_answers_everyone_and_leaks_nothing(
-    preset: str, stop: StopPolicy, calm: Result
+    preset: str, stop: str, calm: Result
 ) -> None:
     result = run(preset_of(preset), stop=stop)  # ends with check_drained
     assert fates(result) == fates(calm)
@@ -98,7 +98,7 @@ def test_a_run_under_faults_answers_everyone_and_leaks_nothing(
 
 @pytest.mark.parametrize("model", ["gemma3_27b", "qwen3_next_80b", "tiny_hybrid"])
 @STOPS
-def test_hybrids_leak_nothing_when_everything_goes_wrong(model: str, stop: StopPolicy) -> None:
+def test_hybrids_leak_nothing_when_everything_goes_wrong(model: str, stop: str) -> None:
     roomy = () if model == "tiny_hybrid" else ("cache.device_gib=24", "cache.host_gib=12")
     roomy += ("workload.num_sessions=8",)
     base = base_config(f"model={model}", *roomy)
@@ -143,13 +143,13 @@ def test_nothing_is_injected_unless_asked_for(calm: Result) -> None:
 
 
 def test_delays_are_simulated_time(calm: Result) -> None:
-    slow = run(FaultsConfig(delay_ms=60_000), stop=StopPolicy.wait_complete, deadline_s=1000)
+    slow = run(FaultsConfig(delay_ms=60_000), stop="wait_complete", deadline_s=1000)
     assert ttft_s(slow) > ttft_s(calm) + 30
     assert slow.wall_s < 30  # minutes of delays
 
 
 def test_a_call_beyond_the_deadline_fails_then() -> None:
-    cut = run(FaultsConfig(delay_ms=60_000), stop=StopPolicy.wait_complete, deadline_s=1)
+    cut = run(FaultsConfig(delay_ms=60_000), stop="wait_complete", deadline_s=1)
     assert cut.measures["storage/failed_count"] > 0
     assert ttft_s(cut) < 30
 

@@ -9,6 +9,7 @@ from experiments import compare
 from experiments.groups import (
     Spread,
     baseline_of,
+    by_question,
     differing_keys,
     group_runs,
     load_runs,
@@ -76,6 +77,63 @@ def test_a_group_is_one_setting_over_all_seeds(sweep):
 
 def test_a_choice_is_the_question_and_not_a_number(sweep):
     assert question_key(groups_of(sweep)) == "prefetch.stop"
+
+
+def typed(path, *overrides):
+    (path / ".hydra").mkdir()
+    OmegaConf.save(OmegaConf.create(list(overrides)), path / ".hydra" / "overrides.yaml")
+
+
+def test_what_was_typed_tells_runs_apart_where_it_explains_all_differences(tmp_path):
+    for job, stop in enumerate(STOPS):
+        write_run(tmp_path / str(job), stop=stop, rate=8.0 + job, seed=0, ttft=1.0)
+        typed(tmp_path / str(job), f"arm={stop}_and_rate", "seed=0", "experiment=stops")
+    runs = load_runs([tmp_path])
+    assert differing_keys(runs) == ["arm"]
+    assert group_runs(runs, ["arm"])[1].settings == {"arm": "timeout_and_rate"}
+
+
+def test_what_was_typed_gives_way_to_the_config_where_it_explains_too_little(tmp_path):
+    for job, rate in enumerate(RATES):
+        write_run(tmp_path / str(job), stop="timeout", rate=rate, seed=0, ttft=1.0)
+        typed(tmp_path / str(job), "arm=the_same")
+    assert differing_keys(load_runs([tmp_path])) == ["storage.read_gbps"]
+
+
+def test_what_was_counted_in_one_run_only_is_zero_in_the_others(tmp_path):
+    for job in (0, 1):
+        write_run(tmp_path / str(job), stop="timeout", rate=1.0, seed=job, ttft=1.0)
+    summary = json.loads((tmp_path / "1" / "summary.json").read_text())
+    write_json(tmp_path / "1" / "summary.json", summary | {"prefetch/cut_count": 7})
+    assert [run.summary["prefetch/cut_count"] for run in load_runs([tmp_path])] == [0, 7]
+
+
+def test_answers_to_the_question_stand_together(sweep):
+    groups = groups_of(sweep)
+    stops = [
+        [group.settings["prefetch.stop"] for group in answers]
+        for answers in by_question(groups, "prefetch.stop")
+    ]
+    assert stops == [list(STOPS), list(STOPS)]
+
+
+def test_a_table_shows_the_metrics_of_the_experiment(sweep, capsys):
+    for path in sweep.iterdir():
+        config = OmegaConf.load(path / "config.yaml")
+        config.metrics = ["load/rho_gpu"]
+        OmegaConf.save(config, path / "config.yaml")
+    compare.main([str(sweep)])
+    heading = capsys.readouterr().out
+    assert "load/rho_gpu" in heading
+    assert "token hit rate" not in heading
+
+
+def test_a_table_can_be_put_into_a_page(sweep, capsys):
+    compare.main([str(sweep), "--markdown"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("| storage.read_gbps | prefetch.stop | runs | token hit rate |")
+    assert lines[2].startswith("| 0.5 | best_effort | 3 |")
+    assert lines[3].endswith("| 2.00 |")
 
 
 def test_the_baseline_differs_in_the_question_alone(sweep):

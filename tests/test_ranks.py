@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hicache.config import StopPolicy
+from hicache.config import STOP_POLICIES
 from hicache.executor.ranks import groups_of
 from hicache.storage.faults import FaultPlan
 from tests.rank_program import FAULTS, QUIET, Plan, Report, run_ranks
@@ -92,9 +92,9 @@ def test_one_rank_alone_agrees_with_itself() -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("stop", list(StopPolicy), ids=lambda stop: stop.value)
+@pytest.mark.parametrize("stop", STOP_POLICIES)
 def test_four_ranks_with_faulty_storage_keep_equal_trees_for_10_000_steps(
-    stop: StopPolicy, tmp_path: Path
+    stop: str, tmp_path: Path
 ) -> None:
     plan = Plan(
         num_ranks=4, num_steps=10_000, faults=(FAULTS,) * 4, stop=stop, timeout_base_s=0.004

@@ -9,6 +9,7 @@ from hydra import compose, initialize_config_dir
 from experiments import remove_fixes, schema
 from experiments.groups import StoredRun, differing_keys
 from hicache import experiment
+from hicache.cache.actions import free
 from hicache.cache.node import DEVICE, SWA
 from hicache.cache.sequence import Sequence
 from hicache.metrics import summarize
@@ -107,8 +108,8 @@ def test_a_window_on_the_host_alone_is_loaded_back() -> None:
     complete_all(cache)
     freed: list[Any] = []
     for node in list(cache.tree.nodes()):
-        cache.tree._drop(node, DEVICE, SWA, freed)
-    cache._apply(freed)
+        cache.tree.residency.drop(node, DEVICE, SWA, freed)
+    free(freed, cache.pools)
     sequence = Sequence(tokens_of(17))
     found = cache.match(sequence, 17)
     assert (found.host_hit_length, found.swa_host_hit_length) == (0, 8)

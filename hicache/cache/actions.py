@@ -1,9 +1,11 @@
 """What the tree wants done. The tree decides; the controller executes."""
 
+from collections import Counter
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from hicache.cache.node import MAMBA, Node
-from hicache.cache.pages import PageIds
+from hicache.cache.node import KIND_NAMES, MAMBA, TIER_NAMES, Node
+from hicache.cache.pages import PageIds, Pools
 
 
 class FreePages(NamedTuple):
@@ -25,3 +27,16 @@ class Plan(NamedTuple):
         """Pages of one component; of mamba, slots: one a node, however long."""
         nodes = self[kind]
         return len(nodes) if kind == MAMBA else sum(node.num_pages for node in nodes)
+
+
+def free(actions: Iterable[FreePages], pools: Pools) -> None:
+    """Carry them out."""
+    for tier, kind, page_ids in actions:
+        pools[tier][kind].free(page_ids)
+
+
+def free_evicted(actions: Iterable[FreePages], pools: Pools, counters: Counter[str]) -> None:
+    """Carry out and count what an eviction frees."""
+    for tier, kind, page_ids in actions:
+        counters[f"evict/{TIER_NAMES[tier]}_{KIND_NAMES[kind]}_pages"] += len(page_ids)
+        pools[tier][kind].free(page_ids)

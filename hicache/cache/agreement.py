@@ -22,11 +22,12 @@ from typing import NamedTuple, Protocol
 
 from hicache.cache.node import KINDS, TIERS, Node
 from hicache.cache.pages import PageAllocator, PageIds
-from hicache.cache.prefetch import Prefetch, Prefetcher
+from hicache.cache.prefetch import Prefetch
+from hicache.cache.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.transfer import BackUp, CopyState, LoadBack, StorageDelete, StorageWrite
 from hicache.cache.tree import RadixTree
-from hicache.config import HitAgreement, StopPolicy
+from hicache.config import HitAgreement
 
 Copy = LoadBack | BackUp | StorageWrite
 COPIES = (LoadBack, BackUp, StorageWrite)
@@ -130,7 +131,7 @@ class RankAgreement:
         """This rank's offer for the step.
 
         `[answers, news of reads, copies of each sort] + [can stop, 1 − is gone] for each prefetch
-        that is undecided + [digest, −digest]`. Best-effort prefetches stop without a vote.
+        that is undecided + [digest, −digest]`. A policy that never waits needs no vote.
         """
         prefetcher = self._prefetcher
         counts = [len(self.answers), len(self.progress)]
@@ -175,7 +176,7 @@ class RankAgreement:
             if not is_here:
                 gone.append(prefetch.request_id)
                 self._to_abort.discard(prefetch.request_id)
-        if self._prefetcher.config.stop is not StopPolicy.best_effort:
+        if self._prefetcher.stop.waits:
             self._prefetcher.verdicts = verdicts
         for _ in range(num_answers):
             self._land(self.answers.popleft())
@@ -225,7 +226,8 @@ def traffic_digest(cache: PrefixCache) -> int:
     traffic = [
         each.traffic for pools in cache.pools for each in pools if isinstance(each, TracedAllocator)
     ]
-    state = repr((traffic, tree.num_nodes, tree.resident, tree.protected))
+    held = tree.residency
+    state = repr((traffic, tree.num_nodes, held.resident, held.protected))
     return _digest(blake2b(state.encode(), digest_size=8).digest())
 
 

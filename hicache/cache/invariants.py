@@ -23,7 +23,7 @@ from hicache.cache.node import (
     Node,
 )
 from hicache.cache.pages import NO_PAGES, PageIds
-from hicache.cache.prefetch import Prefetcher
+from hicache.cache.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.sequence import Sequence
 from hicache.cache.tree import RadixTree
@@ -106,16 +106,12 @@ class _Census:
 def check_drained(cache: PrefixCache, prefetcher: Prefetcher | None) -> None:
     """Check the laws, and that nothing is locked, staged, under way or held by a request."""
     check(cache, prefetcher, [])
-    tree = cache.tree
     for tier in TIERS:
         for kind in KINDS:
-            _hold(
-                tree.protected[tier][kind] == 0,
-                5,
-                f"{tree.protected[tier][kind]} {KIND_NAMES[kind]} pages are still locked on the "
-                f"{TIER_NAMES[tier]}",
-            )
-    for node in tree.nodes():
+            protected = cache.tree.residency.protected[tier][kind]
+            what = f"{KIND_NAMES[kind]} pages are still locked on the {TIER_NAMES[tier]}"
+            _hold(protected == 0, 5, f"{protected} {what}")
+    for node in cache.tree.nodes():
         _hold(not any(map(any, node.locks)), 4, f"{node} is locked and nobody is there")
     _hold(not cache.in_flight, 7, f"{len(cache.in_flight)} transfers are still under way")
     _hold(cache.queued_write_bytes == 0, 7, f"{cache.queued_write_bytes} bytes wait to be written")
@@ -183,12 +179,12 @@ def _check_node(tree: RadixTree, node: Node, *, strict_host: bool) -> None:
 
 
 def _check_counts(tree: RadixTree, census: _Census) -> None:
-    count = len(census.nodes)
+    residency, count = tree.residency, len(census.nodes)
     _hold(tree.num_nodes == count, 6, f"{tree.num_nodes} nodes counted, {count} there")
     for tier in TIERS:
         for kind in KINDS:
             found = (census.resident[tier][kind], census.protected[tier][kind])
-            counted = (tree.resident[tier][kind], tree.protected[tier][kind])
+            counted = (residency.resident[tier][kind], residency.protected[tier][kind])
             _hold(
                 found == counted,
                 5,
@@ -204,13 +200,13 @@ def _check_queues(tree: RadixTree, census: _Census) -> None:
             _break(6, f"{root} counts {root.num_device_children} children on the device")
     for tier in TIERS:
         _hold(
-            tree.leaves[tier].nodes() == census.leaves[tier],
+            tree.residency.leaves[tier].nodes() == census.leaves[tier],
             6,
             f"the leaves of the {TIER_NAMES[tier]} are not those of the tree",
         )
         for kind in (SWA, MAMBA):
             _hold(
-                tree.sidecars[tier][kind].nodes() == census.sidecars[tier][kind],
+                tree.residency.sidecars[tier][kind].nodes() == census.sidecars[tier][kind],
                 6,
                 f"the {KIND_NAMES[kind]} queue of the {TIER_NAMES[tier]} is not that of the tree",
             )

@@ -3,6 +3,8 @@
 Components and tiers are small integers here, because they index lists on the hottest paths.
 """
 
+from collections.abc import Iterator
+
 from hicache.cache.pages import PageIds
 from hicache.models import ComponentKind
 
@@ -73,6 +75,25 @@ class Node:
     def is_root(self) -> bool:
         """Whether this is where a namespace begins."""
         return self.parent is None
+
+    def path(self, start: int = 0) -> Iterator["Node"]:
+        """This node and those above it up to the one that holds page `start`, from the bottom."""
+        node = self
+        while node.parent is not None and node.end > start:
+            yield node
+            node = node.parent
+
+    def span(self, start: int = 0) -> list["Node"]:
+        """The nodes of pages `[start, end)`, from the top; `start` was once a node's start."""
+        return list(self.path(start))[::-1]
+
+    def window_start(self, window_pages: int) -> int:
+        """Where the topmost node begins that holds some of the last `window_pages` before `end`."""
+        edge = max(self.end - window_pages, 0)
+        start = self.end
+        for above in self.path(edge):
+            start = above.start
+        return start
 
     def is_tombstone(self, kind: int) -> bool:
         """Whether the component's data is gone from both tiers."""

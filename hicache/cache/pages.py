@@ -89,3 +89,6 @@ class PageAllocator:
         returned = np.empty(size, np.int32)
         returned[: self._num_returned] = self._returned[: self._num_returned]
         self._taken, self._returned = taken, returned
+
+
+Pools = tuple[list[PageAllocator], list[PageAllocator]]  # by tier and component

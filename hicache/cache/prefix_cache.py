@@ -6,27 +6,28 @@ reports each piece with `complete` when it is done.
 
 from collections import Counter
 from dataclasses import dataclass
-from itertools import pairwise
 
-import numpy as np
-
-from hicache.cache.actions import FreePages, Plan
-from hicache.cache.keys import COMPONENT_TAGS
-from hicache.cache.node import DEVICE, FULL, HOST, KIND_NAMES, MAMBA, SWA, TIER_NAMES, Node
-from hicache.cache.pages import NO_PAGES, PageAllocator, PageIds
+from hicache.cache.actions import FreePages, free
+from hicache.cache.back_ups import BackUps
+from hicache.cache.device_room import DeviceRoom
+from hicache.cache.host_room import HostRoom
+from hicache.cache.insertion import attach_state, insert, insert_host
+from hicache.cache.load_backs import LoadBacks
+from hicache.cache.match import MatchResult
+from hicache.cache.node import DEVICE, FULL, MAMBA, SWA, Node
+from hicache.cache.pages import NO_PAGES, PageIds, Pools
 from hicache.cache.sequence import Sequence
+from hicache.cache.storage_writes import StorageWriter
 from hicache.cache.transfer import (
     BackUp,
+    Bookings,
     CopyState,
     LoadBack,
-    Move,
-    StorageDelete,
     StorageWrite,
+    Work,
 )
-from hicache.cache.tree import HostLock, Lock, MatchResult, RadixTree
+from hicache.cache.tree import RadixTree
 from hicache.config import StorageWrites, Tiering, WritePolicy
-
-Pools = tuple[list[PageAllocator], list[PageAllocator]]  # by tier and component
 
 
 class OutOfPagesError(RuntimeError):
@@ -70,20 +71,58 @@ class PrefixCache:
         self.tree = tree
         self.pools = pools
         self.page_size = tree.page_size
-        self.page_bytes = page_bytes
-        self.outbox: list[LoadBack | BackUp | CopyState | StorageWrite | StorageDelete] = []
-        self.counters: Counter[str] = Counter()
-        self.queued_write_bytes = 0
-        self.in_flight: set[LoadBack | BackUp | StorageWrite] = set()
         self.write_policy = write_policy
-        self._back_up_hits = 2 if write_policy is WritePolicy.write_through_selective else 1
-        self._load_back_threshold = load_back_threshold
-        self._storage_queue_bytes = storage_queue_bytes
-        has_storage = storage_queue_bytes is not None
-        self._is_exclusive = has_storage and tiering is Tiering.exclusive
-        self._writes_hits = has_storage and storage_writes is StorageWrites.selective
-        self._writes_evicted = has_storage and storage_writes is StorageWrites.on_host_eviction
-        self._write_hits = write_hits
+        self.counters: Counter[str] = Counter()
+        self._bookings = Bookings()
+        self.in_flight = self._bookings.in_flight
+        self._writer = None
+        if storage_queue_bytes is not None:
+            self._writer = StorageWriter(
+                tree,
+                self._bookings,
+                self.counters,
+                page_bytes=page_bytes,
+                queue_bytes=storage_queue_bytes,
+                tiering=tiering,
+                when=storage_writes,
+                write_hits=write_hits,
+            )
+        # each tier makes room with the help of the one below it
+        self.host_room = HostRoom(tree, pools, self.counters, self._writer)
+        self._back_ups = BackUps(
+            tree,
+            self.host_room,
+            self._bookings,
+            self.counters,
+            page_bytes=page_bytes,
+            hits=2 if write_policy is WritePolicy.write_through_selective else 1,
+        )
+        rescue = self._back_ups if write_policy is WritePolicy.write_back else None
+        self.device_room = DeviceRoom(tree, pools, self.counters, rescue)
+        self._load_backs = LoadBacks(
+            tree,
+            self.device_room,
+            self._bookings,
+            self.counters,
+            page_bytes=page_bytes,
+            threshold=load_back_threshold,
+        )
+
+    # -- what is to be carried out -------------------------------------------------------------
+
+    @property
+    def outbox(self) -> list[Work]:
+        """What is to be begun, in order; whoever begins it puts an empty list in its place."""
+        return self._bookings.outbox
+
+    @outbox.setter
+    def outbox(self, outbox: list[Work]) -> None:
+        self._bookings.outbox = outbox
+
+    @property
+    def queued_write_bytes(self) -> int:
+        """Host bytes that writes to storage pin."""
+        return 0 if self._writer is None else self._writer.queued_bytes
 
     # -- how much room there is ----------------------------------------------------------------
 
@@ -93,8 +132,7 @@ class PrefixCache:
 
     def evictable_size(self, kind: int) -> int:
         """Tokens (mamba: slots) that eviction could free on the device."""
-        tree = self.tree
-        return (tree.resident[DEVICE][kind] - tree.protected[DEVICE][kind]) * self._unit(kind)
+        return self.device_room.evictable(kind) * self._unit(kind)
 
     def room(self, kind: int) -> int:
         """Tokens (mamba: slots) that allocation on the device can count on."""
@@ -124,7 +162,7 @@ class PrefixCache:
         node = match.device_node
         if match.needs_host_load_back:
             held_before = self._full_by_tier(match.best_node, storage_start, storage_end)
-            load_back = self._load_back(match)
+            load_back = self._load_backs.load(match)
             if load_back is not None:
                 node = match.best_node
         if load_back is None:
@@ -136,14 +174,14 @@ class PrefixCache:
             return None
         sequence.tree_pages = sequence.num_pages = sequence.swa_start = node.end
         sequence.reserve(node.end + 1)
-        for above in self.tree.span(node, 0):
+        for above in node.span():
             for kind, table in ((FULL, sequence.full_pages), (SWA, sequence.swa_pages)):
                 page_ids = above.held[DEVICE][kind]
                 if page_ids is not None:
                     table[above.start : above.end] = page_ids
             above.hit_count += 1
-        if self._writes_hits:
-            self._write_hit(node)
+        if self._writer is not None:
+            self._writer.on_hit(node)
         size = self.page_size
         on_device, on_host, from_storage = held_before
         return Acquired(
@@ -160,12 +198,12 @@ class PrefixCache:
         count = num_pages - sequence.num_pages
         if count <= 0:
             return True
-        full = self._allocate(DEVICE, FULL, count)
+        full = self.device_room.allocate(FULL, count)
         if full is None:
             return False
         swa = NO_PAGES
         if self.tree.has_swa:
-            taken = self._allocate(DEVICE, SWA, count)
+            taken = self.device_room.allocate(SWA, count)
             if taken is None:
                 self.pools[DEVICE][FULL].free(full)
                 return False
@@ -197,7 +235,7 @@ class PrefixCache:
 
     def take_state_slot(self) -> PageIds | None:
         """A slot for a state that is about to be captured, or None if every one is locked."""
-        return self._allocate(DEVICE, MAMBA, 1)
+        return self.device_room.allocate(MAMBA, 1)
 
     def publish(self, sequence: Sequence, num_pages: int) -> None:
         """Put the sequence's pages `[tree_pages, num_pages)` and its states into the tree.
@@ -206,7 +244,7 @@ class PrefixCache:
         """
         tree = self.tree
         lock = sequence.lock
-        assert isinstance(lock, Lock)
+        assert lock is not None
         node = lock.node
         first = sequence.tree_pages
         cuts = {num_pages, sequence.swa_start, *sequence.states}
@@ -214,17 +252,17 @@ class PrefixCache:
             cuts.add(num_pages - tree.window_pages)
         actions: list[FreePages] = []
         for cut in sorted(cut for cut in cuts if first <= cut <= num_pages):
-            node = tree.insert(node, sequence, cut, actions)
+            node = insert(tree, node, sequence, cut, actions)
             state = sequence.states.pop(cut, None)
-            if state is not None and (node.is_root or not tree.attach_state(node, state)):
+            if state is not None and (node.is_root or not attach_state(tree, node, state)):
                 actions.append(FreePages(DEVICE, MAMBA, state))
-        self._apply(actions)
+        free(actions, self.pools)
         if node is not lock.node:
             sequence.lock = tree.lock(node)
             tree.release(lock)
             sequence.tree_pages = max(num_pages, first)
         if self.write_policy is not WritePolicy.write_back:
-            self._back_up_path(node)
+            self._back_ups.save_path(node)
 
     def finish(self, sequence: Sequence, num_pages: int) -> None:
         """Publish the first `num_pages` and give everything else back."""
@@ -252,45 +290,27 @@ class PrefixCache:
         """Release what a transfer held; a back-up goes on to storage."""
         self.in_flight.discard(transfer)
         if isinstance(transfer, StorageWrite):
-            self.queued_write_bytes -= transfer.num_bytes
+            assert self._writer is not None
+            self._writer.on_written(transfer)
         else:
             for lock in transfer.locks:
                 self.tree.release(lock)
-        if isinstance(transfer, BackUp) and self._storage_queue_bytes is not None:
-            if self._writes_hits:
-                self._write_hit(transfer.node)
-            elif not self._writes_evicted:
-                self._write_to_storage(transfer)
+        if isinstance(transfer, BackUp) and self._writer is not None:
+            self._writer.on_backed_up(transfer)
         for host_lock in transfer.host_locks:
-            self.tree.release_host(host_lock)
+            self.tree.release(host_lock)
 
-    # -- host memory for prefetch --------------------------------------------------------------
-
-    def allocate_host(self, kind: int, count: int, *, evict: bool) -> PageIds | None:
-        """Host pages (mamba: slots), all or none."""
-        if evict:
-            return self._allocate(HOST, kind, count)
-        return self.pools[HOST][kind].allocate(count)
-
-    def evict_host(self, kind: int, count: int) -> None:
-        """Drop this many pages (mamba: slots) of the host, or all that may go, free or not."""
-        pool = self.pools[HOST][kind]
-        wanted = pool.num_free + count
-        while pool.num_free < wanted and self._evict_one(HOST, kind):
-            pass
-
-    def free_host(self, kind: int, page_ids: PageIds) -> None:
-        """Give staged host pages back."""
-        self.pools[HOST][kind].free(page_ids)
+    # -- what prefetch has brought -----------------------------------------------------------------
 
     def insert_host(
         self, anchor: Node, sequence: Sequence, pages: tuple[PageIds, PageIds, PageIds]
     ) -> int:
         """Publish staged pages below `anchor`; returns how many full pages were there already."""
         actions: list[FreePages] = []
-        node = self.tree.insert_host(anchor, sequence, pages, actions)
-        self._apply(actions)
-        self._came_from_storage(self.tree.span(node, anchor.end), node, pages)
+        node = insert_host(self.tree, anchor, sequence, pages, actions)
+        free(actions, self.pools)
+        if self._writer is not None:
+            self._writer.on_read(node.span(anchor.end), node, pages)
         return sum(len(action.page_ids) for action in actions if action.kind == FULL)
 
     # -- inside --------------------------------------------------------------------------------
@@ -298,47 +318,8 @@ class PrefixCache:
     def _unit(self, kind: int) -> int:
         return 1 if kind == MAMBA else self.page_size
 
-    def _apply(self, actions: list[FreePages]) -> None:
-        for action in actions:
-            self.pools[action.tier][action.kind].free(action.page_ids)
-
-    def _allocate(self, tier: int, kind: int, count: int) -> PageIds | None:
-        pool = self.pools[tier][kind]
-        if pool.num_free < count:
-            if tier == DEVICE and self.room(kind) < count * self._unit(kind):
-                return None  # evicting everything would not do
-            while pool.num_free < count:
-                if not self._evict_one(tier, kind):
-                    return None
-        return pool.allocate(count)
-
-    def _evict_one(self, tier: int, kind: int) -> bool:
-        tree = self.tree
-        actions: list[FreePages] = []
-        if tier == HOST:
-            victim = tree.host_victim(kind)
-            if victim is None:
-                return False
-            if self._writes_evicted:
-                self._write_leaving(victim, kind)
-            tree.evict_host(victim, kind, actions)
-        else:
-            victim = tree.device_victim(kind)
-            if victim is None:
-                return False
-            if self.write_policy is WritePolicy.write_back:
-                self._save_victim(victim, kind)
-                if not tree.may_leave_device(victim):
-                    return False
-            tree.evict_device(victim, kind, actions)
-        for action in actions:
-            name = f"evict/{TIER_NAMES[action.tier]}_{KIND_NAMES[action.kind]}_pages"
-            self.counters[name] += len(action.page_ids)
-        self._apply(actions)
-        return True
-
     def _take_slots(self, sequence: Sequence, node: Node) -> bool:
-        slots = self._allocate(DEVICE, MAMBA, 2)
+        slots = self.device_room.allocate(MAMBA, 2)
         if slots is None:
             return False
         sequence.working_slot, sequence.boundary_slot = slots[:1], slots[1:]
@@ -349,7 +330,6 @@ class PrefixCache:
 
     def _release_lock(self, sequence: Sequence) -> None:
         if sequence.lock is not None:
-            assert isinstance(sequence.lock, Lock)
             self.tree.release(sequence.lock)
             sequence.lock = None
 
@@ -358,7 +338,7 @@ class PrefixCache:
     ) -> tuple[int, int, int]:
         on_device = on_host = from_storage = 0
         first, last = storage_start // self.page_size, storage_end // self.page_size
-        for above in self.tree.span(node, 0):
+        for above in node.span():
             if above.held[DEVICE][FULL] is not None:
                 on_device += above.num_pages
                 continue
@@ -366,275 +346,3 @@ class PrefixCache:
             from_storage += brought
             on_host += above.num_pages - brought
         return on_device, on_host, from_storage
-
-    def _load_back(self, match: MatchResult) -> LoadBack | None:
-        tree, node = self.tree, match.best_node
-        wants_sidecar = match.swa_host_hit_length or match.mamba_host_hit_length
-        if match.host_hit_length < self._load_back_threshold and not wants_sidecar:
-            return None
-        plan = tree.plan_load_back(node)
-        lock = tree.lock(node)
-        swa_start = plan.swa[0].start if plan.swa else node.end
-        full_start = plan.full[0].start if plan.full else node.end
-        host_lock = tree.lock_host(
-            node, full_start, swa_start=swa_start, with_state=bool(plan.mamba)
-        )
-        taken: list[PageIds] = []
-        for kind in (FULL, SWA, MAMBA):
-            count = plan.num_pages(kind)
-            page_ids = self._allocate(DEVICE, kind, count) if count else NO_PAGES
-            if page_ids is None:
-                for earlier, page_ids in enumerate(taken):
-                    self.pools[DEVICE][earlier].free(page_ids)
-                tree.release_host(host_lock)
-                tree.release(lock)
-                self.counters["load_back/failed_count"] += 1
-                return None
-            taken.append(page_ids)
-        moves = []
-        for kind in (FULL, SWA, MAMBA):
-            nodes = plan[kind]
-            if not nodes:
-                continue
-            sources = []
-            for each, part in _dealt(taken[kind], nodes, kind):
-                held = each.held[HOST][kind]
-                assert held is not None
-                sources.append(held)
-                tree.put(each, DEVICE, kind, part)
-            moves.append(Move(kind, np.concatenate(sources), taken[kind]))
-        counts = (len(taken[FULL]), len(taken[SWA]), len(taken[MAMBA]))
-        load_back = LoadBack(
-            moves=moves,
-            num_bytes=self._bytes(counts),
-            node=node,
-            locks=[lock],
-            host_locks=[host_lock],
-            num_pages=counts,
-        )
-        self.in_flight.add(load_back)
-        self.outbox.append(load_back)
-        self.counters["transfer/load_back_bytes"] += load_back.num_bytes
-        return load_back
-
-    def _bytes(self, counts: tuple[int, int, int]) -> int:
-        return sum(count * size for count, size in zip(counts, self.page_bytes, strict=True))
-
-    def _back_up_path(self, node: Node) -> None:
-        # write_through_selective: only as deep as has been hit often enough
-        while not node.is_root and node.hit_count < self._back_up_hits:
-            assert node.parent is not None
-            node = node.parent
-        if not node.is_root:
-            self._back_up(node, self.tree.plan_back_up(node), is_fence=False)
-
-    def _save_victim(self, victim: Node, kind: int) -> None:
-        device, host = victim.held
-        leaf = victim in self.tree.leaves[DEVICE]
-        kinds = self.tree.kinds if leaf else [other for other in (SWA, MAMBA) if other >= kind]
-        lost = [
-            [victim] if other in kinds and device[other] is not None and host[other] is None else []
-            for other in (FULL, SWA, MAMBA)
-        ]
-        self._back_up(victim, Plan(*lost), is_fence=True)
-
-    def _back_up(self, node: Node, plan: Plan, *, is_fence: bool) -> None:
-        tree = self.tree
-        lock = tree.lock(node)  # making room on the host may take other device data along
-        moves: list[Move] = []
-        counts = [0, 0, 0]
-        for kind in (FULL, SWA, MAMBA):
-            sources, targets = [], []
-            for each in plan[kind]:
-                if kind != FULL and plan.full and each.held[HOST][FULL] is None:
-                    continue  # its full pages found no room, and sidecars need them
-                source = each.held[DEVICE][kind]
-                assert source is not None
-                target = self._allocate(HOST, kind, len(source))
-                if target is None:
-                    lost = plan.num_pages(kind) - counts[kind]
-                    self.counters[f"back_up/dropped_{KIND_NAMES[kind]}_pages"] += lost
-                    break
-                tree.put(each, HOST, kind, target)
-                sources.append(source)
-                targets.append(target)
-                counts[kind] += len(source)
-            if sources:
-                moves.append(Move(kind, np.concatenate(sources), np.concatenate(targets)))
-        if not moves:
-            tree.release(lock)
-            return
-        copied = [
-            [each for each in plan[kind] if each.held[HOST][kind] is not None]
-            for kind in (FULL, SWA, MAMBA)
-        ]
-        deepest = max((each for nodes in copied for each in nodes), key=lambda each: each.end)
-        full_start = copied[FULL][0].start if copied[FULL] else deepest.end
-        swa_start = copied[SWA][0].start if copied[SWA] else deepest.end
-        num_bytes = self._bytes((counts[0], counts[1], counts[2]))
-        back_up = BackUp(
-            moves=moves,
-            num_bytes=num_bytes,
-            node=deepest,
-            full_start=full_start,
-            swa_start=swa_start,
-            state_nodes=copied[MAMBA],
-            is_fence=is_fence,
-            host_locks=self._lock_copies(deepest, full_start, swa_start, copied[MAMBA]),
-        )
-        if not is_fence:
-            back_up.locks = [tree.lock(deepest), *(tree.lock(each) for each in copied[MAMBA])]
-        tree.release(lock)
-        self.in_flight.add(back_up)
-        self.outbox.append(back_up)
-        self.counters["transfer/back_up_bytes"] += num_bytes
-
-    def _lock_copies(
-        self, node: Node, full_start: int, swa_start: int, state_nodes: list[Node]
-    ) -> list[HostLock]:
-        tree = self.tree
-        locks = [tree.lock_host(node, full_start, swa_start=swa_start)]
-        # evicting a node's window would take its state along, so the state's lock holds both
-        locks += [
-            tree.lock_host(each, each.end, swa_start=each.start, with_state=True)
-            for each in state_nodes
-        ]
-        return locks
-
-    def _came_from_storage(
-        self, nodes: list[Node], last: Node, pages: tuple[PageIds, PageIds, PageIds]
-    ) -> None:
-        # what was read: full pages of all nodes, the window before the end and the state at it
-        swa_first = last.end - len(pages[SWA])
-        read = [(each, FULL) for each in nodes]
-        read += [(each, SWA) for each in nodes if each.start >= swa_first]
-        read += [(last, MAMBA)] if len(pages[MAMBA]) else []
-        for each, kind in read:
-            each.stored[kind] = not self._is_exclusive
-        if self._is_exclusive:
-            keys = [key for each, kind in read for key in self._keys(each, kind)]
-            self.outbox.append(StorageDelete(keys=keys))
-            self.counters["storage/dropped_read_pages"] += len(keys)
-
-    def _write_hit(self, node: Node) -> None:
-        # what of the path has been hit often enough, is whole on the host, and is not there yet;
-        # to be inserted counts as a hit of its own
-        worthy = [
-            (each, kind)
-            for each in self.tree.span(node, 0)
-            if each.hit_count > self._write_hits
-            for kind in self.tree.kinds
-            if each.held[HOST][kind] is not None and not each.stored[kind]
-        ]
-        if worthy:
-            coming = self._coming()
-            self._write_nodes([item for item in worthy if item[0] not in coming])
-
-    def _coming(self) -> set[Node]:
-        # nodes whose host copies are still under way
-        nodes: set[Node] = set()
-        for transfer in self.in_flight:
-            if isinstance(transfer, BackUp):
-                first = min(transfer.full_start, transfer.swa_start)
-                nodes.update(self.tree.span(transfer.node, first), transfer.state_nodes)
-        return nodes
-
-    def _write_leaving(self, victim: Node, kind: int) -> None:
-        # before the victim's host data is evicted: what of it is nowhere else
-        device, host = victim.held
-        is_leaf = victim in self.tree.leaves[HOST]
-        leaving = [
-            (victim, other)
-            for other in self.tree.kinds
-            if (is_leaf or other >= kind) and host[other] is not None and device[other] is None
-            if not victim.stored[other]
-        ]
-        if leaving:
-            self._write_nodes(leaving, is_given_away=True)
-
-    def _write_nodes(self, items: list[tuple[Node, int]], *, is_given_away: bool = False) -> None:
-        keys: list[bytes] = []
-        pages: list[tuple[int, int]] = []
-        for node, kind in items:
-            page_ids = node.held[HOST][kind]
-            assert page_ids is not None
-            keys += self._keys(node, kind)
-            pages += [(kind, page_id) for page_id in page_ids.tolist()]
-        num_bytes = sum(self.page_bytes[kind] for kind, _ in pages)
-        assert self._storage_queue_bytes is not None
-        if not pages:
-            return
-        if self.queued_write_bytes + num_bytes > self._storage_queue_bytes:
-            self.counters["storage/dropped_write_pages"] += len(pages)
-            return
-        locks = [] if is_given_away else [self._lock_host_alone(*item) for item in items]
-        write = StorageWrite(
-            keys=keys,
-            pages=pages,
-            num_bytes=num_bytes,
-            host_locks=locks,
-            is_given_away=is_given_away,
-        )
-        for node, kind in items:
-            # an exclusive store loses it again when it is read
-            node.stored[kind] = True
-        self.queued_write_bytes += num_bytes
-        self.in_flight.add(write)
-        self.outbox.append(write)
-
-    def _keys(self, node: Node, kind: int) -> list[bytes]:
-        if kind == MAMBA:
-            return [self.tree.last_digest(node) + COMPONENT_TAGS[MAMBA]]
-        return [digest + COMPONENT_TAGS[kind] for digest in self.tree.digests(node)]
-
-    def _lock_host_alone(self, node: Node, kind: int) -> HostLock:
-        return self.tree.lock_host(
-            node,
-            node.start if kind == FULL else node.end,
-            swa_start=node.start if kind == SWA else None,
-            with_state=kind == MAMBA,
-        )
-
-    def _write_to_storage(self, back_up: BackUp) -> None:
-        tree = self.tree
-        node = back_up.node
-        keys: list[bytes] = []
-        pages: list[tuple[int, int]] = []
-        spans = (tree.span(node, back_up.full_start), tree.span(node, back_up.swa_start))
-        for kind, nodes in zip((FULL, SWA), spans, strict=True):
-            for each in nodes:
-                page_ids = each.held[HOST][kind]
-                if page_ids is None:
-                    continue
-                keys += [digest + COMPONENT_TAGS[kind] for digest in tree.digests(each)]
-                pages += [(kind, page_id) for page_id in page_ids.tolist()]
-        for each in back_up.state_nodes:
-            slot = each.held[HOST][MAMBA]
-            if slot is not None:
-                keys.append(tree.last_digest(each) + COMPONENT_TAGS[MAMBA])
-                pages.append((MAMBA, int(slot[0])))
-        num_bytes = sum(self.page_bytes[kind] for kind, _ in pages)
-        assert self._storage_queue_bytes is not None
-        if self.queued_write_bytes + num_bytes > self._storage_queue_bytes:
-            self.counters["storage/dropped_write_pages"] += len(pages)
-            return
-        write = StorageWrite(
-            keys=keys,
-            pages=pages,
-            num_bytes=num_bytes,
-            host_locks=self._lock_copies(
-                node, back_up.full_start, back_up.swa_start, back_up.state_nodes
-            ),
-        )
-        self.queued_write_bytes += num_bytes
-        self.in_flight.add(write)
-        self.outbox.append(write)
-
-
-def _dealt(page_ids: PageIds, nodes: list[Node], kind: int) -> list[tuple[Node, PageIds]]:
-    # each node's share of ids that were allocated for all of them
-    bounds = [0]
-    for node in nodes:
-        bounds.append(bounds[-1] + (1 if kind == MAMBA else node.num_pages))
-    parts = [page_ids[first:last] for first, last in pairwise(bounds)]
-    return list(zip(nodes, parts, strict=True))

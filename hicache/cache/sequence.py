@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from hicache.cache.lock import Lock
 from hicache.cache.pages import NO_PAGES, PageIds
 
 
@@ -39,7 +40,7 @@ class Sequence:
         self.num_pages = 0
         self.tree_pages = 0
         self.swa_start = 0
-        self.lock: object | None = None  # the tree's receipt
+        self.lock: Lock | None = None
         self.working_slot: PageIds | None = None
         self.boundary_slot: PageIds | None = None
         self.states: dict[int, PageIds] = {}

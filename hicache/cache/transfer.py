@@ -4,12 +4,13 @@ A transfer names what moves, from which ids to which, and keeps the receipts of 
 both ends in place until `PrefixCache.complete` is told that it is done.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from hicache.cache.lock import Lock
 from hicache.cache.node import Node
 from hicache.cache.pages import PageIds
-from hicache.cache.tree import HostLock, Lock
 
 
 class Move(NamedTuple):
@@ -28,7 +29,7 @@ class Transfer:
     num_bytes: int
     node: Node  # the deepest node it concerns
     locks: list[Lock] = field(default_factory=list)
-    host_locks: list[HostLock] = field(default_factory=list)
+    host_locks: list[Lock] = field(default_factory=list)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -67,7 +68,7 @@ class StorageWrite:
     keys: list[bytes]
     pages: list[tuple[int, int]]  # (component, host page id), as long as `keys`
     num_bytes: int
-    host_locks: list[HostLock]
+    host_locks: list[Lock]
     is_given_away: bool = False
 
 
@@ -76,3 +77,28 @@ class StorageDelete:
     """Pages that storage need not keep any more; done at once and reported by nobody."""
 
     keys: list[bytes]
+
+
+Work = LoadBack | BackUp | CopyState | StorageWrite | StorageDelete
+
+
+class Bookings:
+    """What the cache wants carried out.
+
+    `outbox` is to be begun, in this order, and is emptied by whoever does; `in_flight` is booked
+    and not yet reported done.
+    """
+
+    def __init__(self) -> None:
+        self.outbox: list[Work] = []
+        self.in_flight: set[LoadBack | BackUp | StorageWrite] = set()
+
+    def book(self, transfer: LoadBack | BackUp | StorageWrite) -> None:
+        """A transfer whose end will be reported."""
+        self.in_flight.add(transfer)
+        self.outbox.append(transfer)
+
+
+def bytes_of(counts: Iterable[int], page_bytes: tuple[int, int, int]) -> int:
+    """The bytes of this many pages (mamba: slots) of each component."""
+    return sum(count * size for count, size in zip(counts, page_bytes, strict=True))

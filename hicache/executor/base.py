@@ -6,10 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hicache.cache.prefetch import Prefetch
-from hicache.cache.transfer import BackUp, CopyState, LoadBack, StorageDelete, StorageWrite
-from hicache.scheduler.scheduler import Batch
-
-Work = LoadBack | BackUp | CopyState | StorageWrite | StorageDelete
+from hicache.cache.transfer import Work
+from hicache.scheduler.batch import Batch
 
 
 class StepRun(NamedTuple):

@@ -18,10 +18,10 @@ from torch import distributed
 from hicache.cache.agreement import Landed, RankAgreement, offer, taken
 from hicache.cache.node import FULL, MAMBA, SWA
 from hicache.cache.prefetch import Prefetch
-from hicache.cache.transfer import CopyState, StorageDelete, StorageWrite
+from hicache.cache.transfer import CopyState, StorageDelete, StorageWrite, Work
 from hicache.config import HitAgreement
-from hicache.executor.base import StepRun, Work
-from hicache.scheduler.scheduler import Batch
+from hicache.executor.base import StepRun
+from hicache.scheduler.batch import Batch
 from hicache.storage.base import Storage, StorageError
 
 PURPOSES = ("step", "query", "read")

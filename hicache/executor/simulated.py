@@ -15,13 +15,13 @@ import numpy as np
 from hicache.cache.node import FULL, MAMBA, SWA
 from hicache.cache.pages import PageIds
 from hicache.cache.prefetch import Prefetch
-from hicache.cache.transfer import BackUp, CopyState, LoadBack, StorageDelete, StorageWrite
+from hicache.cache.transfer import BackUp, CopyState, LoadBack, StorageDelete, StorageWrite, Work
 from hicache.clock import to_ns
 from hicache.config import StorageConfig
-from hicache.executor.base import StepRun, Work
+from hicache.executor.base import StepRun
 from hicache.executor.cost import CostModel
 from hicache.executor.links import Links
-from hicache.scheduler.scheduler import Batch
+from hicache.scheduler.batch import Batch
 from hicache.storage.base import Storage
 from hicache.storage.faults import Stall
 

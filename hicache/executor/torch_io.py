@@ -16,12 +16,12 @@ import numpy as np
 
 from hicache.cache.node import FULL, MAMBA, SWA
 from hicache.cache.prefetch import Prefetch
-from hicache.cache.transfer import BackUp, CopyState, LoadBack, StorageDelete, StorageWrite
+from hicache.cache.transfer import BackUp, CopyState, LoadBack, StorageDelete, StorageWrite, Work
 from hicache.clock import SECOND_NS
 from hicache.config import StorageConfig
-from hicache.executor.base import StepRun, Work
+from hicache.executor.base import StepRun
 from hicache.executor.torch_plane import DataPlane
-from hicache.scheduler.scheduler import Batch
+from hicache.scheduler.batch import Batch
 from hicache.storage.base import Storage, StorageError
 
 POLL_NS = 200_000  # between two looks at what is under way

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from hicache.cache.node import KINDS, TIERS
-from hicache.cache.prefix_cache import Pools
+from hicache.cache.pages import Pools
 from hicache.cache.transfer import BackUp, CopyState, LoadBack
 from hicache.executor.torch_lanes import Lane, Ticket, timed_event
 from hicache.executor.torch_memory import SequenceMemory
 from hicache.executor.torch_pools import TorchPools
+from hicache.scheduler.batch import Batch, Extend
 from hicache.scheduler.job import Job
-from hicache.scheduler.scheduler import Batch, Extend
 
 
 class Model(Protocol):

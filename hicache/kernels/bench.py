@@ -18,7 +18,8 @@ from pathlib import Path
 import torch
 import triton
 
-from hicache.kernels.bench_cases import CASES, MIB, Goal, Record, Session
+from hicache.kernels.bench_cases import CASES
+from hicache.kernels.bench_session import MIB, Goal, Record, Session
 from hicache.kernels.measure import Bench
 
 NUM_LAYERS = 16

@@ -201,6 +201,17 @@ def _wholes(buffers: tuple[Tensor, ...]) -> list[Tensor]:
     ]
 
 
+def graphed(launch: Callable[[], object], *, times: int) -> Callable[[], None]:
+    """A CUDA graph of some launches in a row."""
+    launch()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(times):
+            launch()
+    return graph.replay
+
+
 def quantiles(times: list[float]) -> Timing:
     """The quantiles of some seconds."""
     low, middle, high = torch.tensor(times, dtype=torch.float64).quantile(

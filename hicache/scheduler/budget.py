@@ -41,13 +41,6 @@ def swa_budget_for_req(
     return base + (2 * host if form is SwaBudget.double else host)
 
 
-@dataclass(frozen=True, slots=True)
-class Defer:
-    """Not now, and why."""
-
-    reason: str
-
-
 @dataclass(slots=True, kw_only=True)
 class StepBudget:
     """What one step may still promise. Reservations shrink it; pages taken show in the pools."""
@@ -73,7 +66,11 @@ class NewTokenRatio:
     @property
     def value(self) -> float:
         """The share now."""
-        return max(self._floor, self._base - self._steps * self._decay)
+        return self.after(0)
+
+    def after(self, num_steps: int) -> float:
+        """The share when that many more decode steps have passed."""
+        return max(self._floor, self._base - (self._steps + num_steps) * self._decay)
 
     def decoded(self, num_steps: int) -> None:
         """That many decode steps have passed."""

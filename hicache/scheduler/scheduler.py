@@ -7,14 +7,11 @@ here changes, so a run of decode steps may be cut short by whoever executes it.
 from bisect import insort
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
-from hicache.cache.node import DEVICE, FULL, MAMBA, SWA
-from hicache.cache.pages import PageIds
-from hicache.cache.prefetch import Prefetcher
+from hicache.cache.match import MatchResult
+from hicache.cache.node import DEVICE, FULL, SWA
+from hicache.cache.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
-from hicache.cache.transfer import LoadBack
-from hicache.cache.tree import MatchResult
 from hicache.config import (
     Batching,
     CheckpointPlacement,
@@ -23,44 +20,13 @@ from hicache.config import (
     WritePolicy,
 )
 from hicache.request import Request
-from hicache.scheduler.budget import (
-    Defer,
-    NewTokenRatio,
-    StepBudget,
-    ceil_page,
-    swa_budget_for_req,
-)
+from hicache.scheduler.admission import Admission, Refusal
+from hicache.scheduler.batch import Batch, Extend, Outcome
+from hicache.scheduler.budget import StepBudget
+from hicache.scheduler.decoding import steps_with_pages
 from hicache.scheduler.job import Job
 
 MAX_JUMP = 64  # decode steps planned at once; most jumps are cut at about 8
-
-
-@dataclass(frozen=True, slots=True)
-class Extend:
-    """Tokens `[start, end)` of a job, and the states to capture on the way: (length, slot)."""
-
-    job: Job
-    start: int
-    end: int
-    saves: list[tuple[int, PageIds]]
-
-
-@dataclass(slots=True, kw_only=True)
-class Batch:
-    """What one step computes. `num_steps` > 1 only without extends."""
-
-    extends: list[Extend] = field(default_factory=list)
-    decodes: list[Job] = field(default_factory=list)
-    load_backs: list[LoadBack] = field(default_factory=list)
-    num_steps: int = 1
-
-
-@dataclass(slots=True, kw_only=True)
-class Outcome:
-    """Jobs that ended in a step, and why those that did not finish ended."""
-
-    finished: list[Job] = field(default_factory=list)
-    rejected: list[tuple[Job, str]] = field(default_factory=list)
 
 
 class Scheduler:
@@ -100,11 +66,8 @@ class Scheduler:
         self._estimate_s = estimate_s
         self._num_submitted = 0
         self._ended = Outcome()  # jobs that ended outside `commit`
-        self._ratio = NewTokenRatio(
-            first=config.new_token_ratio,
-            floor=min(config.new_token_ratio_floor, config.new_token_ratio),
-            decay_steps=config.new_token_ratio_decay_steps,
-        )
+        self._admission = Admission(cache, config)
+        self._refusal: Refusal | None = None  # of the request that ended this step's scan
 
     # -- coming and going ----------------------------------------------------------------------
 
@@ -175,10 +138,12 @@ class Scheduler:
     def plan(self, now_ns: int) -> Batch | None:
         """The next step, or None if nothing can run now."""
         batch = Batch()
+        self._refusal = None
         self._end_waits(now_ns)
         if self.partial is not None or self.waiting:
             budget = StepBudget(
-                chunk_tokens=self.config.chunk_tokens, reserved_tokens=self._reserved_tokens()
+                chunk_tokens=self.config.chunk_tokens,
+                reserved_tokens=self._admission.reserved_tokens(self.running, self.partial),
             )
             if self.partial is None or self._continue_partial(self.partial, batch, budget):
                 self._scan(batch, budget, now_ns)
@@ -206,6 +171,7 @@ class Scheduler:
             if budget.chunk_tokens <= 0 or self.partial is not None:
                 break
             if len(self.running) + len(batch.extends) >= self.config.max_running:
+                self._refusal = Refusal("running", stands=True)
                 self._deferred(job, "running")
                 break
             if not self._prefetch_lets_go(job, now_ns):
@@ -214,11 +180,12 @@ class Scheduler:
                     break
                 continue
             verdict = self._admit(job, batch, budget, now_ns)
-            if isinstance(verdict, Defer):
+            if isinstance(verdict, Refusal):
                 self._deferred(job, verdict.reason)
                 if verdict.reason == "never":
                     admitted.append(job)
                     continue
+                self._refusal = verdict
                 break
             admitted.append(job)
         if admitted:
@@ -242,29 +209,29 @@ class Scheduler:
                 job.storage_wait_ns += now_ns - since
                 job.blocked_since_ns = None
 
-    def _admit(self, job: Job, batch: Batch, budget: StepBudget, now_ns: int) -> Defer | None:
+    def _admit(self, job: Job, batch: Batch, budget: StepBudget, now_ns: int) -> Refusal | None:
         cache = self.cache
         match = cache.match(job.sequence, job.target_len)
-        verdict = self._check(job, match, budget)
-        if isinstance(verdict, Defer):
+        verdict = self._admission.judge(job, match, budget)
+        if isinstance(verdict, Refusal):
             return self._or_never(job, batch, verdict)
         lock = cache.tree.lock(match.best_node)  # its own path no longer counts as evictable
         try:
-            verdict = self._check(job, match, budget)
-            if isinstance(verdict, Defer):
+            verdict = self._admission.judge(job, match, budget)
+            if isinstance(verdict, Refusal):
                 return self._or_never(job, batch, verdict)
             start, end = job.prefetched
             acquired = cache.acquire(job.sequence, match, storage_start=start, storage_end=end)
         finally:
             cache.tree.release(lock)
         if acquired is None:
-            return self._or_never(job, batch, Defer("slots"))
+            return self._or_never(job, batch, Refusal("slots"))
         if acquired.load_back is None and match.needs_host_load_back:
             # there is more to compute than was judged
-            verdict = self._check(job, match.without_host(), budget)
-            if isinstance(verdict, Defer):
+            verdict = self._admission.judge(job, match.without_host(), budget)
+            if isinstance(verdict, Refusal):
                 cache.abandon(job.sequence)
-                return self._or_never(job, batch, verdict)
+                return self._or_never(job, batch, Refusal(verdict.reason))
         job.cached_len = job.kv_len = acquired.cached_len
         job.saves = self._save_lengths(job, match)
         if acquired.load_back is not None:
@@ -272,91 +239,31 @@ class Scheduler:
         chunk_end = self._chunk_end(job, verdict)
         if not cache.extend(job.sequence, chunk_end):
             self._prefill_out_of_memory(job)
-            return self._or_never(job, batch, Defer("prefill_oom"))
+            return self._or_never(job, batch, Refusal("prefill_oom"))
         if self.prefetcher is not None:
             used = acquired.storage_len // self._page
             self.prefetcher.forget(job.request.id, used_pages=used)
         self._account(job, acquired.device_len, acquired.host_len, acquired.storage_len, now_ns)
-        self._reserve(job, chunk_end, budget)
+        self._admission.reserve(job, chunk_end, budget)
         self._add_extend(job, chunk_end, batch, budget)
         return None
 
-    def _check(self, job: Job, match: MatchResult, budget: StepBudget) -> Defer | int:
-        """Why not now; or how many tokens the first chunk may have."""
-        cache, page = self.cache, self._page
-        extend = job.target_len - match.usable_len
-        max_new = min(job.remaining_output, self.config.clip_new_tokens)
-        chunk = budget.chunk_tokens
-        # what is on the device behind a missing state or window is locked, and takes no pages
-        total = job.target_len - match.usable_len + match.host_hit_length + max_new + page
-        if total >= cache.room(FULL) - budget.reserved_tokens:
-            return Defer("tokens")
-        if cache.tree.has_swa:
-            remaining = cache.room(SWA) - budget.reserved_swa_tokens
-            host_hit = match.swa_host_hit_length
-            needed = self._swa_budget(ceil_page(extend, page), max_new, chunk, host_hit)
-            if needed >= remaining:
-                capacity = cache.pools[DEVICE][SWA].capacity
-                # a passing shortage is waited for; a chunk that can never fit is made to
-                if capacity is None or needed < capacity * page:
-                    return Defer("swa_tokens")
-                fits = (remaining - self._swa_budget(0, max_new, 0, host_hit)) // page * page
-                chunk = min(chunk, fits)
-                if chunk <= 0:
-                    return Defer("swa_tokens")
-        if cache.tree.has_states and 2 + match.mamba_host_hit_length > cache.room(MAMBA):
-            return Defer("slots")
-        return chunk
-
-    def _swa_budget(self, extend: int, max_new: int, chunk: int, host_hit: int) -> int:
-        return swa_budget_for_req(
-            self.config.swa_budget,
-            extend=extend,
-            chunk=chunk,
-            window=self.cache.tree.window_len,
-            page=self._page,
-            swa_host_hit_length=host_hit,
-            max_new=max_new,
-        )
-
-    def _or_never(self, job: Job, batch: Batch, defer: Defer) -> Defer:
+    def _or_never(self, job: Job, batch: Batch, refusal: Refusal) -> Refusal:
         # alone in the engine, nothing in flight, and still refused: it will never run
         cache = self.cache
         if batch.extends or self.running or self.partial is not None or cache.in_flight:
-            return defer
+            return refusal
         if self.prefetcher is not None and (
             self.prefetcher.lingering
             or any(not each.is_settled for each in self.prefetcher.active.values())
         ):
-            return defer
-        if defer.reason == "prefill_oom" and job.retractions < 3:
-            return defer
+            return refusal
+        if refusal.reason == "prefill_oom" and job.retractions < 3:
+            return refusal
         if self.prefetcher is not None:
             self.prefetcher.forget(job.request.id, used_pages=0)
-        self._ended.rejected.append((job, f"needs more {defer.reason} than the pools can give"))
-        return Defer("never")
-
-    def _reserve(self, job: Job, chunk_end: int, budget: StepBudget) -> None:
-        page = self._page
-        max_new = min(job.remaining_output, self.config.clip_new_tokens)
-        is_whole = chunk_end == job.target_len
-        budget.reserved_tokens += job.target_len - chunk_end + page + (max_new if is_whole else 0)
-        if self.cache.tree.has_swa:
-            taken = ceil_page(chunk_end - job.kv_len, page)
-            needed = self._swa_budget(
-                ceil_page(job.extend_len, page), max_new, budget.chunk_tokens, 0
-            )
-            budget.reserved_swa_tokens += max(needed - taken, 0)
-
-    def _reserved_tokens(self) -> float:
-        clip = self.config.clip_new_tokens
-        ratio = self._ratio.value
-        answers = sum(min(job.remaining_output, clip) for job in self.running)
-        reserved = answers * ratio
-        if self.partial is not None:
-            reserved += self.partial.extend_len + self._page
-            reserved += min(self.partial.remaining_output, clip) * ratio
-        return reserved
+        self._ended.rejected.append((job, f"needs more {refusal.reason} than the pools can give"))
+        return Refusal("never")
 
     def _prefill_out_of_memory(self, job: Job) -> None:
         # admission had promised pages that are not there (report 004); start over later
@@ -492,11 +399,9 @@ class Scheduler:
     # -- decoding ------------------------------------------------------------------------------
 
     def _plan_decodes(self, batch: Batch) -> None:
-        wanted = 1
-        if not batch.extends and self._may_jump():
-            wanted = min(self._max_jump, *(job.remaining_output for job in self.running))
+        wanted = 1 if batch.extends else self._steps_unwatched()
         while True:
-            steps = self._decode_steps(wanted)
+            steps = steps_with_pages(self.cache, self.running, wanted)
             # under write_back a page that looks evictable may be held by what lies below it: take
             # it before the step is promised
             is_unsure = steps == 1 and self.cache.write_policy is WritePolicy.write_back
@@ -505,46 +410,18 @@ class Scheduler:
                 break
             if not self._retract_one():
                 return
+            wanted = 1  # the retracted request has not been looked at
         batch.decodes = list(self.running)
         batch.num_steps = steps
 
-    def _may_jump(self) -> bool:
-        # a request that was refused for want of room may fit after any step: look after each
-        return all(
-            job.blocked_since_ns is not None for _, job in self.waiting[: self.config.scan_limit]
-        )
-
-    def _decode_steps(self, wanted: int) -> int:
-        """How many steps, at most `wanted`, the pools have pages for without looking again."""
-        cache = self.cache
-        rooms = [cache.room(FULL) // self._page]
-        if cache.write_policy is WritePolicy.write_back:
-            # a victim is saved before the next step, so take no victims for many steps at once
-            free = cache.available_size(FULL) // self._page
-            if self._pages_for(wanted) > free:
-                wanted = self._steps_in_page(wanted)
-        if cache.tree.has_swa:
-            # pages that leave the window meanwhile are not counted, so take no victims for many
-            # steps at once
-            free = cache.available_size(SWA) // self._page
-            if self._pages_for(wanted) > free:
-                wanted = self._steps_in_page(wanted)
-            rooms.append(cache.room(SWA) // self._page)
-        room = min(rooms)
-        while wanted and self._pages_for(wanted) > room:
-            wanted //= 2
-        return wanted
-
-    def _pages_for(self, num_steps: int) -> int:
-        page = self._page
-        return sum(
-            max(-(-(job.kv_len + num_steps) // page) - job.sequence.num_pages, 0)
-            for job in self.running
-        )
-
-    def _steps_in_page(self, wanted: int) -> int:
-        left = min(job.sequence.num_pages * self._page - job.kv_len for job in self.running)
-        return max(min(wanted, left), 1)
+    def _steps_unwatched(self) -> int:
+        """How many decode steps may pass before those that wait must be looked at again."""
+        if self.partial is not None:
+            return 1
+        wanted = min(self._max_jump, *(job.remaining_output for job in self.running))
+        if self._refusal is None:  # whoever was looked at waits for storage
+            return wanted
+        return self._admission.steps_refused(self._refusal, self.running, wanted)
 
     def _retract_one(self) -> bool:
         """Send the running request with the least to lose back to the queue; never the last."""
@@ -562,7 +439,7 @@ class Scheduler:
         job.restart()
         insort(self.waiting, (job.rank, job))
         self.counters["scheduler/retracted_count"] += 1
-        self._ratio.retracted(
+        self._admission.new_token_ratio.retracted(
             sum(each.decoded for each in self.running),
             sum(each.request.output_len for each in self.running),
             len(self.running),
@@ -570,7 +447,7 @@ class Scheduler:
         return True
 
     def _commit_decodes(self, jobs: list[Job], num_steps: int, outcome: Outcome) -> None:
-        self._ratio.decoded(num_steps)
+        self._admission.new_token_ratio.decoded(num_steps)
         cache, page = self.cache, self._page
         has_window = cache.tree.has_swa
         finished = False

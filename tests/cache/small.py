@@ -87,7 +87,7 @@ def evict_all(cache: PrefixCache, tier: int, kind: int) -> None:
     pool = cache.pools[tier][kind]
     assert pool.capacity is not None
     for count in range(pool.capacity, 0, -1):
-        page_ids = cache._allocate(tier, kind, count)
+        page_ids = (cache.device_room, cache.host_room)[tier].allocate(kind, count)
         if page_ids is not None:
             pool.free(page_ids)
             return

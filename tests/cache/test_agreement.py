@@ -18,11 +18,12 @@ from hicache.cache.agreement import (
 )
 from hicache.cache.eviction import Lru
 from hicache.cache.node import DEVICE, FULL, HOST, MAMBA, SWA
-from hicache.cache.prefetch import Prefetch, Prefetcher
+from hicache.cache.prefetch import Prefetch
+from hicache.cache.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.sequence import Sequence
 from hicache.cache.tree import RadixTree
-from hicache.config import HitAgreement, PrefetchConfig, StopPolicy
+from hicache.config import HitAgreement, PrefetchConfig
 
 PAGE = 4
 SECOND = 1_000_000_000
@@ -79,7 +80,7 @@ class Rank:
     def __init__(
         self,
         *,
-        stop: StopPolicy = StopPolicy.wait_complete,
+        stop: str = "wait_complete",
         window_len: int = 0,
         has_states: bool = False,
     ) -> None:
@@ -154,7 +155,7 @@ def test_answers_and_news_of_reads_may_arrive_in_either_order() -> None:
 
 
 def test_a_prefetch_stops_when_all_ranks_can() -> None:
-    early, late = (Rank(stop=StopPolicy.timeout) for _ in range(2))
+    early, late = (Rank(stop="timeout") for _ in range(2))
     for rank in (early, late):
         rank.start_reading()
     past, not_yet = 2 * SECOND, SECOND // 2
@@ -175,13 +176,13 @@ def test_a_request_that_one_rank_knows_to_be_gone_is_dropped_by_all_in_one_step(
 
 
 def test_best_effort_does_not_wait_for_a_vote() -> None:
-    rank = Rank(stop=StopPolicy.best_effort)
+    rank = Rank(stop="best_effort")
     rank.start_reading()
     assert rank.prefetcher.check(0, 0)
 
 
 def test_complete_pages_wait_for_sidecars_that_another_rank_has_not_read() -> None:
-    ranks = tuple(Rank(stop=StopPolicy.timeout, has_states=True) for _ in range(2))
+    ranks = tuple(Rank(stop="timeout", has_states=True) for _ in range(2))
     late = 10 * SECOND
     for rank in ranks:
         prefetch = rank.start_reading()
@@ -209,8 +210,8 @@ def test_sidecars_that_one_rank_lacks_are_published_by_none(missing: str) -> Non
     step(*ranks)
     kind = SWA if missing == "swa" else MAMBA
     for rank in ranks:
-        assert rank.cache.tree.resident[HOST][kind] == 0
-        assert rank.cache.tree.resident[HOST][FULL] == 0
+        assert rank.cache.tree.residency.resident[HOST][kind] == 0
+        assert rank.cache.tree.residency.resident[HOST][FULL] == 0
         assert rank.free() == free
 
 

@@ -18,11 +18,12 @@ back-filled), 24 (process-level suites; faults of storage are tested in `tests/s
 import pytest
 
 from hicache.cache import invariants
+from hicache.cache.actions import free
+from hicache.cache.match import MatchResult
 from hicache.cache.node import DEVICE, FULL, HOST, MAMBA, SWA, Node
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.sequence import Sequence
 from hicache.cache.transfer import CopyState, LoadBack
-from hicache.cache.tree import MatchResult
 from hicache.config import WritePolicy
 from tests.cache.small import (
     complete_all,
@@ -53,8 +54,8 @@ def keep_swa(cache: PrefixCache, *kept: Node) -> None:
     actions: list = []
     for node in list(cache.tree.nodes()):
         if node not in kept:
-            cache.tree._drop(node, DEVICE, SWA, actions)
-    cache._apply(actions)
+            cache.tree.residency.drop(node, DEVICE, SWA, actions)
+    free(actions, cache.pools)
 
 
 # -- matching -----------------------------------------------------------------------------------
@@ -191,7 +192,7 @@ def test_evicting_an_inner_state_leaves_its_full_pages() -> None:
     cache = make_cache(device=(20, 0, 8), host=NO_HOST, has_states=True)
     nodes = path_of(cache, 2, 4)
     match(cache, tokens_of(16))  # the deeper state is the more recent
-    assert cache._evict_one(DEVICE, MAMBA)
+    assert cache.device_room.evict_one(MAMBA)
     assert nodes[0].held[DEVICE][MAMBA] is None
     assert nodes[0].held[DEVICE][FULL] is not None
     assert match(cache, tokens_of(12)).usable_len == 0
@@ -201,7 +202,7 @@ def test_evicting_an_inner_window_takes_the_state_along() -> None:
     cache = make_cache(device=(20, 20, 8), host=NO_HOST, window_len=8, has_states=True)
     nodes = path_of(cache, 2, 4)
     match(cache, tokens_of(16))
-    assert cache._evict_one(DEVICE, SWA)
+    assert cache.device_room.evict_one(SWA)
     assert nodes[0].held[DEVICE][SWA] is None
     assert nodes[0].held[DEVICE][MAMBA] is None
     assert nodes[0].held[DEVICE][FULL] is not None
@@ -210,9 +211,9 @@ def test_evicting_an_inner_window_takes_the_state_along() -> None:
 def test_an_allocation_evicts_no_more_than_it_needs() -> None:
     cache = make_cache(device=(20, 4, 0), host=NO_HOST, window_len=4)
     path_of(cache, 1, 2, 3, 4)
-    taken = cache._allocate(DEVICE, SWA, 1)
+    taken = cache.device_room.allocate(SWA, 1)
     assert taken is not None
-    assert cache.tree.resident[DEVICE][SWA] == 3
+    assert cache.tree.residency.resident[DEVICE][SWA] == 3
     cache.pools[DEVICE][SWA].free(taken)
 
 
@@ -220,7 +221,7 @@ def test_a_locked_leaf_is_not_evicted() -> None:
     cache = make_cache(device=(20, 0, 0), host=NO_HOST)
     (node,) = path_of(cache, 4)
     lock = cache.tree.lock(node)
-    assert cache._allocate(DEVICE, FULL, 17) is None
+    assert cache.device_room.allocate(FULL, 17) is None
     assert node.held[DEVICE][FULL] is not None
     cache.tree.release(lock)
 
@@ -285,7 +286,7 @@ def test_window_pages_left_during_prefill_stay_tombstones() -> None:
     assert cache.pools[DEVICE][SWA].num_taken == 2
     assert cache.extend(sequence, 33)
     cache.finish(sequence, 8)
-    assert cache.tree.resident[DEVICE][SWA] == 4
+    assert cache.tree.residency.resident[DEVICE][SWA] == 4
     assert match(cache, tokens_of(32)).usable_len == 32
     assert match(cache, tokens_of(20)).usable_len == 0
 
@@ -323,7 +324,7 @@ def test_a_state_alone_is_loaded_back() -> None:
     run_request(cache, tokens_of(16), 16)
     complete_all(cache)
     match(cache, tokens_of(16))
-    assert cache._evict_one(DEVICE, MAMBA)
+    assert cache.device_room.evict_one(MAMBA)
     found = match(cache, tokens_of(8))
     lengths = (found.host_hit_length, found.swa_host_hit_length, found.mamba_host_hit_length)
     assert lengths == (0, 0, 1)
@@ -375,7 +376,7 @@ def test_no_more_than_the_window_is_loaded_back(window_len: int, wanted: int) ->
 def test_a_load_back_that_finds_no_pages_changes_nothing() -> None:
     cache = make_cache(device=(20, 0, 0), host=(20, 0, 0))
     on_host(cache, 16)
-    taken = cache._allocate(DEVICE, FULL, 18)
+    taken = cache.device_room.allocate(FULL, 18)
     assert taken is not None
     sequence, load_back, cached_len = acquire(cache, 16)
     assert (load_back, cached_len) == (None, 0)

@@ -10,10 +10,11 @@ from hicache.cache import invariants
 from hicache.cache.invariants import BrokenLawError
 from hicache.cache.node import DEVICE, FULL, HOST, MAMBA, SWA
 from hicache.cache.pages import PageIds
+from hicache.cache.residency import Residency
 from hicache.cache.sequence import Sequence
 from hicache.cache.transfer import LoadBack
 from hicache.cache.tree import RadixTree
-from hicache.config import PrefetchConfig, StopPolicy, WritePolicy
+from hicache.config import PrefetchConfig, WritePolicy
 from tests.cache.ghost import GhostMemory, Payload, WrongPageError
 from tests.cache.oracle import Answer, Shape, longest_match, nothing_held
 from tests.cache.walk import Setting, Walk, WrongMatchError, random_setting
@@ -51,7 +52,7 @@ def test_an_untouched_walk_raises_nothing() -> None:
 
 
 def test_a_cache_that_locks_nothing_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RadixTree, "_count_locks", lambda *args, **kwargs: None)
+    monkeypatch.setattr(Residency, "count_locks", lambda *args, **kwargs: None)
     assert breaks(lambda walk: None)
 
 
@@ -188,7 +189,7 @@ def test_a_copy_whose_target_was_written_meanwhile_is_found_out() -> None:
 
 
 def walked() -> Walk:
-    prefetch = PrefetchConfig(stop=StopPolicy.best_effort, threshold=4)
+    prefetch = PrefetchConfig(stop="best_effort", threshold=4)
     walk = Walk(replace(hybrid_setting(2), prefetch=prefetch))
     for _ in range(6):
         walk.submit()
@@ -198,7 +199,7 @@ def walked() -> Walk:
         walk.drop_running()
     assert walk.copies
     assert walk.tree.num_nodes >= 3
-    assert walk.tree.resident[DEVICE][MAMBA]
+    assert walk.tree.residency.resident[DEVICE][MAMBA]
     return walk
 
 
@@ -212,7 +213,7 @@ def lose_full(walk: Walk) -> None:
 
 
 def count_wrong(walk: Walk) -> None:
-    walk.tree.resident[DEVICE][FULL] += 1
+    walk.tree.residency.resident[DEVICE][FULL] += 1
 
 
 def lock_once_more(walk: Walk) -> None:
@@ -227,7 +228,7 @@ def take_a_page(walk: Walk) -> None:
 def forget_a_leaf(walk: Walk) -> None:
     while walk.copies:
         walk.finish_copy()
-    queue = walk.tree.leaves[DEVICE]
+    queue = walk.tree.residency.leaves[DEVICE]
     queue.discard(next(iter(queue.nodes())))
 
 

@@ -6,7 +6,8 @@ import pytest
 
 from hicache.cache import invariants
 from hicache.cache.node import DEVICE, FULL, HOST
-from hicache.cache.prefetch import Prefetch, Prefetcher
+from hicache.cache.prefetch import Prefetch
+from hicache.cache.prefetcher import Prefetcher
 from hicache.cache.sequence import Sequence
 from hicache.clock import SECOND_NS
 from hicache.config import (
@@ -15,7 +16,6 @@ from hicache.config import (
     DeadlineFrom,
     PrefetchConfig,
     StageAt,
-    StopPolicy,
 )
 from tests.cache.small import complete_all, make_cache, run_request, tokens_of
 
@@ -160,7 +160,7 @@ def test_host_data_is_evicted_before_a_prefetch_is_cut() -> None:
     run_request(cache, tokens_of(4 * P, first=90_000), 4 * P)
     complete_all(cache)
     free_device(cache)
-    assert cache.tree.resident[HOST][FULL] == 4
+    assert cache.tree.residency.resident[HOST][FULL] == 4
     prefetch = start(prefetcher, 1024)
     assert prefetch is not None
     assert prefetch.num_pages == 16
@@ -176,12 +176,12 @@ def test_the_anchor_survives_the_eviction_that_makes_room() -> None:
     assert prefetch is not None
     assert prefetch.start_page == 4
     assert prefetch.num_pages == 12
-    assert cache.tree.resident[HOST][FULL] == 4
+    assert cache.tree.residency.resident[HOST][FULL] == 4
 
 
 def free_device(cache: object) -> None:
     pool = cache.pools[DEVICE][FULL]  # type: ignore[attr-defined]
-    pool.free(cache._allocate(DEVICE, FULL, pool.capacity))  # type: ignore[attr-defined]
+    pool.free(cache.device_room.allocate(FULL, pool.capacity))  # type: ignore[attr-defined]
 
 
 # -- stopping -----------------------------------------------------------------------------------
@@ -198,13 +198,13 @@ def running(config: PrefetchConfig, **shape: object) -> tuple[Prefetcher, Prefet
 
 
 def test_the_deadline_of_4096_tokens_is_two_seconds_after_enqueue() -> None:
-    prefetcher, prefetch = running(PrefetchConfig(stop=StopPolicy.timeout))
+    prefetcher, prefetch = running(PrefetchConfig(stop="timeout"))
     assert not prefetcher.can_terminate_prefetch(prefetch, 2 * SECOND_NS)
     assert prefetcher.can_terminate_prefetch(prefetch, 2 * SECOND_NS + 1)
 
 
 def test_the_later_deadline_counts_from_the_first_blocked_poll() -> None:
-    config = PrefetchConfig(stop=StopPolicy.timeout, deadline_from=DeadlineFrom.first_poll)
+    config = PrefetchConfig(stop="timeout", deadline_from=DeadlineFrom.first_poll)
     prefetcher, _ = running(config)
     assert not prefetcher.check(0, 10 * SECOND_NS)
     assert not prefetcher.check(0, 12 * SECOND_NS)
@@ -212,21 +212,21 @@ def test_the_later_deadline_counts_from_the_first_blocked_poll() -> None:
 
 
 def test_the_deadline_counts_what_was_asked_for_and_not_what_the_cut_left() -> None:
-    config = PrefetchConfig(stop=StopPolicy.timeout, stage_at=StageAt.enqueue)
+    config = PrefetchConfig(stop="timeout", stage_at=StageAt.enqueue)
     prefetcher = prefetcher_of(config, host=(16, 0, 0))
     prefetch = start(prefetcher, 4096)
     assert prefetch is not None
     assert prefetch.num_pages == 16
-    assert prefetcher.deadline_ns(prefetch) == 2 * SECOND_NS
+    assert prefetcher.stop.deadline_ns(prefetch) == 2 * SECOND_NS
 
 
 def test_best_effort_stops_at_once() -> None:
-    prefetcher, prefetch = running(PrefetchConfig(stop=StopPolicy.best_effort))
+    prefetcher, prefetch = running(PrefetchConfig(stop="best_effort"))
     assert prefetcher.can_terminate_prefetch(prefetch, 0)
 
 
 def test_wait_complete_stops_only_when_all_pages_are_read() -> None:
-    prefetcher, prefetch = running(PrefetchConfig(stop=StopPolicy.wait_complete))
+    prefetcher, prefetch = running(PrefetchConfig(stop="wait_complete"))
     prefetch.completed_pages = 63
     assert not prefetcher.can_terminate_prefetch(prefetch, 1000 * SECOND_NS)
     prefetch.completed_pages = 64
@@ -234,7 +234,7 @@ def test_wait_complete_stops_only_when_all_pages_are_read() -> None:
 
 
 def test_an_operation_whose_keys_are_not_known_is_not_complete() -> None:
-    prefetcher = prefetcher_of(PrefetchConfig(stop=StopPolicy.wait_complete, stage_at=StageAt.hit))
+    prefetcher = prefetcher_of(PrefetchConfig(stop="wait_complete", stage_at=StageAt.hit))
     prefetch = start(prefetcher, 1024)
     assert prefetch is not None
     prefetch.num_pages = prefetch.completed_pages = 0
@@ -245,13 +245,13 @@ def test_an_operation_whose_keys_are_not_known_is_not_complete() -> None:
 @pytest.mark.parametrize(
     ("stop", "may_stop"),
     [
-        (StopPolicy.best_effort, True),
-        (StopPolicy.wait_complete, False),
-        (StopPolicy.timeout, False),
+        ("best_effort", True),
+        ("wait_complete", False),
+        ("timeout", False),
     ],
 )
 def test_complete_pages_wait_for_their_sidecars(
-    stop: StopPolicy, shape: dict[str, object], *, may_stop: bool
+    stop: str, shape: dict[str, object], *, may_stop: bool
 ) -> None:
     prefetcher, prefetch = running(PrefetchConfig(stop=stop), **shape)
     prefetch.completed_pages = prefetch.num_pages
@@ -261,13 +261,13 @@ def test_complete_pages_wait_for_their_sidecars(
 
 
 def test_a_timeout_with_incomplete_pages_stops_although_sidecars_are_missing() -> None:
-    prefetcher, prefetch = running(PrefetchConfig(stop=StopPolicy.timeout), has_states=True)
+    prefetcher, prefetch = running(PrefetchConfig(stop="timeout"), has_states=True)
     prefetch.completed_pages = 63
     assert prefetcher.can_terminate_prefetch(prefetch, 2 * SECOND_NS + 1)
 
 
 def test_before_report_003_complete_pages_did_not_wait_for_their_sidecars() -> None:
-    config = PrefetchConfig(stop=StopPolicy.wait_complete, await_sidecars=False)
+    config = PrefetchConfig(stop="wait_complete", await_sidecars=False)
     prefetcher, prefetch = running(config, has_states=True)
     prefetch.completed_pages = prefetch.num_pages
     assert prefetcher.can_terminate_prefetch(prefetch, 0)
@@ -291,10 +291,10 @@ def test_an_abort_during_a_read_gives_pages_back_with_the_readers_last_word(
 
 
 def test_an_early_stop_hands_over_what_is_read_and_leaves_the_rest_to_the_reader() -> None:
-    prefetcher, prefetch = running(PrefetchConfig(stop=StopPolicy.best_effort))
+    prefetcher, prefetch = running(PrefetchConfig(stop="best_effort"))
     prefetch.completed_pages = 10
     assert prefetcher.check(0, 0)
-    assert prefetcher.cache.tree.resident[HOST][FULL] == 10
+    assert prefetcher.cache.tree.residency.resident[HOST][FULL] == 10
     assert len(prefetch.staged[FULL]) == 54
     prefetch.completed_pages = 20  # the batch at hand ends
     prefetch.is_read = True
@@ -308,11 +308,11 @@ def test_an_early_stop_hands_over_what_is_read_and_leaves_the_rest_to_the_reader
 def test_an_early_stop_of_a_hybrid_read_keeps_what_the_policy_says(
     commit: CommitPolicy, kept: int
 ) -> None:
-    config = PrefetchConfig(stop=StopPolicy.best_effort, commit=commit)
+    config = PrefetchConfig(stop="best_effort", commit=commit)
     prefetcher, prefetch = running(config, has_states=True)
     prefetch.completed_pages = 10
     assert prefetcher.check(0, 0)
-    assert prefetcher.cache.tree.resident[HOST][FULL] == kept
+    assert prefetcher.cache.tree.residency.resident[HOST][FULL] == kept
 
 
 # -- what storage could restore -----------------------------------------------------------------

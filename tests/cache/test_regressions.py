@@ -2,9 +2,9 @@
 
 from hicache.cache import invariants
 from hicache.cache.node import DEVICE, FULL, HOST, MAMBA, SWA
-from hicache.cache.prefetch import Prefetcher
+from hicache.cache.prefetcher import Prefetcher
 from hicache.cache.sequence import Sequence
-from hicache.config import PrefetchConfig, StageAt, StopPolicy, WritePolicy
+from hicache.config import PrefetchConfig, StageAt, WritePolicy
 from tests.cache.small import evict_all, make_cache, node_at, run_request, tokens_of
 
 
@@ -23,7 +23,7 @@ def test_an_abort_before_the_answer_of_storage_is_taken_in_leaves_nothing_staged
 
 def test_a_timeout_before_the_answer_of_storage_is_taken_in_leaves_nothing_staged() -> None:
     cache = make_cache(device=(16, 0, 0), host=(16, 0, 0), storage_queue_bytes=100)
-    config = PrefetchConfig(threshold=4, stage_at=StageAt.enqueue, stop=StopPolicy.best_effort)
+    config = PrefetchConfig(threshold=4, stage_at=StageAt.enqueue, stop="best_effort")
     prefetcher = Prefetcher(cache, config, 64)
     sequence = Sequence(tokens_of(16))
     prefetch = prefetcher.prefetch_from_storage(0, sequence, cache.match(sequence, 16), 16, 0)
@@ -43,10 +43,10 @@ def test_a_leaf_whose_state_is_being_saved_stays_when_the_host_has_no_pages_for_
     run_request(cache, tokens_of(9), 8)
     (node,) = cache.tree.nodes()
     lock = cache.tree.lock_host(node, node.end, with_state=True)
-    cache.tree.put(node, HOST, MAMBA, cache.pools[HOST][MAMBA].allocate(1))  # type: ignore[arg-type]
-    assert cache._allocate(DEVICE, FULL, 8) is None
+    cache.tree.residency.put(node, HOST, MAMBA, cache.pools[HOST][MAMBA].allocate(1))  # type: ignore[arg-type]
+    assert cache.device_room.allocate(FULL, 8) is None
     assert node.held[DEVICE][FULL] is not None
-    cache.tree.release_host(lock)
+    cache.tree.release(lock)
 
 
 def test_the_window_of_a_state_that_is_being_written_stays_on_the_host() -> None:

@@ -14,21 +14,23 @@ import numpy as np
 from hicache.cache import invariants
 from hicache.cache.eviction import POLICIES
 from hicache.cache.keys import COMPONENT_TAGS, chain_seed, page_digests
+from hicache.cache.match import MatchResult
 from hicache.cache.node import FULL, MAMBA, SWA, TIERS
 from hicache.cache.pages import PageAllocator, PageIds
-from hicache.cache.prefetch import Prefetch, Prefetcher
+from hicache.cache.prefetch import Prefetch
+from hicache.cache.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.sequence import Sequence
 from hicache.cache.transfer import CopyState
-from hicache.cache.tree import MatchResult, RadixTree
+from hicache.cache.tree import RadixTree
 from hicache.clock import SECOND_NS
 from hicache.config import (
+    STOP_POLICIES,
     CommitPolicy,
     CutPolicy,
     DeadlineFrom,
     PrefetchConfig,
     StageAt,
-    StopPolicy,
     WritePolicy,
 )
 from tests.cache.ghost import GhostMemory, Payload
@@ -77,7 +79,7 @@ def random_setting(seed: int, *, num_operations: int) -> Setting:
         device=(rng.randint(8, 24), swa, rng.randint(4, 12) if has_states else 0),
         host=(rng.choice([0, 6, 12, 24, 48]), host_swa, rng.randint(0, 8) if has_states else 0),
         prefetch=PrefetchConfig(
-            stop=rng.choice([*StopPolicy, StopPolicy.wait_complete]),
+            stop=rng.choice([*STOP_POLICIES, "wait_complete"]),
             timeout_base_s=rng.choice([0.0, 1.0, 10.0]),
             threshold=page * rng.choice([1, 1, 2]),
             cut=rng.choice(list(CutPolicy)),
@@ -271,8 +273,9 @@ class Walk:
             wanted = [self.rng.choice(wanted)]
         for tier, kind in wanted:
             pool = self.cache.pools[tier][kind]
+            room = (self.cache.device_room, self.cache.host_room)[tier]
             for count in range(pool.capacity or 0, 0, -1):
-                page_ids = self.cache._allocate(tier, kind, count)
+                page_ids = room.allocate(kind, count)
                 if page_ids is not None:
                     pool.free(page_ids)
                     break

@@ -17,13 +17,14 @@ import torch
 from hicache.cache import invariants
 from hicache.cache.eviction import POLICIES
 from hicache.cache.node import FULL
-from hicache.cache.pages import PageAllocator
-from hicache.cache.prefetch import Prefetcher
-from hicache.cache.prefix_cache import Pools, PrefixCache
+from hicache.cache.pages import PageAllocator, Pools
+from hicache.cache.prefetcher import Prefetcher
+from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.transfer import BackUp, LoadBack, StorageWrite
 from hicache.cache.tree import RadixTree
 from hicache.clock import SimulatedClock
 from hicache.config import (
+    STOP_POLICIES,
     Batching,
     CheckpointPlacement,
     CommitPolicy,
@@ -31,7 +32,6 @@ from hicache.config import (
     PrefetchConfig,
     SchedulerConfig,
     StageAt,
-    StopPolicy,
     StorageConfig,
     WritePolicy,
 )
@@ -269,7 +269,7 @@ class _Choices:
             checkpoints=_draw(rng, [*CheckpointPlacement, CheckpointPlacement.every]),
             load_back_threshold=int(rng.choice([1, 10])),
             prefetch=PrefetchConfig(
-                stop=_draw(rng, [*StopPolicy, StopPolicy.wait_complete]),
+                stop=_draw(rng, [*STOP_POLICIES, "wait_complete"]),
                 threshold=page_size * int(rng.choice([1, 2])),
                 cut=_draw(rng, CutPolicy),
                 stage_at=_draw(rng, StageAt),

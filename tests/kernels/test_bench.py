@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from hicache.kernels import bench, bench_cases
+from hicache.kernels.bench_session import Session
 from hicache.kernels.measure import Bench, quantiles
 
 
@@ -20,7 +21,7 @@ def toy():
 
 @pytest.fixture
 def toy_transfer(toy):
-    return bench_cases.Session(toy).across("to_host", 16, 256)
+    return Session(toy).across("to_host", 16, 256)
 
 
 def run(monkeypatch, *arguments):
@@ -93,7 +94,7 @@ def test_verification_accepts_a_right_copy(toy, toy_transfer):
     ],
 )
 def test_a_goal_is_judged_by_its_measured_ratio(judge, got, holds, toy):
-    session = bench_cases.Session(toy)
+    session = Session(toy)
     getattr(session, judge)("G1", "a ratio", got, 0.92 if judge == "at_least" else 1.05)
     assert session.goals[0].holds is holds
 

@@ -8,10 +8,10 @@ from random import Random
 import pytest
 
 from hicache.cache import invariants
-from hicache.cache.node import DEVICE, MAMBA, TIERS
 from hicache.cache.node import KINDS as COMPONENTS
+from hicache.cache.node import MAMBA, TIERS
 from hicache.config import Batching, SchedulerConfig, ServiceOrder, SwaBudget, WritePolicy
-from hicache.scheduler.scheduler import Batch
+from hicache.scheduler.batch import Batch
 from tests.scheduler.world import KINDS, Plot, World, plot_of, random_requests, request_of
 
 KIND_NAMES = sorted(KINDS)
@@ -164,7 +164,7 @@ def assert_baseline(world: World) -> None:
     invariants.check_drained(world.cache, world.prefetcher)
     for tier in TIERS:
         for kind in COMPONENTS:
-            resident = world.cache.tree.resident[tier][kind]
+            resident = world.cache.tree.residency.resident[tier][kind]
             assert world.cache.pools[tier][kind].num_taken == resident
 
 
@@ -213,7 +213,7 @@ def test_full_pages_behind_a_state_on_the_host_are_not_charged_again() -> None:
     world = World(plot_of("full_mamba", has_storage=False))
     prompt = list(range(200))
     world.serve([request_of(0, prompt, [7] * 9)])
-    while world.cache._evict_one(DEVICE, MAMBA):
+    while world.cache.device_room.evict_one(MAMBA):
         pass
     world.serve([request_of(1, [*prompt, 8], [9] * 30)])
     assert [job.request.id for job, _ in world.finished] == [0, 1]

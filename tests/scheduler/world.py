@@ -11,7 +11,7 @@ from hicache.cache import invariants
 from hicache.cache.eviction import Lru
 from hicache.cache.node import FULL
 from hicache.cache.pages import PageAllocator
-from hicache.cache.prefetch import Prefetcher
+from hicache.cache.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.transfer import CopyState, StorageWrite
 from hicache.cache.tree import RadixTree
@@ -27,8 +27,9 @@ from hicache.engine import Engine, serve
 from hicache.executor.base import StepRun
 from hicache.executor.simulated import SimulatedIo
 from hicache.request import Request, TokenSpans
+from hicache.scheduler.batch import Batch
 from hicache.scheduler.job import Job
-from hicache.scheduler.scheduler import Batch, Scheduler
+from hicache.scheduler.scheduler import Scheduler
 from hicache.storage.memory import MemoryStorage
 
 PAGE_BYTES = (1 << 20, 1 << 20, 1 << 20)

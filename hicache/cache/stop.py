@@ -1,0 +1,106 @@
+"""When a request stops waiting for its prefetch.
+
+A policy is any class that is built with the `prefetch` knobs and the tokens of a page, and has what
+`StopPolicy` asks for. Complete pages wait for their window and state whatever the policy says,
+unless it never waits at all.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from hicache.cache.prefetch import Prefetch
+from hicache.clock import to_ns
+from hicache.config import DeadlineFrom, PrefetchConfig
+
+
+class StopPolicy(Protocol):
+    """Judges the prefetches of requests that wait.
+
+    Attributes:
+        waits: whether it ever makes a request wait. If not it is not asked, and ranks do not vote.
+        uses_clock: whether `may_stop` depends on `now_ns`. Clocks differ between ranks, so what a
+            waiting policy says is a vote, and a request goes on when all ranks have agreed. A
+            policy that uses the clock tells in `deadline_ns` when to look at it again.
+    """
+
+    waits: bool
+    uses_clock: bool
+
+    def may_stop(self, prefetch: Prefetch, now_ns: int) -> bool:
+        """Whether the request may go on with what has been read so far; changes nothing."""
+        ...
+
+    def deadline_ns(self, prefetch: Prefetch) -> int | None:
+        """The last moment at which the clock says wait; None if it does not (yet) say when."""
+        ...
+
+
+class BestEffort:
+    """At once, with what is there."""
+
+    waits = False
+    uses_clock = False
+
+    def __init__(self, config: PrefetchConfig, page_size: int) -> None:
+        pass
+
+    def may_stop(self, prefetch: Prefetch, now_ns: int) -> bool:
+        """Always."""
+        return True
+
+    def deadline_ns(self, prefetch: Prefetch) -> None:
+        """None."""
+
+
+class WaitComplete:
+    """When all pages are read."""
+
+    waits = True
+    uses_clock = False
+
+    def __init__(self, config: PrefetchConfig, page_size: int) -> None:
+        pass
+
+    def may_stop(self, prefetch: Prefetch, now_ns: int) -> bool:
+        """When all pages are read."""
+        return prefetch.is_complete
+
+    def deadline_ns(self, prefetch: Prefetch) -> None:
+        """None."""
+
+
+class Timeout:
+    """When all pages are read, or after a base and so much per 1024 tokens asked for."""
+
+    waits = True
+    uses_clock = True
+
+    def __init__(self, config: PrefetchConfig, page_size: int) -> None:
+        self._page = page_size
+        self._base_s = config.timeout_base_s
+        self._per_ki_token_s = config.timeout_per_ki_token_s
+        self._deadline_from = config.deadline_from
+
+    def may_stop(self, prefetch: Prefetch, now_ns: int) -> bool:
+        """When all pages are read, or after the deadline."""
+        if prefetch.is_complete:
+            return True
+        deadline = self.deadline_ns(prefetch)
+        return deadline is not None and now_ns > deadline
+
+    def deadline_ns(self, prefetch: Prefetch) -> int | None:
+        """None while the clock has not started: nobody has asked about the prefetch yet."""
+        start = prefetch.enqueued_ns
+        if self._deadline_from is DeadlineFrom.first_poll:
+            if prefetch.first_poll_ns is None:
+                return None
+            start = prefetch.first_poll_ns
+        tokens = prefetch.asked_pages * self._page
+        return start + to_ns(self._base_s + tokens / 1024 * self._per_ki_token_s)
+
+
+POLICIES: dict[str, Callable[[PrefetchConfig, int], StopPolicy]] = {
+    "best_effort": BestEffort,
+    "wait_complete": WaitComplete,
+    "timeout": Timeout,
+}

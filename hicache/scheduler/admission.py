@@ -1,0 +1,126 @@
+"""Whether a request fits: what it is charged, what is there, and for how long a refusal stands."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hicache.cache.match import MatchResult
+from hicache.cache.node import DEVICE, FULL, MAMBA, SWA
+from hicache.cache.prefix_cache import PrefixCache
+from hicache.config import SchedulerConfig
+from hicache.scheduler.budget import NewTokenRatio, StepBudget, ceil_page, swa_budget_for_req
+from hicache.scheduler.decoding import steps_in_page
+from hicache.scheduler.job import Job
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Not now, and why. For reason `tokens`, `needed` is more than `room` less what is reserved.
+
+    `stands`: the next look would find the same, if the pools have not changed by then.
+    """
+
+    reason: str
+    stands: bool = False
+    needed: int = 0
+    room: int = 0
+
+
+class Admission:
+    """Judges requests by the room that their pools have, and promises it to them.
+
+    All sizes are tokens, slots for states. `new_token_ratio` is fed by whoever decodes.
+    """
+
+    def __init__(self, cache: PrefixCache, config: SchedulerConfig) -> None:
+        self.new_token_ratio = NewTokenRatio(
+            first=config.new_token_ratio,
+            floor=min(config.new_token_ratio_floor, config.new_token_ratio),
+            decay_steps=config.new_token_ratio_decay_steps,
+        )
+        self._cache = cache
+        self._config = config
+        self._page = cache.page_size
+
+    def judge(self, job: Job, match: MatchResult, budget: StepBudget) -> Refusal | int:
+        """Why not now; or how many tokens the first chunk may have."""
+        cache, page = self._cache, self._page
+        extend = job.target_len - match.usable_len
+        max_new = min(job.remaining_output, self._config.clip_new_tokens)
+        chunk = budget.chunk_tokens
+        # what is on the device behind a missing state or window is locked, and takes no pages
+        needed = extend + match.host_hit_length + max_new + page
+        room = cache.room(FULL)
+        if needed >= room - budget.reserved_tokens:
+            return Refusal("tokens", stands=True, needed=needed, room=room)
+        if cache.tree.has_swa:
+            remaining = cache.room(SWA) - budget.reserved_swa_tokens
+            host_hit = match.swa_host_hit_length
+            needed = self._charge_swa(ceil_page(extend, page), max_new, chunk, host_hit)
+            if needed >= remaining:
+                capacity = cache.pools[DEVICE][SWA].capacity
+                # a passing shortage is waited for; a chunk that can never fit is made to
+                if capacity is None or needed < capacity * page:
+                    return Refusal("swa_tokens", stands=True)
+                fits = (remaining - self._charge_swa(0, max_new, 0, host_hit)) // page * page
+                chunk = min(chunk, fits)
+                if chunk <= 0:
+                    return Refusal("swa_tokens", stands=True)
+        if cache.tree.has_states and 2 + match.mamba_host_hit_length > cache.room(MAMBA):
+            return Refusal("slots", stands=True)
+        return chunk
+
+    def reserve(self, job: Job, chunk_end: int, budget: StepBudget) -> None:
+        """Promise an admitted request what it will take after its first chunk."""
+        page = self._page
+        max_new = min(job.remaining_output, self._config.clip_new_tokens)
+        is_whole = chunk_end == job.target_len
+        budget.reserved_tokens += job.target_len - chunk_end + page + (max_new if is_whole else 0)
+        if self._cache.tree.has_swa:
+            taken = ceil_page(chunk_end - job.kv_len, page)
+            needed = self._charge_swa(
+                ceil_page(job.extend_len, page), max_new, budget.chunk_tokens, 0
+            )
+            budget.reserved_swa_tokens += max(needed - taken, 0)
+
+    def reserved_tokens(self, running: Sequence[Job], partial: Job | None) -> float:
+        """What is promised to those that are here already, and not taken."""
+        ratio = self.new_token_ratio.value
+        reserved = self._answers(running) * ratio
+        if partial is not None:
+            reserved += partial.extend_len + self._page
+            reserved += min(partial.remaining_output, self._config.clip_new_tokens) * ratio
+        return reserved
+
+    def steps_refused(self, refusal: Refusal, running: Sequence[Job], wanted: int) -> int:
+        """How many decode steps, at most `wanted`, may pass before the request is judged again.
+
+        Pools change when a decoding request fills a page and not before; until then a refusal
+        stands, unless what was in the way were tokens promised to the answers, which come due one
+        by one. Whatever else changes interrupts a run of steps by itself.
+        """
+        if not refusal.stands:
+            return 1
+        if refusal.reason == "running":
+            return wanted
+        steps = steps_in_page(running, self._page, wanted)
+        if refusal.reason == "tokens":
+            for later in range(1, steps):
+                ratio = self.new_token_ratio.after(later)
+                if refusal.needed < refusal.room - self._answers(running, later) * ratio:
+                    return later
+        return steps
+
+    def _answers(self, running: Sequence[Job], later: int = 0) -> int:
+        clip = self._config.clip_new_tokens
+        return sum(min(job.remaining_output - later, clip) for job in running)
+
+    def _charge_swa(self, extend: int, max_new: int, chunk: int, host_hit: int) -> int:
+        return swa_budget_for_req(
+            self._config.swa_budget,
+            extend=extend,
+            chunk=chunk,
+            window=self._cache.tree.window_len,
+            page=self._page,
+            swa_host_hit_length=host_hit,
+            max_new=max_new,
+        )

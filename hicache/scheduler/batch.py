@@ -1,0 +1,35 @@
+"""What one step computes, and which requests ended in it."""
+
+from dataclasses import dataclass, field
+
+from hicache.cache.pages import PageIds
+from hicache.cache.transfer import LoadBack
+from hicache.scheduler.job import Job
+
+
+@dataclass(frozen=True, slots=True)
+class Extend:
+    """Tokens `[start, end)` of a job, and the states to capture on the way: (length, slot)."""
+
+    job: Job
+    start: int
+    end: int
+    saves: list[tuple[int, PageIds]]
+
+
+@dataclass(slots=True, kw_only=True)
+class Batch:
+    """What one step computes. `num_steps` > 1 only without extends."""
+
+    extends: list[Extend] = field(default_factory=list)
+    decodes: list[Job] = field(default_factory=list)
+    load_backs: list[LoadBack] = field(default_factory=list)
+    num_steps: int = 1
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """Jobs that ended in a step, and why those that did not finish ended."""
+
+    finished: list[Job] = field(default_factory=list)
+    rejected: list[tuple[Job, str]] = field(default_factory=list)

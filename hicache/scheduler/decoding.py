@@ -1,0 +1,41 @@
+"""How many decode steps may be taken at once: as many as there are surely pages for."""
+
+from collections.abc import Sequence
+
+from hicache.cache.node import FULL, SWA
+from hicache.cache.prefix_cache import PrefixCache
+from hicache.config import WritePolicy
+from hicache.scheduler.job import Job
+
+
+def steps_with_pages(cache: PrefixCache, running: Sequence[Job], wanted: int) -> int:
+    """How many steps, at most `wanted`, the pools have pages for without looking again.
+
+    A victim under write_back is saved before the next step, and pages that leave a window
+    meanwhile are not counted: so none are taken for many steps at once.
+    """
+    page = cache.page_size
+    kinds = [FULL, SWA] if cache.tree.has_swa else [FULL]
+    for kind in kinds:
+        if kind == FULL and cache.write_policy is not WritePolicy.write_back:
+            continue
+        if pages_for(running, page, wanted) > cache.available_size(kind) // page:
+            wanted = steps_in_page(running, page, wanted)
+    room = min(cache.room(kind) // page for kind in kinds)
+    while wanted and pages_for(running, page, wanted) > room:
+        wanted //= 2
+    return wanted
+
+
+def pages_for(running: Sequence[Job], page_size: int, num_steps: int) -> int:
+    """Pages of each kind that so many steps take."""
+    return sum(
+        max(-(-(job.kv_len + num_steps) // page_size) - job.sequence.num_pages, 0)
+        for job in running
+    )
+
+
+def steps_in_page(running: Sequence[Job], page_size: int, wanted: int) -> int:
+    """How many steps, at most `wanted` and at least one, until some request has filled a page."""
+    left = min(-job.kv_len % page_size for job in running)
+    return max(min(wanted, left), 1)

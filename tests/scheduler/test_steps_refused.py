@@ -1,0 +1,94 @@
+"""For how long a refusal stands: the answer by arithmetic against one look after every step."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hicache.cache.node import FULL, SWA
+from hicache.cache.pages import PageAllocator
+from hicache.config import SchedulerConfig
+from hicache.scheduler.admission import Admission, Refusal
+from hicache.scheduler.budget import StepBudget
+
+PAGE = 16
+FAR = 64
+
+
+def job(*, kv_len: int, remaining_output: int, target_len: int = 0) -> Any:
+    return SimpleNamespace(
+        kv_len=kv_len, remaining_output=remaining_output, target_len=target_len, extend_len=0
+    )
+
+
+def admission(room: int, swa_room: int | None = None) -> Admission:
+    cache: Any = SimpleNamespace(
+        page_size=PAGE,
+        tree=SimpleNamespace(has_swa=swa_room is not None, has_states=False, window_len=PAGE),
+        room={FULL: room, SWA: swa_room}.__getitem__,
+        pools=[[None, PageAllocator(1000), None]],
+    )
+    return Admission(cache, SchedulerConfig(new_token_ratio_decay_steps=40))
+
+
+def judge(judging: Admission, running: list[Any]) -> Refusal | int:
+    match: Any = SimpleNamespace(usable_len=0, host_hit_length=0, swa_host_hit_length=0)
+    budget = StepBudget(
+        chunk_tokens=8192, reserved_tokens=judging.reserved_tokens(running, partial=None)
+    )
+    return judging.judge(job(kv_len=0, remaining_output=8, target_len=100), match, budget)
+
+
+def looks_refused(judging: Admission, running: list[Any], steps: int) -> int:
+    """After how many steps the request is let in, or a page has been filled or taken."""
+    for done in range(1, steps):
+        takes_page = any(each.kv_len % PAGE == 0 for each in running)
+        judging.new_token_ratio.decoded(1)
+        for each in running:
+            each.kv_len += 1
+            each.remaining_output -= 1
+        fills_page = any(each.kv_len % PAGE == 0 for each in running)
+        if takes_page or fills_page or not isinstance(judge(judging, running), Refusal):
+            return done
+    return steps
+
+
+answers = st.lists(st.tuples(st.integers(100, 131), st.integers(FAR, 6000)), min_size=1, max_size=4)
+
+
+@given(running=answers, room=st.integers(120, 3000))
+def test_a_shortage_of_tokens_ends_when_the_promised_answers_have_come(
+    running: list[tuple[int, int]], room: int
+) -> None:
+    judging = admission(room)
+    jobs = [job(kv_len=length, remaining_output=left) for length, left in running]
+    refusal = judge(judging, jobs)
+    if not isinstance(refusal, Refusal):
+        return
+    foreseen = judging.steps_refused(refusal, jobs, FAR)
+    assert foreseen == looks_refused(judging, jobs, FAR)
+
+
+def test_a_shortage_of_tokens_can_end_within_a_page() -> None:
+    judging = admission(170)
+    jobs = [job(kv_len=97, remaining_output=70)]
+    refusal = judge(judging, jobs)
+    assert isinstance(refusal, Refusal)
+    assert 1 < judging.steps_refused(refusal, jobs, FAR) < PAGE - 1
+
+
+@pytest.mark.parametrize(("kv_len", "steps"), [(97, 15), (111, 1), (112, 1)])
+def test_a_shortage_of_window_pages_stands_until_a_page_is_full(kv_len: int, steps: int) -> None:
+    judging = admission(100_000, swa_room=0)
+    jobs = [job(kv_len=kv_len, remaining_output=500), job(kv_len=96 + 1, remaining_output=500)]
+    refusal = judge(judging, jobs)
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason == "swa_tokens"
+    assert judging.steps_refused(refusal, jobs, FAR) == steps
+
+
+def test_what_was_refused_after_it_had_taken_pages_is_looked_at_after_every_step() -> None:
+    judging = admission(0)
+    assert judging.steps_refused(Refusal("slots"), [job(kv_len=97, remaining_output=9)], FAR) == 1

@@ -3,10 +3,12 @@
 python -m experiments.calibrate --out conf/hardware/mine.yaml
 python -m experiments.run hardware=mine model=tiny_hybrid parallel.tp=1 ...
 
-The cost model is linear in five numbers once nothing else binds: what a step costs by itself, a
-token's matrices, a pair of query and key, a state, a key read while decoding. They are fitted to
-the steps of `experiments.measured` by least squares on errors relative to the fit, none below zero;
-what the scheduler takes between two steps is added to the first.
+The cost model is linear in six numbers once nothing else binds: what a step costs by itself, a
+token's matrices, a pair of query and key, a state, a key read while decoding, a sequence extended.
+The reference model multiplies whole pages of each sequence, however few rows of one are wanted; so
+a page is the profile's tile. The six are fitted to the steps of `experiments.measured` by least
+squares on errors relative to the fit, none below zero; what the scheduler takes between two
+steps is added to the first.
 """
 
 import argparse
@@ -104,7 +106,8 @@ def calibrate(config: ExperimentConfig, seeds: Sequence[int]) -> Fit:
 def fit_to(log: Log, config: ExperimentConfig) -> Fit:
     """The profile whose steps come closest to the log's."""
     model = config.model
-    rows = np.array([features(step, model) for step in log.steps])
+    tile = config.cache.page_size
+    rows = np.array([features(step, model, tile) for step in log.steps])
     seconds = np.array([step.seconds for step in log.steps])
     rates = least_squares(rows, seconds)
     errors = np.abs(rows @ rates - seconds) / seconds
@@ -113,7 +116,7 @@ def fit_to(log: Log, config: ExperimentConfig) -> Fit:
     operation_s, read_rate = line(log.reads, page)
     _, write_rate = line(log.writes, page)
     return Fit(
-        hardware=profile(rates, model, config.hardware),
+        hardware=profile(rates, model, config.hardware, tile),
         read_gbps=read_rate / 1e9,
         write_gbps=write_rate / 1e9,
         query_s=float(np.median([call.seconds for call in log.queries] or [0.0])),
@@ -155,9 +158,11 @@ def line(calls: Sequence[Call], page_bytes: int) -> tuple[float, float]:
     return float(once), page_bytes / each if each > 0 else FREE
 
 
-def profile(rates: NDArray[np.float64], model: ModelConfig, base: HardwareConfig) -> HardwareConfig:
+def profile(
+    rates: NDArray[np.float64], model: ModelConfig, base: HardwareConfig, tile: int
+) -> HardwareConfig:
     """Fitted seconds as a profile: everything that was not fitted is free."""
-    step_s, token_s, pair_s, state_s, key_s = np.maximum(rates, 1e-15).tolist()
+    step_s, token_s, pair_s, state_s, key_s, extend_s = np.maximum(rates, 1e-15).tolist()
     source = "experiments.calibrate"
 
     def figure(value: float) -> Figure:
@@ -175,6 +180,8 @@ def profile(rates: NDArray[np.float64], model: ModelConfig, base: HardwareConfig
         name="fitted",
         num_devices=1,
         step_s=figure(step_s),
+        extend_s=figure(extend_s),
+        tile_tokens=tile,
         gemm_bf16=table(2 * model.dense_params / token_s),
         gemm_fp8=table(2 * model.dense_params / token_s),
         weight_bandwidth=figure(FREE),

@@ -28,7 +28,8 @@ from hicache.scheduler.batch import Batch
 class Step:
     """Half-open intervals extended, contexts decoded, states saved, and seconds.
 
-    `between_s`: what the engine's thread did since the step before, waits left out.
+    `between_s`: what the engine's thread did after the step before and before this one. While it
+    waits, what it does to look whether the wait is over belongs to the wait.
     """
 
     extends: tuple[tuple[int, int], ...]
@@ -63,14 +64,15 @@ class Log:
         self.queries += other.queries
 
 
-def features(step: Step, model: ModelConfig) -> NDArray[np.float64]:
-    """[5] what the cost model takes a step's time to be linear in, when nothing is for free.
+def features(step: Step, model: ModelConfig, tile: int) -> NDArray[np.float64]:
+    """[6] what the cost model takes a step's time to be linear in, when nothing is for free.
 
-    One; tokens multiplied with the dense matrices, the head's counted as the share it has of them;
-    pairs of query and key over all layers; states decoded or copied; keys that decoding reads over
-    all layers.
+    One; tokens multiplied with the dense matrices in whole tiles, the head's counted as the share
+    it has of them; pairs of query and key over all layers; states decoded or copied; keys that
+    decoding reads over all layers; sequences extended.
     """
-    tokens = sum(end - start for start, end in step.extends) + len(step.context_lens)
+    tiles = sum(-(-end // tile) - start // tile for start, end in step.extends)
+    tokens = (tiles + len(step.context_lens)) * tile
     sequences = len(step.extends) + len(step.context_lens)
     pairs = keys = 0
     for layers, window in (
@@ -83,13 +85,38 @@ def features(step: Step, model: ModelConfig) -> NDArray[np.float64]:
         keys += layers * sum(min(each, window or each) for each in step.context_lens)
     states = len(step.context_lens) + step.num_saves
     head = model.head_params / model.dense_params
-    return np.array([1.0, tokens + head * sequences, pairs, states, keys], np.float64)
+    return np.array(
+        [1.0, tokens + head * sequences, pairs, states, keys, len(step.extends)], np.float64
+    )
 
 
 def _pairs(num_queries: int, window: int | None) -> int:
     if window is None or num_queries <= window:
         return num_queries * (num_queries + 1) // 2
     return window * (window + 1) // 2 + (num_queries - window) * window
+
+
+class _Pause:
+    """What the engine's thread does between two steps: ends one, maybe sleeps, begins the next."""
+
+    def __init__(self, now_s: float) -> None:
+        self.begin(now_s)
+
+    def begin(self, now_s: float) -> None:
+        """A step has ended."""
+        self._began_s = now_s
+        self._slept_s: float | None = None
+        self.woke_s = now_s
+
+    def sleep(self, now_s: float) -> None:
+        """There was nothing to do; the first time counts."""
+        if self._slept_s is None:
+            self._slept_s = now_s
+
+    def busy_s(self, now_s: float) -> float:
+        """Seconds before the first sleep and after the last, now that a step begins."""
+        slept_s = self.woke_s if self._slept_s is None else self._slept_s
+        return slept_s - self._began_s + now_s - self.woke_s
 
 
 @contextmanager
@@ -100,7 +127,7 @@ def measured(*, storage_delay_s: float = 0.0) -> Iterator[Log]:
     """
     log = Log()
     forward = TorchExecutor.forward
-    ended = [time.thread_time()]
+    pause = _Pause(time.thread_time())
 
     def timed_forward(self: TorchExecutor, batch: Batch, now_ns: int) -> StepRun:
         extends = tuple((each.start, each.end) for each in batch.extends)
@@ -108,9 +135,21 @@ def measured(*, storage_delay_s: float = 0.0) -> Iterator[Log]:
         saves = sum(len(each.saves) for each in batch.extends)
         started = time.thread_time()
         run = forward(self, batch, now_ns)
-        before, ended[0] = ended[0], time.thread_time()
-        log.steps.append(Step(extends, lens, saves, ended[0] - started, started - before))
+        ended = time.thread_time()
+        log.steps.append(Step(extends, lens, saves, ended - started, pause.busy_s(started)))
+        pause.begin(ended)
         return run
+
+    def wait_until(self: TorchIo, time_ns: int) -> None:
+        delay = time_ns - self.now()
+        if delay <= 0:
+            return
+        pause.sleep(time.thread_time())
+        if not self.is_idle:
+            time.sleep(min(delay, POLL_NS) / SECOND_NS)
+            delay = min(delay, POLL_NS)
+        self._skipped += delay  # a sleep costs what was asked for, however late the thread wakes
+        pause.woke_s = time.thread_time()
 
     began: dict[int, int] = {}
 
@@ -126,8 +165,10 @@ def measured(*, storage_delay_s: float = 0.0) -> Iterator[Log]:
         def slow(self: TorchIo, *arguments: Any) -> Any:
             due = now(self) + int(storage_delay_s * SECOND_NS)
             result = inside(self, *arguments)
-            while now(self) < due:
-                time.sleep(POLL_NS / SECOND_NS)
+            # that clock is never faster than the wall's while a call is under way; to look more
+            # often would take the interpreter from the engine, and slow it down
+            while (left := due - now(self)) > 0:
+                time.sleep(max(left, POLL_NS) / SECOND_NS)
             return result
 
         return slow if storage_delay_s else inside
@@ -135,7 +176,7 @@ def measured(*, storage_delay_s: float = 0.0) -> Iterator[Log]:
     with ExitStack() as stack:
         replacements = {
             "now": now,
-            "wait_until": _wait_until,
+            "wait_until": wait_until,
             "_load": throttled(_timed(TorchIo._load, log.reads, 2)),
             "_store": throttled(_timed(TorchIo._store, log.writes, 2)),
             "_on_all_ranks": _timed(TorchIo._on_all_ranks, log.queries, 1),
@@ -144,16 +185,6 @@ def measured(*, storage_delay_s: float = 0.0) -> Iterator[Log]:
             stack.enter_context(mock.patch.object(TorchIo, name, replacement))
         stack.enter_context(mock.patch.object(TorchExecutor, "forward", timed_forward))
         yield log
-
-
-def _wait_until(self: TorchIo, time_ns: int) -> None:
-    delay = time_ns - self.now()
-    if delay <= 0:
-        return
-    if not self.is_idle:
-        time.sleep(min(delay, POLL_NS) / SECOND_NS)
-        delay = min(delay, POLL_NS)
-    self._skipped += delay  # a sleep costs what was asked for, however late the thread wakes
 
 
 def _timed(inside: Callable[..., Any], calls: list[Call], keys_at: int) -> Callable[..., Any]:

@@ -40,6 +40,9 @@ def main() -> None:
     parser.add_argument("--device-tokens", type=int, default=524_288)
     parser.add_argument("--host-tokens", type=int, default=1_572_864, help="0: no HiCache")
     parser.add_argument("--storage", action="store_true")
+    parser.add_argument("--window", type=int, default=0, help="of sliding attention; 0: none")
+    parser.add_argument("--swa-tokens", type=int, default=262_144, help="of window KV, device")
+    parser.add_argument("--states", type=int, default=0, help="Mamba states, device; 0: none")
     parser.add_argument("--running", type=int, default=4, help="requests at once")
     parser.add_argument("--max-len", type=int, default=131_072, help="longer ones are left out")
     parser.add_argument(
@@ -58,6 +61,9 @@ def main() -> None:
         num_running=options.running,
         max_len=options.max_len,
         spare_page=not options.exact,
+        window_len=options.window,
+        swa_tokens=options.swa_tokens if options.window else 0,
+        num_states=options.states,
     )
     requests = chosen(options.workload, options.requests, options.max_len)
     from experiments.peer_sglang import SglangSide  # seconds, and only here

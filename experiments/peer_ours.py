@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from experiments.peer_sides import Hits, Pools, Residency
 from hicache.cache.eviction import Lru
-from hicache.cache.keys import COMPONENT_TAGS
-from hicache.cache.node import DEVICE, FULL, HOST
+from hicache.cache.match import MatchResult
+from hicache.cache.node import FULL, MAMBA, SWA
 from hicache.cache.pages import PageAllocator
 from hicache.cache.prefetch import Prefetch
 from hicache.cache.prefetcher import Prefetcher
@@ -31,15 +31,30 @@ class OurSide:
 
     def __init__(self, pools: Pools, config: PrefetchConfig) -> None:
         page = self._page = pools.page_size
-        self._tree = RadixTree(page_size=page, policy=Lru(), split_refreshes=True)
-        allocators = tuple(
-            [PageAllocator(tokens // page), PageAllocator(0), PageAllocator(0)]
-            for tokens in (pools.device_tokens, pools.host_tokens)
+        self._tree = RadixTree(
+            page_size=page,
+            policy=Lru(),
+            window_len=pools.window_len,
+            has_states=pools.num_states > 0,
+            split_refreshes=True,
         )
+        ratio = pools.host_ratio
+        has_host = int(pools.host_tokens > 0)  # the peer's host pools have a page more than asked
+        # the peer's requests hold a state more than ours: two to capture into, in turn
+        num_states = pools.num_states and pools.num_states - pools.num_running
+        sizes = (
+            (pools.device_tokens // page, pools.swa_tokens // page, num_states),
+            (
+                pools.host_tokens // page + has_host,
+                int(pools.swa_tokens * ratio) // page + has_host,
+                int(pools.num_states * ratio) + has_host,
+            ),
+        )
+        device, host = ([PageAllocator(count) for count in tier] for tier in sizes)
         self.cache = PrefixCache(
             self._tree,
-            (allocators[0], allocators[1]),
-            page_bytes=(1, 0, 0),
+            (device, host),
+            page_bytes=(1, 1, 1),
             storage_queue_bytes=1 << 60 if pools.has_storage else None,
         )
         self._prefetcher = None
@@ -53,7 +68,7 @@ class OurSide:
         cache = self.cache
         sequence = Sequence(tokens.astype("<i4").tobytes())
         match = cache.match(sequence, prompt_len)
-        start = end = 0
+        start = end = new = 0
         if self._prefetcher is not None:
             prefetch = self._prefetcher.prefetch_from_storage(
                 number, sequence, match, prompt_len, 0
@@ -62,6 +77,7 @@ class OurSide:
                 start = prefetch.start_page * self._page
                 self._carry_out(self._prefetcher)
                 end = start + prefetch.num_pages * self._page
+                new = prefetch.published_pages * self._page
         match = cache.match(sequence, prompt_len)
         lock = cache.tree.lock(match.best_node)
         acquired = cache.acquire(sequence, match, storage_start=start, storage_end=end)
@@ -71,22 +87,68 @@ class OurSide:
         assert cache.extend(sequence, prompt_len), "the device pool is too small for what runs"
         if self._prefetcher is not None:
             self._prefetcher.forget(number, used_pages=0)
-        cache.publish(sequence, prompt_len // self._page)
+        self._publish_prompt(sequence, match, prompt_len)
         self._settle()
         self._running[number] = _Running(sequence, prompt_len, len(tokens) - 1)
-        return Hits(acquired.device_len, acquired.host_len, acquired.storage_len)
+        on_device = min(match.device_prefix_len, acquired.cached_len)
+        brought = acquired.cached_len - on_device
+        # as the peer counts it: pages read for the sake of their state or window alone, which the
+        # host had already, are the host's
+        from_storage = min(new, brought)
+        return Hits(on_device, brought - from_storage, from_storage)
+
+    def _publish_prompt(self, sequence: Sequence, match: MatchResult, prompt_len: int) -> None:
+        # as the peer's scheduler does: where the prompt left a longer match whose window or state
+        # was gone, that point is published first, and the rest with the answer
+        cache, page = self.cache, self._page
+        is_hybrid = self._tree.has_swa or self._tree.has_states
+        end = prompt_len
+        if is_hybrid and match.branch_len is not None:
+            end = match.branch_len
+        if self._tree.has_states:
+            # it keeps one state of a prompt, and nothing behind it
+            if prompt_len - sequence.tree_pages * page < page:
+                return
+            spare = cache.take_state_slot()
+            assert spare is not None, "the device pool is too small for the states of what runs"
+            self._keep_state(sequence, end // page)
+            sequence.boundary_slot = spare
+        cache.leave_window(sequence, end - 1)
+        cache.publish(sequence, end // page)
+        cache.leave_window(sequence, prompt_len - 1)
+
+    def _keep_state(self, sequence: Sequence, num_pages: int) -> None:
+        assert sequence.boundary_slot is not None
+        sequence.states[num_pages] = sequence.boundary_slot
+        sequence.boundary_slot = None
 
     def finish(self, number: int) -> None:
         """Its answer is complete."""
         running = self._running.pop(number)
-        assert self.cache.extend(running.sequence, running.total_len)
-        self.cache.finish(running.sequence, running.total_len // self._page)
+        cache, sequence, total_len = self.cache, running.sequence, running.total_len
+        assert cache.extend(sequence, total_len), "the device pool is too small for what runs"
+        cache.leave_window(sequence, total_len - 1)
+        num_pages = total_len // self._page
+        if self._tree.has_states:
+            if num_pages > running.prompt_len // self._page:
+                self._keep_state(sequence, num_pages)
+            else:  # no state at a later page
+                num_pages = sequence.tree_pages
+        cache.finish(sequence, num_pages)
         self._settle()
 
     def residency(self) -> Residency:
         """What is held now."""
-        resident = self._tree.residency.resident
-        return Residency(resident[DEVICE][FULL] * self._page, resident[HOST][FULL] * self._page)
+        device, host = self._tree.residency.resident
+        page = self._page
+        return Residency(
+            device[FULL] * page,
+            host[FULL] * page,
+            device[SWA] * page,
+            host[SWA] * page,
+            device[MAMBA],
+            host[MAMBA],
+        )
 
     def close(self) -> None:
         """Nothing runs beside."""
@@ -107,16 +169,16 @@ class OurSide:
 
     def _carry_out(self, prefetcher: Prefetcher) -> None:
         for prefetch in prefetcher.outbox:
-            prefetch.restorable = prefetch.find_restorable(self._there(prefetch), [], [])
+            found = (self._there(prefetch, kind) for kind in (FULL, SWA, MAMBA))
+            prefetch.restorable = prefetch.find_restorable(*found)
             prefetcher.on_queried(prefetch)
         prefetcher.outbox.clear()
         for prefetch in prefetcher.reads:
             prefetch.completed_pages = prefetch.num_pages
-            prefetch.sidecars_read = prefetch.is_read = True
+            prefetch.sidecars_read = prefetch.sidecars_found = prefetch.is_read = True
             prefetcher.on_read(prefetch)
         prefetcher.reads.clear()
 
-    def _there(self, prefetch: Prefetch) -> list[bool]:
-        keys = prefetch.keys(FULL, 0, prefetch.num_pages)
-        assert all(key.endswith(COMPONENT_TAGS[FULL]) for key in keys[:1])
+    def _there(self, prefetch: Prefetch, kind: int) -> list[bool]:
+        keys = prefetch.keys(kind, 0, prefetch.num_pages)
         return [key in self._stored for key in keys]

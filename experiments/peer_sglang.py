@@ -88,7 +88,7 @@ def _stand_in_for_the_device() -> None:
 _stand_in_for_the_device()
 
 from sglang.srt.managers.schedule_batch import FINISH_LENGTH, Req  # noqa: E402
-from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator  # noqa: E402
+from sglang.srt.mem_cache.allocation import alloc_req_slots  # noqa: E402
 from sglang.srt.mem_cache.base_prefix_cache import InitLoadBackParams  # noqa: E402
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams  # noqa: E402
 from sglang.srt.mem_cache.common import (  # noqa: E402
@@ -102,7 +102,6 @@ from sglang.srt.mem_cache.hicache_storage import (  # noqa: E402
     PoolName,
     PoolTransferResult,
 )
-from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool  # noqa: E402
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType  # noqa: E402
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache  # noqa: E402
 from sglang.srt.runtime_context import get_parallel  # noqa: E402
@@ -112,6 +111,13 @@ from sglang.srt.server_args import (  # noqa: E402
     set_global_server_args_for_scheduler,
 )
 
+from experiments.peer_sglang_memory import make_memory, take_pages  # noqa: E402
+
+POOLS = {
+    ComponentType.FULL: PoolName.KV,
+    ComponentType.SWA: PoolName.SWA,
+    ComponentType.MAMBA: PoolName.MAMBA,
+}
 logging.disable(logging.WARNING)
 torch.set_num_threads(1)
 
@@ -194,7 +200,7 @@ class KeyStorage(HiCacheStorage):  # type: ignore[misc]  # the package is not th
 
 
 class SglangSide:
-    """`UnifiedRadixCache` with what its scheduler does around it, for full attention."""
+    """`UnifiedRadixCache` with what its scheduler does around it."""
 
     def __init__(self, pools: Pools, *, core: str) -> None:
         """`core`: python or rust."""
@@ -204,9 +210,9 @@ class SglangSide:
         args = {"model_path": "dummy", "page_size": page, "device": "cpu"}
         if self._has_host:
             args |= {
-                "hicache_ratio": pools.host_tokens / pools.device_tokens,
+                "hicache_ratio": pools.host_ratio,
                 "hicache_io_backend": "kernel",
-                "hicache_mem_layout": "layer_first",
+                "hicache_mem_layout": "page_first",
                 "hicache_write_policy": "write_through",
                 "hicache_storage_prefetch_policy": "wait_complete",
             }
@@ -224,36 +230,18 @@ class SglangSide:
         # kept: the package forgets them when this is collected
         self._ranks = get_parallel().override(tp_rank=0, tp_size=1, pp_rank=0, pp_size=1)
         self._ranks.__enter__()
-        kv_pool = MHATokenToKVPool(
-            size=pools.device_tokens,
-            page_size=page,
-            dtype=torch.bfloat16,
-            head_num=1,
-            head_dim=1,
-            layer_num=1,
-            device="cpu",
-            enable_memory_saver=False,
-        )
-        self._allocator = PagedTokenToKVPoolAllocator(
-            pools.device_tokens,
-            page_size=page,
-            dtype=torch.bfloat16,
-            device="cpu",
-            kvcache=kv_pool,
-            need_sort=False,
-        )
-        self._rows = ReqToTokenPool(
-            size=pools.num_running + 2,
-            max_context_len=pools.max_len + page,
-            device="cpu",
-            enable_memory_saver=False,
-        )
+        memory = make_memory(pools)
+        self._allocator, self._rows = memory.allocator, memory.rows
+        self._has_window = pools.window_len > 0
+        self._has_states = pools.num_states > 0
         params = CacheInitParams(
             disable=False,
             req_to_token_pool=self._rows,
             token_to_kv_pool_allocator=self._allocator,
             page_size=page,
-            tree_components=(ComponentType.FULL,),
+            sliding_window_size=pools.window_len or None,
+            enable_mamba_extra_buffer=self._has_states,
+            tree_components=memory.components,
             tree_core_backend=core,
         )
         self.cache = UnifiedRadixCache(params)
@@ -271,7 +259,6 @@ class SglangSide:
             origin_input_ids=prompt,
             sampling_params=SamplingParams(temperature=0, max_new_tokens=8),
         )
-        self._rows.alloc([req])
         req.init_next_round_input(cache, cow_mamba=False)
         brought = self._prefetch(req)
         if self._has_host:
@@ -295,11 +282,14 @@ class SglangSide:
         host = req.prefix_len - device
         storage = min(brought, host)
         req.lock = cache.lock(req.last_node)
+        alloc_req_slots(self._rows, [req], cache)
         prefix = cache.path_device_indices(req.last_node)
         row = req.kv.req_pool_idx
         self._rows.write((row, slice(0, req.prefix_len)), prefix)
         self._extend(req, req.prefix_len, prompt_len)
         req.extend_end = prompt_len
+        if self._has_states:
+            self._track_prefill(req, prompt_len)
         checkpoint_kv_cache(req, cache)
         self._settle()
         self._running[number] = (req, tokens)
@@ -311,6 +301,11 @@ class SglangSide:
         prompt_len = len(req.origin_input_ids)
         req.output_ids = array("q", tokens[prompt_len:].astype(np.int64).tobytes())
         self._extend(req, prompt_len, len(tokens) - 1)
+        if self._has_states and (len(tokens) - 1) // self._page > prompt_len // self._page:
+            # as decoding captures them, at every page
+            self._track(req, (len(tokens) - 1) // self._page * self._page)
+        if self._has_window:
+            self.cache.evict_sliding_windows(req, len(tokens) - 2)
         req.finished_reason = FINISH_LENGTH(len(req.output_ids))
         release_kv_cache(req, self.cache, checkpoint=True)
         self._settle()
@@ -318,11 +313,21 @@ class SglangSide:
     def residency(self) -> Residency:
         """Tokens of full KV on each tier."""
         cache = self.cache
-        device = cache.evictable_size() + cache.protected_size()
-        if not self._has_host:
-            return Residency(device, 0)
-        pool = cache.cache_controller.mem_pool_host
-        return Residency(device, pool.size - pool.available_size())
+        core = cache.tree_core
+        held = {
+            kind: core.component_evictable_size(kind) + core.component_protected_size(kind)
+            for kind in cache.tree_components
+        }
+        host = dict.fromkeys(held, 0)
+        if self._has_host:
+            group = cache.cache_controller.mem_pool_host
+            for kind, name in POOLS.items():
+                entry = group.entry_map.get(name) if kind in held else None
+                if entry is not None:
+                    host[kind] = entry.host_pool.size - entry.host_pool.available_size()
+        return Residency(
+            *(tier.get(kind, 0) for kind in POOLS for tier in (held, host)),
+        )
 
     def close(self) -> None:
         """Stop the package's threads."""
@@ -337,10 +342,25 @@ class SglangSide:
             count = -(-end // page) * page - held
             wanted = end - start + page if self._spare else count
             evict_from_tree_cache(self.cache, wanted)
-            slots = self._allocator.alloc(count)
+            slots = take_pages(self._allocator, count)
             assert slots is not None, "the device pool is too small for what runs"
             self._rows.write((req.kv.req_pool_idx, slice(held, held + count)), slots)
         req.kv.kv_committed_len = req.kv.kv_allocated_len = end
+
+    def _track_prefill(self, req: Any, prompt_len: int) -> None:
+        # as ScheduleBatch.prepare_for_extend chooses the one state that a prefill captures
+        page, start = self._page, req.prefix_len
+        if prompt_len - start < page:
+            return
+        branch = req.mamba_branching_seqlen
+        last = start + (prompt_len - start) // page * page
+        self._track(req, branch if branch is not None and start < branch < prompt_len else last)
+
+    def _track(self, req: Any, length: int) -> None:
+        kv = req.kv
+        kv.mamba_last_track_idx = kv.mamba_next_track_idx
+        kv.mamba_next_track_idx = self._rows.get_mamba_ping_pong_other_idx(kv.mamba_next_track_idx)
+        kv.mamba_last_track_seqlen = length
 
     def _prefetch(self, req: Any) -> int:
         cache = self.cache

@@ -16,10 +16,14 @@ class Hits(NamedTuple):
 
 
 class Residency(NamedTuple):
-    """Tokens of full KV that a cache holds."""
+    """Tokens of full KV and of window KV, and states, that a cache holds."""
 
     device: int
     host: int
+    swa_device: int = 0
+    swa_host: int = 0
+    states_device: int = 0
+    states_host: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +37,14 @@ class Pools:
     num_running: int
     max_len: int
     spare_page: bool = True  # the peer's allocation asks eviction for a page more than it takes
+    window_len: int = 0  # 0: no sliding window
+    swa_tokens: int = 0  # on the device; on the host as many times more as of full KV
+    num_states: int = 0  # on the device; 0: no recurrent layers
+
+    @property
+    def host_ratio(self) -> float:
+        """How many times larger the host's pools are than the device's."""
+        return self.host_tokens / self.device_tokens
 
 
 class Side(Protocol):

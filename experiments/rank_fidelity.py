@@ -14,6 +14,7 @@ from itertools import combinations
 from pathlib import Path
 from statistics import fmean
 
+import numpy as np
 from hydra import compose, initialize_config_dir
 
 from experiments import schema
@@ -22,6 +23,7 @@ from experiments.measured import Log, measured
 from hicache import experiment
 from hicache.clock import SECOND_NS
 from hicache.config import ExperimentConfig
+from hicache.executor.cost import CostModel
 from hicache.metrics import RequestRecord
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
@@ -58,6 +60,7 @@ def main() -> None:
     names = list(POLICIES)
     log = Log()
     real: dict[str, list[float]] = {name: [] for name in names}
+    steps: dict[str, Log] = {name: Log() for name in names}
     for number, seed in enumerate(options.seeds):
         # in turn and each time from another one on, so that a machine that is busier for a while is
         # so for the profile and for every policy
@@ -69,8 +72,11 @@ def main() -> None:
                 with measured() as part:
                     experiment.run(replace(composed(options.overrides), seed=other))
                 log.add(part)
-            real[name].append(mean_ttft_s(run_real(config, options.delay_ms)))
-    fit = fit_to(log, composed(options.overrides))
+            with measured(storage_delay_s=options.delay_ms / 1000) as part:
+                real[name].append(mean_ttft_s(experiment.run(config).records))
+            steps[name].add(part)
+    base = composed(options.overrides)
+    fit = fit_to(log, base)
     real_s = [fmean(real[name]) for name in names]
     simulated_s = []
     for name, mean_s in zip(names, real_s, strict=True):
@@ -81,12 +87,22 @@ def main() -> None:
                 for seed in options.seeds
             )
         )
-        print(f"{name:28} {mean_s:.3f} s real  {simulated_s[-1]:.3f} s simulated", flush=True)
+        slower = slowness(steps[name], fit, base)
+        print(
+            f"{name:28} {mean_s:.3f} s real  {simulated_s[-1]:.3f} s simulated, "
+            f"a step took {slower:.2f} times what the fit says",
+            flush=True,
+        )
     tau = kendall_tau(real_s, simulated_s)
     print(f"Kendall's tau of {len(names)} policies: {tau:.2f}")
     if options.out is not None:
         rows = [
-            {"policy": name, "real_s": real_mean, "simulated_s": simulated_mean}
+            {
+                "policy": name,
+                "real_s": real_mean,
+                "simulated_s": simulated_mean,
+                "step_over_fit": slowness(steps[name], fit, base),
+            }
             for name, real_mean, simulated_mean in zip(names, real_s, simulated_s, strict=True)
         ]
         options.out.write_text(json.dumps({"tau": tau, "policies": rows}, indent=1) + "\n")
@@ -98,12 +114,6 @@ def composed(overrides: Sequence[str]) -> ExperimentConfig:
         return schema.to_config(compose("config", [*REAL, *WORKLOAD, *overrides]))
 
 
-def run_real(config: ExperimentConfig, delay_ms: float) -> Sequence[RequestRecord]:
-    """Records of a real run whose storage is slowed down."""
-    with measured(storage_delay_s=delay_ms / 1000):
-        return experiment.run(config).records
-
-
 def run_simulated(config: ExperimentConfig, fit: Fit, delay_ms: float) -> Sequence[RequestRecord]:
     """Records of a simulated run whose storage takes as much longer."""
     config = fit.onto(config)
@@ -112,6 +122,22 @@ def run_simulated(config: ExperimentConfig, fit: Fit, delay_ms: float) -> Sequen
         operation_s=config.storage.operation_s + delay_ms / 1000,
     )
     return experiment.run(replace(config, storage=storage)).records
+
+
+def slowness(log: Log, fit: Fit, config: ExperimentConfig) -> float:
+    """How many times longer real steps took than the fit says of the same steps.
+
+    A policy changes which steps are taken and not how long one takes: where this differs between
+    policies by more than a few percent, the machine was not the same for all of them.
+    """
+    cost = CostModel(config.model, fit.hardware, tp=1)
+    expected_ns = sum(
+        cost.forward_ns(
+            step.extends, np.array(step.context_lens, np.int64), saved_states=step.num_saves
+        ).total_ns
+        for step in log.steps
+    )
+    return sum(step.seconds + step.between_s for step in log.steps) / (expected_ns / SECOND_NS)
 
 
 def mean_ttft_s(records: Sequence[RequestRecord]) -> float:

@@ -308,6 +308,8 @@ class HardwareConfig:
     device_memory_bytes: Figure = field(default_factory=Figure)
     activation_bytes: Figure = field(default_factory=Figure)  # of a device, kept from the cache
     step_s: Figure = field(default_factory=Figure)  # what a step costs with nothing to compute
+    extend_s: Figure = field(default_factory=Figure)  # what each sequence that it extends adds
+    tile_tokens: int = 1  # each sequence's tokens are multiplied in whole tiles of so many
 
     gemm_bf16: RateTable = field(default_factory=RateTable)  # by tokens
     gemm_fp8: RateTable = field(default_factory=RateTable)

@@ -85,9 +85,11 @@ class CostModel:
                 f"activations: raise parallel.tp"
             )
         self._step_s = hardware.step_s.value
+        self._extend_s = hardware.extend_s.value
+        self._tile = hardware.tile_tokens
         self._num_layers = len(model.layer_words)
         self._weights = _Weights(model, hardware, tp=tp)
-        self._shared_s: dict[int, float] = {}  # seconds, by tokens of the step
+        self._shared_s: dict[int, float] = {}  # seconds, by tokens of the step, tiles filled up
         self._head_s: dict[int, float] = {}  # seconds, by sequences of the step
         self._bandwidth = Rates(hardware.decode_bandwidth, "decode_bandwidth")
         self._full = _Attention(model, hardware, ComponentKind.full, tp=tp)
@@ -136,14 +138,18 @@ class CostModel:
             saved_states: Mamba states copied to another slot in this step.
         """
         num_decodes = len(context_lens)
-        num_extends = 0
+        num_extends = num_tiles = 0
         full_s = swa_s = 0.0
         if extends:
+            tile = self._tile
             for start, end in extends:
                 num_extends += end - start
+                num_tiles += -(-end // tile) - start // tile
             full_s = self._full.extend_s(extends)
             swa_s = self._swa.extend_s(extends)
-        fixed_s, scan_s = self._fixed_s(num_extends, len(extends), num_decodes, saved_states)
+        fixed_s, scan_s = self._fixed_s(
+            num_extends, num_tiles, len(extends), num_decodes, saved_states
+        )
         if num_decodes:
             full_s += self._full.decode_s(int(context_lens.sum()))
             if self._swa.num_layers:
@@ -178,7 +184,7 @@ class CostModel:
         Equals `forward_ns([], context_lens + j)` for j in range(num_steps), bit for bit.
         """
         num_decodes = len(context_lens)
-        fixed_s, _ = self._fixed_s(0, 0, num_decodes, 0)
+        fixed_s, _ = self._fixed_s(0, 0, 0, num_decodes, 0)
         steps = np.arange(num_steps, dtype=np.int64)
         if not num_decodes or not num_steps:
             return np.full(num_steps, int(fixed_s * slowdown * 1e9 + 0.5), dtype=np.int64)
@@ -229,10 +235,16 @@ class CostModel:
         return layers
 
     def _fixed_s(
-        self, num_extends: int, num_sequences: int, num_decodes: int, saved_states: int
+        self,
+        num_extends: int,
+        num_tiles: int,
+        num_sequences: int,
+        num_decodes: int,
+        saved_states: int,
     ) -> tuple[float, float]:
         """Seconds of all but attention, and the part of it that is recurrent layers."""
-        num_tokens = num_extends + num_decodes
+        extend_s = self._extend_s * num_sequences
+        num_tokens = (num_tiles + num_decodes) * self._tile
         shared_s = self._shared_s.get(num_tokens)
         if shared_s is None:
             shared_s = self._weights.layers_s(num_tokens)
@@ -244,7 +256,7 @@ class CostModel:
             self._head_s[num_sequences] = head_s
         scan_s = self._scan_s * num_extends + self._state_s * num_decodes
         return (
-            self._step_s + shared_s + head_s + scan_s + self._save_s * saved_states,
+            self._step_s + extend_s + shared_s + head_s + scan_s + self._save_s * saved_states,
             scan_s,
         )
 

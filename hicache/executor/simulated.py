@@ -65,7 +65,9 @@ class SimulatedIo:
             "storage_write": config.write_gbps * 1e9,
             "storage": NO_STORAGE_LIMIT if shared is None else shared * 1e9,
         }
+        num_engines = 0
         for engine, rates in enumerate(copy_rates):
+            num_engines += 1
             capacities |= {f"{name}{engine}": rate for name, rate in rates.items()}
         self.links = Links(capacities)
         self.storages = storages
@@ -88,11 +90,20 @@ class SimulatedIo:
             "read": deque(),
             "write": deque(),
         }
+        for engine in range(num_engines):
+            # an engine asks about one request after another (so does SGLang's prefetch thread)
+            self._workers[f"query{engine}"] = 1
+            self._queues[f"query{engine}"] = deque()
         self.copying: Counter[int] = Counter()  # copies under way, by engine
         self.fences: Counter[int] = Counter()  # those that the engine's next step waits for
 
     def next_event_ns(self) -> int | None:
         """When something here will happen next."""
+        if self._done:  # what took no time was done as it began
+            return self._now
+        return self._next_ns()
+
+    def _next_ns(self) -> int | None:
         finish = self.links.next_finish_ns()
         if not self._timers:
             return finish
@@ -101,7 +112,7 @@ class SimulatedIo:
     def advance(self, now_ns: int) -> list[Delivery]:
         """Let everything up to `now_ns` happen; returns what is done, in order."""
         while True:
-            event = self.next_event_ns()
+            event = self._next_ns()
             if event is None or event > now_ns:
                 break
             self._now = event
@@ -125,7 +136,10 @@ class SimulatedIo:
         self._go_on(work)
 
     def enqueue(self, worker: str, work: Errand, now_ns: int) -> None:
-        """Start something as soon as a storage worker ("read" or "write") is free."""
+        """Start something as soon as a storage worker is free.
+
+        `worker`: "read" and "write" are shared by all engines, "query0" is the first engine's own.
+        """
         self._now = now_ns
         self._queues[worker].append(work)
         self._dispatch(worker)
@@ -329,7 +343,7 @@ class SimulatedExecutor:
 
     def query(self, prefetch: Prefetch, now_ns: int) -> None:
         """Ask storage what it has."""
-        self._io.begin(self._io.query(self._engine, prefetch), now_ns)
+        self._io.enqueue(f"query{self._engine}", self._io.query(self._engine, prefetch), now_ns)
 
     def read(self, prefetch: Prefetch, now_ns: int) -> None:
         """Queue for a reader."""

@@ -34,7 +34,7 @@ H200 = h200()
 COSTS = {name: CostModel(model(name), H200, tp=model(name).default_tp) for name in MODELS}
 
 
-def plain(**rates: float) -> HardwareConfig:
+def plain(*, tile_tokens: int = 1, **rates: float) -> HardwareConfig:
     """A machine whose every operation but the named ones is next to free."""
     flat = {name: rates.get(name, 1e30) for name in HardwareConfig.__dataclass_fields__}
     fields: dict[str, Any] = {"name": "plain", "num_devices": 4}
@@ -43,9 +43,9 @@ def plain(**rates: float) -> HardwareConfig:
             fields[name] = RateTable(size=[1], rate=[flat[name]])
         elif field.type is Figure:
             fields[name] = Figure(value=flat[name])
-    for name in ("step_s", "all_reduce_s", "activation_bytes"):
+    for name in ("step_s", "extend_s", "all_reduce_s", "activation_bytes"):
         fields[name] = Figure(value=rates.get(name, 0.0))
-    return HardwareConfig(**fields)
+    return HardwareConfig(**fields, tile_tokens=tile_tokens)
 
 
 def small(**fields: Any) -> ModelConfig:
@@ -80,6 +80,17 @@ def test_matrices_cost_their_flops_when_tokens_are_many() -> None:
 def test_matrices_cost_their_bytes_when_tokens_are_few() -> None:
     cost = CostModel(small(), plain(gemm_bf16=1e12, weight_bandwidth=1e12), tp=1)
     assert cost.forward_ns([], contexts(1)).total_ns == 2_000
+
+
+def test_matrices_are_multiplied_in_whole_tiles_of_each_sequence() -> None:
+    cost = CostModel(small(), plain(gemm_bf16=1e12, tile_tokens=16), tp=1)
+    # [15, 17) lies in two tiles, [32, 33) in one, and so does a token that is decoded
+    assert cost.forward_ns([(15, 17), (32, 33)], contexts(7)).total_ns == 4 * 16 * 2_000
+
+
+def test_every_sequence_that_is_extended_costs_the_same_besides() -> None:
+    cost = CostModel(small(), plain(step_s=0.001, extend_s=0.002), tp=1)
+    assert cost.forward_ns([(0, 8), (4, 5)], contexts(7)).total_ns == 5_000_000
 
 
 def test_full_attention_costs_every_pair_of_query_and_key() -> None:

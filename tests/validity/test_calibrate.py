@@ -9,7 +9,8 @@ from tests.validity import runs
 calibrate = pytest.importorskip("experiments.calibrate")
 measured = pytest.importorskip("experiments.measured")
 
-RATES = np.array([1e-3, 2e-4, 3e-8, 4e-3, 5e-7])  # step, token, pair, state, key
+RATES = np.array([1e-3, 2e-4, 3e-8, 4e-3, 5e-7, 6e-3])  # step, token, pair, state, key, extend
+TILE = 16
 
 
 def step(extends: list[tuple[int, int]], context_lens: list[int], num_saves: int) -> object:
@@ -21,6 +22,7 @@ STEPS = [
     step([(128, 190), (0, 64)], [], 2),
     step([], [40, 700, 90], 0),
     step([(512, 1024)], [300], 1),
+    step([(17, 33)], [], 0),
 ]
 
 
@@ -28,13 +30,14 @@ STEPS = [
 def test_the_fitted_profile_makes_the_cost_model_cost_what_was_fitted(number: int) -> None:
     config = runs.config("model=tiny_hybrid", "parallel.tp=1")
     each = STEPS[number]
-    model = CostModel(config.model, calibrate.profile(RATES, config.model, config.hardware), tp=1)
+    hardware = calibrate.profile(RATES, config.model, config.hardware, TILE)
+    model = CostModel(config.model, hardware, tp=1)
 
     cost = model.forward_ns(
         list(each.extends), np.array(each.context_lens, np.int64), saved_states=each.num_saves
     )
 
-    expected = float(measured.features(each, config.model) @ RATES)
+    expected = float(measured.features(each, config.model, TILE) @ RATES)
     assert cost.total_ns * 1e-9 == pytest.approx(expected, rel=0.02)
 
 

@@ -1,0 +1,129 @@
+"""The pools and allocators that SGLang 0.5.23 makes for a model's components, at one byte a token.
+
+To be imported after `experiments.peer_sglang` has stood in for the device.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateShape
+from sglang.srt.environ import envs
+from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
+from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
+from sglang.srt.mem_cache.memory_pool import (
+    HybridLinearKVPool,
+    HybridReqToTokenPool,
+    MHATokenToKVPool,
+    ReqToTokenPool,
+)
+from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+
+from experiments.peer_sides import Pools
+
+LAYERS = ([0], [1])  # of full attention; of windows or states
+TINY: dict[str, Any] = {"dtype": torch.bfloat16, "device": "cpu"}
+ROW = {"head_num": 1, "head_dim": 1}
+
+
+class Memory(NamedTuple):
+    """What the cache is built from; `components` in the order of the tree's."""
+
+    allocator: Any
+    rows: Any
+    components: tuple[ComponentType, ...]
+
+
+def make_memory(pools: Pools) -> Memory:
+    """Device pools of this size; the host's follow from them."""
+    if pools.num_states:
+        return _with_states(pools)
+    rows = ReqToTokenPool(**_rows(pools))
+    if pools.window_len:
+        return _with_window(pools, rows)
+    kv_pool = MHATokenToKVPool(
+        size=pools.device_tokens,
+        page_size=pools.page_size,
+        layer_num=1,
+        enable_memory_saver=False,
+        **TINY,
+        **ROW,
+    )
+    return Memory(_paged(pools, kv_pool), rows, (ComponentType.FULL,))
+
+
+def take_pages(allocator: Any, count: int) -> Any:
+    """`count` slots of whole pages of full KV, and as many of window KV where there is any."""
+    if not isinstance(allocator, SWATokenToKVPoolAllocator):
+        return allocator.alloc(count)
+    full = allocator.full_attn_allocator.alloc(count)
+    window = allocator.swa_attn_allocator.alloc(count)
+    if full is not None and window is not None:
+        allocator.set_full_to_swa_mapping(full, window)
+        return full
+    return None
+
+
+def _rows(pools: Pools) -> dict[str, Any]:
+    return {
+        "size": pools.num_running + 2,
+        "max_context_len": pools.max_len + pools.page_size,
+        "device": "cpu",
+        "enable_memory_saver": False,
+    }
+
+
+def _paged(pools: Pools, kv_pool: Any) -> Any:
+    return PagedTokenToKVPoolAllocator(
+        pools.device_tokens, page_size=pools.page_size, kvcache=kv_pool, need_sort=False, **TINY
+    )
+
+
+def _with_window(pools: Pools, rows: Any) -> Memory:
+    full, window = LAYERS
+    sizes = {"size": pools.device_tokens, "size_swa": pools.swa_tokens}
+    kv_pool = SWAKVPool(
+        page_size=pools.page_size,
+        swa_attention_layer_ids=window,
+        full_attention_layer_ids=full,
+        **sizes,
+        **TINY,
+        **ROW,
+    )
+    allocator = SWATokenToKVPoolAllocator(
+        page_size=pools.page_size, kvcache=kv_pool, need_sort=False, **sizes, **TINY
+    )
+    return Memory(allocator, rows, (ComponentType.FULL, ComponentType.SWA))
+
+
+def _with_states(pools: Pools) -> Memory:
+    full, recurrent = LAYERS
+    with envs.SGLANG_MAMBA_SSM_DTYPE.override("bfloat16"):
+        shape = Mamba2StateShape.create(
+            tp_world_size=1,
+            intermediate_size=8,
+            n_groups=1,
+            num_heads=1,
+            head_dim=8,
+            state_size=8,
+            conv_kernel=2,
+        )
+        params = Mamba2CacheParams(shape=shape, layers=recurrent)
+    rows = HybridReqToTokenPool(
+        mamba_size=pools.num_states,
+        mamba_spec_state_size=pools.num_running + 2,
+        cache_params=params,
+        mamba_layer_ids=recurrent,
+        enable_mamba_extra_buffer=True,
+        **_rows(pools),
+    )
+    kv_pool = HybridLinearKVPool(
+        size=pools.device_tokens,
+        page_size=pools.page_size,
+        full_attention_layer_ids=full,
+        enable_memory_saver=False,
+        mamba_pool=rows.mamba_pool,
+        **TINY,
+        **ROW,
+    )
+    return Memory(_paged(pools, kv_pool), rows, (ComponentType.FULL, ComponentType.MAMBA))

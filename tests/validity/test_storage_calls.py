@@ -1,0 +1,63 @@
+"""When a simulated storage's answers come."""
+
+from types import SimpleNamespace
+
+from hicache import experiment
+from hicache.clock import SECOND_NS
+from hicache.config import StorageConfig
+from hicache.executor.simulated import SimulatedExecutor, SimulatedIo
+from hicache.storage.memory import MemoryStorage
+from tests.validity import runs
+
+SECOND = SECOND_NS
+RATES = {"to_device": 1e9, "to_host": 1e9, "host_memory": 1e9}
+
+
+def executors(io: SimulatedIo, count: int) -> list[SimulatedExecutor]:
+    return [
+        SimulatedExecutor(
+            engine, None, io, page_size=16, page_bytes=(1, 0, 0), load_rate=1e9, slowdown=1.0
+        )
+        for engine in range(count)
+    ]
+
+
+def answered_ns(io: SimulatedIo) -> list[tuple[int, int]]:
+    """[(engine, when)] of all that is under way."""
+    answers = []
+    while (moment := io.next_event_ns()) is not None:
+        answers += [(engine, moment) for engine, _ in io.advance(moment)]
+    return answers
+
+
+def two_engines(query_s: float) -> SimulatedIo:
+    config = StorageConfig(kind="memory", query_s=query_s)
+    return SimulatedIo(config, [MemoryStorage(capacity_bytes=None)], [RATES, RATES])
+
+
+def test_an_engine_asks_storage_about_one_request_after_another() -> None:
+    io = two_engines(query_s=1.0)
+    first, second = executors(io, 2)
+
+    for executor in (first, first, second):
+        executor.query(SimpleNamespace(is_settled=True), 0)
+
+    assert sorted(answered_ns(io)) == [(0, SECOND), (0, 2 * SECOND), (1, SECOND)]
+
+
+def test_an_answer_that_takes_no_time_is_delivered() -> None:
+    io = two_engines(query_s=0.0)
+
+    executors(io, 1)[0].query(SimpleNamespace(is_settled=True), 5)
+
+    assert answered_ns(io) == [(0, 5)]
+
+
+def test_a_run_ends_when_storage_takes_no_time() -> None:
+    config = runs.config(
+        "model=llama3_8b", "parallel.tp=4", "storage.query_s=0", "storage.operation_s=0"
+    )
+
+    result = experiment.run(config, workload=runs.strangers([0, 0], [1024, 1024], [2, 2]))
+
+    assert [record.status.value for record in result.records] == ["finished", "finished"]

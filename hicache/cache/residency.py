@@ -142,7 +142,11 @@ class Residency:
             if has_swa and node.start >= swa_start:
                 self._count_lock(node, tier, SWA, change)
             if node.start >= full_start:
-                self._count_lock(node, tier, FULL, change)
+                locks = node.locks[tier]
+                if locks[FULL] and locks[FULL] + change:
+                    locks[FULL] += change  # most of a path is locked by others, too
+                else:
+                    self._count_lock(node, tier, FULL, change)
             node = node.parent
 
     # -- leaving ------------------------------------------------------------------------------

@@ -40,6 +40,15 @@ class MatchResult:
             best_node=self.device_node,
         )
 
+    def without_hit(self) -> "MatchResult":
+        """The match of a request that uses nothing of what it found."""
+        root = self.device_node
+        while root.parent is not None:
+            root = root.parent
+        return replace(
+            self.without_host(), device_prefix_len=0, usable_len=0, device_node=root, best_node=root
+        )
+
     @property
     def branch_len(self) -> int | None:
         """Where a state kept now would let the next such request start later than this one."""

@@ -210,28 +210,45 @@ class Scheduler:
                 job.blocked_since_ns = None
 
     def _admit(self, job: Job, batch: Batch, budget: StepBudget, now_ns: int) -> Refusal | None:
+        match = self.cache.match(job.sequence, job.target_len)
+        refusal = self._start(job, match, batch, budget, now_ns)
+        if refusal is None or not self._is_final(refusal, job, batch):
+            return refusal
+        # a hit takes room as well: its window is locked, and what is loaded back is charged
+        for lesser in (match.without_host(), match.without_hit()):
+            if self._start(job, lesser, batch, budget, now_ns) is None:
+                self.counters["scheduler/hit_given_up_count"] += 1
+                return None
+        if self.prefetcher is not None:
+            self.prefetcher.forget(job.request.id, used_pages=0)
+        self._ended.rejected.append((job, f"needs more {refusal.reason} than the pools can give"))
+        return Refusal("never")
+
+    def _start(
+        self, job: Job, match: MatchResult, batch: Batch, budget: StepBudget, now_ns: int
+    ) -> Refusal | None:
+        """Let the job begin where the match ends, or say why not."""
         cache = self.cache
-        match = cache.match(job.sequence, job.target_len)
         verdict = self._admission.judge(job, match, budget)
         if isinstance(verdict, Refusal):
-            return self._or_never(job, batch, verdict)
+            return verdict
         lock = cache.tree.lock(match.best_node)  # its own path no longer counts as evictable
         try:
             verdict = self._admission.judge(job, match, budget)
             if isinstance(verdict, Refusal):
-                return self._or_never(job, batch, verdict)
+                return verdict
             start, end = job.prefetched
             acquired = cache.acquire(job.sequence, match, storage_start=start, storage_end=end)
         finally:
             cache.tree.release(lock)
         if acquired is None:
-            return self._or_never(job, batch, Refusal("slots"))
+            return Refusal("slots")
         if acquired.load_back is None and match.needs_host_load_back:
             # there is more to compute than was judged
             verdict = self._admission.judge(job, match.without_host(), budget)
             if isinstance(verdict, Refusal):
                 cache.abandon(job.sequence)
-                return self._or_never(job, batch, Refusal(verdict.reason))
+                return Refusal(verdict.reason)
         job.cached_len = job.kv_len = acquired.cached_len
         job.saves = self._save_lengths(job, match)
         if acquired.load_back is not None:
@@ -239,7 +256,7 @@ class Scheduler:
         chunk_end = self._chunk_end(job, verdict)
         if not cache.extend(job.sequence, chunk_end):
             self._prefill_out_of_memory(job)
-            return self._or_never(job, batch, Refusal("prefill_oom"))
+            return Refusal("prefill_oom")
         if self.prefetcher is not None:
             used = acquired.storage_len // self._page
             self.prefetcher.forget(job.request.id, used_pages=used)
@@ -248,22 +265,17 @@ class Scheduler:
         self._add_extend(job, chunk_end, batch, budget)
         return None
 
-    def _or_never(self, job: Job, batch: Batch, refusal: Refusal) -> Refusal:
-        # alone in the engine, nothing in flight, and still refused: it will never run
+    def _is_final(self, refusal: Refusal, job: Job, batch: Batch) -> bool:
+        """Whether waiting cannot help: alone in the engine, nothing in flight, still refused."""
         cache = self.cache
         if batch.extends or self.running or self.partial is not None or cache.in_flight:
-            return refusal
+            return False
         if self.prefetcher is not None and (
             self.prefetcher.lingering
             or any(not each.is_settled for each in self.prefetcher.active.values())
         ):
-            return refusal
-        if refusal.reason == "prefill_oom" and job.retractions < 3:
-            return refusal
-        if self.prefetcher is not None:
-            self.prefetcher.forget(job.request.id, used_pages=0)
-        self._ended.rejected.append((job, f"needs more {refusal.reason} than the pools can give"))
-        return Refusal("never")
+            return False
+        return refusal.reason != "prefill_oom" or job.retractions >= 3
 
     def _prefill_out_of_memory(self, job: Job) -> None:
         # admission had promised pages that are not there (report 004); start over later

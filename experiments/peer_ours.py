@@ -37,6 +37,7 @@ class OurSide:
             window_len=pools.window_len,
             has_states=pools.num_states > 0,
             split_refreshes=True,
+            leaving_refreshes=True,
         )
         ratio = pools.host_ratio
         has_host = int(pools.host_tokens > 0)  # the peer's host pools have a page more than asked

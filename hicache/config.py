@@ -230,6 +230,8 @@ class CacheConfig:
     write_policy: WritePolicy = WritePolicy.write_through
     load_back_threshold: int = 10  # full tokens below which nothing is loaded back
     split_refreshes: bool = False  # a split counts as a use of what lies below it, as in sglang
+    # window and state on the host count as used when they leave the device, as in sglang
+    leaving_refreshes: bool = False
     checkpoints: CheckpointPlacement = CheckpointPlacement.end_branch
     checkpoint_tokens: int = 8192  # grid of checkpoints=every
 

@@ -190,6 +190,7 @@ def _engine(
         window_len=model.window_len,
         has_states=ComponentKind.mamba in model.components,
         split_refreshes=cache_config.split_refreshes,
+        leaving_refreshes=cache_config.leaving_refreshes,
         reclaims_duplicates=cache_config.write_policy is WritePolicy.write_back,
     )
     has_storage = runtime.has_storage

@@ -34,7 +34,10 @@ class Residency:
         window_pages: int,
         has_states: bool,
         reclaims_duplicates: bool,
+        leaving_refreshes: bool = False,
     ) -> None:
+        """`leaving_refreshes`: window or state on the host counts as used when it leaves the
+        device."""
         self.resident = ([0, 0, 0], [0, 0, 0])
         self.protected = ([0, 0, 0], [0, 0, 0])
         self.leaves = (VictimQueue(policy.priority), VictimQueue(policy.priority))
@@ -46,6 +49,7 @@ class Residency:
         self._window_pages = window_pages
         self._has_states = has_states
         self._reclaims_duplicates = reclaims_duplicates
+        self._leaving_refreshes = leaving_refreshes
 
     # -- recency ------------------------------------------------------------------------------
 
@@ -84,6 +88,8 @@ class Residency:
         node.held[tier][kind] = None
         self.resident[tier][kind] -= len(page_ids)
         actions.append(FreePages(tier, kind, page_ids))
+        if self._leaving_refreshes and tier == DEVICE and node.held[HOST][kind] is not None:
+            node.aux_ticks[kind] = self.tick
         self._changed(node, tier, kind, -1)
 
     def split(self, upper: Node, lower: Node) -> None:

@@ -33,6 +33,7 @@ class RadixTree:
         has_states: bool = False,
         reclaims_duplicates: bool = False,
         split_refreshes: bool = False,
+        leaving_refreshes: bool = False,
     ) -> None:
         self.page_size = page_size
         self.page_bytes = page_size * TOKEN_BYTES
@@ -53,6 +54,7 @@ class RadixTree:
             window_pages=self.window_pages,
             has_states=has_states,
             reclaims_duplicates=reclaims_duplicates,
+            leaving_refreshes=leaving_refreshes,
         )
 
     # -- finding ------------------------------------------------------------------------------

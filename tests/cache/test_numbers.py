@@ -15,13 +15,16 @@ so nothing is over-delivered), 21 (digests are computed when storage asks, so no
 back-filled), 24 (process-level suites; faults of storage are tested in `tests/storage`).
 """
 
+import numpy as np
 import pytest
 
 from hicache.cache import invariants
 from hicache.cache.actions import free
+from hicache.cache.eviction import Lru
 from hicache.cache.match import MatchResult
 from hicache.cache.node import DEVICE, FULL, HOST, MAMBA, SWA, Node
 from hicache.cache.prefix_cache import PrefixCache
+from hicache.cache.residency import Residency
 from hicache.cache.sequence import Sequence
 from hicache.cache.transfer import CopyState, LoadBack
 from hicache.config import WritePolicy
@@ -399,3 +402,25 @@ def test_a_load_back_holds_both_tiers_until_it_is_done() -> None:
     assert node.held[HOST][FULL] is not None
     cache.complete(load_back)
     invariants.check_drained(cache, None)
+
+
+@pytest.mark.parametrize(("refreshes", "victim"), [(False, "left"), (True, "stayed")])
+def test_leaving_the_device_counts_as_a_use_where_it_is_asked_for(
+    *, refreshes: bool, victim: str
+) -> None:
+    residency = Residency(
+        Lru(),
+        window_pages=0,
+        has_states=True,
+        reclaims_duplicates=False,
+        leaving_refreshes=refreshes,
+    )
+    root = Node(None, b"", 0, 0)
+    left, stayed = Node(root, b"a" * 4, 0, 1), Node(root, b"b" * 4, 0, 1)
+    for node, tiers in ((left, (DEVICE, HOST)), (stayed, (HOST,))):
+        residency.next_tick()
+        for tier in tiers:
+            residency.put(node, tier, MAMBA, np.array([0], np.int32))
+    residency.next_tick()
+    residency.drop(left, DEVICE, MAMBA, [])
+    assert residency.host_victim(MAMBA) is {"left": left, "stayed": stayed}[victim]

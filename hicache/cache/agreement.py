@@ -77,6 +77,8 @@ def minimum_of(offers: Items[Items[int]]) -> list[int]:
     """
     if len({len(each) for each in offers}) != 1:
         raise RanksDivergedError(f"offers of {[len(each) for each in offers]} elements")
+    if all(each == offers[0] for each in offers):  # as most are
+        return list(offers[0])
     return [min(column) for column in zip(*offers, strict=True)]
 
 

@@ -1,5 +1,6 @@
 """Whether a request fits: what it is charged, what is there, and for how long a refusal stands."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -104,10 +105,13 @@ class Admission:
             return wanted
         steps = steps_in_page(running, self._page, wanted)
         if refusal.reason == "tokens":
-            for later in range(1, steps):
-                ratio = self.new_token_ratio.after(later)
-                if refusal.needed < refusal.room - self._answers(running, later) * ratio:
-                    return later
+
+            def fits(later: int) -> bool:
+                reserved = self._answers(running, later) * self.new_token_ratio.after(later)
+                return refusal.needed < refusal.room - reserved
+
+            # what is reserved only falls
+            return 1 + bisect_left(range(1, steps), x=True, key=fits)
         return steps
 
     def _answers(self, running: Sequence[Job], later: int = 0) -> int:

@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 
 from hicache.clock import SECOND_NS
-from hicache.config import WorkloadConfig
+from hicache.config import TraceTokens, WorkloadConfig
 from hicache.request import Request, TokenSpans
 from hicache.workload.data import (
     MOONCAKE_CONVERSATION,
@@ -20,8 +22,11 @@ from hicache.workload.mooncake import load_mooncake
 from hicache.workload.weka import load_weka
 
 GENERATORS = {"builtin": builtin, "chat": chat, "agents": agents}
-MOONCAKE = {s.kind: s for s in (MOONCAKE_CONVERSATION, MOONCAKE_SYNTHETIC, MOONCAKE_TOOLAGENT)}
-KINDS = (*GENERATORS, *MOONCAKE, WEKA_AGENTIC.kind)
+TRACES = {
+    trace.kind: trace
+    for trace in (MOONCAKE_CONVERSATION, MOONCAKE_SYNTHETIC, MOONCAKE_TOOLAGENT, WEKA_AGENTIC)
+}
+KINDS = (*GENERATORS, *TRACES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,17 +55,16 @@ def load_workload(config: WorkloadConfig, *, data_dir: str | None, seed: int) ->
     kind = config.kind
     if kind in GENERATORS:
         requests = GENERATORS[kind](config, seed=seed)
-    elif kind in MOONCAKE:
-        path = find_trace(MOONCAKE[kind], path=config.path, data_dir=data_dir)
-        requests = load_mooncake(path, tokens=config.tokens, think_cap_s=config.think_cap_s)
-    elif kind == WEKA_AGENTIC.kind:
-        path = find_trace(WEKA_AGENTIC, path=config.path, data_dir=data_dir)
-        requests = load_weka(
+    elif kind in TRACES:
+        path = find_trace(TRACES[kind], path=config.path, data_dir=data_dir)
+        requests = _load_trace(
+            kind,
             path,
-            tokens=config.tokens,
-            think_cap_s=config.think_cap_s,
-            session_rate=config.session_rate,
-            seed=seed,
+            path.stat().st_mtime_ns,
+            config.tokens,
+            config.think_cap_s,
+            config.session_rate if kind == WEKA_AGENTIC.kind else None,
+            seed if kind == WEKA_AGENTIC.kind else None,
         )
     else:
         raise ValueError(f"workload.kind must be one of {', '.join(KINDS)}, got {kind!r}")
@@ -83,6 +87,25 @@ def load_workload(config: WorkloadConfig, *, data_dir: str | None, seed: int) ->
     if config.start_jitter_s:
         requests = jitter_starts(requests, config.start_jitter_s, seed)
     return _workload(kind, requests, has_start_times=kind != WEKA_AGENTIC.kind)
+
+
+@lru_cache(maxsize=3)  # jobs of a sweep follow each other in one process, often a seed apart
+def _load_trace(
+    kind: str,
+    path: Path,
+    modified_ns: int,  # so that a file that was written again is read again
+    tokens: TraceTokens,
+    think_cap_s: float,
+    session_rate: float | None,
+    seed: int | None,
+) -> list[Request]:
+    if kind != WEKA_AGENTIC.kind:
+        return load_mooncake(path, tokens=tokens, think_cap_s=think_cap_s)
+    assert session_rate is not None
+    assert seed is not None
+    return load_weka(
+        path, tokens=tokens, think_cap_s=think_cap_s, session_rate=session_rate, seed=seed
+    )
 
 
 def jitter_starts(requests: Sequence[Request], jitter_s: float, seed: int) -> list[Request]:

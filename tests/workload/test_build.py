@@ -1,4 +1,5 @@
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -168,3 +169,22 @@ def test_sub_agents_stay_with_the_session_that_started_them(tmp_path: Path) -> N
     config = WorkloadConfig(kind="weka_agentic", path=str(tmp_path / "raw"))
     sample = sample_sessions(load_workload(config, data_dir=None, seed=0), 0.5, 1)
     assert sorted(r.prompt_len == 130 for r in sample.requests) == [False] * 3 + [True] * 3
+
+
+def test_a_trace_that_was_written_again_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "mooncake_conversation.jsonl"
+    config = WorkloadConfig(kind="mooncake_conversation", path=str(path))
+    for count in (1, 2):
+        write_lines(path, [mooncake_record((5, 600, 4, [0, 1]))] * count)
+        os.utime(path, ns=(count, count))
+        assert len(load_workload(config, data_dir=None, seed=0).requests) == count
+
+
+def test_a_cut_leaves_the_trace_whole_for_the_next_run(tmp_path: Path) -> None:
+    path = write_lines(
+        tmp_path / "mooncake_conversation.jsonl", [mooncake_record((5, 600, 4, [0, 1]))] * 3
+    )
+    config = WorkloadConfig(kind="mooncake_conversation", path=str(path))
+    short = load_workload(replace(config, limit=1), data_dir=None, seed=0)
+    assert len(short.requests) == 1
+    assert len(load_workload(config, data_dir=None, seed=0).requests) == 3

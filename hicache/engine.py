@@ -69,10 +69,14 @@ class Engine:
         self._aborted.append(request_id)
         self.interrupt(now_ns)
 
-    def deliver(self, done: Work | Prefetch, now_ns: int) -> None:
-        """A copy, a query or a read is done; it is taken in when the step at hand ends."""
+    def deliver(self, done: Work | Prefetch, now_ns: int) -> bool:
+        """A copy, a query or a read is done; it is taken in when the step at hand ends.
+
+        False if nothing can come of it yet, so that there is no need to wake.
+        """
         self._delivered.append(done)
         self.interrupt(now_ns)
+        return True
 
     def interrupt(self, now_ns: int) -> None:
         """End the run of steps at hand at the first boundary from now on."""
@@ -245,8 +249,8 @@ def serve(
         observer.at(now)
         touched = {number for number, wake in enumerate(wakes) if wake is not None and wake <= now}
         for number, done in io.advance(now):
-            engines[number].deliver(done, now)
-            touched.add(number)
+            if engines[number].deliver(done, now):
+                touched.add(number)
         while arrivals and arrivals[0][0] <= now:
             due, _, request = heapq.heappop(arrivals)
             number = router.route(request, engines)

@@ -141,15 +141,24 @@ class RankedEngine(Engine):
         for follower in self.followers:
             follower.submit(request, now_ns, came_ns=came_ns)
 
-    def deliver(self, done: Work | Prefetch, now_ns: int) -> None:
-        """One rank's part of a copy, a query or a read is done, or a batch of a read."""
+    def deliver(self, done: Work | Prefetch, now_ns: int) -> bool:
+        """One rank's part of a copy, a query or a read is done, or a batch of a read.
+
+        What one rank has to tell changes nothing before the last one has it too; only a batch that
+        is held by a fence may begin.
+        """
+        is_news = False
         if isinstance(done, Prefetch):
             read = self._reads.get(done)
             if read is not None:  # its last word may have been heard with the one before
-                self._hear(read)
+                is_news = self._hear(read)
         elif not isinstance(done, CopyState | StorageDelete):
             self._owners.pop(done).copied(done)
-        self.interrupt(now_ns)
+            is_news = all(each.has_copied(type(done)) for each in self._agreements)
+        is_held = self._batch is not None and self._ends_ns is None
+        if is_news or is_held:
+            self.interrupt(now_ns)
+        return is_news or is_held
 
     def interrupt(self, now_ns: int) -> None:
         """End the run of steps at hand, on every rank."""
@@ -220,13 +229,13 @@ class RankedEngine(Engine):
             if read.is_queried and not read.is_reading and read.own[0].is_settled:
                 self._forget(read)  # it was not worth reading
 
-    def _hear(self, read: SharedRead) -> None:
+    def _hear(self, read: SharedRead) -> bool:
+        """Whether there is something that all ranks know."""
         if read.is_queried:
-            self._hear_of_read(read)
-            return
+            return self._hear_of_read(read)
         read.num_answers += 1
         if read.num_answers < len(read.local):
-            return
+            return False
         # the query's collective is complete with the last rank's offer
         read.is_queried = True
         lengths = [local.restorable or [] for local in read.local]
@@ -241,12 +250,13 @@ class RankedEngine(Engine):
         self._count("illegal_lengths_count", int(is_illegal))
         for agreement, own in zip(self._agreements, read.own, strict=True):
             agreement.answers.append(Landed(own, restorable=common))
+        return True
 
-    def _hear_of_read(self, read: SharedRead) -> None:
+    def _hear_of_read(self, read: SharedRead) -> bool:
         completed = min(local.completed_pages for local in read.local)
         is_read = all(local.is_read for local in read.local)
         if completed == read.completed_pages and not is_read:
-            return
+            return False
         read.completed_pages = completed
         are_found = [local.sidecars_found for local in read.local]
         if is_read:
@@ -263,6 +273,7 @@ class RankedEngine(Engine):
                     is_read=is_read,
                 )
             )
+        return True
 
     def _forget(self, read: SharedRead) -> None:
         for prefetch in (*read.own, *read.local):

@@ -125,6 +125,11 @@ class RankAgreement:
         """This rank has made its part of a copy."""
         self._copied.add(copy)
 
+    def has_copied(self, kind: type) -> bool:
+        """Whether this rank has made its part of the copy of this sort that is taken in next."""
+        copies = self._copies[kind]
+        return bool(copies) and copies[0] in self._copied
+
     def ask_abort(self, request_id: int) -> None:
         """This rank has learned that a request is gone; all drop it when all know."""
         self._to_abort.add(request_id)

@@ -26,9 +26,13 @@ EVENTS = (
     "retracted",
     "aborted while waiting",
     "aborted while running",
-    "rejected",
 )
-COUNTED = ("prefetch/cut_count", "prefetch/terminated_count", "prefetch/used_pages")
+COUNTED = (
+    "prefetch/cut_count",
+    "prefetch/terminated_count",
+    "prefetch/used_pages",
+    "scheduler/hit_given_up_count",
+)
 
 
 def unequal(first: int, end: int, device: str = "cpu") -> dict[int, str]:

@@ -11,6 +11,7 @@ profile.
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 DIRECTIONS = {"kernel_to_device": "to_device", "kernel_to_host": "to_host"}
 SLOWDOWN = "GEMM slowed by 4 programs to_device"
@@ -24,7 +25,7 @@ def main() -> None:
     print(entries(json.loads(options.bench.read_text())), end="")
 
 
-def entries(bench: dict) -> str:  # type: ignore[type-arg]  # a parsed document
+def entries(bench: dict[str, Any]) -> str:
     """YAML of the measured entries.
 
     Raises:

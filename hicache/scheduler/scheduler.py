@@ -23,6 +23,7 @@ from hicache.request import Request
 from hicache.scheduler.admission import Admission, Refusal
 from hicache.scheduler.batch import Batch, Extend, Outcome
 from hicache.scheduler.budget import StepBudget
+from hicache.scheduler.checkpoints import Checkpoints
 from hicache.scheduler.decoding import steps_with_pages
 from hicache.scheduler.job import Job
 
@@ -59,8 +60,7 @@ class Scheduler:
         self.running: list[Job] = []
         self._max_len = max_len
         self._page = cache.page_size
-        self._checkpoints = checkpoints
-        self._checkpoint_tokens = checkpoint_tokens
+        self._checkpoints = Checkpoints(cache, checkpoints, checkpoint_tokens)
         self._max_jump = MAX_JUMP if may_jump else 1
         self._takes_decode_pages_first = takes_decode_pages_first
         self._estimate_s = estimate_s
@@ -250,7 +250,7 @@ class Scheduler:
                 cache.abandon(job.sequence)
                 return Refusal(verdict.reason)
         job.cached_len = job.kv_len = acquired.cached_len
-        job.saves = self._save_lengths(job, match)
+        job.saves = self._checkpoints.lengths(job, match)
         if acquired.load_back is not None:
             batch.load_backs.append(acquired.load_back)
         chunk_end = self._chunk_end(job, verdict)
@@ -357,36 +357,11 @@ class Scheduler:
         return self.partial is None
 
     def _add_extend(self, job: Job, chunk_end: int, batch: Batch, budget: StepBudget) -> None:
-        saves = []
-        last = job.target_len // self._page * self._page
-        for length in job.saves:
-            if not job.kv_len < length <= chunk_end:
-                continue
-            if length == last:
-                slot, job.sequence.boundary_slot = job.sequence.boundary_slot, None
-            else:
-                slot = self.cache.take_state_slot()
-            if slot is None:
-                self.counters["cache/missed_checkpoint_count"] += 1
-                continue
-            saves.append((length, slot))
+        saves = self._checkpoints.slots(job, chunk_end)
         batch.extends.append(Extend(job, job.kv_len, chunk_end, saves))
         budget.chunk_tokens -= chunk_end - job.kv_len
         if chunk_end < job.target_len:
             self.partial = job
-
-    def _save_lengths(self, job: Job, match: MatchResult) -> list[int]:
-        if not self.cache.tree.has_states:
-            return []
-        page = self._page
-        last = job.target_len // page * page
-        lengths = {last}
-        if self._checkpoints is not CheckpointPlacement.end and match.branch_len is not None:
-            lengths.add(match.branch_len)
-        if self._checkpoints is CheckpointPlacement.every:
-            step = self._checkpoint_tokens
-            lengths.update(range(job.kv_len // step * step + step, last, step))
-        return sorted(length for length in lengths if job.kv_len < length <= last)
 
     def _commit_extend(self, extend: Extend, now_ns: int, outcome: Outcome) -> None:
         job, cache = extend.job, self.cache

@@ -5,6 +5,7 @@ chain starts from the namespace: equal tokens of two adapters or tenants never s
 """
 
 import hashlib
+from functools import lru_cache
 
 from hicache.cache.node import MAMBA, Node
 from hicache.storage.base import DIGEST_BYTES
@@ -17,8 +18,9 @@ def chain_seed(namespace: str) -> bytes:
     return hashlib.sha256(b"hicache-1\0" + namespace.encode()).digest()[:DIGEST_BYTES]
 
 
+@lru_cache(maxsize=16)  # the simulated ranks of an engine ask for the same one after the other
 def page_digests(seed: bytes, tokens: bytes, page_bytes: int) -> list[bytes]:
-    """The digests of the whole pages of `tokens`, each chained to the one before it.
+    """The digests of the whole pages of `tokens`, each chained to the one before it; not to change.
 
     Truncated SHA-256: 128 bits make an accidental collision in 2**40 pages a 2**-49 event.
     """

@@ -1,11 +1,12 @@
 """One request's read from storage: what was asked for, what has come, whose the pages are."""
 
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
 from hicache.cache.keys import COMPONENT_TAGS
 from hicache.cache.lock import Lock
-from hicache.cache.node import FULL, Node
+from hicache.cache.node import FULL, MAMBA, SWA, Node
 from hicache.cache.pages import NO_PAGES, PageIds
 from hicache.cache.sequence import Sequence
 
@@ -64,6 +65,20 @@ class Prefetch:
     def swa_first(self, num_pages: int) -> int:
         """Where the window begins that a prefix of `num_pages` needs."""
         return max(num_pages - self.window_pages, 0)
+
+    def ask(self, contains: Callable[[list[bytes]], list[bool]]) -> list[int]:
+        """The prefix lengths, in pages, that storage could restore, ascending; empty if none.
+
+        `contains` is asked about the full pages, and about windows and states as far as those lead
+        without a gap.
+        """
+        full = contains(self.keys(FULL, 0, self.num_pages))
+        num_leading = full.index(False) if False in full else len(full)
+        if num_leading == 0:
+            return []
+        swa = contains(self.keys(SWA, 0, num_leading)) if self.window_pages else ()
+        states = contains(self.keys(MAMBA, 0, num_leading)) if self.has_state else ()
+        return self.find_restorable(full[:num_leading], swa, states)
 
     def find_restorable(
         self, full: Items[bool], swa: Items[bool] = (), states: Items[bool] = ()

@@ -184,18 +184,11 @@ class RankedReader:
 
     def _query(self, prefetch: Prefetch) -> None:
         num_pages = prefetch.num_pages
-        found = []
-        for kind, is_wanted in (
-            (FULL, True),
-            (SWA, prefetch.window_pages > 0),
-            (MAMBA, prefetch.has_state),
-        ):
-            keys = prefetch.keys(kind, 0, num_pages) if is_wanted else []
-            try:
-                found.append(self._storage.contains(keys))
-            except StorageError:
-                found.append([False] * len(keys))
-        offered = offer(prefetch.find_restorable(*found), num_pages, self._rule)
+        try:
+            restorable = prefetch.ask(self._storage.contains)
+        except StorageError:
+            restorable = []
+        offered = offer(restorable, num_pages, self._rule)
         common = taken(self._channels["query"].minimum(offered), self._rule)
         self._agreement.answers.append(Landed(prefetch, restorable=common))
 

@@ -159,10 +159,10 @@ class SimulatedIo:
         """One round trip to storage."""
         yield to_ns(self.config.query_s), 0, ()
         if not prefetch.is_settled:
-            found = [self._contains(engine, prefetch, kind) for kind in (FULL, SWA, MAMBA)]
+            restorable = prefetch.ask(self._storage_of(engine).contains)
             yield self._stall_ns(engine), 0, ()
             if not prefetch.is_settled:
-                prefetch.restorable = prefetch.find_restorable(*found)
+                prefetch.restorable = restorable
         self.counters["storage/query_count"] += 1
         self._done.append((engine, prefetch))
 
@@ -253,12 +253,6 @@ class SimulatedIo:
             draws = self._delays.setdefault(engine, Random(f"{self._seed}/{engine}"))
             delay_s = draws.expovariate(1 / delay_s)
         return to_ns(self.config.operation_s + delay_s)
-
-    def _contains(self, engine: int, prefetch: Prefetch, kind: int) -> list[bool]:
-        wanted = {FULL: True, SWA: prefetch.window_pages > 0, MAMBA: prefetch.has_state}
-        if not wanted[kind]:
-            return []
-        return self._storage_of(engine).contains(prefetch.keys(kind, 0, prefetch.num_pages))
 
     def _load(self, engine: int, keys: list[bytes], items: Iterable[Item]) -> int:
         # how many lead without a gap; what is read is the key itself, so that damage shows

@@ -124,22 +124,17 @@ class TorchIo:
 
     def query(self, engine: int, prefetch: Prefetch) -> None:
         """Ask storage what all ranks have."""
-        wanted = {FULL: True, SWA: prefetch.window_pages > 0, MAMBA: prefetch.has_state}
-        keys = {
-            kind: prefetch.keys(kind, 0, prefetch.num_pages) if is_wanted else []
-            for kind, is_wanted in wanted.items()
-        }
 
         def ask() -> None:
             try:
-                found = [self._on_all_ranks(keys[kind]) for kind in (FULL, SWA, MAMBA)]
+                restorable = prefetch.ask(self._on_all_ranks)
             except StorageError:
-                found = [[False] * len(keys[kind]) for kind in (FULL, SWA, MAMBA)]
-            self._posts.put(lambda: answer(found))
+                restorable = []
+            self._posts.put(lambda: answer(restorable))
 
-        def answer(found: list[list[bool]]) -> Delivery:
+        def answer(restorable: list[int]) -> Delivery:
             if not prefetch.is_settled:
-                prefetch.restorable = prefetch.find_restorable(*found)
+                prefetch.restorable = restorable
             self.counters["storage/query_count"] += 1
             return engine, prefetch
 
@@ -238,8 +233,6 @@ class TorchIo:
     # -- in threads ----------------------------------------------------------------------------
 
     def _on_all_ranks(self, keys: list[bytes]) -> list[bool]:
-        if not keys:
-            return []
         flags = [storage.contains(keys) for storage in self._storages]
         return [all(each) for each in zip(*flags, strict=True)]
 

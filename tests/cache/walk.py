@@ -470,11 +470,8 @@ class Walk:
             return
         prefetch = self.queries.pop(self.rng.randrange(len(self.queries)))
         if not prefetch.is_settled:
-            found = [
-                [key in self.memory.stored for key in prefetch.keys(kind, 0, prefetch.num_pages)]
-                for kind in (FULL, SWA, MAMBA)
-            ]
-            prefetch.restorable = prefetch.find_restorable(*found)
+            stored = self.memory.stored
+            prefetch.restorable = prefetch.ask(lambda keys: [key in stored for key in keys])
         self.answered.append(prefetch)
 
     def take_answer(self) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from random import Random
 from statistics import median
 
+from hicache.config import StorageConfig
 from hicache.storage.base import KEY_BYTES, Storage
 from hicache.storage.file import FileStorage
 from hicache.storage.memory import MemoryStorage
@@ -72,7 +73,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--engine", nargs="+", choices=(*LOCAL, "redis", "mooncake"))
     parser.add_argument("--page-kib", nargs="+", type=int, default=[256, 1024, 4096])
     parser.add_argument("--mib", type=int, default=256, help="bytes of a round")
-    parser.add_argument("--batch", type=int, default=16, help="pages of a call")
+    parser.add_argument(
+        "--batch", type=int, default=StorageConfig().batch_pages, help="pages of a call"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2, help="threads of the slab")
     parser.add_argument("--root", type=Path, help="a directory on the disk to measure")

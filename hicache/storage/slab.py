@@ -18,10 +18,10 @@ from threading import Lock
 from typing import TypeVar
 
 from hicache.storage.base import StorageError, StorageStats
-from hicache.storage.digest import namespace_name, page_hasher
+from hicache.storage.digest import namespace_name, page_digest, page_hasher
 from hicache.storage.owner import current_owner
 from hicache.storage.slot_files import ALIGN_BYTES, SlotFiles
-from hicache.storage.slot_table import Reservation, SlotTable, StoredPage, Written
+from hicache.storage.slot_table import Place, Reservation, SlotTable, StoredPage, Written
 
 Where = TypeVar("Where")
 Result = TypeVar("Result")
@@ -181,14 +181,8 @@ class SlabStorage:
     def _read(self, key: bytes, page: StoredPage | None, buffer: memoryview) -> bool:
         if page is None or page.length != buffer.nbytes:
             return False
-        hasher = page_hasher(self._namespace, key, buffer.nbytes)
-        for start, part in self._parts(buffer):
-            if not self._files.read(page.place, start, part):
-                break
-            hasher.update(part)
-        else:
-            if hasher.digest() == page.digest:
-                return True
+        if self._move(self._files.read, key, page.place, buffer) == page.digest:
+            return True
         with self._use_table() as table:
             # a slot that was used again meanwhile holds another page by now: an ordinary miss
             if table.forget_page(key, page):
@@ -200,12 +194,30 @@ class SlabStorage:
     ) -> Written | None:
         if not isinstance(place, Reservation):
             return None
+        digest = self._move(self._files.write, key, place.place, buffer)
+        return None if digest is None else Written(key, place, buffer.nbytes, digest)
+
+    def _move(
+        self,
+        move: Callable[[Place, int, memoryview], bool],
+        key: bytes,
+        place: Place,
+        buffer: memoryview,
+    ) -> bytes | None:
+        """Move a page from or to its slot; its digest, or None where it could not be moved.
+
+        A large page goes in parts, each hashed while the processor's cache holds it.
+        """
+        if buffer.nbytes <= _PART_BYTES or self._direct:
+            is_moved = move(place, 0, buffer)
+            return page_digest(self._namespace, key, buffer) if is_moved else None
         hasher = page_hasher(self._namespace, key, buffer.nbytes)
-        for start, part in self._parts(buffer):
-            hasher.update(part)
-            if not self._files.write(place.place, start, part):
+        for start in range(0, buffer.nbytes, _PART_BYTES):
+            part = buffer[start : start + _PART_BYTES]
+            if not move(place, start, part):
                 return None
-        return Written(key, place, buffer.nbytes, hasher.digest())
+            hasher.update(part)
+        return hasher.digest()
 
     def _publish(self, pages: Sequence[Written], failed: Sequence[Reservation]) -> set[bytes]:
         """The keys that are stored now."""
@@ -224,26 +236,24 @@ class SlabStorage:
         places: Sequence[Where],
         buffers: Sequence[memoryview],
     ) -> list[Result]:
-        """Move the pages in as many threads as there are, a run of neighbours in each."""
+        """Move the pages in as many threads as there are, each taking the next one."""
         pages = list(zip(keys, places, buffers, strict=True))
-        run_len = max(-(-len(pages) // self._num_threads), 1)
-        runs = [pages[start : start + run_len] for start in range(0, len(pages), run_len)]
+        results: dict[int, Result] = {}
+        rest = iter(range(len(pages)))
 
-        def move_all(run: list[tuple[bytes, Where, memoryview]]) -> list[Result]:
-            return [move(*page) for page in run]
+        def move_rest() -> None:
+            for index in rest:
+                results[index] = move(*pages[index])
 
-        # this thread takes the first run itself: a batch of one page never changes threads
-        others = [self._threads.submit(move_all, run) for run in runs[1:]]
-        results = move_all(runs[0]) if runs else []
+        # this thread begins at once: a batch of one page never changes threads
+        others = [
+            self._threads.submit(move_rest) for _ in range(min(self._num_threads, len(pages)) - 1)
+        ]
+        move_rest()
         for other in others:
-            results += other.result()
-        return results
-
-    def _parts(self, buffer: memoryview) -> Iterator[tuple[int, memoryview]]:
-        """Pieces that are hashed while the processor's cache holds them, with their offsets."""
-        step = buffer.nbytes if self._direct else _PART_BYTES
-        for start in range(0, buffer.nbytes, max(step, 1)):
-            yield start, buffer[start : start + step]
+            if not other.cancel():  # one that has not begun by now is not needed
+                other.result()
+        return [results[index] for index in range(len(pages))]
 
     def _take_touched(self) -> list[bytes]:
         touched = list(self._touched)

@@ -61,6 +61,9 @@ class SlotFiles:
         return self._root / f"pages-{slot_bytes}.slab"
 
     def _open(self, slot_bytes: int) -> tuple[int, int | None]:
+        pair = self._files.get(slot_bytes)
+        if pair is not None:
+            return pair
         with self._lock:
             pair = self._files.get(slot_bytes)
             if pair is None:
@@ -81,23 +84,23 @@ def _transfer(
     move: _Move, buffered: int, direct: int | None, buffer: memoryview, offset: int
 ) -> bool:
     """Move the whole buffer, directly if possible; False where the file ends early."""
-    done = 0
-    while done < buffer.nbytes:
-        rest = [buffer[done:] if done else buffer]
+    rest = buffer
+    while True:
         if direct is None:
-            moved = move(buffered, rest, offset + done)
+            moved = move(buffered, (rest,), offset)
         else:
             try:
-                moved = move(direct, rest, offset + done)
+                moved = move(direct, (rest,), offset)
             except OSError as error:
                 if error.errno != errno.EINVAL:
                     raise
                 direct = None  # the address or the length is not aligned
                 continue
+        if moved == rest.nbytes:
+            return True
         if moved == 0:
             return False
-        done += moved
-    return True
+        rest, offset = rest[moved:], offset + moved
 
 
 def _punch_hole(file: int, offset: int, num_bytes: int) -> None:

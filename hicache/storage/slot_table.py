@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from hicache.storage.owner import Owner, is_alive, parse_owner
 
@@ -37,8 +38,7 @@ CREATE TABLE IF NOT EXISTS totals (used_bytes INTEGER NOT NULL, namespace TEXT N
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """A slot: number `slot` in the file of slots of `slot_bytes`."""
 
     slot_bytes: int
@@ -58,8 +58,7 @@ class Reservation:
     tick: int
 
 
-@dataclass(frozen=True, slots=True)
-class StoredPage:
+class StoredPage(NamedTuple):
     """What the table knows of a live page."""
 
     place: Place

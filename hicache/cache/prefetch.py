@@ -62,6 +62,13 @@ class Prefetch:
         """Storage keys of a component for pages `[first, end)` of the span."""
         return [digest + COMPONENT_TAGS[kind] for digest in self.digests[first:end]]
 
+    def sidecar_keys(self) -> list[bytes]:
+        """Storage keys of the window before the end of the span, and of the state at it."""
+        end = self.num_pages
+        windows = self.keys(SWA, self.swa_first(end), end) if self.window_pages else []
+        states = self.keys(MAMBA, end - 1, end) if self.has_state else []
+        return windows + states
+
     def swa_first(self, num_pages: int) -> int:
         """Where the window begins that a prefix of `num_pages` needs."""
         return max(num_pages - self.window_pages, 0)

@@ -16,7 +16,7 @@ import torch
 from torch import distributed
 
 from hicache.cache.agreement import Landed, RankAgreement, offer, taken
-from hicache.cache.node import FULL, MAMBA, SWA
+from hicache.cache.node import FULL
 from hicache.cache.prefetch import Prefetch
 from hicache.cache.transfer import CopyState, StorageDelete, StorageWrite, Work
 from hicache.config import HitAgreement
@@ -205,11 +205,7 @@ class RankedReader:
             self._agreement.progress.append(Landed(prefetch, completed_pages=agreed))
         are_found = agreed == total and not prefetch.is_terminated
         if are_found and prefetch.has_sidecars:
-            keys = []
-            if prefetch.window_pages:
-                keys += prefetch.keys(SWA, prefetch.swa_first(total), total)
-            if prefetch.has_state:
-                keys += prefetch.keys(MAMBA, total - 1, total)
+            keys = prefetch.sidecar_keys()
             are_found = self._load(keys) == len(keys)
         agreed, found = channel.minimum([completed, int(are_found)])
         self._agreement.progress.append(

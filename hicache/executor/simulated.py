@@ -187,14 +187,9 @@ class SimulatedIo:
                 self._done.append((engine, prefetch))
         is_whole = prefetch.completed_pages == total
         if is_whole and prefetch.has_sidecars and not prefetch.is_terminated:
-            keys = []
-            num_bytes = 0
-            if prefetch.window_pages:
-                keys += prefetch.keys(SWA, prefetch.swa_first(total), total)
-                num_bytes += len(keys) * page_bytes[SWA]
-            if prefetch.has_state:
-                keys += prefetch.keys(MAMBA, total - 1, total)
-                num_bytes += page_bytes[MAMBA]
+            keys = prefetch.sidecar_keys()
+            num_windows = len(keys) - prefetch.has_state
+            num_bytes = num_windows * page_bytes[SWA] + prefetch.has_state * page_bytes[MAMBA]
             _, swa, state = prefetch.staged
             items = chain(_items(SWA, swa), _items(MAMBA, state))
             is_found = self._load(engine, keys, items) == len(keys)

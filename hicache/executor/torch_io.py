@@ -151,14 +151,8 @@ class TorchIo:
             )
             for first in range(0, total, step)
         ]
-        sidecar_keys: list[bytes] = []
-        sidecars: Items = []
-        if prefetch.window_pages:
-            sidecar_keys += prefetch.keys(SWA, prefetch.swa_first(total), total)
-            sidecars += _items(SWA, staged[SWA])
-        if prefetch.has_state:
-            sidecar_keys += prefetch.keys(MAMBA, total - 1, total)
-            sidecars += _items(MAMBA, staged[MAMBA])
+        sidecar_keys = prefetch.sidecar_keys()
+        sidecars = _items(SWA, staged[SWA]) + _items(MAMBA, staged[MAMBA])
 
         def fetch() -> None:
             num_read = 0

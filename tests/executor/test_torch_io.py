@@ -7,7 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from hicache.cache.node import FULL
+from hicache.cache.lock import Lock
+from hicache.cache.node import FULL, HOST, Node
+from hicache.cache.pages import NO_PAGES
+from hicache.cache.prefetch import Prefetch
+from hicache.cache.sequence import Sequence
 from hicache.cache.transfer import StorageWrite
 from hicache.config import StorageConfig
 from hicache.executor.torch_io import TorchIo
@@ -77,16 +81,21 @@ def write(*pages: int) -> StorageWrite:
     )
 
 
-def prefetch(*pages: int) -> SimpleNamespace:
-    return SimpleNamespace(
+def prefetch(*pages: int) -> Prefetch:
+    root = Node(None, b"", 0, 0)
+    return Prefetch(
+        request_id=0,
+        sequence=Sequence(b""),
+        anchor=root,
+        anchor_lock=Lock(HOST, root, 0, 0, with_state=False),
+        start_page=0,
+        asked_pages=len(pages),
         num_pages=len(pages),
-        staged=[np.array(pages, np.int32), np.empty(0, np.int32), np.empty(0, np.int32)],
+        digests=[key[:-1] for key in KEYS],
+        enqueued_ns=0,
         window_pages=0,
         has_state=False,
-        has_sidecars=False,
-        is_terminated=False,
-        completed_pages=0,
-        keys=lambda kind, first, end: KEYS[first:end],
+        staged=[np.array(pages, np.int32), NO_PAGES, NO_PAGES],
     )
 
 

@@ -130,6 +130,14 @@ class MooncakeStorage:
         with self._lock:
             self._threads.call(lambda: [self._store.remove(name, force=True) for name in names])
 
+    def forget_all(self) -> None:
+        """Forget every page of the namespace."""
+        with self._lock:
+            code = self._threads.call(
+                lambda: self._store.remove_by_regex(f"^{self._prefix}/", True)  # noqa: FBT003
+            )
+        self._checked([code])
+
     def stats(self) -> StorageStats:
         """What this process moved; the store does not tell its clients what it holds."""
         with self._lock:
@@ -232,5 +240,7 @@ class _Store(Protocol):
     ) -> list[int]: ...
 
     def remove(self, name: str, *, force: bool) -> int: ...
+
+    def remove_by_regex(self, pattern: str, force: bool) -> int: ...  # noqa: FBT001
 
     def close(self) -> int: ...

@@ -8,6 +8,7 @@ setting: `maxmemory` and `maxmemory-policy allkeys-lru`.
 """
 
 import importlib
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock
@@ -17,6 +18,7 @@ from hicache.storage.base import StorageError, StorageStats
 from hicache.storage.digest import PAGE_DIGEST_BYTES, namespace_name, page_digest
 
 _MESSAGE_BYTES = 16 * 2**20  # longer replies are slower by the byte
+_SCANNED_KEYS = 1000  # in one round trip
 
 
 class RedisStorage:
@@ -104,6 +106,18 @@ class RedisStorage:
             with self._reached():
                 self._client.unlink(*(self._prefix + key for key in keys))
 
+    def forget_all(self) -> None:
+        """Forget every page of the namespace. O(keys on the server)."""
+        pattern = re.sub(rb"([*?\[\]\\])", rb"\\\1", self._prefix) + b"*"
+        with self._reached():
+            cursor = 0
+            while True:
+                cursor, names = self._client.scan(cursor, match=pattern, count=_SCANNED_KEYS)
+                if names:
+                    self._client.unlink(*names)
+                if cursor == 0:
+                    return
+
     def stats(self) -> StorageStats:
         """Counts so far. What is stored and evicted is of the whole server, for all clients."""
         with self._reached():
@@ -167,6 +181,8 @@ class _Client(Protocol):
     def mget(self, names: list[bytes]) -> list[bytes | None]: ...
 
     def unlink(self, *names: bytes) -> int: ...
+
+    def scan(self, cursor: int, *, match: bytes, count: int) -> tuple[int, list[bytes]]: ...
 
     def dbsize(self) -> int: ...
 

@@ -9,7 +9,7 @@ from storage_pages import PAGE_BYTES, keys, payload, read, write
 from hicache.clock import SimulatedClock
 from hicache.config import FaultsConfig, StorageConfig
 from hicache.storage.base import Storage, StorageError
-from hicache.storage.build import open_guarded_storage, open_storage
+from hicache.storage.build import open_guarded_storage, open_simulated_storage, open_storage
 from hicache.storage.memory import MemoryStorage
 
 
@@ -110,3 +110,17 @@ def test_an_unknown_kind_is_told_the_known_ones() -> None:
 def test_a_capacity_for_redis_is_refused() -> None:
     with pytest.raises(ValueError, match="capacity_gib must be none for redis"):
         opened(StorageConfig(kind="redis", root="redis://127.0.0.1:1/0", capacity_gib=1.0))
+
+
+def test_a_simulation_leaves_no_keys_on_a_server(redis_url: str) -> None:
+    config = StorageConfig(kind="redis", root=redis_url)
+    simulated = open_simulated_storage(
+        config, namespace="test", page_bytes={0: PAGE_BYTES}, clock=SimulatedClock(), seed=0
+    )
+    assert simulated is not None
+    before = simulated.engine.stats().stored_pages
+    write(simulated.storage, keys(1, 2))
+    assert simulated.engine.stats().stored_pages == before + 2
+    simulated.close()
+    with closing(opened(config)) as storage:
+        assert storage.stats().stored_pages == before

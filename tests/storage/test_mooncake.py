@@ -30,6 +30,18 @@ def test_a_batch_larger_than_staging_memory_comes_back(
         assert buffers == [payload(page_key, num_bytes) for page_key in some]
 
 
+def test_a_namespace_is_forgotten_whole_and_alone(mooncake_master: str, namespace: str) -> None:
+    with (
+        closing(MooncakeStorage(mooncake_master, namespace=namespace)) as storage,
+        closing(MooncakeStorage(mooncake_master, namespace=f"{namespace}2")) as other,
+    ):
+        write(storage, keys(1, 2))
+        write(other, keys(1))
+        storage.forget_all()
+        assert storage.contains(keys(1, 2)) == [False, False]
+        assert other.contains(keys(1)) == [True]
+
+
 def test_a_page_larger_than_staging_memory_is_refused(mooncake_master: str, namespace: str) -> None:
     storage = MooncakeStorage(mooncake_master, namespace=namespace, staging_bytes=2**20)
     with closing(storage), pytest.raises(ValueError, match="do not fit staging memory"):

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from storage_servers import RedisServer, free_port
 from hicache.clock import SimulatedClock, to_ns
 from hicache.storage.base import StorageError
 from hicache.storage.breaker import BreakerStorage
+from hicache.storage.digest import namespace_name
 from hicache.storage.redis import RedisStorage
 
 
@@ -38,6 +40,22 @@ def test_a_damaged_value_is_a_miss_and_can_be_written_again(redis_url: str, name
         assert storage.stats().damaged_pages == 1
         write(storage, keys(1))
         assert read(storage, keys(1)) == [payload(keys(1)[0])]
+
+
+def test_a_namespace_is_forgotten_whole_and_alone(redis_url: str, namespace: str) -> None:
+    # its name in Redis holds characters that a pattern would take for its own
+    names = (f"{namespace}/{number}" for number in count())
+    special = next(name for name in names if b"*" in bytes.fromhex(namespace_name(name)))
+    with (
+        closing(RedisStorage(redis_url, namespace=special)) as storage,
+        closing(RedisStorage(redis_url, namespace=namespace)) as other,
+    ):
+        for number in range(0, 2_500, 500):
+            write(storage, keys(*range(number, number + 500)))
+        write(other, keys(1))
+        storage.forget_all()
+        assert not any(storage.contains(keys(*range(2_500))))
+        assert other.contains(keys(1)) == [True]
 
 
 def test_a_full_server_that_evicts_nothing_declines_pages(tmp_path: Path) -> None:

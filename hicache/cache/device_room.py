@@ -4,7 +4,7 @@ from collections import Counter
 
 from hicache.cache.actions import FreePages, free_evicted
 from hicache.cache.back_ups import BackUps
-from hicache.cache.node import DEVICE
+from hicache.cache.node import DEVICE, Node
 from hicache.cache.pages import PageIds, Pools
 from hicache.cache.tree import RadixTree
 
@@ -32,26 +32,39 @@ class DeviceRoom:
         if pool.num_free < count:
             if pool.num_free + self.evictable(kind) < count:
                 return None  # evicting everything would not do
-            while pool.num_free < count:
-                if not self.evict_one(kind):
-                    return None
+            self.evict(kind, count - pool.num_free)
         return pool.allocate(count)
 
     def free(self, kind: int, page_ids: PageIds) -> None:
         """Give back what was allocated and has not become the tree's."""
         self._pools[DEVICE][kind].free(page_ids)
 
-    def evict_one(self, kind: int) -> bool:
-        """Drop the next victim's data; False if there is none, or it may not go."""
+    def evict(self, kind: int, count: int) -> bool:
+        """Drop at least this many, or all that may go; whether they were enough."""
+        pool = self._pools[DEVICE][kind]
+        wanted = pool.num_free + count
+        stuck: list[Node] = []
+        while pool.num_free < wanted and self._evict_one(kind, stuck):
+            pass
+        for node in stuck:
+            self._tree.residency.reconsider(node, kind)
+        return pool.num_free >= wanted
+
+    def _evict_one(self, kind: int, stuck: list[Node]) -> bool:
+        """Drop the data of the next victim that may go; those before it are passed over.
+
+        False if there is none.
+        """
         residency = self._tree.residency
-        victim = residency.device_victim(kind)
-        if victim is None:
-            return False
-        if self._rescue is not None:
-            self._rescue.save_victim(victim, kind)
-            if not residency.may_leave_device(victim):
-                return False
-        actions: list[FreePages] = []
-        self._tree.evict_device(victim, kind, actions)
-        free_evicted(actions, self._pools, self._counters)
-        return True
+        while (victim := residency.device_victim(kind)) is not None:
+            if self._rescue is not None:
+                self._rescue.save_victim(victim, kind)
+                if not residency.may_leave_device(victim):
+                    stuck.append(victim)
+                    residency.pass_over(victim, kind)
+                    continue
+            actions: list[FreePages] = []
+            self._tree.evict_device(victim, kind, actions)
+            free_evicted(actions, self._pools, self._counters)
+            return True
+        return False

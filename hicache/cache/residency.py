@@ -163,6 +163,20 @@ class Residency:
             return self.leaves[DEVICE].best()
         return self.sidecars[DEVICE][kind].best()
 
+    def pass_over(self, node: Node, kind: int) -> None:
+        """Another victim first, until `reconsider`."""
+        if kind == FULL:
+            self.leaves[DEVICE].discard(node)
+        else:
+            self.sidecars[DEVICE][kind].discard(node)
+
+    def reconsider(self, node: Node, kind: int) -> None:
+        """A node that was passed over may be a victim again."""
+        if kind == FULL:
+            self.refresh(node)
+        else:
+            self._refresh_sidecar(node, DEVICE, kind)
+
     def host_victim(self, kind: int) -> Node | None:
         """Whose data of this component leaves the host next; it stays for now."""
         if kind == FULL:

@@ -195,7 +195,7 @@ def test_evicting_an_inner_state_leaves_its_full_pages() -> None:
     cache = make_cache(device=(20, 0, 8), host=NO_HOST, has_states=True)
     nodes = path_of(cache, 2, 4)
     match(cache, tokens_of(16))  # the deeper state is the more recent
-    assert cache.device_room.evict_one(MAMBA)
+    assert cache.device_room.evict(MAMBA, 1)
     assert nodes[0].held[DEVICE][MAMBA] is None
     assert nodes[0].held[DEVICE][FULL] is not None
     assert match(cache, tokens_of(12)).usable_len == 0
@@ -205,7 +205,7 @@ def test_evicting_an_inner_window_takes_the_state_along() -> None:
     cache = make_cache(device=(20, 20, 8), host=NO_HOST, window_len=8, has_states=True)
     nodes = path_of(cache, 2, 4)
     match(cache, tokens_of(16))
-    assert cache.device_room.evict_one(SWA)
+    assert cache.device_room.evict(SWA, 1)
     assert nodes[0].held[DEVICE][SWA] is None
     assert nodes[0].held[DEVICE][MAMBA] is None
     assert nodes[0].held[DEVICE][FULL] is not None
@@ -327,7 +327,7 @@ def test_a_state_alone_is_loaded_back() -> None:
     run_request(cache, tokens_of(16), 16)
     complete_all(cache)
     match(cache, tokens_of(16))
-    assert cache.device_room.evict_one(MAMBA)
+    assert cache.device_room.evict(MAMBA, 1)
     found = match(cache, tokens_of(8))
     lengths = (found.host_hit_length, found.swa_host_hit_length, found.mamba_host_hit_length)
     assert lengths == (0, 0, 1)

@@ -5,7 +5,14 @@ from hicache.cache.node import DEVICE, FULL, HOST, MAMBA, SWA
 from hicache.cache.prefetcher import Prefetcher
 from hicache.cache.sequence import Sequence
 from hicache.config import PrefetchConfig, StageAt, WritePolicy
-from tests.cache.small import evict_all, make_cache, node_at, run_request, tokens_of
+from tests.cache.small import (
+    complete_all,
+    evict_all,
+    make_cache,
+    node_at,
+    run_request,
+    tokens_of,
+)
 
 
 def test_an_abort_before_the_answer_of_storage_is_taken_in_leaves_nothing_staged() -> None:
@@ -47,6 +54,28 @@ def test_a_leaf_whose_state_is_being_saved_stays_when_the_host_has_no_pages_for_
     assert cache.device_room.allocate(FULL, 8) is None
     assert node.held[DEVICE][FULL] is not None
     cache.tree.release(lock)
+
+
+def test_another_leaf_goes_where_the_oldest_may_not() -> None:
+    # write_back, as above; the younger leaf has nothing on the host and may go
+    cache = make_cache(
+        device=(8, 0, 6), host=(0, 0, 2), has_states=True, write_policy=WritePolicy.write_back
+    )
+    run_request(cache, tokens_of(9), 8)
+    (stuck,) = cache.tree.nodes()
+    lock = cache.tree.lock_host(stuck, stuck.end, with_state=True)
+    cache.tree.residency.put(stuck, HOST, MAMBA, cache.pools[HOST][MAMBA].allocate(1))  # type: ignore[arg-type]
+    run_request(cache, tokens_of(9, first=100), 8)
+    page_ids = cache.device_room.allocate(FULL, 6)
+    assert page_ids is not None
+    assert list(cache.tree.nodes()) == [stuck]
+    assert cache.device_room.allocate(FULL, 1) is None
+    cache.device_room.free(FULL, page_ids)
+    cache.tree.release(lock)
+    evict_all(cache, DEVICE, FULL)
+    assert not list(cache.tree.nodes())
+    complete_all(cache)
+    invariants.check_drained(cache, None)
 
 
 def test_the_window_of_a_state_that_is_being_written_stays_on_the_host() -> None:

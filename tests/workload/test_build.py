@@ -3,6 +3,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hicache.config import WorkloadConfig
@@ -49,6 +50,19 @@ def test_a_time_scale_stretches_arrivals() -> None:
     plain = load_workload(CHAT, data_dir=None, seed=0).requests
     slow = load_workload(replace(CHAT, time_scale=2.0), data_dir=None, seed=0).requests
     assert [r.arrival_ns for r in slow] == [2 * r.arrival_ns for r in plain]
+
+
+@pytest.mark.parametrize("stride", [2, 7, 128])
+def test_a_token_stride_keeps_the_ids_it_divides(stride: int) -> None:
+    whole = load_workload(CHAT, data_dir=None, seed=0).requests
+    thinned = load_workload(replace(CHAT, token_stride=stride), data_dir=None, seed=0).requests
+    for before, after in zip(whole, thinned, strict=True):
+        for of in (lambda request: request.prompt, lambda request: request.output):
+            ids = np.frombuffer(of(before).to_bytes(), "<i4")
+            kept = np.frombuffer(of(after).to_bytes(), "<i4")
+            wanted = ids[ids % stride == 0] // stride
+            # a prompt or an answer of no such id still has one
+            assert np.array_equal(kept, wanted if len(wanted) else ids[:1] // stride)
 
 
 def test_jitter_moves_whole_sessions_by_less_than_it_says() -> None:

@@ -249,10 +249,14 @@ class SlabStorage:
         others = [
             self._threads.submit(move_rest) for _ in range(min(self._num_threads, len(pages)) - 1)
         ]
-        move_rest()
-        for other in others:
-            if not other.cancel():  # one that has not begun by now is not needed
-                other.result()
+        try:
+            move_rest()
+        finally:
+            for _ in rest:
+                pass  # interrupted: nobody begins another page
+            for other in others:
+                if not other.cancel():  # one that has not begun by now is not needed
+                    other.result()
         return [results[index] for index in range(len(pages))]
 
     def _take_touched(self) -> list[bytes]:

@@ -10,6 +10,7 @@ What a run leaves is in its directory, whose path is the last line printed.
 
 import importlib
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -56,6 +57,7 @@ def compose_and_run(cfg: DictConfig) -> int:
         sys.exit(code)
     if is_sweep:
         swept = " ".join(item for item in hydra_config.overrides.task if "experiment=" not in item)
+        swept = re.sub(r"\\(.)", r"\1", swept)  # Hydra escapes the colon of module:Class
         show_line(outcome, f"{hydra_config.job.num}: {swept}")
     else:
         show_run(outcome)

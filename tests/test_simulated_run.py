@@ -52,3 +52,25 @@ def test_its_tokens_add_up(done):
     names = ("device_hit", "host_hit", "storage_hit", "computed", "rejected", "aborted")
     assert summary["request/count"] == 20
     assert summary["request/prompt_tokens"] == sum(summary[f"cache/{n}_tokens"] for n in names)
+
+
+def test_jobs_of_a_sweep_run_side_by_side(tmp_path):
+    (tmp_path / "my_policies.py").write_text(
+        "from hicache.cache.eviction import Fifo\n\n\nclass Mine(Fifo):\n    pass\n"
+    )
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "experiments.run", "-m", "hydra/launcher=joblib", *TINY),
+            *("cache.eviction=my_policies:Mine,fifo", "hydra.launcher.n_jobs=2"),
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "WANDB_MODE": "disabled"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    sweep = Path(done.stdout.splitlines()[-1])
+    mine, fifo = ((sweep / job / "summary.json").read_text() for job in ("0", "1"))
+    assert mine == fifo
+    assert "cache.eviction=my_policies:Mine " in done.stdout

@@ -1,8 +1,10 @@
 """Bugs that random walks found, each in the fewest steps that show it."""
 
 from hicache.cache import invariants
-from hicache.cache.node import DEVICE, FULL, HOST, MAMBA, SWA
+from hicache.cache.lock import Lock
+from hicache.cache.node import DEVICE, FULL, HOST, MAMBA, SWA, Node
 from hicache.cache.prefetcher import Prefetcher
+from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.sequence import Sequence
 from hicache.config import PrefetchConfig, StageAt, WritePolicy
 from tests.cache.small import (
@@ -42,30 +44,31 @@ def test_a_timeout_before_the_answer_of_storage_is_taken_in_leaves_nothing_stage
     invariants.check_drained(cache, prefetcher)
 
 
-def test_a_leaf_whose_state_is_being_saved_stays_when_the_host_has_no_pages_for_it() -> None:
-    # write_back: the state has gone to the host by itself, and its copy is under way
+def with_a_stuck_leaf(num_states: int) -> tuple[PrefixCache, Node, Lock]:
+    """Under write_back, a leaf whose state is on its way to a host without room for its pages."""
     cache = make_cache(
-        device=(8, 0, 4), host=(0, 0, 2), has_states=True, write_policy=WritePolicy.write_back
+        device=(8, 0, num_states),
+        host=(0, 0, 2),
+        has_states=True,
+        write_policy=WritePolicy.write_back,
     )
     run_request(cache, tokens_of(9), 8)
     (node,) = cache.tree.nodes()
     lock = cache.tree.lock_host(node, node.end, with_state=True)
     cache.tree.residency.put(node, HOST, MAMBA, cache.pools[HOST][MAMBA].allocate(1))  # type: ignore[arg-type]
+    return cache, node, lock
+
+
+def test_a_leaf_whose_state_is_being_saved_stays_when_the_host_has_no_pages_for_it() -> None:
+    cache, node, lock = with_a_stuck_leaf(num_states=4)
     assert cache.device_room.allocate(FULL, 8) is None
     assert node.held[DEVICE][FULL] is not None
     cache.tree.release(lock)
 
 
 def test_another_leaf_goes_where_the_oldest_may_not() -> None:
-    # write_back, as above; the younger leaf has nothing on the host and may go
-    cache = make_cache(
-        device=(8, 0, 6), host=(0, 0, 2), has_states=True, write_policy=WritePolicy.write_back
-    )
-    run_request(cache, tokens_of(9), 8)
-    (stuck,) = cache.tree.nodes()
-    lock = cache.tree.lock_host(stuck, stuck.end, with_state=True)
-    cache.tree.residency.put(stuck, HOST, MAMBA, cache.pools[HOST][MAMBA].allocate(1))  # type: ignore[arg-type]
-    run_request(cache, tokens_of(9, first=100), 8)
+    cache, stuck, lock = with_a_stuck_leaf(num_states=6)
+    run_request(cache, tokens_of(9, first=100), 8)  # has nothing on the host
     page_ids = cache.device_room.allocate(FULL, 6)
     assert page_ids is not None
     assert list(cache.tree.nodes()) == [stuck]

@@ -12,6 +12,7 @@ import json
 import math
 import platform
 import sys
+import time
 import traceback
 from pathlib import Path
 
@@ -51,13 +52,17 @@ def main() -> int:
     session = Session(bench)
     chosen = options.op or list(CASES)
     failed: dict[str, str] = {}
-    for name in dict.fromkeys(["ceilings", *chosen]):
-        print(f"… {name}", file=sys.stderr, flush=True)
-        try:
-            CASES[name](session)
-        except Exception:  # one broken case must not cost the others their results
-            failed[name] = traceback.format_exc()
-            print(failed[name], file=sys.stderr, flush=True)
+    with bench.stream():
+        bench.warm_up()
+        for name in dict.fromkeys(["ceilings", *chosen]):
+            start = time.perf_counter()
+            try:
+                CASES[name](session)
+            except Exception:  # one broken case must not cost the others their results
+                failed[name] = traceback.format_exc()
+                print(failed[name], file=sys.stderr, flush=True)
+            seconds = time.perf_counter() - start
+            print(f"… {name}: {seconds:.1f} s", file=sys.stderr, flush=True)
     print(_machine(bench))
     print("\n".join(_line(record) for record in session.records))
     print(_goals(session.goals))

@@ -13,7 +13,8 @@
 #
 # OUT     where results go                        (default: outputs/gpu)
 # PYTHON  the interpreter                         (default: python3)
-# SGLANG  a folder to put on the path, from which SGLang's kernels are imported as a peer
+# SGLANG  a folder to put on the path, from which SGLang's kernels are imported as a peer; they are
+#         built on first use, by nvcc and ninja, with apache-tvm-ffi and msgspec
 # WHEELS  a folder of wheels of what the machine lacks and cannot fetch
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -28,6 +29,10 @@ if [[ -n "${WHEELS:-}" ]]; then
 fi
 export PYTHONUNBUFFERED=1 TRITON_DEFAULT_FP_FUSION=1 PYTHONPATH="$PWD${SGLANG:+:$SGLANG}${PYTHONPATH:+:$PYTHONPATH}"
 unset TRITON_INTERPRET
+# what SGLang's kernels are linked with; nvcc on the path may be no more than a script
+for home in /usr/local/cuda /usr/local/cuda-*; do
+    [[ -z "${CUDA_HOME:-}" && -e "$home/lib64/libcudart.so" ]] && export CUDA_HOME="$home"
+done
 export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1  # whatever else is installed has no part in this
 # a warning that libraries give only beside a GPU is shown, and fails nothing
 pytest=("$python" -m pytest -W default -m gpu -q --durations=5)

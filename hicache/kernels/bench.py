@@ -63,6 +63,8 @@ def main() -> int:
                 print(failed[name], file=sys.stderr, flush=True)
             seconds = time.perf_counter() - start
             print(f"… {name}: {seconds:.1f} s", file=sys.stderr, flush=True)
+            if options.json is not None:  # whoever is stopped half way keeps what there is
+                _write_json(options.json, session, failed)
     print(_machine(bench))
     print("\n".join(_line(record) for record in session.records))
     print(_goals(session.goals))
@@ -70,8 +72,6 @@ def main() -> int:
         print(f"{name}: {value:.3f}" if isinstance(value, float) else f"{name}: {value}")
     for name in failed:
         print(f"FAILED {name}: {failed[name].strip().splitlines()[-1]}")
-    if options.json is not None:
-        _write_json(options.json, session, failed)
     if options.figure is not None:
         _write_figure(options.figure, session)
     return 1 if failed else 0

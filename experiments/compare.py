@@ -3,9 +3,11 @@
 python -m experiments.compare outputs/adhoc/RUN outputs/adhoc/OTHER_RUN
 python -m experiments.compare SWEEP --metric request/ttft_s_p99 --metric cache/token_hit_rate
 python -m experiments.compare SWEEP --json            (or --markdown)
+python -m experiments.compare SWEEP --paired          request by request
 
 The first run given is the baseline. Runs that differ in their seed alone make one row: the median,
-with the range beside it.
+with the range beside it. With --paired: the differences over the requests that both finished, and
+their 95 % intervals.
 """
 
 import argparse
@@ -17,6 +19,8 @@ from statistics import median
 
 from experiments.groups import Group, differing_keys, group_runs, load_runs
 from experiments.job import one_sentence
+from experiments.paired import of_requests
+from experiments.paired_table import compare_pairs, describe_pairs, draw_pairs, markdown_pairs
 from experiments.screen import show_table
 from experiments.table import RATIO_OF, Style, draw_table, markdown_table
 
@@ -32,11 +36,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--metric", action="append", help="a key of summary.json; may be repeated")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--markdown", action="store_true", help="print a table for a page")
+    parser.add_argument("--paired", action="store_true", help="compare request by request")
     options = parser.parse_args(arguments)
     try:
         runs = load_runs(options.paths)
         metrics = tuple(options.metric or runs[0].metrics)
         groups = group_runs(runs, differing_keys(runs))
+        if options.paired:
+            comparisons = compare_pairs(groups, options.metric or of_requests(metrics))
+            if options.json:
+                print(json.dumps(describe_pairs(comparisons), indent=2))
+            elif options.markdown:
+                print(markdown_pairs(groups, comparisons))
+            else:
+                show_table(draw_pairs(groups, comparisons))
+            return
         if options.json:
             print(json.dumps(compared(groups, metrics), indent=2))
             return

@@ -12,12 +12,13 @@ import importlib
 import os
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from experiments import schema
 from experiments.job import CONFIG_ERRORS, explain, run_job
@@ -56,15 +57,22 @@ def compose_and_run(cfg: DictConfig) -> int:
             return code
         sys.exit(code)
     if is_sweep:
-        swept = " ".join(item for item in hydra_config.overrides.task if "experiment=" not in item)
-        swept = re.sub(r"\\(.)", r"\1", swept)  # Hydra escapes the colon of module:Class
-        show_line(outcome, f"{hydra_config.job.num}: {swept}")
+        show_line(outcome, f"{hydra_config.job.num}: {swept(hydra_config.overrides.task, out_dir)}")
     else:
         show_run(outcome)
         print(out_dir)
         if outcome.summary.get("verify/unequal_count"):
             sys.exit(3)  # the cache has given a model wrong bytes
     return 0
+
+
+def swept(overrides: Sequence[str], out_dir: Path) -> str:
+    """What this job of a sweep was told and not every other one as well."""
+    sweep = OmegaConf.load(out_dir.parent / "multirun.yaml")
+    typed = OmegaConf.select(sweep, "hydra.overrides.task")
+    # Hydra escapes the colon of module:Class
+    told = [re.sub(r"\\(.)", r"\1", override) for override in overrides]
+    return " ".join([item for item in told if item not in typed] or told)
 
 
 def carry_out(cfg: DictConfig, out_dir: Path) -> None:

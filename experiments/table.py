@@ -45,29 +45,36 @@ def draw_table(groups: Sequence[Group], style: Style, *, title: str) -> Table:
     for place, heading in enumerate(_headings(groups, style)):
         is_key = place < num_keys
         table.add_column(heading, justify="left" if is_key else "right", no_wrap=is_key)
-    for answers in _sets(groups):
+    for answers in answer_sets(groups):
         for group in answers:
             table.add_row(*_cells(group, groups, style))
         if len(answers) > 1:
             table.add_section()
-    table.caption = "\n".join(_warnings(groups))
+    table.caption = "\n".join(warnings_of(groups))
     table.caption_justify = "left"
     return table
 
 
 def markdown_table(groups: Sequence[Group], style: Style) -> str:
     """The same as text for a page."""
-    headings = [heading.replace("\n", " ") for heading in _headings(groups, style)]
+    rows = [_cells(group, groups, style) for answers in answer_sets(groups) for group in answers]
     num_keys = len(groups[0].settings)
-    rules = ["---" if place < num_keys else "---:" for place in range(len(headings))]
-    rows = [_cells(group, groups, style) for answers in _sets(groups) for group in answers]
-    lines = ["| " + " | ".join(row) + " |" for row in (headings, rules, *rows)]
-    return "\n".join([*lines, *(f"\n{warning}" for warning in _warnings(groups))])
+    return as_markdown(_headings(groups, style), rows, num_keys, warnings_of(groups))
+
+
+def as_markdown(
+    headings: Sequence[str], rows: Sequence[Sequence[str]], num_left: int, notes: Sequence[str]
+) -> str:
+    """A table for a page, its first `num_left` columns to the left, and notes under it."""
+    titles = [heading.replace("\n", " ") for heading in headings]
+    rules = ["---" if place < num_left else "---:" for place in range(len(headings))]
+    lines = ["| " + " | ".join(row) + " |" for row in (titles, rules, *rows)]
+    return "\n".join([*lines, *(f"\n{note}" for note in notes)])
 
 
 def _headings(groups: Sequence[Group], style: Style) -> list[str]:
     question = question_key(groups)
-    headings = [*_keys(groups), "runs", *(TITLES.get(each, each) for each in style.metrics)]
+    headings = [*setting_keys(groups), "runs", *(TITLES.get(each, each) for each in style.metrics)]
     if question is not None:
         name = TITLES.get(style.ratio_of, style.ratio_of).partition(",")[0]
         headings.append(f"{name}\n÷ {short(groups[0].settings[question])}'s")
@@ -75,7 +82,7 @@ def _headings(groups: Sequence[Group], style: Style) -> list[str]:
 
 
 def _cells(group: Group, groups: Sequence[Group], style: Style) -> list[str]:
-    cells = [short(group.settings[key]) for key in _keys(groups)]
+    cells = [short(group.settings[key]) for key in setting_keys(groups)]
     cells.append(f"{len(group.runs)}{' !' if _is_overloaded(group) else ''}")
     cells += [
         Spread.of(group.values(metric), style.middle).text(number) for metric in style.metrics
@@ -88,13 +95,14 @@ def _cells(group: Group, groups: Sequence[Group], style: Style) -> list[str]:
     return cells
 
 
-def _keys(groups: Sequence[Group]) -> list[str]:
-    # the question last, beside its answers
+def setting_keys(groups: Sequence[Group]) -> list[str]:
+    """What tells the groups apart: the question last, beside its answers."""
     question = question_key(groups)
     return sorted(groups[0].settings, key=lambda key: key == question)
 
 
-def _sets(groups: Sequence[Group]) -> list[list[Group]]:
+def answer_sets(groups: Sequence[Group]) -> list[list[Group]]:
+    """The groups that answer one question with everything else equal, the baseline first."""
     question = question_key(groups)
     return [list(groups)] if question is None else by_question(groups, question)
 
@@ -113,7 +121,8 @@ def short(value: Value) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _warnings(groups: Sequence[Group]) -> list[str]:
+def warnings_of(groups: Sequence[Group]) -> list[str]:
+    """What a reader of a table of these groups must know."""
     warnings = []
     if any(_is_overloaded(group) for group in groups):
         warnings.append("! overloaded: no latency claim")

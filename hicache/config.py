@@ -10,7 +10,12 @@ from enum import Enum
 
 from hicache.models import HardwareConfig, ModelConfig
 
-STOP_POLICIES = ("best_effort", "wait_complete", "timeout")  # those of hicache.cache.stop
+STOP_POLICIES = (
+    "best_effort",
+    "wait_complete",
+    "timeout",
+    "marginal",
+)  # those of hicache.cache.stop
 MISSING = "???"  # OmegaConf's mark of a value that must be given
 
 
@@ -259,7 +264,7 @@ class CacheConfig:
 class PrefetchConfig:
     """How pages come from storage ahead of need."""
 
-    stop: str = "timeout"  # best_effort, wait_complete, timeout, or a class of yours: module:Class
+    stop: str = "timeout"  # one of STOP_POLICIES, or a class of yours as module:Class
     threshold: int = 256  # tokens: a shorter prefetch does not start
     cut: CutPolicy = CutPolicy.fit
     stage_at: StageAt = StageAt.enqueue

@@ -145,7 +145,11 @@ class Engine:
         assert self._ends_ns is not None
         num_steps = len(self._ends_ns)
         self.num_steps += num_steps
-        self.busy_ns += now_ns - self._started_ns
+        step_ns = now_ns - self._started_ns
+        self.busy_ns += step_ns
+        if self.prefetcher is not None and self._batch.extends:
+            num_tokens = sum(extend.end - extend.start for extend in self._batch.extends)
+            self.prefetcher.outlook.was_computed(num_tokens, step_ns)
         outcome = self.scheduler.commit(self._batch, num_steps, now_ns)
         self._batch = self._ends_ns = None
         return outcome

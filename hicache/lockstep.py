@@ -264,13 +264,14 @@ class RankedEngine(Engine):
             self._count("unequal_reads_count", int(len(lengths) > 1))
             self._count("unequal_sidecars_count", int(len(set(are_found)) > 1))
             self._forget(read)
-        for agreement, own in zip(self._agreements, read.own, strict=True):
+        for agreement, own, local in zip(self._agreements, read.own, read.local, strict=True):
             agreement.progress.append(
                 Landed(
                     own,
                     completed_pages=completed,
                     sidecars_found=all(are_found),
                     is_read=is_read,
+                    read_ns=local.read_ns,
                 )
             )
         return True

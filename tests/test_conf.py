@@ -9,7 +9,14 @@ from omegaconf import OmegaConf
 
 from experiments import schema
 from experiments.complaint import sentence
-from hicache.config import DeadlineFrom, ExperimentConfig, StageAt, SwaBudget, WandbMode
+from hicache.config import (
+    STOP_POLICIES,
+    DeadlineFrom,
+    ExperimentConfig,
+    StageAt,
+    SwaBudget,
+    WandbMode,
+)
 
 CONF = Path(__file__).parents[1] / "conf"
 OPTIONS = sorted(f"{path.parent.name}={path.stem}" for path in CONF.glob("*/*.yaml"))
@@ -126,6 +133,6 @@ def test_a_missing_value_names_its_knob():
 
 
 def test_a_stop_policy_that_there_is_not_is_refused_before_anything_runs():
-    told = "prefetch.stop must be one of best_effort, wait_complete, timeout or module:Class"
+    told = f"prefetch.stop must be one of {', '.join(STOP_POLICIES)} or module:Class"
     with pytest.raises(ValueError, match=re.escape(f"{told}, got 'never'")):
         load("prefetch.stop=never")

@@ -8,6 +8,7 @@ from hydra import compose, initialize_config_dir
 
 from experiments import schema
 from hicache.cache.node import Node
+from hicache.cache.outlook import Outlook
 from hicache.cache.prefetch import Prefetch
 from hicache.cache.stop import POLICIES
 from hicache.clock import SECOND_NS
@@ -32,7 +33,7 @@ class FirstPages:
     waits = True
     uses_clock = True
 
-    def __init__(self, config: PrefetchConfig, page_size: int) -> None:
+    def __init__(self, config: PrefetchConfig, page_size: int, outlook: Outlook) -> None:
         pass
 
     def may_stop(self, prefetch: Prefetch, now_ns: int) -> bool:
@@ -46,7 +47,7 @@ class FirstPages:
 class NeverAsked:
     """No stop policy: it lacks what it would be asked."""
 
-    def __init__(self, config: PrefetchConfig, page_size: int) -> None:
+    def __init__(self, config: PrefetchConfig, page_size: int, outlook: Outlook) -> None:
         pass
 
 
@@ -139,6 +140,19 @@ def test_a_stop_policy_of_ones_own_is_named_by_module_and_class(ranks: int) -> N
 def test_a_stop_policy_that_answers_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match=r"prefetch\.stop=.* has no waits, uses_clock, may_stop"):
         run(config_of("model=tiny_hybrid", "prefetch.stop=tests.test_experiment:NeverAsked"))
+
+
+@pytest.mark.parametrize(("gbps", "like"), [(0.2, "best_effort"), (50, "wait_complete")])
+def test_marginal_waits_where_storage_is_faster_than_computing(gbps: float, like: str) -> None:
+    storage = ("workload.start=warm_storage", f"storage.read_gbps={gbps}")
+    ttft_s = {
+        stop: summarize(result.records, result.measures)["request/ttft_s_mean"]
+        for stop in ("marginal", "best_effort", "wait_complete")
+        for result in [run(config_of(*storage, f"prefetch.stop={stop}"))]
+    }
+    other = {"best_effort": "wait_complete", "wait_complete": "best_effort"}[like]
+    assert ttft_s["marginal"] == pytest.approx(ttft_s[like], rel=0.1)
+    assert ttft_s["marginal"] < 0.8 * ttft_s[other]
 
 
 def test_the_config_knows_the_names_of_the_stop_policies() -> None:

@@ -150,6 +150,11 @@ def test_a_failed_job_says_why(sweep):
     assert "job 0 failed: No such trace: missing" in sweep.stderr
 
 
+def test_the_line_of_a_job_says_what_no_other_job_was_told(sweep):
+    lines = [line for line in sweep.stdout.splitlines() if line.startswith("2: ")]
+    assert lines[0].startswith("2: workload.path=null seed=0  →  token hit rate")
+
+
 def test_a_sweep_prints_its_directory_once_and_last(sweep):
     assert last_line(sweep).parent.parts[-2:] == ("outputs", "grid")
     assert sweep.stdout.count(str(last_line(sweep))) == 1

@@ -90,6 +90,7 @@ class Landed(NamedTuple):
     completed_pages: int = 0  # of a read so far
     sidecars_found: bool = False
     is_read: bool = False  # the last of a read
+    read_ns: tuple[int, int] | None = None  # when this rank's reader began and let go
 
 
 class RankAgreement:
@@ -201,6 +202,7 @@ class RankAgreement:
             prefetch.completed_pages = news.completed_pages
         if news.is_read:
             prefetch.sidecars_found = news.sidecars_found
+            prefetch.read_ns = news.read_ns
             prefetch.sidecars_read = prefetch.is_read = True
             self._prefetcher.on_read(prefetch)
 

@@ -15,8 +15,8 @@ from hicache.cache.sequence import Sequence
 class Prefetch:
     """One request's read from storage: `[start_page, start_page + num_pages)` of its tokens.
 
-    The reader (an executor) sets `completed_pages`, `sidecars_read` and `is_read`, and stops after
-    the batch at hand once `is_terminated`. Everything else is the cache's.
+    The reader (an executor) sets `completed_pages`, `read_ns`, `sidecars_read` and `is_read`, and
+    stops after the batch at hand once `is_terminated`. Everything else is the cache's.
     """
 
     request_id: int
@@ -34,6 +34,7 @@ class Prefetch:
     first_poll_ns: int | None = None
     restorable: list[int] | None = None  # prefix lengths in pages that storage could restore
     completed_pages: int = 0
+    read_ns: tuple[int, int] | None = None  # when its reader began and let go, if that is known
     sidecars_read: bool = False
     sidecars_found: bool = False
     is_reading: bool = False  # a reader has been given the staged pages

@@ -11,6 +11,7 @@ from hicache.cache.keys import last_digest, page_digests
 from hicache.cache.match import MatchResult
 from hicache.cache.named import make_policy
 from hicache.cache.node import FULL, HOST, KINDS, MAMBA, SWA
+from hicache.cache.outlook import Outlook
 from hicache.cache.pages import NO_PAGES
 from hicache.cache.prefetch import Prefetch
 from hicache.cache.prefix_cache import PrefixCache
@@ -38,8 +39,15 @@ class Prefetcher:
         self.counters: Counter[str] = cache.counters
         # with ranks: whether all of them let a request's prefetch stop, as of this step
         self.verdicts: dict[int, bool] | None = None
+        self.outlook = Outlook(self.active)
         self.stop: StopPolicy = make_policy(
-            "prefetch.stop", config.stop, POLICIES, config, cache.page_size, wants=WANTS
+            "prefetch.stop",
+            config.stop,
+            POLICIES,
+            config,
+            cache.page_size,
+            self.outlook,
+            wants=WANTS,
         )
         self._page = cache.page_size
         self._occupied_limit = None if host_tokens is None else config.occupied_share * host_tokens
@@ -163,6 +171,7 @@ class Prefetcher:
     def on_read(self, prefetch: Prefetch) -> None:
         """The reader's last word."""
         assert prefetch.is_read
+        self.outlook.was_read(prefetch)
         if prefetch.is_terminated:
             self.lingering.discard(prefetch)
             self._free_rest(prefetch)

@@ -1,16 +1,17 @@
 """When a request stops waiting for its prefetch.
 
-A policy is any class that is built with the `prefetch` knobs and the tokens of a page, and has what
-`StopPolicy` asks for. Complete pages wait for their window and state whatever the policy says,
-unless it never waits at all.
+A policy is any class that is built with the `prefetch` knobs, the tokens of a page and the engine's
+`Outlook`, and has what `StopPolicy` asks for. Complete pages wait for their window and state
+whatever the policy says, unless it never waits at all.
 """
 
 from collections.abc import Callable
 from typing import Protocol
 
+from hicache.cache.outlook import Outlook
 from hicache.cache.prefetch import Prefetch
 from hicache.clock import to_ns
-from hicache.config import DeadlineFrom, PrefetchConfig
+from hicache.config import CommitPolicy, DeadlineFrom, PrefetchConfig
 
 
 class StopPolicy(Protocol):
@@ -41,7 +42,7 @@ class BestEffort:
     waits = False
     uses_clock = False
 
-    def __init__(self, config: PrefetchConfig, page_size: int) -> None:
+    def __init__(self, config: PrefetchConfig, page_size: int, outlook: Outlook) -> None:
         pass
 
     def may_stop(self, prefetch: Prefetch, now_ns: int) -> bool:
@@ -58,7 +59,7 @@ class WaitComplete:
     waits = True
     uses_clock = False
 
-    def __init__(self, config: PrefetchConfig, page_size: int) -> None:
+    def __init__(self, config: PrefetchConfig, page_size: int, outlook: Outlook) -> None:
         pass
 
     def may_stop(self, prefetch: Prefetch, now_ns: int) -> bool:
@@ -75,7 +76,7 @@ class Timeout:
     waits = True
     uses_clock = True
 
-    def __init__(self, config: PrefetchConfig, page_size: int) -> None:
+    def __init__(self, config: PrefetchConfig, page_size: int, outlook: Outlook) -> None:
         self._page = page_size
         self._base_s = config.timeout_base_s
         self._per_ki_token_s = config.timeout_per_ki_token_s
@@ -99,8 +100,47 @@ class Timeout:
         return start + to_ns(self._base_s + tokens / 1024 * self._per_ki_token_s)
 
 
-POLICIES: dict[str, Callable[[PrefetchConfig, int], StopPolicy]] = {
+class Marginal:
+    """When what is still to be read would take longer to read than to compute.
+
+    Both are expected to go as they went lately. Nobody waits longer than computing would have
+    taken, so a guess that is wrong costs no more than as much again. A hybrid prefetch that stops
+    early is worth nothing: all of its pages are at stake.
+    """
+
+    waits = True
+    uses_clock = True
+
+    def __init__(self, config: PrefetchConfig, page_size: int, outlook: Outlook) -> None:
+        self._page = page_size
+        self._outlook = outlook
+        self._keeps_part = config.commit is CommitPolicy.usable
+
+    def may_stop(self, prefetch: Prefetch, now_ns: int) -> bool:
+        """When all pages are read, or computing those that are not would be sooner done."""
+        if prefetch.is_complete:
+            return True
+        is_whole_at_stake = prefetch.has_sidecars and not self._keeps_part
+        kept = 0 if is_whole_at_stake else prefetch.completed_pages
+        compute_ns = self._outlook.compute_ns((prefetch.num_pages - kept) * self._page)
+        deadline = self.deadline_ns(prefetch)
+        if compute_ns is None or deadline is None:
+            return True  # the first step of all will tell
+        if now_ns > deadline:
+            return True
+        load_ns = self._outlook.load_ns(prefetch)
+        is_known = prefetch.restorable is not None  # or else storage will answer soon
+        return is_known and load_ns is not None and load_ns > compute_ns
+
+    def deadline_ns(self, prefetch: Prefetch) -> int | None:
+        """When all of it could have been computed since it was asked for."""
+        compute_ns = self._outlook.compute_ns(prefetch.num_pages * self._page)
+        return None if compute_ns is None else prefetch.enqueued_ns + round(compute_ns)
+
+
+POLICIES: dict[str, Callable[[PrefetchConfig, int, Outlook], StopPolicy]] = {
     "best_effort": BestEffort,
     "wait_complete": WaitComplete,
     "timeout": Timeout,
+    "marginal": Marginal,
 }

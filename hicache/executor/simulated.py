@@ -169,6 +169,7 @@ class SimulatedIo:
     def read(self, engine: int, prefetch: Prefetch, page_bytes: tuple[int, int, int]) -> Errand:
         """Pages in batches, then the window and the state if all pages came."""
         links = ("storage_read", "storage", f"host_memory{engine}")
+        began_ns = self._now
         batch = self.config.batch_pages
         total = prefetch.num_pages
         for first in range(0, total, batch):
@@ -198,6 +199,7 @@ class SimulatedIo:
             yield self._latency_ns(engine) + late_ns, num_bytes, links
             self.counters["transfer/storage_read_bytes"] += num_bytes
             prefetch.sidecars_found = is_found
+        prefetch.read_ns = began_ns, self._now
         prefetch.sidecars_read = True
         prefetch.is_read = True
         self._done.append((engine, prefetch))

@@ -155,7 +155,7 @@ class TorchIo:
         sidecars = _items(SWA, staged[SWA]) + _items(MAMBA, staged[MAMBA])
 
         def fetch() -> None:
-            num_read = 0
+            began_ns, num_read = self.now(), 0
             for keys, items in batches:
                 if prefetch.is_terminated:
                     break
@@ -167,16 +167,18 @@ class TorchIo:
             found_sidecars = False
             if num_read == total and sidecars and not prefetch.is_terminated:
                 found_sidecars = self._load(engine, sidecar_keys, sidecars) == len(sidecars)
-            self._posts.put(lambda: let_go(found_sidecars))
+            read_ns = began_ns, self.now()
+            self._posts.put(lambda: let_go(found_sidecars, read_ns))
 
         def progress(found: int) -> None:
             prefetch.completed_pages += found
             self._count("transfer/storage_read_bytes", engine, [(FULL, 0)] * found)
 
-        def let_go(found_sidecars: bool) -> Delivery:  # noqa: FBT001 - a result, not an option
+        def let_go(found_sidecars: bool, read_ns: tuple[int, int]) -> Delivery:  # noqa: FBT001 - a result, not an option
             if found_sidecars:
                 self._count("transfer/storage_read_bytes", engine, sidecars)
             prefetch.sidecars_found = found_sidecars
+            prefetch.read_ns = read_ns
             prefetch.sidecars_read = True
             prefetch.is_read = True
             return engine, prefetch

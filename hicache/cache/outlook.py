@@ -32,6 +32,7 @@ class Outlook:
     """Measures how fast pages come and prompts are computed, for whoever must choose between them.
 
     An engine's own: reads that other engines ask of the same storage show only in their effect.
+    `num_waiting`: requests in the queue as of the last plan.
     """
 
     def __init__(self, active: Mapping[int, Prefetch]) -> None:
@@ -40,6 +41,7 @@ class Outlook:
         self._reading = RecentRate(PAGES_REMEMBERED)
         self._computing = RecentRate(TOKENS_REMEMBERED)
         self._read_until_ns = 0
+        self.num_waiting = 0
 
     def was_read(self, prefetch: Prefetch) -> None:
         """A reader has let go."""

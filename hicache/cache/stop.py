@@ -101,41 +101,52 @@ class Timeout:
 
 
 class Marginal:
-    """When what is still to be read would take longer to read than to compute.
+    """When reading what is still to be read would cost those who wait more than computing it.
 
-    Both are expected to go as they went lately. Nobody waits longer than computing would have
-    taken, so a guess that is wrong costs no more than as much again. A hybrid prefetch that stops
-    early is worth nothing: all of its pages are at stake.
+    Reading is expected to take what it took lately, after all that is to be read first. Computing
+    takes what it took lately, and keeps every other request waiting as well: it counts once for
+    each. Nobody waits longer than computing would have cost, so a guess that is wrong costs no
+    more than as much again. A hybrid prefetch that stops early is worth nothing: all of its pages
+    are at stake.
     """
 
     waits = True
     uses_clock = True
 
-    def __init__(self, config: PrefetchConfig, page_size: int, outlook: Outlook) -> None:
+    def __init__(
+        self, config: PrefetchConfig, page_size: int, outlook: Outlook, *, patience: float = 2.0
+    ) -> None:
+        """`patience`: seconds of waiting that a second of computing is worth, even to nobody."""
         self._page = page_size
         self._outlook = outlook
+        self._patience = patience
         self._keeps_part = config.commit is CommitPolicy.usable
 
     def may_stop(self, prefetch: Prefetch, now_ns: int) -> bool:
-        """When all pages are read, or computing those that are not would be sooner done."""
+        """When all pages are read, or those that are not are not worth waiting for."""
         if prefetch.is_complete:
             return True
-        is_whole_at_stake = prefetch.has_sidecars and not self._keeps_part
-        kept = 0 if is_whole_at_stake else prefetch.completed_pages
-        compute_ns = self._outlook.compute_ns((prefetch.num_pages - kept) * self._page)
         deadline = self.deadline_ns(prefetch)
-        if compute_ns is None or deadline is None:
-            return True  # the first step of all will tell
-        if now_ns > deadline:
-            return True
+        if deadline is None or now_ns > deadline:
+            return True  # (none: nothing was computed yet, and the first step will tell)
         load_ns = self._outlook.load_ns(prefetch)
-        is_known = prefetch.restorable is not None  # or else storage will answer soon
-        return is_known and load_ns is not None and load_ns > compute_ns
+        if prefetch.restorable is None or load_ns is None:
+            return False
+        is_whole_at_stake = prefetch.has_sidecars and not self._keeps_part
+        worth_ns = self._worth_ns(prefetch, 0 if is_whole_at_stake else prefetch.completed_pages)
+        return worth_ns is not None and load_ns > worth_ns
 
     def deadline_ns(self, prefetch: Prefetch) -> int | None:
-        """When all of it could have been computed since it was asked for."""
-        compute_ns = self._outlook.compute_ns(prefetch.num_pages * self._page)
-        return None if compute_ns is None else prefetch.enqueued_ns + round(compute_ns)
+        """When it will have been waited for as long as all of it is worth."""
+        worth_ns = self._worth_ns(prefetch, 0)
+        return None if worth_ns is None else prefetch.enqueued_ns + round(worth_ns)
+
+    def _worth_ns(self, prefetch: Prefetch, first_page: int) -> float | None:
+        # of not having to compute the pages from `first_page` on
+        compute_ns = self._outlook.compute_ns((prefetch.num_pages - first_page) * self._page)
+        if compute_ns is None:
+            return None
+        return self._patience * compute_ns * max(self._outlook.num_waiting, 1)
 
 
 POLICIES: dict[str, Callable[[PrefetchConfig, int, Outlook], StopPolicy]] = {

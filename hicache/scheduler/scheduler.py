@@ -144,6 +144,8 @@ class Scheduler:
         """The next step, or None if nothing can run now."""
         batch = Batch()
         self._refusal = None
+        if self.prefetcher is not None:
+            self.prefetcher.outlook.num_waiting = len(self.waiting)
         self._end_waits(now_ns)
         if self.partial is not None or self.waiting:
             budget = StepBudget(

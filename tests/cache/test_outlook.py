@@ -39,7 +39,7 @@ def was_read(outlook: Outlook, num_pages: int, began_ns: int, ended_ns: int) -> 
 
 
 def marginal(outlook: Outlook, commit: CommitPolicy = CommitPolicy.all_or_nothing) -> Marginal:
-    return Marginal(PrefetchConfig(commit=commit), PAGE, outlook)
+    return Marginal(PrefetchConfig(commit=commit), PAGE, outlook, patience=1)
 
 
 def test_a_rate_nobody_has_seen_is_unknown() -> None:
@@ -114,6 +114,28 @@ def test_nobody_waits_longer_than_computing_would_have_taken() -> None:
     assert policy.deadline_ns(prefetch) == 5 * PAGE * 10
     assert not policy.may_stop(prefetch, 200)
     assert policy.may_stop(prefetch, 201)
+
+
+@pytest.mark.parametrize(("num_waiting", "may_stop"), [(0, True), (1, True), (2, False)])
+def test_computing_counts_once_for_everybody_it_keeps_waiting(
+    num_waiting: int, *, may_stop: bool
+) -> None:
+    outlook = Outlook({})
+    was_read(outlook, 10, 0, 80)
+    outlook.was_computed(100, 150)
+    outlook.num_waiting = num_waiting
+    assert marginal(outlook).may_stop(prefetch_of(5), 0) is may_stop  # 40 ns to read, 30 to compute
+
+
+def test_patience_is_what_computing_counts_for() -> None:
+    outlook = Outlook({})
+    was_read(outlook, 10, 0, 80)
+    outlook.was_computed(100, 150)
+    verdicts = [
+        Marginal(PrefetchConfig(), PAGE, outlook, patience=patience).may_stop(prefetch_of(5), 0)
+        for patience in (1.3, 1.4)
+    ]
+    assert verdicts == [True, False]
 
 
 @pytest.mark.parametrize(

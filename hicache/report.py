@@ -70,9 +70,10 @@ def write_report(run_dir: Path, *, title: str) -> Path:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure as PNG, without the date, so that equal runs give equal bytes."""
+    """Write a figure as PNG or PDF, without the date, so that equal runs give equal bytes."""
     FigureCanvasAgg(figure)
-    figure.savefig(path, dpi=DPI, metadata={"Software": None})
+    unwanted = "CreationDate" if path.suffix == ".pdf" else "Software"
+    figure.savefig(path, dpi=DPI, metadata={unwanted: None})
 
 
 def draw_tokens(rows: Sequence[Mapping[str, float]]) -> Figure:

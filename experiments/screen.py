@@ -110,14 +110,15 @@ def size(num_bytes: float) -> str:
 
 
 def _show_table(screen: Console, table: Table) -> None:
-    """Print a table, without the blanks that fill its lines up wherever it is not a terminal."""
+    """Print a table as wide as it is, without filling its lines up unless to a terminal."""
+    wide = Console(highlight=False, width=max(screen.width, WIDTH))
     if screen.is_terminal:
-        screen.print(table)
+        wide.print(table)
         return
-    with screen.capture() as printed:
-        screen.print(table)
-    lines = [line.rstrip() for line in printed.get().splitlines()]
-    screen.print("\n".join(lines), markup=False, soft_wrap=True)
+    with wide.capture() as printed:
+        wide.print(table)
+    for line in printed.get().splitlines():
+        screen.print(line.rstrip(), markup=False, soft_wrap=True)
 
 
 def _title(outcome: Outcome) -> str:

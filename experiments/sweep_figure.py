@@ -12,7 +12,7 @@ from matplotlib.transforms import Bbox
 
 from experiments.groups import Group, Spread, is_number
 from experiments.sheet import wrapped
-from experiments.table import TITLES, is_overloaded, over_seeds, short
+from experiments.table import TITLES, is_overloaded, over_seeds, same_runs, short
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#222222")
 MARKERS = "osD^vP*"
@@ -24,6 +24,7 @@ LINE_INCHES = 0.2  # a line of the title or the legend
 LABEL_GAP = 4  # pixels between two labels of an axis
 LETTER_INCHES = 0.085  # wider than most, at the size of a legend
 TITLE_LETTERS = 34  # what fits over a panel
+TITLE_LETTER_INCHES = 0.105
 
 
 class Look(NamedTuple):
@@ -86,7 +87,9 @@ def draw_sweep(groups: Sequence[Group], metrics: Sequence[str], *, title: str) -
     told = [title, over_seeds(groups)]
     if any(map(is_overloaded, groups)):
         told.append("hollow: overloaded, no latency claim")
-    told = [line for line in told if line]
+    letters = int(width / TITLE_LETTER_INCHES)
+    told += same_runs(groups)  # one line of theirs hides the other
+    told = [line for text in told if text for line in wrapped(text, letters)]
     figure.suptitle("\n".join(told), x=0.01, ha="left")
     figure.set_figheight(height + LINE_INCHES * len(told))
     label_places(figure, places, may_skip=_is_axis(groups, x_key))

@@ -125,7 +125,28 @@ def warnings(groups: Sequence[Group]) -> list[str]:
     repeated = [group for group in groups if len(group.runs) > 1]
     if repeated and all(_is_one_run(group) for group in repeated):
         notes.append("Every seed gave the same run, so nothing here shows a spread.")
-    return notes + _same_runs(groups)
+    return notes + same_runs(groups)
+
+
+def same_runs(groups: Sequence[Group]) -> list[str]:
+    """Which settings made no difference to anything under any seed."""
+    alike: dict[frozenset[object], list[Group]] = {}
+    for group in groups:
+        results = frozenset(
+            (run.config["seed"], *sorted(run.summary.items())) for run in group.runs
+        )
+        alike.setdefault(results, []).append(group)
+    found: dict[tuple[str, ...], list[list[Group]]] = {}  # by what they are called
+    for members in alike.values():
+        if len(members) > 1:
+            keys = _varying(members)
+            names = [_values(group, keys) for group in members]
+            found.setdefault((*keys, *names), []).append(members)
+    parts = [_told(classes, groups) for classes in found.values()]
+    if len(parts) > MAX_NAMED:
+        parts[MAX_NAMED:] = [f"{len(parts) - MAX_NAMED} more sets of settings"]
+    told = "; ".join(parts)
+    return [f"{told} gave the same runs: nothing here tells them apart"] if parts else []
 
 
 def is_overloaded(group: Group) -> bool:
@@ -181,27 +202,6 @@ def _runs(groups: Sequence[Group], metric: str) -> list[StoredRun]:
 def _extent(counts: Sequence[float]) -> str:
     low, high = min(counts), max(counts)
     return f"{low:,.0f}" if low == high else f"{low:,.0f} to {high:,.0f}"
-
-
-def _same_runs(groups: Sequence[Group]) -> list[str]:
-    """Which settings made no difference to anything under any seed."""
-    alike: dict[frozenset[object], list[Group]] = {}
-    for group in groups:
-        results = frozenset(
-            (run.config["seed"], *sorted(run.summary.items())) for run in group.runs
-        )
-        alike.setdefault(results, []).append(group)
-    found: dict[tuple[str, ...], list[list[Group]]] = {}  # by what they are called
-    for members in alike.values():
-        if len(members) > 1:
-            keys = _varying(members)
-            names = [_values(group, keys) for group in members]
-            found.setdefault((*keys, *names), []).append(members)
-    parts = [_told(classes, groups) for classes in found.values()]
-    if len(parts) > MAX_NAMED:
-        parts[MAX_NAMED:] = [f"{len(parts) - MAX_NAMED} more sets of settings"]
-    told = "; ".join(parts)
-    return [f"{told} gave the same runs: nothing here tells them apart"] if parts else []
 
 
 def _told(classes: Sequence[Sequence[Group]], groups: Sequence[Group]) -> str:

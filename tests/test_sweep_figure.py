@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,11 +12,13 @@ METRICS = ["request/ttft_s_mean", "prefetch/a_metric_with_a_name_longer_than_its
 
 
 def group(settings, *values, rho=0.5):
+    """One run a value; the settings stand in the summary too, so that no two groups are alike."""
+    own = {f"own/{value}": 1 for value in settings.values()}
     runs = tuple(
         StoredRun(
             path=Path("nowhere"),
             config={"seed": seed},
-            summary={**dict.fromkeys(METRICS, value), "load/rho_gpu": rho},
+            summary={**dict.fromkeys(METRICS, value), "load/rho_gpu": rho, **own},
         )
         for seed, value in enumerate(values)
     )
@@ -110,12 +113,20 @@ def test_points_are_medians():
     assert figure.get_suptitle() == "a sweep\nmedian (lowest–highest) over 3 seeds"
 
 
+def test_lines_that_hide_each_other_are_named():
+    groups = [group({"size": size, "stop": stop}, 1.0) for size in (1, 2) for stop in ("a", "b")]
+    alike = [replace(each, runs=groups[i // 2].runs) for i, each in enumerate(groups)]
+    told = draw_sweep(alike, METRICS, title="a sweep").get_suptitle().splitlines()
+    assert told == ["a sweep", "a and b gave the same runs: nothing here tells them apart"]
+
+
 def test_the_title_and_the_legend_stay_inside_the_figure():
     groups = [
         group({"size": size, "prefetch.stop": f"my_policies:SomeLongName{i}"}, 1.0, 2.0, rho=0.95)
         for size in (1, 2)
         for i in range(9)
     ]
+    groups[1] = replace(groups[1], runs=groups[0].runs)
     figure = draw_sweep(groups, METRICS[:1], title="a sweep")
     figure.draw_without_rendering()
     [legend] = figure.legends

@@ -18,6 +18,7 @@ from experiments.sheet import Cell, Column, Sheet
 TITLES = {
     "agreement/illegal_lengths_count": "lengths some rank\ncannot restore",
     "cache/token_hit_rate": "token hit rate",
+    "gpu/prefill_seconds_per_request": "prefill GPU-s\na request",
     "gpu/seconds_per_request": "GPU-s a request",
     "prefetch/abandoned_count": "prefetches\ngiven up",
     "prefetch/cut_tokens": "tokens cut",

@@ -20,7 +20,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from hicache.metrics import OVERLOADED_RHO, TTFT_PARTS, RequestRecord
+from hicache.metrics import OVERLOADED_RHO, TTFT_PARTS, RequestRecord, is_overloaded
 
 DPI = 120
 # Okabe and Ito's palette: told apart by colour-blind readers too
@@ -96,11 +96,6 @@ def save(figure: Figure, path: Path) -> None:
     FigureCanvasAgg(figure)
     unwanted = "CreationDate" if path.suffix == ".pdf" else "Software"
     figure.savefig(path, dpi=DPI, metadata={unwanted: None})
-
-
-def is_overloaded(summary: Mapping[str, float]) -> bool:
-    """Whether requests came faster than something could serve them: latencies then mean nothing."""
-    return any(summary[key] >= OVERLOADED_RHO for key in _rho_keys(summary))
 
 
 def verdict(summary: Mapping[str, float]) -> str:

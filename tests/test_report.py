@@ -81,13 +81,14 @@ def test_the_page_says_in_words_what_was_run(run_dir):
 @pytest.mark.parametrize(
     ("rho", "told"),
     [
-        (0.89, "Not overloaded (ρ gpu 0.89, read 0.10, write 0.10; all below 0.9)."),
-        (0.9, "Overloaded: no latency claim (ρ gpu 0.90, read 0.10, write 0.10;"),
+        (0.89, "Not overloaded (ρ gpu 0.89, queue 0.10, read 0.10, write 0.10; all below 0.9)."),
+        (0.9, "Overloaded: no latency claim (ρ gpu 0.90, queue 0.10, read 0.10, write 0.10;"),
     ],
 )
 def test_the_page_says_in_words_whether_latencies_mean_anything(run_dir, rho, told):
     summary = json.loads((run_dir / "summary.json").read_text())
-    rhos = {"load/rho_gpu": rho, "load/rho_read": 0.1, "load/rho_write": 0.1}
+    others = dict.fromkeys(("load/rho_queue", "load/rho_read", "load/rho_write"), 0.1)
+    rhos = {"load/rho_gpu": rho, **others}
     write_json(run_dir / "summary.json", summary | rhos)
     assert told in report.write_report(run_dir, title="a run").read_text()
 

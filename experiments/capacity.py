@@ -39,6 +39,7 @@ CAPACITIES_GIB = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 # hits, and of that maximum the shares it says 3 M and 50 M tokens reach ("under half", "near")
 PUBLISHED_MAXIMUM = 0.40
 PUBLISHED_TOKENS = (3_000_000, 50_000_000)
+PUBLISHED_LABEL = "published: under half of the maximum\nat 3 M tokens, near it at 50 M"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +139,7 @@ def draw(found: Findings, title: str, path: Path, kind: str) -> None:
     """The curve, its bounds, and the published figures where there are any."""
     from matplotlib.figure import Figure  # a second to import
 
-    figure = Figure(figsize=(7.2, 4.4), layout="constrained")
+    figure = Figure(figsize=(7.2, 4.9), layout="constrained")
     axes = figure.subplots()
     grid = np.geomspace(CAPACITIES_GIB[0] / 4, CAPACITIES_GIB[-1] * 2, 400)
     rates = [found.curve.hit_rate(gib * GIB) for gib in grid]
@@ -150,16 +151,28 @@ def draw(found: Findings, title: str, path: Path, kind: str) -> None:
     if kind == "mooncake_conversation":
         axes.axhline(PUBLISHED_MAXIMUM, color=COLOURS[5], lw=1, ls=":", label="published maximum")
         for tokens in PUBLISHED_TOKENS:
-            axes.axvline(tokens * found.token_bytes / GIB, color=COLOURS[5], lw=0.8, ls=":")
+            place = tokens * found.token_bytes / GIB
+            label = PUBLISHED_LABEL if tokens == PUBLISHED_TOKENS[0] else None
+            axes.axvline(place, color=COLOURS[3], lw=1, ls="-.", label=label)
+            axes.annotate(
+                f"{tokens // 1_000_000} M tokens",
+                (place, 1),
+                xycoords=("data", "axes fraction"),
+                xytext=(0, 3),
+                textcoords="offset points",
+                ha="center",
+                fontsize="small",
+                color=COLOURS[3],
+            )
     axes.set_xscale("log", base=2)
     axes.set_xticks(CAPACITIES_GIB, [f"{gib:,}" for gib in CAPACITIES_GIB])
     axes.minorticks_off()
     axes.set_xlabel("capacity (GiB)")
     axes.set_ylabel("token hit rate")
     axes.set_ylim(0, None)
-    axes.set_title(title, loc="left")
+    axes.set_title(title, loc="left", pad=18)  # above the names of the upright lines
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(color="#E5E5E5", lw=0.8)
     axes.set_axisbelow(True)
-    axes.legend(frameon=False, loc="lower right")
+    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize="small")
     figure.savefig(path, dpi=160)

@@ -2,7 +2,7 @@
 
 python -m experiments.compare outputs/adhoc/RUN outputs/adhoc/OTHER_RUN
 python -m experiments.compare SWEEP --metric request/ttft_s_p99 --metric cache/token_hit_rate
-python -m experiments.compare SWEEP --json            (or --markdown)
+python -m experiments.compare SWEEP --json            (or --csv, --latex, --markdown)
 python -m experiments.compare SWEEP --paired          request by request
 
 The first run given is the baseline. Runs that differ in their seed alone make one row: the median,
@@ -19,10 +19,17 @@ from statistics import median
 
 from experiments.groups import Group, differing_keys, group_runs, load_runs
 from experiments.job import one_sentence
-from experiments.paired import of_requests
-from experiments.paired_table import compare_pairs, describe_pairs, draw_pairs, markdown_pairs
-from experiments.screen import show_table
-from experiments.table import RATIO_OF, Style, draw_table, markdown_table
+from experiments.paired import CONFIDENCE, of_requests
+from experiments.paired_table import compare_pairs, describe_pairs, sheet_of_pairs
+from experiments.screen import show_sheet
+from experiments.sheet import as_csv, as_latex, as_markdown
+from experiments.table import RATIO_OF, is_overloaded, makes_claim, over_seeds, sheet_of
+
+FORMS = {
+    "csv": (as_csv, "print plain values, without the notes below a table"),
+    "latex": (as_latex, "print a table for a paper, for \\usepackage{booktabs}"),
+    "markdown": (as_markdown, "print a table for a page"),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -34,8 +41,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("paths", nargs="+", type=Path, metavar="RUN_OR_SWEEP")
     parser.add_argument("--metric", action="append", help="a key of summary.json; may be repeated")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--markdown", action="store_true", help="print a table for a page")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    for name, (_, purpose) in FORMS.items():
+        form.add_argument(f"--{name}", action="store_const", dest="form", const=name, help=purpose)
     parser.add_argument("--paired", action="store_true", help="compare request by request")
     options = parser.parse_args(arguments)
     try:
@@ -46,29 +55,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
             comparisons = compare_pairs(groups, options.metric or of_requests(metrics))
             if options.json:
                 print(json.dumps(describe_pairs(comparisons), indent=2))
-            elif options.markdown:
-                print(markdown_pairs(groups, comparisons))
-            else:
-                show_table(draw_pairs(groups, comparisons))
-            return
-        if options.json:
-            print(json.dumps(compared(groups, metrics), indent=2))
-            return
-        style = Style(
-            middle=median, metrics=metrics, ratio_of=metrics[0] if options.metric else RATIO_OF
-        )
-        if options.markdown:
-            print(markdown_table(groups, style))
-            return
-        heading = f"\n{len(runs)} runs: median (lowest–highest) over seeds"
-        show_table(draw_table(groups, style, title=heading))
+                return
+            sheet = sheet_of_pairs(groups, comparisons)
+            heading = f"Difference to the first row, and its {CONFIDENCE:.0%} interval"
+        else:
+            if options.json:
+                print(json.dumps(compared(groups, metrics), indent=2))
+                return
+            sheet = sheet_of(groups, metrics, ratio_of=metrics[0] if options.metric else RATIO_OF)
+            heading = ": ".join(filter(None, [f"{len(runs)} runs", over_seeds(groups)]))
+        if options.form:
+            write, _ = FORMS[options.form]
+            print(write(sheet))
+        else:
+            show_sheet(sheet, heading)
     except (OSError, ValueError) as error:
         sys.stderr.write(one_sentence(error) + "\n")
         sys.exit(2)
 
 
 def compared(groups: Sequence[Group], metrics: Sequence[str]) -> list[dict[str, object]]:
-    """Each group's settings and metrics, with the ratio and the difference to the first."""
+    """Each group's settings and metrics, with the ratio and the difference to the first.
+
+    Both are None for a latency where either side is overloaded.
+    """
     first = {metric: median(groups[0].values(metric)) for metric in metrics}
     rows: list[dict[str, object]] = []
     for group in groups:
@@ -76,18 +86,19 @@ def compared(groups: Sequence[Group], metrics: Sequence[str]) -> list[dict[str, 
         for metric in metrics:
             values = group.values(metric)
             middle = median(values)
+            claims = makes_claim(metric, group, groups[0])
             cells[metric] = {
                 "median": middle,
                 "min": min(values),
                 "max": max(values),
-                "ratio": middle / first[metric] if first[metric] else None,
-                "difference": middle - first[metric],
+                "ratio": middle / first[metric] if first[metric] and claims else None,
+                "difference": middle - first[metric] if claims else None,
             }
         rows.append(
             {
                 "settings": group.settings,
                 "runs": [str(run.path) for run in group.runs],
-                "overloaded": any(run.is_overloaded for run in group.runs),
+                "overloaded": is_overloaded(group),
                 "metrics": cells,
             }
         )

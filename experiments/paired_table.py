@@ -3,20 +3,21 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rich import box
-from rich.table import Table
-
 from experiments.groups import Group
-from experiments.paired import CONFIDENCE, Difference, Pairs
+from experiments.paired import Difference, Pairs
+from experiments.sheet import Cell, Column, Sheet
 from experiments.table import (
     TITLES,
     answer_sets,
-    as_markdown,
+    is_overloaded,
     number,
+    setting_cells,
+    setting_columns,
     setting_keys,
-    short,
-    warnings_of,
+    warnings,
 )
+
+PARTS = ("of the first row", "difference", "low", "high")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,31 +49,19 @@ def compare_pairs(groups: Sequence[Group], metrics: Sequence[str]) -> list[Compa
     return found
 
 
-def draw_pairs(groups: Sequence[Group], comparisons: Sequence[Comparison]) -> Table:
+def sheet_of_pairs(groups: Sequence[Group], comparisons: Sequence[Comparison]) -> Sheet:
     """A row for each baseline, and under it the difference of every other group to it."""
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        title=f"\nDifference to the first row, and its {CONFIDENCE:.0%} interval",
-        title_justify="left",
-        caption="\n".join(_notes(groups, comparisons)),
-        caption_justify="left",
+    keys = setting_keys(groups)
+    columns = setting_columns(keys)
+    columns.append(Column(heading="requests", names=("requests", "overloaded")))
+    columns.append(Column(heading="sessions", names=("sessions",)))
+    for metric in comparisons[0].differences:
+        names = tuple(f"{metric} {part}" for part in PARTS)
+        columns.append(Column(heading=TITLES.get(metric, metric), names=names))
+    columns += [Column(heading=share, names=(share,)) for share in ("sooner", "later")]
+    return Sheet(
+        columns=columns, sections=_sections(comparisons, keys), notes=_notes(groups, comparisons)
     )
-    num_keys = len(setting_keys(groups))
-    for place, heading in enumerate(_headings(groups, comparisons)):
-        is_key = place < num_keys
-        table.add_column(heading, justify="left" if is_key else "right", no_wrap=is_key)
-    for rows in _sections(groups, comparisons):
-        for row in rows:
-            table.add_row(*row)
-        table.add_section()
-    return table
-
-
-def markdown_pairs(groups: Sequence[Group], comparisons: Sequence[Comparison]) -> str:
-    """The same as text for a page."""
-    rows = [row for section in _sections(groups, comparisons) for row in section]
-    headings, num_keys = _headings(groups, comparisons), len(setting_keys(groups))
-    return as_markdown(headings, rows, num_keys, _notes(groups, comparisons))
 
 
 def describe_pairs(comparisons: Sequence[Comparison]) -> list[dict[str, object]]:
@@ -102,29 +91,27 @@ def describe_pairs(comparisons: Sequence[Comparison]) -> list[dict[str, object]]
     ]
 
 
-def _headings(groups: Sequence[Group], comparisons: Sequence[Comparison]) -> list[str]:
-    titles = [TITLES.get(metric, metric) for metric in comparisons[0].differences]
-    return [*setting_keys(groups), "requests", "sessions", *titles, "sooner", "later"]
-
-
-def _sections(groups: Sequence[Group], comparisons: Sequence[Comparison]) -> list[list[list[str]]]:
-    keys = setting_keys(groups)
-    sections: list[list[list[str]]] = []
+def _sections(comparisons: Sequence[Comparison], keys: Sequence[str]) -> list[list[list[Cell]]]:
+    sections: list[list[list[Cell]]] = []
     baseline = None
     for each in comparisons:
         pairs, differences = each.pairs, each.differences.values()
         if each.baseline is not baseline:
             baseline = each.baseline
-            values = [number(difference.baseline) for difference in differences]
-            sections.append([[*_settings(baseline, keys), "", "", *values, "", ""]])
+            values = [
+                Cell(number(found.baseline), values=(found.baseline, "", "", ""))
+                for found in differences
+            ]
+            first = [*setting_cells(baseline, keys), _requests_cell("", baseline), Cell("")]
+            sections.append([[*first, *values, Cell(""), Cell("")]])
         sections[-1].append(
             [
-                *_settings(each.other, keys),
-                f"{len(pairs):,}",
-                f"{pairs.num_sessions:,}",
-                *map(_text, differences),
-                f"{pairs.sooner():.0%}",
-                f"{pairs.later():.0%}",
+                *setting_cells(each.other, keys),
+                _requests_cell(len(pairs), each.other),
+                Cell(f"{pairs.num_sessions:,}", values=(pairs.num_sessions,)),
+                *map(_difference_cell, differences),
+                Cell(f"{pairs.sooner():.0%}", values=(pairs.sooner(),)),
+                Cell(f"{pairs.later():.0%}", values=(pairs.later(),)),
             ]
         )
     return sections
@@ -138,15 +125,21 @@ def _notes(groups: Sequence[Group], comparisons: Sequence[Comparison]) -> list[s
     num_unpaired = sum(each.pairs.num_unpaired for each in comparisons)
     if num_unpaired:
         notes.append(f"{num_unpaired:,} requests finished on one side only, and are left out.")
-    return notes + warnings_of(groups)
+    return notes + warnings(groups)
 
 
-def _settings(group: Group, keys: Sequence[str]) -> list[str]:
-    return [short(group.settings[key]) for key in keys]
+def _requests_cell(count: int | str, group: Group) -> Cell:
+    text = f"{count:,}" if isinstance(count, int) else count
+    overloaded = is_overloaded(group)
+    return Cell(f"{text} !".strip() if overloaded else text, values=(count, overloaded))
 
 
-def _text(difference: Difference) -> str:
-    return f"{_signed(difference.middle)} [{_signed(difference.low)}, {_signed(difference.high)}]"
+def _difference_cell(found: Difference) -> Cell:
+    return Cell(
+        _signed(found.middle),
+        f"[{_signed(found.low)}, {_signed(found.high)}]",
+        (found.baseline, found.middle, found.low, found.high),
+    )
 
 
 def _signed(value: float) -> str:

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.job import Outcome
+from experiments.sheet import Sheet, as_lines
 from hicache.metrics import TTFT_PARTS, is_overloaded
 
 WIDTH = 140
@@ -41,12 +42,17 @@ def console() -> Console:
     return screen if screen.is_terminal else Console(highlight=False, width=WIDTH)
 
 
-def show_table(table: Table) -> None:
-    """Print a table, as wide as it is wherever the output is not a terminal."""
+def show_sheet(sheet: Sheet, title: str) -> None:
+    """Print a table: to a terminal as narrow as need be, to anything else as wide as it is."""
     screen = console()
-    if not screen.is_terminal:
-        screen = Console(highlight=False, width=sum(screen.measure(table)) + WIDTH)
-    screen.print(table)
+    head, body = as_lines(sheet, screen.width if screen.is_terminal else None)
+    screen.print(f"\n{title}\n", style="italic", markup=False, soft_wrap=True)
+    for line in head:
+        screen.print(line, style="bold", markup=False, soft_wrap=True)
+    for line in (*body, "") if sheet.notes else body:
+        screen.print(line, markup=False, soft_wrap=True)
+    for note in sheet.notes:
+        screen.print(note, markup=False, soft_wrap=not screen.is_terminal)
 
 
 def show_run(outcome: Outcome) -> None:
@@ -55,8 +61,8 @@ def show_run(outcome: Outcome) -> None:
     screen.print(_title(outcome))
     for note in outcome.notes:
         screen.print(f"  {note}", soft_wrap=True, style="dim")
-    screen.print(_tokens(summary))
-    screen.print(_times(summary))
+    _show_table(screen, _tokens(summary))
+    _show_table(screen, _times(summary))
     for line in _lines(summary):
         screen.print(line, soft_wrap=True)
     screen.print(
@@ -98,6 +104,18 @@ def size(num_bytes: float) -> str:
             return f"{value:.3g} {unit}"
         value /= 1024
     return f"{value:,.1f} TiB"
+
+
+def _show_table(screen: Console, table: Table) -> None:
+    """Print a table as wide as it is, without filling its lines up unless to a terminal."""
+    wide = Console(highlight=False, width=max(screen.width, WIDTH))
+    if screen.is_terminal:
+        wide.print(table)
+        return
+    with wide.capture() as printed:
+        wide.print(table)
+    for line in printed.get().splitlines():
+        screen.print(line.rstrip(), markup=False, soft_wrap=True)
 
 
 def _title(outcome: Outcome) -> str:

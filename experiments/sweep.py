@@ -1,4 +1,4 @@
-"""The end of a sweep: one table, one figure and two files over all its runs.
+"""The end of a sweep: one table, one figure and two files of numbers over all its runs.
 
 Hydra calls `SweepEnd` in the process that started the sweep, once all jobs are done. All it knows
 it reads from the run directories, so it does not matter which process ran which job.
@@ -9,7 +9,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean
+from statistics import median
 from typing import Any
 
 from hydra.experimental.callback import Callback
@@ -25,8 +25,8 @@ from experiments.groups import (
     load_run,
     with_counts,
 )
-from experiments.screen import console, show_table
-from experiments.table import Style, draw_table
+from experiments.screen import console, show_sheet
+from experiments.table import over_seeds, sheet_of
 
 
 class SweepEnd(Callback):
@@ -51,7 +51,7 @@ class SweepEnd(Callback):
 
 
 def sum_up(directory: Path, runs: Sequence[StoredRun], *, title: str) -> None:
-    """Write `sweep.csv`, `sweep.json` and `sweep.png` in `directory`, and print the table."""
+    """Write `sweep.csv`, `sweep.json` and `sweep.png`/`.pdf`, and print the table."""
     runs = with_counts(runs)
     keys = differing_keys(runs)
     groups = group_runs(runs, keys)
@@ -66,11 +66,11 @@ def sum_up(directory: Path, runs: Sequence[StoredRun], *, title: str) -> None:
         from experiments.sweep_figure import draw_sweep  # matplotlib
         from hicache.report import save
 
-        save(draw_sweep(groups, metrics, title=title), directory / "sweep.png")
+        figure = draw_sweep(groups, metrics, title=title)
+        for name in ("sweep.png", "sweep.pdf"):
+            save(figure, directory / name)
     if len(runs) > 1:
-        style = Style(middle=fmean, metrics=metrics)
-        heading = f"\n{title}: mean (lowest–highest) over seeds"
-        show_table(draw_table(groups, style, title=heading))
+        show_sheet(sheet_of(groups, metrics), ": ".join(filter(None, [title, over_seeds(groups)])))
 
 
 def _failure(job: Path) -> str | None:
@@ -99,13 +99,13 @@ def _write_json(path: Path, groups: Sequence[Group]) -> None:
 def describe(group: Group) -> dict[str, object]:
     """A group as plain values: its settings, its runs, and each metric over them."""
     shared = set.intersection(*(set(run.summary) for run in group.runs))
-    spreads = {metric: Spread.of(group.values(metric), fmean) for metric in sorted(shared)}
+    spreads = {metric: Spread.of(group.values(metric), median) for metric in sorted(shared)}
     return {
         "settings": group.settings,
         "seeds": [run.config["seed"] for run in group.runs],
         "overloaded": any(run.is_overloaded for run in group.runs),
         "metrics": {
-            metric: {"mean": spread.middle, "min": spread.low, "max": spread.high}
+            metric: {"median": spread.middle, "min": spread.low, "max": spread.high}
             for metric, spread in spreads.items()
         },
     }

@@ -1,5 +1,6 @@
 import csv
 import json
+import shutil
 from statistics import fmean, median
 
 import pytest
@@ -24,7 +25,7 @@ RATES = (0.5, 8.0)
 SEEDS = (0, 1, 2)
 
 
-def write_run(path, *, stop, rate, seed, ttft, rho=0.5):
+def write_run(path, *, stop, rate, seed, ttft, rho=0.5, **counts):
     path.mkdir(parents=True)
     config = {
         "name": "stops",
@@ -39,6 +40,7 @@ def write_run(path, *, stop, rate, seed, ttft, rho=0.5):
         "request/ttft_s_p95": 2 * ttft,
         "gpu/prefill_seconds_per_request": 0.1,
         "load/rho_gpu": rho,
+        **{f"request/{name}": count for name, count in counts.items()},
     }
     write_json(path / "summary.json", summary)
 
@@ -136,6 +138,27 @@ def test_a_table_can_be_put_into_a_page(sweep, capsys):
     assert lines[3].endswith("| 2.00 |")
 
 
+def test_a_table_can_be_read_by_a_program(sweep, capsys):
+    compare.main([str(sweep), "--csv"])
+    lines = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    assert [float(line["request/ttft_s_mean median"]) for line in lines] == [2, 4, 1, 2]
+    assert lines[1]["request/ttft_s_mean ratio highest"] == "2.0"
+    assert (lines[0]["runs"], lines[0]["overloaded"]) == ("3", "False")
+
+
+def test_a_table_can_be_put_into_a_paper(sweep, capsys):
+    compare.main([str(sweep), "--latex"])
+    printed = capsys.readouterr().out
+    assert r"0.5 & best\_effort & 3 & 0.400 & 2.00 (1.00--3.00) &" in printed
+    assert printed.count("_") == printed.count(r"\_")
+
+
+def test_one_form_of_a_table_at_a_time(sweep, capsys):
+    with pytest.raises(SystemExit):
+        compare.main([str(sweep), "--latex", "--csv"])
+    assert "not allowed with" in capsys.readouterr().err
+
+
 def test_the_baseline_differs_in_the_question_alone(sweep):
     groups = groups_of(sweep)
     assert baseline_of(groups[3], groups, "prefetch.stop") is groups[1]
@@ -175,9 +198,43 @@ def test_a_sweep_leaves_a_table_a_figure_and_two_files(sweep, capsys):
     assert lines[11]["prefetch.stop"] == "timeout"
     assert lines[11]["request/ttft_s_mean"] == "3.0"
     described = json.loads((sweep / "sweep.json").read_text())
-    assert described[0]["metrics"]["request/ttft_s_mean"] == {"mean": 2.0, "min": 1, "max": 3}
+    assert described[0]["metrics"]["request/ttft_s_mean"] == {"median": 2.0, "min": 1, "max": 3}
     assert (sweep / "sweep.png").read_bytes().startswith(b"\x89PNG")
-    assert "2.00 (1.00–3.00)" in capsys.readouterr().out
+    assert (sweep / "sweep.pdf").read_bytes().startswith(b"%PDF")
+    printed = capsys.readouterr().out
+    assert "2.00 (1.00–3.00)" in printed
+    assert "stops: median (lowest–highest) over 3 seeds\n" in printed
+
+
+def test_what_a_sweep_and_compare_say_is_the_middle_is_the_same(sweep, capsys):
+    config = OmegaConf.load(sweep / "2" / "config.yaml")
+    write = {"stop": config.prefetch.stop, "rate": config.storage.read_gbps, "seed": 2}
+    shutil.rmtree(sweep / "2")
+    write_run(sweep / "2", ttft=50.0, **write)  # so that mean and median lie far apart
+    sum_up(sweep, load_runs([sweep]), title="stops")
+    compare.main([str(sweep)])
+    lines = capsys.readouterr().out.splitlines()
+    first, second = (line for line in lines if line.startswith("0.5") and "best_effort" in line)
+    assert first == second
+    assert "2.00 (1.00–50.0)" in first
+
+
+def test_one_seed_has_no_middle(tmp_path, capsys):
+    for job, stop in enumerate(STOPS):
+        write_run(tmp_path / str(job), stop=stop, rate=1.0, seed=0, ttft=1.0 + job)
+    sum_up(tmp_path, load_runs([tmp_path]), title="stops")
+    compare.main([str(tmp_path)])
+    printed = capsys.readouterr().out
+    assert "median" not in printed
+    assert "seeds" not in printed
+
+
+def test_figures_of_equal_sweeps_are_equal_bytes(sweep):
+    names = ("sweep.png", "sweep.pdf")
+    sum_up(sweep, load_runs([sweep]), title="stops")
+    first = [(sweep / name).read_bytes() for name in names]
+    sum_up(sweep, load_runs([sweep]), title="stops")
+    assert [(sweep / name).read_bytes() for name in names] == first
 
 
 def test_an_overloaded_run_is_marked(tmp_path, capsys):
@@ -185,6 +242,79 @@ def test_an_overloaded_run_is_marked(tmp_path, capsys):
     write_run(tmp_path / "1", stop="best_effort", rate=1.0, seed=0, ttft=1.0)
     compare.main([str(tmp_path)])
     assert "overloaded: no latency claim" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("busy", ["0", "1"])
+def test_no_latency_of_an_overloaded_run_is_compared(tmp_path, capsys, busy):
+    for job, stop in enumerate(STOPS):
+        rho = 0.95 if str(job) == busy else 0.5
+        write_run(tmp_path / str(job), stop=stop, rate=1.0, seed=0, ttft=1.0 + job, rho=rho)
+    compare.main([str(tmp_path)])
+    (line,) = [line.split() for line in capsys.readouterr().out.splitlines() if "timeout" in line]
+    assert line[-1] == "–"
+    assert "2.00" in line  # the latency itself stays
+    compare.main([str(tmp_path), "--json", "--metric", "request/ttft_s_mean"])
+    cell = json.loads(capsys.readouterr().out)[1]["metrics"]["request/ttft_s_mean"]
+    assert (cell["median"], cell["ratio"], cell["difference"]) == (2.0, None, None)
+
+
+def test_what_is_no_latency_is_compared_under_overload_too(tmp_path, capsys):
+    for job, stop in enumerate(STOPS):
+        write_run(tmp_path / str(job), stop=stop, rate=1.0, seed=0, ttft=1.0 + job, rho=0.95)
+    compare.main([str(tmp_path), "--metric", "cache/token_hit_rate"])
+    assert "1.00" in capsys.readouterr().out
+
+
+def test_rows_over_different_requests_are_called_out(tmp_path, capsys):
+    for job, (stop, rejected) in enumerate(zip(STOPS, (0, 168), strict=True)):
+        counts = {"count": 600, "rejected_count": rejected, "aborted_count": 3}
+        write_run(tmp_path / str(job), stop=stop, rate=1.0, seed=0, ttft=1.0, **counts)
+    compare.main([str(tmp_path)])
+    printed = capsys.readouterr().out
+    assert "requests rejected: 0 to 168 of 600; rows are over different requests\n" in printed
+    assert "aborted" not in printed
+
+
+def test_rows_over_as_many_requests_are_not(tmp_path, capsys):
+    for job, stop in enumerate(STOPS):
+        counts = {"count": 600, "rejected_count": 7, "aborted_count": 3}
+        write_run(tmp_path / str(job), stop=stop, rate=1.0, seed=0, ttft=1.0 + job, **counts)
+    compare.main([str(tmp_path)])
+    assert "requests" not in capsys.readouterr().out
+
+
+def write_grid(path, ttfts):
+    """One run for each stop policy and rate, in this order."""
+    grid = [(stop, rate) for stop in ("a", "b", "c") for rate in RATES]
+    for job, ((stop, rate), ttft) in enumerate(zip(grid, ttfts, strict=True)):
+        write_run(path / str(job), stop=stop, rate=rate, seed=0, ttft=ttft)
+
+
+@pytest.mark.parametrize(
+    ("ttfts", "told"),
+    [
+        ((1, 2, 1, 2, 3, 4), "a and b"),
+        ((1, 2, 1, 2, 1, 2), "a, b and c"),
+        ((1, 2, 1, 5, 3, 4), "a and b (at storage.read_gbps 0.5)"),
+        (
+            (1, 2, 1, 5, 3, 2),
+            "a and b (at storage.read_gbps 0.5); a and c (at storage.read_gbps 8)",
+        ),
+        ((1, 1, 2, 3, 4, 5), "0.5 and 8 (at prefetch.stop a)"),
+    ],
+)
+def test_settings_that_change_nothing_are_called_out(tmp_path, capsys, ttfts, told):
+    write_grid(tmp_path, ttfts)
+    compare.main([str(tmp_path)])
+    lines = capsys.readouterr().out.splitlines()
+    (note,) = [line for line in lines if "the same runs" in line]
+    assert note == f"{told} gave the same runs: nothing here tells them apart"
+
+
+def test_settings_that_change_something_are_not(tmp_path, capsys):
+    write_grid(tmp_path, (1, 2, 3, 4, 5, 6))
+    compare.main([str(tmp_path)])
+    assert "the same runs" not in capsys.readouterr().out
 
 
 def test_seeds_that_change_nothing_are_called_out(tmp_path, capsys):

@@ -1,3 +1,4 @@
+import csv
 import json
 
 import numpy as np
@@ -134,7 +135,7 @@ def test_other_requests_are_refused(tmp_path, measures, late):
         pairs_in(tmp_path)
 
 
-@pytest.mark.parametrize("form", ["--json", "--markdown", "--paired"])
+@pytest.mark.parametrize("form", ["--json", "--markdown", "--latex", "--paired"])
 def test_a_paired_comparison_is_printed(tmp_path, measures, late, capsys, form):
     before, after = ([late(number, delay) for number in range(9)] for delay in (0, 0.5))
     two_runs(tmp_path, measures, before, after)
@@ -146,6 +147,28 @@ def test_a_paired_comparison_is_printed(tmp_path, measures, late, capsys, form):
         assert row["metrics"]["request/ttft_s_mean"]["difference"] == pytest.approx(0.5)
     else:
         assert "+0.500 [+0.500, +0.500]" in text
+
+
+def test_a_paired_comparison_as_csv_keeps_values_and_differences_apart(
+    tmp_path, measures, late, capsys
+):
+    before, after = ([late(number, delay) for number in range(9)] for delay in (0, 0.5))
+    two_runs(tmp_path, measures, before, after)
+    compare.main([str(tmp_path), "--paired", "--csv", "--metric", "request/ttft_s_mean"])
+    first, other = csv.DictReader(capsys.readouterr().out.splitlines())
+    key = "request/ttft_s_mean"
+    assert first[f"{key} difference"] == ""
+    assert first[f"{key} of the first row"] == other[f"{key} of the first row"]
+    assert float(other[f"{key} difference"]) == pytest.approx(0.5)
+    assert (other["requests"], other["later"]) == ("9", "1.0")
+
+
+def test_overloaded_rows_are_marked(tmp_path, measures, late, capsys):
+    busy = {**measures, "load/rho_gpu": 0.95}
+    two_runs(tmp_path, busy, [late(0, 0)], [late(0, 1)])
+    compare.main([str(tmp_path), "--paired", "--metric", "request/ttft_s_mean"])
+    (line,) = [row for row in capsys.readouterr().out.splitlines() if row.startswith("timeout")]
+    assert line.split()[1:3] == ["1", "!"]
 
 
 @pytest.mark.parametrize(

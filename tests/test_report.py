@@ -53,6 +53,96 @@ def test_the_page_holds_figures_numbers_and_config(run_dir):
     assert "&lt;b&gt;bold" in page
 
 
+CONFIG = """name: a question
+seed: 3
+workload:
+  kind: chat
+  path: null
+model:
+  name: tiny
+  pattern:
+  - F
+hardware:
+  tile:
+    kind: '128'
+prefetch:
+  stop: my_policies:Mine
+"""
+
+
+def test_the_page_says_in_words_what_was_run(run_dir):
+    (run_dir / "config.yaml").write_text(CONFIG)
+    page = report.write_report(run_dir, title="a run").read_text()
+    told = "workload chat, model tiny, prefetch stop policy my_policies:Mine, seed 3"
+    assert f"<p>{told}</p>" in page
+    assert "<p>1 requests: 1 finished, 0 rejected, 0 aborted</p>" in page
+
+
+@pytest.mark.parametrize(
+    ("rho", "told"),
+    [
+        (0.89, "Not overloaded (ρ gpu 0.89, queue 0.10, read 0.10, write 0.10; all below 0.9)."),
+        (0.9, "Overloaded: no latency claim (ρ gpu 0.90, queue 0.10, read 0.10, write 0.10;"),
+    ],
+)
+def test_the_page_says_in_words_whether_latencies_mean_anything(run_dir, rho, told):
+    summary = json.loads((run_dir / "summary.json").read_text())
+    others = dict.fromkeys(("load/rho_queue", "load/rho_read", "load/rho_write"), 0.1)
+    rhos = {"load/rho_gpu": rho, **others}
+    write_json(run_dir / "summary.json", summary | rhos)
+    assert told in report.write_report(run_dir, title="a run").read_text()
+
+
+def tick_labels(axes):
+    axes.figure.draw_without_rendering()
+    return [label.get_text() for label in axes.get_yticklabels()]
+
+
+@pytest.mark.parametrize(
+    ("longest_s", "unit"), [(1.3, "s"), (0.2, "ms"), (3e-5, "µs"), (40.0, "s"), (0.0, "")]
+)
+def test_an_axis_of_times_has_one_unit(make_record, measures, longest_s, unit):
+    summary = summarize([make_record(0)], measures)
+    times = {key: longest_s for key in summary if "_s_p" in key or "_s_mean" in key}
+    figure = report.draw_ttft(summary | times)
+    labels = [label for axes in figure.axes for label in tick_labels(axes) if label != "0"]
+    assert labels
+    if unit:
+        assert {label.partition(" ")[2] for label in labels} == {unit}
+
+
+def test_an_axis_of_tokens_has_one_unit(rows):
+    flat = [row.flat() | {"interval/computed_tokens": 13_000} for row in rows]
+    labels = [label for label in tick_labels(report.draw_tokens(flat).axes[0]) if label != "0"]
+    assert {label[-1] for label in labels} == {"k"}
+
+
+def test_the_warning_of_an_overloaded_run_is_inside_its_figure(make_record, measures):
+    summary = summarize([make_record(0)], {**measures, "load/rho_gpu": 2.0})
+    figure = report.draw_ttft(summary, run="adhoc/2026-01-01_00-00-00-000000_abcdef")
+    figure.draw_without_rendering()
+    _, right = figure.axes
+    title = right.get_title(loc="left")
+    assert "overloaded: no latency claim" in title.splitlines()
+    box = next(t for t in (right._left_title, right.title) if t.get_text()).get_window_extent()
+    assert box.x1 <= figure.bbox.x1
+    assert box.y1 <= figure.bbox.y1
+
+
+def test_figures_name_their_run(run_dir, rows, make_record, measures):
+    tokens = report.draw_tokens([row.flat() for row in rows], run="a run")
+    ttft = report.draw_ttft(summarize([make_record(0)], measures), run="a run")
+    assert [figure.get_suptitle() for figure in (tokens, ttft)] == ["a run", "a run"]
+
+
+def test_a_queue_that_came_and_went_between_two_drawn_points_is_seen():
+    waiting = [7 if index == 401 else 0 for index in range(1000)]
+    rows = [Row(time_s=i + 1.0, waiting_count=count).flat() for i, count in enumerate(waiting)]
+    _, bottom = report.draw_tokens(rows).axes
+    line = next(line for line in bottom.lines if line.get_label() == "waiting (most)")
+    assert max(line.get_ydata()) == 7
+
+
 def test_figures_are_drawn(run_dir):
     report.write_report(run_dir, title="a run")
     assert all(ink(run_dir / name) > 0.05 for name in ("tokens.png", "ttft.png"))

@@ -104,6 +104,18 @@ def test_the_summary_says_where_tokens_came_from(ordinary, words):
     assert words in ordinary.stdout
 
 
+def test_no_printed_line_is_filled_up_with_blanks(ordinary, sweep):
+    lines = ordinary.stdout.splitlines() + sweep.stdout.splitlines()
+    assert [line for line in lines if line != line.rstrip()] == []
+
+
+def test_no_number_is_elided_on_a_narrow_terminal(program, ordinary):
+    narrow = program("name=narrow", FORCE_COLOR="1", COLUMNS="40").stdout
+    assert "…" not in narrow
+    assert "1,200" in ordinary.stdout
+    assert "1,200" in narrow
+
+
 def test_an_overloaded_run_makes_no_latency_claim(program, ordinary):
     claim = "overloaded: no latency claim"
     assert claim in program("workload.path=busy").stdout

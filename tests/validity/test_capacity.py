@@ -2,8 +2,13 @@
 
 import json
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
 
 from experiments import capacity
+from hicache.workload.oracle import Curve
 from tests.validity import runs
 
 
@@ -29,3 +34,21 @@ def test_checkpoints_cost_hits(tmp_path: Path) -> None:
     summary = json.loads((tmp_path / "summary.json").read_text())
     bound = summary["oracle/infinite_token_hit_rate"]
     assert 0 < summary["oracle/lru_maximum_token_hit_rate"] < bound
+
+
+def test_every_line_of_the_figure_says_what_it_is(tmp_path: Path, monkeypatch: Any) -> None:
+    figures: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
+    curve = Curve(
+        capacity_bytes=np.array([0, 2**34]), hit_tokens=np.array([0, 30]), prompt_tokens=100
+    )
+    found = capacity.Findings(
+        curve=curve, bound=0.39, bounds=[0.3] * len(capacity.CAPACITIES_GIB), token_bytes=1e5
+    )
+    capacity.draw(found, "a trace, a model", tmp_path / "capacity.png", "mooncake_conversation")
+    [axes] = figures[0].axes
+    texts = {text.get_text() for text in axes.texts}
+    assert {"3 M tokens", "50 M tokens"} <= texts
+    named = {line.get_label(): (line.get_linestyle(), line.get_color()) for line in axes.lines}
+    shown = {name: look for name, look in named.items() if not name.startswith("_")}
+    assert len(set(shown.values())) == len(shown) == 5

@@ -96,7 +96,9 @@ def jobs_of(config: DictConfig) -> list[list[str]] | None:
     if not str(sweeper._target_).endswith("BasicSweeper"):
         return None
     told = [f"{key}={value}" for key, value in (sweeper.params or {}).items()]
-    parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
+    hydra = GlobalHydra.instance()  # gone once the program is on its way out
+    loader = hydra.config_loader() if hydra.is_initialized() else None
+    parser = OverridesParser.create(config_loader=loader)
     overrides = parser.parse_overrides([*told, *config.hydra.overrides.task])
     (jobs,) = BasicSweeper.split_arguments(overrides, None)
     return jobs

@@ -8,6 +8,7 @@ shorter run).
 import json
 import netrc
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -62,11 +63,13 @@ class Tracker:
             self._wandb.log(flat)  # with an explicit step W&B would hold the last row back
 
     def attach(self, paths: Sequence[Path]) -> None:
-        """Have W&B keep these files of `out_dir` with the run; they are uploaded when it is."""
+        """Have W&B keep these files with the run; they are uploaded when it is."""
         if self._wandb is not None:
+            folder = Path(self._wandb.dir)
             for path in paths:
-                # by a link, so nothing is copied; artifacts would be, to a place outside out_dir
-                self._wandb.save(path, base_path=self._out_dir, policy="end")
+                # left to itself W&B makes a symbolic link, which a run that is moved loses
+                _link(path, folder / path.name)
+                self._wandb.save(folder / path.name, base_path=folder, policy="end")
 
     def summarize(self, summary: Mapping[str, float]) -> None:
         """Record the numbers that stand for the whole run."""
@@ -149,6 +152,13 @@ def write_json(path: Path, values: Mapping[str, object]) -> None:
     unfinished = path.with_name(f".{path.name}.part")
     unfinished.write_text(text)
     unfinished.replace(path)
+
+
+def _link(path: Path, target: Path) -> None:
+    try:
+        os.link(path, target)
+    except OSError:  # a file system without links
+        shutil.copyfile(path, target)
 
 
 def _has_key() -> bool:

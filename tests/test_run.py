@@ -191,7 +191,7 @@ def test_an_experiment_runs_its_whole_grid_and_ends_with_a_figure(program):
 
 def test_a_run_says_how_long_serving_took_and_how_long_all_of_it(ordinary):
     (line,) = [line for line in ordinary.stdout.splitlines() if "wall time" in line]
-    assert line.startswith("0.5 s of wall time to serve (6 requests a second), ")
+    assert line.startswith("0.5 s of wall time to load and serve (6 requests a second), ")
     assert line.endswith(" s with reports")
 
 

@@ -28,7 +28,7 @@ BASE = (
     "cache.device_gib=16 cache.host_gib=64"
 )
 HIT, TTFT, TPOT = "cache/token_hit_rate", "request/ttft_s_mean", "request/tpot_s_mean"
-GPU, STALL = "gpu/seconds_per_request", "request/load_back_s_mean"
+GPU, STALL = "gpu/prefill_seconds_per_request", "request/load_back_s_mean"
 WARM = "workload.start=warm_storage"
 REPLICAS = "parallel.replicas=4 parallel.tp=1 cache.device_gib=16 cache.host_gib=16"
 BEST_RATES = (

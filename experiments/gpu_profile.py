@@ -43,6 +43,8 @@ def entries(bench: dict[str, Any]) -> str:
             if record["op"] == "sweep" and record["case"] == direction:
                 piece = parameters["page_size"] * parameters["row_bytes"]
                 rates[piece] = max(rates.get(piece, 0.0), record["gb_per_s"])
+        if not rates:  # the bench was stopped before its sweep
+            continue
         sizes = sorted(rates)
         text += f"{name}:\n  size: {sizes}\n"
         text += f"  rate: [{', '.join(f'{rates[size]:.4g}e9' for size in sizes)}]\n"

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 from experiments import provenance
 from hicache.config import METRICS
-from hicache.metrics import OVERLOADED_RHO
+from hicache.metrics import is_overloaded
 
 Value = str | int | float | bool | None
 NOT_A_QUESTION = ("seed", "name", "data_dir", "metrics")  # keys that may differ inside a group
@@ -54,8 +54,7 @@ class StoredRun:
     @property
     def is_overloaded(self) -> bool:
         """Whether its latencies mean nothing."""
-        rhos = [value for key, value in self.summary.items() if key.startswith("load/rho_")]
-        return any(rho >= OVERLOADED_RHO for rho in rhos)
+        return is_overloaded(self.summary)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

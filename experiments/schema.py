@@ -73,6 +73,8 @@ def _writable(schema: type) -> DictConfig:
 
 def _thaw(node: DictConfig) -> None:
     OmegaConf.set_readonly(node, False)  # noqa: FBT003 - OmegaConf's signature
+    if OmegaConf.get_type(node) is dict:
+        OmegaConf.set_struct(node, False)  # noqa: FBT003 - likewise; its keys are the user's own
     for key in node:
         if not OmegaConf.is_missing(node, key) and isinstance(node[key], DictConfig):
             _thaw(node[key])

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.job import Outcome
-from hicache.metrics import OVERLOADED_RHO, TTFT_PARTS
+from hicache.metrics import TTFT_PARTS, is_overloaded
 
 WIDTH = 140
 BAR_WIDTH = 28
@@ -30,6 +30,8 @@ TIMES = (
     ("  load-back", "load_back"),
     ("  prefill", "prefill"),
 )
+# read, and then thrown away: of a hybrid prefetch that fell short, or already there
+READ_FOR_NOTHING = ("prefetch/discarded_incomplete_pages", "prefetch/discarded_duplicate_pages")
 assert [key for _, key in TIMES[1:]] == list(TTFT_PARTS)
 
 
@@ -76,11 +78,6 @@ def show_line(outcome: Outcome, title: str) -> None:
         soft_wrap=True,
         markup=False,
     )
-
-
-def is_overloaded(summary: Mapping[str, float]) -> bool:
-    """Whether requests came faster than something could serve them: latencies then mean nothing."""
-    return any(summary[key] >= OVERLOADED_RHO for key in _rho_keys(summary))
 
 
 def seconds(value: float) -> str:
@@ -154,13 +151,16 @@ def _lines(summary: Mapping[str, float]) -> Sequence[str]:
         f"ρ {key.removeprefix('load/rho_')} {summary[key]:.2f}" for key in _rho_keys(summary)
     )
     verdict = "  [bold red]overloaded: no latency claim[/]" if is_overloaded(summary) else ""
+    read_for_nothing = sum(summary.get(key, 0) for key in READ_FOR_NOTHING)
     lines = [
         f"load       {rho}{verdict}",
-        f"price      {summary['gpu/seconds_per_request']:.4g} GPU-seconds a request, "
+        f"price      {summary['gpu/prefill_seconds_per_request']:.4g} GPU-seconds a request in "
+        f"prefill, {summary['gpu/seconds_per_request']:.4g} with decode, "
         f"TPOT {seconds(summary['request/tpot_s_mean'])}",
         f"prefetch   {summary['prefetch/staged_pages']:,} pages staged: "
         f"{summary['prefetch/used_pages']:,} used, {summary['prefetch/unused_pages']:,} unused, "
-        f"{summary['prefetch/discarded_pages']:,} discarded; "
+        f"{read_for_nothing:,} read for nothing, "
+        f"{summary['prefetch/discarded_pages'] - read_for_nothing:,} given back unread; "
         f"{summary['prefetch/cut_tokens']:,} tokens cut, "
         f"{summary['prefetch/abandoned_count']:,} abandoned",
         f"transfer   load-back {size(summary['transfer/load_back_bytes'])}, back-up "

@@ -11,6 +11,7 @@ from experiments.groups import Group, Spread, Value, baseline_of, by_question, q
 TITLES = {
     "agreement/illegal_lengths_count": "lengths some rank\ncannot restore",
     "cache/token_hit_rate": "token hit rate",
+    "gpu/prefill_seconds_per_request": "prefill GPU-s\na request",
     "gpu/seconds_per_request": "GPU-s a request",
     "prefetch/abandoned_count": "prefetches\ngiven up",
     "prefetch/cut_tokens": "tokens cut",

@@ -252,7 +252,8 @@ class CacheConfig:
     swa_host_share: float | None = None
     mamba_device_share: float | None = None
     mamba_host_share: float | None = None
-    eviction: str = "lru"  # lru, lfu, slru, fifo, or a class of yours as module:Class
+    eviction: str = "lru"  # lru, lfu, slru, fifo, random, or a class of yours as module:Class
+    eviction_args: dict[str, float] = field(default_factory=dict)  # of that class, by name
     write_policy: WritePolicy = WritePolicy.write_through
     load_back_threshold: int = 10  # full tokens below which nothing is loaded back
     split_refreshes: bool = False  # a split counts as a use of what lies below it, as in sglang
@@ -289,6 +290,7 @@ class PrefetchConfig:
     """How pages come from storage ahead of need."""
 
     stop: str = "timeout"  # one of STOP_POLICIES, or a class of yours as module:Class
+    stop_args: dict[str, float] = field(default_factory=dict)  # of that class, by name
     threshold: int = 256  # tokens: a shorter prefetch does not start
     cut: CutPolicy = CutPolicy.fit
     stage_at: StageAt = StageAt.enqueue
@@ -487,7 +489,7 @@ METRICS = (
     "cache/token_hit_rate",
     "request/ttft_s_mean",
     "request/ttft_s_p95",
-    "gpu/seconds_per_request",
+    "gpu/prefill_seconds_per_request",
 )
 
 

@@ -44,7 +44,6 @@ class Engine:
         self.prefetcher = prefetcher
         self.scheduler = scheduler
         self.executor = executor
-        self.busy_ns = 0
         self.num_steps = 0
         self.check = check
         self._arrived: list[tuple[int, Request]] = []  # (when, what)
@@ -53,6 +52,8 @@ class Engine:
         self._batch: Batch | None = None  # under way, or held by a fence
         self._ends_ns: NDArray[np.int64] | None = None  # of its steps, once it is under way
         self._started_ns = 0
+        self._backlog_ns = 0
+        self._backlog_since_ns: int | None = None  # when the last plan left somebody out
 
     # -- what happens to it --------------------------------------------------------------------
 
@@ -62,6 +63,9 @@ class Engine:
         `came_ns`: when, if that was noticed only now: real steps are not interrupted.
         """
         self._arrived.append((now_ns if came_ns is None else came_ns, request))
+        # as of the last arrival: how long the rest takes to drain says nothing of the load
+        self._count_backlog(now_ns)
+        self.cache.counters["engine/backlog_ns"] = self._backlog_ns
         self.interrupt(now_ns)
 
     def abort(self, request_id: int, now_ns: int) -> None:
@@ -125,7 +129,9 @@ class Engine:
             outcome = self._end_step(now_ns)
         self._take_in(now_ns)
         if self._batch is None:
+            self._count_backlog(now_ns)
             self._batch = self.scheduler.plan(now_ns)
+            self._backlog_since_ns = now_ns if self.scheduler.has_backlog else None
             ended = self.scheduler.take_ended()
             outcome.rejected += ended.rejected
         self._hand_out(now_ns)
@@ -146,13 +152,21 @@ class Engine:
         num_steps = len(self._ends_ns)
         self.num_steps += num_steps
         step_ns = now_ns - self._started_ns
-        self.busy_ns += step_ns
-        if self.prefetcher is not None and self._batch.extends:
-            num_tokens = sum(extend.end - extend.start for extend in self._batch.extends)
-            self.prefetcher.outlook.was_computed(num_tokens, step_ns)
+        counters = self.cache.counters
+        counters["engine/busy_ns"] += step_ns
+        if self._batch.extends:
+            counters["engine/prefill_ns"] += step_ns
+            if self.prefetcher is not None:
+                num_tokens = sum(extend.end - extend.start for extend in self._batch.extends)
+                self.prefetcher.outlook.was_computed(num_tokens, step_ns)
         outcome = self.scheduler.commit(self._batch, num_steps, now_ns)
         self._batch = self._ends_ns = None
         return outcome
+
+    def _count_backlog(self, now_ns: int) -> None:
+        if self._backlog_since_ns is not None:
+            self._backlog_ns += now_ns - self._backlog_since_ns
+            self._backlog_since_ns = now_ns
 
     def _take_in(self, now_ns: int) -> None:
         delivered, self._delivered = self._delivered, []

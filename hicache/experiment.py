@@ -48,6 +48,7 @@ RARE_COUNTS = (
     "agreement/given_up_pages",
     "agreement/illegal_lengths_count",
 )
+ENGINE_TIMES = ("engine/busy_ns", "engine/prefill_ns", "engine/backlog_ns")  # not keys themselves
 OFFERED_BATCH = 32  # answers decoded together, where an isolated request's decode cost is needed
 
 
@@ -182,7 +183,11 @@ def _engine(
 ) -> Engine:
     model, cache_config = config.model, config.cache
     policy: EvictionPolicy = make_policy(
-        "cache.eviction", cache_config.eviction, POLICIES, wants=["priority"]
+        "cache.eviction",
+        cache_config.eviction,
+        POLICIES,
+        wants=["priority"],
+        knobs=cache_config.eviction_args,
     )
     tree = RadixTree(
         page_size=cache_config.page_size,
@@ -267,7 +272,9 @@ def _measures(
 ) -> dict[str, float]:
     counters = recorder.totals()
     measures: dict[str, float] = {
-        name: count for name, count in counters.items() if not name.startswith("cache/")
+        name: count
+        for name, count in counters.items()
+        if not name.startswith("cache/") and name not in ENGINE_TIMES
     }
     discarded = [
         count for name, count in counters.items() if name.startswith("prefetch/discarded_")
@@ -288,7 +295,10 @@ def _measures(
         "load/rho_write": counters["transfer/storage_write_bytes"]
         / span_s
         / (storage.write_gbps * 1e9),
-        "gpu/busy_s": recorder.busy_ns / SECOND_NS * tp,
+        # the time in which somebody could have begun, had there been room: in the step or in memory
+        "load/rho_queue": counters["engine/backlog_ns"] / SECOND_NS / span_s / len(engines),
+        "gpu/busy_s": counters["engine/busy_ns"] / SECOND_NS * tp,
+        "gpu/prefill_s": counters["engine/prefill_ns"] / SECOND_NS * tp,
         "engine/steps_count": sum(engine.num_steps for engine in engines),
         "engine/span_s": recorder.now_ns / SECOND_NS,
         "tree/nodes_count": sum(engine.cache.tree.num_nodes for engine in engines),

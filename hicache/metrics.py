@@ -31,11 +31,20 @@ REQUIRED_MEASURES = (
     "transfer/storage_read_bytes",
     "transfer/storage_write_bytes",
     "load/rho_gpu",
+    "load/rho_queue",
     "load/rho_read",
     "load/rho_write",
     "gpu/busy_s",
+    "gpu/prefill_s",
 )
 OVERLOADED_RHO = 0.9  # at this utilisation and above, a latency is the length of the trace
+
+
+def is_overloaded(summary: Mapping[str, float]) -> bool:
+    """Whether something was so busy that latencies mean nothing: GPU, memory, storage, queue."""
+    return any(
+        value >= OVERLOADED_RHO for key, value in summary.items() if key.startswith("load/rho_")
+    )
 
 
 class Status(Enum):
@@ -166,6 +175,7 @@ def summarize(
         **_requests(records, finished),
         **_tokens(records, finished),
         "gpu/seconds_per_request": _ratio(measures["gpu/busy_s"], len(finished)),
+        "gpu/prefill_seconds_per_request": _ratio(measures["gpu/prefill_s"], len(finished)),
     }
     return dict(sorted(summary.items()))
 

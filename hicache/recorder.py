@@ -44,7 +44,6 @@ class Recorder:
         self._finished_before = 0
         self._counters = [engine.cache.counters for engine in engines] + list(counters)
         self._uncounted: Counter[str] | None = None if warm_up_s else Counter()
-        self._uncounted_busy_ns = 0
         self.now_ns = 0
 
     def at(self, now_ns: int) -> None:
@@ -52,7 +51,6 @@ class Recorder:
         self.now_ns = now_ns
         if self._uncounted is None and now_ns >= self._warm_up_ns:
             self._uncounted = self._all_counters()
-            self._uncounted_busy_ns = sum(engine.busy_ns for engine in self._engines)
         while self._next_row_ns <= now_ns:
             self._close_row(self._next_row_ns)
             self._next_row_ns += self._interval_ns
@@ -66,11 +64,6 @@ class Recorder:
         totals = self._all_counters()
         totals.subtract(self._uncounted or Counter())
         return totals
-
-    @property
-    def busy_ns(self) -> int:
-        """Nanoseconds that engines computed, the warm-up left out."""
-        return sum(engine.busy_ns for engine in self._engines) - self._uncounted_busy_ns
 
     def finished(self, job: Job, engine: int, now_ns: int) -> Iterable[tuple[int, Request]]:
         """A request is answered."""

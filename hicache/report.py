@@ -19,7 +19,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from hicache.metrics import OVERLOADED_RHO, TTFT_PARTS, RequestRecord
+from hicache.metrics import TTFT_PARTS, RequestRecord, is_overloaded
 
 DPI = 120
 # Okabe and Ito's palette: told apart by colour-blind readers too
@@ -139,7 +139,7 @@ def draw_ttft(summary: Mapping[str, float]) -> Figure:
         right.bar(places, heights, width * 0.92, color=colour, label=name)
     right.set_xticks(range(len(groups)), groups)
     title = "Percentiles of TTFT and of each part"
-    if any(summary[f"load/rho_{what}"] >= OVERLOADED_RHO for what in ("gpu", "read", "write")):
+    if is_overloaded(summary):
         title += " (overloaded: no latency claim)"
     right.set_title(title, loc="left")
     right.legend(frameon=False, loc="upper left")

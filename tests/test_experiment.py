@@ -14,7 +14,7 @@ from hicache.cache.stop import POLICIES
 from hicache.clock import SECOND_NS
 from hicache.config import STOP_POLICIES, ExperimentConfig, PrefetchConfig
 from hicache.experiment import run
-from hicache.metrics import Result, summarize
+from hicache.metrics import Result, is_overloaded, summarize
 
 CONF = Path(__file__).parents[1] / "conf"
 MODELS = ["tiny_hybrid", "llama3_8b", "gemma3_27b", "qwen3_next_80b"]
@@ -25,6 +25,16 @@ class ShortestFirst:
 
     def priority(self, node: Node) -> tuple[float, ...]:
         return (float(node.num_pages),)
+
+
+class Weighted:
+    """A policy with a knob of its own: the age of a leaf against its length."""
+
+    def __init__(self, length_weight: float = 0.0) -> None:
+        self._length_weight = length_weight
+
+    def priority(self, node: Node) -> tuple[float, ...]:
+        return (node.tick - self._length_weight * node.num_pages,)
 
 
 class FirstPages:
@@ -140,6 +150,41 @@ def test_a_stop_policy_of_ones_own_is_named_by_module_and_class(ranks: int) -> N
 def test_a_stop_policy_that_answers_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match=r"prefetch\.stop=.* has no waits, uses_clock, may_stop"):
         run(config_of("model=tiny_hybrid", "prefetch.stop=tests.test_experiment:NeverAsked"))
+
+
+def test_a_policy_has_knobs_of_its_own() -> None:
+    small = ("model=llama3_8b", "cache.device_gib=4", "cache.host_gib=8", "workload.limit=200")
+    own = ("cache.eviction=tests.test_experiment:Weighted", "cache.eviction_args.length_weight=")
+    lru, weighted = (run(config_of(*small, own[0], own[1] + weight)) for weight in ("0", "9"))
+    assert summary_of(lru) == summary_of(run(config_of(*small)))
+    assert summary_of(weighted) != summary_of(lru)
+
+
+@pytest.mark.parametrize("knob", ["cache.eviction", "prefetch.stop"])
+def test_a_knob_that_a_policy_has_not_is_refused(knob: str) -> None:
+    with pytest.raises(ValueError, match=f"{knob}=.* cannot be loaded"):
+        run(config_of("model=tiny_hybrid", knob + "_args={patience:2}"))
+
+
+def test_a_queue_that_never_empties_is_overload_whatever_the_gpu_does() -> None:
+    alone, together = (
+        summarize(result.records, result.measures)
+        for most in (1, 256)
+        for result in [run(config_of("workload.session_rate=3", f"scheduler.max_running={most}"))]
+    )
+    assert alone["load/rho_gpu"] == together["load/rho_gpu"] < 0.9
+    assert alone["load/rho_queue"] > 0.9 > together["load/rho_queue"]
+    assert is_overloaded(alone)
+    assert not is_overloaded(together)
+
+
+def test_what_was_hit_costs_next_to_no_gpu_time_in_prefill() -> None:
+    fast = ("workload.start=warm_storage", "storage.read_gbps=500", "prefetch.stop=wait_complete")
+    cold, warm = (
+        summarize(result.records, result.measures)["gpu/prefill_seconds_per_request"]
+        for result in (run(config_of()), run(config_of(*fast)))
+    )
+    assert 0 < warm < cold / 10
 
 
 @pytest.mark.parametrize(("gbps", "like"), [(0.2, "best_effort"), (50, "wait_complete")])

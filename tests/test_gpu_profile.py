@@ -50,3 +50,9 @@ def test_link_and_slowdown_are_measured_figures():
 def test_a_dry_run_is_refused():
     with pytest.raises(ValueError, match="a bench on a GPU is wanted"):
         entries(BENCH | {"ceilings_gb_per_s": {"engine_to_device": None}})
+
+
+def test_what_was_not_measured_is_left_out():
+    stopped = [each for each in BENCH["records"] if each["case"] != "to_host"]
+    profile = yaml.safe_load(entries(BENCH | {"records": stopped, "goals": []}))
+    assert set(profile) == {"pcie_bandwidth", "kernel_to_device"}

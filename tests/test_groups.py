@@ -38,7 +38,7 @@ def write_run(path, *, stop, rate, seed, ttft, rho=0.5):
         "cache/token_hit_rate": 0.4,
         "request/ttft_s_mean": ttft,
         "request/ttft_s_p95": 2 * ttft,
-        "gpu/seconds_per_request": 0.1,
+        "gpu/prefill_seconds_per_request": 0.1,
         "load/rho_gpu": rho,
     }
     write_json(path / "summary.json", summary)

@@ -1,11 +1,12 @@
 """In which order leaves leave a tier.
 
 A policy is any object with `priority(node)`: the smallest goes first. It may look at `tick` (last
-touch), `created`, `hit_count`, `num_pages` and `start`. A leaf's priority may only grow while it
-waits: it is asked for again when the leaf is about to go.
+touch), `created`, `hit_count`, `num_pages` and `start`. A leaf's priority should only grow while it
+waits: it is asked for again when the leaf is about to go, and one that fell is not noticed before.
 """
 
 import heapq
+import random
 from collections.abc import Callable
 from itertools import count
 from typing import Protocol
@@ -55,14 +56,31 @@ class Fifo:
         return (node.created,)
 
 
-POLICIES: dict[str, type[EvictionPolicy]] = {"lru": Lru, "lfu": Lfu, "slru": Slru, "fifo": Fifo}
+class Random:
+    """Any of them: what a policy must be better than."""
+
+    def __init__(self, seed: float = 0) -> None:
+        self._draws = random.Random(seed)
+
+    def priority(self, node: Node) -> Priority:
+        """Another one each time."""
+        return (self._draws.random(),)
+
+
+POLICIES: dict[str, Callable[..., EvictionPolicy]] = {
+    "lru": Lru,
+    "lfu": Lfu,
+    "slru": Slru,
+    "fifo": Fifo,
+    "random": Random,
+}
 
 
 class VictimQueue:
     """The nodes that may be evicted, best victim first.
 
     A heap whose stale entries are skipped, and whose outdated ones are ranked anew, when they
-    surface: so touching a node costs nothing, and a priority may only grow while a node waits.
+    surface: so touching a node costs nothing.
     """
 
     def __init__(self, priority: Callable[[Node], Priority]) -> None:
@@ -95,14 +113,16 @@ class VictimQueue:
     def best(self) -> Node | None:
         """The node to evict first; it stays. Amortised O(log n)."""
         heap, valid = self._heap, self._valid
+        anew: set[int] = set()  # ranked in this call: a random priority is never the same twice
         while heap:
             ranked, number, node = heap[0]
             if valid.get(node) != number:
                 heapq.heappop(heap)
                 continue
             priority = self._priority(node)
-            if priority == ranked:
+            if priority == ranked or number in anew:
                 return node
+            anew.add(number)
             heapq.heapreplace(heap, (priority, number, node))
         return None
 

@@ -13,6 +13,7 @@ def make_policy(
     ours: Mapping[str, Callable[..., Policy]],
     *arguments: object,
     wants: Iterable[str],
+    knobs: Mapping[str, float] | None = None,
 ) -> Policy:
     """Build the policy that a knob names, from `arguments`.
 
@@ -22,17 +23,17 @@ def make_policy(
         ours: what there is.
         arguments: what every policy of this sort is built with.
         wants: attributes that one of the user's own must have.
+        knobs: of this policy alone; keyword arguments.
 
     Raises:
-        ValueError: there is no such policy, or it lacks an attribute.
+        ValueError: there is no such policy, it lacks an attribute, or has no such knobs.
     """
-    if name in ours:
-        return ours[name](*arguments)
     module, _, attribute = name.partition(":")
-    if not attribute:
+    if name not in ours and not attribute:
         raise ValueError(f"{knob} must be one of {', '.join(ours)} or module:Class, got {name!r}")
     try:
-        policy: Policy = getattr(importlib.import_module(module), attribute)(*arguments)
+        make = ours.get(name) or getattr(importlib.import_module(module), attribute)
+        policy: Policy = make(*arguments, **(knobs or {}))
     except (ImportError, AttributeError, TypeError) as error:
         raise ValueError(f"{knob}={name} cannot be loaded: {error}") from error
     missing = [each for each in wants if not hasattr(policy, each)]

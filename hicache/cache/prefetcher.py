@@ -48,6 +48,7 @@ class Prefetcher:
             cache.page_size,
             self.outlook,
             wants=WANTS,
+            knobs=config.stop_args,
         )
         self._page = cache.page_size
         self._occupied_limit = None if host_tokens is None else config.occupied_share * host_tokens

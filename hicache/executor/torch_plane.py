@@ -104,9 +104,10 @@ class DataPlane:
         if not self._pending:
             return
         pending, self._pending = self._pending, []
-        fences = list(self._fences)
+        if self._fences:  # by itself: to wait for a back-up is no part of how long a copy took
+            self._lanes.load.run(partial(_wait_for, list(self._fences)))
         for group, layers in enumerate(self.pools.layer_groups):
-            action = partial(self._load, pending, group, fences)
+            action = partial(self._load, pending, group)
             self._due[layers.start] = ticket = self._lanes.load.run(action)
             self._launched.append(ticket)
         for work in pending:
@@ -122,9 +123,11 @@ class DataPlane:
         return True
 
     def finish(self, work: LoadBack | BackUp) -> None:
-        """Return when a copy is over (on CUDA: what follows comes after it)."""
+        """Return when a copy is over, for the host as well as for what is computed next."""
         self.launch()
         self._tickets.pop(work).wait()
+        if self.pools.device.type == "cuda":  # so far the stream waits, and not this thread
+            torch.cuda.current_stream(self.pools.device).synchronize()
 
     def close(self) -> None:
         """Finish all copies."""
@@ -157,11 +160,7 @@ class DataPlane:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _load(
-        self, pending: Sequence[LoadBack | CopyState], group: int, fences: Sequence[Ticket]
-    ) -> None:
-        for fence in fences:
-            fence.wait()
+    def _load(self, pending: Sequence[LoadBack | CopyState], group: int) -> None:
         for work in pending:
             if isinstance(work, LoadBack):
                 self.pools.load(work.moves, group)
@@ -232,3 +231,8 @@ class DataPlane:
                     if len(freed):
                         self.pools.poison(tier, kind, freed)
                 self._were_taken[tier, kind] = taken.copy()
+
+
+def _wait_for(tickets: Sequence[Ticket]) -> None:
+    for ticket in tickets:
+        ticket.wait()

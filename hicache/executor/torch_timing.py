@@ -17,10 +17,16 @@ import torch
 from einops import rearrange
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
 
 from hicache.executor.torch_memory import SequenceMemory
 from hicache.executor.torch_pools import DTYPES
 from hicache.models import ModelConfig
+
+# without cuDNN's, which a Hopper GPU would choose first: it compiles for every length it has not
+# met, and every decoded token brings a new one
+ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 class TimingModel:
@@ -70,15 +76,16 @@ class TimingModel:
         """Do the work of tokens `[start, end)`; returns something of the shape of logits."""
         ids = np.frombuffer(tokens, "<i4", end - start, 4 * start) % len(self._embedding)
         x = self._embedding[torch.from_numpy(ids.astype(np.int64)).to(self._device)]
-        for layer, word in enumerate(self.words):
-            ready(layer)
-            hidden = functional.silu(x @ self._up)
-            if word in ("F", "S"):
-                x = x + self._attend(layer, hidden, start, end, memory)
-            elif word in ("M", "D"):
-                taps, state = memory.read_state(layer)
-                memory.write_state(layer, taps, state)
-            x = functional.rms_norm(x + hidden @ self._down, x.shape[-1:])
+        with sdpa_kernel(ATTENTION):
+            for layer, word in enumerate(self.words):
+                ready(layer)
+                hidden = functional.silu(x @ self._up)
+                if word in ("F", "S"):
+                    x = x + self._attend(layer, hidden, start, end, memory)
+                elif word in ("M", "D"):
+                    taps, state = memory.read_state(layer)
+                    memory.write_state(layer, taps, state)
+                x = functional.rms_norm(x + hidden @ self._down, x.shape[-1:])
         first = end - 1 if logits_from is None else logits_from
         return x[first - end :] @ self._head
 
@@ -100,18 +107,20 @@ class TimingModel:
         first = max(start - config.window_len + 1, 0) // size if is_window else 0
         keys, values = memory.read_kv(layer, first, -(-end // size))
         held = end - first * size
-        mask = None
-        if end - start > 1 or is_window:
+        mask: Tensor | None = None
+        if is_window:
             query = torch.arange(start, end, device=self._device)[:, None]
             key = torch.arange(first * size, end, device=self._device)
-            mask = key <= query
-            if is_window:
-                mask &= key > query - config.window_len
+            mask = (key <= query) & (key > query - config.window_len)
+            # under a mask of its own no fused attention shares heads: each query head gets a copy
+            keys, values = (each.repeat_interleave(heads // kv_heads, 1) for each in (keys, values))
+        elif end - start > 1:
+            mask = causal_lower_right(end - start, held)  # a mask that is never laid out in memory
         by_head = [
             rearrange(each, "token head dim -> 1 head token dim")
             for each in (queries, keys[:held], values[:held])
         ]
         mixed = functional.scaled_dot_product_attention(
-            by_head[0], by_head[1], by_head[2], attn_mask=mask, enable_gqa=True
+            by_head[0], by_head[1], by_head[2], attn_mask=mask, enable_gqa=not is_window
         )
         return mixed.transpose(1, 2).flatten(2)[0, :, :1] * self._down[:1]

@@ -12,6 +12,7 @@ import json
 import math
 import platform
 import sys
+import time
 import traceback
 from pathlib import Path
 
@@ -51,13 +52,19 @@ def main() -> int:
     session = Session(bench)
     chosen = options.op or list(CASES)
     failed: dict[str, str] = {}
-    for name in dict.fromkeys(["ceilings", *chosen]):
-        print(f"… {name}", file=sys.stderr, flush=True)
-        try:
-            CASES[name](session)
-        except Exception:  # one broken case must not cost the others their results
-            failed[name] = traceback.format_exc()
-            print(failed[name], file=sys.stderr, flush=True)
+    with bench.stream():
+        bench.warm_up()
+        for name in dict.fromkeys(["ceilings", *chosen]):
+            start = time.perf_counter()
+            try:
+                CASES[name](session)
+            except Exception:  # one broken case must not cost the others their results
+                failed[name] = traceback.format_exc()
+                print(failed[name], file=sys.stderr, flush=True)
+            seconds = time.perf_counter() - start
+            print(f"… {name}: {seconds:.1f} s", file=sys.stderr, flush=True)
+            if options.json is not None:  # whoever is stopped half way keeps what there is
+                _write_json(options.json, session, failed)
     print(_machine(bench))
     print("\n".join(_line(record) for record in session.records))
     print(_goals(session.goals))
@@ -65,8 +72,6 @@ def main() -> int:
         print(f"{name}: {value:.3f}" if isinstance(value, float) else f"{name}: {value}")
     for name in failed:
         print(f"FAILED {name}: {failed[name].strip().splitlines()[-1]}")
-    if options.json is not None:
-        _write_json(options.json, session, failed)
     if options.figure is not None:
         _write_figure(options.figure, session)
     return 1 if failed else 0

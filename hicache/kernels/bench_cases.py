@@ -107,7 +107,6 @@ CASES: dict[str, Callable[[Session], None]] = {
     "ceilings": ceilings,
     "pages": pages,
     "links": links,
-    "peers": against_peers,
     "interference": interference,
     "slots": slots,
     "windows": windows,
@@ -116,4 +115,5 @@ CASES: dict[str, Callable[[Session], None]] = {
     "launches": launches,
     "crossover": crossover,
     "sweep": sweep,
+    "peers": against_peers,  # last: if code of others breaks the device, nothing comes after it
 }

@@ -13,12 +13,19 @@ from hicache.kernels.table import CopyTable
 
 def check_form(ids: Tensor, *, name: str, device: torch.device) -> None:
     """Refuse ids that are not [G] int32, contiguous, on `device`."""
+    check_tensor(ids, name=name)
     if ids.dtype != torch.int32:
         raise ValueError(f"{name} must be int32, got {ids.dtype}")
     if ids.dim() != 1 or not ids.is_contiguous():
         raise ValueError(f"{name} must be one contiguous axis, got shape {tuple(ids.shape)}")
     if ids.device != device:
         raise ValueError(f"{name} must be on {device}, got {ids.device}")
+
+
+def check_tensor(ids: object, *, name: str) -> None:
+    """Refuse lists and arrays."""
+    if not isinstance(ids, Tensor):
+        raise TypeError(f"{name} must be a tensor of int32, got {type(ids).__name__}")
 
 
 def check_copy_form(

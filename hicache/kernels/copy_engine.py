@@ -74,6 +74,12 @@ def contiguous_runs(table: CopyTable, src_ids: Tensor, dst_ids: Tensor) -> Runs:
     return Runs(*(torch.cat(column) for column in zip(*runs, strict=True)))
 
 
+def is_batched(device: torch.device) -> bool:
+    """Whether `copy_runs` would hand over all runs in one call on the current stream."""
+    batch, _ = _batch_call(_driver())
+    return batch is not None and torch.cuda.current_stream(device).cuda_stream != 0
+
+
 def copy_runs(runs: Runs, device: torch.device) -> None:
     """Queue the runs on the current stream of `device`. Host memory must be pinned."""
     num_runs = len(runs.num_bytes)

@@ -2,14 +2,17 @@
 
 A transfer is verified before it is timed: the target is poisoned, the copy runs once, and then
 every item named must equal its source and every other must still be poison. Times are taken with
-device events behind a short spin, so that the queue is full and launch cost stays out.
+device events behind a short spin, so that the queue is full and launch cost stays out; before it
+another buffer is read, so that nothing is found in the cache that the last launch left there.
 
 On a CPU nothing is timed: the same code runs at toy sizes over the reference, so that a dry run
 finds what would break half way.
 """
 
 import math
+import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +24,8 @@ from hicache.kernels.table import WORD_BYTES, CopyTable, copy_table
 
 POISON_WORD = int.from_bytes(b"\xa5" * 8, "little", signed=True)
 SPIN_CYCLES = 1_000_000  # about half a millisecond
+CACHE_BYTES = 256 << 20  # several times the second level of cache of any GPU
+WARM_UP_S = 0.5
 LAYOUTS = {"layer_first": layer_first_buffers, "page_first": page_first_buffers}
 
 
@@ -104,11 +109,28 @@ class Bench:
         }
         self.arenas["device"].random_(0, 256)
         self.arenas["host"].copy_(self.arenas["device"][: 2 * host_bytes])
+        self._other = torch.ones(
+            CACHE_BYTES // 4 if pinned else 0, dtype=torch.int32, device=device
+        )
 
     @property
     def on_gpu(self) -> bool:
         """Whether anything is timed."""
         return self.device.type == "cuda"
+
+    def stream(self) -> AbstractContextManager[object]:
+        """A stream to run on that is not the default one: that takes no batched memcpy."""
+        if not self.on_gpu:
+            return nullcontext()
+        self.synchronize()
+        return torch.cuda.stream(torch.cuda.Stream(self.device))
+
+    def warm_up(self) -> None:
+        """Copy until an idle GPU has its clocks up."""
+        end = time.perf_counter() + (WARM_UP_S if self.on_gpu else 0.0)
+        while time.perf_counter() < end:
+            self.arenas["device_target"].copy_(self.arenas["device"])
+            self.synchronize()
 
     def transfer(
         self,
@@ -176,6 +198,7 @@ class Bench:
             launch()
         times = []
         for _ in range(repeats or self.repeats):
+            self._other.sum()  # read, not written: what is dirty would be written back meanwhile
             torch.cuda._sleep(SPIN_CYCLES)
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()

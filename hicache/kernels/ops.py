@@ -12,7 +12,13 @@ import torch
 from torch import Tensor
 
 from hicache.kernels import checksum, copy, copy_engine, index, reference
-from hicache.kernels.checks import check_copy_form, check_copy_ids, check_form, check_range
+from hicache.kernels.checks import (
+    check_copy_form,
+    check_copy_ids,
+    check_form,
+    check_range,
+    check_tensor,
+)
 from hicache.kernels.table import CopyTable
 
 
@@ -234,6 +240,8 @@ def _ready(
     debug: bool,
 ) -> tuple[Tensor, Tensor]:
     """Checked ids, on the device that copies."""
+    check_tensor(src_ids, name="source ids")
+    check_tensor(dst_ids, name="target ids")
     in_host = src_ids.device.type == dst_ids.device.type == "cpu"
     if in_host and src_map is None and dst_map is None:
         check_copy_form(table, src_ids, dst_ids, None, None, device=src_ids.device)

@@ -116,10 +116,15 @@ def transfer_of_sglang(
 
     Raises:
         ImportError: SGLang is not installed.
+        RuntimeError: its TMA kernel was asked for, and it would take the other.
     """
     module = importlib.import_module(SGLANG_MODULE)
     table, device = transfer.table, transfer.table.device
     row_bytes = table.src[0].shape[1] * WORD_BYTES // page_size
+    if uses_tma and not module.use_hicache_tma_kernel(
+        element_size=row_bytes, block_quota=num_programs, page_size=page_size
+    ):
+        raise RuntimeError("SGLang's TMA kernel declines these pages, or could not be built")
     tokens = torch.arange(page_size, device=device)
     src_rows, dst_rows = (
         (ids.long()[:, None] * page_size + tokens).flatten()

@@ -128,6 +128,11 @@ class Scheduler:
             return None
         return self.prefetcher.next_deadline_ns(now_ns)
 
+    @property
+    def has_backlog(self) -> bool:
+        """Whether the last plan left out a request that waits for no storage: it had no room."""
+        return any(job.blocked_since_ns is None for _, job in self.waiting)
+
     def take_ended(self) -> Outcome:
         """Jobs that ended since the last call, outside a step."""
         ended, self._ended = self._ended, Outcome()

@@ -16,7 +16,7 @@ def prefetch_of(num_pages: int, *, completed: int = 0, has_state: bool = False) 
     prefetch = Prefetch(
         request_id=0,
         sequence=None,  # type: ignore[arg-type]  # nobody looks
-        anchor=CACHE.tree.root,
+        anchor=CACHE.tree.root(""),
         anchor_lock=None,  # type: ignore[arg-type]
         start_page=0,
         asked_pages=num_pages,

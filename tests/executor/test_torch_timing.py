@@ -1,5 +1,7 @@
 """The timing model does its work on the pools of a real model's shape."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,29 @@ from hicache.executor.torch_timing import TimingModel
 from tests.executor.mixes import tiny
 
 TOKENS = np.arange(40, dtype=np.int32).tobytes()
+
+
+@pytest.mark.parametrize("pattern", ["F", "S"])
+def test_attention_sees_the_same_tokens_however_a_prompt_is_cut(pattern):
+    config = tiny(pattern, 8)
+    device = torch.device("cpu")
+    model = TimingModel(config, page_size=8, device=device)
+    pages = np.arange(5, dtype=np.int32)
+    last = []
+    for cuts in ((0, 40), (0, 1, 40), (0, 20, 36, 40), (0, 39, 40)):
+        pools = TorchPools(
+            config,
+            page_size=8,
+            device_counts=(5, 5, 1),
+            host_counts=(0, 0, 0),
+            device=device,
+        )
+        memory = SequenceMemory(pools, model.words, (pages, pages), 0)
+        for start, end in itertools.pairwise(cuts):
+            logits = model.forward(TOKENS, start, end, memory)
+        last.append(logits)
+    for logits in last[1:]:
+        torch.testing.assert_close(logits, last[0])
 
 
 @pytest.mark.parametrize("pattern", ["F", "S", "F S M D"])

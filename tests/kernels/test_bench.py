@@ -109,3 +109,15 @@ def test_without_a_gpu_only_a_dry_run_starts(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert bench.main() == 2
     assert "--dry-run needs none" in capsys.readouterr().err
+
+
+def test_a_bench_that_is_stopped_keeps_what_it_has(monkeypatch, tmp_path):
+    def stopped(session):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(bench_cases.CASES, "pages", stopped)
+    path = tmp_path / "bench.json"
+    with pytest.raises(KeyboardInterrupt):
+        run(monkeypatch, "--op", "indices", "--op", "pages", "--json", str(path))
+    operations = {record["op"] for record in json.loads(path.read_text())["records"]}
+    assert operations == {"ceiling", "index"}

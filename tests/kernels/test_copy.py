@@ -196,7 +196,7 @@ def test_the_comparison_fails_when_a_byte_is_wrong(random_bytes, poisoned, ids, 
     src, dst = random_bytes(4, 256), poisoned(4, 256)
 
     def wrong_copy(table, src_ids, dst_ids):
-        reference.copy_items(table, src_ids.cpu(), dst_ids.cpu())
+        reference.copy_items(table, src_ids, dst_ids)
         dst[0, 0] ^= 1
 
     monkeypatch.setattr(copy, "copy_items", wrong_copy)

@@ -28,6 +28,20 @@ def table(pools):
     return copy_table(*([pool] for pool in pools))
 
 
+def test_the_example_of_the_readme_runs():
+    page = Path(kernels.__file__).parent / "README.md"
+    code = page.read_text().partition("```python\n")[2].partition("```")[0]
+    names = {}
+    exec(code, names)
+    pages = names["device_pool"][:, :, [7, 3, 12]].transpose(1, 2).transpose(0, 1)
+    assert torch.equal(names["host_pool"][:3], pages.cpu())
+
+
+def test_a_list_of_ids_is_refused_in_one_sentence(table):
+    with pytest.raises(TypeError, match="source ids must be a tensor of int32, got list"):
+        kernels.copy_pages(table, [1], [0])
+
+
 @pytest.mark.parametrize(
     "call", [kernels.copy_pages, kernels.copy_rows, kernels.copy_slots, kernels.copy_window]
 )

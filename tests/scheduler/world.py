@@ -238,7 +238,7 @@ class World:
             "rejected": [(job.request.id, reason) for job, reason in self.rejected],
             "counters": counters,
             "io": dict(self.io.counters),
-            "busy_ns": self.engine.busy_ns,
+            "busy_ns": self.cache.counters["engine/busy_ns"],
             "steps": self.engine.num_steps,
         }
 

@@ -1,0 +1,140 @@
+"""How runs are handed to the CUDA driver, shown by one that moves host memory.
+
+Its functions have the signatures and structures of cuda.h, versions 12.8 and 13.
+"""
+
+import ctypes
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from hicache.kernels import copy_engine, copy_table
+
+SIDE = 7  # a stream that is not the default one
+STREAM_ORDER = 1
+ADDRESS, SIZE, RESULT, STREAM = (
+    ctypes.c_uint64,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_void_p,
+)
+
+
+class Location(ctypes.Structure):
+    """CUmemLocation."""
+
+    _fields_ = [("type", ctypes.c_int), ("id", ctypes.c_int)]
+
+
+class Attributes(ctypes.Structure):
+    """CUmemcpyAttributes."""
+
+    _fields_ = [
+        ("src_access_order", ctypes.c_int),
+        ("src_location", Location),
+        ("dst_location", Location),
+        ("flags", ctypes.c_uint),
+    ]
+
+
+BATCH = (
+    ctypes.POINTER(ADDRESS),
+    ctypes.POINTER(ADDRESS),
+    ctypes.POINTER(SIZE),
+    SIZE,
+    ctypes.POINTER(Attributes),
+    ctypes.POINTER(SIZE),
+    SIZE,
+)
+
+
+class HostDriver:
+    """Does at once what a driver with these functions would queue."""
+
+    def __init__(self, *batches: str) -> None:
+        self.calls: list[str] = []
+        self._kept = {
+            "cuMemcpyAsync": ctypes.CFUNCTYPE(RESULT, ADDRESS, ADDRESS, SIZE, STREAM)(self._one)
+        }
+        for name in batches:
+            failed = [] if name.endswith("_v2") else [ctypes.POINTER(SIZE)]
+            prototype = ctypes.CFUNCTYPE(RESULT, *BATCH, *failed, STREAM)
+            self._kept[name] = prototype(self._batch(name))
+
+    def __getattr__(self, name: str):
+        try:
+            function = self.__dict__["_kept"][name]
+        except KeyError:
+            raise AttributeError(name) from None
+        # a symbol of a library knows nothing of its arguments
+        return ctypes.CFUNCTYPE(RESULT)(ctypes.cast(function, ctypes.c_void_p).value)
+
+    def _one(self, dst, src, size, stream):
+        self.calls.append("cuMemcpyAsync")
+        ctypes.memmove(dst, src, size)
+        return 0
+
+    def _batch(self, name):
+        def call(dsts, srcs, sizes, count, attributes, starts, num_attributes, *rest):
+            self.calls.append(name)
+            its = attributes[0]
+            locations = (its.src_location, its.dst_location)
+            hints = [number for each in locations for number in (each.type, each.id)]
+            assert (its.src_access_order, hints, its.flags) == (STREAM_ORDER, [0] * 4, 0)
+            assert (starts[0], num_attributes, rest[-1]) == (0, 1, SIDE)
+            for place in range(count):
+                ctypes.memmove(dsts[place], srcs[place], sizes[place])
+            return 0
+
+        return call
+
+
+@pytest.fixture
+def stream(monkeypatch):
+    """The current stream; the default one is 0."""
+    current = SimpleNamespace(cuda_stream=SIDE)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    return current
+
+
+@pytest.mark.parametrize(
+    ("functions", "number", "wanted"),
+    [
+        (["cuMemcpyBatchAsync_v2", "cuMemcpyBatchAsync"], SIDE, ["cuMemcpyBatchAsync_v2"]),
+        (["cuMemcpyBatchAsync"], SIDE, ["cuMemcpyBatchAsync"]),
+        ([], SIDE, ["cuMemcpyAsync"] * 4),
+        (["cuMemcpyBatchAsync_v2"], 0, ["cuMemcpyAsync"] * 4),
+    ],
+    ids=["cuda 13", "cuda 12.8", "older", "on the default stream"],
+)
+def test_runs_are_handed_over_as_the_driver_wants_them(
+    functions, number, wanted, stream, monkeypatch
+):
+    stream.cuda_stream = number
+    driver = HostDriver(*functions)
+    monkeypatch.setattr(copy_engine, "_driver", lambda: driver)
+    src = [torch.randint(0, 256, (6, 64), dtype=torch.uint8) for _ in range(2)]
+    dst = [torch.zeros(6, 64, dtype=torch.uint8) for _ in range(2)]
+    expected = [torch.zeros(6, 64, dtype=torch.uint8) for _ in range(2)]
+    for buffer, source in zip(expected, src, strict=True):
+        buffer[[0, 1, 5]] = source[[2, 3, 0]]
+    ids = [torch.tensor(values, dtype=torch.int32) for values in ([2, 3, 0], [0, 1, 5])]
+    device = torch.device("cuda", 0)
+    copy_engine.copy_runs(copy_engine.contiguous_runs(copy_table(src, dst), *ids), device)
+    assert driver.calls == wanted
+    assert copy_engine.is_batched(device) == (len(wanted) == 1)
+    assert all(torch.equal(a, b) for a, b in zip(dst, expected, strict=True))
+
+
+def test_a_copy_that_the_driver_refuses_is_an_error(stream, monkeypatch):
+    refuse = ctypes.CFUNCTYPE(RESULT)(lambda *arguments: 700)
+    driver = SimpleNamespace(cuMemcpyAsync=refuse)
+    monkeypatch.setattr(copy_engine, "_driver", lambda: driver)
+    pool = torch.zeros(2, 64, dtype=torch.uint8)
+    ids = torch.zeros(1, dtype=torch.int32)
+    runs = copy_engine.contiguous_runs(copy_table([pool], [pool.clone()]), ids, ids)
+    with pytest.raises(RuntimeError, match="refused a copy with error 700"):
+        copy_engine.copy_runs(runs, torch.device("cuda", 0))

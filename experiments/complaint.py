@@ -20,6 +20,10 @@ def sentence(error: BaseException) -> str:
     if unknown:
         near = difflib.get_close_matches(unknown[1].lstrip("+~"), known_keys(), n=1)
         told += f" (did you mean {near[0]}?)" if near else ""
+    if "BasicLauncherConf" in told:
+        told += " (it is for hydra/launcher=joblib, which must be given too)"
+    if told.startswith("Ambiguous value for argument"):
+        told += " (add -m to run all of its values, or write a list as [a,b])"
     if "LexerNoViableAlt" in told or told.startswith("Error parsing override"):
         told = f"{told} (wanted KEY=VALUE)"
     return told

@@ -1,7 +1,9 @@
 """Runs read back from their directories, and grouped by what was different about them.
 
 Runs that differ in nothing but their seed are one group: a metric of a group is a mean or median
-over seeds, with the range beside it.
+over seeds, with the range beside it. Runs of other code, or of another trace under the same name,
+are no such group, and two that disagree under one seed are not two seeds: keys that nobody typed
+(`cache.eviction source`, say, and in the end `run`) then tell them apart.
 """
 
 import json
@@ -11,6 +13,7 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
+from experiments import provenance
 from hicache.config import METRICS
 from hicache.metrics import is_overloaded
 
@@ -20,6 +23,8 @@ COUNTS = ("_count", "_pages", "_tokens", "_bytes")  # of what never happened, th
 
 STANDS_FOR_ITS_GROUP = ("model.name", "hardware.name")
 TYPED = ".hydra/overrides.yaml"
+SOURCE = " source"  # what these keys end with: `hicache source`, `prefetch.stop source`
+RUN = "run"  # the key of last resort: its directory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +32,8 @@ class StoredRun:
     """One run directory: its config as flat `group.knob` keys, and its summary.
 
     `typed`: what the command line or the grid said, as it was typed, group choices included.
-    `metrics`: those that its experiment is about.
+    `metrics`: those that its experiment is about. `sources`: what made it, as `KNOB source` keys
+    with the first hex digits of a SHA-256; none of a run from before they were kept.
     """
 
     path: Path
@@ -35,9 +41,14 @@ class StoredRun:
     summary: dict[str, float]
     typed: dict[str, str] = field(default_factory=dict)
     metrics: tuple[str, ...] = METRICS
+    sources: dict[str, str] = field(default_factory=dict)
 
     def setting(self, key: str) -> Value:
-        """The value of a knob, or the choice of a group."""
+        """The value of a knob, the choice of a group, or what tells runs of one config apart."""
+        if key == RUN:
+            return str(self.path)
+        if key.endswith(SOURCE):
+            return self.sources.get(key)
         return self.config[key] if key in self.config else self.typed.get(key)
 
     @property
@@ -133,12 +144,15 @@ def load_run(path: Path) -> StoredRun:
         for override in OmegaConf.load(path / TYPED):
             key, _, value = str(override).partition("=")
             typed[key.lstrip("+~")] = value
+    made_of = path / provenance.FILE
+    sources = provenance.sources_of(json.loads(made_of.read_text())) if made_of.is_file() else {}
     return StoredRun(
         path=path,
-        config=_flat(config),
+        config=flat(config),
         summary=json.loads((path / "summary.json").read_text()),
         typed=typed,
         metrics=tuple(config.get("metrics") or METRICS),
+        sources={f"{name}{SOURCE}": digest for name, digest in sources.items()},
     )
 
 
@@ -151,8 +165,29 @@ def differing_keys(runs: Sequence[StoredRun]) -> list[str]:
     """What tells the runs apart, the seed and the like left out, in the order it was typed.
 
     Where what was typed does not account for every difference, the config keys that differ; of
-    another model, or other hardware, only the name then: it stands for all the rest.
+    another model, or other hardware, only the name then: it stands for all the rest. What made the
+    runs comes last, where runs of one setting were not made of the same.
     """
+    keys = _differing_knobs(runs)
+    made_of = dict.fromkeys(key for run in runs for key in run.sources)
+    alike = [group.runs for group in group_runs(runs, keys)]
+    keys += [key for key in made_of if any(_disagree(group, key) for group in alike)]
+    if any(_disagrees_with_itself(group.runs) for group in group_runs(runs, keys)):
+        keys.append(RUN)
+    return keys
+
+
+def _disagree(runs: Sequence[StoredRun], key: str) -> bool:
+    return len({run.sources.get(key) for run in runs}) > 1
+
+
+def _disagrees_with_itself(runs: Sequence[StoredRun]) -> bool:
+    """Whether one seed has given two results."""
+    first = {run.config.get("seed"): run.summary for run in reversed(runs)}
+    return any(run.summary != first[run.config.get("seed")] for run in runs)
+
+
+def _differing_knobs(runs: Sequence[StoredRun]) -> list[str]:
     keys = dict.fromkeys(key for run in runs for key in run.config)
     differing = [key for key in keys if _differs(key, [run.config.get(key) for run in runs])]
     typed = dict.fromkeys(key for run in runs for key in run.typed)
@@ -216,13 +251,14 @@ def is_number(value: Value) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _flat(config: object, prefix: str = "") -> dict[str, Value]:
+def flat(config: object, prefix: str = "") -> dict[str, Value]:
+    """Nested groups of knobs as `group.knob` keys; lists as their JSON text."""
     if not isinstance(config, dict):
         return {prefix: config if isinstance(config, (str, int, float, bool)) else _text(config)}
-    flat: dict[str, Value] = {}
+    keys: dict[str, Value] = {}
     for key, value in config.items():
-        flat |= _flat(value, f"{prefix}.{key}" if prefix else str(key))
-    return flat
+        keys |= flat(value, f"{prefix}.{key}" if prefix else str(key))
+    return keys
 
 
 def _text(value: object) -> str | None:

@@ -5,32 +5,38 @@ python -m experiments.run workload=mooncake_conversation storage=slab prefetch.s
 python -m experiments.run -m cache.host_gib=64,128,256 seed=0,1,2
 python -m experiments.run experiment=prefetch_stop            a question, with its own grid
 
-What a run leaves is in its directory, whose path is the last line printed.
+What a run leaves is in its directory, whose path is the last line printed. A sweep that was
+interrupted goes on with `hydra.sweep.dir=` that directory.
 """
 
 import importlib
+import json
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from experiments import schema
-from experiments.job import CONFIG_ERRORS, explain, run_job
+from experiments.job import CONFIG_ERRORS, SUMMARY_FILE, begin, explain, run_job
 from experiments.progress import ProgressBar
+from experiments.provenance import add_trace
+from experiments.resume import is_as_before, jobs_of, sum_up_interrupted, sweep_config
 from experiments.screen import show_line, show_run
 from hicache import experiment
+from hicache.config import ExperimentConfig
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 
 # what else than a replay `program` may name: each writes into the run's directory
 PROGRAMS = {"capacity": "experiments.capacity", "sim_vs_real": "experiments.sim_vs_real"}
 
+UNEQUAL = 3  # exit code of a run whose cache has given a model wrong bytes
 INTERRUPTED = 130  # exit code of a process that Ctrl-C ended: 128 + 2
 
 schema.register()
@@ -42,48 +48,91 @@ def compose_and_run(cfg: DictConfig) -> int:
     hydra_config = HydraConfig.get()
     out_dir = Path(hydra_config.runtime.output_dir)
     is_sweep = hydra_config.mode is RunMode.MULTIRUN
-    name = f"{cfg.name}/{out_dir.relative_to(out_dir.parents[int(is_sweep)])}"
     try:
-        if cfg.program != "replay":
-            carry_out(cfg, out_dir)
+        title = f"{job_title(out_dir)}: {swept(out_dir)}" if is_sweep else str(cfg.name)
+        config = schema.to_config(cfg)
+    except Exception as error:
+        return failed(error, out_dir, is_sweep=is_sweep)
+    try:
+        if is_as_before(config, out_dir):
+            print(f"{title}  →  as before" if is_sweep else f"as before\n{out_dir}")
+            return 0 if is_sweep else verdict(json.loads((out_dir / SUMMARY_FILE).read_text()))
+    except ValueError as error:  # an error.txt would spoil the run that is there
+        return failed(error, None, is_sweep=is_sweep)
+    try:
+        if config.program != "replay":
+            carry_out(config, out_dir)
             print(out_dir)
             return 0
         is_alone = not str(hydra_config.launcher._target_).endswith("JoblibLauncher")
-        bar = ProgressBar(name, bar=is_alone or not is_sweep, line=not is_sweep)
-        outcome = run_job(experiment.run, cfg, out_dir, group=cfg.name, name=name, bar=bar)
+        bar = ProgressBar(
+            f"{config.name}, {job_title(out_dir)}" if is_sweep else config.name,
+            bar=is_alone or not is_sweep,
+            line=not is_sweep,
+        )
+        outcome = run_job(
+            experiment.run,
+            config,
+            out_dir,
+            group=f"{config.name}/{out_dir.parent.name}" if is_sweep else config.name,
+            name=f"{config.name}/{out_dir.relative_to(out_dir.parents[int(is_sweep)])}",
+            bar=bar,
+        )
     except Exception as error:  # whatever it was, the other jobs of the sweep are not to blame
-        code = explain(error, out_dir)
-        if is_sweep:
-            return code
-        sys.exit(code)
+        return failed(error, out_dir, is_sweep=is_sweep)
     if is_sweep:
-        show_line(outcome, f"{hydra_config.job.num}: {swept(hydra_config.overrides.task, out_dir)}")
-    else:
-        show_run(outcome)
-        print(out_dir)
-        if outcome.summary.get("verify/unequal_count"):
-            sys.exit(3)  # the cache has given a model wrong bytes
+        show_line(outcome, title)
+        return 0
+    show_run(outcome)
+    for metric in config.metrics:
+        if metric not in outcome.summary:
+            sys.stderr.write(f"the run has no metric {metric}\n")
+    print(out_dir)
+    return verdict(outcome.summary)
+
+
+def failed(error: Exception, out_dir: Path | None, *, is_sweep: bool) -> int:
+    """Say what went wrong; the end of a single run, and a bad job of a sweep."""
+    code = explain(error, out_dir)
+    if not is_sweep:
+        sys.exit(code)
+    return code
+
+
+def verdict(summary: Mapping[str, float]) -> int:
+    """End a single run that gave a model wrong bytes as a failure."""
+    if summary.get("verify/unequal_count"):
+        sys.exit(UNEQUAL)
     return 0
 
 
-def swept(overrides: Sequence[str], out_dir: Path) -> str:
+def job_title(out_dir: Path) -> str:
+    """Which job of how many, with the name of its directory."""
+    jobs = jobs_of(sweep_config(out_dir.parent))
+    if jobs is None or not out_dir.name.isdigit():
+        return f"job {out_dir.name}"
+    return f"job {out_dir.name} ({int(out_dir.name) + 1} of {len(jobs)})"
+
+
+def swept(out_dir: Path) -> str:
     """What this job of a sweep was told and not every other one as well."""
-    sweep = OmegaConf.load(out_dir.parent / "multirun.yaml")
-    typed = OmegaConf.select(sweep, "hydra.overrides.task")
+    overrides = HydraConfig.get().overrides.task
+    typed = sweep_config(out_dir.parent).hydra.overrides.task
     # Hydra escapes the colon of module:Class
     told = [re.sub(r"\\(.)", r"\1", override) for override in overrides]
     return " ".join([item for item in told if item not in typed] or told)
 
 
-def carry_out(cfg: DictConfig, out_dir: Path) -> None:
+def carry_out(config: ExperimentConfig, out_dir: Path) -> None:
     """Do what `program` names."""
-    config = schema.to_config(cfg)
     module = PROGRAMS.get(config.program)
     if module is None:
         raise ValueError(
             f"program must be replay or one of {', '.join(PROGRAMS)}, got {config.program!r}"
         )
+    begin(config, out_dir)
     importlib.import_module(module).carry_out(config, out_dir)  # a simulation needs no torch
+    add_trace(config, out_dir)
 
 
 def main() -> None:
@@ -94,7 +143,12 @@ def main() -> None:
     except CONFIG_ERRORS as error:
         sys.exit(explain(error))
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
+        try:
+            sum_up_interrupted()
+        except KeyboardInterrupt:
+            pass  # whoever asks twice does not want to wait for it
+        except Exception as error:
+            explain(error)
         sys.exit(INTERRUPTED)
 
 

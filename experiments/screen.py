@@ -66,8 +66,9 @@ def show_run(outcome: Outcome) -> None:
     for line in _lines(summary):
         screen.print(line, soft_wrap=True)
     screen.print(
-        f"{outcome.timing['wall_s']:.1f} s of wall time, "
-        f"{outcome.timing['requests_per_wall_s']:,.0f} requests a second",
+        f"{outcome.timing['wall_s']:.1f} s of wall time to load and serve "
+        f"({outcome.timing['requests_per_wall_s']:,.0f} requests a second), "
+        f"{outcome.timing['total_wall_s']:.1f} s with reports",
         style="dim",
     )
 

@@ -7,8 +7,10 @@ check that concerns one knob stands in `__post_init__` and names it.
 
 from dataclasses import dataclass, field
 from enum import Enum
+from math import isfinite
+from pathlib import PurePath
 
-from hicache.models import HardwareConfig, ModelConfig
+from hicache.models import ComponentKind, HardwareConfig, ModelConfig
 
 STOP_POLICIES = (
     "best_effort",
@@ -141,13 +143,32 @@ class StartState(Enum):
 
 
 def _at_least(knob: str, value: float, least: float) -> None:
+    _finite(knob, value)
     if value < least:
         raise ValueError(f"{knob} must be at least {least}, got {value}")
 
 
+def _positive(knob: str, value: float) -> None:
+    _finite(knob, value)
+    if value <= 0:
+        raise ValueError(f"{knob} must be positive, got {value}")
+
+
+def _finite(knob: str, value: float) -> None:
+    if not isfinite(value):
+        raise ValueError(f"{knob} must be a finite number, got {value}")
+
+
 def _share(knob: str, value: float | None) -> None:
-    if value is not None and not 0 <= value <= 1:
+    if value is not None and not 0 <= value <= 1:  # which is no share either if it is nan
         raise ValueError(f"{knob} must be a share between 0 and 1, got {value}")
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that would put what a run leaves elsewhere than below `outputs/`."""
+    parts = PurePath(name).parts
+    if not parts or PurePath(name).is_absolute() or ".." in parts:
+        raise ValueError(f"name must be that of a directory below outputs/, got {name!r}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,16 +200,16 @@ class WorkloadConfig:
     def __post_init__(self) -> None:
         if self.limit is not None:
             _at_least("workload.limit", self.limit, 1)
-        if self.load is not None and not self.load > 0:
-            raise ValueError(f"workload.load must be positive, got {self.load}")
-        if self.time_scale <= 0:
-            raise ValueError(f"workload.time_scale must be positive, got {self.time_scale}")
+        if self.load is not None:
+            _positive("workload.load", self.load)
+        _positive("workload.time_scale", self.time_scale)
         _at_least("workload.token_stride", self.token_stride, 1)
         _at_least("workload.start_jitter_s", self.start_jitter_s, 0)
         _at_least("workload.concurrency", self.concurrency, 1)
+        _at_least("workload.think_cap_s", self.think_cap_s, 0)
+        _at_least("workload.warm_up_s", self.warm_up_s, 0)
         _at_least("workload.num_sessions", self.num_sessions, 1)
-        if self.session_rate <= 0:
-            raise ValueError(f"workload.session_rate must be positive, got {self.session_rate}")
+        _positive("workload.session_rate", self.session_rate)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -244,9 +265,10 @@ class CacheConfig:
     def __post_init__(self) -> None:
         if self.page_size < 1 or self.page_size & (self.page_size - 1):
             raise ValueError(f"cache.page_size must be a power of two, got {self.page_size}")
-        if self.device_gib is not None and self.device_gib <= 0:
-            raise ValueError(f"cache.device_gib must be positive, got {self.device_gib}")
+        if self.device_gib is not None:
+            _positive("cache.device_gib", self.device_gib)
         _at_least("cache.host_gib", self.host_gib, 0)
+        _at_least("cache.load_back_threshold", self.load_back_threshold, 0)
         for name in (
             "swa_device_share",
             "swa_host_share",
@@ -254,10 +276,12 @@ class CacheConfig:
             "mamba_host_share",
         ):
             _share(f"cache.{name}", getattr(self, name))
-        if self.checkpoint_tokens % self.page_size:
+        _at_least("cache.checkpoint_tokens", self.checkpoint_tokens, 1)
+        is_grid = self.checkpoints is CheckpointPlacement.every  # else there is none to be off
+        if is_grid and self.checkpoint_tokens % self.page_size:
             raise ValueError(
-                f"cache.checkpoint_tokens must be a multiple of cache.page_size "
-                f"({self.page_size}), got {self.checkpoint_tokens}"
+                f"cache.checkpoint_tokens={self.checkpoint_tokens} must be a multiple of "
+                f"cache.page_size={self.page_size}: change either of them"
             )
 
 
@@ -383,9 +407,11 @@ class StorageConfig:
     faults: FaultsConfig = field(default_factory=FaultsConfig)
 
     def __post_init__(self) -> None:
-        for name in ("read_gbps", "write_gbps"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"storage.{name} must be positive, got {getattr(self, name)}")
+        for name in ("read_gbps", "write_gbps", "deadline_s"):
+            _positive(f"storage.{name}", getattr(self, name))
+        for name in ("shared_gbps", "capacity_gib"):
+            if getattr(self, name) is not None:
+                _positive(f"storage.{name}", getattr(self, name))
         for name in (
             "query_s",
             "operation_s",
@@ -401,8 +427,6 @@ class StorageConfig:
                 "storage.tiering=exclusive needs storage.write=on_host_eviction, got "
                 f"{self.write.name}"
             )
-        if self.deadline_s <= 0:
-            raise ValueError(f"storage.deadline_s must be positive, got {self.deadline_s}")
         for name in (
             "batch_pages",
             "read_workers",
@@ -438,10 +462,7 @@ class ExecutorConfig:
             )
         if self.verify and self.model is not RealModel.exact:
             raise ValueError(f"executor.verify needs executor.model=exact, got {self.model.value}")
-        if self.storage_deadline_s <= 0:
-            raise ValueError(
-                f"executor.storage_deadline_s must be positive, got {self.storage_deadline_s}"
-            )
+        _positive("executor.storage_deadline_s", self.storage_deadline_s)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -459,6 +480,9 @@ class TrackerConfig:
     wandb_mode: WandbMode = WandbMode.offline
     project: str = "hicache"
     interval_s: float = 10.0  # simulated seconds between rows of metrics.jsonl
+
+    def __post_init__(self) -> None:
+        _at_least("tracker.interval_s", self.interval_s, 0.001)
 
 
 METRICS = (
@@ -489,3 +513,18 @@ class ExperimentConfig:
     executor: ExecutorConfig = field(default_factory=ExecutorConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
+
+    def __post_init__(self) -> None:
+        check_name(self.name)
+        _at_least("seed", self.seed, 0)
+        tp = self.parallel.tp or self.model.default_tp
+        for kind, heads in (
+            (ComponentKind.full, self.model.num_kv_heads),
+            (ComponentKind.swa, self.model.swa_num_kv_heads),
+        ):
+            is_dealt = kind in self.model.components and not self.model.latent_dim and heads
+            if is_dealt and heads % tp and tp % heads:
+                raise ValueError(
+                    f"parallel.tp must divide the {heads} KV heads of {self.model.name} or be a "
+                    f"multiple of them, got {tp}"
+                )

@@ -71,9 +71,14 @@ def write_requests(path: Path, records: Sequence[RequestRecord]) -> None:
     pq.write_table(pa.table(columns, schema=schema), path)
 
 
-def write_report(run_dir: Path, *, title: str) -> Path:
-    """Draw the figures of a run and the page that shows them; return the page."""
-    summary = json.loads((run_dir / "summary.json").read_text())
+def write_report(run_dir: Path, *, title: str, summary: Mapping[str, float] | None = None) -> Path:
+    """Draw the figures of a run and the page that shows them; return the page.
+
+    `summary` stands in for `summary.json`, which a run writes last.
+    """
+    if summary is None:
+        summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary is not None
     lines = (run_dir / "metrics.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
     tokens_path, ttft_path = run_dir / "tokens.png", run_dir / "ttft.png"

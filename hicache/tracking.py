@@ -8,10 +8,11 @@ shorter run).
 import json
 import netrc
 import os
+import shutil
 import signal
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from pathlib import Path
@@ -60,6 +61,15 @@ class Tracker:
         self._metrics.write(json.dumps(flat) + "\n")
         if self._wandb is not None:
             self._wandb.log(flat)  # with an explicit step W&B would hold the last row back
+
+    def attach(self, paths: Sequence[Path]) -> None:
+        """Have W&B keep these files with the run; they are uploaded when it is."""
+        if self._wandb is not None:
+            folder = Path(self._wandb.dir)
+            for path in paths:
+                # left to itself W&B makes a symbolic link, which a run that is moved loses
+                _link(path, folder / path.name)
+                self._wandb.save(folder / path.name, base_path=folder, policy="end")
 
     def summarize(self, summary: Mapping[str, float]) -> None:
         """Record the numbers that stand for the whole run."""
@@ -137,8 +147,18 @@ def plain(value: Any) -> Any:
 
 
 def write_json(path: Path, values: Mapping[str, object]) -> None:
-    """The same bytes for the same values: sorted keys, shortest exact floats."""
-    path.write_text(json.dumps(values, indent=2, sort_keys=True, allow_nan=False) + "\n")
+    """The same bytes for the same values: sorted keys, shortest exact floats. All or nothing."""
+    text = json.dumps(values, indent=2, sort_keys=True, allow_nan=False) + "\n"
+    unfinished = path.with_name(f".{path.name}.part")
+    unfinished.write_text(text)
+    unfinished.replace(path)
+
+
+def _link(path: Path, target: Path) -> None:
+    try:
+        os.link(path, target)
+    except OSError:  # a file system without links
+        shutil.copyfile(path, target)
 
 
 def _has_key() -> bool:

@@ -136,3 +136,37 @@ def test_a_stop_policy_that_there_is_not_is_refused_before_anything_runs():
     told = f"prefetch.stop must be one of {', '.join(STOP_POLICIES)} or module:Class"
     with pytest.raises(ValueError, match=re.escape(f"{told}, got 'never'")):
         load("prefetch.stop=never")
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("cache.host_gib=inf", "cache.host_gib must be a finite number, got inf"),
+        ("cache.device_gib=nan", "cache.device_gib must be a finite number, got nan"),
+        ("prefetch.timeout_base_s=nan", "prefetch.timeout_base_s must be a finite number, got nan"),
+        ("prefetch.occupied_share=nan", "prefetch.occupied_share must be a share"),
+        ("workload.load=inf", "workload.load must be a finite number, got inf"),
+        ("workload.warm_up_s=-1", "workload.warm_up_s must be at least 0, got -1"),
+        ("tracker.interval_s=0", "tracker.interval_s must be at least 0.001, got 0"),
+        ("tracker.interval_s=-5", "tracker.interval_s must be at least 0.001, got -5"),
+        ("cache.load_back_threshold=-100", "cache.load_back_threshold must be at least 0"),
+        ("seed=-1", "seed must be at least 0, got -1"),
+        ("name=../../evil", "name must be that of a directory below outputs/, got '../../evil'"),
+        ("name=/evil", "name must be that of a directory below outputs/, got '/evil'"),
+        ("parallel.tp=3", "parallel.tp must divide the 8 KV heads of llama3_8b or be a multiple"),
+    ],
+)
+def test_a_value_that_means_nothing_is_refused(override, told):
+    with pytest.raises(ValueError, match=re.escape(told)):
+        load(override)
+
+
+def test_latent_kv_has_no_heads_to_deal():
+    assert load("model=kimi_linear_48b", "parallel.tp=3").parallel.tp == 3
+
+
+def test_a_page_longer_than_the_grid_of_states_names_both_where_there_is_such_a_grid():
+    told = "cache.checkpoint_tokens=8192 must be a multiple of cache.page_size=16384"
+    with pytest.raises(ValueError, match=re.escape(told)):
+        load("cache.page_size=16384", "cache.checkpoints=every")
+    assert load("cache.page_size=16384").cache.page_size == 16384

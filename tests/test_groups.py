@@ -20,6 +20,7 @@ from experiments.sweep import sum_up
 from experiments.table import number
 from hicache.tracking import write_json
 
+OTHER_CODE = "b" * 64
 STOPS = ("best_effort", "timeout")
 RATES = (0.5, 8.0)
 SEEDS = (0, 1, 2)
@@ -108,6 +109,60 @@ def test_what_was_counted_in_one_run_only_is_zero_in_the_others(tmp_path):
     summary = json.loads((tmp_path / "1" / "summary.json").read_text())
     write_json(tmp_path / "1" / "summary.json", summary | {"prefetch/cut_count": 7})
     assert [run.summary["prefetch/cut_count"] for run in load_runs([tmp_path])] == [0, 7]
+
+
+def made_of(path, *, code="a" * 64, **policies):
+    """Writes what made a run."""
+    digests = {knob: {"class": "mine:Mine", "sha256": sha} for knob, sha in policies.items()}
+    write_json(path / "provenance.json", {"hicache": {"sha256": code}, "policies": digests})
+
+
+def write_seeds(path, ttfts):
+    for seed, ttft in enumerate(ttfts):
+        write_run(path / str(seed), stop="mine:Mine", rate=1.0, seed=seed, ttft=ttft)
+
+
+def test_a_policy_before_and_after_an_edit_is_two_settings(tmp_path):
+    write_seeds(tmp_path, [1.0, 2.0])
+    for seed, sha in enumerate(["a" * 64, OTHER_CODE]):
+        made_of(tmp_path / str(seed), **{"prefetch.stop": sha})
+    groups = groups_of(tmp_path)
+    assert [group.settings for group in groups] == [
+        {"prefetch.stop source": "aaaaaaaa"},
+        {"prefetch.stop source": "bbbbbbbb"},
+    ]
+
+
+def test_a_policy_that_nobody_edited_is_one_setting(tmp_path):
+    write_seeds(tmp_path, [1.0, 2.0])
+    for seed in (0, 1):
+        made_of(tmp_path / str(seed), **{"prefetch.stop": OTHER_CODE})
+    assert [group.settings for group in groups_of(tmp_path)] == [{}]
+
+
+def test_runs_by_other_code_are_no_further_seeds(tmp_path):
+    write_seeds(tmp_path, [1.0, 2.0])
+    made_of(tmp_path / "0")
+    made_of(tmp_path / "1", code=OTHER_CODE)
+    assert differing_keys(load_runs([tmp_path])) == ["hicache source"]
+
+
+def test_other_code_is_no_setting_where_the_knobs_tell_the_runs_apart_anyway(tmp_path):
+    for job, stop in enumerate(STOPS):
+        write_run(tmp_path / str(job), stop=stop, rate=1.0, seed=0, ttft=1.0)
+    made_of(tmp_path / "0")
+    made_of(tmp_path / "1", code=OTHER_CODE)
+    assert differing_keys(load_runs([tmp_path])) == ["prefetch.stop"]
+
+
+def test_one_seed_with_two_results_is_not_two_seeds(tmp_path):
+    for place, ttft in (("first", 1.0), ("second", 2.0)):
+        write_run(tmp_path / place, stop="timeout", rate=1.0, seed=0, ttft=ttft)
+    groups = groups_of(tmp_path)
+    assert [group.settings for group in groups] == [
+        {"run": str(tmp_path / "first")},
+        {"run": str(tmp_path / "second")},
+    ]
 
 
 def test_answers_to_the_question_stand_together(sweep):

@@ -167,3 +167,23 @@ def test_a_killed_run_keeps_its_rows_in_both_places(tmp_path, name, code):
     assert len(records(log, "history")) == 20
     exits = records(log, "exit")
     assert [entry["exit_code"] for entry in exits] == ([143] if code == 143 else [])
+
+
+def test_attached_files_stay_with_the_run_when_it_is_moved(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "table.bin").write_bytes(b"rows")
+    with tracker(tmp_path / "run") as open_tracker:
+        open_tracker.attach([tmp_path / "run" / "table.bin"])
+    moved = (tmp_path / "run").rename(tmp_path / "moved")
+    assert "table.bin" in {
+        file["path"] for entry in records(inspect(moved), "files") for file in entry["files"]
+    }
+    (kept,) = moved.glob("wandb/offline-run-*/files/table.bin")
+    assert kept.read_bytes() == b"rows"
+
+
+def test_a_summary_is_whole_or_not_there(tmp_path):
+    with pytest.raises(ValueError, match="JSON compliant"):
+        write_json(tmp_path / "one", {"a": float("nan")})
+    write_json(tmp_path / "two", {"a": 1})
+    assert [path.name for path in tmp_path.iterdir()] == ["two"]

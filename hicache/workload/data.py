@@ -76,7 +76,7 @@ def find_trace(source: Source, *, path: str | None, data_dir: str | None) -> Pat
     into which the trace is downloaded where its release is known.
 
     Raises:
-        FileNotFoundError: with where it was looked for and how to get it.
+        FileNotFoundError: with where it was looked for and how to get it; or `data_dir` is nowhere.
         ValueError: what was downloaded has another SHA-256.
     """
     if path is not None:
@@ -85,6 +85,10 @@ def find_trace(source: Source, *, path: str | None, data_dir: str | None) -> Pat
                 f"workload.path: there is no {path}; to get this trace, {source.obtain}"
             )
         return Path(path)
+    if data_dir is not None and not Path(data_dir).is_dir():
+        raise FileNotFoundError(
+            f"data_dir (by default what HICACHE_DATA says): there is no directory {data_dir}"
+        )
     cache = Path(os_cache("hicache"))
     named = (data_dir, os.environ.get("HICACHE_DATA"))
     looked = [Path(directory) for directory in named if directory] + [cache]

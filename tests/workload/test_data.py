@@ -112,3 +112,8 @@ def test_a_failed_download_says_how_to_get_the_trace() -> None:
     )
     with pytest.raises(FileNotFoundError, match=r"download failed \(ConnectionError\): ask its"):
         find_trace(source, path=None, data_dir=None)
+
+
+def test_a_data_directory_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"data_dir .*: there is no directory .*gone"):
+        find_trace(HERE, path=None, data_dir=str(tmp_path / "gone"))

@@ -42,7 +42,7 @@ class Checkpoints:
             else:
                 slot = self._cache.take_state_slot()
             if slot is None:
-                self._cache.counters["cache/missed_checkpoint_count"] += 1
+                self._cache.counters["scheduler/missed_checkpoint_count"] += 1
                 continue
             saves.append((length, slot))
         return saves

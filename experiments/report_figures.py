@@ -64,7 +64,7 @@ QUESTIONS = {
         arm_key="prefetch.await_sidecars",
         arms={False: "may stop (before)", True: "waits for its state (report 003)"},
         metrics={
-            "prefetch/discarded_pages": "pages thrown away",
+            "prefetch/discarded_incomplete_pages": "pages read and thrown away",
             "cache/token_hit_rate": "token hit rate",
             "request/storage_wait_s_mean": "mean wait for storage, s",
             "request/ttft_s_mean": "mean TTFT, s",

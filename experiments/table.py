@@ -23,7 +23,7 @@ TITLES = {
     "prefetch/abandoned_count": "prefetches\ngiven up",
     "prefetch/cut_tokens": "tokens cut",
     "prefetch/discarded_incomplete_pages": "pages read and\nthrown away",
-    "prefetch/discarded_pages": "pages\nthrown away",
+    "prefetch/discarded_pages": "pages staged\nfor nothing",
     "prefetch/used_pages": "prefetched pages\nthat were used",
     "request/storage_wait_s_mean": "storage wait\nmean, s",
     "request/ttft_s_mean": "TTFT mean, s",

@@ -20,7 +20,7 @@ from rich.table import Table
 from experiments.sweep_figure import COLOURS
 from hicache.cache.node import FULL, MAMBA, SWA
 from hicache.capacity import page_bytes
-from hicache.config import CheckpointPlacement, ExperimentConfig
+from hicache.config import CHECKPOINT_PLACEMENTS, ExperimentConfig
 from hicache.models import GIB
 from hicache.tracking import write_json
 from hicache.workload.build import load_workload
@@ -62,7 +62,7 @@ def carry_out(config: ExperimentConfig, out_dir: Path) -> None:
     out_dir.mkdir(parents=True, exist_ok=True)
     title = f"{workload.name}, {config.model.name}"
     if found.bounds[0] is None:
-        title += f", checkpoints {config.cache.checkpoints.value}"
+        title += f", checkpoints {config.cache.checkpoints}"
     write_json(out_dir / "summary.json", summarize(found, visits))
     draw(found, title, out_dir / "capacity.png", config.workload.kind)
     Console().print(f"{workload.description}\n{title}")
@@ -76,10 +76,15 @@ def placement(config: ExperimentConfig, sizes: Sequence[int]) -> Checkpoints | N
     cache = config.cache
     # a window is kept where a state is, or where a request ended
     window_pages = -(-config.model.window_len // cache.page_size)
-    every = cache.checkpoints is CheckpointPlacement.every
+    if cache.checkpoints not in CHECKPOINT_PLACEMENTS:
+        raise ValueError(
+            f"the capacity program knows checkpoints {', '.join(CHECKPOINT_PLACEMENTS)} only, got "
+            f"{cache.checkpoints}"
+        )
+    every = cache.checkpoints == "every"
     return Checkpoints(
         num_bytes=sizes[MAMBA] + window_pages * sizes[SWA],
-        branch=cache.checkpoints is not CheckpointPlacement.end,
+        branch=cache.checkpoints != "end",
         every=cache.checkpoint_tokens // cache.page_size if every else 0,
     )
 

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from experiments import peer_sglang  # noqa: F401  # stands in for the GPU before the import below
 from hicache.cache.node import FULL, SWA
 from hicache.cache.pages import PageAllocator
-from hicache.config import SchedulerConfig, SwaBudget
+from hicache.config import SchedulerConfig
 from hicache.scheduler.admission import Admission, Refusal
 from hicache.scheduler.budget import StepBudget, swa_budget_for_req
 
@@ -45,7 +45,7 @@ def main() -> None:
             allocation_limit=chunk,
             host_hit_length=host_hit,
         ) != swa_budget_for_req(
-            SwaBudget.sglang_0_5_23,
+            "sglang_0_5_23",
             extend=extend,
             chunk=chunk,
             window=window,
@@ -126,7 +126,7 @@ def our_verdict(
     )
     admission = Admission(
         cache,  # type: ignore[arg-type]
-        SchedulerConfig(swa_budget=SwaBudget.sglang_0_5_23),
+        SchedulerConfig(swa_budget="sglang_0_5_23"),
     )
     return admission.judge(
         SimpleNamespace(target_len=target, remaining_output=new),  # type: ignore[arg-type]

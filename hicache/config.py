@@ -12,12 +12,12 @@ from pathlib import PurePath
 
 from hicache.models import ComponentKind, HardwareConfig, ModelConfig
 
-STOP_POLICIES = (
-    "best_effort",
-    "wait_complete",
-    "timeout",
-    "marginal",
-)  # those of hicache.cache.stop
+# policies of our own, by the knob that names them; module:Class names one of the user's
+STOP_POLICIES = ("best_effort", "wait_complete", "timeout", "marginal")
+EVICTION_POLICIES = ("lru", "lfu", "slru", "fifo", "random")
+CHECKPOINT_PLACEMENTS = ("end", "end_branch", "every")
+SERVICE_ORDERS = ("fcfs", "longest_prefix", "shortest_remaining")
+SWA_BUDGETS = ("no_host_term", "reports", "double", "sglang_0_5_23")
 MISSING = "???"  # OmegaConf's mark of a value that must be given
 
 
@@ -42,14 +42,6 @@ class StorageWrites(Enum):
     on_back_up = "on_back_up"  # as soon as it is on the host
     selective = "selective"  # when it has been hit `storage.write_hits` times
     on_host_eviction = "on_host_eviction"  # when it leaves the host
-
-
-class CheckpointPlacement(Enum):
-    """At which page boundaries a Mamba state is kept."""
-
-    end = "end"  # the end of the prompt and of the request
-    end_branch = "end_branch"  # and where a prompt left an edge that had no state there
-    every = "every"  # and every `checkpoint_tokens` tokens
 
 
 class CutPolicy(Enum):
@@ -81,28 +73,11 @@ class CommitPolicy(Enum):
     usable = "usable"  # keep the longest prefix whose state and window were read
 
 
-class ServiceOrder(Enum):
-    """In which order the scheduler looks at waiting requests."""
-
-    fcfs = "fcfs"
-    longest_prefix = "longest_prefix"
-    shortest_remaining = "shortest_remaining"  # least uncached work first, with aging
-
-
 class HitAgreement(Enum):
     """What the ranks of an engine agree on when storage has answered each of them."""
 
     restorable = "restorable"  # the longest prefix that every rank can restore
     min_of_maxima = "min_of_maxima"  # the shortest of their longest: not restorable on some
-
-
-class SwaBudget(Enum):
-    """What admission charges a request to the sliding-window pool."""
-
-    no_host_term = "no_host_term"  # max(min(extend, chunk), window) + page: before the fix
-    reports = "reports"  # that, and the pages to load back
-    double = "double"  # the pages to load back charged twice: wrong on purpose
-    sglang_0_5_23 = "sglang_0_5_23"  # the later formula
 
 
 class Batching(Enum):
@@ -162,6 +137,11 @@ def _finite(knob: str, value: float) -> None:
 def _share(knob: str, value: float | None) -> None:
     if value is not None and not 0 <= value <= 1:  # which is no share either if it is nan
         raise ValueError(f"{knob} must be a share between 0 and 1, got {value}")
+
+
+def _policy(knob: str, name: str, ours: tuple[str, ...]) -> None:
+    if name not in ours and ":" not in name:
+        raise ValueError(f"{knob} must be one of {', '.join(ours)} or module:Class, got {name!r}")
 
 
 def check_name(name: str) -> None:
@@ -252,14 +232,17 @@ class CacheConfig:
     swa_host_share: float | None = None
     mamba_device_share: float | None = None
     mamba_host_share: float | None = None
-    eviction: str = "lru"  # lru, lfu, slru, fifo, random, or a class of yours as module:Class
+    eviction: str = "lru"  # one of EVICTION_POLICIES, or a class of yours as module:Class
     eviction_args: dict[str, float] = field(default_factory=dict)  # of that class, by name
     write_policy: WritePolicy = WritePolicy.write_through
     load_back_threshold: int = 10  # full tokens below which nothing is loaded back
     split_refreshes: bool = False  # a split counts as a use of what lies below it, as in sglang
     # window and state on the host count as used when they leave the device, as in sglang
     leaving_refreshes: bool = False
-    checkpoints: CheckpointPlacement = CheckpointPlacement.end_branch
+    # at which page boundaries of a prompt a Mamba state is kept: at its end; there and where it
+    # left an edge that had no state; there and every `checkpoint_tokens`; as a class of yours says
+    checkpoints: str = "end_branch"
+    checkpoints_args: dict[str, float] = field(default_factory=dict)
     checkpoint_tokens: int = 8192  # grid of checkpoints=every
 
     def __post_init__(self) -> None:
@@ -276,8 +259,10 @@ class CacheConfig:
             "mamba_host_share",
         ):
             _share(f"cache.{name}", getattr(self, name))
+        _policy("cache.eviction", self.eviction, EVICTION_POLICIES)
+        _policy("cache.checkpoints", self.checkpoints, CHECKPOINT_PLACEMENTS)
         _at_least("cache.checkpoint_tokens", self.checkpoint_tokens, 1)
-        is_grid = self.checkpoints is CheckpointPlacement.every  # else there is none to be off
+        is_grid = self.checkpoints == "every"  # else there is none to be off
         if is_grid and self.checkpoint_tokens % self.page_size:
             raise ValueError(
                 f"cache.checkpoint_tokens={self.checkpoint_tokens} must be a multiple of "
@@ -303,11 +288,7 @@ class PrefetchConfig:
     occupied_share: float = 0.5  # of host tokens that prefetches may hold before more are declined
 
     def __post_init__(self) -> None:
-        if self.stop not in STOP_POLICIES and ":" not in self.stop:
-            raise ValueError(
-                f"prefetch.stop must be one of {', '.join(STOP_POLICIES)} or module:Class, "
-                f"got {self.stop!r}"
-            )
+        _policy("prefetch.stop", self.stop, STOP_POLICIES)
         _at_least("prefetch.threshold", self.threshold, 1)
         _at_least("prefetch.timeout_base_s", self.timeout_base_s, 0)
         _at_least("prefetch.timeout_per_ki_token_s", self.timeout_per_ki_token_s, 0)
@@ -318,12 +299,16 @@ class PrefetchConfig:
 class SchedulerConfig:
     """Which request runs next, and what a step may hold."""
 
-    order: ServiceOrder = ServiceOrder.fcfs
+    order: str = "fcfs"  # one of SERVICE_ORDERS, or a class of yours as module:Class
+    order_args: dict[str, float] = field(default_factory=dict)
     chunk_tokens: int = 8192  # extend tokens a step
     max_running: int = 256
     scan_limit: int = 128  # requests waiting for their prefetch that one scan may pass over
     batching: Batching = Batching.prefill_first
-    swa_budget: SwaBudget = SwaBudget.reports
+    # what a request is charged in the window pool: one of SWA_BUDGETS (hicache.scheduler.budget has
+    # the formulas; double is wrong on purpose), or a class of yours as module:Class
+    swa_budget: str = "reports"
+    swa_budget_args: dict[str, float] = field(default_factory=dict)
     aging: float = 0.1  # seconds of remaining work forgiven for each second waited
     clip_new_tokens: int = 4096  # answer tokens that admission reserves at most
     new_token_ratio: float = 0.7  # share of them it reserves at first
@@ -331,6 +316,8 @@ class SchedulerConfig:
     new_token_ratio_decay_steps: int = 600
 
     def __post_init__(self) -> None:
+        _policy("scheduler.order", self.order, SERVICE_ORDERS)
+        _policy("scheduler.swa_budget", self.swa_budget, SWA_BUDGETS)
         _at_least("scheduler.chunk_tokens", self.chunk_tokens, 1)
         _at_least("scheduler.max_running", self.max_running, 1)
         _at_least("scheduler.scan_limit", self.scan_limit, 1)

@@ -25,6 +25,7 @@ from hicache.recorder import Recorder
 from hicache.request import Request
 from hicache.routing import ROUTERS
 from hicache.runtime import Runtime, SimulatedRuntime, make_runtime
+from hicache.scheduler.checkpoints import PLACEMENTS
 from hicache.scheduler.scheduler import Scheduler
 from hicache.warm import warm_storage
 from hicache.workload.arrivals import Feeder
@@ -221,8 +222,15 @@ def _engine(
         prefetcher,
         config.scheduler,
         max_len=model.max_len,
-        checkpoints=cache_config.checkpoints,
-        checkpoint_tokens=cache_config.checkpoint_tokens,
+        checkpoints=make_policy(
+            "cache.checkpoints",
+            cache_config.checkpoints,
+            PLACEMENTS,
+            cache_config.page_size,
+            cache_config.checkpoint_tokens,
+            wants=["lengths"],
+            knobs=cache_config.checkpoints_args,
+        ),
         may_jump=config.engine.jump and not is_real,
         takes_decode_pages_first=is_real,
         estimate_s=cost.prefill_s,

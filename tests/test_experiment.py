@@ -7,14 +7,16 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from experiments import schema
+from hicache.cache.match import MatchResult
 from hicache.cache.node import Node
 from hicache.cache.outlook import Outlook
 from hicache.cache.prefetch import Prefetch
 from hicache.cache.stop import POLICIES
 from hicache.clock import SECOND_NS
-from hicache.config import STOP_POLICIES, ExperimentConfig, PrefetchConfig
+from hicache.config import STOP_POLICIES, ExperimentConfig, PrefetchConfig, SchedulerConfig
 from hicache.experiment import run
 from hicache.metrics import Result, is_overloaded, summarize
+from hicache.scheduler.job import Job
 
 CONF = Path(__file__).parents[1] / "conf"
 MODELS = ["tiny_hybrid", "llama3_8b", "gemma3_27b", "qwen3_next_80b"]
@@ -158,6 +160,62 @@ def test_a_policy_has_knobs_of_its_own() -> None:
     lru, weighted = (run(config_of(*small, own[0], own[1] + weight)) for weight in ("0", "9"))
     assert summary_of(lru) == summary_of(run(config_of(*small)))
     assert summary_of(weighted) != summary_of(lru)
+
+
+class LastFirst:
+    """A service order somebody else wrote: who came last is served first."""
+
+    def __init__(self, config: SchedulerConfig, estimate_s: object) -> None:
+        pass
+
+    def rank(self, job: Job, match: MatchResult) -> float:
+        return -job.number
+
+
+class Generous:
+    """A window budget somebody else wrote: a page, whatever is asked for."""
+
+    def tokens(self, *, page: int, **_: object) -> int:
+        return page
+
+
+class Middle:
+    """A placement somebody else wrote: half way, to the token."""
+
+    def __init__(self, page_size: int, grid_tokens: int, share: float = 0.5) -> None:
+        self._share = share
+
+    def lengths(self, start: int, end: int, branch: int | None) -> list[int]:
+        return [start + round((end - start) * self._share)]
+
+
+@pytest.mark.parametrize(
+    ("knob", "name", "rest"),
+    [
+        ("scheduler.order", "LastFirst", "model=llama3_8b workload.session_rate=5 parallel.tp=1"),
+        ("scheduler.swa_budget", "Generous", "model=gemma3_27b cache.swa_device_share=0.02"),
+        ("cache.checkpoints", "Middle", "model=qwen3_next_80b cache.checkpoints_args.share=0.25"),
+    ],
+)
+def test_what_the_scheduler_decides_may_be_a_class_of_ones_own(
+    knob: str, name: str, rest: str
+) -> None:
+    overrides = [*rest.split(), "engine.check_invariants=true"]
+    own = run(config_of(*overrides, f"{knob}=tests.test_experiment:{name}"))
+    assert len(own.records) == 60
+    defaults = [each for each in overrides if "_args" not in each]
+    assert summary_of(own) != summary_of(run(config_of(*defaults)))
+
+
+@pytest.mark.parametrize(
+    "knob",
+    ["cache.eviction", "cache.checkpoints", "scheduler.order", "scheduler.swa_budget"],
+)
+def test_a_policy_is_named_right_or_refused(knob: str) -> None:
+    with pytest.raises(ValueError, match=rf"{knob} must be one of .* or module:Class, got 'mine'"):
+        config_of(f"{knob}=mine")
+    with pytest.raises(ValueError, match=f"{knob}=no.such:Thing cannot be loaded"):
+        run(config_of("model=tiny_hybrid", f"{knob}=no.such:Thing"))
 
 
 @pytest.mark.parametrize("knob", ["cache.eviction", "prefetch.stop"])

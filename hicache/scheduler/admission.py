@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hicache.cache.match import MatchResult
+from hicache.cache.named import make_policy
 from hicache.cache.node import DEVICE, FULL, MAMBA, SWA
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.config import SchedulerConfig
-from hicache.scheduler.budget import NewTokenRatio, StepBudget, ceil_page, swa_budget_for_req
+from hicache.scheduler.budget import FORMS, NewTokenRatio, StepBudget, SwaBudget, ceil_page
 from hicache.scheduler.decoding import steps_in_page
 from hicache.scheduler.job import Job
 
@@ -37,6 +38,13 @@ class Admission:
             first=config.new_token_ratio,
             floor=min(config.new_token_ratio_floor, config.new_token_ratio),
             decay_steps=config.new_token_ratio_decay_steps,
+        )
+        self._swa_budget: SwaBudget = make_policy(
+            "scheduler.swa_budget",
+            config.swa_budget,
+            FORMS,
+            wants=["tokens"],
+            knobs=config.swa_budget_args,
         )
         self._cache = cache
         self._config = config
@@ -119,8 +127,7 @@ class Admission:
         return sum(min(job.remaining_output - later, clip) for job in running)
 
     def _charge_swa(self, extend: int, max_new: int, chunk: int, host_hit: int) -> int:
-        return swa_budget_for_req(
-            self._config.swa_budget,
+        return self._swa_budget.tokens(
             extend=extend,
             chunk=chunk,
             window=self._cache.tree.window_len,

@@ -4,9 +4,12 @@ E extend tokens, C chunk tokens left in this step, W window, P page, M new token
 h window tokens to load back from the host.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
-from hicache.config import SwaBudget
+from hicache.config import SWA_BUDGETS
 
 
 def ceil_page(tokens: int, page_size: int) -> int:
@@ -15,7 +18,7 @@ def ceil_page(tokens: int, page_size: int) -> int:
 
 
 def swa_budget_for_req(
-    form: SwaBudget,
+    form: str,
     *,
     extend: int,
     chunk: int | None,
@@ -33,12 +36,42 @@ def swa_budget_for_req(
     """
     allocated = extend if chunk is None else min(extend, chunk)
     host = ceil_page(swa_host_hit_length, page)
-    if form is SwaBudget.sglang_0_5_23:
+    if form == "sglang_0_5_23":
         return max(allocated - window, 0) + min(extend + max_new, window) + page + host
     base = max(allocated, window) + page
-    if form is SwaBudget.no_host_term:
+    if form == "no_host_term":
         return base
-    return base + (2 * host if form is SwaBudget.double else host)
+    return base + (2 * host if form == "double" else host)
+
+
+class SwaBudget(Protocol):
+    """What a request is charged in the window pool. A class without arguments will do."""
+
+    def tokens(
+        self,
+        *,
+        extend: int,
+        chunk: int | None,
+        window: int,
+        page: int,
+        swa_host_hit_length: int,
+        max_new: int,
+    ) -> int:
+        """The charge; arguments as the letters above. 0 of `swa_host_hit_length` after admission:
+        by then those pages are taken."""
+        ...
+
+
+class NamedBudget:
+    """One of the forms of `swa_budget_for_req`."""
+
+    def __init__(self, form: str) -> None:
+        self.tokens = partial(swa_budget_for_req, form)
+
+
+FORMS: dict[str, Callable[..., SwaBudget]] = {
+    form: partial(NamedBudget, form) for form in SWA_BUDGETS
+}
 
 
 @dataclass(slots=True, kw_only=True)

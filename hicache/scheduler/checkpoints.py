@@ -1,34 +1,88 @@
-"""Where a prompt's recurrent states are kept, and the slots they are captured into."""
+"""Where a prompt's recurrent states are kept, and the slots they are captured into.
+
+A placement is any class that is built with the tokens of a page and of the grid, and has `lengths`.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from hicache.cache.match import MatchResult
 from hicache.cache.pages import PageIds
 from hicache.cache.prefix_cache import PrefixCache
-from hicache.config import CheckpointPlacement
 from hicache.scheduler.job import Job
+
+
+class Placement(Protocol):
+    """Says after which tokens of a prompt a state is worth keeping."""
+
+    def lengths(self, start: int, end: int, branch: int | None) -> Iterable[int]:
+        """Prompt lengths, in any order; rounded down to pages, and those outside `(start, end]`
+        left out.
+
+        Args:
+            start: tokens that need not be computed.
+            end: the prompt's last page boundary.
+            branch: where the prompt left an edge that holds no state there; none: it left none.
+        """
+        ...
+
+
+class End:
+    """The end of the prompt."""
+
+    def __init__(self, page_size: int, grid_tokens: int) -> None:
+        pass
+
+    def lengths(self, start: int, end: int, branch: int | None) -> list[int]:
+        """The end."""
+        return [end]
+
+
+class EndBranch:
+    """The end of the prompt, and where it left what others had."""
+
+    def __init__(self, page_size: int, grid_tokens: int) -> None:
+        pass
+
+    def lengths(self, start: int, end: int, branch: int | None) -> list[int]:
+        """The end, and the branch if there is one."""
+        return [end] if branch is None else [branch, end]
+
+
+class Every:
+    """The end, the branch, and every so many tokens."""
+
+    def __init__(self, page_size: int, grid_tokens: int) -> None:
+        self._grid_tokens = grid_tokens
+
+    def lengths(self, start: int, end: int, branch: int | None) -> list[int]:
+        """The grid between, besides the end and the branch."""
+        grid = self._grid_tokens
+        ends = [end] if branch is None else [branch, end]
+        return [*range(start // grid * grid + grid, end, grid), *ends]
+
+
+PLACEMENTS: dict[str, Callable[..., Placement]] = {
+    "end": End,
+    "end_branch": EndBranch,
+    "every": Every,
+}
 
 
 class Checkpoints:
     """Places checkpoints at page boundaries of prompts; without states there are none."""
 
-    def __init__(
-        self, cache: PrefixCache, placement: CheckpointPlacement, grid_tokens: int
-    ) -> None:
-        """`grid_tokens`: the distance of checkpoints of `CheckpointPlacement.every`."""
+    def __init__(self, cache: PrefixCache, placement: Placement) -> None:
         self._cache = cache
         self._placement = placement
-        self._grid_tokens = grid_tokens
 
     def lengths(self, job: Job, match: MatchResult) -> list[int]:
         """Prompt lengths at which a state is to be captured while the job extends, ascending."""
         if not self._cache.tree.has_states:
             return []
-        last = self._last(job)
-        lengths = {last}
-        if self._placement is not CheckpointPlacement.end and match.branch_len is not None:
-            lengths.add(match.branch_len)
-        if self._placement is CheckpointPlacement.every:
-            grid = self._grid_tokens
-            lengths.update(range(job.kv_len // grid * grid + grid, last, grid))
+        page, last = self._cache.page_size, self._last(job)
+        placed = self._placement.lengths(job.kv_len, last, match.branch_len)
+        lengths = {length // page * page for length in placed}
         return sorted(length for length in lengths if job.kv_len < length <= last)
 
     def slots(self, job: Job, end: int) -> list[tuple[int, PageIds]]:

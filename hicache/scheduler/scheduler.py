@@ -9,24 +9,25 @@ from collections import Counter
 from collections.abc import Callable
 
 from hicache.cache.match import MatchResult
+from hicache.cache.named import make_policy
 from hicache.cache.node import DEVICE, FULL, SWA
 from hicache.cache.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.config import (
     Batching,
-    CheckpointPlacement,
     SchedulerConfig,
-    ServiceOrder,
     WritePolicy,
 )
 from hicache.request import Request
 from hicache.scheduler.admission import Admission, Refusal
 from hicache.scheduler.batch import Batch, Extend, Outcome
 from hicache.scheduler.budget import StepBudget
-from hicache.scheduler.checkpoints import Checkpoints
+from hicache.scheduler.checkpoints import Checkpoints, End, Placement
 from hicache.scheduler.decoding import steps_with_pages
 from hicache.scheduler.job import Job
+from hicache.scheduler.order import ORDERS, ServiceOrder
 
+MAX_RESTARTS = 3  # of a prompt that runs out of pages half way, with nobody else here
 MAX_JUMP = 64  # decode steps planned at once; most jumps are cut at about 8
 
 
@@ -44,13 +45,23 @@ class Scheduler:
         config: SchedulerConfig,
         *,
         max_len: int,
-        checkpoints: CheckpointPlacement = CheckpointPlacement.end,
-        checkpoint_tokens: int = 8192,
+        checkpoints: Placement | None = None,
         may_jump: bool = True,
         takes_decode_pages_first: bool = False,
         estimate_s: Callable[[int, int], float] | None = None,
     ) -> None:
-        """`takes_decode_pages_first`: before a step and not after it, as real memory needs them."""
+        """Bind what one engine's scheduler needs.
+
+        Args:
+            cache: what it takes pages from.
+            prefetcher: none without storage.
+            config: its knobs.
+            max_len: tokens that the model can attend to.
+            checkpoints: where states are kept; none: at the end of prompts.
+            may_jump: whether decode steps may be taken at once.
+            takes_decode_pages_first: before a step and not after it, as real memory needs them.
+            estimate_s: seconds that a prompt takes, given what of it is cached.
+        """
         self.cache = cache
         self.prefetcher = prefetcher
         self.config = config
@@ -60,10 +71,18 @@ class Scheduler:
         self.running: list[Job] = []
         self._max_len = max_len
         self._page = cache.page_size
-        self._checkpoints = Checkpoints(cache, checkpoints, checkpoint_tokens)
+        self._checkpoints = Checkpoints(cache, checkpoints or End(cache.page_size, 0))
+        self._order: ServiceOrder = make_policy(
+            "scheduler.order",
+            config.order,
+            ORDERS,
+            config,
+            estimate_s,
+            wants=["rank"],
+            knobs=config.order_args,
+        )
         self._max_jump = MAX_JUMP if may_jump else 1
         self._takes_decode_pages_first = takes_decode_pages_first
-        self._estimate_s = estimate_s
         self._num_submitted = 0
         self._ended = Outcome()  # jobs that ended outside `commit`
         self._admission = Admission(cache, config)
@@ -92,7 +111,7 @@ class Scheduler:
             if prefetch is not None:
                 start = prefetch.start_page * self._page
                 job.prefetched = (start, start + prefetch.num_pages * self._page)
-        job.rank = self._rank(job, match)
+        job.rank = (self._order.rank(job, match), job.number)
         insort(self.waiting, (job.rank, job))
         return job
 
@@ -219,7 +238,7 @@ class Scheduler:
     def _admit(self, job: Job, batch: Batch, budget: StepBudget, now_ns: int) -> Refusal | None:
         match = self.cache.match(job.sequence, job.target_len)
         refusal = self._start(job, match, batch, budget, now_ns)
-        if refusal is None or not self._is_final(refusal, job, batch):
+        if refusal is None or not self._is_final(batch):
             return refusal
         # a hit takes room as well: its window is locked, and what is loaded back is charged
         for lesser in (match.without_host(), match.without_hit()):
@@ -228,7 +247,8 @@ class Scheduler:
                 return None
         if self.prefetcher is not None:
             self.prefetcher.forget(job.request.id, used_pages=0)
-        self._ended.rejected.append((job, f"needs more {refusal.reason} than the pools can give"))
+        wanted = "pages" if refusal.reason == "prefill_oom" else refusal.reason
+        self._ended.rejected.append((job, f"needs more {wanted} than the pools can give"))
         return Refusal("never")
 
     def _start(
@@ -272,17 +292,15 @@ class Scheduler:
         self._add_extend(job, chunk_end, batch, budget)
         return None
 
-    def _is_final(self, refusal: Refusal, job: Job, batch: Batch) -> bool:
+    def _is_final(self, batch: Batch) -> bool:
         """Whether waiting cannot help: alone in the engine, nothing in flight, still refused."""
         cache = self.cache
         if batch.extends or self.running or self.partial is not None or cache.in_flight:
             return False
-        if self.prefetcher is not None and (
-            self.prefetcher.lingering
-            or any(not each.is_settled for each in self.prefetcher.active.values())
-        ):
-            return False
-        return refusal.reason != "prefill_oom" or job.retractions >= 3
+        if self.prefetcher is None:
+            return True
+        reads = self.prefetcher.active.values()
+        return not self.prefetcher.lingering and all(each.is_settled for each in reads)
 
     def _prefill_out_of_memory(self, job: Job) -> None:
         # admission had promised pages that are not there (report 004); start over later
@@ -318,17 +336,6 @@ class Scheduler:
             self.counters["cache/recomputed_tokens"] += computed
         job.defer_reason = ""
 
-    def _rank(self, job: Job, match: MatchResult) -> tuple[float, int]:
-        order = self.config.order
-        if order is ServiceOrder.longest_prefix:
-            return (-match.usable_len, job.number)
-        if order is ServiceOrder.shortest_remaining:
-            # waiting forgives work at the rate `aging` for all alike, so the rank stands still
-            assert self._estimate_s is not None
-            work = self._estimate_s(match.usable_len, job.target_len)
-            return (work + self.config.aging * job.submitted_ns * 1e-9, job.number)
-        return (job.number, job.number)
-
     def _never_fits(self, request: Request) -> str | None:
         length = request.prompt_len + request.output_len
         if length > self._max_len:
@@ -354,11 +361,15 @@ class Scheduler:
             chunk = min(chunk, self.cache.room(SWA) - self._page)
         chunk_end = self._chunk_end(job, max(chunk, self._page))
         if not self.cache.extend(job.sequence, chunk_end):
-            if not self.running and not self.cache.in_flight:
-                self._prefill_out_of_memory(job)
-                self.partial = None
+            if self.running or self.cache.in_flight:
+                return False  # pages will come free by themselves
+            self._prefill_out_of_memory(job)
+            self.partial = None
+            if job.retractions > MAX_RESTARTS:
+                self._ended.rejected.append((job, "needs more pages than the pools can give"))
+            else:
                 insort(self.waiting, (job.rank, job))
-            return False
+            return True
         self.partial = None
         self._add_extend(job, chunk_end, batch, budget)
         return self.partial is None

@@ -24,9 +24,9 @@ from hicache.cache.transfer import BackUp, LoadBack, StorageWrite
 from hicache.cache.tree import RadixTree
 from hicache.clock import SimulatedClock
 from hicache.config import (
+    CHECKPOINT_PLACEMENTS,
     STOP_POLICIES,
     Batching,
-    CheckpointPlacement,
     CommitPolicy,
     CutPolicy,
     PrefetchConfig,
@@ -47,6 +47,7 @@ from hicache.executor.torch_verify import Verdict, Verifier
 from hicache.models import ComponentKind, HardwareConfig, ModelConfig
 from hicache.request import Request, TokenSpans
 from hicache.routing import RoundRobin
+from hicache.scheduler.checkpoints import PLACEMENTS
 from hicache.scheduler.scheduler import Scheduler
 from hicache.storage.memory import MemoryStorage
 from tests.test_models import load
@@ -256,7 +257,7 @@ class _Choices:
     """Policies, the same for all engines of a run."""
 
     write_policy: WritePolicy
-    checkpoints: CheckpointPlacement
+    checkpoints: str
     load_back_threshold: int
     prefetch: PrefetchConfig
     scheduler: SchedulerConfig
@@ -266,7 +267,7 @@ class _Choices:
     def draw(cls, rng: np.random.Generator, page_size: int) -> "_Choices":
         return cls(
             write_policy=_draw(rng, [*WritePolicy, WritePolicy.write_through]),
-            checkpoints=_draw(rng, [*CheckpointPlacement, CheckpointPlacement.every]),
+            checkpoints=_draw(rng, [*CHECKPOINT_PLACEMENTS, "every"]),
             load_back_threshold=int(rng.choice([1, 10])),
             prefetch=PrefetchConfig(
                 stop=_draw(rng, [*STOP_POLICIES, "wait_complete"]),
@@ -318,8 +319,7 @@ class _Choices:
             prefetcher,
             self.scheduler,
             max_len=shape.model.max_len,
-            checkpoints=self.checkpoints,
-            checkpoint_tokens=shape.page_size,
+            checkpoints=PLACEMENTS[self.checkpoints](shape.page_size, shape.page_size),
             may_jump=False,
             takes_decode_pages_first=True,
         )

@@ -2,7 +2,6 @@
 
 import pytest
 
-from hicache.config import SwaBudget
 from hicache.scheduler.budget import ceil_page, swa_budget_for_req
 
 
@@ -17,9 +16,9 @@ from hicache.scheduler.budget import ceil_page, swa_budget_for_req
         (0, None, 128, 16, 144),
     ],
 )
-@pytest.mark.parametrize("form", [SwaBudget.reports, SwaBudget.no_host_term, SwaBudget.double])
+@pytest.mark.parametrize("form", ["reports", "no_host_term", "double"])
 def test_without_a_host_hit_the_budget_is_the_larger_of_chunk_and_window_and_a_page(
-    form: SwaBudget, extend: int, chunk: int | None, window: int, page: int, wanted: int
+    form: str, extend: int, chunk: int | None, window: int, page: int, wanted: int
 ) -> None:
     budget = swa_budget_for_req(form, extend=extend, chunk=chunk, window=window, page=page)
     assert budget == wanted
@@ -28,12 +27,12 @@ def test_without_a_host_hit_the_budget_is_the_larger_of_chunk_and_window_and_a_p
 @pytest.mark.parametrize(
     ("form", "wanted"),
     [
-        (SwaBudget.no_host_term, 144),
-        (SwaBudget.reports, 144 + 112),
-        (SwaBudget.double, 144 + 2 * 112),
+        ("no_host_term", 144),
+        ("reports", 144 + 112),
+        ("double", 144 + 2 * 112),
     ],
 )
-def test_pages_to_load_back_are_charged_once_rounded_up(form: SwaBudget, wanted: int) -> None:
+def test_pages_to_load_back_are_charged_once_rounded_up(form: str, wanted: int) -> None:
     budget = swa_budget_for_req(
         form, extend=64, chunk=None, window=128, page=16, swa_host_hit_length=100
     )
@@ -57,7 +56,7 @@ def test_the_later_form_charges_no_more_window_than_prompt_and_answer_fill(
     extend: int, max_new: int, chunk: int | None, window: int, page: int, wanted: int
 ) -> None:
     budget = swa_budget_for_req(
-        SwaBudget.sglang_0_5_23,
+        "sglang_0_5_23",
         extend=extend,
         chunk=chunk,
         window=window,
@@ -69,7 +68,7 @@ def test_the_later_form_charges_no_more_window_than_prompt_and_answer_fill(
 
 def test_the_later_form_charges_a_host_hit_rounded_up() -> None:
     budget = swa_budget_for_req(
-        SwaBudget.sglang_0_5_23,
+        "sglang_0_5_23",
         extend=64,
         chunk=None,
         window=128,

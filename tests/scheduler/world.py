@@ -17,7 +17,6 @@ from hicache.cache.transfer import CopyState, StorageWrite
 from hicache.cache.tree import RadixTree
 from hicache.clock import SimulatedClock
 from hicache.config import (
-    CheckpointPlacement,
     PrefetchConfig,
     SchedulerConfig,
     StorageConfig,
@@ -28,6 +27,7 @@ from hicache.executor.base import StepRun
 from hicache.executor.simulated import SimulatedIo
 from hicache.request import Request, TokenSpans
 from hicache.scheduler.batch import Batch
+from hicache.scheduler.checkpoints import PLACEMENTS
 from hicache.scheduler.job import Job
 from hicache.scheduler.scheduler import Scheduler
 from hicache.storage.memory import MemoryStorage
@@ -65,7 +65,7 @@ class Plot:
         )
     )
     has_storage: bool = True
-    checkpoints: CheckpointPlacement = CheckpointPlacement.end_branch
+    checkpoints: str = "end_branch"
     may_jump: bool = True
 
 
@@ -179,8 +179,7 @@ class World:
             self.prefetcher,
             plot.scheduler,
             max_len=100_000,
-            checkpoints=plot.checkpoints,
-            checkpoint_tokens=plot.page_size * 4,
+            checkpoints=PLACEMENTS[plot.checkpoints](plot.page_size, 4 * plot.page_size),
             may_jump=plot.may_jump,
             estimate_s=lambda cached, total: (total - cached) * TOKEN_NS * 1e-9,
         )

@@ -28,6 +28,7 @@ TITLES = {
     "request/storage_wait_s_mean": "storage wait\nmean, s",
     "request/ttft_s_mean": "TTFT mean, s",
     "request/ttft_s_p95": "TTFT p95, s",
+    "request/ttft_s_p99": "TTFT p99, s",
     "scheduler/deferred_count": "deferred",
     "scheduler/prefill_oom_count": "prefills out\nof memory",
 }

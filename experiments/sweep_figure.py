@@ -17,7 +17,8 @@ from experiments.table import TITLES, is_overloaded, over_seeds, same_runs, shor
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#222222")
 MARKERS = "osD^vP*"
 DASHES = ("-", "--", "-.", ":")
-LOG_SPAN = 8  # an axis that spans this factor is drawn as logarithms
+LOG_SPAN = 8  # a horizontal axis that spans this factor is drawn as logarithms
+TALL_SPAN = 30  # and a vertical one
 PANEL_INCHES = (4.0, 3.8)
 PLACE_INCHES = 0.3  # what an upright name takes of an axis
 LINE_INCHES = 0.2  # a line of the title or the legend
@@ -66,8 +67,7 @@ def draw_sweep(groups: Sequence[Group], metrics: Sequence[str], *, title: str) -
         axes.set_xlabel("\n".join(wrapped(x_key, TITLE_LETTERS)))
         heading = TITLES.get(metric, metric).replace("\n", " ")
         axes.set_title("\n".join(wrapped(heading, TITLE_LETTERS)), loc="left")
-        highest = max(max(group.values(metric)) for group in groups)
-        axes.set_ylim(0, 1.1 * highest or 1)
+        _set_heights(axes, [value for group in groups for value in group.values(metric)])
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", color="#E5E5E5", lw=0.8)
         axes.set_axisbelow(True)
@@ -115,6 +115,15 @@ def looks_of(names: Sequence[tuple[str, ...]]) -> dict[tuple[str, ...], Look]:
         marker = MARKERS[(colour + turn) % len(MARKERS)]
         found[name] = Look(COLOURS[colour], marker, DASHES[turn // len(MARKERS) % len(DASHES)])
     return found
+
+
+def _set_heights(axes: Axes, values: Sequence[float]) -> None:
+    lowest, highest = min(values), max(values)
+    if lowest > 0 and highest / lowest >= TALL_SPAN:  # or else most lines lie on the floor
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
+    else:
+        axes.set_ylim(0, 1.1 * highest or 1)
 
 
 def label_places(figure: Figure, places: dict[str, float], *, may_skip: bool) -> None:

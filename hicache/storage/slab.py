@@ -73,6 +73,8 @@ class SlabStorage:
         self._refresh = eviction is Eviction.lru
         self._touched: dict[bytes, None] = {}
         self._lock = Lock()  # held for the table, never while pages move
+        self._num_calls = 0  # that move pages, or are about to
+        self._is_closed = False
         self._read_bytes = 0
         self._written_bytes = 0
         self._damaged_pages = 0
@@ -93,12 +95,79 @@ class SlabStorage:
 
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
         """Whether each key is stored now."""
-        with self._use_table() as table:
+        with self._in_use(), self._use_table() as table:
             found = table.find(keys)
         return [key in found for key in keys]
 
     def read(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
         """Fill the buffers straight from the slots."""
+        with self._in_use():
+            return self._read_all(keys, buffers)
+
+    def write(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
+        """Store pages; False for those that find only slots that are being written."""
+        with self._in_use():
+            return self._write_all(keys, buffers)
+
+    def delete(self, keys: Sequence[bytes]) -> None:
+        """Forget pages, and give their space back to the file system."""
+        with self._in_use(), self._use_table() as table:
+            table.forget(keys)
+
+    def stats(self) -> StorageStats:
+        """Counts so far. What is stored is of all processes, the rest of this one; sizes are
+        those of slots."""
+        with self._in_use(), self._use_table() as table:
+            stored_pages, stored_bytes = table.stored()
+            return StorageStats(
+                stored_pages=stored_pages,
+                stored_bytes=stored_bytes,
+                evicted_pages=table.evicted_pages,
+                read_bytes=self._read_bytes,
+                written_bytes=self._written_bytes,
+                damaged_pages=self._damaged_pages,
+            )
+
+    def close(self) -> None:
+        """Close the files, or leave that to the last call that still moves pages; pages stay.
+
+        Calls that were given up at their deadline may go on for long. A file that is closed under
+        them can be another one by the time they write to it.
+        """
+        with self._lock:
+            if self._is_closed:
+                return
+        try:
+            with self._in_use(), self._use_table() as table:
+                table.touch(self._take_touched())
+        finally:
+            with self._lock:
+                is_idle = not (self._is_closed or self._num_calls)
+                self._is_closed = True
+            if is_idle:
+                self._let_go()
+
+    def _let_go(self) -> None:
+        self._threads.shutdown()
+        self._table.close()
+        self._files.close()
+
+    @contextmanager
+    def _in_use(self) -> Iterator[None]:
+        with self._lock:
+            if self._is_closed:
+                raise StorageError(f"the slab in {self._root} is closed")
+            self._num_calls += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_calls -= 1
+                is_last = self._is_closed and not self._num_calls
+            if is_last:
+                self._let_go()
+
+    def _read_all(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
         with self._use_table() as table:
             found = table.find(keys)
         pages = [found.get(key) for key in keys]
@@ -115,8 +184,7 @@ class SlabStorage:
                     table.touch(self._take_touched())
         return results
 
-    def write(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
-        """Store pages; False for those that find only slots that are being written."""
+    def _write_all(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
         wanted = [
             (key, self._slot_bytes(key, buffer)) for key, buffer in zip(keys, buffers, strict=True)
         ]
@@ -140,35 +208,6 @@ class SlabStorage:
             isinstance(place, StoredPage) or (page is not None and page.key in published)
             for place, page in zip(places, written, strict=True)
         ]
-
-    def delete(self, keys: Sequence[bytes]) -> None:
-        """Forget pages, and give their space back to the file system."""
-        with self._use_table() as table:
-            table.forget(keys)
-
-    def stats(self) -> StorageStats:
-        """Counts so far. What is stored is of all processes, the rest of this one; sizes are
-        those of slots."""
-        with self._use_table() as table:
-            stored_pages, stored_bytes = table.stored()
-            return StorageStats(
-                stored_pages=stored_pages,
-                stored_bytes=stored_bytes,
-                evicted_pages=table.evicted_pages,
-                read_bytes=self._read_bytes,
-                written_bytes=self._written_bytes,
-                damaged_pages=self._damaged_pages,
-            )
-
-    def close(self) -> None:
-        """Close the files; pages stay."""
-        try:
-            with self._use_table() as table:
-                table.touch(self._take_touched())
-        finally:
-            self._threads.shutdown()
-            self._table.close()
-            self._files.close()
 
     def _slot_bytes(self, key: bytes, buffer: memoryview) -> int:
         slot_bytes = self._page_bytes.get(key[-1], buffer.nbytes)

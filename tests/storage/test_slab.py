@@ -1,8 +1,10 @@
 """What only the slab promises: slots, sharing of one capacity between sizes, recency."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from threading import Event
 
 import pytest
 from storage_pages import PAGE_BYTES, key, keys, payload, poisoned, read, write
@@ -23,6 +25,13 @@ def write_sized(storage: SlabStorage, page_key: bytes, num_bytes: int) -> bool:
 
 def allocated_bytes(root: Path) -> int:
     return sum(512 * path.stat().st_blocks for path in root.glob("*/pages-*.slab"))
+
+
+def open_files(root: Path) -> list[str]:
+    """Names of the files below `root` that this process has open."""
+    files = [path for path in Path("/proc/self/fd").iterdir() if path.exists()]
+    names = [str(path.readlink()) for path in files]
+    return [name for name in names if name.startswith(str(root))]
 
 
 def test_reads_refresh_a_page(tmp_path: Path) -> None:
@@ -173,3 +182,53 @@ def test_a_root_that_cannot_be_written_is_refused_with_its_path(tmp_path: Path) 
     (tmp_path / "root").write_text("a file, not a directory")
     with pytest.raises(StorageError, match=r"cannot open a slab in .*root"):
         open_slab(tmp_path / "root")
+
+
+def test_a_slab_is_closed_by_the_last_call_that_moves_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = open_slab(tmp_path)
+    write(storage, keys(1))
+    begun, may_go_on = Event(), Event()
+    move = storage._files.write
+
+    def slow_write(*arguments: object) -> bool:
+        begun.set()
+        assert may_go_on.wait(60)
+        return move(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(storage._files, "write", slow_write)
+    with ThreadPoolExecutor(1) as thread:
+        call = thread.submit(write, storage, keys(2))
+        assert begun.wait(60)
+        storage.close()  # as somebody does who has given the call up
+        assert any("pages-" in name for name in open_files(tmp_path))
+        with pytest.raises(StorageError, match="is closed"):
+            storage.contains(keys(1))
+        may_go_on.set()
+        assert call.result(60) == [True]
+    assert open_files(tmp_path) == []
+    with closing(open_slab(tmp_path)) as storage:
+        assert storage.contains(keys(1, 2)) == [True, True]
+        storage.close()
+        storage.close()
+
+
+def test_closing_beside_calls_gives_them_results_or_errors_and_no_more(tmp_path: Path) -> None:
+    for number in range(40):
+        storage = open_slab(tmp_path, 8 * PAGE_BYTES)
+        begun = Event()
+
+        def hammer(first: int, storage: SlabStorage = storage, begun: Event = begun) -> None:
+            while True:
+                write(storage, keys(*range(first, first + 4)))
+                read(storage, keys(*range(4)))
+                begun.set()
+
+        with ThreadPoolExecutor(3) as threads:
+            calls = [threads.submit(hammer, 10 * each + number) for each in range(3)]
+            assert begun.wait(60)
+            storage.close()
+            for call in calls:
+                with pytest.raises(StorageError, match="is closed"):
+                    call.result(60)

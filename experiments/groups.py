@@ -1,6 +1,6 @@
 """Runs read back from their directories, and grouped by what was different about them.
 
-Runs that differ in nothing but their seed are one group: a metric of a group is a mean or median
+Runs that differ in nothing but their seed are one group: a metric of a group is the median
 over seeds, with the range beside it. Runs of other code, or of another trace under the same name,
 are no such group, and two that disagree under one seed are not two seeds: keys that nobody typed
 (`cache.eviction source`, say, and in the end `run`) then tell them apart.

@@ -122,10 +122,13 @@ def _show_table(screen: Console, table: Table) -> None:
 def _title(outcome: Outcome) -> str:
     config, summary = outcome.config, outcome.summary
     tp = config.parallel.tp or config.model.default_tp
+    where = f"{tp} × {config.hardware.name}"
+    if config.executor.kind != "simulated":
+        where = "this machine, in real time"
     replicas = f" × {config.parallel.replicas}" if config.parallel.replicas > 1 else ""
     return (
         f"\n[bold]{config.name}[/]  {config.workload.kind} on {config.model.name}, "
-        f"{tp} × {config.hardware.name}{replicas}, storage {config.storage.kind}, "
+        f"{where}{replicas}, storage {config.storage.kind}, "
         f"prefetch {config.prefetch.stop}, seed {config.seed}\n"
         f"{summary['request/count']:,} requests: {summary['request/finished_count']:,} finished, "
         f"{summary['request/rejected_count']:,} rejected, "

@@ -265,9 +265,13 @@ def _describe(
                     parts.append(f"{number * config.cache.page_size:,} {KIND_NAMES[kind]} tokens")
         notes.append(
             f"{config.model.name} on {tp} device(s), {word}: "
-            f"{capacity.total_bytes / GIB:.1f} GiB = {' + '.join(parts)}"
+            f"{_gib(capacity.total_bytes)} = {' + '.join(parts)}"
         )
     return notes
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / GIB:.1f} GiB" if num_bytes >= GIB else f"{num_bytes / 2**20:.1f} MiB"
 
 
 def _measures(

@@ -7,16 +7,28 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from experiments import schema
+from hicache.cache import eviction, stop
 from hicache.cache.match import MatchResult
 from hicache.cache.node import Node
 from hicache.cache.outlook import Outlook
 from hicache.cache.prefetch import Prefetch
-from hicache.cache.stop import POLICIES
 from hicache.clock import SECOND_NS
-from hicache.config import STOP_POLICIES, ExperimentConfig, PrefetchConfig, SchedulerConfig
+from hicache.config import (
+    CHECKPOINT_PLACEMENTS,
+    EVICTION_POLICIES,
+    SERVICE_ORDERS,
+    STOP_POLICIES,
+    SWA_BUDGETS,
+    ExperimentConfig,
+    PrefetchConfig,
+    SchedulerConfig,
+)
 from hicache.experiment import run
 from hicache.metrics import Result, is_overloaded, summarize
+from hicache.scheduler.budget import FORMS
+from hicache.scheduler.checkpoints import PLACEMENTS
 from hicache.scheduler.job import Job
+from hicache.scheduler.order import ORDERS
 
 CONF = Path(__file__).parents[1] / "conf"
 MODELS = ["tiny_hybrid", "llama3_8b", "gemma3_27b", "qwen3_next_80b"]
@@ -258,5 +270,17 @@ def test_marginal_waits_where_storage_is_faster_than_computing(gbps: float, like
     assert ttft_s["marginal"] < 0.8 * ttft_s[other]
 
 
-def test_the_config_knows_the_names_of_the_stop_policies() -> None:
-    assert tuple(POLICIES) == STOP_POLICIES
+@pytest.mark.parametrize(
+    ("names", "policies"),
+    [
+        (STOP_POLICIES, stop.POLICIES),
+        (EVICTION_POLICIES, eviction.POLICIES),
+        (CHECKPOINT_PLACEMENTS, PLACEMENTS),
+        (SERVICE_ORDERS, ORDERS),
+        (SWA_BUDGETS, FORMS),
+    ],
+)
+def test_the_config_knows_the_names_of_the_policies_there_are(
+    names: tuple[str, ...], policies: dict[str, object]
+) -> None:
+    assert tuple(policies) == names

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from hicache.cache.prefetch import Prefetch
 
+# some dozens of reads, some dozens of full steps: long enough to be steady; chosen, and not tuned
 PAGES_REMEMBERED = 4_096
 TOKENS_REMEMBERED = 262_144
 

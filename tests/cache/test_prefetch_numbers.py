@@ -4,14 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from hicache.cache import invariants, stop
+from hicache.cache import invariants
 from hicache.cache.node import DEVICE, FULL, HOST
 from hicache.cache.prefetch import Prefetch
 from hicache.cache.prefetcher import Prefetcher
 from hicache.cache.sequence import Sequence
 from hicache.clock import SECOND_NS
 from hicache.config import (
-    STOP_POLICIES,
     CommitPolicy,
     CutPolicy,
     DeadlineFrom,
@@ -348,7 +347,3 @@ def test_no_anchor_off_the_host_is_built_upon() -> None:
     run_request(prefetcher.cache, tokens_of(4 * P), 4 * P)
     assert start(prefetcher, 4 * P + 1024) is None
     assert prefetcher.cache.counters["prefetch/declined_anchor_not_on_host_tokens"] == 1024
-
-
-def test_the_config_knows_the_stop_policies_there_are() -> None:
-    assert tuple(stop.POLICIES) == STOP_POLICIES

@@ -11,24 +11,24 @@ from hicache.executor.torch_pools import TorchPools
 from hicache.executor.torch_timing import TimingModel
 from tests.executor.mixes import tiny
 
+CPU = torch.device("cpu")
 TOKENS = np.arange(40, dtype=np.int32).tobytes()
+
+
+def pools_of(config):
+    return TorchPools(
+        config, page_size=8, device_counts=(5, 5, 1), host_counts=(0, 0, 0), device=CPU
+    )
 
 
 @pytest.mark.parametrize("pattern", ["F", "S"])
 def test_attention_sees_the_same_tokens_however_a_prompt_is_cut(pattern):
     config = tiny(pattern, 8)
-    device = torch.device("cpu")
-    model = TimingModel(config, page_size=8, device=device)
+    model = TimingModel(config, page_size=8, device=CPU)
     pages = np.arange(5, dtype=np.int32)
     last = []
     for cuts in ((0, 40), (0, 1, 40), (0, 20, 36, 40), (0, 39, 40)):
-        pools = TorchPools(
-            config,
-            page_size=8,
-            device_counts=(5, 5, 1),
-            host_counts=(0, 0, 0),
-            device=device,
-        )
+        pools = pools_of(config)
         memory = SequenceMemory(pools, model.words, (pages, pages), 0)
         for start, end in itertools.pairwise(cuts):
             logits = model.forward(TOKENS, start, end, memory)
@@ -40,15 +40,8 @@ def test_attention_sees_the_same_tokens_however_a_prompt_is_cut(pattern):
 @pytest.mark.parametrize("pattern", ["F", "S", "F S M D"])
 def test_every_token_is_written_in_every_layer(pattern):
     config = tiny(pattern, 8)
-    device = torch.device("cpu")
-    model = TimingModel(config, page_size=8, device=device)
-    pools = TorchPools(
-        config,
-        page_size=8,
-        device_counts=(5, 5, 1),
-        host_counts=(0, 0, 0),
-        device=device,
-    )
+    model = TimingModel(config, page_size=8, device=CPU)
+    pools = pools_of(config)
     pages = np.arange(5, dtype=np.int32)[::-1].copy()
     for kind in (0, 1):
         pools.poison(0, kind, pages)

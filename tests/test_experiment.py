@@ -206,6 +206,11 @@ class Middle:
     [
         ("scheduler.order", "LastFirst", "model=llama3_8b workload.session_rate=5 parallel.tp=1"),
         ("scheduler.swa_budget", "Generous", "model=gemma3_27b cache.swa_device_share=0.02"),
+        (
+            "scheduler.swa_budget",
+            "Generous",
+            "model=gemma3_27b cache.swa_device_share=0.02 scheduler.chunk_tokens=512",
+        ),
         ("cache.checkpoints", "Middle", "model=qwen3_next_80b cache.checkpoints_args.share=0.25"),
     ],
 )

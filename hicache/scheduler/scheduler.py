@@ -432,8 +432,13 @@ class Scheduler:
         """Send the running request with the least to lose back to the queue; never the last."""
         if len(self.running) == 1:
             job = self.running[0]
-            if self.cache.in_flight or self.partial is not None:
+            if self.cache.in_flight:
                 return False  # pages will come free by themselves
+            if self.partial is not None:  # the two wait for each other's
+                self._prefill_out_of_memory(self.partial)
+                insort(self.waiting, (self.partial.rank, self.partial))
+                self.partial = None
+                return True
             self.running.clear()
             self.cache.abandon(job.sequence)
             self._ended.rejected.append((job, "its answer does not fit the device pool"))

@@ -17,13 +17,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from experiments.groups import Group, differing_keys, group_runs, load_runs
-from experiments.job import one_sentence
-from experiments.paired import CONFIDENCE, of_requests
-from experiments.paired_table import compare_pairs, describe_pairs, sheet_of_pairs
-from experiments.screen import show_sheet
-from experiments.sheet import as_csv, as_latex, as_markdown
-from experiments.table import RATIO_OF, is_overloaded, makes_claim, over_seeds, sheet_of
+from experiments.launch.console import show_sheet
+from experiments.launch.job import one_sentence
+from experiments.tables.groups import Group, differing_keys, group_runs, load_runs
+from experiments.tables.paired import CONFIDENCE, of_requests
+from experiments.tables.paired_table import compare_pairs, describe_pairs, sheet_of_pairs
+from experiments.tables.sheet import as_csv, as_latex, as_markdown
+from experiments.tables.table import RATIO_OF, is_overloaded, makes_claim, over_seeds, sheet_of
 
 FORMS = {
     "csv": (as_csv, "print plain values, without the notes below a table"),

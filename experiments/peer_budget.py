@@ -12,8 +12,8 @@ from random import Random
 from types import SimpleNamespace
 
 from experiments import peer_sglang  # noqa: F401  # stands in for the GPU before the import below
-from hicache.cache.node import FULL, SWA
 from hicache.cache.pages import PageAllocator
+from hicache.cache.tree.node import FULL, SWA
 from hicache.config import SchedulerConfig
 from hicache.scheduler.admission import Admission, Refusal
 from hicache.scheduler.budget import StepBudget, swa_budget_for_req

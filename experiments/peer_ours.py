@@ -7,16 +7,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.peer_sides import Hits, Pools, Residency
-from hicache.cache.eviction import Lru
-from hicache.cache.match import MatchResult
-from hicache.cache.node import FULL, MAMBA, SWA
 from hicache.cache.pages import PageAllocator
-from hicache.cache.prefetch import Prefetch
-from hicache.cache.prefetcher import Prefetcher
+from hicache.cache.prefetch.prefetch import Prefetch
+from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
-from hicache.cache.sequence import Sequence
-from hicache.cache.transfer import CopyState, StorageDelete, StorageWrite
-from hicache.cache.tree import RadixTree
+from hicache.cache.tiers.transfer import CopyState, StorageDelete, StorageWrite
+from hicache.cache.tree.eviction import Lru
+from hicache.cache.tree.match import MatchResult
+from hicache.cache.tree.node import FULL, MAMBA, SWA
+from hicache.cache.tree.radix_tree import RadixTree
+from hicache.cache.tree.sequence import Sequence
 from hicache.config import PrefetchConfig
 
 

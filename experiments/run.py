@@ -22,19 +22,22 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from experiments import schema
-from experiments.job import CONFIG_ERRORS, SUMMARY_FILE, begin, explain, run_job
-from experiments.progress import ProgressBar
-from experiments.provenance import add_trace
-from experiments.resume import is_as_before, jobs_of, sum_up_interrupted, sweep_config
-from experiments.screen import show_line, show_run
+from experiments.launch import schema
+from experiments.launch.console import show_line, show_run
+from experiments.launch.job import CONFIG_ERRORS, SUMMARY_FILE, begin, explain, run_job
+from experiments.launch.progress import ProgressBar
+from experiments.launch.provenance import add_trace
+from experiments.launch.resume import is_as_before, jobs_of, sum_up_interrupted, sweep_config
 from hicache import experiment
 from hicache.config import ExperimentConfig
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 
 # what else than a replay `program` may name: each writes into the run's directory
-PROGRAMS = {"capacity": "experiments.capacity", "sim_vs_real": "experiments.sim_vs_real"}
+PROGRAMS = {
+    "capacity": "experiments.studies.capacity",
+    "sim_vs_real": "experiments.studies.sim_vs_real",
+}
 
 UNEQUAL = 3  # exit code of a run whose cache has given a model wrong bytes
 INTERRUPTED = 130  # exit code of a process that Ctrl-C ended: 128 + 2

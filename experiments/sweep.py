@@ -15,7 +15,8 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.groups import (
+from experiments.launch.console import console, show_sheet
+from experiments.tables.groups import (
     Group,
     Spread,
     StoredRun,
@@ -25,8 +26,7 @@ from experiments.groups import (
     load_run,
     with_counts,
 )
-from experiments.screen import console, show_sheet
-from experiments.table import over_seeds, sheet_of
+from experiments.tables.table import over_seeds, sheet_of
 
 
 class SweepEnd(Callback):
@@ -63,8 +63,8 @@ def sum_up(directory: Path, runs: Sequence[StoredRun], *, title: str) -> None:
     _write_csv(directory / "sweep.csv", runs, keys)
     _write_json(directory / "sweep.json", groups)
     if len(groups) > 1:
-        from experiments.sweep_figure import draw_sweep  # matplotlib
-        from hicache.report import save
+        from experiments.tables.sweep_figure import draw_sweep  # matplotlib
+        from hicache.results.report import save
 
         figure = draw_sweep(groups, metrics, title=title)
         for name in ("sweep.png", "sweep.pdf"):

@@ -1,7 +1,7 @@
 """Every knob of a run, typed and checked.
 
 These frozen dataclasses are what the code receives, and the schema that the command line is
-checked against (`experiments/schema.py` tells Hydra about them; nothing here needs Hydra). A
+checked against (`experiments/launch/schema.py` tells Hydra about them; nothing here needs Hydra). A
 check that concerns one knob stands in `__post_init__` and names it.
 """
 

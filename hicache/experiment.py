@@ -7,27 +7,27 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from hicache.cache import invariants
-from hicache.cache.eviction import POLICIES, EvictionPolicy
 from hicache.cache.named import make_policy
-from hicache.cache.node import FULL, KIND_NAMES, MAMBA, SWA
-from hicache.cache.prefetcher import Prefetcher
+from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
-from hicache.cache.tree import RadixTree
-from hicache.capacity import Capacity, capacities, make_pools, page_bytes
+from hicache.cache.tiers.capacity import Capacity, capacities, make_pools, page_bytes
+from hicache.cache.tree.eviction import POLICIES, EvictionPolicy
+from hicache.cache.tree.node import FULL, KIND_NAMES, MAMBA, SWA
+from hicache.cache.tree.radix_tree import RadixTree
 from hicache.clock import SECOND_NS
 from hicache.config import ExperimentConfig, StartState, WritePolicy
-from hicache.engine import Engine, serve
-from hicache.executor.cost import CostModel
-from hicache.lockstep import RankedEngine, lockstep
-from hicache.metrics import REQUIRED_MEASURES, Progress, RequestRecord, Result, Status
+from hicache.engine.loop import Engine, serve
+from hicache.engine.ranks.lockstep import RankedEngine, lockstep
+from hicache.engine.routing import ROUTERS
+from hicache.engine.runtime import Runtime, SimulatedRuntime, make_runtime
+from hicache.engine.warm import warm_storage
+from hicache.executor.simulated.cost import CostModel
 from hicache.models import GIB, ComponentKind
-from hicache.recorder import Recorder
 from hicache.request import Request
-from hicache.routing import ROUTERS
-from hicache.runtime import Runtime, SimulatedRuntime, make_runtime
+from hicache.results.metrics import REQUIRED_MEASURES, Progress, RequestRecord, Result, Status
+from hicache.results.recorder import Recorder
 from hicache.scheduler.checkpoints import PLACEMENTS
 from hicache.scheduler.scheduler import Scheduler
-from hicache.warm import warm_storage
 from hicache.workload.arrivals import Feeder
 from hicache.workload.build import Workload, load_workload, sample_sessions
 

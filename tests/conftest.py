@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from hicache.clock import SECOND_NS
-from hicache.metrics import REQUIRED_MEASURES, RequestRecord, Row, Status
+from hicache.results.metrics import REQUIRED_MEASURES, RequestRecord, Row, Status
 
 HAS_GPU = shutil.which("nvidia-smi") is not None
 

@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 
-from experiments import schema
-from hicache.cache import eviction, stop
-from hicache.cache.match import MatchResult
-from hicache.cache.node import Node
-from hicache.cache.outlook import Outlook
-from hicache.cache.prefetch import Prefetch
+from experiments.launch import schema
+from hicache.cache.prefetch import stop
+from hicache.cache.prefetch.prefetch import Prefetch
+from hicache.cache.prefetch.rates import Outlook
+from hicache.cache.tree import eviction
+from hicache.cache.tree.match import MatchResult
+from hicache.cache.tree.node import Node
 from hicache.clock import SECOND_NS
 from hicache.config import (
     CHECKPOINT_PLACEMENTS,
@@ -24,7 +25,7 @@ from hicache.config import (
     SchedulerConfig,
 )
 from hicache.experiment import run
-from hicache.metrics import Result, is_overloaded, summarize
+from hicache.results.metrics import Result, is_overloaded, summarize
 from hicache.scheduler.budget import FORMS
 from hicache.scheduler.checkpoints import PLACEMENTS
 from hicache.scheduler.job import Job

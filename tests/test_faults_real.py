@@ -19,10 +19,10 @@ import pytest
 import yaml
 from hydra import compose, initialize_config_dir
 
-from experiments import schema
+from experiments.launch import schema
 from hicache import experiment
 from hicache.config import STOP_POLICIES, ExperimentConfig, FaultsConfig
-from hicache.metrics import Result
+from hicache.results.metrics import Result
 
 CONF = Path(__file__).parents[1] / "conf"
 PRESETS = sorted(path.stem for path in (CONF / "faults").glob("*.yaml"))

@@ -13,29 +13,31 @@ FLOORS = [
         "hicache.kernels",
         "hicache.storage",
         "hicache.workload",
-        "hicache.metrics",
-        "hicache.tracking",
-        "hicache.report",
+        "hicache.results.metrics",
+        "hicache.results.tracking",
+        "hicache.results.report",
     ],
     ["hicache.cache"],
-    ["hicache.capacity"],
+    ["hicache.cache.tiers.capacity"],
     ["hicache.scheduler", "hicache.executor"],
-    ["hicache.engine"],
+    ["hicache.engine.loop"],
     [
-        "hicache.lockstep",
-        "hicache.recorder",
-        "hicache.routing",
-        "hicache.warm",
+        "hicache.engine.ranks.lockstep",
+        "hicache.results.recorder",
+        "hicache.engine.routing",
+        "hicache.engine.warm",
     ],
-    ["hicache.runtime"],  # this and what stands below, to the engine, are pieces of the experiment
+    [
+        "hicache.engine.runtime"
+    ],  # this and what stands below, to the engine, are pieces of the experiment
     ["hicache.experiment"],
     ["experiments"],
 ]
 # neighbours on one floor that may be used, in this direction only
 NEIGHBOURS = {
     ("hicache.config", "hicache.models"),
-    ("hicache.tracking", "hicache.metrics"),
-    ("hicache.report", "hicache.metrics"),
+    ("hicache.results.tracking", "hicache.results.metrics"),
+    ("hicache.results.report", "hicache.results.metrics"),
     ("hicache.executor", "hicache.scheduler"),
 }
 MODULES = sorted(path for top in ("hicache", "experiments") for path in (ROOT / top).rglob("*.py"))
@@ -43,16 +45,16 @@ MODULES = sorted(path for top in ("hicache", "experiments") for path in (ROOT / 
 ONLY_IN = {
     "hydra": ("experiments",),
     "omegaconf": ("experiments",),
-    "wandb": ("hicache.tracking",),
-    "matplotlib": ("hicache.report", "hicache.kernels.bench", "experiments"),
+    "wandb": ("hicache.results.tracking",),
+    "matplotlib": ("hicache.results.report", "hicache.kernels.bench", "experiments"),
     "torch": (
         "hicache.kernels",
         "hicache.executor",
         "hicache.env",
-        "hicache.storage.sglang",
+        "hicache.storage.integrations.sglang",
         "experiments",
     ),
-    "sglang": ("hicache.storage.sglang", "experiments"),
+    "sglang": ("hicache.storage.integrations.sglang", "experiments"),
     "triton": ("hicache.kernels", "experiments"),
 }
 
@@ -95,7 +97,7 @@ def forbidden(module: str, target: str) -> bool:
         return not any(is_in(module, place) for place in ONLY_IN[top])
     if top not in ("hicache", "experiments") or target == "hicache":
         return False
-    if is_in(target, "hicache.storage.sglang"):
+    if is_in(target, "hicache.storage.integrations.sglang"):
         return True  # SGLang imports it, nobody else
     if name_of(module) == name_of(target):
         return False
@@ -116,15 +118,15 @@ def test_imports_go_down(path):
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("hicache.cache.tree", "from hicache.scheduler.budget import Budget"),
-        ("hicache.cache.tree", "import torch"),
-        ("hicache.cache.tree", "def late():\n    from hicache import experiment"),
-        ("hicache.storage.slab", "from hicache.workload.traces import load"),
+        ("hicache.cache.tree.radix_tree", "from hicache.scheduler.budget import Budget"),
+        ("hicache.cache.tree.radix_tree", "import torch"),
+        ("hicache.cache.tree.radix_tree", "def late():\n    from hicache import experiment"),
+        ("hicache.storage.engines.slab", "from hicache.workload.traces import load"),
         ("hicache.config", "from omegaconf import MISSING"),
-        ("hicache.engine", "import wandb"),
+        ("hicache.engine.loop", "import wandb"),
         ("hicache.storage.build", "import torch"),
-        ("hicache.storage.build", "from hicache.storage.sglang import HiCacheStore"),
-        ("hicache.scheduler.scheduler", "from hicache.executor.base import Executor"),
+        ("hicache.storage.build", "from hicache.storage.integrations.sglang import HiCacheStore"),
+        ("hicache.scheduler.scheduler", "from hicache.engine.ports import Executor"),
     ],
 )
 def test_an_import_that_goes_up_is_seen(module, source):

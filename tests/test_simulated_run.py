@@ -56,7 +56,7 @@ def test_its_tokens_add_up(done):
 
 def test_jobs_of_a_sweep_run_side_by_side(tmp_path):
     (tmp_path / "my_policies.py").write_text(
-        "from hicache.cache.eviction import Fifo\n\n\nclass Mine(Fifo):\n    pass\n"
+        "from hicache.cache.tree.eviction import Fifo\n\n\nclass Mine(Fifo):\n    pass\n"
     )
     done = subprocess.run(
         [

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 
-from experiments import schema
-from hicache import experiment, runtime
-from hicache.cache.transfer import StorageDelete, StorageWrite
+from experiments.launch import schema
+from hicache import experiment
+from hicache.cache.tiers.transfer import StorageDelete, StorageWrite
 from hicache.config import ExperimentConfig, StorageConfig, StorageWrites, Tiering
-from hicache.metrics import Result
-from hicache.storage.memory import MemoryStorage
+from hicache.engine import runtime
+from hicache.results.metrics import Result
+from hicache.storage.engines.memory import MemoryStorage
 
 CONF = Path(__file__).parents[1] / "conf"
 POLICIES = {

@@ -10,7 +10,10 @@ from typing import NoReturn
 
 import numpy as np
 
-from hicache.cache.node import (
+from hicache.cache.pages import NO_PAGES, PageIds
+from hicache.cache.prefetch.prefetcher import Prefetcher
+from hicache.cache.prefix_cache import PrefixCache
+from hicache.cache.tree.node import (
     DEVICE,
     FULL,
     HOST,
@@ -22,11 +25,8 @@ from hicache.cache.node import (
     TIERS,
     Node,
 )
-from hicache.cache.pages import NO_PAGES, PageIds
-from hicache.cache.prefetcher import Prefetcher
-from hicache.cache.prefix_cache import PrefixCache
-from hicache.cache.sequence import Sequence
-from hicache.cache.tree import RadixTree
+from hicache.cache.tree.radix_tree import RadixTree
+from hicache.cache.tree.sequence import Sequence
 from hicache.config import WritePolicy
 
 

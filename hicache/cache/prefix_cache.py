@@ -7,18 +7,13 @@ reports each piece with `complete` when it is done.
 from collections import Counter
 from dataclasses import dataclass
 
-from hicache.cache.actions import FreePages, free
-from hicache.cache.back_ups import BackUps
-from hicache.cache.device_room import DeviceRoom
-from hicache.cache.host_room import HostRoom
-from hicache.cache.insertion import attach_state, insert, insert_host
-from hicache.cache.load_backs import LoadBacks
-from hicache.cache.match import MatchResult
-from hicache.cache.node import DEVICE, FULL, MAMBA, SWA, Node
 from hicache.cache.pages import NO_PAGES, PageIds, Pools
-from hicache.cache.sequence import Sequence
-from hicache.cache.storage_writes import StorageWriter
-from hicache.cache.transfer import (
+from hicache.cache.tiers.back_ups import BackUps
+from hicache.cache.tiers.device_room import DeviceRoom
+from hicache.cache.tiers.host_room import HostRoom
+from hicache.cache.tiers.load_backs import LoadBacks
+from hicache.cache.tiers.storage_writes import StorageWriter
+from hicache.cache.tiers.transfer import (
     BackUp,
     Bookings,
     CopyState,
@@ -26,7 +21,12 @@ from hicache.cache.transfer import (
     StorageWrite,
     Work,
 )
-from hicache.cache.tree import RadixTree
+from hicache.cache.tree.actions import FreePages, free
+from hicache.cache.tree.insertion import attach_state, insert, insert_host
+from hicache.cache.tree.match import MatchResult
+from hicache.cache.tree.node import DEVICE, FULL, MAMBA, SWA, Node
+from hicache.cache.tree.radix_tree import RadixTree
+from hicache.cache.tree.sequence import Sequence
 from hicache.config import StorageWrites, Tiering, WritePolicy
 
 

@@ -4,10 +4,10 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hicache.cache.match import MatchResult
 from hicache.cache.named import make_policy
-from hicache.cache.node import DEVICE, FULL, MAMBA, SWA
 from hicache.cache.prefix_cache import PrefixCache
+from hicache.cache.tree.match import MatchResult
+from hicache.cache.tree.node import DEVICE, FULL, MAMBA, SWA
 from hicache.config import SchedulerConfig
 from hicache.scheduler.budget import FORMS, NewTokenRatio, StepBudget, SwaBudget, ceil_page
 from hicache.scheduler.decoding import steps_in_page

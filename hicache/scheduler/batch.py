@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from hicache.cache.pages import PageIds
-from hicache.cache.transfer import LoadBack
+from hicache.cache.tiers.transfer import LoadBack
 from hicache.scheduler.job import Job
 
 

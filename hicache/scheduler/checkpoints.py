@@ -6,9 +6,9 @@ A placement is any class that is built with the tokens of a page and of the grid
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from hicache.cache.match import MatchResult
 from hicache.cache.pages import PageIds
 from hicache.cache.prefix_cache import PrefixCache
+from hicache.cache.tree.match import MatchResult
 from hicache.scheduler.job import Job
 
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from hicache.cache.node import FULL, SWA
 from hicache.cache.prefix_cache import PrefixCache
+from hicache.cache.tree.node import FULL, SWA
 from hicache.config import WritePolicy
 from hicache.scheduler.job import Job
 

@@ -1,6 +1,6 @@
 """A request inside an engine: how far it is, and where its time and tokens went."""
 
-from hicache.cache.sequence import Sequence
+from hicache.cache.tree.sequence import Sequence
 from hicache.request import Request
 
 

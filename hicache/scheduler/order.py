@@ -8,7 +8,7 @@ it is queued, and keeps its rank when it is sent back.
 from collections.abc import Callable
 from typing import Protocol
 
-from hicache.cache.match import MatchResult
+from hicache.cache.tree.match import MatchResult
 from hicache.config import SchedulerConfig
 from hicache.scheduler.job import Job
 

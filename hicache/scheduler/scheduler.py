@@ -8,11 +8,11 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Callable
 
-from hicache.cache.match import MatchResult
 from hicache.cache.named import make_policy
-from hicache.cache.node import DEVICE, FULL, SWA
-from hicache.cache.prefetcher import Prefetcher
+from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
+from hicache.cache.tree.match import MatchResult
+from hicache.cache.tree.node import DEVICE, FULL, SWA
 from hicache.config import (
     Batching,
     SchedulerConfig,

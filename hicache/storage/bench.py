@@ -20,11 +20,11 @@ from statistics import median
 
 from hicache.config import StorageConfig
 from hicache.storage.base import KEY_BYTES, Storage
-from hicache.storage.file import FileStorage
-from hicache.storage.memory import MemoryStorage
-from hicache.storage.mooncake import MooncakeStorage
-from hicache.storage.redis import RedisStorage
-from hicache.storage.slab import SlabStorage
+from hicache.storage.engines.file import FileStorage
+from hicache.storage.engines.memory import MemoryStorage
+from hicache.storage.engines.mooncake import MooncakeStorage
+from hicache.storage.engines.redis import RedisStorage
+from hicache.storage.engines.slab import SlabStorage
 
 LOCAL = ("slab", "slab-direct", "file", "memory")
 

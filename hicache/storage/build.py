@@ -11,15 +11,15 @@ from uuid import uuid4
 from hicache.clock import Clock
 from hicache.config import StorageConfig
 from hicache.storage.base import Storage, StorageError
-from hicache.storage.breaker import BreakerStorage
-from hicache.storage.checked import CheckedStorage
-from hicache.storage.deadline import DeadlineStorage
-from hicache.storage.faults import Fault, FaultPlan, FaultyStorage, Stall
-from hicache.storage.file import FileStorage
-from hicache.storage.memory import MemoryStorage
-from hicache.storage.mooncake import MooncakeStorage
-from hicache.storage.redis import RedisStorage
-from hicache.storage.slab import SlabStorage
+from hicache.storage.engines.file import FileStorage
+from hicache.storage.engines.memory import MemoryStorage
+from hicache.storage.engines.mooncake import MooncakeStorage
+from hicache.storage.engines.redis import RedisStorage
+from hicache.storage.engines.slab import SlabStorage
+from hicache.storage.guards.breaker import BreakerStorage
+from hicache.storage.guards.checked import CheckedStorage
+from hicache.storage.guards.deadline import DeadlineStorage
+from hicache.storage.guards.faults import Fault, FaultPlan, FaultyStorage, Stall
 
 KINDS = ("none", "memory", "slab", "file", "redis", "mooncake")
 

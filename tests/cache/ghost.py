@@ -8,11 +8,11 @@ page that is given away, overwritten or swapped too early shows as a wrong paylo
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from hicache.cache.node import DEVICE, FULL, HOST, KIND_NAMES, MAMBA, SWA, TIER_NAMES, TIERS
 from hicache.cache.pages import PageIds
-from hicache.cache.sequence import Sequence
-from hicache.cache.transfer import BackUp, CopyState, LoadBack, StorageWrite
-from hicache.cache.tree import RadixTree
+from hicache.cache.tiers.transfer import BackUp, CopyState, LoadBack, StorageWrite
+from hicache.cache.tree.node import DEVICE, FULL, HOST, KIND_NAMES, MAMBA, SWA, TIER_NAMES, TIERS
+from hicache.cache.tree.radix_tree import RadixTree
+from hicache.cache.tree.sequence import Sequence
 from hicache.request import TOKEN_BYTES
 
 

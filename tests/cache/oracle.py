@@ -6,9 +6,9 @@ at its end. Every question is answered page by page from DESIGN's definition of 
 
 from typing import NamedTuple
 
-from hicache.cache.match import MatchResult
-from hicache.cache.node import DEVICE, FULL, HOST, KINDS, MAMBA, SWA, TIERS
-from hicache.cache.tree import RadixTree
+from hicache.cache.tree.match import MatchResult
+from hicache.cache.tree.node import DEVICE, FULL, HOST, KINDS, MAMBA, SWA, TIERS
+from hicache.cache.tree.radix_tree import RadixTree
 from hicache.request import TOKEN_BYTES
 from tests.cache.ghost import Held, Payload
 

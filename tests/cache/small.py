@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from hicache.cache.eviction import Lru
-from hicache.cache.node import Node
 from hicache.cache.pages import PageAllocator
 from hicache.cache.prefix_cache import PrefixCache
-from hicache.cache.sequence import Sequence
-from hicache.cache.tree import RadixTree
+from hicache.cache.tree.eviction import Lru
+from hicache.cache.tree.node import Node
+from hicache.cache.tree.radix_tree import RadixTree
+from hicache.cache.tree.sequence import Sequence
 from hicache.config import WritePolicy
 
 PAGE = 4

@@ -5,7 +5,15 @@ from itertools import product
 import numpy as np
 import pytest
 
-from hicache.cache.agreement import (
+from hicache.cache.prefetch.prefetch import Prefetch
+from hicache.cache.prefetch.prefetcher import Prefetcher
+from hicache.cache.prefix_cache import PrefixCache
+from hicache.cache.tree.eviction import Lru
+from hicache.cache.tree.node import DEVICE, FULL, HOST, MAMBA, SWA
+from hicache.cache.tree.radix_tree import RadixTree
+from hicache.cache.tree.sequence import Sequence
+from hicache.config import HitAgreement, PrefetchConfig
+from hicache.engine.ranks.agreement import (
     Landed,
     RankAgreement,
     RanksDivergedError,
@@ -16,14 +24,6 @@ from hicache.cache.agreement import (
     traffic_digest,
     tree_digest,
 )
-from hicache.cache.eviction import Lru
-from hicache.cache.node import DEVICE, FULL, HOST, MAMBA, SWA
-from hicache.cache.prefetch import Prefetch
-from hicache.cache.prefetcher import Prefetcher
-from hicache.cache.prefix_cache import PrefixCache
-from hicache.cache.sequence import Sequence
-from hicache.cache.tree import RadixTree
-from hicache.config import HitAgreement, PrefetchConfig
 
 PAGE = 4
 SECOND = 1_000_000_000

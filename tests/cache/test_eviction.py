@@ -4,8 +4,8 @@ from collections import Counter
 
 import pytest
 
-from hicache.cache.eviction import POLICIES, Random, VictimQueue
-from hicache.cache.node import Node
+from hicache.cache.tree.eviction import POLICIES, Random, VictimQueue
+from hicache.cache.tree.node import Node
 from tests.cache.small import make_cache, run_request, tokens_of
 
 

@@ -19,14 +19,14 @@ import numpy as np
 import pytest
 
 from hicache.cache import invariants
-from hicache.cache.actions import free
-from hicache.cache.eviction import Lru
-from hicache.cache.match import MatchResult
-from hicache.cache.node import DEVICE, FULL, HOST, MAMBA, SWA, Node
 from hicache.cache.prefix_cache import PrefixCache
-from hicache.cache.residency import Residency
-from hicache.cache.sequence import Sequence
-from hicache.cache.transfer import CopyState, LoadBack
+from hicache.cache.tiers.transfer import CopyState, LoadBack
+from hicache.cache.tree.actions import free
+from hicache.cache.tree.eviction import Lru
+from hicache.cache.tree.match import MatchResult
+from hicache.cache.tree.node import DEVICE, FULL, HOST, MAMBA, SWA, Node
+from hicache.cache.tree.residency import Residency
+from hicache.cache.tree.sequence import Sequence
 from hicache.config import WritePolicy
 from tests.cache.small import (
     complete_all,

@@ -8,12 +8,12 @@ import pytest
 
 from hicache.cache import invariants
 from hicache.cache.invariants import BrokenLawError
-from hicache.cache.node import DEVICE, FULL, HOST, MAMBA, SWA
 from hicache.cache.pages import PageIds
-from hicache.cache.residency import Residency
-from hicache.cache.sequence import Sequence
-from hicache.cache.transfer import LoadBack
-from hicache.cache.tree import RadixTree
+from hicache.cache.tiers.transfer import LoadBack
+from hicache.cache.tree.node import DEVICE, FULL, HOST, MAMBA, SWA
+from hicache.cache.tree.radix_tree import RadixTree
+from hicache.cache.tree.residency import Residency
+from hicache.cache.tree.sequence import Sequence
 from hicache.config import PrefetchConfig, WritePolicy
 from tests.cache.ghost import GhostMemory, Payload, WrongPageError
 from tests.cache.oracle import Answer, Shape, longest_match, nothing_held

@@ -2,9 +2,9 @@
 
 import pytest
 
-from hicache.cache.outlook import Outlook, RecentRate
-from hicache.cache.prefetch import Prefetch
-from hicache.cache.stop import Marginal
+from hicache.cache.prefetch.prefetch import Prefetch
+from hicache.cache.prefetch.rates import Outlook, RecentRate
+from hicache.cache.prefetch.stop import Marginal
 from hicache.config import CommitPolicy, PrefetchConfig
 from tests.cache.small import PAGE, make_cache
 

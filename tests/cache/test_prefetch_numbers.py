@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from hicache.cache import invariants
-from hicache.cache.node import DEVICE, FULL, HOST
-from hicache.cache.prefetch import Prefetch
-from hicache.cache.prefetcher import Prefetcher
-from hicache.cache.sequence import Sequence
+from hicache.cache.prefetch.prefetch import Prefetch
+from hicache.cache.prefetch.prefetcher import Prefetcher
+from hicache.cache.tree.node import DEVICE, FULL, HOST
+from hicache.cache.tree.sequence import Sequence
 from hicache.clock import SECOND_NS
 from hicache.config import (
     CommitPolicy,

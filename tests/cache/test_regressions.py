@@ -1,11 +1,11 @@
 """Bugs that random walks found, each in the fewest steps that show it."""
 
 from hicache.cache import invariants
-from hicache.cache.lock import Lock
-from hicache.cache.node import DEVICE, FULL, HOST, MAMBA, SWA, Node
-from hicache.cache.prefetcher import Prefetcher
+from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
-from hicache.cache.sequence import Sequence
+from hicache.cache.tree.lock import Lock
+from hicache.cache.tree.node import DEVICE, FULL, HOST, MAMBA, SWA, Node
+from hicache.cache.tree.sequence import Sequence
 from hicache.config import PrefetchConfig, StageAt, WritePolicy
 from tests.cache.small import (
     complete_all,

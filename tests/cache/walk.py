@@ -12,17 +12,17 @@ from random import Random
 import numpy as np
 
 from hicache.cache import invariants
-from hicache.cache.eviction import POLICIES
-from hicache.cache.keys import COMPONENT_TAGS, chain_seed, page_digests
-from hicache.cache.match import MatchResult
-from hicache.cache.node import FULL, MAMBA, SWA, TIERS
 from hicache.cache.pages import PageAllocator, PageIds
-from hicache.cache.prefetch import Prefetch
-from hicache.cache.prefetcher import Prefetcher
+from hicache.cache.prefetch.prefetch import Prefetch
+from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
-from hicache.cache.sequence import Sequence
-from hicache.cache.transfer import CopyState
-from hicache.cache.tree import RadixTree
+from hicache.cache.tiers.transfer import CopyState
+from hicache.cache.tree.eviction import POLICIES
+from hicache.cache.tree.keys import COMPONENT_TAGS, chain_seed, page_digests
+from hicache.cache.tree.match import MatchResult
+from hicache.cache.tree.node import FULL, MAMBA, SWA, TIERS
+from hicache.cache.tree.radix_tree import RadixTree
+from hicache.cache.tree.sequence import Sequence
 from hicache.clock import SECOND_NS
 from hicache.config import (
     STOP_POLICIES,

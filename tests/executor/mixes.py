@@ -15,13 +15,13 @@ import numpy as np
 import torch
 
 from hicache.cache import invariants
-from hicache.cache.eviction import POLICIES
-from hicache.cache.node import FULL
 from hicache.cache.pages import PageAllocator, Pools
-from hicache.cache.prefetcher import Prefetcher
+from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
-from hicache.cache.transfer import BackUp, LoadBack, StorageWrite
-from hicache.cache.tree import RadixTree
+from hicache.cache.tiers.transfer import BackUp, LoadBack, StorageWrite
+from hicache.cache.tree.eviction import POLICIES
+from hicache.cache.tree.node import FULL
+from hicache.cache.tree.radix_tree import RadixTree
 from hicache.clock import SimulatedClock
 from hicache.config import (
     CHECKPOINT_PLACEMENTS,
@@ -35,21 +35,21 @@ from hicache.config import (
     StorageConfig,
     WritePolicy,
 )
-from hicache.engine import Engine, serve
-from hicache.executor.base import StepRun
-from hicache.executor.cost import CostModel
-from hicache.executor.reference_model import ReferenceModel
-from hicache.executor.simulated import SimulatedExecutor, SimulatedIo
-from hicache.executor.torch_lanes import LateLane, PromptLane, StreamLane
-from hicache.executor.torch_plane import DataPlane, Lanes
-from hicache.executor.torch_pools import TorchPools
-from hicache.executor.torch_verify import Verdict, Verifier
+from hicache.engine.loop import Engine, serve
+from hicache.engine.ports import StepRun
+from hicache.engine.routing import RoundRobin
+from hicache.executor.real.copy_streams import LateLane, PromptLane, StreamLane
+from hicache.executor.real.model_runner import DataPlane, Lanes
+from hicache.executor.real.pools import TorchPools
+from hicache.executor.real.reference_model import ReferenceModel
+from hicache.executor.real.verify import Verdict, Verifier
+from hicache.executor.simulated.cost import CostModel
+from hicache.executor.simulated.executor import SimulatedExecutor, SimulatedIo
 from hicache.models import ComponentKind, HardwareConfig, ModelConfig
 from hicache.request import Request, TokenSpans
-from hicache.routing import RoundRobin
 from hicache.scheduler.checkpoints import PLACEMENTS
 from hicache.scheduler.scheduler import Scheduler
-from hicache.storage.memory import MemoryStorage
+from hicache.storage.engines.memory import MemoryStorage
 from tests.test_models import load
 
 PATTERNS = ("F S M D", "F S M D", "S D F M", "F S", "M F", "F", "D S F")

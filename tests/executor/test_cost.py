@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from hicache.executor.cost import CostModel, Rates
+from hicache.executor.simulated.cost import CostModel, Rates
 from hicache.models import Figure, HardwareConfig, ModelConfig, RateTable
 from tests.test_models import MODELS, load, model
 

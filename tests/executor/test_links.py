@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from hicache.executor.links import CopyPath, Links, pcie_rate
+from hicache.executor.simulated.links import CopyPath, Links, pcie_rate
 from hicache.models import Figure, HardwareConfig, RateTable
 
 SECOND = 10**9

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hicache.executor.reference_model import ReferenceModel
-from hicache.executor.torch_memory import HoleError, SequenceMemory
-from hicache.executor.torch_pools import TorchPools
+from hicache.executor.real.paged_kv import HoleError, SequenceMemory
+from hicache.executor.real.pools import TorchPools
+from hicache.executor.real.reference_model import ReferenceModel
 from tests.executor.mixes import tiny
 
 PAGE = 8

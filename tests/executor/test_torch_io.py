@@ -7,19 +7,19 @@ import numpy as np
 import pytest
 import torch
 
-from hicache.cache.lock import Lock
-from hicache.cache.node import FULL, HOST, Node
 from hicache.cache.pages import NO_PAGES
-from hicache.cache.prefetch import Prefetch
-from hicache.cache.sequence import Sequence
-from hicache.cache.transfer import StorageWrite
+from hicache.cache.prefetch.prefetch import Prefetch
+from hicache.cache.tiers.transfer import StorageWrite
+from hicache.cache.tree.lock import Lock
+from hicache.cache.tree.node import FULL, HOST, Node
+from hicache.cache.tree.sequence import Sequence
 from hicache.config import StorageConfig
-from hicache.executor.torch_io import TorchIo
-from hicache.executor.torch_lanes import PromptLane
-from hicache.executor.torch_plane import DataPlane, Lanes
-from hicache.executor.torch_pools import TorchPools
+from hicache.executor.real.copy_streams import PromptLane
+from hicache.executor.real.io import TorchIo
+from hicache.executor.real.model_runner import DataPlane, Lanes
+from hicache.executor.real.pools import TorchPools
 from hicache.storage.base import StorageError
-from hicache.storage.memory import MemoryStorage
+from hicache.storage.engines.memory import MemoryStorage
 from tests.executor.mixes import tiny
 
 KEYS = [bytes(16) + b"f", b"\x01" * 16 + b"f"]

@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
-from hicache.cache.node import FULL, SWA
-from hicache.cache.transfer import Move
-from hicache.executor.torch_plane import DataPlane
+from hicache.cache.tiers.transfer import Move
+from hicache.cache.tree.node import FULL, SWA
+from hicache.executor.real.model_runner import DataPlane
 from tests.executor.mixes import run_mix
 
 PART = 25  # mixes a test

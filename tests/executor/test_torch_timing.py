@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from hicache.executor.torch_memory import SequenceMemory
-from hicache.executor.torch_pools import TorchPools
-from hicache.executor.torch_timing import TimingModel
+from hicache.executor.real.paged_kv import SequenceMemory
+from hicache.executor.real.pools import TorchPools
+from hicache.executor.real.timing_model import TimingModel
 from tests.executor.mixes import tiny
 
 CPU = torch.device("cpu")

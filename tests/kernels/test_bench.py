@@ -7,9 +7,10 @@ import sys
 import pytest
 import torch
 
-from hicache.kernels import bench, bench_cases
-from hicache.kernels.bench_session import Session
-from hicache.kernels.measure import Bench, quantiles
+from hicache.kernels.bench import __main__ as bench
+from hicache.kernels.bench import cases as bench_cases
+from hicache.kernels.bench.measure import Bench, quantiles
+from hicache.kernels.bench.session import Session
 
 
 @pytest.fixture

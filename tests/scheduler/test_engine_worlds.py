@@ -8,8 +8,8 @@ from random import Random
 import pytest
 
 from hicache.cache import invariants
-from hicache.cache.node import KINDS as COMPONENTS
-from hicache.cache.node import MAMBA, TIERS
+from hicache.cache.tree.node import KINDS as COMPONENTS
+from hicache.cache.tree.node import MAMBA, TIERS
 from hicache.config import SERVICE_ORDERS, Batching, SchedulerConfig, WritePolicy
 from hicache.scheduler.batch import Batch
 from tests.scheduler.world import KINDS, Plot, World, plot_of, random_requests, request_of

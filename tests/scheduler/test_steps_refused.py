@@ -7,8 +7,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from hicache.cache.node import FULL, SWA
 from hicache.cache.pages import PageAllocator
+from hicache.cache.tree.node import FULL, SWA
 from hicache.config import SchedulerConfig
 from hicache.scheduler.admission import Admission, Refusal
 from hicache.scheduler.budget import StepBudget

@@ -8,13 +8,13 @@ from random import Random
 import numpy as np
 
 from hicache.cache import invariants
-from hicache.cache.eviction import Lru
-from hicache.cache.node import FULL
 from hicache.cache.pages import PageAllocator
-from hicache.cache.prefetcher import Prefetcher
+from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
-from hicache.cache.transfer import CopyState, StorageWrite
-from hicache.cache.tree import RadixTree
+from hicache.cache.tiers.transfer import CopyState, StorageWrite
+from hicache.cache.tree.eviction import Lru
+from hicache.cache.tree.node import FULL
+from hicache.cache.tree.radix_tree import RadixTree
 from hicache.clock import SimulatedClock
 from hicache.config import (
     PrefetchConfig,
@@ -22,15 +22,15 @@ from hicache.config import (
     StorageConfig,
     WritePolicy,
 )
-from hicache.engine import Engine, serve
-from hicache.executor.base import StepRun
-from hicache.executor.simulated import SimulatedIo
+from hicache.engine.loop import Engine, serve
+from hicache.engine.ports import StepRun
+from hicache.executor.simulated.executor import SimulatedIo
 from hicache.request import Request, TokenSpans
 from hicache.scheduler.batch import Batch
 from hicache.scheduler.checkpoints import PLACEMENTS
 from hicache.scheduler.job import Job
 from hicache.scheduler.scheduler import Scheduler
-from hicache.storage.memory import MemoryStorage
+from hicache.storage.engines.memory import MemoryStorage
 
 PAGE_BYTES = (1 << 20, 1 << 20, 1 << 20)
 STEP_NS = 10_000_000

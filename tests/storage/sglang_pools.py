@@ -104,7 +104,7 @@ def open_backend(pools: dict[str, Any], kind: str, root: str) -> Any:
         is_mla_model=False, enable_storage_metrics=False, is_page_first_layout=False,
         model_name="org/tiny",
         extra_config={
-            "backend_name": "hicache", "module_path": "hicache.storage.sglang",
+            "backend_name": "hicache", "module_path": "hicache.storage.integrations.sglang",
             "class_name": "HiCacheStore", "interface_v1": 1,
             "hicache": {"kind": kind, "root": root},
         },

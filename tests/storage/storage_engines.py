@@ -8,11 +8,11 @@ import pytest
 from storage_pages import PAGE_BYTES
 
 from hicache.storage.base import Storage
-from hicache.storage.file import FileStorage
-from hicache.storage.memory import MemoryStorage
-from hicache.storage.mooncake import MooncakeStorage
-from hicache.storage.redis import RedisStorage
-from hicache.storage.slab import Eviction, SlabStorage
+from hicache.storage.engines.file import FileStorage
+from hicache.storage.engines.memory import MemoryStorage
+from hicache.storage.engines.mooncake import MooncakeStorage
+from hicache.storage.engines.redis import RedisStorage
+from hicache.storage.engines.slab import Eviction, SlabStorage
 
 Open = Callable[..., Storage]
 

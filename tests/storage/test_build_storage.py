@@ -10,7 +10,7 @@ from hicache.clock import SimulatedClock
 from hicache.config import FaultsConfig, StorageConfig
 from hicache.storage.base import Storage, StorageError
 from hicache.storage.build import open_guarded_storage, open_simulated_storage, open_storage
-from hicache.storage.memory import MemoryStorage
+from hicache.storage.engines.memory import MemoryStorage
 
 
 def opened(config: StorageConfig, namespace: str = "test") -> Storage:

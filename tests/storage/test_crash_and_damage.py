@@ -20,8 +20,8 @@ from storage_pages import (
 )
 
 from hicache.storage.base import StorageError
-from hicache.storage.file import FileStorage
-from hicache.storage.slab import SlabStorage
+from hicache.storage.engines.file import FileStorage
+from hicache.storage.engines.slab import SlabStorage
 
 KINDS = ("slab", "file")
 RUN_PAGES = 4000  # more than any writer gets to write before it is killed
@@ -171,7 +171,7 @@ def test_pages_written_and_published_apart_would_be_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # the digest is what makes a reader safe: without it the damage below is served
-    monkeypatch.setattr("hicache.storage.file.page_digest", lambda *_: b"\0" * 16)
+    monkeypatch.setattr("hicache.storage.engines.file.page_digest", lambda *_: b"\0" * 16)
     storage = FileStorage(tmp_path, namespace="test", capacity_bytes=None)
     write(storage, keys(1))
     flip_byte(only_page_file(tmp_path))

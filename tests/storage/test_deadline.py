@@ -12,9 +12,9 @@ from storage_pages import PAGE_BYTES, keys, payload, poisoned, read, write
 
 from hicache.clock import SimulatedClock
 from hicache.storage.base import StorageError
-from hicache.storage.breaker import BreakerStorage
-from hicache.storage.deadline import DeadlineStorage, DeadlineThreads
-from hicache.storage.memory import MemoryStorage
+from hicache.storage.engines.memory import MemoryStorage
+from hicache.storage.guards.breaker import BreakerStorage
+from hicache.storage.guards.deadline import DeadlineStorage, DeadlineThreads
 
 NEVER_S = 60.0
 SOON_S = 0.01

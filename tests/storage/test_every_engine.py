@@ -17,7 +17,7 @@ from storage_pages import (
 )
 
 from hicache.storage.base import Storage
-from hicache.storage.memory import MemoryStorage
+from hicache.storage.engines.memory import MemoryStorage
 
 
 @pytest.mark.parametrize("num_bytes", [1, 4095, 4096, PAGE_BYTES, 300_001])

@@ -10,10 +10,10 @@ from storage_pages import PAGE_BYTES, assert_whole_or_absent, keys, payload, rea
 
 from hicache.clock import SimulatedClock, to_ns
 from hicache.storage.base import Storage, StorageError
-from hicache.storage.breaker import BreakerStorage
-from hicache.storage.checked import CheckedStorage
-from hicache.storage.faults import Fault, FaultPlan, FaultyStorage
-from hicache.storage.memory import MemoryStorage
+from hicache.storage.engines.memory import MemoryStorage
+from hicache.storage.guards.breaker import BreakerStorage
+from hicache.storage.guards.checked import CheckedStorage
+from hicache.storage.guards.faults import Fault, FaultPlan, FaultyStorage
 
 ALL_AT_ONCE = FaultPlan(
     delay_median_s=0.01,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hicache.storage.memory import MemoryStorage
+from hicache.storage.engines.memory import MemoryStorage
 
 EMPTY = memoryview(b"")
 

@@ -9,8 +9,8 @@ from storage_servers import MooncakeCluster
 
 from hicache.clock import SimulatedClock
 from hicache.storage.base import StorageError
-from hicache.storage.breaker import BreakerStorage
-from hicache.storage.mooncake import MooncakeStorage
+from hicache.storage.engines.mooncake import MooncakeStorage
+from hicache.storage.guards.breaker import BreakerStorage
 
 pytestmark = pytest.mark.slow
 

@@ -11,9 +11,9 @@ from storage_servers import RedisServer, free_port
 
 from hicache.clock import SimulatedClock, to_ns
 from hicache.storage.base import StorageError
-from hicache.storage.breaker import BreakerStorage
 from hicache.storage.digest import namespace_name
-from hicache.storage.redis import RedisStorage
+from hicache.storage.engines.redis import RedisStorage
+from hicache.storage.guards.breaker import BreakerStorage
 
 
 @pytest.fixture

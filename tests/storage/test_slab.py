@@ -10,7 +10,7 @@ import pytest
 from storage_pages import PAGE_BYTES, key, keys, payload, poisoned, read, write
 
 from hicache.storage.base import StorageError
-from hicache.storage.slab import Eviction, SlabStorage
+from hicache.storage.engines.slab import Eviction, SlabStorage
 
 SMALL, LARGE = 4096, 5 * 4096
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 from hydra import compose, initialize_config_dir
 
-from experiments import schema
+from experiments.launch import schema
 from hicache import experiment
 from hicache.config import ExperimentConfig
-from hicache.metrics import Result, summarize
 from hicache.request import Request, TokenSpans
+from hicache.results.metrics import Result, summarize
 from hicache.workload.build import Workload
 
 CONF = Path(__file__).resolve().parents[2] / "conf"

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from hicache.executor.cost import CostModel
+from hicache.executor.simulated.cost import CostModel
 from tests.validity import runs
 
-calibrate = pytest.importorskip("experiments.calibrate")
-measured = pytest.importorskip("experiments.measured")
+calibrate = pytest.importorskip("experiments.studies.calibrate")
+measured = pytest.importorskip("experiments.studies.measured")
 
 RATES = np.array([1e-3, 2e-4, 3e-8, 4e-3, 5e-7, 6e-3])  # step, token, pair, state, key, extend
 TILE = 16

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments import capacity
+from experiments.studies import capacity
 from hicache.workload.oracle import Curve
 from tests.validity import runs
 

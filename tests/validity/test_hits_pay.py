@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from hicache.clock import SECOND_NS
-from hicache.executor.cost import CostModel
-from hicache.metrics import RequestRecord
+from hicache.executor.simulated.cost import CostModel
 from hicache.request import Request
+from hicache.results.metrics import RequestRecord
 from hicache.workload.build import Workload
 from tests.validity import runs
 

@@ -7,7 +7,7 @@ whatever the distribution of their sizes x (M/G/1-PS).
 import numpy as np
 import pytest
 
-from hicache.executor.links import Links
+from hicache.executor.simulated.links import Links
 
 CAPACITY = 4e9
 SIZES = {"equal": [8e6], "mixed": [1e6, 4e6, 64e6]}

@@ -2,8 +2,8 @@
 
 import pytest
 
-from experiments.max_rate import Objective, bisect, max_rate
-from hicache.metrics import RequestRecord, Status
+from experiments.studies.max_rate import Objective, bisect, max_rate
+from hicache.results.metrics import RequestRecord, Status
 from tests.validity import runs
 
 PROMISE = Objective(ttft_s=1.0, tpot_s=0.1, share=0.9)

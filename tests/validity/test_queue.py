@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from hicache.clock import SECOND_NS
-from hicache.executor.cost import CostModel
+from hicache.executor.simulated.cost import CostModel
 from tests.validity import runs
 
 ALONE = (

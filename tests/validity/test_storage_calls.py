@@ -5,8 +5,8 @@ from types import SimpleNamespace
 from hicache import experiment
 from hicache.clock import SECOND_NS
 from hicache.config import StorageConfig
-from hicache.executor.simulated import SimulatedExecutor, SimulatedIo
-from hicache.storage.memory import MemoryStorage
+from hicache.executor.simulated.executor import SimulatedExecutor, SimulatedIo
+from hicache.storage.engines.memory import MemoryStorage
 from tests.validity import runs
 
 SECOND = SECOND_NS

@@ -1,0 +1,1 @@
+"""What a session on a GPU runs: one script, and what it calls."""

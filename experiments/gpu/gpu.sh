@@ -1,0 +1,113 @@
+#!/usr/bin/env bash
+# Everything that needs a GPU, in two parts, each of which ends within ten minutes:
+#   kernels   their tests for real, machine code as the local triton makes it, the bench with sweeps
+#             and peers, compute-sanitizer on small copies, Nsight Compute on the copy kernels
+#   executor  random mixes through Triton kernels and CUDA streams with equal logits, one of them
+#             under compute-sanitizer, a verified run, overlap of load-back from CUDA events
+#
+#   experiments/gpu/gpu.sh [kernels] [executor]          both unless named
+#
+# The first needs torch, triton, einops, numpy and pytest; matplotlib draws the figure if it is
+# there. The second also needs what the project needs: hydra-core, omegaconf and the like.
+# What cannot be measured, or is not installed, is said in steps.log.
+#
+# OUT     where results go                        (default: outputs/gpu)
+# PYTHON  the interpreter                         (default: python3)
+# SGLANG  a folder to put on the path, from which SGLang's kernels are imported as a peer; they are
+#         built on first use, by nvcc and ninja, with apache-tvm-ffi and msgspec
+# WHEELS  a folder of wheels of what the machine lacks and cannot fetch
+set -uo pipefail
+cd "$(dirname "$0")/.."
+out="${OUT:-outputs/gpu}"
+python="${PYTHON:-python3}"
+parts="${*:-kernels executor}"
+mkdir -p "$out"
+if [[ -n "${WHEELS:-}" ]]; then
+    site="$(mktemp -d)"
+    "$python" -m pip install -q --no-index --no-deps --no-compile --target "$site" "$WHEELS"/*.whl
+    PYTHONPATH="$site${PYTHONPATH:+:$PYTHONPATH}"
+fi
+export PYTHONUNBUFFERED=1 TRITON_DEFAULT_FP_FUSION=1 PYTHONPATH="$PWD${SGLANG:+:$SGLANG}${PYTHONPATH:+:$PYTHONPATH}"
+unset TRITON_INTERPRET
+# what SGLang's kernels are linked with; nvcc on the path may be no more than a script
+for home in /usr/local/cuda /usr/local/cuda-*; do
+    [[ -z "${CUDA_HOME:-}" && -e "$home/lib64/libcudart.so" ]] && export CUDA_HOME="$home"
+done
+export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1  # whatever else is installed has no part in this
+# a warning that libraries give only beside a GPU is shown, and fails nothing
+pytest=("$python" -m pytest -W default -m gpu -q --durations=5)
+status=0
+
+step() {  # seconds, name, command: a step that fails or hangs does not cost the others
+    local limit=$1 name=$2 start=$SECONDS
+    shift 2
+    echo "== $name"
+    timeout -k 5 "$limit" "$@" >"$out/$name.log" 2>&1
+    local code=$?
+    tail -n "${LINES_SHOWN:-12}" "$out/$name.log"
+    echo "-- $name: exit $code after $((SECONDS - start)) s" | tee -a "$out/steps.log"
+    [[ $code -eq 0 ]] || status=1
+}
+
+: >"$out/steps.log"
+{
+    nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
+    "$python" -c "import sys, torch, triton; print(sys.version, torch.__version__, triton.__version__)"
+} >"$out/machine.txt" 2>&1
+cat "$out/machine.txt"
+
+skip() {  # name, why
+    echo "-- $1: skipped, $2" | tee -a "$out/steps.log"
+}
+
+sanitize() {  # tool, name of the step, command
+    local tool=$1 name=$2
+    shift 2
+    if command -v compute-sanitizer >/dev/null; then
+        # calls that fail are not reported: libraries ask the driver for what it may not have
+        step 75 "${name}_$tool" compute-sanitizer --tool "$tool" --report-api-errors no \
+            --error-exitcode 1 "$@"
+    else
+        skip "${name}_$tool" "compute-sanitizer is not installed"
+    fi
+}
+
+if [[ " $parts " == *" kernels "* ]]; then
+    step 120 tests "${pytest[@]}" tests/kernels --confcutdir=tests/kernels
+    step 30 codegen "$python" -m hicache.kernels.codegen
+    LINES_SHOWN=160 step 200 bench "$python" -m hicache.kernels.bench \
+        --json "$out/bench.json" --figure "$out/bench.png"
+    if [[ -s "$out/bench.json" ]]; then
+        step 10 profile "$python" -m experiments.gpu.profile "$out/bench.json"
+    fi
+    sanitize memcheck copies "$python" experiments/gpu/small_copies.py
+    sanitize racecheck copies "$python" experiments/gpu/small_copies.py  # the checksum's sums
+    if command -v ncu >/dev/null; then
+        # four launches a case: across the link both ways, then pages within the device
+        step 60 ncu ncu --clock-control none --set basic --section MemoryWorkloadAnalysis \
+            --kernel-name 'regex:.*_copy_kernel.*' --launch-count 24 "$python" \
+            -m hicache.kernels.bench --op pages --repeats 1 --device-mib 512 --host-mib 128
+    else
+        skip ncu "Nsight Compute is not installed"
+    fi
+fi
+
+if [[ " $parts " == *" executor "* ]] && ! "$python" -c 'import hydra, hicache.experiment'; then
+    skip executor "something it needs is not installed; WHEELS can bring it"
+elif [[ " $parts " == *" executor "* ]]; then
+    step 240 mixes "${pytest[@]}" tests/executor/test_torch_mixes.py
+    # a mix with load-backs, back-ups, fences and states, and fewer kernels than most
+    PYTORCH_NO_CUDA_MEMORY_CACHING=1 sanitize memcheck mix "$python" -c '
+from tests.executor.mixes import run_mix
+verdict = run_mix(52, device="cuda").verdict
+print(verdict)
+raise SystemExit(verdict.num_equal != verdict.num_checked)'
+    export HYDRA_FULL_ERROR=1
+    run=("$python" -m experiments.run executor.device=cuda tracker.wandb_mode=disabled workload=agents)
+    LINES_SHOWN=40 step 90 verified "${run[@]}" executor=torch model=tiny_hybrid executor.verify=true
+    # every 8th token, pools to match: tokens are decoded one by one, and whole answers take minutes
+    LINES_SHOWN=40 step 150 overlap "${run[@]}" executor=torch_timing model=llama3_8b parallel.tp=1 \
+        workload.limit=60 workload.token_stride=8 cache.device_gib=2 cache.host_gib=8 storage=none
+fi
+echo "results in $out"
+exit "$status"

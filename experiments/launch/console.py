@@ -1,0 +1,201 @@
+"""What a run says on the terminal when it is done: where every token came from, and the price."""
+
+from collections.abc import Mapping, Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from experiments.launch.job import Outcome
+from experiments.tables.sheet import Sheet, as_lines
+from hicache.results.metrics import TTFT_PARTS, is_overloaded
+
+WIDTH = 140
+BAR_WIDTH = 28
+TIERS = (
+    ("device hit", "cache/device_hit_tokens"),
+    ("host hit", "cache/host_hit_tokens"),
+    ("storage hit", "cache/storage_hit_tokens"),
+    ("computed", "cache/computed_tokens"),
+)
+# kept apart from the above, and shown when there are any
+OTHERS = (
+    ("recomputed after retraction", "cache/recomputed_tokens"),
+    ("rejected", "cache/rejected_tokens"),
+    ("aborted", "cache/aborted_tokens"),
+)
+TIMES = (
+    ("TTFT", "ttft"),
+    ("  queue", "queue"),
+    ("  storage wait", "storage_wait"),
+    ("  load-back", "load_back"),
+    ("  prefill", "prefill"),
+)
+# read, and then thrown away: of a hybrid prefetch that fell short, or already there
+READ_FOR_NOTHING = ("prefetch/discarded_incomplete_pages", "prefetch/discarded_duplicate_pages")
+assert [key for _, key in TIMES[1:]] == list(TTFT_PARTS)
+
+
+def console() -> Console:
+    """Standard output, at one width wherever it is not a terminal."""
+    screen = Console(highlight=False)
+    return screen if screen.is_terminal else Console(highlight=False, width=WIDTH)
+
+
+def show_sheet(sheet: Sheet, title: str) -> None:
+    """Print a table: to a terminal as narrow as need be, to anything else as wide as it is."""
+    screen = console()
+    head, body = as_lines(sheet, screen.width if screen.is_terminal else None)
+    screen.print(f"\n{title}\n", style="italic", markup=False, soft_wrap=True)
+    for line in head:
+        screen.print(line, style="bold", markup=False, soft_wrap=True)
+    for line in (*body, "") if sheet.notes else body:
+        screen.print(line, markup=False, soft_wrap=True)
+    for note in sheet.notes:
+        screen.print(note, markup=False, soft_wrap=not screen.is_terminal)
+
+
+def show_run(outcome: Outcome) -> None:
+    """Print the summary of one run."""
+    summary, screen = outcome.summary, console()
+    screen.print(_title(outcome))
+    for note in outcome.notes:
+        screen.print(f"  {note}", soft_wrap=True, style="dim")
+    _show_table(screen, _tokens(summary))
+    _show_table(screen, _times(summary))
+    for line in _lines(summary):
+        screen.print(line, soft_wrap=True)
+    screen.print(
+        f"{outcome.timing['wall_s']:.1f} s of wall time to load and serve "
+        f"({outcome.timing['requests_per_wall_s']:,.0f} requests a second), "
+        f"{outcome.timing['total_wall_s']:.1f} s with reports",
+        style="dim",
+    )
+
+
+def show_line(outcome: Outcome, title: str) -> None:
+    """Print one run of a sweep."""
+    summary = outcome.summary
+    console().print(
+        f"{title}  →  token hit rate "
+        f"{summary['cache/token_hit_rate']:.3f}, TTFT mean "
+        f"{seconds(summary['request/ttft_s_mean'])}, p95 "
+        f"{seconds(summary['request/ttft_s_p95'])}, {outcome.timing['wall_s']:.1f} s of wall time",
+        soft_wrap=True,
+        markup=False,
+    )
+
+
+def seconds(value: float) -> str:
+    """A time with three figures, in the unit that suits it."""
+    if value == 0:
+        return "0 s"
+    if value < 1e-3:
+        return f"{value * 1e6:.3g} µs"
+    if value < 1:
+        return f"{value * 1e3:.3g} ms"
+    return f"{value:.3g} s" if value < 1000 else f"{value:,.0f} s"
+
+
+def size(num_bytes: float) -> str:
+    """Bytes as a person would say them."""
+    value = float(num_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.3g} {unit}"
+        value /= 1024
+    return f"{value:,.1f} TiB"
+
+
+def _show_table(screen: Console, table: Table) -> None:
+    """Print a table as wide as it is, without filling its lines up unless to a terminal."""
+    wide = Console(highlight=False, width=max(screen.width, WIDTH))
+    if screen.is_terminal:
+        wide.print(table)
+        return
+    with wide.capture() as printed:
+        wide.print(table)
+    for line in printed.get().splitlines():
+        screen.print(line.rstrip(), markup=False, soft_wrap=True)
+
+
+def _title(outcome: Outcome) -> str:
+    config, summary = outcome.config, outcome.summary
+    tp = config.parallel.tp or config.model.default_tp
+    where = f"{tp} × {config.hardware.name}"
+    if config.executor.kind != "simulated":
+        where = "this machine, in real time"
+    replicas = f" × {config.parallel.replicas}" if config.parallel.replicas > 1 else ""
+    return (
+        f"\n[bold]{config.name}[/]  {config.workload.kind} on {config.model.name}, "
+        f"{where}{replicas}, storage {config.storage.kind}, "
+        f"prefetch {config.prefetch.stop}, seed {config.seed}\n"
+        f"{summary['request/count']:,} requests: {summary['request/finished_count']:,} finished, "
+        f"{summary['request/rejected_count']:,} rejected, "
+        f"{summary['request/aborted_count']:,} aborted"
+    )
+
+
+def _tokens(summary: Mapping[str, float]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, title="Where every prompt token came from")
+    table.title_justify = "left"
+    table.add_column("")
+    table.add_column("tokens", justify="right")
+    table.add_column("share", justify="right")
+    table.add_column("", width=BAR_WIDTH)
+    total = sum(summary[key] for _, key in TIERS)
+    for name, key in TIERS:
+        share = summary[key] / total if total else 0.0
+        table.add_row(name, f"{summary[key]:,}", f"{share:.1%}", "█" * round(share * BAR_WIDTH))
+    table.add_section()
+    table.add_row("all", f"{total:,}", f"hit {summary['cache/token_hit_rate']:.1%}", "")
+    for name, key in OTHERS:
+        if summary[key]:
+            table.add_row(f"{name} (apart)", f"{summary[key]:,}", "", "")
+    return table
+
+
+def _times(summary: Mapping[str, float]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, title="Time to first token, and its parts")
+    table.title_justify = "left"
+    table.add_column("")
+    for heading in ("mean", "p50", "p95", "p99"):
+        table.add_column(heading, justify="right", min_width=9)
+    for title, name in TIMES:
+        cells = [seconds(summary[f"request/{name}_s_{k}"]) for k in ("mean", "p50", "p95", "p99")]
+        table.add_row(title, *cells)
+    return table
+
+
+def _lines(summary: Mapping[str, float]) -> Sequence[str]:
+    rho = ", ".join(
+        f"ρ {key.removeprefix('load/rho_')} {summary[key]:.2f}" for key in _rho_keys(summary)
+    )
+    verdict = "  [bold red]overloaded: no latency claim[/]" if is_overloaded(summary) else ""
+    read_for_nothing = sum(summary.get(key, 0) for key in READ_FOR_NOTHING)
+    lines = [
+        f"load       {rho}{verdict}",
+        f"price      {summary['gpu/prefill_seconds_per_request']:.4g} GPU-seconds a request in "
+        f"prefill, {summary['gpu/seconds_per_request']:.4g} with decode, "
+        f"TPOT {seconds(summary['request/tpot_s_mean'])}",
+        f"prefetch   {summary['prefetch/staged_pages']:,} pages staged: "
+        f"{summary['prefetch/used_pages']:,} used, {summary['prefetch/unused_pages']:,} unused, "
+        f"{read_for_nothing:,} read for nothing, "
+        f"{summary['prefetch/discarded_pages'] - read_for_nothing:,} given back unread; "
+        f"{summary['prefetch/cut_tokens']:,} tokens cut, "
+        f"{summary['prefetch/abandoned_count']:,} abandoned",
+        f"transfer   load-back {size(summary['transfer/load_back_bytes'])}, back-up "
+        f"{size(summary['transfer/back_up_bytes'])}, storage read "
+        f"{size(summary['transfer/storage_read_bytes'])}, written "
+        f"{size(summary['transfer/storage_write_bytes'])}",
+        f"scheduler  {summary['scheduler/deferred_count']:,} deferred, "
+        f"{summary['scheduler/retracted_count']:,} retracted, "
+        f"{summary['scheduler/prefill_oom_count']:,} out of memory in prefill",
+    ]
+    oracles = [key for key in summary if key.startswith("oracle/")]
+    lines += [f"oracle     {key.removeprefix('oracle/')} {summary[key]:.4g}" for key in oracles]
+    return lines
+
+
+def _rho_keys(summary: Mapping[str, float]) -> list[str]:
+    return sorted(key for key in summary if key.startswith("load/rho_"))

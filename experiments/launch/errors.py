@@ -1,0 +1,48 @@
+"""What Hydra and OmegaConf complain about, in one sentence for the person at the keyboard."""
+
+import difflib
+import re
+
+from experiments.launch.schema import known_keys
+
+
+def sentence(error: BaseException) -> str:
+    """What was given and what was wanted, on one line, with the nearest knob if one is unknown."""
+    parts: list[str] = []
+    cause: BaseException | None = error
+    while cause is not None:
+        text = _gist(str(cause))
+        if text and not any(text in part for part in parts):
+            parts.append(text)
+        cause = cause.__cause__
+    told = ": ".join(parts) or type(error).__name__
+    unknown = re.search(r"Could not (?:override|append to config)[^']*'([^']+)'", told)
+    if unknown:
+        near = difflib.get_close_matches(unknown[1].lstrip("+~"), known_keys(), n=1)
+        told += f" (did you mean {near[0]}?)" if near else ""
+    if "BasicLauncherConf" in told:
+        told += " (it is for hydra/launcher=joblib, which must be given too)"
+    if told.startswith("Ambiguous value for argument"):
+        told += " (add -m to run all of its values, or write a list as [a,b])"
+    if "LexerNoViableAlt" in told or told.startswith("Error parsing override"):
+        told = f"{told} (wanted KEY=VALUE)"
+    return told
+
+
+def _gist(text: str) -> str:
+    lines = [line.strip() for line in text.strip().splitlines()]
+    options: list[str] = []
+    for index, line in enumerate(lines):
+        if line.startswith("Available options"):
+            for option in lines[index + 1 :]:
+                if not option or option.startswith("Config search path"):
+                    break
+                options.append(option)
+            lines = lines[:index]
+            break
+    if not lines:
+        return ""
+    # the first line says what is wrong; those below say where in OmegaConf's terms
+    first = lines[0].rstrip(".:")
+    wanted = ", ".join(option for option in options if option != "schema")
+    return f"{first} (wanted one of {wanted})" if wanted else first

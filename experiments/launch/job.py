@@ -1,0 +1,157 @@
+"""One run, from a composed config to the files it leaves behind.
+
+The last of them is `summary.json`: a run that has one has everything else.
+
+A bad input ends in one sentence: on stderr, in `error.txt` of the run directory, and nowhere a
+traceback, unless `HICACHE_TRACEBACK=1` asks for one.
+"""
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from experiments.launch import provenance
+from experiments.launch.errors import sentence
+from experiments.launch.progress import ProgressBar
+from hicache.config import ExperimentConfig
+from hicache.results.metrics import Progress, Result, summarize
+from hicache.results.tracking import Tracker, plain, write_json
+from hicache.storage.base import StorageError
+
+CONFIG_ERRORS = (HydraException, OmegaConfBaseException)
+CONFIG_FILE = "config.yaml"
+SUMMARY_FILE = "summary.json"
+ERROR_FILE = "error.txt"
+ATTACHED = ("requests.parquet", "tokens.png", "ttft.png", "report.html", provenance.FILE)
+BAD_INPUT = (ValueError, OSError, StorageError, *CONFIG_ERRORS)
+
+
+class Run(Protocol):
+    """What carries out an experiment: `hicache.experiment.run`."""
+
+    def __call__(
+        self, config: ExperimentConfig, *, progress: Callable[[Progress], None] | None = None
+    ) -> Result:
+        """Build everything from the config and run it to the end."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """A run that came to its end."""
+
+    out_dir: Path
+    config: ExperimentConfig
+    summary: dict[str, float | int]
+    timing: dict[str, float]
+    notes: tuple[str, ...]
+
+
+def run_job(
+    run: Run, config: ExperimentConfig, out_dir: Path, *, group: str, name: str, bar: ProgressBar
+) -> Outcome:
+    """Run what `config` says and write everything about it into `out_dir`.
+
+    Raises:
+        ValueError: there is nothing to report, or no memory for it.
+    """
+    started = time.perf_counter()
+    begin(config, out_dir)
+    tracker = Tracker(out_dir, config.tracker, config=plain(config), group=group, name=name)
+    with tracker:
+        with bar:
+
+            def on_progress(progress: Progress) -> None:
+                if progress.row is not None:
+                    tracker.log(progress.row)
+                bar.show(progress)
+
+            result = _run(run, config, on_progress)
+        summary = summarize(result.records, result.measures)
+
+        from hicache.results import report  # matplotlib and pyarrow take a second to import
+
+        report.write_requests(out_dir / "requests.parquet", result.records)
+        report.write_report(out_dir, title=name, summary=summary)
+        provenance.add_trace(config, out_dir)
+        tracker.attach([out_dir / file for file in ATTACHED])
+        timing = {
+            "wall_s": result.wall_s,
+            "requests_per_wall_s": len(result.records) / max(result.wall_s, 1e-9),
+            "total_wall_s": time.perf_counter() - started,
+        }
+        write_json(out_dir / "timing.json", timing)
+        tracker.summarize(summary)
+    return Outcome(
+        out_dir=out_dir,
+        config=config,
+        summary=summary,
+        timing=timing,
+        notes=tuple(result.notes),
+    )
+
+
+def _run(run: Run, config: ExperimentConfig, on_progress: Callable[[Progress], None]) -> Result:
+    try:
+        result = run(config, progress=on_progress)
+    except MemoryError as error:
+        raise ValueError(
+            f"there is not enough memory for this run: lower cache.host_gib "
+            f"({config.cache.host_gib}) or cache.device_gib ({config.cache.device_gib}), or take "
+            f"a smaller workload"
+        ) from error
+    if not result.records:
+        raise ValueError(
+            f"no request is left to report: workload.warm_up_s must be less than the workload "
+            f"lasts, got {config.workload.warm_up_s}"
+        )
+    return result
+
+
+def begin(config: ExperimentConfig, out_dir: Path) -> None:
+    """Write what is known before a run, and take away how an earlier one ended."""
+    out_dir.mkdir(parents=True, exist_ok=True)
+    for file in (SUMMARY_FILE, ERROR_FILE):
+        (out_dir / file).unlink(missing_ok=True)
+    (out_dir / CONFIG_FILE).write_text(as_yaml(config))
+    provenance.write_provenance(config, out_dir)
+
+
+def as_yaml(config: ExperimentConfig) -> str:
+    """What `config.yaml` holds: everything that was configured."""
+    return OmegaConf.to_yaml(OmegaConf.create(plain(config)))
+
+
+def is_finished(out_dir: Path) -> bool:
+    """Whether there is a run that came to its end."""
+    return (out_dir / SUMMARY_FILE).is_file() and not (out_dir / ERROR_FILE).exists()
+
+
+def explain(error: Exception, out_dir: Path | None = None) -> int:
+    """Tell the reader what went wrong, and return the exit code: 2 for bad input, 1 for a bug."""
+    if os.environ.get("HICACHE_TRACEBACK") == "1" or not isinstance(error, BAD_INPUT):
+        text = "".join(traceback.format_exception(error)).rstrip()
+    else:
+        text = one_sentence(error)
+    sys.stderr.write(text + "\n")
+    if out_dir is not None and out_dir.is_dir():
+        (out_dir / ERROR_FILE).write_text(text + "\n")
+    return 2 if isinstance(error, BAD_INPUT) else 1
+
+
+def one_sentence(error: Exception) -> str:
+    """The message of an error, on one line."""
+    if isinstance(error, CONFIG_ERRORS):
+        return sentence(error)
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.strerror}: {error.filename}"
+    return " ".join(str(error).split()) or type(error).__name__

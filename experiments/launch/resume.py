@@ -1,0 +1,181 @@
+"""What a directory already holds: finished runs are neither made twice nor mixed with others.
+
+A run is finished once `summary.json` is there, the last file that it writes, and no `error.txt`.
+Hydra writes into the directories of runs before it calls us, so that those that are used are looked
+at before that, in a callback.
+"""
+
+import copy
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+
+from experiments.launch import provenance
+from experiments.launch.console import console
+from experiments.launch.job import CONFIG_FILE, as_yaml, explain, is_finished
+from experiments.launch.schema import to_config
+from experiments.sweep import sum_up
+from experiments.tables.groups import flat, job_order, load_run
+from hicache.config import ExperimentConfig, check_name
+
+
+class UsedDirectories(Callback):
+    """Refuses a directory that cannot be made, or in which something else has been run."""
+
+    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Look at the directory of a single run."""
+        with in_one_sentence():
+            check_name(config.name)
+            directory = _made("hydra.run.dir", config.hydra.run.dir)
+            if is_finished(directory):
+                is_as_before(to_config(_without_hydra(config)), directory)
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Look at the directories of all jobs of a sweep."""
+        with in_one_sentence():
+            check_name(config.name)
+            directory = _made("hydra.sweep.dir", config.hydra.sweep.dir)
+            if is_finished(directory):
+                raise ValueError(f"{directory} holds a finished run, so it cannot hold a sweep")
+            _look_at_jobs(config, directory)
+        # known from here on to whoever sums up what an interrupt has left
+        HydraConfig.instance().set_config(copy.deepcopy(config))
+
+
+@contextmanager
+def in_one_sentence() -> Iterator[None]:
+    """End the program where Hydra would turn what a callback raises into a warning."""
+    try:
+        yield
+    except Exception as error:
+        sys.exit(explain(error))
+
+
+def is_as_before(config: ExperimentConfig, directory: Path) -> bool:
+    """Whether there is a finished run of this configuration by this code.
+
+    Raises:
+        ValueError: there is a finished run of another configuration, or by other code.
+    """
+    if not is_finished(directory):
+        return False
+    stored = directory / CONFIG_FILE
+    text = stored.read_text() if stored.is_file() else ""
+    if text != as_yaml(config):
+        raise ValueError(
+            f"{directory} holds a finished run of another configuration"
+            f"{_difference(text, as_yaml(config))}: name another directory, or remove that one"
+        )
+    made_of = directory / provenance.FILE
+    then = provenance.sources_of(json.loads(made_of.read_text())) if made_of.is_file() else {}
+    changed = [
+        name for name, digest in provenance.code_of(config).items() if then.get(name) != digest
+    ]
+    if changed:
+        raise ValueError(
+            f"{directory} holds a finished run by other code (of {', '.join(changed)}): "
+            f"name another directory, or remove that one"
+        )
+    return True
+
+
+def jobs_of(config: DictConfig) -> list[list[str]] | None:
+    """What each job of a sweep is told, as Hydra's own sweeper has it; None: it is another one."""
+    sweeper = config.hydra.sweeper
+    if not str(sweeper._target_).endswith("BasicSweeper"):
+        return None
+    told = [f"{key}={value}" for key, value in (sweeper.params or {}).items()]
+    hydra = GlobalHydra.instance()  # gone once the program is on its way out
+    loader = hydra.config_loader() if hydra.is_initialized() else None
+    parser = OverridesParser.create(config_loader=loader)
+    overrides = parser.parse_overrides([*told, *config.hydra.overrides.task])
+    (jobs,) = BasicSweeper.split_arguments(overrides, None)
+    return jobs
+
+
+def sweep_config(directory: Path) -> DictConfig:
+    """What Hydra has written down of a sweep."""
+    config = OmegaConf.load(directory / "multirun.yaml")
+    assert isinstance(config, DictConfig)
+    return config
+
+
+def sum_up_interrupted() -> None:
+    """Say what an interrupted sweep has left, with its table and, last, its directory."""
+    if not HydraConfig.initialized():
+        sys.stderr.write("interrupted\n")
+        return
+    hydra_config = HydraConfig.get()
+    directory = Path(hydra_config.sweep.dir).absolute()
+    jobs = sorted((path for path in directory.iterdir() if path.name.isdigit()), key=job_order)
+    finished = [path for path in jobs if is_finished(path)]
+    if finished:
+        name = str(OmegaConf.load(finished[0] / CONFIG_FILE).name)
+        sum_up(directory, [load_run(path) for path in finished], title=name)
+    told = jobs_of(sweep_config(directory))
+    of_all = "" if told is None else f" of {len(told)}"
+    sys.stderr.write(
+        f"interrupted: {len(finished)}{of_all} jobs had finished; the same command with "
+        f"hydra.sweep.dir={os.path.relpath(directory)} goes on from there\n"
+    )
+    console().print(str(directory), soft_wrap=True, markup=False)
+
+
+def _look_at_jobs(config: DictConfig, directory: Path) -> None:
+    used = {path.name for path in directory.iterdir() if path.is_dir()}
+    jobs = jobs_of(config) if used else None
+    if jobs is None:
+        return
+    loader = GlobalHydra.instance().config_loader()
+    for number, overrides in enumerate(jobs):
+        job = loader.load_sweep_config(config, list(overrides))
+        with read_write(job.hydra), open_dict(job.hydra):
+            job.hydra.job.num = job.hydra.job.id = number
+        path = directory / str(job.hydra.sweep.subdir)
+        if is_finished(path):
+            is_as_before(to_config(_without_hydra(job)), path)
+    others = sorted(int(name) for name in used if name.isdigit() and int(name) >= len(jobs))
+    if others:
+        raise ValueError(
+            f"{directory} holds job {others[0]}, and this sweep has {len(jobs)}: name another "
+            f"directory, or remove that one"
+        )
+
+
+def _made(knob: str, name: str) -> Path:
+    path = Path(name)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"{knob}={name} cannot be made: {error.strerror}") from error
+    if not os.access(path, os.W_OK):
+        raise ValueError(f"{knob}={name} cannot be written to")
+    return path
+
+
+def _without_hydra(config: DictConfig) -> DictConfig:
+    job = copy.deepcopy(config)
+    with read_write(job), open_dict(job):
+        del job["hydra"]
+    return job
+
+
+def _difference(stored: str, wanted: str) -> str:
+    if not stored:
+        return ""
+    then, now = (flat(OmegaConf.to_container(OmegaConf.create(text))) for text in (stored, wanted))
+    keys = [key for key in dict.fromkeys([*then, *now]) if then.get(key) != now.get(key)]
+    shown = [f"{key} was {then.get(key)} and is {now.get(key)}" for key in keys[:2]]
+    more = [f"{len(keys) - 2} more"] if len(keys) > 2 else []
+    return f" ({', '.join(shown + more)})"

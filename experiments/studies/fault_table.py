@@ -1,0 +1,45 @@
+"""The table of a fault matrix: TTFT under each fault and stop policy, in Markdown.
+
+python -m experiments.studies.fault_table outputs/fault_matrix/<time> [more directories]
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from experiments.tables.groups import StoredRun, load_runs
+
+FAULT, STOP, ENGINE = "storage.faults.preset", "prefetch.stop", "storage.kind"
+
+
+def fault_table(runs: Sequence[StoredRun]) -> str:
+    """One row for each fault and engine, and for each stop policy the mean and p95 TTFT and hits.
+
+    Cells: mean TTFT / its 95th percentile in seconds, and the share of prompt tokens not computed.
+    Engines whose cells are all equal share a row.
+    """
+    stops = list(dict.fromkeys(str(run.config[STOP]) for run in runs))
+    cells = {
+        (str(run.config[ENGINE]), str(run.config[FAULT]), str(run.config[STOP])): _cell(run.summary)
+        for run in runs
+    }
+    engines: dict[tuple[str, ...], list[str]] = {}
+    for engine, fault in dict.fromkeys((engine, fault) for engine, fault, _ in cells):
+        cells_of_row = (fault, *(cells.get((engine, fault, stop), "none") for stop in stops))
+        engines.setdefault(cells_of_row, []).append(engine)
+    lines = [
+        "| engine | fault | " + " | ".join(stops) + " |",
+        "|---|---|" + "---|" * len(stops),
+    ]
+    for (fault, *row), names in engines.items():
+        lines.append(f"| {', '.join(names)} | {fault} | " + " | ".join(row) + " |")
+    return "\n".join(lines)
+
+
+def _cell(summary: dict[str, float]) -> str:
+    mean, p95 = summary["request/ttft_s_mean"], summary["request/ttft_s_p95"]
+    return f"{mean:.2f} / {p95:.2f} s, {summary['cache/token_hit_rate']:.3f}"
+
+
+if __name__ == "__main__":
+    print(fault_table(load_runs([Path(argument) for argument in sys.argv[1:]])))

@@ -1,0 +1,1 @@
+"""Stored runs side by side: groups, tables, figures, paired comparisons."""

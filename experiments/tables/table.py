@@ -1,0 +1,232 @@
+"""A table of runs: what was different about them, and what came of it."""
+
+from collections.abc import Sequence
+from fnmatch import fnmatch
+from statistics import median
+
+from experiments.tables.groups import (
+    Group,
+    Spread,
+    StoredRun,
+    Value,
+    baseline_of,
+    by_question,
+    question_key,
+)
+from experiments.tables.sheet import Cell, Column, Sheet
+
+TITLES = {
+    "agreement/illegal_lengths_count": "lengths some rank\ncannot restore",
+    "cache/token_hit_rate": "token hit rate",
+    "gpu/prefill_seconds_per_request": "prefill GPU-s\na request",
+    "gpu/seconds_per_request": "GPU-s a request",
+    "prefetch/abandoned_count": "prefetches\ngiven up",
+    "prefetch/cut_tokens": "tokens cut",
+    "prefetch/discarded_incomplete_pages": "pages read and\nthrown away",
+    "prefetch/discarded_pages": "pages staged\nfor nothing",
+    "prefetch/used_pages": "prefetched pages\nthat were used",
+    "request/storage_wait_s_mean": "storage wait\nmean, s",
+    "request/ttft_s_mean": "TTFT mean, s",
+    "request/ttft_s_p95": "TTFT p95, s",
+    "request/ttft_s_p99": "TTFT p99, s",
+    "scheduler/deferred_count": "deferred",
+    "scheduler/prefill_oom_count": "prefills out\nof memory",
+}
+RATIO_OF = "request/ttft_s_mean"
+LATENCY = "request/*_s_*"
+SPREAD_PARTS = ("median", "lowest", "highest")
+NO_CLAIM = "–"
+MAX_NAMED = 3  # sets of settings that a note of one line names
+UNSERVED = {"request/rejected_count": "rejected", "request/aborted_count": "aborted"}
+
+
+def sheet_of(groups: Sequence[Group], metrics: Sequence[str], *, ratio_of: str = RATIO_OF) -> Sheet:
+    """One row a group, the answers to one question together: medians over seeds, with ranges.
+
+    The ratio is to the first group that differs in the question alone.
+    """
+    keys = setting_keys(groups)
+    columns = setting_columns(keys)
+    columns.append(Column(heading="runs", names=("runs", "overloaded")))
+    columns += [spread_column(TITLES.get(metric, metric), metric) for metric in metrics]
+    question = question_key(groups)
+    if question is not None:
+        name = TITLES.get(ratio_of, ratio_of).partition(",")[0]
+        heading = f"{name}\n÷ {short(groups[0].settings[question])}'s"
+        columns.append(spread_column(heading, f"{ratio_of} ratio"))
+    sections = []
+    for answers in answer_sets(groups):
+        rows = []
+        for group in answers:
+            cells = setting_cells(group, keys)
+            cells.append(_runs_cell(group))
+            cells += [_spread_cell(group.values(metric)) for metric in metrics]
+            if question is not None:
+                cells.append(_ratio_cell(group, baseline_of(group, groups, question), ratio_of))
+            rows.append(cells)
+        sections.append(rows)
+    return Sheet(columns=columns, sections=sections, notes=[*_unserved(groups), *warnings(groups)])
+
+
+def setting_columns(keys: Sequence[str]) -> list[Column]:
+    """The columns of what tells groups apart."""
+    return [Column(heading=key, names=(key,), is_left=True) for key in keys]
+
+
+def setting_cells(group: Group, keys: Sequence[str]) -> list[Cell]:
+    """What tells this group apart."""
+    return [Cell(short(group.settings[key])) for key in keys]
+
+
+def spread_column(heading: str, name: str) -> Column:
+    """A column of medians and ranges."""
+    return Column(heading=heading, names=tuple(f"{name} {part}" for part in SPREAD_PARTS))
+
+
+def setting_keys(groups: Sequence[Group]) -> list[str]:
+    """What tells the groups apart: the question last, beside its answers."""
+    question = question_key(groups)
+    return sorted(groups[0].settings, key=lambda key: key == question)
+
+
+def answer_sets(groups: Sequence[Group]) -> list[list[Group]]:
+    """The groups that answer one question with everything else equal, the baseline first."""
+    question = question_key(groups)
+    return [list(groups)] if question is None else by_question(groups, question)
+
+
+def over_seeds(groups: Sequence[Group]) -> str:
+    """What a number and the range beside it are; empty where each group is one run."""
+    sizes = {len(group.runs) for group in groups}
+    if sizes == {1}:
+        return ""
+    numbers = f"{min(sizes)}" if len(sizes) == 1 else f"{min(sizes)} to {max(sizes)}"
+    are_seeds = all(len({run.config["seed"] for run in g.runs}) == len(g.runs) for g in groups)
+    return f"median (lowest–highest) over {numbers} {'seeds' if are_seeds else 'runs'}"
+
+
+def number(value: float) -> str:
+    """Three figures, and never an exponent for what has fewer than seven digits."""
+    if value == 0 or abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:#.3g}".rstrip(".")
+
+
+def short(value: Value) -> str:
+    """A setting as it would be typed."""
+    if value is None:
+        return "null"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def warnings(groups: Sequence[Group]) -> list[str]:
+    """What a reader of any comparison of these groups must know."""
+    notes = []
+    if any(is_overloaded(group) for group in groups):
+        notes.append("! overloaded: no latency claim")
+    repeated = [group for group in groups if len(group.runs) > 1]
+    if repeated and all(_is_one_run(group) for group in repeated):
+        notes.append("Every seed gave the same run, so nothing here shows a spread.")
+    return notes + same_runs(groups)
+
+
+def same_runs(groups: Sequence[Group]) -> list[str]:
+    """Which settings made no difference to anything under any seed."""
+    alike: dict[frozenset[object], list[Group]] = {}
+    for group in groups:
+        results = frozenset(
+            (run.config["seed"], *sorted(run.summary.items())) for run in group.runs
+        )
+        alike.setdefault(results, []).append(group)
+    found: dict[tuple[str, ...], list[list[Group]]] = {}  # by what they are called
+    for members in alike.values():
+        if len(members) > 1:
+            keys = _varying(members)
+            names = [_values(group, keys) for group in members]
+            found.setdefault((*keys, *names), []).append(members)
+    parts = [_told(classes, groups) for classes in found.values()]
+    if len(parts) > MAX_NAMED:
+        parts[MAX_NAMED:] = [f"{len(parts) - MAX_NAMED} more sets of settings"]
+    told = "; ".join(parts)
+    return [f"{told} gave the same runs: nothing here tells them apart"] if parts else []
+
+
+def is_overloaded(group: Group) -> bool:
+    """Whether latencies of some run of the group mean nothing."""
+    return any(run.is_overloaded for run in group.runs)
+
+
+def makes_claim(metric: str, *groups: Group) -> bool:
+    """Whether the metric of these groups may be compared: a latency of overloaded ones may not."""
+    return not (fnmatch(metric, LATENCY) and any(is_overloaded(group) for group in groups))
+
+
+def _runs_cell(group: Group) -> Cell:
+    count, overloaded = len(group.runs), is_overloaded(group)
+    return Cell(f"{count}{' !' if overloaded else ''}", values=(count, overloaded))
+
+
+def _spread_cell(values: Sequence[float]) -> Cell:
+    spread = Spread.of(values, median)
+    text, _, extent = spread.text(number).partition(" ")
+    return Cell(text, extent, (spread.middle, spread.low, spread.high))
+
+
+def _ratio_cell(group: Group, baseline: Group, metric: str) -> Cell:
+    if baseline is group:
+        return Cell("")
+    if not makes_claim(metric, group, baseline):
+        return Cell(NO_CLAIM, values=("", "", ""))
+    ratios = group.ratios(baseline, metric)
+    return _spread_cell(ratios) if ratios else Cell("")
+
+
+def _is_one_run(group: Group) -> bool:
+    return all(run.summary == group.runs[0].summary for run in group.runs)
+
+
+def _unserved(groups: Sequence[Group]) -> list[str]:
+    """What was not served, where groups differ in it."""
+    notes = []
+    for key, what in UNSERVED.items():
+        counts = [sorted(run.summary.get(key, 0) for run in group.runs) for group in groups]
+        if any(each != counts[0] for each in counts):
+            of_all = [run.summary["request/count"] for run in _runs(groups, "request/count")]
+            total = f" of {_extent(of_all)}" if of_all else ""
+            notes.append(f"requests {what}: {_extent([n for c in counts for n in c])}{total}")
+    return ["; ".join([*notes, "rows are over different requests"])] if notes else []
+
+
+def _runs(groups: Sequence[Group], metric: str) -> list[StoredRun]:
+    return [run for group in groups for run in group.runs if metric in run.summary]
+
+
+def _extent(counts: Sequence[float]) -> str:
+    low, high = min(counts), max(counts)
+    return f"{low:,.0f}" if low == high else f"{low:,.0f} to {high:,.0f}"
+
+
+def _told(classes: Sequence[Sequence[Group]], groups: Sequence[Group]) -> str:
+    """Which settings were alike, and at which others unless it was at all of them."""
+    own = _varying(classes[0])
+    names = [_values(group, own) for group in classes[0]]
+    if sum(_values(group, own) in names for group in groups) == sum(map(len, classes)):
+        return _listed(names)
+    others = [key for key in _varying(groups) if key not in own]
+    places = _listed([_values(members[0], others) for members in classes])
+    return f"{_listed(names)} (at {', '.join(others)} {places})"
+
+
+def _varying(groups: Sequence[Group]) -> list[str]:
+    keys = setting_keys(groups)
+    return [key for key in keys if len({repr(group.settings[key]) for group in groups}) > 1]
+
+
+def _values(group: Group, keys: Sequence[str]) -> str:
+    return " ".join(short(group.settings[key]) for key in keys)
+
+
+def _listed(names: Sequence[str]) -> str:
+    if len(names) > MAX_NAMED + 1:
+        names = [*names[:MAX_NAMED], f"{len(names) - MAX_NAMED} more"]
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))

@@ -1,0 +1,112 @@
+"""One request's read from storage: what was asked for, what has come, whose the pages are."""
+
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+
+from hicache.cache.pages import NO_PAGES, PageIds
+from hicache.cache.tree.keys import COMPONENT_TAGS
+from hicache.cache.tree.lock import Lock
+from hicache.cache.tree.node import FULL, MAMBA, SWA, Node
+from hicache.cache.tree.sequence import Sequence
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Prefetch:
+    """One request's read from storage: `[start_page, start_page + num_pages)` of its tokens.
+
+    The reader (an executor) sets `completed_pages`, `read_ns`, `sidecars_read` and `is_read`, and
+    stops after the batch at hand once `is_terminated`. Everything else is the cache's.
+    """
+
+    request_id: int
+    sequence: Sequence
+    anchor: Node
+    anchor_lock: Lock
+    start_page: int
+    asked_pages: int  # before any cut
+    num_pages: int  # to be read: cut, then what storage has
+    digests: list[bytes]
+    enqueued_ns: int
+    window_pages: int  # swa pages that a restorable prefix needs; 0 without swa
+    has_state: bool
+    staged: list[PageIds] = field(default_factory=lambda: [NO_PAGES, NO_PAGES, NO_PAGES])
+    first_poll_ns: int | None = None
+    restorable: list[int] | None = None  # prefix lengths in pages that storage could restore
+    completed_pages: int = 0
+    read_ns: tuple[int, int] | None = None  # when its reader began and let go, if that is known
+    sidecars_read: bool = False
+    sidecars_found: bool = False
+    is_reading: bool = False  # a reader has been given the staged pages
+    is_read: bool = False  # the reader has let go
+    is_terminated: bool = False
+    is_settled: bool = False  # its pages have been published or given back
+    published_pages: int = 0
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether it has host pages to read into."""
+        return len(self.staged[FULL]) > 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all its pages are read; one whose keys are not known yet is not complete."""
+        are_known = self.restorable is not None and self.is_staged
+        return are_known and self.completed_pages == self.num_pages
+
+    @property
+    def has_sidecars(self) -> bool:
+        """Whether state or window must be read besides the pages."""
+        return self.window_pages > 0 or self.has_state
+
+    def keys(self, kind: int, first: int, end: int) -> list[bytes]:
+        """Storage keys of a component for pages `[first, end)` of the span."""
+        return [digest + COMPONENT_TAGS[kind] for digest in self.digests[first:end]]
+
+    def sidecar_keys(self) -> list[bytes]:
+        """Storage keys of the window before the end of the span, and of the state at it."""
+        end = self.num_pages
+        windows = self.keys(SWA, self.swa_first(end), end) if self.window_pages else []
+        states = self.keys(MAMBA, end - 1, end) if self.has_state else []
+        return windows + states
+
+    def swa_first(self, num_pages: int) -> int:
+        """Where the window begins that a prefix of `num_pages` needs."""
+        return max(num_pages - self.window_pages, 0)
+
+    def ask(self, contains: Callable[[list[bytes]], list[bool]]) -> list[int]:
+        """The prefix lengths, in pages, that storage could restore, ascending; empty if none.
+
+        `contains` is asked about the full pages, and about windows and states as far as those lead
+        without a gap.
+        """
+        full = contains(self.keys(FULL, 0, self.num_pages))
+        num_leading = full.index(False) if False in full else len(full)
+        if num_leading == 0:
+            return []
+        swa = contains(self.keys(SWA, 0, num_leading)) if self.window_pages else ()
+        states = contains(self.keys(MAMBA, 0, num_leading)) if self.has_state else ()
+        return self.find_restorable(full[:num_leading], swa, states)
+
+    def find_restorable(
+        self, full: Items[bool], swa: Items[bool] = (), states: Items[bool] = ()
+    ) -> list[int]:
+        """The prefix lengths, in pages, that storage could restore, given what it holds.
+
+        Full pages must lead without a gap; the window before the end and the state at it must be
+        there as well. Ascending; empty if none.
+        """
+        lengths = []
+        swa_run = 0
+        for index, present in enumerate(full):
+            if not present:
+                break
+            length = index + 1
+            if self.window_pages:
+                swa_run = swa_run + 1 if swa[index] else 0
+                if swa_run < min(length, self.window_pages):
+                    continue
+            if self.has_state and not states[index]:
+                continue
+            lengths.append(length)
+        return lengths

@@ -1,0 +1,326 @@
+"""Storage to host, ahead of need: how much, when it may stop, and whose the pages are.
+
+A prefetch is started when a request is queued, and asked about each time the scheduler looks at
+the request. Host pages it has staged belong to the reader until it acknowledges; at termination
+the pages `[0, completed)` pass to the cache at once, the rest with the reader's last word.
+"""
+
+from collections import Counter
+
+from hicache.cache.named import make_policy
+from hicache.cache.pages import NO_PAGES
+from hicache.cache.prefetch.prefetch import Prefetch
+from hicache.cache.prefetch.rates import Outlook
+from hicache.cache.prefetch.stop import POLICIES, StopPolicy
+from hicache.cache.prefix_cache import PrefixCache
+from hicache.cache.tree.keys import last_digest, page_digests
+from hicache.cache.tree.match import MatchResult
+from hicache.cache.tree.node import FULL, HOST, KINDS, MAMBA, SWA
+from hicache.cache.tree.sequence import Sequence
+from hicache.config import CommitPolicy, CutPolicy, PrefetchConfig, StageAt
+
+WANTS = ("waits", "uses_clock", "may_stop", "deadline_ns")  # of a stop policy
+
+
+class Prefetcher:
+    """Starts, judges and settles the prefetches of one engine.
+
+    Every page it stages ends as used, unused or discarded for a reason (`counters`).
+    """
+
+    def __init__(self, cache: PrefixCache, config: PrefetchConfig, host_tokens: int | None) -> None:
+        self.cache = cache
+        self.config = config
+        self.occupied_tokens = 0
+        self.active: dict[int, Prefetch] = {}
+        self.outbox: list[Prefetch] = []  # to be queried
+        self.reads: list[Prefetch] = []  # to be read
+        self.lingering: set[Prefetch] = set()  # terminated, and the reader has not let go
+        self.counters: Counter[str] = cache.counters
+        # with ranks: whether all of them let a request's prefetch stop, as of this step
+        self.verdicts: dict[int, bool] | None = None
+        self.outlook = Outlook(self.active)
+        self.stop: StopPolicy = make_policy(
+            "prefetch.stop",
+            config.stop,
+            POLICIES,
+            config,
+            cache.page_size,
+            self.outlook,
+            wants=WANTS,
+            knobs=config.stop_args,
+        )
+        self._page = cache.page_size
+        self._occupied_limit = None if host_tokens is None else config.occupied_share * host_tokens
+
+    # -- starting ------------------------------------------------------------------------------
+
+    def prefetch_from_storage(
+        self, request_id: int, sequence: Sequence, match: MatchResult, prompt_len: int, now_ns: int
+    ) -> Prefetch | None:
+        """Start reading what the prompt goes on with after the match, or decline (counted)."""
+        page, tree = self._page, self.cache.tree
+        start = match.usable_len // page
+        asked = (prompt_len - 1) // page - start
+        if asked * page < self.config.threshold:
+            self._decline("too_short", asked)
+            return None
+        if self._occupied_limit is not None and self.occupied_tokens >= self._occupied_limit:
+            self._decline("rate_limited", asked)
+            return None
+        anchor = match.best_node
+        if not anchor.is_root and anchor.held[HOST][FULL] is None:
+            self._decline("anchor_not_on_host", asked)
+            return None
+        prefetch = Prefetch(
+            request_id=request_id,
+            sequence=sequence,
+            anchor=anchor,
+            anchor_lock=tree.lock_host(anchor, anchor.start),
+            start_page=start,
+            asked_pages=asked,
+            num_pages=asked,
+            digests=[],
+            enqueued_ns=now_ns,
+            window_pages=tree.window_pages,
+            has_state=tree.has_states,
+        )
+        if self.config.stage_at is StageAt.enqueue and not self._stage(prefetch):
+            tree.release(prefetch.anchor_lock)
+            return None
+        first, end = start * tree.page_bytes, (start + prefetch.num_pages) * tree.page_bytes
+        prefetch.digests = page_digests(
+            last_digest(anchor), sequence.tokens[first:end], tree.page_bytes
+        )
+        sequence.digests, sequence.digests_start = prefetch.digests, start
+        self.occupied_tokens += asked * page
+        self.active[request_id] = prefetch
+        self.outbox.append(prefetch)
+        self.counters["prefetch/started_count"] += 1
+        return prefetch
+
+    # -- while it runs -------------------------------------------------------------------------
+
+    def on_queried(self, prefetch: Prefetch) -> None:
+        """Storage has answered; `restorable` is known. Stage or cut, and let the read begin."""
+        if prefetch.is_settled:
+            return
+        lengths = prefetch.restorable or []
+        hit = lengths[-1] if lengths else 0
+        if prefetch.is_terminated or hit * self._page < self.config.threshold:
+            reason = "terminated" if prefetch.is_terminated else "miss"
+            self._revoke(prefetch, reason)
+            return
+        if prefetch.is_staged:
+            self._give_back(prefetch, hit, "miss")
+            prefetch.num_pages = hit
+        else:
+            prefetch.num_pages = hit
+            if not self._stage(prefetch):
+                self._revoke(prefetch, "no_room")
+                return
+        prefetch.is_reading = True
+        self.reads.append(prefetch)
+
+    def can_terminate_prefetch(self, prefetch: Prefetch, now_ns: int) -> bool:
+        """Whether the stop policy lets the request go on without more of it.
+
+        Report 003: complete pages wait for their state and window, unless the policy never waits
+        (or `await_sidecars` is off, to show what happens then).
+        """
+        stop = self.stop
+        if not stop.waits:
+            return True
+        return stop.may_stop(prefetch, now_ns) and not self._awaits_sidecars(prefetch)
+
+    def is_blocking(self, request_id: int, now_ns: int) -> bool:
+        """Whether the request would be told to wait; changes nothing."""
+        prefetch = self.active.get(request_id)
+        if prefetch is None or prefetch.is_settled:
+            return False
+        return not self.can_terminate_prefetch(prefetch, now_ns)
+
+    def next_deadline_ns(self, now_ns: int) -> int | None:
+        """The next moment at which a prefetch will have waited for too long."""
+        if not self.stop.uses_clock:
+            return None
+        deadlines = (
+            deadline + 1
+            for prefetch in self.active.values()
+            if not prefetch.is_settled
+            if (deadline := self.stop.deadline_ns(prefetch)) is not None
+        )
+        return min((each for each in deadlines if each > now_ns), default=None)
+
+    def check(self, request_id: int, now_ns: int) -> bool:
+        """Whether the request may be considered now; terminates its prefetch if it must stop."""
+        prefetch = self.active.get(request_id)
+        if prefetch is None or prefetch.is_settled:
+            return True
+        if prefetch.first_poll_ns is None:
+            prefetch.first_poll_ns = now_ns
+        if self.verdicts is None or not self.stop.waits:
+            may_stop = self.can_terminate_prefetch(prefetch, now_ns)
+        else:
+            # votes are from before the latest news, which all ranks have by now
+            may_stop = self.verdicts.get(request_id, False) and not self._awaits_sidecars(prefetch)
+        if not may_stop:
+            return False
+        self._terminate(prefetch)
+        return True
+
+    def on_read(self, prefetch: Prefetch) -> None:
+        """The reader's last word."""
+        assert prefetch.is_read
+        self.outlook.was_read(prefetch)
+        if prefetch.is_terminated:
+            self.lingering.discard(prefetch)
+            self._free_rest(prefetch)
+        elif not prefetch.is_settled:
+            self._publish(prefetch)
+
+    def abort(self, request_id: int) -> None:
+        """The request is gone; whatever its prefetch holds goes back, now or when it is read."""
+        prefetch = self.active.get(request_id)
+        if prefetch is not None and not prefetch.is_settled:
+            prefetch.is_terminated = True
+            self.counters["prefetch/aborted_count"] += 1
+            self._settle(prefetch)
+            self._discard(prefetch, "aborted")
+        self.forget(request_id, used_pages=0)
+
+    def forget(self, request_id: int, *, used_pages: int) -> None:
+        """The request has started (or never will): its published pages were used, or not."""
+        prefetch = self.active.pop(request_id, None)
+        if prefetch is None:
+            return
+        used = min(used_pages, prefetch.published_pages)
+        self.counters["prefetch/used_pages"] += used
+        self.counters["prefetch/unused_pages"] += prefetch.published_pages - used
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _awaits_sidecars(self, prefetch: Prefetch) -> bool:
+        is_awaited = prefetch.has_sidecars and not prefetch.sidecars_read
+        return self.config.await_sidecars and is_awaited and prefetch.is_complete
+
+    def _decline(self, reason: str, num_pages: int) -> None:
+        self.counters["prefetch/declined_count"] += 1
+        self.counters[f"prefetch/declined_{reason}_tokens"] += num_pages * self._page
+
+    def _stage(self, prefetch: Prefetch) -> bool:
+        """Take host pages, cut to what there is (reports 000-002); all of it, or none."""
+        room, config = self.cache.host_room, self.config
+        wanted = prefetch.num_pages
+        full = room.allocate(FULL, wanted, evict=not config.evict_whole)
+        if full is None and config.evict_whole:
+            room.evict(FULL, wanted)
+            full = room.allocate(FULL, wanted, evict=False)
+        if full is None and config.cut is not CutPolicy.abandon:
+            fits = self.cache.available_size(FULL, HOST) // self._page
+            if config.cut is CutPolicy.restorable and prefetch.restorable is not None:
+                fits = max((each for each in prefetch.restorable if each <= fits), default=0)
+            if fits * self._page >= config.threshold:
+                full = room.allocate(FULL, fits, evict=False)
+        if full is None:
+            return self._give_up("host_room", wanted)
+        prefetch.staged[FULL] = full
+        sidecars = [(SWA, min(prefetch.window_pages, len(full))), (MAMBA, int(prefetch.has_state))]
+        for kind, count in sidecars:
+            page_ids = room.allocate(kind, count) if count else NO_PAGES
+            if page_ids is None:
+                for other in KINDS:
+                    room.free(other, prefetch.staged[other])
+                    prefetch.staged[other] = NO_PAGES
+                return self._give_up("sidecar_room", wanted)
+            prefetch.staged[kind] = page_ids
+        self.counters["prefetch/staged_pages"] += len(full)
+        if len(full) < wanted:
+            self.counters["prefetch/cut_count"] += 1
+            self.counters["prefetch/cut_tokens"] += (wanted - len(full)) * self._page
+            prefetch.num_pages = len(full)
+        return True
+
+    def _give_up(self, reason: str, num_pages: int) -> bool:
+        self.counters["prefetch/abandoned_count"] += 1
+        self.counters[f"prefetch/abandoned_{reason}_tokens"] += num_pages * self._page
+        return False
+
+    def _give_back(self, prefetch: Prefetch, keep: int, reason: str) -> None:
+        # staged full pages from `keep` on, and the window pages that fewer pages need not
+        full, swa = prefetch.staged[FULL], prefetch.staged[SWA]
+        keep_swa = min(prefetch.window_pages, keep)
+        self.cache.host_room.free(FULL, full[keep:])
+        self.cache.host_room.free(SWA, swa[keep_swa:])
+        prefetch.staged[FULL], prefetch.staged[SWA] = full[:keep], swa[:keep_swa]
+        self.counters[f"prefetch/discarded_{reason}_pages"] += len(full) - min(keep, len(full))
+
+    def _revoke(self, prefetch: Prefetch, reason: str) -> None:
+        # nothing is being read: all of it goes back at once
+        self.counters["prefetch/revoked_count"] += 1
+        if not prefetch.is_settled:
+            self._settle(prefetch)
+        self._discard_staged(prefetch, reason)
+
+    def _terminate(self, prefetch: Prefetch) -> None:
+        prefetch.is_terminated = True
+        self.counters["prefetch/terminated_count"] += 1
+        if prefetch.is_complete and prefetch.has_sidecars and not prefetch.sidecars_read:
+            # report 003: the pages came, and what they are worth is still under way
+            self.counters["prefetch/terminated_without_sidecars_count"] += 1
+        if not prefetch.is_reading:
+            self._revoke(prefetch, "terminated")
+            return
+        self._publish(prefetch)
+        if not prefetch.is_read:
+            self.lingering.add(prefetch)
+
+    def _publish(self, prefetch: Prefetch) -> None:
+        """Put what was read into the tree, as far as it is of use."""
+        completed = prefetch.completed_pages
+        is_whole = completed == prefetch.num_pages and (
+            not prefetch.has_sidecars or (prefetch.sidecars_read and prefetch.sidecars_found)
+        )
+        keeps = is_whole or not prefetch.has_sidecars or self.config.commit is CommitPolicy.usable
+        full, swa, state = prefetch.staged
+        if completed and keeps:
+            kept_swa, kept_state = (swa, state) if is_whole else (NO_PAGES, NO_PAGES)
+            already = self.cache.insert_host(
+                prefetch.anchor, prefetch.sequence, (full[:completed], kept_swa, kept_state)
+            )
+            prefetch.published_pages = completed - already
+            self.counters["prefetch/discarded_duplicate_pages"] += already
+            prefetch.staged = [
+                full[completed:],
+                NO_PAGES if is_whole else swa,
+                NO_PAGES if is_whole else state,
+            ]
+        elif completed:
+            self.cache.host_room.free(FULL, full[:completed])
+            self.counters["prefetch/discarded_incomplete_pages"] += completed
+            prefetch.staged[FULL] = full[completed:]
+        self._settle(prefetch)
+        if prefetch.is_read:
+            self._free_rest(prefetch)
+
+    def _settle(self, prefetch: Prefetch) -> None:
+        assert not prefetch.is_settled
+        prefetch.is_settled = True
+        self.cache.tree.release(prefetch.anchor_lock)
+        self.occupied_tokens -= prefetch.asked_pages * self._page
+
+    def _discard(self, prefetch: Prefetch, reason: str) -> None:
+        if prefetch.is_reading and not prefetch.is_read:
+            self.lingering.add(prefetch)
+        else:
+            self._discard_staged(prefetch, reason)
+
+    def _free_rest(self, prefetch: Prefetch) -> None:
+        reason = "unread" if prefetch.is_terminated else "short"
+        self._discard_staged(prefetch, reason)
+
+    def _discard_staged(self, prefetch: Prefetch, reason: str) -> None:
+        self.counters[f"prefetch/discarded_{reason}_pages"] += len(prefetch.staged[FULL])
+        for kind in KINDS:
+            self.cache.host_room.free(kind, prefetch.staged[kind])
+            prefetch.staged[kind] = NO_PAGES

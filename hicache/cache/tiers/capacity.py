@@ -1,0 +1,102 @@
+"""How many pages and slots a budget of memory gives each pool."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hicache.cache.pages import PageAllocator, Pools
+from hicache.cache.tree.node import DEVICE, FULL, HOST, KIND_OF, MAMBA, SWA, TIER_NAMES
+from hicache.config import CacheConfig
+from hicache.engine.ranks.agreement import TracedAllocator
+from hicache.models import GIB, ModelConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """Pages (mamba: slots) by component, of one tier; None: never full."""
+
+    counts: tuple[int | None, int | None, int | None]
+    total_bytes: int
+
+
+def page_bytes(model: ModelConfig, page_size: int, tp: int) -> tuple[int, int, int]:
+    """Bytes of a page (full, swa) and of a slot (mamba), over all devices of an engine."""
+    sizes = [0, 0, 0]
+    for component in model.components:
+        copies = model.kv_copies(component, tp)
+        sizes[KIND_OF[component]] = model.page_bytes(component, page_size) * copies
+    return sizes[FULL], sizes[SWA], sizes[MAMBA]
+
+
+def capacities(
+    cache: CacheConfig, model: ModelConfig, sizes: Sequence[int], free_device_bytes: int
+) -> tuple[Capacity, Capacity]:
+    """The pools of device and host, rounded down to whole pages.
+
+    Raises:
+        ValueError: a pool has no room for the least that a request needs.
+    """
+    if cache.page_size > model.max_len:
+        raise ValueError(
+            f"cache.page_size={cache.page_size} does not fit {model.name}, whose requests have at "
+            f"most {model.max_len} tokens"
+        )
+    if cache.unlimited:
+        nothing = Capacity(counts=(None, None, None), total_bytes=0)
+        return nothing, nothing
+    device_bytes = free_device_bytes if cache.device_gib is None else int(cache.device_gib * GIB)
+    if device_bytes > free_device_bytes:
+        raise ValueError(
+            f"cache.device_gib={cache.device_gib} is more than the "
+            f"{free_device_bytes / GIB:.1f} GiB that {model.name} leaves of its devices"
+        )
+    tiers = []
+    for tier, total in ((DEVICE, device_bytes), (HOST, int(cache.host_gib * GIB))):
+        tiers.append(_split(cache, model, sizes, tier, total))
+    return tiers[0], tiers[1]
+
+
+def make_pools(
+    device: Capacity, host: Capacity, model: ModelConfig, *, is_traced: bool = False
+) -> Pools:
+    """Allocators for the components the model has; the others' pools are empty.
+
+    `is_traced`: they keep the digest by which ranks are compared.
+    """
+    kinds = {KIND_OF[component] for component in model.components}
+    allocator = TracedAllocator if is_traced else PageAllocator
+    return tuple(  # type: ignore[return-value]
+        [allocator(capacity.counts[kind] if kind in kinds else 0) for kind in (FULL, SWA, MAMBA)]
+        for capacity in (device, host)
+    )
+
+
+def _split(
+    cache: CacheConfig, model: ModelConfig, sizes: Sequence[int], tier: int, total: int
+) -> Capacity:
+    word = TIER_NAMES[tier]
+    shares = [1.0, 0.0, 0.0]
+    for kind, name in ((SWA, f"swa_{word}_share"), (MAMBA, f"mamba_{word}_share")):
+        if sizes[kind]:
+            chosen = getattr(cache, name)
+            shares[kind] = getattr(model, name) if chosen is None else chosen
+    shares[FULL] = 1.0 - shares[SWA] - shares[MAMBA]
+    if shares[FULL] < 0:
+        raise ValueError(
+            f"cache.swa_{word}_share and cache.mamba_{word}_share must leave room for full, "
+            f"got {shares[SWA]} and {shares[MAMBA]}"
+        )
+    counts = [
+        int(total * share) // size if size else 0 for share, size in zip(shares, sizes, strict=True)
+    ]
+    if tier == DEVICE:
+        window_pages = -(-model.window_len // cache.page_size) + 2
+        least = (1, window_pages if sizes[SWA] else 0, 4 if sizes[MAMBA] else 0)
+        what = ("page of full KV", f"window of {window_pages} pages", "request's 4 state slots")
+        for kind in (FULL, SWA, MAMBA):
+            if counts[kind] < least[kind]:
+                raise ValueError(
+                    f"the device pool is too small for one {what[kind]}: "
+                    f"{total * shares[kind] / GIB:.3f} GiB give {counts[kind]} of the "
+                    f"{least[kind]} that {model.name} needs; raise cache.device_gib"
+                )
+    return Capacity(counts=(counts[0], counts[1], counts[2]), total_bytes=total)

@@ -1,0 +1,54 @@
+"""Pages and slots of the host, and how room is made there."""
+
+from collections import Counter
+
+from hicache.cache.pages import PageIds, Pools
+from hicache.cache.tiers.storage_writes import StorageWriter
+from hicache.cache.tree.actions import FreePages, free_evicted
+from hicache.cache.tree.node import HOST
+from hicache.cache.tree.radix_tree import RadixTree
+
+
+class HostRoom:
+    """Hands out host pages (mamba: slots), evicting what the tree can spare."""
+
+    def __init__(
+        self, tree: RadixTree, pools: Pools, counters: Counter[str], writer: StorageWriter | None
+    ) -> None:
+        """`writer`: is told of what is about to leave; none without storage."""
+        self._tree = tree
+        self._pools = pools
+        self._counters = counters
+        self._writer = writer
+
+    def allocate(self, kind: int, count: int, *, evict: bool = True) -> PageIds | None:
+        """This many, or none of them; `evict`: make room if there is too little."""
+        pool = self._pools[HOST][kind]
+        if evict:
+            while pool.num_free < count:
+                if not self.evict_one(kind):
+                    return None
+        return pool.allocate(count)
+
+    def free(self, kind: int, page_ids: PageIds) -> None:
+        """Give back what was allocated and has not become the tree's."""
+        self._pools[HOST][kind].free(page_ids)
+
+    def evict(self, kind: int, count: int) -> None:
+        """Drop this many, or all that may go, however many are free."""
+        pool = self._pools[HOST][kind]
+        wanted = pool.num_free + count
+        while pool.num_free < wanted and self.evict_one(kind):
+            pass
+
+    def evict_one(self, kind: int) -> bool:
+        """Drop the next victim's data; False if there is none."""
+        victim = self._tree.residency.host_victim(kind)
+        if victim is None:
+            return False
+        if self._writer is not None:
+            self._writer.on_leaving(victim, kind)
+        actions: list[FreePages] = []
+        self._tree.evict_host(victim, kind, actions)
+        free_evicted(actions, self._pools, self._counters)
+        return True

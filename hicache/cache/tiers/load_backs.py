@@ -1,0 +1,103 @@
+"""Host to device, for a request that is about to run."""
+
+from collections import Counter
+from itertools import pairwise
+
+import numpy as np
+
+from hicache.cache.pages import NO_PAGES, PageIds
+from hicache.cache.tiers.device_room import DeviceRoom
+from hicache.cache.tiers.transfer import Bookings, LoadBack, Move, bytes_of
+from hicache.cache.tree.match import MatchResult
+from hicache.cache.tree.node import DEVICE, FULL, HOST, KINDS, MAMBA, SWA, Node
+from hicache.cache.tree.radix_tree import RadixTree
+
+
+class LoadBacks:
+    """Books load-backs, all or nothing: pages of every component are found first."""
+
+    def __init__(
+        self,
+        tree: RadixTree,
+        room: DeviceRoom,
+        bookings: Bookings,
+        counters: Counter[str],
+        *,
+        page_bytes: tuple[int, int, int],
+        threshold: int,
+    ) -> None:
+        """`threshold`: full tokens below which nothing is loaded but for a window or a state."""
+        self._tree = tree
+        self._room = room
+        self._bookings = bookings
+        self._counters = counters
+        self._page_bytes = page_bytes
+        self._threshold = threshold
+
+    def load(self, match: MatchResult) -> LoadBack | None:
+        """Bring what the match found on the host alone; None if not worth it, or without room.
+
+        The pages are the tree's from now on, and locked until the copy is done.
+        """
+        tree, node = self._tree, match.best_node
+        wants_sidecar = match.swa_host_hit_length or match.mamba_host_hit_length
+        if match.host_hit_length < self._threshold and not wants_sidecar:
+            return None
+        plan = tree.plan_load_back(node)
+        lock = tree.lock(node)
+        host_lock = tree.lock_host(
+            node,
+            plan.full[0].start if plan.full else node.end,
+            swa_start=plan.swa[0].start if plan.swa else node.end,
+            with_state=bool(plan.mamba),
+        )
+        taken = self._allocate((plan.num_pages(FULL), plan.num_pages(SWA), plan.num_pages(MAMBA)))
+        if taken is None:
+            tree.release(host_lock)
+            tree.release(lock)
+            self._counters["load_back/failed_count"] += 1
+            return None
+        moves = []
+        for kind in KINDS:
+            nodes = plan[kind]
+            if not nodes:
+                continue
+            sources = []
+            for each, part in _dealt(taken[kind], nodes, kind):
+                held = each.held[HOST][kind]
+                assert held is not None
+                sources.append(held)
+                tree.residency.put(each, DEVICE, kind, part)
+            moves.append(Move(kind, np.concatenate(sources), taken[kind]))
+        counts = (len(taken[FULL]), len(taken[SWA]), len(taken[MAMBA]))
+        load_back = LoadBack(
+            moves=moves,
+            num_bytes=bytes_of(counts, self._page_bytes),
+            node=node,
+            locks=[lock],
+            host_locks=[host_lock],
+            num_pages=counts,
+        )
+        self._bookings.book(load_back)
+        self._counters["transfer/load_back_bytes"] += load_back.num_bytes
+        return load_back
+
+    def _allocate(self, counts: tuple[int, int, int]) -> list[PageIds] | None:
+        taken: list[PageIds] = []
+        for kind, count in enumerate(counts):
+            page_ids = self._room.allocate(kind, count) if count else NO_PAGES
+            if page_ids is None:
+                for earlier, page_ids in enumerate(taken):
+                    self._room.free(earlier, page_ids)
+                return None
+            taken.append(page_ids)
+        return taken
+
+
+def _dealt(page_ids: PageIds, nodes: list[Node], kind: int) -> list[tuple[Node, PageIds]]:
+    # each node's share of ids that were allocated for all of them
+    bounds = [0]
+    for node in nodes:
+        bounds.append(bounds[-1] + (1 if kind == MAMBA else node.num_pages))
+    parts = [page_ids[first:last] for first, last in pairwise(bounds)]
+    return list(zip(nodes, parts, strict=True))

@@ -1,0 +1,168 @@
+"""Host to storage: which pages are worth writing, when, and how many may wait for it."""
+
+from collections import Counter
+
+from hicache.cache.pages import PageIds
+from hicache.cache.tiers.transfer import BackUp, Bookings, StorageDelete, StorageWrite
+from hicache.cache.tree.keys import keys_of
+from hicache.cache.tree.lock import Lock
+from hicache.cache.tree.node import FULL, HOST, MAMBA, SWA, Node
+from hicache.cache.tree.radix_tree import RadixTree
+from hicache.config import StorageWrites, Tiering
+
+
+class StorageWriter:
+    """Books what goes from the host to storage.
+
+    Invariant: `queued_bytes` is what its writes under way pin, at most `queue_bytes`.
+    """
+
+    def __init__(
+        self,
+        tree: RadixTree,
+        bookings: Bookings,
+        counters: Counter[str],
+        *,
+        page_bytes: tuple[int, int, int],
+        queue_bytes: int,
+        tiering: Tiering,
+        when: StorageWrites,
+        write_hits: int,
+    ) -> None:
+        self.queued_bytes = 0
+        self._tree = tree
+        self._bookings = bookings
+        self._counters = counters
+        self._page_bytes = page_bytes
+        self._queue_bytes = queue_bytes
+        self._is_exclusive = tiering is Tiering.exclusive
+        self._when = when
+        self._write_hits = write_hits
+
+    def on_hit(self, node: Node) -> None:
+        """A request goes on from `node`; selective: write what has been hit often enough."""
+        if self._when is StorageWrites.selective:
+            self._write_hit(node)
+
+    def on_backed_up(self, back_up: BackUp) -> None:
+        """The copies of a back-up are on the host."""
+        if self._when is StorageWrites.selective:
+            self._write_hit(back_up.node)
+        elif self._when is StorageWrites.on_back_up:
+            self._write_copies(back_up)
+
+    def on_leaving(self, victim: Node, kind: int) -> None:
+        """The victim's host data is about to be evicted; late: write what is nowhere else."""
+        if self._when is not StorageWrites.on_host_eviction:
+            return
+        device, host = victim.held
+        is_leaf = victim in self._tree.residency.leaves[HOST]
+        leaving = [
+            (victim, other)
+            for other in self._tree.kinds
+            if (is_leaf or other >= kind) and host[other] is not None and device[other] is None
+            if not victim.stored[other]
+        ]
+        if leaving:
+            self._write_nodes(leaving, is_given_away=True)
+
+    def on_read(
+        self, nodes: list[Node], last: Node, pages: tuple[PageIds, PageIds, PageIds]
+    ) -> None:
+        """Storage had the full pages of `nodes`, the window before `last.end`, the state at it.
+
+        Exclusive: it need not keep them.
+        """
+        swa_first = last.end - len(pages[SWA])
+        read = [(each, FULL) for each in nodes]
+        read += [(each, SWA) for each in nodes if each.start >= swa_first]
+        read += [(last, MAMBA)] if len(pages[MAMBA]) else []
+        for each, kind in read:
+            each.stored[kind] = not self._is_exclusive
+        if self._is_exclusive:
+            keys = [key for each, kind in read for key in keys_of(each, kind)]
+            self._bookings.outbox.append(StorageDelete(keys=keys))
+            self._counters["storage/dropped_read_pages"] += len(keys)
+
+    def on_written(self, write: StorageWrite) -> None:
+        """A write is done, or has failed."""
+        self.queued_bytes -= write.num_bytes
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _write_hit(self, node: Node) -> None:
+        # what of the path has been hit often enough, is whole on the host, and is not there yet;
+        # to be inserted counts as a hit of its own
+        worthy = [
+            (each, kind)
+            for each in node.span()
+            if each.hit_count > self._write_hits
+            for kind in self._tree.kinds
+            if each.held[HOST][kind] is not None and not each.stored[kind]
+        ]
+        if worthy:
+            coming = self._coming()
+            self._write_nodes([item for item in worthy if item[0] not in coming])
+
+    def _coming(self) -> set[Node]:
+        # nodes whose host copies are still under way
+        nodes: set[Node] = set()
+        for transfer in self._bookings.in_flight:
+            if isinstance(transfer, BackUp):
+                first = min(transfer.full_start, transfer.swa_start)
+                nodes.update(transfer.node.span(first), transfer.state_nodes)
+        return nodes
+
+    def _write_nodes(self, items: list[tuple[Node, int]], *, is_given_away: bool = False) -> None:
+        write = self._write_of(items)
+        if not write.pages or not self._has_room(write):
+            return
+        write.is_given_away = is_given_away
+        if not is_given_away:
+            write.host_locks = [self._lock_alone(*item) for item in items]
+        for node, kind in items:
+            # an exclusive store loses it again when it is read
+            node.stored[kind] = True
+        self._book(write)
+
+    def _write_copies(self, back_up: BackUp) -> None:
+        node, full_start, swa_start = back_up.node, back_up.full_start, back_up.swa_start
+        copied = [(each, FULL) for each in node.span(full_start)]
+        copied += [(each, SWA) for each in node.span(swa_start)]
+        copied += [(each, MAMBA) for each in back_up.state_nodes]
+        write = self._write_of([item for item in copied if item[0].held[HOST][item[1]] is not None])
+        if self._has_room(write):
+            write.host_locks = self._tree.lock_copies(
+                node, full_start, swa_start, back_up.state_nodes
+            )
+            self._book(write)
+
+    def _write_of(self, items: list[tuple[Node, int]]) -> StorageWrite:
+        # of these nodes' components, all on the host; nothing is locked yet
+        keys: list[bytes] = []
+        pages: list[tuple[int, int]] = []
+        for node, kind in items:
+            page_ids = node.held[HOST][kind]
+            assert page_ids is not None
+            keys += keys_of(node, kind)
+            pages += [(kind, page_id) for page_id in page_ids.tolist()]
+        num_bytes = sum(self._page_bytes[kind] for kind, _ in pages)
+        return StorageWrite(keys=keys, pages=pages, num_bytes=num_bytes, host_locks=[])
+
+    def _has_room(self, write: StorageWrite) -> bool:
+        if self.queued_bytes + write.num_bytes <= self._queue_bytes:
+            return True
+        self._counters["storage/dropped_write_pages"] += len(write.pages)
+        return False
+
+    def _book(self, write: StorageWrite) -> None:
+        self.queued_bytes += write.num_bytes
+        self._bookings.book(write)
+
+    def _lock_alone(self, node: Node, kind: int) -> Lock:
+        return self._tree.lock_host(
+            node,
+            node.start if kind == FULL else node.end,
+            swa_start=node.start if kind == SWA else None,
+            with_state=kind == MAMBA,
+        )

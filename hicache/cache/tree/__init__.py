@@ -1,0 +1,1 @@
+"""The radix tree: nodes, matching, locks, insertion and eviction."""

@@ -1,0 +1,313 @@
+"""The radix tree: which prefixes are held where, what may be used, what goes next.
+
+It runs on plain integers and never allocates: page ids come from the caller, and what it no longer
+needs it returns as `FreePages`. All lengths inside are pages; `MatchResult` speaks tokens.
+"""
+
+from collections.abc import Iterator
+
+from hicache.cache.tree.actions import FreePages, Plan
+from hicache.cache.tree.eviction import EvictionPolicy
+from hicache.cache.tree.keys import chain_seed
+from hicache.cache.tree.lock import Lock
+from hicache.cache.tree.match import MatchResult
+from hicache.cache.tree.node import DEVICE, FULL, HOST, KINDS, MAMBA, SWA, Node
+from hicache.cache.tree.residency import Residency
+from hicache.request import TOKEN_BYTES
+
+EVERYTHING = 1 << 40  # a run of window pages that began at the root is long enough for any window
+
+
+class RadixTree:
+    """Full, swa and mamba data of shared prefixes on device and host.
+
+    Invariants: `hicache.cache.invariants.check`.
+    """
+
+    def __init__(
+        self,
+        *,
+        page_size: int,
+        policy: EvictionPolicy,
+        window_len: int = 0,
+        has_states: bool = False,
+        reclaims_duplicates: bool = False,
+        split_refreshes: bool = False,
+        leaving_refreshes: bool = False,
+    ) -> None:
+        self.page_size = page_size
+        self.page_bytes = page_size * TOKEN_BYTES
+        self.window_len = window_len
+        self.window_pages = -(-window_len // page_size)
+        self.has_swa = window_len > 0
+        self.has_states = has_states
+        self.kinds = [
+            kind
+            for kind in KINDS
+            if kind == FULL or (kind == SWA and self.has_swa) or (kind == MAMBA and has_states)
+        ]
+        self._split_refreshes = split_refreshes
+        self.roots: dict[str, Node] = {}
+        self.num_nodes = 0
+        self.residency = Residency(
+            policy,
+            window_pages=self.window_pages,
+            has_states=has_states,
+            reclaims_duplicates=reclaims_duplicates,
+            leaving_refreshes=leaving_refreshes,
+        )
+
+    # -- finding ------------------------------------------------------------------------------
+
+    def match(self, tokens: bytes, max_len: int, namespace: str = "") -> MatchResult:
+        """The longest usable prefix of the first `max_len` tokens.
+
+        Splits the last node if the match ends inside it, and touches every matched node.
+        O(matched pages + matched nodes).
+        """
+        size = self.page_size
+        end = max_len // size
+        has_swa, has_states, window = self.has_swa, self.has_states, self.window_len
+        node = best = on_device = self.root(namespace)
+        tick = self.residency.next_tick()
+        run_any = run_device = EVERYTHING
+        while node.end < end:
+            child = self.descend(node, tokens, end)
+            if child is None:
+                break
+            node = child
+            node.tick = tick
+            device, host = node.held
+            usable, usable_on_device = True, device[FULL] is not None
+            if has_swa:
+                pages = node.num_pages
+                run_device = run_device + pages if device[SWA] is not None else 0
+                run_any = run_any + pages if device[SWA] is not None or host[SWA] is not None else 0
+                usable = run_any * size >= window
+                usable_on_device &= run_device * size >= window
+            if has_states:
+                usable &= device[MAMBA] is not None or host[MAMBA] is not None
+                usable_on_device &= device[MAMBA] is not None
+            if usable:
+                best = node
+            if usable_on_device:
+                on_device = node
+        self.residency.touch_sidecars(best)
+        full_host = sum(
+            passed.num_pages
+            for passed in best.path(on_device.end)
+            if passed.held[DEVICE][FULL] is None
+        )
+        swa_host = state_host = 0
+        if best is not on_device:
+            if has_swa:
+                swa_host = min(self._host_only_window(best), self.window_pages)
+            state_host = int(has_states and best.held[DEVICE][MAMBA] is None)
+        return MatchResult(
+            device_prefix_len=on_device.end * size,
+            usable_len=best.end * size,
+            full_len=node.end * size,
+            host_hit_length=full_host * size,
+            swa_host_hit_length=swa_host * size,
+            mamba_host_hit_length=state_host,
+            device_node=on_device,
+            best_node=best,
+        )
+
+    def root(self, namespace: str) -> Node:
+        """Where a namespace begins; made on first use."""
+        root = self.roots.get(namespace)
+        if root is None:
+            root = self.roots[namespace] = Node(None, b"", 0, 0)
+            root.seed = chain_seed(namespace)
+        return root
+
+    def nodes(self) -> Iterator[Node]:
+        """Every node but the roots."""
+        stack = [child for root in self.roots.values() for child in root.children.values()]
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+    # -- locking ------------------------------------------------------------------------------
+
+    def lock(self, node: Node) -> Lock:
+        """Forbid eviction from the device of the path, its last window and the node's state."""
+        swa_start = node.window_start(self.window_pages) if self.has_swa else node.end
+        lock = Lock(DEVICE, node, 0, swa_start, with_state=True)
+        self.residency.count_locks(lock, 1)
+        return lock
+
+    def lock_host(
+        self, node: Node, full_start: int, *, swa_start: int | None = None, with_state: bool = False
+    ) -> Lock:
+        """Forbid eviction from the host of pages `[full_start, node.end)` and their sidecars."""
+        swa_start = node.end if swa_start is None else swa_start
+        lock = Lock(HOST, node, full_start, swa_start, with_state=with_state)
+        self.residency.count_locks(lock, 1)
+        return lock
+
+    def lock_copies(
+        self, node: Node, full_start: int, swa_start: int, state_nodes: list[Node]
+    ) -> list[Lock]:
+        """Forbid eviction from the host of a span of pages, and of these states of its path."""
+        locks = [self.lock_host(node, full_start, swa_start=swa_start)]
+        # evicting a node's window would take its state along, so the state's lock holds both
+        locks += [
+            self.lock_host(each, each.end, swa_start=each.start, with_state=True)
+            for each in state_nodes
+        ]
+        return locks
+
+    def release(self, lock: Lock) -> None:
+        """Undo one `lock` or `lock_host`."""
+        self.residency.count_locks(lock, -1)
+
+    # -- growing ------------------------------------------------------------------------------
+
+    def descend(self, node: Node, tokens: bytes, end: int) -> Node | None:
+        """The child that goes on like `tokens`, split so that all of it does, up to page `end`.
+
+        None if there is none. O(pages compared).
+        """
+        size, start = self.page_bytes, node.end
+        child = node.children.get(tokens[start * size : (start + 1) * size])
+        if child is None:
+            return None
+        pages = min(child.num_pages, end - start)
+        edge = child.edge
+        if pages == child.num_pages and tokens[start * size : (start + pages) * size] == edge:
+            return child
+        same, differs = 1, pages + 1  # the first page is equal; page `differs` is not, or too far
+        while differs - same > 1:
+            middle = (same + differs) // 2
+            if (
+                tokens[(start + same) * size : (start + middle) * size]
+                == edge[same * size : middle * size]
+            ):
+                same = middle
+            else:
+                differs = middle
+        return self._split(child, same) if same < child.num_pages else child
+
+    def grow(self, parent: Node, edge: bytes) -> Node:
+        """A new child for these tokens, which no other child begins like; it holds nothing yet."""
+        child = Node(parent, edge, parent.end, len(edge) // self.page_bytes)
+        child.created = child.tick = self.residency.tick
+        parent.children[edge[: self.page_bytes]] = child
+        self.num_nodes += 1
+        self.residency.refresh(parent)
+        return child
+
+    # -- moving between tiers -----------------------------------------------------------------
+
+    def plan_back_up(self, node: Node) -> Plan:
+        """What of the path to `node`, of its window and of its states has no host copy yet."""
+        full = [above for above in node.path() if above.held[HOST][FULL] is None]
+        swa = (
+            []
+            if not self.has_swa
+            else [
+                above
+                for above in node.path(node.window_start(self.window_pages))
+                if above.held[HOST][SWA] is None and above.held[DEVICE][SWA] is not None
+            ]
+        )
+        mamba = [
+            above
+            for above in {*full, node}
+            if above.held[HOST][MAMBA] is None and above.held[DEVICE][MAMBA] is not None
+        ]
+        top_down = full[::-1]
+        mamba.sort(key=lambda above: above.start)
+        return Plan(top_down, swa[::-1], mamba)
+
+    def plan_load_back(self, node: Node) -> Plan:
+        """What of the path to `node`, its window and its state is only on the host.
+
+        Splits the node across the window's edge, so that no more than the window is moved.
+        """
+        full = [above for above in node.path() if above.held[DEVICE][FULL] is None]
+        swa: list[Node] = []
+        if self.has_swa:
+            edge = max(node.end - self.window_pages, 0)
+            for above in list(node.path(node.window_start(self.window_pages))):
+                if above.held[DEVICE][SWA] is not None:
+                    continue
+                if above.start < edge:
+                    self._split(above, edge - above.start)
+                swa.append(above)
+            full = [above for above in node.path() if above.held[DEVICE][FULL] is None]
+        state = self.has_states and not node.is_root and node.held[DEVICE][MAMBA] is None
+        return Plan(full[::-1], swa[::-1], [node] if state else [])
+
+    # -- evicting -----------------------------------------------------------------------------
+
+    def evict_device(self, node: Node, kind: int, actions: list[FreePages]) -> None:
+        """Drop a victim's device data: all of a leaf's, or a component and those below it."""
+        if node in self.residency.leaves[DEVICE]:
+            for other in self.kinds:
+                self.residency.drop(node, DEVICE, other, actions)
+            if node.held[HOST][FULL] is None:
+                self._remove(node, actions)
+            return
+        assert kind != FULL, f"{node} is not a leaf of the device"
+        for other in range(kind, MAMBA + 1):  # swa takes mamba along
+            self.residency.drop(node, DEVICE, other, actions)
+
+    def evict_host(self, node: Node, kind: int, actions: list[FreePages]) -> None:
+        """Drop a victim's host data, as `evict_device` does."""
+        if node in self.residency.leaves[HOST]:
+            self._remove(node, actions)
+            return
+        if kind == FULL:
+            assert node.held[DEVICE][FULL] is not None, f"{node} would be held nowhere"
+        for other in range(kind, MAMBA + 1):
+            self.residency.drop(node, HOST, other, actions)
+
+    # -- inside -------------------------------------------------------------------------------
+
+    def _split(self, lower: Node, pages: int) -> Node:
+        """Cut a node after its first `pages` pages; returns the new upper half."""
+        cut = pages * self.page_bytes
+        parent = lower.parent
+        assert parent is not None
+        assert 0 < pages < lower.num_pages
+        upper = Node(parent, lower.edge[:cut], lower.start, pages)
+        parent.children[upper.edge[: self.page_bytes]] = upper
+        lower.parent = upper
+        lower.edge = lower.edge[cut:]
+        lower.start += pages
+        lower.num_pages -= pages
+        upper.children[lower.edge[: self.page_bytes]] = lower
+        upper.hit_count, upper.tick, upper.created = lower.hit_count, lower.tick, lower.created
+        if self._split_refreshes:
+            lower.tick = self.residency.tick
+        upper.stored[FULL], upper.stored[SWA] = lower.stored[FULL], lower.stored[SWA]
+        if lower.digests is not None:
+            upper.digests, lower.digests = lower.digests[:pages], lower.digests[pages:]
+        self.num_nodes += 1
+        self.residency.split(upper, lower)
+        return upper
+
+    def _remove(self, node: Node, actions: list[FreePages]) -> None:
+        # a subtree that nothing holds on the device any more; children only under write_back
+        for child in list(node.children.values()):
+            self._remove(child, actions)
+        for kind in self.kinds:
+            self.residency.drop(node, HOST, kind, actions)
+        parent = node.parent
+        assert parent is not None
+        del parent.children[node.edge[: self.page_bytes]]
+        node.parent = None
+        self.num_nodes -= 1
+        self.residency.refresh(parent)
+
+    def _host_only_window(self, node: Node) -> int:
+        edge = max(node.end - self.window_pages, 0)
+        return sum(
+            above.end - max(above.start, edge)
+            for above in node.path(edge)
+            if above.held[DEVICE][SWA] is None and above.held[HOST][SWA] is not None
+        )

@@ -1,0 +1,65 @@
+"""What one request holds of the cache while it runs."""
+
+import numpy as np
+
+from hicache.cache.pages import NO_PAGES, PageIds
+from hicache.cache.tree.lock import Lock
+
+
+class Sequence:
+    """The tokens of a request and the device pages and slots under them.
+
+    Page intervals: `[0, tree_pages)` belong to the tree and are locked through `lock`;
+    `[tree_pages, num_pages)` are the request's own. Of its window pages it owns
+    `[max(swa_start, tree_pages), num_pages)`; those before are freed, or were never its own.
+    `states` are checkpoints it has captured and not published: page boundary → slot. `digests` are
+    the page digests of `[digests_start, ...)`, as far as storage has asked for them.
+    """
+
+    __slots__ = (
+        "boundary_slot",
+        "digests",
+        "digests_start",
+        "full_pages",
+        "lock",
+        "namespace",
+        "num_pages",
+        "states",
+        "swa_pages",
+        "swa_start",
+        "tokens",
+        "tree_pages",
+        "working_slot",
+    )
+
+    def __init__(self, tokens: bytes, namespace: str = "") -> None:
+        self.tokens = tokens
+        self.namespace = namespace
+        self.full_pages: PageIds = NO_PAGES
+        self.swa_pages: PageIds = NO_PAGES
+        self.num_pages = 0
+        self.tree_pages = 0
+        self.swa_start = 0
+        self.lock: Lock | None = None
+        self.working_slot: PageIds | None = None
+        self.boundary_slot: PageIds | None = None
+        self.states: dict[int, PageIds] = {}
+        self.digests: list[bytes] = []
+        self.digests_start = 0
+
+    def known_digests(self, start: int, end: int) -> list[bytes] | None:
+        """The digests of pages `[start, end)`, if all of them are known."""
+        first = start - self.digests_start
+        if first < 0 or end - self.digests_start > len(self.digests):
+            return None
+        return self.digests[first : end - self.digests_start]
+
+    def reserve(self, num_pages: int) -> None:
+        """Make the page tables long enough for `num_pages`."""
+        if num_pages > len(self.full_pages):
+            size = max(num_pages, 2 * len(self.full_pages))
+            for name in ("full_pages", "swa_pages"):
+                table = np.full(size, -1, np.int32)
+                old: PageIds = getattr(self, name)
+                table[: len(old)] = old
+                setattr(self, name, table)

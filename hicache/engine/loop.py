@@ -1,0 +1,298 @@
+"""The serving loop: one engine's steps, and several engines under one clock.
+
+An engine's state changes only at its own step boundaries: whatever happens in between (a request
+comes, a copy is done) waits there. A run of decode steps is one step whose end is pulled forward
+to the first boundary after such an event, so that it makes no difference that they were taken at
+once.
+"""
+
+import heapq
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hicache.cache.prefetch.prefetch import Prefetch
+from hicache.cache.prefetch.prefetcher import Prefetcher
+from hicache.cache.prefix_cache import PrefixCache
+from hicache.cache.tiers.transfer import Work
+from hicache.clock import Clock
+from hicache.engine.ports import Executor
+from hicache.request import Request
+from hicache.scheduler.batch import Batch, Extend, Outcome
+from hicache.scheduler.job import Job
+from hicache.scheduler.scheduler import Scheduler
+
+Delivery = tuple[int, Work | Prefetch]
+
+
+class Engine:
+    """One scheduler, its cache and its executor."""
+
+    def __init__(
+        self,
+        cache: PrefixCache,
+        prefetcher: Prefetcher | None,
+        scheduler: Scheduler,
+        executor: Executor,
+        *,
+        check: Callable[["Engine"], None] | None = None,
+    ) -> None:
+        self.cache = cache
+        self.prefetcher = prefetcher
+        self.scheduler = scheduler
+        self.executor = executor
+        self.num_steps = 0
+        self.check = check
+        self._arrived: list[tuple[int, Request]] = []  # (when, what)
+        self._aborted: list[int] = []
+        self._delivered: list[Work | Prefetch] = []
+        self._batch: Batch | None = None  # under way, or held by a fence
+        self._ends_ns: NDArray[np.int64] | None = None  # of its steps, once it is under way
+        self._started_ns = 0
+        self._backlog_ns = 0
+        self._backlog_since_ns: int | None = None  # when the last plan left somebody out
+
+    # -- what happens to it --------------------------------------------------------------------
+
+    def submit(self, request: Request, now_ns: int, *, came_ns: int | None = None) -> None:
+        """A request has come; it is looked at when the step at hand ends.
+
+        `came_ns`: when, if that was noticed only now: real steps are not interrupted.
+        """
+        self._arrived.append((now_ns if came_ns is None else came_ns, request))
+        # as of the last arrival: how long the rest takes to drain says nothing of the load
+        self._count_backlog(now_ns)
+        self.cache.counters["engine/backlog_ns"] = self._backlog_ns
+        self.interrupt(now_ns)
+
+    def abort(self, request_id: int, now_ns: int) -> None:
+        """Somebody has hung up; the request is dropped when the step at hand ends."""
+        self._aborted.append(request_id)
+        self.interrupt(now_ns)
+
+    def deliver(self, done: Work | Prefetch, now_ns: int) -> bool:
+        """A copy, a query or a read is done; it is taken in when the step at hand ends.
+
+        False if nothing can come of it yet, so that there is no need to wake.
+        """
+        self._delivered.append(done)
+        self.interrupt(now_ns)
+        return True
+
+    def interrupt(self, now_ns: int) -> None:
+        """End the run of steps at hand at the first boundary from now on."""
+        ends = self._ends_ns
+        if ends is not None and len(ends) > 1:
+            self._ends_ns = ends[: int(np.searchsorted(ends, now_ns)) + 1]
+
+    @property
+    def step_end_ns(self) -> int | None:
+        """When the step at hand ends; None if none is under way."""
+        return None if self._ends_ns is None else int(self._ends_ns[-1])
+
+    def next_wake_ns(self, now_ns: int) -> int | None:
+        """When this engine has something to do by itself."""
+        deadline = self.scheduler.next_deadline_ns(now_ns)
+        end = self.step_end_ns
+        if deadline is None or end is None:
+            return end if deadline is None else deadline
+        return min(deadline, end)
+
+    @property
+    def extending(self) -> list[Extend]:
+        """What the step at hand extends."""
+        return self._batch.extends if self._batch is not None else []
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is here, waiting or under way."""
+        return (
+            self._batch is None
+            and not self._arrived
+            and not self._delivered
+            and self.scheduler.is_idle
+        )
+
+    # -- what it does --------------------------------------------------------------------------
+
+    def wake(self, now_ns: int) -> Outcome:
+        """End the step that ends now, take in what has happened, and begin the next one."""
+        outcome = Outcome()
+        end = self.step_end_ns
+        if end is not None:
+            if end > now_ns:
+                self.interrupt(now_ns)  # a deadline has passed
+                return outcome
+            outcome = self._end_step(now_ns)
+        self._take_in(now_ns)
+        if self._batch is None:
+            self._count_backlog(now_ns)
+            self._batch = self.scheduler.plan(now_ns)
+            self._backlog_since_ns = now_ns if self.scheduler.has_backlog else None
+            ended = self.scheduler.take_ended()
+            outcome.rejected += ended.rejected
+        self._hand_out(now_ns)
+        if self._batch is not None and not self.executor.is_fenced:
+            run = self.executor.forward(self._batch, now_ns)
+            self._started_ns = now_ns
+            self._ends_ns = run.ends_ns
+            for extend in self._batch.extends:
+                if extend.job.first_token_ns is None:
+                    extend.job.load_back_ns += run.load_stall_ns
+        if self.check is not None:
+            self.check(self)
+        return outcome
+
+    def _end_step(self, now_ns: int) -> Outcome:
+        assert self._batch is not None
+        assert self._ends_ns is not None
+        num_steps = len(self._ends_ns)
+        self.num_steps += num_steps
+        step_ns = now_ns - self._started_ns
+        counters = self.cache.counters
+        counters["engine/busy_ns"] += step_ns
+        if self._batch.extends:
+            counters["engine/prefill_ns"] += step_ns
+            if self.prefetcher is not None:
+                num_tokens = sum(extend.end - extend.start for extend in self._batch.extends)
+                self.prefetcher.outlook.was_computed(num_tokens, step_ns)
+        outcome = self.scheduler.commit(self._batch, num_steps, now_ns)
+        self._batch = self._ends_ns = None
+        return outcome
+
+    def _count_backlog(self, now_ns: int) -> None:
+        if self._backlog_since_ns is not None:
+            self._backlog_ns += now_ns - self._backlog_since_ns
+            self._backlog_since_ns = now_ns
+
+    def _take_in(self, now_ns: int) -> None:
+        delivered, self._delivered = self._delivered, []
+        for done in delivered:
+            if not isinstance(done, Prefetch):
+                self.cache.complete(done)  # type: ignore[arg-type]  # nobody reports a CopyState
+                continue
+            assert self.prefetcher is not None
+            if done.is_read:
+                self.prefetcher.on_read(done)
+            else:
+                self.prefetcher.on_queried(done)
+        arrived, self._arrived = self._arrived, []
+        for arrived_ns, request in arrived:
+            self.scheduler.submit(request, now_ns, arrived_ns=arrived_ns)
+        if self._batch is None:  # nor may a batch that waits for a fence lose a request
+            for request_id in self._aborted:
+                self.scheduler.abort(request_id, now_ns)
+            self._aborted.clear()
+
+    def _hand_out(self, now_ns: int) -> None:
+        outbox, self.cache.outbox = self.cache.outbox, []
+        for work in outbox:
+            self.executor.submit(work, now_ns)
+        if self.prefetcher is None:
+            return
+        queries, self.prefetcher.outbox = self.prefetcher.outbox, []
+        for prefetch in queries:
+            self.executor.query(prefetch, now_ns)
+        reads, self.prefetcher.reads = self.prefetcher.reads, []
+        for prefetch in reads:
+            self.executor.read(prefetch, now_ns)
+
+
+class Io(Protocol):
+    """The machinery that engines share."""
+
+    def next_event_ns(self) -> int | None:
+        """When something there will happen next."""
+        ...
+
+    def advance(self, now_ns: int) -> list[Delivery]:
+        """Let everything up to now happen; what is done, for which engine."""
+        ...
+
+
+class Router(Protocol):
+    """Chooses the engine of a request."""
+
+    def route(self, request: Request, engines: Sequence[Engine]) -> int:
+        """The engine's number."""
+        ...
+
+
+class Observer(Protocol):
+    """Whoever keeps the score."""
+
+    def at(self, now_ns: int) -> None:
+        """Time has come to this point; nothing of it has happened yet."""
+        ...
+
+    def finished(self, job: Job, engine: int, now_ns: int) -> Iterable[tuple[int, Request]]:
+        """A request is answered; what that releases, and when."""
+        ...
+
+    def rejected(
+        self, job: Job, reason: str, engine: int, now_ns: int
+    ) -> Iterable[tuple[int, Request]]:
+        """A request can never run; what that releases, and when."""
+        ...
+
+
+def serve(
+    engines: Sequence[Engine],
+    releases: Iterable[tuple[int, Request]],
+    *,
+    clock: Clock,
+    io: Io,
+    router: Router,
+    observer: Observer,
+) -> None:
+    """Serve all requests and drain: at the end nothing is under way anywhere.
+
+    At one moment, copies are done before requests come, and requests come before steps end.
+    """
+    numbers = count()
+    arrivals = [(time_ns, next(numbers), request) for time_ns, request in releases]
+    heapq.heapify(arrivals)
+    wakes: list[int | None] = [None] * len(engines)
+    while True:
+        moments = [moment for moment in (*wakes, io.next_event_ns()) if moment is not None]
+        if arrivals:
+            moments.append(arrivals[0][0])
+        if not moments:
+            break
+        clock.wait_until(min(moments))
+        now = clock.now()
+        observer.at(now)
+        touched = {number for number, wake in enumerate(wakes) if wake is not None and wake <= now}
+        for number, done in io.advance(now):
+            if engines[number].deliver(done, now):
+                touched.add(number)
+        while arrivals and arrivals[0][0] <= now:
+            due, _, request = heapq.heappop(arrivals)
+            number = router.route(request, engines)
+            engines[number].submit(request, now, came_ns=due)
+            touched.add(number)
+        for number in sorted(touched):
+            engine = engines[number]
+            end = engine.step_end_ns
+            if end is not None and end > now:
+                engine.interrupt(now)
+                wakes[number] = engine.next_wake_ns(now)
+                continue
+            outcome = engine.wake(now)
+            released: list[tuple[int, Request]] = []
+            for job in outcome.finished:
+                released += observer.finished(job, number, now)
+            for job, reason in outcome.rejected:
+                released += observer.rejected(job, reason, number, now)
+            for time_ns, request in released:
+                heapq.heappush(arrivals, (max(time_ns, now), next(numbers), request))
+            wakes[number] = engine.next_wake_ns(now)
+    stuck = [engine for engine in engines if not engine.is_idle]
+    if stuck:
+        raise RuntimeError(
+            f"{len(stuck)} engines are stuck: {len(stuck[0].scheduler.waiting)} requests wait and "
+            f"{len(stuck[0].scheduler.running)} run, and nothing will ever happen"
+        )

@@ -1,0 +1,260 @@
+"""How the ranks of an engine keep one tree, each with a part of every page and its own storage.
+
+Ranks decide alike as long as they know alike. What only one of them knows (what its storage holds,
+how far its reads and copies are, whether its clock says that a prefetch has waited long enough) is
+therefore offered to all first, and what comes back is the element-wise MIN of all offers:
+
+- a query offers the prefix lengths that this rank could restore (`offer`, `taken`);
+- a read offers the pages it has read so far, batch by batch, and whether window and state came;
+- once a step, whether there is anything to tell or not, `RankAgreement.pack` offers how much of
+  that has arrived here, a vote on every prefetch, and a digest of the tree with its negation.
+
+Queries and reads are agreed in the background, each on a channel of its own; only what every rank
+has taken notice of by the step's own agreement is acted on. Hence law 8: equal trees after every
+step.
+"""
+
+import zlib
+from collections import deque
+from collections.abc import Sequence as Items
+from hashlib import blake2b
+from typing import NamedTuple, Protocol
+
+from hicache.cache.pages import PageAllocator, PageIds
+from hicache.cache.prefetch.prefetch import Prefetch
+from hicache.cache.prefetch.prefetcher import Prefetcher
+from hicache.cache.prefix_cache import PrefixCache
+from hicache.cache.tiers.transfer import BackUp, CopyState, LoadBack, StorageDelete, StorageWrite
+from hicache.cache.tree.node import KINDS, TIERS, Node
+from hicache.cache.tree.radix_tree import RadixTree
+from hicache.config import HitAgreement
+
+Copy = LoadBack | BackUp | StorageWrite
+COPIES = (LoadBack, BackUp, StorageWrite)
+NUM_COUNTS = 2 + len(COPIES)
+VOTE_SLOTS = 64  # votes are offered in multiples of this, so that the length rarely changes
+DIGEST_BITS = 62  # of a signed 64-bit element, with room for the negation
+
+
+class RanksDivergedError(RuntimeError):
+    """The trees of two ranks differ: their next decisions would, and they would wait for ever."""
+
+
+class Channel(Protocol):
+    """A group of ranks that call `minimum` the same number of times, in the same order."""
+
+    def minimum(self, values: Items[int]) -> list[int]:
+        """The element-wise MIN over the ranks' offers, all of one length."""
+        ...
+
+
+def offer(lengths: Items[int], num_pages: int, rule: HitAgreement) -> list[int]:
+    """What a rank offers that could restore these prefix lengths of a span of `num_pages`.
+
+    A 0/1 vector over the lengths 1 to `num_pages`, whatever the rank holds. Under
+    `min_of_maxima`, the one number that a MIN of hit lengths takes.
+    """
+    if rule is HitAgreement.min_of_maxima:
+        return [max(lengths, default=0)]
+    offered = [0] * num_pages
+    for length in lengths:
+        offered[length - 1] = 1
+    return offered
+
+
+def taken(minimum: Items[int], rule: HitAgreement) -> list[int]:
+    """The prefix lengths that the ranks agree on, ascending; the last is the one to read."""
+    if rule is HitAgreement.min_of_maxima:
+        return [length for length in minimum if length]
+    return [index + 1 for index, is_common in enumerate(minimum) if is_common]
+
+
+def minimum_of(offers: Items[Items[int]]) -> list[int]:
+    """The element-wise MIN of offers that lie side by side: a channel inside one process.
+
+    Raises:
+        RanksDivergedError: they are not of one length.
+    """
+    if len({len(each) for each in offers}) != 1:
+        raise RanksDivergedError(f"offers of {[len(each) for each in offers]} elements")
+    if all(each == offers[0] for each in offers):  # as most are
+        return list(offers[0])
+    return [min(column) for column in zip(*offers, strict=True)]
+
+
+class Landed(NamedTuple):
+    """News of a prefetch that all ranks have agreed on, in the order they did."""
+
+    prefetch: Prefetch
+    restorable: list[int] | None = None  # the answer of a query
+    completed_pages: int = 0  # of a read so far
+    sidecars_found: bool = False
+    is_read: bool = False  # the last of a read
+    read_ns: tuple[int, int] | None = None  # when this rank's reader began and let go
+
+
+class RankAgreement:
+    """One rank's part in the agreement of each step.
+
+    Invariant: ranks that submitted and applied the same offer vectors of one shape. `answers` and
+    `progress` may each be appended to from a thread of their own, in the order in which the ranks
+    agreed; which of the two is ahead differs from rank to rank, so they are counted apart.
+    """
+
+    def __init__(
+        self, cache: PrefixCache, prefetcher: Prefetcher, *, whole_digest_every: int = 1
+    ) -> None:
+        """`whole_digest_every`: steps between digests of the whole tree, which cost O(nodes)."""
+        self.answers: deque[Landed] = deque()  # of queries
+        self.progress: deque[Landed] = deque()  # of reads
+        self.num_steps = 0
+        self._cache = cache
+        self._prefetcher = prefetcher
+        self._whole_digest_every = whole_digest_every
+        self._copies: dict[type, deque[Copy]] = {kind: deque() for kind in COPIES}
+        self._copied: set[Copy] = set()
+        self._to_abort: set[int] = set()
+        self._votes: list[Prefetch] = []
+        prefetcher.verdicts = {}
+
+    def submitted(self, copy: Copy | CopyState | StorageDelete) -> None:
+        """A copy begins; ranks begin the same ones in the same order."""
+        if isinstance(copy, COPIES):
+            self._copies[type(copy)].append(copy)
+
+    def copied(self, copy: Copy) -> None:
+        """This rank has made its part of a copy."""
+        self._copied.add(copy)
+
+    def has_copied(self, kind: type) -> bool:
+        """Whether this rank has made its part of the copy of this sort that is taken in next."""
+        copies = self._copies[kind]
+        return bool(copies) and copies[0] in self._copied
+
+    def ask_abort(self, request_id: int) -> None:
+        """This rank has learned that a request is gone; all drop it when all know."""
+        self._to_abort.add(request_id)
+
+    def pack(self, now_ns: int) -> list[int]:
+        """This rank's offer for the step.
+
+        `[answers, news of reads, copies of each sort] + [can stop, 1 − is gone] for each prefetch
+        that is undecided + [digest, −digest]`. A policy that never waits needs no vote.
+        """
+        prefetcher = self._prefetcher
+        counts = [len(self.answers), len(self.progress)]
+        for copies in self._copies.values():
+            first_missing = next(
+                (index for index, copy in enumerate(copies) if copy not in self._copied),
+                len(copies),
+            )
+            counts.append(first_missing)
+        self._votes = [each for each in prefetcher.active.values() if not each.is_settled]
+        votes = []
+        for prefetch in self._votes:
+            votes.append(int(prefetcher.can_terminate_prefetch(prefetch, now_ns)))
+            votes.append(1 - int(prefetch.request_id in self._to_abort))
+        num_blocks = max(-(-len(self._votes) // VOTE_SLOTS), 1)
+        votes += [1] * (2 * VOTE_SLOTS * num_blocks - len(votes))
+        digest = traffic_digest(self._cache)
+        if self.num_steps % self._whole_digest_every == 0:
+            digest ^= tree_digest(self._cache.tree)
+        self.num_steps += 1
+        return [*counts, *votes, digest, -digest]
+
+    def apply(self, minimum: Items[int]) -> list[int]:
+        """Act on the MIN of all offers; returns requests that are gone, for the scheduler to drop.
+
+        Raises:
+            RanksDivergedError: the digests differ.
+        """
+        if minimum[-2] != -minimum[-1]:
+            raise RanksDivergedError(f"the ranks' trees differ after step {self.num_steps - 1}")
+        num_answers, num_progress, *num_copied = minimum[:NUM_COUNTS]
+        for copies, count in zip(self._copies.values(), num_copied, strict=True):
+            for _ in range(count):
+                copy = copies.popleft()
+                self._copied.remove(copy)
+                self._cache.complete(copy)
+        gone: list[int] = []
+        verdicts: dict[int, bool] = {}
+        for place, prefetch in enumerate(self._votes):
+            can_stop, is_here = minimum[NUM_COUNTS + 2 * place :][:2]
+            verdicts[prefetch.request_id] = bool(can_stop)
+            if not is_here:
+                gone.append(prefetch.request_id)
+                self._to_abort.discard(prefetch.request_id)
+        if self._prefetcher.stop.waits:
+            self._prefetcher.verdicts = verdicts
+        for _ in range(num_answers):
+            self._land(self.answers.popleft())
+        for _ in range(num_progress):
+            self._land(self.progress.popleft())
+        return gone
+
+    def _land(self, news: Landed) -> None:
+        prefetch = news.prefetch
+        if news.restorable is not None:
+            prefetch.restorable = news.restorable
+            self._prefetcher.on_queried(prefetch)
+            return
+        if not prefetch.is_settled:
+            prefetch.completed_pages = news.completed_pages
+        if news.is_read:
+            prefetch.sidecars_found = news.sidecars_found
+            prefetch.read_ns = news.read_ns
+            prefetch.sidecars_read = prefetch.is_read = True
+            self._prefetcher.on_read(prefetch)
+
+
+class TracedAllocator(PageAllocator):
+    """A pool's allocator that keeps a running digest of every id that went out or came back.
+
+    Every decision of a tree moves ids, so ranks whose decisions differ have different traffic.
+    """
+
+    def __init__(self, capacity: int | None) -> None:
+        super().__init__(capacity)
+        self.traffic = 0
+
+    def allocate(self, count: int) -> PageIds | None:
+        """Take `count` ids, or none of them."""
+        page_ids = super().allocate(count)
+        self.traffic = zlib.crc32(b"-" if page_ids is None else page_ids.tobytes(), self.traffic)
+        return page_ids
+
+    def free(self, page_ids: PageIds) -> None:
+        """Give ids back."""
+        super().free(page_ids)
+        self.traffic = zlib.crc32(page_ids.tobytes(), self.traffic ^ 1)
+
+
+def traffic_digest(cache: PrefixCache) -> int:
+    """A digest of what a cache has done so far: O(1), from its counts and its pools' traffic."""
+    tree = cache.tree
+    traffic = [
+        each.traffic for pools in cache.pools for each in pools if isinstance(each, TracedAllocator)
+    ]
+    held = tree.residency
+    state = repr((traffic, tree.num_nodes, held.resident, held.protected))
+    return _digest(blake2b(state.encode(), digest_size=8).digest())
+
+
+def tree_digest(tree: RadixTree) -> int:
+    """A digest of all that a tree holds, where, and under how many locks. O(nodes + tokens)."""
+    hasher = blake2b(digest_size=8)
+    stack: list[Node] = [tree.roots[namespace] for namespace in sorted(tree.roots)]
+    while stack:
+        node = stack.pop()
+        hasher.update(node.edge)
+        hasher.update(repr((node.start, node.locks, node.hit_count)).encode())
+        for tier in TIERS:
+            for kind in KINDS:
+                page_ids = node.held[tier][kind]
+                hasher.update(b"-" if page_ids is None else page_ids.tobytes())
+        stack += [node.children[first] for first in sorted(node.children)]
+    return _digest(hasher.digest())
+
+
+def _digest(raw: bytes) -> int:
+    return int.from_bytes(raw, "little") >> (64 - DIGEST_BITS)

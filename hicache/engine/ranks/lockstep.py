@@ -1,0 +1,306 @@
+"""Several simulated ranks that serve as one engine, each with its own tree, queue and storage.
+
+Every rank carries out every decision by itself; nothing passes from one to another but what the
+agreement of `hicache.engine.ranks.agreement` lets through. A step begins on all ranks at one moment, and
+takes as long as the first rank's and a collective.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from hicache.cache.prefetch.prefetch import Prefetch
+from hicache.cache.tiers.transfer import CopyState, StorageDelete, Work
+from hicache.clock import to_ns
+from hicache.config import HitAgreement, ParallelConfig, StorageConfig
+from hicache.engine.loop import Engine
+from hicache.engine.ports import Executor, StepRun
+from hicache.engine.ranks.agreement import (
+    Landed,
+    RankAgreement,
+    RanksDivergedError,
+    minimum_of,
+    offer,
+    taken,
+    tree_digest,
+)
+from hicache.request import Request
+from hicache.scheduler.batch import Batch, Outcome
+
+WHOLE_DIGEST_EVERY = 1024  # steps; in between, what the ranks have done so far is compared
+
+
+class SharedRead:
+    """One prefetch on every rank: what each one's storage answered, and how far its reader is.
+
+    `own` are the prefetches that the ranks' schedulers know, `local` those that the readers write
+    into, so that no rank acts on what the others do not know.
+    """
+
+    def __init__(self, own: Sequence[Prefetch]) -> None:
+        self.own = own
+        self.local = [replace(each, staged=list(each.staged)) for each in own]
+        self.num_answers = 0
+        self.is_queried = self.is_reading = False
+        self.completed_pages = 0  # as last agreed
+
+    def begin_read(self) -> None:
+        """The ranks have staged; what is to be read may be less than what was asked for."""
+        self.is_reading = True
+        for local, own in zip(self.local, self.own, strict=True):
+            local.num_pages, local.staged = own.num_pages, list(own.staged)
+
+    def follow(self) -> None:
+        """Let the readers know what the schedulers have decided."""
+        for local, own in zip(self.local, self.own, strict=True):
+            local.is_terminated, local.is_settled = own.is_terminated, own.is_settled
+
+
+class RankExecutor:
+    """One rank's executor: prefetches are begun by the engine, for all ranks together."""
+
+    def __init__(self, inner: Executor, ranks: "list[RankExecutor]", collective_s: float) -> None:
+        """`ranks`: the executors of all ranks; this one appends itself, the first leads."""
+        self.inner = inner
+        self.queries: list[Prefetch] = []
+        self.reads: list[Prefetch] = []
+        self.submitted: list[Work] = []
+        self._run: StepRun | None = None
+        self._collective_ns = to_ns(collective_s)
+        self._ranks = ranks
+        ranks.append(self)
+
+    @property
+    def is_fenced(self) -> bool:
+        """Whether any rank must wait for a copy before its next step."""
+        return any(each.inner.is_fenced for each in self._ranks)
+
+    def submit(self, work: Work, now_ns: int) -> None:
+        """Begin this rank's part of a copy."""
+        self.submitted.append(work)
+        self.inner.submit(work, now_ns)
+
+    def query(self, prefetch: Prefetch, now_ns: int) -> None:
+        """Put by."""
+        self.queries.append(prefetch)
+
+    def read(self, prefetch: Prefetch, now_ns: int) -> None:
+        """Put by."""
+        self.reads.append(prefetch)
+
+    def forward(self, batch: Batch, now_ns: int) -> StepRun:
+        """The first rank's steps, each with a collective before it; the others keep pace."""
+        leader = self._ranks[0]
+        if leader is self:
+            ends_ns, load_stall_ns = self.inner.forward(batch, now_ns)
+            late_ns = self._collective_ns * np.arange(1, len(ends_ns) + 1)
+            self._run = StepRun(ends_ns + late_ns, load_stall_ns)
+        assert leader._run is not None
+        return leader._run
+
+
+class RankedEngine(Engine):
+    """The first rank, with the others that do as it does.
+
+    Invariant: between steps all ranks have equal trees, queues and batches.
+    """
+
+    def __init__(
+        self,
+        ranks: Sequence[Engine],
+        executors: Sequence[RankExecutor],
+        agreements: Sequence[RankAgreement],
+        rule: HitAgreement,
+        batch_pages: int,
+        check: Callable[[Engine], None] | None = None,
+    ) -> None:
+        """Bind the ranks together.
+
+        Args:
+            ranks: an engine each; this one takes the place of the first.
+            executors: of each rank.
+            agreements: of each rank.
+            rule: what the ranks agree on when storage has answered.
+            batch_pages: pages of a read after which the ranks agree on how far they are.
+            check: of the first rank; the others have their own.
+        """
+        first = ranks[0]
+        super().__init__(first.cache, first.prefetcher, first.scheduler, executors[0], check=check)
+        self.followers = ranks[1:]
+        self._batch_pages = batch_pages
+        self._executors = executors
+        self._agreements = agreements
+        self._rule = rule
+        self._reads: dict[Prefetch, SharedRead] = {}  # by any rank's prefetch, own or local
+        self._owners: dict[Work, RankAgreement] = {}  # of copies under way
+
+    def submit(self, request: Request, now_ns: int, *, came_ns: int | None = None) -> None:
+        """A request has come, to every rank."""
+        super().submit(request, now_ns, came_ns=came_ns)
+        for follower in self.followers:
+            follower.submit(request, now_ns, came_ns=came_ns)
+
+    def deliver(self, done: Work | Prefetch, now_ns: int) -> bool:
+        """One rank's part of a copy, a query or a read is done, or a batch of a read.
+
+        What one rank has to tell changes nothing before the last one has it too; only a batch that
+        is held by a fence may begin.
+        """
+        is_news = False
+        if isinstance(done, Prefetch):
+            read = self._reads.get(done)
+            if read is not None:  # its last word may have been heard with the one before
+                is_news = self._hear(read)
+        elif not isinstance(done, CopyState | StorageDelete):
+            self._owners.pop(done).copied(done)
+            is_news = all(each.has_copied(type(done)) for each in self._agreements)
+        is_held = self._batch is not None and self._ends_ns is None
+        if is_news or is_held:
+            self.interrupt(now_ns)
+        return is_news or is_held
+
+    def interrupt(self, now_ns: int) -> None:
+        """End the run of steps at hand, on every rank."""
+        super().interrupt(now_ns)
+        for follower in self.followers:
+            follower.interrupt(now_ns)
+
+    def wake(self, now_ns: int) -> Outcome:
+        """Agree, and let every rank take its step."""
+        end = self.step_end_ns
+        if end is not None and end > now_ns:
+            self.interrupt(now_ns)
+            return Outcome()
+        self._agree(now_ns)
+        num_steps = self.num_steps
+        outcome = super().wake(now_ns)
+        for follower in self.followers:
+            theirs = follower.wake(now_ns)
+            if len(theirs.finished) != len(outcome.finished) or (
+                follower.step_end_ns != self.step_end_ns
+            ):
+                raise RanksDivergedError(f"the ranks' batches differ at {now_ns} ns")
+        self._begin_work(now_ns)
+        # one for each step, and one whenever the ranks woke for something else
+        self._count("step_collectives_count", max(self.num_steps - num_steps, 1))
+        return outcome
+
+    def check_equal(self) -> None:
+        """Check that every rank holds the same tree as this one.
+
+        Raises:
+            RanksDivergedError: one does not.
+        """
+        digest = tree_digest(self.cache.tree)
+        for rank, follower in enumerate(self.followers, 1):
+            if tree_digest(follower.cache.tree) != digest:
+                raise RanksDivergedError(f"rank {rank} ends with another tree than rank 0")
+
+    def _agree(self, now_ns: int) -> None:
+        minimum = minimum_of([each.pack(now_ns) for each in self._agreements])
+        for agreement in self._agreements:
+            agreement.apply(minimum)
+
+    def _begin_work(self, now_ns: int) -> None:
+        for executor, agreement in zip(self._executors, self._agreements, strict=True):
+            for work in executor.submitted:
+                agreement.submitted(work)
+                if not isinstance(work, StorageDelete):  # nobody reports it
+                    self._owners[work] = agreement
+            executor.submitted.clear()
+        for own in zip(*(each.queries for each in self._executors), strict=True):
+            read = SharedRead(own)
+            self._reads |= dict.fromkeys((*read.own, *read.local), read)
+            for executor, local in zip(self._executors, read.local, strict=True):
+                executor.inner.query(local, now_ns)
+        for own in zip(*(each.reads for each in self._executors), strict=True):
+            read = self._reads[own[0]]
+            read.begin_read()
+            num_batches = -(-read.own[0].num_pages // self._batch_pages)
+            self._count("completion_collectives_count", num_batches + 1)
+            for executor, local in zip(self._executors, read.local, strict=True):
+                executor.inner.read(local, now_ns)
+        for executor in self._executors:
+            executor.queries.clear()
+            executor.reads.clear()
+        for read in dict.fromkeys(self._reads.values()):
+            read.follow()
+            if read.is_queried and not read.is_reading and read.own[0].is_settled:
+                self._forget(read)  # it was not worth reading
+
+    def _hear(self, read: SharedRead) -> bool:
+        """Whether there is something that all ranks know."""
+        if read.is_queried:
+            return self._hear_of_read(read)
+        read.num_answers += 1
+        if read.num_answers < len(read.local):
+            return False
+        # the query's collective is complete with the last rank's offer
+        read.is_queried = True
+        lengths = [local.restorable or [] for local in read.local]
+        offers = [offer(each, read.own[0].num_pages, self._rule) for each in lengths]
+        common = taken(minimum_of(offers), self._rule)
+        self._count("query_collectives_count", 1)
+        longest = [max(each, default=0) for each in lengths]
+        agreed = max(common, default=0)
+        self._count("unequal_hits_count", int(len(set(longest)) > 1))
+        self._count("given_up_pages", max(longest) - agreed)
+        is_illegal = agreed > 0 and any(agreed not in each for each in lengths)
+        self._count("illegal_lengths_count", int(is_illegal))
+        for agreement, own in zip(self._agreements, read.own, strict=True):
+            agreement.answers.append(Landed(own, restorable=common))
+        return True
+
+    def _hear_of_read(self, read: SharedRead) -> bool:
+        completed = min(local.completed_pages for local in read.local)
+        is_read = all(local.is_read for local in read.local)
+        if completed == read.completed_pages and not is_read:
+            return False
+        read.completed_pages = completed
+        are_found = [local.sidecars_found for local in read.local]
+        if is_read:
+            lengths = {local.completed_pages for local in read.local}
+            self._count("unequal_reads_count", int(len(lengths) > 1))
+            self._count("unequal_sidecars_count", int(len(set(are_found)) > 1))
+            self._forget(read)
+        for agreement, own, local in zip(self._agreements, read.own, read.local, strict=True):
+            agreement.progress.append(
+                Landed(
+                    own,
+                    completed_pages=completed,
+                    sidecars_found=all(are_found),
+                    is_read=is_read,
+                    read_ns=local.read_ns,
+                )
+            )
+        return True
+
+    def _forget(self, read: SharedRead) -> None:
+        for prefetch in (*read.own, *read.local):
+            del self._reads[prefetch]
+
+    def _count(self, name: str, amount: int) -> None:
+        self.cache.counters[f"agreement/{name}"] += amount
+
+
+def lockstep(
+    ranks: Sequence[Engine], parallel: ParallelConfig, storage: StorageConfig
+) -> RankedEngine:
+    """One engine of several, which are built alike and have done nothing yet."""
+    executors: list[RankExecutor] = []
+    agreements = []
+    for rank in ranks:
+        assert rank.prefetcher is not None
+        rank.executor = RankExecutor(rank.executor, executors, parallel.collective_s)
+        agreements.append(
+            RankAgreement(rank.cache, rank.prefetcher, whole_digest_every=WHOLE_DIGEST_EVERY)
+        )
+    return RankedEngine(
+        ranks,
+        executors,
+        agreements,
+        rule=parallel.hit_agreement,
+        batch_pages=storage.batch_pages,
+        check=ranks[0].check,
+    )

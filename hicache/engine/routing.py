@@ -1,0 +1,57 @@
+"""Which of several engines serves a request. Fixed rules: routing is not what is studied here."""
+
+from collections.abc import Callable, Sequence
+
+from hicache.engine.loop import Engine
+from hicache.request import Request
+
+
+class RoundRobin:
+    """Each in turn."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def route(self, request: Request, engines: Sequence[Engine]) -> int:
+        """The engine after the last one."""
+        chosen = self._next
+        self._next = (chosen + 1) % len(engines)
+        return chosen
+
+
+class Sticky:
+    """A session stays where it began; sessions are dealt out evenly."""
+
+    def __init__(self) -> None:
+        self._homes: dict[int, int] = {}
+
+    def route(self, request: Request, engines: Sequence[Engine]) -> int:
+        """The session's engine."""
+        return self._homes.setdefault(request.session_id, len(self._homes) % len(engines))
+
+
+class PrefixLoad:
+    """The longest match, unless that engine has much more to do than the idlest one."""
+
+    def __init__(self, *, slack: int = 8) -> None:
+        self._slack = slack
+
+    def route(self, request: Request, engines: Sequence[Engine]) -> int:
+        """The best match among engines at most `slack` requests busier than the least busy."""
+        loads = [len(each.scheduler.waiting) + len(each.scheduler.running) for each in engines]
+        tokens = request.prompt.to_bytes()
+
+        def merit(number: int) -> tuple[int, int, int]:
+            tree = engines[number].cache.tree
+            match = tree.match(tokens, request.prompt_len - 1, request.namespace)
+            return match.usable_len, -loads[number], -number
+
+        near = [each for each in range(len(engines)) if loads[each] <= min(loads) + self._slack]
+        return max(near, key=merit)
+
+
+ROUTERS: dict[str, Callable[[], RoundRobin | Sticky | PrefixLoad]] = {
+    "sticky": Sticky,
+    "round_robin": RoundRobin,
+    "prefix_load": PrefixLoad,
+}

@@ -1,0 +1,172 @@
+"""What a run takes place in: its clock, its copies and storage, and who carries out steps."""
+
+from collections import Counter
+from dataclasses import replace
+from itertools import count
+from typing import Protocol
+
+from hicache.cache.prefix_cache import PrefixCache
+from hicache.cache.tiers.capacity import Capacity
+from hicache.cache.tree.keys import COMPONENT_TAGS
+from hicache.clock import Clock, SimulatedClock
+from hicache.config import ExperimentConfig
+from hicache.engine.loop import Io
+from hicache.engine.ports import Executor
+from hicache.executor.simulated.cost import CostModel
+from hicache.executor.simulated.executor import SimulatedExecutor, SimulatedIo
+from hicache.executor.simulated.links import CopyPath, pcie_rate
+from hicache.storage.base import KEY_BYTES
+from hicache.storage.build import SimulatedStorage, open_simulated_storage
+
+
+class Runtime(Protocol):
+    """Time, copies and storage of a run, and who carries out the steps of its engines."""
+
+    @property
+    def clock(self) -> Clock:
+        """What time it is."""
+        ...
+
+    @property
+    def io(self) -> Io:
+        """What engines share."""
+        ...
+
+    counters: Counter[str]
+    has_storage: bool
+
+    def executor(self, cache: PrefixCache) -> Executor:
+        """The executor of one more engine."""
+        ...
+
+    def close(self) -> None:
+        """Let everything end."""
+        ...
+
+    def report(self) -> tuple[list[str], dict[str, float]]:
+        """Notes and measures of a run that is over."""
+        ...
+
+
+class SimulatedRuntime:
+    """Everything by the cost model."""
+
+    def __init__(
+        self, config: ExperimentConfig, *, cost: CostModel, sizes: tuple[int, int, int], tp: int
+    ) -> None:
+        num_ranks = config.parallel.ranks
+        rates = _copy_rates(config, tp)
+        self.clock = SimulatedClock()
+        self._config = config
+        self._cost = cost
+        self._load_rate = rates["to_device"]
+        self._sizes = _part(sizes, num_ranks)
+        self.storages = _open_storages(config, sizes, self.clock)
+        self.has_storage = bool(self.storages)
+        parts = {link: rate / num_ranks for link, rate in rates.items()}
+        self.io = SimulatedIo(
+            config.storage,
+            [each.storage for each in self.storages],
+            [parts] * (config.parallel.replicas * num_ranks),
+            stalls=[each.stall for each in self.storages],
+            seed=config.seed,
+        )
+        self.counters = self.io.counters
+        self._numbers = count()
+
+    def executor(self, cache: PrefixCache) -> SimulatedExecutor:
+        """The executor of one more engine, or of one more rank of it."""
+        return SimulatedExecutor(
+            next(self._numbers),
+            self._cost,
+            self.io,
+            page_size=self._config.cache.page_size,
+            page_bytes=self._sizes,
+            load_rate=self._load_rate,
+            slowdown=self._config.hardware.copy_slowdown.value,
+        )
+
+    def close(self) -> None:
+        """Close storage."""
+        for each in self.storages:
+            each.close()
+
+    def report(self) -> tuple[list[str], dict[str, float]]:
+        """What storage refused, and which faults it was given."""
+        counts: Counter[str] = Counter()
+        for each in self.storages:
+            counts.update(each.counts())
+        return [], dict(counts)
+
+
+def make_runtime(
+    config: ExperimentConfig,
+    *,
+    cost: CostModel,
+    sizes: tuple[int, int, int],
+    device: Capacity,
+    host: Capacity,
+    tp: int,
+) -> Runtime:
+    """The runtime that a config names.
+
+    Raises:
+        ValueError: an unknown executor, or a storage that cannot be used.
+    """
+    if config.executor.kind == "simulated":
+        return SimulatedRuntime(config, cost=cost, sizes=sizes, tp=tp)
+    if config.executor.kind == "torch":
+        from hicache.executor.real.runtime import TorchRuntime  # a simulated run has no torch
+
+        return TorchRuntime(config, device_counts=device.counts, host_counts=host.counts, tp=tp)
+    raise ValueError(f"executor.kind must be simulated or torch, got {config.executor.kind!r}")
+
+
+def _open_storages(
+    config: ExperimentConfig, sizes: tuple[int, int, int], clock: Clock
+) -> list[SimulatedStorage]:
+    """None, or one for each rank, which holds its part of every page."""
+    # simulated time moves keys, not pages: memory counts nominal bytes, others hold the keys
+    nominal = config.storage.kind == "memory"
+    num_ranks = config.parallel.ranks
+    page_sizes = {
+        tag[0]: size if nominal else KEY_BYTES
+        for tag, size in zip(COMPONENT_TAGS, _part(sizes, num_ranks), strict=True)
+        if size
+    }
+    settings = config.storage
+    if settings.capacity_gib is not None:
+        settings = replace(settings, capacity_gib=settings.capacity_gib / num_ranks)
+    storages: list[SimulatedStorage] = []
+    for rank in range(num_ranks):
+        part = f"-rank{rank}of{num_ranks}" if num_ranks > 1 else ""
+        namespace = f"{config.model.name}-p{config.cache.page_size}{part}-simulated"
+        storage = open_simulated_storage(
+            settings,
+            namespace=namespace,
+            page_bytes=page_sizes,
+            clock=clock,
+            seed=config.seed * num_ranks + rank,
+        )
+        if storage is None:
+            return []
+        storages.append(storage)
+    return storages
+
+
+def _part(sizes: tuple[int, int, int], num_ranks: int) -> tuple[int, int, int]:
+    full, swa, mamba = sizes
+    return -(-full // num_ranks), -(-swa // num_ranks), -(-mamba // num_ranks)
+
+
+def _copy_rates(config: ExperimentConfig, tp: int) -> dict[str, float]:
+    """Bytes a second of an engine's links; its devices copy side by side."""
+    model, hardware = config.model, config.hardware
+    layer_page = model.full_layer_token_bytes * config.cache.page_size
+    path = CopyPath(config.executor.copy_path)
+    piece = max(layer_page // tp, 1)  # a device's part of one layer's page is contiguous
+    return {
+        "to_device": tp * pcie_rate(hardware, piece, path, to_device=True),
+        "to_host": tp * pcie_rate(hardware, piece, path, to_device=False),
+        "host_memory": hardware.host_bandwidth.value,
+    }

@@ -1,0 +1,1 @@
+"""Real time: torch, real memory, copies on streams, storage in threads."""

@@ -1,0 +1,238 @@
+"""What a step does to real memory: load-backs beside the layers, the model, back-ups behind it.
+
+Copies into the device are collected until the step they are for begins, and go layer group by
+layer group; a layer waits for its own group only. Everything that is written to freed pages waits
+for the back-ups that still read them (fences).
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hicache.cache.pages import Pools
+from hicache.cache.tiers.transfer import BackUp, CopyState, LoadBack
+from hicache.cache.tree.node import KINDS, TIERS
+from hicache.executor.real.copy_streams import Lane, Ticket, timed_event
+from hicache.executor.real.paged_kv import SequenceMemory
+from hicache.executor.real.pools import TorchPools
+from hicache.scheduler.batch import Batch, Extend
+from hicache.scheduler.job import Job
+
+
+class Model(Protocol):
+    """Computes tokens of one sequence."""
+
+    words: tuple[str, ...]
+
+    def forward(
+        self,
+        tokens: bytes,
+        start: int,
+        end: int,
+        memory: SequenceMemory,
+        *,
+        logits_from: int | None = None,
+        ready: Callable[[int], None] = ...,
+    ) -> Tensor:
+        """Logits of the last tokens; see `ReferenceModel.forward`."""
+        ...
+
+
+class Lanes(NamedTuple):
+    """Where copies run."""
+
+    load: Lane
+    save: Lane
+
+
+class Observer(Protocol):
+    """Whoever wants to see logits."""
+
+    def saw(self, job: Job, position: int, logits: Tensor) -> None:
+        """The model has seen the token at `position` and says what it thinks comes next."""
+        ...
+
+
+class DataPlane:
+    """The real memory of one engine, and the model that uses it.
+
+    Args:
+        allocators: given in debug runs: pages that have come free are poisoned.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        pools: TorchPools,
+        lanes: Lanes,
+        *,
+        observer: Observer | None = None,
+        allocators: Pools | None = None,
+    ) -> None:
+        self.pools = pools
+        self._model = model
+        self._lanes = lanes
+        self._observer = observer
+        self._allocators = allocators
+        self._were_taken: dict[tuple[int, int], np.ndarray] = {}
+        self._pending: list[LoadBack | CopyState] = []
+        self._due: dict[int, Ticket] = {}  # first layer of a group → the copies it waits for
+        self._fences: list[Ticket] = []
+        self._tickets: dict[LoadBack | BackUp, Ticket] = {}
+        self._stalls: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._launched: list[Ticket] = []  # copies into the device since the last step
+        self.exposed_ns = 0  # how long the last step stood still for copies
+        self.total_exposed_ns = self.total_copied_ns = 0  # of all steps
+
+    def submit(self, work: LoadBack | BackUp | CopyState) -> None:
+        """Begin a back-up now, and copies into the device when the next step begins."""
+        if not isinstance(work, BackUp):
+            self._pending.append(work)
+            return
+        ticket = self._lanes.save.run(lambda: self.pools.save(work.moves))
+        self._tickets[work] = ticket
+        if work.is_fence:
+            self._fences.append(ticket)
+
+    def launch(self) -> None:
+        """Hand out the copies that wait for a step, in the order of their booking."""
+        if not self._pending:
+            return
+        pending, self._pending = self._pending, []
+        if self._fences:  # by itself: to wait for a back-up is no part of how long a copy took
+            self._lanes.load.run(partial(_wait_for, list(self._fences)))
+        for group, layers in enumerate(self.pools.layer_groups):
+            action = partial(self._load, pending, group)
+            self._due[layers.start] = ticket = self._lanes.load.run(action)
+            self._launched.append(ticket)
+        for work in pending:
+            if isinstance(work, LoadBack):
+                self._tickets[work] = ticket
+
+    def is_done(self, work: LoadBack | BackUp) -> bool:
+        """Whether a copy is over; forgets it if so."""
+        ticket = self._tickets.get(work)
+        if ticket is None or not ticket.is_done():
+            return False
+        del self._tickets[work]
+        return True
+
+    def finish(self, work: LoadBack | BackUp) -> None:
+        """Return when a copy is over, for the host as well as for what is computed next."""
+        self.launch()
+        self._tickets.pop(work).wait()
+        if self.pools.device.type == "cuda":  # so far the stream waits, and not this thread
+            torch.cuda.current_stream(self.pools.device).synchronize()
+
+    def close(self) -> None:
+        """Finish all copies."""
+        self.launch()
+        for lane in self._lanes:
+            lane.close()
+
+    def compute(self, batch: Batch) -> None:
+        """Run one step to its end."""
+        self.exposed_ns = 0
+        self.launch()
+        for fence in self._fences:
+            self._wait(fence)
+        self._fences = []
+        if self._allocators is not None:
+            self._poison(self._allocators)
+        for extend in batch.extends:
+            self._extend(extend)
+        for job in batch.decodes:
+            self._decode(job)
+        for layer in list(self._due):  # whatever the step did not come to
+            self._ready(layer)
+        if self.pools.device.type == "cuda":
+            torch.cuda.current_stream(self.pools.device).synchronize()
+            stalls, self._stalls = self._stalls, []
+            self.exposed_ns = round(sum(a.elapsed_time(b) for a, b in stalls) * 1e6)
+        self.total_exposed_ns += self.exposed_ns
+        self.total_copied_ns += sum(ticket.duration_ns() for ticket in self._launched)
+        self._launched = []
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _load(self, pending: Sequence[LoadBack | CopyState], group: int) -> None:
+        for work in pending:
+            if isinstance(work, LoadBack):
+                self.pools.load(work.moves, group)
+            else:
+                self.pools.copy_state(work.source, work.target, group)
+
+    def _extend(self, extend: Extend) -> None:
+        job = extend.job
+        slot = job.sequence.working_slot
+        if slot is not None and extend.start == 0:
+            self.pools.clear_state(slot)
+        memory = self._memory(job)
+        start = extend.start
+        cuts = dict(extend.saves)
+        for end in sorted({*cuts, extend.end}):
+            if end > start:
+                logits = self._model.forward(job.tokens, start, end, memory, ready=self._ready)
+                start = end
+            if end in cuts:
+                assert slot is not None
+                self.pools.copy_state(slot, cuts[end])
+        if extend.end == job.target_len and self._observer is not None:
+            self._observer.saw(job, extend.end - 1, logits[-1])
+
+    def _decode(self, job: Job) -> None:
+        sequence, position = job.sequence, job.kv_len
+        memory = self._memory(job)
+        logits = self._model.forward(job.tokens, position, position + 1, memory, ready=self._ready)
+        if self._observer is not None:
+            self._observer.saw(job, position, logits[-1])
+        if sequence.boundary_slot is not None and (position + 1) % self.pools.page_size == 0:
+            assert sequence.working_slot is not None
+            self.pools.copy_state(sequence.working_slot, sequence.boundary_slot)
+
+    def _memory(self, job: Job) -> SequenceMemory:
+        sequence = job.sequence
+        slot = -1 if sequence.working_slot is None else int(sequence.working_slot[0])
+        tables = (
+            sequence.full_pages[: sequence.num_pages],
+            sequence.swa_pages[: sequence.num_pages],
+        )
+        return SequenceMemory(self.pools, self._model.words, tables, slot)
+
+    def _ready(self, layer: int) -> None:
+        ticket = self._due.pop(layer, None)
+        if ticket is not None:
+            self._wait(ticket)
+
+    def _wait(self, ticket: Ticket) -> None:
+        if self.pools.device.type == "cuda":  # the stream waits, not this thread
+            before, after = timed_event(), timed_event()
+            before.record()
+            ticket.wait()
+            after.record()
+            self._stalls.append((before, after))
+            return
+        started = time.perf_counter_ns()
+        ticket.wait()
+        self.exposed_ns += time.perf_counter_ns() - started
+
+    def _poison(self, allocators: Pools) -> None:
+        for tier in TIERS:
+            for kind in KINDS:
+                taken = allocators[tier][kind].taken
+                before = self._were_taken.get((tier, kind))
+                if before is not None and len(before) == len(taken):
+                    freed = np.flatnonzero(before & ~taken).astype(np.int32)
+                    if len(freed):
+                        self.pools.poison(tier, kind, freed)
+                self._were_taken[tier, kind] = taken.copy()
+
+
+def _wait_for(tickets: Sequence[Ticket]) -> None:
+    for ticket in tickets:
+        ticket.wait()

@@ -1,0 +1,85 @@
+"""One sequence as the model sees it: its pages and its working slot in the pools."""
+
+import numpy as np
+import torch
+from einops import rearrange
+from torch import Tensor
+
+from hicache.cache.pages import PageIds
+from hicache.cache.tree.node import FULL, SWA
+from hicache.executor.real.pools import TorchPools
+
+
+class HoleError(RuntimeError):
+    """The model would read a page that is not there."""
+
+
+class SequenceMemory:
+    """Pages through a page table, and the state in a working slot.
+
+    Heads lie on their ranks; what is read is put together again.
+
+    Args:
+        words: kind of every layer, as in `ModelConfig.layer_words`.
+        tables: page ids by page of the sequence, of full and of swa; -1 is a hole.
+        slot: the working slot, if the model has states.
+    """
+
+    def __init__(
+        self, pools: TorchPools, words: tuple[str, ...], tables: tuple[PageIds, PageIds], slot: int
+    ) -> None:
+        self._pools = pools
+        self._kinds = [SWA if word == "S" else FULL for word in words]
+        self._tables = tables
+        self._ids = [torch.from_numpy(np.maximum(each, 0)).to(pools.device) for each in tables]
+        self._slot = slot
+
+    def write_kv(self, layer: int, page: int, rows: slice, keys: Tensor, values: Tensor) -> None:
+        """Put keys and values [row, head, dim] into some rows of a page."""
+        kind, holder = self._kinds[layer], self._pools.holders[layer]
+        page_id = self._page_ids(kind, page, page + 1)[0]
+        for rank in self._pools.ranks:
+            rank.kv[kind][holder, 0, page_id, rows] = keys[:, rank.heads[kind]]
+            rank.kv[kind][holder, 1, page_id, rows] = values[:, rank.heads[kind]]
+
+    def write_tokens(self, layer: int, start: int, keys: Tensor, values: Tensor) -> None:
+        """Put keys and values [token, head, dim] of the tokens from `start` on, in one go."""
+        kind, holder = self._kinds[layer], self._pools.holders[layer]
+        size = self._pools.page_size
+        end = start + len(keys)
+        self._page_ids(kind, start // size, -(-end // size))
+        place = torch.arange(start, end, device=keys.device)
+        page_ids, rows = self._ids[kind][place // size], place % size
+        for rank in self._pools.ranks:
+            rank.kv[kind][holder, 0, page_ids, rows] = keys[:, rank.heads[kind]]
+            rank.kv[kind][holder, 1, page_ids, rows] = values[:, rank.heads[kind]]
+
+    def read_kv(self, layer: int, first: int, end: int) -> tuple[Tensor, Tensor]:
+        """Copies of keys and values [token, head, dim] of pages [first, end)."""
+        kind, holder = self._kinds[layer], self._pools.holders[layer]
+        self._page_ids(kind, first, end)
+        ids = self._ids[kind][first:end]
+        parts = [rank.kv[kind][holder].index_select(1, ids) for rank in self._pools.ranks]
+        both = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-2)
+        keys, values = rearrange(both, "kv page token head dim -> kv (page token) head dim")
+        return keys, values
+
+    def read_state(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Taps [head, tap, channel] and state [head, state, dim] after the last token."""
+        holder, slot = self._pools.holders[layer], self._slot
+        taps = [rank.taps[holder][slot] for rank in self._pools.ranks]
+        states = [rank.states[holder][slot] for rank in self._pools.ranks]
+        return torch.cat(taps), torch.cat(states)
+
+    def write_state(self, layer: int, taps: Tensor, state: Tensor) -> None:
+        """Put the taps and the state after the last token."""
+        holder, slot = self._pools.holders[layer], self._slot
+        for rank in self._pools.ranks:
+            rank.taps[holder][slot] = taps[rank.recurrent_heads]
+            rank.states[holder][slot] = state[rank.recurrent_heads]
+
+    def _page_ids(self, kind: int, first: int, end: int) -> list[int]:
+        page_ids: list[int] = self._tables[kind][first:end].tolist()
+        if len(page_ids) < end - first or min(page_ids) < 0:
+            raise HoleError(f"pages [{first}, {end}) of a sequence are {page_ids}: one is a hole")
+        return page_ids

@@ -1,0 +1,308 @@
+"""Real memory: the pages and slots of every component, on the device and in pinned host memory.
+
+Each rank has its own pools, with its share of the heads. A pool is one slab: on the device it lies
+layer by layer, because a layer's attention reads it; on the host an item (a page, a slot) lies in
+one piece, because that is what storage reads and writes. Every move of whole items goes through
+`hicache.kernels`, over tables built once.
+
+Axes: layer (that keeps this component), kv (keys and values), page or slot, token, head, dim.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hicache.cache.pages import PageIds
+from hicache.cache.tiers.transfer import Move
+from hicache.cache.tree.node import DEVICE, FULL, HOST, KINDS, MAMBA, SWA
+from hicache.kernels import (
+    CopyTable,
+    copy_pages,
+    copy_slots,
+    copy_table,
+    layer_first_buffers,
+    page_first_buffers,
+)
+from hicache.models import ModelConfig
+
+KV_LETTERS = {FULL: "F", SWA: "S"}
+DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
+POISON = 0xFF  # as floating-point numbers of any width: NaN
+
+Counts = Sequence[int | None]  # items by component
+
+
+class Buffer(NamedTuple):
+    """What one layer keeps of a component, item by item, on both tiers."""
+
+    layer: int  # of the model
+    device: Tensor  # [item, ...]
+    host: Tensor  # [item, ...], as many bytes an item
+
+
+class RankPools:
+    """The pools of one rank.
+
+    `kv[kind]` is [layer, kv, page, token, head, dim]; `taps` and `states` are lists by layer of
+    [slot, ...]. `host[kind]` is [item, bytes].
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        rank: int,
+        tp: int,
+        page_size: int,
+        device_counts: Counts,
+        host_counts: Counts,
+        device: torch.device,
+        layer_groups: Sequence[range],
+    ) -> None:
+        self.kv: dict[int, Tensor] = {}
+        self.taps: list[Tensor] = []
+        self.states: list[Tensor] = []
+        self.host: dict[int, Tensor] = {}
+        self.heads = {kind: _heads(config, kind, rank, tp) for kind in (FULL, SWA)}
+        share = config.recurrent_heads // tp
+        self.recurrent_heads = slice(rank * share, (rank + 1) * share)
+        buffers: dict[int, list[Buffer]] = {}
+        for kind in (FULL, SWA):
+            layers = [
+                layer for layer, word in enumerate(config.layer_words) if KV_LETTERS[kind] in word
+            ]
+            if layers:
+                head_shape = _head_shape(config, kind, self.heads[kind])
+                num_pages = _count(device_counts, kind)
+                shape = (len(layers), 2, num_pages, page_size, *head_shape)
+                self.kv[kind] = torch.zeros(
+                    shape, dtype=DTYPES[config.kv_dtype_bytes], device=device
+                )
+                item_bytes = self.kv[kind][:, :, 0].numel() * config.kv_dtype_bytes
+                self.host[kind] = _host_slab(_count(host_counts, kind), item_bytes, device)
+                rows = self.host[kind].view(self.kv[kind].dtype)
+                host = rows.view(len(rows), *shape[:2], *shape[3:])
+                buffers[kind] = [
+                    Buffer(layers[place // 2], *pair)
+                    for place, pair in enumerate(
+                        zip(
+                            layer_first_buffers(self.kv[kind]),
+                            page_first_buffers(host),
+                            strict=True,
+                        )
+                    )
+                ]
+        if config.num_mamba_layers:
+            buffers[MAMBA] = self._make_states(config, tp, device_counts, host_counts, device)
+        self.loads = [
+            {kind: _table(each, group, to_device=True) for kind, each in buffers.items()}
+            for group in layer_groups
+        ]
+        everything = range(len(config.layer_words))
+        self.saves = {
+            kind: _table(each, everything, to_device=False) for kind, each in buffers.items()
+        }
+        self.copies = [
+            _in_place(buffers[MAMBA], group) if MAMBA in buffers else None
+            for group in (*layer_groups, everything)
+        ]
+
+    def _make_states(
+        self,
+        config: ModelConfig,
+        tp: int,
+        device_counts: Counts,
+        host_counts: Counts,
+        device: torch.device,
+    ) -> list[Buffer]:
+        layers = [layer for layer, word in enumerate(config.layer_words) if set("MD") & set(word)]
+        num_slots = _count(device_counts, MAMBA)
+        for layer in layers:
+            taps, state = _state_shapes(config, config.layer_words[layer], tp)
+            dtype = DTYPES[config.conv_dtype_bytes]
+            self.taps.append(torch.zeros(num_slots, *taps, dtype=dtype, device=device))
+            dtype = DTYPES[config.state_dtype_bytes]
+            self.states.append(torch.zeros(num_slots, *state, dtype=dtype, device=device))
+        parts = [
+            (layer, part)
+            for layer, pair in zip(layers, zip(self.taps, self.states, strict=True), strict=True)
+            for part in pair
+            if part[:1].numel()
+        ]
+        sizes = [part[:1].numel() * part.element_size() for _, part in parts]
+        self.host[MAMBA] = slab = _host_slab(_count(host_counts, MAMBA), sum(sizes), device)
+        pieces = torch.split(slab, sizes, dim=1)
+        return [
+            Buffer(layer, part, piece) for (layer, part), piece in zip(parts, pieces, strict=True)
+        ]
+
+    def payload(self, kind: int, page_id: int) -> memoryview:
+        """The bytes of a host item, in place."""
+        item = self.host[kind][page_id].numpy()
+        return memoryview(item)  # type: ignore[arg-type]  # numpy's stubs before 3.12 buffers
+
+
+class TorchPools:
+    """The pools of all ranks of an engine; what happens, happens on all of them.
+
+    Args:
+        layer_groups: layers whose load-back is one launch, from the first.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        page_size: int,
+        device_counts: Counts,
+        host_counts: Counts,
+        device: torch.device,
+        tp: int = 1,
+        layer_groups: Sequence[range] = (),
+    ) -> None:
+        _check_ranks(config, tp)
+        self.page_size = page_size
+        self.device = device
+        self.layer_groups = list(layer_groups)
+        self.ranks = [
+            RankPools(
+                config,
+                rank=rank,
+                tp=tp,
+                page_size=page_size,
+                device_counts=device_counts,
+                host_counts=host_counts,
+                device=device,
+                layer_groups=layer_groups,
+            )
+            for rank in range(tp)
+        ]
+        self.holders = _holders(config)
+
+    def load(self, moves: Sequence[Move], group: int) -> None:
+        """Host to device, for the layers of a group."""
+        for rank in self.ranks:
+            for kind, sources, targets in moves:
+                _copy(kind, rank.loads[group][kind], sources, targets)
+
+    def save(self, moves: Sequence[Move]) -> None:
+        """Device to host, all layers of a component in one launch."""
+        for rank in self.ranks:
+            for kind, sources, targets in moves:
+                _copy(kind, rank.saves[kind], sources, targets)
+
+    def copy_state(self, source: PageIds, target: PageIds, group: int = -1) -> None:
+        """A state slot to another on the device, for the layers of a group; -1: for all layers."""
+        for rank in self.ranks:
+            _copy(MAMBA, rank.copies[group], source, target)
+
+    def clear_state(self, slot: PageIds) -> None:
+        """The state before the first token."""
+        index = int(slot[0])
+        for rank in self.ranks:
+            for part in (*rank.taps, *rank.states):
+                part[index].zero_()
+
+    def poison(self, tier: int, kind: int, page_ids: PageIds) -> None:
+        """Make whoever reads these items see NaN."""
+        index = torch.from_numpy(page_ids).long().to(self.device)
+        for rank in self.ranks:
+            if tier == HOST and kind in rank.host:
+                rank.host[kind][index.cpu()] = POISON
+            elif tier == DEVICE and kind == MAMBA:
+                for part in (*rank.taps, *rank.states):
+                    part[index] = torch.nan
+            elif tier == DEVICE and kind in rank.kv:
+                rank.kv[kind][:, :, index] = torch.nan
+
+
+def _copy(kind: int, table: CopyTable | None, sources: PageIds, targets: PageIds) -> None:
+    if table is None:
+        return
+    copy = copy_slots if kind == MAMBA else copy_pages
+    copy(table, torch.from_numpy(sources), torch.from_numpy(targets))
+
+
+def _table(buffers: Sequence[Buffer], layers: range, *, to_device: bool) -> CopyTable | None:
+    chosen = [buffer for buffer in buffers if buffer.layer in layers]
+    if not chosen or not all(len(buffer.device) and len(buffer.host) for buffer in chosen):
+        return None
+    device = [buffer.device for buffer in chosen]
+    host = [buffer.host for buffer in chosen]
+    return copy_table(host, device) if to_device else copy_table(device, host)
+
+
+def _in_place(buffers: Sequence[Buffer], layers: range) -> CopyTable | None:
+    chosen = [buffer.device for buffer in buffers if buffer.layer in layers]
+    return copy_table(chosen, chosen) if chosen else None
+
+
+def _host_slab(count: int, item_bytes: int, device: torch.device) -> Tensor:
+    return torch.zeros(count, item_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
+
+
+def _count(counts: Counts, kind: int) -> int:
+    count = counts[kind]
+    if count is None:
+        raise ValueError("real memory has an end: cache.unlimited must be false")
+    return count
+
+
+def _heads(config: ModelConfig, kind: int, rank: int, tp: int) -> slice:
+    """The KV heads of a rank; with more ranks than heads, some have the same."""
+    num_heads = (kind == SWA and config.swa_num_kv_heads) or config.num_kv_heads
+    first = rank * num_heads // tp
+    return slice(first, first + max(num_heads // tp, 1))
+
+
+def _head_shape(config: ModelConfig, kind: int, heads: slice) -> tuple[int, int]:
+    """[head, dim] of a token's keys; of a latent, half of it, for it is keys and values in one."""
+    if config.latent_dim and kind == FULL:
+        return 1, config.latent_dim // 2
+    dim = (kind == SWA and config.swa_head_dim) or config.head_dim
+    return heads.stop - heads.start, dim
+
+
+def _state_shapes(
+    config: ModelConfig, word: str, tp: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The taps and the state of one slot and layer."""
+    groups = config.recurrent_groups if "M" in word else config.recurrent_key_heads
+    heads, dim, state_dim = (
+        config.recurrent_heads // tp,
+        config.recurrent_head_dim,
+        config.recurrent_state_dim,
+    )
+    state = (heads, state_dim, dim)
+    if groups == config.recurrent_heads:
+        return (heads, config.conv_taps - 1, dim + 2 * state_dim), state
+    # groups that several heads share are on every rank that has one of these heads
+    shared = max(groups // tp, min(groups, 1))
+    return (config.conv_taps - 1, heads * dim + 2 * shared * state_dim), state
+
+
+def _holders(config: ModelConfig) -> list[int]:
+    """Of each layer, which of the layers that keep its component it is."""
+    seen = dict.fromkeys(KINDS, 0)
+    holders = []
+    for word in config.layer_words:
+        if word == "-":
+            holders.append(-1)
+            continue
+        kind = FULL if "F" in word else SWA if "S" in word else MAMBA
+        holders.append(seen[kind])
+        seen[kind] += 1
+    return holders
+
+
+def _check_ranks(config: ModelConfig, tp: int) -> None:
+    heads = [config.num_kv_heads, config.swa_num_kv_heads]
+    for count in heads:
+        if count and count % tp and tp % count:
+            raise ValueError(f"{count} KV heads cannot be dealt to parallel.tp={tp} ranks")
+    if config.recurrent_heads % tp:
+        raise ValueError(
+            f"{config.recurrent_heads} recurrent heads cannot be dealt to parallel.tp={tp} ranks"
+        )

@@ -1,0 +1,164 @@
+"""Builds what a real run needs from its configuration: memory, model, threads, verifier."""
+
+import tempfile
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from hicache.cache.prefix_cache import PrefixCache
+from hicache.cache.tree.keys import COMPONENT_TAGS
+from hicache.clock import SECOND_NS, WallClock
+from hicache.config import ExperimentConfig, RealModel
+from hicache.executor.real.copy_streams import StreamLane, ThreadLane
+from hicache.executor.real.io import TorchExecutor, TorchIo
+from hicache.executor.real.model_runner import DataPlane, Lanes, Model
+from hicache.executor.real.pools import Counts, TorchPools
+from hicache.executor.real.reference_model import ReferenceModel
+from hicache.executor.real.timing_model import TimingModel
+from hicache.executor.real.verify import Verifier
+from hicache.storage.build import GuardedStorage, open_guarded_storage
+
+NUM_LAYER_GROUPS = 4  # launches a load-back is cut into
+
+
+class TorchRuntime:
+    """Real time, real bytes.
+
+    Raises:
+        ValueError: the model or the machine cannot do what the configuration asks for.
+    """
+
+    def __init__(
+        self, config: ExperimentConfig, *, device_counts: Counts, host_counts: Counts, tp: int
+    ):
+        self._config = config
+        self._device_counts, self._host_counts = device_counts, host_counts
+        self._tp = tp
+        self._device = _device(config.executor.device)
+        if self._device.type == "cpu":
+            torch.set_num_threads(1)  # blocks are small: a second thread costs more than it does
+        self._verifier: Verifier | None = None
+        self._model: Model = self._make_model(config)
+        self._groups = _layer_groups(len(config.model.layer_words))
+        self._directory: tempfile.TemporaryDirectory[str] | None = None
+        first = self._pools()  # sizes of a rank's items name the storage's pages
+        self._spare: TorchPools | None = first
+        opened = [self._open(rank, first) for rank in range(tp)]
+        self._storages = [each for each in opened if each is not None]
+        self.has_storage = bool(self._storages)
+        self.io = TorchIo(config.storage, [each.storage for each in self._storages])
+        self.clock = self.io
+        self.counters: Counter[str] = self.io.counters
+
+    def executor(self, cache: PrefixCache) -> TorchExecutor:
+        """The executor of one more engine."""
+        pools, self._spare = self._spare or self._pools(), None
+        if self._device.type == "cuda":
+            lanes = Lanes(
+                StreamLane(self._device, is_urgent=True), StreamLane(self._device, is_urgent=False)
+            )
+        else:
+            lanes = Lanes(ThreadLane("load"), ThreadLane("save"))
+        plane = DataPlane(
+            self._model,
+            pools,
+            lanes,
+            observer=self._verifier,
+            allocators=cache.pools if self._config.engine.check_invariants else None,
+        )
+        return TorchExecutor(plane, self.io)
+
+    def close(self) -> None:
+        """Let everything end."""
+        self.io.close()
+        if self._directory is not None:
+            self._directory.cleanup()
+
+    def report(self) -> tuple[list[str], dict[str, float]]:
+        """Notes and measures of a run that is over."""
+        notes = [f"computed on {self._device} with torch {torch.__version__}"]
+        copied_ns = sum(plane.total_copied_ns for plane in self.io.planes)
+        exposed_ns = sum(plane.total_exposed_ns for plane in self.io.planes)
+        measures: dict[str, float] = {
+            "load_back/copy_s": copied_ns / SECOND_NS,
+            "load_back/exposed_s": exposed_ns / SECOND_NS,
+        }
+        if copied_ns:
+            hidden = max(1 - exposed_ns / copied_ns, 0.0)
+            measures["load_back/hidden_share"] = hidden
+            notes.append(
+                f"copies into the device took {copied_ns / 1e6:,.1f} ms, "
+                f"{hidden:.0%} of it behind the layers"
+            )
+        counts: Counter[str] = Counter()
+        for each in self._storages:
+            counts.update(each.counts())
+        measures |= counts
+        if self._verifier is not None:
+            verdict = self._verifier.verify()
+            notes.append(str(verdict))
+            measures["verify/checked_count"] = verdict.num_checked
+            measures["verify/unequal_count"] = verdict.num_checked - verdict.num_equal
+        return notes, measures
+
+    def _make_model(self, config: ExperimentConfig) -> Model:
+        page_size = config.cache.page_size
+        if config.executor.model is RealModel.timing:
+            return TimingModel(config.model, page_size=page_size, device=self._device)
+        model = ReferenceModel(
+            config.model, page_size=page_size, seed=config.seed, device=str(self._device)
+        )
+        if config.executor.verify:
+            self._verifier = Verifier(model)
+        return model
+
+    def _pools(self) -> TorchPools:
+        return TorchPools(
+            self._config.model,
+            page_size=self._config.cache.page_size,
+            device_counts=self._device_counts,
+            host_counts=self._host_counts,
+            device=self._device,
+            tp=self._tp,
+            layer_groups=self._groups,
+        )
+
+    def _open(self, rank: int, pools: TorchPools) -> GuardedStorage | None:
+        config = self._config.storage
+        if config.kind in ("slab", "file") and config.root is None:
+            self._directory = self._directory or tempfile.TemporaryDirectory(prefix="hicache-")
+            config = replace(config, root=str(Path(self._directory.name)))
+        if config.capacity_gib is not None:
+            config = replace(config, capacity_gib=config.capacity_gib / self._tp)
+        # pages of other weights or another layout are other pages
+        namespace = (
+            f"{self._config.model.name}-p{self._config.cache.page_size}"
+            f"-seed{self._config.seed}-rank{rank}of{self._tp}"
+        )
+        sizes = {
+            COMPONENT_TAGS[kind][0]: slab.shape[1] for kind, slab in pools.ranks[rank].host.items()
+        }
+        return open_guarded_storage(
+            replace(config, deadline_s=self._config.executor.storage_deadline_s),
+            namespace=namespace,
+            page_bytes=sizes,
+            clock=WallClock(),
+            seed=self._config.seed * self._tp + rank,
+        )
+
+
+def _device(wanted: str) -> torch.device:
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    if wanted not in ("cpu", "cuda"):
+        raise ValueError(f"executor.device must be cpu, cuda or auto, got {wanted!r}")
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise ValueError("executor.device is cuda, and torch sees no CUDA device")
+    return torch.device("cuda", 0) if wanted == "cuda" else torch.device("cpu")
+
+
+def _layer_groups(num_layers: int) -> list[range]:
+    size = -(-num_layers // NUM_LAYER_GROUPS)
+    return [range(first, min(first + size, num_layers)) for first in range(0, num_layers, size)]

@@ -1,0 +1,75 @@
+"""Whether logits are those of a cold start: the proof that no wrong byte was read."""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hicache.cache.tree.node import DEVICE, FULL, MAMBA, SWA
+from hicache.executor.real.paged_kv import SequenceMemory
+from hicache.executor.real.pools import TorchPools
+from hicache.executor.real.reference_model import ReferenceModel
+from hicache.scheduler.job import Job
+
+
+class Verdict(NamedTuple):
+    """How many requests have the logits of a cold start, of how many that were looked at."""
+
+    num_equal: int
+    num_checked: int
+    worst: float  # the largest difference of two logits; NaN counts as infinite
+
+    def __str__(self) -> str:
+        return f"logits equal: {self.num_equal} of {self.num_checked}"
+
+
+class Verifier:
+    """Keeps the logits of every answer, and computes them again without a cache.
+
+    The recompute has pages of its own, on one rank, and takes a sequence in one piece.
+    """
+
+    def __init__(self, model: ReferenceModel) -> None:
+        self._model = model
+        self._seen: dict[int, tuple[bytes, dict[int, Tensor]]] = {}
+
+    def saw(self, job: Job, position: int, logits: Tensor) -> None:
+        """Remember what the model said after the token at `position`."""
+        _, answers = self._seen.setdefault(job.request.id, (job.tokens, {}))
+        answers[position] = logits.clone()
+
+    def verify(self) -> Verdict:
+        """Compare everything that was seen, bit for bit."""
+        if not self._seen:
+            return Verdict(0, 0, 0.0)
+        page_size = self._model.page_size
+        longest = max(max(answers) for _, answers in self._seen.values()) + 1
+        num_pages = -(-longest // page_size)
+        pools = TorchPools(
+            self._model.config,
+            page_size=page_size,
+            device_counts=(num_pages, num_pages, 1),
+            host_counts=(0, 0, 0),
+            device=self._model.device,
+        )
+        pages = np.arange(num_pages, dtype=np.int32)
+        memory = SequenceMemory(pools, self._model.words, (pages, pages), 0)
+        num_equal, worst = 0, 0.0
+        for tokens, answers in self._seen.values():
+            for kind in (FULL, SWA):
+                pools.poison(DEVICE, kind, pages)
+            pools.poison(DEVICE, MAMBA, pages[:1])
+            pools.clear_state(pages[:1])
+            first, end = min(answers), max(answers) + 1
+            cold = self._model.forward(tokens, 0, end, memory, logits_from=first)
+            difference = 0.0
+            is_equal = True
+            for position, warm in answers.items():
+                wanted = cold[position - first]
+                is_equal &= torch.equal(warm, wanted)
+                gap = (warm - wanted).abs().max().item()
+                difference = max(difference, gap if gap == gap else float("inf"))
+            num_equal += is_equal
+            worst = max(worst, difference)
+        return Verdict(num_equal, len(self._seen), worst)

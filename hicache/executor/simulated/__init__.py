@@ -1,0 +1,1 @@
+"""Simulated time: a cost model for steps, shared links for copies."""

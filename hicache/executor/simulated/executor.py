@@ -1,0 +1,373 @@
+"""Steps that cost what the cost model says, and copies that share simulated links.
+
+`SimulatedIo` is the machinery that engines share: links, storage and its workers. Storage holds
+keys only: what is stored, evicted and found is real, bytes are charged to links.
+"""
+
+import heapq
+from collections import Counter, deque
+from collections.abc import Generator, Iterable, Sequence
+from itertools import chain, count
+from random import Random
+
+import numpy as np
+
+from hicache.cache.pages import PageIds
+from hicache.cache.prefetch.prefetch import Prefetch
+from hicache.cache.tiers.transfer import (
+    BackUp,
+    CopyState,
+    LoadBack,
+    StorageDelete,
+    StorageWrite,
+    Work,
+)
+from hicache.cache.tree.node import FULL, MAMBA, SWA
+from hicache.clock import to_ns
+from hicache.config import StorageConfig
+from hicache.engine.ports import StepRun
+from hicache.executor.simulated.cost import CostModel
+from hicache.executor.simulated.links import Links
+from hicache.scheduler.batch import Batch
+from hicache.storage.base import Storage
+from hicache.storage.guards.faults import Stall
+
+Delivery = tuple[int, Work | Prefetch]  # (engine, what is done)
+Wait = tuple[int, int, tuple[str, ...]]  # (latency in ns, then bytes, links they cross)
+Errand = Generator[Wait, None, None]
+Item = tuple[int, int]  # (component, host page id)
+STORAGE_LINKS = ("storage_read", "storage_write", "storage")
+NO_STORAGE_LIMIT = 1e15  # bytes a second: a link that never binds
+
+
+class SimulatedIo:
+    """Links, storage and storage workers under one event queue.
+
+    Each errand is a generator that yields what it waits for. Work for storage queues for a
+    worker and is not pre-empted.
+    """
+
+    def __init__(
+        self,
+        config: StorageConfig,
+        storages: Sequence[Storage],
+        copy_rates: Iterable[dict[str, float]],
+        *,
+        stalls: Sequence[Stall] = (),
+        seed: int = 0,
+    ) -> None:
+        """One for all.
+
+        Args:
+            config: how fast storage is.
+            storages: none; one that all engines share; or one for each rank, engine `n` using
+                `storages[n % len(storages)]`. A rank moves its part of every copy.
+            copy_rates: of each engine, bytes a second by link: to_device, to_host, host_memory.
+            stalls: of each storage, what its calls took besides what links and latencies say.
+            seed: of storage delays.
+        """
+        shared = config.shared_gbps
+        capacities = {
+            "storage_read": config.read_gbps * 1e9,
+            "storage_write": config.write_gbps * 1e9,
+            "storage": NO_STORAGE_LIMIT if shared is None else shared * 1e9,
+        }
+        num_engines = 0
+        for engine, rates in enumerate(copy_rates):
+            num_engines += 1
+            capacities |= {f"{name}{engine}": rate for name, rate in rates.items()}
+        self.links = Links(capacities)
+        self.storages = storages
+        self._stalls = stalls or [Stall() for _ in storages]
+        self.config = config
+        self._num_ranks = max(len(storages), 1)
+        self._seed = seed
+        self._delays: dict[int, Random] = {}
+        self.counters: Counter[str] = Counter()
+        self._numbers = count()
+        self._timers: list[tuple[int, int, int, tuple[str, ...], Errand]] = []
+        self._flows: dict[int, Errand] = {}
+        self._now = 0
+        self._done: list[Delivery] = []
+        self._workers = {
+            "read": config.read_workers * self._num_ranks,
+            "write": config.write_workers * self._num_ranks,
+        }
+        self._queues: dict[str, deque[Errand]] = {
+            "read": deque(),
+            "write": deque(),
+        }
+        for engine in range(num_engines):
+            # an engine asks about one request after another (so does SGLang's prefetch thread)
+            self._workers[f"query{engine}"] = 1
+            self._queues[f"query{engine}"] = deque()
+        self.copying: Counter[int] = Counter()  # copies under way, by engine
+        self.fences: Counter[int] = Counter()  # those that the engine's next step waits for
+
+    def next_event_ns(self) -> int | None:
+        """When something here will happen next."""
+        if self._done:  # what took no time was done as it began
+            return self._now
+        return self._next_ns()
+
+    def _next_ns(self) -> int | None:
+        finish = self.links.next_finish_ns()
+        if not self._timers:
+            return finish
+        return self._timers[0][0] if finish is None else min(self._timers[0][0], finish)
+
+    def advance(self, now_ns: int) -> list[Delivery]:
+        """Let everything up to `now_ns` happen; returns what is done, in order."""
+        while True:
+            event = self._next_ns()
+            if event is None or event > now_ns:
+                break
+            self._now = event
+            for _, flow_id in self.links.finish_until(event):
+                self._go_on(self._flows.pop(flow_id))
+            while self._timers and self._timers[0][0] <= event:
+                _, _, num_bytes, links, work = heapq.heappop(self._timers)
+                if num_bytes:
+                    self._flow(num_bytes, links, work)
+                else:
+                    self._go_on(work)
+        self._now = now_ns
+        done, self._done = self._done, []
+        if self._num_ranks > 1:
+            return [(number // self._num_ranks, each) for number, each in done]
+        return done
+
+    def begin(self, work: Errand, now_ns: int) -> None:
+        """Start something that waits for nobody."""
+        self._now = now_ns
+        self._go_on(work)
+
+    def enqueue(self, worker: str, work: Errand, now_ns: int) -> None:
+        """Start something as soon as a storage worker is free.
+
+        `worker`: "read" and "write" are shared by all engines, "query0" is the first engine's own.
+        """
+        self._now = now_ns
+        self._queues[worker].append(work)
+        self._dispatch(worker)
+
+    def copy(self, engine: int, work: BackUp | LoadBack) -> Errand:
+        """A copy between device and host."""
+        direction = "to_host" if isinstance(work, BackUp) else "to_device"
+        is_fence = isinstance(work, BackUp) and work.is_fence
+        self.copying[engine] += 1
+        self.fences[engine] += is_fence
+        yield 0, work.num_bytes // self._num_ranks, (f"{direction}{engine}", f"host_memory{engine}")
+        self.copying[engine] -= 1
+        self.fences[engine] -= is_fence
+        self._done.append((engine, work))
+
+    def query(self, engine: int, prefetch: Prefetch) -> Errand:
+        """One round trip to storage."""
+        yield to_ns(self.config.query_s), 0, ()
+        if not prefetch.is_settled:
+            restorable = prefetch.ask(self._storage_of(engine).contains)
+            yield self._stall_ns(engine), 0, ()
+            if not prefetch.is_settled:
+                prefetch.restorable = restorable
+        self.counters["storage/query_count"] += 1
+        self._done.append((engine, prefetch))
+
+    def read(self, engine: int, prefetch: Prefetch, page_bytes: tuple[int, int, int]) -> Errand:
+        """Pages in batches, then the window and the state if all pages came."""
+        links = ("storage_read", "storage", f"host_memory{engine}")
+        began_ns = self._now
+        batch = self.config.batch_pages
+        total = prefetch.num_pages
+        for first in range(0, total, batch):
+            if prefetch.is_terminated:
+                break
+            keys = prefetch.keys(FULL, first, min(first + batch, total))
+            staged = prefetch.staged[FULL][first : first + batch]
+            found = self._load(engine, keys, _items(FULL, staged))
+            num_bytes = found * page_bytes[FULL]
+            yield self._latency_ns(engine) + self._stall_ns(engine), num_bytes, links
+            self.counters["transfer/storage_read_bytes"] += num_bytes
+            prefetch.completed_pages += found
+            if found < len(keys):
+                break
+            if self._num_ranks > 1:  # the ranks agree batch by batch
+                self._done.append((engine, prefetch))
+        is_whole = prefetch.completed_pages == total
+        if is_whole and prefetch.has_sidecars and not prefetch.is_terminated:
+            keys = prefetch.sidecar_keys()
+            num_windows = len(keys) - prefetch.has_state
+            num_bytes = num_windows * page_bytes[SWA] + prefetch.has_state * page_bytes[MAMBA]
+            _, swa, state = prefetch.staged
+            items = chain(_items(SWA, swa), _items(MAMBA, state))
+            is_found = self._load(engine, keys, items) == len(keys)
+            num_bytes = num_bytes if is_found else 0
+            late_ns = to_ns(self.config.sidecar_s) + self._stall_ns(engine)
+            yield self._latency_ns(engine) + late_ns, num_bytes, links
+            self.counters["transfer/storage_read_bytes"] += num_bytes
+            prefetch.sidecars_found = is_found
+        prefetch.read_ns = began_ns, self._now
+        prefetch.sidecars_read = True
+        prefetch.is_read = True
+        self._done.append((engine, prefetch))
+
+    def write(self, engine: int, work: StorageWrite, page_bytes: tuple[int, int, int]) -> Errand:
+        """Pages in batches, skipping those that storage has; each batch is visible when written."""
+        links = ("storage_write", "storage", f"host_memory{engine}")
+        storage = self._storage_of(engine)
+        if work.is_given_away:  # to a buffer first
+            yield 0, work.num_bytes, (f"host_memory{engine}",)
+        present = storage.contains(work.keys)
+        missing = [
+            (key, item)
+            for key, item, is_there in zip(work.keys, work.pages, present, strict=True)
+            if not is_there
+        ]
+        yield to_ns(self.config.query_s) + self._stall_ns(engine), 0, ()
+        batch = self.config.batch_pages
+        for first in range(0, len(missing), batch):
+            part = missing[first : first + batch]
+            num_bytes = sum(page_bytes[kind] for _, (kind, _) in part)
+            yield to_ns(self.config.operation_s), num_bytes, links
+            self.counters["transfer/storage_write_bytes"] += num_bytes
+            stored = self._store(engine, [key for key, _ in part], [item for _, item in part])
+            self.counters["storage/refused_write_pages"] += stored.count(False)
+            yield self._stall_ns(engine), 0, ()
+        self._done.append((engine, work))
+
+    def delete(self, engine: int, work: StorageDelete) -> Errand:
+        """Forget pages, in one round trip that nobody waits for."""
+        self._storage_of(engine).delete(work.keys)
+        yield to_ns(self.config.query_s) + self._stall_ns(engine), 0, ()
+
+    def _storage_of(self, engine: int) -> Storage:
+        return self.storages[engine % self._num_ranks]
+
+    def _stall_ns(self, engine: int) -> int:
+        return self._stalls[engine % self._num_ranks].take()
+
+    def _store(self, engine: int, keys: list[bytes], items: Iterable[Item]) -> list[bool]:
+        # a page's stand-in is its key; whoever moves real bytes takes them from the items
+        return self._storage_of(engine).write(keys, [memoryview(key) for key in keys])
+
+    def _latency_ns(self, engine: int) -> int:
+        # before the first byte of a batch that is read
+        delay_s = self.config.delay_s
+        if delay_s:
+            draws = self._delays.setdefault(engine, Random(f"{self._seed}/{engine}"))
+            delay_s = draws.expovariate(1 / delay_s)
+        return to_ns(self.config.operation_s + delay_s)
+
+    def _load(self, engine: int, keys: list[bytes], items: Iterable[Item]) -> int:
+        # how many lead without a gap; what is read is the key itself, so that damage shows
+        buffers = [bytearray(key) for key in keys]
+        flags = self._storage_of(engine).read(keys, [memoryview(buffer) for buffer in buffers])
+        for index, (key, buffer, flag) in enumerate(zip(keys, buffers, flags, strict=True)):
+            if not flag or buffer != key:
+                return index
+        return len(keys)
+
+    def _dispatch(self, worker: str) -> None:
+        queue = self._queues[worker]
+        while queue and self._workers[worker]:
+            self._workers[worker] -= 1
+            self._go_on(self._occupy(worker, queue.popleft()))
+
+    def _occupy(self, worker: str, work: Errand) -> Errand:
+        yield from work
+        self._workers[worker] += 1
+        self._dispatch(worker)
+
+    def _go_on(self, work: Errand) -> None:
+        for latency_ns, num_bytes, links in work:
+            if latency_ns:
+                # waited for here: a flow that has not begun would make every end uncertain
+                event = (self._now + latency_ns, next(self._numbers), num_bytes, links, work)
+                heapq.heappush(self._timers, event)
+                return
+            if num_bytes:
+                self._flow(num_bytes, links, work)
+                return
+
+    def _flow(self, num_bytes: int, links: tuple[str, ...], work: Errand) -> None:
+        number = next(self._numbers)
+        self._flows[number] = work
+        self.links.start(number, num_bytes, links, self._now)
+
+
+def _items(kind: int, page_ids: PageIds) -> Iterable[Item]:
+    return ((kind, int(page_id)) for page_id in page_ids)
+
+
+class SimulatedExecutor:
+    """One engine's share of simulated time."""
+
+    def __init__(
+        self,
+        engine: int,
+        cost: CostModel,
+        io: SimulatedIo,
+        *,
+        page_size: int,
+        page_bytes: tuple[int, int, int],
+        load_rate: float,
+        slowdown: float,
+    ) -> None:
+        """`load_rate`: bytes a second to the device; `slowdown`: of steps beside copies."""
+        self._engine = engine
+        self._cost = cost
+        self._io = io
+        self._page_size = page_size
+        self._page_bytes = page_bytes
+        self._load_rate = load_rate
+        self._slowdown = slowdown
+
+    @property
+    def is_fenced(self) -> bool:
+        """Whether a back-up is under way whose source pages have been given away already."""
+        return self._io.fences[self._engine] > 0
+
+    def submit(self, work: Work, now_ns: int) -> None:
+        """Begin a copy. Copies of states on the device are part of the step's cost."""
+        if isinstance(work, CopyState):
+            return
+        if isinstance(work, StorageDelete):
+            self._io.begin(self._io.delete(self._engine, work), now_ns)
+            return
+        if isinstance(work, StorageWrite):
+            self._io.enqueue("write", self._io.write(self._engine, work, self._page_bytes), now_ns)
+            return
+        self._io.begin(self._io.copy(self._engine, work), now_ns)
+
+    def query(self, prefetch: Prefetch, now_ns: int) -> None:
+        """Ask storage what it has."""
+        self._io.enqueue(f"query{self._engine}", self._io.query(self._engine, prefetch), now_ns)
+
+    def read(self, prefetch: Prefetch, now_ns: int) -> None:
+        """Queue for a reader."""
+        self._io.enqueue("read", self._io.read(self._engine, prefetch, self._page_bytes), now_ns)
+
+    def forward(self, batch: Batch, now_ns: int) -> StepRun:
+        """The ends of the batch's steps, by the cost model."""
+        slowdown = self._slowdown if self._io.copying[self._engine] else 1.0
+        lens = np.array([job.kv_len + 1 for job in batch.decodes], np.int64)
+        if not batch.extends:
+            steps = self._cost.decode_steps_ns(lens, batch.num_steps, slowdown=slowdown)
+            return StepRun(now_ns + np.cumsum(steps), 0)
+        load_layer_bytes = None
+        if batch.load_backs:
+            counts = np.sum([load.num_pages for load in batch.load_backs], axis=0)
+            load_layer_bytes = self._cost.layer_bytes(
+                int(counts[FULL]) * self._page_size,
+                int(counts[SWA]) * self._page_size,
+                int(counts[MAMBA]),
+            )
+        cost = self._cost.forward_ns(
+            [(extend.start, extend.end) for extend in batch.extends],
+            lens,
+            load_layer_bytes=load_layer_bytes,
+            load_rate=self._load_rate,
+            slowdown=slowdown,
+            saved_states=sum(len(extend.saves) for extend in batch.extends),
+        )
+        return StepRun(np.array([now_ns + cost.total_ns], np.int64), cost.load_stall_ns)

@@ -1,0 +1,236 @@
+"""The questions of the bench about the link between device and host: G3 to G7 and G10.
+
+Every case verifies its bytes before it times them, unless it says that another case has.
+"""
+
+import itertools
+import math
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from hicache.kernels import copy_engine
+from hicache.kernels.bench import peers
+from hicache.kernels.bench.measure import SPIN_CYCLES, Transfer, graphed
+from hicache.kernels.bench.session import KIB, MIB, Session
+
+GEMM_SIZE = 8192
+NUM_GEMMS = 40
+NUM_ROUNDS = 3
+
+
+def links(session: Session) -> None:
+    """G3, G4, G6: load-back and back-up with few programs, against all SMs of the same run."""
+    for goal, direction in (("G3", "to_device"), ("G4", "to_host")):
+        ceiling = session.ceilings.get(f"sm_{direction}", math.nan)
+        engine = session.ceilings.get(f"engine_{direction}", math.nan)
+        for page_size in (16, 64):
+            transfer = session.across(direction, page_size, 2 * KIB)
+            session.bench.verify(transfer, transfer.launch)
+            for num_programs, wanted in ((1, None), (2, 0.90), (4, 0.97), (8, None)):
+                rate = session.time(
+                    direction,
+                    f"page {page_size}, {num_programs} programs",
+                    partial(transfer.launch, num_programs),
+                    transfer.num_bytes,
+                    page_size=page_size,
+                    num_programs=num_programs,
+                )
+                if wanted is None:
+                    continue
+                what = f"{direction}, page {page_size}, {num_programs} programs, over "
+                session.at_least(goal, what + "all SMs", rate / ceiling, wanted)
+                if num_programs == 4 and ceiling >= 0.93 * engine:
+                    session.at_least(goal, what + "the copy engine", rate / engine, 0.90)
+        staged = session.across(direction, 64, 2 * KIB, host_layout="layer_first")
+        if session.bench.on_gpu:
+            session.notes["memcpy_is_batched"] = copy_engine.is_batched(session.bench.device)
+            rate = session.verified(
+                direction, "copy engine, pages of 128 KiB", staged, peers.memcpy_batch(staged)
+            )
+            if not ceiling >= 0.93 * engine:
+                session.at_least(
+                    goal, f"{direction} by copy engine, pages of 128 KiB", rate / engine, 0.93
+                )
+    rows = session.across("to_device", 1, 2 * KIB)
+    rate = session.verified("to_device", "page 1, 8 programs", rows, partial(rows.launch, 8))
+    ceiling = session.ceilings.get("sm_to_device", math.nan)
+    session.at_least("G6", "page 1, rows of 2 KiB, 8 programs, over all SMs", rate / ceiling, 0.90)
+
+
+def against_peers(session: Session) -> None:
+    """G5: the same bytes moved by other means, most of them slow, so fewer bytes are taken."""
+    bench = session.bench
+    within = session.within_device(16, 2 * KIB, "layer_first", "layer_first")
+    ours = session.verified("peers", "device, ours", within, within.launch)
+    other = session.verified("peers", "device, torch index", within, peers.torch_index(within))
+    session.notes["over_torch_index"] = ours / other
+    num_bytes = max(bench.host_bytes // 4, 1)
+    for direction in ("to_device", "to_host"):
+        transfer = session.across(
+            direction, 16, 2 * KIB, num_bytes=num_bytes, host_layout="layer_first"
+        )
+        rates = {
+            n: session.verified(
+                "peers", f"{direction}, ours, {n} programs", transfer,
+                partial(transfer.launch, n), num_programs=n,
+            )
+            for n in (2, 4)
+        }  # fmt: skip
+        if not bench.on_gpu:
+            session.unmeasured("G5", f"{direction}, peers", ">= 1", "peers need a GPU")
+            continue
+        others = {
+            "vLLM's block copy, 12 programs": (peers.block_copy_of_vllm(transfer), 4, 1.0),
+            "8-byte warps, 2 programs": (peers.warp_copy_of_sgl_kernel(transfer), 2, 2.0),
+        }
+        for name, (launch, n, wanted) in others.items():
+            rate = session.verified("peers", f"{direction}, {name}", transfer, launch)
+            session.at_least(
+                "G5", f"{direction}, {n} programs over {name}", rates[n] / rate, wanted
+            )
+        for name, n, uses_tma in (("SGLang TMA", 4, True), ("SGLang JIT registers", 2, False)):
+            what = f"{direction}, {n} programs over {name}"
+            try:
+                launch = peers.transfer_of_sglang(
+                    transfer, page_size=16, num_programs=n, uses_tma=uses_tma
+                )
+                rate = session.verified("peers", f"{direction}, {name}", transfer, launch)
+            except Exception as error:  # an absent or broken peer is reported, not fatal
+                session.unmeasured("G5", what, ">= 1", f"{type(error).__name__}: {error}"[:200])
+            else:
+                session.at_least("G5", what, rates[n] / rate, 1.0)
+        for page_size in (2, 8):
+            small = session.across(
+                direction, page_size, 2 * KIB, num_bytes=num_bytes, host_layout="layer_first"
+            )
+            item = f"{page_size * 2} KiB items"
+            ours = session.verified(
+                "peers", f"{direction}, ours, {item}", small, partial(small.launch, 4)
+            )
+            batch = session.verified(
+                "peers", f"{direction}, batched memcpy, {item}", small, peers.memcpy_batch(small)
+            )
+            session.at_least("G5", f"{direction}, {item}, over batched memcpy", ours / batch, 5.0)
+        few = session.across(
+            direction, 16, 2 * KIB, num_bytes=min(num_bytes, 32 * MIB), host_layout="layer_first"
+        )
+        each = session.verified(
+            "peers", f"{direction}, memcpy per page", few, peers.memcpy_per_page(few), repeats=3
+        )
+        session.notes[f"over_memcpy_per_page_{direction}"] = rates[4] / each
+
+
+def interference(session: Session) -> None:
+    """G7: a matrix product in a loop, with and without copies beside it."""
+    bench = session.bench
+    if not bench.on_gpu:
+        session.unmeasured("G7", "GEMM beside a load-back", "<= 1.05", "it needs a GPU")
+        return
+    a, b = (
+        torch.randn(GEMM_SIZE, GEMM_SIZE, device=bench.device, dtype=torch.bfloat16)
+        for _ in range(2)
+    )
+    out = torch.empty_like(a)
+
+    def gemms() -> None:
+        for _ in range(NUM_GEMMS):
+            torch.mm(a, b, out=out)
+
+    side = torch.cuda.Stream(bench.device, priority=-1)
+    alone_s = bench.timed(gemms, repeats=5).p50_s
+    for direction in ("to_device", "to_host"):
+        transfer = session.across(direction, 16, 2 * KIB)
+        solo = session.time(
+            "interference", f"{direction} alone", partial(transfer.launch, 4),
+            transfer.num_bytes, repeats=5,
+        )  # fmt: skip
+        num_copies = math.ceil(1.3 * alone_s * solo * 1e9 / transfer.num_bytes)
+        rounds = [_beside(gemms, transfer, side, num_copies) for _ in range(NUM_ROUNDS)]
+        beside_s = statistics.median(seconds for seconds, _ in rounds)
+        rate = transfer.num_bytes / statistics.median(seconds for _, seconds in rounds) / 1e9
+        session.at_most("G7", f"GEMM slowed by 4 programs {direction}", beside_s / alone_s, 1.05)
+        session.at_least("G7", f"copy {direction} beside GEMM over alone", rate / solo, 0.90)
+        session.notes[f"queueing_delay_us_{direction}"] = _queueing_delay_us(
+            session, gemms, side, direction
+        )
+
+
+def _beside(
+    gemms: Callable[[], None], transfer: Transfer, side: torch.cuda.Stream, num_copies: int
+) -> tuple[float, float]:
+    """Seconds of the products beside copies, and of one copy while they ran."""
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(num_copies + 1)]
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    torch.cuda._sleep(SPIN_CYCLES)  # until everything is queued
+    start.record()
+    side.wait_event(start)
+    with torch.cuda.stream(side):
+        marks[0].record()
+        for mark in marks[1:]:
+            transfer.launch(4)
+            mark.record()
+    gemms()
+    end.record()
+    torch.cuda.synchronize()
+    beside_s = start.elapsed_time(end) / 1e3
+    times = [x.elapsed_time(y) / 1e3 for x, y in itertools.pairwise(marks)]
+    during = [
+        seconds
+        for seconds, mark in zip(times, marks[1:], strict=True)
+        if start.elapsed_time(mark) / 1e3 < beside_s
+    ] or times[:1]
+    return beside_s, sum(during) / len(during)
+
+
+def launches(session: Session) -> None:
+    """G10: what a load-back of 8 MiB costs the host, and whether a graph replays it."""
+    if not session.bench.on_gpu:
+        session.unmeasured("G10", "host time of a launch, µs", "<= 30", "it needs a GPU")
+        return
+    transfer = session.across("to_device", 16, 2 * KIB, num_bytes=8 * MIB)
+    transfer.launch()
+    session.bench.synchronize()
+    times = []
+    for _ in range(200):
+        start = time.perf_counter()
+        transfer.launch()
+        times.append(time.perf_counter() - start)
+        session.bench.synchronize()
+    got_us = sorted(times)[len(times) // 2] * 1e6
+    session.at_most("G10", "host time of a launch of 8 MiB, all layers, µs", got_us, 30.0)
+    replay = graphed(transfer.launch, times=1)
+    session.bench.verify(transfer, replay)
+    session.at_least("G10", "a replayed graph moves equal bytes", 1.0, 1.0)
+
+
+def crossover(session: Session) -> None:
+    """The piece size from which the copy engine should be used on this machine."""
+    if session.bench.on_gpu:
+        session.notes["crossover_bytes"] = copy_engine.measured_crossover(session.bench.device)
+
+
+def _queueing_delay_us(
+    session: Session, gemms: Callable[[], None], side: torch.cuda.Stream, direction: str
+) -> float:
+    """How much longer a small copy takes when it is asked for in the middle of the products."""
+    small = session.across(direction, 16, 2 * KIB, num_bytes=MIB)
+
+    def seconds() -> float:
+        start = time.perf_counter()
+        with torch.cuda.stream(side):
+            small.launch(4)
+        side.synchronize()
+        return time.perf_counter() - start
+
+    seconds()
+    torch.cuda.synchronize()
+    alone = min(seconds() for _ in range(5))
+    gemms()
+    beside = sorted(seconds() for _ in range(9))[4]
+    torch.cuda.synchronize()
+    return (beside - alone) * 1e6

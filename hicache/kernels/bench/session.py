@@ -1,0 +1,148 @@
+"""What a run of the bench has measured so far, and the goals it judged.
+
+Goals are ratios to ceilings measured in the same run (`README.md` lists them, G1 to G10).
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from hicache.kernels.bench.measure import Bench, Shape, Timing, Transfer
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    """One measured launch. `num_bytes` arrive; within a device they are also read from there."""
+
+    op: str
+    case: str
+    num_bytes: int
+    timing: Timing
+    parameters: dict[str, int | str] = field(default_factory=dict)
+
+    @property
+    def gb_per_s(self) -> float:
+        """10**9 bytes arriving a second, at the median."""
+        return self.num_bytes / self.timing.p50_s / 1e9
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Goal:
+    """A claim to hold the kernels to, with what was measured. `got` is NaN if nothing was."""
+
+    goal: str
+    what: str
+    wanted: str
+    got: float
+    holds: bool | None  # None: not measured, `why` says why
+    why: str = ""
+
+
+class Session:
+    """What a run of the bench has measured so far."""
+
+    def __init__(self, bench: Bench):
+        self.bench = bench
+        self.records: list[Record] = []
+        self.goals: list[Goal] = []
+        self.ceilings: dict[str, float] = {}  # GB/s arriving
+        self.notes: dict[str, object] = {}
+
+    def time(
+        self,
+        op: str,
+        case: str,
+        launch: Callable[[], object],
+        num_bytes: int,
+        *,
+        repeats: int | None = None,
+        **parameters: int | str,
+    ) -> float:
+        """Time a launch, record it, return GB/s."""
+        timing = self.bench.timed(launch, repeats=repeats)
+        record = Record(op=op, case=case, num_bytes=num_bytes, timing=timing, parameters=parameters)
+        self.records.append(record)
+        return record.gb_per_s
+
+    def verified(
+        self,
+        op: str,
+        case: str,
+        transfer: Transfer,
+        launch: Callable[[], object],
+        *,
+        repeats: int | None = None,
+        **parameters: int | str,
+    ) -> float:
+        """Verify a launch that makes `transfer`, then time it."""
+        self.bench.verify(transfer, launch)
+        return self.time(op, case, launch, transfer.num_bytes, repeats=repeats, **parameters)
+
+    def at_least(self, goal: str, what: str, got: float, wanted: float, why: str = "") -> None:
+        """Judge a ratio that should be high."""
+        holds = None if math.isnan(got) else got >= wanted
+        self._judge(goal, what, f">= {wanted:g}", got, holds=holds, why=why)
+
+    def at_most(self, goal: str, what: str, got: float, wanted: float, why: str = "") -> None:
+        """Judge a number that should be low."""
+        holds = None if math.isnan(got) else got <= wanted
+        self._judge(goal, what, f"<= {wanted:g}", got, holds=holds, why=why)
+
+    def unmeasured(self, goal: str, what: str, wanted: str, why: str) -> None:
+        """Name a goal that cannot be judged here, and why."""
+        self._judge(goal, what, wanted, math.nan, holds=None, why=why)
+
+    def _judge(
+        self, goal: str, what: str, wanted: str, got: float, *, holds: bool | None, why: str
+    ) -> None:
+        if holds is None and not why:
+            why = "nothing is timed without a GPU"
+        self.goals.append(Goal(goal=goal, what=what, wanted=wanted, got=got, holds=holds, why=why))
+
+    def within_device(self, page_size: int, row_bytes: int, src: str, dst: str) -> Transfer:
+        """A transfer between two pools of the device."""
+        return self.bench.transfer(
+            Shape(
+                page_size=page_size,
+                row_bytes=row_bytes,
+                num_bytes=self.bench.device_bytes,
+                num_layers=self.bench.num_layers,
+            ),
+            src="device",
+            dst="device_target",
+            src_layout=src,
+            dst_layout=dst,
+        )
+
+    def across(
+        self,
+        direction: str,
+        page_size: int,
+        row_bytes: int,
+        *,
+        num_bytes: int | None = None,
+        contiguous: bool = False,
+        host_layout: str = "page_first",
+    ) -> Transfer:
+        """A load-back (`to_device`) or a back-up (`to_host`) between the usual layouts."""
+        shape = Shape(
+            page_size=page_size,
+            row_bytes=row_bytes,
+            num_bytes=num_bytes or self.bench.host_bytes,
+            num_layers=self.bench.num_layers,
+        )
+        sides = {
+            "to_device": ("host", "device_target", host_layout, "layer_first"),
+            "to_host": ("device", "host_target", "layer_first", host_layout),
+        }
+        src, dst, src_layout, dst_layout = sides[direction]
+        return self.bench.transfer(
+            shape,
+            src=src,
+            dst=dst,
+            src_layout=src_layout,
+            dst_layout=dst_layout,
+            contiguous=contiguous,
+        )

@@ -1,0 +1,1 @@
+"""What a run leaves behind: records, metrics, report and tracking."""

@@ -1,0 +1,174 @@
+"""Keeps the score of a run: a record of every request, a row of every interval."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+from hicache.cache.tree.node import KIND_NAMES, TIER_NAMES, TIERS
+from hicache.clock import SECOND_NS
+from hicache.engine.loop import Engine
+from hicache.request import Request
+from hicache.results.metrics import Progress, RequestRecord, Row, Status
+from hicache.scheduler.job import Job
+from hicache.workload.arrivals import Feeder
+
+TIER_TOKENS = ("device_hit", "host_hit", "storage_hit", "computed")
+PROGRESS_EVERY = 100  # requests
+
+
+class Recorder:
+    """Watches `serve`, and passes answers on to the feeder."""
+
+    def __init__(
+        self,
+        feeder: Feeder,
+        engines: Sequence[Engine],
+        *,
+        num_requests: int,
+        interval_s: float,
+        warm_up_s: float,
+        progress: Callable[[Progress], None] | None,
+        counters: Iterable[Counter[str]] = (),
+    ) -> None:
+        """`counters`: those to be summed up besides the engines' own."""
+        self.records: list[RequestRecord] = []
+        self._feeder = feeder
+        self._engines = engines
+        self._num_requests = num_requests
+        self._interval_ns = round(interval_s * SECOND_NS)
+        self._warm_up_ns = round(warm_up_s * SECOND_NS)
+        self._progress = progress
+        self._next_row_ns = self._interval_ns
+        self._num_done = 0
+        self._num_finished = 0
+        self._before = dict.fromkeys(TIER_TOKENS, 0)
+        self._finished_before = 0
+        self._counters = [engine.cache.counters for engine in engines] + list(counters)
+        self._uncounted: Counter[str] | None = None if warm_up_s else Counter()
+        self.now_ns = 0
+
+    def at(self, now_ns: int) -> None:
+        """Close the intervals that have ended before now."""
+        self.now_ns = now_ns
+        if self._uncounted is None and now_ns >= self._warm_up_ns:
+            self._uncounted = self._all_counters()
+        while self._next_row_ns <= now_ns:
+            self._close_row(self._next_row_ns)
+            self._next_row_ns += self._interval_ns
+
+    def close(self) -> None:
+        """Close the last, partial interval."""
+        self._close_row(self.now_ns)
+
+    def totals(self) -> Counter[str]:
+        """All counters, less what they stood at when the warm-up ended."""
+        totals = self._all_counters()
+        totals.subtract(self._uncounted or Counter())
+        return totals
+
+    def finished(self, job: Job, engine: int, now_ns: int) -> Iterable[tuple[int, Request]]:
+        """A request is answered."""
+        request = job.request
+        assert job.admitted_ns is not None
+        assert job.first_token_ns is not None
+        load_back = min(job.load_back_ns, job.first_token_ns - job.admitted_ns)
+        self._record(
+            RequestRecord(
+                id=request.id,
+                session_id=request.session_id,
+                engine=engine,
+                status=Status.finished,
+                arrival_ns=job.submitted_ns,
+                first_token_ns=job.first_token_ns,
+                finish_ns=now_ns,
+                prompt_len=request.prompt_len,
+                output_len=request.output_len,
+                device_hit_len=job.device_len,
+                host_hit_len=job.host_len,
+                storage_hit_len=job.storage_len,
+                computed_len=job.computed_len,
+                recomputed_len=job.recomputed_len,
+                queue_ns=job.admitted_ns - job.submitted_ns - job.storage_wait_ns,
+                storage_wait_ns=job.storage_wait_ns,
+                load_back_ns=load_back,
+                prefill_ns=job.first_token_ns - job.admitted_ns - load_back,
+                retractions=job.retractions,
+                num_steps=job.num_steps,
+            )
+        )
+        self._num_finished += 1
+        return self._feeder.on_answered(request.id, now_ns)
+
+    def rejected(
+        self, job: Job, reason: str, engine: int, now_ns: int
+    ) -> Iterable[tuple[int, Request]]:
+        """A request can never run; neither can the rest of its session."""
+        self._reject(job.request, reason, engine, job.submitted_ns)
+        dropped = self._feeder.on_dropped(job.request.id, now_ns)
+        for request in dropped.requests:
+            self._reject(request, f"follows rejected request {job.request.id}", engine, now_ns)
+        return dropped.released
+
+    def _all_counters(self) -> Counter[str]:
+        totals: Counter[str] = Counter()
+        for counters in self._counters:
+            totals.update(counters)
+        return totals
+
+    def _reject(self, request: Request, reason: str, engine: int, arrival_ns: int) -> None:
+        self._record(
+            RequestRecord(
+                id=request.id,
+                session_id=request.session_id,
+                engine=engine,
+                status=Status.rejected,
+                reason=reason,
+                arrival_ns=arrival_ns,
+                prompt_len=request.prompt_len,
+                output_len=0,
+            )
+        )
+
+    def _record(self, record: RequestRecord) -> None:
+        if record.arrival_ns >= self._warm_up_ns:
+            self.records.append(record)
+        self._num_done += 1
+        if self._progress is not None and self._num_done % PROGRESS_EVERY == 0:
+            self._progress(self._progress_now(None))
+
+    def _progress_now(self, row: Row | None) -> Progress:
+        return Progress(
+            done_count=self._num_done,
+            total_count=self._num_requests,
+            time_s=self.now_ns / SECOND_NS,
+            row=row,
+        )
+
+    def _close_row(self, end_ns: int) -> None:
+        if self._progress is None:
+            return
+        totals = {
+            name: sum(engine.cache.counters[f"cache/{name}_tokens"] for engine in self._engines)
+            for name in TIER_TOKENS
+        }
+        tokens = {f"{name}_tokens": totals[name] - self._before[name] for name in TIER_TOKENS}
+        row = Row(
+            time_s=end_ns / SECOND_NS,
+            finished_count=self._num_finished - self._finished_before,
+            waiting_count=sum(len(engine.scheduler.waiting) for engine in self._engines),
+            running_count=sum(len(engine.scheduler.running) for engine in self._engines),
+            gauges=self._occupancy(),
+            **tokens,
+        )
+        self._before, self._finished_before = totals, self._num_finished
+        self._progress(self._progress_now(row))
+
+    def _occupancy(self) -> dict[str, float]:
+        gauges = {}
+        for tier in TIERS:
+            for kind in self._engines[0].cache.tree.kinds:
+                pools = [engine.cache.pools[tier][kind] for engine in self._engines]
+                capacity = sum(pool.capacity or 0 for pool in pools)
+                if capacity:
+                    share = sum(pool.num_taken for pool in pools) / capacity
+                    gauges[f"pool/{KIND_NAMES[kind]}_{TIER_NAMES[tier]}_used_share"] = share
+        return gauges

@@ -1,0 +1,305 @@
+"""The pictures and the page of a run, made from the files it left.
+
+The figures and the page need only `summary.json`, `metrics.jsonl` and `config.yaml`: a report
+can be made again from a run directory alone.
+"""
+
+import base64
+import html
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from enum import Enum
+from itertools import pairwise
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from hicache.results.metrics import OVERLOADED_RHO, TTFT_PARTS, RequestRecord, is_overloaded
+
+DPI = 120
+# Okabe and Ito's palette: told apart by colour-blind readers too
+TIER_COLOURS = {
+    "device hit": "#009E73",
+    "host hit": "#56B4E9",
+    "storage hit": "#E69F00",
+    "computed": "#B8B8B8",
+}
+PART_COLOURS = {
+    "queue": "#999999",
+    "storage wait": "#E69F00",
+    "load-back": "#56B4E9",
+    "prefill": "#CC79A7",
+}
+MAX_BARS = 160  # intervals drawn; neighbours are added up beyond that
+# units that an axis may have, each with what it is of the plain one
+TIMES = ((" s", 1.0), (" ms", 1e-3), (" µs", 1e-6))
+COUNTS = (("M", 1e6), ("k", 1e3), ("", 1.0))
+# what stands at the top of the page, where the run's config has it
+KNOBS = {
+    "workload.kind": "workload",
+    "workload.path": "trace",
+    "workload.limit": "first requests",
+    "workload.load": "load",
+    "model.name": "model",
+    "hardware.name": "hardware",
+    "parallel.tp": "devices",
+    "parallel.replicas": "replicas",
+    "executor.kind": "executor",
+    "storage.kind": "storage",
+    "cache.eviction": "eviction",
+    "cache.host_gib": "host GiB",
+    "cache.write_policy": "write policy",
+    "prefetch.stop": "prefetch stop policy",
+    "seed": "seed",
+}
+
+
+def write_requests(path: Path, records: Sequence[RequestRecord]) -> None:
+    """One row a request, one column a field of `RequestRecord`."""
+    columns = {
+        item.name: [_cell(getattr(record, item.name)) for record in records]
+        for item in fields(RequestRecord)
+    }
+    kinds = {"status": pa.string(), "reason": pa.string()}
+    schema = pa.schema([(name, kinds.get(name, pa.int64())) for name in columns])
+    pq.write_table(pa.table(columns, schema=schema), path)
+
+
+def write_report(run_dir: Path, *, title: str, summary: Mapping[str, float] | None = None) -> Path:
+    """Draw the figures of a run and the page that shows them; return the page.
+
+    `summary` stands in for `summary.json`, which a run writes last.
+    """
+    if summary is None:
+        summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary is not None
+    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    tokens_path, ttft_path = run_dir / "tokens.png", run_dir / "ttft.png"
+    save(draw_tokens(rows, run=title), tokens_path)
+    save(draw_ttft(summary, run=title), ttft_path)
+    page = run_dir / "report.html"
+    page.write_text(
+        _page(
+            title=title,
+            summary=summary,
+            config=(run_dir / "config.yaml").read_text(),
+            figures=(tokens_path, ttft_path),
+        )
+    )
+    return page
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure as PNG or PDF, without the date, so that equal runs give equal bytes."""
+    FigureCanvasAgg(figure)
+    unwanted = "CreationDate" if path.suffix == ".pdf" else "Software"
+    figure.savefig(path, dpi=DPI, metadata={unwanted: None})
+
+
+def verdict(summary: Mapping[str, float]) -> str:
+    """Whether the run makes a claim about latencies, and from which utilisations one knows."""
+    rhos = ", ".join(
+        f"{key.removeprefix('load/rho_')} {summary[key]:.2f}" for key in _rho_keys(summary)
+    )
+    if is_overloaded(summary):
+        return (
+            f"Overloaded: no latency claim (ρ {rhos}; from {OVERLOADED_RHO} on, a latency only "
+            "measures how long the trace is)."
+        )
+    return f"Not overloaded (ρ {rhos}; all below {OVERLOADED_RHO})."
+
+
+def draw_tokens(rows: Sequence[Mapping[str, float]], *, run: str = "") -> Figure:
+    """Tokens admitted in each interval, by where they came from; and the queue below.
+
+    Where intervals are drawn together, `waiting` is the longest queue at the end of one of them.
+    """
+    figure = Figure(figsize=(9, 5.2), layout="constrained")
+    _name(figure, run)
+    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1.2))
+    merged = _merge(rows)
+    if not merged:
+        top.set_title("No interval of tracker.interval_s ended in this run", loc="left")
+        return figure
+    ends = [row["time_s"] / 60 for row in merged]
+    edges = [0.0, *ends]
+    seconds = [max(end - start, 1e-9) * 60 for start, end in pairwise(edges)]
+    floor = [0.0] * len(merged)
+    for name, colour in TIER_COLOURS.items():
+        key = f"interval/{name.replace(' ', '_')}_tokens"
+        tokens = [row[key] / length for row, length in zip(merged, seconds, strict=True)]
+        ceiling = [low + height for low, height in zip(floor, tokens, strict=True)]
+        top.stairs(ceiling, edges, baseline=floor, fill=True, color=colour, label=name)
+        floor = ceiling
+    top.set_ylabel("prompt tokens a second")
+    top.set_ylim(bottom=0)
+    _in_one_unit(COUNTS, top)
+    top.set_title("Where prompt tokens came from", loc="left")
+    top.legend(ncols=4, frameon=False, loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0.2)
+    for key, colour, name in (
+        (
+            "queue/waiting_count",
+            "#D55E00",
+            "waiting" if len(merged) == len(rows) else "waiting (most)",
+        ),
+        ("queue/running_count", "#0072B2", "running"),
+    ):
+        bottom.plot(ends, [row[key] for row in merged], color=colour, label=name, lw=1.4)
+    bottom.set_ylabel("requests")
+    bottom.set_xlabel("time in the run (min)")
+    bottom.set_ylim(bottom=0)
+    bottom.legend(ncols=2, frameon=False, loc="lower right", bbox_to_anchor=(1, 0.95))
+    _plain_axes(top, bottom)
+    return figure
+
+
+def draw_ttft(summary: Mapping[str, float], *, run: str = "") -> Figure:
+    """The mean TTFT by part, and the percentiles of each part beside it.
+
+    Percentiles of parts do not add up to the percentile of the sum, so only the mean is stacked.
+    """
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    _name(figure, run)
+    left, right = figure.subplots(1, 2, width_ratios=(1, 2.4))
+    parts = list(zip(TTFT_PARTS, PART_COLOURS.items(), strict=True))
+    low = 0.0
+    for key, (name, colour) in parts:
+        height = summary[f"request/{key}_s_mean"]
+        left.bar(["mean"], [height], bottom=low, color=colour, label=name, width=0.5)
+        low += height
+    left.set_xlim(-0.75, 0.75)
+    groups = ("p50", "p95", "p99")
+    series = [("ttft", ("TTFT", "#222222")), *parts]
+    width = 0.8 / len(series)
+    for index, (key, (name, colour)) in enumerate(series):
+        heights = [summary[f"request/{key}_s_{group}"] for group in groups]
+        places = [group + (index - (len(series) - 1) / 2) * width for group in range(len(groups))]
+        right.bar(places, heights, width * 0.92, color=colour, label=name)
+    right.set_xticks(range(len(groups)), groups)
+    title = "Percentiles of TTFT and of each part"
+    if is_overloaded(summary):
+        title += "\noverloaded: no latency claim"
+    right.set_title(title, loc="left")
+    right.legend(frameon=False, loc="upper left")
+    for axes in (left, right):
+        axes.set_ylim(bottom=0)
+    name, unit = _in_one_unit(TIMES, left, right)
+    left.set_title(f"Mean TTFT, {low / unit:.3g}{name}, by part", loc="left")
+    left.set_ylabel("time")
+    _plain_axes(left, right)
+    return figure
+
+
+def _merge(rows: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
+    step = -(-len(rows) // MAX_BARS) or 1
+    merged = []
+    for first in range(0, len(rows), step):
+        group = rows[first : first + step]
+        row = dict(group[-1])  # gauges as they stood at the end
+        for key in row:
+            if key.startswith("interval/"):
+                row[key] = sum(each[key] for each in group)
+        # a queue that came and went between two ends is what such a figure is looked at for
+        row["queue/waiting_count"] = max(each["queue/waiting_count"] for each in group)
+        merged.append(row)
+    return merged
+
+
+def _name(figure: Figure, run: str) -> None:
+    if run:
+        figure.suptitle(run, x=0.01, ha="left", fontsize="medium", color="#555555")
+
+
+def _in_one_unit(units: Sequence[tuple[str, float]], *all_axes: Axes) -> tuple[str, float]:
+    """Write all numbers of the y-axes in the largest unit of which the highest top holds one."""
+    top = max(axes.get_ylim()[1] for axes in all_axes)
+    name, unit = next((each for each in units if top >= each[1]), units[-1])
+    for axes in all_axes:
+        axes.yaxis.set_major_formatter(
+            FuncFormatter(lambda value, _: "0" if value == 0 else f"{value / unit:,.6g}{name}")
+        )
+    return name, unit
+
+
+def _rho_keys(summary: Mapping[str, float]) -> list[str]:
+    return sorted(key for key in summary if key.startswith("load/rho_"))
+
+
+def _knobs(config: str) -> dict[str, str]:
+    """The values in the YAML of a run by their full names; lists are left out.
+
+    The file is one that OmegaConf wrote: a level is two blanks, a line one key.
+    """
+    knobs, path = {}, [""]
+    for line in config.splitlines():
+        name, colon, value = line.partition(":")
+        depth = (len(name) - len(name.lstrip())) // 2
+        if not colon or name.lstrip().startswith("-"):
+            continue
+        path[depth:] = [name.strip()]
+        if value.strip() not in ("", "null"):
+            knobs[".".join(path)] = value.strip().strip("'\"")
+    return knobs
+
+
+def _plain_axes(*all_axes: object) -> None:
+    for axes in all_axes:
+        axes.spines[["top", "right"]].set_visible(False)  # type: ignore[attr-defined]
+        axes.grid(axis="y", color="#E5E5E5", lw=0.8)  # type: ignore[attr-defined]
+        axes.set_axisbelow(True)  # type: ignore[attr-defined]
+
+
+def _cell(value: object) -> object:
+    return value.value if isinstance(value, Enum) else value
+
+
+def _page(*, title: str, summary: Mapping[str, float], config: str, figures: Sequence[Path]) -> str:
+    images = "\n".join(
+        f'<img alt="{path.stem}" src="data:image/png;base64,'
+        f'{base64.b64encode(path.read_bytes()).decode()}">'
+        for path in figures
+    )
+    areas: dict[str, list[str]] = {}
+    for key, value in summary.items():
+        shown = f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"
+        areas.setdefault(key.partition("/")[0], []).append(
+            f"<tr><td>{html.escape(key)}</td><td class=number>{shown}</td></tr>"
+        )
+    knobs = _knobs(config)
+    told = ", ".join(f"{name} {knobs[key]}" for key, name in KNOBS.items() if key in knobs)
+    ends = ", ".join(
+        f"{summary[f'request/{end}_count']:,} {end}" for end in ("finished", "rejected", "aborted")
+    )
+    colour = "#B00020" if is_overloaded(summary) else "#222"
+    tables = "\n".join(f"<table>{''.join(lines)}</table>" for lines in areas.values())
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>
+<style>
+body {{ font: 15px/1.45 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem;
+       color: #222; }}
+img {{ max-width: 100%; display: block; margin: 1.2rem 0; }}
+.tables {{ columns: 2 24rem; }}
+table {{ border-collapse: collapse; width: 100%; break-inside: avoid; margin-bottom: 1rem;
+        font-size: 13px; }}
+td {{ padding: 2px 6px; border-bottom: 1px solid #eee; }}
+.number {{ text-align: right; font-variant-numeric: tabular-nums; }}
+pre {{ background: #f6f6f6; padding: 1rem; overflow: auto; font-size: 12px; }}
+</style></head><body>
+<h1>{html.escape(title)}</h1>
+<p>{html.escape(told)}</p>
+<p>{summary["request/count"]:,} requests: {ends}</p>
+<p style="color: {colour}">{html.escape(verdict(summary))}</p>
+{images}
+<h2>Summary</h2>
+<div class="tables">{tables}</div>
+<h2>Configuration</h2>
+<pre>{html.escape(config)}</pre>
+</body></html>
+"""

@@ -1,0 +1,187 @@
+"""Where the numbers of a run go: files, which are the record, and W&B, which mirrors them.
+
+Rows reach `metrics.jsonl` one by one as they are made, so a run that is killed keeps those it had;
+the W&B log is flushed every second for the same reason (its own default, 15 s, loses all of a
+shorter run).
+"""
+
+import json
+import netrc
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import urlparse
+
+from hicache.config import TrackerConfig, WandbMode
+from hicache.results.metrics import Row
+
+if TYPE_CHECKING:
+    import wandb
+
+FLUSH_S = 1  # seconds of W&B rows that a kill -9 may cost
+INIT_TIMEOUT_S = 30.0  # W&B waits 90 s for a server that does not answer
+TERMINATED = 143  # exit code of a process that SIGTERM ended: 128 + 15
+
+
+class Tracker:
+    """Keeps `metrics.jsonl` and `summary.json` in `out_dir`, and W&B beside them if asked.
+
+    A context manager. While it is open SIGTERM ends the program through `sys.exit`, so that a
+    preempted run is recorded as failed and not as running for ever.
+    """
+
+    def __init__(
+        self,
+        out_dir: Path,
+        tracker: TrackerConfig,
+        *,
+        config: Mapping[str, object],
+        group: str,
+        name: str,
+    ) -> None:
+        self._out_dir = out_dir
+        self._tracker = tracker
+        self._config = config
+        self._group = group
+        self._name = name
+        self._wandb: wandb.Run | None = None
+        self._old_handler: Any = None  # what signal.signal returns has no narrower type
+
+    def log(self, row: Row) -> None:
+        """Record one interval."""
+        flat = row.flat()
+        self._metrics.write(json.dumps(flat) + "\n")
+        if self._wandb is not None:
+            self._wandb.log(flat)  # with an explicit step W&B would hold the last row back
+
+    def attach(self, paths: Sequence[Path]) -> None:
+        """Have W&B keep these files with the run; they are uploaded when it is."""
+        if self._wandb is not None:
+            folder = Path(self._wandb.dir)
+            for path in paths:
+                # left to itself W&B makes a symbolic link, which a run that is moved loses
+                _link(path, folder / path.name)
+                self._wandb.save(folder / path.name, base_path=folder, policy="end")
+
+    def summarize(self, summary: Mapping[str, float]) -> None:
+        """Record the numbers that stand for the whole run."""
+        write_json(self._out_dir / "summary.json", summary)
+        if self._wandb is not None:
+            self._wandb.summary.update(dict(summary))
+
+    def __enter__(self) -> Self:
+        self._metrics = (self._out_dir / "metrics.jsonl").open("w", buffering=1)  # line by line
+        if threading.current_thread() is threading.main_thread():
+            self._old_handler = signal.signal(signal.SIGTERM, _exit)
+        if self._tracker.wandb_mode is not WandbMode.disabled:
+            self._wandb = self._open_wandb()
+            self._wandb.define_metric("*", step_metric="time_s")  # the x-axis of its charts
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._metrics.close()
+        if self._wandb is not None:
+            self._wandb.finish(exit_code=_exit_code(exc))
+        if self._old_handler is not None:
+            signal.signal(signal.SIGTERM, self._old_handler)
+
+    def _open_wandb(self) -> "wandb.Run":
+        os.environ.setdefault("WANDB_SILENT", "true")
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        import wandb  # half a second that runs without it should not pay
+
+        def start(mode: WandbMode) -> "wandb.Run":
+            return wandb.init(
+                project=self._tracker.project,
+                group=self._group,
+                name=self._name,
+                mode=mode.value,
+                dir=self._out_dir,
+                config=dict(self._config),
+                reinit="create_new",  # a sweep opens several in one process
+                settings=wandb.Settings(
+                    console="off",
+                    disable_git=True,
+                    init_timeout=INIT_TIMEOUT_S,
+                    silent=True,
+                    x_disable_stats=True,
+                    x_transaction_log_flush_interval=FLUSH_S,
+                ),
+            )
+
+        if self._tracker.wandb_mode is WandbMode.online:
+            if not _has_key():
+                _say("W&B has no API key here, so this run is logged offline")
+                return start(WandbMode.offline)
+            try:
+                return start(WandbMode.online)
+            except wandb.Error as error:
+                _say(f"W&B cannot be reached ({error}), so this run is logged offline")
+        return start(WandbMode.offline)
+
+
+def plain(value: Any) -> Any:
+    """Dataclasses as dicts, enums as their values: what JSON and YAML can hold."""
+    if is_dataclass(value):
+        return {item.name: plain(getattr(value, item.name)) for item in fields(value)}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value
+
+
+def write_json(path: Path, values: Mapping[str, object]) -> None:
+    """The same bytes for the same values: sorted keys, shortest exact floats. All or nothing."""
+    text = json.dumps(values, indent=2, sort_keys=True, allow_nan=False) + "\n"
+    unfinished = path.with_name(f".{path.name}.part")
+    unfinished.write_text(text)
+    unfinished.replace(path)
+
+
+def _link(path: Path, target: Path) -> None:
+    try:
+        os.link(path, target)
+    except OSError:  # a file system without links
+        shutil.copyfile(path, target)
+
+
+def _has_key() -> bool:
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    host = urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    try:
+        return netrc.netrc().authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
+
+
+def _exit(signum: int, frame: FrameType | None) -> None:
+    sys.exit(TERMINATED)
+
+
+def _exit_code(exc: BaseException | None) -> int:
+    if exc is None:
+        return 0
+    if isinstance(exc, SystemExit) and isinstance(exc.code, int):
+        return exc.code
+    return 1
+
+
+def _say(sentence: str) -> None:
+    sys.stderr.write(sentence + "\n")

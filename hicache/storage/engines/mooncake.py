@@ -1,0 +1,246 @@
+"""Pages in a Mooncake Store: the memory of many machines, under one master.
+
+What the store does, measured with 0.3.13 over TCP, shapes this adapter. After the master died
+every call blocks for 4.3 s, so all calls go through a thread with a deadline. After a node died
+its pages are still said to exist for 9 s, so existing is no promise. A page whose key exists is
+not transferred at all. Keys are lost when the master restarts. Nothing is authenticated, and
+clients listen on all interfaces: for trusted networks only.
+"""
+
+import ctypes
+import importlib
+import mmap
+import socket
+from collections.abc import Iterator, Sequence
+from functools import partial
+from threading import Lock
+from typing import Protocol
+
+from hicache.storage.base import StorageError, StorageStats
+from hicache.storage.digest import PAGE_DIGEST_BYTES, namespace_name, page_digest
+from hicache.storage.guards.deadline import DeadlineThreads
+
+_RPC_FAILED = -900  # the master does not answer; other codes tell of one page
+_SETUP_S = 30.0
+_CLOSE_S = 10.0  # measured: 0.5 to 2 s
+_CLIENT_BYTES = 16 * 2**20  # the store's own transfer buffer, unused by calls on registered memory
+
+
+class MooncakeStorage:
+    """Pages as objects, each followed by its digest, under names that start with the namespace.
+
+    `master` is HOST:PORT. This process adds `segment_bytes` of its memory to the store, which
+    leave it again with `close`; with 0 it is a client only. Pages pass through staging memory
+    that is registered with the transfer engine, one copy each way, so a call that was given up
+    never touches the caller's buffers. One call runs at a time.
+    """
+
+    def __init__(
+        self,
+        master: str,
+        *,
+        namespace: str,
+        host: str = "127.0.0.1",
+        segment_bytes: int = 0,
+        staging_bytes: int = 64 * 2**20,
+        deadline_s: float = 2.0,
+    ) -> None:
+        try:
+            # needs the system libraries libibverbs1, libnuma1 and libcurl4
+            store = importlib.import_module("mooncake.store")
+        except ImportError as error:
+            raise StorageError(
+                f"storage.kind mooncake needs Mooncake ({error}): pip install -e "
+                "'.[mooncake-cpu]' in the checkout, or '.[mooncake]' on a machine with a GPU"
+            ) from error
+        _reach(master, timeout_s=deadline_s)
+        self._namespace = namespace.encode()
+        self._prefix = namespace_name(namespace)
+        self._master = master
+        self._lock = Lock()  # held while staging memory is in use
+        self._staging = memoryview(mmap.mmap(-1, staging_bytes))
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._staging))
+        self._read_bytes = 0
+        self._written_bytes = 0
+        self._damaged_pages = 0
+        self._threads = DeadlineThreads(num_threads=1, deadline_s=deadline_s)
+        self._store: _Store = store.MooncakeDistributedStore()
+        try:
+            self._threads.call(lambda: self._set_up(host, segment_bytes), deadline_s=_SETUP_S)
+        except StorageError:
+            self._threads.close()
+            raise
+
+    def contains(self, keys: Sequence[bytes]) -> list[bool]:
+        """Whether each key is said to be stored now, in one round trip."""
+        if not keys:
+            return []
+        names = self._names(keys)
+        with self._lock:
+            answers = self._threads.call(lambda: self._store.batch_is_exist(names))
+        return [code == 1 for code in self._checked(answers)]
+
+    def read(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
+        """Fill the buffers, as many at a time as staging memory holds."""
+        results: list[bool] = []
+        for part, places in self._parts(buffers):
+            names = self._names(keys[part])
+            pointers = [self._address + place.start for place in places]
+            sizes = [place.stop - place.start for place in places]
+            with self._lock:
+                answers = self._threads.call(
+                    partial(self._store.batch_get_into, names, pointers, sizes)
+                )
+                for key, buffer, place, got in zip(
+                    keys[part], buffers[part], places, self._checked(answers), strict=True
+                ):
+                    whole = got == place.stop - place.start
+                    results.append(whole and self._unpack(key, place, buffer))
+        return results
+
+    def write(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
+        """Store pages; False where no node has room."""
+        results: list[bool] = []
+        for part, places in self._parts(buffers):
+            names = self._names(keys[part])
+            pointers = [self._address + place.start for place in places]
+            sizes = [place.stop - place.start for place in places]
+            with self._lock:
+                # nothing may touch staging memory while a call that was given up still runs
+                self._threads.call(lambda: None)
+                for key, buffer, place in zip(keys[part], buffers[part], places, strict=True):
+                    end = place.stop - PAGE_DIGEST_BYTES
+                    self._staging[place.start : end] = buffer
+                    self._staging[end : place.stop] = page_digest(self._namespace, key, buffer)
+                answers = self._threads.call(
+                    partial(self._store.batch_put_from, names, pointers, sizes)
+                )
+                stored = [code == 0 for code in self._checked(answers)]
+                self._written_bytes += sum(
+                    buffer.nbytes
+                    for buffer, done in zip(buffers[part], stored, strict=True)
+                    if done
+                )
+            results += stored
+        return results
+
+    def delete(self, keys: Sequence[bytes]) -> None:
+        """Forget pages; missing ones are ignored."""
+        names = self._names(keys)
+        with self._lock:
+            self._threads.call(lambda: [self._store.remove(name, force=True) for name in names])
+
+    def forget_all(self) -> None:
+        """Forget every page of the namespace."""
+        with self._lock:
+            code = self._threads.call(
+                lambda: self._store.remove_by_regex(f"^{self._prefix}/", True)  # noqa: FBT003
+            )
+        self._checked([code])
+
+    def stats(self) -> StorageStats:
+        """What this process moved; the store does not tell its clients what it holds."""
+        with self._lock:
+            return StorageStats(
+                read_bytes=self._read_bytes,
+                written_bytes=self._written_bytes,
+                damaged_pages=self._damaged_pages,
+            )
+
+    def close(self) -> None:
+        """Leave the store, and take this process's segment out of it."""
+        try:
+            self._threads.call(self._store.close, deadline_s=_CLOSE_S)
+        finally:
+            self._threads.close()
+
+    def _set_up(self, host: str, segment_bytes: int) -> None:
+        code = self._store.setup(
+            host, "P2PHANDSHAKE", segment_bytes, _CLIENT_BYTES, "tcp", "", self._master
+        )
+        if code:
+            raise StorageError(f"no Mooncake master at {self._master}: code {code}")
+        code = self._store.register_buffer(self._address, self._staging.nbytes)
+        if code:
+            raise StorageError(f"Mooncake declined {self._staging.nbytes} bytes: code {code}")
+
+    def _names(self, keys: Sequence[bytes]) -> list[str]:
+        return [f"{self._prefix}/{key.hex()}" for key in keys]
+
+    def _parts(self, buffers: Sequence[memoryview]) -> Iterator[tuple[slice, list[slice]]]:
+        """Runs of buffers that fit staging memory, and the places of their pages there."""
+        first = 0
+        places: list[slice] = []
+        for index, buffer in enumerate(buffers):
+            num_bytes = buffer.nbytes + PAGE_DIGEST_BYTES
+            if num_bytes > self._staging.nbytes:
+                raise ValueError(
+                    f"a page of {buffer.nbytes} bytes and its digest do not fit staging memory of "
+                    f"{self._staging.nbytes} bytes"
+                )
+            start = places[-1].stop if places else 0
+            if start + num_bytes > self._staging.nbytes:
+                yield slice(first, index), places
+                first, start, places = index, 0, []
+            places.append(slice(start, start + num_bytes))
+        if places:
+            yield slice(first, len(buffers)), places
+
+    def _unpack(self, key: bytes, place: slice, buffer: memoryview) -> bool:
+        end = place.stop - PAGE_DIGEST_BYTES
+        payload = self._staging[place.start : end]
+        if page_digest(self._namespace, key, payload) != self._staging[end : place.stop]:
+            self._damaged_pages += 1
+            return False
+        buffer[:] = payload
+        self._read_bytes += buffer.nbytes
+        return True
+
+    def _checked(self, codes: list[int]) -> list[int]:
+        if _RPC_FAILED in codes:
+            raise StorageError(f"the Mooncake master at {self._master} does not answer")
+        return codes
+
+
+def _reach(master: str, *, timeout_s: float) -> None:
+    """Fail soon where there is no master: setting up a store takes 90 s to find out."""
+    host, _, port = master.rpartition(":")
+    if not host or not port.isdigit():
+        raise ValueError(f"a Mooncake master is given as HOST:PORT, got {master!r}")
+    try:
+        socket.create_connection((host, int(port)), timeout_s).close()
+    except OSError as error:
+        raise StorageError(f"no Mooncake master at {master}: {error}") from error
+
+
+class _Store(Protocol):
+    """What is used of `MooncakeDistributedStore`; codes below 0 are errors."""
+
+    def setup(
+        self,
+        host: str,
+        metadata: str,
+        segment_bytes: int,
+        client_bytes: int,
+        protocol: str,
+        device: str,
+        master: str,
+    ) -> int: ...
+
+    def register_buffer(self, address: int, num_bytes: int) -> int: ...
+
+    def batch_is_exist(self, names: list[str]) -> list[int]: ...
+
+    def batch_get_into(
+        self, names: list[str], addresses: list[int], sizes: list[int]
+    ) -> list[int]: ...
+
+    def batch_put_from(
+        self, names: list[str], addresses: list[int], sizes: list[int]
+    ) -> list[int]: ...
+
+    def remove(self, name: str, *, force: bool) -> int: ...
+
+    def remove_by_regex(self, pattern: str, force: bool) -> int: ...  # noqa: FBT001
+
+    def close(self) -> int: ...

@@ -1,0 +1,322 @@
+"""The embedded default: fixed slots in one sparse file for each page size, shared by processes.
+
+A page is written in three steps: a slot is reserved in the slot table, its bytes go to the slot,
+and then the slot is published under the page's key together with a digest. A reader looks the key
+up, reads the slot straight into the caller's buffer, and trusts it only if the digest agrees. So a
+writer that is killed leaves nothing to be seen, and a slot that is used again while it is read is
+a miss. Nothing is synchronised to the disk: after a power cut pages may be missing, never wrong.
+"""
+
+import fcntl
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+from threading import Lock
+from typing import TypeVar
+
+from hicache.storage.base import StorageError, StorageStats
+from hicache.storage.digest import namespace_name, page_digest, page_hasher
+from hicache.storage.engines.owner import current_owner
+from hicache.storage.engines.slot_files import ALIGN_BYTES, SlotFiles
+from hicache.storage.engines.slot_table import Place, Reservation, SlotTable, StoredPage, Written
+
+Where = TypeVar("Where")
+Result = TypeVar("Result")
+
+_PART_BYTES = 256 * 1024  # fits the second level of cache beside the source
+_TOUCHED_AT_MOST = 1024  # reads whose refresh may wait for the next write
+
+
+class Eviction(Enum):
+    """Which page leaves when the slab is full."""
+
+    lru = "lru"  # the least recently read or written
+    fifo = "fifo"  # the first written
+
+
+class _DiskFullError(StorageError):
+    """The slot table could not grow."""
+
+
+class SlabStorage:
+    """Pages in the slots of sparse files, found through a table in SQLite.
+
+    `root` is a directory of a local file system (SQLite's log cannot be shared over a network);
+    each namespace has its own directory and its own `capacity_bytes` there. The size of a slot is
+    the size of its page, or what `page_bytes` says for its component, rounded up to 4 KiB. With
+    `direct`, transfers bypass the page cache wherever the file system, the length and the
+    buffer's address allow it. The pages of one call are moved by `num_threads` threads.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        namespace: str,
+        capacity_bytes: int | None,
+        page_bytes: Mapping[int, int] | None = None,
+        eviction: Eviction = Eviction.lru,
+        direct: bool = False,
+        num_threads: int = 2,
+        busy_s: float = 5.0,
+    ) -> None:
+        self._namespace = namespace.encode()
+        self._page_bytes = {} if page_bytes is None else dict(page_bytes)
+        self._root = root / namespace_name(namespace)
+        self._files = SlotFiles(self._root, direct=direct)
+        self._direct = direct
+        self._num_threads = num_threads
+        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="slab")
+        self._refresh = eviction is Eviction.lru
+        self._touched: dict[bytes, None] = {}
+        self._lock = Lock()  # held for the table, never while pages move
+        self._num_calls = 0  # that move pages, or are about to
+        self._is_closed = False
+        self._read_bytes = 0
+        self._written_bytes = 0
+        self._damaged_pages = 0
+        try:
+            self._root.mkdir(parents=True, exist_ok=True)
+            with _opening(self._root / "opening"):
+                self._table = SlotTable(
+                    self._root / "slots.sqlite",
+                    namespace=namespace,
+                    owner=current_owner(),
+                    capacity_bytes=capacity_bytes,
+                    refresh=self._refresh,
+                    busy_s=busy_s,
+                    free_space=self._files.free_space,
+                )
+        except (OSError, sqlite3.Error, ValueError) as error:
+            raise StorageError(f"cannot open a slab in {self._root}: {error}") from error
+
+    def contains(self, keys: Sequence[bytes]) -> list[bool]:
+        """Whether each key is stored now."""
+        with self._in_use(), self._use_table() as table:
+            found = table.find(keys)
+        return [key in found for key in keys]
+
+    def read(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
+        """Fill the buffers straight from the slots."""
+        with self._in_use():
+            return self._read_all(keys, buffers)
+
+    def write(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
+        """Store pages; False for those that find only slots that are being written."""
+        with self._in_use():
+            return self._write_all(keys, buffers)
+
+    def delete(self, keys: Sequence[bytes]) -> None:
+        """Forget pages, and give their space back to the file system."""
+        with self._in_use(), self._use_table() as table:
+            table.forget(keys)
+
+    def stats(self) -> StorageStats:
+        """Counts so far. What is stored is of all processes, the rest of this one; sizes are
+        those of slots."""
+        with self._in_use(), self._use_table() as table:
+            stored_pages, stored_bytes = table.stored()
+            return StorageStats(
+                stored_pages=stored_pages,
+                stored_bytes=stored_bytes,
+                evicted_pages=table.evicted_pages,
+                read_bytes=self._read_bytes,
+                written_bytes=self._written_bytes,
+                damaged_pages=self._damaged_pages,
+            )
+
+    def close(self) -> None:
+        """Close the files, or leave that to the last call that still moves pages; pages stay.
+
+        Calls that were given up at their deadline may go on for long. A file that is closed under
+        them can be another one by the time they write to it.
+        """
+        with self._lock:
+            if self._is_closed:
+                return
+        try:
+            with self._in_use(), self._use_table() as table:
+                table.touch(self._take_touched())
+        finally:
+            with self._lock:
+                is_idle = not (self._is_closed or self._num_calls)
+                self._is_closed = True
+            if is_idle:
+                self._let_go()
+
+    def _let_go(self) -> None:
+        self._threads.shutdown()
+        self._table.close()
+        self._files.close()
+
+    @contextmanager
+    def _in_use(self) -> Iterator[None]:
+        with self._lock:
+            if self._is_closed:
+                raise StorageError(f"the slab in {self._root} is closed")
+            self._num_calls += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_calls -= 1
+                is_last = self._is_closed and not self._num_calls
+            if is_last:
+                self._let_go()
+
+    def _read_all(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
+        with self._use_table() as table:
+            found = table.find(keys)
+        pages = [found.get(key) for key in keys]
+        results = self._spread(self._read, keys, pages, buffers)
+        hits = [key for key, result in zip(keys, results, strict=True) if result]
+        num_bytes = sum(b.nbytes for b, result in zip(buffers, results, strict=True) if result)
+        with self._use_table() as table:
+            self._read_bytes += num_bytes
+            if self._refresh:
+                for key in hits:
+                    self._touched.pop(key, None)
+                    self._touched[key] = None
+                if len(self._touched) > _TOUCHED_AT_MOST:
+                    table.touch(self._take_touched())
+        return results
+
+    def _write_all(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
+        wanted = [
+            (key, self._slot_bytes(key, buffer)) for key, buffer in zip(keys, buffers, strict=True)
+        ]
+        try:
+            with self._use_table() as table:
+                places = table.reserve(wanted, touched=self._take_touched())
+        except _DiskFullError:
+            return [False] * len(keys)
+        written: list[Written | None] = [None] * len(keys)
+        try:
+            written = self._spread(self._write, keys, places, buffers)
+        finally:
+            # also when interrupted: a slot stays reserved as long as this process lives
+            failed = [
+                place
+                for place, page in zip(places, written, strict=True)
+                if isinstance(place, Reservation) and page is None
+            ]
+            published = self._publish([page for page in written if page is not None], failed)
+        return [
+            isinstance(place, StoredPage) or (page is not None and page.key in published)
+            for place, page in zip(places, written, strict=True)
+        ]
+
+    def _slot_bytes(self, key: bytes, buffer: memoryview) -> int:
+        slot_bytes = self._page_bytes.get(key[-1], buffer.nbytes)
+        if buffer.nbytes > slot_bytes:
+            raise ValueError(
+                f"a page of component {key[-1]} has at most {slot_bytes} bytes, got {buffer.nbytes}"
+            )
+        return max(-(-slot_bytes // ALIGN_BYTES), 1) * ALIGN_BYTES
+
+    def _read(self, key: bytes, page: StoredPage | None, buffer: memoryview) -> bool:
+        if page is None or page.length != buffer.nbytes:
+            return False
+        if self._move(self._files.read, key, page.place, buffer) == page.digest:
+            return True
+        with self._use_table() as table:
+            # a slot that was used again meanwhile holds another page by now: an ordinary miss
+            if table.forget_page(key, page):
+                self._damaged_pages += 1
+        return False
+
+    def _write(
+        self, key: bytes, place: Reservation | StoredPage | None, buffer: memoryview
+    ) -> Written | None:
+        if not isinstance(place, Reservation):
+            return None
+        digest = self._move(self._files.write, key, place.place, buffer)
+        return None if digest is None else Written(key, place, buffer.nbytes, digest)
+
+    def _move(
+        self,
+        move: Callable[[Place, int, memoryview], bool],
+        key: bytes,
+        place: Place,
+        buffer: memoryview,
+    ) -> bytes | None:
+        """Move a page from or to its slot; its digest, or None where it could not be moved.
+
+        A large page goes in parts, each hashed while the processor's cache holds it.
+        """
+        if buffer.nbytes <= _PART_BYTES or self._direct:
+            is_moved = move(place, 0, buffer)
+            return page_digest(self._namespace, key, buffer) if is_moved else None
+        hasher = page_hasher(self._namespace, key, buffer.nbytes)
+        for start in range(0, buffer.nbytes, _PART_BYTES):
+            part = buffer[start : start + _PART_BYTES]
+            if not move(place, start, part):
+                return None
+            hasher.update(part)
+        return hasher.digest()
+
+    def _publish(self, pages: Sequence[Written], failed: Sequence[Reservation]) -> set[bytes]:
+        """The keys that are stored now."""
+        try:
+            with self._use_table() as table:
+                stored = table.publish(pages, failed=failed)
+                self._written_bytes += sum(page.length for page in pages)
+        except _DiskFullError:
+            return set()
+        return {page.key for page, result in zip(pages, stored, strict=True) if result}
+
+    def _spread(
+        self,
+        move: Callable[[bytes, Where, memoryview], Result],
+        keys: Sequence[bytes],
+        places: Sequence[Where],
+        buffers: Sequence[memoryview],
+    ) -> list[Result]:
+        """Move the pages in as many threads as there are, each taking the next one."""
+        pages = list(zip(keys, places, buffers, strict=True))
+        results: dict[int, Result] = {}
+        rest = iter(range(len(pages)))
+
+        def move_rest() -> None:
+            for index in rest:
+                results[index] = move(*pages[index])
+
+        # this thread begins at once: a batch of one page never changes threads
+        others = [
+            self._threads.submit(move_rest) for _ in range(min(self._num_threads, len(pages)) - 1)
+        ]
+        try:
+            move_rest()
+        finally:
+            for _ in rest:
+                pass  # interrupted: nobody begins another page
+            for other in others:
+                if not other.cancel():  # one that has not begun by now is not needed
+                    other.result()
+        return [results[index] for index in range(len(pages))]
+
+    def _take_touched(self) -> list[bytes]:
+        touched = list(self._touched)
+        self._touched.clear()
+        return touched
+
+    @contextmanager
+    def _use_table(self) -> Iterator[SlotTable]:
+        with self._lock:
+            try:
+                yield self._table
+            except sqlite3.Error as error:
+                if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+                    raise _DiskFullError from error
+                raise StorageError(f"the slot table in {self._root} failed: {error}") from error
+
+
+@contextmanager
+def _opening(path: Path) -> Iterator[None]:
+    """One process at a time: SQLite does not wait for a table that another is just making."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,328 @@
+"""Which slot of a slab holds which page: a table in SQLite, shared by every process of a machine.
+
+A slot is free, being written by one owner, or live. Only live slots have a key, and each key has
+one. Every change is one transaction, so a process that dies leaves slots that are whole or marked
+as being written; the latter are taken back once their owner is dead. `used_bytes` is the size of
+all slots that are not free, and never exceeds the capacity once `reserve` returned.
+"""
+
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from hicache.storage.engines.owner import Owner, is_alive, parse_owner
+
+_FREE, _WRITING, _LIVE = 0, 1, 2
+_KEYS_A_QUERY = 128  # at most: each number of keys is a statement of its own, prepared once
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS slots (
+    slot_bytes INTEGER NOT NULL,
+    slot INTEGER NOT NULL,
+    state INTEGER NOT NULL,
+    tick INTEGER NOT NULL,
+    owner TEXT,
+    key BLOB,
+    length INTEGER,
+    digest BLOB,
+    PRIMARY KEY (slot_bytes, slot)
+) WITHOUT ROWID;
+CREATE UNIQUE INDEX IF NOT EXISTS by_key ON slots (key) WHERE key IS NOT NULL;
+CREATE INDEX IF NOT EXISTS by_age ON slots (state, tick);
+CREATE INDEX IF NOT EXISTS by_size ON slots (slot_bytes, state);
+CREATE INDEX IF NOT EXISTS by_tick ON slots (tick);
+CREATE TABLE IF NOT EXISTS totals (used_bytes INTEGER NOT NULL, namespace TEXT NOT NULL);
+"""
+
+
+class Place(NamedTuple):
+    """A slot: number `slot` in the file of slots of `slot_bytes`."""
+
+    slot_bytes: int
+    slot: int
+
+    @property
+    def offset(self) -> int:
+        """First byte in that file."""
+        return self.slot_bytes * self.slot
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """A slot that is being written; `tick` tells it from later reservations of the same slot."""
+
+    place: Place
+    tick: int
+
+
+class StoredPage(NamedTuple):
+    """What the table knows of a live page."""
+
+    place: Place
+    tick: int
+    length: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A page whose bytes are in its slot, to be published."""
+
+    key: bytes
+    reservation: Reservation
+    length: int
+    digest: bytes
+
+
+class SlotTable:
+    """The table of one slab. Callers lock: a table is used by one thread at a time.
+
+    With `refresh`, pages that are used become the youngest (least recently used leave first);
+    without, pages leave in the order of their writing. `free_space` is called within the
+    transaction for every slot that becomes free and is not used again at once, so that no other
+    process can hold that slot yet.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        namespace: str,
+        owner: Owner,
+        capacity_bytes: int | None,
+        refresh: bool,
+        busy_s: float,
+        free_space: Callable[[Place], None],
+    ) -> None:
+        self._owner = str(owner)
+        self._capacity_bytes = capacity_bytes
+        self._refresh = refresh
+        self._free_space = free_space
+        self.evicted_pages = 0
+        self._db = sqlite3.connect(
+            path,
+            timeout=busy_s,
+            isolation_level=None,
+            check_same_thread=False,
+            cached_statements=2 * _KEYS_A_QUERY,
+        )
+        try:
+            self._db.execute("PRAGMA journal_mode = WAL")
+            # a page is only trusted after its digest: after a power cut an old table is harmless
+            self._db.execute("PRAGMA synchronous = NORMAL")
+            self._db.executescript(_SCHEMA)
+            with self._transaction():
+                self._take_back()
+                self._found(namespace)
+        except BaseException:
+            self._db.close()
+            raise
+
+    def find(self, keys: Sequence[bytes]) -> dict[bytes, StoredPage]:
+        """The live pages among `keys`."""
+        found = {}
+        for start in range(0, len(keys), _KEYS_A_QUERY):
+            some = keys[start : start + _KEYS_A_QUERY]
+            marks = ",".join("?" * len(some))
+            for key, slot_bytes, slot, tick, length, digest in self._db.execute(
+                "SELECT key, slot_bytes, slot, tick, length, digest FROM slots"
+                f" WHERE key IN ({marks})",
+                some,
+            ):
+                found[key] = StoredPage(Place(slot_bytes, slot), tick, length, digest)
+        return found
+
+    def touch(self, keys: Iterable[bytes]) -> None:
+        """Refresh `keys`, in their order; missing ones are ignored."""
+        with self._transaction():
+            self._touch(keys)
+
+    def reserve(
+        self, wanted: Sequence[tuple[bytes, int]], *, touched: Iterable[bytes]
+    ) -> list[Reservation | StoredPage | None]:
+        """A slot for each key and size in bytes; evicts the oldest pages where none is left.
+
+        A key that is stored gets its page and is refreshed, after those in `touched`. None where
+        there is no room: all that is left is being written.
+        """
+        with self._transaction():
+            self._touch(touched)
+            stored = self.find([key for key, _ in wanted])
+            self._touch(stored)
+            tick = self._next_tick()
+            given: list[Reservation | StoredPage | None] = []
+            for key, slot_bytes in wanted:
+                page = stored.get(key)
+                if page is not None:
+                    given.append(page)
+                    continue
+                given.append(self._reserve(slot_bytes, tick))
+                tick += 1
+            return given
+
+    def publish(self, pages: Sequence[Written], *, failed: Sequence[Reservation]) -> list[bool]:
+        """Make written pages live and free the slots of the failed. Whether each key is stored.
+
+        Where another writer was first its page stays, and the slot is freed. False where the slot
+        was lost meanwhile.
+        """
+        with self._transaction():
+            for reservation in failed:
+                self._give_up(reservation)
+            results = []
+            for page in pages:
+                place, tick = page.reservation.place, page.reservation.tick
+                live = self._db.execute(
+                    "UPDATE OR IGNORE slots SET state = ?, owner = NULL, key = ?, length = ?,"
+                    " digest = ? WHERE slot_bytes = ? AND slot = ? AND state = ? AND tick = ?",
+                    (_LIVE, page.key, page.length, page.digest, place.slot_bytes, place.slot,
+                     _WRITING, tick),
+                ).rowcount  # fmt: skip
+                if not live:
+                    self._give_up(page.reservation)
+                results.append(bool(live) or bool(self.find([page.key])))
+            return results
+
+    def forget(self, keys: Sequence[bytes]) -> None:
+        """Free the slots of `keys`; missing ones are ignored."""
+        with self._transaction():
+            for page in self.find(keys).values():
+                self._free(page.place)
+
+    def forget_page(self, key: bytes, page: StoredPage) -> bool:
+        """Free the slot of `key` if it still holds that very page; whether it did."""
+        with self._transaction():
+            now = self.find([key]).get(key)
+            if now is None or (now.place, now.digest) != (page.place, page.digest):
+                return False
+            self._free(page.place)
+            return True
+
+    def stored(self) -> tuple[int, int]:
+        """Pages that are live, and their bytes."""
+        return self._row("SELECT count(*), total(slot_bytes) FROM slots WHERE state = ?", _LIVE)
+
+    def close(self) -> None:
+        """Close the table."""
+        self._db.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+        try:
+            self._db.execute("COMMIT")
+        except BaseException:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+
+    def _row(self, statement: str, *values: int) -> tuple[int, int]:
+        first, second = self._db.execute(statement, values).fetchone()
+        return int(first), int(second)
+
+    def _found(self, namespace: str) -> None:
+        row = self._db.execute("SELECT namespace FROM totals").fetchone()
+        if row is not None and row[0] != namespace:
+            raise ValueError(f"the table is of namespace {row[0]!r}, wanted {namespace!r}")
+        # counted afresh at every opening: nothing can make it drift for long
+        self._db.execute("DELETE FROM totals")
+        self._db.execute(
+            "INSERT INTO totals SELECT coalesce(sum(slot_bytes), 0), ? FROM slots WHERE state != ?",
+            (namespace, _FREE),
+        )
+
+    def _take_back(self) -> bool:
+        """Free what dead owners were writing; whether there was any."""
+        taken = False
+        for slot_bytes, slot, text in self._db.execute(
+            "SELECT slot_bytes, slot, owner FROM slots WHERE state = ?", (_WRITING,)
+        ).fetchall():
+            owner = parse_owner(text)
+            if owner is None or not is_alive(owner):
+                self._free(Place(slot_bytes, slot))
+                taken = True
+        return taken
+
+    def _next_tick(self) -> int:
+        return int(self._db.execute("SELECT coalesce(max(tick), 0) + 1 FROM slots").fetchone()[0])
+
+    def _touch(self, keys: Iterable[bytes]) -> None:
+        if not self._refresh:
+            return
+        tick = self._next_tick()
+        self._db.executemany(
+            "UPDATE slots SET tick = ? WHERE key = ?",
+            [(tick + i, key) for i, key in enumerate(keys)],
+        )
+
+    def _reserve(self, slot_bytes: int, tick: int) -> Reservation | None:
+        place = self._make_room(slot_bytes)
+        if place is None:
+            return None
+        self._db.execute(
+            "INSERT OR REPLACE INTO slots (slot_bytes, slot, state, tick, owner)"
+            " VALUES (?, ?, ?, ?, ?)",
+            (place.slot_bytes, place.slot, _WRITING, tick, self._owner),
+        )
+        self._charge(slot_bytes)
+        return Reservation(place, tick)
+
+    def _make_room(self, slot_bytes: int) -> Place | None:
+        """A free slot of that size, after evicting what stands in the way of the capacity."""
+        while self._capacity_bytes is not None:
+            used = self._db.execute("SELECT used_bytes FROM totals").fetchone()[0]
+            if used + slot_bytes <= self._capacity_bytes:
+                break
+            if slot_bytes > self._capacity_bytes:
+                return None
+            oldest = self._db.execute(
+                "SELECT slot_bytes, slot FROM slots WHERE state = ? ORDER BY tick LIMIT 1",
+                (_LIVE,),
+            ).fetchone()
+            if oldest is not None:
+                place = Place(*oldest)
+                self.evicted_pages += 1
+                if place.slot_bytes == slot_bytes and used <= self._capacity_bytes:
+                    self._charge(-slot_bytes)
+                    return place  # overwritten at once: its space need not be given back
+                self._free(place)
+            elif not self._take_back():
+                return None
+        free = self._db.execute(
+            "SELECT min(slot) FROM slots WHERE slot_bytes = ? AND state = ?", (slot_bytes, _FREE)
+        ).fetchone()[0]
+        if free is None:
+            free = self._db.execute(
+                "SELECT coalesce(max(slot), -1) + 1 FROM slots WHERE slot_bytes = ?", (slot_bytes,)
+            ).fetchone()[0]
+        return Place(slot_bytes, free)
+
+    def _give_up(self, reservation: Reservation) -> None:
+        place = reservation.place
+        ours = self._db.execute(
+            "SELECT 1 FROM slots WHERE slot_bytes = ? AND slot = ? AND state = ? AND tick = ?",
+            (place.slot_bytes, place.slot, _WRITING, reservation.tick),
+        ).fetchone()
+        if ours is not None:
+            self._free(place)
+
+    def _free(self, place: Place) -> None:
+        self._db.execute(
+            "UPDATE slots SET state = ?, owner = NULL, key = NULL, length = NULL, digest = NULL"
+            " WHERE slot_bytes = ? AND slot = ?",
+            (_FREE, place.slot_bytes, place.slot),
+        )
+        self._charge(-place.slot_bytes)
+        self._free_space(place)
+
+    def _charge(self, num_bytes: int) -> None:
+        self._db.execute("UPDATE totals SET used_bytes = used_bytes + ?", (num_bytes,))

@@ -1,0 +1,1 @@
+"""What stands between the cache and an engine: deadlines, breaker, checksums, faults."""

@@ -1,0 +1,1 @@
+"""Our stores inside other systems."""

@@ -1,0 +1,321 @@
+"""Our store inside SGLang, by its dynamic storage backend. Imported by SGLang alone.
+
+    --hicache-storage-backend dynamic --hicache-storage-backend-extra-config '{
+        "backend_name": "hicache", "module_path": "hicache.storage.integrations.sglang",
+        "class_name": "HiCacheStore", "interface_v1": 1,
+        "hicache": {"kind": "slab", "root": "/var/cache/hicache", "capacity_gib": 100}}'
+
+`hicache` holds the knobs of `StorageConfig`, `faults` among them. All three interfaces of SGLang
+0.5.23 are there: v0 (tensors), v1 (pages of the anchor pool by index) and v2 (pages of every pool
+of a hybrid model, with the boundaries that could be restored). A page crosses as the flat bytes
+that SGLang's host pools define, so the layout of the pool is part of its key.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from hashlib import blake2b
+from typing import Any
+
+import torch
+from sglang.srt.mem_cache.hicache_storage import (
+    HiCacheStorage,
+    HiCacheStorageConfig,
+    HiCacheStorageExtraInfo,
+    PoolHitPolicy,
+    PoolName,
+    PoolTransfer,
+    PoolTransferResult,
+)
+
+from hicache.clock import WallClock
+from hicache.config import FaultsConfig, StorageConfig
+from hicache.storage.base import DIGEST_BYTES, Storage, StorageError
+from hicache.storage.build import open_guarded_storage
+
+COMPONENTS = {PoolName.KV.value: 0, PoolName.SWA.value: 1, PoolName.MAMBA.value: 2}
+OTHER_COMPONENT = 255  # pools that only SGLang knows; their names are in the digest
+BATCH_PAGES = 16  # pages that are copied out of a pool at a time: more gain nothing
+
+HostPool = Any  # sglang.srt.mem_cache.pool_host.base.HostKVCache
+
+
+class HiCacheStore(HiCacheStorage):
+    """One rank's view of the store. Any fault of the engine is a miss.
+
+    Ranks share one engine: each page of theirs has a key of its own, but for the KV of MLA, which
+    is the same on all of them.
+    """
+
+    def __init__(self, storage_config: HiCacheStorageConfig, kwargs: dict[str, Any]) -> None:
+        """As SGLang's factory calls it; `kwargs` is empty."""
+        self._config = storage_config
+        self._knobs = _knobs((storage_config.extra_config or {}).get("hicache", {}))
+        self._storage: Storage | None = None
+        self._layouts: dict[str, str] = {}
+        self.registered_pools: dict[str, HostPool] = {}
+
+    # -- pools ---------------------------------------------------------------------------------
+
+    def register_mem_pool_host(self, mem_pool_host: HostPool) -> None:
+        """The anchor pool is known: open the engine.
+
+        Raises:
+            StorageError: it cannot be opened; SGLang then starts without storage.
+        """
+        self.mem_pool_host = mem_pool_host
+        self._layouts[PoolName.KV.value] = _layout(mem_pool_host)
+        if self._storage is None:
+            guarded = open_guarded_storage(
+                self._knobs,
+                namespace=f"sglang-{self._config.model_name}-p{mem_pool_host.page_size}",
+                page_bytes=None,
+                clock=WallClock(),
+                seed=self._config.tp_rank,
+            )
+            self._storage = None if guarded is None else guarded.storage
+
+    def register_mem_host_pool_v2(self, host_pool: HostPool, host_pool_name: str) -> None:
+        """One of the pools of a hybrid model."""
+        name = PoolName(host_pool_name).value
+        self.registered_pools[name] = host_pool
+        self._layouts[name] = _layout(host_pool)
+
+    # -- v2: every pool ------------------------------------------------------------------------
+
+    def batch_exists_v2(
+        self,
+        keys: list[str],
+        pool_transfers: list[PoolTransfer] | None = None,
+        extra_info: HiCacheStorageExtraInfo | None = None,
+    ) -> PoolTransferResult:
+        """The lengths, in pages, that every pool could restore, and each pool's own best."""
+        num_pages = _leading(self._contains(PoolName.KV, keys))
+        hits = {PoolName.KV: num_pages} if num_pages else {}
+        restorable = list(range(1, num_pages + 1))
+        for transfer in pool_transfers or []:
+            if not restorable:
+                break
+            held = self._contains(transfer.name, keys[:num_pages])
+            lengths = _restorable(held, transfer)
+            if lengths:
+                hits[transfer.name] = lengths[-1]
+            wanted = set(lengths)
+            restorable = [length for length in restorable if length in wanted]
+        return PoolTransferResult(restorable[-1] if restorable else 0, hits, restorable)
+
+    def batch_get_v2(
+        self, transfers: list[PoolTransfer], extra_info: HiCacheStorageExtraInfo | None = None
+    ) -> dict[str, list[bool]]:
+        """Read pages into their pools; a flag for each key."""
+        return self._transfer(transfers, self._read)
+
+    def batch_set_v2(
+        self, transfers: list[PoolTransfer], extra_info: HiCacheStorageExtraInfo | None = None
+    ) -> dict[str, list[bool]]:
+        """Store pages of pools; a flag for each key."""
+        return self._transfer(transfers, self._write)
+
+    # -- v1: pages of the anchor pool ----------------------------------------------------------
+
+    def batch_get_v1(
+        self,
+        keys: list[str],
+        host_indices: torch.Tensor,
+        extra_info: HiCacheStorageExtraInfo | None = None,
+    ) -> list[bool]:
+        """Read pages into the anchor pool; `host_indices`: [len(keys) * page_size]."""
+        pool = self.mem_pool_host
+        return self._read(PoolName.KV, pool, keys, _first_rows(pool, host_indices))
+
+    def batch_set_v1(
+        self,
+        keys: list[str],
+        host_indices: torch.Tensor,
+        extra_info: HiCacheStorageExtraInfo | None = None,
+    ) -> list[bool]:
+        """Store pages of the anchor pool; `host_indices`: [len(keys) * page_size]."""
+        pool = self.mem_pool_host
+        return self._write(PoolName.KV, pool, keys, _first_rows(pool, host_indices))
+
+    # -- v0: tensors ---------------------------------------------------------------------------
+
+    def exists(self, key: str) -> bool:
+        """Whether a page is stored."""
+        return self._contains(PoolName.KV, [key])[0]
+
+    def batch_exists(
+        self, keys: list[str], extra_info: HiCacheStorageExtraInfo | None = None
+    ) -> int:
+        """How many pages lead without a gap."""
+        return _leading(self._contains(PoolName.KV, keys))
+
+    def get(
+        self, key: str, target_location: Any | None = None, target_sizes: Any | None = None
+    ) -> torch.Tensor | None:
+        """Read a page into a contiguous tensor of its size."""
+        return self.batch_get([key], [target_location])[0]
+
+    def batch_get(
+        self,
+        keys: list[str],
+        target_locations: Any | None = None,
+        target_sizes: Any | None = None,
+    ) -> list[torch.Tensor | None]:
+        """Read pages into contiguous tensors; none where there is no page."""
+        assert target_locations is not None, "hicache reads into the caller's tensors"
+        names = [self._key(PoolName.KV, key) for key in keys]
+        flags = self._engine().read(names, [_view(target) for target in target_locations])
+        return [
+            target if flag else None for target, flag in zip(target_locations, flags, strict=True)
+        ]
+
+    def set(
+        self,
+        key: str,
+        value: Any | None = None,
+        target_location: Any | None = None,
+        target_sizes: Any | None = None,
+    ) -> bool:
+        """Store a tensor as a page."""
+        return self.batch_set([key], [value])
+
+    def batch_set(
+        self,
+        keys: list[str],
+        values: Any | None = None,
+        target_locations: Any | None = None,
+        target_sizes: Any | None = None,
+    ) -> bool:
+        """Store tensors as pages; True if all of them are stored."""
+        assert values is not None, "hicache stores the caller's tensors"
+        names = [self._key(PoolName.KV, key) for key in keys]
+        return all(self._engine().write(names, [_view(value.contiguous()) for value in values]))
+
+    def close(self) -> None:
+        """Give the engine back."""
+        if self._storage is not None:
+            self._storage.close()
+            self._storage = None
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _engine(self) -> Storage:
+        if self._storage is None:
+            raise StorageError("no host pool has been registered yet, or the store is closed")
+        return self._storage
+
+    def _key(self, pool: str, key: str) -> bytes:
+        name = PoolName(pool).value
+        config = self._config
+        # MLA's KV is the same on every rank; states never are
+        is_shared = config.is_mla_model and name != PoolName.MAMBA.value
+        ranks = [(config.pp_rank, config.pp_size), (config.attn_cp_rank, config.attn_cp_size)]
+        ranks.append((config.dcp_rank, config.dcp_size))
+        if not is_shared:
+            ranks.append((config.tp_rank, config.tp_size))
+        text = f"{name}|{self._layouts.get(name)}|{ranks}|{key}"
+        digest = blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()
+        return digest + bytes([COMPONENTS.get(name, OTHER_COMPONENT)])
+
+    def _contains(self, pool: str, keys: Sequence[str]) -> list[bool]:
+        return self._engine().contains([self._key(pool, key) for key in keys])
+
+    def _transfer(
+        self,
+        transfers: list[PoolTransfer],
+        move: Callable[[str, HostPool, Sequence[str], list[int]], list[bool]],
+    ) -> dict[str, list[bool]]:
+        results = {}
+        for transfer in transfers:
+            keys = transfer.keys or []
+            pool = self.registered_pools[PoolName(transfer.name).value]
+            rows = [] if transfer.host_indices is None else _first_rows(pool, transfer.host_indices)
+            if len(rows) == len(keys):
+                results[transfer.name] = move(transfer.name, pool, keys, rows)
+            else:
+                results[transfer.name] = [False] * len(keys)
+        return results
+
+    def _read(self, name: str, pool: HostPool, keys: Sequence[str], rows: list[int]) -> list[bool]:
+        model = pool.get_dummy_flat_data_page()
+        page_bytes = model.numel() * model.element_size()
+        scratch = torch.empty((min(len(keys), BATCH_PAGES), page_bytes), dtype=torch.uint8)
+        results: list[bool] = []
+        for first in range(0, len(keys), BATCH_PAGES):
+            part = [self._key(name, key) for key in keys[first : first + BATCH_PAGES]]
+            pages = list(scratch[: len(part)])
+            flags = self._engine().read(part, [_view(page) for page in pages])
+            for page, flag, row in zip(pages, flags, rows[first:], strict=False):
+                if flag:
+                    pool.set_from_flat_data_page(row, page.view(model.dtype))
+            results += flags
+        return results
+
+    def _write(self, name: str, pool: HostPool, keys: Sequence[str], rows: list[int]) -> list[bool]:
+        results: list[bool] = []
+        for first in range(0, len(keys), BATCH_PAGES):
+            part = [self._key(name, key) for key in keys[first : first + BATCH_PAGES]]
+            flags = self._engine().contains(part)
+            missing = [index for index, flag in enumerate(flags) if not flag]
+            pages = [pool.get_data_page(rows[first + index], flat=True) for index in missing]
+            stored = self._engine().write(
+                [part[index] for index in missing], [_view(page.contiguous()) for page in pages]
+            )
+            for index, flag in zip(missing, stored, strict=True):
+                flags[index] = flag
+            results += flags
+        return results
+
+
+def _knobs(values: dict[str, Any]) -> StorageConfig:
+    """The storage of a JSON object.
+
+    Raises:
+        ValueError: a knob that does not exist, or has a value it cannot have.
+    """
+    known = {field.name for field in fields(StorageConfig)}
+    unknown = sorted(set(values) - known)
+    if unknown or values.get("kind", "none") == "none":
+        raise ValueError(
+            "hicache in the extra config wants the kind of a storage and knobs out of "
+            f"{', '.join(sorted(known))}, got {values}"
+        )
+    faults = FaultsConfig(**values.get("faults", {}))
+    return StorageConfig(**{**values, "faults": faults})
+
+
+def _layout(pool: HostPool) -> str:
+    # what decides the order of bytes in a flat page; its length is checked by the engine
+    return f"{type(pool).__name__}-{pool.layout}-{pool.dtype}"
+
+
+def _first_rows(pool: HostPool, host_indices: torch.Tensor) -> list[int]:
+    rows: list[int] = host_indices[:: pool.page_size].tolist()
+    return rows
+
+
+def _view(tensor: torch.Tensor) -> memoryview:
+    return tensor.detach().view(-1).view(torch.uint8).numpy().data
+
+
+def _leading(flags: Sequence[bool]) -> int:
+    return next((index for index, flag in enumerate(flags) if not flag), len(flags))
+
+
+def _restorable(held: Sequence[bool], transfer: PoolTransfer) -> list[int]:
+    """Prefix lengths, in pages, that one pool could restore."""
+    if transfer.hit_policy == PoolHitPolicy.ALL_PAGES:
+        return list(range(1, _leading(held) + 1))
+    if transfer.hit_policy != PoolHitPolicy.TRAILING_PAGES:
+        raise ValueError(
+            f"hicache knows the hit policies all_pages and trailing_pages, got "
+            f"{transfer.hit_policy.value}"
+        )
+    trailing = max(len(transfer.keys or []), 1)
+    lengths = []
+    run = 0
+    for index, is_held in enumerate(held):
+        run = run + 1 if is_held else 0
+        if run >= min(index + 1, trailing):
+            lengths.append(index + 1)
+    return lengths

@@ -1,0 +1,260 @@
+"""A rank in a process of its own: an engine that serves random requests and agrees on each step.
+
+`run_ranks` starts one process a rank and gathers what each found; nothing there depends on how
+long anything takes, except which of the faults meet.
+"""
+
+import multiprocessing
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from hicache.cache import invariants
+from hicache.cache.prefetch.prefetcher import Prefetcher
+from hicache.cache.prefix_cache import PrefixCache
+from hicache.cache.tree.eviction import Lru
+from hicache.cache.tree.radix_tree import RadixTree
+from hicache.clock import WallClock
+from hicache.config import HitAgreement, PrefetchConfig, SchedulerConfig
+from hicache.engine.loop import Engine
+from hicache.engine.ranks.agreement import RankAgreement, TracedAllocator, tree_digest
+from hicache.engine.ranks.processes import GlooChannel, RankedReader, join, leave
+from hicache.request import Request, TokenSpans
+from hicache.scheduler.scheduler import Scheduler
+from hicache.storage.engines.memory import MemoryStorage
+from hicache.storage.guards.checked import CheckedStorage
+from hicache.storage.guards.faults import FaultPlan, FaultyStorage
+
+PAGE = 4
+STEP_NS = 1_000_000
+QUIET = FaultPlan()
+FAULTS = FaultPlan(
+    delay_median_s=1e-4,
+    delay_sigma=1.0,
+    missing_share=0.02,
+    short_share=0.01,
+    corrupt_share=0.01,
+    full_share=0.05,
+    error_share=0.01,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What the ranks do. `faults[rank]` is what its storage suffers."""
+
+    num_ranks: int
+    num_steps: int
+    seed: int = 0
+    faults: Sequence[FaultPlan] = ()
+    stop: str = "timeout"
+    rule: HitAgreement = HitAgreement.restorable
+    abort_share: float = 0.02  # of steps, in which one rank hears that a request is gone
+    has_swa: bool = True
+    has_states: bool = True
+    axes: Sequence[Sequence[Sequence[int]]] | None = None  # none: one axis of all ranks
+    await_sidecars: bool = True
+    check_every: int = 25  # steps
+    timeout_base_s: float = 0.01
+    clock_skew_ns: int = 3 * STEP_NS  # by which each rank's clock is ahead of the one before
+    diverges_at: int | None = None  # step in which the last rank drops a page by itself
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What one rank found."""
+
+    rank: int
+    num_steps: int
+    digests: tuple[int, ...]  # of the whole tree, after every 25th step and at the end
+    num_collectives: dict[str, int]
+    counters: dict[str, int]
+    num_wrong_pages: int
+    num_injected: int
+    num_ended: int  # answered, rejected or dropped
+    num_submitted: int
+    failure: str = ""
+
+
+def payload(key: bytes) -> bytes:
+    """What a page holds: 32 bytes that only its key gives."""
+    return blake2b(key, digest_size=32).digest()
+
+
+def build(plan: Plan) -> tuple[Engine, RankAgreement]:
+    """An engine of small pools; its executor is still to come."""
+    tree = RadixTree(
+        page_size=PAGE,
+        policy=Lru(),
+        window_len=12 if plan.has_swa else 0,
+        has_states=plan.has_states,
+    )
+    device, host = (120, 80, 12), (160, 64, 12)
+    pools = tuple([TracedAllocator(count) for count in counts] for counts in (device, host))
+    cache = PrefixCache(
+        tree,
+        pools,  # type: ignore[arg-type]
+        page_bytes=(64, 64, 64),
+        load_back_threshold=4,
+        storage_queue_bytes=1 << 20,
+    )
+    config = PrefetchConfig(
+        stop=plan.stop,
+        threshold=8,
+        timeout_base_s=plan.timeout_base_s,
+        timeout_per_ki_token_s=0.1,
+        await_sidecars=plan.await_sidecars,
+    )
+    prefetcher = Prefetcher(cache, config, host[0] * PAGE)
+    scheduler = Scheduler(
+        cache, prefetcher, SchedulerConfig(chunk_tokens=64, max_running=6), max_len=4096
+    )
+    engine = Engine(cache, prefetcher, scheduler, executor=None)  # type: ignore[arg-type]
+    return engine, RankAgreement(cache, prefetcher)
+
+
+def random_request(rng: Random, number: int) -> Request:
+    """A prompt that shares its start with others of its family, and goes on by itself or not."""
+    family, shared = rng.randrange(10), rng.choice((25, 41, 57, 73))
+    own = rng.choice((0, 0, rng.randrange(1, 40)))
+    starts, counts = [family * 1000], [shared]
+    if own:
+        starts.append(100_000 + number * 100)
+        counts.append(own)
+    return Request(
+        id=number,
+        session_id=number,
+        arrival_ns=0,
+        prompt=TokenSpans(np.array(starts, np.int32), np.array(counts, np.int32)),
+        output=TokenSpans(
+            np.array([200_000 + number * 100], np.int32), np.array([rng.randrange(1, 9)], np.int32)
+        ),
+    )
+
+
+def serve(rank: int, plan: Plan, channels: dict[str, GlooChannel]) -> Report:
+    """Carry the plan out as one of its ranks."""
+    engine, agreement = build(plan)
+    assert engine.prefetcher is not None
+    faults = plan.faults[rank] if plan.faults else QUIET
+    memory = FaultyStorage(
+        MemoryStorage(capacity_bytes=1500 * 32),
+        faults,
+        seed=plan.seed * 16 + rank,
+        clock=WallClock(),
+    )
+    reader = RankedReader(
+        CheckedStorage(memory),
+        agreement,
+        channels,
+        payload=payload,
+        batch_pages=4,
+        rule=plan.rule,
+    )
+    engine.executor = reader
+    shared_rng = Random(plan.seed)  # ranks draw the same
+    num_submitted = num_ended = 0
+    dropped: set[int] = set()
+    digests = []
+    step = 0
+    while True:
+        now_ns = step * STEP_NS + rank * plan.clock_skew_ns
+        reader.check()
+        for request_id in agreement.apply(channels["step"].minimum(agreement.pack(now_ns))):
+            engine.abort(request_id, now_ns)
+            dropped.add(request_id)
+        is_draining = step >= plan.num_steps
+        if not is_draining:
+            if shared_rng.random() < 0.35:
+                engine.submit(random_request(shared_rng, num_submitted), now_ns)
+                num_submitted += 1
+            undecided = [
+                each.request_id for each in engine.prefetcher.active.values() if not each.is_settled
+            ]
+            if shared_rng.random() < plan.abort_share and undecided:
+                gone, first = shared_rng.choice(undecided), shared_rng.randrange(plan.num_ranks)
+                if rank == first:
+                    agreement.ask_abort(gone)
+        outcome = engine.wake(now_ns)
+        num_ended += len(outcome.finished) + len(outcome.rejected)
+        if step == plan.diverges_at and rank == plan.num_ranks - 1:
+            engine.cache.pools[0][0].allocate(1)
+        if step % plan.check_every == 0:
+            jobs = [*engine.scheduler.running]
+            jobs += [engine.scheduler.partial] if engine.scheduler.partial else []
+            extends = engine.extending
+            sequences = {job.sequence for job in [*jobs, *(each.job for each in extends)]}
+            slots = [slot for extend in extends for _, slot in extend.saves]
+            invariants.check(engine.cache, engine.prefetcher, sequences, slots)
+            digests.append(tree_digest(engine.cache.tree))
+        step += 1
+        is_quiet = engine.is_idle and not (
+            engine.cache.in_flight or engine.prefetcher.active or engine.prefetcher.lingering
+        )
+        if is_draining and is_quiet:
+            break
+    reader.close()
+    invariants.check_drained(engine.cache, engine.prefetcher)
+    digests.append(tree_digest(engine.cache.tree))
+    return Report(
+        rank=rank,
+        num_steps=step,
+        digests=tuple(digests),
+        num_collectives={name: each.num_collectives for name, each in channels.items()},
+        counters=dict(engine.cache.counters),
+        num_wrong_pages=reader.num_wrong_pages,
+        num_injected=sum(memory.injected.values()),
+        num_ended=num_ended + len(dropped),
+        num_submitted=num_submitted,
+    )
+
+
+def run_rank(rank: int, plan: Plan, store_path: str, results: Any) -> None:
+    """The body of a process."""
+    empty = Report(
+        rank=rank,
+        num_steps=0,
+        digests=(),
+        num_collectives={},
+        counters={},
+        num_wrong_pages=0,
+        num_injected=0,
+        num_ended=0,
+        num_submitted=0,
+    )
+    try:
+        import torch
+
+        torch.set_num_threads(1)
+        axes = plan.axes or [[list(range(plan.num_ranks))]]
+        channels = join(rank, plan.num_ranks, store_path, axes, timeout_s=60)
+        report = serve(rank, plan, channels)
+        leave()
+    except BaseException as error:
+        report = replace(empty, failure=f"{type(error).__name__}: {error}")
+    results.put(report)
+
+
+def run_ranks(plan: Plan, directory: Path, timeout_s: float = 240) -> list[Report]:
+    """One process a rank, in order of rank. A rank that hangs raises `queue.Empty` here."""
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    processes = [
+        context.Process(target=run_rank, args=(rank, plan, str(directory / "store"), results))
+        for rank in range(plan.num_ranks)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        reports = [results.get(timeout=timeout_s) for _ in processes]
+    finally:
+        for process in processes:
+            process.join(timeout=10)
+            if process.is_alive():
+                process.terminate()
+    return sorted(reports, key=lambda report: report.rank)

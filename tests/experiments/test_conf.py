@@ -1,0 +1,171 @@
+import re
+from dataclasses import FrozenInstanceError, fields, is_dataclass
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+
+from experiments.launch import schema
+from experiments.launch.errors import sentence
+from hicache.config import (
+    STOP_POLICIES,
+    DeadlineFrom,
+    ExperimentConfig,
+    StageAt,
+    WandbMode,
+)
+
+CONF = Path(__file__).parents[2] / "conf"
+OPTIONS = sorted(f"{path.parent.name}={path.stem}" for path in CONF.glob("*/*.yaml"))
+PLAIN_GROUPS = ["parallel", "cache", "prefetch", "scheduler", "executor", "engine", "tracker"]
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    schema.register()
+
+
+def composed(*overrides):
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose("config", overrides=list(overrides))
+
+
+def load(*overrides) -> ExperimentConfig:
+    return schema.to_config(composed(*overrides))
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_every_file_in_conf_composes(option):
+    load(option)
+
+
+@pytest.mark.parametrize("path", sorted((CONF / "experiment").glob("*.yaml")), ids=lambda p: p.stem)
+def test_every_experiment_asks_a_question_and_carries_its_name(path):
+    text = path.read_text()
+    assert "# Question:" in text
+    assert "?" in text
+    assert f"experiment={path.stem}" in text
+    assert load(f"experiment={path.stem}").name == path.stem
+
+
+def test_every_field_of_the_config_is_a_group_in_its_order():
+    groups = [
+        item.name
+        for item in fields(ExperimentConfig)
+        if isinstance(item.type, type) and is_dataclass(item.type)
+    ]
+    listed = [
+        next(iter(entry))
+        for entry in OmegaConf.load(CONF / "config.yaml").defaults
+        if not isinstance(entry, str)
+    ]
+    assert listed[: len(groups)] == groups
+
+
+@pytest.mark.parametrize("group", PLAIN_GROUPS)
+def test_defaults_of_the_command_line_are_those_of_the_dataclass(group):
+    kinds = {item.name: item.type for item in fields(ExperimentConfig)}
+    assert getattr(load(), group) == kinds[group]()
+
+
+def test_config_is_frozen():
+    with pytest.raises(FrozenInstanceError):
+        load().seed = 1
+
+
+def test_compat_sets_its_choices_together():
+    later = load("compat=sglang_0_5_23")
+    assert later.prefetch.stage_at is StageAt.hit
+    assert later.prefetch.deadline_from is DeadlineFrom.first_poll
+    assert later.scheduler.swa_budget == "sglang_0_5_23"
+
+
+def test_a_single_knob_beats_the_preset():
+    config = load("prefetch.stage_at=enqueue", "compat=sglang_0_5_23")
+    assert config.prefetch.stage_at is StageAt.enqueue
+    assert config.prefetch.deadline_from is DeadlineFrom.first_poll
+
+
+def test_the_wandb_mode_comes_from_the_environment(monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    assert load().tracker.wandb_mode is WandbMode.disabled
+
+
+def test_the_data_directory_comes_from_the_environment(monkeypatch):
+    monkeypatch.setenv("HICACHE_DATA", "somewhere")
+    assert load().data_dir == "somewhere"
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("cache.pagesize=8", "did you mean cache.page_size?"),
+        ("cache.page_size=many", "cache.page_size=many"),
+        ("prefetch.cut=never", "expected one of [abandon, fit, restorable]"),
+        ("storage=nope", "wanted one of file, memory, mooncake, none, redis, slab"),
+        ("cache.page_size", "wanted KEY=VALUE"),
+    ],
+)
+def test_a_typo_is_refused_in_one_sentence(override, told):
+    with pytest.raises(HydraException) as caught:
+        composed(override)
+    assert told in sentence(caught.value)
+    assert "\n" not in sentence(caught.value)
+
+
+def test_a_plus_does_not_make_a_new_knob():
+    with pytest.raises(ValueError, match=r"there is no knob cache\.typo"):
+        load("+cache.typo=8")
+
+
+def test_a_bad_value_names_its_knob():
+    with pytest.raises(ValueError, match=r"cache\.page_size must be a power of two, got 24"):
+        load("cache.page_size=24")
+
+
+def test_a_missing_value_names_its_knob():
+    with pytest.raises(ValueError, match=r"no value was given for workload\.kind"):
+        load("workload.kind=???")
+
+
+def test_a_stop_policy_that_there_is_not_is_refused_before_anything_runs():
+    told = f"prefetch.stop must be one of {', '.join(STOP_POLICIES)} or module:Class"
+    with pytest.raises(ValueError, match=re.escape(f"{told}, got 'never'")):
+        load("prefetch.stop=never")
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("cache.host_gib=inf", "cache.host_gib must be a finite number, got inf"),
+        ("cache.device_gib=nan", "cache.device_gib must be a finite number, got nan"),
+        ("prefetch.timeout_base_s=nan", "prefetch.timeout_base_s must be a finite number, got nan"),
+        ("prefetch.occupied_share=nan", "prefetch.occupied_share must be a share"),
+        ("workload.load=inf", "workload.load must be a finite number, got inf"),
+        ("workload.warm_up_s=-1", "workload.warm_up_s must be at least 0, got -1"),
+        ("tracker.interval_s=0", "tracker.interval_s must be at least 0.001, got 0"),
+        ("tracker.interval_s=-5", "tracker.interval_s must be at least 0.001, got -5"),
+        ("cache.load_back_threshold=-100", "cache.load_back_threshold must be at least 0"),
+        ("seed=-1", "seed must be at least 0, got -1"),
+        ("name=../../evil", "name must be that of a directory below outputs/, got '../../evil'"),
+        ("name=/evil", "name must be that of a directory below outputs/, got '/evil'"),
+        ("parallel.tp=3", "parallel.tp must divide the 8 KV heads of llama3_8b or be a multiple"),
+    ],
+)
+def test_a_value_that_means_nothing_is_refused(override, told):
+    with pytest.raises(ValueError, match=re.escape(told)):
+        load(override)
+
+
+def test_latent_kv_has_no_heads_to_deal():
+    assert load("model=kimi_linear_48b", "parallel.tp=3").parallel.tp == 3
+
+
+def test_a_page_longer_than_the_grid_of_states_names_both_where_there_is_such_a_grid():
+    told = "cache.checkpoint_tokens=8192 must be a multiple of cache.page_size=16384"
+    with pytest.raises(ValueError, match=re.escape(told)):
+        load("cache.page_size=16384", "cache.checkpoints=every")
+    assert load("cache.page_size=16384").cache.page_size == 16384

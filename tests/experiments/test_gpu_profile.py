@@ -1,0 +1,58 @@
+"""What the bench measured, turned into entries of a hardware profile."""
+
+import pytest
+import yaml
+
+from experiments.gpu.profile import entries
+
+
+def record(direction, page_size, row_bytes, programs, rate):
+    return {
+        "op": "sweep",
+        "case": direction,
+        "gb_per_s": rate,
+        "parameters": {"page_size": page_size, "row_bytes": row_bytes, "num_programs": programs},
+    }
+
+
+BENCH = {
+    "machine": "a GPU (torch 2)",
+    "ceilings_gb_per_s": {"engine_to_device": 53.5},
+    "records": [
+        record("to_device", 1, 256, 2, 10.0),
+        record("to_device", 1, 256, 16, 14.0),
+        record("to_device", 16, 2048, 16, 50.0),
+        record("to_host", 16, 2048, 16, 51.0),
+        record("device", 16, 2048, 0, 1900.0),
+    ],
+    "goals": [
+        {"what": "GEMM slowed by 4 programs to_device", "got": 1.03},
+        {"what": "something else", "got": 7.0},
+    ],
+}
+
+
+def test_the_best_rate_of_each_piece_size_is_taken():
+    profile = yaml.safe_load(entries(BENCH))
+    assert profile["kernel_to_device"]["size"] == [256, 32768]
+    assert list(map(float, profile["kernel_to_device"]["rate"])) == [14e9, 50e9]
+    assert profile["kernel_to_host"]["size"] == [32768]
+
+
+def test_link_and_slowdown_are_measured_figures():
+    profile = yaml.safe_load(entries(BENCH))
+    assert float(profile["pcie_bandwidth"]["value"]) == 53.5e9
+    assert profile["copy_slowdown"]["value"] == 1.03
+    assert {entry["status"] for entry in profile.values()} == {"measured"}
+    assert all("a GPU (torch 2)" in entry["source"] for entry in profile.values())
+
+
+def test_a_dry_run_is_refused():
+    with pytest.raises(ValueError, match="a bench on a GPU is wanted"):
+        entries(BENCH | {"ceilings_gb_per_s": {"engine_to_device": None}})
+
+
+def test_what_was_not_measured_is_left_out():
+    stopped = [each for each in BENCH["records"] if each["case"] != "to_host"]
+    profile = yaml.safe_load(entries(BENCH | {"records": stopped, "goals": []}))
+    assert set(profile) == {"pcie_bandwidth", "kernel_to_device"}

@@ -1,0 +1,341 @@
+"""The command line, with an engine that answers at once: what is printed, written and returned."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# stands in for hicache.experiment, so that these tests are about the program around it
+PROGRAM = """
+import os, sys, types
+sys.path[:0] = [{root!r}, {tests!r}]
+from conftest import finished_request
+from hicache.results.metrics import REQUIRED_MEASURES, Progress, Result, Row
+
+def run(config, *, progress=None):
+    if config.workload.path == "missing":
+        raise FileNotFoundError(2, "No such trace", "missing")
+    if config.workload.path == "bug":
+        raise RuntimeError("a bug of ours")
+    if config.workload.path == "huge":
+        raise MemoryError
+    if config.workload.path == "slow" and "HURRY" not in os.environ:
+        raise KeyboardInterrupt
+    rows = [Row(time_s=10.0 * (i + 1), computed_tokens=300) for i in range(3)]
+    for row in rows:
+        progress(Progress(done_count=1, total_count=3, time_s=row.time_s, row=row))
+    records = [finished_request(i) for i in range(3 + config.seed)]
+    if config.workload.path == "nobody":
+        records = []
+    measures = dict.fromkeys(REQUIRED_MEASURES, 0)
+    measures["load/rho_gpu"] = 0.95 if config.workload.path == "busy" else 0.5
+    return Result(records=records, measures=measures, wall_s=0.5, notes=("a note",))
+
+module = types.ModuleType("hicache.experiment")
+module.run = run
+sys.modules["hicache.experiment"] = module
+from experiments.run import main
+main()
+"""
+RUN_FILES = {
+    "config.yaml",
+    "metrics.jsonl",
+    "provenance.json",
+    "report.html",
+    "requests.parquet",
+    "summary.json",
+    "timing.json",
+    "tokens.png",
+    "ttft.png",
+}
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    """Runs the command in a directory of its own, without W&B."""
+    script = PROGRAM.format(root=str(ROOT), tests=str(ROOT / "tests"))
+    directory = tmp_path_factory.mktemp("somewhere")
+
+    def call(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", script, *arguments],
+            cwd=directory,
+            env={**os.environ, "WANDB_MODE": "disabled", "HICACHE_TRACEBACK": "0", **variables},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def ordinary(program):
+    return program("name=first")
+
+
+@pytest.fixture(scope="module")
+def sweep(program):
+    """Two jobs that fail, and two that do not."""
+    return program("-m", "workload.path=missing,null", "seed=0,1", "name=grid")
+
+
+def last_line(done) -> Path:
+    return Path(done.stdout.splitlines()[-1])
+
+
+def test_a_run_leaves_its_files_and_prints_their_directory_last(ordinary):
+    assert ordinary.returncode == 0, ordinary.stderr
+    run_dir = last_line(ordinary)
+    assert run_dir.parent.parts[-2:] == ("outputs", "first")
+    assert {path.name for path in run_dir.iterdir()} == {*RUN_FILES, ".hydra"}
+    assert len((run_dir / "metrics.jsonl").read_text().splitlines()) == 3
+    assert json.loads((run_dir / "timing.json").read_text())["requests_per_wall_s"] == 6
+
+
+def test_equal_runs_have_equal_summaries_in_two_directories(program, ordinary):
+    first, second = last_line(ordinary), last_line(program("name=first"))
+    assert first != second
+    for name in ("summary.json", "metrics.jsonl", "config.yaml"):
+        assert (first / name).read_bytes() == (second / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    "words", ["device hit", "host hit", "storage hit", "computed", "hit 70.0%", "a note"]
+)
+def test_the_summary_says_where_tokens_came_from(ordinary, words):
+    assert words in ordinary.stdout
+
+
+def test_no_printed_line_is_filled_up_with_blanks(ordinary, sweep):
+    lines = ordinary.stdout.splitlines() + sweep.stdout.splitlines()
+    assert [line for line in lines if line != line.rstrip()] == []
+
+
+def test_no_number_is_elided_on_a_narrow_terminal(program, ordinary):
+    narrow = program("name=narrow", FORCE_COLOR="1", COLUMNS="40").stdout
+    assert "…" not in narrow
+    assert "1,200" in ordinary.stdout
+    assert "1,200" in narrow
+
+
+def test_an_overloaded_run_makes_no_latency_claim(program, ordinary):
+    claim = "overloaded: no latency claim"
+    assert claim in program("workload.path=busy").stdout
+    assert claim not in ordinary.stdout
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("workload.path=missing", "No such trace: missing"),
+        ("cache.page_size=24", "cache.page_size must be a power of two, got 24"),
+        ("cache.pagesize=64", "did you mean cache.page_size?"),
+        ("+cache.typo=64", "there is no knob cache.typo"),
+        ("cache.host_gib=1,2", "add -m to run all of its values"),
+        ("name=../../evil", "name must be that of a directory below outputs/"),
+        ("hydra.run.dir=/proc/none", "hydra.run.dir=/proc/none cannot be made"),
+        (f"hydra.run.dir={__file__}/below", "cannot be made: Not a directory"),
+        ("workload.path=huge", "lower cache.host_gib (256.0) or cache.device_gib (40.0)"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(program, override, told):
+    done = program(override)
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+
+
+def test_a_run_that_counts_no_request_has_failed(program):
+    done = program("workload.path=nobody")
+    assert done.returncode == 2
+    assert "workload.warm_up_s must be less than the workload lasts" in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_traceback_is_there_for_who_asks(program):
+    assert "Traceback" in program("workload.path=missing", HICACHE_TRACEBACK="1").stderr
+
+
+def test_a_bug_shows_its_traceback(program):
+    done = program("workload.path=bug")
+    assert done.returncode == 1
+    assert "a bug of ours" in done.stderr
+    assert "Traceback" in done.stderr
+
+
+def test_a_sweep_goes_on_after_a_job_that_fails(sweep):
+    assert sweep.returncode == 1
+    found = last_line(sweep).glob("*/summary.json")
+    assert sorted(path.parent.name for path in found) == ["2", "3"]
+
+
+def test_a_failed_job_says_why(sweep):
+    told = (last_line(sweep) / "0" / "error.txt").read_text()
+    assert told == "No such trace: missing\n"
+    assert "job 0 failed: No such trace: missing" in sweep.stderr
+
+
+def test_the_line_of_a_job_says_what_no_other_job_was_told(sweep):
+    lines = [line for line in sweep.stdout.splitlines() if line.startswith("job 2")]
+    assert lines[0].startswith("job 2 (3 of 4): workload.path=null seed=0  →  token hit rate")
+
+
+def test_a_sweep_prints_its_directory_once_and_last(sweep):
+    assert last_line(sweep).parent.parts[-2:] == ("outputs", "grid")
+    assert sweep.stdout.count(str(last_line(sweep))) == 1
+
+
+def test_an_experiment_runs_its_whole_grid_and_ends_with_a_figure(program):
+    done = program(
+        "experiment=prefetch_stop", "hydra/launcher=basic", "storage.read_gbps=2", "seed=0"
+    )  # joblib's workers would not have the engine above
+    assert done.returncode == 0, done.stderr
+    assert len(list(last_line(done).glob("*/summary.json"))) >= 3
+    assert (last_line(done) / "sweep.png").exists()
+    assert "prefetch.stop" in done.stdout
+
+
+def test_a_run_says_how_long_serving_took_and_how_long_all_of_it(ordinary):
+    (line,) = [line for line in ordinary.stdout.splitlines() if "wall time" in line]
+    assert line.startswith("0.5 s of wall time to load and serve (6 requests a second), ")
+    assert line.endswith(" s with reports")
+
+
+def test_a_metric_that_the_run_does_not_have_is_named(program):
+    done = program("metrics=[foo/bar,request/ttft_s_mean]")
+    assert done.returncode == 0
+    assert "the run has no metric foo/bar\n" in done.stderr
+    assert "ttft_s_mean" not in done.stderr
+
+
+def test_a_knob_of_the_other_launcher_says_which_one(program):
+    done = program("-m", "seed=0,1", "hydra.launcher.n_jobs=1")
+    assert done.returncode == 2
+    assert "hydra/launcher=joblib" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_run_into_the_directory_of_an_equal_run_is_not_made_again(program, ordinary):
+    run_dir = last_line(ordinary)
+    before = (run_dir / "timing.json").stat().st_mtime_ns
+    done = program("name=first", f"hydra.run.dir={run_dir}")
+    assert (done.returncode, done.stdout) == (0, f"as before\n{run_dir}\n")
+    assert (run_dir / "timing.json").stat().st_mtime_ns == before
+
+
+def contents_of(directory: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def used(program, tmp_path) -> Path:
+    """The directory of a finished run."""
+    done = program(f"hydra.run.dir={tmp_path / 'used'}")
+    assert done.returncode == 0, done.stderr
+    return tmp_path / "used"
+
+
+def test_a_run_into_the_directory_of_another_run_is_refused(program, used):
+    before = contents_of(used)
+    done = program("seed=1", f"hydra.run.dir={used}")
+    assert done.returncode == 2
+    assert "another configuration (seed was 0 and is 1)" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert contents_of(used) == before
+
+
+def test_a_run_by_other_code_is_another_run(program, used):
+    made_of = json.loads((used / "provenance.json").read_text())
+    made_of["hicache"]["sha256"] = "0" * 64
+    (used / "provenance.json").write_text(json.dumps(made_of))
+    done = program(f"hydra.run.dir={used}")
+    assert done.returncode == 2
+    assert "a finished run by other code (of hicache)" in done.stderr
+
+
+def test_a_run_that_did_not_end_is_made_again(program, used):
+    (used / "summary.json").rename(used / "error.txt")
+    assert program("seed=1", f"hydra.run.dir={used}").returncode == 0
+    assert (used / "summary.json").exists()
+    assert not (used / "error.txt").exists()
+
+
+@pytest.fixture(scope="module")
+def interrupted(program, tmp_path_factory):
+    """A sweep of two jobs, the second of which was interrupted, and its directory."""
+    directory = tmp_path_factory.mktemp("grid") / "sweep"
+    told = ("-m", "workload.path=null,slow", f"hydra.sweep.dir={directory}")
+    return program(*told), directory, told
+
+
+def test_an_interrupted_sweep_sums_up_what_it_has(interrupted):
+    done, directory, _ = interrupted
+    assert done.returncode == 130
+    assert last_line(done) == directory
+    assert "interrupted: 1 of 2 jobs had finished" in done.stderr
+    assert len(json.loads((directory / "sweep.json").read_text())) == 1
+
+
+def test_an_interrupted_sweep_goes_on_where_it_was(program, interrupted):
+    _, directory, told = interrupted
+    before = (directory / "0" / "timing.json").stat().st_mtime_ns
+    done = program(*told, HURRY="1")
+    assert done.returncode == 0, done.stderr
+    assert "job 0 (1 of 2): workload.path=null  →  as before\n" in done.stdout
+    assert (directory / "0" / "timing.json").stat().st_mtime_ns == before
+    assert (directory / "1" / "summary.json").exists()
+    assert len(json.loads((directory / "sweep.json").read_text())) == 2
+
+
+@pytest.mark.parametrize(
+    ("grid", "told"),
+    [
+        ("seed=5,0", "another configuration (seed was 0 and is 5)"),
+        ("seed=0", "holds job 1, and this sweep has 1"),
+    ],
+)
+def test_a_sweep_into_the_directory_of_another_one_is_refused(program, tmp_path, grid, told):
+    assert program("-m", "seed=0,1", f"hydra.sweep.dir={tmp_path}").returncode == 0
+    before = contents_of(tmp_path)
+    done = program("-m", grid, f"hydra.sweep.dir={tmp_path}")
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert contents_of(tmp_path) == before
+
+
+def test_jobs_side_by_side_are_not_made_twice_either(tmp_path):
+    command = [sys.executable, "-m", "experiments.run", "-m", "hydra/launcher=joblib", "seed=0,1"]
+    command += ["hydra.launcher.n_jobs=1", "workload.num_sessions=1", f"hydra.sweep.dir={tmp_path}"]
+    environment = {**os.environ, "WANDB_MODE": "disabled"}
+
+    def call() -> str:
+        return subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+        ).stdout
+
+    assert "as before" not in call()
+    (tmp_path / "1" / "summary.json").unlink()
+    printed = call()
+    assert "job 0 (1 of 2): seed=0  →  as before" in printed
+    assert "job 1 (2 of 2): seed=1  →  token hit rate" in printed
+
+
+def test_wandb_keeps_two_sweeps_of_one_name_apart(program, tmp_path):
+    done = program("-m", "seed=0", f"hydra.sweep.dir={tmp_path / 'mine'}", WANDB_MODE="offline")
+    assert done.returncode == 0, done.stderr
+    (log,) = tmp_path.glob("mine/0/wandb/offline-run-*/run-*.wandb")
+    wandb = Path(sys.executable).with_name("wandb")
+    found = subprocess.run(
+        [wandb, "leet", "inspect", "--json", log], capture_output=True, text=True, check=True
+    )
+    records = [json.loads(line) for line in found.stdout.splitlines()]
+    (run,) = [record["run"] for record in records if record["type"] == "run"]
+    assert run["run_group"] == "adhoc/mine"
+    kept = {path.name for path in log.parent.glob("files/*")}
+    assert {"requests.parquet", "tokens.png", "ttft.png"} <= kept

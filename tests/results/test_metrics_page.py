@@ -1,0 +1,50 @@
+"""docs/metrics.md explains every number of a summary."""
+
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+
+from hicache.experiment import run
+from hicache.results.metrics import REQUIRED_MEASURES, summarize
+from tests.test_experiment import config_of
+
+PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+TIGHT = ("cache.device_gib=4", "cache.host_gib=4")
+
+
+def expanded(name: str) -> list[str]:
+    """`a/{b,c}_d` as `a/b_d` and `a/c_d`."""
+    parts = [part.split(",") for part in re.split(r"[{}]", name)]
+    return ["".join(each) for each in itertools.product(*parts)]
+
+
+EXPLAINED = {
+    key
+    for line in PAGE.read_text().splitlines()
+    if line.startswith("| `")
+    for name in re.findall(r"`([a-z_]+/[^` ]+)`", line.split("|")[1])
+    for key in expanded(name)
+}
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("model=llama3_8b", *TIGHT, "prefetch.cut=abandon"),
+        ("model=qwen3_next_80b", *TIGHT, "prefetch.stop=best_effort"),
+        ("model=gemma3_27b", *TIGHT, "parallel.ranks=2"),
+        ("model=llama3_8b", *TIGHT, "storage.faults.error_rate=0.3", "storage.faults.delay_ms=1"),
+        ("model=llama3_8b", *TIGHT, "storage.tiering=exclusive", "storage.write=on_host_eviction"),
+        ("executor=torch", "model=tiny_hybrid", "workload=agents", "executor.verify=true"),
+    ],
+    ids=" ".join,
+)
+def test_every_key_of_a_summary_is_explained(overrides: tuple[str, ...]) -> None:
+    result = run(config_of("workload.limit=40", *overrides))
+    assert set(summarize(result.records, result.measures)) - EXPLAINED == set()
+
+
+def test_what_every_summary_must_have_is_explained() -> None:
+    assert set(REQUIRED_MEASURES) - EXPLAINED == set()

@@ -1,0 +1,177 @@
+import base64
+import json
+import re
+
+import matplotlib.image
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from hicache.results import report
+from hicache.results.metrics import Row, Status, summarize
+from hicache.results.tracking import write_json
+
+
+@pytest.fixture
+def run_dir(tmp_path, make_record, measures, rows):
+    write_json(tmp_path / "summary.json", summarize([make_record(0)], measures))
+    lines = [json.dumps(row.flat()) for row in rows]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    (tmp_path / "config.yaml").write_text("name: <b>bold</b>\n")
+    return tmp_path
+
+
+def ink(path) -> float:
+    """Share of pixels that are not white."""
+    return float(np.mean(matplotlib.image.imread(path)[..., :3].min(axis=-1) < 0.99))
+
+
+def test_requests_come_back_from_parquet(tmp_path, make_record):
+    rejected = make_record(1, status=Status.rejected, reason="too long", finish_ns=None)
+    report.write_requests(tmp_path / "requests.parquet", [make_record(0), rejected])
+    first, second = pq.read_table(tmp_path / "requests.parquet").to_pylist()
+    assert (first["status"], first["device_hit_len"], first["queue_ns"]) == ("finished", 400, 100)
+    assert (second["status"], second["reason"], second["finish_ns"]) == (
+        "rejected",
+        "too long",
+        None,
+    )
+
+
+def test_a_run_without_requests_has_an_empty_table(tmp_path):
+    report.write_requests(tmp_path / "requests.parquet", [])
+    assert pq.read_table(tmp_path / "requests.parquet").num_rows == 0
+
+
+def test_the_page_holds_figures_numbers_and_config(run_dir):
+    page = report.write_report(run_dir, title="a run").read_text()
+    images = re.findall(r"base64,([^\"]+)", page)
+    assert [base64.b64decode(image) for image in images] == [
+        (run_dir / name).read_bytes() for name in ("tokens.png", "ttft.png")
+    ]
+    assert "cache/token_hit_rate" in page
+    assert "&lt;b&gt;bold" in page
+
+
+CONFIG = """name: a question
+seed: 3
+workload:
+  kind: chat
+  path: null
+model:
+  name: tiny
+  pattern:
+  - F
+hardware:
+  tile:
+    kind: '128'
+prefetch:
+  stop: my_policies:Mine
+"""
+
+
+def test_the_page_says_in_words_what_was_run(run_dir):
+    (run_dir / "config.yaml").write_text(CONFIG)
+    page = report.write_report(run_dir, title="a run").read_text()
+    told = "workload chat, model tiny, prefetch stop policy my_policies:Mine, seed 3"
+    assert f"<p>{told}</p>" in page
+    assert "<p>1 requests: 1 finished, 0 rejected, 0 aborted</p>" in page
+
+
+@pytest.mark.parametrize(
+    ("rho", "told"),
+    [
+        (0.89, "Not overloaded (ρ gpu 0.89, queue 0.10, read 0.10, write 0.10; all below 0.9)."),
+        (0.9, "Overloaded: no latency claim (ρ gpu 0.90, queue 0.10, read 0.10, write 0.10;"),
+    ],
+)
+def test_the_page_says_in_words_whether_latencies_mean_anything(run_dir, rho, told):
+    summary = json.loads((run_dir / "summary.json").read_text())
+    others = dict.fromkeys(("load/rho_queue", "load/rho_read", "load/rho_write"), 0.1)
+    rhos = {"load/rho_gpu": rho, **others}
+    write_json(run_dir / "summary.json", summary | rhos)
+    assert told in report.write_report(run_dir, title="a run").read_text()
+
+
+def tick_labels(axes):
+    axes.figure.draw_without_rendering()
+    return [label.get_text() for label in axes.get_yticklabels()]
+
+
+@pytest.mark.parametrize(
+    ("longest_s", "unit"), [(1.3, "s"), (0.2, "ms"), (3e-5, "µs"), (40.0, "s"), (0.0, "")]
+)
+def test_an_axis_of_times_has_one_unit(make_record, measures, longest_s, unit):
+    summary = summarize([make_record(0)], measures)
+    times = {key: longest_s for key in summary if "_s_p" in key or "_s_mean" in key}
+    figure = report.draw_ttft(summary | times)
+    labels = [label for axes in figure.axes for label in tick_labels(axes) if label != "0"]
+    assert labels
+    if unit:
+        assert {label.partition(" ")[2] for label in labels} == {unit}
+
+
+def test_an_axis_of_tokens_has_one_unit(rows):
+    flat = [row.flat() | {"interval/computed_tokens": 13_000} for row in rows]
+    labels = [label for label in tick_labels(report.draw_tokens(flat).axes[0]) if label != "0"]
+    assert {label[-1] for label in labels} == {"k"}
+
+
+def test_the_warning_of_an_overloaded_run_is_inside_its_figure(make_record, measures):
+    summary = summarize([make_record(0)], {**measures, "load/rho_gpu": 2.0})
+    figure = report.draw_ttft(summary, run="adhoc/2026-01-01_00-00-00-000000_abcdef")
+    figure.draw_without_rendering()
+    _, right = figure.axes
+    title = right.get_title(loc="left")
+    assert "overloaded: no latency claim" in title.splitlines()
+    box = next(t for t in (right._left_title, right.title) if t.get_text()).get_window_extent()
+    assert box.x1 <= figure.bbox.x1
+    assert box.y1 <= figure.bbox.y1
+
+
+def test_figures_name_their_run(run_dir, rows, make_record, measures):
+    tokens = report.draw_tokens([row.flat() for row in rows], run="a run")
+    ttft = report.draw_ttft(summarize([make_record(0)], measures), run="a run")
+    assert [figure.get_suptitle() for figure in (tokens, ttft)] == ["a run", "a run"]
+
+
+def test_a_queue_that_came_and_went_between_two_drawn_points_is_seen():
+    waiting = [7 if index == 401 else 0 for index in range(1000)]
+    rows = [Row(time_s=i + 1.0, waiting_count=count).flat() for i, count in enumerate(waiting)]
+    _, bottom = report.draw_tokens(rows).axes
+    line = next(line for line in bottom.lines if line.get_label() == "waiting (most)")
+    assert max(line.get_ydata()) == 7
+
+
+def test_figures_are_drawn(run_dir):
+    report.write_report(run_dir, title="a run")
+    assert all(ink(run_dir / name) > 0.05 for name in ("tokens.png", "ttft.png"))
+
+
+def test_figures_of_equal_runs_are_equal_bytes(run_dir):
+    report.write_report(run_dir, title="a run")
+    first = (run_dir / "tokens.png").read_bytes()
+    report.write_report(run_dir, title="a run")
+    assert (run_dir / "tokens.png").read_bytes() == first
+
+
+def test_a_run_too_short_for_a_row_has_a_report(run_dir):
+    (run_dir / "metrics.jsonl").write_text("")
+    assert report.write_report(run_dir, title="a run").exists()
+
+
+def test_the_layers_of_an_interval_stack_up_to_its_tokens(rows):
+    top = report.draw_tokens([row.flat() for row in rows]).axes[0]
+    tops = [stairs.get_data().values for stairs in top.patches]
+    last = rows[-1]
+    total = last.device_hit_tokens + last.host_hit_tokens + last.storage_hit_tokens + 300
+    assert tops[0][-1] == pytest.approx(last.device_hit_tokens / 10)
+    assert tops[-1][-1] == pytest.approx(total / 10)
+
+
+def test_long_runs_are_drawn_in_fewer_intervals_of_the_same_tokens():
+    rows = [Row(time_s=float(i + 1), computed_tokens=60).flat() for i in range(1000)]
+    top = report.draw_tokens(rows).axes[0]
+    values, edges, _ = top.patches[-1].get_data()
+    assert len(values) <= report.MAX_BARS
+    assert sum(values * np.diff(edges) * 60) == pytest.approx(60 * 1000)

@@ -1,0 +1,189 @@
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hicache.config import TrackerConfig, WandbMode, WritePolicy
+from hicache.results.metrics import Row
+from hicache.results.tracking import Tracker, plain, write_json
+
+CONFIG = {"seed": 3, "cache": {"page_size": 64, "write_policy": "write_back"}}
+OFFLINE = TrackerConfig(project="bench")
+FILES_ONLY = TrackerConfig(wandb_mode=WandbMode.disabled)
+ROOT = Path(__file__).parents[2]
+
+
+def tracker(out_dir, config=OFFLINE):
+    return Tracker(out_dir, config, config=CONFIG, group="prefetch_stop", name="job 4")
+
+
+def inspect(out_dir) -> list[dict]:
+    """What W&B's own reader finds in the one offline run below `out_dir`."""
+    (log,) = out_dir.glob("wandb/offline-run-*/run-*.wandb")
+    command = [Path(sys.executable).with_name("wandb"), "leet", "inspect", "--json", log]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def lines_of(out_dir) -> list[dict]:
+    return [json.loads(line) for line in (out_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_rows_are_on_disk_before_the_run_ends(tmp_path, rows):
+    with tracker(tmp_path, FILES_ONLY) as open_tracker:
+        open_tracker.log(rows[0])
+        assert lines_of(tmp_path) == [rows[0].flat()]
+
+
+def test_disabled_leaves_nothing_but_our_files(tmp_path, rows):
+    with tracker(tmp_path, FILES_ONLY) as open_tracker:
+        open_tracker.log(rows[0])
+        open_tracker.summarize({"b/x_s": 0.1, "a/y_count": 2})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl", "summary.json"]
+
+
+def test_equal_summaries_are_equal_bytes(tmp_path):
+    write_json(tmp_path / "one", {"b": 0.1, "a": 2})
+    write_json(tmp_path / "two", {"a": 2, "b": 0.1})
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
+def test_a_summary_holds_no_nan(tmp_path):
+    with pytest.raises(ValueError, match="JSON compliant"):
+        write_json(tmp_path / "one", {"a": float("nan")})
+
+
+def test_a_config_becomes_plain_values():
+    assert plain({"a": (WritePolicy.write_back, None), "b": Row(time_s=1.0)})["a"] == [
+        "write_back",
+        None,
+    ]
+
+
+def records(log: list[dict], kind: str) -> list[dict]:
+    return [record[kind] for record in log if record["type"] == kind]
+
+
+def summary_of(log: list[dict]) -> dict:
+    merged: dict = {}
+    for update in records(log, "summary"):
+        merged |= update["update"]
+    return merged
+
+
+@pytest.fixture(scope="module")
+def offline_run(tmp_path_factory):
+    """The directory of a run of three rows, and what W&B's reader finds in it."""
+    out_dir = tmp_path_factory.mktemp("run")
+    with tracker(out_dir) as open_tracker:
+        for index in range(3):
+            open_tracker.log(Row(time_s=10.0 * index, computed_tokens=index))
+        open_tracker.summarize({"cache/token_hit_rate": 0.25})
+    return out_dir, inspect(out_dir)
+
+
+def test_wandb_offline_names_the_group_the_run_and_its_config(offline_run):
+    (run,) = records(offline_run[1], "run")
+    names = (run["project"], run["run_group"], run["display_name"])
+    assert names == ("bench", "prefetch_stop", "job 4")
+    assert CONFIG.items() <= run["config"]["update"].items()
+
+
+def test_wandb_offline_mirrors_the_rows(offline_run):
+    out_dir, log = offline_run
+    items = [entry["item"] for entry in records(log, "history")]
+    keys = Row(time_s=0.0).flat()
+    assert [{key: item[key] for key in keys} for item in items] == lines_of(out_dir)
+
+
+def test_wandb_offline_mirrors_the_summary_and_that_the_run_succeeded(offline_run):
+    _, log = offline_run
+    assert summary_of(log)["cache/token_hit_rate"] == 0.25
+    assert [entry.get("exit_code", 0) for entry in records(log, "exit")] == [0]
+
+
+def test_a_run_that_fails_is_recorded_as_failed(tmp_path):
+    with pytest.raises(ZeroDivisionError), tracker(tmp_path):
+        raise ZeroDivisionError
+    assert records(inspect(tmp_path), "exit")[-1]["exit_code"] == 1
+
+
+def test_two_runs_of_one_process_are_two(tmp_path, rows):
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        with tracker(tmp_path / name) as open_tracker:
+            open_tracker.log(rows[0])
+    ids = {records(inspect(tmp_path / name), "run")[0]["run_id"] for name in ("one", "two")}
+    assert len(ids) == 2
+
+
+def test_online_without_a_key_goes_offline_and_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with tracker(tmp_path, TrackerConfig(wandb_mode=WandbMode.online)):
+        pass
+    assert "no API key" in capsys.readouterr().err
+    assert records(inspect(tmp_path), "run")
+
+
+def test_the_handler_of_sigterm_is_put_back(tmp_path):
+    before = signal.getsignal(signal.SIGTERM)
+    with tracker(tmp_path, FILES_ONLY):
+        assert signal.getsignal(signal.SIGTERM) is not before
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+KILLED_RUN = """
+import os, signal, sys, time
+from pathlib import Path
+from hicache.config import TrackerConfig
+from hicache.results.metrics import Row
+from hicache.results.tracking import Tracker
+
+with Tracker(Path(sys.argv[1]), TrackerConfig(), config={{}}, group="g", name="n") as tracker:
+    for index in range(20):
+        tracker.log(Row(time_s=float(index)))
+    log = next(Path(sys.argv[1]).glob("wandb/offline-run-*/run-*.wandb"))
+    deadline = time.monotonic() + 30
+    while log.stat().st_size < 2000 and time.monotonic() < deadline:
+        time.sleep(0.05)  # until the first flush, a second after the rows
+    os.kill(os.getpid(), {signal})
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "code"), [("signal.SIGKILL", -signal.SIGKILL), ("signal.SIGTERM", 143)]
+)
+def test_a_killed_run_keeps_its_rows_in_both_places(tmp_path, name, code):
+    script = KILLED_RUN.format(signal=name)
+    done = subprocess.run([sys.executable, "-c", script, tmp_path], cwd=ROOT, check=False)
+    assert done.returncode == code
+    assert len(lines_of(tmp_path)) == 20
+    log = inspect(tmp_path)
+    assert len(records(log, "history")) == 20
+    exits = records(log, "exit")
+    assert [entry["exit_code"] for entry in exits] == ([143] if code == 143 else [])
+
+
+def test_attached_files_stay_with_the_run_when_it_is_moved(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "table.bin").write_bytes(b"rows")
+    with tracker(tmp_path / "run") as open_tracker:
+        open_tracker.attach([tmp_path / "run" / "table.bin"])
+    moved = (tmp_path / "run").rename(tmp_path / "moved")
+    assert "table.bin" in {
+        file["path"] for entry in records(inspect(moved), "files") for file in entry["files"]
+    }
+    (kept,) = moved.glob("wandb/offline-run-*/files/table.bin")
+    assert kept.read_bytes() == b"rows"
+
+
+def test_a_summary_is_whole_or_not_there(tmp_path):
+    with pytest.raises(ValueError, match="JSON compliant"):
+        write_json(tmp_path / "one", {"a": float("nan")})
+    write_json(tmp_path / "two", {"a": 1})
+    assert [path.name for path in tmp_path.iterdir()] == ["two"]

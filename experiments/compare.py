@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from experiments.launch.console import show_sheet
 from experiments.launch.job import one_sentence
+from experiments.tables.console import show_sheet
 from experiments.tables.groups import Group, differing_keys, group_runs, load_runs
 from experiments.tables.paired import CONFIDENCE, of_requests
 from experiments.tables.paired_table import compare_pairs, describe_pairs, sheet_of_pairs

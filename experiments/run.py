@@ -23,15 +23,13 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from experiments.launch import schema
-from experiments.launch.console import show_line, show_run
 from experiments.launch.job import CONFIG_ERRORS, SUMMARY_FILE, begin, explain, run_job
 from experiments.launch.progress import ProgressBar
-from experiments.launch.provenance import add_trace
 from experiments.launch.resume import is_as_before, jobs_of, sum_up_interrupted, sweep_config
+from experiments.launch.screen import show_line, show_run
+from experiments.tables.provenance import add_trace
 from hicache import experiment
 from hicache.config import ExperimentConfig
-
-CONF = Path(__file__).resolve().parents[1] / "conf"
 
 # what else than a replay `program` may name: each writes into the run's directory
 PROGRAMS = {
@@ -45,7 +43,7 @@ INTERRUPTED = 130  # exit code of a process that Ctrl-C ended: 128 + 2
 schema.register()
 
 
-@hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
+@hydra.main(version_base="1.3", config_path=str(schema.CONF), config_name="config")
 def compose_and_run(cfg: DictConfig) -> int:
     """Run one job; of a sweep, return the exit code so that the other jobs still run."""
     hydra_config = HydraConfig.get()

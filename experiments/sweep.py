@@ -15,7 +15,7 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.launch.console import console, show_sheet
+from experiments.tables.console import console, show_sheet
 from experiments.tables.groups import (
     Group,
     Spread,

@@ -1,10 +1,8 @@
 """Whole runs from a config: equal bytes, several engines, and a policy from outside."""
 
 import json
-from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 
 from experiments.launch import schema
 from hicache.cache.prefetch import stop
@@ -31,7 +29,6 @@ from hicache.scheduler.checkpoints import PLACEMENTS
 from hicache.scheduler.job import Job
 from hicache.scheduler.order import ORDERS
 
-CONF = Path(__file__).parents[1] / "conf"
 MODELS = ["tiny_hybrid", "llama3_8b", "gemma3_27b", "qwen3_next_80b"]
 
 
@@ -77,14 +74,8 @@ class NeverAsked:
 
 
 def config_of(*overrides: str) -> ExperimentConfig:
-    schema.register()
-    with initialize_config_dir(str(CONF), version_base=None):
-        return schema.to_config(
-            compose(
-                "config",
-                overrides=["workload=builtin", "storage=memory", "workload.limit=60", *overrides],
-            )
-        )
+    base = ("workload=builtin", "storage=memory", "workload.limit=60")
+    return schema.config_of(*base, *overrides)
 
 
 def summary_of(result: Result) -> str:
@@ -136,7 +127,7 @@ def test_a_policy_that_is_none_is_refused(name: str) -> None:
 
 def test_a_policy_that_is_not_a_class_is_refused() -> None:
     with pytest.raises(ValueError, match=r"cache\.eviction"):
-        run(config_of("model=tiny_hybrid", "cache.eviction=tests.test_experiment:CONF"))
+        run(config_of("model=tiny_hybrid", "cache.eviction=tests.test_experiment:MODELS"))
 
 
 SLOW_STORAGE = (

@@ -1,19 +1,16 @@
 """Runs under storage faults: they end, leak nothing, and take simulated time, not real time."""
 
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import pytest
 import yaml
-from hydra import compose, initialize_config_dir
 
-from experiments.launch import schema
+from experiments.launch.schema import CONF, config_of
 from hicache import experiment
 from hicache.config import STOP_POLICIES, ExperimentConfig, FaultsConfig, StartState, StorageConfig
 from hicache.results.metrics import Result
 
-CONF = Path(__file__).parents[1] / "conf"
 PRESETS = sorted(path.stem for path in (CONF / "faults").glob("*.yaml"))
 STOPS = pytest.mark.parametrize("stop", STOP_POLICIES)
 CALM = FaultsConfig()
@@ -34,13 +31,6 @@ SMALL = (
 SOON = {"gone_from_s": 2.0, "gone_for_s": 4.0, "failure_ms": 500.0}
 
 
-@cache
-def base_config(*overrides: str) -> ExperimentConfig:
-    schema.register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return schema.to_config(compose("config", overrides=[*SMALL, *overrides]))
-
-
 def preset_of(name: str) -> FaultsConfig:
     faults = FaultsConfig(**yaml.safe_load((CONF / "faults" / f"{name}.yaml").read_text()))
     return faults if faults.gone_from_s is None else replace(faults, **SOON)
@@ -54,7 +44,7 @@ def run(
     start: StartState = StartState.warm_storage,
     **storage: object,
 ) -> Result:
-    config = base or base_config()
+    config = base or config_of(*SMALL)
     return experiment.run(
         replace(
             config,
@@ -101,7 +91,7 @@ def test_a_run_under_faults_answers_everyone_and_leaks_nothing(
 def test_hybrids_leak_nothing_when_everything_goes_wrong(model: str, stop: str) -> None:
     roomy = () if model == "tiny_hybrid" else ("cache.device_gib=24", "cache.host_gib=12")
     roomy += ("workload.num_sessions=8",)
-    base = base_config(f"model={model}", *roomy)
+    base = config_of(*SMALL, f"model={model}", *roomy)
     result = run(preset_of("everything"), base=base, stop=stop)
     assert fates(result) == fates(run(base=base, stop=stop))
 

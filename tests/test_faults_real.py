@@ -17,14 +17,12 @@ from shutil import copytree
 
 import pytest
 import yaml
-from hydra import compose, initialize_config_dir
 
-from experiments.launch import schema
+from experiments.launch.schema import CONF, config_of
 from hicache import experiment
 from hicache.config import STOP_POLICIES, ExperimentConfig, FaultsConfig
 from hicache.results.metrics import Result
 
-CONF = Path(__file__).parents[1] / "conf"
 PRESETS = sorted(path.stem for path in (CONF / "faults").glob("*.yaml"))
 KINDS = ("slab", "file")
 BASE = (
@@ -51,13 +49,6 @@ SOON_FOR_GOOD = {**SOON, "gone_for_s": None}
 DAMAGED_BYTES = 256  # where damage is done: no page of the model is shorter
 
 Fill = Callable[[str], Path]
-
-
-@cache
-def base_config() -> ExperimentConfig:
-    schema.register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return schema.to_config(compose("config", overrides=list(BASE)))
 
 
 def preset_of(name: str) -> FaultsConfig:
@@ -97,7 +88,7 @@ def bites(result: Result) -> float:
 
 
 def with_storage(kind: str, root: Path, faults: FaultsConfig | None = None) -> ExperimentConfig:
-    config = base_config()
+    config = config_of(*BASE)
     storage = replace(config.storage, kind=kind, root=str(root), faults=faults or FaultsConfig())
     prefetch = replace(config.prefetch, stop="wait_complete")
     return replace(config, storage=storage, prefetch=prefetch)

@@ -1,46 +1,34 @@
-"""The library is a building: a module imports only from floors below its own."""
+"""The library is a building: imports go to floors and rooms below, and never in circles."""
 
 import ast
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-# a name stands for itself and everything inside it; modules of one name may import each other
+# a name stands for itself and everything inside it
 FLOORS = [
     ["hicache.config", "hicache.request", "hicache.clock", "hicache.models", "hicache.env"],
-    [
-        "hicache.kernels",
-        "hicache.storage",
-        "hicache.workload",
-        "hicache.results.metrics",
-        "hicache.results.tracking",
-        "hicache.results.report",
-    ],
+    ["hicache.kernels", "hicache.storage", "hicache.workload"],
     ["hicache.cache"],
-    ["hicache.cache.tiers.capacity"],
     ["hicache.scheduler", "hicache.executor"],
-    ["hicache.engine.loop"],
-    [
-        "hicache.engine.ranks.lockstep",
-        "hicache.results.recorder",
-        "hicache.engine.routing",
-        "hicache.engine.warm",
-    ],
-    [
-        "hicache.engine.runtime"
-    ],  # this and what stands below, to the engine, are pieces of the experiment
+    ["hicache.engine"],
+    ["hicache.results"],
     ["hicache.experiment"],
     ["experiments"],
 ]
 # neighbours on one floor that may be used, in this direction only
-NEIGHBOURS = {
-    ("hicache.config", "hicache.models"),
-    ("hicache.results.tracking", "hicache.results.metrics"),
-    ("hicache.results.report", "hicache.results.metrics"),
-    ("hicache.executor", "hicache.scheduler"),
+NEIGHBOURS = {("hicache.config", "hicache.models"), ("hicache.executor", "hicache.scheduler")}
+# the rooms of a package in order: what is inside one uses itself and those before it
+ROOMS = {
+    "hicache.cache": ["pages", "named", "tree", "tiers", "prefix_cache", "prefetch", "invariants"],
+    "hicache.executor": ["completions", "simulated", "real"],
+    "hicache.engine": ["ports", "loop", "routing", "warm", "ranks", "runtime"],
+    "hicache.storage": ["base", "digest", "guards", "engines", "build", "bench", "integrations"],
+    "hicache.results": ["metrics", "tracking", "report", "recorder"],
+    "experiments": ["tables", "sweep", "launch", "studies"],
 }
-MODULES = sorted(path for top in ("hicache", "experiments") for path in (ROOT / top).rglob("*.py"))
 # what only some may import, wherever in a module the import stands
 ONLY_IN = {
     "hydra": ("experiments",),
@@ -49,9 +37,10 @@ ONLY_IN = {
     "matplotlib": ("hicache.results.report", "hicache.kernels.bench", "experiments"),
     "torch": (
         "hicache.kernels",
-        "hicache.executor",
+        "hicache.executor.real",
+        "hicache.engine.ranks.processes",
         "hicache.env",
-        "hicache.storage.integrations.sglang",
+        "hicache.storage.integrations",
         "experiments",
     ),
     "sglang": ("hicache.storage.integrations.sglang", "experiments"),
@@ -63,31 +52,40 @@ def module_of(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-def name_of(module: str) -> str:
-    names = [name for floor in FLOORS for name in floor if is_in(module, name)]
-    assert names, f"{module} stands on no floor; add it to FLOORS"
-    return names[0]
+MODULES = {
+    module_of(path): path
+    for top in ("hicache", "experiments")
+    for path in sorted((ROOT / top).rglob("*.py"))
+}
 
 
-def floor_of(module: str) -> int:
-    return next(level for level, names in enumerate(FLOORS) if name_of(module) in names)
+def imports_of(source: str) -> set[str]:
+    """Modules a source imports, lazily or not; `from package import module` is that module."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in MODULES else node.module for name in names}
+    return found
 
 
 def is_in(module: str, package: str) -> bool:
     return f"{module}.".startswith(f"{package}.")
 
 
-def imports_of(source: str) -> set[str]:
-    """Modules a source imports, lazily or not; `from package import module` counts as both."""
-    found = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module == "hicache":
-            found |= {f"hicache.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
-    return found
+def floor_of(module: str) -> tuple[int, str]:
+    """The number of its floor, and its name there."""
+    found = [(n, name) for n, names in enumerate(FLOORS) for name in names if is_in(module, name)]
+    assert found, f"{module} stands on no floor; add it to FLOORS"
+    return found[0]
+
+
+def room_of(module: str, package: str) -> int | None:
+    """The place of its room in the order of the package's; None: it has no place in it."""
+    rooms = enumerate(ROOMS.get(package, []))
+    return next((place for place, name in rooms if is_in(module, f"{package}.{name}")), None)
 
 
 def forbidden(module: str, target: str) -> bool:
@@ -97,22 +95,30 @@ def forbidden(module: str, target: str) -> bool:
         return not any(is_in(module, place) for place in ONLY_IN[top])
     if top not in ("hicache", "experiments") or target == "hicache":
         return False
-    if is_in(target, "hicache.storage.integrations.sglang"):
-        return True  # SGLang imports it, nobody else
-    if name_of(module) == name_of(target):
-        return False
-    return (name_of(module), name_of(target)) not in NEIGHBOURS and floor_of(target) >= floor_of(
-        module
-    )
+    if is_in(target, "hicache.storage.integrations"):
+        return True  # other systems import it, nobody here
+    (floor, name), (target_floor, target_name) = floor_of(module), floor_of(target)
+    if name == target_name:
+        room, target_room = room_of(module, name), room_of(target, name)
+        return room is not None and target_room is not None and target_room > room
+    return (name, target_name) not in NEIGHBOURS and target_floor >= floor
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_go_down(path):
-    module = module_of(path)
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_go_down(module):
+    imports = imports_of(MODULES[module].read_text())
     if module == "hicache":
-        assert not imports_of(path.read_text())
+        assert not imports
         return
-    assert [name for name in imports_of(path.read_text()) if forbidden(module, name)] == []
+    assert [name for name in imports if forbidden(module, name)] == []
+
+
+def test_there_is_no_circle():
+    graph = {
+        module: (imports_of(path.read_text()) & set(MODULES)) - {module}
+        for module, path in MODULES.items()
+    }
+    assert len(tuple(TopologicalSorter(graph).static_order())) == len(MODULES)
 
 
 @pytest.mark.parametrize(
@@ -121,12 +127,15 @@ def test_imports_go_down(path):
         ("hicache.cache.tree.radix_tree", "from hicache.scheduler.budget import Budget"),
         ("hicache.cache.tree.radix_tree", "import torch"),
         ("hicache.cache.tree.radix_tree", "def late():\n    from hicache import experiment"),
-        ("hicache.storage.engines.slab", "from hicache.workload.traces import load"),
+        ("hicache.storage.engines.slab", "from hicache.workload.trace import load"),
         ("hicache.config", "from omegaconf import MISSING"),
         ("hicache.engine.loop", "import wandb"),
         ("hicache.storage.build", "import torch"),
         ("hicache.storage.build", "from hicache.storage.integrations.sglang import HiCacheStore"),
         ("hicache.scheduler.scheduler", "from hicache.engine.ports import Executor"),
+        ("hicache.executor.simulated.executor", "import torch"),
+        ("hicache.cache.tree.node", "from hicache.cache.tiers.transfer import Transfer"),
+        ("hicache.cache.tree.node", "from hicache.cache import prefix_cache"),
     ],
 )
 def test_an_import_that_goes_up_is_seen(module, source):

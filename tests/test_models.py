@@ -1,15 +1,14 @@
 """Shapes of models: closed forms, published sizes, and refusals."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
+from experiments.launch.schema import CONF
 from hicache.models import ComponentKind, Figure, HardwareConfig, ModelConfig, RateTable
 
-CONF = Path(__file__).parents[1] / "conf"
 MODELS = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
 MIB = 1 << 20
 

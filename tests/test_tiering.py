@@ -2,12 +2,10 @@
 
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 
-from experiments.launch import schema
+from experiments.launch.schema import config_of
 from hicache import experiment
 from hicache.cache.tiers.transfer import StorageDelete, StorageWrite
 from hicache.config import ExperimentConfig, StorageConfig, StorageWrites, Tiering
@@ -15,7 +13,6 @@ from hicache.engine import runtime
 from hicache.results.metrics import Result
 from hicache.storage.engines.memory import MemoryStorage
 
-CONF = Path(__file__).parents[1] / "conf"
 POLICIES = {
     "inclusive": {},
     "selective": {"write": StorageWrites.selective},
@@ -32,14 +29,12 @@ MODELS = {
 
 @cache
 def base_config(model: str) -> ExperimentConfig:
-    schema.register()
     overrides = (
         "workload=chat", "workload.num_sessions=16", "workload.session_rate=2",
         "cache.page_size=512", "prefetch.threshold=512", "engine.check_invariants=true",
         "tracker.wandb_mode=disabled", f"model={model}", *MODELS[model],
     )  # fmt: skip
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return schema.to_config(compose("config", overrides=list(overrides)))
+    return config_of(*overrides)
 
 
 def run(policy: str, model: str = "llama3_8b", **storage: object) -> Result:

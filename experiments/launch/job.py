@@ -19,9 +19,9 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from experiments.launch import provenance
 from experiments.launch.errors import sentence
 from experiments.launch.progress import ProgressBar
+from experiments.tables import provenance
 from hicache.config import ExperimentConfig
 from hicache.results.metrics import Progress, Result, summarize
 from hicache.results.tracking import Tracker, plain, write_json

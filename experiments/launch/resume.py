@@ -21,11 +21,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from experiments.launch import provenance
-from experiments.launch.console import console
 from experiments.launch.job import CONFIG_FILE, as_yaml, explain, is_finished
 from experiments.launch.schema import to_config
 from experiments.sweep import sum_up
+from experiments.tables import provenance
+from experiments.tables.console import console
 from experiments.tables.groups import flat, job_order, load_run
 from hicache.config import ExperimentConfig, check_name
 

@@ -6,11 +6,28 @@ stored with that mark cleared; `to_config` gives the frozen classes back, with t
 
 import secrets
 from dataclasses import fields, is_dataclass
+from functools import cache
+from pathlib import Path
 
+from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
 from hicache.config import ExperimentConfig
+
+CONF = Path(__file__).resolve().parents[2] / "conf"
+
+
+@cache
+def config_of(*overrides: str) -> ExperimentConfig:
+    """What `python -m experiments.run OVERRIDES` would run.
+
+    Raises:
+        ValueError: a knob has a value it cannot have, has none and needs one, or does not exist.
+    """
+    register()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return to_config(compose("config", list(overrides)))
 
 
 def register() -> None:

@@ -6,8 +6,8 @@ python -m experiments.run hardware=mine model=tiny_hybrid parallel.tp=1 ...
 The cost model is linear in six numbers once nothing else binds: what a step costs by itself, a
 token's matrices, a pair of query and key, a state, a key read while decoding, a sequence extended.
 The reference model multiplies whole pages of each sequence, however few rows of one are wanted; so
-a page is the profile's tile. The six are fitted to the steps of `experiments.studies.measured` by least
-squares on errors relative to the fit, none below zero; what the scheduler takes between two
+a page is the profile's tile. The six are fitted to the steps of `experiments.studies.measured` by
+least squares on errors relative to the fit, none below zero; what the scheduler takes between two
 steps is added to the first.
 """
 
@@ -17,17 +17,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from hydra import compose, initialize_config_dir
 from numpy.typing import NDArray
 from omegaconf import OmegaConf
 
-from experiments.launch import schema
+from experiments.launch.schema import config_of
 from experiments.studies.measured import Call, Log, features, measured
 from hicache import experiment
 from hicache.config import ExperimentConfig, StorageConfig
 from hicache.models import Figure, HardwareConfig, ModelConfig, RateTable
 
-CONF = Path(__file__).resolve().parents[2] / "conf"
 SLICES = (101, 102, 103)  # seeds
 ROUNDS = 8  # of fitting, each with the weights that follow from the last
 FREE = 1e30  # a rate that never binds
@@ -75,9 +73,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("overrides", nargs="*", help="of the real runs")
     options = parser.parse_args()
-    schema.register()
-    with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-        config = schema.to_config(compose("config", [*REAL, *options.overrides]))
+    config = config_of(*REAL, *options.overrides)
     fit = calibrate(config, SLICES)
     profile = OmegaConf.to_yaml(OmegaConf.create(asdict(fit.hardware)))
     head = "defaults:\n  - schema\n  - _self_\n\n"

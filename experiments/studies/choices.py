@@ -1,6 +1,6 @@
 """What each choice of the simulation changes: the same run with it and without it.
 
-python -m experiments.studies.choices --out choices.md          (some minutes; figures in docs/validity.md)
+python -m experiments.studies.choices --out choices.md   (some minutes; figures in docs/validity.md)
 
 A choice that no knob turns off is turned off by putting something simpler in its place here.
 """
@@ -14,15 +14,13 @@ from typing import NamedTuple
 from unittest import mock
 
 import numpy as np
-from hydra import compose, initialize_config_dir
 from numpy.typing import NDArray
 
-from experiments.launch import schema
+from experiments.launch.schema import config_of
 from hicache import experiment
 from hicache.executor.simulated.cost import CostModel
 from hicache.results.metrics import summarize
 
-CONF = Path(__file__).resolve().parents[2] / "conf"
 BASE = (
     "workload=mooncake_conversation model=llama3_8b parallel.tp=4 "
     "cache.device_gib=16 cache.host_gib=64"
@@ -291,7 +289,6 @@ def main() -> None:
     parser.add_argument("--only", help="choices whose name holds this")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    schema.register()
     lines = ["| choice | metric | with it | without it | change |", "|---|---|---|---|---|"]
     for choice in CHOICES:
         if options.only is not None and options.only not in choice.name:
@@ -312,8 +309,7 @@ def main() -> None:
 def measure(choice: Choice, run: Run, limit: int) -> float:
     """The choice's metric of one of its runs."""
     overrides = f"{BASE} workload.limit={limit} {choice.both} {run.overrides}".split()
-    with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-        config = schema.to_config(compose("config", overrides))
+    config = config_of(*overrides)
     with run.patch():
         result = experiment.run(config)
     return summarize(result.records, result.measures)[choice.metric]

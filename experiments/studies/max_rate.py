@@ -13,18 +13,13 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from hydra import compose, initialize_config_dir
-
-from experiments.launch import schema
+from experiments.launch.schema import config_of
 from hicache import experiment
 from hicache.clock import SECOND_NS
 from hicache.config import ExperimentConfig
 from hicache.results.metrics import RequestRecord, Status
 from hicache.workload.build import Workload, load_workload, sample_sessions
-
-CONF = Path(__file__).resolve().parents[2] / "conf"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,9 +99,7 @@ def main() -> None:
     parser.add_argument("--tolerance", type=float, default=0.02, help="of the share of sessions")
     parser.add_argument("overrides", nargs="*")
     options = parser.parse_args()
-    schema.register()
-    with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-        config = schema.to_config(compose("config", options.overrides))
+    config = config_of(*options.overrides)
     objective = Objective(ttft_s=options.ttft_s, tpot_s=options.tpot_s, share=options.share)
     rate, share = max_rate(config, objective, tolerance=options.tolerance, told=print)
     bound = "at least " if share == 1.0 else ""

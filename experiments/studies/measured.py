@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hicache.clock import SECOND_NS
-from hicache.engine.ports import StepRun
+from hicache.executor.completions import StepRun
 from hicache.executor.real.io import POLL_NS, TorchExecutor, TorchIo
 from hicache.models import ModelConfig
 from hicache.scheduler.batch import Batch

@@ -15,9 +15,8 @@ from pathlib import Path
 from statistics import fmean
 
 import numpy as np
-from hydra import compose, initialize_config_dir
 
-from experiments.launch import schema
+from experiments.launch.schema import config_of
 from experiments.studies.calibrate import REAL, SLICES, Fit, fit_to
 from experiments.studies.measured import Log, measured
 from hicache import experiment
@@ -26,7 +25,6 @@ from hicache.config import ExperimentConfig
 from hicache.executor.simulated.cost import CostModel
 from hicache.results.metrics import RequestRecord
 
-CONF = Path(__file__).resolve().parents[2] / "conf"
 # of the agents workload: long shared prefixes, and pools mostly too small for them; chosen so that
 # no two are nearer than 4 % in a simulation with a made-up profile, before any was run for real
 POLICIES: dict[str, tuple[str, ...]] = {
@@ -56,7 +54,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("overrides", nargs="*")
     options = parser.parse_args()
-    schema.register()
     names = list(POLICIES)
     log = Log()
     real: dict[str, list[float]] = {name: [] for name in names}
@@ -110,8 +107,7 @@ def main() -> None:
 
 def composed(overrides: Sequence[str]) -> ExperimentConfig:
     """A real run's configuration."""
-    with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-        return schema.to_config(compose("config", [*REAL, *WORKLOAD, *overrides]))
+    return config_of(*REAL, *WORKLOAD, *overrides)
 
 
 def run_simulated(config: ExperimentConfig, fit: Fit, delay_ms: float) -> Sequence[RequestRecord]:

@@ -2,8 +2,8 @@
 
 python -m experiments.run experiment=sim_vs_real
 
-A profile is fitted on the slices of `experiments.studies.calibrate`; others are then run for real and
-simulated with it, and every request's time to first token is compared. Both run on the clock of
+A profile is fitted on the slices of `experiments.studies.calibrate`; others are then run for real
+and simulated with it, and every request's time to first token is compared. Both run on the clock of
 `experiments.studies.measured`.
 """
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from experiments.launch import provenance
+from experiments.tables import provenance
 from hicache.config import METRICS
 from hicache.results.metrics import is_overloaded
 

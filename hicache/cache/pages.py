@@ -1,5 +1,7 @@
 """Which page ids (or state slots) of one pool are free."""
 
+import zlib
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -92,3 +94,25 @@ class PageAllocator:
 
 
 Pools = tuple[list[PageAllocator], list[PageAllocator]]  # by tier and component
+
+
+class TracedAllocator(PageAllocator):
+    """A pool's allocator that keeps a running digest of every id that went out or came back.
+
+    Every decision of a tree moves ids, so ranks whose decisions differ have different traffic.
+    """
+
+    def __init__(self, capacity: int | None) -> None:
+        super().__init__(capacity)
+        self.traffic = 0
+
+    def allocate(self, count: int) -> PageIds | None:
+        """Take `count` ids, or none of them."""
+        page_ids = super().allocate(count)
+        self.traffic = zlib.crc32(b"-" if page_ids is None else page_ids.tobytes(), self.traffic)
+        return page_ids
+
+    def free(self, page_ids: PageIds) -> None:
+        """Give ids back."""
+        super().free(page_ids)
+        self.traffic = zlib.crc32(page_ids.tobytes(), self.traffic ^ 1)

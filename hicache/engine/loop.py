@@ -19,13 +19,10 @@ from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.transfer import Work
 from hicache.clock import Clock
-from hicache.engine.ports import Executor
+from hicache.engine.ports import Executor, Io, Observer
 from hicache.request import Request
 from hicache.scheduler.batch import Batch, Extend, Outcome
-from hicache.scheduler.job import Job
 from hicache.scheduler.scheduler import Scheduler
-
-Delivery = tuple[int, Work | Prefetch]
 
 
 class Engine:
@@ -201,41 +198,11 @@ class Engine:
             self.executor.read(prefetch, now_ns)
 
 
-class Io(Protocol):
-    """The machinery that engines share."""
-
-    def next_event_ns(self) -> int | None:
-        """When something there will happen next."""
-        ...
-
-    def advance(self, now_ns: int) -> list[Delivery]:
-        """Let everything up to now happen; what is done, for which engine."""
-        ...
-
-
 class Router(Protocol):
     """Chooses the engine of a request."""
 
     def route(self, request: Request, engines: Sequence[Engine]) -> int:
         """The engine's number."""
-        ...
-
-
-class Observer(Protocol):
-    """Whoever keeps the score."""
-
-    def at(self, now_ns: int) -> None:
-        """Time has come to this point; nothing of it has happened yet."""
-        ...
-
-    def finished(self, job: Job, engine: int, now_ns: int) -> Iterable[tuple[int, Request]]:
-        """A request is answered; what that releases, and when."""
-        ...
-
-    def rejected(
-        self, job: Job, reason: str, engine: int, now_ns: int
-    ) -> Iterable[tuple[int, Request]]:
-        """A request can never run; what that releases, and when."""
         ...
 
 

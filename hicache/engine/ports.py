@@ -1,20 +1,14 @@
-"""What the engine asks of whoever carries out its steps, in simulated or in real time."""
+"""What the serving loop asks of others: who carries out steps, moves bytes and keeps the score."""
 
-from typing import NamedTuple, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Iterable
+from typing import Protocol
 
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tiers.transfer import Work
+from hicache.executor.completions import Delivery, StepRun
+from hicache.request import Request
 from hicache.scheduler.batch import Batch
-
-
-class StepRun(NamedTuple):
-    """A batch under way: when each of its steps ends, and how long it stood still for copies."""
-
-    ends_ns: NDArray[np.int64]  # [num_steps], rising
-    load_stall_ns: int
+from hicache.scheduler.job import Job
 
 
 class Executor(Protocol):
@@ -43,4 +37,34 @@ class Executor(Protocol):
 
     def forward(self, batch: Batch, now_ns: int) -> StepRun:
         """Compute a batch."""
+        ...
+
+
+class Io(Protocol):
+    """The machinery that engines share."""
+
+    def next_event_ns(self) -> int | None:
+        """When something there will happen next."""
+        ...
+
+    def advance(self, now_ns: int) -> list[Delivery]:
+        """Let everything up to now happen; what is done, for which engine."""
+        ...
+
+
+class Observer(Protocol):
+    """Whoever keeps the score."""
+
+    def at(self, now_ns: int) -> None:
+        """Time has come to this point; nothing of it has happened yet."""
+        ...
+
+    def finished(self, job: Job, engine: int, now_ns: int) -> Iterable[tuple[int, Request]]:
+        """A request is answered; what that releases, and when."""
+        ...
+
+    def rejected(
+        self, job: Job, reason: str, engine: int, now_ns: int
+    ) -> Iterable[tuple[int, Request]]:
+        """A request can never run; what that releases, and when."""
         ...

@@ -10,8 +10,7 @@ from hicache.cache.tiers.capacity import Capacity
 from hicache.cache.tree.keys import COMPONENT_TAGS
 from hicache.clock import Clock, SimulatedClock
 from hicache.config import ExperimentConfig
-from hicache.engine.loop import Io
-from hicache.engine.ports import Executor
+from hicache.engine.ports import Executor, Io
 from hicache.executor.simulated.cost import CostModel
 from hicache.executor.simulated.executor import SimulatedExecutor, SimulatedIo
 from hicache.executor.simulated.links import CopyPath, pcie_rate

@@ -5,6 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
+from hicache.cache.pages import TracedAllocator
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
@@ -17,7 +18,6 @@ from hicache.engine.ranks.agreement import (
     Landed,
     RankAgreement,
     RanksDivergedError,
-    TracedAllocator,
     minimum_of,
     offer,
     taken,

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from hicache.cache import invariants
+from hicache.cache.pages import TracedAllocator
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.eviction import Lru
@@ -22,7 +23,7 @@ from hicache.cache.tree.radix_tree import RadixTree
 from hicache.clock import WallClock
 from hicache.config import HitAgreement, PrefetchConfig, SchedulerConfig
 from hicache.engine.loop import Engine
-from hicache.engine.ranks.agreement import RankAgreement, TracedAllocator, tree_digest
+from hicache.engine.ranks.agreement import RankAgreement, tree_digest
 from hicache.engine.ranks.processes import GlooChannel, RankedReader, join, leave
 from hicache.request import Request, TokenSpans
 from hicache.scheduler.scheduler import Scheduler

@@ -36,8 +36,8 @@ from hicache.config import (
     WritePolicy,
 )
 from hicache.engine.loop import Engine, serve
-from hicache.engine.ports import StepRun
 from hicache.engine.routing import RoundRobin
+from hicache.executor.completions import StepRun
 from hicache.executor.real.copy_streams import LateLane, PromptLane, StreamLane
 from hicache.executor.real.model_runner import DataPlane, Lanes
 from hicache.executor.real.pools import TorchPools

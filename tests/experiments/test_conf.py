@@ -1,6 +1,5 @@
 import re
 from dataclasses import FrozenInstanceError, fields, is_dataclass
-from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -17,8 +16,7 @@ from hicache.config import (
     WandbMode,
 )
 
-CONF = Path(__file__).parents[2] / "conf"
-OPTIONS = sorted(f"{path.parent.name}={path.stem}" for path in CONF.glob("*/*.yaml"))
+OPTIONS = sorted(f"{path.parent.name}={path.stem}" for path in schema.CONF.glob("*/*.yaml"))
 PLAIN_GROUPS = ["parallel", "cache", "prefetch", "scheduler", "executor", "engine", "tracker"]
 
 
@@ -29,7 +27,7 @@ def registered(monkeypatch):
 
 
 def composed(*overrides):
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with initialize_config_dir(str(schema.CONF), version_base="1.3"):
         return compose("config", overrides=list(overrides))
 
 
@@ -42,7 +40,9 @@ def test_every_file_in_conf_composes(option):
     load(option)
 
 
-@pytest.mark.parametrize("path", sorted((CONF / "experiment").glob("*.yaml")), ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "path", sorted((schema.CONF / "experiment").glob("*.yaml")), ids=lambda p: p.stem
+)
 def test_every_experiment_asks_a_question_and_carries_its_name(path):
     text = path.read_text()
     assert "# Question:" in text
@@ -59,7 +59,7 @@ def test_every_field_of_the_config_is_a_group_in_its_order():
     ]
     listed = [
         next(iter(entry))
-        for entry in OmegaConf.load(CONF / "config.yaml").defaults
+        for entry in OmegaConf.load(schema.CONF / "config.yaml").defaults
         if not isinstance(entry, str)
     ]
     assert listed[: len(groups)] == groups

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.launch import provenance
+from experiments.tables import provenance
 from hicache.config import CacheConfig, ExperimentConfig, WorkloadConfig
 
 BUILTIN = ExperimentConfig(workload=WorkloadConfig(kind="builtin"))

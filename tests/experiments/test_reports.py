@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
 
-from experiments.launch import schema
+from experiments.launch.schema import config_of
 from experiments.tables.groups import StoredRun, differing_keys
 from hicache import experiment
 from hicache.cache.tree.actions import free
@@ -30,11 +29,7 @@ SMALL = (
 
 def replay(*overrides: str) -> Mapping[str, Any]:
     """The summary of a small run in simulated time."""
-    schema.register()
-    conf = remove_fixes.ROOT / "conf"
-    with initialize_config_dir(str(conf), version_base="1.3"):
-        config = schema.to_config(compose("config", overrides=[*SMALL, *overrides]))
-    result = experiment.run(config)
+    result = experiment.run(config_of(*SMALL, *overrides))
     return summarize(result.records, result.measures)
 
 

@@ -3,7 +3,7 @@ import re
 import pytest
 from rich.console import Console
 
-from experiments.launch import console as screen
+from experiments.tables import console
 from experiments.tables.sheet import (
     Cell,
     Column,
@@ -71,7 +71,7 @@ def test_no_line_ends_in_blanks(sheet, width):
 
 
 def test_a_table_that_is_piped_has_one_line_a_row_and_no_padding(sheet, capsys):
-    screen.show_sheet(sheet, "a title")
+    console.show_sheet(sheet, "a title")
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if line != line.rstrip()] == []
     assert "lru             0.54321 (0.12345–0.98765)  0.54321 (0.12345–0.98765)" in lines
@@ -80,8 +80,8 @@ def test_a_table_that_is_piped_has_one_line_a_row_and_no_padding(sheet, capsys):
 
 def test_a_terminal_gets_what_fits_it(sheet, capsys, monkeypatch):
     narrow = Console(width=60, force_terminal=True, color_system=None)
-    monkeypatch.setattr(screen, "console", lambda: narrow)
-    screen.show_sheet(sheet, "a title")
+    monkeypatch.setattr(console, "console", lambda: narrow)
+    console.show_sheet(sheet, "a title")
     lines = [re.sub(r"\x1b\[\d*m", "", line) for line in capsys.readouterr().out.splitlines()]
     assert widest(lines) <= 60
 

@@ -23,7 +23,7 @@ from hicache.config import (
     WritePolicy,
 )
 from hicache.engine.loop import Engine, serve
-from hicache.engine.ports import StepRun
+from hicache.executor.completions import StepRun
 from hicache.executor.simulated.executor import SimulatedIo
 from hicache.request import Request, TokenSpans
 from hicache.scheduler.batch import Batch

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from experiments.launch.schema import config_of
 from hicache.executor.simulated.cost import CostModel
-from tests.validity import runs
 
 calibrate = pytest.importorskip("experiments.studies.calibrate")
 measured = pytest.importorskip("experiments.studies.measured")
@@ -28,7 +28,7 @@ STEPS = [
 
 @pytest.mark.parametrize("number", range(len(STEPS)))
 def test_the_fitted_profile_makes_the_cost_model_cost_what_was_fitted(number: int) -> None:
-    config = runs.config("model=tiny_hybrid", "parallel.tp=1")
+    config = config_of("model=tiny_hybrid", "parallel.tp=1")
     each = STEPS[number]
     hardware = calibrate.profile(RATES, config.model, config.hardware, TILE)
     model = CostModel(config.model, hardware, tp=1)

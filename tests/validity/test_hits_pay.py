@@ -6,6 +6,7 @@
 import numpy as np
 import pytest
 
+from experiments.launch.schema import config_of
 from hicache.clock import SECOND_NS
 from hicache.executor.simulated.cost import CostModel
 from hicache.request import Request
@@ -86,7 +87,7 @@ def test_the_nearer_the_tier_the_sooner_the_first_token() -> None:
 def test_prefill_costs_what_the_tokens_that_were_not_hit_cost(tier: str) -> None:
     record = last_record(*PLACES[tier])
 
-    config = runs.config("model=llama3_8b")
+    config = config_of("model=llama3_8b")
     cost = CostModel(config.model, config.hardware, tp=1)
     hit_len = record.prompt_len - record.computed_len
     alone = cost.forward_ns([(hit_len, record.prompt_len)], np.empty(0, np.int64))

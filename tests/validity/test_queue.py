@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from experiments.launch.schema import config_of
 from hicache.clock import SECOND_NS
 from hicache.executor.simulated.cost import CostModel
 from tests.validity import runs
@@ -32,7 +33,7 @@ SHAPES = {  # prompt lengths, answer lengths, shares
 
 
 def service_ns(prompt_len: int, output_len: int) -> int:
-    config = runs.config(*ALONE)
+    config = config_of(*ALONE)
     cost = CostModel(config.model, config.hardware, tp=4)
     nothing = np.empty(0, np.int64)
     total = start = 0

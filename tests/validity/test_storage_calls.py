@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+from experiments.launch.schema import config_of
 from hicache import experiment
 from hicache.clock import SECOND_NS
 from hicache.config import StorageConfig
@@ -54,7 +55,7 @@ def test_an_answer_that_takes_no_time_is_delivered() -> None:
 
 
 def test_a_run_ends_when_storage_takes_no_time() -> None:
-    config = runs.config(
+    config = config_of(
         "model=llama3_8b", "parallel.tp=4", "storage.query_s=0", "storage.operation_s=0"
     )
 

@@ -1,1 +1,1 @@
-"""Storage to host, ahead of need: what is asked for, when a request stops waiting, at what rates."""
+"""Storage to host, ahead of need: what is read, at what rates, and when a request stops waiting."""

@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hicache.cache.pages import PageAllocator, Pools
+from hicache.cache.pages import PageAllocator, Pools, TracedAllocator
 from hicache.cache.tree.node import DEVICE, FULL, HOST, KIND_OF, MAMBA, SWA, TIER_NAMES
 from hicache.config import CacheConfig
-from hicache.engine.ranks.agreement import TracedAllocator
 from hicache.models import GIB, ModelConfig
 
 

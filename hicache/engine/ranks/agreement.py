@@ -14,13 +14,12 @@ has taken notice of by the step's own agreement is acted on. Hence law 8: equal 
 step.
 """
 
-import zlib
 from collections import deque
 from collections.abc import Sequence as Items
 from hashlib import blake2b
 from typing import NamedTuple, Protocol
 
-from hicache.cache.pages import PageAllocator, PageIds
+from hicache.cache.pages import TracedAllocator
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
@@ -205,28 +204,6 @@ class RankAgreement:
             prefetch.read_ns = news.read_ns
             prefetch.sidecars_read = prefetch.is_read = True
             self._prefetcher.on_read(prefetch)
-
-
-class TracedAllocator(PageAllocator):
-    """A pool's allocator that keeps a running digest of every id that went out or came back.
-
-    Every decision of a tree moves ids, so ranks whose decisions differ have different traffic.
-    """
-
-    def __init__(self, capacity: int | None) -> None:
-        super().__init__(capacity)
-        self.traffic = 0
-
-    def allocate(self, count: int) -> PageIds | None:
-        """Take `count` ids, or none of them."""
-        page_ids = super().allocate(count)
-        self.traffic = zlib.crc32(b"-" if page_ids is None else page_ids.tobytes(), self.traffic)
-        return page_ids
-
-    def free(self, page_ids: PageIds) -> None:
-        """Give ids back."""
-        super().free(page_ids)
-        self.traffic = zlib.crc32(page_ids.tobytes(), self.traffic ^ 1)
 
 
 def traffic_digest(cache: PrefixCache) -> int:

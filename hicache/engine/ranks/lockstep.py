@@ -1,8 +1,8 @@
 """Several simulated ranks that serve as one engine, each with its own tree, queue and storage.
 
-Every rank carries out every decision by itself; nothing passes from one to another but what the
-agreement of `hicache.engine.ranks.agreement` lets through. A step begins on all ranks at one moment, and
-takes as long as the first rank's and a collective.
+Every rank carries out every decision by itself; nothing passes from one to another but what
+`hicache.engine.ranks.agreement` lets through. A step begins on all ranks at one moment, and takes
+as long as the first rank's and a collective.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from hicache.cache.tiers.transfer import CopyState, StorageDelete, Work
 from hicache.clock import to_ns
 from hicache.config import HitAgreement, ParallelConfig, StorageConfig
 from hicache.engine.loop import Engine
-from hicache.engine.ports import Executor, StepRun
+from hicache.engine.ports import Executor
 from hicache.engine.ranks.agreement import (
     Landed,
     RankAgreement,
@@ -25,6 +25,7 @@ from hicache.engine.ranks.agreement import (
     taken,
     tree_digest,
 )
+from hicache.executor.completions import StepRun
 from hicache.request import Request
 from hicache.scheduler.batch import Batch, Outcome
 

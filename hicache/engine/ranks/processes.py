@@ -19,8 +19,8 @@ from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tiers.transfer import CopyState, StorageDelete, StorageWrite, Work
 from hicache.cache.tree.node import FULL
 from hicache.config import HitAgreement
-from hicache.engine.ports import StepRun
 from hicache.engine.ranks.agreement import Landed, RankAgreement, offer, taken
+from hicache.executor.completions import StepRun
 from hicache.scheduler.batch import Batch
 from hicache.storage.base import Storage, StorageError
 

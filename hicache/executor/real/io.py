@@ -26,13 +26,12 @@ from hicache.cache.tiers.transfer import (
 from hicache.cache.tree.node import FULL, MAMBA, SWA
 from hicache.clock import SECOND_NS
 from hicache.config import StorageConfig
-from hicache.engine.ports import StepRun
+from hicache.executor.completions import Delivery, StepRun
 from hicache.executor.real.model_runner import DataPlane
 from hicache.scheduler.batch import Batch
 from hicache.storage.base import Storage, StorageError
 
 POLL_NS = 200_000  # between two looks at what is under way
-Delivery = tuple[int, Work | Prefetch]  # (engine, what is done)
 Items = list[tuple[int, int]]  # (component, host page id)
 
 

@@ -25,14 +25,13 @@ from hicache.cache.tiers.transfer import (
 from hicache.cache.tree.node import FULL, MAMBA, SWA
 from hicache.clock import to_ns
 from hicache.config import StorageConfig
-from hicache.engine.ports import StepRun
+from hicache.executor.completions import Delivery, StepRun
 from hicache.executor.simulated.cost import CostModel
 from hicache.executor.simulated.links import Links
 from hicache.scheduler.batch import Batch
 from hicache.storage.base import Storage
 from hicache.storage.guards.faults import Stall
 
-Delivery = tuple[int, Work | Prefetch]  # (engine, what is done)
 Wait = tuple[int, int, tuple[str, ...]]  # (latency in ns, then bytes, links they cross)
 Errand = Generator[Wait, None, None]
 Item = tuple[int, int]  # (component, host page id)

@@ -7,10 +7,9 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.launch.job import Outcome
-from experiments.tables.sheet import Sheet, as_lines
+from experiments.tables.console import WIDTH, console
 from hicache.results.metrics import TTFT_PARTS, is_overloaded
 
-WIDTH = 140
 BAR_WIDTH = 28
 TIERS = (
     ("device hit", "cache/device_hit_tokens"),
@@ -34,25 +33,6 @@ TIMES = (
 # read, and then thrown away: of a hybrid prefetch that fell short, or already there
 READ_FOR_NOTHING = ("prefetch/discarded_incomplete_pages", "prefetch/discarded_duplicate_pages")
 assert [key for _, key in TIMES[1:]] == list(TTFT_PARTS)
-
-
-def console() -> Console:
-    """Standard output, at one width wherever it is not a terminal."""
-    screen = Console(highlight=False)
-    return screen if screen.is_terminal else Console(highlight=False, width=WIDTH)
-
-
-def show_sheet(sheet: Sheet, title: str) -> None:
-    """Print a table: to a terminal as narrow as need be, to anything else as wide as it is."""
-    screen = console()
-    head, body = as_lines(sheet, screen.width if screen.is_terminal else None)
-    screen.print(f"\n{title}\n", style="italic", markup=False, soft_wrap=True)
-    for line in head:
-        screen.print(line, style="bold", markup=False, soft_wrap=True)
-    for line in (*body, "") if sheet.notes else body:
-        screen.print(line, markup=False, soft_wrap=True)
-    for note in sheet.notes:
-        screen.print(note, markup=False, soft_wrap=not screen.is_terminal)
 
 
 def show_run(outcome: Outcome) -> None:

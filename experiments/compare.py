@@ -18,11 +18,10 @@ from pathlib import Path
 from statistics import median
 
 from experiments.launch.job import one_sentence
-from experiments.tables.console import show_sheet
 from experiments.tables.groups import Group, differing_keys, group_runs, load_runs
 from experiments.tables.paired import CONFIDENCE, of_requests
 from experiments.tables.paired_table import compare_pairs, describe_pairs, sheet_of_pairs
-from experiments.tables.sheet import as_csv, as_latex, as_markdown
+from experiments.tables.sheet import as_csv, as_latex, as_markdown, show_sheet
 from experiments.tables.table import RATIO_OF, is_overloaded, makes_claim, over_seeds, sheet_of
 
 FORMS = {

@@ -4,7 +4,6 @@ Hydra calls `SweepEnd` in the process that started the sweep, once all jobs are 
 it reads from the run directories, so it does not matter which process ran which job.
 """
 
-import csv
 import json
 import sys
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.tables.console import console, show_sheet
+from experiments.tables.console import console
 from experiments.tables.groups import (
     Group,
     Spread,
@@ -26,7 +25,6 @@ from experiments.tables.groups import (
     load_run,
     with_counts,
 )
-from experiments.tables.table import over_seeds, sheet_of
 
 
 class SweepEnd(Callback):
@@ -52,6 +50,9 @@ class SweepEnd(Callback):
 
 def sum_up(directory: Path, runs: Sequence[StoredRun], *, title: str) -> None:
     """Write `sweep.csv`, `sweep.json` and `sweep.png`/`.pdf`, and print the table."""
+    from experiments.tables.sheet import show_sheet  # pandas takes half a second
+    from experiments.tables.table import over_seeds, sheet_of
+
     runs = with_counts(runs)
     keys = differing_keys(runs)
     groups = group_runs(runs, keys)
@@ -81,14 +82,16 @@ def _failure(job: Path) -> str | None:
 
 
 def _write_csv(path: Path, runs: Sequence[StoredRun], keys: Sequence[str]) -> None:
+    import pandas as pd
+
     settings = [*keys, "seed"]
     metrics = sorted({metric for run in runs for metric in run.summary})
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["job", *settings, *metrics])
-        for run in runs:
-            values = [run.setting(key) for key in settings]
-            writer.writerow([run.path.name, *values, *map(run.summary.get, metrics)])
+    rows = [
+        {"job": run.path.name, **{key: run.setting(key) for key in settings}, **run.summary}
+        for run in runs
+    ]
+    table = pd.DataFrame(rows, columns=["job", *settings, *metrics], dtype=object)
+    table.to_csv(path, index=False)
 
 
 def _write_json(path: Path, groups: Sequence[Group]) -> None:

@@ -3,11 +3,10 @@
 from collections.abc import Mapping, Sequence
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from experiments.launch.job import Outcome
-from experiments.tables.console import WIDTH, console
+from experiments.tables.console import console, show_table
 from hicache.results.metrics import TTFT_PARTS, is_overloaded
 
 BAR_WIDTH = 28
@@ -41,8 +40,8 @@ def show_run(outcome: Outcome) -> None:
     screen.print(_title(outcome))
     for note in outcome.notes:
         screen.print(f"  {note}", soft_wrap=True, style="dim")
-    _show_table(screen, _tokens(summary))
-    _show_table(screen, _times(summary))
+    show_table(screen, _tokens(summary))
+    show_table(screen, _times(summary))
     for line in _lines(summary):
         screen.print(line, soft_wrap=True)
     screen.print(
@@ -85,18 +84,6 @@ def size(num_bytes: float) -> str:
             return f"{value:.3g} {unit}"
         value /= 1024
     return f"{value:,.1f} TiB"
-
-
-def _show_table(screen: Console, table: Table) -> None:
-    """Print a table as wide as it is, without filling its lines up unless to a terminal."""
-    wide = Console(highlight=False, width=max(screen.width, WIDTH))
-    if screen.is_terminal:
-        wide.print(table)
-        return
-    with wide.capture() as printed:
-        wide.print(table)
-    for line in printed.get().splitlines():
-        screen.print(line.rstrip(), markup=False, soft_wrap=True)
 
 
 def _title(outcome: Outcome) -> str:

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import pandas as pd
+
 from experiments.tables.groups import StoredRun, load_runs
 
 FAULT, STOP, ENGINE = "storage.faults.preset", "prefetch.stop", "storage.kind"
@@ -27,13 +29,9 @@ def fault_table(runs: Sequence[StoredRun]) -> str:
     for engine, fault in dict.fromkeys((engine, fault) for engine, fault, _ in cells):
         cells_of_row = (fault, *(cells.get((engine, fault, stop), "none") for stop in stops))
         engines.setdefault(cells_of_row, []).append(engine)
-    lines = [
-        "| engine | fault | " + " | ".join(stops) + " |",
-        "|---|---|" + "---|" * len(stops),
-    ]
-    for (fault, *row), names in engines.items():
-        lines.append(f"| {', '.join(names)} | {fault} | " + " | ".join(row) + " |")
-    return "\n".join(lines)
+    rows = [[", ".join(names), *cells_of_row] for cells_of_row, names in engines.items()]
+    table = pd.DataFrame(rows, columns=["engine", "fault", *stops])
+    return str(table.to_markdown(index=False, disable_numparse=True))
 
 
 def _cell(summary: dict[str, float]) -> str:

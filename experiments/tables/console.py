@@ -1,8 +1,8 @@
-"""The terminal, and tables on it."""
+"""The terminal, and tables on it, of which nothing is ever elided."""
 
 from rich.console import Console
-
-from experiments.tables.sheet import Sheet, as_lines
+from rich.measure import Measurement
+from rich.table import Table
 
 WIDTH = 140
 
@@ -13,14 +13,12 @@ def console() -> Console:
     return screen if screen.is_terminal else Console(highlight=False, width=WIDTH)
 
 
-def show_sheet(sheet: Sheet, title: str) -> None:
-    """Print a table: to a terminal as narrow as need be, to anything else as wide as it is."""
-    screen = console()
-    head, body = as_lines(sheet, screen.width if screen.is_terminal else None)
-    screen.print(f"\n{title}\n", style="italic", markup=False, soft_wrap=True)
-    for line in head:
-        screen.print(line, style="bold", markup=False, soft_wrap=True)
-    for line in (*body, "") if sheet.notes else body:
-        screen.print(line, markup=False, soft_wrap=True)
-    for note in sheet.notes:
-        screen.print(note, markup=False, soft_wrap=not screen.is_terminal)
+def show_table(screen: Console, table: Table) -> None:
+    """Print a table: to a terminal no narrower than its longest words, else as wide as it is."""
+    size = Measurement.get(screen, screen.options.update(width=10_000), table)
+    width = max(screen.width, size.minimum) if screen.is_terminal else size.maximum
+    wide = Console(highlight=False, width=width, color_system=None)
+    with wide.capture() as printed:
+        wide.print(table)
+    for line in printed.get().splitlines():
+        screen.print(line.rstrip(), markup=False, soft_wrap=True)

@@ -5,15 +5,14 @@ from dataclasses import dataclass
 
 from experiments.tables.groups import Group
 from experiments.tables.paired import Difference, Pairs
-from experiments.tables.sheet import Cell, Column, Sheet
+from experiments.tables.sheet import Row, Sheet
 from experiments.tables.table import (
     TITLES,
     answer_sets,
     is_overloaded,
     number,
-    setting_cells,
-    setting_columns,
     setting_keys,
+    setting_row,
     warnings,
 )
 
@@ -52,16 +51,14 @@ def compare_pairs(groups: Sequence[Group], metrics: Sequence[str]) -> list[Compa
 def sheet_of_pairs(groups: Sequence[Group], comparisons: Sequence[Comparison]) -> Sheet:
     """A row for each baseline, and under it the difference of every other group to it."""
     keys = setting_keys(groups)
-    columns = setting_columns(keys)
-    columns.append(Column(heading="requests", names=("requests", "overloaded")))
-    columns.append(Column(heading="sessions", names=("sessions",)))
-    for metric in comparisons[0].differences:
-        names = tuple(f"{metric} {part}" for part in PARTS)
-        columns.append(Column(heading=TITLES.get(metric, metric), names=names))
-    columns += [Column(heading=share, names=(share,)) for share in ("sooner", "later")]
-    return Sheet(
-        columns=columns, sections=_sections(comparisons, keys), notes=_notes(groups, comparisons)
-    )
+    sections: list[list[Row]] = []
+    baseline = None
+    for each in comparisons:
+        if each.baseline is not baseline:
+            baseline = each.baseline
+            sections.append([_baseline_row(each, keys)])
+        sections[-1].append(_difference_row(each, keys))
+    return Sheet(sections=sections, notes=_notes(groups, comparisons), num_names=len(keys))
 
 
 def describe_pairs(comparisons: Sequence[Comparison]) -> list[dict[str, object]]:
@@ -91,30 +88,35 @@ def describe_pairs(comparisons: Sequence[Comparison]) -> list[dict[str, object]]
     ]
 
 
-def _sections(comparisons: Sequence[Comparison], keys: Sequence[str]) -> list[list[list[Cell]]]:
-    sections: list[list[list[Cell]]] = []
-    baseline = None
-    for each in comparisons:
-        pairs, differences = each.pairs, each.differences.values()
-        if each.baseline is not baseline:
-            baseline = each.baseline
-            values = [
-                Cell(number(found.baseline), values=(found.baseline, "", "", ""))
-                for found in differences
-            ]
-            first = [*setting_cells(baseline, keys), _requests_cell("", baseline), Cell("")]
-            sections.append([[*first, *values, Cell(""), Cell("")]])
-        sections[-1].append(
-            [
-                *setting_cells(each.other, keys),
-                _requests_cell(len(pairs), each.other),
-                Cell(f"{pairs.num_sessions:,}", values=(pairs.num_sessions,)),
-                *map(_difference_cell, differences),
-                Cell(f"{pairs.sooner():.0%}", values=(pairs.sooner(),)),
-                Cell(f"{pairs.later():.0%}", values=(pairs.later(),)),
-            ]
-        )
-    return sections
+def _baseline_row(each: Comparison, keys: Sequence[str]) -> Row:
+    row = setting_row(each.baseline, keys)
+    overloaded = is_overloaded(each.baseline)
+    row.add("requests", "!" if overloaded else "", requests="", overloaded=overloaded)
+    row.add("sessions", "", sessions="")
+    for metric, found in each.differences.items():
+        values = dict.fromkeys((f"{metric} {part}" for part in PARTS), "") | {
+            f"{metric} {PARTS[0]}": found.baseline
+        }
+        row.add(TITLES.get(metric, metric), number(found.baseline), **values)
+    row.add("sooner", "", sooner="")
+    row.add("later", "", later="")
+    return row
+
+
+def _difference_row(each: Comparison, keys: Sequence[str]) -> Row:
+    row, pairs = setting_row(each.other, keys), each.pairs
+    overloaded = is_overloaded(each.other)
+    text = f"{len(pairs):,}{' !' if overloaded else ''}"
+    row.add("requests", text, requests=len(pairs), overloaded=overloaded)
+    row.add("sessions", f"{pairs.num_sessions:,}", sessions=pairs.num_sessions)
+    for metric, found in each.differences.items():
+        text = f"{_signed(found.middle)} [{_signed(found.low)}, {_signed(found.high)}]"
+        parts = (found.baseline, found.middle, found.low, found.high)
+        values = {f"{metric} {part}": value for part, value in zip(PARTS, parts, strict=True)}
+        row.add(TITLES.get(metric, metric), text, **values)
+    row.add("sooner", f"{pairs.sooner():.0%}", sooner=pairs.sooner())
+    row.add("later", f"{pairs.later():.0%}", later=pairs.later())
+    return row
 
 
 def _notes(groups: Sequence[Group], comparisons: Sequence[Comparison]) -> list[str]:
@@ -126,20 +128,6 @@ def _notes(groups: Sequence[Group], comparisons: Sequence[Comparison]) -> list[s
     if num_unpaired:
         notes.append(f"{num_unpaired:,} requests finished on one side only, and are left out.")
     return notes + warnings(groups)
-
-
-def _requests_cell(count: int | str, group: Group) -> Cell:
-    text = f"{count:,}" if isinstance(count, int) else count
-    overloaded = is_overloaded(group)
-    return Cell(f"{text} !".strip() if overloaded else text, values=(count, overloaded))
-
-
-def _difference_cell(found: Difference) -> Cell:
-    return Cell(
-        _signed(found.middle),
-        f"[{_signed(found.low)}, {_signed(found.high)}]",
-        (found.baseline, found.middle, found.low, found.high),
-    )
 
 
 def _signed(value: float) -> str:

@@ -1,15 +1,20 @@
-"""A table as text, and its forms: for a terminal, for a page, for a program, for a paper.
+"""A table and its forms: for a terminal, for a page, for a program, for a paper.
 
-No form leaves anything out: what does not fit a terminal is printed wider than it.
+Nothing is elided in any, and nothing that a user named is read as markup.
 """
 
-import csv
-import io
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 
-GAP = "  "
+import pandas as pd
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from experiments.tables.console import console, show_table
+
 # what LaTeX reads as a command, and signs that not every font of it has
 LATEX = {
     "\\": r"\textbackslash{}",
@@ -23,163 +28,100 @@ LATEX = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
-    """A column. `names`: those of the columns that a program gets of it."""
+@dataclass(slots=True)
+class Row:
+    """One row: `texts` by heading, and the `values` behind them, each under a name of its own."""
 
-    heading: str
-    names: tuple[str, ...]
-    is_left: bool = False
+    texts: dict[str, str] = field(default_factory=dict)
+    values: dict[str, object] = field(default_factory=dict)
 
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """A middle and its range, either may be empty; `values`: one for each of the column's names."""
-
-    text: str
-    range: str = ""
-    values: tuple[object, ...] = ()
-
-    def on_one_line(self) -> str:
-        """The middle, and the range behind it."""
-        return f"{self.text} {self.range}".strip()
+    def add(self, heading: str, text: str, **values: object) -> None:
+        """Another column; `values` are named `HEADING`, or `HEADING part` if there are several."""
+        self.texts[heading] = text
+        self.values |= values
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Sheet:
-    """Rows in sections, and what a reader of them must know."""
+    """Rows in sections, and what a reader of them must know; names stand in the first columns."""
 
-    columns: Sequence[Column]
-    sections: Sequence[Sequence[Sequence[Cell]]]
+    sections: Sequence[Sequence[Row]]
     notes: Sequence[str]
+    num_names: int
 
-    @property
-    def rows(self) -> list[Sequence[Cell]]:
-        """The rows of all sections."""
-        return [row for section in self.sections for row in section]
+    @cached_property
+    def texts(self) -> pd.DataFrame:
+        """What a person reads, one column a heading."""
+        rows = [row.texts for section in self.sections for row in section]
+        return pd.DataFrame(rows, dtype=str).fillna("")
 
-
-def as_lines(sheet: Sheet, width: int | None) -> tuple[list[str], list[str]]:
-    """The lines of the headings and those of the rows, no wider than `width` if that can be.
-
-    First headings are wrapped, then ranges go below their middles, then their ends below each
-    other. None: as wide as they are.
-    """
-    head, body = _laid_out(sheet, _on_one_line, wraps=False)
-    for lines_of in (_on_one_line, _on_two_lines, _on_three_lines):
-        if width is None or max(map(len, head)) <= width:
-            break
-        head, body = _laid_out(sheet, lines_of, wraps=True)
-    return head, body
+    def places(self, left: str, right: str) -> list[str]:
+        """Names to the left, numbers to the right."""
+        num_numbers = self.texts.shape[1] - self.num_names
+        return [left] * self.num_names + [right] * num_numbers
 
 
-def as_markdown(sheet: Sheet) -> str:
-    """A table for a page, and notes under it."""
-    titles = [column.heading.replace("\n", " ") for column in sheet.columns]
-    rules = ["---" if column.is_left else "---:" for column in sheet.columns]
-    rows = [[cell.on_one_line() for cell in row] for row in sheet.rows]
-    lines = ["| " + " | ".join(row) + " |" for row in (titles, rules, *rows)]
-    return "\n".join([*lines, *(f"\n{note}" for note in sheet.notes)])
+def show_sheet(sheet: Sheet, title: str) -> None:
+    """Print a table with its notes."""
+    screen = console()
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for place, heading in enumerate(sheet.texts):
+        is_name = place < sheet.num_names
+        table.add_column(
+            Text(str(heading)), justify="left" if is_name else "right", overflow="fold"
+        )
+    texts = sheet.texts.itertuples(index=False)
+    for section in sheet.sections:
+        for _ in section:
+            table.add_row(*map(Text, next(texts)))
+        table.add_section()
+    screen.print(f"\n{title}", style="italic", markup=False, soft_wrap=True)
+    show_table(screen, table)
+    for note in sheet.notes:
+        screen.print(note, markup=False, soft_wrap=not screen.is_terminal)
 
 
 def as_csv(sheet: Sheet) -> str:
     """Plain values for a program, every number with all its digits; without the notes."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([name for column in sheet.columns for name in column.names])
-    for row in sheet.rows:
-        values = [
-            cell.values or (cell.text,) + ("",) * (len(column.names) - 1)
-            for cell, column in zip(row, sheet.columns, strict=True)
-        ]
-        writer.writerow([value for each in values for value in each])
-    return text.getvalue().rstrip("\n")
+    rows = [row.values for section in sheet.sections for row in section]
+    text: str = pd.DataFrame(rows, dtype=object).to_csv(index=False, lineterminator="\n")
+    return text.rstrip("\n")
+
+
+def as_markdown(sheet: Sheet) -> str:
+    """A table for a page, and notes under it."""
+    texts = sheet.texts.rename(columns=on_one_line)
+    aligned = sheet.places("left", "right")
+    table = texts.to_markdown(index=False, disable_numparse=True, colalign=aligned)
+    return "\n\n".join([str(table), *sheet.notes])
 
 
 def as_latex(sheet: Sheet) -> str:
     r"""A table for a paper that has `\usepackage{booktabs}`, and notes under it."""
-    places = "".join("l" if column.is_left else "r" for column in sheet.columns)
-    titles = [column.heading.replace("\n", " ") for column in sheet.columns]
-    sections = [
-        [_latex_row([cell.on_one_line() for cell in row]) for row in section]
-        for section in sheet.sections
-    ]
-    lines = [rf"\begin{{tabular}}{{{places}}}", r"\toprule", _latex_row(titles), r"\midrule"]
-    lines += "\n\\addlinespace\n".join("\n".join(rows) for rows in sections).splitlines()
-    lines += [r"\bottomrule", r"\end{tabular}"]
-    lines += [rf"\par{{\footnotesize {latex(note)}\par}}" for note in sheet.notes]
-    return "\n".join(lines)
+    texts = sheet.texts.rename(columns=on_one_line)
+    styler = texts.style.hide(axis="index").format(latex_cell)
+    styler = styler.format_index(latex, axis="columns")
+    lines = styler.to_latex(hrules=True, column_format="".join(sheet.places("l", "r")))
+    head, body = lines.split("\\midrule\n")
+    rows, foot = body.split("\\bottomrule\n")
+    cells = iter(rows.splitlines())
+    parts = ["\n".join(next(cells) for _ in section) for section in sheet.sections]
+    body = "\n\\addlinespace\n".join(parts)
+    notes = [rf"\par{{\footnotesize {latex(note)}\par}}" for note in sheet.notes]
+    return "\n".join([f"{head}\\midrule\n{body}\n\\bottomrule\n{foot}".rstrip("\n"), *notes])
 
 
-def latex(text: str) -> str:
+def on_one_line(heading: str) -> str:
+    """A heading without its line breaks."""
+    return heading.replace("\n", " ")
+
+
+def latex(text: object) -> str:
     """The text as LaTeX prints it, a minus before a number as one."""
-    text = re.sub(r"(?<!\w)-(?=\d)", "−", text)
+    text = re.sub(r"(?<!\w)-(?=\d)", "−", str(text))
     return "".join(LATEX.get(sign, sign) for sign in text)
 
 
-def _latex_row(cells: Sequence[str]) -> str:
-    row = " & ".join(map(latex, cells))
-    # what begins with one of these would be read as an argument of the line before
-    return ("{}" if row.startswith(("[", "*")) else "") + row + r" \\"
-
-
-def _laid_out(
-    sheet: Sheet, lines_of: Callable[[Cell], list[str]], *, wraps: bool
-) -> tuple[list[str], list[str]]:
-    sections = [[[lines_of(cell) for cell in row] for row in part] for part in sheet.sections]
-    headings = [column.heading.split("\n") for column in sheet.columns]
-    widths = [
-        max((len(line) for rows in sections for row in rows for line in row[place]), default=0)
-        for place in range(len(headings))
-    ]
-    if wraps:
-        headings = [
-            wrapped(" ".join(lines), width) for lines, width in zip(headings, widths, strict=True)
-        ]
-    widths = [max(width, *map(len, lines)) for lines, width in zip(headings, widths, strict=True)]
-    height = max(map(len, headings))
-    headings = [[""] * (height - len(lines)) + lines for lines in headings]  # at the bottom
-    are_left = [column.is_left for column in sheet.columns]
-    head = _joined(headings, widths, are_left)
-    head.append("─" * (sum(widths) + len(GAP) * (len(widths) - 1)))
-    body: list[str] = []
-    for rows in sections:
-        body += [""] if body else []
-        body += [line for row in rows for line in _joined(row, widths, are_left)]
-    return head, body
-
-
-def _on_one_line(cell: Cell) -> list[str]:
-    return [cell.on_one_line()]
-
-
-def _on_two_lines(cell: Cell) -> list[str]:
-    return [cell.text, *filter(None, [cell.range])]
-
-
-def _on_three_lines(cell: Cell) -> list[str]:
-    return [cell.text, *filter(None, re.split(r"(?<=–)|(?<=,) ", cell.range))]
-
-
-def _joined(
-    cells: Sequence[Sequence[str]], widths: Sequence[int], are_left: Sequence[bool]
-) -> list[str]:
-    lines = []
-    for number in range(max(map(len, cells))):
-        parts = [cell[number] if number < len(cell) else "" for cell in cells]
-        padded = [
-            part.ljust(width) if is_left else part.rjust(width)
-            for part, width, is_left in zip(parts, widths, are_left, strict=True)
-        ]
-        lines.append(GAP.join(padded).rstrip())
-    return lines
-
-
-def wrapped(text: str, width: int) -> list[str]:
-    """The text in lines of at most `width`, cut after spaces and inside keys, not in words."""
-    lines = [""]
-    for atom in re.split(r"(?<=[ /_.:])", text):
-        if lines[-1] and len((lines[-1] + atom).rstrip()) > width:
-            lines.append("")
-        lines[-1] += atom
-    return [line.rstrip() for line in lines]
+def latex_cell(text: object) -> str:
+    """The text of a cell; what begins like an argument of the line before is kept apart from it."""
+    return ("{}" if str(text).startswith(("[", "*")) else "") + latex(text)

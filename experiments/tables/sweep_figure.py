@@ -1,5 +1,6 @@
 """The figure of a sweep: one panel a metric, one line a setting, bars over the range of seeds."""
 
+import re
 from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
@@ -11,7 +12,6 @@ from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 
 from experiments.tables.groups import Group, Spread, is_number
-from experiments.tables.sheet import wrapped
 from experiments.tables.table import TITLES, is_overloaded, over_seeds, same_runs, short
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#222222")
@@ -221,3 +221,13 @@ def _places(groups: Sequence[Group], key: str) -> dict[str, float]:
         return dict(sorted(numbers.items(), key=lambda item: item[1]))
     names = dict.fromkeys(short(group.settings[key]) for group in groups)
     return {name: float(index) for index, name in enumerate(names)}
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """The text in lines of at most `width`, cut after spaces and inside keys, not in words."""
+    lines = [""]
+    for atom in re.split(r"(?<=[ /_.:])", text):
+        if lines[-1] and len((lines[-1] + atom).rstrip()) > width:
+            lines.append("")
+        lines[-1] += atom
+    return [line.rstrip() for line in lines]

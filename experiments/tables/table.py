@@ -13,7 +13,7 @@ from experiments.tables.groups import (
     by_question,
     question_key,
 )
-from experiments.tables.sheet import Cell, Column, Sheet
+from experiments.tables.sheet import Row, Sheet
 
 TITLES = {
     "agreement/illegal_lengths_count": "lengths some rank\ncannot restore",
@@ -46,41 +46,34 @@ def sheet_of(groups: Sequence[Group], metrics: Sequence[str], *, ratio_of: str =
     The ratio is to the first group that differs in the question alone.
     """
     keys = setting_keys(groups)
-    columns = setting_columns(keys)
-    columns.append(Column(heading="runs", names=("runs", "overloaded")))
-    columns += [spread_column(TITLES.get(metric, metric), metric) for metric in metrics]
     question = question_key(groups)
-    if question is not None:
-        name = TITLES.get(ratio_of, ratio_of).partition(",")[0]
-        heading = f"{name}\n÷ {short(groups[0].settings[question])}'s"
-        columns.append(spread_column(heading, f"{ratio_of} ratio"))
     sections = []
     for answers in answer_sets(groups):
         rows = []
         for group in answers:
-            cells = setting_cells(group, keys)
-            cells.append(_runs_cell(group))
-            cells += [_spread_cell(group.values(metric)) for metric in metrics]
+            row = setting_row(group, keys)
+            count, overloaded = len(group.runs), is_overloaded(group)
+            text = f"{count}{' !' if overloaded else ''}"
+            row.add("runs", text, runs=count, overloaded=overloaded)
+            for metric in metrics:
+                _add_spread(row, TITLES.get(metric, metric), metric, group.values(metric))
             if question is not None:
-                cells.append(_ratio_cell(group, baseline_of(group, groups, question), ratio_of))
-            rows.append(cells)
+                name = TITLES.get(ratio_of, ratio_of).partition(",")[0]
+                heading = f"{name}\n÷ {short(groups[0].settings[question])}'s"
+                ratios = _ratios(group, baseline_of(group, groups, question), ratio_of)
+                _add_spread(row, heading, f"{ratio_of} ratio", ratios)
+            rows.append(row)
         sections.append(rows)
-    return Sheet(columns=columns, sections=sections, notes=[*_unserved(groups), *warnings(groups)])
+    notes = [*_unserved(groups), *warnings(groups)]
+    return Sheet(sections=sections, notes=notes, num_names=len(keys))
 
 
-def setting_columns(keys: Sequence[str]) -> list[Column]:
-    """The columns of what tells groups apart."""
-    return [Column(heading=key, names=(key,), is_left=True) for key in keys]
-
-
-def setting_cells(group: Group, keys: Sequence[str]) -> list[Cell]:
-    """What tells this group apart."""
-    return [Cell(short(group.settings[key])) for key in keys]
-
-
-def spread_column(heading: str, name: str) -> Column:
-    """A column of medians and ranges."""
-    return Column(heading=heading, names=tuple(f"{name} {part}" for part in SPREAD_PARTS))
+def setting_row(group: Group, keys: Sequence[str]) -> Row:
+    """A row that begins with what tells this group apart."""
+    row = Row()
+    for key in keys:
+        row.add(key, short(group.settings[key]), **{key: short(group.settings[key])})
+    return row
 
 
 def setting_keys(groups: Sequence[Group]) -> list[str]:
@@ -161,24 +154,22 @@ def makes_claim(metric: str, *groups: Group) -> bool:
     return not (fnmatch(metric, LATENCY) and any(is_overloaded(group) for group in groups))
 
 
-def _runs_cell(group: Group) -> Cell:
-    count, overloaded = len(group.runs), is_overloaded(group)
-    return Cell(f"{count}{' !' if overloaded else ''}", values=(count, overloaded))
-
-
-def _spread_cell(values: Sequence[float]) -> Cell:
+def _add_spread(row: Row, heading: str, name: str, values: Sequence[float] | str) -> None:
+    # `values`: a word where there are none
+    if isinstance(values, str):
+        row.add(heading, values, **{f"{name} {part}": "" for part in SPREAD_PARTS})
+        return
     spread = Spread.of(values, median)
-    text, _, extent = spread.text(number).partition(" ")
-    return Cell(text, extent, (spread.middle, spread.low, spread.high))
+    parts = zip(SPREAD_PARTS, (spread.middle, spread.low, spread.high), strict=True)
+    row.add(heading, spread.text(number), **{f"{name} {part}": value for part, value in parts})
 
 
-def _ratio_cell(group: Group, baseline: Group, metric: str) -> Cell:
+def _ratios(group: Group, baseline: Group, metric: str) -> Sequence[float] | str:
     if baseline is group:
-        return Cell("")
+        return ""
     if not makes_claim(metric, group, baseline):
-        return Cell(NO_CLAIM, values=("", "", ""))
-    ratios = group.ratios(baseline, metric)
-    return _spread_cell(ratios) if ratios else Cell("")
+        return NO_CLAIM
+    return group.ratios(baseline, metric) or ""
 
 
 def _is_one_run(group: Group) -> bool:

@@ -3,87 +3,73 @@ import re
 import pytest
 from rich.console import Console
 
-from experiments.tables import console
-from experiments.tables.sheet import (
-    Cell,
-    Column,
-    Sheet,
-    as_csv,
-    as_latex,
-    as_lines,
-    as_markdown,
-    wrapped,
-)
+from experiments.tables import sheet as forms
+from experiments.tables.sheet import Row, Sheet, as_csv, as_latex, as_markdown
+from experiments.tables.sweep_figure import wrapped
+
+
+def row(name, middle):
+    made = Row()
+    made.add("cache.eviction", name, **{"cache.eviction": name})
+    for heading in ("token hit rate", "TTFT mean, s"):
+        parts = {f"{heading} middle": middle, f"{heading} low": 0.12345, f"{heading} high": 0.98765}
+        made.add(heading, f"{middle} (0.12345–0.98765)", **parts)
+    return made
 
 
 @pytest.fixture
 def sheet():
-    """Two sections of one row, and a note; 68 columns wide."""
-    columns = [Column(heading="cache.eviction", names=("cache.eviction",), is_left=True)]
-    columns += [
-        Column(heading=heading, names=(f"{heading} middle", f"{heading} low", f"{heading} high"))
-        for heading in ("token hit rate", "TTFT mean, s")
-    ]
-    rows = [
-        [Cell(name), *(Cell(f"{middle}", "(0.12345–0.98765)", (middle, 0.12345, 0.98765)),) * 2]
-        for name, middle in (("lru", 0.54321), ("slru", 0.65432))
-    ]
-    return Sheet(columns=columns, sections=[[row] for row in rows], notes=["50 % & more"])
+    """Two sections of one row, and a note."""
+    sections = [[row("lru", 0.54321)], [row("slru", 0.65432)]]
+    return Sheet(sections=sections, notes=["50 % & more"], num_names=1)
 
 
-def numbers_in(lines):
-    return sorted(re.findall(r"0\.\d+", " ".join(lines)))
+def shown(sheet, capsys, monkeypatch, width):
+    """The lines on a terminal of this width."""
+    narrow = Console(width=width, force_terminal=True, color_system=None)
+    monkeypatch.setattr(forms, "console", lambda: narrow)
+    forms.show_sheet(sheet, "a title")
+    lines = capsys.readouterr().out.splitlines()
+    return [re.sub(r"\x1b\[\d*m", "", line) for line in lines]
 
 
 def widest(lines):
     return max(map(len, lines))
 
 
-@pytest.mark.parametrize("width", [200, 67, 61, 45, 29, 5, 1])
-def test_no_width_of_the_terminal_elides_a_number(sheet, width):
-    _, body = as_lines(sheet, width)
-    assert numbers_in(body) == sorted(["0.12345", "0.98765"] * 4 + ["0.54321", "0.65432"] * 2)
+@pytest.mark.parametrize("width", [200, 67, 61, 45, 29, 12])
+def test_no_width_of_the_terminal_elides_a_number(sheet, capsys, monkeypatch, width):
+    text = " ".join(shown(sheet, capsys, monkeypatch, width))
+    numbers = sorted(re.findall(r"0\.\d+", text))
+    assert numbers == sorted(["0.12345", "0.98765"] * 4 + ["0.54321", "0.65432"] * 2)
 
 
-@pytest.mark.parametrize(
-    ("width", "lines_a_row"), [(68, 1), (62, 1), (61, 2), (46, 2), (45, 3), (30, 3)]
-)
-def test_a_table_is_made_as_narrow_as_the_terminal_wants(sheet, width, lines_a_row):
-    head, body = as_lines(sheet, width)
-    assert widest([*head, *body]) <= width
-    assert len(body) == 2 * lines_a_row + 1  # and an empty line between the sections
+@pytest.mark.parametrize("width", [80, 72, 60])
+def test_a_table_is_made_as_narrow_as_the_terminal_wants(sheet, capsys, monkeypatch, width):
+    assert widest(shown(sheet, capsys, monkeypatch, width)) <= width
 
 
-def test_the_range_stands_below_its_middle(sheet):
-    _, body = as_lines(sheet, 60)
-    assert body[0].split() == ["lru", "0.54321", "0.54321"]
-    assert body[1].split() == ["(0.12345–0.98765)"] * 2
-
-
-def test_what_never_fits_is_printed_wider_than_the_terminal(sheet):
-    assert as_lines(sheet, 5) == as_lines(sheet, 1)
-
-
-@pytest.mark.parametrize("width", [None, 60, 40])
-def test_no_line_ends_in_blanks(sheet, width):
-    head, body = as_lines(sheet, width)
-    assert [line for line in (*head, *body) if line != line.rstrip()] == []
+def test_the_range_stands_below_its_middle_where_both_do_not_fit(sheet, capsys, monkeypatch):
+    lines = shown(sheet, capsys, monkeypatch, 56)
+    (place,) = [index for index, line in enumerate(lines) if line.startswith("lru")]
+    assert lines[place].split() == ["lru", "0.54321", "0.54321"]
+    assert lines[place + 1].split() == ["(0.12345–0.98765)"] * 2
 
 
 def test_a_table_that_is_piped_has_one_line_a_row_and_no_padding(sheet, capsys):
-    console.show_sheet(sheet, "a title")
+    forms.show_sheet(sheet, "a title")
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if line != line.rstrip()] == []
-    assert "lru             0.54321 (0.12345–0.98765)  0.54321 (0.12345–0.98765)" in lines
-    assert widest(lines) == 68
+    (line,) = [line for line in lines if line.startswith("lru")]
+    assert line.split() == ["lru", *["0.54321", "(0.12345–0.98765)"] * 2]
 
 
-def test_a_terminal_gets_what_fits_it(sheet, capsys, monkeypatch):
-    narrow = Console(width=60, force_terminal=True, color_system=None)
-    monkeypatch.setattr(console, "console", lambda: narrow)
-    console.show_sheet(sheet, "a title")
-    lines = [re.sub(r"\x1b\[\d*m", "", line) for line in capsys.readouterr().out.splitlines()]
-    assert widest(lines) <= 60
+def test_what_a_user_named_is_no_markup(capsys):
+    made = Row()
+    made.add("[bold]x[/b]", "[/y]")
+    forms.show_sheet(Sheet(sections=[[made]], notes=["[/z]"], num_names=1), "[/t]")
+    printed = capsys.readouterr().out
+    assert all(text in printed for text in ("[bold]x[/b]", "[/y]", "[/z]", "[/t]"))
 
 
 @pytest.mark.parametrize(
@@ -104,26 +90,33 @@ def test_what_latex_would_read_as_a_command_is_escaped(sheet):
     assert r"50 \% \& more" in text
     assert r"0.54321 (0.12345--0.98765) \\" in text
     assert text.count(r"\addlinespace") == 1
+    assert text.startswith("\\begin{tabular}{lrr}\n\\toprule\n")
 
 
 def test_a_negative_number_has_a_minus_in_latex_and_a_name_its_hyphen():
-    columns = [Column(heading=name, names=(name,)) for name in ("a", "b")]
-    cells = [Cell("my-policy_1"), Cell("-0.5", "[-1, 2e-05]")]
-    text = as_latex(Sheet(columns=columns, sections=[[cells]], notes=[]))
+    made = Row()
+    made.add("a", "my-policy_1")
+    made.add("b", "-0.5 [-1, 2e-05]")
+    text = as_latex(Sheet(sections=[[made]], notes=[], num_names=1))
     assert r"my-policy\_1 & $-$0.5 [$-$1, 2e-05] \\" in text
 
 
 def test_a_row_of_latex_is_no_argument_of_the_line_before():
-    sheet = Sheet(columns=[Column(heading="a", names=("a",))], sections=[[[Cell("[1]")]]], notes=[])
-    assert r"{}[1] \\" in as_latex(sheet)
+    made = Row()
+    made.add("a", "[1]")
+    assert r"{}[1] \\" in as_latex(Sheet(sections=[[made]], notes=[], num_names=1))
 
 
 def test_a_program_gets_every_digit_and_an_empty_field_for_what_is_not_there():
-    columns = [Column(heading="a", names=("a",)), Column(heading="b", names=("b low", "b high"))]
-    rows = [[Cell("x"), Cell("0.333", values=(1 / 3, 2 / 3))], [Cell("y"), Cell("")]]
-    lines = as_csv(Sheet(columns=columns, sections=[rows], notes=["n"])).splitlines()
+    first, second = Row(), Row()
+    first.add("a", "x", a="x")
+    first.add("b", "0.333", **{"b low": 1 / 3, "b high": 2 / 3})
+    second.add("a", "y", a="y")
+    lines = as_csv(Sheet(sections=[[first, second]], notes=["n"], num_names=1)).splitlines()
     assert lines == ["a,b low,b high", "x,0.3333333333333333,0.6666666666666666", "y,,"]
 
 
 def test_a_page_gets_the_note_under_the_table(sheet):
-    assert as_markdown(sheet).endswith("|\n\n50 % & more")
+    lines = as_markdown(sheet).splitlines()
+    assert lines[1].startswith("|:--")
+    assert lines[-2:] == ["", "50 % & more"]

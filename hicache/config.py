@@ -5,10 +5,11 @@ checked against (`experiments/launch/schema.py` tells Hydra about them; nothing 
 check that concerns one knob stands in `__post_init__` and names it.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from math import isfinite
 from pathlib import PurePath
+from typing import Any
 
 from hicache.models import ComponentKind, HardwareConfig, ModelConfig
 
@@ -117,31 +118,53 @@ class StartState(Enum):
     warm_storage = "warm_storage"  # storage holds what a first pass over the workload wrote
 
 
-def _at_least(knob: str, value: float, least: float) -> None:
-    _finite(knob, value)
-    if value < least:
-        raise ValueError(f"{knob} must be at least {least}, got {value}")
+def knob(
+    default: Any,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+    ours: tuple[str, ...] | None = None,
+    one_of: tuple[str, ...] | None = None,
+) -> Any:
+    """A field and its limits, which `check_limits` holds it to; a knob may be none if its type is.
+
+    `ours` are policies of this project: `module:Class` names one of the user's own beside them.
+    """
+    limits = {"least": least, "above": above, "most": most, "ours": ours, "one_of": one_of}
+    return field(default=default, metadata=limits)
 
 
-def _positive(knob: str, value: float) -> None:
-    _finite(knob, value)
-    if value <= 0:
-        raise ValueError(f"{knob} must be positive, got {value}")
+def share(default: float | None) -> Any:
+    """A knob between 0 and 1."""
+    return knob(default, least=0, most=1)
 
 
-def _finite(knob: str, value: float) -> None:
-    if not isfinite(value):
-        raise ValueError(f"{knob} must be a finite number, got {value}")
+def check_limits(group: str, config: Any) -> None:
+    """Check each knob of a group by itself.
 
-
-def _share(knob: str, value: float | None) -> None:
-    if value is not None and not 0 <= value <= 1:  # which is no share either if it is nan
-        raise ValueError(f"{knob} must be a share between 0 and 1, got {value}")
-
-
-def _policy(knob: str, name: str, ours: tuple[str, ...]) -> None:
-    if name not in ours and ":" not in name:
-        raise ValueError(f"{knob} must be one of {', '.join(ours)} or module:Class, got {name!r}")
+    Raises:
+        ValueError: one is not within its limits.
+    """
+    for item in fields(config):
+        value, limits = getattr(config, item.name), item.metadata
+        if not limits or value is None:
+            continue
+        name = f"{group}.{item.name}".lstrip(".")
+        if limits["one_of"] is not None and value not in limits["one_of"]:
+            raise ValueError(f"{name} must be one of {', '.join(limits['one_of'])}, got {value!r}")
+        if limits["ours"] is not None and value not in limits["ours"] and ":" not in value:
+            ours = ", ".join(limits["ours"])
+            raise ValueError(f"{name} must be one of {ours} or module:Class, got {value!r}")
+        if isinstance(value, float) and not isfinite(value):
+            raise ValueError(f"{name} must be a finite number, got {value}")
+        least, above, most = limits["least"], limits["above"], limits["most"]
+        if above is not None and value <= above:
+            raise ValueError(f"{name} must be above {above}, got {value}")
+        if most is not None and not least <= value <= most:
+            raise ValueError(f"{name} must be between {least} and {most}, got {value}")
+        if least is not None and value < least:
+            raise ValueError(f"{name} must be at least {least}, got {value}")
 
 
 def check_name(name: str) -> None:
@@ -163,33 +186,24 @@ class WorkloadConfig:
 
     kind: str = MISSING
     path: str | None = None
-    limit: int | None = None  # first requests only
-    load: float | None = None
-    time_scale: float = 1.0
-    token_stride: int = 1  # keep every n-th token id: the same tree of prefixes, n times smaller
-    start_jitter_s: float = 0.0
+    limit: int | None = knob(None, least=1)  # first requests only
+    load: float | None = knob(None, above=0)
+    time_scale: float = knob(1.0, above=0)
+    # keep every n-th token id: the same tree of prefixes, n times smaller
+    token_stride: int = knob(1, least=1)
+    start_jitter_s: float = knob(0.0, least=0)
     tokens: TraceTokens = TraceTokens.reconstructed
     arrivals: Arrivals = Arrivals.causal
-    concurrency: int = 32  # sessions at once, for traces whose sessions have no start time
-    think_cap_s: float = 600.0
-    warm_up_s: float = 0.0  # requests that arrive earlier are served and not counted
+    # sessions at once, for traces whose sessions have no start time
+    concurrency: int = knob(32, least=1)
+    think_cap_s: float = knob(600.0, least=0)
+    warm_up_s: float = knob(0.0, least=0)  # requests that arrive earlier are served and not counted
     start: StartState = StartState.cold
-    num_sessions: int = 200
-    session_rate: float = 1.0  # sessions a second
+    num_sessions: int = knob(200, least=1)
+    session_rate: float = knob(1.0, above=0)  # sessions a second
 
     def __post_init__(self) -> None:
-        if self.limit is not None:
-            _at_least("workload.limit", self.limit, 1)
-        if self.load is not None:
-            _positive("workload.load", self.load)
-        _positive("workload.time_scale", self.time_scale)
-        _at_least("workload.token_stride", self.token_stride, 1)
-        _at_least("workload.start_jitter_s", self.start_jitter_s, 0)
-        _at_least("workload.concurrency", self.concurrency, 1)
-        _at_least("workload.think_cap_s", self.think_cap_s, 0)
-        _at_least("workload.warm_up_s", self.warm_up_s, 0)
-        _at_least("workload.num_sessions", self.num_sessions, 1)
-        _positive("workload.session_rate", self.session_rate)
+        check_limits("workload", self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -200,19 +214,16 @@ class ParallelConfig:
     own and reads that from a storage of its own; together they serve as one engine.
     """
 
-    tp: int | None = None  # devices of an engine; none: the model's default
-    ranks: int = 1
+    tp: int | None = knob(None, least=1)  # devices of an engine; none: the model's default
+    ranks: int = knob(1, least=1)
     hit_agreement: HitAgreement = HitAgreement.restorable
-    collective_s: float = 150e-6  # of one collective in every step; sglang issue 30511 gives 150 us
-    replicas: int = 1
+    # of one collective in every step; sglang issue 30511 gives 150 us
+    collective_s: float = knob(150e-6, least=0)
+    replicas: int = knob(1, least=1)
     router: str = "sticky"  # sticky, round_robin or prefix_load
 
     def __post_init__(self) -> None:
-        if self.tp is not None:
-            _at_least("parallel.tp", self.tp, 1)
-        _at_least("parallel.ranks", self.ranks, 1)
-        _at_least("parallel.collective_s", self.collective_s, 0)
-        _at_least("parallel.replicas", self.replicas, 1)
+        check_limits("parallel", self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -225,43 +236,31 @@ class CacheConfig:
     """
 
     page_size: int = 64  # tokens
-    device_gib: float | None = 40.0
-    host_gib: float = 256.0
+    device_gib: float | None = knob(40.0, above=0)
+    host_gib: float = knob(256.0, least=0)
     unlimited: bool = False
-    swa_device_share: float | None = None
-    swa_host_share: float | None = None
-    mamba_device_share: float | None = None
-    mamba_host_share: float | None = None
-    eviction: str = "lru"  # one of EVICTION_POLICIES, or a class of yours as module:Class
+    swa_device_share: float | None = share(None)
+    swa_host_share: float | None = share(None)
+    mamba_device_share: float | None = share(None)
+    mamba_host_share: float | None = share(None)
+    # one of EVICTION_POLICIES, or a class of yours as module:Class
+    eviction: str = knob("lru", ours=EVICTION_POLICIES)
     eviction_args: dict[str, float] = field(default_factory=dict)  # of that class, by name
     write_policy: WritePolicy = WritePolicy.write_through
-    load_back_threshold: int = 10  # full tokens below which nothing is loaded back
+    load_back_threshold: int = knob(10, least=0)  # full tokens below which nothing is loaded back
     split_refreshes: bool = False  # a split counts as a use of what lies below it, as in sglang
     # window and state on the host count as used when they leave the device, as in sglang
     leaving_refreshes: bool = False
     # at which page boundaries of a prompt a Mamba state is kept: at its end; there and where it
     # left an edge that had no state; there and every `checkpoint_tokens`; as a class of yours says
-    checkpoints: str = "end_branch"
+    checkpoints: str = knob("end_branch", ours=CHECKPOINT_PLACEMENTS)
     checkpoints_args: dict[str, float] = field(default_factory=dict)
-    checkpoint_tokens: int = 8192  # grid of checkpoints=every
+    checkpoint_tokens: int = knob(8192, least=1)  # grid of checkpoints=every
 
     def __post_init__(self) -> None:
+        check_limits("cache", self)
         if self.page_size < 1 or self.page_size & (self.page_size - 1):
             raise ValueError(f"cache.page_size must be a power of two, got {self.page_size}")
-        if self.device_gib is not None:
-            _positive("cache.device_gib", self.device_gib)
-        _at_least("cache.host_gib", self.host_gib, 0)
-        _at_least("cache.load_back_threshold", self.load_back_threshold, 0)
-        for name in (
-            "swa_device_share",
-            "swa_host_share",
-            "mamba_device_share",
-            "mamba_host_share",
-        ):
-            _share(f"cache.{name}", getattr(self, name))
-        _policy("cache.eviction", self.eviction, EVICTION_POLICIES)
-        _policy("cache.checkpoints", self.checkpoints, CHECKPOINT_PLACEMENTS)
-        _at_least("cache.checkpoint_tokens", self.checkpoint_tokens, 1)
         is_grid = self.checkpoints == "every"  # else there is none to be off
         if is_grid and self.checkpoint_tokens % self.page_size:
             raise ValueError(
@@ -274,56 +273,49 @@ class CacheConfig:
 class PrefetchConfig:
     """How pages come from storage ahead of need."""
 
-    stop: str = "timeout"  # one of STOP_POLICIES, or a class of yours as module:Class
+    # one of STOP_POLICIES, or a class of yours as module:Class
+    stop: str = knob("timeout", ours=STOP_POLICIES)
     stop_args: dict[str, float] = field(default_factory=dict)  # of that class, by name
-    threshold: int = 256  # tokens: a shorter prefetch does not start
+    threshold: int = knob(256, least=1)  # tokens: a shorter prefetch does not start
     cut: CutPolicy = CutPolicy.fit
     stage_at: StageAt = StageAt.enqueue
     commit: CommitPolicy = CommitPolicy.all_or_nothing
     await_sidecars: bool = True  # report 003: complete pages wait for their state and window
     deadline_from: DeadlineFrom = DeadlineFrom.enqueue
-    timeout_base_s: float = 1.0
-    timeout_per_ki_token_s: float = 0.25
+    timeout_base_s: float = knob(1.0, least=0)
+    timeout_per_ki_token_s: float = knob(0.25, least=0)
     evict_whole: bool = False  # short of host room, evict all that is wanted, as sglang does
-    occupied_share: float = 0.5  # of host tokens that prefetches may hold before more are declined
+    # of host tokens that prefetches may hold before more are declined
+    occupied_share: float = share(0.5)
 
     def __post_init__(self) -> None:
-        _policy("prefetch.stop", self.stop, STOP_POLICIES)
-        _at_least("prefetch.threshold", self.threshold, 1)
-        _at_least("prefetch.timeout_base_s", self.timeout_base_s, 0)
-        _at_least("prefetch.timeout_per_ki_token_s", self.timeout_per_ki_token_s, 0)
-        _share("prefetch.occupied_share", self.occupied_share)
+        check_limits("prefetch", self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SchedulerConfig:
     """Which request runs next, and what a step may hold."""
 
-    order: str = "fcfs"  # one of SERVICE_ORDERS, or a class of yours as module:Class
+    # one of SERVICE_ORDERS, or a class of yours as module:Class
+    order: str = knob("fcfs", ours=SERVICE_ORDERS)
     order_args: dict[str, float] = field(default_factory=dict)
-    chunk_tokens: int = 8192  # extend tokens a step
-    max_running: int = 256
-    scan_limit: int = 128  # requests waiting for their prefetch that one scan may pass over
+    chunk_tokens: int = knob(8192, least=1)  # extend tokens a step
+    max_running: int = knob(256, least=1)
+    # requests waiting for their prefetch that one scan may pass over
+    scan_limit: int = knob(128, least=1)
     batching: Batching = Batching.prefill_first
     # what a request is charged in the window pool: one of SWA_BUDGETS (hicache.scheduler.budget has
     # the formulas; double is wrong on purpose), or a class of yours as module:Class
-    swa_budget: str = "reports"
+    swa_budget: str = knob("reports", ours=SWA_BUDGETS)
     swa_budget_args: dict[str, float] = field(default_factory=dict)
-    aging: float = 0.1  # seconds of remaining work forgiven for each second waited
+    aging: float = knob(0.1, least=0)  # seconds of remaining work forgiven for each second waited
     clip_new_tokens: int = 4096  # answer tokens that admission reserves at most
-    new_token_ratio: float = 0.7  # share of them it reserves at first
-    new_token_ratio_floor: float = 0.098
+    new_token_ratio: float = share(0.7)  # share of them it reserves at first
+    new_token_ratio_floor: float = share(0.098)
     new_token_ratio_decay_steps: int = 600
 
     def __post_init__(self) -> None:
-        _policy("scheduler.order", self.order, SERVICE_ORDERS)
-        _policy("scheduler.swa_budget", self.swa_budget, SWA_BUDGETS)
-        _at_least("scheduler.chunk_tokens", self.chunk_tokens, 1)
-        _at_least("scheduler.max_running", self.max_running, 1)
-        _at_least("scheduler.scan_limit", self.scan_limit, 1)
-        _at_least("scheduler.aging", self.aging, 0)
-        _share("scheduler.new_token_ratio", self.new_token_ratio)
-        _share("scheduler.new_token_ratio_floor", self.new_token_ratio_floor)
+        check_limits("scheduler", self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -335,25 +327,19 @@ class FaultsConfig:
     """
 
     preset: str = "none"  # what tables call it
-    delay_ms: float = 0.0
-    delay_sigma: float = 0.0  # 0: always the median
-    error_rate: float = 0.0
-    missing_rate: float = 0.0  # a page that is there cannot be read
-    short_rate: float = 0.0  # half a page is read
-    corrupt_rate: float = 0.0  # a wrong byte is read
-    full_rate: float = 0.0  # a page is refused for want of room
-    gone_from_s: float | None = None
-    gone_for_s: float | None = None
-    failure_ms: float = 0.0  # how long a call takes to fail; 0: refused at once
+    delay_ms: float = knob(0.0, least=0)
+    delay_sigma: float = knob(0.0, least=0)  # 0: always the median
+    error_rate: float = share(0.0)
+    missing_rate: float = share(0.0)  # a page that is there cannot be read
+    short_rate: float = share(0.0)  # half a page is read
+    corrupt_rate: float = share(0.0)  # a wrong byte is read
+    full_rate: float = share(0.0)  # a page is refused for want of room
+    gone_from_s: float | None = knob(None, least=0)
+    gone_for_s: float | None = knob(None, least=0)
+    failure_ms: float = knob(0.0, least=0)  # how long a call takes to fail; 0: refused at once
 
     def __post_init__(self) -> None:
-        for name in ("error_rate", "missing_rate", "short_rate", "corrupt_rate", "full_rate"):
-            _share(f"storage.faults.{name}", getattr(self, name))
-        for name in ("delay_ms", "delay_sigma", "failure_ms"):
-            _at_least(f"storage.faults.{name}", getattr(self, name), 0)
-        for name in ("gone_from_s", "gone_for_s"):
-            if getattr(self, name) is not None:
-                _at_least(f"storage.faults.{name}", getattr(self, name), 0)
+        check_limits("storage.faults", self)
         if self.gone_for_s is not None and self.gone_from_s is None:
             raise ValueError(
                 "storage.faults.gone_for_s needs storage.faults.gone_from_s, got "
@@ -373,55 +359,36 @@ class StorageConfig:
 
     kind: str = "none"
     root: str | None = None  # directory or address, for engines that have one
-    capacity_gib: float | None = None
-    read_gbps: float = 6.0
-    write_gbps: float = 4.0
-    shared_gbps: float | None = None
-    query_s: float = 0.0005  # round trip of one query
-    operation_s: float = 0.0001  # before the first byte of each batch
-    batch_pages: int = 128
-    read_workers: int = 1
-    write_workers: int = 1
-    write_queue_gib: float = 4.0  # host pages that writes may pin; what comes above is dropped
-    delay_s: float = 0.0  # mean of an exponential delay of each batch that is read
-    sidecar_s: float = 0.0  # by which the window and the state of a prefix come after its pages
-    deadline_s: float = 5.0  # a call that takes longer has failed
+    capacity_gib: float | None = knob(None, above=0)
+    read_gbps: float = knob(6.0, above=0)
+    write_gbps: float = knob(4.0, above=0)
+    shared_gbps: float | None = knob(None, above=0)
+    query_s: float = knob(0.0005, least=0)  # round trip of one query
+    operation_s: float = knob(0.0001, least=0)  # before the first byte of each batch
+    batch_pages: int = knob(128, least=1)
+    read_workers: int = knob(1, least=1)
+    write_workers: int = knob(1, least=1)
+    # host pages that writes may pin; what comes above is dropped
+    write_queue_gib: float = knob(4.0, least=0)
+    delay_s: float = knob(0.0, least=0)  # mean of an exponential delay of each batch that is read
+    # by which the window and the state of a prefix come after its pages
+    sidecar_s: float = knob(0.0, least=0)
+    deadline_s: float = knob(5.0, above=0)  # a call that takes longer has failed
     tiering: Tiering = Tiering.inclusive
     write: StorageWrites = StorageWrites.on_back_up
-    write_hits: int = 1  # write=selective: hits after which a page is worth writing
-    breaker_failures: int = 3
-    breaker_retry_s: float = 5.0
+    write_hits: int = knob(1, least=1)  # write=selective: hits after which a page is worth writing
+    breaker_failures: int = knob(3, least=1)
+    breaker_retry_s: float = knob(5.0, least=0)
     faults: FaultsConfig = field(default_factory=FaultsConfig)
 
     def __post_init__(self) -> None:
-        for name in ("read_gbps", "write_gbps", "deadline_s"):
-            _positive(f"storage.{name}", getattr(self, name))
-        for name in ("shared_gbps", "capacity_gib"):
-            if getattr(self, name) is not None:
-                _positive(f"storage.{name}", getattr(self, name))
-        for name in (
-            "query_s",
-            "operation_s",
-            "write_queue_gib",
-            "delay_s",
-            "sidecar_s",
-            "breaker_retry_s",
-        ):
-            _at_least(f"storage.{name}", getattr(self, name), 0)
+        check_limits("storage", self)
         is_written_late = self.write is StorageWrites.on_host_eviction
         if self.tiering is Tiering.exclusive and not is_written_late:
             raise ValueError(
                 "storage.tiering=exclusive needs storage.write=on_host_eviction, got "
                 f"{self.write.name}"
             )
-        for name in (
-            "batch_pages",
-            "read_workers",
-            "write_workers",
-            "breaker_failures",
-            "write_hits",
-        ):
-            _at_least(f"storage.{name}", getattr(self, name), 1)
 
 
 class RealModel(Enum):
@@ -436,20 +403,17 @@ class ExecutorConfig:
     """What carries out a step: the cost model, or a real model on real memory."""
 
     kind: str = "simulated"  # simulated or torch
-    copy_path: str = "kernel"  # simulated: what copies pages, a kernel or the copy_engine
+    # simulated: what copies pages, a kernel or the copy_engine
+    copy_path: str = knob("kernel", one_of=("kernel", "copy_engine"))
     device: str = "auto"  # torch: cpu, cuda or auto
     model: RealModel = RealModel.exact  # torch
     verify: bool = False  # torch: compare logits with a cold recompute
-    storage_deadline_s: float = 10.0  # torch: a call that takes longer has failed
+    storage_deadline_s: float = knob(10.0, above=0)  # torch: a call that takes longer has failed
 
     def __post_init__(self) -> None:
-        if self.copy_path not in ("kernel", "copy_engine"):
-            raise ValueError(
-                f"executor.copy_path must be kernel or copy_engine, got {self.copy_path!r}"
-            )
+        check_limits("executor", self)
         if self.verify and self.model is not RealModel.exact:
             raise ValueError(f"executor.verify needs executor.model=exact, got {self.model.value}")
-        _positive("executor.storage_deadline_s", self.storage_deadline_s)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -466,10 +430,10 @@ class TrackerConfig:
 
     wandb_mode: WandbMode = WandbMode.offline
     project: str = "hicache"
-    interval_s: float = 10.0  # simulated seconds between rows of metrics.jsonl
+    interval_s: float = knob(10.0, least=0.001)  # simulated seconds between rows of metrics.jsonl
 
     def __post_init__(self) -> None:
-        _at_least("tracker.interval_s", self.interval_s, 0.001)
+        check_limits("tracker", self)
 
 
 METRICS = (
@@ -487,7 +451,7 @@ class ExperimentConfig:
     name: str = "adhoc"
     program: str = "replay"  # or capacity, sim_vs_real: what `python -m experiments.run` does
     metrics: tuple[str, ...] = METRICS  # keys of summary.json that tables and figures show
-    seed: int = 0
+    seed: int = knob(0, least=0)
     data_dir: str | None = None
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -503,7 +467,7 @@ class ExperimentConfig:
 
     def __post_init__(self) -> None:
         check_name(self.name)
-        _at_least("seed", self.seed, 0)
+        check_limits("", self)
         tp = self.parallel.tp or self.model.default_tp
         for kind, heads in (
             (ComponentKind.full, self.model.num_kv_heads),

@@ -13,10 +13,11 @@ def console() -> Console:
     return screen if screen.is_terminal else Console(highlight=False, width=WIDTH)
 
 
-def show_table(screen: Console, table: Table) -> None:
-    """Print a table: to a terminal no narrower than its longest words, else as wide as it is."""
+def show_table(screen: Console, table: Table, *, wraps: bool = False) -> None:
+    """Print a table as wide as it is; `wraps`: to a terminal as narrow as its words allow."""
     size = Measurement.get(screen, screen.options.update(width=10_000), table)
-    width = max(screen.width, size.minimum) if screen.is_terminal else size.maximum
+    is_narrow = wraps and screen.is_terminal
+    width = max(screen.width, size.minimum) if is_narrow else size.maximum
     wide = Console(highlight=False, width=width, color_system=None)
     with wide.capture() as printed:
         wide.print(table)

@@ -76,7 +76,7 @@ def show_sheet(sheet: Sheet, title: str) -> None:
             table.add_row(*map(Text, next(texts)))
         table.add_section()
     screen.print(f"\n{title}", style="italic", markup=False, soft_wrap=True)
-    show_table(screen, table)
+    show_table(screen, table, wraps=True)
     for note in sheet.notes:
         screen.print(note, markup=False, soft_wrap=not screen.is_terminal)
 

@@ -205,8 +205,13 @@ class RadixTree:
         child = node.children.get(tokens[first : first + self.page_bytes])
         if child is None:
             return None
-        same = self._num_shared(child, tokens, end)
-        return self._split(child, same) if same < child.num_pages else child
+        pages = child.num_pages
+        if (
+            node.end + pages <= end
+            and tokens[first : first + pages * self.page_bytes] == child.edge
+        ):
+            return child  # as most do
+        return self._split(child, self._num_shared(child, tokens, end))
 
     def grow(self, parent: Node, edge: bytes) -> Node:
         """A new child for these tokens, which no other child begins like; it holds nothing yet."""
@@ -290,9 +295,9 @@ class RadixTree:
         # page `end`
         size, start, edge = self.page_bytes, child.start, child.edge
         pages = min(child.num_pages, end - start)
-        if pages == child.num_pages and tokens[start * size : (start + pages) * size] == edge:
+        if tokens[start * size : (start + pages) * size] == edge[: pages * size]:
             return pages
-        same, differs = 1, pages + 1  # the first page is equal; page `differs` is not, or too far
+        same, differs = 1, pages  # the first page is equal; somewhere up to here one is not
         while differs - same > 1:
             middle = (same + differs) // 2
             if (

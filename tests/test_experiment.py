@@ -97,12 +97,15 @@ def test_two_equal_runs_leave_the_same_summary() -> None:
     assert summary_of(run(config)) == summary_of(run(config))
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("router", ["sticky", "round_robin", "prefix_load"])
-def test_replicas_share_the_work_and_lose_none_of_it(router: str) -> None:
+def test_replicas_share_the_work_and_lose_none_of_it(router: str, ranks: int) -> None:
     result = run(
         config_of(
             "model=tiny_hybrid",
+            "storage=memory",
             "parallel.replicas=3",
+            f"parallel.ranks={ranks}",
             f"parallel.router={router}",
             "engine.check_invariants=true",
         )
@@ -281,3 +284,18 @@ def test_the_config_knows_the_names_of_the_policies_there_are(
     names: tuple[str, ...], policies: dict[str, object]
 ) -> None:
     assert tuple(policies) == names
+
+
+def test_requests_that_come_whatever_the_engine_does_are_each_judged_by_themselves() -> None:
+    config = config_of(
+        "model=tiny_hybrid",
+        "workload.limit=100",
+        "workload.arrivals=open",
+        "cache.device_gib=0.02",
+        "engine.check_invariants=true",
+    )
+    records = run(config).records
+    assert [record.id for record in records] == sorted({record.id for record in records})
+    assert len(records) == 100
+    assert {record.status.name for record in records} == {"finished", "rejected"}
+    assert not any("follows" in record.reason for record in records)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from hicache.cache import invariants
-from hicache.cache.named import make_policy
+from hicache.cache.named import LENGTHS, RANKING, make_policy
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.capacity import Capacity, capacities, make_pools, page_bytes
@@ -187,7 +187,7 @@ def _engine(
         "cache.eviction",
         cache_config.eviction,
         POLICIES,
-        wants=["priority"],
+        wants={"priority": RANKING},
         knobs=cache_config.eviction_args,
     )
     tree = RadixTree(
@@ -228,7 +228,7 @@ def _engine(
             PLACEMENTS,
             cache_config.page_size,
             cache_config.checkpoint_tokens,
-            wants=["lengths"],
+            wants={"lengths": LENGTHS},
             knobs=cache_config.checkpoints_args,
         ),
         may_jump=config.engine.jump and not is_real,

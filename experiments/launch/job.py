@@ -22,6 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 from experiments.launch.errors import sentence
 from experiments.launch.progress import ProgressBar
 from experiments.tables import provenance
+from hicache.cache.named import PolicyError
 from hicache.config import ExperimentConfig
 from hicache.results.metrics import Progress, Result, summarize
 from hicache.results.tracking import Tracker, plain, write_json
@@ -138,10 +139,13 @@ def is_finished(out_dir: Path) -> bool:
 
 def explain(error: Exception, out_dir: Path | None = None) -> int:
     """Tell the reader what went wrong, and return the exit code: 2 for bad input, 1 for a bug."""
+    text = one_sentence(error)
     if os.environ.get("HICACHE_TRACEBACK") == "1" or not isinstance(error, BAD_INPUT):
         text = "".join(traceback.format_exception(error)).rstrip()
-    else:
-        text = one_sentence(error)
+    if isinstance(error, PolicyError):  # whoever wrote the class looks for its lines
+        cause = error.__cause__
+        lines = [] if cause is None else traceback.format_exception(cause, chain=False)
+        text = "\n".join([*"".join(lines).splitlines(), one_sentence(error)])
     sys.stderr.write(text + "\n")
     if out_dir is not None and out_dir.is_dir():
         (out_dir / ERROR_FILE).write_text(text + "\n")

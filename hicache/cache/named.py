@@ -1,10 +1,51 @@
-"""Policies by name: one of ours, or a class in a file of the user's own."""
+"""Policies by name: one of ours, or a class in a file of the user's own, which is held to its word.
+
+What a user's class answers is checked each time, and so is that it left alone what it was shown.
+"""
 
 import importlib
 from collections.abc import Callable, Iterable, Mapping
-from typing import TypeVar
+from dataclasses import dataclass
+from math import isfinite
+from numbers import Real
+from typing import Any, TypeVar
+
+import numpy as np
 
 Policy = TypeVar("Policy")
+
+
+class PolicyError(RuntimeError):
+    """A class of the user's own broke its word: which, what it was asked, and what it did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a method has to return, or an attribute to be. `fits` may raise TypeError for no."""
+
+    wanted: str
+    fits: Callable[[Any], bool]
+
+
+def is_number(value: object) -> bool:
+    """Whether this is a finite number, and no truth value."""
+    return isinstance(value, Real) and not isinstance(value, bool) and isfinite(value)
+
+
+def is_whole(value: object) -> bool:
+    """Whether this is a whole number."""
+    return is_number(value) and float(value).is_integer()  # type: ignore[arg-type]
+
+
+FLAG = Answer("True or False", lambda value: isinstance(value, (bool, np.bool_)))
+NUMBER = Answer("a finite number", is_number)
+TOKENS = Answer("a whole number of tokens", lambda value: is_whole(value) and value >= 0)
+MOMENT = Answer("None or a time in whole nanoseconds", lambda v: v is None or is_whole(v))
+RANKING = Answer(
+    "a tuple of finite numbers",
+    lambda value: isinstance(value, tuple) and len(value) > 0 and all(map(is_number, value)),
+)
+LENGTHS = Answer("a list of whole numbers", lambda v: isinstance(v, list) and all(map(is_whole, v)))
 
 
 def make_policy(
@@ -12,7 +53,7 @@ def make_policy(
     name: str,
     ours: Mapping[str, Callable[..., Policy]],
     *arguments: object,
-    wants: Iterable[str],
+    wants: Mapping[str, Answer],
     knobs: Mapping[str, float] | None = None,
 ) -> Policy:
     """Build the policy that a knob names, from `arguments`.
@@ -22,19 +63,103 @@ def make_policy(
         name: a key of `ours`, or `module:Class`.
         ours: what there is.
         arguments: what every policy of this sort is built with.
-        wants: attributes that one of the user's own must have.
+        wants: methods and attributes that one of the user's own must have, and what they give.
         knobs: of this policy alone; keyword arguments.
 
     Raises:
         ValueError: there is no such policy, it lacks an attribute, or has no such knobs.
+        PolicyError: a class of the user's own cannot be built.
     """
     module, _, attribute = name.partition(":")
     try:
         make = ours.get(name) or getattr(importlib.import_module(module), attribute)
-        policy: Policy = make(*arguments, **(knobs or {}))
-    except (ImportError, AttributeError, TypeError) as error:
+    except (ImportError, AttributeError) as error:
         raise ValueError(f"{knob}={name} cannot be loaded: {error}") from error
+    try:
+        policy: Policy = make(*arguments, **(knobs or {}))
+    except TypeError as error:
+        raise ValueError(f"{knob}={name} cannot be built: {error}") from error
+    except Exception as error:
+        raise PolicyError(f"{knob}={name} cannot be built: {told(error)}") from error
+    if name in ours:
+        return policy
     missing = [each for each in wants if not hasattr(policy, each)]
     if missing:
         raise ValueError(f"{knob}={name} has no {', '.join(missing)}")
-    return policy
+    return _HeldToItsWord(f"{knob}={name}", policy, wants)  # type: ignore[return-value]
+
+
+def told(error: BaseException) -> str:
+    """An exception in a few words."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+class _HeldToItsWord:
+    """Stands for a policy, and checks what it gives."""
+
+    def __init__(self, name: str, policy: object, wants: Mapping[str, Answer]) -> None:
+        for attribute, answer in wants.items():
+            given = getattr(policy, attribute)
+            if callable(given):
+                given = _checked(name, attribute, given, answer)
+            else:
+                _refuse_unless(answer, given, f"{name}: {attribute}")
+            setattr(self, attribute, given)
+
+
+def _checked(
+    name: str, method: str, ask: Callable[..., object], answer: Answer
+) -> Callable[..., object]:
+    def asked(*arguments: object, **named: object) -> object:
+        shown = [_portrait(each) for each in arguments]
+        try:
+            given = ask(*arguments, **named)
+            if answer is LENGTHS and isinstance(given, Iterable):
+                given = list(given)
+        except Exception as error:
+            question = _question(name, method, arguments, named)
+            raise PolicyError(f"{question} raised {told(error)}") from error
+        if not _fits(answer, given):
+            _refuse_unless(answer, given, _question(name, method, arguments, named))
+        if shown != [_portrait(each) for each in arguments]:
+            question = _question(name, method, arguments, named)
+            raise PolicyError(f"{question} changed what it was shown, which is not its own")
+        return given
+
+    return asked
+
+
+def _refuse_unless(answer: Answer, given: object, question: str) -> None:
+    if not _fits(answer, given):
+        raise PolicyError(f"{question} must give {answer.wanted}, got {given!r:.200}")
+
+
+def _fits(answer: Answer, given: object) -> bool:
+    try:
+        return answer.fits(given)
+    except (TypeError, ValueError):
+        return False
+
+
+def _question(
+    name: str, method: str, arguments: tuple[object, ...], named: Mapping[str, object]
+) -> str:
+    parts = [f"{each!r:.80}" for each in arguments]
+    parts += [f"{key}={value!r:.80}" for key, value in named.items()]
+    return f"{name}: {method}({', '.join(parts)})"
+
+
+def _portrait(thing: object) -> object:
+    """What an object of ours holds, as deep as numbers and lists go; other things as they are."""
+    if not type(thing).__module__.startswith("hicache."):
+        return thing
+    names = getattr(type(thing), "__slots__", None) or vars(thing)
+    return [_flat(getattr(thing, name, None)) for name in names]
+
+
+def _flat(value: object) -> object:
+    if isinstance(value, (list, tuple)):
+        return [_flat(each) for each in value]
+    if isinstance(value, (int, float, str, bytes, type(None))):
+        return value
+    return len(value) if isinstance(value, dict) else id(value)

@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hicache.cache.named import make_policy
+from hicache.cache.named import TOKENS, make_policy
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.match import MatchResult
 from hicache.cache.tree.node import DEVICE, FULL, MAMBA, SWA
@@ -43,7 +43,7 @@ class Admission:
             "scheduler.swa_budget",
             config.swa_budget,
             FORMS,
-            wants=["tokens"],
+            wants={"tokens": TOKENS},
             knobs=config.swa_budget_args,
         )
         self._cache = cache

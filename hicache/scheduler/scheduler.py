@@ -8,7 +8,7 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Callable
 
-from hicache.cache.named import make_policy
+from hicache.cache.named import NUMBER, make_policy
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.match import MatchResult
@@ -78,7 +78,7 @@ class Scheduler:
             ORDERS,
             config,
             estimate_s,
-            wants=["rank"],
+            wants={"rank": NUMBER},
             knobs=config.order_args,
         )
         self._max_jump = MAX_JUMP if may_jump else 1

@@ -7,7 +7,7 @@ the pages `[0, completed)` pass to the cache at once, the rest with the reader's
 
 from collections import Counter
 
-from hicache.cache.named import make_policy
+from hicache.cache.named import FLAG, MOMENT, make_policy
 from hicache.cache.pages import NO_PAGES
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.prefetch.rates import Outlook
@@ -19,7 +19,8 @@ from hicache.cache.tree.node import FULL, HOST, KINDS, MAMBA, SWA
 from hicache.cache.tree.sequence import Sequence
 from hicache.config import CommitPolicy, CutPolicy, PrefetchConfig, StageAt
 
-WANTS = ("waits", "uses_clock", "may_stop", "deadline_ns")  # of a stop policy
+# of a stop policy
+WANTS = {"waits": FLAG, "uses_clock": FLAG, "may_stop": FLAG, "deadline_ns": MOMENT}
 
 
 class Prefetcher:

@@ -1,0 +1,117 @@
+"""Tries a policy of your own on small runs that leave it no way out, before a long run does.
+
+python -m experiments.check_policy my_policies:Mine
+python -m experiments.check_policy my_policies:Mine --args weight=0.5
+python -m experiments.check_policy my_policies:Mine --knob scheduler.order
+
+Pools are tight, storage is slow, every law of the cache is checked after every step. A run is
+repeated, taken one decode step at a time, and carried out by two ranks, which must decide alike.
+"""
+
+import argparse
+import importlib
+import json
+import sys
+from collections.abc import Iterator, Sequence
+
+from experiments.launch.job import explain
+from experiments.launch.schema import config_of
+from hicache import experiment
+from hicache.config import ExperimentConfig
+from hicache.results.metrics import Result, summarize
+
+# what a class for this knob must have, by which it is told
+POINTS = {
+    "cache.eviction": "priority",
+    "cache.checkpoints": "lengths",
+    "prefetch.stop": "may_stop",
+    "scheduler.order": "rank",
+    "scheduler.swa_budget": "tokens",
+}
+TIGHT = (
+    "workload=agents", "workload.limit=40", "storage=memory", "storage.read_gbps=0.5",
+    "prefetch.threshold=64", "engine.check_invariants=true",
+)  # fmt: skip
+POOLS = {
+    "tiny_hybrid": ("model=tiny_hybrid", "cache.device_gib=0.06", "cache.host_gib=0.06"),
+    "llama3_8b": ("model=llama3_8b", "cache.device_gib=8", "cache.host_gib=10"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Try the class, and end with 1 if it broke its word."""
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.check_policy",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("policy", metavar="module:Class")
+    parser.add_argument("--knob", choices=POINTS, help="needed only if it could be more than one")
+    parser.add_argument("--args", nargs="*", default=[], metavar="NAME=NUMBER")
+    options = parser.parse_args(arguments)
+    try:
+        knob = options.knob or knob_of(options.policy)
+        settings = [f"{knob}={options.policy}", *(f"{knob}_args.{each}" for each in options.args)]
+        print(f"{options.policy} as {knob}")
+        for told in findings(knob, settings):
+            print(f"  {told}")
+    except Exception as error:
+        sys.exit(explain(error))
+
+
+def knob_of(policy: str) -> str:
+    """The knob that a class is for, by what it has.
+
+    Raises:
+        ValueError: it is for none, or for more than one.
+    """
+    module, _, name = policy.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"{policy} cannot be loaded: {error}") from error
+    knobs = [knob for knob, method in POINTS.items() if hasattr(found, method)]
+    if len(knobs) != 1:
+        wanted = ", ".join(f"{method} ({knob})" for knob, method in POINTS.items())
+        raise ValueError(f"{policy} must have one of {wanted}, or --knob must say which")
+    return knobs[0]
+
+
+def findings(knob: str, settings: Sequence[str]) -> Iterator[str]:
+    """One line for each thing that was tried and held.
+
+    Raises:
+        ValueError: runs that must be equal are not.
+    """
+    for model, pools in POOLS.items():
+        base = (*TIGHT, *pools)
+        first = _run(*base, *settings)
+        yield f"{model}: {len(first.records)} requests, every law held after every step"
+        if _summary(_run(*base, *settings)) != _summary(first):
+            raise ValueError(f"{settings[0]}: the same run twice on {model} gave two results")
+        if _summary(_run(*base, *settings, "engine.jump=false")) != _summary(first):
+            raise ValueError(f"{settings[0]}: decode steps one by one gave another result")
+        yield f"{model}: the same again, and one decode step at a time"
+        default = _summary(_run(*base))
+        same = "THE SAME RUN AS" if default == _summary(first) else "not the same run as"
+        yield f"{model}: {same} {knob}={_value(config_of(*base), knob)}"
+    _run(*base, *settings, "parallel.ranks=2")
+    yield "two ranks decided alike"
+
+
+def _run(*overrides: str) -> Result:
+    return experiment.run(config_of(*overrides))
+
+
+def _summary(result: Result) -> str:
+    return json.dumps(summarize(result.records, result.measures), sort_keys=True)
+
+
+def _value(config: ExperimentConfig, knob: str) -> object:
+    group, _, name = knob.partition(".")
+    return getattr(getattr(config, group), name)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, "")
+    main()

@@ -1,0 +1,164 @@
+"""What a user's own class may do, and what ends the run."""
+
+import math
+
+import numpy as np
+import pytest
+
+from hicache.cache.named import (
+    FLAG,
+    LENGTHS,
+    MOMENT,
+    NUMBER,
+    RANKING,
+    TOKENS,
+    PolicyError,
+    make_policy,
+)
+from hicache.cache.pages import NO_PAGES
+from hicache.cache.tree.node import Node
+
+ANSWERS = {
+    "priority": RANKING,
+    "rank": NUMBER,
+    "tokens": TOKENS,
+    "lengths": LENGTHS,
+    "may_stop": FLAG,
+    "deadline_ns": MOMENT,
+}
+
+
+class Answers:
+    """Gives what it was built with, whatever it is asked."""
+
+    def __init__(self, given):
+        self._given = given
+
+    def __getattr__(self, name):
+        if name.startswith("_") or name not in ANSWERS:
+            raise AttributeError(name)
+        return lambda *_, **__: self._given
+
+
+def asked(method, given):
+    """What comes of a class that gives this."""
+    policy = make_policy("knob", f"{__name__}:Answers", {}, given, wants={method: ANSWERS[method]})
+    return getattr(policy, method)(1, page=2)
+
+
+@pytest.mark.parametrize(
+    ("method", "given"),
+    [
+        ("priority", "abc"),
+        ("priority", None),
+        ("priority", 1.0),
+        ("priority", ()),
+        ("priority", (math.nan,)),
+        ("priority", (1, "a")),
+        ("priority", (True,)),
+        ("rank", None),
+        ("rank", math.inf),
+        ("rank", "first"),
+        ("rank", [1]),
+        ("tokens", -1),
+        ("tokens", 1.5),
+        ("tokens", None),
+        ("lengths", 64),
+        ("lengths", [64, None]),
+        ("lengths", [0.5]),
+        ("may_stop", None),
+        ("may_stop", 1),
+        ("may_stop", "no"),
+        ("deadline_ns", math.nan),
+        ("deadline_ns", "soon"),
+    ],
+)
+def test_an_answer_that_means_nothing_is_refused_with_question_and_answer(method, given):
+    with pytest.raises(PolicyError) as refused:
+        asked(method, given)
+    told = str(refused.value)
+    assert told.startswith(f"knob={__name__}:Answers: {method}(1, page=2) must give ")
+    assert told.endswith(f", got {given!r}")
+
+
+@pytest.mark.parametrize(
+    ("method", "given"),
+    [
+        ("priority", (1, 2.5)),
+        ("priority", (np.float64(1),)),
+        ("rank", -3),
+        ("tokens", np.int32(64)),
+        ("lengths", [64, 128]),
+        ("may_stop", np.bool_(True)),  # noqa: FBT003 - what comparisons of numpy give
+        ("deadline_ns", None),
+        ("deadline_ns", 10),
+    ],
+)
+def test_an_answer_that_was_asked_for_is_passed_on(method, given):
+    assert asked(method, given) == given
+
+
+def test_lengths_may_come_one_by_one():
+    assert asked("lengths", (length for length in (1, 2))) == [1, 2]
+
+
+class Raises:
+    def rank(self, number):
+        raise KeyError(number)
+
+
+def test_an_exception_in_the_middle_names_the_class_and_the_question():
+    policy = make_policy("order", f"{__name__}:Raises", {}, wants={"rank": NUMBER})
+    with pytest.raises(PolicyError, match=r"order=.*:Raises: rank\(7\) raised KeyError: 7") as told:
+        policy.rank(7)
+    assert isinstance(told.value.__cause__, KeyError)
+
+
+class Fails:
+    def __init__(self):
+        raise RuntimeError("no such file")
+
+
+def test_a_class_that_cannot_be_built_says_why():
+    with pytest.raises(PolicyError, match=r"cannot be built: RuntimeError: no such file"):
+        make_policy("order", f"{__name__}:Fails", {}, wants={})
+
+
+class Meddles:
+    """Changes what it is shown, in one of several ways."""
+
+    def __init__(self, what):
+        self._what = what
+
+    def priority(self, node):
+        self._what(node)
+        return (node.tick,)
+
+
+@pytest.mark.parametrize(
+    "meddle",
+    [
+        lambda node: setattr(node, "tick", 3),
+        lambda node: node.locks[0].__setitem__(0, 1),
+        lambda node: node.held[0].__setitem__(1, NO_PAGES),
+        lambda node: node.children.__setitem__(b"a", node),
+    ],
+)
+def test_a_class_that_changes_what_it_is_shown_ends_the_run(meddle):
+    policy = make_policy("eviction", f"{__name__}:Meddles", {}, meddle, wants={"priority": RANKING})
+    with pytest.raises(PolicyError, match="changed what it was shown"):
+        policy.priority(Node(None, b"", 0, 0))
+
+
+class Waits:
+    waits = "yes"
+
+
+def test_an_attribute_is_checked_when_the_policy_is_built():
+    with pytest.raises(PolicyError, match=r"waits must give True or False, got 'yes'"):
+        make_policy("stop", f"{__name__}:Waits", {}, wants={"waits": FLAG})
+
+
+def test_a_class_without_what_is_asked_for_is_refused():
+    with pytest.raises(ValueError, match="has no priority"):
+        make_policy("eviction", f"{__name__}:Waits", {}, wants={"priority": RANKING})

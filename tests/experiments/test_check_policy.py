@@ -1,0 +1,68 @@
+import pytest
+
+from experiments import check_policy
+from experiments.launch.job import explain
+from experiments.launch.schema import config_of
+from hicache import experiment
+from hicache.cache.named import PolicyError
+
+OWN = f"{__name__}:"
+
+
+class Longest:
+    """Evicts the longest leaf first."""
+
+    def priority(self, node):
+        return (-node.num_pages, node.tick)
+
+
+class Boom:
+    """Fails when it is asked for the thirtieth time."""
+
+    def __init__(self, config, estimate_s):
+        self._asked = 0
+
+    def rank(self, job, match):
+        self._asked += 1
+        return 1 / (30 - self._asked)
+
+
+class Everything(Longest, Boom):
+    pass
+
+
+def test_a_good_class_is_told_what_was_tried(capsys):
+    check_policy.main([OWN + "Longest"])
+    printed = capsys.readouterr().out
+    assert "Longest as cache.eviction" in printed
+    assert "two ranks decided alike" in printed
+    assert "THE SAME RUN AS" not in printed
+
+
+def test_a_bad_class_ends_in_its_line_and_one_sentence(capsys):
+    with pytest.raises(SystemExit) as ended:
+        check_policy.main([OWN + "Boom"])
+    assert ended.value.code == 1
+    told = capsys.readouterr().err.splitlines()
+    assert any("return 1 / (30 - self._asked)" in line for line in told)
+    assert told[-1].startswith(f"scheduler.order={OWN}Boom: rank(")
+    assert told[-1].endswith("raised ZeroDivisionError: division by zero")
+
+
+@pytest.mark.parametrize("name", ["Everything", "OWN", "Missing"])
+def test_a_class_whose_knob_is_not_clear_is_refused_in_one_sentence(name, capsys):
+    with pytest.raises(SystemExit) as ended:
+        check_policy.main([OWN + name])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_run_leaves_the_line_the_class_and_the_question_behind(tmp_path, capsys):
+    config = config_of("workload=agents", "workload.limit=40", f"scheduler.order={OWN}Boom")
+    with pytest.raises(PolicyError) as broken:
+        experiment.run(config)
+    assert explain(broken.value, tmp_path) == 1
+    told = (tmp_path / "error.txt").read_text()
+    assert "return 1 / (30 - self._asked)" in told
+    assert told.splitlines()[-1].startswith(f"scheduler.order={OWN}Boom: rank(")
+    assert capsys.readouterr().err == told

@@ -5,9 +5,10 @@ checked against (`experiments/launch/schema.py` tells Hydra about them; nothing 
 check that concerns one knob stands in `__post_init__` and names it.
 """
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from math import isfinite
+from operator import attrgetter
 from pathlib import PurePath
 from typing import Any
 
@@ -126,13 +127,15 @@ def knob(
     most: float | None = None,
     ours: tuple[str, ...] | None = None,
     one_of: tuple[str, ...] | None = None,
+    only: str | None = None,
 ) -> Any:
     """A field and its limits, which `check_limits` holds it to; a knob may be none if its type is.
 
     `ours` are policies of this project: `module:Class` names one of the user's own beside them.
+    `only` says where the knob has an effect: `group.other_knob=VALUE,VALUE`.
     """
     limits = {"least": least, "above": above, "most": most, "ours": ours, "one_of": one_of}
-    return field(default=default, metadata=limits)
+    return field(default=default, metadata={**limits, "only": only})
 
 
 def share(default: float | None) -> Any:
@@ -165,6 +168,23 @@ def check_limits(group: str, config: Any) -> None:
             raise ValueError(f"{name} must be between {least} and {most}, got {value}")
         if least is not None and value < least:
             raise ValueError(f"{name} must be at least {least}, got {value}")
+
+
+def inert_knobs(config: Any, prefix: str = "", top: Any = None) -> dict[str, str]:
+    """The knobs that change nothing in this configuration, and what each of them needs."""
+    found: dict[str, str] = {}
+    for item in fields(config):
+        value = getattr(config, item.name)
+        if is_dataclass(value):
+            found |= inert_knobs(value, f"{prefix}{item.name}.", top or config)
+        only = item.metadata.get("only")
+        if only is not None:
+            place, _, values = only.partition("=")
+            other = attrgetter(place)(top or config)
+            name = other.name if isinstance(other, Enum) else str(other)
+            if name not in values.split(",") and (":" not in name or ":" not in values):
+                found[prefix + item.name] = only
+    return found
 
 
 def check_name(name: str) -> None:

@@ -14,7 +14,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import hydra
@@ -29,7 +29,7 @@ from experiments.launch.resume import is_as_before, jobs_of, sum_up_interrupted,
 from experiments.launch.screen import show_line, show_run
 from experiments.tables.provenance import add_trace
 from hicache import experiment
-from hicache.config import ExperimentConfig
+from hicache.config import ExperimentConfig, inert_knobs
 
 # what else than a replay `program` may name: each writes into the run's directory
 PROGRAMS = {
@@ -50,8 +50,12 @@ def compose_and_run(cfg: DictConfig) -> int:
     out_dir = Path(hydra_config.runtime.output_dir)
     is_sweep = hydra_config.mode is RunMode.MULTIRUN
     try:
-        title = f"{job_title(out_dir)}: {swept(out_dir)}" if is_sweep else str(cfg.name)
+        title = str(cfg.name)
+        if is_sweep:
+            title = f"{job_title(out_dir)}: {' '.join(swept(out_dir))}"
         config = schema.to_config(cfg)
+        for note in unheeded(config, swept(out_dir) if is_sweep else hydra_config.overrides.task):
+            sys.stderr.write(f"{note}\n")
     except Exception as error:
         return failed(error, out_dir, is_sweep=is_sweep)
     try:
@@ -92,6 +96,26 @@ def compose_and_run(cfg: DictConfig) -> int:
     return verdict(outcome.summary)
 
 
+def unheeded(config: ExperimentConfig, overrides: Sequence[str]) -> list[str]:
+    """What was typed and changes nothing.
+
+    Raises:
+        ValueError: it names other data or another machine, and would be taken for that.
+    """
+    typed = [override.lstrip("+~").partition("=")[0] for override in overrides]
+    needs = {key: where for key, where in inert_knobs(config).items() if key in typed}
+    notes = [f"{key} has no effect here: it needs {where}" for key, where in needs.items()]
+    if "workload.path" in needs:
+        raise ValueError(notes[list(needs).index("workload.path")])
+    machine = [key for key in typed if key.startswith("hardware.")]
+    if machine == ["hardware.name"] and "hardware" not in typed:
+        raise ValueError(
+            f"hardware.name={config.hardware.name} would give the rates of another machine that "
+            "name: choose one with hardware=, or set the rates as well"
+        )
+    return notes
+
+
 def failed(error: Exception, out_dir: Path | None, *, is_sweep: bool) -> int:
     """Say what went wrong; the end of a single run, and a bad job of a sweep."""
     code = explain(error, out_dir)
@@ -115,13 +139,13 @@ def job_title(out_dir: Path) -> str:
     return f"job {out_dir.name} ({int(out_dir.name) + 1} of {len(jobs)})"
 
 
-def swept(out_dir: Path) -> str:
+def swept(out_dir: Path) -> list[str]:
     """What this job of a sweep was told and not every other one as well."""
     overrides = HydraConfig.get().overrides.task
     typed = sweep_config(out_dir.parent).hydra.overrides.task
     # Hydra escapes the colon of module:Class
     told = [re.sub(r"\\(.)", r"\1", override) for override in overrides]
-    return " ".join([item for item in told if item not in typed] or told)
+    return [item for item in told if item not in typed] or told
 
 
 def carry_out(config: ExperimentConfig, out_dir: Path) -> None:

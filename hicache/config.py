@@ -20,6 +20,10 @@ EVICTION_POLICIES = ("lru", "lfu", "slru", "fifo", "random")
 CHECKPOINT_PLACEMENTS = ("end", "end_branch", "every")
 SERVICE_ORDERS = ("fcfs", "longest_prefix", "shortest_remaining")
 SWA_BUDGETS = ("no_host_term", "reports", "double", "sglang_0_5_23")
+# where knobs of generators, of traces and of timeouts have an effect
+GENERATED = "workload.kind=builtin,chat,agents"
+TRACED = "workload.kind=mooncake_conversation,mooncake_synthetic,mooncake_toolagent,weka_agentic"
+TIMED = "prefetch.stop=timeout,module:Class"
 MISSING = "???"  # OmegaConf's mark of a value that must be given
 
 
@@ -205,22 +209,22 @@ class WorkloadConfig:
     """
 
     kind: str = MISSING
-    path: str | None = None
+    path: str | None = knob(None, only=TRACED)
     limit: int | None = knob(None, least=1)  # first requests only
     load: float | None = knob(None, above=0)
     time_scale: float = knob(1.0, above=0)
     # keep every n-th token id: the same tree of prefixes, n times smaller
     token_stride: int = knob(1, least=1)
     start_jitter_s: float = knob(0.0, least=0)
-    tokens: TraceTokens = TraceTokens.reconstructed
+    tokens: TraceTokens = knob(TraceTokens.reconstructed, only=TRACED)
     arrivals: Arrivals = Arrivals.causal
     # sessions at once, for traces whose sessions have no start time
     concurrency: int = knob(32, least=1)
     think_cap_s: float = knob(600.0, least=0)
     warm_up_s: float = knob(0.0, least=0)  # requests that arrive earlier are served and not counted
     start: StartState = StartState.cold
-    num_sessions: int = knob(200, least=1)
-    session_rate: float = knob(1.0, above=0)  # sessions a second
+    num_sessions: int = knob(200, least=1, only=GENERATED)
+    session_rate: float = knob(1.0, above=0, only=GENERATED + ",weka_agentic")  # sessions a second
 
     def __post_init__(self) -> None:
         check_limits("workload", self)
@@ -275,7 +279,9 @@ class CacheConfig:
     # left an edge that had no state; there and every `checkpoint_tokens`; as a class of yours says
     checkpoints: str = knob("end_branch", ours=CHECKPOINT_PLACEMENTS)
     checkpoints_args: dict[str, float] = field(default_factory=dict)
-    checkpoint_tokens: int = knob(8192, least=1)  # grid of checkpoints=every
+    checkpoint_tokens: int = knob(
+        8192, least=1, only="cache.checkpoints=every,module:Class"
+    )  # grid of checkpoints=every
 
     def __post_init__(self) -> None:
         check_limits("cache", self)
@@ -301,9 +307,11 @@ class PrefetchConfig:
     stage_at: StageAt = StageAt.enqueue
     commit: CommitPolicy = CommitPolicy.all_or_nothing
     await_sidecars: bool = True  # report 003: complete pages wait for their state and window
-    deadline_from: DeadlineFrom = DeadlineFrom.enqueue
-    timeout_base_s: float = knob(1.0, least=0)
-    timeout_per_ki_token_s: float = knob(0.25, least=0)
+    deadline_from: DeadlineFrom = knob(
+        DeadlineFrom.enqueue, only="prefetch.stop=timeout,module:Class"
+    )
+    timeout_base_s: float = knob(1.0, least=0, only="prefetch.stop=timeout,module:Class")
+    timeout_per_ki_token_s: float = knob(0.25, least=0, only="prefetch.stop=timeout,module:Class")
     evict_whole: bool = False  # short of host room, evict all that is wanted, as sglang does
     # of host tokens that prefetches may hold before more are declined
     occupied_share: float = share(0.5)
@@ -328,7 +336,9 @@ class SchedulerConfig:
     # the formulas; double is wrong on purpose), or a class of yours as module:Class
     swa_budget: str = knob("reports", ours=SWA_BUDGETS)
     swa_budget_args: dict[str, float] = field(default_factory=dict)
-    aging: float = knob(0.1, least=0)  # seconds of remaining work forgiven for each second waited
+    aging: float = knob(
+        0.1, least=0, only="scheduler.order=shortest_remaining,module:Class"
+    )  # seconds of remaining work forgiven for each second waited
     clip_new_tokens: int = 4096  # answer tokens that admission reserves at most
     new_token_ratio: float = share(0.7)  # share of them it reserves at first
     new_token_ratio_floor: float = share(0.098)
@@ -396,7 +406,9 @@ class StorageConfig:
     deadline_s: float = knob(5.0, above=0)  # a call that takes longer has failed
     tiering: Tiering = Tiering.inclusive
     write: StorageWrites = StorageWrites.on_back_up
-    write_hits: int = knob(1, least=1)  # write=selective: hits after which a page is worth writing
+    write_hits: int = knob(
+        1, least=1, only="storage.write=selective"
+    )  # write=selective: hits after which a page is worth writing
     breaker_failures: int = knob(3, least=1)
     breaker_retry_s: float = knob(5.0, least=0)
     faults: FaultsConfig = field(default_factory=FaultsConfig)
@@ -424,11 +436,17 @@ class ExecutorConfig:
 
     kind: str = "simulated"  # simulated or torch
     # simulated: what copies pages, a kernel or the copy_engine
-    copy_path: str = knob("kernel", one_of=("kernel", "copy_engine"))
-    device: str = "auto"  # torch: cpu, cuda or auto
-    model: RealModel = RealModel.exact  # torch
-    verify: bool = False  # torch: compare logits with a cold recompute
-    storage_deadline_s: float = knob(10.0, above=0)  # torch: a call that takes longer has failed
+    copy_path: str = knob(
+        "kernel", one_of=("kernel", "copy_engine"), only="executor.kind=simulated"
+    )
+    device: str = knob("auto", only="executor.kind=torch")  # torch: cpu, cuda or auto
+    model: RealModel = knob(RealModel.exact, only="executor.kind=torch")  # torch
+    verify: bool = knob(
+        False, only="executor.kind=torch"
+    )  # torch: compare logits with a cold recompute
+    storage_deadline_s: float = knob(
+        10.0, above=0, only="executor.kind=torch"
+    )  # torch: a call that takes longer has failed
 
     def __post_init__(self) -> None:
         check_limits("executor", self)

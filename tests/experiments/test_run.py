@@ -17,22 +17,22 @@ from conftest import finished_request
 from hicache.results.metrics import REQUIRED_MEASURES, Progress, Result, Row
 
 def run(config, *, progress=None):
-    if config.workload.path == "missing":
+    if config.storage.root == "missing":
         raise FileNotFoundError(2, "No such trace", "missing")
-    if config.workload.path == "bug":
+    if config.storage.root == "bug":
         raise RuntimeError("a bug of ours")
-    if config.workload.path == "huge":
+    if config.storage.root == "huge":
         raise MemoryError
-    if config.workload.path == "slow" and "HURRY" not in os.environ:
+    if config.storage.root == "slow" and "HURRY" not in os.environ:
         raise KeyboardInterrupt
     rows = [Row(time_s=10.0 * (i + 1), computed_tokens=300) for i in range(3)]
     for row in rows:
         progress(Progress(done_count=1, total_count=3, time_s=row.time_s, row=row))
     records = [finished_request(i) for i in range(3 + config.seed)]
-    if config.workload.path == "nobody":
+    if config.storage.root == "nobody":
         records = []
     measures = dict.fromkeys(REQUIRED_MEASURES, 0)
-    measures["load/rho_gpu"] = 0.95 if config.workload.path == "busy" else 0.5
+    measures["load/rho_gpu"] = 0.95 if config.storage.root == "busy" else 0.5
     return Result(records=records, measures=measures, wall_s=0.5, notes=("a note",))
 
 module = types.ModuleType("hicache.experiment")
@@ -81,7 +81,7 @@ def ordinary(program):
 @pytest.fixture(scope="module")
 def sweep(program):
     """Two jobs that fail, and two that do not."""
-    return program("-m", "workload.path=missing,null", "seed=0,1", "name=grid")
+    return program("-m", "storage.root=missing,null", "seed=0,1", "name=grid")
 
 
 def last_line(done) -> Path:
@@ -125,14 +125,14 @@ def test_no_number_is_elided_on_a_narrow_terminal(program, ordinary):
 
 def test_an_overloaded_run_makes_no_latency_claim(program, ordinary):
     claim = "overloaded: no latency claim"
-    assert claim in program("workload.path=busy").stdout
+    assert claim in program("storage.root=busy").stdout
     assert claim not in ordinary.stdout
 
 
 @pytest.mark.parametrize(
     ("override", "told"),
     [
-        ("workload.path=missing", "No such trace: missing"),
+        ("storage.root=missing", "No such trace: missing"),
         ("cache.page_size=24", "cache.page_size must be a power of two, got 24"),
         ("cache.pagesize=64", "did you mean cache.page_size?"),
         ("+cache.typo=64", "there is no knob cache.typo"),
@@ -140,7 +140,7 @@ def test_an_overloaded_run_makes_no_latency_claim(program, ordinary):
         ("name=../../evil", "name must be that of a directory below outputs/"),
         ("hydra.run.dir=/proc/none", "hydra.run.dir=/proc/none cannot be made"),
         (f"hydra.run.dir={__file__}/below", "cannot be made: Not a directory"),
-        ("workload.path=huge", "lower cache.host_gib (256.0) or cache.device_gib (40.0)"),
+        ("storage.root=huge", "lower cache.host_gib (256.0) or cache.device_gib (40.0)"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(program, override, told):
@@ -152,18 +152,18 @@ def test_bad_input_is_one_sentence_and_exit_code_2(program, override, told):
 
 
 def test_a_run_that_counts_no_request_has_failed(program):
-    done = program("workload.path=nobody")
+    done = program("storage.root=nobody")
     assert done.returncode == 2
     assert "workload.warm_up_s must be less than the workload lasts" in done.stderr
     assert done.stdout == ""
 
 
 def test_a_traceback_is_there_for_who_asks(program):
-    assert "Traceback" in program("workload.path=missing", HICACHE_TRACEBACK="1").stderr
+    assert "Traceback" in program("storage.root=missing", HICACHE_TRACEBACK="1").stderr
 
 
 def test_a_bug_shows_its_traceback(program):
-    done = program("workload.path=bug")
+    done = program("storage.root=bug")
     assert done.returncode == 1
     assert "a bug of ours" in done.stderr
     assert "Traceback" in done.stderr
@@ -183,7 +183,7 @@ def test_a_failed_job_says_why(sweep):
 
 def test_the_line_of_a_job_says_what_no_other_job_was_told(sweep):
     lines = [line for line in sweep.stdout.splitlines() if line.startswith("job 2")]
-    assert lines[0].startswith("job 2 (3 of 4): workload.path=null seed=0  →  token hit rate")
+    assert lines[0].startswith("job 2 (3 of 4): storage.root=null seed=0  →  token hit rate")
 
 
 def test_a_sweep_prints_its_directory_once_and_last(sweep):
@@ -270,7 +270,7 @@ def test_a_run_that_did_not_end_is_made_again(program, used):
 def interrupted(program, tmp_path_factory):
     """A sweep of two jobs, the second of which was interrupted, and its directory."""
     directory = tmp_path_factory.mktemp("grid") / "sweep"
-    told = ("-m", "workload.path=null,slow", f"hydra.sweep.dir={directory}")
+    told = ("-m", "storage.root=null,slow", f"hydra.sweep.dir={directory}")
     return program(*told), directory, told
 
 
@@ -287,7 +287,7 @@ def test_an_interrupted_sweep_goes_on_where_it_was(program, interrupted):
     before = (directory / "0" / "timing.json").stat().st_mtime_ns
     done = program(*told, HURRY="1")
     assert done.returncode == 0, done.stderr
-    assert "job 0 (1 of 2): workload.path=null  →  as before\n" in done.stdout
+    assert "job 0 (1 of 2): storage.root=null  →  as before\n" in done.stdout
     assert (directory / "0" / "timing.json").stat().st_mtime_ns == before
     assert (directory / "1" / "summary.json").exists()
     assert len(json.loads((directory / "sweep.json").read_text())) == 2
@@ -339,3 +339,25 @@ def test_wandb_keeps_two_sweeps_of_one_name_apart(program, tmp_path):
     assert run["run_group"] == "adhoc/mine"
     kept = {path.name for path in log.parent.glob("files/*")}
     assert {"requests.parquet", "tokens.png", "ttft.png"} <= kept
+
+
+def test_what_changes_nothing_here_is_said(program):
+    done = program("prefetch.stop=best_effort", "prefetch.timeout_base_s=3")
+    assert done.returncode == 0
+    told = "prefetch.timeout_base_s has no effect here: it needs prefetch.stop=timeout,module:Class"
+    assert done.stderr.splitlines()[0] == told
+    assert "no effect" not in program("prefetch.timeout_base_s=3").stderr
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("workload.path=mine.jsonl", "workload.path has no effect here: it needs workload.kind="),
+        ("hardware.name=a100", "hardware.name=a100 would give the rates of another machine"),
+    ],
+)
+def test_what_would_be_taken_for_something_else_is_refused(program, override, told):
+    done = program(override)
+    assert done.returncode == 2
+    assert done.stderr.startswith(told)
+    assert done.stderr.count("\n") == 1

@@ -17,7 +17,6 @@ from uuid import uuid4
 
 from hicache.storage.base import KEY_BYTES, StorageError, StorageStats
 from hicache.storage.digest import PAGE_DIGEST_BYTES, namespace_name, page_digest
-from hicache.storage.engines.owner import Owner, current_owner, is_alive, is_this_boot, parse_owner
 from hicache.storage.engines.own_files import (
     ForeignFileError,
     names_in,
@@ -25,6 +24,7 @@ from hicache.storage.engines.own_files import (
     own_directory,
     own_status,
 )
+from hicache.storage.engines.owner import Owner, current_owner, is_alive, is_this_boot, parse_owner
 
 _SUFFIX = ".page"
 _WRITING = "writing"

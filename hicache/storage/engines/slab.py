@@ -21,10 +21,10 @@ from typing import TypeVar
 
 from hicache.storage.base import StorageError, StorageStats
 from hicache.storage.digest import namespace_name, page_digest, page_hasher
+from hicache.storage.engines.own_files import open_own, own_directory, own_status
 from hicache.storage.engines.owner import current_owner
 from hicache.storage.engines.slot_files import ALIGN_BYTES, SlotFiles
 from hicache.storage.engines.slot_table import Place, Reservation, SlotTable, StoredPage, Written
-from hicache.storage.engines.own_files import open_own, own_directory, own_status
 
 Where = TypeVar("Where")
 Result = TypeVar("Result")

@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 
-from hicache.storage.engines.slot_table import Place
 from hicache.storage.engines.own_files import open_own, open_own_directory, own_status
+from hicache.storage.engines.slot_table import Place
 
 ALIGN_BYTES = 4096  # what O_DIRECT and holes in files ask for: slot sizes are multiples of it
 

@@ -1,7 +1,4 @@
-"""The pools and allocators that SGLang 0.5.23 makes for a model's components, at one byte a token.
-
-To be imported after `experiments.peer_sglang` has stood in for the device.
-"""
+"""The pools and allocators that SGLang makes for a model's components, at one byte a token."""
 
 from typing import Any, NamedTuple
 
@@ -19,7 +16,7 @@ from sglang.srt.mem_cache.memory_pool import (
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
-from experiments.peer_sides import Pools
+from experiments.diff.protocol import Pools
 
 LAYERS = ([0], [1])  # of full attention; of windows or states
 TINY: dict[str, Any] = {"dtype": torch.bfloat16, "device": "cpu"}

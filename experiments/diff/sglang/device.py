@@ -14,6 +14,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from transformers.models.auto import auto_factory, configuration_auto
+
+
+def _again(register: Callable[..., None]) -> Callable[..., None]:
+    return lambda mapping, key, value, exist_ok=True: register(mapping, key, value, exist_ok=True)
+
 
 warnings.filterwarnings("ignore")
 os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "0")
@@ -22,6 +28,9 @@ _LIBRARY = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untype
 for _name in ("nms", "qnms"):
     schema = f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
     _LIBRARY.define(schema)  # type: ignore[no-untyped-call]
+# releases register models of their own that a later transformers brings itself
+for _mapping in (configuration_auto._LazyConfigMapping, auto_factory._LazyAutoMapping):
+    _mapping.register = _again(_mapping.register)
 logging.disable(logging.WARNING)
 torch.set_num_threads(1)
 
@@ -92,13 +101,26 @@ def stand_in() -> None:
 
 def host_pools() -> Iterable[Any]:
     """The classes of the host's pools."""
-    for module, name in (
-        ("base", "HostKVCache"),
-        ("mha", "MHATokenToKVPoolHost"),
-        ("mamba", "MambaPoolHost"),
-    ):
+    old = "memory_pool_host"
+    yield first_of("pool_host.base:HostKVCache", f"{old}:HostKVCache")
+    yield first_of("pool_host.mha:MHATokenToKVPoolHost", f"{old}:MHATokenToKVPoolHost")
+    yield first_of("pool_host.mamba:MambaPoolHost", f"{old}:MambaPoolHost")
+
+
+def first_of(*places: str) -> Any:
+    """The first of these `module:name` under `sglang.srt.mem_cache` that a release has."""
+    for place in places:
+        module, _, name = place.partition(":")
         with suppress(ImportError, AttributeError):
-            yield getattr(import_module(f"sglang.srt.mem_cache.pool_host.{module}"), name)
+            return getattr(import_module(f"sglang.srt.mem_cache.{module}"), name)
+    raise ImportError(f"this release has none of {', '.join(places)}")
+
+
+def component_type() -> Any:
+    """The enumeration of components."""
+    return first_of(
+        "unified_cache.component_type:ComponentType", "unified_cache_components:ComponentType"
+    )
 
 
 def count_copies(count: Callable[[object, str, int], None]) -> None:

@@ -4,7 +4,8 @@
 |---|---|
 | 0.5.16 | pages of a request are allocated by `mem_cache.allocation`, before that by `common` |
 | 0.5.17 | nodes are numbers that the cache is asked about; before that, objects |
-| 0.5.19 | a request's KV is booked in `req.kv`; before that, in the request itself |
+| 0.5.16 | `req.kv` holds what is allocated; since 0.5.19 the rest of a request's KV, too, |
+|        | which was booked in the request itself |
 | 0.5.20 | prefetches are named by a handle; before that, by the request's id |
 | 0.5.22 | `cache.lock` gives a receipt, `checkpoint_kv_cache` publishes a prompt, and a request |
 |        | knows its `prefix_len`; before that `inc_lock_ref`, `cache_unfinished_req`, |
@@ -14,40 +15,22 @@ Checkouts between two releases are met half way, because nothing here looks at a
 """
 
 import inspect
-from contextlib import suppress
-from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from sglang.srt.managers.schedule_batch import ScheduleBatch
+from sglang.srt.managers import schedule_batch
 from sglang.srt.managers.schedule_policy import PrefillAdder
 from sglang.srt.mem_cache import common
 
-ROOM = "sglang.srt.mem_cache"
-
-
-def first_of(*places: str) -> Any:
-    """The first of these `module:name` under `sglang.srt.mem_cache` that a release has."""
-    for place in places:
-        module, _, name = place.partition(":")
-        with suppress(ImportError, AttributeError):
-            return getattr(import_module(f"{ROOM}.{module}"), name)
-    raise ImportError(f"this release has none of {', '.join(places)}")
-
-
-def component_type() -> Any:
-    """The enumeration of components."""
-    return first_of(
-        "unified_cache.component_type:ComponentType",
-        "unified_cache_components.tree_component:ComponentType",
-        "unified_cache_components:ComponentType",
-    )
+from experiments.diff.sglang.device import first_of
 
 
 def alloc_request(rows: Any, req: Any, cache: Any) -> None:
     """Give a request its row, and its states where there are any."""
     first_of("allocation:alloc_req_slots", "common:alloc_req_slots")(rows, [req], cache)
+    if getattr(req, "kv", req) is None:  # made by the allocation of its first pages
+        req.kv = schedule_batch.ReqKvInfo(kv_allocated_len=0, swa_evicted_seqlen=0)
 
 
 def book(req: Any, **values: object) -> None:
@@ -124,7 +107,7 @@ def leave_window(cache: Any, rows: Any, allocator: Any, req: Any, length: int) -
     batch = SimpleNamespace(
         tree_cache=cache, req_to_token_pool=rows, token_to_kv_pool_allocator=allocator
     )
-    ScheduleBatch._evict_swa(batch, req, length)
+    schedule_batch.ScheduleBatch._evict_swa(batch, req, length)
 
 
 def handle_of(req: Any) -> Any:
@@ -156,14 +139,13 @@ def start_prefetch(cache: Any, req: Any) -> bool:
 
 def tree_size(cache: Any, component: Any) -> int:
     """Tokens or states of a component on the device, in the tree."""
-    core = getattr(cache, "tree_core", None)
-    if core is not None:
-        size = core.component_evictable_size(component) + core.component_protected_size(component)
-    else:
-        size = (
-            cache.component_evictable_size_[component] + cache.component_protected_size_[component]
-        )
-    return int(size)
+    core = getattr(cache, "tree_core", cache)
+    return sum(
+        int(getattr(core, name)(component))
+        if hasattr(core, name)
+        else int(getattr(core, f"{name}_")[component])
+        for name in ("component_evictable_size", "component_protected_size")
+    )
 
 
 def root_of(cache: Any) -> Any:

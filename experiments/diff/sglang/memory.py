@@ -14,10 +14,11 @@ from sglang.srt.mem_cache.memory_pool import (
     ReqToTokenPool,
 )
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
-from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
 from experiments.diff.protocol import Pools
+from experiments.diff.sglang.device import component_type
 
+COMPONENT = component_type()
 LAYERS = ([0], [1])  # of full attention; of windows or states
 TINY: dict[str, Any] = {"dtype": torch.bfloat16, "device": "cpu"}
 ROW = {"head_num": 1, "head_dim": 1}
@@ -28,7 +29,7 @@ class Memory(NamedTuple):
 
     allocator: Any
     rows: Any
-    components: tuple[ComponentType, ...]
+    components: tuple[Any, ...]
 
 
 def make_memory(pools: Pools) -> Memory:
@@ -46,7 +47,7 @@ def make_memory(pools: Pools) -> Memory:
         **TINY,
         **ROW,
     )
-    return Memory(_paged(pools, kv_pool), rows, (ComponentType.FULL,))
+    return Memory(_paged(pools, kv_pool), rows, (COMPONENT.FULL,))
 
 
 def take_pages(allocator: Any, count: int) -> Any:
@@ -90,7 +91,7 @@ def _with_window(pools: Pools, rows: Any) -> Memory:
     allocator = SWATokenToKVPoolAllocator(
         page_size=pools.page_size, kvcache=kv_pool, need_sort=False, **sizes, **TINY
     )
-    return Memory(allocator, rows, (ComponentType.FULL, ComponentType.SWA))
+    return Memory(allocator, rows, (COMPONENT.FULL, COMPONENT.SWA))
 
 
 def _with_states(pools: Pools) -> Memory:
@@ -123,4 +124,4 @@ def _with_states(pools: Pools) -> Memory:
         **TINY,
         **ROW,
     )
-    return Memory(_paged(pools, kv_pool), rows, (ComponentType.FULL, ComponentType.MAMBA))
+    return Memory(_paged(pools, kv_pool), rows, (COMPONENT.FULL, COMPONENT.MAMBA))

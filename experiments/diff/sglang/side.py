@@ -30,7 +30,7 @@ from sglang.srt.server_args import (  # isort: skip
 from experiments.diff.sglang import dialect  # isort: skip
 from experiments.diff.sglang.memory import make_memory, take_pages  # isort: skip
 
-COMPONENT = dialect.component_type()
+COMPONENT = device.component_type()
 NAMES = {COMPONENT.FULL: "full", COMPONENT.SWA: "swa", COMPONENT.MAMBA: "mamba"}
 POOLS = {COMPONENT.FULL: PoolName.KV, COMPONENT.SWA: PoolName.SWA, COMPONENT.MAMBA: PoolName.MAMBA}
 PATIENCE_S = 60.0  # what the package's threads do takes milliseconds

@@ -105,12 +105,15 @@ def test_two_equal_runs_leave_the_same_summary() -> None:
     assert summary_of(run(config)) == summary_of(run(config))
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("router", ["sticky", "round_robin", "prefix_load"])
-def test_replicas_share_the_work_and_lose_none_of_it(router: str) -> None:
+def test_replicas_share_the_work_and_lose_none_of_it(router: str, ranks: int) -> None:
     result = run(
         config_of(
             "model=tiny_hybrid",
+            "storage=memory",
             "parallel.replicas=3",
+            f"parallel.ranks={ranks}",
             f"parallel.router={router}",
             "engine.check_invariants=true",
         )

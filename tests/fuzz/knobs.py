@@ -21,7 +21,7 @@ class Knob:
 
     name: str
     values: Mapping[str, Overrides]
-    plain_share: float | None = 0.5
+    plain_share: float | None = 0.6
 
     @property
     def plain(self) -> str:
@@ -29,7 +29,7 @@ class Knob:
         return next(iter(self.values))
 
 
-def _each(key: str, *values: object, plain_share: float | None = 0.5) -> Knob:
+def _each(key: str, *values: object, plain_share: float | None = 0.6) -> Knob:
     """A knob of the configuration, by the values it may have."""
     return Knob(
         name=key,
@@ -84,9 +84,9 @@ KNOBS = (
         },
     ),
     _each("parallel.tp", 1, 2),
-    _each("parallel.ranks", 1, 2, 3),
+    _each("parallel.ranks", 1, 2, 3, plain_share=0.7),
     _each("parallel.hit_agreement", "restorable", "min_of_maxima"),
-    _each("parallel.replicas", 1, 2, 3),
+    _each("parallel.replicas", 1, 2, 3, plain_share=0.7),
     _each("parallel.router", "sticky", "round_robin", "prefix_load", plain_share=None),
     # what is asked
     Knob(
@@ -94,14 +94,14 @@ KNOBS = (
         values={"talk": {}, "chat": {"workload.kind": "chat"}, "agents": {"workload.kind": "agents"}},
         plain_share=0.8,
     ),
-    _each("talk.namespaces", 1, 3),
-    _each("talk.gap_s", 0.005, 0.0005, 0.05),
+    _each("talk.namespaces", 1, 3, plain_share=0.7),
+    _each("talk.gap_s", 0.01, 0.001, 0.05),
     _each("talk.giants", 0, 1),
     _each("workload.arrivals", "causal", "open", "closed", plain_share=None),
     _each("workload.concurrency", 32, 2),
     _each("workload.think_cap_s", 0.02, 0.0),
     _each("workload.warm_up_s", 0.0, 0.03),
-    _each("workload.start", "cold", "warm_storage"),
+    _each("workload.start", "cold", "warm_storage", plain_share=0.6),
     _each("seed", 0, 1),
     # what it is served with
     Knob(
@@ -110,12 +110,12 @@ KNOBS = (
         plain_share=None,
     ),
     _each("cache.page_size", 16, 1, 2, 8, 64, 512, plain_share=None),
-    _each("pools.full_device", 1.5, 1.0, 4.0),
+    _each("pools.full_device", 1.3, 0.8, 3.0),
     _each("pools.swa_device", 1.0, 0.0, 3.0),
     _each("pools.slots_device", 12, 4, 40),
-    _each("pools.full_host", 2.0, 0.5, 6.0, 0.0, plain_share=0.6),
-    _each("pools.swa_host", 1.0, 0.3, 3.0, 0.0, plain_share=0.6),
-    _each("pools.slots_host", 12, 2, 40, 0, plain_share=0.6),
+    _each("pools.full_host", 1.8, 0.7, 5.0, 0.0, plain_share=0.75),
+    _each("pools.swa_host", 1.0, 0.3, 3.0, 0.0, plain_share=0.75),
+    _each("pools.slots_host", 16, 2, 40, 0, plain_share=0.75),
     _each("cache.eviction", "lru", "lfu", "slru", "fifo", "random"),
     _each("cache.write_policy", "write_through", "write_through_selective", "write_back"),
     _each("cache.load_back_threshold", 10, 0, 100),
@@ -129,9 +129,9 @@ KNOBS = (
     _or_preset("prefetch.commit", "all_or_nothing", "usable"),
     _or_preset("prefetch.deadline_from", "enqueue", "first_poll"),
     _or_preset("prefetch.evict_whole", False, True),
-    _each("prefetch.await_sidecars", True, False),
+    _each("prefetch.await_sidecars", True, False, plain_share=0.7),
     _each("prefetch.timeout_base_s", 0.02, 0.0, 1.0),
-    _each("prefetch.occupied_share", 1.0, 0.3),
+    _each("prefetch.occupied_share", 1.0, 0.3, plain_share=0.7),
     _or_preset("scheduler.order", "fcfs", "longest_prefix", "shortest_remaining"),
     _or_preset("scheduler.swa_budget", "no_host_term", "reports", "double", "sglang_0_5_23"),
     _each("pages.scheduler.chunk_tokens", 8, 1, 200),
@@ -141,7 +141,7 @@ KNOBS = (
     _each("scheduler.clip_new_tokens", 4096, 4),
     _each("scheduler.new_token_ratio", 0.7, 0.0, 1.0),
     # what lies behind it
-    _each("storage.kind", "memory", "none", plain_share=0.85),
+    _each("storage.kind", "memory", "none", plain_share=0.93),
     _each("pools.storage", 0.0, 3.0),
     Knob(
         name="storage.speed",
@@ -150,16 +150,16 @@ KNOBS = (
             "slow": {"storage.read_gbps": 0.002, "storage.write_gbps": 0.002},
             "slow_reads": {"storage.read_gbps": 0.0005, "storage.write_gbps": 1.0},
             "slow_writes": {"storage.read_gbps": 1.0, "storage.write_gbps": 0.0005},
-            "shared": {"storage.shared_gbps": 0.002},
+            "shared": {"storage.shared_gbps": 0.005},
         },
     ),
-    _each("storage.query_s", 0.0005, 0.0, 0.01),
+    _each("storage.query_s", 0.0005, 0.0, 0.01, plain_share=0.7),
     _each("storage.batch_pages", 128, 1, 3),
     _each("storage.read_workers", 1, 3),
     _each("storage.write_workers", 1, 3),
-    _each("pools.write_queue", 100.0, 0.5, 0.0),
-    _each("storage.delay_s", 0.0, 0.005),
-    _each("storage.sidecar_s", 0.0, 0.01),
+    _each("pools.write_queue", 100.0, 0.5, 0.0, plain_share=0.7),
+    _each("storage.delay_s", 0.0, 0.005, plain_share=0.7),
+    _each("storage.sidecar_s", 0.0, 0.01, plain_share=0.7),
     Knob(
         name="storage.writes",
         values={
@@ -189,8 +189,8 @@ KNOBS = (
         },
         plain_share=0.6,
     ),
-    _each("storage.breaker_retry_s", 0.01, 5.0),
-    _each("storage.deadline_s", 5.0, 0.004),
+    _each("storage.breaker_retry_s", 0.01, 5.0, plain_share=0.7),
+    _each("storage.deadline_s", 5.0, 0.004, plain_share=0.7),
 )
 
 # of values that cannot go together, the second gives way to its knob's plain one

@@ -18,7 +18,7 @@ from hicache.config import ExperimentConfig
 from hicache.models import GIB
 from hicache.workload.build import Workload, load_workload
 from tests.fuzz.knobs import BARRED, COMPAT, KNOBS, WORKLOAD, Knob
-from tests.fuzz.talk import Talk, make_talk, unit_tokens
+from tests.fuzz.talk import NUM_REQUESTS, Talk, make_talk, unit_tokens
 
 CONF = Path(__file__).parents[2] / "conf"
 BASE = ("workload=chat", "model=tiny_hybrid", "storage=memory", "tracker.wandb_mode=disabled")
@@ -65,8 +65,8 @@ class Plan:
     command: str | None  # none: the requests are not of a kind that a command line can name
 
 
-def plan_of(choices: Choices) -> Plan:
-    """What to run."""
+def plan_of(choices: Choices, limit: int | None = None) -> Plan:
+    """What to run; `limit`: the first requests only."""
     overrides = overrides_of(choices)
     ours = {key: value for key, value in overrides.items() if key.split(".")[0] in OURS}
     overrides = {key: value for key, value in overrides.items() if key not in ours}
@@ -90,12 +90,14 @@ def plan_of(choices: Choices) -> Plan:
         )
     else:
         derived |= _thinned(choices[WORKLOAD], page, float(ours["talk.gap_s"]))
+        derived["workload.limit"] = limit or NUM_REQUESTS
         workload = load_workload(
             with_overrides(config, derived).workload, data_dir=None, seed=config.seed
         )
     config = with_overrides(config, derived)
     sizes = _pools(config, workload, ours)
     config = with_overrides(config, sizes)
+    workload = replace(workload, requests=workload.requests[:limit])
     command = None if is_talk else _command(overrides | derived | sizes)
     return Plan(config=config, workload=workload, command=command)
 
@@ -103,7 +105,6 @@ def plan_of(choices: Choices) -> Plan:
 def _thinned(kind: str, page: int, gap_s: float) -> dict[str, object]:
     """Generated conversations, as long as a talk's and as close together."""
     return {
-        "workload.limit": 36,
         "workload.num_sessions": 16,
         "workload.session_rate": 0.05,
         "workload.token_stride": max(CHAT_UNITS[kind] // unit_tokens(page), 4),
@@ -127,7 +128,7 @@ def _pools(
     )
     host = (
         round(longest * ours["pools.full_host"]),
-        round(window * 2 * ours["pools.swa_host"]),
+        round((longest + window * 2) * ours["pools.swa_host"]),
         int(ours["pools.slots_host"]),
     )
     derived: dict[str, object] = {}

@@ -12,7 +12,7 @@ from hicache.clock import to_ns
 from hicache.request import Request, TokenSpans
 from hicache.workload.build import Workload
 
-NUM_REQUESTS = 36
+NUM_REQUESTS = 40
 NUM_SYSTEM_PROMPTS = 3
 LONGEST_UNITS = 20
 
@@ -92,8 +92,8 @@ class _Draft:
                 prompt = prompt + self._fresh(100 * LONGEST_UNITS * self._unit)
 
     def _opening(self) -> list[int]:
-        if self._past and self._rng.random() < 0.2:  # what somebody else has asked before
-            return list(self._rng.choice(self._past))
+        if self._past and self._rng.random() < 0.4:  # what was asked before, and may be gone by now
+            return self._rng.choice(self._past) + self._fresh(self._length(0, 2))
         return self._rng.choice(self._systems) + self._fresh(self._length(0, 6))
 
     def _next_turn(self, prompt: list[int], answer: list[int]) -> list[int]:

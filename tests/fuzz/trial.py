@@ -52,13 +52,15 @@ class Trial:
         return summary + [repr(record) for record in self.records]
 
 
-def try_choices(choices: Choices) -> Trial:
+def try_choices(choices: Choices, limit: int | None = None) -> Trial:
     """Run it three times: with every law checked, again, and without jumps.
+
+    `limit`: with the first requests only.
 
     Raises:
         Exception: whatever is wrong.
     """
-    plan = plan_of(choices)
+    plan = plan_of(choices, limit)
     trial = _run(plan)
     check_records(plan, trial.records)
     _check_equal(trial, _run(plan, checks=False), "a second run")

@@ -20,6 +20,7 @@ class Job:
         "decoded",
         "defer_reason",
         "device_len",
+        "failed_prompts",
         "first_token_ns",
         "host_len",
         "kv_len",
@@ -61,6 +62,7 @@ class Job:
         self.admitted_ns: int | None = None  # the first admission
         self.first_token_ns: int | None = None
         self.retractions = 0
+        self.failed_prompts = 0  # times that its prompt ran out of pages half way
         self.num_steps = 0
 
     @property

@@ -112,8 +112,9 @@ def random_requests(seed: int, count: int = 40, longest: int = 200) -> list[Requ
 class PlainExecutor:
     """Costs a step by its tokens; copies and storage are those of the simulated machinery."""
 
-    def __init__(self, io: SimulatedIo) -> None:
+    def __init__(self, io: SimulatedIo, page_size: int) -> None:
         self._io = io
+        self._page_size = page_size
         self.batches: list[tuple[int, int]] = []
 
     @property
@@ -136,6 +137,11 @@ class PlainExecutor:
 
     def forward(self, batch: Batch, now_ns: int) -> StepRun:
         self.batches.append((len(batch.extends), len(batch.decodes)))
+        for extend in batch.extends:
+            job = extend.job
+            assert job.kv_len == extend.start, f"{job.request.id} is not where its extend begins"
+            num_pages = job.sequence.num_pages
+            assert extend.end <= num_pages * self._page_size, f"{job.request.id} lacks pages"
         tokens = sum(extend.end - extend.start for extend in batch.extends)
         step = STEP_NS + TOKEN_NS * tokens
         return StepRun(now_ns + step * np.arange(1, batch.num_steps + 1, dtype=np.int64), 0)
@@ -183,7 +189,7 @@ class World:
             may_jump=plot.may_jump,
             estimate_s=lambda cached, total: (total - cached) * TOKEN_NS * 1e-9,
         )
-        self.executor = PlainExecutor(self.io)
+        self.executor = PlainExecutor(self.io, plot.page_size)
         self.engine = Engine(
             self.cache,
             self.prefetcher,

@@ -101,7 +101,7 @@ class Recorder:
     def rejected(
         self, job: Job, reason: str, engine: int, now_ns: int
     ) -> Iterable[tuple[int, Request]]:
-        """A request can never run; neither can the rest of its session."""
+        """A request can never run; neither can those that wait for its answer."""
         self._reject(job.request, reason, engine, job.submitted_ns)
         dropped = self._feeder.on_dropped(job.request.id, now_ns)
         for request in dropped.requests:

@@ -292,3 +292,18 @@ def test_the_config_knows_the_names_of_the_policies_there_are(
     names: tuple[str, ...], policies: dict[str, object]
 ) -> None:
     assert tuple(policies) == names
+
+
+def test_requests_that_come_whatever_the_engine_does_are_each_judged_by_themselves() -> None:
+    config = config_of(
+        "model=tiny_hybrid",
+        "workload.limit=100",
+        "workload.arrivals=open",
+        "cache.device_gib=0.02",
+        "engine.check_invariants=true",
+    )
+    records = run(config).records
+    assert [record.id for record in records] == sorted({record.id for record in records})
+    assert len(records) == 100
+    assert {record.status.name for record in records} == {"finished", "rejected"}
+    assert not any("follows" in record.reason for record in records)

@@ -7,47 +7,43 @@ python -m tests.fuzz --limit 9 kinds=all seed=1         plain but for these choi
 
 import argparse
 import sys
-from collections import Counter
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 
 from tests.fuzz.scenario import PLAIN, plan_of
-from tests.fuzz.shrink import Finding, examine, find
-
-WORKERS = 2
+from tests.fuzz.shrink import Finding, examine
+from tests.fuzz.survey import Survey, numbered, survey
 
 
 def main() -> int:
-    """Print what is found."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    """Print what is found as it is found; 1 if anything is."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("scenario", nargs="*", help="seed/number, seed/first-last or knob=value")
     parser.add_argument("--limit", type=int, help="requests")
-    parser.add_argument("--show", action="store_true", help="the configuration, and run nothing")
+    parser.add_argument("--show", action="store_true", help="show the run, and do not run it")
     args = parser.parse_args()
-    names = [name for word in args.scenario if "/" in word for name in numbered(word)]
+    names = [name for word in args.scenario if "/" in word for name in named(word)]
     choices = dict(PLAIN) | dict(word.split("=", 1) for word in args.scenario if "/" not in word)
     if args.show:
-        print(plan_of(choices, args.limit).config)
+        print(plan_of(choices, args.limit))
         return 0
-    found = _findings(names) if names else [examine("plain", choices, args.limit)]
-    causes: Counter[str] = Counter()
-    for finding in filter(None, found):
-        causes[finding.error.split(":")[0]] += 1
-        print(finding, flush=True)
-    print(f"{max(len(names), 1)} scenarios, {causes.total()} findings {dict(causes)}")
-    return 1 if causes else 0
+    if not names:
+        found = examine("plain", choices, args.limit)
+        print(found if isinstance(found, Finding) else "nothing is wrong")
+        return int(isinstance(found, Finding))
+    visits = []
+    for visit in survey(names):
+        visits.append(visit)
+        if visit.finding is not None:
+            print(visit.finding, flush=True)
+    result = Survey(visits=visits)
+    print(result)
+    return int(bool(result.findings))
 
 
-def numbered(word: str) -> list[str]:
-    """The scenarios that `seed/first-last` names."""
+def named(word: str) -> list[str]:
+    """The scenarios of `seed/number` or `seed/first-last`."""
     seed, numbers = word.split("/")
     first, _, last = numbers.partition("-")
-    return [f"{seed}/{number}" for number in range(int(first), int(last or first) + 1)]
-
-
-def _findings(names: list[str]) -> list[Finding | None]:
-    with ProcessPoolExecutor(WORKERS, mp_context=get_context("spawn")) as workers:
-        return list(workers.map(find, names, chunksize=5))
+    return numbered(int(seed), range(int(first), int(last or first) + 1))
 
 
 if __name__ == "__main__":

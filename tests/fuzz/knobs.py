@@ -43,7 +43,7 @@ def _or_preset(key: str, *values: object) -> Knob:
     return Knob(name=key, values={"preset": {}, **{str(each): {key: each} for each in values}})
 
 
-def _layers(pattern: str, full: int, swa: int, mamba: int, **shares: float) -> Overrides:
+def _layers(pattern: str, full: int, swa: int, mamba: int) -> Overrides:
     return {
         "model.pattern": pattern,
         "model.num_layers": full + swa + mamba,
@@ -54,6 +54,8 @@ def _layers(pattern: str, full: int, swa: int, mamba: int, **shares: float) -> O
     }
 
 
+USERS = "tests.fuzz.policies:FirstQuarter"
+OFF_ON = (False, True)
 COMPAT = "compat"  # its values are the files of conf/compat
 WORKLOAD = "workload"
 
@@ -75,7 +77,8 @@ KNOBS = (
         values={
             "fast": {},
             "slow": {
-                f"hardware.{table}.rate": [1e7] * 3 for table in ("kernel_to_device", "kernel_to_host")
+                f"hardware.{table}.rate": [1e7] * 3
+                for table in ("kernel_to_device", "kernel_to_host")
             },
             "uneven": {
                 "executor.copy_path": "copy_engine",
@@ -91,7 +94,11 @@ KNOBS = (
     # what is asked
     Knob(
         name=WORKLOAD,
-        values={"talk": {}, "chat": {"workload.kind": "chat"}, "agents": {"workload.kind": "agents"}},
+        values={
+            "talk": {},
+            "chat": {"workload.kind": "chat"},
+            "agents": {"workload.kind": "agents"},
+        },
         plain_share=0.8,
     ),
     _each("talk.namespaces", 1, 3, plain_share=0.7),
@@ -102,7 +109,6 @@ KNOBS = (
     _each("workload.think_cap_s", 0.02, 0.0),
     _each("workload.warm_up_s", 0.0, 0.03),
     _each("workload.start", "cold", "warm_storage", plain_share=0.6),
-    _each("seed", 0, 1),
     # what it is served with
     Knob(
         name=COMPAT,
@@ -119,17 +125,17 @@ KNOBS = (
     _each("cache.eviction", "lru", "lfu", "slru", "fifo", "random"),
     _each("cache.write_policy", "write_through", "write_through_selective", "write_back"),
     _each("cache.load_back_threshold", 10, 0, 100),
-    _or_preset("cache.split_refreshes", False, True),
-    _or_preset("cache.leaving_refreshes", False, True),
+    _or_preset("cache.split_refreshes", *OFF_ON),
+    _or_preset("cache.leaving_refreshes", *OFF_ON),
     _each("cache.checkpoints", "end_branch", "end", "every"),
-    _or_preset("prefetch.stop", "best_effort", "wait_complete", "timeout", "marginal"),
+    _or_preset("prefetch.stop", "best_effort", "wait_complete", "timeout", "marginal", USERS),
     _each("pages.prefetch.threshold", 2, 1, 6),
     _or_preset("prefetch.cut", "abandon", "fit", "restorable"),
     _or_preset("prefetch.stage_at", "enqueue", "hit"),
     _or_preset("prefetch.commit", "all_or_nothing", "usable"),
     _or_preset("prefetch.deadline_from", "enqueue", "first_poll"),
-    _or_preset("prefetch.evict_whole", False, True),
-    _each("prefetch.await_sidecars", True, False, plain_share=0.7),
+    _or_preset("prefetch.evict_whole", *OFF_ON),
+    _each("prefetch.await_sidecars", *reversed(OFF_ON), plain_share=0.7),
     _each("prefetch.timeout_base_s", 0.02, 0.0, 1.0),
     _each("prefetch.occupied_share", 1.0, 0.3, plain_share=0.7),
     _or_preset("scheduler.order", "fcfs", "longest_prefix", "shortest_remaining"),

@@ -1,8 +1,8 @@
 """A scenario: one value of every knob, and the run that they describe."""
 
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache
 from pathlib import Path
@@ -26,17 +26,24 @@ OURS = ("pools", "talk", "pages")  # areas whose keys are no knobs of a run
 CHAT_UNITS = {"chat": 512, "agents": 2048}  # thinned so, a prompt has a dozen units or so
 
 Choices = Mapping[str, str]
-PLAIN: Choices = {knob.name: knob.plain for knob in KNOBS}
+SEED = "seed"  # of requests and storage delays: a choice too, which is another in every scenario
+PLAIN: Choices = {SEED: "0", **{knob.name: knob.plain for knob in KNOBS}}
 
 
 def draw(seed: int, number: int) -> dict[str, str]:
     """The choices of the numbered scenario, whatever was drawn before it."""
     rng = Random(f"{seed}/{number}")
-    choices = {knob.name: _draw_value(knob, rng) for knob in KNOBS}
+    choices = {SEED: str(number), **{knob.name: _draw_value(knob, rng) for knob in KNOBS}}
     for (name, value), (other, barred) in BARRED:
         if choices[name] == value and choices[other] == barred:
             choices[other] = PLAIN[other]
     return choices
+
+
+def parse(name: str) -> tuple[int, int]:
+    """Seed and number of a scenario's name."""
+    seed, number = map(int, name.split("/"))
+    return seed, number
 
 
 def _draw_value(knob: Knob, rng: Random) -> str:
@@ -48,7 +55,7 @@ def _draw_value(knob: Knob, rng: Random) -> str:
 
 def overrides_of(choices: Choices) -> dict[str, object]:
     """What the choices override, in the order of the knobs."""
-    merged: dict[str, object] = {}
+    merged: dict[str, object] = {"seed": int(choices[SEED])}
     for knob in KNOBS:
         merged |= knob.values[choices[knob.name]]
         if knob.name == COMPAT:
@@ -199,4 +206,6 @@ def _command(overrides: Mapping[str, object]) -> str:
 def _word(value: object) -> str:
     if value is None:
         return "null"
-    return str(value).replace(" ", "") if isinstance(value, Sequence) and not isinstance(value, str) else str(value)
+    if isinstance(value, list):
+        return str(value).replace(" ", "")
+    return str(value).replace(":", "\\:")

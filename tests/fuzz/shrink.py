@@ -4,11 +4,11 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from tests.fuzz.scenario import PLAIN, Choices, draw, plan_of
+from tests.fuzz.scenario import PLAIN, Choices, draw, parse, plan_of
 from tests.fuzz.talk import NUM_REQUESTS
-from tests.fuzz.trial import try_choices
+from tests.fuzz.trial import Trial, try_choices
 
-Attempt = Callable[[Choices, int | None], object]  # raises if something is wrong
+Attempt = Callable[[Choices, int | None], Trial]  # raises if something is wrong
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,30 +31,28 @@ class Finding:
         return "\n".join(lines + ([f"  as run: {self.command}"] if self.command else []))
 
 
-def find(name: str, attempt: Attempt = try_choices) -> Finding | None:
-    """Try the scenario `seed/number`; None if nothing is wrong with it."""
-    seed, number = map(int, name.split("/"))
-    return examine(name, draw(seed, number), None, attempt)
+def find(name: str) -> Finding | Trial:
+    """Try the scenario `seed/number`."""
+    return examine(name, draw(*parse(name)), None)
 
 
 def examine(
     name: str, choices: Choices, limit: int | None, attempt: Attempt = try_choices
-) -> Finding | None:
-    """Try these choices; None if nothing is wrong with them."""
-    error = _error(attempt, choices, limit)
-    if error is None:
-        return None
-    kind = signature(error)
+) -> Finding | Trial:
+    """Try these choices; if something is wrong with them, find out what it takes."""
+    result = _attempt(attempt, choices, limit)
+    if isinstance(result, Trial):
+        return result
+    kind = signature(result)
 
     def fails(fewer: Choices, requests: int | None) -> bool:
-        other = _error(attempt, fewer, requests)
-        return other is not None and signature(other) == kind
+        other = _attempt(attempt, fewer, requests)
+        return isinstance(other, Exception) and signature(other) == kind
 
     small, requests = shrink(choices, limit or NUM_REQUESTS, fails)
-    last = _error(attempt, small, requests) or error
     return Finding(
         name=name,
-        error=f"{type(last).__name__}: {last}",
+        error=f"{type(result).__name__}: {result}",
         choices={knob: value for knob, value in small.items() if value != PLAIN[knob]},
         limit=requests,
         command=plan_of(small, requests).command,
@@ -84,9 +82,8 @@ def signature(error: Exception) -> str:
     return f"{type(error).__name__}: {head}"
 
 
-def _error(attempt: Attempt, choices: Choices, limit: int | None) -> Exception | None:
+def _attempt(attempt: Attempt, choices: Choices, limit: int | None) -> Trial | Exception:
     try:
-        attempt(choices, limit)
+        return attempt(choices, limit)
     except Exception as error:
         return error
-    return None

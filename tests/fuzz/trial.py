@@ -63,8 +63,8 @@ def try_choices(choices: Choices, limit: int | None = None) -> Trial:
     plan = plan_of(choices, limit)
     trial = _run(plan)
     check_records(plan, trial.records)
-    _check_equal(trial, _run(plan, checks=False), "a second run")
-    _check_equal(trial, _run(plan, jump=False), "engine.jump=false")
+    check_equal(trial, _run(plan, checks=False), "a second run")
+    check_equal(trial, _run(plan, jump=False), "engine.jump=false")
     return trial
 
 
@@ -143,7 +143,7 @@ def _common_pages(left: bytes, right: bytes, page_bytes: int) -> int:
     return low
 
 
-def _check_equal(trial: Trial, other: Trial, what: str) -> None:
+def check_equal(trial: Trial, other: Trial, what: str) -> None:
     if trial.lines == other.lines:
         return
     pairs = zip(trial.lines, other.lines, strict=False)

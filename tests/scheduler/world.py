@@ -254,7 +254,7 @@ def check(engine: Engine) -> None:
 def _engine(plot: Plot, executor: PlainExecutor, *, checks: bool) -> Engine:
     tree = RadixTree(
         page_size=plot.page_size,
-        policy=make_policy("cache.eviction", plot.eviction, POLICIES, wants=["priority"], knobs={}),
+        policy=make_policy("cache.eviction", plot.eviction, POLICIES, wants={}, knobs={}),
         window_len=plot.window_len,
         has_states=plot.has_states,
         reclaims_duplicates=plot.write_policy is WritePolicy.write_back,

@@ -23,7 +23,7 @@ NEIGHBOURS = {("hicache.config", "hicache.models"), ("hicache.executor", "hicach
 # the rooms of a package in order: what is inside one uses itself and those before it
 ROOMS = {
     "hicache.cache": ["pages", "named", "tree", "tiers", "prefix_cache", "prefetch", "invariants"],
-    "hicache.executor": ["completions", "simulated", "real"],
+    "hicache.executor": ["completions", "storage_script", "simulated", "real"],
     "hicache.engine": ["ports", "loop", "routing", "warm", "ranks", "runtime"],
     "hicache.storage": ["base", "digest", "guards", "engines", "build", "bench", "integrations"],
     "hicache.results": ["metrics", "tracking", "report", "recorder"],

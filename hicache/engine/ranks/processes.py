@@ -17,10 +17,10 @@ from torch import distributed
 
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tiers.transfer import CopyState, StorageDelete, StorageWrite, Work
-from hicache.cache.tree.node import FULL
 from hicache.config import HitAgreement
 from hicache.engine.ranks.agreement import Landed, RankAgreement, offer, taken
 from hicache.executor.completions import StepRun
+from hicache.executor.storage_script import read_script
 from hicache.scheduler.batch import Batch
 from hicache.storage.base import Storage, StorageError
 
@@ -195,22 +195,33 @@ class RankedReader:
     def _read(self, prefetch: Prefetch) -> None:
         # the number of collectives is fixed by what was staged, whatever happens meanwhile
         total = prefetch.num_pages
+        left = -(-total // self._batch_pages)
         channel = self._channels["read"]
         completed = agreed = 0
-        for first in range(0, total, self._batch_pages):
-            end = min(first + self._batch_pages, total)
-            if completed == first and not prefetch.is_terminated:
-                completed += self._load(prefetch.keys(FULL, first, end))
-            (agreed,) = channel.minimum([completed])
-            self._agreement.progress.append(Landed(prefetch, completed_pages=agreed))
-        are_found = agreed == total and not prefetch.is_terminated
-        if are_found and prefetch.has_sidecars:
-            keys = prefetch.sidecar_keys()
-            are_found = self._load(keys) == len(keys)
+        are_found = False
+        for load in read_script(prefetch, self._batch_pages):
+            if load.is_sidecar:
+                if agreed == total:  # else some rank has not the pages that they belong to
+                    load.found = self._load(load.keys)
+                    are_found = load.is_whole
+                continue
+            load.found = self._load(load.keys)
+            completed += load.found
+            agreed = self._agree(prefetch, completed)
+            left -= 1
+        for _ in range(left):
+            agreed = self._agree(prefetch, completed)
+        are_found |= not prefetch.has_sidecars and agreed == total
         agreed, found = channel.minimum([completed, int(are_found)])
         self._agreement.progress.append(
             Landed(prefetch, completed_pages=agreed, sidecars_found=bool(found), is_read=True)
         )
+
+    def _agree(self, prefetch: Prefetch, completed: int) -> int:
+        """How many pages every rank has read by now."""
+        (agreed,) = self._channels["read"].minimum([completed])
+        self._agreement.progress.append(Landed(prefetch, completed_pages=agreed))
+        return agreed
 
     def _load(self, keys: list[bytes]) -> int:
         # how many lead without a gap

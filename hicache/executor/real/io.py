@@ -23,16 +23,17 @@ from hicache.cache.tiers.transfer import (
     StorageWrite,
     Work,
 )
-from hicache.cache.tree.node import FULL, MAMBA, SWA
+from hicache.cache.tree.node import FULL
 from hicache.clock import SECOND_NS
 from hicache.config import StorageConfig
 from hicache.executor.completions import Delivery, StepRun
 from hicache.executor.real.model_runner import DataPlane
+from hicache.executor.storage_script import Ask, Item, Store, read_script, write_script
 from hicache.scheduler.batch import Batch
 from hicache.storage.base import Storage, StorageError
 
 POLL_NS = 200_000  # between two looks at what is under way
-Items = list[tuple[int, int]]  # (component, host page id)
+Items = list[Item]
 
 
 class TorchIo:
@@ -148,42 +149,27 @@ class TorchIo:
 
     def read(self, engine: int, prefetch: Prefetch) -> None:
         """Read pages in batches, then the window and the state if all pages came."""
-        total, step = prefetch.num_pages, self._config.batch_pages
-        staged = list(prefetch.staged)  # as they are now: a termination takes them apart
-        batches = [
-            (
-                prefetch.keys(FULL, first, min(first + step, total)),
-                _items(FULL, staged[FULL][first : first + step]),
-            )
-            for first in range(0, total, step)
-        ]
-        sidecar_keys = prefetch.sidecar_keys()
-        sidecars = _items(SWA, staged[SWA]) + _items(MAMBA, staged[MAMBA])
+        script = read_script(prefetch, self._config.batch_pages)
 
         def fetch() -> None:
-            began_ns, num_read = self.now(), 0
-            for keys, items in batches:
-                if prefetch.is_terminated:
-                    break
-                found = self._load(engine, keys, items)
-                num_read += found
-                self._posts.put(partial(progress, found))
-                if found < len(keys):
-                    break
-            found_sidecars = False
-            if num_read == total and sidecars and not prefetch.is_terminated:
-                found_sidecars = self._load(engine, sidecar_keys, sidecars) == len(sidecars)
+            began_ns = self.now()
+            sidecars: Items = []
+            for load in script:
+                load.found = self._load(engine, load.keys, load.items)
+                if not load.is_sidecar:
+                    self._posts.put(partial(progress, load.found))
+                elif load.is_whole:
+                    sidecars = load.items
             read_ns = began_ns, self.now()
-            self._posts.put(lambda: let_go(found_sidecars, read_ns))
+            self._posts.put(lambda: let_go(sidecars, read_ns))
 
         def progress(found: int) -> None:
             prefetch.completed_pages += found
             self._count("transfer/storage_read_bytes", engine, [(FULL, 0)] * found)
 
-        def let_go(found_sidecars: bool, read_ns: tuple[int, int]) -> Delivery:  # noqa: FBT001 - a result, not an option
-            if found_sidecars:
-                self._count("transfer/storage_read_bytes", engine, sidecars)
-            prefetch.sidecars_found = found_sidecars
+        def let_go(sidecars: Items, read_ns: tuple[int, int]) -> Delivery:
+            self._count("transfer/storage_read_bytes", engine, sidecars)
+            prefetch.sidecars_found = bool(sidecars)
             prefetch.read_ns = read_ns
             prefetch.sidecars_read = True
             prefetch.is_read = True
@@ -193,18 +179,24 @@ class TorchIo:
 
     def write(self, engine: int, work: StorageWrite) -> None:
         """Write pages that storage has not, in batches; those given away from a copy of them."""
-        step = self._config.batch_pages
         ranks = self.planes[engine].pools.ranks
-        pages = [[rank.payload(*item) for item in work.pages] for rank in ranks]
+        payloads = [
+            {key: rank.payload(*item) for key, item in zip(work.keys, work.pages, strict=True)}
+            for rank in ranks
+        ]
         if work.is_given_away:
-            pages = [[memoryview(bytes(page)) for page in part] for part in pages]
+            payloads = [
+                {key: memoryview(bytes(page)) for key, page in each.items()} for each in payloads
+            ]
+        script = write_script(work, self._config.batch_pages)
 
         def store() -> None:
-            for first in range(0, len(work.keys), step):
-                keys, items = work.keys[first : first + step], work.pages[first : first + step]
-                part = [each[first : first + step] for each in pages]
-                stored = self._store(keys, items, part)
-                self._posts.put(partial(count, stored))
+            with suppress(StorageError):  # what was not written is found missing
+                for part in script:
+                    if isinstance(part, Ask):
+                        part.present = self._on_all_ranks(part.keys)
+                    else:
+                        self._posts.put(partial(count, self._store(part, payloads)))
             self._posts.put(lambda: (engine, work))
 
         def count(stored: Items) -> None:
@@ -249,22 +241,13 @@ class TorchIo:
             least = min(least, flags.index(False) if False in flags else len(flags))
         return least
 
-    def _store(self, keys: list[bytes], items: Items, pages: list[list[memoryview]]) -> Items:
-        """The items that storage did not have and has now, on every rank."""
-        stored = [True] * len(keys)
-        for storage, part in zip(self._storages, pages, strict=True):
-            try:
-                present = storage.contains(keys)
-                missing = [place for place, there in enumerate(present) if not there]
-                flags = storage.write(
-                    [keys[place] for place in missing],
-                    [part[place] for place in missing],
-                )
-            except StorageError:
-                return []
-            new = {place for place, flag in zip(missing, flags, strict=True) if flag}
-            stored = [is_new and place in new for place, is_new in enumerate(stored)]
-        return [item for item, is_new in zip(items, stored, strict=True) if is_new]
+    def _store(self, part: Store, payloads: Sequence[dict[bytes, memoryview]]) -> Items:
+        """The items that every rank's storage has now."""
+        stored = [True] * len(part.keys)
+        for storage, pages in zip(self._storages, payloads, strict=True):
+            flags = storage.write(part.keys, [pages[key] for key in part.keys])
+            stored = [was and flag for was, flag in zip(stored, flags, strict=True)]
+        return [item for item, is_stored in zip(part.items, stored, strict=True) if is_stored]
 
     def _count(self, name: str, engine: int, items: Items) -> None:
         ranks = self.planes[engine].pools.ranks
@@ -313,7 +296,3 @@ class TorchExecutor:
 
 def _raise(error: BaseException) -> Delivery | None:
     raise error
-
-
-def _items(kind: int, page_ids: np.ndarray) -> Items:
-    return [(kind, int(page_id)) for page_id in page_ids]

@@ -7,12 +7,11 @@ keys only: what is stored, evicted and found is real, bytes are charged to links
 import heapq
 from collections import Counter, deque
 from collections.abc import Generator, Iterable, Sequence
-from itertools import chain, count
+from itertools import count
 from random import Random
 
 import numpy as np
 
-from hicache.cache.pages import PageIds
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tiers.transfer import (
     BackUp,
@@ -28,13 +27,13 @@ from hicache.config import StorageConfig
 from hicache.executor.completions import Delivery, StepRun
 from hicache.executor.simulated.cost import CostModel
 from hicache.executor.simulated.links import Links
+from hicache.executor.storage_script import Ask, Item, read_script, write_script
 from hicache.scheduler.batch import Batch
 from hicache.storage.base import Storage
 from hicache.storage.guards.faults import Stall
 
 Wait = tuple[int, int, tuple[str, ...]]  # (latency in ns, then bytes, links they cross)
 Errand = Generator[Wait, None, None]
-Item = tuple[int, int]  # (component, host page id)
 STORAGE_LINKS = ("storage_read", "storage_write", "storage")
 NO_STORAGE_LIMIT = 1e15  # bytes a second: a link that never binds
 
@@ -176,35 +175,22 @@ class SimulatedIo:
         """Pages in batches, then the window and the state if all pages came."""
         links = ("storage_read", "storage", f"host_memory{engine}")
         began_ns = self._now
-        batch = self.config.batch_pages
-        total = prefetch.num_pages
-        for first in range(0, total, batch):
-            if prefetch.is_terminated:
-                break
-            keys = prefetch.keys(FULL, first, min(first + batch, total))
-            staged = prefetch.staged[FULL][first : first + batch]
-            found = self._load(engine, keys, _items(FULL, staged))
-            num_bytes = found * page_bytes[FULL]
-            yield self._latency_ns(engine) + self._stall_ns(engine), num_bytes, links
-            self.counters["transfer/storage_read_bytes"] += num_bytes
-            prefetch.completed_pages += found
-            if found < len(keys):
-                break
-            if self._num_ranks > 1:  # the ranks agree batch by batch
-                self._done.append((engine, prefetch))
-        is_whole = prefetch.completed_pages == total
-        if is_whole and prefetch.has_sidecars and not prefetch.is_terminated:
-            keys = prefetch.sidecar_keys()
-            num_windows = len(keys) - prefetch.has_state
-            num_bytes = num_windows * page_bytes[SWA] + prefetch.has_state * page_bytes[MAMBA]
-            _, swa, state = prefetch.staged
-            items = chain(_items(SWA, swa), _items(MAMBA, state))
-            is_found = self._load(engine, keys, items) == len(keys)
-            num_bytes = num_bytes if is_found else 0
-            late_ns = to_ns(self.config.sidecar_s) + self._stall_ns(engine)
+        for load in read_script(prefetch, self.config.batch_pages):
+            load.found = self._load(engine, load.keys, load.items)
+            came = load.items[: load.found]
+            late_ns = self._stall_ns(engine)
+            if load.is_sidecar:
+                came = came if load.is_whole else []
+                late_ns += to_ns(self.config.sidecar_s)
+            num_bytes = sum(page_bytes[kind] for kind, _ in came)
             yield self._latency_ns(engine) + late_ns, num_bytes, links
             self.counters["transfer/storage_read_bytes"] += num_bytes
-            prefetch.sidecars_found = is_found
+            if load.is_sidecar:
+                prefetch.sidecars_found = load.is_whole
+                continue
+            prefetch.completed_pages += load.found
+            if self._num_ranks > 1 and load.is_whole:  # the ranks agree batch by batch
+                self._done.append((engine, prefetch))
         prefetch.read_ns = began_ns, self._now
         prefetch.sidecars_read = True
         prefetch.is_read = True
@@ -213,23 +199,17 @@ class SimulatedIo:
     def write(self, engine: int, work: StorageWrite, page_bytes: tuple[int, int, int]) -> Errand:
         """Pages in batches, skipping those that storage has; each batch is visible when written."""
         links = ("storage_write", "storage", f"host_memory{engine}")
-        storage = self._storage_of(engine)
         if work.is_given_away:  # to a buffer first
             yield 0, work.num_bytes, (f"host_memory{engine}",)
-        present = storage.contains(work.keys)
-        missing = [
-            (key, item)
-            for key, item, is_there in zip(work.keys, work.pages, present, strict=True)
-            if not is_there
-        ]
-        yield to_ns(self.config.query_s) + self._stall_ns(engine), 0, ()
-        batch = self.config.batch_pages
-        for first in range(0, len(missing), batch):
-            part = missing[first : first + batch]
-            num_bytes = sum(page_bytes[kind] for _, (kind, _) in part)
+        for part in write_script(work, self.config.batch_pages):
+            if isinstance(part, Ask):
+                part.present = self._storage_of(engine).contains(part.keys)
+                yield to_ns(self.config.query_s) + self._stall_ns(engine), 0, ()
+                continue
+            num_bytes = sum(page_bytes[kind] for kind, _ in part.items)
             yield to_ns(self.config.operation_s), num_bytes, links
             self.counters["transfer/storage_write_bytes"] += num_bytes
-            stored = self._store(engine, [key for key, _ in part], [item for _, item in part])
+            stored = self._store(engine, part.keys, part.items)
             self.counters["storage/refused_write_pages"] += stored.count(False)
             yield self._stall_ns(engine), 0, ()
         self._done.append((engine, work))
@@ -292,10 +272,6 @@ class SimulatedIo:
         number = next(self._numbers)
         self._flows[number] = work
         self.links.start(number, num_bytes, links, self._now)
-
-
-def _items(kind: int, page_ids: PageIds) -> Iterable[Item]:
-    return ((kind, int(page_id)) for page_id in page_ids)
 
 
 class SimulatedExecutor:

@@ -1,0 +1,90 @@
+"""What a read and a write ask of storage, and in which order: one script for every driver.
+
+A script yields one thing after another to be done, and goes on with what came of it, which whoever
+drives it has written into the thing. Simulated time charges links for each, real time calls the
+engines in a thread, and the ranks of an engine agree on how far they are.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from hicache.cache.prefetch.prefetch import Prefetch
+from hicache.cache.tiers.transfer import StorageWrite
+from hicache.cache.tree.node import FULL, MAMBA, SWA
+
+Item = tuple[int, int]  # (component, host page id)
+
+
+@dataclass(slots=True)
+class Load:
+    """Pages to be read into the host. `found`: how many lead without a gap."""
+
+    keys: list[bytes]
+    items: list[Item]
+    is_sidecar: bool = False  # the window and the state, and not full pages
+    found: int = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all were found."""
+        return self.found == len(self.keys)
+
+
+@dataclass(slots=True)
+class Ask:
+    """Keys to be looked for. `present`: whether each is stored."""
+
+    keys: list[bytes]
+    present: list[bool] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Store:
+    """Pages to be written."""
+
+    keys: list[bytes]
+    items: list[Item]
+
+
+def read_script(prefetch: Prefetch, batch_pages: int) -> Iterator[Load]:
+    """Pages in batches until one is missing; then window and state, if all pages came.
+
+    Nothing more after the batch at hand once the prefetch is terminated, which may be while
+    another thread drives this: what it has staged is taken down at the call.
+    """
+    staged = [_items(kind, page_ids) for kind, page_ids in enumerate(prefetch.staged)]
+    return _loads(prefetch, staged, prefetch.num_pages, batch_pages)
+
+
+def _loads(
+    prefetch: Prefetch, staged: list[list[Item]], num_pages: int, batch_pages: int
+) -> Iterator[Load]:
+    for first in range(0, num_pages, batch_pages):
+        if prefetch.is_terminated:
+            return
+        end = min(first + batch_pages, num_pages)
+        load = Load(prefetch.keys(FULL, first, end), staged[FULL][first:end])
+        yield load
+        if not load.is_whole:
+            return
+    sidecars = staged[SWA] + staged[MAMBA]
+    if sidecars and not prefetch.is_terminated:
+        yield Load(prefetch.sidecar_keys(), sidecars, is_sidecar=True)
+
+
+def write_script(work: StorageWrite, batch_pages: int) -> Iterator[Ask | Store]:
+    """Pages in batches, without those that storage has; each batch is visible when written."""
+    ask = Ask(work.keys)
+    yield ask
+    missing = [
+        (key, item)
+        for key, item, is_there in zip(work.keys, work.pages, ask.present, strict=True)
+        if not is_there
+    ]
+    for first in range(0, len(missing), batch_pages):
+        batch = missing[first : first + batch_pages]
+        yield Store([key for key, _ in batch], [item for _, item in batch])
+
+
+def _items(kind: int, page_ids: Iterable[int]) -> list[Item]:
+    return [(kind, int(page_id)) for page_id in page_ids]

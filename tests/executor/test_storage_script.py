@@ -1,0 +1,243 @@
+"""One script, three drivers: simulated time, real time, and a rank that agrees with others."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from hicache.cache.pages import NO_PAGES
+from hicache.cache.prefetch.prefetch import Prefetch
+from hicache.cache.tiers.transfer import StorageWrite
+from hicache.cache.tree.lock import Lock
+from hicache.cache.tree.node import FULL, HOST, MAMBA, SWA, Node
+from hicache.cache.tree.sequence import Sequence
+from hicache.clock import SimulatedClock
+from hicache.config import StorageConfig
+from hicache.engine.ranks.processes import RankedReader
+from hicache.executor.real.copy_streams import PromptLane
+from hicache.executor.real.io import TorchIo
+from hicache.executor.real.model_runner import DataPlane, Lanes
+from hicache.executor.real.pools import TorchPools
+from hicache.executor.simulated.executor import SimulatedIo
+from hicache.storage.base import StorageError
+from hicache.storage.guards.breaker import BreakerStorage
+from tests.executor.mixes import tiny
+from tests.executor.test_torch_io import drained
+
+CONFIG = StorageConfig(kind="memory", batch_pages=2)
+NUM_PAGES = 5
+DIGESTS = [bytes([number]) * 16 for number in range(NUM_PAGES)]
+PAGE_BYTES = (4, 2, 8)
+
+
+class Plotted:
+    """A storage that holds everything but `missing`, and to which things happen by the call.
+
+    `fails`: the number of the read that raises. `ends`: that after which the prefetch is given up.
+    """
+
+    def __init__(self, prefetch=None, *, missing=(), fails=None, ends=None):
+        self.calls = []
+        self._prefetch = prefetch
+        self._missing = set(missing)
+        self._fails = fails
+        self._ends = ends
+
+    def contains(self, keys):
+        self.calls.append(("contains", tuple(keys)))
+        return [key not in self._missing for key in keys]
+
+    def read(self, keys, buffers):
+        self.calls.append(("read", tuple(keys)))
+        if len(self.calls) == self._fails:
+            raise StorageError("no answer")
+        if len(self.calls) == self._ends:
+            self._prefetch.is_terminated = True
+        for key, buffer in zip(keys, buffers, strict=True):
+            if len(buffer) == len(key):  # a stand-in
+                buffer[:] = key
+        return [key not in self._missing for key in keys]
+
+    def write(self, keys, buffers):
+        self.calls.append(("write", tuple(keys)))
+        return [True] * len(keys)
+
+    def stats(self):
+        return None
+
+    def close(self):
+        return
+
+
+def guarded(storage):
+    return BreakerStorage(storage, clock=SimulatedClock(), max_failures=99)
+
+
+def prefetch_of(num_pages):
+    root = Node(None, b"", 0, 0)
+    return Prefetch(
+        request_id=0,
+        sequence=Sequence(b""),
+        anchor=root,
+        anchor_lock=Lock(HOST, root, 0, 0, with_state=False),
+        start_page=0,
+        asked_pages=NUM_PAGES,
+        num_pages=num_pages,
+        digests=DIGESTS,
+        enqueued_ns=0,
+        window_pages=3,
+        has_state=True,
+        staged=[
+            np.arange(num_pages, dtype=np.int32),
+            np.arange(min(3, num_pages), dtype=np.int32),
+            np.zeros(1, np.int32),
+        ],
+    )
+
+
+class Simulated:
+    def __init__(self, storage):
+        rates = {"to_device": 1e9, "to_host": 1e9, "host_memory": 4e9}
+        self._io = SimulatedIo(CONFIG, [guarded(storage)], [rates])
+
+    def read(self, prefetch):
+        self._io.begin(self._io.read(0, prefetch, PAGE_BYTES), 0)
+        self._drain()
+
+    def write(self, work):
+        self._io.begin(self._io.write(0, work, PAGE_BYTES), 0)
+        self._drain()
+
+    def _drain(self):
+        done = []
+        while (event := self._io.next_event_ns()) is not None:
+            done += self._io.advance(event)
+        assert len(done) == 1
+
+
+class Real:
+    def __init__(self, storage):
+        pools = TorchPools(
+            tiny("F S M", 4),
+            page_size=4,
+            device_counts=(8, 8, 2),
+            host_counts=(8, 8, 2),
+            device=torch.device("cpu"),
+            tp=1,
+            layer_groups=[range(3)],
+        )
+        self._io = TorchIo(CONFIG, [guarded(storage)])
+        model = SimpleNamespace(words=("F", "S", "M"))
+        self._io.attach(DataPlane(model, pools, Lanes(PromptLane(), PromptLane())))
+
+    def read(self, prefetch):
+        self._io.read(0, prefetch)
+        assert len(drained(self._io)) == 1
+
+    def write(self, work):
+        self._io.write(0, work)
+        assert len(drained(self._io)) == 1
+
+
+class Alone:
+    """Stands for the channel and the agreement of a rank that has no other."""
+
+    def __init__(self):
+        self.progress = []
+
+    def minimum(self, values):
+        return list(values)
+
+
+class Rank:
+    def __init__(self, storage):
+        self._told = Alone()
+        self._reader = RankedReader(
+            guarded(storage),
+            self._told,
+            {"query": self._told, "read": self._told},
+            payload=lambda key: key,
+            batch_pages=CONFIG.batch_pages,
+        )
+
+    def read(self, prefetch):
+        self._reader.read(prefetch, 0)
+        self._reader.close()
+        last = self._told.progress[-1]
+        prefetch.completed_pages = last.completed_pages
+        prefetch.sidecars_found, prefetch.is_read = last.sidecars_found, last.is_read
+
+
+def page(number, tag=b"f"):
+    return DIGESTS[number] + tag
+
+
+def reads(*batches):
+    return [("read", tuple(batch)) for batch in batches]
+
+
+FIRST, SECOND, THIRD = [page(0), page(1)], [page(2), page(3)], [page(4)]
+SIDECARS = [*(page(number, b"s") for number in (2, 3, 4)), page(4, b"m")]
+
+
+@pytest.mark.parametrize("driver", [Simulated, Real, Rank])
+@pytest.mark.parametrize(
+    ("num_pages", "plot", "completed", "found", "calls"),
+    [
+        (5, {}, 5, True, reads(FIRST, SECOND, THIRD, SIDECARS)),
+        (5, {"missing": [page(3)]}, 3, False, reads(FIRST, SECOND)),
+        (5, {"missing": [page(0)]}, 0, False, reads(FIRST)),
+        (5, {"fails": 2}, 2, False, reads(FIRST, SECOND)),
+        (5, {"ends": 1}, 2, False, reads(FIRST)),
+        (5, {"ends": 3}, 5, False, reads(FIRST, SECOND, THIRD)),
+        (5, {"missing": [page(3, b"s")]}, 5, False, reads(FIRST, SECOND, THIRD, SIDECARS)),
+        (5, {"fails": 4}, 5, False, reads(FIRST, SECOND, THIRD, SIDECARS)),
+        (2, {}, 2, True, reads(FIRST, [page(0, b"s"), page(1, b"s"), page(1, b"m")])),
+    ],
+    ids=[
+        "whole", "a hole", "nothing", "a fault", "given up", "given up at the end",
+        "no window", "a fault in the window", "cut",
+    ],
+)  # fmt: skip
+def test_a_read_goes_the_same_way_whoever_drives_it(
+    driver, num_pages, plot, completed, found, calls
+):
+    prefetch = prefetch_of(num_pages)
+    storage = Plotted(prefetch, **plot)
+    driver(storage).read(prefetch)
+    assert storage.calls == calls
+    assert prefetch.completed_pages == completed
+    assert prefetch.sidecars_found == found
+    assert prefetch.is_read
+
+
+@pytest.mark.parametrize("driver", [Simulated, Real])
+def test_a_write_goes_the_same_way_whoever_drives_it(driver):
+    keys = [page(0), page(1), page(2), page(1, b"s"), page(2, b"m")]
+    items = [(FULL, 0), (FULL, 1), (FULL, 2), (SWA, 0), (MAMBA, 0)]
+    storage = Plotted(missing=[keys[0], keys[2], keys[4]])
+    driver(storage).write(StorageWrite(keys=keys, pages=items, num_bytes=0, host_locks=[]))
+    assert storage.calls == [
+        ("contains", tuple(keys)),
+        ("write", (keys[0], keys[2])),
+        ("write", (keys[4],)),
+    ]
+
+
+@pytest.mark.parametrize("driver", [Simulated, Real])
+def test_nothing_is_read_for_a_prefetch_that_was_given_up_in_the_queue(driver):
+    prefetch = prefetch_of(3)
+    prefetch.is_terminated = True
+    storage = Plotted(prefetch)
+    driver(storage).read(prefetch)
+    assert storage.calls == []
+    assert prefetch.is_read
+
+
+def test_a_prefetch_without_window_and_state_asks_for_neither():
+    prefetch = prefetch_of(2)
+    prefetch.staged[SWA] = prefetch.staged[MAMBA] = NO_PAGES
+    storage = Plotted(prefetch)
+    Simulated(storage).read(prefetch)
+    assert storage.calls == reads(FIRST)

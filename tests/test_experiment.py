@@ -114,10 +114,7 @@ def test_taking_decode_steps_one_by_one_leaves_the_same_summary(model: str) -> N
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["workload.warm_up_s=30"],
         ["workload.warm_up_s=30.5", "tracker.interval_s=0.37"],
-        ["cache.eviction=random"],
-        ["parallel.replicas=2", "parallel.router=prefix_load", "workload.session_rate=8"],
         ["parallel.ranks=2", "storage.delay_s=0.05", "workload.start=warm_storage"],
     ],
     ids=lambda overrides: overrides[0],

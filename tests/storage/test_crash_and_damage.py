@@ -1,9 +1,12 @@
 """Writers that are killed, and bytes that go wrong on the disk: pages are whole or absent."""
 
+import os
 import sqlite3
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -21,6 +24,7 @@ from storage_pages import (
 
 from hicache.storage.base import StorageError
 from hicache.storage.file import FileStorage
+from hicache.storage.owner import current_owner
 from hicache.storage.slab import SlabStorage
 
 KINDS = ("slab", "file")
@@ -159,12 +163,31 @@ def test_leftovers_of_dead_writers_are_swept(tmp_path: Path) -> None:
     assert list(tmp_path.glob("*/writing/*")) == []
 
 
-def test_drafts_of_living_writers_are_not_swept(tmp_path: Path) -> None:
-    storage = FileStorage(tmp_path, namespace="test", capacity_bytes=None)
-    draft = storage._writing / f"{storage._owner}.0"
-    draft.touch()
+NOW = time.time()
+HOUR_S = 3600
+OTHER_BOOT = "0" * 32
+
+
+@pytest.mark.parametrize(
+    ("owner", "age_s", "is_swept"),
+    [
+        (str(current_owner()), 2 * HOUR_S, False),  # still writing, however long
+        (str(replace(current_owner(), started=1)), 0, True),  # its number is another's by now
+        (str(replace(current_owner(), boot=OTHER_BOOT)), HOUR_S + 60, True),
+        (str(replace(current_owner(), boot=OTHER_BOOT)), HOUR_S - 60, False),  # on another machine
+        ("somebody", 2 * HOUR_S, False),  # no draft
+    ],
+)
+def test_drafts_are_swept_when_nobody_can_be_writing_them(
+    owner: str, age_s: float, *, is_swept: bool, tmp_path: Path
+) -> None:
     FileStorage(tmp_path, namespace="test", capacity_bytes=None).close()
-    assert draft.exists()
+    (writing,) = tmp_path.glob("*/writing")
+    draft = writing / f"{owner}.0"
+    draft.touch()
+    os.utime(draft, (NOW - age_s, NOW - age_s))
+    FileStorage(tmp_path, namespace="test", capacity_bytes=None).close()
+    assert draft.exists() != is_swept
 
 
 def test_pages_written_and_published_apart_would_be_noticed(

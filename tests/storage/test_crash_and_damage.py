@@ -163,29 +163,35 @@ def test_leftovers_of_dead_writers_are_swept(tmp_path: Path) -> None:
     assert list(tmp_path.glob("*/writing/*")) == []
 
 
-NOW = time.time()
 HOUR_S = 3600
-OTHER_BOOT = "0" * 32
 
 
 @pytest.mark.parametrize(
-    ("owner", "age_s", "is_swept"),
+    ("who", "age_s", "is_swept"),
     [
-        (str(current_owner()), 2 * HOUR_S, False),  # still writing, however long
-        (str(replace(current_owner(), started=1)), 0, True),  # its number is another's by now
-        (str(replace(current_owner(), boot=OTHER_BOOT)), HOUR_S + 60, True),
-        (str(replace(current_owner(), boot=OTHER_BOOT)), HOUR_S - 60, False),  # on another machine
-        ("somebody", 2 * HOUR_S, False),  # no draft
+        ("living", 2 * HOUR_S, False),  # still writing, however long
+        ("gone", 0, True),  # its number is another's by now
+        ("elsewhere", HOUR_S + 60, True),
+        ("elsewhere", HOUR_S - 60, False),  # nobody can know from here
+        ("stranger", 2 * HOUR_S, False),  # no draft
     ],
 )
 def test_drafts_are_swept_when_nobody_can_be_writing_them(
-    owner: str, age_s: float, *, is_swept: bool, tmp_path: Path
+    who: str, age_s: float, *, is_swept: bool, tmp_path: Path
 ) -> None:
     FileStorage(tmp_path, namespace="test", capacity_bytes=None).close()
+    owner = current_owner()
+    owners = {
+        "living": owner,
+        "gone": replace(owner, started=1),
+        "elsewhere": replace(owner, boot="0" * 32),
+        "stranger": "stranger",
+    }
     (writing,) = tmp_path.glob("*/writing")
-    draft = writing / f"{owner}.0"
+    draft = writing / f"{owners[who]}.0"
     draft.touch()
-    os.utime(draft, (NOW - age_s, NOW - age_s))
+    then = time.time() - age_s
+    os.utime(draft, (then, then))
     FileStorage(tmp_path, namespace="test", capacity_bytes=None).close()
     assert draft.exists() != is_swept
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from hicache.cache.node import KIND_NAMES, TIER_NAMES, TIERS
 from hicache.clock import SECOND_NS
 from hicache.engine import Engine
-from hicache.metrics import Progress, RequestRecord, Row, Status
+from hicache.metrics import Progress, RequestRecord, Row, Status, check
 from hicache.request import Request
 from hicache.scheduler.job import Job
 from hicache.workload.arrivals import Feeder
@@ -129,6 +129,7 @@ class Recorder:
         )
 
     def _record(self, record: RequestRecord) -> None:
+        check(record)
         if record.arrival_ns >= self._warm_up_ns:
             self.records.append(record)
         self._num_done += 1

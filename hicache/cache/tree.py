@@ -172,8 +172,12 @@ class RadixTree:
     def lock_host(
         self, node: Node, full_start: int, *, swa_start: int | None = None, with_state: bool = False
     ) -> Lock:
-        """Forbid eviction from the host of pages `[full_start, node.end)` and their sidecars."""
+        """Forbid eviction from the host of pages `[full_start, node.end)` and their sidecars.
+
+        Evicting a node's window would take its state along, so the state's lock holds both.
+        """
         swa_start = node.end if swa_start is None else swa_start
+        swa_start = min(swa_start, node.start) if with_state else swa_start
         lock = Lock(HOST, node, full_start, swa_start, with_state=with_state)
         self.residency.count_locks(lock, 1)
         return lock
@@ -183,11 +187,7 @@ class RadixTree:
     ) -> list[Lock]:
         """Forbid eviction from the host of a span of pages, and of these states of its path."""
         locks = [self.lock_host(node, full_start, swa_start=swa_start)]
-        # evicting a node's window would take its state along, so the state's lock holds both
-        locks += [
-            self.lock_host(each, each.end, swa_start=each.start, with_state=True)
-            for each in state_nodes
-        ]
+        locks += [self.lock_host(each, each.end, with_state=True) for each in state_nodes]
         return locks
 
     def release(self, lock: Lock) -> None:

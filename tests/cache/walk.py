@@ -21,7 +21,7 @@ from hicache.cache.prefetch import Prefetch
 from hicache.cache.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.sequence import Sequence
-from hicache.cache.transfer import CopyState
+from hicache.cache.transfer import CopyState, StorageDelete
 from hicache.cache.tree import RadixTree
 from hicache.clock import SECOND_NS
 from hicache.config import (
@@ -31,6 +31,8 @@ from hicache.config import (
     DeadlineFrom,
     PrefetchConfig,
     StageAt,
+    StorageWrites,
+    Tiering,
     WritePolicy,
 )
 from tests.cache.ghost import GhostMemory, Payload
@@ -59,6 +61,9 @@ class Setting:
     load_back_threshold: int
     storage_queue_bytes: int | None
     num_namespaces: int
+    storage_writes: StorageWrites
+    write_hits: int
+    tiering: Tiering
 
 
 def random_setting(seed: int, *, num_operations: int) -> Setting:
@@ -71,6 +76,9 @@ def random_setting(seed: int, *, num_operations: int) -> Setting:
     has_states = rng.random() < 0.6
     swa = (window_pages + rng.randint(2, 12)) if window else 0
     host_swa = rng.randint(0, window_pages + 12) if window else 0
+    storage = Random(f"storage {seed}")  # draws of its own: those of the rest stay what they are
+    storage_writes = storage.choice(list(StorageWrites))
+    is_late = storage_writes is StorageWrites.on_host_eviction
     return Setting(
         seed=seed,
         page_size=page,
@@ -95,6 +103,9 @@ def random_setting(seed: int, *, num_operations: int) -> Setting:
         load_back_threshold=rng.choice([1, 10]),
         storage_queue_bytes=rng.choice([None, 8, 10_000, 10_000, 10_000, 10_000]),
         num_namespaces=rng.choice([1, 2]),
+        storage_writes=storage_writes,
+        write_hits=storage.choice([0, 1, 2]),
+        tiering=storage.choice(list(Tiering)) if is_late else Tiering.inclusive,
     )
 
 
@@ -145,6 +156,9 @@ class Walk:
             write_policy=setting.write_policy,
             load_back_threshold=setting.load_back_threshold,
             storage_queue_bytes=setting.storage_queue_bytes,
+            storage_writes=setting.storage_writes,
+            write_hits=setting.write_hits,
+            tiering=setting.tiering,
         )
         host_tokens = setting.host[FULL] * setting.page_size
         self.prefetcher = Prefetcher(self.cache, setting.prefetch, host_tokens)
@@ -436,7 +450,7 @@ class Walk:
         outbox, self.cache.outbox = self.cache.outbox, []
         for work in outbox:
             self.memory.book(work)
-            if not isinstance(work, CopyState):
+            if not isinstance(work, CopyState | StorageDelete):
                 self.copies.append(work)
         self.queries += self.prefetcher.outbox
         self.prefetcher.outbox = []

@@ -23,3 +23,18 @@ def test_every_batch_that_is_read_is_told(name: str) -> None:
     choices, limit = BATCHES[name]
     slow = {"workload.start": "warm_storage", "storage.speed": "slow"}
     try_choices(PLAIN | slow | choices, limit)
+
+
+def test_whoever_comes_while_a_step_is_held_is_looked_at_after_it() -> None:
+    # a run of decode steps that was planned before, and waited for a copy, began as it was
+    choices = {
+        "seed": "213",
+        "kinds": "all",
+        "copies": "slow",
+        "workload.arrivals": "closed",
+        "workload.concurrency": "2",
+        "cache.write_policy": "write_back",
+        "pools.full_device": "3.0",
+        "pools.write_queue": "0.0",
+    }
+    try_choices(PLAIN | choices, 21)

@@ -74,7 +74,7 @@ class Engine:
         self.interrupt(now_ns)
 
     def deliver(self, done: Work | Prefetch, now_ns: int) -> bool:
-        """A copy, a query, a read or a batch of it is done; taken in when the step at hand ends.
+        """A copy, a query or a read is done; it is taken in when the step at hand ends.
 
         False if nothing can come of it yet, so that there is no need to wake.
         """
@@ -172,14 +172,14 @@ class Engine:
 
     def _take_in(self, now_ns: int) -> None:
         delivered, self._delivered = self._delivered, []
-        for done in dict.fromkeys(delivered):  # a read that is over may have told of a batch before
+        for done in delivered:
             if not isinstance(done, Prefetch):
                 self.cache.complete(done)  # type: ignore[arg-type]  # nobody reports a CopyState
                 continue
             assert self.prefetcher is not None
             if done.is_read:
                 self.prefetcher.on_read(done)
-            elif not done.is_reading:
+            else:
                 self.prefetcher.on_queried(done)
         arrived, self._arrived = self._arrived, []
         for arrived_ns, request in arrived:

@@ -184,8 +184,7 @@ class SimulatedIo:
             prefetch.completed_pages += found
             if found < len(keys):
                 break
-            if first + batch < total or prefetch.has_sidecars:
-                # whoever waits for it, or must agree on it, looks at every batch
+            if self._num_ranks > 1:  # the ranks agree batch by batch
                 self._done.append((engine, prefetch))
         is_whole = prefetch.completed_pages == total
         if is_whole and prefetch.has_sidecars and not prefetch.is_terminated:

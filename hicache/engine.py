@@ -147,7 +147,8 @@ class Engine:
                 return outcome
             outcome = self._end_step(now_ns)
         self._take_in(now_ns)
-        if self._batch is None:
+        was_held = self._batch is not None
+        if not was_held:
             self._count_backlog(now_ns)
             self._batch = self.scheduler.plan(now_ns)
             self._backlog_since_ns = now_ns if self.scheduler.has_backlog else None
@@ -157,7 +158,8 @@ class Engine:
         if self._batch is not None and not self.executor.is_fenced:
             run = self.executor.forward(self._batch, now_ns)
             self._started_ns = now_ns
-            self._ends_ns = run.ends_ns
+            # whoever came while it was held has not been looked at
+            self._ends_ns = run.ends_ns[:1] if was_held else run.ends_ns
             for extend in self._batch.extends:
                 if extend.job.first_token_ns is None:
                     extend.job.load_back_ns += run.load_stall_ns

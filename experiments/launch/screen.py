@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from experiments.launch.job import Outcome
 from experiments.tables.console import console, show_table
@@ -61,7 +62,6 @@ def show_line(outcome: Outcome, title: str) -> None:
         f"{seconds(summary['request/ttft_s_mean'])}, p95 "
         f"{seconds(summary['request/ttft_s_p95'])}, {outcome.timing['wall_s']:.1f} s of wall time",
         soft_wrap=True,
-        markup=False,
     )
 
 
@@ -86,20 +86,22 @@ def size(num_bytes: float) -> str:
     return f"{value:,.1f} TiB"
 
 
-def _title(outcome: Outcome) -> str:
+def _title(outcome: Outcome) -> Text:
     config, summary = outcome.config, outcome.summary
     tp = config.parallel.tp or config.model.default_tp
     where = f"{tp} × {config.hardware.name}"
     if config.executor.kind != "simulated":
         where = "this machine, in real time"
     replicas = f" × {config.parallel.replicas}" if config.parallel.replicas > 1 else ""
-    return (
-        f"\n[bold]{config.name}[/]  {config.workload.kind} on {config.model.name}, "
+    return Text.assemble(
+        "\n",
+        (config.name, "bold"),
+        f"  {config.workload.kind} on {config.model.name}, "
         f"{where}{replicas}, storage {config.storage.kind}, "
         f"prefetch {config.prefetch.stop}, seed {config.seed}\n"
         f"{summary['request/count']:,} requests: {summary['request/finished_count']:,} finished, "
         f"{summary['request/rejected_count']:,} rejected, "
-        f"{summary['request/aborted_count']:,} aborted"
+        f"{summary['request/aborted_count']:,} aborted",
     )
 
 
@@ -134,14 +136,14 @@ def _times(summary: Mapping[str, float]) -> Table:
     return table
 
 
-def _lines(summary: Mapping[str, float]) -> Sequence[str]:
+def _lines(summary: Mapping[str, float]) -> Sequence[str | Text]:
     rho = ", ".join(
         f"ρ {key.removeprefix('load/rho_')} {summary[key]:.2f}" for key in _rho_keys(summary)
     )
-    verdict = "  [bold red]overloaded: no latency claim[/]" if is_overloaded(summary) else ""
+    verdict = ("  overloaded: no latency claim" if is_overloaded(summary) else "", "bold red")
     read_for_nothing = sum(summary.get(key, 0) for key in READ_FOR_NOTHING)
-    lines = [
-        f"load       {rho}{verdict}",
+    lines: list[str | Text] = [
+        Text.assemble(f"load       {rho}", verdict),
         f"price      {summary['gpu/prefill_seconds_per_request']:.4g} GPU-seconds a request in "
         f"prefill, {summary['gpu/seconds_per_request']:.4g} with decode, "
         f"TPOT {seconds(summary['request/tpot_s_mean'])}",

@@ -8,9 +8,9 @@ WIDTH = 140
 
 
 def console() -> Console:
-    """Standard output, at one width wherever it is not a terminal."""
-    screen = Console(highlight=False)
-    return screen if screen.is_terminal else Console(highlight=False, width=WIDTH)
+    """Standard output, at one width wherever it is not a terminal; it prints text as it stands."""
+    screen = _console(None)
+    return screen if screen.is_terminal else _console(WIDTH)
 
 
 def show_table(screen: Console, table: Table, *, wraps: bool = False) -> None:
@@ -18,8 +18,12 @@ def show_table(screen: Console, table: Table, *, wraps: bool = False) -> None:
     size = Measurement.get(screen, screen.options.update(width=10_000), table)
     is_narrow = wraps and screen.is_terminal
     width = max(screen.width, size.minimum) if is_narrow else size.maximum
-    wide = Console(highlight=False, width=width, color_system=None)
+    wide = _console(width)
     with wide.capture() as printed:
         wide.print(table)
     for line in printed.get().splitlines():
-        screen.print(line.rstrip(), markup=False, soft_wrap=True)
+        screen.print(line.rstrip(), soft_wrap=True)
+
+
+def _console(width: int | None) -> Console:
+    return Console(highlight=False, markup=False, emoji=False, width=width)

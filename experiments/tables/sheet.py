@@ -75,10 +75,10 @@ def show_sheet(sheet: Sheet, title: str) -> None:
         for _ in section:
             table.add_row(*map(Text, next(texts)))
         table.add_section()
-    screen.print(f"\n{title}", style="italic", markup=False, soft_wrap=True)
+    screen.print(f"\n{title}", style="italic", soft_wrap=True)
     show_table(screen, table, wraps=True)
     for note in sheet.notes:
-        screen.print(note, markup=False, soft_wrap=not screen.is_terminal)
+        screen.print(note, soft_wrap=not screen.is_terminal)
 
 
 def as_csv(sheet: Sheet) -> str:
@@ -90,10 +90,10 @@ def as_csv(sheet: Sheet) -> str:
 
 def as_markdown(sheet: Sheet) -> str:
     """A table for a page, and notes under it."""
-    texts = sheet.texts.rename(columns=on_one_line)
+    texts = sheet.texts.map(markdown).rename(columns=lambda each: markdown(on_one_line(each)))
     aligned = sheet.places("left", "right")
     table = texts.to_markdown(index=False, disable_numparse=True, colalign=aligned)
-    return "\n\n".join([str(table), *sheet.notes])
+    return "\n\n".join([str(table), *map(markdown, sheet.notes)])
 
 
 def as_latex(sheet: Sheet) -> str:
@@ -109,6 +109,12 @@ def as_latex(sheet: Sheet) -> str:
     body = "\n\\addlinespace\n".join(parts)
     notes = [rf"\par{{\footnotesize {latex(note)}\par}}" for note in sheet.notes]
     return "\n".join([f"{head}\\midrule\n{body}\n\\bottomrule\n{foot}".rstrip("\n"), *notes])
+
+
+def markdown(text: str) -> str:
+    """The text as a page shows it: no sign of it is taken for markup."""
+    # an underscore inside a word is none, nor are brackets that no link follows
+    return re.sub(r"[\\`*|<$~]|\](?=[(\[:])|(?<!\w)_|_(?!\w)", r"\\\g<0>", text)
 
 
 def on_one_line(heading: str) -> str:

@@ -120,3 +120,14 @@ def test_a_page_gets_the_note_under_the_table(sheet):
     lines = as_markdown(sheet).splitlines()
     assert lines[1].startswith("|:--")
     assert lines[-2:] == ["", "50 % & more"]
+
+
+def test_what_a_page_would_read_as_markup_is_escaped():
+    made = Row()
+    made.add("a|b", "x|*y*")
+    made.add("b", "_i_ my_policies:Mine [1, 2](there) <b> $x$")
+    lines = as_markdown(Sheet(sections=[[made]], notes=["`n`"], num_names=1)).splitlines()
+    cells = [" ".join(line.split()) for line in (lines[0], lines[2])]
+    assert cells[0] == r"| a\|b | b |"
+    assert cells[1] == r"| x\|\*y\* | \_i\_ my_policies:Mine [1, 2\](there) \<b> \$x\$ |"
+    assert lines[-1] == r"\`n\`"

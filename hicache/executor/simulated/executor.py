@@ -130,10 +130,9 @@ class SimulatedIo:
                 else:
                     self._go_on(work)
         self._now = now_ns
-        done, self._done = self._done, []
-        if self._num_ranks > 1:
-            return [(number // self._num_ranks, each) for number, each in done]
-        return done
+        # a read whose last batch and end fall together is told of once
+        done, self._done = dict.fromkeys(self._done), []
+        return [(number // self._num_ranks, each) for number, each in done]
 
     def begin(self, work: Errand, now_ns: int) -> None:
         """Start something that waits for nobody."""
@@ -189,7 +188,7 @@ class SimulatedIo:
                 prefetch.sidecars_found = load.is_whole
                 continue
             prefetch.completed_pages += load.found
-            if self._num_ranks > 1 and load.is_whole:  # the ranks agree batch by batch
+            if load.is_whole:  # who waits looks at it batch by batch
                 self._done.append((engine, prefetch))
         prefetch.read_ns = began_ns, self._now
         prefetch.sidecars_read = True

@@ -80,6 +80,12 @@ class Job:
         """Whether the answer is complete."""
         return self.decoded == self.request.output_len
 
+    def end_wait(self, now_ns: int) -> None:
+        """Storage no longer keeps it waiting, if it did."""
+        if self.blocked_since_ns is not None:
+            self.storage_wait_ns += now_ns - self.blocked_since_ns
+            self.blocked_since_ns = None
+
     def restart(self) -> None:
         """Begin again after a retraction: what was computed must be computed again."""
         self.sequence = Sequence(self.tokens, self.request.namespace)

@@ -223,6 +223,7 @@ class Scheduler:
 
     def _prefetch_lets_go(self, job: Job, now_ns: int) -> bool:
         if self.prefetcher is None or self.prefetcher.check(job.request.id, now_ns):
+            job.end_wait(now_ns)
             return True
         if job.blocked_since_ns is None:
             job.blocked_since_ns = now_ns
@@ -233,10 +234,8 @@ class Scheduler:
         if self.prefetcher is None:
             return
         for _, job in self.waiting:
-            since = job.blocked_since_ns
-            if since is not None and not self.prefetcher.is_blocking(job.request.id, now_ns):
-                job.storage_wait_ns += now_ns - since
-                job.blocked_since_ns = None
+            if not self.prefetcher.is_blocking(job.request.id, now_ns):
+                job.end_wait(now_ns)
 
     def _admit(self, job: Job, batch: Batch, budget: StepBudget, now_ns: int) -> Refusal | None:
         match = self.cache.match(job.sequence, job.target_len)

@@ -78,6 +78,16 @@ def test_a_tree_that_forgets_its_window_is_found_out() -> None:
     assert "WrongMatchError" in breaks(forget)
 
 
+def test_a_tree_that_changes_when_asked_is_found_out() -> None:
+    def touch(walk: Walk) -> None:
+        def asked(tokens: bytes, max_len: int, namespace: str = "") -> int:
+            return walk.tree.match(tokens, max_len, namespace).usable_len
+
+        walk.tree.usable_len = asked  # type: ignore[method-assign]
+
+    assert breaks(touch) == {"WrongMatchError"}
+
+
 def test_a_load_back_that_swaps_two_pages_is_found_out() -> None:
     def swap(walk: Walk) -> None:
         book = walk.memory.book

@@ -37,6 +37,7 @@ from hicache.config import (
 )
 from tests.cache.ghost import GhostMemory, Payload
 from tests.cache.oracle import answer_of, flatten, longest_match, shape_of
+from tests.cache.portrait import portrait
 
 
 class WrongMatchError(AssertionError):
@@ -270,11 +271,17 @@ class Walk:
             actor.prefetched = (first, first + prefetch.num_pages * page)
 
     def match(self, actor: Actor) -> MatchResult:
-        """The tree's match, compared with the oracle's."""
+        """The tree's match, compared with the oracle's, and with what it says when only asked."""
         max_len = actor.prompt_len - 1
         wanted = longest_match(
             flatten(self.tree), shape_of(self.tree), actor.tokens, max_len, actor.namespace
         )
+        before = portrait(self.tree)
+        told = self.tree.usable_len(actor.tokens, max_len, actor.namespace)
+        if told != wanted.usable_len:
+            raise WrongMatchError(f"asked, the tree says {told}, the oracle {wanted.usable_len}")
+        if portrait(self.tree) != before:
+            raise WrongMatchError("asking has changed the tree")
         match = self.cache.match(actor.sequence, actor.prompt_len)
         if answer_of(match) != wanted:
             raise WrongMatchError(f"the tree says {answer_of(match)}, the oracle {wanted}")

@@ -13,7 +13,7 @@ from hicache.cache.node import KINDS as COMPONENTS
 from hicache.cache.node import MAMBA, TIERS
 from hicache.config import SERVICE_ORDERS, Batching, SchedulerConfig, WritePolicy
 from hicache.scheduler.batch import Batch
-from tests.scheduler.world import KINDS, Plot, World, plot_of, random_requests, request_of
+from tests.scheduler.world import KINDS, Plot, World, check, plot_of, random_requests, request_of
 
 KIND_NAMES = sorted(KINDS)
 POLICIES = list(WritePolicy)
@@ -232,7 +232,8 @@ def abort_at_random(world: World, seed: int) -> None:
 
 
 def invariants_hold(world: World) -> None:
-    world._check(world.engine)
+    for rank in world.ranks:
+        check(rank)
 
 
 def assert_baseline(world: World) -> None:

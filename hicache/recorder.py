@@ -36,6 +36,7 @@ class Recorder:
         self._num_requests = num_requests
         self._interval_ns = round(interval_s * SECOND_NS)
         self._warm_up_ns = round(warm_up_s * SECOND_NS)
+        self._warm_ns: int | None = self._warm_up_ns or None  # when counting begins, if it has not
         self._progress = progress
         self._next_row_ns = self._interval_ns
         self._num_done = 0
@@ -43,17 +44,22 @@ class Recorder:
         self._before = dict.fromkeys(TIER_TOKENS, 0)
         self._finished_before = 0
         self._counters = [engine.cache.counters for engine in engines] + list(counters)
-        self._uncounted: Counter[str] | None = None if warm_up_s else Counter()
+        self._uncounted: Counter[str] = Counter()
         self.now_ns = 0
 
     def at(self, now_ns: int) -> None:
-        """Close the intervals that have ended before now."""
+        """Close the intervals that have ended before now, as things stood when they did."""
+        while (moment := self._next_look_ns()) <= now_ns:
+            for engine in self._engines:
+                engine.catch_up(moment)
+            if moment == self._warm_ns:
+                self._uncounted = self._all_counters()
+                self._warm_ns = None
+            if moment == self._next_row_ns:
+                self.now_ns = moment
+                self._close_row(moment)
+                self._next_row_ns += self._interval_ns
         self.now_ns = now_ns
-        if self._uncounted is None and now_ns >= self._warm_up_ns:
-            self._uncounted = self._all_counters()
-        while self._next_row_ns <= now_ns:
-            self._close_row(self._next_row_ns)
-            self._next_row_ns += self._interval_ns
 
     def close(self) -> None:
         """Close the last, partial interval."""
@@ -62,7 +68,7 @@ class Recorder:
     def totals(self) -> Counter[str]:
         """All counters, less what they stood at when the warm-up ended."""
         totals = self._all_counters()
-        totals.subtract(self._uncounted or Counter())
+        totals.subtract(self._uncounted)
         return totals
 
     def finished(self, job: Job, engine: int, now_ns: int) -> Iterable[tuple[int, Request]]:
@@ -107,6 +113,9 @@ class Recorder:
         for request in dropped.requests:
             self._reject(request, f"follows rejected request {job.request.id}", engine, now_ns)
         return dropped.released
+
+    def _next_look_ns(self) -> int:
+        return min(self._next_row_ns, self._warm_ns or self._next_row_ns)
 
     def _all_counters(self) -> Counter[str]:
         totals: Counter[str] = Counter()

@@ -12,11 +12,14 @@ Nothing is registered and nothing here is edited: the name is `module:attribute`
 entry point of the group `hicache.copy_kernels`. Buffers are tensors whose first axis is the item;
 an item of buffer b has equally many bytes in both pools. A negative id on either side is a hole.
 What a kernel does not do it declines with a ValueError or a NotImplementedError, in a sentence.
+
+What is launched may have a `bind(src_ids, dst_ids, num_programs)` that does what the host does once
+for a list of ids and returns the rest as a function; the bench then times the rest alone.
 """
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -61,6 +64,17 @@ def ours(src: Sequence[Tensor], dst: Sequence[Tensor]) -> CopyLaunch:
 def in_torch(src: Sequence[Tensor], dst: Sequence[Tensor]) -> CopyLaunch:
     """The same in PyTorch: what a machine without a GPU runs."""
     return partial(reference.copy_items, copy_table(src, dst))
+
+
+def bound(
+    launch: CopyLaunch, src_ids: Tensor, dst_ids: Tensor, *, num_programs: int | None = None
+) -> Callable[[], object]:
+    """The launch for these ids, with all that is done once for them behind it."""
+    bind = getattr(launch, "bind", None)
+    if bind is None:
+        return partial(launch, src_ids, dst_ids, num_programs=num_programs)
+    rest: Callable[[], object] = bind(src_ids, dst_ids, num_programs)
+    return rest
 
 
 def named(name: str) -> CopyKernel:

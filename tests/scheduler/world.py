@@ -24,7 +24,7 @@ from hicache.config import (
     StorageConfig,
     WritePolicy,
 )
-from hicache.engine import Engine, serve
+from hicache.engine import Engine, Router, serve
 from hicache.executor.base import StepRun
 from hicache.executor.simulated import SimulatedIo
 from hicache.lockstep import RankedEngine, lockstep
@@ -197,14 +197,14 @@ class World:
     def counters(self) -> Counter[str]:
         return self.cache.counters
 
-    def serve(self, requests: Sequence[Request]) -> None:
+    def serve(self, requests: Sequence[Request], *, router: Router | None = None) -> None:
         """Serve all of them and drain."""
         serve(
             [self.engine],
             [(request.arrival_ns, request) for request in requests],
             clock=self.clock,
             io=self.io,
-            router=_First(),
+            router=router or _First(),
             observer=_Watch(self),
         )
         for rank in self.ranks:

@@ -129,7 +129,7 @@ def sum_up_interrupted() -> None:
         f"interrupted: {len(finished)}{of_all} jobs had finished; the same command with "
         f"hydra.sweep.dir={os.path.relpath(directory)} goes on from there\n"
     )
-    console().print(str(directory), soft_wrap=True, markup=False)
+    console().print(str(directory), soft_wrap=True)
 
 
 def _look_at_jobs(config: DictConfig, directory: Path) -> None:

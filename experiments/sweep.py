@@ -44,7 +44,7 @@ class SweepEnd(Callback):
             failure = _failure(path)
             if failure is not None:
                 sys.stderr.write(f"job {path.name} failed: {failure}\n")
-        console().print(str(directory), soft_wrap=True, markup=False)
+        console().print(str(directory), soft_wrap=True)
         if len(finished) < len(jobs):
             sys.stdout.flush()
             sys.exit(1)

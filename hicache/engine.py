@@ -74,13 +74,32 @@ class Engine:
         self.interrupt(now_ns)
 
     def deliver(self, done: Work | Prefetch, now_ns: int) -> bool:
-        """A copy, a query or a read is done; it is taken in when the step at hand ends.
+        """A copy, a query or a read is done, or a batch of a read; it is taken in when the step
+        at hand ends.
 
         False if nothing can come of it yet, so that there is no need to wake.
         """
-        self._delivered.append(done)
+        is_batch = isinstance(done, Prefetch) and done.is_reading and not done.is_read
+        if not is_batch:
+            self._delivered.append(done)
+        elif self.prefetcher is None or not self.prefetcher.stop.waits:
+            return False  # nobody looks at how far a read is
         self.interrupt(now_ns)
         return True
+
+    def catch_up(self, now_ns: int) -> None:
+        """Take in the steps of the run at hand that ended before now, for whoever looks.
+
+        The run goes on; at its end it makes no difference that somebody looked.
+        """
+        ends = self._ends_ns
+        if ends is None:
+            return
+        num_steps = min(int(np.searchsorted(ends, now_ns)), len(ends) - 1)  # `wake` ends the last
+        if num_steps:
+            outcome = self._commit(num_steps, int(ends[num_steps - 1]))
+            assert not outcome.finished, "a run goes on after an answer is complete"
+            self._ends_ns = ends[num_steps:]
 
     def interrupt(self, now_ns: int) -> None:
         """End the run of steps at hand at the first boundary from now on."""
@@ -128,7 +147,8 @@ class Engine:
                 return outcome
             outcome = self._end_step(now_ns)
         self._take_in(now_ns)
-        if self._batch is None:
+        was_held = self._batch is not None
+        if not was_held:
             self._count_backlog(now_ns)
             self._batch = self.scheduler.plan(now_ns)
             self._backlog_since_ns = now_ns if self.scheduler.has_backlog else None
@@ -138,7 +158,8 @@ class Engine:
         if self._batch is not None and not self.executor.is_fenced:
             run = self.executor.forward(self._batch, now_ns)
             self._started_ns = now_ns
-            self._ends_ns = run.ends_ns
+            # whoever came while it was held has not been looked at
+            self._ends_ns = run.ends_ns[:1] if was_held else run.ends_ns
             for extend in self._batch.extends:
                 if extend.job.first_token_ns is None:
                     extend.job.load_back_ns += run.load_stall_ns
@@ -147,11 +168,17 @@ class Engine:
         return outcome
 
     def _end_step(self, now_ns: int) -> Outcome:
-        assert self._batch is not None
         assert self._ends_ns is not None
-        num_steps = len(self._ends_ns)
+        outcome = self._commit(len(self._ends_ns), now_ns)
+        self._batch = self._ends_ns = None
+        return outcome
+
+    def _commit(self, num_steps: int, now_ns: int) -> Outcome:
+        # the next steps of the batch, the last of which ends now
+        assert self._batch is not None
         self.num_steps += num_steps
         step_ns = now_ns - self._started_ns
+        self._started_ns = now_ns
         counters = self.cache.counters
         counters["engine/busy_ns"] += step_ns
         if self._batch.extends:
@@ -159,9 +186,7 @@ class Engine:
             if self.prefetcher is not None:
                 num_tokens = sum(extend.end - extend.start for extend in self._batch.extends)
                 self.prefetcher.outlook.was_computed(num_tokens, step_ns)
-        outcome = self.scheduler.commit(self._batch, num_steps, now_ns)
-        self._batch = self._ends_ns = None
-        return outcome
+        return self.scheduler.commit(self._batch, num_steps, now_ns)
 
     def _count_backlog(self, now_ns: int) -> None:
         if self._backlog_since_ns is not None:
@@ -271,6 +296,8 @@ def serve(
                 touched.add(number)
         while arrivals and arrivals[0][0] <= now:
             due, _, request = heapq.heappop(arrivals)
+            for engine in engines:
+                engine.catch_up(now)  # a router may look at any of them
             number = router.route(request, engines)
             engines[number].submit(request, now, came_ns=due)
             touched.add(number)

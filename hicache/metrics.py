@@ -167,7 +167,7 @@ def summarize(
     missing = [key for key in REQUIRED_MEASURES if key not in measures]
     assert not missing, f"measures lack {', '.join(missing)}"
     for record in records:
-        _check(record)
+        check(record)
 
     finished = [record for record in records if record.status is Status.finished]
     summary: dict[str, float | int] = {
@@ -188,7 +188,12 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return sorted(values)[max(int(rank), 1) - 1]
 
 
-def _check(record: RequestRecord) -> None:
+def check(record: RequestRecord) -> None:
+    """Law 9, of one request.
+
+    Raises:
+        AssertionError: its tokens or the parts of its time to first token do not add up.
+    """
     split = (
         record.device_hit_len + record.host_hit_len + record.storage_hit_len + record.computed_len
     )
@@ -206,6 +211,9 @@ def _check(record: RequestRecord) -> None:
     if record.status is Status.finished:
         assert record.first_token_ns is not None, f"request {record.id} finished with no token"
         assert record.finish_ns is not None, f"request {record.id} finished at no time"
+    for part in TTFT_PARTS:
+        part_ns = getattr(record, f"{part}_ns")
+        assert part_ns >= 0, f"request {record.id} spent {part_ns} ns in {part}"
     if record.ttft_ns is not None:
         parts = record.queue_ns + record.storage_wait_ns + record.load_back_ns + record.prefill_ns
         assert parts == record.ttft_ns, (

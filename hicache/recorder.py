@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from hicache.cache.node import KIND_NAMES, TIER_NAMES, TIERS
 from hicache.clock import SECOND_NS
 from hicache.engine import Engine
-from hicache.metrics import Progress, RequestRecord, Row, Status
+from hicache.metrics import Progress, RequestRecord, Row, Status, check
 from hicache.request import Request
 from hicache.scheduler.job import Job
 from hicache.workload.arrivals import Feeder
@@ -36,6 +36,7 @@ class Recorder:
         self._num_requests = num_requests
         self._interval_ns = round(interval_s * SECOND_NS)
         self._warm_up_ns = round(warm_up_s * SECOND_NS)
+        self._warm_ns: int | None = self._warm_up_ns or None  # when counting begins, if it has not
         self._progress = progress
         self._next_row_ns = self._interval_ns
         self._num_done = 0
@@ -43,17 +44,22 @@ class Recorder:
         self._before = dict.fromkeys(TIER_TOKENS, 0)
         self._finished_before = 0
         self._counters = [engine.cache.counters for engine in engines] + list(counters)
-        self._uncounted: Counter[str] | None = None if warm_up_s else Counter()
+        self._uncounted: Counter[str] = Counter()
         self.now_ns = 0
 
     def at(self, now_ns: int) -> None:
-        """Close the intervals that have ended before now."""
+        """Close the intervals that have ended before now, as things stood when they did."""
+        while (moment := self._next_look_ns()) <= now_ns:
+            for engine in self._engines:
+                engine.catch_up(moment)
+            if moment == self._warm_ns:
+                self._uncounted = self._all_counters()
+                self._warm_ns = None
+            if moment == self._next_row_ns:
+                self.now_ns = moment
+                self._close_row(moment)
+                self._next_row_ns += self._interval_ns
         self.now_ns = now_ns
-        if self._uncounted is None and now_ns >= self._warm_up_ns:
-            self._uncounted = self._all_counters()
-        while self._next_row_ns <= now_ns:
-            self._close_row(self._next_row_ns)
-            self._next_row_ns += self._interval_ns
 
     def close(self) -> None:
         """Close the last, partial interval."""
@@ -62,7 +68,7 @@ class Recorder:
     def totals(self) -> Counter[str]:
         """All counters, less what they stood at when the warm-up ended."""
         totals = self._all_counters()
-        totals.subtract(self._uncounted or Counter())
+        totals.subtract(self._uncounted)
         return totals
 
     def finished(self, job: Job, engine: int, now_ns: int) -> Iterable[tuple[int, Request]]:
@@ -101,12 +107,15 @@ class Recorder:
     def rejected(
         self, job: Job, reason: str, engine: int, now_ns: int
     ) -> Iterable[tuple[int, Request]]:
-        """A request can never run; neither can the rest of its session."""
+        """A request can never run; neither can those that wait for its answer."""
         self._reject(job.request, reason, engine, job.submitted_ns)
         dropped = self._feeder.on_dropped(job.request.id, now_ns)
         for request in dropped.requests:
             self._reject(request, f"follows rejected request {job.request.id}", engine, now_ns)
         return dropped.released
+
+    def _next_look_ns(self) -> int:
+        return min(self._next_row_ns, self._warm_ns or self._next_row_ns)
 
     def _all_counters(self) -> Counter[str]:
         totals: Counter[str] = Counter()
@@ -129,6 +138,7 @@ class Recorder:
         )
 
     def _record(self, record: RequestRecord) -> None:
+        check(record)
         if record.arrival_ns >= self._warm_up_ns:
             self.records.append(record)
         self._num_done += 1

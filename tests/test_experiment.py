@@ -24,7 +24,7 @@ from hicache.config import (
     SchedulerConfig,
 )
 from hicache.experiment import run
-from hicache.metrics import Result, is_overloaded, summarize
+from hicache.metrics import Progress, Result, Row, is_overloaded, summarize
 from hicache.scheduler.budget import FORMS
 from hicache.scheduler.checkpoints import PLACEMENTS
 from hicache.scheduler.job import Job
@@ -90,14 +90,39 @@ def summary_of(result: Result) -> str:
     return json.dumps(summarize(result.records, result.measures), sort_keys=True)
 
 
+def jumped_and_stepped(*overrides: str) -> list[tuple[str, object, list[Row]]]:
+    """Summary, records and rows of a run whose decode steps are taken at once, and one by one."""
+    outcomes = []
+    for jump in ("true", "false"):
+        rows: list[Row] = []
+
+        def keep(progress: Progress, rows: list[Row] = rows) -> None:
+            if progress.row is not None:
+                rows.append(progress.row)
+
+        result = run(config_of(*overrides, f"engine.jump={jump}"), progress=keep)
+        outcomes.append((summary_of(result), result.records, rows))
+    return outcomes
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_taking_decode_steps_one_by_one_leaves_the_same_summary(model: str) -> None:
-    overrides = [f"model={model}", "workload.limit=25"]
-    jumping, stepping = (
-        run(config_of(*overrides, f"engine.jump={jump}")) for jump in ("true", "false")
-    )
-    assert summary_of(jumping) == summary_of(stepping)
-    assert jumping.records == stepping.records
+    jumping, stepping = jumped_and_stepped(f"model={model}", "workload.limit=25")
+    assert jumping == stepping
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["workload.warm_up_s=30.5", "tracker.interval_s=0.37"],
+        ["parallel.ranks=2", "storage.delay_s=0.05", "workload.start=warm_storage"],
+    ],
+    ids=lambda overrides: overrides[0],
+)
+def test_it_does_so_whoever_looks_in_between(overrides: list[str]) -> None:
+    small = ["model=tiny_hybrid", "cache.device_gib=0.02", "cache.host_gib=0.02"]
+    jumping, stepping = jumped_and_stepped(*small, *overrides)
+    assert jumping == stepping
 
 
 def test_two_equal_runs_leave_the_same_summary() -> None:
@@ -105,12 +130,15 @@ def test_two_equal_runs_leave_the_same_summary() -> None:
     assert summary_of(run(config)) == summary_of(run(config))
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("router", ["sticky", "round_robin", "prefix_load"])
-def test_replicas_share_the_work_and_lose_none_of_it(router: str) -> None:
+def test_replicas_share_the_work_and_lose_none_of_it(router: str, ranks: int) -> None:
     result = run(
         config_of(
             "model=tiny_hybrid",
+            "storage=memory",
             "parallel.replicas=3",
+            f"parallel.ranks={ranks}",
             f"parallel.router={router}",
             "engine.check_invariants=true",
         )
@@ -289,3 +317,18 @@ def test_the_config_knows_the_names_of_the_policies_there_are(
     names: tuple[str, ...], policies: dict[str, object]
 ) -> None:
     assert tuple(policies) == names
+
+
+def test_requests_that_come_whatever_the_engine_does_are_each_judged_by_themselves() -> None:
+    config = config_of(
+        "model=tiny_hybrid",
+        "workload.limit=100",
+        "workload.arrivals=open",
+        "cache.device_gib=0.02",
+        "engine.check_invariants=true",
+    )
+    records = run(config).records
+    assert [record.id for record in records] == sorted({record.id for record in records})
+    assert len(records) == 100
+    assert {record.status.name for record in records} == {"finished", "rejected"}
+    assert not any("follows" in record.reason for record in records)

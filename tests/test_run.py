@@ -104,6 +104,16 @@ def test_equal_runs_have_equal_summaries_in_two_directories(program, ordinary):
         assert (first / name).read_bytes() == (second / name).read_bytes()
 
 
+def test_a_name_that_looks_like_markup_is_printed_and_drawn_as_it_stands(program):
+    name = "a$x_{$b :warning: <i>50%[red]x[/b]"
+    done = program(f"name='{name}'")
+    assert done.returncode == 0, done.stderr
+    assert f"\n{name}  builtin on " in done.stdout
+    run_dir = Path(done.stdout.splitlines()[-1])
+    assert name in str(run_dir)
+    assert {path.name for path in run_dir.iterdir()} >= RUN_FILES
+
+
 @pytest.mark.parametrize(
     "words", ["device hit", "host hit", "storage hit", "computed", "hit 70.0%", "a note"]
 )

@@ -27,6 +27,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 
 from hicache.kernels import checksum, copy, index
+from hicache.kernels.table import TILE_WORDS
 
 SM_90 = GPUTarget("cuda", 90, 32)
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -142,24 +143,36 @@ def cases() -> list[Case]:
         return Case(
             name=name,
             kernel=copy._copy_kernel,
-            arguments=(pieces, ids, ids, *(maps or (None, None)), 256, 64),
-            constants={"ITEMS": 4096 // words, "WORDS": words, "num_warps": copy.NUM_WARPS},
-            limits=Limits(max_registers=max_registers, min_flight_bytes=256),
+            arguments=(pieces, ids, ids, *(maps or (None, None)), 256, 4096, 64),
+            constants={
+                "TOGETHER": 1,
+                "LINES": TILE_WORDS // words,
+                "STEPS": min(8, words // 16),
+                "WIDTH": words // min(8, words // 16),
+                "num_warps": copy.NUM_WARPS,
+            },
+            limits=Limits(max_registers=max_registers, min_flight_bytes=128),
         )
 
     return [
-        moved("pages of 32 KiB and more, Mamba slots", 4096, 112),
+        moved("pages of 64 KiB and more, Mamba slots", 8192, 112),
         moved("pages of 16 KiB (8 tokens × 2 KiB)", 2048, 128),
         moved("pages of 4 KiB (16 tokens × 256 B)", 512, 128),
         moved("token rows of 2 KiB (8 heads × 128 × bf16)", 256, 128),
         moved("token rows of 256 B (1 head × 128 × bf16)", 32, 128),
-        moved("window pages out of the SWA pool", 4096, 112, ids, None),
-        moved("window pages into the SWA pool", 4096, 112, None, ids),
+        moved("window pages out of the SWA pool", 8192, 112, ids, None),
+        moved("window pages into the SWA pool", 8192, 112, None, ids),
         Case(
             name="pages with checksum",
             kernel=checksum._copy_with_checksum_kernel,
-            arguments=(pieces, ids, ids, None, None, sums, 256, 64),
-            constants={"ITEMS": 1, "WORDS": 4096, "num_warps": copy.NUM_WARPS},
+            arguments=(pieces, ids, ids, None, None, sums, 256, 4096, 64),
+            constants={
+                "TOGETHER": 1,
+                "LINES": 1,
+                "STEPS": 8,
+                "WIDTH": 1024,
+                "num_warps": checksum.NUM_WARPS,
+            },
             # the sum over a tile goes through shared memory, once a tile
             limits=Limits(
                 max_registers=128, min_flight_bytes=128, max_shared_bytes=256, max_barriers=4

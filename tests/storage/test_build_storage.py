@@ -70,10 +70,10 @@ def test_faults_of_a_guarded_engine_are_misses(tmp_path: Path) -> None:
     with closing(storage):
         write(storage, keys(1))
         assert read(storage, keys(1)) == [payload(keys(1)[0])]
-        (path,) = tmp_path.glob("*/*/*.page")
-        path.unlink()
-        path.mkdir()  # cannot be read: an error of the engine
+        (directory,) = tmp_path.iterdir()
+        directory.rename(tmp_path / "elsewhere")
         assert read(storage, keys(1)) == [None]
+        assert storage.failed_calls == 1
 
 
 def test_a_guarded_engine_tells_after_its_end_what_went_wrong(tmp_path: Path) -> None:
@@ -85,13 +85,14 @@ def test_a_guarded_engine_tells_after_its_end_what_went_wrong(tmp_path: Path) ->
     )
     assert guarded is not None
     write(guarded.storage, keys(1, 2))
-    (first, second) = sorted(tmp_path.glob("*/*/*.page"))
+    (first, _) = sorted(tmp_path.glob("*/*/*.page"))
     first.write_bytes(b"cut short")
     read(guarded.storage, keys(1, 2))
-    second.unlink()
-    second.mkdir()
+    (directory,) = tmp_path.iterdir()
+    away = directory.rename(tmp_path / "elsewhere")
     read(guarded.storage, keys(2))
     read(guarded.storage, keys(2))
+    away.rename(directory)
     guarded.storage.close()
     counts = guarded.counts()
     assert {name: count for name, count in counts.items() if count} == {

@@ -24,7 +24,7 @@ from hicache.config import (
     SchedulerConfig,
 )
 from hicache.experiment import run
-from hicache.metrics import Progress, Result, Row, is_overloaded, summarize
+from hicache.metrics import Progress, Result, Row, Status, is_overloaded, summarize
 from hicache.scheduler.budget import FORMS
 from hicache.scheduler.checkpoints import PLACEMENTS
 from hicache.scheduler.job import Job
@@ -145,6 +145,49 @@ def test_replicas_share_the_work_and_lose_none_of_it(router: str, ranks: int) ->
     )
     assert len(result.records) == 60
     assert {record.engine for record in result.records} >= {0, 1}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_those_who_give_up_are_counted_apart(ranks: int) -> None:
+    overrides = [
+        "model=tiny_hybrid",
+        "cache.device_gib=0.02",
+        "cache.host_gib=0.02",
+        "workload.abort_share=0.4",
+        "workload.patience_s=0.5",
+        f"parallel.ranks={ranks}",
+    ]
+    result = run(config_of(*overrides, "engine.check_invariants=true"))
+    summary = summarize(result.records, result.measures)
+    gone = [record for record in result.records if record.status is Status.aborted]
+    first = [record for record in gone if record.reason == "gave up"]
+    assert len(result.records) == 60
+    assert 0 < len(first) < len(gone) < 60
+    assert summary["request/aborted_count"] == len(gone)
+    assert summary["cache/aborted_tokens"] == sum(record.prompt_len for record in gone)
+    assert any(record.output_len for record in first)
+    for record in first:
+        assert record.finish_ns is not None
+    (followed,) = {record.reason for record in gone if record not in first} & {
+        f"follows aborted request {first[0].id}"
+    }
+    assert followed
+    again = run(config_of(*overrides, "engine.jump=false"))
+    assert summary_of(again) == summary_of(result)
+
+
+def test_under_open_arrivals_nobody_is_taken_along_by_those_who_give_up() -> None:
+    result = run(
+        config_of(
+            "model=tiny_hybrid",
+            "workload.arrivals=open",
+            "workload.abort_share=0.4",
+            "workload.patience_s=0.5",
+        )
+    )
+    gone = [record for record in result.records if record.status is Status.aborted]
+    assert gone
+    assert {record.reason for record in gone} == {"gave up"}
 
 
 def test_a_policy_of_ones_own_is_named_by_module_and_class() -> None:

@@ -521,3 +521,11 @@ class ExperimentConfig:
                     f"parallel.tp must divide the {heads} KV heads of {self.model.name} or be a "
                     f"multiple of them, got {tp}"
                 )
+        ranks, executor, storage = self.parallel.ranks, self.executor.kind, self.storage.kind
+        if ranks > 1 and executor != "simulated":
+            raise ValueError(
+                f"parallel.ranks={ranks} needs executor.kind=simulated (real memory is dealt "
+                f"out by parallel.tp), got {executor}"
+            )
+        if ranks > 1 and storage == "none":
+            raise ValueError(f"parallel.ranks={ranks} needs a storage, got storage.kind=none")

@@ -84,8 +84,6 @@ def run(
     ]
     engines = parts
     if num_ranks > 1:
-        if not runtime.has_storage:
-            raise ValueError(f"parallel.ranks={num_ranks} needs a storage, got storage.kind=none")
         engines = [
             lockstep(parts[first : first + num_ranks], config.parallel, config.storage)
             for first in range(0, num_engines, num_ranks)

@@ -371,3 +371,17 @@ def test_requests_that_come_whatever_the_engine_does_are_each_judged_by_themselv
     assert len(records) == 100
     assert {record.status.name for record in records} == {"finished", "rejected"}
     assert not any("follows" in record.reason for record in records)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["executor=torch"], r"ranks=2 needs executor\.kind=simulated \(.*\), got torch"),
+        (["storage=none"], r"ranks=2 needs a storage, got storage\.kind=none"),
+    ],
+)
+def test_ranks_without_what_they_need_are_refused_before_anything_is_built(
+    overrides: list[str], told: str
+) -> None:
+    with pytest.raises(ValueError, match=told):
+        config_of("model=tiny_hybrid", "parallel.ranks=2", *overrides)

@@ -23,7 +23,7 @@ from hicache.scheduler.admission import Admission, Refusal
 from hicache.scheduler.batch import Batch, Extend, Outcome
 from hicache.scheduler.budget import StepBudget
 from hicache.scheduler.checkpoints import Checkpoints, End, Placement
-from hicache.scheduler.decoding import steps_with_pages
+from hicache.scheduler.decoding import must_evict, steps_with_pages
 from hicache.scheduler.job import Job
 from hicache.scheduler.order import ORDERS, ServiceOrder
 
@@ -426,8 +426,9 @@ class Scheduler:
         while True:
             steps = steps_with_pages(self.cache, self.running, wanted)
             # under write_back a page that looks evictable may be held by what lies below it: take
-            # it before the step is promised
-            is_unsure = steps == 1 and self.cache.write_policy is WritePolicy.write_back
+            # it before the step is promised (more steps than one take free pages only)
+            is_write_back = self.cache.write_policy is WritePolicy.write_back
+            is_unsure = steps == 1 and is_write_back and must_evict(self.cache, self.running)
             takes_first = self._takes_decode_pages_first or is_unsure
             if steps and (not takes_first or self._take_decode_pages(steps)):
                 break

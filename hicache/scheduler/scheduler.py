@@ -120,21 +120,15 @@ class Scheduler:
 
         Not while a step that it is part of runs. None if there is no such request.
         """
-        for entry in self.waiting:
-            if entry[1].request.id == request_id:
-                self.waiting.remove(entry)
-                if self.prefetcher is not None:
-                    self.prefetcher.abort(request_id)
-                return entry[1]
-        for job in [*self.running, *([self.partial] if self.partial else [])]:
-            if job.request.id == request_id:
-                self.cache.abandon(job.sequence)
-                if job is self.partial:
-                    self.partial = None
-                else:
-                    self.running.remove(job)
-                return job
-        return None
+        job = self._take_out(request_id)
+        if job is None:
+            return None
+        job.end_wait(now_ns)
+        if self.prefetcher is not None:
+            self.prefetcher.abort(request_id)
+        self.cache.abandon(job.sequence)  # one that waits holds nothing
+        self._ended.aborted.append(job)
+        return job
 
     @property
     def is_idle(self) -> bool:
@@ -352,6 +346,21 @@ class Scheduler:
         wanted = -(-length // self._page) + 1
         if pool.capacity is not None and wanted > pool.capacity:
             return f"{wanted} pages are more than the device pool's {pool.capacity}"
+        return None
+
+    def _take_out(self, request_id: int) -> Job | None:
+        for entry in self.waiting:
+            if entry[1].request.id == request_id:
+                self.waiting.remove(entry)
+                return entry[1]
+        for job in self.running:
+            if job.request.id == request_id:
+                self.running.remove(job)
+                return job
+        job_half_way = self.partial
+        if job_half_way is not None and job_half_way.request.id == request_id:
+            self.partial = None
+            return job_half_way
         return None
 
     # -- extending -----------------------------------------------------------------------------

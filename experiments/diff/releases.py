@@ -60,6 +60,8 @@ def run_missing(options: argparse.Namespace, workload: str, component: str) -> N
         engine = ENGINES[options.engine]
         launches = tuple(prepare(engine, each, print) for each in (first, second))
         found = compare(requests, pools, (launches[0], launches[1]), ({}, {}), options.out)
+        if found.failure is not None:
+            raise SideError(f"{workload} {component}: {found.failure}")
         for side, release in (("base", first), ("head", second)):
             values = {
                 "release": release,

@@ -205,7 +205,9 @@ class WorkloadConfig:
     `kind` names the loader or generator. `path` overrides where a trace is looked for. `load`
     keeps the share of sessions that gives this GPU utilisation; `time_scale` stretches arrival
     times; `start_jitter_s` starts each session later by a seeded time below it. Generators make
-    `num_sessions` sessions at `session_rate` a second.
+    `num_sessions` sessions at `session_rate` a second. Of `abort_share` of the requests somebody
+    gives up, after a seeded time from arrival whose mean is `patience_s`, unless they are answered
+    by then.
     """
 
     kind: str = MISSING
@@ -223,6 +225,8 @@ class WorkloadConfig:
     think_cap_s: float = knob(600.0, least=0)
     warm_up_s: float = knob(0.0, least=0)  # requests that arrive earlier are served and not counted
     start: StartState = StartState.cold
+    abort_share: float = share(0.0)
+    patience_s: float = knob(10.0, above=0)
     num_sessions: int = knob(200, least=1, only=GENERATED)
     session_rate: float = knob(1.0, above=0, only=GENERATED + ",weka_agentic")  # sessions a second
 
@@ -517,3 +521,11 @@ class ExperimentConfig:
                     f"parallel.tp must divide the {heads} KV heads of {self.model.name} or be a "
                     f"multiple of them, got {tp}"
                 )
+        ranks, executor, storage = self.parallel.ranks, self.executor.kind, self.storage.kind
+        if ranks > 1 and executor != "simulated":
+            raise ValueError(
+                f"parallel.ranks={ranks} needs executor.kind=simulated (real memory is dealt "
+                f"out by parallel.tp), got {executor}"
+            )
+        if ranks > 1 and storage == "none":
+            raise ValueError(f"parallel.ranks={ranks} needs a storage, got storage.kind=none")

@@ -24,10 +24,10 @@ NEIGHBOURS = {("hicache.config", "hicache.models"), ("hicache.executor", "hicach
 ROOMS = {
     "hicache.cache": ["pages", "named", "tree", "tiers", "prefix_cache", "prefetch", "invariants"],
     "hicache.executor": ["completions", "storage_script", "simulated", "real"],
-    "hicache.engine": ["ports", "loop", "routing", "warm", "ranks", "runtime"],
+    "hicache.engine": ["ports", "hang_ups", "loop", "routing", "warm", "ranks", "runtime"],
     "hicache.storage": ["base", "digest", "guards", "engines", "build", "bench", "integrations"],
     "hicache.results": ["metrics", "tracking", "report", "recorder"],
-    "experiments": ["tables", "sweep", "launch", "studies"],
+    "experiments": ["tables", "launch", "studies"],
 }
 # what only some may import, wherever in a module the import stands
 ONLY_IN = {

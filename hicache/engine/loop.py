@@ -7,7 +7,7 @@ once.
 """
 
 import heapq
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Protocol
 
@@ -19,6 +19,7 @@ from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.transfer import Work
 from hicache.clock import Clock
+from hicache.engine.hang_ups import HangUps
 from hicache.engine.ports import Executor, Io, Observer
 from hicache.request import Request
 from hicache.scheduler.batch import Batch, Extend, Outcome
@@ -66,7 +67,10 @@ class Engine:
         self.interrupt(now_ns)
 
     def abort(self, request_id: int, now_ns: int) -> None:
-        """Somebody has hung up; the request is dropped when the step at hand ends."""
+        """Somebody has given up; the request is dropped when the step at hand ends.
+
+        One that is not here any more, or never came, is none of ours.
+        """
         self._aborted.append(request_id)
         self.interrupt(now_ns)
 
@@ -151,6 +155,7 @@ class Engine:
             self._backlog_since_ns = now_ns if self.scheduler.has_backlog else None
             ended = self.scheduler.take_ended()
             outcome.rejected += ended.rejected
+            outcome.aborted += ended.aborted
         self._hand_out(now_ns)
         if self._batch is not None and not self.executor.is_fenced:
             run = self.executor.forward(self._batch, now_ns)
@@ -239,17 +244,21 @@ def serve(
     io: Io,
     router: Router,
     observer: Observer,
+    patience_ns: Mapping[int, int] | None = None,
 ) -> None:
     """Serve all requests and drain: at the end nothing is under way anywhere.
 
-    At one moment, copies are done before requests come, and requests come before steps end.
+    At one moment, copies are done before requests come, requests come before somebody gives up on
+    one, and all that before steps end. `patience_ns`: as `HangUps` has it; none: nobody gives up.
     """
     numbers = count()
     arrivals = [(time_ns, next(numbers), request) for time_ns, request in releases]
     heapq.heapify(arrivals)
     wakes: list[int | None] = [None] * len(engines)
+    hang_ups = HangUps(patience_ns or {})
     while True:
-        moments = [moment for moment in (*wakes, io.next_event_ns()) if moment is not None]
+        expected = (*wakes, io.next_event_ns(), hang_ups.next_ns())
+        moments = [moment for moment in expected if moment is not None]
         if arrivals:
             moments.append(arrivals[0][0])
         if not moments:
@@ -267,6 +276,10 @@ def serve(
                 engine.catch_up(now)  # a router may look at any of them
             number = router.route(request, engines)
             engines[number].submit(request, now, came_ns=due)
+            hang_ups.arrived(request, number, due)
+            touched.add(number)
+        for number, request_id in hang_ups.until(now):
+            engines[number].abort(request_id, now)
             touched.add(number)
         for number in sorted(touched):
             engine = engines[number]
@@ -278,9 +291,13 @@ def serve(
             outcome = engine.wake(now)
             released: list[tuple[int, Request]] = []
             for job in outcome.finished:
+                hang_ups.ended(job)
                 released += observer.finished(job, number, now)
             for job, reason in outcome.rejected:
+                hang_ups.ended(job)
                 released += observer.rejected(job, reason, number, now)
+            for job in outcome.aborted:
+                released += observer.aborted(job, number, now)
             for time_ns, request in released:
                 heapq.heappush(arrivals, (max(time_ns, now), next(numbers), request))
             wakes[number] = engine.next_wake_ns(now)

@@ -68,3 +68,7 @@ class Observer(Protocol):
     ) -> Iterable[tuple[int, Request]]:
         """A request can never run; what that releases, and when."""
         ...
+
+    def aborted(self, job: Job, engine: int, now_ns: int) -> Iterable[tuple[int, Request]]:
+        """Somebody has given up on a request; what that releases, and when."""
+        ...

@@ -1,0 +1,43 @@
+"""Those who give up on a request that is not answered in time, in the order in which they do."""
+
+import heapq
+from collections.abc import Iterable, Mapping
+
+from hicache.request import Request
+from hicache.scheduler.job import Job
+
+
+class HangUps:
+    """Who waits for which request, and until when.
+
+    Holds only requests that are here: nothing happens when the patience of an answered one ends.
+    """
+
+    def __init__(self, patience_ns: Mapping[int, int]) -> None:
+        """`patience_ns`: from a request's arrival, by its id; who is not named waits for ever."""
+        self._patience_ns = patience_ns
+        self._line: list[tuple[int, int]] = []  # (when, request)
+        self._engines: dict[int, int] = {}  # of the requests that are here
+
+    def arrived(self, request: Request, engine: int, now_ns: int) -> None:
+        """A request has come."""
+        patience_ns = self._patience_ns.get(request.id)
+        if patience_ns is not None:
+            heapq.heappush(self._line, (now_ns + patience_ns, request.id))
+            self._engines[request.id] = engine
+
+    def ended(self, job: Job) -> None:
+        """Nobody waits for it any more."""
+        self._engines.pop(job.request.id, None)
+
+    def next_ns(self) -> int | None:
+        """When the next one gives up."""
+        while self._line and self._line[0][1] not in self._engines:
+            heapq.heappop(self._line)
+        return self._line[0][0] if self._line else None
+
+    def until(self, now_ns: int) -> Iterable[tuple[int, int]]:
+        """Who gives up by now: (engine, request)."""
+        while (moment := self.next_ns()) is not None and moment <= now_ns:
+            request_id = heapq.heappop(self._line)[1]
+            yield self._engines.pop(request_id), request_id

@@ -15,7 +15,7 @@ from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.sequence import Sequence
 from hicache.cache.transfer import StorageWrite
 from hicache.config import PrefetchConfig, StageAt, WritePolicy
-from tests.cache.small import complete_all, make_cache, node_at, run_request, tokens_of
+from tests.cache.small import complete_all, evict_all, make_cache, node_at, run_request, tokens_of
 
 
 class World:
@@ -202,6 +202,23 @@ def test_a_law_that_is_broken_is_named(break_it: Callable[[World], None]) -> Non
     world.check()
     break_it(world)
     with pytest.raises(BrokenLawError, match=BROKEN[break_it]):
+        world.check()
+
+
+def test_what_only_the_host_holds_is_a_leaf_of_the_host_or_the_law_is_broken() -> None:
+    world = World().done()
+    for kind in (FULL, SWA, MAMBA):
+        evict_all(world.cache, DEVICE, kind)
+    residency = world.cache.tree.residency
+    assert residency.leaves[HOST].nodes() == {world.lower, world.other}
+    assert residency.sidecars[HOST][SWA].nodes() >= {world.lower, world.other}
+    world.check()
+    residency.leaves[HOST].discard(world.other)
+    with pytest.raises(BrokenLawError, match="law 6: the leaves of the host"):
+        world.check()
+    residency.leaves[HOST].add(world.other)
+    residency.sidecars[HOST][SWA].discard(world.lower)
+    with pytest.raises(BrokenLawError, match="law 6: the swa queue of the host"):
         world.check()
 
 

@@ -224,7 +224,7 @@ def test_a_call_that_would_take_too_long_fails_at_its_deadline() -> None:
 
 def test_an_engine_is_gone_from_one_moment_to_another() -> None:
     waiting = Waiting(FaultPlan(gone_s=((1.0, 2.0), (3.0, 4.0)), failure_s=0.01))
-    moments = (0, 0.999, 1.0, 1.999, 2.0, 3.5, 4.0)
+    moments = (0, 0.999, 1.0, 1.999, 2.0, 3.5, 4.0)  # an end is not part of it
     gone = []
     for moment in moments:
         waiting.clock.wait_until(to_ns(moment))

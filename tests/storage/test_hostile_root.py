@@ -180,6 +180,29 @@ def test_what_lies_in_the_place_of_a_file_is_left_alone(
         assert state_of(path, victim) == before
 
 
+@pytest.mark.parametrize("thing", THINGS)
+@pytest.mark.parametrize(
+    ("kind", "place"), [("slab", f"pages-{PAGE_BYTES}.slab"), ("file", PAGE_NAME)]
+)
+def test_a_page_whose_place_is_taken_is_missing_and_all_else_goes_on(
+    kind: str, place: str, thing: Callable[[Path, Path], None], tmp_path: Path, victim: Path
+) -> None:
+    with closing(opened(kind, tmp_path / "root")) as storage:
+        thing(tmp_path / "root" / namespace_name("test") / place, victim)
+        assert write(storage, keys(1)) == [False]
+        assert storage.contains(keys(1)) == [False]
+        assert read(storage, keys(1)) == [None]
+        storage.delete(keys(1))
+        # pages that lie elsewhere: in another file
+        others = keys(2, 3)
+        pages = [payload(other, 100) for other in others]
+        assert storage.write(others, pages) == [True, True]
+        buffers = [poisoned(100), poisoned(100)]
+        assert storage.read(others, buffers) == [True, True]
+        assert buffers == pages
+        assert storage.stats().stored_pages == 2
+
+
 def suppressed(call: Callable[[], None]) -> None:
     with suppress(StorageError):
         call()

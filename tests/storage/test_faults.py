@@ -248,6 +248,17 @@ def test_an_engine_is_gone_when_a_delayed_call_gets_there() -> None:
         storage.contains([])
 
 
+def test_a_clock_that_oversleeps_is_not_put_back() -> None:
+    class Oversleeping(SimulatedClock):
+        def wait_until(self, time_ns: int) -> None:
+            super().wait_until(time_ns + to_ns(0.5))
+
+    plan = FaultPlan(delay_median_s=0.5, gone_s=((1.0, 2.0),))
+    storage = FaultyStorage(MemoryStorage(capacity_bytes=None), plan, seed=0, clock=Oversleeping())
+    with pytest.raises(StorageError, match="gone at 1 s"):
+        storage.contains([])
+
+
 def test_failing_takes_its_time_and_none_without() -> None:
     slow = Waiting(FaultPlan(error_share=1.0, failure_s=0.3))
     assert slow.fails()

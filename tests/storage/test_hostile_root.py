@@ -384,6 +384,15 @@ def test_slots_beyond_the_end_of_their_file_are_forgotten(num_slots: float, tmp_
         assert assert_whole_or_absent(storage, keys(0, 1, 2)) == 3
 
 
+def test_slots_of_a_file_that_is_gone_are_forgotten(tmp_path: Path) -> None:
+    with closing(opened("slab", tmp_path)) as storage:
+        write(storage, keys(0, 1))
+    (tmp_path / namespace_name("test") / f"pages-{PAGE_BYTES}.slab").unlink()
+    with closing(opened("slab", tmp_path)) as storage:
+        assert storage.stats().stored_pages == 0
+        assert read(storage, keys(0, 1)) == [None, None]
+
+
 @pytest.mark.parametrize(
     "statement",
     [

@@ -324,6 +324,28 @@ def test_a_freed_slot_is_used_again_before_the_file_grows(tmp_path: Path) -> Non
         assert read(storage, keys(10, 11, 12)) == [payload(key(n)) for n in (10, 11, 12)]
 
 
+def test_the_work_of_a_call_does_not_grow_with_the_pages_there_are(tmp_path: Path) -> None:
+    steps: list[int] = []  # one entry for 20 instructions of SQLite's machine
+    page = memoryview(b"x")
+    with closing(open_slab(tmp_path, 1500 * SMALL)) as storage:
+        storage._table._db.set_progress_handler(lambda: steps.append(1) or 0, 20)
+        taken = {}
+        for first, last in ((0, 10), (10, 1500)):
+            storage.write(keys(*range(first, last)), [page] * (last - first))
+            for call in (
+                lambda: storage.contains(keys(1, 2, 3)),
+                lambda: storage.read(keys(1), [memoryview(bytearray(1))]),
+                lambda: storage.delete(keys(1)),
+                lambda: storage.write(keys(1), [page]),
+                lambda: storage.write(keys(first + 5000), [page]),  # noqa: B023
+            ):
+                steps.clear()
+                call()
+                taken.setdefault(last, []).append(len(steps))
+    for few, many in zip(taken[10], taken[1500], strict=True):
+        assert many <= 2 * few + 10, taken
+
+
 def test_space_of_deleted_pages_goes_back_to_the_file_system(tmp_path: Path) -> None:
     with closing(open_slab(tmp_path)) as storage:
         write(storage, keys(1, 2, 3))

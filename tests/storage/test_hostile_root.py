@@ -280,7 +280,7 @@ def test_a_file_that_is_too_long_for_a_page_is_no_page(tmp_path: Path) -> None:
 def test_a_smaller_page_is_kept_when_a_larger_one_is_asked_for(tmp_path: Path) -> None:
     for kind in KINDS:
         with closing(opened(kind, tmp_path)) as storage:
-            for num_bytes in (1, 5, PAGE_BYTES - 1, PAGE_BYTES - 16, PAGE_BYTES - 17):
+            for num_bytes in (0, 1, 5, PAGE_BYTES - 1, PAGE_BYTES - 16, PAGE_BYTES - 17):
                 page = payload(keys(1)[0], num_bytes)
                 storage.write(keys(1), [page])
                 assert storage.read(keys(1), [poisoned()]) == [False]

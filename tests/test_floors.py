@@ -44,7 +44,7 @@ ONLY_IN = {
     "hydra": ("experiments",),
     "omegaconf": ("experiments",),
     "wandb": ("hicache.tracking",),
-    "matplotlib": ("hicache.report", "hicache.kernels.bench", "experiments"),
+    "matplotlib": ("hicache.report", "hicache.kernels.bench_figures", "experiments"),
     "torch": (
         "hicache.kernels",
         "hicache.executor",

@@ -49,6 +49,7 @@ class RadixTree:
         self._split_refreshes = split_refreshes
         self.roots: dict[str, Node] = {}
         self.num_nodes = 0
+        self.num_grown = 0
         self.residency = Residency(
             policy,
             window_pages=self.window_pages,
@@ -216,7 +217,8 @@ class RadixTree:
     def grow(self, parent: Node, edge: bytes) -> Node:
         """A new child for these tokens, which no other child begins like; it holds nothing yet."""
         child = Node(parent, edge, parent.end, len(edge) // self.page_bytes)
-        child.created = child.tick = self.residency.tick
+        self.num_grown += 1
+        child.created, child.tick = self.num_grown, self.residency.tick
         parent.children[edge[: self.page_bytes]] = child
         self.num_nodes += 1
         self.residency.refresh(parent)

@@ -1,30 +1,43 @@
 """How fast the kernels are: `python -m hicache.kernels.bench [--op pages] [--json PATH]`.
 
+    python -m hicache.kernels.bench --kernel my_file:my_copy --roofline roofline.png
+
+puts a kernel of the user's own (`contract`) beside ours and the peers, by size and direction.
+
 Measures the ceilings of the machine, then every operation and its peers against them, and prints a
 table, each goal with its measured ratio, and where a goal was not met or not measured, the reason.
 A case that fails is reported and the rest go on. `--dry-run` needs no GPU: it walks through every
-case at toy sizes over the reference, verifies the bytes, and times nothing.
+case at toy sizes over the reference, and through every kernel of the contest in the interpreter,
+verifies the bytes, and times nothing.
 """
 
 import argparse
 import dataclasses
 import json
 import math
+import os
 import platform
+import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import triton
 
 from hicache.kernels.bench_cases import CASES
+from hicache.kernels.bench_contest import contest, table
+from hicache.kernels.bench_figures import roofline_figure, sweep_figure
 from hicache.kernels.bench_session import MIB, Goal, Record, Session
+from hicache.kernels.contract import CopyKernel, named
 from hicache.kernels.measure import Bench
 
 NUM_LAYERS = 16
 TOY_BYTES, TOY_LAYERS = MIB, 2
+CONTEST = "contest"  # when it is asked for: it takes as long as all the rest
 
 
 def main() -> int:
@@ -32,6 +45,16 @@ def main() -> int:
     options = _options()
     if not options.dry_run and not torch.cuda.is_available():
         print("a GPU is wanted, and none was found; --dry-run needs none", file=sys.stderr)
+        return 2
+    if options.dry_run and os.environ.get("TRITON_INTERPRET") != "1":
+        # read when a module with kernels is imported, which has been done
+        command = [sys.executable, "-m", "hicache.kernels.bench", *sys.argv[1:]]
+        environment = {**os.environ, "TRITON_INTERPRET": "1", "TRITON_DEFAULT_FP_FUSION": "1"}
+        return subprocess.run(command, env=environment, check=False).returncode
+    try:
+        kernels: dict[str, CopyKernel] = {name: named(name) for name in options.kernel or ()}
+    except ValueError as error:
+        print(error, file=sys.stderr)
         return 2
     if options.dry_run:
         bench = Bench(
@@ -49,15 +72,15 @@ def main() -> int:
             num_layers=NUM_LAYERS,
             repeats=options.repeats,
         )
-    session = Session(bench)
-    chosen = options.op or list(CASES)
+    session = Session(bench, kernels)
+    chosen = options.op or ([CONTEST] if kernels or options.roofline else list(CASES))
     failed: dict[str, str] = {}
     with bench.stream():
         bench.warm_up()
         for name in dict.fromkeys(["ceilings", *chosen]):
             start = time.perf_counter()
             try:
-                CASES[name](session)
+                (contest if name == CONTEST else CASES[name])(session)
             except Exception:  # one broken case must not cost the others their results
                 failed[name] = traceback.format_exc()
                 print(failed[name], file=sys.stderr, flush=True)
@@ -70,18 +93,29 @@ def main() -> int:
     print(_goals(session.goals))
     for name, value in session.notes.items():
         print(f"{name}: {value:.3f}" if isinstance(value, float) else f"{name}: {value}")
+    if session.cells:
+        print(f"µs / GB/s at the median, by bytes of a transfer{table(session.cells)}")
+    for name, sentence in session.failures.items():
+        print(f"FAILED {name}: {sentence}")
     for name in failed:
         print(f"FAILED {name}: {failed[name].strip().splitlines()[-1]}")
-    if options.figure is not None:
-        _write_figure(options.figure, session)
-    return 1 if failed else 0
+    for path, draw in ((options.figure, sweep_figure), (options.roofline, roofline_figure)):
+        if path is not None:
+            _write_figure(path, draw, session)
+    return 1 if failed or not session.failures.keys().isdisjoint(kernels) else 0
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Bandwidth of the kernels, against ceilings.")
-    parser.add_argument("--op", action="append", choices=list(CASES), help="default: all")
+    parser.add_argument(
+        "--op", action="append", choices=[*CASES, CONTEST], help="default: all but the contest"
+    )
+    parser.add_argument(
+        "--kernel", action="append", metavar="MODULE:NAME", help="one more for the contest"
+    )
     parser.add_argument("--json", type=Path, help="where to write every number")
     parser.add_argument("--figure", type=Path, help="where to draw bandwidth against page size")
+    parser.add_argument("--roofline", type=Path, help="where to draw the contest")
     parser.add_argument("--dry-run", action="store_true", help="toy sizes, no GPU, no times")
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--device-mib", type=int, default=1024, help="moved within the device")
@@ -129,6 +163,9 @@ def _write_json(path: Path, session: Session, failed: dict[str, str]) -> None:
         "records": records,
         "goals": [dataclasses.asdict(goal) for goal in session.goals],
         "notes": session.notes,
+        "contest": [
+            {**dataclasses.asdict(cell), "gb_per_s": cell.gb_per_s} for cell in session.cells
+        ],
         "failed": failed,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -146,39 +183,15 @@ def _without_nan(value: object) -> object:
     return value
 
 
-def _write_figure(path: Path, session: Session) -> None:
-    """Bandwidth against page size, one panel a direction, ceilings drawn."""
-    try:
-        import matplotlib
-    except ImportError:
-        print("no figure: matplotlib is not installed", file=sys.stderr)
+def _write_figure(path: Path, draw: Callable[[Session], Any], session: Session) -> None:
+    if not session.bench.on_gpu:
+        print(f"no figure {path}: nothing is timed without a GPU", file=sys.stderr)
         return
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, panels = pyplot.subplots(1, 3, figsize=(13, 4), layout="constrained")
-    titles = {"device": "within the device", "to_device": "load-back", "to_host": "back-up"}
-    for panel, (direction, title) in zip(panels, titles.items(), strict=True):
-        lines: dict[str, list[tuple[int, float]]] = {}
-        for record in session.records:
-            parameters = record.parameters
-            if record.op != "sweep" or record.case != direction or parameters["contiguous"]:
-                continue
-            name = f"rows of {parameters['row_bytes']} B"
-            if parameters["num_programs"]:
-                name += f", {parameters['num_programs']} programs"
-            lines.setdefault(name, []).append((int(parameters["page_size"]), record.gb_per_s))
-        for name, points in lines.items():
-            panel.plot(*zip(*points, strict=True), marker="o", label=name)
-        for name, ceiling in session.ceilings.items():
-            if name.endswith(direction) and math.isfinite(ceiling):
-                panel.axhline(ceiling, linestyle="--", color="grey")
-                panel.annotate(name.removesuffix(f"_{direction}"), (1, ceiling), va="bottom")
-        panel.set(title=title, xlabel="page size (tokens)", ylabel="GB/s arriving", xscale="log")
-        panel.set_xscale("log", base=2)
-        panel.set_ylim(bottom=0)
-        if lines:
-            panel.legend(fontsize="small")
+    try:
+        figure = draw(session)
+    except ImportError:
+        print(f"no figure {path}: matplotlib is not installed", file=sys.stderr)
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
 

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from hicache.kernels import copy, index, peers, reference
 from hicache.kernels.bench_session import KIB, MIB, Session
-from hicache.kernels.measure import Transfer, graphed
-from hicache.kernels.table import copy_table
+from hicache.kernels.measure import Transfer, graphed, transfer_between
 
 
 def pages(session: Session) -> None:
@@ -72,9 +71,7 @@ def slots(session: Session) -> None:
     every = torch.arange(num_slots, dtype=torch.int32, device=bench.device)
     for num_moved, src_ids, dst_ids in ((8, every[:8], every[8:16]), (1, every[:1], every[16:17])):
         for name, buffers in (("conv and SSM", conv + ssm), ("conv", conv)):
-            transfer = Transfer(
-                table=copy_table(buffers, buffers), src_ids=src_ids, dst_ids=dst_ids
-            )
+            transfer = transfer_between(buffers, buffers, src_ids, dst_ids)
             transfer.launch()
             bench.synchronize()
             for buffer in buffers:
@@ -93,15 +90,13 @@ def slots(session: Session) -> None:
                 )
                 session.at_least("G8", f"{case}, over device copy_", rate / ceiling, 0.88)
             if num_moved == 8 and name == "conv" and bench.on_gpu:
-                peer = peers.slot_copy_of_sglang(
-                    transfer, num_programs=4 * copy.num_sms(bench.device)
-                )
+                peer = transfer.by(peers.sglang_slots, 4 * copy.num_sms(bench.device))
                 two_bytes = session.time("slots", f"{case}, 16-bit peer", peer, transfer.num_bytes)
                 session.at_least("G8", f"{case}, over a 16-bit copy", rate / two_bytes, 1.15)
             if num_moved == 1 and name != "conv":
                 each = session.time(
                     "slots", f"{case}, a launch for each tensor",
-                    peers.memcpy_per_page(transfer), transfer.num_bytes,
+                    transfer.by(peers.memcpy_each), transfer.num_bytes,
                 )  # fmt: skip
                 session.at_least("G8", f"{case}, over a launch for each tensor", rate / each, 5.0)
 

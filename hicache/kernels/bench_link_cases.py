@@ -48,7 +48,7 @@ def links(session: Session) -> None:
         if session.bench.on_gpu:
             session.notes["memcpy_is_batched"] = copy_engine.is_batched(session.bench.device)
             rate = session.verified(
-                direction, "copy engine, pages of 128 KiB", staged, peers.memcpy_batch(staged)
+                direction, "copy engine, pages of 128 KiB", staged, staged.by(peers.memcpy_batch)
             )
             if not ceiling >= 0.93 * engine:
                 session.at_least(
@@ -65,7 +65,7 @@ def against_peers(session: Session) -> None:
     bench = session.bench
     within = session.within_device(16, 2 * KIB, "layer_first", "layer_first")
     ours = session.verified("peers", "device, ours", within, within.launch)
-    other = session.verified("peers", "device, torch index", within, peers.torch_index(within))
+    other = session.verified("peers", "device, torch index", within, within.by(peers.torch_index))
     session.notes["over_torch_index"] = ours / other
     num_bytes = max(bench.host_bytes // 4, 1)
     for direction in ("to_device", "to_host"):
@@ -82,26 +82,22 @@ def against_peers(session: Session) -> None:
         if not bench.on_gpu:
             session.unmeasured("G5", f"{direction}, peers", ">= 1", "peers need a GPU")
             continue
-        others = {
-            "vLLM's block copy, 12 programs": (peers.block_copy_of_vllm(transfer), 4, 1.0),
-            "8-byte warps, 2 programs": (peers.warp_copy_of_sgl_kernel(transfer), 2, 2.0),
-        }
-        for name, (launch, n, wanted) in others.items():
-            rate = session.verified("peers", f"{direction}, {name}", transfer, launch)
-            session.at_least(
-                "G5", f"{direction}, {n} programs over {name}", rates[n] / rate, wanted
-            )
-        for name, n, uses_tma in (("SGLang TMA", 4, True), ("SGLang JIT registers", 2, False)):
+        for name, n, wanted in (
+            ("vllm_blocks", 4, 1.0),
+            ("sgl_warps", 2, 2.0),
+            ("sglang_unified", 2, 1.0),
+            ("sglang_tma", 4, 1.0),
+            ("sglang_registers", 2, 1.0),
+        ):
             what = f"{direction}, {n} programs over {name}"
             try:
-                launch = peers.transfer_of_sglang(
-                    transfer, page_size=16, num_programs=n, uses_tma=uses_tma
-                )
+                launch = transfer.by(peers.PEERS[name])
                 rate = session.verified("peers", f"{direction}, {name}", transfer, launch)
             except Exception as error:  # an absent or broken peer is reported, not fatal
-                session.unmeasured("G5", what, ">= 1", f"{type(error).__name__}: {error}"[:200])
+                why = f"{type(error).__name__}: {error}"[:200]
+                session.unmeasured("G5", what, f">= {wanted:g}", why)
             else:
-                session.at_least("G5", what, rates[n] / rate, 1.0)
+                session.at_least("G5", what, rates[n] / rate, wanted)
         for page_size in (2, 8):
             small = session.across(
                 direction, page_size, 2 * KIB, num_bytes=num_bytes, host_layout="layer_first"
@@ -111,14 +107,14 @@ def against_peers(session: Session) -> None:
                 "peers", f"{direction}, ours, {item}", small, partial(small.launch, 4)
             )
             batch = session.verified(
-                "peers", f"{direction}, batched memcpy, {item}", small, peers.memcpy_batch(small)
+                "peers", f"{direction}, batched memcpy, {item}", small, small.by(peers.memcpy_batch)
             )
             session.at_least("G5", f"{direction}, {item}, over batched memcpy", ours / batch, 5.0)
         few = session.across(
             direction, 16, 2 * KIB, num_bytes=min(num_bytes, 32 * MIB), host_layout="layer_first"
         )
         each = session.verified(
-            "peers", f"{direction}, memcpy per page", few, peers.memcpy_per_page(few), repeats=3
+            "peers", f"{direction}, memcpy per page", few, few.by(peers.memcpy_each), repeats=3
         )
         session.notes[f"over_memcpy_per_page_{direction}"] = rates[4] / each
 

@@ -4,12 +4,13 @@ Goals are ratios to ceilings measured in the same run (`README.md` lists them, G
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from hicache.kernels.contract import CopyKernel
 from hicache.kernels.measure import Bench, Shape, Timing, Transfer
 
-KIB, MIB = 1 << 10, 1 << 20
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,15 +41,34 @@ class Goal:
     why: str = ""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cell:
+    """What one kernel made of one transfer. Without a time, `remark` says why."""
+
+    direction: str  # device, to_device, to_host, states
+    num_bytes: int
+    kernel: str
+    p50_s: float
+    remark: str = ""
+
+    @property
+    def gb_per_s(self) -> float:
+        """10**9 bytes arriving a second; NaN without a time."""
+        return self.num_bytes / self.p50_s / 1e9
+
+
 class Session:
     """What a run of the bench has measured so far."""
 
-    def __init__(self, bench: Bench):
+    def __init__(self, bench: Bench, kernels: Mapping[str, CopyKernel] | None = None):
         self.bench = bench
+        self.kernels = dict(kernels or {})  # of the user's own
         self.records: list[Record] = []
         self.goals: list[Goal] = []
         self.ceilings: dict[str, float] = {}  # GB/s arriving
         self.notes: dict[str, object] = {}
+        self.cells: list[Cell] = []
+        self.failures: dict[str, str] = {}  # kernels that moved wrong bytes, or raised
 
     def time(
         self,

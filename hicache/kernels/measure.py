@@ -11,7 +11,7 @@ finds what would break half way.
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from hicache.kernels import copy, reference
+from hicache.kernels.contract import CopyKernel, bound
 from hicache.kernels.layout import layer_first_buffers, page_first_buffers
 from hicache.kernels.table import WORD_BYTES, CopyTable, copy_table
 
@@ -66,6 +67,8 @@ class Shape:
 class Transfer:
     """A copy between two pools, with the ids of what is moved."""
 
+    src: tuple[Tensor, ...]
+    dst: tuple[Tensor, ...]
     table: CopyTable
     src_ids: Tensor
     dst_ids: Tensor
@@ -79,6 +82,24 @@ class Transfer:
         """The copy by our kernel (by the reference on a CPU)."""
         plane = reference if self.table.device.type == "cpu" else copy
         plane.copy_items(self.table, self.src_ids, self.dst_ids, num_programs=num_programs)
+
+    def by(self, kernel: CopyKernel, num_programs: int | None = None) -> Callable[[], object]:
+        """The same copy by another kernel, made ready."""
+        launch = kernel(self.src, self.dst)
+        return bound(launch, self.src_ids, self.dst_ids, num_programs=num_programs)
+
+
+def transfer_between(
+    src: Sequence[Tensor], dst: Sequence[Tensor], src_ids: Tensor, dst_ids: Tensor
+) -> Transfer:
+    """A transfer between two lists of buffers."""
+    return Transfer(
+        src=tuple(src),
+        dst=tuple(dst),
+        table=copy_table(src, dst),
+        src_ids=src_ids,
+        dst_ids=dst_ids,
+    )
 
 
 class Bench:
@@ -149,13 +170,10 @@ class Bench:
             order = torch.randperm(2 * shape.num_pages, generator=generator)
             order = torch.arange(2 * shape.num_pages) if contiguous else order
             ids.append(order[: shape.num_pages].to(torch.int32).to(self.device))
-        return Transfer(
-            table=copy_table(
-                pool_buffers(self.arenas[src], shape, src_layout),
-                pool_buffers(self.arenas[dst], shape, dst_layout),
-            ),
-            src_ids=ids[0],
-            dst_ids=ids[1],
+        return transfer_between(
+            pool_buffers(self.arenas[src], shape, src_layout),
+            pool_buffers(self.arenas[dst], shape, dst_layout),
+            *ids,
         )
 
     def verify(self, transfer: Transfer, launch: Callable[[], object]) -> None:

@@ -3,12 +3,14 @@
 import json
 import math
 import sys
+from pathlib import Path
 
 import pytest
 import torch
+import wrong_copies
 
-from hicache.kernels import bench, bench_cases
-from hicache.kernels.bench_session import Session
+from hicache.kernels import bench, bench_cases, bench_contest, bench_figures
+from hicache.kernels.bench_session import KIB, Cell, Session
 from hicache.kernels.measure import Bench, quantiles
 
 
@@ -121,3 +123,88 @@ def test_a_bench_that_is_stopped_keeps_what_it_has(monkeypatch, tmp_path):
         run(monkeypatch, "--op", "indices", "--op", "pages", "--json", str(path))
     operations = {record["op"] for record in json.loads(path.read_text())["records"]}
     assert operations == {"ceiling", "index"}
+
+
+@pytest.fixture
+def in_the_tests(monkeypatch):
+    monkeypatch.chdir(Path(__file__).parent)
+
+
+def test_a_kernel_of_the_users_own_is_a_column(monkeypatch, capsys, tmp_path, in_the_tests):
+    path = tmp_path / "bench.json"
+    assert run(monkeypatch, "--kernel", "wrong_copies:right", "--json", str(path)) == 0
+    document = json.loads(path.read_text())
+    cells = [cell for cell in document["contest"] if cell["kernel"] == "wrong_copies:right"]
+    assert [cell["direction"] for cell in cells] == [
+        "device", "device", "to_device", "to_device", "to_host", "to_host", "states"
+    ]  # fmt: skip
+    assert {cell["remark"] for cell in cells} == {"right"}
+    printed = capsys.readouterr().out
+    (head,) = [line for line in printed.splitlines() if line.startswith("to_device")]
+    assert head.split()[1] == "ours"
+    assert head.split()[-1] == "wrong_copies:right"
+    assert "memcpy_batch device: declined: the copy engine needs a GPU" in printed
+
+
+def test_a_wrong_kernel_fails_the_bench_and_leaves_the_contest(toy, monkeypatch):
+    monkeypatch.setattr(bench_contest.peers, "PEERS", {})
+    session = Session(toy, {"mine": wrong_copies.source_eater})
+    bench_contest.contest(session)
+    assert "an item differs" in session.failures["mine"]
+    assert list(session.failures) == ["mine"]
+    mine = [cell for cell in session.cells if cell.kernel == "mine"]
+    ours = [cell for cell in session.cells if cell.kernel == "ours"]
+    assert len(mine) < len(ours)
+
+
+def test_a_wrong_kernel_makes_the_exit_code_1(monkeypatch, capsys, in_the_tests):
+    monkeypatch.setattr(bench_contest.peers, "PEERS", {})
+    assert run(monkeypatch, "--kernel", "wrong_copies:source_eater") == 1
+    assert (
+        "FAILED wrong_copies:source_eater: device, 4 KiB: RuntimeError" in capsys.readouterr().out
+    )
+
+
+def test_a_kernel_that_is_not_there_is_refused_in_one_sentence(monkeypatch, capsys):
+    assert run(monkeypatch, "--kernel", "no_such_file:mine") == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_no_figure_is_drawn_of_nothing(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(bench_contest, "DRY_SIZES", ())
+    assert run(monkeypatch, "--roofline", str(tmp_path / "roofline.png")) == 0
+    assert not list(tmp_path.iterdir())
+    assert "nothing is timed without a GPU" in capsys.readouterr().err
+
+
+def measured(toy):
+    session = Session(toy)
+    session.ceilings = {"device": 2000.0, "engine_to_device": 52.0, "sm_to_device": 48.0}
+    for direction, ceiling in (("device", 2e12), ("to_device", 48e9)):
+        for size in (4 * KIB, 1024 * KIB, 1 << 29):
+            session.cells.append(
+                Cell(
+                    direction=direction,
+                    num_bytes=size,
+                    kernel="ours",
+                    p50_s=5e-6 + size / ceiling,
+                )
+            )
+    return session
+
+
+def test_a_roofline_lies_under_its_roof(toy):
+    figure = bench_figures.roofline_figure(measured(toy))
+    panel = figure.axes[1]
+    lines = {line.get_label(): line for line in panel.get_lines()}
+    roof, ours = lines["roof"].get_ydata(), lines["ours"].get_ydata()
+    assert roof[-1] == 52.0
+    assert max(ours) <= 52.0
+    assert roof[0] == pytest.approx(ours[0])
+
+
+def test_a_contest_is_a_table_of_times_and_rates(toy):
+    text = bench_contest.table(measured(toy).cells)
+    assert "512 MiB" in text
+    rows = [line.split() for line in text.splitlines() if line.startswith("1 MiB")]
+    assert rows == [["1", "MiB", "5.5", "/", "189.8"], ["1", "MiB", "26.8", "/", "39.1"]]

@@ -20,7 +20,7 @@ EQUIVALENT = Path(__file__).with_name("equivalent.toml")
 def main() -> None:
     told = _parser().parse_args()
     seed = int(_commit(), 16) if told.seed is None else told.seed
-    found = reach(told.tests, told.jobs)
+    found = reach(told.tests, told.jobs, fresh=told.fresh)
     equivalent = {(m["path"], m["before"], m["after"]) for m in equivalents()}
     trials, rows = [], []
     for package in told.package or PACKAGES:
@@ -121,6 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--budget", type=float, default=60, help="seconds of tests a mutant")
     parser.add_argument("--tests", nargs="+", default=["tests"], help="which tests; default: all")
+    parser.add_argument("--fresh", action="store_true", help="record anew which lines tests run")
     parser.add_argument("--out", type=Path, help="one JSON line a mutant")
     return parser
 

@@ -1,0 +1,146 @@
+"""All kernels side by side: ours, the peers and, with `--kernel`, one of the user's own.
+
+By size, from one small item to as much as fits, in every direction; and states of Mamba slots
+within the device. A kernel that declines says why, one that moves wrong bytes is out, and a series
+ends where a launch becomes too slow to be repeated.
+"""
+
+import math
+from collections.abc import Iterable
+
+import torch
+
+from hicache.kernels import contract, peers
+from hicache.kernels.bench_session import GIB, KIB, MIB, Cell, Session
+from hicache.kernels.contract import CopyKernel
+from hicache.kernels.measure import Shape, Transfer, transfer_between
+
+ITEM_BYTES = 32 * KIB  # a page of 16 tokens of 2 KiB, K or V, of one layer
+SIZES = (*(KIB << k for k in range(2, 20, 2)), 512 * MIB)  # from 4 KiB
+DRY_SIZES = (4 * KIB, 64 * KIB)
+SLOW_S = 0.1  # a launch that takes longer ends its series
+REPEATS = 7
+
+
+def contest(session: Session) -> None:
+    """Every kernel at every size, in every direction."""
+    kernels: dict[str, CopyKernel] = {"ours": contract.ours, **peers.PEERS, **session.kernels}
+    for direction in ("device", "to_device", "to_host"):
+        entered = dict(kernels)
+        for size in _sizes(session, direction):
+            transfer = _of_size(session, direction, size)
+            _enter(session, direction, transfer, entered)
+    for num_slots in (1, 8) if session.bench.on_gpu else (1,):
+        _enter(session, "states", _states(session, num_slots), dict(kernels))
+
+
+def table(cells: Iterable[Cell]) -> str:
+    """A table a direction: a row a size, a column a kernel, µs and GB/s in a cell."""
+    cells = list(cells)
+    names = list(dict.fromkeys(cell.kernel for cell in cells))
+    lines: list[str] = []
+    by_row: dict[tuple[str, int], dict[str, Cell]] = {}
+    for cell in cells:
+        by_row.setdefault((cell.direction, cell.num_bytes), {})[cell.kernel] = cell
+    width = max(map(len, names), default=0) + 2
+    shown = ""
+    for (direction, size), row in by_row.items():
+        if direction != shown:
+            lines.append(
+                f"\n{direction:12}" + "".join(f"{name:>{max(width, 16)}}" for name in names)
+            )
+            shown = direction
+        texts = [_text(row.get(name)) for name in names]
+        lines.append(f"{_size(size):12}" + "".join(f"{text:>{max(width, 16)}}" for text in texts))
+    remarks = dict.fromkeys(
+        f"{cell.kernel} {cell.direction}: {cell.remark}" for row in by_row.values()
+        for cell in row.values() if cell.remark and cell.remark != "right"
+    )  # fmt: skip
+    return "\n".join([*lines, "", *remarks])
+
+
+def _enter(
+    session: Session, direction: str, transfer: Transfer, kernels: dict[str, CopyKernel]
+) -> None:
+    """Verify and time each kernel; take out those that are done with."""
+    for name, kernel in list(kernels.items()):
+        seconds, remark = math.nan, ""
+        try:
+            launch = transfer.by(kernel)
+            session.bench.verify(transfer, launch)
+            seconds = session.bench.timed(launch, repeats=REPEATS).p50_s
+            remark = "right" if math.isnan(seconds) else ""
+        except contract.DECLINED as error:
+            remark = f"declined: {error}"
+        except Exception as error:  # of others' code: it loses its cell, and nobody else does
+            remark = f"{type(error).__name__}: {error}"[:200]
+            where = f"{direction}, {_size(transfer.num_bytes)}"
+            session.failures.setdefault(name, f"{where}: {remark}")
+        if name in session.failures or seconds > SLOW_S:
+            del kernels[name]
+        session.cells.append(
+            Cell(
+                direction=direction,
+                num_bytes=transfer.num_bytes,
+                kernel=name,
+                p50_s=seconds,
+                remark=remark,
+            )
+        )
+
+
+def _sizes(session: Session, direction: str) -> list[int]:
+    bench = session.bench
+    room = bench.device_bytes if direction == "device" else bench.host_bytes
+    return [size for size in (SIZES if bench.on_gpu else DRY_SIZES) if size <= room]
+
+
+def _of_size(session: Session, direction: str, size: int) -> Transfer:
+    """A transfer of `size` bytes: items grow to a page first, then layers, then pages."""
+    item = min(size // 2, ITEM_BYTES)
+    row_bytes = min(item, 2 * KIB)
+    num_layers = max(1, min(session.bench.num_layers, size // (2 * item)))
+    shape = Shape(
+        page_size=item // row_bytes, row_bytes=row_bytes, num_bytes=size, num_layers=num_layers
+    )
+    sides = {
+        "device": ("device", "device_target"),
+        "to_device": ("host", "device_target"),
+        "to_host": ("device", "host_target"),
+    }
+    src, dst = sides[direction]
+    return session.bench.transfer(
+        shape, src=src, dst=dst, src_layout="layer_first", dst_layout="layer_first"
+    )
+
+
+def _states(session: Session, num_slots: int) -> Transfer:
+    """Mamba slots of many layers, conv and SSM, from one pool to another in the device."""
+    bench = session.bench
+    num_layers, conv_bytes, ssm_bytes = (36, 48 * KIB, 2 * MIB) if bench.on_gpu else (2, 768, 4096)
+    sides = []
+    for name in ("device", "device_target"):
+        buffers, start = [], 0
+        for size in [conv_bytes] * num_layers + [ssm_bytes] * num_layers:
+            # slots as apart as they would be in a pool of their own
+            part = bench.arenas[name][start : start + 2 * num_slots * size]
+            buffers.append(part.view(2 * num_slots, size))
+            start += part.numel()
+        sides.append(buffers)
+    ids = torch.arange(num_slots, dtype=torch.int32, device=bench.device)
+    return transfer_between(sides[0], sides[1], 2 * ids, 2 * ids + 1)
+
+
+def _text(cell: Cell | None) -> str:
+    if cell is None:
+        return ""
+    if math.isnan(cell.p50_s):
+        return cell.remark.partition(":")[0]
+    return f"{cell.p50_s * 1e6:.1f} / {cell.gb_per_s:.1f}"
+
+
+def _size(num_bytes: int) -> str:
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if num_bytes >= unit:
+            return f"{num_bytes / unit:g} {name}"
+    return f"{num_bytes} B"

@@ -1,0 +1,234 @@
+"""Random transfers for `check`: two pools in guarded memory, and the ids of some rounds.
+
+A pool is cut out of an arena with `GUARD_BYTES` of guard on either side, so that what a kernel
+writes beside it is seen and does not end the process. Six layouts of pages and a list of slots of
+different sizes are drawn, in every pair that moves equal items; rows may be strided, items padded,
+addresses no rounder than 16 bytes.
+
+Axes: layer, kv, page, token, head, dim.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from random import Random
+
+import torch
+from einops import rearrange
+from torch import Tensor
+
+GUARD_BYTES = 1 << 17  # more than any tile
+ROW_BYTES = (16, 32, 48, 80, 128, 256, 1040)
+LONG_ROW_BYTES = (36_880, 70_000)
+DTYPES = (torch.uint8, torch.bfloat16, torch.float32, torch.int64)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shape:
+    """What both pools of a case agree in."""
+
+    layers: int
+    kv: int
+    tokens: int
+    heads: int
+    dim_bytes: int
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """How pages lie in a slab: its axes from outer to inner, with more heads and more room."""
+
+    axes: str
+    other_heads: int = 0  # heads of other ranks, of which the pool is the first slice
+    padding_bytes: int = 0  # after each innermost run of the first axis
+
+
+LAYOUTS = {
+    "layer first": Layout(axes="layer kv page token head dim"),
+    "page first": Layout(axes="page layer kv token head dim"),
+    "padded pages": Layout(axes="page layer kv token head dim", padding_bytes=48),
+    "token rows": Layout(axes="page token layer kv head dim"),
+    "heads of pages": Layout(axes="page head layer kv token dim"),
+    "head slice": Layout(axes="layer kv page token head dim", other_heads=1),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Pool:
+    """Buffers in an arena. `arena` is all of the memory, guards included, as bytes."""
+
+    arena: Tensor
+    buffers: tuple[Tensor, ...]
+
+    def twin(self, arena: Tensor) -> "Pool":
+        """The same buffers in other memory of the same size."""
+        buffers = tuple(
+            arena.view(b.dtype).as_strided(b.shape, b.stride(), b.storage_offset())
+            for b in self.buffers
+        )
+        return Pool(arena=arena, buffers=buffers)
+
+    @property
+    def num_items(self) -> int:
+        """Items of the pool."""
+        return int(self.buffers[0].shape[0])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Round:
+    """Ids of one launch."""
+
+    what: str
+    src_ids: tuple[int, ...]
+    dst_ids: tuple[int, ...]
+    num_programs: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Case:
+    """Two pools and the launches between them. In place, they are one."""
+
+    name: str
+    src: Pool
+    dst: Pool
+    in_place: bool
+    rounds: tuple[Round, ...]
+
+
+def cases(num_cases: int, seed: int, *, place: Callable[[int, str], Tensor]) -> Iterator[Case]:
+    """Random cases, the same for the same seed.
+
+    Args:
+        num_cases: how many; the first go through all pairs of layouts.
+        seed: of the draws.
+        place: makes memory, as bytes, for a `source` or a `target`.
+    """
+    pairs = [(src, dst) for src in LAYOUTS for dst in LAYOUTS]
+    for number in range(num_cases):
+        draw = Random(f"{seed}/{number}")
+        if number % 10 == 9:
+            yield _slots(number, draw, place)
+        else:
+            src, dst = pairs[(number - number // 10) % len(pairs)]
+            yield _pages(number, draw, place, src, dst)
+
+
+def _pages(
+    number: int, draw: Random, place: Callable[[int, str], Tensor], src: str, dst: str
+) -> Case:
+    is_long = draw.random() < 0.1
+    shape = Shape(
+        layers=1 if is_long else draw.randint(1, 3),
+        kv=draw.randint(1, 2),
+        tokens=draw.choice((1, 1, 2, 3, 16)) if not is_long else 1,
+        heads=draw.randint(1, 3) if not is_long else 1,
+        dim_bytes=draw.choice(LONG_ROW_BYTES if is_long else ROW_BYTES),
+        dtype=draw.choice(DTYPES),
+    )
+    pools = [
+        _pool(LAYOUTS[name], shape, draw.randint(1, 4 if is_long else 9), draw, place, side)
+        for name, side in ((src, "source"), (dst, "target"))
+    ]
+    item = f"{shape.tokens} × {shape.heads} × {shape.dim_bytes} B"
+    return Case(
+        name=f"case {number}: {src} to {dst}, {shape.layers * shape.kv} buffers, items of {item}",
+        src=pools[0],
+        dst=pools[1],
+        in_place=False,
+        rounds=_rounds(draw, pools[0].num_items, pools[1].num_items, in_place=False),
+    )
+
+
+def _slots(number: int, draw: Random, place: Callable[[int, str], Tensor]) -> Case:
+    """Slots of states: buffers of different sizes and dtypes, often within one pool."""
+    in_place = draw.random() < 0.7
+    items = [(draw.choice(ROW_BYTES), draw.choice(DTYPES)) for _ in range(draw.randint(1, 4))]
+    pools = []
+    for side in ("source",) if in_place else ("source", "target"):
+        num_slots = draw.randint(2, 9)
+        lead = 16 * draw.randrange(4)
+        arena = place(lead + num_slots * sum(size for size, _ in items) + 2 * GUARD_BYTES, side)
+        buffers, start = [], GUARD_BYTES + lead
+        for size, dtype in items:
+            part = arena[start : start + num_slots * size].view(dtype)
+            buffers.append(part.view(num_slots, size // dtype.itemsize))
+            start += num_slots * size
+        pools.append(Pool(arena=arena, buffers=tuple(buffers)))
+    src, dst = pools[0], pools[-1]
+    return Case(
+        name=f"case {number}: slots of {', '.join(f'{size} B' for size, _ in items)}"
+        + (" within one pool" if in_place else ""),
+        src=src,
+        dst=dst,
+        in_place=in_place,
+        rounds=_rounds(draw, src.num_items, dst.num_items, in_place=in_place),
+    )
+
+
+def _pool(
+    layout: Layout,
+    shape: Shape,
+    num_pages: int,
+    draw: Random,
+    place: Callable[[int, str], Tensor],
+    side: str,
+) -> Pool:
+    names = layout.axes.split()
+    sizes = {
+        "layer": shape.layers,
+        "kv": shape.kv,
+        "page": num_pages,
+        "token": shape.tokens,
+        "head": shape.heads + layout.other_heads,
+        "dim": shape.dim_bytes // shape.dtype.itemsize,
+    }
+    run = math.prod(sizes[name] for name in names[1:])  # of the first axis, in elements
+    pitch = run + layout.padding_bytes // shape.dtype.itemsize
+    lead = 16 * draw.randrange(4)
+    num_bytes = sizes[names[0]] * pitch * shape.dtype.itemsize
+    arena = place(lead + num_bytes + 2 * GUARD_BYTES, side)
+    start = (GUARD_BYTES + lead) // shape.dtype.itemsize
+    slab = arena.view(shape.dtype)[start : start + sizes[names[0]] * pitch]
+    slab = slab.view(sizes[names[0]], pitch)[:, :run]
+    lengths = {name: sizes[name] for name in names[1:]}
+    slab = rearrange(slab, f"{names[0]} ({' '.join(names[1:])}) -> {layout.axes}", **lengths)
+    # not one einops pattern: the layers of a padded slab do not merge into one axis
+    slab = rearrange(slab, f"{layout.axes} -> layer kv page token head dim")
+    slab = slab[..., : shape.heads, :]
+    return Pool(arena=arena, buffers=tuple(b for layer in slab.unbind(0) for b in layer.unbind(0)))
+
+
+def _rounds(draw: Random, num_src: int, num_dst: int, *, in_place: bool) -> tuple[Round, ...]:
+    """Launches after one another: random, in a row, backwards, with holes, with nothing to do."""
+    rounds = []
+    kinds = draw.sample(("random", "in a row", "backwards", "one", "none"), 2)
+    for kind in ("random", "with holes", *kinds):
+        sources, targets = list(range(num_src)), list(range(num_dst))
+        if in_place:  # no item may be a source and a target
+            draw.shuffle(sources)
+            sources, targets = sources[: num_src // 2], sources[num_src // 2 :]
+            sources.sort()
+            targets.sort()
+        if kind in ("random", "with holes"):
+            draw.shuffle(targets)
+        count = {"one": 1, "none": 0}.get(kind, draw.randint(1, len(targets)))
+        dst_ids = targets[:count]
+        if kind in ("in a row", "backwards"):
+            src_ids = [sources[i % len(sources)] for i in range(count)]
+        else:
+            src_ids = draw.choices(sources, k=count)  # with duplicates
+        if kind == "backwards":
+            src_ids, dst_ids = src_ids[::-1], dst_ids[::-1]
+        if kind == "with holes":
+            src_ids = [i if draw.random() < 0.6 else -1 for i in src_ids]
+            dst_ids = [i if draw.random() < 0.8 else -1 for i in dst_ids]
+        rounds.append(
+            Round(
+                what=f"{count} ids {kind}" if count > 1 else f"{count or 'no'} id",
+                src_ids=tuple(src_ids),
+                dst_ids=tuple(dst_ids),
+                num_programs=draw.choice((None, 1, 2, 3, 7)),
+            )
+        )
+    return tuple(rounds)

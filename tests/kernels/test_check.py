@@ -1,0 +1,154 @@
+"""The check of a user's copy kernel: what is planted is found and named, what is right passes."""
+
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+import wrong_copies
+
+from hicache.kernels import contract
+from hicache.kernels.check import _programs_in_order, check
+from hicache.kernels.check_cases import LAYOUTS, cases
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # arenas are small
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def in_the_examples(monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    monkeypatch.chdir(EXAMPLES)
+
+
+def test_a_right_kernel_passes():
+    verdict = check(wrong_copies.right, num_cases=12, seed=1)
+    assert verdict.passes
+    assert verdict.num_right + len(verdict.declined) == 12
+    assert "right in" in str(verdict)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "sentence"),
+    [
+        ("missing", "missing", "never written"),
+        ("stray", "stray", "in the guard behind the target pool"),
+        ("stale", "stale", "the ids of an earlier launch"),
+        ("overlap", "overlap", "belong to another place"),
+        ("hole", "stray", "which is no target"),
+        ("stale_content", "stale", "are of an earlier launch"),
+        ("source_eater", "stray", "the source was written to"),
+        ("raising", "raised", "ZeroDivisionError"),
+    ],
+)
+def test_a_planted_fault_is_found_and_named(name, kind, sentence):
+    verdict = check(getattr(wrong_copies, name), num_cases=10, seed=1)
+    assert not verdict.passes
+    assert sentence in verdict.faults[kind].sentence
+    if name != "stray":  # what runs into the next item is wrong there as well
+        assert list(verdict.faults) == [kind]
+
+
+def test_the_copy_of_torch_and_our_kernel_pass():
+    assert check(contract.in_torch, num_cases=12).passes
+    assert check(contract.ours, num_cases=12).passes
+
+
+def test_a_kernel_that_takes_nothing_does_not_pass():
+    verdict = check(wrong_copies.picky, num_cases=3)
+    assert not verdict.passes
+    assert len(verdict.declined) == 3
+    assert "it takes no case" in str(verdict)
+
+
+def test_the_first_cases_go_through_every_pair_of_layouts():
+    def place(num_bytes, side):
+        return torch.empty(num_bytes, dtype=torch.uint8)
+
+    names = {case.name.partition(": ")[2].partition(",")[0] for case in cases(40, 0, place=place)}
+    assert names >= {f"{src} to {dst}" for src in LAYOUTS for dst in LAYOUTS}
+
+
+def test_the_same_seed_draws_the_same_faults():
+    sentences = [str(check(wrong_copies.stray, num_cases=4, seed=3)) for _ in range(2)]
+    assert sentences[0] == sentences[1]
+    assert sentences[0] != str(check(wrong_copies.stray, num_cases=4, seed=4))
+
+
+@triton.jit
+def _last_wins_kernel(out_ptr):
+    tl.store(out_ptr, tl.program_id(0))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="an order only the interpreter has")
+def test_programs_run_backwards_on_demand():
+    out = torch.full((1,), -1, dtype=torch.int32)
+    found = []
+    for backwards in (False, True, False):
+        with _programs_in_order(backwards=backwards):
+            _last_wins_kernel[(4,)](out)
+        found.append(int(out))
+    assert found == [3, 0, 3]
+
+
+def test_the_example_of_the_docs_is_right(in_the_examples):
+    assert check(contract.named("my_copy:my_copy"), num_cases=12).passes
+
+
+def command(*arguments, cwd):
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    return subprocess.run(
+        [sys.executable, "-m", "hicache.kernels.check", *arguments],
+        env=environment,
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="what a GPU makes of it is its own affair")
+def test_a_kernel_that_ends_the_process_is_named_with_its_case():
+    run = command("wrong_copies:deadly", "--cases", "2", cwd=Path(__file__).parent)
+    assert run.returncode == 1
+    assert run.stdout.startswith("died: case 0: layer first to layer first")
+    assert "signal 11" in run.stdout
+
+
+def test_the_command_of_the_docs_answers_with_its_exit_code():
+    run = command("my_copy:my_copy", "--cases", "3", cwd=EXAMPLES)
+    assert run.returncode == 0, run.stderr
+    assert "right in 3 cases" in run.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("my_copy:absent", "no copy kernel my_copy:absent"),
+        ("absent_file:my_copy", "no copy kernel absent_file:my_copy"),
+        ("my_copy:BLOCK", "must be a function of two pools, got int"),
+        ("nobody", "an entry point of hicache.copy_kernels, got 'nobody'"),
+    ],
+)
+def test_a_name_without_a_kernel_is_refused(name, sentence, in_the_examples):
+    with pytest.raises(ValueError, match=sentence):
+        contract.named(name)
+
+
+def test_an_entry_point_is_a_name(in_the_examples, monkeypatch):
+    point = importlib.metadata.EntryPoint("mine", "my_copy:my_copy", contract.GROUP)
+    found = importlib.metadata.EntryPoints([point])
+    monkeypatch.setattr(contract, "entry_points", lambda **wanted: found.select(**wanted))
+    assert contract.named("mine").__name__ == "my_copy"

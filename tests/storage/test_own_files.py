@@ -10,6 +10,7 @@ import pytest
 
 from hicache.storage.own_files import (
     ForeignFileError,
+    is_own,
     names_in,
     open_own,
     open_own_directory,
@@ -61,6 +62,13 @@ def test_our_own_files_are_opened_and_have_a_status(directory: int) -> None:
     status = own_status("own", directory)
     assert status is not None
     assert status.st_size == 4
+
+
+def test_a_file_that_has_just_lost_its_name_was_ours(directory: int) -> None:
+    file = open_own("own", os.O_RDONLY, directory)
+    os.unlink("own", dir_fd=directory)
+    assert is_own(os.fstat(file))
+    os.close(file)
 
 
 def test_a_file_is_made_where_there_is_none(directory: int) -> None:

@@ -45,6 +45,7 @@ def test_messages_hold_sixteen_mebibytes_or_one_page() -> None:
         ([8 * mib, 8 * mib + 1, 8 * mib - 1], [1, 2]),
         ([17 * mib, 17 * mib, 1, 0], [1, 1, 2]),
         ([1, 17 * mib], [1, 1]),
+        ([17 * mib, 8 * mib, 8 * mib, 1], [1, 2, 1]),
     ):
         parts = list(_parts([arena[:size] for size in sizes]))
         assert [part.stop - part.start for part in parts] == wanted, sizes

@@ -416,18 +416,36 @@ def test_a_slot_table_that_cannot_grow_declines_pages(tmp_path: Path) -> None:
 def test_pages_that_fill_the_disk_before_the_table_knows_them_give_it_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object, **__: object) -> list[bool]:
-        error = sqlite3.OperationalError("database or disk is full")
-        error.sqlite_errorcode = sqlite3.SQLITE_FULL
-        monkeypatch.undo()
-        raise error
-
     with closing(open_slab(tmp_path, 2 * PAGE_BYTES)) as storage:
-        monkeypatch.setattr(storage._table, "publish", full)
-        assert write(storage, keys(1, 2)) == [False, False]
+        publish = storage._table.publish
+
+        def full(*arguments: object, **options: object) -> list[bool]:
+            if allocated_bytes(tmp_path):
+                error = sqlite3.OperationalError("database or disk is full")
+                error.sqlite_errorcode = sqlite3.SQLITE_FULL
+                raise error
+            return publish(*arguments, **options)  # type: ignore[arg-type]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(storage._table, "publish", full)
+            assert write(storage, keys(1, 2)) == [False, False]
         assert allocated_bytes(tmp_path) == 0
         assert storage.stats().written_bytes == 0
         assert write(storage, keys(3, 4)) == [True, True]
+
+
+def test_a_slot_that_is_overwritten_at_once_is_not_given_back_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(open_slab(tmp_path, 2 * PAGE_BYTES)) as storage:
+        write(storage, keys(1, 2))
+        freed: list[object] = []
+        monkeypatch.setattr(storage._table, "_free_space", freed.append)
+        assert write(storage, keys(3)) == [True]
+        assert freed == []
+        assert write_sized(storage, key(4), SMALL)
+        assert len(freed) == 1  # of another size
+        assert storage.stats().evicted_pages == 2
 
 
 def test_an_interrupted_write_loses_no_slot(

@@ -133,6 +133,14 @@ def test_sizes_may_be_nominal(tmp_path: Path) -> None:
     assert (stats.stored_bytes, stats.evicted_pages) == (700, 2)
 
 
+def test_forgetting_what_is_not_there_makes_no_room(tmp_path: Path) -> None:
+    storage = open_files_store(tmp_path, 2)
+    put(storage, 1, 2)
+    storage.delete(keys(*range(100, 100 + PAGE)))
+    put(storage, 3)
+    assert storage.contains(keys(1, 2, 3)) == [False, True, True]
+
+
 def test_a_page_as_large_as_the_capacity_fits(tmp_path: Path) -> None:
     storage = open_files_store(tmp_path, 1)
     assert put(storage, 1, 2) == [True, True]

@@ -109,6 +109,7 @@ def test_a_new_store_has_counted_nothing(storage: Storage) -> None:
     assert StorageStats() == storage.stats()
 
 
+@bounded
 def test_a_page_that_is_stored_already_is_not_counted_as_written(storage: Storage) -> None:
     write(storage, keys(1))
     write(storage, keys(1, 2))

@@ -4,9 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 
-from experiments import schema
 from hicache.cache import eviction, stop
 from hicache.cache.match import MatchResult
 from hicache.cache.node import Node
@@ -29,6 +27,7 @@ from hicache.scheduler.budget import FORMS
 from hicache.scheduler.checkpoints import PLACEMENTS
 from hicache.scheduler.job import Job
 from hicache.scheduler.order import ORDERS
+from tests.composed import composed
 
 CONF = Path(__file__).parents[1] / "conf"
 MODELS = ["tiny_hybrid", "llama3_8b", "gemma3_27b", "qwen3_next_80b"]
@@ -76,14 +75,7 @@ class NeverAsked:
 
 
 def config_of(*overrides: str) -> ExperimentConfig:
-    schema.register()
-    with initialize_config_dir(str(CONF), version_base=None):
-        return schema.to_config(
-            compose(
-                "config",
-                overrides=["workload=builtin", "storage=memory", "workload.limit=60", *overrides],
-            )
-        )
+    return composed("workload=builtin", "storage=memory", "workload.limit=60", *overrides)
 
 
 def summary_of(result: Result) -> str:

@@ -2,19 +2,16 @@
 
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 
-from experiments import schema
 from hicache import experiment, runtime
 from hicache.cache.transfer import StorageDelete, StorageWrite
 from hicache.config import ExperimentConfig, StorageConfig, StorageWrites, Tiering
 from hicache.metrics import Result
 from hicache.storage.memory import MemoryStorage
+from tests.composed import composed
 
-CONF = Path(__file__).parents[1] / "conf"
 POLICIES = {
     "inclusive": {},
     "selective": {"write": StorageWrites.selective},
@@ -29,22 +26,25 @@ MODELS = {
 }
 
 
-@cache
 def base_config(model: str) -> ExperimentConfig:
-    schema.register()
     overrides = (
         "workload=chat", "workload.num_sessions=16", "workload.session_rate=2",
         "cache.page_size=512", "prefetch.threshold=512", "engine.check_invariants=true",
         "tracker.wandb_mode=disabled", f"model={model}", *MODELS[model],
     )  # fmt: skip
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return schema.to_config(compose("config", overrides=list(overrides)))
+    return composed(*overrides)
 
 
 def run(policy: str, model: str = "llama3_8b", **storage: object) -> Result:
     config = base_config(model)
     knobs = POLICIES[policy] | storage
     return experiment.run(replace(config, storage=replace(config.storage, **knobs)))  # type: ignore[arg-type]
+
+
+@cache
+def fates(policy: str, model: str) -> dict[int, str]:
+    """What became of each request."""
+    return {record.id: record.status.name for record in run(policy, model).records}
 
 
 class Watched:
@@ -83,9 +83,10 @@ class Watched:
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_answers_everyone_and_keeps_the_laws(policy: str, model: str) -> None:
-    result = run(policy, model)
-    assert {record.status.name for record in result.records} <= {"finished", "rejected"}
-    assert len(result.records) == len(run("inclusive", model).records)
+    names = list(fates(policy, model).values())
+    assert names.count("finished") + names.count("rejected") == len(names)
+    assert names.count("finished") > 0.9 * len(names)
+    assert fates(policy, model) == fates("inclusive", model)
 
 
 def test_late_writes_are_those_of_pages_that_left_the_host(monkeypatch: pytest.MonkeyPatch) -> None:

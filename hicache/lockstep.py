@@ -141,6 +141,12 @@ class RankedEngine(Engine):
         for follower in self.followers:
             follower.submit(request, now_ns, came_ns=came_ns)
 
+    def abort(self, request_id: int, now_ns: int) -> None:
+        """Somebody has given up on a request, and every rank hears of it."""
+        super().abort(request_id, now_ns)
+        for follower in self.followers:
+            follower.abort(request_id, now_ns)
+
     def deliver(self, done: Work | Prefetch, now_ns: int) -> bool:
         """One rank's part of a copy, a query or a read is done, or a batch of a read.
 
@@ -191,9 +197,7 @@ class RankedEngine(Engine):
         outcome = super().wake(now_ns)
         for follower in self.followers:
             theirs = follower.wake(now_ns)
-            if len(theirs.finished) != len(outcome.finished) or (
-                follower.step_end_ns != self.step_end_ns
-            ):
+            if _ended(theirs) != _ended(outcome) or follower.step_end_ns != self.step_end_ns:
                 raise RanksDivergedError(f"the ranks' batches differ at {now_ns} ns")
         self._begin_work(now_ns)
         if self._is_outvoted(now_ns):
@@ -311,6 +315,12 @@ class RankedEngine(Engine):
 
     def _count(self, name: str, amount: int) -> None:
         self.cache.counters[f"agreement/{name}"] += amount
+
+
+def _ended(outcome: Outcome) -> list[list[int]]:
+    rejected = [job for job, _ in outcome.rejected]
+    jobs = (outcome.finished, rejected, outcome.aborted)
+    return [[job.request.id for job in each] for each in jobs]
 
 
 def lockstep(

@@ -73,45 +73,29 @@ class Recorder:
 
     def finished(self, job: Job, engine: int, now_ns: int) -> Iterable[tuple[int, Request]]:
         """A request is answered."""
-        request = job.request
-        assert job.admitted_ns is not None
-        assert job.first_token_ns is not None
-        load_back = min(job.load_back_ns, job.first_token_ns - job.admitted_ns)
-        self._record(
-            RequestRecord(
-                id=request.id,
-                session_id=request.session_id,
-                engine=engine,
-                status=Status.finished,
-                arrival_ns=job.submitted_ns,
-                first_token_ns=job.first_token_ns,
-                finish_ns=now_ns,
-                prompt_len=request.prompt_len,
-                output_len=request.output_len,
-                device_hit_len=job.device_len,
-                host_hit_len=job.host_len,
-                storage_hit_len=job.storage_len,
-                computed_len=job.computed_len,
-                recomputed_len=job.recomputed_len,
-                queue_ns=job.admitted_ns - job.submitted_ns - job.storage_wait_ns,
-                storage_wait_ns=job.storage_wait_ns,
-                load_back_ns=load_back,
-                prefill_ns=job.first_token_ns - job.admitted_ns - load_back,
-                retractions=job.retractions,
-                num_steps=job.num_steps,
-            )
-        )
+        self._ended(job, Status.finished, "", engine, now_ns)
         self._num_finished += 1
-        return self._feeder.on_answered(request.id, now_ns)
+        return self._feeder.on_answered(job.request.id, now_ns)
 
     def rejected(
         self, job: Job, reason: str, engine: int, now_ns: int
     ) -> Iterable[tuple[int, Request]]:
         """A request can never run; neither can those that wait for its answer."""
-        self._reject(job.request, reason, engine, job.submitted_ns)
+        self._never_ran(job.request, Status.rejected, reason, engine, job.submitted_ns)
+        return self._drop_followers(job, Status.rejected, engine, now_ns)
+
+    def aborted(self, job: Job, engine: int, now_ns: int) -> Iterable[tuple[int, Request]]:
+        """Somebody has given up on a request, and on what was to follow its answer."""
+        self._ended(job, Status.aborted, "gave up", engine, now_ns)
+        return self._drop_followers(job, Status.aborted, engine, now_ns)
+
+    def _drop_followers(
+        self, job: Job, status: Status, engine: int, now_ns: int
+    ) -> Iterable[tuple[int, Request]]:
         dropped = self._feeder.on_dropped(job.request.id, now_ns)
         for request in dropped.requests:
-            self._reject(request, f"follows rejected request {job.request.id}", engine, now_ns)
+            reason = f"follows {status.value} request {job.request.id}"
+            self._never_ran(request, status, reason, engine, now_ns)
         return dropped.released
 
     def _next_look_ns(self) -> int:
@@ -123,13 +107,47 @@ class Recorder:
             totals.update(counters)
         return totals
 
-    def _reject(self, request: Request, reason: str, engine: int, arrival_ns: int) -> None:
+    def _ended(self, job: Job, status: Status, reason: str, engine: int, now_ns: int) -> None:
+        # the parts go up to the first token, or to where somebody gave up on it
+        request = job.request
+        until_ns = now_ns if job.first_token_ns is None else job.first_token_ns
+        admitted_ns = until_ns if job.admitted_ns is None else job.admitted_ns
+        load_back_ns = min(job.load_back_ns, until_ns - admitted_ns)
         self._record(
             RequestRecord(
                 id=request.id,
                 session_id=request.session_id,
                 engine=engine,
-                status=Status.rejected,
+                status=status,
+                reason=reason,
+                arrival_ns=job.submitted_ns,
+                first_token_ns=job.first_token_ns,
+                finish_ns=now_ns,
+                prompt_len=request.prompt_len,
+                output_len=job.decoded,
+                device_hit_len=job.device_len,
+                host_hit_len=job.host_len,
+                storage_hit_len=job.storage_len,
+                computed_len=job.computed_len,
+                recomputed_len=job.recomputed_len,
+                queue_ns=admitted_ns - job.submitted_ns - job.storage_wait_ns,
+                storage_wait_ns=job.storage_wait_ns,
+                load_back_ns=load_back_ns,
+                prefill_ns=until_ns - admitted_ns - load_back_ns,
+                retractions=job.retractions,
+                num_steps=job.num_steps,
+            )
+        )
+
+    def _never_ran(
+        self, request: Request, status: Status, reason: str, engine: int, arrival_ns: int
+    ) -> None:
+        self._record(
+            RequestRecord(
+                id=request.id,
+                session_id=request.session_id,
+                engine=engine,
+                status=status,
                 reason=reason,
                 arrival_ns=arrival_ns,
                 prompt_len=request.prompt_len,

@@ -22,7 +22,7 @@ from hicache.config import (
     SchedulerConfig,
 )
 from hicache.experiment import run
-from hicache.metrics import Progress, Result, Row, is_overloaded, summarize
+from hicache.metrics import Progress, Result, Row, Status, is_overloaded, summarize
 from hicache.scheduler.budget import FORMS
 from hicache.scheduler.checkpoints import PLACEMENTS
 from hicache.scheduler.job import Job
@@ -137,6 +137,45 @@ def test_replicas_share_the_work_and_lose_none_of_it(router: str, ranks: int) ->
     )
     assert len(result.records) == 60
     assert {record.engine for record in result.records} >= {0, 1}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_those_who_give_up_are_counted_apart(ranks: int) -> None:
+    overrides = [
+        "model=tiny_hybrid",
+        "workload.abort_share=0.8",
+        "workload.patience_s=0.2",
+        f"parallel.ranks={ranks}",
+    ]
+    result = run(config_of(*overrides))
+    summary = summarize(result.records, result.measures)
+    gone = {record.id: record for record in result.records if record.status is Status.aborted}
+    first = [record for record in gone.values() if record.reason == "gave up"]
+    followers = [record for record in gone.values() if record.reason != "gave up"]
+    assert len(result.records) == 60
+    assert len(gone) < 60
+    assert summary["request/aborted_count"] == len(gone)
+    assert summary["cache/aborted_tokens"] == sum(each.prompt_len for each in gone.values())
+    assert any(record.output_len for record in first)
+    assert followers
+    for record in followers:
+        assert gone[int(record.reason.removeprefix("follows aborted request "))] in first
+    again = run(config_of(*overrides, "engine.jump=false"))
+    assert summary_of(again) == summary_of(result)
+
+
+def test_under_open_arrivals_nobody_is_taken_along_by_those_who_give_up() -> None:
+    result = run(
+        config_of(
+            "model=tiny_hybrid",
+            "workload.arrivals=open",
+            "workload.abort_share=0.4",
+            "workload.patience_s=0.5",
+        )
+    )
+    gone = [record for record in result.records if record.status is Status.aborted]
+    assert gone
+    assert {record.reason for record in gone} == {"gave up"}
 
 
 def test_a_policy_of_ones_own_is_named_by_module_and_class() -> None:
@@ -324,3 +363,17 @@ def test_requests_that_come_whatever_the_engine_does_are_each_judged_by_themselv
     assert len(records) == 100
     assert {record.status.name for record in records} == {"finished", "rejected"}
     assert not any("follows" in record.reason for record in records)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["executor=torch"], r"ranks=2 needs executor\.kind=simulated \(.*\), got torch"),
+        (["storage=none"], r"ranks=2 needs a storage, got storage\.kind=none"),
+    ],
+)
+def test_ranks_without_what_they_need_are_refused_before_anything_is_built(
+    overrides: list[str], told: str
+) -> None:
+    with pytest.raises(ValueError, match=told):
+        config_of("model=tiny_hybrid", "parallel.ranks=2", *overrides)

@@ -133,6 +133,14 @@ def test_a_negative_part_of_a_ttft_is_refused(make_record, measures, part):
         summarize([make_record(0, **parts)], measures)
 
 
+def test_a_gap_in_the_wait_of_one_who_gave_up_is_refused(make_record, measures):
+    gave_up = {"status": Status.aborted, "first_token_ns": None, "finish_ns": 523, "arrival_ns": 0}
+    parts = dict.fromkeys((f"{part}_ns" for part in TTFT_PARTS), 0)
+    summarize([make_record(0, **gave_up, **parts | {"queue_ns": 523})], measures)
+    with pytest.raises(AssertionError, match=r"waited 523 ns .* = 522"):
+        summarize([make_record(0, **gave_up, **parts | {"queue_ns": 522})], measures)
+
+
 def test_a_finished_request_has_a_first_token(make_record, measures):
     with pytest.raises(AssertionError, match="finished with no token"):
         summarize([make_record(0, first_token_ns=None)], measures)

@@ -1,10 +1,10 @@
 """The program of one side: answers one line at a time, as `experiments.diff.protocol` says."""
 
-import contextlib
 import importlib
 import json
 import os
 import sys
+import traceback
 from typing import IO
 
 from experiments.diff.protocol import (
@@ -16,11 +16,11 @@ from experiments.diff.protocol import (
 )
 
 
-def main() -> None:
-    """Serve the side of the module named first; what is printed goes to the log."""
+def main(module: str) -> None:
+    """Serve the side of a module; what is printed goes to the log."""
     wire = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    serve(sys.argv[1], sys.stdin, wire)
+    serve(module, sys.stdin, wire)
     os._exit(0)  # engines leave threads behind that wait for ever
 
 
@@ -37,10 +37,9 @@ def serve(module: str, questions: IO[str], answers: IO[str]) -> None:
                     raise SideError("a side was asked before it was opened")
                 answer = _answer(side, question)
         except SideError as error:
-            answer = {"error": str(error)}
+            answer = {"error": (str(error).splitlines() or [""])[0]}
         except Exception as error:
-            with contextlib.suppress(ImportError):  # the whole story, for the log
-                importlib.import_module("traceback").print_exc()
+            traceback.print_exc()  # the whole story, for the log
             answer = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
@@ -51,8 +50,9 @@ def serve(module: str, questions: IO[str], answers: IO[str]) -> None:
 def _open(module: str, settings: dict[str, dict[str, object]]) -> tuple[Side, dict[str, object]]:
     try:
         opener = importlib.import_module(module).open_side
-    except ImportError as error:
-        raise SideError(f"it cannot be imported: {error}") from error
+    except Exception as error:  # whatever a release does when it is imported
+        traceback.print_exc()
+        raise SideError(f"it does not import: {type(error).__name__}: {error}") from error
     side: Side = opener(pools_from_json(settings["pools"]), settings["options"])
     return side, {"about": side.about()}
 
@@ -71,7 +71,3 @@ def _answer(side: Side, question: dict[str, object]) -> dict[str, object]:
         side.close()
         return {}
     raise SideError(f"asked {sorted(question)}, which is none of open, admit, probe and close")
-
-
-if __name__ == "__main__":
-    main()

@@ -23,7 +23,7 @@ from hicache.scheduler.admission import Admission, Refusal
 from hicache.scheduler.batch import Batch, Extend, Outcome
 from hicache.scheduler.budget import StepBudget
 from hicache.scheduler.checkpoints import Checkpoints, End, Placement
-from hicache.scheduler.decoding import steps_with_pages
+from hicache.scheduler.decoding import must_evict, steps_with_pages
 from hicache.scheduler.job import Job
 from hicache.scheduler.order import ORDERS, ServiceOrder
 
@@ -120,21 +120,15 @@ class Scheduler:
 
         Not while a step that it is part of runs. None if there is no such request.
         """
-        for entry in self.waiting:
-            if entry[1].request.id == request_id:
-                self.waiting.remove(entry)
-                if self.prefetcher is not None:
-                    self.prefetcher.abort(request_id)
-                return entry[1]
-        for job in [*self.running, *([self.partial] if self.partial else [])]:
-            if job.request.id == request_id:
-                self.cache.abandon(job.sequence)
-                if job is self.partial:
-                    self.partial = None
-                else:
-                    self.running.remove(job)
-                return job
-        return None
+        job = self._take_out(request_id)
+        if job is None:
+            return None
+        job.end_wait(now_ns)
+        if self.prefetcher is not None:
+            self.prefetcher.abort(request_id)
+        self.cache.abandon(job.sequence)  # one that waits holds nothing
+        self._ended.aborted.append(job)
+        return job
 
     @property
     def is_idle(self) -> bool:
@@ -354,6 +348,21 @@ class Scheduler:
             return f"{wanted} pages are more than the device pool's {pool.capacity}"
         return None
 
+    def _take_out(self, request_id: int) -> Job | None:
+        for entry in self.waiting:
+            if entry[1].request.id == request_id:
+                self.waiting.remove(entry)
+                return entry[1]
+        for job in self.running:
+            if job.request.id == request_id:
+                self.running.remove(job)
+                return job
+        job_half_way = self.partial
+        if job_half_way is not None and job_half_way.request.id == request_id:
+            self.partial = None
+            return job_half_way
+        return None
+
     # -- extending -----------------------------------------------------------------------------
 
     def _chunk_end(self, job: Job, chunk_tokens: int) -> int:
@@ -417,8 +426,9 @@ class Scheduler:
         while True:
             steps = steps_with_pages(self.cache, self.running, wanted)
             # under write_back a page that looks evictable may be held by what lies below it: take
-            # it before the step is promised
-            is_unsure = steps == 1 and self.cache.write_policy is WritePolicy.write_back
+            # it before the step is promised (more steps than one take free pages only)
+            is_write_back = self.cache.write_policy is WritePolicy.write_back
+            is_unsure = steps == 1 and is_write_back and must_evict(self.cache, self.running)
             takes_first = self._takes_decode_pages_first or is_unsure
             if steps and (not takes_first or self._take_decode_pages(steps)):
                 break

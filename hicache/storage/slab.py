@@ -13,7 +13,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import Enum
 from pathlib import Path
 from threading import Lock
@@ -295,8 +295,16 @@ class SlabStorage:
                 stored = table.publish(pages, failed=failed)
                 self._written_bytes += sum(page.length for page in pages)
         except _DiskFullError:
+            self._withdraw([*(page.reservation for page in pages), *failed])
             return set()
         return {page.key for page, result in zip(pages, stored, strict=True) if result}
+
+    def _withdraw(self, reservations: Sequence[Reservation]) -> None:
+        """Give slots back that cannot be published, and first of all what they take of the disk."""
+        for reservation in reservations:
+            self._files.free_space(reservation.place)
+        with suppress(_DiskFullError), self._use_table() as table:
+            table.publish([], failed=reservations)
 
     def _spread(
         self,

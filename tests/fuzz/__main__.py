@@ -2,6 +2,7 @@
 
 python -m tests.fuzz 0/17                               one, by its seed and number
 python -m tests.fuzz 0/0-199                            many, in two processes
+python -m tests.fuzz 0/0-199 --first                    until something is found
 python -m tests.fuzz --limit 9 kinds=all seed=1         plain but for these choices, nine requests
 """
 
@@ -18,6 +19,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("scenario", nargs="*", help="seed/number, seed/first-last or knob=value")
     parser.add_argument("--limit", type=int, help="requests")
+    parser.add_argument("--first", action="store_true", help="stop at the first finding")
     parser.add_argument("--show", action="store_true", help="show the run, and do not run it")
     args = parser.parse_args()
     names = [name for word in args.scenario if "/" in word for name in named(word)]
@@ -34,6 +36,8 @@ def main() -> int:
         visits.append(visit)
         if visit.finding is not None:
             print(visit.finding, flush=True)
+            if args.first:
+                break
     result = Survey(visits=visits)
     print(result)
     return int(bool(result.findings))

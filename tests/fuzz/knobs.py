@@ -107,6 +107,15 @@ KNOBS = (
     _each("workload.arrivals", "causal", "open", "closed", plain_share=None),
     _each("workload.concurrency", 32, 2),
     _each("workload.think_cap_s", 0.02, 0.0),
+    Knob(
+        name="patience",
+        values={
+            "endless": {},
+            "short": {"workload.abort_share": 0.3, "workload.patience_s": 0.003},
+            "long": {"workload.abort_share": 0.3, "workload.patience_s": 0.03},
+        },
+        plain_share=0.7,
+    ),
     _each("workload.warm_up_s", 0.0, 0.03),
     _each("workload.start", "cold", "warm_storage", plain_share=0.6),
     # what it is served with

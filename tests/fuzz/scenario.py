@@ -21,7 +21,13 @@ from tests.fuzz.knobs import BARRED, COMPAT, KNOBS, WORKLOAD, Knob
 from tests.fuzz.talk import NUM_REQUESTS, Talk, make_talk, unit_tokens
 
 CONF = Path(__file__).parents[2] / "conf"
-BASE = ("workload=chat", "model=tiny_hybrid", "storage=memory", "tracker.wandb_mode=disabled")
+BASE = (
+    "workload=chat",
+    "model=tiny_hybrid",
+    "storage=memory",
+    "tracker.wandb_mode=disabled",
+    "tracker.interval_s=0.02",
+)
 OURS = ("pools", "talk", "pages")  # areas whose keys are no knobs of a run
 CHAT_UNITS = {"chat": 512, "agents": 2048}  # thinned so, a prompt has a dozen units or so
 

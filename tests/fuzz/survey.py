@@ -68,9 +68,12 @@ class Survey:
 
 
 def survey(names: Sequence[str]) -> Iterator[Visit]:
-    """Try the scenarios in two processes; in order."""
+    """Try the scenarios in two processes; in order. What is not asked for is not begun."""
     with ProcessPoolExecutor(WORKERS, mp_context=get_context("spawn")) as workers:
-        yield from workers.map(visit, names, chunksize=5)
+        try:
+            yield from workers.map(visit, names, chunksize=5)
+        finally:
+            workers.shutdown(wait=False, cancel_futures=True)
 
 
 def visit(name: str) -> Visit:

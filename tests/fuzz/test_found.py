@@ -38,3 +38,13 @@ def test_whoever_comes_while_a_step_is_held_is_looked_at_after_it() -> None:
         "pools.write_queue": "0.0",
     }
     try_choices(PLAIN | choices, 21)
+
+
+def test_a_row_sees_the_pages_of_a_step_when_it_has_ended() -> None:
+    # under write_back a single step took its pages as it began, several at once as they ended
+    choices = {
+        "cache.page_size": "8",
+        "cache.write_policy": "write_back",
+        "pages.scheduler.chunk_tokens": "1",
+    }
+    try_choices(PLAIN | choices, 8)

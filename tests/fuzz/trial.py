@@ -8,7 +8,7 @@ from unittest import mock
 from hicache import experiment
 from hicache.clock import SimulatedClock
 from hicache.config import StartState
-from hicache.metrics import TTFT_PARTS, RequestRecord, Status, summarize
+from hicache.metrics import TTFT_PARTS, Progress, RequestRecord, Row, Status, summarize
 from hicache.request import Request
 from hicache.workload.build import Workload
 from tests.fuzz.scenario import Choices, Plan, plan_of
@@ -40,16 +40,18 @@ class BoundedClock(SimulatedClock):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """What a run left behind: `pages` of it are compared byte for byte."""
+    """What a run left behind."""
 
     summary: dict[str, float | int]
     records: Sequence[RequestRecord]
+    rows: Sequence[Row] = ()
 
     @property
     def lines(self) -> list[str]:
-        """Summary and requests, a line each."""
+        """All of it, to be compared byte for byte."""
         summary = [f"{key}: {json.dumps(value)}" for key, value in self.summary.items()]
-        return summary + [repr(record) for record in self.records]
+        rows = [json.dumps(row.flat()) for row in self.rows]
+        return [*summary, *map(repr, self.records), *rows]
 
 
 def try_choices(choices: Choices, limit: int | None = None) -> Trial:
@@ -70,10 +72,18 @@ def try_choices(choices: Choices, limit: int | None = None) -> Trial:
 
 def _run(plan: Plan, *, checks: bool = True, jump: bool = True) -> Trial:
     engine = replace(plan.config.engine, check_invariants=checks, jump=jump)
+    rows: list[Row] = []
+
+    def watch(progress: Progress) -> None:
+        if progress.row is not None:
+            rows.append(progress.row)
+
     with mock.patch("hicache.runtime.SimulatedClock", BoundedClock):
-        result = experiment.run(replace(plan.config, engine=engine), workload=plan.workload)
+        result = experiment.run(
+            replace(plan.config, engine=engine), workload=plan.workload, progress=watch
+        )
     summary = summarize(result.records, result.measures)
-    return Trial(summary=summary, records=result.records)
+    return Trial(summary=summary, records=result.records, rows=rows)
 
 
 def check_records(plan: Plan, records: Sequence[RequestRecord]) -> None:
@@ -94,6 +104,10 @@ def check_records(plan: Plan, records: Sequence[RequestRecord]) -> None:
         for part in TTFT_PARTS:
             time_ns = getattr(record, f"{part}_ns")
             _hold(time_ns >= 0, f"request {record.id} has a {part} of {time_ns} ns")
+        _hold(
+            record.status is not Status.aborted or plan.config.workload.abort_share,
+            f"request {record.id} was aborted and nobody ever gives up",
+        )
         if record.status is not Status.finished:
             continue
         hit_len = record.prompt_len - record.computed_len

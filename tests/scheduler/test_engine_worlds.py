@@ -4,16 +4,12 @@ Every world checks all laws after every step, and at the end that the pools are 
 """
 
 from dataclasses import replace
-from random import Random
 
 import pytest
 
-from hicache.cache import invariants
-from hicache.cache.node import KINDS as COMPONENTS
-from hicache.cache.node import MAMBA, TIERS
+from hicache.cache.node import MAMBA
 from hicache.config import SERVICE_ORDERS, Batching, SchedulerConfig, WritePolicy
-from hicache.scheduler.batch import Batch
-from tests.scheduler.world import KINDS, Plot, World, check, plot_of, random_requests, request_of
+from tests.scheduler.world import KINDS, Plot, World, plot_of, random_requests, request_of
 
 KIND_NAMES = sorted(KINDS)
 POLICIES = list(WritePolicy)
@@ -185,64 +181,6 @@ def test_a_prompt_that_fails_half_way_again_and_again_is_rejected() -> None:
     ((job, reason),) = world.rejected
     assert reason == "needs more pages than the pools can give"
     assert world.counters["scheduler/prefill_oom_count"] == job.retractions == 4
-
-
-@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.value)
-@pytest.mark.parametrize("kind", KIND_NAMES)
-def test_an_abort_at_any_moment_returns_every_count_to_its_baseline(
-    kind: str, policy: WritePolicy
-) -> None:
-    for seed in range(2):
-        abort_at_random(World(plot_of(kind, write_policy=policy)), seed)
-
-
-def abort_at_random(world: World, seed: int) -> None:
-    """Abort half of the requests, waiting or running, while steps run or between two steps."""
-    rng = Random(seed)
-    requests = random_requests(seed, 20)
-    doomed = {
-        request.id: request.arrival_ns + rng.randint(1, 250_000_000)
-        for request in requests
-        if rng.random() < 0.6
-    }
-    aborted: set[int] = set()
-    scheduler = world.scheduler
-    plan = scheduler.plan
-
-    def abort(now_ns: int) -> None:
-        batch = world.engine._batch
-        jobs = [] if batch is None else [*batch.decodes, *(each.job for each in batch.extends)]
-        in_step = {job.request.id for job in jobs}
-        for number, moment_ns in doomed.items():
-            is_due = moment_ns <= now_ns and number not in in_step | aborted
-            if is_due and scheduler.abort(number, now_ns) is not None:
-                aborted.add(number)
-                invariants_hold(world)
-
-    def abort_and_plan(now_ns: int) -> Batch | None:
-        abort(now_ns)
-        return plan(now_ns)
-
-    scheduler.plan = abort_and_plan  # type: ignore[method-assign]
-    world.hooks.append(abort)
-    world.serve(requests)
-    assert len(world.finished) + len(aborted) == 20
-    assert_baseline(world)
-    return len(aborted)
-
-
-def invariants_hold(world: World) -> None:
-    for rank in world.ranks:
-        check(rank)
-
-
-def assert_baseline(world: World) -> None:
-    """All that is out belongs to the tree, and the tree holds nothing that is locked."""
-    invariants.check_drained(world.cache, world.prefetcher)
-    for tier in TIERS:
-        for kind in COMPONENTS:
-            resident = world.cache.tree.residency.resident[tier][kind]
-            assert world.cache.pools[tier][kind].num_taken == resident
 
 
 def host_window_world(budget: str) -> World:

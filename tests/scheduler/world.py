@@ -1,7 +1,7 @@
 """One engine in simulated time on tiny pools."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 
@@ -190,6 +190,7 @@ class World:
             self.ranks[0] = self.engine
         self.finished: list[tuple[Job, int]] = []
         self.rejected: list[tuple[Job, str]] = []
+        self.aborted: list[tuple[Job, int]] = []
         self.clock = SimulatedClock()
         self.hooks: list[Callable[[int], None]] = []
 
@@ -197,7 +198,13 @@ class World:
     def counters(self) -> Counter[str]:
         return self.cache.counters
 
-    def serve(self, requests: Sequence[Request], *, router: Router | None = None) -> None:
+    def serve(
+        self,
+        requests: Sequence[Request],
+        *,
+        router: Router | None = None,
+        patience_ns: Mapping[int, int] | None = None,
+    ) -> None:
         """Serve all of them and drain."""
         serve(
             [self.engine],
@@ -206,6 +213,7 @@ class World:
             io=self.io,
             router=router or _First(),
             observer=_Watch(self),
+            patience_ns=patience_ns,
         )
         for rank in self.ranks:
             invariants.check_drained(rank.cache, rank.prefetcher)
@@ -234,6 +242,7 @@ class World:
         counters = {name: count for name, count in self.counters.items() if count}
         return {
             "jobs": jobs,
+            "aborted": [(job.request.id, end, job.decoded) for job, end in self.aborted],
             "rejected": [(job.request.id, reason) for job, reason in self.rejected],
             "counters": counters,
             "io": dict(self.io.counters),
@@ -308,4 +317,8 @@ class _Watch:
         self, job: Job, reason: str, engine: int, now_ns: int
     ) -> Iterable[tuple[int, Request]]:
         self._world.rejected.append((job, reason))
+        return ()
+
+    def aborted(self, job: Job, engine: int, now_ns: int) -> Iterable[tuple[int, Request]]:
+        self._world.aborted.append((job, now_ns))
         return ()

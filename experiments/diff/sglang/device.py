@@ -7,7 +7,7 @@ never pinned; copies of bytes are left out and counted.
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext, suppress
 from importlib import import_module
 from types import SimpleNamespace
@@ -89,6 +89,12 @@ def stand_in() -> None:
     # where a release has them: names of the device, or what pins memory for it
     for module in ("managers.cache_controller", "mem_cache.l2_transfer"):
         _replace(module, {"device_module": DEVICE})
+    # before 0.5.16 the controller asks for the ranks here, later in the runtime's context
+    alone = {}
+    for parallel in ("tensor", "pipeline"):
+        alone[f"get_{parallel}_model_parallel_rank"] = lambda: 0
+        alone[f"get_{parallel}_model_parallel_world_size"] = lambda: 1
+    _replace("managers.cache_controller", alone)
     registering = {
         "_cuda_host_register": lambda *_, **__: None,
         "_cuda_host_unregister": lambda *_, **__: None,
@@ -137,7 +143,7 @@ def count_copies(count: Callable[[object, str, int], None]) -> None:
         pool.load_to_device_per_layer = load_back
 
 
-def _replace(module: str, values: dict[str, object]) -> None:
+def _replace(module: str, values: Mapping[str, object]) -> None:
     with suppress(ImportError):
         there = import_module(f"sglang.srt.{module}")
         for name, value in values.items():

@@ -164,9 +164,9 @@ def test_whoever_waits_for_a_request_that_was_given_up_is_given_up_with_it() -> 
 
 def test_requests_of_the_warm_up_have_no_record() -> None:
     score = Score(warm_up_s=1.0)
-    for submitted_ns in (SECOND_NS - 1, SECOND_NS):
+    for number, submitted_ns in ((1, SECOND_NS - 1), (2, SECOND_NS)):
         score.finish(
-            1,
+            number,
             at_ns=submitted_ns + 5000,
             submitted_ns=submitted_ns,
             admitted_ns=submitted_ns + 600,

@@ -1,6 +1,7 @@
 """Whole runs from a config: equal bytes, several engines, and a policy from outside."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -209,9 +210,11 @@ SLOW_STORAGE = (
 )
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_stop_policy_of_ones_own_is_named_by_module_and_class(ranks: int) -> None:
-    stops = ("tests.test_experiment:FirstPages", *STOP_POLICIES)
+@pytest.mark.parametrize(("ranks", "others"), [(1, STOP_POLICIES), (2, ["wait_complete"])])
+def test_a_stop_policy_of_ones_own_is_named_by_module_and_class(
+    ranks: int, others: Sequence[str]
+) -> None:
+    stops = ("tests.test_experiment:FirstPages", *others)
     own, *ours = (
         run(config_of(*SLOW_STORAGE, f"parallel.ranks={ranks}", f"prefetch.stop={stop}"))
         for stop in stops
@@ -268,7 +271,8 @@ class Middle:
         (
             "scheduler.swa_budget",
             "Generous",
-            "model=gemma3_27b cache.swa_device_share=0.02 scheduler.chunk_tokens=512",
+            "model=gemma3_27b cache.swa_device_share=0.02 scheduler.chunk_tokens=512 "
+            "workload.limit=25",
         ),
         ("cache.checkpoints", "Middle", "model=qwen3_next_80b cache.checkpoints_args.share=0.25"),
     ],
@@ -278,7 +282,7 @@ def test_what_the_scheduler_decides_may_be_a_class_of_ones_own(
 ) -> None:
     overrides = [*rest.split(), "engine.check_invariants=true"]
     own = run(config_of(*overrides, f"{knob}=tests.test_experiment:{name}"))
-    assert len(own.records) == 60
+    assert len(own.records) == (25 if "limit" in rest else 60)
     defaults = [each for each in overrides if "_args" not in each]
     assert summary_of(own) != summary_of(run(config_of(*defaults)))
 

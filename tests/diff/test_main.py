@@ -46,6 +46,7 @@ def test_another_policy_differs_and_is_explained(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     sides = ["--base", "hicache", "--head", "hicache", "--eviction", "worst:Worst"]
+    sides += ["--pools", "device_tokens=65536,host_tokens=0,max_len=16384"]
     status = ask(
         monkeypatch, *sides, "--out", str(tmp_path / "out"), "--fail-on", "device_hits:-1%"
     )

@@ -14,14 +14,15 @@ from pathlib import Path
 
 import numpy as np
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
+from experiments.screen import console
 from experiments.sweep_figure import COLOURS
 from hicache.cache.node import FULL, MAMBA, SWA
 from hicache.capacity import page_bytes
 from hicache.config import CHECKPOINT_PLACEMENTS, ExperimentConfig
 from hicache.models import GIB
+from hicache.report import save
 from hicache.tracking import write_json
 from hicache.workload.build import load_workload
 from hicache.workload.oracle import (
@@ -65,8 +66,8 @@ def carry_out(config: ExperimentConfig, out_dir: Path) -> None:
         title += f", checkpoints {config.cache.checkpoints}"
     write_json(out_dir / "summary.json", summarize(found, visits))
     draw(found, title, out_dir / "capacity.png", config.workload.kind)
-    Console().print(f"{workload.description}\n{title}")
-    Console().print(table(found))
+    console().print(f"{workload.description}\n{title}", soft_wrap=True)
+    console().print(table(found))
 
 
 def placement(config: ExperimentConfig, sizes: Sequence[int]) -> Checkpoints | None:
@@ -180,4 +181,4 @@ def draw(found: Findings, title: str, path: Path, kind: str) -> None:
     axes.grid(color="#E5E5E5", lw=0.8)
     axes.set_axisbelow(True)
     figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize="small")
-    figure.savefig(path, dpi=160)
+    save(figure, path)

@@ -3,14 +3,17 @@
 The last of them is `summary.json`: a run that has one has everything else.
 
 A bad input ends in one sentence: on stderr, in `error.txt` of the run directory, and nowhere a
-traceback, unless `HICACHE_TRACEBACK=1` asks for one.
+traceback, unless `HICACHE_TRACEBACK=1` asks for one. So does a disk that is full: a run that had
+come to its end is printed all the same.
 """
 
+import errno
 import os
 import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -33,6 +36,7 @@ SUMMARY_FILE = "summary.json"
 ERROR_FILE = "error.txt"
 ATTACHED = ("requests.parquet", "tokens.png", "ttft.png", "report.html", provenance.FILE)
 BAD_INPUT = (ValueError, OSError, StorageError, *CONFIG_ERRORS)
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Run(Protocol):
@@ -56,6 +60,15 @@ class Outcome:
     notes: tuple[str, ...]
 
 
+class NotWrittenError(Exception):
+    """A run came to its end, and not all that came of it could be written."""
+
+    def __init__(self, outcome: Outcome, reason: OSError) -> None:
+        super().__init__(f"{outcome.out_dir} lacks some of what the run has left: {reason}")
+        self.outcome = outcome
+        self.reason = reason
+
+
 def run_job(
     run: Run, config: ExperimentConfig, out_dir: Path, *, group: str, name: str, bar: ProgressBar
 ) -> Outcome:
@@ -63,6 +76,7 @@ def run_job(
 
     Raises:
         ValueError: there is nothing to report, or no memory for it.
+        NotWrittenError: all of it is done, and cannot be written.
     """
     started = time.perf_counter()
     begin(config, out_dir)
@@ -76,28 +90,35 @@ def run_job(
                 bar.show(progress)
 
             result = _run(run, config, on_progress)
-        summary = summarize(result.records, result.measures)
+        outcome = Outcome(
+            out_dir=out_dir,
+            config=config,
+            summary=summarize(result.records, result.measures),
+            timing={
+                "wall_s": result.wall_s,
+                "requests_per_wall_s": len(result.records) / max(result.wall_s, 1e-9),
+            },
+            notes=tuple(result.notes),
+        )
+        try:
+            _write_reports(outcome, result, name)
+            tracker.attach([out_dir / file for file in ATTACHED])
+            outcome.timing["total_wall_s"] = time.perf_counter() - started
+            write_json(out_dir / "timing.json", outcome.timing)
+            tracker.summarize(outcome.summary)
+        except OSError as error:
+            outcome.timing["total_wall_s"] = time.perf_counter() - started
+            raise NotWrittenError(outcome, error) from error
+    return outcome
 
-        from hicache import report  # matplotlib and pyarrow take a second to import
 
-        report.write_requests(out_dir / "requests.parquet", result.records)
-        report.write_report(out_dir, title=name, summary=summary)
-        provenance.add_trace(config, out_dir)
-        tracker.attach([out_dir / file for file in ATTACHED])
-        timing = {
-            "wall_s": result.wall_s,
-            "requests_per_wall_s": len(result.records) / max(result.wall_s, 1e-9),
-            "total_wall_s": time.perf_counter() - started,
-        }
-        write_json(out_dir / "timing.json", timing)
-        tracker.summarize(summary)
-    return Outcome(
-        out_dir=out_dir,
-        config=config,
-        summary=summary,
-        timing=timing,
-        notes=tuple(result.notes),
-    )
+def _write_reports(outcome: Outcome, result: Result, name: str) -> None:
+    from hicache import report  # matplotlib and pyarrow take a second to import
+
+    out_dir = outcome.out_dir
+    report.write_requests(out_dir / "requests.parquet", result.records)
+    report.write_report(out_dir, title=name, summary=outcome.summary)
+    provenance.add_trace(outcome.config, out_dir)
 
 
 def _run(run: Run, config: ExperimentConfig, on_progress: Callable[[Progress], None]) -> Result:
@@ -141,17 +162,29 @@ def explain(error: Exception, out_dir: Path | None = None) -> int:
     if os.environ.get("HICACHE_TRACEBACK") == "1" or not isinstance(error, BAD_INPUT):
         text = "".join(traceback.format_exception(error)).rstrip()
     else:
-        text = one_sentence(error)
-    sys.stderr.write(text + "\n")
+        text = one_sentence(error, out_dir)
+    with suppress(OSError):
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
     if out_dir is not None and out_dir.is_dir():
-        (out_dir / ERROR_FILE).write_text(text + "\n")
+        file = out_dir / ERROR_FILE
+        try:
+            file.write_text(text + "\n")
+        except OSError:  # half a sentence would be read as the reason
+            file.unlink(missing_ok=True)
     return 2 if isinstance(error, BAD_INPUT) else 1
 
 
-def one_sentence(error: Exception) -> str:
-    """The message of an error, on one line."""
+def one_sentence(error: Exception, out_dir: Path | None = None) -> str:
+    """The message of an error, on one line; `out_dir`: where the run was writing."""
     if isinstance(error, CONFIG_ERRORS):
         return sentence(error)
+    if isinstance(error, OSError) and error.errno in NO_ROOM:
+        where = error.filename or out_dir or "the output of this command"
+        return (
+            f"{os.strerror(error.errno)}: {where} takes no more; what was written before is kept, "
+            f"and the same command will do once there is room"
+        )
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{error.strerror}: {error.filename}"
     return " ".join(str(error).split()) or type(error).__name__

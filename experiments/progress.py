@@ -25,7 +25,7 @@ class ProgressBar:
         self._task: rich_progress.TaskID | None = None
         if bar and sys.stderr.isatty():
             self._bar = rich_progress.Progress(
-                rich_progress.TextColumn("{task.description}"),
+                rich_progress.TextColumn("{task.description}", markup=False),
                 rich_progress.BarColumn(),
                 rich_progress.MofNCompleteColumn(),
                 rich_progress.TextColumn("requests · {task.fields[time]} replayed"),

@@ -6,7 +6,8 @@ knows the file that its class is in, not what that file imports in its turn.
 
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from hashlib import sha256
 from importlib import metadata, util
@@ -66,7 +67,6 @@ def code_of(config: ExperimentConfig) -> dict[str, str]:
 
 def _provenance(config: ExperimentConfig) -> dict[str, object]:
     package = Path(hicache.__file__).parent
-    named = {"cache.eviction": config.cache.eviction, "prefetch.stop": config.prefetch.stop}
     return {
         "hicache": {
             "version": _version(),
@@ -78,10 +78,22 @@ def _provenance(config: ExperimentConfig) -> dict[str, object]:
         "platform": platform.platform(),
         "policies": {
             knob: {"class": name, **_source(name.partition(":")[0])}
-            for knob, name in named.items()
+            for knob, name in _policies(config)
             if ":" in name
         },
     }
+
+
+def _policies(config: object, prefix: str = "") -> Iterator[tuple[str, str]]:
+    # a knob that names a policy has its `_args` beside it
+    assert is_dataclass(config)
+    names = {item.name for item in fields(config)}
+    for name in sorted(names):
+        value = getattr(config, name)
+        if f"{name}_args" in names:
+            yield prefix + name, value
+        elif is_dataclass(value):
+            yield from _policies(value, f"{prefix}{name}.")
 
 
 def _version() -> str | None:

@@ -205,15 +205,15 @@ REMOVALS = (
     Removal(
         name="ranks: stop when all can",
         path=PREFETCH,
-        fix="may_stop = self.verdicts.get(request_id, False)",
+        fix="may_stop = self.verdicts.get(prefetch.request_id, False)",
         without="may_stop = self.can_terminate_prefetch(prefetch, now_ns)",
         test=(VOTES, "stops_when_all_ranks_can"),
     ),
     Removal(
         name="ranks: drop what any knows to be gone",
         path=AGREEMENT,
-        fix="votes.append(1 - int(prefetch.request_id in self._to_abort))",
-        without="votes.append(1)",
+        fix="votes += [int(can_stop), 1 - int(request_id in self._to_abort)]",
+        without="votes += [int(can_stop), 1]",
         test=(VOTES, "one_rank_knows_to_be_gone"),
     ),
     Removal(

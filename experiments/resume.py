@@ -19,6 +19,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from experiments import provenance
@@ -40,6 +41,8 @@ class UsedDirectories(Callback):
             directory = _made("hydra.run.dir", config.hydra.run.dir)
             if is_finished(directory):
                 is_as_before(to_config(_without_hydra(config)), directory)
+        # known from here on to whoever must say where the run was
+        HydraConfig.instance().set_config(copy.deepcopy(config))
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Look at the directories of all jobs of a sweep."""
@@ -113,7 +116,7 @@ def sweep_config(directory: Path) -> DictConfig:
 
 def sum_up_interrupted() -> None:
     """Say what an interrupted sweep has left, with its table and, last, its directory."""
-    if not HydraConfig.initialized():
+    if not sweep_has_begun():
         sys.stderr.write("interrupted\n")
         return
     hydra_config = HydraConfig.get()
@@ -129,7 +132,12 @@ def sum_up_interrupted() -> None:
         f"interrupted: {len(finished)}{of_all} jobs had finished; the same command with "
         f"hydra.sweep.dir={os.path.relpath(directory)} goes on from there\n"
     )
-    console().print(str(directory), soft_wrap=True, markup=False)
+    console().print(str(directory), soft_wrap=True)
+
+
+def sweep_has_begun() -> bool:
+    """Whether a sweep has begun."""
+    return HydraConfig.initialized() and HydraConfig.get().mode is RunMode.MULTIRUN
 
 
 def _look_at_jobs(config: DictConfig, directory: Path) -> None:

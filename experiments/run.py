@@ -23,10 +23,23 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from experiments import schema
-from experiments.job import CONFIG_ERRORS, SUMMARY_FILE, begin, explain, run_job
+from experiments.job import (
+    CONFIG_ERRORS,
+    SUMMARY_FILE,
+    NotWrittenError,
+    begin,
+    explain,
+    run_job,
+)
 from experiments.progress import ProgressBar
 from experiments.provenance import add_trace
-from experiments.resume import is_as_before, jobs_of, sum_up_interrupted, sweep_config
+from experiments.resume import (
+    is_as_before,
+    jobs_of,
+    sum_up_interrupted,
+    sweep_config,
+    sweep_has_begun,
+)
 from experiments.screen import show_line, show_run
 from hicache import experiment
 from hicache.config import ExperimentConfig
@@ -82,6 +95,12 @@ def compose_and_run(cfg: DictConfig) -> int:
             name=f"{config.name}/{out_dir.relative_to(out_dir.parents[int(is_sweep)])}",
             bar=bar,
         )
+    except NotWrittenError as error:
+        if is_sweep:
+            show_line(error.outcome, title)
+        else:
+            show_run(error.outcome)
+        return failed(error.reason, out_dir, is_sweep=is_sweep)
     except Exception as error:  # whatever it was, the other jobs of the sweep are not to blame
         return failed(error, out_dir, is_sweep=is_sweep)
     if is_sweep:
@@ -146,14 +165,25 @@ def main() -> None:
         compose_and_run()
     except CONFIG_ERRORS as error:
         sys.exit(explain(error))
+    except OSError as error:  # of what Hydra writes, or of a terminal that has gone
+        is_run = HydraConfig.initialized() and not sweep_has_begun()
+        code = explain(error, Path(HydraConfig.get().run.dir) if is_run else None)
+        if sweep_has_begun():
+            say_what_there_is()
+        sys.exit(code)
     except KeyboardInterrupt:
-        try:
-            sum_up_interrupted()
-        except KeyboardInterrupt:
-            pass  # whoever asks twice does not want to wait for it
-        except Exception as error:
-            explain(error)
+        say_what_there_is()
         sys.exit(INTERRUPTED)
+
+
+def say_what_there_is() -> None:
+    """Sum up a run or a sweep that did not come to its end."""
+    try:
+        sum_up_interrupted()
+    except KeyboardInterrupt:
+        pass  # whoever asks twice does not want to wait for it
+    except Exception as error:
+        explain(error)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from experiments.job import Outcome
 from experiments.sheet import Sheet, as_lines
@@ -37,22 +38,26 @@ assert [key for _, key in TIMES[1:]] == list(TTFT_PARTS)
 
 
 def console() -> Console:
-    """Standard output, at one width wherever it is not a terminal."""
-    screen = Console(highlight=False)
-    return screen if screen.is_terminal else Console(highlight=False, width=WIDTH)
+    """Standard output, at one width wherever it is not a terminal; it prints text as it stands."""
+    screen = _console(None)
+    return screen if screen.is_terminal else _console(WIDTH)
+
+
+def _console(width: int | None) -> Console:
+    return Console(highlight=False, markup=False, emoji=False, width=width)
 
 
 def show_sheet(sheet: Sheet, title: str) -> None:
     """Print a table: to a terminal as narrow as need be, to anything else as wide as it is."""
     screen = console()
     head, body = as_lines(sheet, screen.width if screen.is_terminal else None)
-    screen.print(f"\n{title}\n", style="italic", markup=False, soft_wrap=True)
+    screen.print(f"\n{title}\n", style="italic", soft_wrap=True)
     for line in head:
-        screen.print(line, style="bold", markup=False, soft_wrap=True)
+        screen.print(line, style="bold", soft_wrap=True)
     for line in (*body, "") if sheet.notes else body:
-        screen.print(line, markup=False, soft_wrap=True)
+        screen.print(line, soft_wrap=True)
     for note in sheet.notes:
-        screen.print(note, markup=False, soft_wrap=not screen.is_terminal)
+        screen.print(note, soft_wrap=not screen.is_terminal)
 
 
 def show_run(outcome: Outcome) -> None:
@@ -82,7 +87,6 @@ def show_line(outcome: Outcome, title: str) -> None:
         f"{seconds(summary['request/ttft_s_mean'])}, p95 "
         f"{seconds(summary['request/ttft_s_p95'])}, {outcome.timing['wall_s']:.1f} s of wall time",
         soft_wrap=True,
-        markup=False,
     )
 
 
@@ -109,30 +113,32 @@ def size(num_bytes: float) -> str:
 
 def _show_table(screen: Console, table: Table) -> None:
     """Print a table as wide as it is, without filling its lines up unless to a terminal."""
-    wide = Console(highlight=False, width=max(screen.width, WIDTH))
+    wide = _console(max(screen.width, WIDTH))
     if screen.is_terminal:
         wide.print(table)
         return
     with wide.capture() as printed:
         wide.print(table)
     for line in printed.get().splitlines():
-        screen.print(line.rstrip(), markup=False, soft_wrap=True)
+        screen.print(line.rstrip(), soft_wrap=True)
 
 
-def _title(outcome: Outcome) -> str:
+def _title(outcome: Outcome) -> Text:
     config, summary = outcome.config, outcome.summary
     tp = config.parallel.tp or config.model.default_tp
     where = f"{tp} × {config.hardware.name}"
     if config.executor.kind != "simulated":
         where = "this machine, in real time"
     replicas = f" × {config.parallel.replicas}" if config.parallel.replicas > 1 else ""
-    return (
-        f"\n[bold]{config.name}[/]  {config.workload.kind} on {config.model.name}, "
+    return Text.assemble(
+        "\n",
+        (config.name, "bold"),
+        f"  {config.workload.kind} on {config.model.name}, "
         f"{where}{replicas}, storage {config.storage.kind}, "
         f"prefetch {config.prefetch.stop}, seed {config.seed}\n"
         f"{summary['request/count']:,} requests: {summary['request/finished_count']:,} finished, "
         f"{summary['request/rejected_count']:,} rejected, "
-        f"{summary['request/aborted_count']:,} aborted"
+        f"{summary['request/aborted_count']:,} aborted",
     )
 
 
@@ -167,14 +173,14 @@ def _times(summary: Mapping[str, float]) -> Table:
     return table
 
 
-def _lines(summary: Mapping[str, float]) -> Sequence[str]:
+def _lines(summary: Mapping[str, float]) -> Sequence[str | Text]:
     rho = ", ".join(
         f"ρ {key.removeprefix('load/rho_')} {summary[key]:.2f}" for key in _rho_keys(summary)
     )
-    verdict = "  [bold red]overloaded: no latency claim[/]" if is_overloaded(summary) else ""
+    verdict = ("  overloaded: no latency claim" if is_overloaded(summary) else "", "bold red")
     read_for_nothing = sum(summary.get(key, 0) for key in READ_FOR_NOTHING)
-    lines = [
-        f"load       {rho}{verdict}",
+    lines: list[str | Text] = [
+        Text.assemble(f"load       {rho}", verdict),
         f"price      {summary['gpu/prefill_seconds_per_request']:.4g} GPU-seconds a request in "
         f"prefill, {summary['gpu/seconds_per_request']:.4g} with decode, "
         f"TPOT {seconds(summary['request/tpot_s_mean'])}",

@@ -78,8 +78,15 @@ def as_markdown(sheet: Sheet) -> str:
     titles = [column.heading.replace("\n", " ") for column in sheet.columns]
     rules = ["---" if column.is_left else "---:" for column in sheet.columns]
     rows = [[cell.on_one_line() for cell in row] for row in sheet.rows]
-    lines = ["| " + " | ".join(row) + " |" for row in (titles, rules, *rows)]
-    return "\n".join([*lines, *(f"\n{note}" for note in sheet.notes)])
+    written = [[markdown(text) for text in row] for row in (titles, *rows)]
+    lines = ["| " + " | ".join(row) + " |" for row in (written[0], rules, *written[1:])]
+    return "\n".join([*lines, *(f"\n{markdown(note)}" for note in sheet.notes)])
+
+
+def markdown(text: str) -> str:
+    """The text as a page shows it: no sign of it is taken for markup."""
+    # an underscore inside a word is none, nor are brackets that no link follows
+    return re.sub(r"[\\`*|<$~]|\](?=[(\[:])|(?<!\w)_|_(?!\w)", r"\\\g<0>", text)
 
 
 def as_csv(sheet: Sheet) -> str:

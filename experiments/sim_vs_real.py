@@ -13,11 +13,11 @@ from pathlib import Path
 from statistics import fmean, median
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from experiments.calibrate import SLICES, fit_to
 from experiments.measured import Log, measured
+from experiments.screen import console
 from hicache import experiment
 from hicache.clock import SECOND_NS
 from hicache.config import ExperimentConfig
@@ -55,7 +55,7 @@ def carry_out(config: ExperimentConfig, out_dir: Path) -> None:
     }
     out_dir.mkdir(parents=True, exist_ok=True)
     write_json(out_dir / "summary.json", summary)
-    Console().print(table(summary))
+    console().print(table(summary))
 
 
 def paired(

@@ -25,6 +25,7 @@ from experiments.groups import (
     load_run,
     with_counts,
 )
+from experiments.job import explain
 from experiments.screen import console, show_sheet
 from experiments.table import over_seeds, sheet_of
 
@@ -38,20 +39,25 @@ class SweepEnd(Callback):
         jobs = [path for path in directory.iterdir() if path.is_dir() and path.name.isdigit()]
         jobs.sort(key=job_order)
         finished = [path for path in jobs if _failure(path) is None]
+        is_written = True
         if finished:
-            sum_up(directory, [load_run(path) for path in finished], title=str(config.name))
+            try:
+                sum_up(directory, [load_run(path) for path in finished], title=str(config.name))
+            except OSError as error:
+                explain(error)
+                is_written = False
         for path in jobs:
             failure = _failure(path)
             if failure is not None:
                 sys.stderr.write(f"job {path.name} failed: {failure}\n")
-        console().print(str(directory), soft_wrap=True, markup=False)
-        if len(finished) < len(jobs):
+        console().print(str(directory), soft_wrap=True)
+        if len(finished) < len(jobs) or not is_written:
             sys.stdout.flush()
             sys.exit(1)
 
 
 def sum_up(directory: Path, runs: Sequence[StoredRun], *, title: str) -> None:
-    """Write `sweep.csv`, `sweep.json` and `sweep.png`/`.pdf`, and print the table."""
+    """Print the table, and write `sweep.csv`, `sweep.json` and `sweep.png`/`.pdf`."""
     runs = with_counts(runs)
     keys = differing_keys(runs)
     groups = group_runs(runs, keys)
@@ -60,6 +66,8 @@ def sum_up(directory: Path, runs: Sequence[StoredRun], *, title: str) -> None:
     for metric in runs[0].metrics:
         if metric not in known:
             sys.stderr.write(f"not every run has the metric {metric}\n")
+    if len(runs) > 1:
+        show_sheet(sheet_of(groups, metrics), ": ".join(filter(None, [title, over_seeds(groups)])))
     _write_csv(directory / "sweep.csv", runs, keys)
     _write_json(directory / "sweep.json", groups)
     if len(groups) > 1:
@@ -69,14 +77,12 @@ def sum_up(directory: Path, runs: Sequence[StoredRun], *, title: str) -> None:
         figure = draw_sweep(groups, metrics, title=title)
         for name in ("sweep.png", "sweep.pdf"):
             save(figure, directory / name)
-    if len(runs) > 1:
-        show_sheet(sheet_of(groups, metrics), ": ".join(filter(None, [title, over_seeds(groups)])))
 
 
 def _failure(job: Path) -> str | None:
     error = job / "error.txt"
     if error.exists():
-        return error.read_text().strip().splitlines()[-1]
+        return (error.read_text().strip() or "it could not say why").splitlines()[-1]
     return None if (job / "summary.json").exists() else "it ended without a summary"
 
 

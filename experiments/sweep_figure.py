@@ -13,6 +13,7 @@ from matplotlib.transforms import Bbox
 from experiments.groups import Group, Spread, is_number
 from experiments.sheet import wrapped
 from experiments.table import TITLES, is_overloaded, over_seeds, same_runs, short
+from hicache.report import make_literal
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#222222")
 MARKERS = "osD^vP*"
@@ -72,7 +73,8 @@ def draw_sweep(groups: Sequence[Group], metrics: Sequence[str], *, title: str) -
         axes.grid(axis="y", color="#E5E5E5", lw=0.8)
         axes.set_axisbelow(True)
     if line_keys:
-        handles, names = all_axes[0].get_legend_handles_labels()
+        handles = list(all_axes[0].containers)  # also of what matplotlib would hide, like `_mine`
+        names = [", ".join(name) for name in lines]
         room = int(width / (max(map(len, names)) * LETTER_INCHES + 0.6))
         num_columns = max(1, min(len(lines), 4, room))
         height += LINE_INCHES * -(-len(lines) // num_columns)
@@ -154,6 +156,7 @@ def label_places(figure: Figure, places: dict[str, float], *, may_skip: bool) ->
 
 def label_boxes(figure: Figure) -> list[list[Bbox]]:
     """Where the names on the x-axis of each panel are, from left to right, in pixels."""
+    make_literal(figure)
     figure.draw_without_rendering()
     return [
         sorted(

@@ -158,7 +158,9 @@ class WorkloadConfig:
     `kind` names the loader or generator. `path` overrides where a trace is looked for. `load`
     keeps the share of sessions that gives this GPU utilisation; `time_scale` stretches arrival
     times; `start_jitter_s` starts each session later by a seeded time below it. Generators make
-    `num_sessions` sessions at `session_rate` a second.
+    `num_sessions` sessions at `session_rate` a second. Of `abort_share` of the requests somebody
+    gives up, after a seeded time from arrival whose mean is `patience_s`, unless they are answered
+    by then.
     """
 
     kind: str = MISSING
@@ -174,6 +176,8 @@ class WorkloadConfig:
     think_cap_s: float = 600.0
     warm_up_s: float = 0.0  # requests that arrive earlier are served and not counted
     start: StartState = StartState.cold
+    abort_share: float = 0.0
+    patience_s: float = 10.0
     num_sessions: int = 200
     session_rate: float = 1.0  # sessions a second
 
@@ -188,6 +192,8 @@ class WorkloadConfig:
         _at_least("workload.concurrency", self.concurrency, 1)
         _at_least("workload.think_cap_s", self.think_cap_s, 0)
         _at_least("workload.warm_up_s", self.warm_up_s, 0)
+        _share("workload.abort_share", self.abort_share)
+        _positive("workload.patience_s", self.patience_s)
         _at_least("workload.num_sessions", self.num_sessions, 1)
         _positive("workload.session_rate", self.session_rate)
 
@@ -515,3 +521,11 @@ class ExperimentConfig:
                     f"parallel.tp must divide the {heads} KV heads of {self.model.name} or be a "
                     f"multiple of them, got {tp}"
                 )
+        ranks, executor, storage = self.parallel.ranks, self.executor.kind, self.storage.kind
+        if ranks > 1 and executor != "simulated":
+            raise ValueError(
+                f"parallel.ranks={ranks} needs executor.kind=simulated (real memory is dealt "
+                f"out by parallel.tp), got {executor}"
+            )
+        if ranks > 1 and storage == "none":
+            raise ValueError(f"parallel.ranks={ranks} needs a storage, got storage.kind=none")

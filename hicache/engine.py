@@ -7,7 +7,7 @@ once.
 """
 
 import heapq
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Protocol
 
@@ -69,18 +69,40 @@ class Engine:
         self.interrupt(now_ns)
 
     def abort(self, request_id: int, now_ns: int) -> None:
-        """Somebody has hung up; the request is dropped when the step at hand ends."""
+        """Somebody has given up; the request is dropped when the step at hand ends.
+
+        One that is not here any more, or never came, is none of ours.
+        """
         self._aborted.append(request_id)
         self.interrupt(now_ns)
 
     def deliver(self, done: Work | Prefetch, now_ns: int) -> bool:
-        """A copy, a query or a read is done; it is taken in when the step at hand ends.
+        """A copy, a query or a read is done, or a batch of a read; it is taken in when the step
+        at hand ends.
 
         False if nothing can come of it yet, so that there is no need to wake.
         """
-        self._delivered.append(done)
+        is_batch = isinstance(done, Prefetch) and done.is_reading and not done.is_read
+        if not is_batch:
+            self._delivered.append(done)
+        elif self.prefetcher is None or not self.prefetcher.stop.waits:
+            return False  # nobody looks at how far a read is
         self.interrupt(now_ns)
         return True
+
+    def catch_up(self, now_ns: int) -> None:
+        """Take in the steps of the run at hand that ended before now, for whoever looks.
+
+        The run goes on; at its end it makes no difference that somebody looked.
+        """
+        ends = self._ends_ns
+        if ends is None:
+            return
+        num_steps = min(int(np.searchsorted(ends, now_ns)), len(ends) - 1)  # `wake` ends the last
+        if num_steps:
+            outcome = self._commit(num_steps, int(ends[num_steps - 1]))
+            assert not outcome.finished, "a run goes on after an answer is complete"
+            self._ends_ns = ends[num_steps:]
 
     def interrupt(self, now_ns: int) -> None:
         """End the run of steps at hand at the first boundary from now on."""
@@ -128,17 +150,20 @@ class Engine:
                 return outcome
             outcome = self._end_step(now_ns)
         self._take_in(now_ns)
-        if self._batch is None:
+        was_held = self._batch is not None
+        if not was_held:
             self._count_backlog(now_ns)
             self._batch = self.scheduler.plan(now_ns)
             self._backlog_since_ns = now_ns if self.scheduler.has_backlog else None
             ended = self.scheduler.take_ended()
             outcome.rejected += ended.rejected
+            outcome.aborted += ended.aborted
         self._hand_out(now_ns)
         if self._batch is not None and not self.executor.is_fenced:
             run = self.executor.forward(self._batch, now_ns)
             self._started_ns = now_ns
-            self._ends_ns = run.ends_ns
+            # whoever came while it was held has not been looked at
+            self._ends_ns = run.ends_ns[:1] if was_held else run.ends_ns
             for extend in self._batch.extends:
                 if extend.job.first_token_ns is None:
                     extend.job.load_back_ns += run.load_stall_ns
@@ -147,11 +172,17 @@ class Engine:
         return outcome
 
     def _end_step(self, now_ns: int) -> Outcome:
-        assert self._batch is not None
         assert self._ends_ns is not None
-        num_steps = len(self._ends_ns)
+        outcome = self._commit(len(self._ends_ns), now_ns)
+        self._batch = self._ends_ns = None
+        return outcome
+
+    def _commit(self, num_steps: int, now_ns: int) -> Outcome:
+        # the next steps of the batch, the last of which ends now
+        assert self._batch is not None
         self.num_steps += num_steps
         step_ns = now_ns - self._started_ns
+        self._started_ns = now_ns
         counters = self.cache.counters
         counters["engine/busy_ns"] += step_ns
         if self._batch.extends:
@@ -159,9 +190,7 @@ class Engine:
             if self.prefetcher is not None:
                 num_tokens = sum(extend.end - extend.start for extend in self._batch.extends)
                 self.prefetcher.outlook.was_computed(num_tokens, step_ns)
-        outcome = self.scheduler.commit(self._batch, num_steps, now_ns)
-        self._batch = self._ends_ns = None
-        return outcome
+        return self.scheduler.commit(self._batch, num_steps, now_ns)
 
     def _count_backlog(self, now_ns: int) -> None:
         if self._backlog_since_ns is not None:
@@ -238,6 +267,46 @@ class Observer(Protocol):
         """A request can never run; what that releases, and when."""
         ...
 
+    def aborted(self, job: Job, engine: int, now_ns: int) -> Iterable[tuple[int, Request]]:
+        """Somebody has given up on a request; what that releases, and when."""
+        ...
+
+
+class HangUps:
+    """Those who give up on a request that is not answered in time, in the order in which they do.
+
+    Holds only requests that are here: nothing happens when the patience of an answered one ends.
+    """
+
+    def __init__(self, patience_ns: Mapping[int, int]) -> None:
+        """`patience_ns`: from a request's arrival, by its id; who is not named waits for ever."""
+        self._patience_ns = patience_ns
+        self._line: list[tuple[int, int]] = []  # (when, request)
+        self._engines: dict[int, int] = {}  # of the requests that are here
+
+    def arrived(self, request: Request, engine: int, now_ns: int) -> None:
+        """A request has come."""
+        patience_ns = self._patience_ns.get(request.id)
+        if patience_ns is not None:
+            heapq.heappush(self._line, (now_ns + patience_ns, request.id))
+            self._engines[request.id] = engine
+
+    def ended(self, job: Job) -> None:
+        """Nobody waits for it any more."""
+        self._engines.pop(job.request.id, None)
+
+    def next_ns(self) -> int | None:
+        """When the next one gives up."""
+        while self._line and self._line[0][1] not in self._engines:
+            heapq.heappop(self._line)
+        return self._line[0][0] if self._line else None
+
+    def until(self, now_ns: int) -> Iterable[tuple[int, int]]:
+        """Who gives up by now: (engine, request)."""
+        while (moment := self.next_ns()) is not None and moment <= now_ns:
+            request_id = heapq.heappop(self._line)[1]
+            yield self._engines.pop(request_id), request_id
+
 
 def serve(
     engines: Sequence[Engine],
@@ -247,17 +316,21 @@ def serve(
     io: Io,
     router: Router,
     observer: Observer,
+    patience_ns: Mapping[int, int] | None = None,
 ) -> None:
     """Serve all requests and drain: at the end nothing is under way anywhere.
 
-    At one moment, copies are done before requests come, and requests come before steps end.
+    At one moment, copies are done before requests come, requests come before somebody gives up on
+    one, and all that before steps end. `patience_ns`: as `HangUps` has it; none: nobody gives up.
     """
     numbers = count()
     arrivals = [(time_ns, next(numbers), request) for time_ns, request in releases]
     heapq.heapify(arrivals)
     wakes: list[int | None] = [None] * len(engines)
+    hang_ups = HangUps(patience_ns or {})
     while True:
-        moments = [moment for moment in (*wakes, io.next_event_ns()) if moment is not None]
+        expected = (*wakes, io.next_event_ns(), hang_ups.next_ns())
+        moments = [moment for moment in expected if moment is not None]
         if arrivals:
             moments.append(arrivals[0][0])
         if not moments:
@@ -271,8 +344,14 @@ def serve(
                 touched.add(number)
         while arrivals and arrivals[0][0] <= now:
             due, _, request = heapq.heappop(arrivals)
+            for engine in engines:
+                engine.catch_up(now)  # a router may look at any of them
             number = router.route(request, engines)
             engines[number].submit(request, now, came_ns=due)
+            hang_ups.arrived(request, number, due)
+            touched.add(number)
+        for number, request_id in hang_ups.until(now):
+            engines[number].abort(request_id, now)
             touched.add(number)
         for number in sorted(touched):
             engine = engines[number]
@@ -284,9 +363,13 @@ def serve(
             outcome = engine.wake(now)
             released: list[tuple[int, Request]] = []
             for job in outcome.finished:
+                hang_ups.ended(job)
                 released += observer.finished(job, number, now)
             for job, reason in outcome.rejected:
+                hang_ups.ended(job)
                 released += observer.rejected(job, reason, number, now)
+            for job in outcome.aborted:
+                released += observer.aborted(job, number, now)
             for time_ns, request in released:
                 heapq.heappush(arrivals, (max(time_ns, now), next(numbers), request))
             wakes[number] = engine.next_wake_ns(now)

@@ -19,7 +19,7 @@ from hicache.config import ExperimentConfig, StartState, WritePolicy
 from hicache.engine import Engine, serve
 from hicache.executor.cost import CostModel
 from hicache.lockstep import RankedEngine, lockstep
-from hicache.metrics import REQUIRED_MEASURES, Progress, RequestRecord, Result, Status
+from hicache.metrics import REQUIRED_MEASURES, Progress, RequestRecord, Result
 from hicache.models import GIB, ComponentKind
 from hicache.recorder import Recorder
 from hicache.request import Request
@@ -30,6 +30,7 @@ from hicache.scheduler.scheduler import Scheduler
 from hicache.warm import warm_storage
 from hicache.workload.arrivals import Feeder
 from hicache.workload.build import Workload, load_workload, sample_sessions
+from hicache.workload.patience import patience_of
 
 # counts of what may never happen in a run; its summary says 0 then, so that runs can be compared
 RARE_COUNTS = (
@@ -83,8 +84,6 @@ def run(
     ]
     engines = parts
     if num_ranks > 1:
-        if not runtime.has_storage:
-            raise ValueError(f"parallel.ranks={num_ranks} needs a storage, got storage.kind=none")
         engines = [
             lockstep(parts[first : first + num_ranks], config.parallel, config.storage)
             for first in range(0, num_engines, num_ranks)
@@ -131,6 +130,7 @@ def run(
             io=runtime.io,
             router=router(),
             observer=recorder,
+            patience_ns=patience_of(workload.requests, config.workload, seed=config.seed),
         )
     finally:
         if collects:
@@ -296,7 +296,7 @@ def _measures(
     hits = [
         (record.prompt_len - record.computed_len, record.prompt_len, record.output_len)
         for record in records
-        if record.status is Status.finished
+        if record.output_len  # finished, or aborted when its answer had begun
     ]
     storage = config.storage
     measures |= {

@@ -141,6 +141,12 @@ class RankedEngine(Engine):
         for follower in self.followers:
             follower.submit(request, now_ns, came_ns=came_ns)
 
+    def abort(self, request_id: int, now_ns: int) -> None:
+        """Somebody has given up on a request, and every rank hears of it."""
+        super().abort(request_id, now_ns)
+        for follower in self.followers:
+            follower.abort(request_id, now_ns)
+
     def deliver(self, done: Work | Prefetch, now_ns: int) -> bool:
         """One rank's part of a copy, a query or a read is done, or a batch of a read.
 
@@ -160,6 +166,20 @@ class RankedEngine(Engine):
             self.interrupt(now_ns)
         return is_news or is_held
 
+    def catch_up(self, now_ns: int) -> None:
+        """Take in steps that have ended, on every rank."""
+        num_steps = self.num_steps
+        super().catch_up(now_ns)
+        for follower in self.followers:
+            follower.catch_up(now_ns)
+        self._count("step_collectives_count", self.num_steps - num_steps)
+
+    def next_wake_ns(self, now_ns: int) -> int | None:
+        """When any rank has something to do by itself: what they waited for differs."""
+        moments = [super().next_wake_ns(now_ns)]
+        moments += [each.next_wake_ns(now_ns) for each in self.followers]
+        return min((each for each in moments if each is not None), default=None)
+
     def interrupt(self, now_ns: int) -> None:
         """End the run of steps at hand, on every rank."""
         super().interrupt(now_ns)
@@ -177,11 +197,11 @@ class RankedEngine(Engine):
         outcome = super().wake(now_ns)
         for follower in self.followers:
             theirs = follower.wake(now_ns)
-            if len(theirs.finished) != len(outcome.finished) or (
-                follower.step_end_ns != self.step_end_ns
-            ):
+            if _ended(theirs) != _ended(outcome) or follower.step_end_ns != self.step_end_ns:
                 raise RanksDivergedError(f"the ranks' batches differ at {now_ns} ns")
         self._begin_work(now_ns)
+        if self._is_outvoted(now_ns):
+            self.interrupt(now_ns)
         # one for each step, and one whenever the ranks woke for something else
         self._count("step_collectives_count", max(self.num_steps - num_steps, 1))
         return outcome
@@ -201,6 +221,19 @@ class RankedEngine(Engine):
         minimum = minimum_of([each.pack(now_ns) for each in self._agreements])
         for agreement in self._agreements:
             agreement.apply(minimum)
+
+    def _is_outvoted(self, now_ns: int) -> bool:
+        # whether the ranks would agree otherwise at the next boundary, with no further news: what
+        # came with this one was not known yet when they voted
+        assert self.prefetcher is not None
+        if self._ends_ns is None or not self.prefetcher.stop.waits:
+            return False
+        verdicts = self.prefetcher.verdicts or {}
+        ballots = [each.ballot(now_ns) for each in self._agreements]
+        return any(
+            all(ballot[number] for ballot in ballots) != verdicts.get(number, False)
+            for number in ballots[0]
+        )
 
     def _begin_work(self, now_ns: int) -> None:
         for executor, agreement in zip(self._executors, self._agreements, strict=True):
@@ -282,6 +315,12 @@ class RankedEngine(Engine):
 
     def _count(self, name: str, amount: int) -> None:
         self.cache.counters[f"agreement/{name}"] += amount
+
+
+def _ended(outcome: Outcome) -> list[list[int]]:
+    rejected = [job for job, _ in outcome.rejected]
+    jobs = (outcome.finished, rejected, outcome.aborted)
+    return [[job.request.id for job in each] for each in jobs]
 
 
 def lockstep(

@@ -52,7 +52,7 @@ class Status(Enum):
 
     finished = "finished"
     rejected = "rejected"  # never admitted: it could not have fitted
-    aborted = "aborted"
+    aborted = "aborted"  # somebody gave up on it, or on what it was to follow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,8 @@ class RequestRecord:
     `arrival_ns` is when it was submitted, which under causal and closed arrivals is later than in
     the trace. The four hit and computed lengths are fixed at the first admission and sum to
     `prompt_len`; what a retraction computes again is `recomputed_len`. The four parts of the time
-    to first token sum to `first_token_ns - arrival_ns`.
+    to first token sum to `first_token_ns - arrival_ns`; of an aborted request that had no token,
+    to `finish_ns - arrival_ns`. `finish_ns` is its last token, or when it was dropped.
     """
 
     id: int
@@ -167,7 +168,7 @@ def summarize(
     missing = [key for key in REQUIRED_MEASURES if key not in measures]
     assert not missing, f"measures lack {', '.join(missing)}"
     for record in records:
-        _check(record)
+        check(record)
 
     finished = [record for record in records if record.status is Status.finished]
     summary: dict[str, float | int] = {
@@ -188,7 +189,12 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return sorted(values)[max(int(rank), 1) - 1]
 
 
-def _check(record: RequestRecord) -> None:
+def check(record: RequestRecord) -> None:
+    """Law 9, of one request.
+
+    Raises:
+        AssertionError: its tokens or the parts of its time to first token do not add up.
+    """
     split = (
         record.device_hit_len + record.host_hit_len + record.storage_hit_len + record.computed_len
     )
@@ -206,10 +212,16 @@ def _check(record: RequestRecord) -> None:
     if record.status is Status.finished:
         assert record.first_token_ns is not None, f"request {record.id} finished with no token"
         assert record.finish_ns is not None, f"request {record.id} finished at no time"
-    if record.ttft_ns is not None:
+    for part in TTFT_PARTS:
+        part_ns = getattr(record, f"{part}_ns")
+        assert part_ns >= 0, f"request {record.id} spent {part_ns} ns in {part}"
+    waited_ns = record.ttft_ns
+    if waited_ns is None and record.finish_ns is not None:
+        waited_ns = record.finish_ns - record.arrival_ns
+    if waited_ns is not None:
         parts = record.queue_ns + record.storage_wait_ns + record.load_back_ns + record.prefill_ns
-        assert parts == record.ttft_ns, (
-            f"request {record.id} waited {record.ttft_ns} ns for its first token, and the parts "
+        assert parts == waited_ns, (
+            f"request {record.id} waited {waited_ns} ns for its first token, and the parts "
             f"queue {record.queue_ns} + storage wait {record.storage_wait_ns} + load-back "
             f"{record.load_back_ns} + prefill {record.prefill_ns} = {parts}"
         )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from hicache.cache.node import KIND_NAMES, TIER_NAMES, TIERS
 from hicache.clock import SECOND_NS
 from hicache.engine import Engine
-from hicache.metrics import Progress, RequestRecord, Row, Status
+from hicache.metrics import Progress, RequestRecord, Row, Status, check
 from hicache.request import Request
 from hicache.scheduler.job import Job
 from hicache.workload.arrivals import Feeder
@@ -36,6 +36,7 @@ class Recorder:
         self._num_requests = num_requests
         self._interval_ns = round(interval_s * SECOND_NS)
         self._warm_up_ns = round(warm_up_s * SECOND_NS)
+        self._warm_ns: int | None = self._warm_up_ns or None  # when counting begins, if it has not
         self._progress = progress
         self._next_row_ns = self._interval_ns
         self._num_done = 0
@@ -43,17 +44,22 @@ class Recorder:
         self._before = dict.fromkeys(TIER_TOKENS, 0)
         self._finished_before = 0
         self._counters = [engine.cache.counters for engine in engines] + list(counters)
-        self._uncounted: Counter[str] | None = None if warm_up_s else Counter()
+        self._uncounted: Counter[str] = Counter()
         self.now_ns = 0
 
     def at(self, now_ns: int) -> None:
-        """Close the intervals that have ended before now."""
+        """Close the intervals that have ended before now, as things stood when they did."""
+        while (moment := self._next_look_ns()) <= now_ns:
+            for engine in self._engines:
+                engine.catch_up(moment)
+            if moment == self._warm_ns:
+                self._uncounted = self._all_counters()
+                self._warm_ns = None
+            if moment == self._next_row_ns:
+                self.now_ns = moment
+                self._close_row(moment)
+                self._next_row_ns += self._interval_ns
         self.now_ns = now_ns
-        if self._uncounted is None and now_ns >= self._warm_up_ns:
-            self._uncounted = self._all_counters()
-        while self._next_row_ns <= now_ns:
-            self._close_row(self._next_row_ns)
-            self._next_row_ns += self._interval_ns
 
     def close(self) -> None:
         """Close the last, partial interval."""
@@ -62,51 +68,38 @@ class Recorder:
     def totals(self) -> Counter[str]:
         """All counters, less what they stood at when the warm-up ended."""
         totals = self._all_counters()
-        totals.subtract(self._uncounted or Counter())
+        totals.subtract(self._uncounted)
         return totals
 
     def finished(self, job: Job, engine: int, now_ns: int) -> Iterable[tuple[int, Request]]:
         """A request is answered."""
-        request = job.request
-        assert job.admitted_ns is not None
-        assert job.first_token_ns is not None
-        load_back = min(job.load_back_ns, job.first_token_ns - job.admitted_ns)
-        self._record(
-            RequestRecord(
-                id=request.id,
-                session_id=request.session_id,
-                engine=engine,
-                status=Status.finished,
-                arrival_ns=job.submitted_ns,
-                first_token_ns=job.first_token_ns,
-                finish_ns=now_ns,
-                prompt_len=request.prompt_len,
-                output_len=request.output_len,
-                device_hit_len=job.device_len,
-                host_hit_len=job.host_len,
-                storage_hit_len=job.storage_len,
-                computed_len=job.computed_len,
-                recomputed_len=job.recomputed_len,
-                queue_ns=job.admitted_ns - job.submitted_ns - job.storage_wait_ns,
-                storage_wait_ns=job.storage_wait_ns,
-                load_back_ns=load_back,
-                prefill_ns=job.first_token_ns - job.admitted_ns - load_back,
-                retractions=job.retractions,
-                num_steps=job.num_steps,
-            )
-        )
+        self._ended(job, Status.finished, "", engine, now_ns)
         self._num_finished += 1
-        return self._feeder.on_answered(request.id, now_ns)
+        return self._feeder.on_answered(job.request.id, now_ns)
 
     def rejected(
         self, job: Job, reason: str, engine: int, now_ns: int
     ) -> Iterable[tuple[int, Request]]:
-        """A request can never run; neither can the rest of its session."""
-        self._reject(job.request, reason, engine, job.submitted_ns)
+        """A request can never run; neither can those that wait for its answer."""
+        self._never_ran(job.request, Status.rejected, reason, engine, job.submitted_ns)
+        return self._drop_followers(job, Status.rejected, engine, now_ns)
+
+    def aborted(self, job: Job, engine: int, now_ns: int) -> Iterable[tuple[int, Request]]:
+        """Somebody has given up on a request, and on what was to follow its answer."""
+        self._ended(job, Status.aborted, "gave up", engine, now_ns)
+        return self._drop_followers(job, Status.aborted, engine, now_ns)
+
+    def _drop_followers(
+        self, job: Job, status: Status, engine: int, now_ns: int
+    ) -> Iterable[tuple[int, Request]]:
         dropped = self._feeder.on_dropped(job.request.id, now_ns)
         for request in dropped.requests:
-            self._reject(request, f"follows rejected request {job.request.id}", engine, now_ns)
+            reason = f"follows {status.value} request {job.request.id}"
+            self._never_ran(request, status, reason, engine, now_ns)
         return dropped.released
+
+    def _next_look_ns(self) -> int:
+        return min(self._next_row_ns, self._warm_ns or self._next_row_ns)
 
     def _all_counters(self) -> Counter[str]:
         totals: Counter[str] = Counter()
@@ -114,13 +107,47 @@ class Recorder:
             totals.update(counters)
         return totals
 
-    def _reject(self, request: Request, reason: str, engine: int, arrival_ns: int) -> None:
+    def _ended(self, job: Job, status: Status, reason: str, engine: int, now_ns: int) -> None:
+        # the parts go up to the first token, or to where somebody gave up on it
+        request = job.request
+        until_ns = now_ns if job.first_token_ns is None else job.first_token_ns
+        admitted_ns = until_ns if job.admitted_ns is None else job.admitted_ns
+        load_back_ns = min(job.load_back_ns, until_ns - admitted_ns)
         self._record(
             RequestRecord(
                 id=request.id,
                 session_id=request.session_id,
                 engine=engine,
-                status=Status.rejected,
+                status=status,
+                reason=reason,
+                arrival_ns=job.submitted_ns,
+                first_token_ns=job.first_token_ns,
+                finish_ns=now_ns,
+                prompt_len=request.prompt_len,
+                output_len=job.decoded,
+                device_hit_len=job.device_len,
+                host_hit_len=job.host_len,
+                storage_hit_len=job.storage_len,
+                computed_len=job.computed_len,
+                recomputed_len=job.recomputed_len,
+                queue_ns=admitted_ns - job.submitted_ns - job.storage_wait_ns,
+                storage_wait_ns=job.storage_wait_ns,
+                load_back_ns=load_back_ns,
+                prefill_ns=until_ns - admitted_ns - load_back_ns,
+                retractions=job.retractions,
+                num_steps=job.num_steps,
+            )
+        )
+
+    def _never_ran(
+        self, request: Request, status: Status, reason: str, engine: int, arrival_ns: int
+    ) -> None:
+        self._record(
+            RequestRecord(
+                id=request.id,
+                session_id=request.session_id,
+                engine=engine,
+                status=status,
                 reason=reason,
                 arrival_ns=arrival_ns,
                 prompt_len=request.prompt_len,
@@ -129,6 +156,7 @@ class Recorder:
         )
 
     def _record(self, record: RequestRecord) -> None:
+        check(record)
         if record.arrival_ns >= self._warm_up_ns:
             self.records.append(record)
         self._num_done += 1

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter
 
 from hicache.metrics import OVERLOADED_RHO, TTFT_PARTS, RequestRecord, is_overloaded
@@ -99,8 +100,15 @@ def write_report(run_dir: Path, *, title: str, summary: Mapping[str, float] | No
 def save(figure: Figure, path: Path) -> None:
     """Write a figure as PNG or PDF, without the date, so that equal runs give equal bytes."""
     FigureCanvasAgg(figure)
+    make_literal(figure)
     unwanted = "CreationDate" if path.suffix == ".pdf" else "Software"
     figure.savefig(path, dpi=DPI, metadata={unwanted: None})
+
+
+def make_literal(figure: Figure) -> None:
+    """Have a figure draw all its text as it stands; a name may look like mathematics."""
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)
 
 
 def verdict(summary: Mapping[str, float]) -> str:

@@ -43,8 +43,8 @@ class PrefixLoad:
 
         def merit(number: int) -> tuple[int, int, int]:
             tree = engines[number].cache.tree
-            match = tree.match(tokens, request.prompt_len - 1, request.namespace)
-            return match.usable_len, -loads[number], -number
+            held_len = tree.usable_len(tokens, request.prompt_len - 1, request.namespace)
+            return held_len, -loads[number], -number
 
         near = [each for each in range(len(engines)) if loads[each] <= min(loads) + self._slack]
         return max(near, key=merit)

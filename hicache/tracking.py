@@ -58,7 +58,7 @@ class Tracker:
     def log(self, row: Row) -> None:
         """Record one interval."""
         flat = row.flat()
-        self._metrics.write(json.dumps(flat) + "\n")
+        self._append(json.dumps(flat).encode() + b"\n")
         if self._wandb is not None:
             self._wandb.log(flat)  # with an explicit step W&B would hold the last row back
 
@@ -78,7 +78,7 @@ class Tracker:
             self._wandb.summary.update(dict(summary))
 
     def __enter__(self) -> Self:
-        self._metrics = (self._out_dir / "metrics.jsonl").open("w", buffering=1)  # line by line
+        self._metrics = (self._out_dir / "metrics.jsonl").open("wb", buffering=0)
         if threading.current_thread() is threading.main_thread():
             self._old_handler = signal.signal(signal.SIGTERM, _exit)
         if self._tracker.wandb_mode is not WandbMode.disabled:
@@ -97,6 +97,17 @@ class Tracker:
             self._wandb.finish(exit_code=_exit_code(exc))
         if self._old_handler is not None:
             signal.signal(signal.SIGTERM, self._old_handler)
+
+    def _append(self, line: bytes) -> None:
+        # a row is there as a whole or not at all, also when the disk is full
+        end = self._metrics.tell()
+        left = line
+        try:
+            while left:
+                left = left[self._metrics.write(left) :]
+        except OSError:
+            self._metrics.truncate(end)
+            raise
 
     def _open_wandb(self) -> "wandb.Run":
         os.environ.setdefault("WANDB_SILENT", "true")
@@ -150,7 +161,11 @@ def write_json(path: Path, values: Mapping[str, object]) -> None:
     """The same bytes for the same values: sorted keys, shortest exact floats. All or nothing."""
     text = json.dumps(values, indent=2, sort_keys=True, allow_nan=False) + "\n"
     unfinished = path.with_name(f".{path.name}.part")
-    unfinished.write_text(text)
+    try:
+        unfinished.write_text(text)
+    except OSError:
+        unfinished.unlink(missing_ok=True)
+        raise
     unfinished.replace(path)
 
 

@@ -24,7 +24,7 @@ from hicache.config import (
     SchedulerConfig,
 )
 from hicache.experiment import run
-from hicache.metrics import Result, is_overloaded, summarize
+from hicache.metrics import Progress, Result, Row, Status, is_overloaded, summarize
 from hicache.scheduler.budget import FORMS
 from hicache.scheduler.checkpoints import PLACEMENTS
 from hicache.scheduler.job import Job
@@ -90,14 +90,39 @@ def summary_of(result: Result) -> str:
     return json.dumps(summarize(result.records, result.measures), sort_keys=True)
 
 
+def jumped_and_stepped(*overrides: str) -> list[tuple[str, object, list[Row]]]:
+    """Summary, records and rows of a run whose decode steps are taken at once, and one by one."""
+    outcomes = []
+    for jump in ("true", "false"):
+        rows: list[Row] = []
+
+        def keep(progress: Progress, rows: list[Row] = rows) -> None:
+            if progress.row is not None:
+                rows.append(progress.row)
+
+        result = run(config_of(*overrides, f"engine.jump={jump}"), progress=keep)
+        outcomes.append((summary_of(result), result.records, rows))
+    return outcomes
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_taking_decode_steps_one_by_one_leaves_the_same_summary(model: str) -> None:
-    overrides = [f"model={model}", "workload.limit=25"]
-    jumping, stepping = (
-        run(config_of(*overrides, f"engine.jump={jump}")) for jump in ("true", "false")
-    )
-    assert summary_of(jumping) == summary_of(stepping)
-    assert jumping.records == stepping.records
+    jumping, stepping = jumped_and_stepped(f"model={model}", "workload.limit=25")
+    assert jumping == stepping
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["workload.warm_up_s=30.5", "tracker.interval_s=0.37"],
+        ["parallel.ranks=2", "storage.delay_s=0.05", "workload.start=warm_storage"],
+    ],
+    ids=lambda overrides: overrides[0],
+)
+def test_it_does_so_whoever_looks_in_between(overrides: list[str]) -> None:
+    small = ["model=tiny_hybrid", "cache.device_gib=0.02", "cache.host_gib=0.02"]
+    jumping, stepping = jumped_and_stepped(*small, *overrides)
+    assert jumping == stepping
 
 
 def test_two_equal_runs_leave_the_same_summary() -> None:
@@ -105,18 +130,60 @@ def test_two_equal_runs_leave_the_same_summary() -> None:
     assert summary_of(run(config)) == summary_of(run(config))
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("router", ["sticky", "round_robin", "prefix_load"])
-def test_replicas_share_the_work_and_lose_none_of_it(router: str) -> None:
+def test_replicas_share_the_work_and_lose_none_of_it(router: str, ranks: int) -> None:
     result = run(
         config_of(
             "model=tiny_hybrid",
+            "storage=memory",
             "parallel.replicas=3",
+            f"parallel.ranks={ranks}",
             f"parallel.router={router}",
             "engine.check_invariants=true",
         )
     )
     assert len(result.records) == 60
     assert {record.engine for record in result.records} >= {0, 1}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_those_who_give_up_are_counted_apart(ranks: int) -> None:
+    overrides = [
+        "model=tiny_hybrid",
+        "workload.abort_share=0.8",
+        "workload.patience_s=0.2",
+        f"parallel.ranks={ranks}",
+    ]
+    result = run(config_of(*overrides))
+    summary = summarize(result.records, result.measures)
+    gone = {record.id: record for record in result.records if record.status is Status.aborted}
+    first = [record for record in gone.values() if record.reason == "gave up"]
+    followers = [record for record in gone.values() if record.reason != "gave up"]
+    assert len(result.records) == 60
+    assert len(gone) < 60
+    assert summary["request/aborted_count"] == len(gone)
+    assert summary["cache/aborted_tokens"] == sum(each.prompt_len for each in gone.values())
+    assert any(record.output_len for record in first)
+    assert followers
+    for record in followers:
+        assert gone[int(record.reason.removeprefix("follows aborted request "))] in first
+    again = run(config_of(*overrides, "engine.jump=false"))
+    assert summary_of(again) == summary_of(result)
+
+
+def test_under_open_arrivals_nobody_is_taken_along_by_those_who_give_up() -> None:
+    result = run(
+        config_of(
+            "model=tiny_hybrid",
+            "workload.arrivals=open",
+            "workload.abort_share=0.4",
+            "workload.patience_s=0.5",
+        )
+    )
+    gone = [record for record in result.records if record.status is Status.aborted]
+    assert gone
+    assert {record.reason for record in gone} == {"gave up"}
 
 
 def test_a_policy_of_ones_own_is_named_by_module_and_class() -> None:
@@ -289,3 +356,32 @@ def test_the_config_knows_the_names_of_the_policies_there_are(
     names: tuple[str, ...], policies: dict[str, object]
 ) -> None:
     assert tuple(policies) == names
+
+
+def test_requests_that_come_whatever_the_engine_does_are_each_judged_by_themselves() -> None:
+    config = config_of(
+        "model=tiny_hybrid",
+        "workload.limit=100",
+        "workload.arrivals=open",
+        "cache.device_gib=0.02",
+        "engine.check_invariants=true",
+    )
+    records = run(config).records
+    assert [record.id for record in records] == sorted({record.id for record in records})
+    assert len(records) == 100
+    assert {record.status.name for record in records} == {"finished", "rejected"}
+    assert not any("follows" in record.reason for record in records)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["executor=torch"], r"ranks=2 needs executor\.kind=simulated \(.*\), got torch"),
+        (["storage=none"], r"ranks=2 needs a storage, got storage\.kind=none"),
+    ],
+)
+def test_ranks_without_what_they_need_are_refused_before_anything_is_built(
+    overrides: list[str], told: str
+) -> None:
+    with pytest.raises(ValueError, match=told):
+        config_of("model=tiny_hybrid", "parallel.ranks=2", *overrides)

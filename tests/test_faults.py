@@ -82,6 +82,10 @@ def fates(result: Result) -> list[tuple[int, str]]:
     return [(record.id, record.status.name) for record in result.records]
 
 
+def answered_share(result: Result) -> float:
+    return [status for _, status in fates(result)].count("finished") / len(result.records)
+
+
 @pytest.fixture(scope="module")
 def calm() -> Result:
     return run()
@@ -94,6 +98,7 @@ def test_a_run_under_faults_answers_everyone_and_leaks_nothing(
 ) -> None:
     result = run(preset_of(preset), stop=stop)  # ends with check_drained
     assert fates(result) == fates(calm)
+    assert answered_share(result) > 0.9
 
 
 @pytest.mark.parametrize("model", ["gemma3_27b", "qwen3_next_80b", "tiny_hybrid"])
@@ -104,6 +109,7 @@ def test_hybrids_leak_nothing_when_everything_goes_wrong(model: str, stop: str) 
     base = base_config(f"model={model}", *roomy)
     result = run(preset_of("everything"), base=base, stop=stop)
     assert fates(result) == fates(run(base=base, stop=stop))
+    assert answered_share(result) == 1
 
 
 @pytest.mark.parametrize("kind", ENGINES)

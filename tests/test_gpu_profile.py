@@ -20,9 +20,10 @@ BENCH = {
     "ceilings_gb_per_s": {"engine_to_device": 53.5},
     "records": [
         record("to_device", 1, 256, 2, 10.0),
+        record("to_device", 1, 256, 4, 12.0),
         record("to_device", 1, 256, 16, 14.0),
-        record("to_device", 16, 2048, 16, 50.0),
-        record("to_host", 16, 2048, 16, 51.0),
+        record("to_device", 16, 2048, 4, 50.0),
+        record("to_host", 16, 2048, 4, 51.0),
         record("device", 16, 2048, 0, 1900.0),
     ],
     "goals": [
@@ -32,10 +33,10 @@ BENCH = {
 }
 
 
-def test_the_best_rate_of_each_piece_size_is_taken():
+def test_the_rate_of_as_many_programs_as_the_executor_launches_is_taken():
     profile = yaml.safe_load(entries(BENCH))
     assert profile["kernel_to_device"]["size"] == [256, 32768]
-    assert list(map(float, profile["kernel_to_device"]["rate"])) == [14e9, 50e9]
+    assert list(map(float, profile["kernel_to_device"]["rate"])) == [12e9, 50e9]
     assert profile["kernel_to_host"]["size"] == [32768]
 
 

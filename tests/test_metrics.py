@@ -3,7 +3,7 @@ from random import Random
 
 import pytest
 
-from hicache.metrics import REQUIRED_MEASURES, Status, percentile, summarize
+from hicache.metrics import REQUIRED_MEASURES, TTFT_PARTS, Status, percentile, summarize
 
 TTFT_KEYS = [
     f"request/{name}_s_{kind}"
@@ -122,6 +122,23 @@ def test_a_hit_of_a_rejected_request_is_refused(make_record, measures):
 def test_a_gap_in_a_ttft_is_refused(make_record, measures):
     with pytest.raises(AssertionError, match=r"waited 523 ns .* = 522"):
         summarize([make_record(0, queue_ns=99)], measures)
+
+
+@pytest.mark.parametrize("part", TTFT_PARTS)
+def test_a_negative_part_of_a_ttft_is_refused(make_record, measures, part):
+    parts = {f"{each}_ns": 0 for each in TTFT_PARTS}
+    other = "queue" if part == "prefill" else "prefill"
+    parts |= {f"{part}_ns": -1, f"{other}_ns": 524}  # which add up
+    with pytest.raises(AssertionError, match=f"-1 ns in {part}"):
+        summarize([make_record(0, **parts)], measures)
+
+
+def test_a_gap_in_the_wait_of_one_who_gave_up_is_refused(make_record, measures):
+    gave_up = {"status": Status.aborted, "first_token_ns": None, "finish_ns": 523, "arrival_ns": 0}
+    parts = dict.fromkeys((f"{part}_ns" for part in TTFT_PARTS), 0)
+    summarize([make_record(0, **gave_up, **parts | {"queue_ns": 523})], measures)
+    with pytest.raises(AssertionError, match=r"waited 523 ns .* = 522"):
+        summarize([make_record(0, **gave_up, **parts | {"queue_ns": 522})], measures)
 
 
 def test_a_finished_request_has_a_first_token(make_record, measures):

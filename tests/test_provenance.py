@@ -3,11 +3,12 @@
 import gzip
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from experiments import provenance
+from experiments import job, provenance, resume
 from hicache.config import CacheConfig, ExperimentConfig, WorkloadConfig
 
 BUILTIN = ExperimentConfig(workload=WorkloadConfig(kind="builtin"))
@@ -25,6 +26,7 @@ def my_policies(tmp_path, monkeypatch) -> Path:
     path = tmp_path / "provenance_policies.py"
     path.write_text("class Mine:\n    pass\n")
     monkeypatch.syspath_prepend(tmp_path)
+    provenance._source.cache_clear()  # as in another process
     return path
 
 
@@ -43,6 +45,35 @@ def test_a_policy_of_the_users_own_has_its_file_and_digest(tmp_path, my_policies
             "sha256": hashlib.sha256(my_policies.read_bytes()).hexdigest(),
         }
     }
+
+
+KNOBS = (
+    "cache.checkpoints",
+    "cache.eviction",
+    "prefetch.stop",
+    "scheduler.order",
+    "scheduler.swa_budget",
+)
+
+
+@pytest.mark.parametrize("knob", KNOBS)
+def test_a_run_is_by_other_code_when_any_class_of_the_users_own_has_changed(
+    tmp_path, my_policies, knob
+):
+    group, _, name = knob.partition(".")
+    part = replace(getattr(BUILTIN, group), **{name: "provenance_policies:Mine"})
+    config = replace(BUILTIN, **{group: part})
+    job.begin(config, tmp_path)
+    (tmp_path / "summary.json").write_text("{}")
+    assert resume.is_as_before(config, tmp_path)
+    my_policies.write_text("class Mine:\n    changed = True\n")
+    provenance._source.cache_clear()  # as in another process
+    with pytest.raises(ValueError, match=rf"other code \(of {knob}\)"):
+        resume.is_as_before(config, tmp_path)
+
+
+def test_every_knob_that_may_name_a_class_is_known_here():
+    assert dict(provenance._policies(BUILTIN)).keys() == set(KNOBS)
 
 
 def test_a_policy_that_is_nowhere_is_left_for_the_run_to_refuse(tmp_path):

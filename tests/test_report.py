@@ -6,6 +6,7 @@ import matplotlib.image
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from matplotlib.figure import Figure
 
 from hicache import report
 from hicache.metrics import Row, Status, summarize
@@ -175,3 +176,11 @@ def test_long_runs_are_drawn_in_fewer_intervals_of_the_same_tokens():
     values, edges, _ = top.patches[-1].get_data()
     assert len(values) <= report.MAX_BARS
     assert sum(values * np.diff(edges) * 60) == pytest.approx(60 * 1000)
+
+
+def test_text_that_looks_like_mathematics_is_drawn_as_it_stands(tmp_path):
+    figure = Figure()
+    names = [figure.text(0, 0, text) for text in ("$mmmm$", "mmmm", "a$x_{$b")]
+    report.save(figure, tmp_path / "figure.png")
+    widths = [name.get_window_extent().width for name in names]
+    assert widths[0] > 1.2 * widths[1]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -60,11 +61,18 @@ def program(tmp_path_factory):
     script = PROGRAM.format(root=str(ROOT), tests=str(ROOT / "tests"))
     directory = tmp_path_factory.mktemp("somewhere")
 
-    def call(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    def call(
+        *arguments: str, max_file_bytes: int | None = None, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        def limit_files() -> None:  # to a file that has grown too large a disk is full
+            if max_file_bytes is not None:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (max_file_bytes, max_file_bytes))
+
         return subprocess.run(
             [sys.executable, "-c", script, *arguments],
             cwd=directory,
             env={**os.environ, "WANDB_MODE": "disabled", "HICACHE_TRACEBACK": "0", **variables},
+            preexec_fn=limit_files,
             capture_output=True,
             text=True,
             check=False,
@@ -102,6 +110,16 @@ def test_equal_runs_have_equal_summaries_in_two_directories(program, ordinary):
     assert first != second
     for name in ("summary.json", "metrics.jsonl", "config.yaml"):
         assert (first / name).read_bytes() == (second / name).read_bytes()
+
+
+def test_a_name_that_looks_like_markup_is_printed_and_drawn_as_it_stands(program):
+    name = "a$x_{$b :warning: <i>50%[red]x[/b]"
+    done = program(f"name='{name}'")
+    assert done.returncode == 0, done.stderr
+    assert f"\n{name}  builtin on " in done.stdout
+    run_dir = Path(done.stdout.splitlines()[-1])
+    assert name in str(run_dir)
+    assert {path.name for path in run_dir.iterdir()} >= RUN_FILES
 
 
 @pytest.mark.parametrize(
@@ -156,6 +174,36 @@ def test_a_run_that_counts_no_request_has_failed(program):
     assert done.returncode == 2
     assert "workload.warm_up_s must be less than the workload lasts" in done.stderr
     assert done.stdout == ""
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_no_empty_file(program, tmp_path):
+    done = program(f"hydra.run.dir={tmp_path}", max_file_bytes=0)
+    assert done.returncode == 2
+    (told,) = done.stderr.splitlines()
+    assert told.startswith(f"File too large: {tmp_path} takes no more")
+    assert not (tmp_path / "error.txt").exists()
+
+
+def test_a_disk_that_is_full_in_the_end_costs_no_more_than_its_files(program, tmp_path):
+    done = program(f"hydra.run.dir={tmp_path}", max_file_bytes=20_000)
+    assert done.returncode == 2
+    assert "3 requests: 3 finished" in done.stdout
+    told = done.stderr.splitlines()[-1]
+    assert told.startswith(f"File too large: {tmp_path} takes no more")
+    assert (tmp_path / "error.txt").read_text() == f"{told}\n"
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
+    assert not (tmp_path / "summary.json").exists()
+    assert program(f"hydra.run.dir={tmp_path}").returncode == 0
+    assert {path.name for path in tmp_path.iterdir()} - {".hydra"} == RUN_FILES
+
+
+def test_a_sweep_whose_table_cannot_be_written_prints_it(program, tmp_path):
+    (tmp_path / "sweep.csv").mkdir()  # so that no file of this name can be made
+    done = program("-m", "seed=0,1", f"hydra.sweep.dir={tmp_path}")
+    assert done.returncode == 1
+    assert "token hit rate" in done.stdout
+    assert done.stdout.splitlines()[-1] == str(tmp_path)
+    assert done.stderr.splitlines()[-1] == f"Is a directory: {tmp_path / 'sweep.csv'}"
 
 
 def test_a_traceback_is_there_for_who_asks(program):

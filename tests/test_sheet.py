@@ -118,3 +118,14 @@ def test_a_program_gets_every_digit_and_an_empty_field_for_what_is_not_there():
 
 def test_a_page_gets_the_note_under_the_table(sheet):
     assert as_markdown(sheet).endswith("|\n\n50 % & more")
+
+
+def test_what_a_page_would_read_as_markup_is_escaped():
+    columns = [Column(heading="a|b", names=("a",)), Column(heading="b", names=("b",))]
+    cells = [Cell("x|*y*"), Cell("_i_ my_policies:Mine [1, 2](there) <b> $x$")]
+    text = as_markdown(Sheet(columns=columns, sections=[[cells]], notes=["`n`"]))
+    assert text.splitlines()[0] == r"| a\|b | b |"
+    assert text.splitlines()[2] == (
+        r"| x\|\*y\* | \_i\_ my_policies:Mine [1, 2\](there) \<b> \$x\$ |"
+    )
+    assert text.endswith(r"\`n\`")

@@ -133,3 +133,15 @@ def test_the_title_and_the_legend_stay_inside_the_figure():
     for box in (legend.get_window_extent(), figure._suptitle.get_window_extent()):
         assert 0 <= box.x0 < box.x1 <= figure.bbox.x1
         assert 0 <= box.y0 < box.y1 <= figure.bbox.y1
+
+
+@pytest.mark.parametrize("name", ["a$x_{$b", "_mine:Policy", "x[/b]"])
+def test_a_setting_is_named_as_it_stands_on_the_axis_and_in_the_legend(name):
+    groups = [
+        group({"arm": arm, "line": line}, 1.0) for arm in (name, "lru") for line in (name, "fifo")
+    ]
+    figure = draw_sweep(groups, METRICS, title=name)
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == [name, "fifo"]
+    for axes in figure.axes:
+        assert axes.get_xticklabels()[0].get_text().replace("\n", "") == name

@@ -1,4 +1,6 @@
 import json
+import multiprocessing
+import resource
 import signal
 import subprocess
 import sys
@@ -187,3 +189,26 @@ def test_a_summary_is_whole_or_not_there(tmp_path):
         write_json(tmp_path / "one", {"a": float("nan")})
     write_json(tmp_path / "two", {"a": 1})
     assert [path.name for path in tmp_path.iterdir()] == ["two"]
+
+
+def log_on_a_full_disk(out_dir, num_bytes, row, summary):
+    """In a process of its own: log a row after `num_bytes` were written, then sum up."""
+    with tracker(out_dir, FILES_ONLY) as open_tracker:
+        open_tracker.log(row)
+        limit = (out_dir / "metrics.jsonl").stat().st_size + num_bytes
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        with pytest.raises(OSError, match="File too large"):
+            open_tracker.log(row)
+        with pytest.raises(OSError, match="File too large"):
+            open_tracker.summarize(summary)
+
+
+def test_on_a_full_disk_a_row_and_a_summary_are_there_whole_or_not_at_all(tmp_path, rows):
+    process = multiprocessing.get_context("fork").Process(
+        target=log_on_a_full_disk, args=(tmp_path, 20, rows[0], {"a/x": 1.5, "b" * 9_000: 1})
+    )
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    assert lines_of(tmp_path) == [rows[0].flat()]
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]

@@ -114,7 +114,7 @@ class RankAgreement:
         self._copies: dict[type, deque[Copy]] = {kind: deque() for kind in COPIES}
         self._copied: set[Copy] = set()
         self._to_abort: set[int] = set()
-        self._votes: list[Prefetch] = []
+        self._ballot: dict[int, bool] = {}  # as last offered
         prefetcher.verdicts = {}
 
     def submitted(self, copy: Copy | CopyState | StorageDelete) -> None:
@@ -135,13 +135,21 @@ class RankAgreement:
         """This rank has learned that a request is gone; all drop it when all know."""
         self._to_abort.add(request_id)
 
+    def ballot(self, now_ns: int) -> dict[int, bool]:
+        """This rank's votes: whether each request whose prefetch is undecided may go on."""
+        prefetcher = self._prefetcher
+        return {
+            each.request_id: prefetcher.can_terminate_prefetch(each, now_ns)
+            for each in prefetcher.active.values()
+            if not each.is_settled
+        }
+
     def pack(self, now_ns: int) -> list[int]:
         """This rank's offer for the step.
 
         `[answers, news of reads, copies of each sort] + [can stop, 1 − is gone] for each prefetch
         that is undecided + [digest, −digest]`. A policy that never waits needs no vote.
         """
-        prefetcher = self._prefetcher
         counts = [len(self.answers), len(self.progress)]
         for copies in self._copies.values():
             first_missing = next(
@@ -149,12 +157,11 @@ class RankAgreement:
                 len(copies),
             )
             counts.append(first_missing)
-        self._votes = [each for each in prefetcher.active.values() if not each.is_settled]
+        self._ballot = self.ballot(now_ns)
         votes = []
-        for prefetch in self._votes:
-            votes.append(int(prefetcher.can_terminate_prefetch(prefetch, now_ns)))
-            votes.append(1 - int(prefetch.request_id in self._to_abort))
-        num_blocks = max(-(-len(self._votes) // VOTE_SLOTS), 1)
+        for request_id, can_stop in self._ballot.items():
+            votes += [int(can_stop), 1 - int(request_id in self._to_abort)]
+        num_blocks = max(-(-len(self._ballot) // VOTE_SLOTS), 1)
         votes += [1] * (2 * VOTE_SLOTS * num_blocks - len(votes))
         digest = traffic_digest(self._cache)
         if self.num_steps % self._whole_digest_every == 0:
@@ -178,12 +185,12 @@ class RankAgreement:
                 self._cache.complete(copy)
         gone: list[int] = []
         verdicts: dict[int, bool] = {}
-        for place, prefetch in enumerate(self._votes):
+        for place, request_id in enumerate(self._ballot):
             can_stop, is_here = minimum[NUM_COUNTS + 2 * place :][:2]
-            verdicts[prefetch.request_id] = bool(can_stop)
+            verdicts[request_id] = bool(can_stop)
             if not is_here:
-                gone.append(prefetch.request_id)
-                self._to_abort.discard(prefetch.request_id)
+                gone.append(request_id)
+                self._to_abort.discard(request_id)
         if self._prefetcher.stop.waits:
             self._prefetcher.verdicts = verdicts
         for _ in range(num_answers):

@@ -1,13 +1,15 @@
 """In which order leaves leave a tier.
 
 A policy is any object with `priority(node)`: the smallest goes first. It may look at `tick` (last
-touch), `created`, `hit_count`, `num_pages` and `start`. A leaf's priority should only grow while it
-waits: it is asked for again when the leaf is about to go, and one that fell is not noticed before.
+touch), `created` (its number), `hit_count`, `num_pages` and `start`. A leaf's priority should only
+grow while it waits: it is asked for again when the leaf is about to go, and one that fell is not
+noticed before. How often it is asked depends on how many steps are taken at once, so what is drawn
+should belong to the node.
 """
 
 import heapq
-import random
 from collections.abc import Callable
+from hashlib import blake2b
 from itertools import count
 from typing import Protocol
 
@@ -57,14 +59,19 @@ class Fifo:
 
 
 class Random:
-    """Any of them: what a policy must be better than."""
+    """Any of them: what a policy must be better than.
+
+    A node's lot is drawn once, by its number: how often it is asked for must not matter, because
+    that depends on how many steps were taken at once.
+    """
 
     def __init__(self, seed: float = 0) -> None:
-        self._draws = random.Random(seed)
+        self._seed = seed
 
     def priority(self, node: Node) -> Priority:
-        """Another one each time."""
-        return (self._draws.random(),)
+        """The same each time; another for a node that came anew, and for each half of a split."""
+        drawn = blake2b(f"{self._seed}/{node.created}/{node.start}".encode(), digest_size=6)
+        return (float(int.from_bytes(drawn.digest(), "little")),)
 
 
 POLICIES: dict[str, Callable[..., EvictionPolicy]] = {
@@ -113,7 +120,7 @@ class VictimQueue:
     def best(self) -> Node | None:
         """The node to evict first; it stays. Amortised O(log n)."""
         heap, valid = self._heap, self._valid
-        anew: set[int] = set()  # ranked in this call: a random priority is never the same twice
+        anew: set[int] = set()  # ranked in this call: a policy of a user's may draw each time
         while heap:
             ranked, number, node = heap[0]
             if valid.get(node) != number:

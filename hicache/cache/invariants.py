@@ -5,7 +5,7 @@ prefix is held whole, 4 locks nest, 5 pages are conserved, 6 queues equal their 
 transfers name live and locked nodes.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NoReturn
 
 import numpy as np
@@ -26,6 +26,7 @@ from hicache.cache.pages import NO_PAGES, PageIds
 from hicache.cache.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.sequence import Sequence
+from hicache.cache.transfer import BackUp, LoadBack, StorageWrite
 from hicache.cache.tree import RadixTree
 from hicache.config import WritePolicy
 
@@ -244,6 +245,8 @@ def _check_pages(
 
 
 def _check_transfers(cache: PrefixCache, prefetcher: Prefetcher | None, nodes: set[Node]) -> None:
+    if cache.in_flight:
+        _check_ends(cache, nodes)
     for transfer in cache.in_flight:
         for lock in getattr(transfer, "locks", []):
             _hold(lock.node in nodes, 7, f"{lock.node} of a copy under way is gone")
@@ -260,3 +263,33 @@ def _check_transfers(cache: PrefixCache, prefetcher: Prefetcher | None, nodes: s
                     7,
                     f"anchor {prefetch.anchor} is not on the host",
                 )
+
+
+def _check_ends(cache: PrefixCache, nodes: set[Node]) -> None:
+    # every page that a copy still reads or fills is the tree's, and locked
+    locked: tuple[list[set[int]], ...] = tuple([set(), set(), set()] for _ in TIERS)
+    for node in nodes:
+        for tier in TIERS:
+            for kind in KINDS:
+                page_ids = node.held[tier][kind]
+                if page_ids is not None and node.locks[tier][kind]:
+                    locked[tier][kind].update(page_ids.tolist())
+    for transfer in cache.in_flight:
+        for tier, kind, moving in _ends(transfer):
+            loose = moving - locked[tier][kind]
+            what = f"{TIER_NAMES[tier]} {KIND_NAMES[kind]} pages"
+            _hold(not loose, 7, f"{what} {sorted(loose)} of a copy are not locked")
+
+
+def _ends(transfer: LoadBack | BackUp | StorageWrite) -> Iterator[tuple[int, int, set[int]]]:
+    # (tier, component, pages) that a transfer needs until it is done
+    if isinstance(transfer, StorageWrite):
+        for kind in KINDS:
+            if not transfer.is_given_away:
+                yield HOST, kind, {page_id for each, page_id in transfer.pages if each == kind}
+        return
+    source, target = (DEVICE, HOST) if isinstance(transfer, BackUp) else (HOST, DEVICE)
+    for move in transfer.moves:
+        yield target, move.kind, set(move.targets.tolist())
+        if not (isinstance(transfer, BackUp) and transfer.is_fence):
+            yield source, move.kind, set(move.sources.tolist())

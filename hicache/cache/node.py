@@ -61,7 +61,7 @@ class Node:
         self.hit_count = 0
         self.tick = 0  # when it was last touched
         self.aux_ticks = [0, 0, 0]  # when its swa window or mamba state last ended a match
-        self.created = 0
+        self.created = 0  # its number, in the order in which nodes grew; both halves keep it
         self.digests: list[bytes] | None = None  # one a page, once storage needed them
         self.stored = [False, False, False]  # by component: storage was given it, or had it
         self.seed: bytes | None = None  # roots only: what the chain of digests starts from

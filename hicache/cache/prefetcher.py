@@ -138,7 +138,7 @@ class Prefetcher:
         prefetch = self.active.get(request_id)
         if prefetch is None or prefetch.is_settled:
             return False
-        return not self.can_terminate_prefetch(prefetch, now_ns)
+        return not self._lets_go(prefetch, now_ns)
 
     def next_deadline_ns(self, now_ns: int) -> int | None:
         """The next moment at which a prefetch will have waited for too long."""
@@ -159,12 +159,7 @@ class Prefetcher:
             return True
         if prefetch.first_poll_ns is None:
             prefetch.first_poll_ns = now_ns
-        if self.verdicts is None or not self.stop.waits:
-            may_stop = self.can_terminate_prefetch(prefetch, now_ns)
-        else:
-            # votes are from before the latest news, which all ranks have by now
-            may_stop = self.verdicts.get(request_id, False) and not self._awaits_sidecars(prefetch)
-        if not may_stop:
+        if not self._lets_go(prefetch, now_ns):
             return False
         self._terminate(prefetch)
         return True
@@ -199,6 +194,13 @@ class Prefetcher:
         self.counters["prefetch/unused_pages"] += prefetch.published_pages - used
 
     # -- inside --------------------------------------------------------------------------------
+
+    def _lets_go(self, prefetch: Prefetch, now_ns: int) -> bool:
+        if self.verdicts is None or not self.stop.waits:
+            return self.can_terminate_prefetch(prefetch, now_ns)
+        # votes are from before the latest news, which all ranks have by now
+        may_stop = self.verdicts.get(prefetch.request_id, False)
+        return may_stop and not self._awaits_sidecars(prefetch)
 
     def _awaits_sidecars(self, prefetch: Prefetch) -> bool:
         is_awaited = prefetch.has_sidecars and not prefetch.sidecars_read

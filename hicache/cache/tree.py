@@ -49,6 +49,7 @@ class RadixTree:
         self._split_refreshes = split_refreshes
         self.roots: dict[str, Node] = {}
         self.num_nodes = 0
+        self.num_grown = 0
         self.residency = Residency(
             policy,
             window_pages=self.window_pages,
@@ -114,6 +115,36 @@ class RadixTree:
             best_node=best,
         )
 
+    def usable_len(self, tokens: bytes, max_len: int, namespace: str = "") -> int:
+        """The `usable_len` that `match` would find, for whoever only asks: changes nothing.
+
+        O(matched pages).
+        """
+        end = max_len // self.page_size
+        node = self.roots.get(namespace)
+        usable = 0  # pages
+        run = EVERYTHING  # of window pages
+        while node is not None and node.end < end:
+            first = node.end * self.page_bytes
+            child = node.children.get(tokens[first : first + self.page_bytes])
+            if child is None:
+                break
+            pages = self._num_shared(child, tokens, end)
+            device, host = child.held
+            is_whole = pages == child.num_pages
+            is_usable = True
+            if self.has_swa:
+                is_held = device[SWA] is not None or host[SWA] is not None
+                run = run + pages if is_held else 0
+                is_usable = run * self.page_size >= self.window_len
+            if self.has_states:  # a state stands at the end of its node
+                is_held = device[MAMBA] is not None or host[MAMBA] is not None
+                is_usable &= is_whole and is_held
+            if is_usable:
+                usable = child.start + pages
+            node = child if is_whole else None
+        return usable * self.page_size
+
     def root(self, namespace: str) -> Node:
         """Where a namespace begins; made on first use."""
         root = self.roots.get(namespace)
@@ -142,8 +173,12 @@ class RadixTree:
     def lock_host(
         self, node: Node, full_start: int, *, swa_start: int | None = None, with_state: bool = False
     ) -> Lock:
-        """Forbid eviction from the host of pages `[full_start, node.end)` and their sidecars."""
+        """Forbid eviction from the host of pages `[full_start, node.end)` and their sidecars.
+
+        Evicting a node's window would take its state along, so the state's lock holds both.
+        """
         swa_start = node.end if swa_start is None else swa_start
+        swa_start = min(swa_start, node.start) if with_state else swa_start
         lock = Lock(HOST, node, full_start, swa_start, with_state=with_state)
         self.residency.count_locks(lock, 1)
         return lock
@@ -153,11 +188,7 @@ class RadixTree:
     ) -> list[Lock]:
         """Forbid eviction from the host of a span of pages, and of these states of its path."""
         locks = [self.lock_host(node, full_start, swa_start=swa_start)]
-        # evicting a node's window would take its state along, so the state's lock holds both
-        locks += [
-            self.lock_host(each, each.end, swa_start=each.start, with_state=True)
-            for each in state_nodes
-        ]
+        locks += [self.lock_host(each, each.end, with_state=True) for each in state_nodes]
         return locks
 
     def release(self, lock: Lock) -> None:
@@ -171,30 +202,23 @@ class RadixTree:
 
         None if there is none. O(pages compared).
         """
-        size, start = self.page_bytes, node.end
-        child = node.children.get(tokens[start * size : (start + 1) * size])
+        first = node.end * self.page_bytes
+        child = node.children.get(tokens[first : first + self.page_bytes])
         if child is None:
             return None
-        pages = min(child.num_pages, end - start)
-        edge = child.edge
-        if pages == child.num_pages and tokens[start * size : (start + pages) * size] == edge:
-            return child
-        same, differs = 1, pages + 1  # the first page is equal; page `differs` is not, or too far
-        while differs - same > 1:
-            middle = (same + differs) // 2
-            if (
-                tokens[(start + same) * size : (start + middle) * size]
-                == edge[same * size : middle * size]
-            ):
-                same = middle
-            else:
-                differs = middle
-        return self._split(child, same) if same < child.num_pages else child
+        pages = child.num_pages
+        if (
+            node.end + pages <= end
+            and tokens[first : first + pages * self.page_bytes] == child.edge
+        ):
+            return child  # as most do
+        return self._split(child, self._num_shared(child, tokens, end))
 
     def grow(self, parent: Node, edge: bytes) -> Node:
         """A new child for these tokens, which no other child begins like; it holds nothing yet."""
         child = Node(parent, edge, parent.end, len(edge) // self.page_bytes)
-        child.created = child.tick = self.residency.tick
+        self.num_grown += 1
+        child.created, child.tick = self.num_grown, self.residency.tick
         parent.children[edge[: self.page_bytes]] = child
         self.num_nodes += 1
         self.residency.refresh(parent)
@@ -267,6 +291,25 @@ class RadixTree:
             self.residency.drop(node, HOST, other, actions)
 
     # -- inside -------------------------------------------------------------------------------
+
+    def _num_shared(self, child: Node, tokens: bytes, end: int) -> int:
+        # leading pages that a child, which begins like `tokens`, has in common with them up to
+        # page `end`
+        size, start, edge = self.page_bytes, child.start, child.edge
+        pages = min(child.num_pages, end - start)
+        if tokens[start * size : (start + pages) * size] == edge[: pages * size]:
+            return pages
+        same, differs = 1, pages  # the first page is equal; somewhere up to here one is not
+        while differs - same > 1:
+            middle = (same + differs) // 2
+            if (
+                tokens[(start + same) * size : (start + middle) * size]
+                == edge[same * size : middle * size]
+            ):
+                same = middle
+            else:
+                differs = middle
+        return same
 
     def _split(self, lower: Node, pages: int) -> Node:
         """Cut a node after its first `pages` pages; returns the new upper half."""

@@ -125,10 +125,9 @@ class SimulatedIo:
                 else:
                     self._go_on(work)
         self._now = now_ns
-        done, self._done = self._done, []
-        if self._num_ranks > 1:
-            return [(number // self._num_ranks, each) for number, each in done]
-        return done
+        # a read whose last batch and end fall together is told of once
+        done, self._done = dict.fromkeys(self._done), []
+        return [(number // self._num_ranks, each) for number, each in done]
 
     def begin(self, work: Errand, now_ns: int) -> None:
         """Start something that waits for nobody."""
@@ -184,8 +183,7 @@ class SimulatedIo:
             prefetch.completed_pages += found
             if found < len(keys):
                 break
-            if self._num_ranks > 1:  # the ranks agree batch by batch
-                self._done.append((engine, prefetch))
+            self._done.append((engine, prefetch))  # who waits looks at it batch by batch
         is_whole = prefetch.completed_pages == total
         if is_whole and prefetch.has_sidecars and not prefetch.is_terminated:
             keys = prefetch.sidecar_keys()

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hicache.cache.keys import COMPONENT_TAGS
 from hicache.cache.node import DEVICE, FULL, HOST, KINDS, MAMBA, SWA
 from hicache.cache.pages import PageIds
 from hicache.cache.transfer import Move
@@ -46,7 +47,7 @@ class RankPools:
     """The pools of one rank.
 
     `kv[kind]` is [layer, kv, page, token, head, dim]; `taps` and `states` are lists by layer of
-    [slot, ...]. `host[kind]` is [item, bytes].
+    [slot, ...]. `host[kind]` is [item, bytes]; `layout` names the pieces of every item in order.
     """
 
     def __init__(
@@ -96,6 +97,12 @@ class RankPools:
                 ]
         if config.num_mamba_layers:
             buffers[MAMBA] = self._make_states(config, tp, device_counts, host_counts, device)
+        self.layout = tuple(
+            f"{COMPONENT_TAGS[kind].decode()}{each.layer} {each.device.dtype} "
+            f"{tuple(each.device.shape[1:])}"
+            for kind, pieces in buffers.items()
+            for each in pieces
+        )
         self.loads = [
             {kind: _table(each, group, to_device=True) for kind, each in buffers.items()}
             for group in layer_groups

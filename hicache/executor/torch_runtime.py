@@ -11,6 +11,7 @@ from hicache.cache.keys import COMPONENT_TAGS
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.clock import SECOND_NS, WallClock
 from hicache.config import ExperimentConfig, RealModel
+from hicache.executor.page_origin import PageOrigin
 from hicache.executor.reference_model import ReferenceModel
 from hicache.executor.torch_io import TorchExecutor, TorchIo
 from hicache.executor.torch_lanes import StreamLane, ThreadLane
@@ -132,17 +133,21 @@ class TorchRuntime:
             config = replace(config, root=str(Path(self._directory.name)))
         if config.capacity_gib is not None:
             config = replace(config, capacity_gib=config.capacity_gib / self._tp)
-        # pages of other weights or another layout are other pages
-        namespace = (
-            f"{self._config.model.name}-p{self._config.cache.page_size}"
-            f"-seed{self._config.seed}-rank{rank}of{self._tp}"
+        origin = PageOrigin(
+            model=self._config.model,
+            page_size=self._config.cache.page_size,
+            rank=rank,
+            tp=self._tp,
+            weights=f"{self._config.executor.model.value}, seed {self._config.seed}",
+            arithmetic=_arithmetic(self._device),
+            layout=pools.ranks[rank].layout,
         )
         sizes = {
             COMPONENT_TAGS[kind][0]: slab.shape[1] for kind, slab in pools.ranks[rank].host.items()
         }
         return open_guarded_storage(
             replace(config, deadline_s=self._config.executor.storage_deadline_s),
-            namespace=namespace,
+            namespace=origin.namespace,
             page_bytes=sizes,
             clock=WallClock(),
             seed=self._config.seed * self._tp + rank,
@@ -157,6 +162,13 @@ def _device(wanted: str) -> torch.device:
     if wanted == "cuda" and not torch.cuda.is_available():
         raise ValueError("executor.device is cuda, and torch sees no CUDA device")
     return torch.device("cuda", 0) if wanted == "cuda" else torch.device("cpu")
+
+
+def _arithmetic(device: torch.device) -> str:
+    """What decides how sums are rounded."""
+    if device.type == "cuda":
+        return f"torch {torch.__version__}, {torch.cuda.get_device_name(device)}"
+    return f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}"
 
 
 def _layer_groups(num_layers: int) -> list[range]:

@@ -70,10 +70,24 @@ def check_copy_ids(
             raise ValueError(f"id {int(both[0])} is both a source and a target in one pool")
 
 
-def check_range(ids: Tensor, *, name: str, limit: int) -> None:
-    """Refuse ids of `limit` and above."""
-    if len(ids) and int(ids.max()) >= limit:
+def check_range(ids: Tensor, *, name: str, limit: int, least: int | None = None) -> None:
+    """Refuse ids of `limit` and above, and those below `least`."""
+    if len(ids) == 0:
+        return
+    if int(ids.max()) >= limit:
         raise ValueError(f"{name} must be below {limit}, got {int(ids.max())}")
+    if least is not None and int(ids.min()) < least:
+        raise ValueError(f"{name} must be at least {least}, got {int(ids.min())}")
+
+
+def check_spans(page_ids: Tensor, spans: Tensor, request_spans: Tensor) -> None:
+    """Refuse spans beyond the page ids, and requests beyond the spans."""
+    check_range(spans.flatten(), name="spans", limit=1 << 31, least=0)
+    ends = spans.long().sum(dim=1)
+    check_range(ends, name="ends of spans", limit=len(page_ids) + 1)
+    check_range(request_spans, name="request spans", limit=len(spans) + 1, least=0)
+    if bool((request_spans.diff() < 0).any()):
+        raise ValueError(f"request spans must not fall, got {request_spans.tolist()}")
 
 
 def _mapped(ids: Tensor, page_map: Tensor | None, *, name: str) -> Tensor:

@@ -13,8 +13,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hicache.kernels.copy import NUM_WARPS, _tile, programs_of, tiles_of
+from hicache.kernels.copy import (
+    ID_POINTERS,
+    _lines,
+    _read,
+    _write,
+    lines_and_tiles_of,
+    programs_of,
+    tile_shape,
+)
 from hicache.kernels.table import CopyTable
+
+NUM_WARPS = 16
 
 
 @triton.jit
@@ -26,8 +36,8 @@ def _mix(x):
 
 
 @triton.jit(
-    do_not_specialize=["num_items", "num_tiles"],
-    do_not_specialize_on_alignment=["src_ids_ptr", "dst_ids_ptr", "src_map_ptr", "dst_map_ptr"],
+    do_not_specialize=["num_items", "num_lines", "num_tiles"],
+    do_not_specialize_on_alignment=ID_POINTERS,
 )
 def _copy_with_checksum_kernel(
     pieces_ptr,  # [NP, 6]
@@ -37,26 +47,31 @@ def _copy_with_checksum_kernel(
     dst_map_ptr,
     sums_ptr,  # [G] int64, zeros
     num_items,  # G
+    num_lines,  # G · NP
     num_tiles,
-    ITEMS: tl.constexpr,
-    WORDS: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    LINES: tl.constexpr,
+    STEPS: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):
-    item_tiles = (num_items + ITEMS - 1) // ITEMS
     tile = tl.program_id(0)
     while tile < num_tiles:
-        src, dst, exists = _tile(
+        src, dst, words, item, piece = _lines(
             pieces_ptr, src_ids_ptr, dst_ids_ptr, src_map_ptr, dst_map_ptr,
-            num_items, num_tiles, tile, ITEMS, WORDS,
+            num_items, num_lines, tile, TOGETHER, LINES,
         )  # fmt: skip
-        words = tl.load(src, mask=exists, other=0, eviction_policy="evict_first")
-        tl.store(dst, words, mask=exists)
-        first_place = tl.load(pieces_ptr + (tile // item_tiles) * 6 + 5)
-        place = (first_place + tl.arange(0, WORDS)).to(tl.uint64)[None, :]
-        mixed = _mix(words.to(tl.uint64, bitcast=True) ^ _mix(place + 0x9E3779B97F4A7C15))
-        mixed = tl.where(exists, mixed.to(tl.int64, bitcast=True), 0)
-        item = (tile % item_tiles) * ITEMS + tl.arange(0, ITEMS)
+        values = _read(src, words, STEPS, WIDTH)
+        _write(dst, words, values, STEPS, WIDTH)
+        is_line = tile * LINES + tl.arange(0, LINES) < num_lines
+        first_place = tl.load(piece + 5, mask=is_line, other=0).to(tl.uint64)
+        mixed = tl.zeros((LINES, WIDTH), tl.int64)
+        for step in tl.static_range(STEPS):
+            word = step * WIDTH + tl.arange(0, WIDTH)[None, :]
+            salt = _mix(first_place[:, None] + word.to(tl.uint64) + 0x9E3779B97F4A7C15)
+            value = _mix(values[step].to(tl.uint64, bitcast=True) ^ salt)
+            mixed += tl.where(word < words[:, None], value.to(tl.int64, bitcast=True), 0)
         # sums commute: no order is needed between the pieces of an item
-        tl.atomic_add(sums_ptr + item, tl.sum(mixed, axis=1), mask=item < num_items, sem="relaxed")
+        tl.atomic_add(sums_ptr + item, tl.sum(mixed, axis=1), mask=is_line, sem="relaxed")
         tile += tl.num_programs(0)
 
 
@@ -74,7 +89,7 @@ def copy_items_with_checksum(
     sums = torch.zeros(num_items, dtype=torch.int64, device=table.device)
     if num_items == 0:
         return sums
-    num_tiles = tiles_of(table, num_items)
+    num_lines, num_tiles = lines_and_tiles_of(table, num_items)
     _copy_with_checksum_kernel[(programs_of(table, num_tiles, num_programs),)](
         table.pieces,
         src_ids,
@@ -83,9 +98,9 @@ def copy_items_with_checksum(
         dst_map,
         sums,
         num_items,
+        num_lines,
         num_tiles,
-        ITEMS=table.tile_items,
-        WORDS=table.piece_words,
+        **tile_shape(table),
         num_warps=NUM_WARPS,
     )
     return sums

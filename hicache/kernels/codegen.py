@@ -2,16 +2,17 @@
 
 Every kernel is compiled for sm_90 at the shapes it serves in production, through the same
 specialisation as a real launch (the alignment of every argument), and its machine code is read:
-accesses by width, registers, spills, shared memory, barriers, and the bytes that one thread has on
-their way before it waits for the first. Each case has limits; a broken one makes the exit code 1.
+accesses by width, registers, spills, shared memory, barriers; and by a walk over its scoreboards
+(`scoreboard`), how many bytes are on their way in every turn of its loop, not only in the first.
+Each case has limits; a broken one makes the exit code 1.
 
-The process must not have TRITON_INTERPRET set: the interpreter leaves nothing to compile.
+`--kernel my_file:my_copy` reads a kernel of one's own (`contract` says what that is) instead: it is
+prepared for a few pairs of pools, launched into the void, and what it launched is described.
 """
 
 import argparse
 import dataclasses
 import json
-import os
 import re
 import subprocess
 import sys
@@ -23,15 +24,16 @@ from typing import Any
 
 import torch
 import triton
-from triton.backends.compiler import GPUTarget
-from triton.backends.driver import DriverBase
+from torch import Tensor
 
-from hicache.kernels import checksum, copy, index
+from hicache.kernels import checksum, copy, index, scoreboard
+from hicache.kernels.contract import DECLINED, named
+from hicache.kernels.stand_in import stand_in
+from hicache.kernels.table import TILE_WORDS, copy_table
 
-SM_90 = GPUTarget("cuda", 90, 32)
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-WIDTH_BITS = {"U8": 8, "S8": 8, "U16": 16, "S16": 16, "64": 64, "128": 128}
-NUM_THREADS = 32 * copy.NUM_WARPS
+LATENCIES_NS = {"device": 700, "link": 1300, "slow link": 2000}
+KIB = 1 << 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +41,8 @@ class Limits:
     """What the machine code of a case must keep to."""
 
     max_registers: int
-    min_flight_bytes: int = 0  # on their way per thread
+    min_flight_bytes: int = 0  # of a program, on their way in every turn
+    min_sm_bytes: int = 0  # of the programs that fit a multiprocessor at once
     max_shared_bytes: int = 0
     max_barriers: int = 0
     payload_bits: int | None = 128  # width of every payload access; None: an index kernel
@@ -58,10 +61,11 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """What the machine code of a case does. Payload is what carries the eviction hint, and every
-    store; other loads fetch ids and addresses."""
+    """What the machine code of a case does. Payload is what reaches a store, and every store;
+    other loads fetch ids and addresses."""
 
     name: str
+    num_warps: int
     payload_loads: dict[int, int]  # bits of an access → how many
     stores: dict[int, int]
     index_loads: int
@@ -71,8 +75,17 @@ class Report:
     shared_bytes: int
     shared_accesses: int
     barriers: int
-    flight_bytes: int
     num_instructions: int
+    programs_of_sm: int
+    flight_bytes: int  # of a program, in every turn
+    turn_instructions: int
+    gb_per_s: dict[str, float]  # of a program, by where it reads: what latency allows
+    drained_by: str  # the instruction that waits longest for payload
+
+    @property
+    def sm_bytes(self) -> int:
+        """On their way to a multiprocessor that is full of this kernel."""
+        return self.programs_of_sm * self.flight_bytes
 
     def violations(self, limits: Limits) -> list[str]:
         """One sentence for each limit that does not hold."""
@@ -90,46 +103,13 @@ class Report:
         ):
             if got > most:
                 found.append(f"at most {most} {what}, got {got}")
-        if self.flight_bytes < limits.min_flight_bytes:
-            found.append(
-                f"at least {limits.min_flight_bytes} bytes in flight, got {self.flight_bytes}"
-            )
+        for what, got, least in (
+            ("a program", self.flight_bytes, limits.min_flight_bytes),
+            ("an SM", self.sm_bytes, limits.min_sm_bytes),
+        ):
+            if got < least:
+                found.append(f"at least {least} bytes in flight {what} in every turn, got {got}")
         return [f"{self.name}: {sentence}" for sentence in found]
-
-
-class FakeDriver(DriverBase):  # type: ignore[misc] # triton is not typed
-    """Says that an sm_90 device is there, so that a kernel's warm-up compiles for it."""
-
-    def __init__(self, target: GPUTarget):
-        self.target = target
-
-    @classmethod
-    def is_active(cls) -> bool:
-        """Always; the driver is set by hand."""
-        return True
-
-    def get_current_target(self) -> GPUTarget:
-        """The target that kernels are compiled for."""
-        return self.target
-
-    def get_current_device(self) -> int:
-        """The only one."""
-        return 0
-
-    def get_current_stream(self, device: int = 0) -> int:
-        """The default stream."""
-        return 0
-
-    def get_active_torch_device(self) -> torch.device:
-        """Where the stand-in arguments live."""
-        return torch.device("cpu")
-
-    def map_python_to_cpp_type(self, ty: str) -> str:
-        """Nothing is launched, so no C type is needed."""
-        return ty
-
-    def get_benchmarker(self) -> None:
-        """Nothing is timed."""
 
 
 def cases() -> list[Case]:
@@ -138,31 +118,46 @@ def cases() -> list[Case]:
     ids = torch.zeros(256, dtype=torch.int32)
     sums = torch.zeros(256, dtype=torch.int64)
 
-    def moved(name: str, words: int, max_registers: int, *maps: torch.Tensor | None) -> Case:
+    def moved(name: str, item_bytes: int, *maps: Tensor | None, rows: int = 1) -> Case:
+        pools = torch.zeros(2, 2, rows, 2 * item_bytes // rows, dtype=torch.uint8)
+        table = copy_table(*([pool[..., : item_bytes // rows]] for pool in pools))
         return Case(
             name=name,
             kernel=copy._copy_kernel,
-            arguments=(pieces, ids, ids, *(maps or (None, None)), 256, 64),
-            constants={"ITEMS": 4096 // words, "WORDS": words, "num_warps": copy.NUM_WARPS},
-            limits=Limits(max_registers=max_registers, min_flight_bytes=256),
+            arguments=(pieces, ids, ids, *(maps or (None, None)), 256, 4096, 64),
+            constants={**copy.tile_shape(table), "num_warps": copy.NUM_WARPS},
+            # 64 registers: two programs an SM
+            limits=Limits(max_registers=64, min_flight_bytes=64 * KIB, min_sm_bytes=128 * KIB),
         )
 
     return [
-        moved("pages of 32 KiB and more, Mamba slots", 4096, 112),
-        moved("pages of 16 KiB (8 tokens × 2 KiB)", 2048, 128),
-        moved("pages of 4 KiB (16 tokens × 256 B)", 512, 128),
-        moved("token rows of 2 KiB (8 heads × 128 × bf16)", 256, 128),
-        moved("token rows of 256 B (1 head × 128 × bf16)", 32, 128),
-        moved("window pages out of the SWA pool", 4096, 112, ids, None),
-        moved("window pages into the SWA pool", 4096, 112, None, ids),
+        moved("pages of 64 KiB and more, Mamba slots", 128 * KIB),
+        moved("pages of 16 KiB (8 tokens × 2 KiB)", 16 * KIB),
+        moved("pages of 4 KiB (16 tokens × 256 B)", 4 * KIB),
+        moved("token rows of 2 KiB (8 heads × 128 × bf16)", 2 * KIB),
+        moved("token rows of 256 B (1 head × 128 × bf16)", 256),
+        moved("2 of 8 heads of 16 tokens (rows of 512 B)", 8 * KIB, rows=16),
+        moved("window pages out of the SWA pool", 64 * KIB, ids, None),
+        moved("window pages into the SWA pool", 64 * KIB, None, ids),
         Case(
             name="pages with checksum",
             kernel=checksum._copy_with_checksum_kernel,
-            arguments=(pieces, ids, ids, None, None, sums, 256, 64),
-            constants={"ITEMS": 1, "WORDS": 4096, "num_warps": copy.NUM_WARPS},
-            # the sum over a tile goes through shared memory, once a tile
+            arguments=(pieces, ids, ids, None, None, sums, 256, 4096, 64),
+            constants={
+                "TOGETHER": 1,
+                "LINES": 1,
+                "STEPS": copy.MAX_STEPS,
+                "WIDTH": TILE_WORDS // copy.MAX_STEPS,
+                "num_warps": checksum.NUM_WARPS,
+            },
+            # what is hashed fills the registers: one program an SM. The sum over a tile goes
+            # through shared memory, once a tile
             limits=Limits(
-                max_registers=128, min_flight_bytes=128, max_shared_bytes=256, max_barriers=4
+                max_registers=128,
+                min_flight_bytes=64 * KIB,
+                min_sm_bytes=64 * KIB,
+                max_shared_bytes=256,
+                max_barriers=4,
             ),
         ),
         Case(
@@ -191,42 +186,112 @@ def cases() -> list[Case]:
 
 def compile_case(case: Case) -> Report:
     """Compile a case for sm_90 and read its machine code."""
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        raise RuntimeError("TRITON_INTERPRET is set, and leaves nothing to compile: unset it")
-    triton.runtime.driver.set_active(FakeDriver(SM_90))
+    stand_in()
     compiled = case.kernel.warmup(*case.arguments, grid=(8,), **case.constants)
-    with tempfile.TemporaryDirectory() as folder:
-        cubin = Path(folder) / "kernel.cubin"
-        cubin.write_bytes(compiled.asm["cubin"])
-        usage = _tool("cuobjdump", "--dump-resource-usage", str(cubin))
-        sass = _tool("nvdisasm", "-c", str(cubin))
-    return read_sass(case.name, sass, usage, shared_bytes=compiled.metadata.shared)
-
-
-def read_sass(name: str, sass: str, usage: str, *, shared_bytes: int) -> Report:
-    """Count what stands in a disassembly and in its table of resources."""
-    opcodes = re.findall(
-        r"^\s*(?:/\*[0-9a-f]+\*/)?\s*(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]+)\s", sass, re.MULTILINE
+    return read_cubin(
+        case.name,
+        compiled.asm["cubin"],
+        num_warps=compiled.metadata.num_warps,
+        shared_bytes=compiled.metadata.shared,
     )
-    loads = [op for op in opcodes if op.startswith("LDG")]
-    stores = [op for op in opcodes if op.startswith("STG")]
+
+
+def launched_by(name: str) -> list[Report]:
+    """What the machine code of a copy kernel of one's own does, once for each that it launches.
+
+    Raises:
+        ValueError: there is no such kernel, or it takes none of the pools.
+    """
+    kernel = named(name)
+    driver = stand_in()
+    reports, declined = [], []
+    for what, src, dst in _pools():
+        ids = torch.arange(8, dtype=torch.int32)
+        try:
+            kernel(src, dst)(ids, ids.flip(0))
+        except DECLINED as error:
+            declined.append(f"{what}: {error}")
+        for loaded in driver.loaded:
+            reports.append(
+                read_cubin(
+                    f"{loaded.name}, {what}",
+                    loaded.cubin,
+                    num_warps=loaded.num_warps,
+                    shared_bytes=loaded.shared_bytes,
+                )
+            )
+        driver.loaded.clear()
+    if not reports:
+        raise ValueError(f"{name} launched no kernel: {'; '.join(declined) or 'nothing is known'}")
+    return reports
+
+
+def _pools() -> list[tuple[str, list[Tensor], list[Tensor]]]:
+    """Pairs of pools that a copy kernel may be asked for."""
+
+    def pair(*shape: int) -> tuple[list[Tensor], list[Tensor]]:
+        slabs = torch.zeros(2, 2, *shape, dtype=torch.int64)
+        return list(slabs[0]), list(slabs[1])
+
+    heads = torch.zeros(2, 8, 16, 8, 32, dtype=torch.int64)
+    return [
+        ("pages of 128 KiB", *pair(8, 16384)),
+        ("pages of 4 KiB", *pair(8, 512)),
+        ("rows of 256 B", *pair(8, 32)),
+        (
+            "2 of 8 heads",
+            list(heads[:, :, :, 2:4]),
+            list(torch.zeros(2, 8, 16, 2, 32, dtype=torch.int64)),
+        ),
+    ]
+
+
+def read_cubin(name: str, cubin: bytes, *, num_warps: int, shared_bytes: int) -> Report:
+    """Read the machine code of a kernel."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(cubin)
+        usage = _tool("cuobjdump", "--dump-resource-usage", str(path))
+        sass = _tool("nvdisasm", "-hex", "-c", str(path))
+    return read_sass(name, sass, usage, num_warps=num_warps, shared_bytes=shared_bytes)
+
+
+def read_sass(name: str, sass: str, usage: str, *, num_warps: int, shared_bytes: int) -> Report:
+    """Count what stands in a disassembly and in its table of resources, and walk through it."""
+    instructions = scoreboard.read(sass)
+    opcodes = [instruction.opcode for instruction in instructions]
+    payload = scoreboard.payload_of(instructions)
+    loads = [place for place, each in enumerate(instructions) if each.is_load]
+    walks = {
+        where: scoreboard.steady(instructions, num_warps=num_warps, payload_ns=latency)
+        for where, latency in LATENCIES_NS.items()
+    }
+    link = walks["link"]
+    registers = int(_found(r"REG:(\d+)", usage))
 
     def count(*prefixes: str) -> int:
-        return sum(op.startswith(prefixes) for op in opcodes)
+        return sum(opcode.startswith(prefixes) for opcode in opcodes)
 
     return Report(
         name=name,
-        payload_loads=dict(Counter(_bits(op) for op in loads if ".EF" in op)),
-        stores=dict(Counter(map(_bits, stores))),
-        index_loads=sum(".EF" not in op for op in loads),
-        registers=int(_found(r"REG:(\d+)", usage)),
+        num_warps=num_warps,
+        payload_loads=dict(Counter(scoreboard.bits_of(opcodes[place]) for place in payload)),
+        stores=dict(Counter(scoreboard.bits_of(each) for each in opcodes if each[:3] == "STG")),
+        index_loads=len(set(loads) - payload),
+        registers=registers,
         stack_bytes=int(_found(r"STACK:(\d+)", usage)),
         spill_accesses=count("LDL", "STL"),
         shared_bytes=shared_bytes,
         shared_accesses=count("LDS", "STS", "LDGSTS"),
         barriers=count("BAR"),
-        flight_bytes=_flight_bytes(opcodes),
-        num_instructions=len(opcodes),
+        num_instructions=len(instructions),
+        programs_of_sm=scoreboard.programs_of_sm(
+            registers=registers, num_warps=num_warps, shared_bytes=shared_bytes
+        ),
+        flight_bytes=link.flight_bytes if link else 0,
+        turn_instructions=link.turn_instructions if link else 0,
+        gb_per_s={where: walk.gb_per_s for where, walk in walks.items() if walk},
+        drained_by=link.drained_by if link else "",
     )
 
 
@@ -234,16 +299,28 @@ def main() -> int:
     """Print the report; return 1 if a limit is broken."""
     parser = argparse.ArgumentParser(description="Machine code of the kernels, without a GPU.")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--kernel", help="describe module:name, a copy kernel of one's own")
     options = parser.parse_args()
-    pairs = [(case, compile_case(case)) for case in cases()]
-    broken = [line for case, report in pairs for line in report.violations(case.limits)]
-    if options.json:
-        reports = [dataclasses.asdict(report) for _, report in pairs]
-        print(json.dumps({"triton": triton.__version__, "reports": reports, "violations": broken}))
+    broken: list[str] = []
+    if options.kernel is not None:
+        try:
+            reports = launched_by(options.kernel)
+        except ValueError as error:
+            print(error, file=sys.stderr)
+            return 2
     else:
-        print(f"triton {triton.__version__}, sm_90, {NUM_THREADS} threads a program when copying")
-        for _, report in pairs:
-            print(_described(report))
+        chosen = cases()
+        reports = [compile_case(case) for case in chosen]
+        for case, report in zip(chosen, reports, strict=True):
+            broken += report.violations(case.limits)
+    if options.json:
+        described = [dataclasses.asdict(report) for report in reports]
+        document = {"triton": triton.__version__, "reports": described, "violations": broken}
+        print(json.dumps(document))
+        return 1 if broken else 0
+    print(f"triton {triton.__version__}, sm_90; rates are what latency allows a program: modelled")
+    print("\n".join(map(_described, reports)))
+    if options.kernel is None:
         print("\n".join(broken) or "all limits hold")
     return 1 if broken else 0
 
@@ -252,15 +329,22 @@ def _described(report: Report) -> str:
     def widths(accesses: dict[int, int]) -> str:
         return ", ".join(f"{n} × {bits} bit" for bits, n in sorted(accesses.items())) or "none"
 
-    in_flight_kib = report.flight_bytes * NUM_THREADS / 1024
+    rates = ", ".join(
+        f"{rate:.3g} GB/s at {LATENCIES_NS[where]} ns" for where, rate in report.gb_per_s.items()
+    )
     return (
         f"\n{report.name}\n"
         f"  payload loads {widths(report.payload_loads)}; stores {widths(report.stores)};"
         f" index loads {report.index_loads}\n"
         f"  {report.registers} registers, {report.spill_accesses} spills,"
         f" {report.stack_bytes} B stack, {report.shared_bytes} B shared memory,"
-        f" {report.barriers} barriers, {report.num_instructions} instructions\n"
-        f"  in flight: {report.flight_bytes} B a thread, {in_flight_kib:.0f} KiB a program"
+        f" {report.barriers} barriers, {report.num_instructions} instructions,"
+        f" {report.turn_instructions} a turn\n"
+        f"  in flight every turn: {report.flight_bytes / KIB:.3g} KiB a program of"
+        f" {report.num_warps} warps, {report.sm_bytes / KIB:.3g} KiB an SM of"
+        f" {report.programs_of_sm} programs\n"
+        f"  a program: {rates or 'moves nothing'}"
+        + (f"; drained by {report.drained_by}" if report.drained_by else "")
     )
 
 
@@ -277,23 +361,6 @@ def _found(pattern: str, text: str) -> str:
     if match is None:
         raise RuntimeError(f"no {pattern} in the output of cuobjdump")
     return match.group(1)
-
-
-def _bits(opcode: str) -> int:
-    """Width of an access: `LDG.E.EF.128` → 128; 32 is not written."""
-    return next((WIDTH_BITS[part] for part in opcode.split(".") if part in WIDTH_BITS), 32)
-
-
-def _flight_bytes(opcodes: list[str]) -> int:
-    """Payload bytes that a thread asks for before its first store (or barrier) uses one."""
-    most = current = 0
-    for op in opcodes:
-        if op.startswith("LDG") and ".EF" in op:
-            current += _bits(op) // 8
-            most = max(most, current)
-        elif op.startswith(("STG", "BAR")):
-            current = 0
-    return most
 
 
 if __name__ == "__main__":

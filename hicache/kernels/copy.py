@@ -2,10 +2,15 @@
 
 A transfer moves G items. Every item has the same NP pieces (`table.CopyTable` lists them), and a
 piece of an item is read at `src + src_id * src_stride` and written at `dst + dst_id * dst_stride`.
-Layer-first to page-first, all layers, K and V, token rows, windows, packing and Mamba slots are
-this one kernel over different tables. Words are 8 opaque bytes, so no dtype matters.
+Layer-first to page-first, all layers, K and V, token rows, slices of the heads, windows, packing
+and Mamba slots are this one kernel over different tables. Words are 8 opaque bytes, so no dtype
+matters.
 
-Sizes: G items, NP pieces, a tile is ITEMS × WORDS.
+A line is one piece of one item. Lines are numbered buffer by buffer, in a buffer item by item, in
+an item piece by piece, so the layers of a load-back arrive in order and a short transfer of many
+buffers fills its tiles.
+
+Sizes: G items, NP pieces, TOGETHER pieces of a buffer, a tile is LINES × STEPS · WIDTH words.
 """
 
 import functools
@@ -15,54 +20,84 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hicache.kernels.table import CopyTable
+from hicache.kernels.table import TILE_WORDS, CopyTable
 
-NUM_WARPS = 8
+NUM_WARPS = 16
 LINK_PROGRAMS = 4  # enough bytes in flight for PCIe 5 ×16: see README.md, "how many programs"
-PROGRAMS_PER_SM = 4
+PROGRAMS_PER_SM = 2
+MAX_STEPS = TILE_WORDS // (32 * NUM_WARPS) // 2  # accesses of 128 bits of a thread: 8
+LINE_WORDS = 16  # 128 bytes, what memory and link move at once: no access of a line is narrower
+ID_POINTERS = ["src_ids_ptr", "dst_ids_ptr", "src_map_ptr", "dst_map_ptr"]
 
 
 @triton.jit
-def _tile(
+def _lines(
     pieces_ptr,  # [NP, 6]
     src_ids_ptr,  # [G]
     dst_ids_ptr,  # [G]
     src_map_ptr,  # [items of another pool], or None
     dst_map_ptr,  # [items of another pool], or None
     num_items,  # G
-    num_tiles,
+    num_lines,  # G · NP
     tile,
-    ITEMS: tl.constexpr,
-    WORDS: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    LINES: tl.constexpr,
 ):
-    """Where a tile is read and written, and which of its words exist; beyond the last, none do."""
-    item_tiles = (num_items + ITEMS - 1) // ITEMS
-    first_item = (tile % item_tiles) * ITEMS
-    num_left = tl.where(tile < num_tiles, num_items - first_item, 0)
-    piece = pieces_ptr + (tl.where(tile < num_tiles, tile, 0) // item_tiles) * 6
-    item = tl.arange(0, ITEMS)
-    src_id = tl.load(src_ids_ptr + first_item + item, mask=item < num_left, other=-1).to(tl.int64)
-    dst_id = tl.load(dst_ids_ptr + first_item + item, mask=item < num_left, other=-1).to(tl.int64)
+    """Of each line of a tile: where it is read and written, its words, its item and its piece.
+
+    A line that does not exist, or whose item is a hole on either side, has no words.
+    """
+    line = tile * LINES + tl.arange(0, LINES)
+    exists = line < num_lines
+    item_of_buffer = line // TOGETHER
+    item = item_of_buffer % num_items
+    piece = pieces_ptr + (item_of_buffer // num_items * TOGETHER + line % TOGETHER) * 6
+    src_id = tl.load(src_ids_ptr + item, mask=exists, other=-1).to(tl.int64)
+    dst_id = tl.load(dst_ids_ptr + item, mask=exists, other=-1).to(tl.int64)
     if src_map_ptr is not None:
         src_id = tl.load(src_map_ptr + src_id, mask=src_id >= 0, other=-1).to(tl.int64)
     if dst_map_ptr is not None:
         dst_id = tl.load(dst_map_ptr + dst_id, mask=dst_id >= 0, other=-1).to(tl.int64)
+    moves = (src_id >= 0) & (dst_id >= 0)
     # the compiler knows nothing of an address it loads: these five promises, kept by `copy_table`,
     # make the accesses 128 bits wide. On the pointer after the cast: on the integer they are lost
-    src = tl.multiple_of(tl.load(piece).to(tl.pointer_type(tl.int64)), 16)
-    dst = tl.multiple_of(tl.load(piece + 1).to(tl.pointer_type(tl.int64)), 16)
-    src += tl.multiple_of(src_id * tl.load(piece + 2), 2)
-    dst += tl.multiple_of(dst_id * tl.load(piece + 3), 2)
-    # a hole on either side has no words
-    words = tl.where((src_id >= 0) & (dst_id >= 0), tl.load(piece + 4), 0)
-    words = tl.multiple_of(words, 2)
-    word = tl.arange(0, WORDS)[None, :]
-    return src[:, None] + word, dst[:, None] + word, word < words[:, None]
+    src = tl.load(piece, mask=exists, other=0).to(tl.pointer_type(tl.int64))
+    dst = tl.load(piece + 1, mask=exists, other=0).to(tl.pointer_type(tl.int64))
+    src = tl.multiple_of(src, 16)
+    dst = tl.multiple_of(dst, 16)
+    src += tl.multiple_of(src_id * tl.load(piece + 2, mask=exists, other=0), 2)
+    dst += tl.multiple_of(dst_id * tl.load(piece + 3, mask=exists, other=0), 2)
+    words = tl.multiple_of(tl.load(piece + 4, mask=moves, other=0), 2)
+    return src, dst, words, item, piece
+
+
+@triton.jit
+def _read(src, words, STEPS: tl.constexpr, WIDTH: tl.constexpr):
+    """STEPS × [LINES, WIDTH]: the words of each line, one access of a thread after another.
+
+    Each step takes a stretch of all lines, so a thread holds a line or two and not one for each
+    access, with addresses of its own. The steps are apart and not an axis of one block, because
+    triton 3.6 and 3.9 deal such an axis to threads in different orders.
+    """
+    tile = ()
+    for step in tl.static_range(STEPS):
+        word = step * WIDTH + tl.arange(0, WIDTH)[None, :]
+        exists = word < words[:, None]
+        block = tl.load(src[:, None] + word, mask=exists, other=0, eviction_policy="evict_first")
+        tile = tile + (block,)  # type: ignore[assignment]  # noqa: RUF005 - no stars in a kernel
+    return tile
+
+
+@triton.jit
+def _write(dst, words, tile, STEPS: tl.constexpr, WIDTH: tl.constexpr):
+    for step in tl.static_range(STEPS):
+        word = step * WIDTH + tl.arange(0, WIDTH)[None, :]
+        tl.store(dst[:, None] + word, tile[step], mask=word < words[:, None])
 
 
 @triton.jit(
-    do_not_specialize=["num_items", "num_tiles"],
-    do_not_specialize_on_alignment=["src_ids_ptr", "dst_ids_ptr", "src_map_ptr", "dst_map_ptr"],
+    do_not_specialize=["num_items", "num_lines", "num_tiles"],
+    do_not_specialize_on_alignment=ID_POINTERS,
 )
 def _copy_kernel(
     pieces_ptr,  # [NP, 6]
@@ -71,34 +106,24 @@ def _copy_kernel(
     src_map_ptr,
     dst_map_ptr,
     num_items,  # G
+    num_lines,  # G · NP
     num_tiles,
-    ITEMS: tl.constexpr,
-    WORDS: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    LINES: tl.constexpr,
+    STEPS: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):
     tile = tl.program_id(0)
-    src, _, exists = _tile(
-        pieces_ptr, src_ids_ptr, dst_ids_ptr, src_map_ptr, dst_map_ptr,
-        num_items, num_tiles, tile, ITEMS, WORDS,
-    )  # fmt: skip
-    words = tl.load(src, mask=exists, other=0, eviction_policy="evict_first")
-    # `while`, not `range`: a range over tensors fails in the interpreter of triton 3.6
+    # `while`, not `range`: a range over tensors fails in the interpreter of triton 3.6.
+    # A plain loop: a tile that is carried into the next turn is moved from register to register,
+    # and the moves wait for the very loads that were to overlap (`codegen` shows it)
     while tile < num_tiles:
-        # the next tile is on its way before this one is stored: two tiles of words in flight.
-        # Addresses and masks are not carried along but made again, which keeps registers few
-        # and shared memory unused
-        next_tile = tile + tl.num_programs(0)
-        src, _, exists = _tile(
+        src, dst, words, _, _ = _lines(
             pieces_ptr, src_ids_ptr, dst_ids_ptr, src_map_ptr, dst_map_ptr,
-            num_items, num_tiles, next_tile, ITEMS, WORDS,
+            num_items, num_lines, tile, TOGETHER, LINES,
         )  # fmt: skip
-        next_words = tl.load(src, mask=exists, other=0, eviction_policy="evict_first")
-        _, dst, exists = _tile(
-            pieces_ptr, src_ids_ptr, dst_ids_ptr, src_map_ptr, dst_map_ptr,
-            num_items, num_tiles, tile, ITEMS, WORDS,
-        )  # fmt: skip
-        tl.store(dst, words, mask=exists)
-        words = next_words
-        tile = next_tile
+        _write(dst, words, _read(src, words, STEPS, WIDTH), STEPS, WIDTH)
+        tile += tl.num_programs(0)
 
 
 def copy_items(
@@ -122,7 +147,7 @@ def copy_items(
     num_items = src_ids.shape[0]
     if num_items == 0:
         return
-    num_tiles = tiles_of(table, num_items)
+    num_lines, num_tiles = lines_and_tiles_of(table, num_items)
     _copy_kernel[(programs_of(table, num_tiles, num_programs),)](
         table.pieces,
         src_ids,
@@ -130,19 +155,30 @@ def copy_items(
         src_map,
         dst_map,
         num_items,
+        num_lines,
         num_tiles,
-        ITEMS=table.tile_items,
-        WORDS=table.piece_words,
+        **tile_shape(table),
         num_warps=NUM_WARPS,
     )
 
 
-def tiles_of(table: CopyTable, num_items: int) -> int:
-    """Tiles of a transfer of `num_items` items."""
-    num_tiles = table.pieces.shape[0] * -(-num_items // table.tile_items)
-    if num_tiles >= 1 << 30:
-        raise ValueError(f"a transfer of {num_tiles} tiles is too long, fewer than 2**30 wanted")
-    return num_tiles
+def tile_shape(table: CopyTable) -> dict[str, int]:
+    """The constants that a kernel over this table is compiled with."""
+    steps = max(min(MAX_STEPS, table.piece_words // LINE_WORDS), 1)
+    return {
+        "TOGETHER": table.pieces_together,
+        "LINES": TILE_WORDS // table.piece_words,
+        "STEPS": steps,
+        "WIDTH": table.piece_words // steps,
+    }
+
+
+def lines_and_tiles_of(table: CopyTable, num_items: int) -> tuple[int, int]:
+    """Lines and tiles of a transfer of `num_items` items."""
+    num_lines = table.pieces.shape[0] * num_items
+    if num_lines >= 1 << 30:
+        raise ValueError(f"a transfer of {num_lines} lines is too long, fewer than 2**30 wanted")
+    return num_lines, -(-num_lines // (TILE_WORDS // table.piece_words))
 
 
 def programs_of(table: CopyTable, num_tiles: int, wanted: int | None) -> int:

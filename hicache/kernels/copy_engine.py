@@ -4,9 +4,9 @@ A copy engine takes no SM, but pays for each piece: in public measurements it mo
 pieces of 4 to 16 KiB and 52 GB/s in pieces of 64 KiB (H100, PCIe 5; vLLM pull request 42212). From
 which piece size it wins differs from machine to machine, so `measured_crossover` asks.
 
-Pieces are handed over in one driver call (`cuMemcpyBatchAsync`, CUDA 12.8 and later), found through
-`ctypes` so that nothing needs installing; without it, or on the default stream, which that call
-refuses, they go one by one (`cuMemcpyAsync`).
+Many pieces are handed over in one driver call (`cuMemcpyBatchAsync`, CUDA 12.8 and later), found
+through `ctypes` so that nothing needs installing; without it, or on the default stream, which that
+call refuses, they go one by one (`cuMemcpyAsync`).
 """
 
 import ctypes
@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from hicache.kernels import copy
-from hicache.kernels.table import WORD_BYTES, CopyTable, copy_table
+from hicache.kernels.table import CopyTable, copy_table
 
 STREAM_ORDER = 1  # CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
+BATCH_RUNS = 1 << 15  # of one call: at about 52,000 the driver was seen to hang (vLLM issue 49276)
 CROSSOVER_PIECES = tuple(4096 << k for k in range(9))  # 4 KiB to 1 MiB
 CROSSOVER_BYTES = 64 << 20
 CROSSOVER_REPEATS = 5
@@ -55,20 +56,22 @@ def contiguous_runs(table: CopyTable, src_ids: Tensor, dst_ids: Tensor) -> Runs:
     """
     moved = (src_ids >= 0) & (dst_ids >= 0)
     sources, targets = src_ids[moved].long(), dst_ids[moved].long()
-    every = torch.arange(len(sources) + 1)
     breaks = torch.ones(len(sources), dtype=torch.bool)
     breaks[1:] = (sources.diff() != 1) | (targets.diff() != 1)
-    runs: list[tuple[Tensor, Tensor, Tensor]] = []
-    for src, dst in zip(table.src, table.dst, strict=True):
-        words = src.shape[1]
-        merges = src.stride(0) == dst.stride(0) == words
-        starts = every[:-1][breaks] if merges else every[:-1]
-        lengths = torch.cat([starts, every[-1:]]).diff()
+    size = table.rows[:, 4]
+    merges = (table.rows[:, 2] == size) & (table.rows[:, 3] == size)
+    runs = []
+    for rows, starts in (
+        (table.rows[merges], torch.nonzero(breaks).flatten()),
+        (table.rows[~merges], torch.arange(len(sources))),
+    ):
+        src, dst, src_stride, dst_stride, size = rows.T[:, :, None]
+        lengths = torch.cat([starts, torch.tensor([len(sources)])]).diff()
         runs.append(
             (
-                src.data_ptr() + sources[starts] * src.stride(0) * WORD_BYTES,
-                dst.data_ptr() + targets[starts] * dst.stride(0) * WORD_BYTES,
-                lengths * words * WORD_BYTES,
+                (src + sources[starts] * src_stride).flatten(),
+                (dst + targets[starts] * dst_stride).flatten(),
+                (lengths * size).flatten(),
             )
         )
     return Runs(*(torch.cat(column) for column in zip(*runs, strict=True)))
@@ -81,7 +84,7 @@ def is_batched(device: torch.device) -> bool:
 
 
 def copy_runs(runs: Runs, device: torch.device) -> None:
-    """Queue the runs on the current stream of `device`. Host memory must be pinned."""
+    """Queue the runs on the current stream of `device`, many in a call. Host memory is pinned."""
     num_runs = len(runs.num_bytes)
     if num_runs == 0:
         return
@@ -102,19 +105,21 @@ def copy_runs(runs: Runs, device: torch.device) -> None:
             return
         attributes = _Attributes(src_access_order=STREAM_ORDER)
         first = ctypes.c_size_t(0)
-        _check(
-            batch(
-                ctypes.c_void_p(runs.dst.data_ptr()),
-                ctypes.c_void_p(runs.src.data_ptr()),
-                ctypes.c_void_p(runs.num_bytes.data_ptr()),
-                ctypes.c_size_t(num_runs),
-                ctypes.byref(attributes),
-                ctypes.byref(first),
-                ctypes.c_size_t(1),
-                *extra,
-                ctypes.c_void_p(stream),
+        for start in range(0, num_runs, BATCH_RUNS):
+            part = Runs(*(column[start : start + BATCH_RUNS] for column in runs))
+            _check(
+                batch(
+                    ctypes.c_void_p(part.dst.data_ptr()),
+                    ctypes.c_void_p(part.src.data_ptr()),
+                    ctypes.c_void_p(part.num_bytes.data_ptr()),
+                    ctypes.c_size_t(len(part.num_bytes)),
+                    ctypes.byref(attributes),
+                    ctypes.byref(first),
+                    ctypes.c_size_t(1),
+                    *extra,
+                    ctypes.c_void_p(stream),
+                )
             )
-        )
 
 
 def measured_crossover(device: torch.device) -> int | None:

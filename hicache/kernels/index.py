@@ -14,7 +14,10 @@ from torch import Tensor
 BLOCK = 1024
 
 
-@triton.jit(do_not_specialize=["num_columns", "hole"])
+@triton.jit(
+    do_not_specialize=["num_columns", "hole"],
+    do_not_specialize_on_alignment=["page_ids_ptr", "spans_ptr", "request_spans_ptr", "table_ptr"],
+)
 def _page_table_kernel(
     page_ids_ptr,  # [any]
     spans_ptr,  # [S, 2]
@@ -43,7 +46,15 @@ def _page_table_kernel(
     tl.store(table_ptr + request * num_columns + column, page_id, mask=column < num_columns)
 
 
-@triton.jit(do_not_specialize=["num_columns", "hole"])
+@triton.jit(
+    do_not_specialize=["num_columns", "hole"],
+    do_not_specialize_on_alignment=[
+        "page_table_ptr",
+        "seq_lens_ptr",
+        "page_map_ptr",
+        "window_table_ptr",
+    ],
+)
 def _window_table_kernel(
     page_table_ptr,  # [B, C]
     seq_lens_ptr,  # [B]
@@ -69,7 +80,10 @@ def _window_table_kernel(
     tl.store(window_table_ptr + request * NUM_PAGES + page, swa_id, mask=page < NUM_PAGES)
 
 
-@triton.jit(do_not_specialize=["num_ids", "hole"])
+@triton.jit(
+    do_not_specialize=["num_ids", "hole"],
+    do_not_specialize_on_alignment=["page_ids_ptr", "page_map_ptr", "out_ptr"],
+)
 def _translate_kernel(
     page_ids_ptr,  # [G]
     page_map_ptr,  # [P], or None: ids stay as they are

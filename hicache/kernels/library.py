@@ -1,8 +1,9 @@
 """The data plane as `torch.ops.hicache.*`, for compiled, exported and traced programs.
 
-An operator takes tensors, not tables: pass `table.pieces`, `table.src`, `table.dst` and
-`table.piece_words`. Importing `hicache.kernels` registers them; that is what an operator library
-is for, and the only thing this package does when imported. Checks are left to `ops`.
+Copies take the buffers themselves, source and target, and read addresses off them in every call:
+a program that was made functional hands over copies of what it was traced with. Importing
+`hicache.kernels` registers the operators; that is what an operator library is for, and the only
+thing this package does when imported. Checks of ids are left to `ops`.
 """
 
 from collections.abc import Sequence
@@ -12,24 +13,22 @@ from torch import Tensor
 from torch.library import custom_op
 
 from hicache.kernels import checksum, copy, index, reference
-from hicache.kernels.table import CopyTable
+from hicache.kernels.table import copy_table
 
 
 @custom_op("hicache::copy_items", mutates_args={"dst"})
 def copy_items(
-    pieces: Tensor,
     src: Sequence[Tensor],
     dst: Sequence[Tensor],
     src_ids: Tensor,
     dst_ids: Tensor,
     src_map: Tensor | None,
     dst_map: Tensor | None,
-    piece_words: int,
     num_programs: int | None,
 ) -> None:
-    """`copy.copy_items` over the table with these fields."""
-    table = _table(pieces, src, dst, piece_words)
-    plane = reference if pieces.device.type == "cpu" else copy
+    """`copy.copy_items` over `copy_table(src, dst)`."""
+    table = copy_table(src, dst)
+    plane = reference if table.device.type == "cpu" else copy
     plane.copy_items(
         table, src_ids, dst_ids, src_map=src_map, dst_map=dst_map, num_programs=num_programs
     )
@@ -37,17 +36,15 @@ def copy_items(
 
 @custom_op("hicache::copy_items_with_checksum", mutates_args={"dst"})
 def copy_items_with_checksum(
-    pieces: Tensor,
     src: Sequence[Tensor],
     dst: Sequence[Tensor],
     src_ids: Tensor,
     dst_ids: Tensor,
-    piece_words: int,
     num_programs: int | None,
 ) -> Tensor:
-    """`checksum.copy_items_with_checksum` over the table with these fields."""
-    table = _table(pieces, src, dst, piece_words)
-    plane = reference if pieces.device.type == "cpu" else checksum
+    """`checksum.copy_items_with_checksum` over `copy_table(src, dst)`."""
+    table = copy_table(src, dst)
+    plane = reference if table.device.type == "cpu" else checksum
     sums: Tensor = plane.copy_items_with_checksum(
         table, src_ids, dst_ids, num_programs=num_programs
     )
@@ -97,12 +94,12 @@ def translate_pages(page_ids: Tensor, page_map: Tensor | None, hole: int) -> Ten
 
 
 @copy_items.register_fake
-def _(pieces, src, dst, src_ids, dst_ids, src_map, dst_map, piece_words, num_programs):
+def _(src, dst, src_ids, dst_ids, src_map, dst_map, num_programs):
     return None
 
 
 @copy_items_with_checksum.register_fake
-def _(pieces, src, dst, src_ids, dst_ids, piece_words, num_programs):
+def _(src, dst, src_ids, dst_ids, num_programs):
     return torch.empty_like(src_ids, dtype=torch.int64)
 
 
@@ -120,11 +117,3 @@ def _(page_table, seq_lens, full_to_swa, page_size, window_len, hole):
 @translate_pages.register_fake
 def _(page_ids, page_map, hole):
     return torch.empty_like(page_ids)
-
-
-def _table(
-    pieces: Tensor, src: Sequence[Tensor], dst: Sequence[Tensor], piece_words: int
-) -> CopyTable:
-    return CopyTable(
-        src=tuple(src), dst=tuple(dst), pieces=pieces, piece_words=piece_words, in_place=False
-    )

@@ -17,6 +17,7 @@ from hicache.kernels.checks import (
     check_copy_ids,
     check_form,
     check_range,
+    check_spans,
     check_tensor,
 )
 from hicache.kernels.table import CopyTable
@@ -141,15 +142,29 @@ def copy_pages_with_checksum(
 
 
 def page_table(
-    page_ids: Tensor, spans: Tensor, request_spans: Tensor, *, num_columns: int, hole: int = 0
+    page_ids: Tensor,
+    spans: Tensor,
+    request_spans: Tensor,
+    *,
+    num_columns: int,
+    hole: int = 0,
+    debug: bool = False,
 ) -> Tensor:
-    """Page tables from node spans; see `index.page_table`."""
-    check_form(page_ids, name="page ids", device=page_ids.device)
-    check_form(request_spans, name="request spans", device=page_ids.device)
-    check_form(spans.flatten(), name="spans", device=page_ids.device)
+    """Page tables from node spans; see `index.page_table`. `debug` as for `copy_pages`."""
+    device = page_ids.device
+    check_form(page_ids, name="page ids", device=device)
+    check_form(request_spans, name="request spans", device=device)
+    check_form(spans.flatten(), name="spans", device=device)
     if spans.dim() != 2 or spans.shape[1] != 2 or not spans.is_contiguous():
         raise ValueError(f"spans must be [S, 2] and contiguous, got shape {tuple(spans.shape)}")
-    plane = reference if page_ids.device.type == "cpu" else index
+    if num_columns < 0 or len(request_spans) == 0:
+        raise ValueError(
+            f"columns and the bounds of requests wanted, got {num_columns} columns, "
+            f"{len(request_spans)} bounds"
+        )
+    if debug or device.type == "cpu":
+        check_spans(page_ids, spans, request_spans)
+    plane = reference if device.type == "cpu" else index
     result: Tensor = plane.page_table(
         page_ids, spans, request_spans, num_columns=num_columns, hole=hole
     )
@@ -164,16 +179,28 @@ def window_table(
     page_size: int,
     window_len: int,
     hole: int = 0,
+    debug: bool = False,
 ) -> Tensor:
-    """Page tables of the sliding window; see `index.window_table`."""
+    """Page tables of the sliding window; see `index.window_table`. `debug` as for `copy_pages`."""
+    device = page_table.device
     if page_table.dim() != 2 or not page_table.is_contiguous():
         raise ValueError(f"page table must be [B, C] contiguous, got {tuple(page_table.shape)}")
-    check_form(page_table.flatten(), name="page table", device=page_table.device)
-    check_form(seq_lens, name="sequence lengths", device=page_table.device)
-    check_form(full_to_swa, name="full to swa map", device=page_table.device)
+    check_form(page_table.flatten(), name="page table", device=device)
+    check_form(seq_lens, name="sequence lengths", device=device)
+    check_form(full_to_swa, name="full to swa map", device=device)
+    if len(seq_lens) != len(page_table):
+        raise ValueError(f"{len(seq_lens)} sequence lengths do not match {len(page_table)} rows")
     if page_size < 1 or window_len < 1:
         raise ValueError(f"positive sizes wanted, got page {page_size}, window {window_len}")
-    plane = reference if page_table.device.type == "cpu" else index
+    if debug or device.type == "cpu":
+        check_range(page_table.flatten(), name="page table", limit=len(full_to_swa))
+        check_range(
+            seq_lens,
+            name="sequence lengths",
+            least=0,
+            limit=page_table.shape[1] * page_size + 1,
+        )
+    plane = reference if device.type == "cpu" else index
     result: Tensor = plane.window_table(
         page_table,
         seq_lens,

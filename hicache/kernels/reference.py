@@ -48,11 +48,11 @@ def copy_items_with_checksum(
     sums = torch.zeros(len(src_ids), dtype=torch.int64)
     first_place = 0
     for src in table.src:
-        place = torch.arange(first_place, first_place + src.shape[1])
+        words = src.index_select(0, sources).flatten(1)
+        place = torch.arange(first_place, first_place + words.shape[1])
         salt = rearrange(_mix(place + SALT), "word -> 1 word")
-        mixed = _mix(src.index_select(0, sources) ^ salt)
-        sums[moved] += reduce(mixed, "item word -> item", "sum")
-        first_place += src.shape[1]
+        sums[moved] += reduce(_mix(words ^ salt), "item word -> item", "sum")
+        first_place += words.shape[1]
     return sums
 
 

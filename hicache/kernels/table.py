@@ -1,24 +1,31 @@
 """Copy tables: what a transfer moves, described once for a pair of pools.
 
 A pool is given as its buffers: a list of tensors whose first axis is the item (a page, a token
-row, a Mamba slot) and whose other axes are contiguous. Any layout of a slab is such a list of
-views, so one table serves layer-first to page-first, all layers, K and V at once, and Mamba
-states of different sizes and dtypes. The table keeps its pools alive, and promises the kernels
-that every address and size is a multiple of 16 bytes.
+row, a Mamba slot). The other axes may lie in any order and at any distance from each other, as
+long as what is contiguous on both sides, a row, is a multiple of 16 bytes. Any layout of a slab is
+such a list of views, so one table serves layer-first to page-first, head-first, a slice of the
+heads, all layers, K and V at once, and Mamba states of different sizes and dtypes. The table keeps
+its pools alive, and promises the kernels that every address and size is a multiple of 16 bytes.
 
-Sizes: NB buffers, P items in a pool, NP pieces, G items of one transfer.
+Sizes: NB buffers, P items in a pool, NP pieces, R pieces of a buffer, G items of one transfer.
 """
 
+import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from hicache.kernels.overlap import Progressions, first_overlap
+
 WORD_BYTES = 8
 ALIGN_BYTES = 16  # one 128-bit access
 BURST_WORDS = 32  # 256 bytes: no packet of the link and no sector of memory is read in part
-TILE_WORDS = 4096  # 32 KiB: 8 warps × 128 bytes a thread, two of them in flight
+TILE_WORDS = 8192  # 64 KiB: 16 warps × 128 bytes a thread
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -30,10 +37,14 @@ class CopyTable:
     in the item (all buffers taken one after another).
     """
 
-    src: tuple[Tensor, ...]  # NB × [P, words] int64
-    dst: tuple[Tensor, ...]  # NB × [P, words] int64
+    src: tuple[Tensor, ...]  # NB × [P, *rows, words] int64, the same rows on both sides
+    dst: tuple[Tensor, ...]
     pieces: Tensor
+    rows: (
+        Tensor  # [rows, 5] int64 on the host: addresses, strides from item to item, size, in bytes
+    )
     piece_words: int  # the widest piece, a power of two
+    pieces_together: int  # R, if every buffer has as many pieces; else 1
     in_place: bool  # source and target are one pool
 
     @property
@@ -59,12 +70,7 @@ class CopyTable:
     @property
     def item_bytes(self) -> int:
         """Bytes of one item over all buffers."""
-        return WORD_BYTES * sum(buffer.shape[1] for buffer in self.src)
-
-    @property
-    def tile_items(self) -> int:
-        """Items that one tile of the kernel covers."""
-        return TILE_WORDS // self.piece_words
+        return WORD_BYTES * sum(buffer.shape[1:].numel() for buffer in self.src)
 
     def reversed(self) -> "CopyTable":
         """The table of the way back."""
@@ -77,121 +83,264 @@ class CopyTable:
         return copy_table(self.src[start:stop], self.dst[start:stop])
 
 
+class _Axis(NamedTuple):
+    """An axis of an item that both sides have, and how far apart its places lie, in bytes."""
+
+    length: int
+    src_stride: int
+    dst_stride: int
+
+
+class _Geometry(NamedTuple):
+    """Where a buffer lies, in bytes; its first axis is the item."""
+
+    address: int
+    storage_address: int
+    size: int  # of an element
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    name: str
+
+
+class _Plan(NamedTuple):
+    """All of a table that follows from where its buffers lie."""
+
+    axes: tuple[tuple[_Axis, ...], ...]  # of each buffer; the last is the row
+    rows: Tensor
+    pieces: Tensor
+    piece_words: int
+    pieces_together: int
+
+
 def copy_table(src: Sequence[Tensor], dst: Sequence[Tensor]) -> CopyTable:
-    """Describe the copy from the buffers `src` to the buffers `dst`. Build it once per pool pair.
+    """Describe the copy from `src` to `dst`, two pools with the same buffers.
 
     Args:
-        src: NB tensors [P, ...]; all but the first axis contiguous, of any dtype.
-        dst: NB tensors [P', ...]; item b has as many bytes as item b of `src`.
+        src: NB tensors [P, ...] of any dtype, on one device or in pinned host memory.
+        dst: as `src`; item i of buffer b has as many bytes on both sides, named in the same order.
+            A pool that is copied to itself (`src` is `dst`) is served as long as no id is a source
+            and a target at once.
 
     Raises:
         ValueError: a promise that the kernels rely on does not hold.
     """
     if len(src) != len(dst) or not src:
         raise ValueError(f"as many source as target buffers wanted, got {len(src)} and {len(dst)}")
-    src_words = tuple(_as_words(b, name=f"source buffer {i}") for i, b in enumerate(src))
-    dst_words = tuple(_as_words(b, name=f"target buffer {i}") for i, b in enumerate(dst))
-    devices = {buffer.device for buffer in (*src_words, *dst_words)}
+    devices = {buffer.device for buffer in (*src, *dst)}
     if len(devices - {torch.device("cpu")}) > 1:
         raise ValueError(f"one device and the host wanted, got buffers on {_listed(devices)}")
     device = max(devices, key=lambda d: d.type != "cpu")
-    for i, (s, d) in enumerate(zip(src_words, dst_words, strict=True)):
-        if s.shape[1] != d.shape[1]:
-            wanted, got = s.shape[1] * WORD_BYTES, d.shape[1] * WORD_BYTES
-            raise ValueError(f"buffer {i}: a source item has {wanted} bytes, a target item {got}")
-        _refuse_shifted_overlap(s, d, index=i)
-        if device.type != "cpu":
-            _refuse_unpinned(s, name=f"source buffer {i}")
-            _refuse_unpinned(d, name=f"target buffer {i}")
-    piece_words = _piece_words([buffer.shape[1] for buffer in src_words])
+    for what, buffers in (("source", src), ("target", dst)):
+        for i, buffer in enumerate(buffers):
+            if device.type != buffer.device.type == "cpu" and not buffer.is_pinned():
+                raise ValueError(
+                    f"{what} buffer {i}: host memory that a device copies must be pinned"
+                )
+    sides = [
+        tuple(_geometry(buffer, f"{what} buffer {i}") for i, buffer in enumerate(buffers))
+        for what, buffers in (("source", src), ("target", dst))
+    ]
+    plan = _plan(sides[0], sides[1], device)
     return CopyTable(
-        src=src_words,
-        dst=dst_words,
-        pieces=_pieces(src_words, dst_words, piece_words).to(device),
+        src=tuple(map(partial(_as_words, side=0), src, plan.axes)),
+        dst=tuple(map(partial(_as_words, side=1), dst, plan.axes)),
+        pieces=plan.pieces,
+        rows=plan.rows,
+        piece_words=plan.piece_words,
+        pieces_together=plan.pieces_together,
+        in_place=any(s.address == d.address for s, d in zip(*sides, strict=True)),
+    )
+
+
+def _geometry(buffer: Tensor, name: str) -> _Geometry:
+    size = buffer.element_size()
+    return _Geometry(
+        address=buffer.data_ptr(),
+        storage_address=buffer.untyped_storage().data_ptr(),
+        size=size,
+        shape=tuple(buffer.shape),
+        strides=tuple(stride * size for stride in buffer.stride()),
+        name=name,
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _plan(src: tuple[_Geometry, ...], dst: tuple[_Geometry, ...], device: torch.device) -> _Plan:
+    """A function of addresses and strides alone, so one that was made before may be used again."""
+    for buffer in (*src, *dst):
+        _refuse_bad_buffer(buffer)
+    axes = [_common_axes(s, d, index=i) for i, (s, d) in enumerate(zip(src, dst, strict=True))]
+    rows = [_rows(s, d, each) for s, d, each in zip(src, dst, axes, strict=True)]
+    piece_words = _piece_words([(len(each), int(each[0, 4]) // WORD_BYTES) for each in rows])
+    pieces = []
+    first_place = 0
+    for each in rows:
+        pieces.append(_pieces(each, piece_words, first_place))
+        first_place += int(each[:, 4].sum()) // WORD_BYTES
+    _refuse_overlaps(rows, src, dst)
+    counts = {len(piece) for piece in pieces}
+    return _Plan(
+        axes=tuple(map(tuple, axes)),
+        rows=torch.cat(rows),
+        pieces=torch.cat(pieces).to(device),
         piece_words=piece_words,
-        in_place=any(
-            s.data_ptr() == d.data_ptr() for s, d in zip(src_words, dst_words, strict=True)
+        pieces_together=counts.pop() if len(counts) == 1 else 1,
+    )
+
+
+def _refuse_bad_buffer(buffer: _Geometry) -> None:
+    name, shape = buffer.name, buffer.shape
+    if not shape or 0 in shape:
+        raise ValueError(f"{name}: at least one item of at least a byte wanted, got shape {shape}")
+    for what, value, multiple in (
+        ("address", buffer.address, ALIGN_BYTES),
+        ("address of its storage", buffer.storage_address, WORD_BYTES),
+        ("stride between items", buffer.strides[0] if shape[0] > 1 else 0, ALIGN_BYTES),
+        ("item size", math.prod(shape[1:]) * buffer.size, ALIGN_BYTES),
+    ):
+        if value % multiple:
+            raise ValueError(f"{name}: {what} must be a multiple of {multiple} bytes: {value}")
+    # from the shortest stride to the longest, each axis steps over all that lies within
+    reach = buffer.size
+    for stride, length in sorted(zip(buffer.strides, shape, strict=True)):
+        if length > 1 and stride < reach:
+            raise ValueError(f"{name}: parts of {reach} bytes lie {stride} bytes apart")
+        reach += stride * (length - 1)
+
+
+def _common_axes(src: _Geometry, dst: _Geometry, *, index: int) -> list[_Axis]:
+    """The axes of an item, outermost first, cut so that both sides have a stride for each.
+
+    The last is the row, contiguous on both sides. So shapes may differ as long as bytes, taken one
+    axis after another, are named in the same order.
+    """
+    sizes = [math.prod(buffer.shape[1:]) * buffer.size for buffer in (src, dst)]
+    if sizes[0] != sizes[1]:
+        raise ValueError(
+            f"buffer {index}: a source item has {sizes[0]} bytes, a target item {sizes[1]}"
+        )
+    sides = _axes_of(src), _axes_of(dst)
+    common: list[_Axis] = []
+    while sides[0]:
+        (src_length, src_stride), (dst_length, dst_stride) = (axes.pop() for axes in sides)
+        length = min(src_length, dst_length)
+        if max(src_length, dst_length) % length:
+            shapes = f"{src.shape[1:]} and {dst.shape[1:]}"
+            raise ValueError(f"buffer {index}: items of one shape wanted, got {shapes}")
+        common.append(_Axis(length, src_stride, dst_stride))
+        if src_length > length:
+            sides[0].append((src_length // length, src_stride * length))
+        if dst_length > length:
+            sides[1].append((dst_length // length, dst_stride * length))
+    row = common[0].length
+    if row % ALIGN_BYTES:
+        raise ValueError(f"buffer {index}: contiguous rows of 16·n bytes wanted, got {row}")
+    for axis in common[1:]:
+        for stride in axis[1:]:
+            if stride % ALIGN_BYTES:
+                raise ValueError(f"buffer {index}: rows 16·n bytes apart wanted, got {stride}")
+    return common[::-1]
+
+
+def _axes_of(buffer: _Geometry) -> list[tuple[int, int]]:
+    """(length, stride) of an item's axes, outermost first, merged where they are contiguous."""
+    axes = [(buffer.size, 1)]
+    for length, stride in zip(buffer.shape[:0:-1], buffer.strides[:0:-1], strict=True):
+        inner_length, inner_stride = axes[-1]
+        if length == 1:
+            continue
+        if stride == inner_length * inner_stride:
+            axes[-1] = (inner_length * length, inner_stride)
+        else:
+            axes.append((length, stride))
+    return axes[::-1]
+
+
+def _as_words(buffer: Tensor, axes: tuple[_Axis, ...], *, side: int) -> Tensor:
+    """View [P, ...] of any dtype as [P, *rows, words] int64."""
+    size = buffer.element_size()
+    view = torch.empty(0, dtype=torch.int64, device=buffer.device)
+    return view.set_(
+        buffer.untyped_storage(),
+        buffer.storage_offset() * size // WORD_BYTES,
+        (
+            buffer.shape[0],
+            *(axis.length for axis in axes[:-1]),
+            axes[-1].length // WORD_BYTES,
+        ),
+        (
+            buffer.stride(0) * size // WORD_BYTES,
+            *(axis[1 + side] // WORD_BYTES for axis in axes[:-1]),
+            1,
         ),
     )
 
 
-def _as_words(buffer: Tensor, *, name: str) -> Tensor:
-    """View [P, ...] of any dtype as [P, words] int64."""
-    shape, strides, size = buffer.shape, buffer.stride(), buffer.element_size()
-    if buffer.dim() == 0 or buffer[:0].numel() != 0:
-        raise ValueError(f"{name}: at least one axis wanted, got shape {tuple(shape)}")
-    item_numel = 1
-    for length, stride in zip(reversed(shape[1:]), reversed(strides[1:]), strict=True):
-        if length != 1 and stride != item_numel:
-            raise ValueError(f"{name}: contiguous items wanted, got strides {strides}")
-        item_numel *= length
-    item_bytes, stride_bytes = item_numel * size, strides[0] * size
-    for what, value in (
-        ("address", buffer.data_ptr()),
-        ("stride between items", stride_bytes),
-        ("item size", item_bytes),
-    ):
-        if value % ALIGN_BYTES:
-            raise ValueError(f"{name}: {what} must be a multiple of {ALIGN_BYTES} bytes: {value}")
-    if item_bytes == 0 or (shape[0] > 1 and stride_bytes < item_bytes):
-        raise ValueError(f"{name}: items of {item_bytes} bytes lie {stride_bytes} bytes apart")
-    offset = buffer.storage_offset() * size // WORD_BYTES
-    words = item_bytes // WORD_BYTES
-    view = torch.empty(0, dtype=torch.int64, device=buffer.device)
-    return view.set_(
-        buffer.untyped_storage(), offset, (shape[0], words), (stride_bytes // WORD_BYTES, 1)
-    )
-
-
-def _refuse_shifted_overlap(src: Tensor, dst: Tensor, *, index: int) -> None:
-    """Refuse a pair of buffers in which item i of one overlaps another item of the other."""
-    shift = dst.data_ptr() - src.data_ptr()
-    # to the end of the last item: a view into a slab may begin anywhere in its first item
-    reach = {
-        buffer: ((buffer.shape[0] - 1) * buffer.stride(0) + buffer.shape[1]) * WORD_BYTES
-        for buffer in (src, dst)
-    }
-    if shift == 0 and src.stride(0) == dst.stride(0):
-        return
-    if shift >= reach[src] or -shift >= reach[dst]:
-        return
-    stride_bytes = src.stride(0) * WORD_BYTES
-    item_bytes = src.shape[1] * WORD_BYTES
-    apart = item_bytes <= shift % stride_bytes <= stride_bytes - item_bytes
-    if src.stride(0) != dst.stride(0) or not apart:
-        raise ValueError(f"buffer {index}: source and target items overlap, {shift} bytes apart")
-
-
-def _refuse_unpinned(buffer: Tensor, *, name: str) -> None:
-    if buffer.device.type == "cpu" and not buffer.is_pinned():
-        raise ValueError(f"{name}: host memory that a device copies must be pinned")
-
-
-def _piece_words(buffer_words: Sequence[int]) -> int:
+def _piece_words(rows: Sequence[tuple[int, int]]) -> int:
     """The widest power of two that wastes at most an eighth of its lanes, else the least wasteful.
 
-    A piece narrower than a tile lets the tile cover several items. None is narrower than a full
-    burst of the link, unless the items are.
+    A piece narrower than a tile lets the tile cover several lines. None is narrower than a full
+    burst of the link, unless the rows are.
+
+    Args:
+        rows: how many rows an item has in each buffer, and words of each.
     """
 
     def efficiency(width: int) -> float:
-        return sum(buffer_words) / sum(-(-words // width) * width for words in buffer_words)
+        lanes = sum(count * -(-words // width) * width for count, words in rows)
+        return sum(count * words for count, words in rows) / lanes
 
-    narrowest = min(BURST_WORDS, 1 << (max(buffer_words) - 1).bit_length())
-    widths = [width for k in range(13) if (width := TILE_WORDS >> k) >= narrowest]
+    narrowest = min(BURST_WORDS, 1 << (max(words for _, words in rows) - 1).bit_length())
+    widths = [width for k in range(14) if (width := TILE_WORDS >> k) >= narrowest]
     return next((w for w in widths if efficiency(w) >= 7 / 8), max(widths, key=efficiency))
 
 
-def _pieces(src: Sequence[Tensor], dst: Sequence[Tensor], piece_words: int) -> Tensor:
-    rows = []
-    item_start = 0
-    for s, d in zip(src, dst, strict=True):
-        for start in range(0, s.shape[1], piece_words):
-            words = min(piece_words, s.shape[1] - start)
-            addresses = (s.data_ptr() + start * WORD_BYTES, d.data_ptr() + start * WORD_BYTES)
-            rows.append((*addresses, s.stride(0), d.stride(0), words, item_start + start))
-        item_start += s.shape[1]
-    return torch.tensor(rows, dtype=torch.int64)
+def _rows(src: _Geometry, dst: _Geometry, axes: Sequence[_Axis]) -> Tensor:
+    """[rows, 5]: the rows of a buffer's first item, in the order of its axes."""
+    addresses = torch.tensor([[src.address], [dst.address]])
+    for length, *strides in axes[:-1]:
+        steps = torch.arange(length) * torch.tensor(strides)[:, None]
+        addresses = (addresses[:, :, None] + steps[:, None]).flatten(1)
+    same = torch.tensor([src.strides[0], dst.strides[0], axes[-1].length])
+    return torch.cat([addresses.T, same.expand(addresses.shape[1], 3)], dim=1)
+
+
+def _pieces(rows: Tensor, piece_words: int, first_place: int) -> Tensor:
+    """[R, 6]: a buffer's rows, cut."""
+    num_rows, row_words = len(rows), int(rows[0, 4]) // WORD_BYTES
+    start = torch.arange(0, row_words, piece_words)
+    columns = [
+        rows[:, 0, None] + start * WORD_BYTES,
+        rows[:, 1, None] + start * WORD_BYTES,
+        rows[:, 2, None] // WORD_BYTES,
+        rows[:, 3, None] // WORD_BYTES,
+        (row_words - start).clamp(max=piece_words),
+        first_place + torch.arange(num_rows)[:, None] * row_words + start,
+    ]
+    shape = (num_rows, len(start))
+    return torch.stack([column.expand(shape) for column in columns], dim=-1).flatten(0, 1)
+
+
+def _refuse_overlaps(
+    rows: Sequence[Tensor], src: Sequence[_Geometry], dst: Sequence[_Geometry]
+) -> None:
+    """Refuse targets that share a byte with another target or with a source.
+
+    Only an item of a pool that is copied to itself may be its own target.
+    """
+    every = torch.cat(list(rows))
+    number = torch.arange(len(rows)).repeat_interleave(torch.tensor([len(each) for each in rows]))
+    apart = (every[:, 0] != every[:, 1]) | (every[:, 2] != every[:, 3])
+    owners, columns = [], []
+    for side, (buffers, which) in enumerate(((src, apart), (dst, torch.ones_like(apart)))):
+        its, numbers = every[which], number[which]
+        count = torch.tensor([buffer.shape[0] for buffer in buffers])[numbers]
+        size = its[:, 4]
+        columns.append((its[:, side], its[:, 2 + side], count, size, torch.full_like(size, side)))
+        owners += [buffers[i] for i in numbers.tolist()]
+    found = first_overlap(Progressions(*map(torch.cat, zip(*columns, strict=True))))
+    if found is not None:
+        raise ValueError(f"{owners[found[0]].name} and {owners[found[1]].name} overlap")
 
 
 def _listed(devices: set[torch.device]) -> str:

@@ -29,7 +29,8 @@ class Batch:
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """Jobs that ended in a step, and why those that did not finish ended."""
+    """Jobs that ended in a step or before it, and why those that were rejected were."""
 
     finished: list[Job] = field(default_factory=list)
     rejected: list[tuple[Job, str]] = field(default_factory=list)
+    aborted: list[Job] = field(default_factory=list)

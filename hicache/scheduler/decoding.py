@@ -14,17 +14,21 @@ def steps_with_pages(cache: PrefixCache, running: Sequence[Job], wanted: int) ->
     A victim under write_back is saved before the next step, and pages that leave a window
     meanwhile are not counted: so none are taken for many steps at once.
     """
-    page = cache.page_size
-    kinds = [FULL, SWA] if cache.tree.has_swa else [FULL]
+    page, kinds = cache.page_size, _kinds(cache)
     for kind in kinds:
         if kind == FULL and cache.write_policy is not WritePolicy.write_back:
             continue
-        if pages_for(running, page, wanted) > cache.available_size(kind) // page:
+        if not _are_free(cache, kind, running, wanted):
             wanted = steps_in_page(running, page, wanted)
     room = min(cache.room(kind) // page for kind in kinds)
     while wanted and pages_for(running, page, wanted) > room:
         wanted //= 2
     return wanted
+
+
+def must_evict(cache: PrefixCache, running: Sequence[Job]) -> bool:
+    """Whether the next step takes pages that are not free."""
+    return not all(_are_free(cache, kind, running, 1) for kind in _kinds(cache))
 
 
 def pages_for(running: Sequence[Job], page_size: int, num_steps: int) -> int:
@@ -39,3 +43,12 @@ def steps_in_page(running: Sequence[Job], page_size: int, wanted: int) -> int:
     """How many steps, at most `wanted` and at least one, until some request has filled a page."""
     left = min(-job.kv_len % page_size for job in running)
     return max(min(wanted, left), 1)
+
+
+def _kinds(cache: PrefixCache) -> list[int]:
+    return [FULL, SWA] if cache.tree.has_swa else [FULL]
+
+
+def _are_free(cache: PrefixCache, kind: int, running: Sequence[Job], num_steps: int) -> bool:
+    page = cache.page_size
+    return pages_for(running, page, num_steps) <= cache.available_size(kind) // page

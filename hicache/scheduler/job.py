@@ -20,6 +20,7 @@ class Job:
         "decoded",
         "defer_reason",
         "device_len",
+        "failed_prompts",
         "first_token_ns",
         "host_len",
         "kv_len",
@@ -61,6 +62,7 @@ class Job:
         self.admitted_ns: int | None = None  # the first admission
         self.first_token_ns: int | None = None
         self.retractions = 0
+        self.failed_prompts = 0  # times that its prompt ran out of pages half way
         self.num_steps = 0
 
     @property
@@ -77,6 +79,12 @@ class Job:
     def is_finished(self) -> bool:
         """Whether the answer is complete."""
         return self.decoded == self.request.output_len
+
+    def end_wait(self, now_ns: int) -> None:
+        """Storage no longer keeps it waiting, if it did."""
+        if self.blocked_since_ns is not None:
+            self.storage_wait_ns += now_ns - self.blocked_since_ns
+            self.blocked_since_ns = None
 
     def restart(self) -> None:
         """Begin again after a retraction: what was computed must be computed again."""

@@ -23,7 +23,7 @@ from hicache.scheduler.admission import Admission, Refusal
 from hicache.scheduler.batch import Batch, Extend, Outcome
 from hicache.scheduler.budget import StepBudget
 from hicache.scheduler.checkpoints import Checkpoints, End, Placement
-from hicache.scheduler.decoding import steps_with_pages
+from hicache.scheduler.decoding import must_evict, steps_with_pages
 from hicache.scheduler.job import Job
 from hicache.scheduler.order import ORDERS, ServiceOrder
 
@@ -120,21 +120,15 @@ class Scheduler:
 
         Not while a step that it is part of runs. None if there is no such request.
         """
-        for entry in self.waiting:
-            if entry[1].request.id == request_id:
-                self.waiting.remove(entry)
-                if self.prefetcher is not None:
-                    self.prefetcher.abort(request_id)
-                return entry[1]
-        for job in [*self.running, *([self.partial] if self.partial else [])]:
-            if job.request.id == request_id:
-                self.cache.abandon(job.sequence)
-                if job is self.partial:
-                    self.partial = None
-                else:
-                    self.running.remove(job)
-                return job
-        return None
+        job = self._take_out(request_id)
+        if job is None:
+            return None
+        job.end_wait(now_ns)
+        if self.prefetcher is not None:
+            self.prefetcher.abort(request_id)
+        self.cache.abandon(job.sequence)  # one that waits holds nothing
+        self._ended.aborted.append(job)
+        return job
 
     @property
     def is_idle(self) -> bool:
@@ -162,6 +156,7 @@ class Scheduler:
     def plan(self, now_ns: int) -> Batch | None:
         """The next step, or None if nothing can run now."""
         batch = Batch()
+        was_running = bool(self.running)
         self._refusal = None
         if self.prefetcher is not None:
             self.prefetcher.outlook.num_waiting = len(self.waiting)
@@ -175,9 +170,11 @@ class Scheduler:
                 self._scan(batch, budget, now_ns)
         if self.running and (not batch.extends or self.config.batching is Batching.mixed):
             self._plan_decodes(batch)
-        if not batch.extends and not batch.decodes:
-            return None
-        return batch
+        if batch.extends or batch.decodes:
+            return batch
+        if was_running and not self.running:
+            return self.plan(now_ns)  # the last one gave its pages back: whoever waits may begin
+        return None
 
     def commit(self, batch: Batch, num_steps: int, now_ns: int) -> Outcome:
         """Take in a batch that ended at `now_ns` after `num_steps` steps."""
@@ -220,6 +217,7 @@ class Scheduler:
 
     def _prefetch_lets_go(self, job: Job, now_ns: int) -> bool:
         if self.prefetcher is None or self.prefetcher.check(job.request.id, now_ns):
+            job.end_wait(now_ns)
             return True
         if job.blocked_since_ns is None:
             job.blocked_since_ns = now_ns
@@ -230,10 +228,8 @@ class Scheduler:
         if self.prefetcher is None:
             return
         for _, job in self.waiting:
-            since = job.blocked_since_ns
-            if since is not None and not self.prefetcher.is_blocking(job.request.id, now_ns):
-                job.storage_wait_ns += now_ns - since
-                job.blocked_since_ns = None
+            if not self.prefetcher.is_blocking(job.request.id, now_ns):
+                job.end_wait(now_ns)
 
     def _admit(self, job: Job, batch: Batch, budget: StepBudget, now_ns: int) -> Refusal | None:
         match = self.cache.match(job.sequence, job.target_len)
@@ -293,14 +289,20 @@ class Scheduler:
         return None
 
     def _is_final(self, batch: Batch) -> bool:
-        """Whether waiting cannot help: alone in the engine, nothing in flight, still refused."""
-        cache = self.cache
-        if batch.extends or self.running or self.partial is not None or cache.in_flight:
+        """Whether waiting cannot help: alone in the engine, nothing under way, still refused."""
+        if batch.extends or self.running or self.partial is not None:
             return False
-        if self.prefetcher is None:
+        return not self._may_get_room
+
+    @property
+    def _may_get_room(self) -> bool:
+        """Whether a copy or a prefetch is under way, whose end may free pages, and will wake us."""
+        if self.cache.in_flight:
             return True
+        if self.prefetcher is None:
+            return False
         reads = self.prefetcher.active.values()
-        return not self.prefetcher.lingering and all(each.is_settled for each in reads)
+        return bool(self.prefetcher.lingering) or not all(each.is_settled for each in reads)
 
     def _prefill_out_of_memory(self, job: Job) -> None:
         # admission had promised pages that are not there (report 004); start over later
@@ -346,6 +348,21 @@ class Scheduler:
             return f"{wanted} pages are more than the device pool's {pool.capacity}"
         return None
 
+    def _take_out(self, request_id: int) -> Job | None:
+        for entry in self.waiting:
+            if entry[1].request.id == request_id:
+                self.waiting.remove(entry)
+                return entry[1]
+        for job in self.running:
+            if job.request.id == request_id:
+                self.running.remove(job)
+                return job
+        job_half_way = self.partial
+        if job_half_way is not None and job_half_way.request.id == request_id:
+            self.partial = None
+            return job_half_way
+        return None
+
     # -- extending -----------------------------------------------------------------------------
 
     def _chunk_end(self, job: Job, chunk_tokens: int) -> int:
@@ -361,11 +378,12 @@ class Scheduler:
             chunk = min(chunk, self.cache.room(SWA) - self._page)
         chunk_end = self._chunk_end(job, max(chunk, self._page))
         if not self.cache.extend(job.sequence, chunk_end):
-            if self.running or self.cache.in_flight:
-                return False  # pages will come free by themselves
+            if self.running or self._may_get_room:
+                return False
             self._prefill_out_of_memory(job)
             self.partial = None
-            if job.retractions > MAX_RESTARTS:
+            job.failed_prompts += 1
+            if job.failed_prompts > MAX_RESTARTS:
                 self._ended.rejected.append((job, "needs more pages than the pools can give"))
             else:
                 insort(self.waiting, (job.rank, job))
@@ -408,12 +426,13 @@ class Scheduler:
         while True:
             steps = steps_with_pages(self.cache, self.running, wanted)
             # under write_back a page that looks evictable may be held by what lies below it: take
-            # it before the step is promised
-            is_unsure = steps == 1 and self.cache.write_policy is WritePolicy.write_back
+            # it before the step is promised (more steps than one take free pages only)
+            is_write_back = self.cache.write_policy is WritePolicy.write_back
+            is_unsure = steps == 1 and is_write_back and must_evict(self.cache, self.running)
             takes_first = self._takes_decode_pages_first or is_unsure
             if steps and (not takes_first or self._take_decode_pages(steps)):
                 break
-            if not self._retract_one():
+            if not self._retract_one(batch):
                 return
             wanted = 1  # the retracted request has not been looked at
         batch.decodes = list(self.running)
@@ -428,27 +447,29 @@ class Scheduler:
             return wanted
         return self._admission.steps_refused(self._refusal, self.running, wanted)
 
-    def _retract_one(self) -> bool:
-        """Send the running request with the least to lose back to the queue; never the last."""
+    def _retract_one(self, batch: Batch) -> bool:
+        """Send the running request with the least to lose back to the queue.
+
+        False if there is nothing to decode: whoever was left waits, or has been sent back as well.
+        The last one begins again where its answer ends, under a lock on that window alone, and has
+        gained a token at least: so this comes to an end.
+        """
         if len(self.running) == 1:
-            job = self.running[0]
-            if self.cache.in_flight:
-                return False  # pages will come free by themselves
+            if batch.extends or self.cache.in_flight:
+                return False
             if self.partial is not None:  # the two wait for each other's
                 self._prefill_out_of_memory(self.partial)
                 insort(self.waiting, (self.partial.rank, self.partial))
                 self.partial = None
                 return True
-            self.running.clear()
-            self.cache.abandon(job.sequence)
-            self._ended.rejected.append((job, "its answer does not fit the device pool"))
-            return False
         job = min(self.running, key=lambda each: (each.decoded, -each.request.prompt_len))
         self.running.remove(job)
         self.cache.abandon(job.sequence)
         job.restart()
         insort(self.waiting, (job.rank, job))
         self.counters["scheduler/retracted_count"] += 1
+        if not self.running:
+            return False
         self._admission.new_token_ratio.retracted(
             sum(each.decoded for each in self.running),
             sum(each.request.output_len for each in self.running),

@@ -169,7 +169,12 @@ def open_simulated_storage(
         config = replace(config, root=str(scratch))
     elif config.kind in ("redis", "mooncake"):
         namespace = f"{namespace}-{uuid4().hex}"
-    engine = open_storage(config, namespace=namespace, page_bytes=page_bytes)
+    try:
+        engine = open_storage(config, namespace=namespace, page_bytes=page_bytes)
+    except StorageError:
+        if scratch is not None:
+            rmtree(scratch)
+        raise
     if engine is None:
         return None
     stall = Stall()

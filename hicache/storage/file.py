@@ -9,16 +9,27 @@ import errno
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from itertools import count
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from threading import Lock
+from uuid import uuid4
 
 from hicache.storage.base import KEY_BYTES, StorageError, StorageStats
 from hicache.storage.digest import PAGE_DIGEST_BYTES, namespace_name, page_digest
-from hicache.storage.owner import current_owner, is_alive, is_this_boot, parse_owner
+from hicache.storage.own_files import (
+    ForeignFileError,
+    names_in,
+    open_own,
+    own_directory,
+    own_status,
+)
+from hicache.storage.owner import Owner, current_owner, is_alive, is_this_boot, parse_owner
 
 _SUFFIX = ".page"
+_WRITING = "writing"
+_BUCKETS = tuple(f"{first:02x}" for first in range(256))  # by the first byte of a key
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _RESCAN_SHARE = 0.05  # of the capacity: what other processes wrote is looked for after so much
 _FOREIGN_LEFTOVER_S = 3600.0  # no single page takes longer to write, on whatever machine
 
@@ -29,6 +40,10 @@ class FileStorage:
     `capacity_bytes` bounds the payload of a namespace; `page_bytes` gives nominal sizes for each
     component to charge instead. One process keeps the bound exactly. Each further process that
     writes to the same directory can exceed it by 5%, until it looks at the directory again.
+
+    What lies in a page's place and cannot be one (no plain file of our own, or longer than
+    `page_bytes` allows) is left alone: reads miss it, and writes are declined. A file that can be
+    one and has the wrong digest is taken for a damaged page, and removed.
     """
 
     def __init__(
@@ -43,9 +58,7 @@ class FileStorage:
         self._capacity_bytes = capacity_bytes
         self._page_bytes = {} if page_bytes is None else dict(page_bytes)
         self._root = root / namespace_name(namespace)
-        self._writing = self._root / "writing"
         self._owner = current_owner()
-        self._names = count()
         self._lock = Lock()
         self._pages: OrderedDict[bytes, int] = OrderedDict()  # oldest first, with charged bytes
         self._used_bytes = 0
@@ -54,37 +67,46 @@ class FileStorage:
         self._read_bytes = 0
         self._written_bytes = 0
         self._damaged_pages = 0
-        try:
-            self._writing.mkdir(parents=True, exist_ok=True)
-            for first in range(256):
-                (self._root / f"{first:02x}").mkdir(exist_ok=True)
-            self._sweep()
-            self._scan()
-        except OSError as error:
-            raise StorageError(f"cannot keep pages in {self._root}: {error}") from error
+        with self._reached():
+            self._root.mkdir(parents=True, exist_ok=True)
+        with self._opened() as directory:
+            for name in (_WRITING, *_BUCKETS):
+                with suppress(FileExistsError):
+                    os.mkdir(name, dir_fd=directory)
+            self._sweep(directory)
+            self._scan(directory)
 
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
         """Whether each key has a file now."""
-        return [self._path(key).exists() for key in keys]
+        with self._opened() as directory:
+            return [self._contains(directory, key) for key in keys]
 
     def read(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
         """Fill the buffers straight from the files."""
-        return [self._read(key, buffer) for key, buffer in zip(keys, buffers, strict=True)]
+        with self._opened() as directory:
+            return [
+                self._read(directory, key, buffer)
+                for key, buffer in zip(keys, buffers, strict=True)
+            ]
 
     def write(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
         """Store pages; False for a page larger than the capacity, or where the disk is full."""
-        return [self._write(key, buffer) for key, buffer in zip(keys, buffers, strict=True)]
+        with self._opened() as directory:
+            return [
+                self._write(directory, key, buffer)
+                for key, buffer in zip(keys, buffers, strict=True)
+            ]
 
     def delete(self, keys: Sequence[bytes]) -> None:
         """Forget pages; missing ones are ignored."""
-        with self._lock:
+        with self._opened() as directory, self._lock:
             for key in keys:
-                self._remove(key)
+                self._remove(directory, key)
 
     def stats(self) -> StorageStats:
         """Counts so far. Scans the directory: what is stored is of all processes."""
-        with self._lock:
-            self._scan()
+        with self._opened() as directory, self._lock:
+            self._scan(directory)
             return StorageStats(
                 stored_pages=len(self._pages),
                 stored_bytes=self._used_bytes,
@@ -97,63 +119,94 @@ class FileStorage:
     def close(self) -> None:
         """Nothing is held open; pages stay."""
 
-    def _path(self, key: bytes) -> Path:
-        name = key.hex()
-        return self._root / name[:2] / (name + _SUFFIX)
+    @contextmanager
+    def _reached(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StorageError(f"cannot keep pages in {self._root}: {error}") from error
 
-    def _read(self, key: bytes, buffer: memoryview) -> bool:
-        path = self._path(key)
+    @contextmanager
+    def _opened(self) -> Iterator[int]:
+        """The directory of the namespace, for the time of a call."""
+        with self._reached(), own_directory(self._root) as directory:
+            yield directory
+
+    def _status(self, bucket: int, key: bytes) -> os.stat_result | None:
+        """The status of a page's file; none if there is nothing.
+
+        Raises:
+            ForeignFileError: there is something that cannot be a page.
+        """
+        status = own_status(_name(key), bucket)
+        longest = self._page_bytes.get(key[-1])
+        if status and longest is not None and status.st_size > longest + PAGE_DIGEST_BYTES:
+            raise ForeignFileError(errno.EFBIG, f"longer than {longest} bytes", _name(key))
+        return status
+
+    def _contains(self, directory: int, key: bytes) -> bool:
+        with suppress(FileNotFoundError, ForeignFileError), _bucket(directory, key) as bucket:
+            return self._status(bucket, key) is not None
+        return False
+
+    def _read(self, directory: int, key: bytes, buffer: memoryview) -> bool:
         # one byte more than the digest, so that a longer file is noticed without asking its size
         trailer = bytearray(PAGE_DIGEST_BYTES + 1)
         try:
-            with path.open("rb", buffering=0) as file:
-                length = _read_all(file.fileno(), buffer, memoryview(trailer))
+            with _bucket(directory, key) as bucket:
+                file = open_own(_name(key), os.O_RDONLY, bucket)
+            try:
+                num_bytes = _read_all(file, buffer, memoryview(trailer))
                 if self._capacity_bytes is not None:
-                    os.utime(file.fileno())
+                    _refresh_file(file)
+            finally:
+                os.close(file)
+        except (FileNotFoundError, ForeignFileError):
+            return False
         except OSError as error:
-            if error.errno in (errno.ENOENT, errno.EIO):
+            if error.errno == errno.EIO:
                 return False
-            raise StorageError(f"cannot read {path}: {error}") from error
-        if length != buffer.nbytes + PAGE_DIGEST_BYTES:
-            whole = self._is_whole(key, path)
-            right = False
-        else:
-            digest = page_digest(self._namespace, key, buffer)
-            right = whole = digest == trailer[:PAGE_DIGEST_BYTES]
+            raise
+        length = num_bytes - PAGE_DIGEST_BYTES
+        if length > buffer.nbytes:
+            return False  # a longer page, or none: whoever asks for that length will see
+        digest = (
+            bytes(buffer[max(length, 0) : num_bytes]) + trailer[: max(num_bytes - buffer.nbytes, 0)]
+        )
+        whole = length >= 0 and page_digest(self._namespace, key, buffer[:length]) == digest
+        right = whole and length == buffer.nbytes
         with self._lock:
             if not whole:
                 # or it would stay: a write keeps what is there
                 self._damaged_pages += 1
-                self._remove(key)
+                self._remove(directory, key)
             if right:
                 self._refresh(key)
                 self._read_bytes += buffer.nbytes
         return right
 
-    def _is_whole(self, key: bytes, path: Path) -> bool:
-        """Whether a file of unexpected length is a page, only of that length."""
-        content = memoryview(path.read_bytes())
-        payload, digest = content[:-PAGE_DIGEST_BYTES], content[-PAGE_DIGEST_BYTES:]
-        return page_digest(self._namespace, key, payload) == digest
-
-    def _write(self, key: bytes, buffer: memoryview) -> bool:
-        path = self._path(key)
-        if path.exists():
-            if self._capacity_bytes is not None:
-                with self._lock:
-                    self._refresh(key)
-                _touch(path)
+    def _write(self, directory: int, key: bytes, buffer: memoryview) -> bool:
+        try:
+            with _bucket(directory, key) as bucket:
+                is_stored = self._status(bucket, key) is not None
+                if is_stored and self._capacity_bytes is not None:
+                    _refresh_file(_name(key), bucket)
+        except ForeignFileError:
+            return False
+        if is_stored:
+            with self._lock:
+                self._refresh(key)
             return True
         charged_bytes = self._charged_bytes(key, buffer.nbytes)
         with self._lock:
-            if not self._make_room(charged_bytes):
+            if not self._make_room(directory, charged_bytes):
                 return False
             # charged before it is there, so that threads writing at once keep the bound too
             self._used_bytes += charged_bytes
             self._unscanned_bytes += charged_bytes
         written = False
         try:
-            written = self._publish(key, path, buffer)
+            written = self._publish(directory, key, buffer)
         finally:
             with self._lock:
                 if written and key not in self._pages:
@@ -163,19 +216,29 @@ class FileStorage:
                     self._used_bytes -= charged_bytes
         return written
 
-    def _publish(self, key: bytes, path: Path, buffer: memoryview) -> bool:
-        draft = self._writing / f"{self._owner}.{next(self._names)}"
+    def _publish(self, directory: int, key: bytes, buffer: memoryview) -> bool:
+        draft = f"{self._owner}.{uuid4().hex}"
         digest = page_digest(self._namespace, key, buffer)
         try:
-            with draft.open("xb", buffering=0) as file:
-                _write_all(file.fileno(), buffer, memoryview(digest))
-            # may replace what another process has just published: the same page by contract
-            draft.rename(path)
+            with own_directory(_WRITING, directory) as writing, _bucket(directory, key) as bucket:
+                try:
+                    file = open_own(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, writing)
+                    try:
+                        _write_all(file, buffer, memoryview(digest))
+                    finally:
+                        os.close(file)
+                    # may replace what another process has just published: the same page by contract
+                    os.rename(draft, _name(key), src_dir_fd=writing, dst_dir_fd=bucket)
+                except BaseException:
+                    with suppress(OSError):
+                        os.unlink(draft, dir_fd=writing)
+                    raise
+        except ForeignFileError:
+            return False
         except OSError as error:
-            draft.unlink(missing_ok=True)
-            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            if error.errno in _NO_ROOM:
                 return False
-            raise StorageError(f"cannot write {path}: {error}") from error
+            raise
         return True
 
     def _charged_bytes(self, key: bytes, payload_bytes: int) -> int:
@@ -185,65 +248,97 @@ class FileStorage:
         if key in self._pages:
             self._pages.move_to_end(key)
 
-    def _make_room(self, wanted_bytes: int) -> bool:
+    def _make_room(self, directory: int, wanted_bytes: int) -> bool:
         if self._capacity_bytes is None:
             return True
         if wanted_bytes > self._capacity_bytes:
             return False
         if self._unscanned_bytes > _RESCAN_SHARE * self._capacity_bytes:
-            self._scan()
+            self._scan(directory)
         while self._used_bytes + wanted_bytes > self._capacity_bytes:
             if not self._pages:
                 return False  # all the room is taken by pages that are being written
-            self._remove(next(iter(self._pages)))
+            self._remove(directory, next(iter(self._pages)))
             self._evicted_pages += 1
         return True
 
-    def _remove(self, key: bytes) -> None:
-        self._path(key).unlink(missing_ok=True)
+    def _remove(self, directory: int, key: bytes) -> None:
+        with suppress(FileNotFoundError, ForeignFileError), _bucket(directory, key) as bucket:
+            if self._status(bucket, key) is not None:
+                os.unlink(_name(key), dir_fd=bucket)
         self._used_bytes -= self._pages.pop(key, 0)
 
-    def _scan(self) -> None:
+    def _scan(self, directory: int) -> None:
         """Look at all files: other processes add and remove pages, and refresh them."""
         writing_bytes = self._used_bytes - sum(self._pages.values())
         order = {key: place for place, key in enumerate(self._pages)}
         found = []
-        for path in self._root.glob(f"[0-9a-f][0-9a-f]/*{_SUFFIX}"):
-            try:
-                status = path.stat()
-                key = bytes.fromhex(path.stem)
-            except (FileNotFoundError, ValueError):
-                continue  # evicted by another process, or not of ours
-            if len(key) == KEY_BYTES:
-                size_bytes = max(status.st_size - PAGE_DIGEST_BYTES, 0)
-                # file systems tell times apart by some milliseconds only
-                age = (status.st_mtime_ns, order.get(key, len(order)))
-                found.append((age, key, self._charged_bytes(key, size_bytes)))
+        for key, status in self._stored(directory):
+            size_bytes = max(status.st_size - PAGE_DIGEST_BYTES, 0)
+            # file systems tell times apart by some milliseconds only
+            age = (status.st_mtime_ns, order.get(key, len(order)))
+            found.append((age, key, self._charged_bytes(key, size_bytes)))
         self._pages = OrderedDict((key, size_bytes) for _, key, size_bytes in sorted(found))
         self._used_bytes = writing_bytes + sum(self._pages.values())
         self._unscanned_bytes = 0
 
-    def _sweep(self) -> None:
+    def _stored(self, directory: int) -> Iterator[tuple[bytes, os.stat_result]]:
+        """All pages there are now, by the names of their files."""
+        foreign = (FileNotFoundError, ForeignFileError)
+        for prefix in _BUCKETS:
+            with suppress(*foreign), own_directory(prefix, directory) as bucket:
+                for name in names_in(bucket):
+                    key = _key(name) if name.startswith(prefix) else None
+                    if key is not None:
+                        with suppress(ForeignFileError):
+                            status = self._status(bucket, key)
+                            if status is not None:
+                                yield key, status
+
+    def _sweep(self, directory: int) -> None:
         """Remove what writers that died left behind."""
-        for draft in self._writing.iterdir():
-            owner = parse_owner(draft.name.rpartition(".")[0])
-            try:
-                if owner is not None and is_this_boot(owner):
-                    abandoned = not is_alive(owner)
-                else:
-                    # perhaps another machine's, whose processes cannot be seen from here
-                    abandoned = time.time() - draft.stat().st_mtime > _FOREIGN_LEFTOVER_S
-                if abandoned:
-                    draft.unlink()
-            except FileNotFoundError:
-                continue
+        with own_directory(_WRITING, directory) as writing:
+            for draft in names_in(writing):
+                owner = parse_owner(draft.rpartition(".")[0])
+                if owner is None:
+                    continue
+                with suppress(FileNotFoundError, ForeignFileError):
+                    status = own_status(draft, writing)
+                    if status is not None and _is_abandoned(owner, status):
+                        os.unlink(draft, dir_fd=writing)
 
 
-def _touch(path: Path) -> None:
+def _is_abandoned(owner: Owner, draft: os.stat_result) -> bool:
+    if is_this_boot(owner):
+        return not is_alive(owner)
+    # perhaps another machine's, whose processes cannot be seen from here
+    return time.time() - draft.st_mtime > _FOREIGN_LEFTOVER_S
+
+
+def _name(key: bytes) -> str:
+    return key.hex() + _SUFFIX
+
+
+def _key(name: str) -> bytes | None:
+    """The key of a page's file; none for other names."""
     try:
-        os.utime(path)
-    except FileNotFoundError:
-        return  # evicted meanwhile
+        key = bytes.fromhex(name.removesuffix(_SUFFIX))
+    except ValueError:
+        return None
+    return key if len(key) == KEY_BYTES and name == _name(key) else None
+
+
+def _bucket(directory: int, key: bytes) -> AbstractContextManager[int]:
+    return own_directory(_BUCKETS[key[0]], directory)
+
+
+def _refresh_file(file: int | str, directory: int | None = None) -> None:
+    """Make a page the youngest, if we may: it can be another user's, or just evicted."""
+    with suppress(OSError):
+        if directory is None:
+            os.utime(file)
+        else:
+            os.utime(file, dir_fd=directory, follow_symlinks=False)
 
 
 def _read_all(file: int, buffer: memoryview, trailer: memoryview) -> int:

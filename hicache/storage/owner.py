@@ -1,8 +1,11 @@
 """Who is writing: a process, named so that a later one with the same id is not taken for it."""
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
+
+_OWNER = re.compile(r"([0-9a-f]{32})\.([0-9]{1,20})\.([0-9]{1,20})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,10 +28,11 @@ def current_owner() -> Owner:
 
 def parse_owner(text: str) -> Owner | None:
     """The owner that `str` wrote, or none if it is no such text."""
-    parts = text.split(".")
-    if len(parts) != 3 or not parts[1].isdigit() or not parts[2].isdigit():
+    match = _OWNER.fullmatch(text)
+    if match is None:
         return None
-    return Owner(boot=parts[0], pid=int(parts[1]), started=int(parts[2]))
+    boot, pid, started = match.groups()
+    return Owner(boot=boot, pid=int(pid), started=int(started))
 
 
 def is_this_boot(owner: Owner) -> bool:

@@ -8,10 +8,12 @@ a miss. Nothing is synchronised to the disk: after a power cut pages may be miss
 """
 
 import fcntl
+import os
 import sqlite3
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import Enum
 from pathlib import Path
 from threading import Lock
@@ -19,6 +21,7 @@ from typing import TypeVar
 
 from hicache.storage.base import StorageError, StorageStats
 from hicache.storage.digest import namespace_name, page_digest, page_hasher
+from hicache.storage.own_files import open_own, own_directory, own_status
 from hicache.storage.owner import current_owner
 from hicache.storage.slot_files import ALIGN_BYTES, SlotFiles
 from hicache.storage.slot_table import Place, Reservation, SlotTable, StoredPage, Written
@@ -27,6 +30,8 @@ Where = TypeVar("Where")
 Result = TypeVar("Result")
 
 _PART_BYTES = 256 * 1024  # fits the second level of cache beside the source
+_TABLE_FILES = ("slots.sqlite", "slots.sqlite-wal", "slots.sqlite-shm", "slots.sqlite-journal")
+_LOCK_POLL_S = 0.01
 _TOUCHED_AT_MOST = 1024  # reads whose refresh may wait for the next write
 
 
@@ -66,7 +71,6 @@ class SlabStorage:
         self._namespace = namespace.encode()
         self._page_bytes = {} if page_bytes is None else dict(page_bytes)
         self._root = root / namespace_name(namespace)
-        self._files = SlotFiles(self._root, direct=direct)
         self._direct = direct
         self._num_threads = num_threads
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="slab")
@@ -80,16 +84,24 @@ class SlabStorage:
         self._damaged_pages = 0
         try:
             self._root.mkdir(parents=True, exist_ok=True)
-            with _opening(self._root / "opening"):
-                self._table = SlotTable(
-                    self._root / "slots.sqlite",
-                    namespace=namespace,
-                    owner=current_owner(),
-                    capacity_bytes=capacity_bytes,
-                    refresh=self._refresh,
-                    busy_s=busy_s,
-                    free_space=self._files.free_space,
-                )
+            with own_directory(self._root) as directory, _opening(directory, busy_s):
+                for name in _TABLE_FILES:  # SQLite would follow a link
+                    own_status(name, directory)
+                self._files = SlotFiles(self._root, direct=direct)
+                try:
+                    self._table = SlotTable(
+                        self._root / _TABLE_FILES[0],
+                        namespace=namespace,
+                        owner=current_owner(),
+                        capacity_bytes=capacity_bytes,
+                        refresh=self._refresh,
+                        busy_s=busy_s,
+                        free_space=self._files.free_space,
+                        num_slots=self._files.num_slots,
+                    )
+                except BaseException:
+                    self._files.close()
+                    raise
         except (OSError, sqlite3.Error, ValueError) as error:
             raise StorageError(f"cannot open a slab in {self._root}: {error}") from error
 
@@ -215,18 +227,36 @@ class SlabStorage:
             raise ValueError(
                 f"a page of component {key[-1]} has at most {slot_bytes} bytes, got {buffer.nbytes}"
             )
-        return max(-(-slot_bytes // ALIGN_BYTES), 1) * ALIGN_BYTES
+        return _aligned(slot_bytes)
+
+    def _longest(self, key: bytes, buffer: memoryview) -> int:
+        """The largest slot of which there is reason to read all."""
+        return _aligned(max(self._page_bytes.get(key[-1], 0), buffer.nbytes))
 
     def _read(self, key: bytes, page: StoredPage | None, buffer: memoryview) -> bool:
-        if page is None or page.length != buffer.nbytes:
+        if page is None:
             return False
-        if self._move(self._files.read, key, page.place, buffer) == page.digest:
-            return True
+        if page.length == buffer.nbytes:
+            if self._move(self._files.read, key, page.place, buffer) == page.digest:
+                return True
+        elif page.place.slot_bytes > self._longest(key, buffer) or self._is_whole(key, page):
+            return False  # a page of another length
         with self._use_table() as table:
             # a slot that was used again meanwhile holds another page by now: an ordinary miss
             if table.forget_page(key, page):
                 self._damaged_pages += 1
         return False
+
+    def _is_whole(self, key: bytes, page: StoredPage) -> bool:
+        """Whether the slot holds that page, of the length that the table says."""
+        hasher = page_hasher(self._namespace, key, page.length)
+        scratch = memoryview(bytearray(min(page.length, _PART_BYTES)))
+        for start in range(0, page.length, _PART_BYTES):
+            part = scratch[: page.length - start]
+            if not self._files.read(page.place, start, part):
+                return False
+            hasher.update(part)
+        return hasher.digest() == page.digest
 
     def _write(
         self, key: bytes, place: Reservation | StoredPage | None, buffer: memoryview
@@ -265,8 +295,16 @@ class SlabStorage:
                 stored = table.publish(pages, failed=failed)
                 self._written_bytes += sum(page.length for page in pages)
         except _DiskFullError:
+            self._withdraw([*(page.reservation for page in pages), *failed])
             return set()
         return {page.key for page, result in zip(pages, stored, strict=True) if result}
+
+    def _withdraw(self, reservations: Sequence[Reservation]) -> None:
+        """Give slots back that cannot be published, and first of all what they take of the disk."""
+        for reservation in reservations:
+            self._files.free_space(reservation.place)
+        with suppress(_DiskFullError), self._use_table() as table:
+            table.publish([], failed=reservations)
 
     def _spread(
         self,
@@ -314,9 +352,32 @@ class SlabStorage:
                 raise StorageError(f"the slot table in {self._root} failed: {error}") from error
 
 
+def _aligned(num_bytes: int) -> int:
+    return max(-(-num_bytes // ALIGN_BYTES), 1) * ALIGN_BYTES
+
+
 @contextmanager
-def _opening(path: Path) -> Iterator[None]:
+def _opening(directory: int, busy_s: float) -> Iterator[None]:
     """One process at a time: SQLite does not wait for a table that another is just making."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    file = open_own("opening", os.O_RDWR | os.O_CREAT, directory)
+    try:
+        _lock(file, busy_s)
         yield
+    finally:
+        os.close(file)
+
+
+def _lock(file: int, busy_s: float) -> None:
+    """Closing the file unlocks it."""
+    give_up_at = time.monotonic() + busy_s
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= give_up_at:
+                raise TimeoutError(
+                    f"another process has been opening it for {busy_s:g} s"
+                ) from None
+            time.sleep(_LOCK_POLL_S)
+        else:
+            return

@@ -4,9 +4,11 @@ import ctypes
 import errno
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 
+from hicache.storage.own_files import open_own, open_own_directory, own_status
 from hicache.storage.slot_table import Place
 
 ALIGN_BYTES = 4096  # what O_DIRECT and holes in files ask for: slot sizes are multiples of it
@@ -17,10 +19,16 @@ _Move = Callable[[int, Sequence[memoryview], int], int]
 
 
 class SlotFiles:
-    """The sparse files, one for each slot size, opened when they are first needed."""
+    """The sparse files below `root`, one for each slot size, opened when they are first needed.
+
+    Where something lies that is no file of ours, slots can neither be read nor written.
+
+    Raises:
+        OSError: `root` is no directory of ours.
+    """
 
     def __init__(self, root: Path, *, direct: bool) -> None:
-        self._root = root
+        self._directory = open_own_directory(root)
         self._direct = direct
         self._lock = Lock()
         self._files: dict[int, tuple[int, int | None]] = {}
@@ -43,10 +51,18 @@ class SlotFiles:
 
     def free_space(self, place: Place) -> None:
         """Make the slot a hole. Where the file system cannot, its space waits to be used again."""
-        with self._lock:
-            known = place.slot_bytes in self._files
-        if known or self._path(place.slot_bytes).exists():
-            _punch_hole(self._open(place.slot_bytes)[0], place.offset, place.slot_bytes)
+        with suppress(OSError):
+            if place.slot_bytes in self._files or self.num_slots(place.slot_bytes):
+                _punch_hole(self._open(place.slot_bytes)[0], place.offset, place.slot_bytes)
+
+    def num_slots(self, slot_bytes: int) -> int:
+        """How many slots a file has now, the last perhaps in part; 0 if there is no such file.
+
+        Raises:
+            OSError: It cannot be told.
+        """
+        status = own_status(_name(slot_bytes), self._directory)
+        return 0 if status is None else -(-status.st_size // slot_bytes)
 
     def close(self) -> None:
         """Close all files."""
@@ -56,9 +72,7 @@ class SlotFiles:
                     if file is not None:
                         os.close(file)
             self._files.clear()
-
-    def _path(self, slot_bytes: int) -> Path:
-        return self._root / f"pages-{slot_bytes}.slab"
+            os.close(self._directory)
 
     def _open(self, slot_bytes: int) -> tuple[int, int | None]:
         pair = self._files.get(slot_bytes)
@@ -67,17 +81,20 @@ class SlotFiles:
         with self._lock:
             pair = self._files.get(slot_bytes)
             if pair is None:
-                path = self._path(slot_bytes)
-                flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-                buffered = os.open(path, flags, 0o644)
+                name = _name(slot_bytes)
+                buffered = open_own(name, os.O_RDWR | os.O_CREAT, self._directory)
                 direct = None
                 if self._direct:
                     try:
-                        direct = os.open(path, flags | os.O_DIRECT)
+                        direct = open_own(name, os.O_RDWR | os.O_DIRECT, self._directory)
                     except OSError:
                         direct = None  # not on this file system
                 pair = self._files[slot_bytes] = (buffered, direct)
             return pair
+
+
+def _name(slot_bytes: int) -> str:
+    return f"pages-{slot_bytes}.slab"
 
 
 def _transfer(

@@ -4,11 +4,14 @@ A slot is free, being written by one owner, or live. Only live slots have a key,
 one. Every change is one transaction, so a process that dies leaves slots that are whole or marked
 as being written; the latter are taken back once their owner is dead. `used_bytes` is the size of
 all slots that are not free, and never exceeds the capacity once `reserve` returned.
+
+The file may have been damaged, or altered by others. Rows that make no sense are not seen by any
+query, and opening the table puts them in order again; what SQLite cannot read is its error.
 """
 
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -18,8 +21,11 @@ from hicache.storage.owner import Owner, is_alive, parse_owner
 _FREE, _WRITING, _LIVE = 0, 1, 2
 _KEYS_A_QUERY = 128  # at most: each number of keys is a statement of its own, prepared once
 
+_MAX = 1 << 62  # bytes of a file, and ticks: above, sums would not be integers any more
+_ROW_BYTES = 1 << 20  # at most, whatever a damaged row says of itself
+
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS slots (
+CREATE TABLE slots (
     slot_bytes INTEGER NOT NULL,
     slot INTEGER NOT NULL,
     state INTEGER NOT NULL,
@@ -30,12 +36,23 @@ CREATE TABLE IF NOT EXISTS slots (
     digest BLOB,
     PRIMARY KEY (slot_bytes, slot)
 ) WITHOUT ROWID;
-CREATE UNIQUE INDEX IF NOT EXISTS by_key ON slots (key) WHERE key IS NOT NULL;
-CREATE INDEX IF NOT EXISTS by_age ON slots (state, tick);
-CREATE INDEX IF NOT EXISTS by_size ON slots (slot_bytes, state);
-CREATE INDEX IF NOT EXISTS by_tick ON slots (tick);
-CREATE TABLE IF NOT EXISTS totals (used_bytes INTEGER NOT NULL, namespace TEXT NOT NULL);
+CREATE UNIQUE INDEX by_key ON slots (key) WHERE key IS NOT NULL;
+CREATE INDEX by_age ON slots (state, tick);
+CREATE INDEX by_size ON slots (slot_bytes, state);
+CREATE INDEX by_tick ON slots (tick);
+CREATE TABLE totals (used_bytes INTEGER NOT NULL, namespace TEXT NOT NULL);
 """
+
+# rows that make sense: there can be such a slot, and such a live page
+_PLACED = (
+    f"typeof(slot_bytes) = 'integer' AND slot_bytes BETWEEN 1 AND {_MAX}"
+    f" AND typeof(slot) = 'integer' AND slot BETWEEN 0 AND {_MAX} / slot_bytes - 1"
+)
+_STORED = (
+    f"state = {_LIVE} AND {_PLACED} AND typeof(tick) = 'integer' AND tick BETWEEN 0 AND {_MAX}"
+    " AND typeof(key) = 'blob' AND typeof(digest) = 'blob'"
+    " AND typeof(length) = 'integer' AND length BETWEEN 0 AND slot_bytes"
+)
 
 
 class Place(NamedTuple):
@@ -83,7 +100,10 @@ class SlotTable:
     With `refresh`, pages that are used become the youngest (least recently used leave first);
     without, pages leave in the order of their writing. `free_space` is called within the
     transaction for every slot that becomes free and is not used again at once, so that no other
-    process can hold that slot yet.
+    process can hold that slot yet. `num_slots` tells how many slots the file of a size has.
+
+    Raises:
+        ValueError: The file is a database of somebody else.
     """
 
     def __init__(
@@ -96,6 +116,7 @@ class SlotTable:
         refresh: bool,
         busy_s: float,
         free_space: Callable[[Place], None],
+        num_slots: Callable[[int], int],
     ) -> None:
         self._owner = str(owner)
         self._capacity_bytes = capacity_bytes
@@ -110,13 +131,16 @@ class SlotTable:
             cached_statements=2 * _KEYS_A_QUERY,
         )
         try:
+            self._db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _ROW_BYTES)
+            is_new = self._is_new()
             self._db.execute("PRAGMA journal_mode = WAL")
             # a page is only trusted after its digest: after a power cut an old table is harmless
             self._db.execute("PRAGMA synchronous = NORMAL")
-            self._db.executescript(_SCHEMA)
             with self._transaction():
-                self._take_back()
-                self._found(namespace)
+                if is_new:
+                    _make(self._db)
+                self._mend(num_slots)
+                self._count(namespace)
         except BaseException:
             self._db.close()
             raise
@@ -129,7 +153,7 @@ class SlotTable:
             marks = ",".join("?" * len(some))
             for key, slot_bytes, slot, tick, length, digest in self._db.execute(
                 "SELECT key, slot_bytes, slot, tick, length, digest FROM slots"
-                f" WHERE key IN ({marks})",
+                f" WHERE key IN ({marks}) AND {_STORED}",
                 some,
             ):
                 found[key] = StoredPage(Place(slot_bytes, slot), tick, length, digest)
@@ -203,7 +227,11 @@ class SlotTable:
 
     def stored(self) -> tuple[int, int]:
         """Pages that are live, and their bytes."""
-        return self._row("SELECT count(*), total(slot_bytes) FROM slots WHERE state = ?", _LIVE)
+        row = self._db.execute(
+            f"SELECT count(*), coalesce(sum(slot_bytes), 0) FROM slots WHERE {_STORED}"
+        )
+        num_pages, num_bytes = row.fetchone()
+        return num_pages, num_bytes
 
     def close(self) -> None:
         """Close the table."""
@@ -225,11 +253,35 @@ class SlotTable:
                 self._db.execute("ROLLBACK")
             raise
 
-    def _row(self, statement: str, *values: int) -> tuple[int, int]:
-        first, second = self._db.execute(statement, values).fetchone()
-        return int(first), int(second)
+    def _is_new(self) -> bool:
+        """Whether there is nothing in the file yet. Raises where there is something else."""
+        got = _schema_of(self._db)
+        with closing(sqlite3.connect(":memory:")) as model:
+            _make(model)
+            wanted = _schema_of(model)
+        if got and got != wanted:
+            raise ValueError(f"the database has other tables, among them {got[0][0]!r}")
+        return not got
 
-    def _found(self, namespace: str) -> None:
+    def _mend(self, num_slots: Callable[[int], int]) -> None:
+        """Free what dead owners were writing, and put in order what makes no sense."""
+        self._db.execute(f"DELETE FROM slots WHERE NOT ({_PLACED})")
+        self._take_back()
+        disorderly = self._db.execute(
+            "SELECT slot_bytes, slot FROM slots WHERE NOT"
+            f" (CASE WHEN state IN (?, ?) THEN key IS NULL ELSE {_STORED} END)",
+            (_FREE, _WRITING),
+        ).fetchall()
+        for place in disorderly:
+            self._free(Place(*place))
+        sizes = self._db.execute("SELECT DISTINCT slot_bytes FROM slots").fetchall()
+        for (slot_bytes,) in sizes:
+            self._db.execute(
+                "DELETE FROM slots WHERE slot_bytes = ? AND slot >= ? AND state != ?",
+                (slot_bytes, num_slots(slot_bytes), _WRITING),
+            )
+
+    def _count(self, namespace: str) -> None:
         row = self._db.execute("SELECT namespace FROM totals").fetchone()
         if row is not None and row[0] != namespace:
             raise ValueError(f"the table is of namespace {row[0]!r}, wanted {namespace!r}")
@@ -244,16 +296,19 @@ class SlotTable:
         """Free what dead owners were writing; whether there was any."""
         taken = False
         for slot_bytes, slot, text in self._db.execute(
-            "SELECT slot_bytes, slot, owner FROM slots WHERE state = ?", (_WRITING,)
+            f"SELECT slot_bytes, slot, owner FROM slots WHERE state = ? AND {_PLACED}", (_WRITING,)
         ).fetchall():
-            owner = parse_owner(text)
+            owner = parse_owner(text) if isinstance(text, str) else None
             if owner is None or not is_alive(owner):
                 self._free(Place(slot_bytes, slot))
                 taken = True
         return taken
 
     def _next_tick(self) -> int:
-        return int(self._db.execute("SELECT coalesce(max(tick), 0) + 1 FROM slots").fetchone()[0])
+        newest = self._db.execute(
+            "SELECT coalesce(max(tick), 0) FROM slots WHERE tick BETWEEN 0 AND ?", (_MAX,)
+        )
+        return int(newest.fetchone()[0]) + 1
 
     def _touch(self, keys: Iterable[bytes]) -> None:
         if not self._refresh:
@@ -279,14 +334,14 @@ class SlotTable:
     def _make_room(self, slot_bytes: int) -> Place | None:
         """A free slot of that size, after evicting what stands in the way of the capacity."""
         while self._capacity_bytes is not None:
-            used = self._db.execute("SELECT used_bytes FROM totals").fetchone()[0]
+            total = self._db.execute("SELECT CAST(total(used_bytes) AS INTEGER) FROM totals")
+            used = total.fetchone()[0]
             if used + slot_bytes <= self._capacity_bytes:
                 break
             if slot_bytes > self._capacity_bytes:
                 return None
             oldest = self._db.execute(
-                "SELECT slot_bytes, slot FROM slots WHERE state = ? ORDER BY tick LIMIT 1",
-                (_LIVE,),
+                f"SELECT slot_bytes, slot FROM slots WHERE {_STORED} ORDER BY tick LIMIT 1"
             ).fetchone()
             if oldest is not None:
                 place = Place(*oldest)
@@ -298,11 +353,13 @@ class SlotTable:
             elif not self._take_back():
                 return None
         free = self._db.execute(
-            "SELECT min(slot) FROM slots WHERE slot_bytes = ? AND state = ?", (slot_bytes, _FREE)
+            f"SELECT min(slot) FROM slots WHERE slot_bytes = ? AND state = ? AND {_PLACED}",
+            (slot_bytes, _FREE),
         ).fetchone()[0]
         if free is None:
             free = self._db.execute(
-                "SELECT coalesce(max(slot), -1) + 1 FROM slots WHERE slot_bytes = ?", (slot_bytes,)
+                f"SELECT coalesce(max(slot), -1) + 1 FROM slots WHERE slot_bytes = ? AND {_PLACED}",
+                (slot_bytes,),
             ).fetchone()[0]
         return Place(slot_bytes, free)
 
@@ -326,3 +383,12 @@ class SlotTable:
 
     def _charge(self, num_bytes: int) -> None:
         self._db.execute("UPDATE totals SET used_bytes = used_bytes + ?", (num_bytes,))
+
+
+def _make(db: sqlite3.Connection) -> None:
+    for statement in _SCHEMA.split(";"):
+        db.execute(statement)
+
+
+def _schema_of(db: sqlite3.Connection) -> list[tuple[str, str]]:
+    return db.execute("SELECT name, sql FROM sqlite_master ORDER BY name").fetchall()

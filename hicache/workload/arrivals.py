@@ -17,9 +17,9 @@ Release = tuple[int, Request]  # (nanoseconds, request)
 class Dropped(NamedTuple):
     """What follows from a request that will never be answered.
 
-    `requests`: its unsettled descendants, which are dropped with it. Under open arrivals some of
-    them may have been released before; the caller takes them off. `released`: what a freed place
-    lets begin (closed arrivals only).
+    `requests`: its descendants, which wait for its answer and are dropped with it; under open
+    arrivals nobody waits for an answer. `released`: what a freed place lets begin (closed arrivals
+    only).
     """
 
     requests: list[Request]
@@ -29,7 +29,7 @@ class Dropped(NamedTuple):
 class Feeder:
     """Releases every request once: at its time, or after its parent's answer.
 
-    - `open`: at its arrival.
+    - `open`: at its arrival, whatever becomes of those before it.
     - `causal`: at its arrival, but never before its parent's answer.
     - `closed`: `think_ns` after its parent's answer. Trees start in order of arrival,
       `concurrency` of them at time 0 and one more whenever all of a tree is settled.
@@ -79,8 +79,6 @@ class Feeder:
         self._settle(request_id)
         released: list[Release] = []
         for child in self._children.get(request_id, ()):
-            if child.id not in self._unsettled:
-                continue
             if self._mode is Arrivals.causal:
                 released.append((max(child.arrival_ns, now_ns), child))
             elif self._mode is Arrivals.closed:
@@ -88,16 +86,15 @@ class Feeder:
         return _in_order(released + self._start_trees(now_ns))
 
     def on_dropped(self, request_id: int, now_ns: int) -> Dropped:
-        """A request was rejected or aborted: so is everything that would have followed it."""
+        """A request was rejected or aborted: so is everything that waits for its answer."""
         self._settle(request_id)
         gone: list[Request] = []
-        line = deque(self._children.get(request_id, ()))
+        line = deque(() if self._mode is Arrivals.open else self._children.get(request_id, ()))
         while line:
             request = line.popleft()
             line.extend(self._children.get(request.id, ()))
-            if request.id in self._unsettled:
-                self._settle(request.id)
-                gone.append(request)
+            self._settle(request.id)
+            gone.append(request)
         gone.sort(key=lambda request: request.id)
         return Dropped(gone, self._start_trees(now_ns))
 

@@ -8,10 +8,11 @@ page that is given away, overwritten or swapped too early shows as a wrong paylo
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from hicache.cache.keys import COMPONENT_TAGS, chain_seed, page_digests
 from hicache.cache.node import DEVICE, FULL, HOST, KIND_NAMES, MAMBA, SWA, TIER_NAMES, TIERS
 from hicache.cache.pages import PageIds
 from hicache.cache.sequence import Sequence
-from hicache.cache.transfer import BackUp, CopyState, LoadBack, StorageWrite
+from hicache.cache.transfer import BackUp, CopyState, LoadBack, StorageDelete, StorageWrite, Work
 from hicache.cache.tree import RadixTree
 from hicache.request import TOKEN_BYTES
 
@@ -36,19 +37,27 @@ class GhostMemory:
         self._tree = tree
         self._page = tree.page_size
         self._copies: dict[object, list[tuple[int, int, int, Payload]]] = {}
+        self._written: dict[StorageWrite, list[Payload]] = {}
 
     # -- what an executor does -----------------------------------------------------------------
 
-    def book(self, work: LoadBack | BackUp | CopyState | StorageWrite) -> None:
+    def book(self, work: Work) -> None:
         """Carry out a copy at the moment it is handed over; `settle` sees that it stays so."""
         if isinstance(work, CopyState):
             source = self._at(DEVICE, MAMBA, int(work.source[0]))
             self.pages[DEVICE][MAMBA][int(work.target[0])] = source
             return
+        if isinstance(work, StorageDelete):
+            for key in work.keys:
+                self.stored.pop(key, None)
+            return
         watched = self._copies.setdefault(work, [])
         if isinstance(work, StorageWrite):
-            for kind, page_id in work.pages:
-                watched.append((HOST, kind, page_id, self._at(HOST, kind, page_id)))
+            taken = [self._at(HOST, kind, page_id) for kind, page_id in work.pages]
+            self._written[work] = taken
+            if not work.is_given_away:
+                for (kind, page_id), payload in zip(work.pages, taken, strict=True):
+                    watched.append((HOST, kind, page_id, payload))
             return
         is_up = isinstance(work, BackUp)
         source_tier, target_tier = (DEVICE, HOST) if is_up else (HOST, DEVICE)
@@ -71,10 +80,11 @@ class GhostMemory:
                     f"{TIER_NAMES[tier]} {KIND_NAMES[kind]} page {page_id} changed during a copy"
                 )
         if isinstance(work, StorageWrite):
-            for key, (kind, page_id) in zip(work.keys, work.pages, strict=True):
-                payload = self._at(HOST, kind, page_id)
-                if self.stored.setdefault(key, payload) != payload:
-                    raise WrongPageError(f"a key of {KIND_NAMES[kind]} names two prefixes")
+            taken = self._written.pop(work)
+            for key, (kind, _), payload in zip(work.keys, work.pages, taken, strict=True):
+                if key != self._key(kind, payload):
+                    raise WrongPageError(f"a key of {KIND_NAMES[kind]} names another prefix")
+                self.stored[key] = payload
 
     def read_page(self, key: bytes, kind: int, page_id: int) -> None:
         """Storage to a staged host page."""
@@ -131,6 +141,10 @@ class GhostMemory:
 
     def _payload(self, sequence: Sequence, length: int) -> Payload:
         return Payload(sequence.namespace, sequence.tokens[: length * TOKEN_BYTES])
+
+    def _key(self, kind: int, payload: Payload) -> bytes:
+        seed = chain_seed(payload.namespace)
+        return page_digests(seed, payload.tokens, self._tree.page_bytes)[-1] + COMPONENT_TAGS[kind]
 
     def _at(self, tier: int, kind: int, page_id: int) -> Payload:
         payload = self.pages[tier][kind].get(page_id)

@@ -1,5 +1,7 @@
 """Caches small enough to say what is in them, and the shortest way to put something there."""
 
+from typing import Any
+
 import numpy as np
 
 from hicache.cache.eviction import Lru
@@ -27,8 +29,12 @@ def make_cache(
     write_policy: WritePolicy = WritePolicy.write_through,
     storage_queue_bytes: int | None = None,
     page_size: int = PAGE,
+    **storage: Any,
 ) -> PrefixCache:
-    """A cache of pages that weigh one byte each; pools by component in pages and slots."""
+    """A cache of pages that weigh one byte each; pools by component in pages and slots.
+
+    `storage`: more arguments of `PrefixCache`.
+    """
     tree = RadixTree(
         page_size=page_size,
         policy=Lru(),
@@ -43,6 +49,7 @@ def make_cache(
         page_bytes=(1, 1, 1),
         write_policy=write_policy,
         storage_queue_bytes=storage_queue_bytes,
+        **storage,
     )
 
 

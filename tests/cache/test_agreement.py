@@ -167,6 +167,22 @@ def test_a_prefetch_stops_when_all_ranks_can() -> None:
     assert late.prefetcher.check(0, past)
 
 
+@pytest.mark.parametrize("stop", ["wait_complete", "timeout"])
+@pytest.mark.parametrize("state", ["with a state", "without"])
+@pytest.mark.parametrize("completed", list(product([1, 4], repeat=2)))
+def test_what_keeps_a_request_waiting_is_what_it_is_told(
+    completed: tuple[int, int], state: str, stop: str
+) -> None:
+    ranks = tuple(Rank(stop=stop, has_states=state == "with a state") for _ in range(2))
+    for rank, pages in zip(ranks, completed, strict=True):
+        rank.start_reading().completed_pages = pages
+    for now_ns in (0, 2 * SECOND):
+        step(*ranks, now_ns=now_ns)
+        for rank in ranks:
+            is_blocked = rank.prefetcher.is_blocking(0, now_ns)
+            assert rank.prefetcher.check(0, now_ns) is not is_blocked
+
+
 def test_a_request_that_one_rank_knows_to_be_gone_is_dropped_by_all_in_one_step() -> None:
     ranks = Rank(), Rank(), Rank()
     for rank in ranks:

@@ -12,7 +12,7 @@ from hicache.cache.node import DEVICE, FULL, HOST, MAMBA, SWA
 from hicache.cache.pages import PageIds
 from hicache.cache.residency import Residency
 from hicache.cache.sequence import Sequence
-from hicache.cache.transfer import LoadBack
+from hicache.cache.transfer import LoadBack, StorageWrite
 from hicache.cache.tree import RadixTree
 from hicache.config import PrefetchConfig, WritePolicy
 from tests.cache.ghost import GhostMemory, Payload, WrongPageError
@@ -78,6 +78,16 @@ def test_a_tree_that_forgets_its_window_is_found_out() -> None:
     assert "WrongMatchError" in breaks(forget)
 
 
+def test_a_tree_that_changes_when_asked_is_found_out() -> None:
+    def touch(walk: Walk) -> None:
+        def asked(tokens: bytes, max_len: int, namespace: str = "") -> int:
+            return walk.tree.match(tokens, max_len, namespace).usable_len
+
+        walk.tree.usable_len = asked  # type: ignore[method-assign]
+
+    assert breaks(touch) == {"WrongMatchError"}
+
+
 def test_a_load_back_that_swaps_two_pages_is_found_out() -> None:
     def swap(walk: Walk) -> None:
         book = walk.memory.book
@@ -93,6 +103,36 @@ def test_a_load_back_that_swaps_two_pages_is_found_out() -> None:
         walk.memory.book = crossed  # type: ignore[assignment, method-assign]
 
     assert "WrongPageError" in breaks(swap, num_seeds=20)
+
+
+def test_a_write_to_storage_under_another_pages_key_is_found_out() -> None:
+    def swap(walk: Walk) -> None:
+        book = walk.memory.book
+
+        def crossed(work: object) -> None:
+            if isinstance(work, StorageWrite):
+                work.keys = work.keys[::-1]
+            book(work)  # type: ignore[arg-type]
+
+        walk.memory.book = crossed  # type: ignore[assignment, method-assign]
+
+    assert "WrongPageError" in breaks(swap, num_seeds=20)
+
+
+def test_a_page_that_may_be_evicted_while_it_is_written_to_storage_is_found_out() -> None:
+    def unlock(walk: Walk) -> None:
+        complete = walk.cache.complete
+
+        def hasty(work: object) -> None:
+            complete(work)  # type: ignore[arg-type]
+            for write in walk.cache.in_flight:
+                for lock in write.host_locks:
+                    walk.tree.release(lock)
+                write.host_locks.clear()
+
+        walk.cache.complete = hasty  # type: ignore[assignment, method-assign]
+
+    assert "BrokenLawError" in breaks(unlock)
 
 
 def test_a_window_that_is_left_too_early_is_found_out() -> None:

@@ -6,7 +6,8 @@ from hicache.cache.node import DEVICE, FULL, HOST, MAMBA, SWA, Node
 from hicache.cache.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.sequence import Sequence
-from hicache.config import PrefetchConfig, StageAt, WritePolicy
+from hicache.cache.transfer import StorageWrite
+from hicache.config import PrefetchConfig, StageAt, StorageWrites, WritePolicy
 from tests.cache.small import (
     complete_all,
     evict_all,
@@ -99,4 +100,39 @@ def test_the_window_of_a_state_that_is_being_written_stays_on_the_host() -> None
     evict_all(cache, HOST, SWA)
     assert node_at(cache, 2).held[HOST][SWA] is not None
     cache.complete(write)
+    invariants.check_drained(cache, None)
+
+
+def test_the_window_of_a_state_that_is_written_because_it_was_hit_stays_on_the_host() -> None:
+    cache = make_cache(
+        device=(16, 16, 8),
+        host=(16, 8, 4),
+        window_len=4,
+        has_states=True,
+        storage_queue_bytes=100,
+        storage_writes=StorageWrites.selective,
+        write_hits=0,
+    )
+    prompt = tokens_of(8)
+    run_request(cache, prompt, 8)
+    (copied,) = cache.in_flight
+    cache.complete(copied)
+    (full_and_window,) = cache.in_flight
+    cache.complete(full_and_window)
+    node = node_at(cache, 2)
+    node.stored[MAMBA] = False  # as after an exclusive read, or a state that came later
+    sequence = Sequence(tokens_of(9))
+    assert cache.acquire(sequence, cache.match(sequence, 9)) is not None
+    (write,) = cache.in_flight
+    assert isinstance(write, StorageWrite)
+    assert [kind for kind, _ in write.pages] == [MAMBA]
+    cache.abandon(sequence)
+    for kind in (FULL, SWA, MAMBA):
+        evict_all(cache, DEVICE, kind)
+    assert node.held[DEVICE] == [None, None, None]
+    evict_all(cache, HOST, SWA)
+    assert node.held[HOST][SWA] is not None
+    cache.complete(write)
+    evict_all(cache, HOST, SWA)
+    assert node.held[HOST][SWA] is None
     invariants.check_drained(cache, None)

@@ -21,7 +21,7 @@ from hicache.cache.prefetch import Prefetch
 from hicache.cache.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.sequence import Sequence
-from hicache.cache.transfer import CopyState
+from hicache.cache.transfer import CopyState, StorageDelete
 from hicache.cache.tree import RadixTree
 from hicache.clock import SECOND_NS
 from hicache.config import (
@@ -31,10 +31,13 @@ from hicache.config import (
     DeadlineFrom,
     PrefetchConfig,
     StageAt,
+    StorageWrites,
+    Tiering,
     WritePolicy,
 )
 from tests.cache.ghost import GhostMemory, Payload
 from tests.cache.oracle import answer_of, flatten, longest_match, shape_of
+from tests.cache.portrait import portrait
 
 
 class WrongMatchError(AssertionError):
@@ -58,6 +61,9 @@ class Setting:
     load_back_threshold: int
     storage_queue_bytes: int | None
     num_namespaces: int
+    storage_writes: StorageWrites
+    write_hits: int
+    tiering: Tiering
 
 
 def random_setting(seed: int, *, num_operations: int) -> Setting:
@@ -70,6 +76,9 @@ def random_setting(seed: int, *, num_operations: int) -> Setting:
     has_states = rng.random() < 0.6
     swa = (window_pages + rng.randint(2, 12)) if window else 0
     host_swa = rng.randint(0, window_pages + 12) if window else 0
+    storage = Random(f"storage {seed}")  # draws of its own: those of the rest stay what they are
+    storage_writes = storage.choice(list(StorageWrites))
+    is_late = storage_writes is StorageWrites.on_host_eviction
     return Setting(
         seed=seed,
         page_size=page,
@@ -94,6 +103,9 @@ def random_setting(seed: int, *, num_operations: int) -> Setting:
         load_back_threshold=rng.choice([1, 10]),
         storage_queue_bytes=rng.choice([None, 8, 10_000, 10_000, 10_000, 10_000]),
         num_namespaces=rng.choice([1, 2]),
+        storage_writes=storage_writes,
+        write_hits=storage.choice([0, 1, 2]),
+        tiering=storage.choice(list(Tiering)) if is_late else Tiering.inclusive,
     )
 
 
@@ -144,6 +156,9 @@ class Walk:
             write_policy=setting.write_policy,
             load_back_threshold=setting.load_back_threshold,
             storage_queue_bytes=setting.storage_queue_bytes,
+            storage_writes=setting.storage_writes,
+            write_hits=setting.write_hits,
+            tiering=setting.tiering,
         )
         host_tokens = setting.host[FULL] * setting.page_size
         self.prefetcher = Prefetcher(self.cache, setting.prefetch, host_tokens)
@@ -256,11 +271,17 @@ class Walk:
             actor.prefetched = (first, first + prefetch.num_pages * page)
 
     def match(self, actor: Actor) -> MatchResult:
-        """The tree's match, compared with the oracle's."""
+        """The tree's match, compared with the oracle's, and with what it says when only asked."""
         max_len = actor.prompt_len - 1
         wanted = longest_match(
             flatten(self.tree), shape_of(self.tree), actor.tokens, max_len, actor.namespace
         )
+        before = portrait(self.tree)
+        told = self.tree.usable_len(actor.tokens, max_len, actor.namespace)
+        if told != wanted.usable_len:
+            raise WrongMatchError(f"asked, the tree says {told}, the oracle {wanted.usable_len}")
+        if portrait(self.tree) != before:
+            raise WrongMatchError("asking has changed the tree")
         match = self.cache.match(actor.sequence, actor.prompt_len)
         if answer_of(match) != wanted:
             raise WrongMatchError(f"the tree says {answer_of(match)}, the oracle {wanted}")
@@ -429,7 +450,7 @@ class Walk:
         outbox, self.cache.outbox = self.cache.outbox, []
         for work in outbox:
             self.memory.book(work)
-            if not isinstance(work, CopyState):
+            if not isinstance(work, CopyState | StorageDelete):
                 self.copies.append(work)
         self.queries += self.prefetcher.outbox
         self.prefetcher.outbox = []

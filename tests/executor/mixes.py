@@ -451,6 +451,10 @@ class _Silent:
         self._seen["rejected"] += 1
         return ()
 
+    def aborted(self, job, engine: int, now_ns: int):
+        self._seen["aborted"] += 1
+        return ()
+
 
 def _check(engine: Engine) -> None:
     scheduler = engine.scheduler

@@ -8,10 +8,11 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from hicache.kernels import codegen
+from hicache.kernels import codegen, scoreboard
 
 # compiles the copy kernel once for each `tl.multiple_of` in it, with that one deleted; then as it
 # is, for launches whose arguments differ in every way that serving makes them differ
@@ -49,18 +50,45 @@ while True:
     wanted += 1
 
 pieces, ids = torch.zeros(64, 6, dtype=torch.int64), torch.zeros(64, dtype=torch.int32)
-compiled = set()
-for num_items, num_tiles in ((1, 1), (16, 16), (17, 1), (64, 1 << 20)):
-    for start in (0, 1):
-        arguments = (pieces, ids[start:], ids[start:], None, None, num_items, num_tiles)
-        kernel = copy._copy_kernel.warmup(*arguments, grid=(8,), ITEMS=1, WORDS=4096, num_warps=8)
-        compiled.add(kernel.hash)
+compiled = {}
+def launch(case, *arguments):
+    kernel = case.kernel.warmup(*arguments, grid=(8,), **case.constants)
+    compiled.setdefault(case.name, set()).add(kernel.hash)
+
+for case in codegen.cases():
+    for number in (1, 16, 17, 1 << 20):  # where a number of things stands, an odd one and others
+        for start in (0, 1):  # where a tensor stands, one that begins on no round address
+            launch(case, *(
+                number if isinstance(each, int)
+                else each[start:] if isinstance(each, torch.Tensor) and each.dtype == torch.int32
+                else each
+                for each in case.arguments
+            ))
+sys.path.insert(0, sys.argv[2])
+import loops
+
+def loop(kernel, arguments, num_warps, words):
+    constants = {"WORDS": words, "num_warps": num_warps} | (
+        {"ITEMS": 1} if kernel is loops.two_deep_kernel else {}
+    )
+    report = codegen.compile_case(dataclasses.replace(
+        case, name="loop", kernel=kernel, arguments=arguments, constants=constants
+    ))
+    return dataclasses.asdict(report) | {"violations": report.violations(case.limits)}
+
+case = codegen.cases()[0]
+two_deep = loop(loops.two_deep_kernel, (pieces, ids, ids, None, None, 256, 64), 8, 4096)
+staged = loop(loops.staged_kernel, (pieces, 64), 8, 2048)
 peer = peers._pointer_copy_kernel.warmup(
     pieces, pieces, 64, 256, WORD=tl.int16, BLOCK=8192, grid=(8,), num_warps=8
 )
 two_byte_stores = peer.asm["ptx"].count("st.global.b16")
 print(json.dumps({
-    "violations": violations, "compiled": len(compiled), "two_byte_stores": two_byte_stores
+    "violations": violations,
+    "compiled": {name: len(each) for name, each in compiled.items()},
+    "two_byte_stores": two_byte_stores,
+    "two_deep": two_deep,
+    "staged": staged,
 }))
 """
 NUM_PROMISES = 5  # source and target address, source and target offset, number of words
@@ -86,7 +114,8 @@ def reports():
 
 @pytest.fixture(scope="module")
 def variants(tmp_path_factory):
-    return in_a_process_that_compiles("-c", VARIANTS, str(tmp_path_factory.mktemp("patched")))
+    folder = tmp_path_factory.mktemp("patched")
+    return in_a_process_that_compiles("-c", VARIANTS, str(folder), str(Path(__file__).parent))
 
 
 @pytest.fixture
@@ -103,8 +132,9 @@ def test_every_case_is_reported(reports):
 
 
 def test_every_copy_moves_128_bits_at_a_time_through_registers_alone(reports):
-    copies = [r for r in reports["reports"] if r["payload_loads"] and "checksum" not in r["name"]]
-    assert len(copies) == 7
+    copies = [r for r in reports["reports"] if r["payload_loads"].get("128")]
+    copies = [r for r in copies if "checksum" not in r["name"]]
+    assert len(copies) == 8
     for report in copies:
         assert list(report["payload_loads"]) == list(report["stores"]) == ["128"]
         assert report["shared_bytes"] == report["shared_accesses"] == report["barriers"] == 0
@@ -125,27 +155,79 @@ def test_no_promise_goes_untested(without_a_promise):
 
 
 def test_no_launch_compiles_a_second_variant(variants):
-    assert variants["compiled"] == 1
+    assert set(variants["compiled"]) == {case.name for case in codegen.cases()}
+    assert set(variants["compiled"].values()) == {1}
 
 
 def test_the_two_byte_peer_moves_two_bytes_at_a_time(variants):
     assert variants["two_byte_stores"] > 0
 
 
-def test_a_disassembly_is_counted():
-    sass = """
-        /*0000*/ LDG.E R0, desc[UR4][R2.64] ;
-        /*0010*/ @P0 LDG.E.EF.128 R4, desc[UR4][R2.64] ;
-        /*0020*/ @!UP1 LDG.E.EF.64 R8, desc[UR4][R2.64+0x10] ;
-        /*0030*/ STL [R1], R4 ;
-        /*0040*/ @P0 STG.E.128 desc[UR4][R6.64], R4 ;
-        /*0050*/ BAR.SYNC.DEFER_BLOCKING 0x0 ;
-    """
-    report = codegen.read_sass("x", sass, "REG:40 STACK:8 SHARED:0", shared_bytes=64)
+def test_every_copy_has_64_kib_a_program_and_128_kib_an_sm_in_flight_in_every_turn(reports):
+    copies = [r for r in reports["reports"] if r["payload_loads"].get("128")]
+    assert len(copies) == 9
+    for report in copies:
+        assert report["flight_bytes"] == 64 * 1024
+        assert report["programs_of_sm"] == (1 if "checksum" in report["name"] else 2)
+
+
+def test_the_loop_that_drains_every_turn_is_refused(variants):
+    report = variants["two_deep"]
+    assert report["payload_loads"] == {"128": 16}  # in the text, two tiles are on their way
+    assert report["flight_bytes"] == 32 * 1024
+    assert "MOV" in report["drained_by"]
+    assert any("65536 bytes in flight a program" in each for each in report["violations"])
+
+
+def test_a_pipeline_through_shared_memory_is_followed(variants):
+    report = variants["staged"]
+    assert report["flight_bytes"] == 3 * 16 * 1024
+    assert set(report["payload_loads"]) == {"128"}
+    assert report["shared_bytes"] == 3 * 16 * 1024
+
+
+def control(stall=1, lands_on=7, is_read_on=7, waits_for=0):
+    return stall | lands_on << 5 | is_read_on << 8 | waits_for << 11
+
+
+def disassembly(*lines):
+    text = ""
+    for place, line in enumerate(lines):
+        if isinstance(line, str):
+            text += f"{line}:\n"
+            continue
+        words, control_codes = line
+        text += f"        /*{16 * place:04x}*/  {words} ; /* 0x{0:016x} */\n"
+        text += f"                                 /* 0x{control_codes << 41:016x} */\n"
+    return text
+
+
+LOOP = [
+    ("S2R R2, SR_TID.X", control(lands_on=0)),
+    ".L_x_0",
+    ("@P0 LDG.E.64 R2, desc[UR4][R0.64]", control(lands_on=0, waits_for=1)),
+    ("LDG.E.EF.128 R4, desc[UR4][R2.64]", control(lands_on=1, waits_for=1)),
+    ("LDG.E.EF.128 R8, desc[UR4][R2.64+0x10]", control(lands_on=2)),
+    ("MOV R12, R4", control(waits_for=2)),
+    ("STG.E.128 desc[UR4][R6.64], R8", control(waits_for=4)),
+    ("STG.E desc[UR4][R6.64], R12", control()),
+    ("STL [R1], R4", control()),
+    ("@!P1 BRA `(.L_x_0)", control()),
+    ("BAR.SYNC.DEFER_BLOCKING 0x0", control()),
+    ("EXIT", control()),
+]
+
+
+def test_a_disassembly_is_counted_and_walked():
+    report = codegen.read_sass(
+        "x", disassembly(*LOOP), "REG:40 STACK:8 SHARED:0", num_warps=4, shared_bytes=64
+    )
+    gb_per_s = report.gb_per_s
     assert report == codegen.Report(
         name="x",
-        payload_loads={128: 1, 64: 1},
-        stores={128: 1},
+        num_warps=4,
+        payload_loads={128: 2},
+        stores={128: 1, 32: 1},
         index_loads=1,
         registers=40,
         stack_bytes=8,
@@ -153,9 +235,58 @@ def test_a_disassembly_is_counted():
         shared_bytes=64,
         shared_accesses=0,
         barriers=1,
-        flight_bytes=24,
-        num_instructions=6,
+        num_instructions=11,
+        programs_of_sm=12,
+        flight_bytes=32 * 128,
+        turn_instructions=8,
+        gb_per_s=gb_per_s,
+        drained_by="MOV R12, R4",
     )
+    # a turn: ids, then words; nothing of it overlaps
+    for where, latency in codegen.LATENCIES_NS.items():
+        assert gb_per_s[where] == pytest.approx(32 * 128 / (latency + 140), rel=0.02)
+
+
+def test_a_load_whose_register_is_written_again_is_no_payload():
+    again = [
+        ("LDG.E.128 R4, desc[UR4][R2.64]", control(lands_on=0)),
+        ("MOV R4, RZ", control(waits_for=1)),
+        ("MOV R5, RZ", control()),
+        ("STG.E.64 desc[UR4][R6.64], R4", control()),
+        ("EXIT", control()),
+    ]
+    assert scoreboard.payload_of(scoreboard.read(disassembly(*again))) == set()
+    kept = [again[0], ("@P0 MOV R4, RZ", control(waits_for=1)), *again[2:]]
+    assert scoreboard.payload_of(scoreboard.read(disassembly(*kept))) == {0}
+
+
+def test_words_are_followed_around_the_loop():
+    carried = [
+        ".L_x_0",
+        ("STG.E.128 desc[UR4][R6.64], R4", control()),
+        ("LDG.E.128 R8, desc[UR4][R2.64]", control(lands_on=0)),
+        *((f"MOV R{4 + k}, R{8 + k}", control(waits_for=1)) for k in range(4)),
+        ("@P0 BRA `(.L_x_0)", control()),
+        ("EXIT", control()),
+    ]
+    assert scoreboard.payload_of(scoreboard.read(disassembly(*carried))) == {1}
+
+
+def test_what_passes_no_register_is_refused():
+    moved = [("UTMALDG.2D [UR8], [UR4]", control()), ("EXIT", control())]
+    with pytest.raises(ValueError, match="the model knows no UTMALDG"):
+        scoreboard.steady(scoreboard.read(disassembly(*moved)), num_warps=1, payload_ns=700)
+
+
+@pytest.mark.parametrize(
+    ("registers", "num_warps", "shared_bytes", "wanted"),
+    [(64, 16, 0, 2), (65, 16, 0, 1), (32, 8, 0, 8), (32, 4, 48 << 10, 4), (16, 1, 0, 32)],
+)
+def test_programs_of_a_multiprocessor(registers, num_warps, shared_bytes, wanted):
+    got = scoreboard.programs_of_sm(
+        registers=registers, num_warps=num_warps, shared_bytes=shared_bytes
+    )
+    assert got == wanted
 
 
 @pytest.mark.parametrize(
@@ -163,11 +294,12 @@ def test_a_disassembly_is_counted():
     [
         ({"payload_loads": {64: 16}}, "payload loads of 128 bits"),
         ({"stores": {64: 8, 128: 4}}, "payload stores of 128 bits"),
-        ({"registers": 200}, "at most 112 registers, got 200"),
+        ({"registers": 200}, "at most 64 registers, got 200"),
         ({"spill_accesses": 1}, "at most 0 spill accesses"),
         ({"shared_bytes": 16}, "at most 0 bytes of shared memory"),
         ({"barriers": 2}, "at most 0 barriers"),
-        ({"flight_bytes": 128}, "at least 256 bytes in flight"),
+        ({"flight_bytes": 60 << 10, "programs_of_sm": 3}, "bytes in flight a program"),
+        ({"programs_of_sm": 1}, "bytes in flight an SM"),
     ],
     ids=lambda value: value if isinstance(value, str) else next(iter(value)),
 )
@@ -180,6 +312,14 @@ def test_each_limit_can_be_broken(change, sentence, reports):
     assert report.violations(limits) == []
     (violation,) = dataclasses.replace(report, **change).violations(limits)
     assert sentence in violation
+
+
+def test_a_kernel_of_ones_own_is_described():
+    document = in_a_process_that_compiles(
+        "-m", "hicache.kernels.codegen", "--json", "--kernel", "hicache.kernels.contract:ours"
+    )
+    assert len(document["reports"]) == 4
+    assert {report["flight_bytes"] for report in document["reports"]} == {64 * 1024}
 
 
 def test_codegen_refuses_to_run_in_the_interpreter(monkeypatch):

@@ -67,7 +67,7 @@ def test_pages_change_layout_on_the_way_back(page_size, random_bytes, poisoned, 
     )
 
 
-@pytest.mark.parametrize("item_bytes", [16, 48, 16 * 617, 32768, 32768 + 16, 3 * 32768 + 4096])
+@pytest.mark.parametrize("item_bytes", [16, 48, 16 * 617, 65536, 65536 + 16, 3 * 65536 + 4096])
 @pytest.mark.parametrize("num_items", [0, 1, 5])
 def test_items_of_any_multiple_of_16_bytes(item_bytes, num_items, random_bytes, poisoned, ids):
     src, dst = random_bytes(8, item_bytes), poisoned(8, item_bytes)

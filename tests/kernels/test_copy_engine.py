@@ -138,3 +138,65 @@ def test_a_copy_that_the_driver_refuses_is_an_error(stream, monkeypatch):
     runs = copy_engine.contiguous_runs(copy_table([pool], [pool.clone()]), ids, ids)
     with pytest.raises(RuntimeError, match="refused a copy with error 700"):
         copy_engine.copy_runs(runs, torch.device("cuda", 0))
+
+
+def test_a_batch_stays_below_what_the_driver_takes(stream, monkeypatch):
+    driver = HostDriver("cuMemcpyBatchAsync_v2")
+    monkeypatch.setattr(copy_engine, "_driver", lambda: driver)
+    assert copy_engine.BATCH_RUNS < 50_000
+    num_items = copy_engine.BATCH_RUNS + 3
+    src = torch.arange(4 * num_items).view(num_items, 4)
+    dst = torch.zeros_like(src)
+    ids = torch.arange(num_items, dtype=torch.int32)
+    runs = copy_engine.contiguous_runs(copy_table([src], [dst]), ids, ids.flip(0))
+    copy_engine.copy_runs(runs, torch.device("cuda", 0))
+    assert driver.calls == ["cuMemcpyBatchAsync_v2"] * 2
+    assert torch.equal(dst, src.flip(0))
+
+
+def moved(runs):
+    for from_address, to_address, size in zip(*map(torch.Tensor.tolist, runs), strict=True):
+        ctypes.memmove(to_address, from_address, size)
+
+
+@pytest.mark.parametrize(
+    ("cut", "wanted"),
+    [
+        (lambda pool: pool, 3),
+        (lambda pool: pool[:, :1024], 5),  # strided items do not touch
+        (lambda pool: pool.view(6, 16, 4, 64)[:, :, 1:3], 5 * 16),  # rows of an item neither
+    ],
+    ids=["contiguous", "strided items", "strided rows"],
+)
+def test_runs_merge_neighbours_where_both_sides_are_contiguous(cut, wanted):
+    generator = torch.Generator().manual_seed(0)
+    pools = torch.randint(0, 256, (2, 6, 4096), generator=generator, dtype=torch.uint8)
+    src, dst = cut(pools[0]), cut(pools[1])
+    untouched = pools[1].clone()
+    expected = cut(untouched)
+    expected[[0, 1, 2, 3, 4]] = src[[1, 2, 3, 5, 0]]
+    ids = [torch.tensor(i, dtype=torch.int32) for i in ([1, 2, 3, -1, 5, 0], [0, 1, 2, 5, 3, 4])]
+    table = copy_table([src], [dst])
+    runs = copy_engine.contiguous_runs(table, *ids)
+    assert len(runs.num_bytes) == wanted
+    assert int(runs.num_bytes.sum()) == 5 * table.item_bytes
+    moved(runs)
+    assert torch.equal(pools[1], untouched)
+
+
+def test_buffers_that_merge_and_buffers_that_do_not_are_one_list_of_runs():
+    src = torch.arange(6 * 8).view(6, 8)
+    dst = torch.zeros(6, 8, dtype=torch.int64)
+    whole = torch.zeros_like(dst)
+    ids = torch.arange(6, dtype=torch.int32)
+    runs = copy_engine.contiguous_runs(copy_table([src[:, :4], src], [dst[:, :4], whole]), ids, ids)
+    assert len(runs.num_bytes) == 6 + 1
+    moved(runs)
+    assert torch.equal(dst[:, :4], src[:, :4])
+    assert torch.equal(whole, src)
+
+
+def test_no_ids_make_no_runs():
+    table = copy_table([torch.zeros(4, 64)], [torch.zeros(4, 64)])
+    none = torch.zeros(0, dtype=torch.int32)
+    assert [len(column) for column in copy_engine.contiguous_runs(table, none, none)] == [0, 0, 0]

@@ -1,7 +1,6 @@
 """The public calls: dispatch, refusals in one sentence, operators of torch."""
 
 import ast
-import ctypes
 import sys
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import pytest
 import torch
 
 import hicache.kernels as kernels
-from hicache.kernels import copy_engine, copy_table, library, reference
+from hicache.kernels import copy_table, reference
 
 
 def i32(*values):
@@ -115,132 +114,47 @@ def test_a_map_of_the_wrong_dtype_is_refused(table):
         kernels.copy_window(table, i32(1), i32(0), src_map=torch.tensor([0, 1]))
 
 
-def buffer(*shape, dtype=torch.uint8):
-    return torch.zeros(*shape, dtype=dtype)
+def page_tables(page_ids, spans, request_spans, num_columns=4):
+    return kernels.page_table(page_ids, spans, request_spans, num_columns=num_columns)
+
+
+def windows(pages, seq_lens, full_to_swa):
+    return kernels.window_table(pages, seq_lens, full_to_swa, page_size=4, window_len=8)
 
 
 @pytest.mark.parametrize(
-    ("src", "dst", "sentence"),
+    ("call", "arguments", "sentence"),
     [
-        ([], [], "as many source as target buffers"),
-        ([buffer(4, 16)], [buffer(4, 16)] * 2, "got 1 and 2"),
-        ([buffer(4, 32)], [buffer(4, 16)], "a source item has 32 bytes, a target item 16"),
-        ([buffer(80)[8:].view(4, 18)[:, :16]], [buffer(4, 16)], "address must be a multiple of 16"),
-        ([buffer(4, 24)[:, :16]], [buffer(4, 16)], "stride between items must be a multiple of 16"),
-        ([buffer(4, 24)], [buffer(4, 24)], "stride between items must be a multiple of 16"),
-        ([buffer(4, 32)[:, :8]], [buffer(4, 8)], "item size must be a multiple of 16 bytes: 8"),
-        ([buffer(4, 32)[:, ::2]], [buffer(4, 16)], "contiguous items wanted"),
-        ([buffer(16, 4).T], [buffer(4, 16)], "contiguous items wanted"),
-        ([torch.tensor(1)], [buffer(4, 16)], "at least one axis wanted"),
-        ([buffer(1, 16).expand(4, 16)], [buffer(4, 16)], "items of 16 bytes lie 0 bytes apart"),
-        ([buffer(4, 16)], [buffer(4, 16).to("meta")], "must be pinned|address"),
+        (page_tables, (i32(1, 2, 3), i32(2, 2).view(1, 2), i32(0, 1)), "ends of spans .* below 4"),
+        (page_tables, (i32(1, 2, 3), i32(-1, 2).view(1, 2), i32(0, 1)), "spans must be at least 0"),
+        (page_tables, (i32(1, 2, 3), i32(1, -2).view(1, 2), i32(0, 1)), "spans must be at least 0"),
+        (
+            page_tables,
+            (i32(1, 2), i32(0, 2).view(1, 2), i32(0, 2)),
+            "request spans must be below 2",
+        ),
+        (page_tables, (i32(1, 2), i32(0, 2).view(1, 2), i32(1, 0)), "must not fall"),
+        (page_tables, (i32(1, 2), i32(0, 2).view(1, 2), i32()), "bounds of requests wanted"),
+        (page_tables, (i32(1, 2), i32(0, 2).view(1, 2), i32(0, 1), -1), "got -1 columns"),
+        (windows, (i32(1, 2).view(2, 1), i32(4), i32(0, 1, 2)), "1 sequence lengths .* 2 rows"),
+        (windows, (i32(1, 3).view(2, 1), i32(4, 4), i32(0, 1, 2)), "page table must be below 3"),
+        (
+            windows,
+            (i32(1, 2).view(2, 1), i32(4, 5), i32(0, 1, 2)),
+            "lengths must be below 5, got 5",
+        ),
+        (windows, (i32(1, 2).view(2, 1), i32(4, -1), i32(0, 1, 2)), "lengths must be at least 0"),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_buffers_that_break_a_promise_are_refused(src, dst, sentence):
+def test_index_operations_refuse_what_would_be_read_past_its_end(call, arguments, sentence):
     with pytest.raises(ValueError, match=sentence):
-        copy_table(src, dst)
-
-
-def test_items_that_overlap_with_a_shift_are_refused():
-    slab = buffer(640)
-    with pytest.raises(ValueError, match="source and target items overlap, 16 bytes apart"):
-        copy_table([slab[:512].view(8, 64)], [slab[16:528].view(8, 64)])
-
-
-def test_interleaved_buffers_of_one_slab_are_accepted():
-    slab = torch.arange(8 * 64, dtype=torch.int64).view(8, 2, 32)
-    expected = slab.clone()
-    expected[5, 1] = slab[2, 0]
-    kernels.copy_pages(copy_table([slab[:, 0]], [slab[:, 1]]), i32(2), i32(5))
-    assert torch.equal(slab, expected)
+        call(*arguments)
 
 
 @pytest.mark.parametrize("num_programs", [0, -4])
 def test_no_programs_are_refused(num_programs, table):
     with pytest.raises(ValueError, match="at least one program wanted"):
         kernels.copy.programs_of(table, 10, num_programs)
-
-
-def test_a_part_outside_of_the_table_is_refused(table):
-    with pytest.raises(ValueError, match=r"buffers \[0, 2\) wanted, the table has 1"):
-        table.part(0, 2)
-
-
-@pytest.mark.parametrize(
-    ("words", "wanted"),
-    [
-        ([4096], 4096),
-        ([16384], 4096),
-        ([2304], 512),  # 16 tokens of 1152 bytes: one piece of 4096 words would waste 44 %
-        ([256], 256),
-        ([2], 2),
-        ([48, 40000], 4096),  # what is small beside the rest may waste
-        ([82], 32),  # 656 bytes: narrower pieces would waste less, and break up bursts
-    ],
-)
-def test_pieces_are_as_wide_as_wastes_little(words, wanted):
-    buffers = [buffer(2, 8 * count) for count in words]
-    assert copy_table(buffers, [b.clone() for b in buffers]).piece_words == wanted
-
-
-def test_pieces_cover_each_item_once():
-    src = [buffer(3, 100_000), buffer(3, 160)]
-    table = copy_table(src, [b.clone() for b in src])
-    places = []
-    for _, _, _, _, words, first in table.pieces.tolist():
-        places += range(first, first + words)
-    assert places == list(range(table.item_bytes // 8))
-
-
-@pytest.mark.parametrize("layout", ["contiguous", "strided"])
-def test_runs_merge_neighbours_where_both_sides_are_contiguous(layout, pools):
-    src, dst = pools
-    if layout == "strided":
-        src, dst = src[:, :1024], dst[:, :1024]
-    table = copy_table([src], [dst])
-    src_ids, dst_ids = i32(1, 2, 3, -1, 5, 0), i32(0, 1, 2, 5, 3, 4)
-    runs = copy_engine.contiguous_runs(table, src_ids, dst_ids)
-    assert len(runs.num_bytes) == (3 if layout == "contiguous" else 5)
-    assert int(runs.num_bytes.sum()) == 5 * table.item_bytes
-    expected = dst.clone()
-    expected[[0, 1, 2, 3, 4]] = src[[1, 2, 3, 5, 0]]
-    for from_address, to_address, size in zip(*map(torch.Tensor.tolist, runs), strict=True):
-        ctypes.memmove(to_address, from_address, size)
-    assert torch.equal(dst, expected)
-
-
-def test_no_ids_make_no_runs(table):
-    runs = copy_engine.contiguous_runs(table, i32(), i32())
-    assert [len(column) for column in runs] == [0, 0, 0]
-
-
-def operators(table):
-    fields = (table.pieces, list(table.src), list(table.dst), i32(3, 5), i32(0, 4))
-    return {
-        "copy_items": (*fields, None, None, table.piece_words, None),
-        "copy_items_with_checksum": (*fields, table.piece_words, None),
-        "page_table": (i32(4, 5, 6), i32(0, 2, 1, 2).view(2, 2), i32(0, 1, 2), 4, 0),
-        "window_table": (i32(1, 2, 3, 4).view(1, 4), i32(50), i32(0, 3, 2, 1, 4), 16, 32, 0),
-        "translate_pages": (i32(1, -1), i32(0, 9), 0),
-    }
-
-
-@pytest.mark.parametrize("name", list(operators(copy_table([buffer(1, 16)], [buffer(1, 16)]))))
-def test_each_operator_keeps_the_contract_of_torch(name, table):
-    torch.library.opcheck(
-        getattr(library, name),
-        operators(table)[name],
-        test_utils=("test_schema", "test_faketensor"),
-    )
-
-
-def test_an_operator_copies_what_the_call_copies(pools, table):
-    src, dst = pools
-    torch.ops.hicache.copy_items(*operators(table)["copy_items"])
-    expected = torch.zeros_like(src)
-    expected[[0, 4]] = src[[3, 5]]
-    assert torch.equal(dst, expected)
 
 
 def test_the_package_needs_only_torch_triton_and_einops():

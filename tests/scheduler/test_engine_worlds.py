@@ -3,15 +3,12 @@
 Every world checks all laws after every step, and at the end that the pools are as they were.
 """
 
-from random import Random
+from dataclasses import replace
 
 import pytest
 
-from hicache.cache import invariants
-from hicache.cache.node import KINDS as COMPONENTS
-from hicache.cache.node import MAMBA, TIERS
+from hicache.cache.node import MAMBA
 from hicache.config import SERVICE_ORDERS, Batching, SchedulerConfig, WritePolicy
-from hicache.scheduler.batch import Batch
 from tests.scheduler.world import KINDS, Plot, World, plot_of, random_requests, request_of
 
 KIND_NAMES = sorted(KINDS)
@@ -109,61 +106,81 @@ def test_answers_that_outgrow_the_pool_are_retracted_and_finish_later(kind: str)
         assert job.recomputed_len > 0
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.value)
-@pytest.mark.parametrize("kind", KIND_NAMES)
-def test_an_abort_at_any_moment_returns_every_count_to_its_baseline(
-    kind: str, policy: WritePolicy
+def narrow_window(count: int, **changes: object) -> World:
+    """A window pool that holds a prompt's window and most of the answer's, and no more."""
+    world = World(plot_of("full_swa", window_len=64, device=(200, 16, 0), **changes))
+    prompts = [range(number * 1000, number * 1000 + 120) for number in range(count)]
+    world.serve([request_of(number, prompt, [7] * 150) for number, prompt in enumerate(prompts)])
+    return world
+
+
+@pytest.mark.parametrize("has_storage", [False, True])
+def test_the_last_running_request_begins_again_where_its_window_finds_no_page(
+    *, has_storage: bool
 ) -> None:
-    for seed in range(2):
-        abort_at_random(World(plot_of(kind, write_policy=policy)), seed)
+    world = narrow_window(1, has_storage=has_storage)
+    assert world.rejected == []
+    ((job, _),) = world.finished
+    assert world.counters["scheduler/retracted_count"] == job.retractions > 0
+    assert job.decoded == 150
 
 
-def abort_at_random(world: World, seed: int) -> None:
-    """Abort half of the requests, waiting or running, while steps run or between two steps."""
-    rng = Random(seed)
-    requests = random_requests(seed, 20)
-    doomed = {
-        request.id: request.arrival_ns + rng.randint(1, 250_000_000)
-        for request in requests
-        if rng.random() < 0.6
-    }
-    aborted: set[int] = set()
-    scheduler = world.scheduler
-    plan = scheduler.plan
-
-    def abort(now_ns: int) -> None:
-        batch = world.engine._batch
-        jobs = [] if batch is None else [*batch.decodes, *(each.job for each in batch.extends)]
-        in_step = {job.request.id for job in jobs}
-        for number, moment_ns in doomed.items():
-            is_due = moment_ns <= now_ns and number not in in_step | aborted
-            if is_due and scheduler.abort(number, now_ns) is not None:
-                aborted.add(number)
-                invariants_hold(world)
-
-    def abort_and_plan(now_ns: int) -> Batch | None:
-        abort(now_ns)
-        return plan(now_ns)
-
-    scheduler.plan = abort_and_plan  # type: ignore[method-assign]
-    world.hooks.append(abort)
-    world.serve(requests)
-    assert len(world.finished) + len(aborted) == 20
-    assert_baseline(world)
-    return len(aborted)
+@pytest.mark.parametrize("has_storage", [False, True])
+def test_whoever_waits_for_the_last_running_request_is_looked_at_when_it_gives_way(
+    *, has_storage: bool
+) -> None:
+    config = SchedulerConfig(chunk_tokens=64, max_running=8, order="shortest_remaining", aging=0)
+    world = narrow_window(4, has_storage=has_storage, scheduler=config)
+    assert world.rejected == []
+    assert len(world.finished) == 4
+    assert any(job.retractions for job, _ in world.finished)
 
 
-def invariants_hold(world: World) -> None:
-    world._check(world.engine)
+class FreeOfCharge:
+    """A budget that lets in whoever comes."""
+
+    def tokens(self, **sizes: int) -> int:
+        return 0
 
 
-def assert_baseline(world: World) -> None:
-    """All that is out belongs to the tree, and the tree holds nothing that is locked."""
-    invariants.check_drained(world.cache, world.prefetcher)
-    for tier in TIERS:
-        for kind in COMPONENTS:
-            resident = world.cache.tree.residency.resident[tier][kind]
-            assert world.cache.pools[tier][kind].num_taken == resident
+def free_of_charge(batching: Batching = Batching.prefill_first) -> SchedulerConfig:
+    return SchedulerConfig(
+        chunk_tokens=16,
+        max_running=8,
+        batching=batching,
+        swa_budget=f"{__name__}:FreeOfCharge",
+    )
+
+
+@pytest.mark.parametrize("num_pages", range(8, 12))
+def test_the_last_running_request_waits_for_a_prompt_in_the_same_step(num_pages: int) -> None:
+    plot = plot_of(
+        "full_swa",
+        window_len=24,
+        device=(200, num_pages, 0),
+        scheduler=free_of_charge(Batching.mixed),
+    )
+    world = World(plot)
+    first = request_of(0, range(60), [7] * 60)
+    later = request_of(1, range(1000, 1060), [7] * 60, arrival_ns=70_000_000)
+    world.serve([first, later])
+    assert world.rejected == []
+    assert [job.request.id for job, _ in world.finished] == [0, 1]
+
+
+def test_a_prompt_that_fails_half_way_again_and_again_is_rejected() -> None:
+    # its hit's window is locked, and leaves no room for a window of its own
+    plot = plot_of(
+        "full_swa", window_len=64, device=(200, 16, 0), host=(0, 0, 0), has_storage=False
+    )
+    world = World(replace(plot, scheduler=free_of_charge()))
+    first = list(range(120))
+    later = request_of(1, [*first, *range(1000, 1200)], [7], arrival_ns=10**9)
+    world.serve([request_of(0, first, [7]), later])
+    assert [job.request.id for job, _ in world.finished] == [0]
+    ((job, reason),) = world.rejected
+    assert reason == "needs more pages than the pools can give"
+    assert world.counters["scheduler/prefill_oom_count"] == job.retractions == 4
 
 
 def host_window_world(budget: str) -> World:

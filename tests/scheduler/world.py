@@ -1,30 +1,33 @@
 """One engine in simulated time on tiny pools."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 
 import numpy as np
 
 from hicache.cache import invariants
-from hicache.cache.eviction import Lru
+from hicache.cache.agreement import TracedAllocator
+from hicache.cache.eviction import POLICIES
+from hicache.cache.named import make_policy
 from hicache.cache.node import FULL
-from hicache.cache.pages import PageAllocator
 from hicache.cache.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
-from hicache.cache.transfer import CopyState, StorageWrite
+from hicache.cache.transfer import CopyState, StorageDelete, StorageWrite
 from hicache.cache.tree import RadixTree
 from hicache.clock import SimulatedClock
 from hicache.config import (
+    ParallelConfig,
     PrefetchConfig,
     SchedulerConfig,
     StorageConfig,
     WritePolicy,
 )
-from hicache.engine import Engine, serve
+from hicache.engine import Engine, Router, serve
 from hicache.executor.base import StepRun
 from hicache.executor.simulated import SimulatedIo
+from hicache.lockstep import RankedEngine, lockstep
 from hicache.request import Request, TokenSpans
 from hicache.scheduler.batch import Batch
 from hicache.scheduler.checkpoints import PLACEMENTS
@@ -67,6 +70,8 @@ class Plot:
     has_storage: bool = True
     checkpoints: str = "end_branch"
     may_jump: bool = True
+    num_ranks: int = 1
+    eviction: str = "lru"
 
 
 def plot_of(kind: str, **changes: object) -> Plot:
@@ -112,87 +117,80 @@ def random_requests(seed: int, count: int = 40, longest: int = 200) -> list[Requ
 class PlainExecutor:
     """Costs a step by its tokens; copies and storage are those of the simulated machinery."""
 
-    def __init__(self, io: SimulatedIo) -> None:
+    def __init__(
+        self, io: SimulatedIo, page_size: int, number: int = 0, num_ranks: int = 1
+    ) -> None:
         self._io = io
+        self._page_size = page_size
+        self._number = number
+        full, swa, mamba = PAGE_BYTES  # of which a rank has its part
+        self._page_bytes = (full // num_ranks, swa // num_ranks, mamba // num_ranks)
         self.batches: list[tuple[int, int]] = []
 
     @property
     def is_fenced(self) -> bool:
-        return self._io.fences[0] > 0
+        return self._io.fences[self._number] > 0
 
     def submit(self, work: object, now_ns: int) -> None:
         if isinstance(work, CopyState):
             return
-        if isinstance(work, StorageWrite):
-            self._io.enqueue("write", self._io.write(0, work, PAGE_BYTES), now_ns)
+        if isinstance(work, StorageDelete):
+            self._io.begin(self._io.delete(self._number, work), now_ns)
+        elif isinstance(work, StorageWrite):
+            self._io.enqueue("write", self._io.write(self._number, work, self._page_bytes), now_ns)
         else:
-            self._io.begin(self._io.copy(0, work), now_ns)  # type: ignore[arg-type]
+            self._io.begin(self._io.copy(self._number, work), now_ns)  # type: ignore[arg-type]
 
     def query(self, prefetch: object, now_ns: int) -> None:
-        self._io.begin(self._io.query(0, prefetch), now_ns)  # type: ignore[arg-type]
+        self._io.begin(self._io.query(self._number, prefetch), now_ns)  # type: ignore[arg-type]
 
     def read(self, prefetch: object, now_ns: int) -> None:
-        self._io.enqueue("read", self._io.read(0, prefetch, PAGE_BYTES), now_ns)  # type: ignore[arg-type]
+        self._io.enqueue("read", self._io.read(self._number, prefetch, self._page_bytes), now_ns)  # type: ignore[arg-type]
 
     def forward(self, batch: Batch, now_ns: int) -> StepRun:
         self.batches.append((len(batch.extends), len(batch.decodes)))
+        for extend in batch.extends:
+            job = extend.job
+            assert job.kv_len == extend.start, f"{job.request.id} is not where its extend begins"
+            num_pages = job.sequence.num_pages
+            assert extend.end <= num_pages * self._page_size, f"{job.request.id} lacks pages"
         tokens = sum(extend.end - extend.start for extend in batch.extends)
         step = STEP_NS + TOKEN_NS * tokens
         return StepRun(now_ns + step * np.arange(1, batch.num_steps + 1, dtype=np.int64), 0)
 
 
 class World:
-    """An engine and everything around it."""
+    """An engine, of one rank or of several, and everything around it.
+
+    `cache`, `prefetcher`, `scheduler` and `executor` are those of the first rank.
+    """
 
     def __init__(self, plot: Plot, *, checks: bool = True) -> None:
         self.plot = plot
-        tree = RadixTree(
-            page_size=plot.page_size,
-            policy=Lru(),
-            window_len=plot.window_len,
-            has_states=plot.has_states,
-            reclaims_duplicates=plot.write_policy is WritePolicy.write_back,
-        )
-        kept = (True, plot.window_len > 0, plot.has_states)
-        pools = tuple(
-            [PageAllocator(count if keep else 0) for count, keep in zip(counts, kept, strict=True)]
-            for counts in (plot.device, plot.host)
-        )
-        self.cache = PrefixCache(
-            tree,
-            pools,  # type: ignore[arg-type]
-            page_bytes=PAGE_BYTES,
-            write_policy=plot.write_policy,
-            storage_queue_bytes=1 << 30 if plot.has_storage else None,
-        )
         sizes = {ord(tag): size for tag, size in zip("fsm", PAGE_BYTES, strict=True)}
-        self.storage = MemoryStorage(capacity_bytes=None, page_bytes=sizes)
-        rates = {"to_device0": 1e9, "to_host0": 1e9, "host_memory0": 4e9}
-        rates = {name[:-1]: rate for name, rate in rates.items()}
-        self.io = SimulatedIo(plot.storage, [self.storage] if plot.has_storage else [], [rates])
-        host_tokens = plot.host[FULL] * plot.page_size
-        self.prefetcher = (
-            Prefetcher(self.cache, plot.prefetch, host_tokens) if plot.has_storage else None
+        num_ranks = plot.num_ranks
+        self.storages = [
+            MemoryStorage(capacity_bytes=None, page_bytes=sizes) for _ in range(num_ranks)
+        ]
+        self.storage = self.storages[0]
+        rates = {"to_device": 1e9, "to_host": 1e9, "host_memory": 4e9}
+        self.io = SimulatedIo(
+            plot.storage, self.storages if plot.has_storage else [], [rates] * num_ranks
         )
-        self.scheduler = Scheduler(
-            self.cache,
-            self.prefetcher,
-            plot.scheduler,
-            max_len=100_000,
-            checkpoints=PLACEMENTS[plot.checkpoints](plot.page_size, 4 * plot.page_size),
-            may_jump=plot.may_jump,
-            estimate_s=lambda cached, total: (total - cached) * TOKEN_NS * 1e-9,
-        )
-        self.executor = PlainExecutor(self.io)
-        self.engine = Engine(
-            self.cache,
-            self.prefetcher,
-            self.scheduler,
-            self.executor,
-            check=self._check if checks else None,
-        )
+        self.executors = [
+            PlainExecutor(self.io, plot.page_size, rank, num_ranks) for rank in range(num_ranks)
+        ]
+        self.ranks = [_engine(plot, each, checks=checks) for each in self.executors]
+        first = self.ranks[0]
+        self.cache, self.prefetcher, self.scheduler = first.cache, first.prefetcher, first.scheduler
+        self.executor = self.executors[0]
+        self.engine = first
+        if num_ranks > 1:
+            self.engine = lockstep(self.ranks, ParallelConfig(ranks=num_ranks), plot.storage)
+            self.ranks[0] = self.engine
         self.finished: list[tuple[Job, int]] = []
         self.rejected: list[tuple[Job, str]] = []
+        self.aborted: list[tuple[Job, int]] = []
         self.clock = SimulatedClock()
         self.hooks: list[Callable[[int], None]] = []
 
@@ -200,17 +198,27 @@ class World:
     def counters(self) -> Counter[str]:
         return self.cache.counters
 
-    def serve(self, requests: Sequence[Request]) -> None:
+    def serve(
+        self,
+        requests: Sequence[Request],
+        *,
+        router: Router | None = None,
+        patience_ns: Mapping[int, int] | None = None,
+    ) -> None:
         """Serve all of them and drain."""
         serve(
             [self.engine],
             [(request.arrival_ns, request) for request in requests],
             clock=self.clock,
             io=self.io,
-            router=_First(),
+            router=router or _First(),
             observer=_Watch(self),
+            patience_ns=patience_ns,
         )
-        invariants.check_drained(self.cache, self.prefetcher)
+        for rank in self.ranks:
+            invariants.check_drained(rank.cache, rank.prefetcher)
+        if isinstance(self.engine, RankedEngine):
+            self.engine.check_equal()
 
     def outcome(self) -> dict[str, object]:
         """All that a summary is made of."""
@@ -234,6 +242,7 @@ class World:
         counters = {name: count for name, count in self.counters.items() if count}
         return {
             "jobs": jobs,
+            "aborted": [(job.request.id, end, job.decoded) for job, end in self.aborted],
             "rejected": [(job.request.id, reason) for job, reason in self.rejected],
             "counters": counters,
             "io": dict(self.io.counters),
@@ -241,12 +250,50 @@ class World:
             "steps": self.engine.num_steps,
         }
 
-    def _check(self, engine: Engine) -> None:
-        scheduler = engine.scheduler
-        jobs = [*scheduler.running, *([scheduler.partial] if scheduler.partial else [])]
-        sequences = {job.sequence for job in (*jobs, *(each.job for each in engine.extending))}
-        slots = [slot for extend in engine.extending for _, slot in extend.saves]
-        invariants.check(engine.cache, engine.prefetcher, sequences, slots)
+
+def check(engine: Engine) -> None:
+    """Every law, of one rank."""
+    scheduler = engine.scheduler
+    jobs = [*scheduler.running, *([scheduler.partial] if scheduler.partial else [])]
+    sequences = {job.sequence for job in (*jobs, *(each.job for each in engine.extending))}
+    slots = [slot for extend in engine.extending for _, slot in extend.saves]
+    invariants.check(engine.cache, engine.prefetcher, sequences, slots)
+
+
+def _engine(plot: Plot, executor: PlainExecutor, *, checks: bool) -> Engine:
+    tree = RadixTree(
+        page_size=plot.page_size,
+        policy=make_policy("cache.eviction", plot.eviction, POLICIES, wants=["priority"], knobs={}),
+        window_len=plot.window_len,
+        has_states=plot.has_states,
+        reclaims_duplicates=plot.write_policy is WritePolicy.write_back,
+    )
+    kept = (True, plot.window_len > 0, plot.has_states)
+    pools = tuple(
+        [TracedAllocator(count if keep else 0) for count, keep in zip(counts, kept, strict=True)]
+        for counts in (plot.device, plot.host)
+    )
+    cache = PrefixCache(
+        tree,
+        pools,  # type: ignore[arg-type]
+        page_bytes=PAGE_BYTES,
+        write_policy=plot.write_policy,
+        storage_queue_bytes=1 << 30 if plot.has_storage else None,
+        tiering=plot.storage.tiering,
+        storage_writes=plot.storage.write,
+    )
+    host_tokens = plot.host[FULL] * plot.page_size
+    prefetcher = Prefetcher(cache, plot.prefetch, host_tokens) if plot.has_storage else None
+    scheduler = Scheduler(
+        cache,
+        prefetcher,
+        plot.scheduler,
+        max_len=100_000,
+        checkpoints=PLACEMENTS[plot.checkpoints](plot.page_size, 4 * plot.page_size),
+        may_jump=plot.may_jump,
+        estimate_s=lambda cached, total: (total - cached) * TOKEN_NS * 1e-9,
+    )
+    return Engine(cache, prefetcher, scheduler, executor, check=check if checks else None)
 
 
 class _First:
@@ -270,4 +317,8 @@ class _Watch:
         self, job: Job, reason: str, engine: int, now_ns: int
     ) -> Iterable[tuple[int, Request]]:
         self._world.rejected.append((job, reason))
+        return ()
+
+    def aborted(self, job: Job, engine: int, now_ns: int) -> Iterable[tuple[int, Request]]:
+        self._world.aborted.append((job, now_ns))
         return ()

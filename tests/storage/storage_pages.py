@@ -1,6 +1,7 @@
 """Keys, and payloads that follow from them, so that any process can tell a wrong byte."""
 
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import hicache
 from hicache.config import StorageConfig
-from hicache.storage.base import Storage
+from hicache.storage.base import Storage, StorageError
 from hicache.storage.build import open_storage
 
 PAGE_BYTES = 8192
@@ -58,19 +59,26 @@ def start_writer(
     *,
     namespace: str = "test",
     capacity_kib: int | None = None,
+    file_kib: int | None = None,
 ) -> "subprocess.Popen[str]":
     """Run `main` in a process of its own."""
-    capacity = "none" if capacity_kib is None else str(capacity_kib)
+    limits = ["none" if limit is None else str(limit) for limit in (capacity_kib, file_kib)]
     return subprocess.Popen(
-        [sys.executable, __file__, kind, root, namespace, capacity, str(first), str(count)],
+        [sys.executable, __file__, kind, root, namespace, *limits, str(first), str(count)],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": str(Path(hicache.__file__).parents[1])},
     )
 
 
-def main(kind: str, root: str, namespace: str, capacity_kib: str, first: str, count: str) -> None:
-    """Write pages [first, first + count) in batches of 4, and print each number once stored."""
+def main(
+    kind: str, root: str, namespace: str, capacity_kib: str, file_kib: str, first: str, count: str
+) -> None:
+    """Write pages [first, first + count) in batches of 4, and print each number once stored.
+
+    With `file_kib` no file grows longer than that once the store is open, as on a full disk; what
+    was not stored is said too.
+    """
     config = StorageConfig(
         kind=kind,
         root=root,
@@ -78,15 +86,28 @@ def main(kind: str, root: str, namespace: str, capacity_kib: str, first: str, co
     )
     storage = open_storage(config, namespace=namespace, page_bytes={0: PAGE_BYTES})
     assert storage is not None
-    sys.stdout.write("open\n")
-    sys.stdout.flush()
+    say("open")
+    if file_kib != "none":
+        limit = int(file_kib) * 1024
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     for start in range(int(first), int(first) + int(count), 4):
         numbers = range(start, start + 4)
-        for number, stored in zip(numbers, write(storage, keys(*numbers)), strict=True):
+        try:
+            results = write(storage, keys(*numbers))
+        except StorageError:
+            say("failed")
+            continue
+        for number, stored in zip(numbers, results, strict=True):
             if stored:
-                sys.stdout.write(f"{number}\n")
-                sys.stdout.flush()
+                say(str(number))
+            elif file_kib != "none":
+                say("refused")
     storage.close()
+
+
+def say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

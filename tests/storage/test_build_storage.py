@@ -9,7 +9,12 @@ from storage_pages import PAGE_BYTES, keys, payload, read, write
 from hicache.clock import SimulatedClock
 from hicache.config import FaultsConfig, StorageConfig
 from hicache.storage.base import Storage, StorageError
-from hicache.storage.build import open_guarded_storage, open_simulated_storage, open_storage
+from hicache.storage.build import (
+    SimulatedStorage,
+    open_guarded_storage,
+    open_simulated_storage,
+    open_storage,
+)
 from hicache.storage.memory import MemoryStorage
 
 
@@ -70,10 +75,10 @@ def test_faults_of_a_guarded_engine_are_misses(tmp_path: Path) -> None:
     with closing(storage):
         write(storage, keys(1))
         assert read(storage, keys(1)) == [payload(keys(1)[0])]
-        (path,) = tmp_path.glob("*/*/*.page")
-        path.unlink()
-        path.mkdir()  # cannot be read: an error of the engine
+        (directory,) = tmp_path.iterdir()
+        directory.rename(tmp_path / "elsewhere")
         assert read(storage, keys(1)) == [None]
+        assert storage.failed_calls == 1
 
 
 def test_a_guarded_engine_tells_after_its_end_what_went_wrong(tmp_path: Path) -> None:
@@ -85,13 +90,14 @@ def test_a_guarded_engine_tells_after_its_end_what_went_wrong(tmp_path: Path) ->
     )
     assert guarded is not None
     write(guarded.storage, keys(1, 2))
-    (first, second) = sorted(tmp_path.glob("*/*/*.page"))
+    (first, _) = sorted(tmp_path.glob("*/*/*.page"))
     first.write_bytes(b"cut short")
     read(guarded.storage, keys(1, 2))
-    second.unlink()
-    second.mkdir()
+    (directory,) = tmp_path.iterdir()
+    away = directory.rename(tmp_path / "elsewhere")
     read(guarded.storage, keys(2))
     read(guarded.storage, keys(2))
+    away.rename(directory)
     guarded.storage.close()
     counts = guarded.counts()
     assert {name: count for name, count in counts.items() if count} == {
@@ -110,6 +116,38 @@ def test_an_unknown_kind_is_told_the_known_ones() -> None:
 def test_a_capacity_for_redis_is_refused() -> None:
     with pytest.raises(ValueError, match="capacity_gib must be none for redis"):
         opened(StorageConfig(kind="redis", root="redis://127.0.0.1:1/0", capacity_gib=1.0))
+
+
+@pytest.mark.parametrize("kind", ["slab", "file"])
+def test_a_simulation_leaves_no_files_even_if_its_store_cannot_be_made(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_space(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(f"hicache.storage.{kind}.own_directory", no_space)
+    with pytest.raises(StorageError, match="No space left on device"):
+        simulated(StorageConfig(kind=kind, root=str(tmp_path / "root")))
+    assert list((tmp_path / "root").iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["slab", "file"])
+def test_a_simulation_has_a_fresh_directory_and_leaves_no_files(kind: str, tmp_path: Path) -> None:
+    config = StorageConfig(kind=kind, root=str(tmp_path / "new" / "root"))
+    one, other = simulated(config), simulated(config)
+    write(one.storage, keys(1))
+    assert (one.storage.contains(keys(1)), other.storage.contains(keys(1))) == ([True], [False])
+    for each in (one, other):
+        each.close()
+    assert list((tmp_path / "new" / "root").iterdir()) == []
+
+
+def simulated(config: StorageConfig, seed: int = 0) -> SimulatedStorage:
+    storage = open_simulated_storage(
+        config, namespace="test", page_bytes={0: PAGE_BYTES}, clock=SimulatedClock(), seed=seed
+    )
+    assert storage is not None
+    return storage
 
 
 def test_a_simulation_leaves_no_keys_on_a_server(redis_url: str) -> None:

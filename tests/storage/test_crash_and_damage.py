@@ -1,9 +1,12 @@
 """Writers that are killed, and bytes that go wrong on the disk: pages are whole or absent."""
 
+import os
 import sqlite3
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -21,6 +24,7 @@ from storage_pages import (
 
 from hicache.storage.base import StorageError
 from hicache.storage.file import FileStorage
+from hicache.storage.owner import current_owner
 from hicache.storage.slab import SlabStorage
 
 KINDS = ("slab", "file")
@@ -159,12 +163,37 @@ def test_leftovers_of_dead_writers_are_swept(tmp_path: Path) -> None:
     assert list(tmp_path.glob("*/writing/*")) == []
 
 
-def test_drafts_of_living_writers_are_not_swept(tmp_path: Path) -> None:
-    storage = FileStorage(tmp_path, namespace="test", capacity_bytes=None)
-    draft = storage._writing / f"{storage._owner}.0"
-    draft.touch()
+HOUR_S = 3600
+
+
+@pytest.mark.parametrize(
+    ("who", "age_s", "is_swept"),
+    [
+        ("living", 2 * HOUR_S, False),  # still writing, however long
+        ("gone", 0, True),  # its number is another's by now
+        ("elsewhere", HOUR_S + 60, True),
+        ("elsewhere", HOUR_S - 60, False),  # nobody can know from here
+        ("stranger", 2 * HOUR_S, False),  # no draft
+    ],
+)
+def test_drafts_are_swept_when_nobody_can_be_writing_them(
+    who: str, age_s: float, *, is_swept: bool, tmp_path: Path
+) -> None:
     FileStorage(tmp_path, namespace="test", capacity_bytes=None).close()
-    assert draft.exists()
+    owner = current_owner()
+    owners = {
+        "living": owner,
+        "gone": replace(owner, started=1),
+        "elsewhere": replace(owner, boot="0" * 32),
+        "stranger": "stranger",
+    }
+    (writing,) = tmp_path.glob("*/writing")
+    draft = writing / f"{owners[who]}.0"
+    draft.touch()
+    then = time.time() - age_s
+    os.utime(draft, (then, then))
+    FileStorage(tmp_path, namespace="test", capacity_bytes=None).close()
+    assert draft.exists() != is_swept
 
 
 def test_pages_written_and_published_apart_would_be_noticed(

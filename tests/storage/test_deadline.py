@@ -5,8 +5,11 @@ the test lets them.
 """
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from threading import Event
+from threading import enumerate as enumerate_threads
 
+import numpy as np
 import pytest
 from storage_pages import PAGE_BYTES, keys, payload, poisoned, read, write
 
@@ -134,6 +137,116 @@ def test_a_thread_that_comes_back_is_used_again(blocking: Blocking) -> None:
             continue
     else:
         pytest.fail("the thread never came back")
+
+
+def test_a_call_that_has_not_begun_never_does() -> None:
+    threads = DeadlineThreads(num_threads=1, deadline_s=NEVER_S)
+    go, done = Event(), []
+    with pytest.raises(StorageError, match=r"no answer within 0\.02 s"):
+        threads.call(lambda: go.wait(NEVER_S), deadline_s=0.02)
+    go.set()
+    # queued behind it, whether or not it has come back by now
+    for _ in range(1_000_000):
+        try:
+            threads.call(lambda: done.append(1))
+            break
+        except StorageError:
+            continue
+    stuck = Event()
+    with ThreadPoolExecutor(1) as other:
+        blocked = other.submit(threads.call, lambda: stuck.wait(NEVER_S))
+        with pytest.raises(StorageError, match="no answer"):
+            threads.call(lambda: done.append(2), deadline_s=SOON_S)
+        stuck.set()
+        assert blocked.result(NEVER_S)
+    threads.call(lambda: done.append(3))
+    assert done == [1, 3]
+    threads.close()
+
+
+def test_four_calls_may_be_given_up_before_nobody_is_left(blocking: Blocking) -> None:
+    storage = DeadlineStorage(blocking, deadline_s=SOON_S)
+    for _ in range(4):
+        with pytest.raises(StorageError, match="no answer"):
+            storage.read(keys(1), [poisoned()])
+    with pytest.raises(StorageError, match="all 4 threads wait for calls that were given up"):
+        storage.read(keys(1), [poisoned()])
+
+
+def test_threads_end_when_they_are_closed() -> None:
+    before = set(enumerate_threads())
+    storage = DeadlineStorage(MemoryStorage(capacity_bytes=None), deadline_s=NEVER_S, num_threads=3)
+    threads = set(enumerate_threads()) - before
+    assert len(threads) == 3
+    assert all(thread.daemon for thread in threads)  # a program ends without them
+    write(storage, keys(1))
+    storage.close()
+    for thread in threads:
+        thread.join(NEVER_S)
+        assert not thread.is_alive()
+
+
+def test_an_engine_that_cannot_be_closed_leaves_no_threads() -> None:
+    class Stubborn(MemoryStorage):
+        def close(self) -> None:
+            raise StorageError("stubborn")
+
+    before = set(enumerate_threads())
+    storage = DeadlineStorage(Stubborn(capacity_bytes=None), deadline_s=NEVER_S)
+    with pytest.raises(StorageError, match="stubborn"):
+        storage.close()
+    for thread in set(enumerate_threads()) - before:
+        thread.join(NEVER_S)
+        assert not thread.is_alive()
+
+
+def test_every_call_is_the_engines() -> None:
+    inner = MemoryStorage(capacity_bytes=PAGE_BYTES)
+    storage = DeadlineStorage(inner, deadline_s=NEVER_S)
+    assert write(storage, keys(1)) == [True]
+    assert storage.contains(keys(1, 2)) == [True, False]
+    assert storage.write(keys(2), [payload(keys(2)[0], PAGE_BYTES + 1)]) == [False]
+    assert storage.stats() == inner.stats()
+    storage.delete(keys(1))
+    assert inner.contains(keys(1)) == [False]
+    write(storage, keys(1))
+    storage.close()
+    assert inner.contains(keys(1)) == [False]
+
+
+def test_a_miss_leaves_the_buffer_as_it_is() -> None:
+    storage = DeadlineStorage(MemoryStorage(capacity_bytes=None), deadline_s=NEVER_S)
+    write(storage, keys(1))
+    buffers = [poisoned(), poisoned()]
+    assert storage.read(keys(2, 1), buffers) == [False, True]
+    assert buffers == [poisoned(), payload(keys(1)[0])]
+    storage.close()
+
+
+def test_staging_is_used_again_and_is_as_long_as_the_longest_batch() -> None:
+    class Addressed(MemoryStorage):
+        addresses: list[int]
+
+        def _saw(self, buffers: Sequence[memoryview]) -> None:
+            self.addresses.append(np.frombuffer(buffers[0], np.uint8).ctypes.data)
+
+        def read(self, page_keys, buffers):
+            self._saw(buffers)
+            return super().read(page_keys, buffers)
+
+        def write(self, page_keys, buffers):
+            self._saw(buffers)
+            return super().write(page_keys, buffers)
+
+    inner = Addressed(capacity_bytes=None)
+    inner.addresses = []
+    storage = DeadlineStorage(inner, deadline_s=NEVER_S)
+    write(storage, keys(1, 2))
+    read(storage, keys(1, 2))
+    read(storage, keys(1))
+    write(storage, keys(3, 4))
+    assert len(set(inner.addresses)) == 1
+    storage.close()
 
 
 def test_a_blocking_engine_behind_a_breaker_is_a_miss_and_then_left_alone(

@@ -1,20 +1,32 @@
 """Engines that fail: never a wrong byte, never an error that gets through, and back again."""
 
+import math
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
+from statistics import mean, stdev
 
 import pytest
 from storage_engines import ENGINES
-from storage_pages import PAGE_BYTES, assert_whole_or_absent, keys, payload, read, write
+from storage_pages import (
+    PAGE_BYTES,
+    assert_whole_or_absent,
+    keys,
+    payload,
+    poisoned,
+    read,
+    write,
+)
 
 from hicache.clock import SimulatedClock, to_ns
+from hicache.config import FaultsConfig
 from hicache.storage.base import Storage, StorageError
 from hicache.storage.breaker import BreakerStorage
 from hicache.storage.checked import CheckedStorage
-from hicache.storage.faults import Fault, FaultPlan, FaultyStorage
+from hicache.storage.faults import Fault, FaultPlan, FaultyStorage, Stall
 from hicache.storage.memory import MemoryStorage
 
+FIELDS = [field.name for field in fields(FaultPlan)]
 ALL_AT_ONCE = FaultPlan(
     delay_median_s=0.01,
     delay_sigma=1.0,
@@ -118,9 +130,221 @@ def test_a_failed_write_may_have_stored_its_pages() -> None:
     assert stored == {True, False}
 
 
-def test_a_share_above_one_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match=r"short_share must be .* got 1.5"):
-        FaultPlan(short_share=1.5)
+@pytest.mark.parametrize("name", [name for name in FIELDS if name.endswith("_share")])
+def test_a_share_lies_between_none_and_all(name: str) -> None:
+    for share in (-0.01, 1.5):
+        with pytest.raises(ValueError, match=rf"{name} must be .* between 0 and 1, got {share}"):
+            FaultPlan(**{name: share})
+    assert FaultPlan(**{name: 0.0}).is_harmless
+    assert not FaultPlan(**{name: 1.0}).is_harmless
+
+
+@pytest.mark.parametrize("name", ["delay_median_s", "delay_sigma", "failure_s"])
+def test_a_time_is_not_negative(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"{name} must be at least 0, got -0.1"):
+        FaultPlan(**{name: -0.1})
+    FaultPlan(**{name: 0.0})
+
+
+def test_what_does_nothing_by_itself_is_harmless() -> None:
+    assert FaultPlan(delay_sigma=1.0, failure_s=1.0, deadline_s=1.0).is_harmless
+    assert not FaultPlan(delay_median_s=0.1).is_harmless
+    assert not FaultPlan(gone_s=((1.0, 2.0),)).is_harmless
+
+
+def test_a_plan_is_what_the_configuration_says() -> None:
+    assert FaultPlan.of(FaultsConfig()) == FaultPlan()
+    config = FaultsConfig(
+        delay_ms=20.0,
+        delay_sigma=0.5,
+        error_rate=0.1,
+        missing_rate=0.2,
+        short_rate=0.3,
+        corrupt_rate=0.4,
+        full_rate=0.5,
+        gone_from_s=3.0,
+        gone_for_s=4.0,
+        failure_ms=7.0,
+    )
+    wanted = FaultPlan(
+        delay_median_s=0.02,
+        delay_sigma=0.5,
+        error_share=0.1,
+        missing_share=0.2,
+        short_share=0.3,
+        corrupt_share=0.4,
+        full_share=0.5,
+        gone_s=((3.0, 7.0),),
+        failure_s=0.007,
+        deadline_s=9.0,
+    )
+    assert FaultPlan.of(config, deadline_s=9.0) == wanted
+    for_good = FaultPlan.of(replace(config, gone_for_s=None))
+    assert for_good.gone_s == ((3.0, math.inf),)
+
+
+class Waiting:
+    """What an engine waits for, where nobody sleeps."""
+
+    def __init__(self, plan: FaultPlan, *, seed: int = 0) -> None:
+        self.clock = SimulatedClock()
+        self.waited_ns: list[int] = []
+        self.inner = MemoryStorage(capacity_bytes=None)
+        self.storage = FaultyStorage(
+            self.inner, plan, seed=seed, clock=self.clock, wait=self.waited_ns.append
+        )
+
+    def fails(self) -> bool:
+        try:
+            self.storage.contains([])
+        except StorageError:
+            return True
+        return False
+
+
+def test_delays_are_log_normal_around_their_median() -> None:
+    waiting = Waiting(FaultPlan(delay_median_s=0.25, delay_sigma=0.5))
+    for _ in range(400):
+        waiting.storage.contains([])
+    logs = [math.log(each / to_ns(0.25)) for each in waiting.waited_ns]
+    assert abs(mean(logs)) < 0.08
+    assert abs(stdev(logs) - 0.5) < 0.06
+    assert waiting.storage.injected == {Fault.delay: 400}
+
+
+def test_a_call_that_would_take_too_long_fails_at_its_deadline() -> None:
+    late = Waiting(FaultPlan(delay_median_s=0.25, deadline_s=0.2))
+    with pytest.raises(StorageError, match=r"no answer within 0\.2 s"):
+        late.storage.contains([])
+    assert late.waited_ns == [to_ns(0.2)]
+    just = Waiting(FaultPlan(delay_median_s=0.25, deadline_s=0.25))
+    assert not just.fails()
+    assert just.waited_ns == [to_ns(0.25)]
+
+
+def test_an_engine_is_gone_from_one_moment_to_another() -> None:
+    waiting = Waiting(FaultPlan(gone_s=((1.0, 2.0), (3.0, 4.0)), failure_s=0.01))
+    moments = (0, 0.999, 1.0, 1.999, 2.0, 3.5, 4.0)
+    gone = []
+    for moment in moments:
+        waiting.clock.wait_until(to_ns(moment))
+        gone.append(waiting.fails())
+    assert gone == [False, False, True, True, False, True, False]
+    assert waiting.storage.injected[Fault.gone] == 3
+    assert waiting.waited_ns == [to_ns(0.01)] * 3
+
+
+def test_an_engine_is_gone_when_a_delayed_call_gets_there() -> None:
+    plan = FaultPlan(delay_median_s=0.5, gone_s=((1.0, 2.0),))
+    waiting = Waiting(plan)  # the clock does not see the delay
+    waiting.clock.wait_until(to_ns(0.5))
+    assert waiting.fails()
+    waiting.clock.wait_until(to_ns(1.5))
+    assert not waiting.fails()
+    clock = SimulatedClock()  # and here it does
+    storage = FaultyStorage(MemoryStorage(capacity_bytes=None), plan, seed=0, clock=clock)
+    storage.contains([])
+    with pytest.raises(StorageError, match="gone at 1 s"):
+        storage.contains([])
+
+
+def test_failing_takes_its_time_and_none_without() -> None:
+    slow = Waiting(FaultPlan(error_share=1.0, failure_s=0.3))
+    assert slow.fails()
+    assert slow.waited_ns == [to_ns(0.3)]
+    quick = Waiting(FaultPlan(error_share=1.0))
+    assert quick.fails()
+    assert quick.waited_ns == []
+
+
+def test_a_stall_is_taken_once() -> None:
+    stall = Stall()
+    assert stall.take() == 0
+    stall.add(3)
+    stall.add(4)
+    assert (stall.take(), stall.take()) == (7, 0)
+
+
+@pytest.mark.parametrize("num_bytes", [1, 7, PAGE_BYTES])
+def test_a_short_page_is_a_miss_whose_second_half_is_not_the_pages(num_bytes: int) -> None:
+    waiting = Waiting(FaultPlan(short_share=1.0))
+    page = payload(keys(1)[0], num_bytes)
+    waiting.inner.write(keys(1), [page])
+    buffer = poisoned(num_bytes)
+    assert waiting.storage.read(keys(1), [buffer]) == [False]
+    half = num_bytes // 2
+    assert bytes(buffer) == bytes(page[:half]) + b"\xfa" * (num_bytes - half)
+
+
+def test_nothing_of_a_missing_page_is_left() -> None:
+    waiting = Waiting(FaultPlan(missing_share=1.0))
+    write(waiting.inner, keys(1))
+    buffer = poisoned()
+    assert waiting.storage.read(keys(1), [buffer]) == [False]
+    assert bytes(buffer) == b"\xfa" * PAGE_BYTES
+    assert waiting.storage.injected == {Fault.missing: 1}
+
+
+def test_one_bit_of_a_corrupt_page_is_wrong_and_anywhere() -> None:
+    waiting = Waiting(FaultPlan(corrupt_share=1.0))
+    waiting.inner.write(keys(1), [memoryview(bytes(4))])
+    wrong = set()
+    for _ in range(500):
+        buffer = memoryview(bytearray(4))
+        assert waiting.storage.read(keys(1), [buffer]) == [True]
+        wrong.add(bytes(buffer))
+    assert wrong == {(1 << bit).to_bytes(4, "little") for bit in range(32)}
+
+
+def test_a_page_of_no_bytes_cannot_be_corrupt() -> None:
+    waiting = Waiting(FaultPlan(corrupt_share=1.0))
+    waiting.inner.write(keys(1), [memoryview(b"")])
+    assert waiting.storage.read(keys(1, 2), [memoryview(b""), poisoned()]) == [True, False]
+    assert waiting.storage.injected[Fault.corrupt] == 0
+
+
+def test_pages_that_are_missing_anyway_meet_no_fault() -> None:
+    waiting = Waiting(FaultPlan(missing_share=1.0, short_share=1.0, corrupt_share=1.0))
+    assert read(waiting.storage, keys(1)) == [None]
+    assert not waiting.storage.injected
+
+
+def test_pages_are_refused_one_by_one() -> None:
+    waiting = Waiting(FaultPlan(full_share=0.5))
+    some = keys(*range(40))
+    results = write(waiting.storage, some)
+    assert 0 < sum(results) < 40
+    assert waiting.inner.contains(some) == results
+    assert waiting.storage.injected == {Fault.full: 40 - sum(results)}
+    assert write(Waiting(FaultPlan(full_share=1.0)).storage, some) == [False] * 40
+
+
+def test_a_page_that_the_engine_refuses_is_refused() -> None:
+    inner = MemoryStorage(capacity_bytes=1)
+    plan = FaultPlan(delay_median_s=0.1)
+    assert write(FaultyStorage(inner, plan, seed=0, clock=SimulatedClock()), keys(1)) == [False]
+
+
+@pytest.mark.parametrize("name", ["contains", "read", "write", "delete"])
+def test_every_call_can_fail_and_be_delayed(name: str) -> None:
+    arguments = (keys(1), [poisoned()]) if name in ("read", "write") else (keys(1),)
+    waiting = Waiting(FaultPlan(error_share=1.0, delay_median_s=0.1))
+    write(waiting.inner, keys(1))
+    with pytest.raises(StorageError, match="injected"):
+        getattr(waiting.storage, name)(*arguments)
+    assert waiting.waited_ns == [to_ns(0.1)]
+    assert waiting.storage.injected == {Fault.error: 1, Fault.delay: 1}
+    assert waiting.inner.contains(keys(1)) == [True]
+
+
+def test_what_is_left_passes_through() -> None:
+    waiting = Waiting(FaultPlan(delay_median_s=0.1))
+    write(waiting.storage, keys(1, 2))
+    waiting.storage.delete(keys(1))
+    assert waiting.storage.contains(keys(1, 2)) == [False, True]
+    assert waiting.storage.stats() == waiting.inner.stats()
+    waiting.storage.close()
+    assert waiting.inner.stats().stored_pages == 0
 
 
 class Switched:

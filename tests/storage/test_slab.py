@@ -1,6 +1,7 @@
 """What only the slab promises: slots, sharing of one capacity between sizes, recency."""
 
 import os
+import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -144,6 +145,23 @@ def test_a_slot_table_that_cannot_grow_declines_pages(tmp_path: Path) -> None:
         storage._table._db.execute("PRAGMA max_page_count = 1000000")
         assert not all(results)
         assert storage.contains(keys(*range(200))) == results
+
+
+def test_pages_that_fill_the_disk_before_the_table_knows_them_give_it_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> list[bool]:
+        error = sqlite3.OperationalError("database or disk is full")
+        error.sqlite_errorcode = sqlite3.SQLITE_FULL
+        monkeypatch.undo()
+        raise error
+
+    with closing(open_slab(tmp_path, 2 * PAGE_BYTES)) as storage:
+        monkeypatch.setattr(storage._table, "publish", full)
+        assert write(storage, keys(1, 2)) == [False, False]
+        assert allocated_bytes(tmp_path) == 0
+        assert storage.stats().written_bytes == 0
+        assert write(storage, keys(3, 4)) == [True, True]
 
 
 def test_an_interrupted_write_loses_no_slot(

@@ -100,12 +100,22 @@ def test_a_drop_under_closed_arrivals_starts_the_next_tree() -> None:
     assert named(dropped.released) == [(70, 1)]
 
 
-def test_a_late_answer_does_not_release_what_was_dropped() -> None:
-    feed = feeder(Arrivals.open)
+def test_a_dropped_request_cannot_be_answered() -> None:
+    feed = feeder(Arrivals.causal)
     feed.initial()
+    feed.on_answered(0, 20)
     feed.on_dropped(2, 21)
     with pytest.raises(ValueError, match="request 4 is settled already"):
         feed.on_answered(4, 50)
+
+
+def test_a_drop_under_open_arrivals_takes_nothing_along() -> None:
+    feed = feeder(Arrivals.open)
+    feed.initial()
+    assert feed.on_dropped(0, 11).requests == []
+    for number in (2, 3, 4):
+        feed.on_answered(number, 50)
+    assert feed.num_unsettled == 3
 
 
 @pytest.mark.parametrize("mode", list(Arrivals))

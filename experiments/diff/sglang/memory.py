@@ -1,7 +1,4 @@
-"""The pools and allocators that SGLang 0.5.23 makes for a model's components, at one byte a token.
-
-To be imported after `experiments.peer_sglang` has stood in for the device.
-"""
+"""The pools and allocators that SGLang makes for a model's components, at one byte a token."""
 
 from typing import Any, NamedTuple
 
@@ -17,10 +14,11 @@ from sglang.srt.mem_cache.memory_pool import (
     ReqToTokenPool,
 )
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
-from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 
-from experiments.peer_sides import Pools
+from experiments.diff.protocol import Pools
+from experiments.diff.sglang.device import component_type
 
+COMPONENT = component_type()
 LAYERS = ([0], [1])  # of full attention; of windows or states
 TINY: dict[str, Any] = {"dtype": torch.bfloat16, "device": "cpu"}
 ROW = {"head_num": 1, "head_dim": 1}
@@ -31,7 +29,7 @@ class Memory(NamedTuple):
 
     allocator: Any
     rows: Any
-    components: tuple[ComponentType, ...]
+    components: tuple[Any, ...]
 
 
 def make_memory(pools: Pools) -> Memory:
@@ -49,7 +47,7 @@ def make_memory(pools: Pools) -> Memory:
         **TINY,
         **ROW,
     )
-    return Memory(_paged(pools, kv_pool), rows, (ComponentType.FULL,))
+    return Memory(_paged(pools, kv_pool), rows, (COMPONENT.FULL,))
 
 
 def take_pages(allocator: Any, count: int) -> Any:
@@ -93,7 +91,7 @@ def _with_window(pools: Pools, rows: Any) -> Memory:
     allocator = SWATokenToKVPoolAllocator(
         page_size=pools.page_size, kvcache=kv_pool, need_sort=False, **sizes, **TINY
     )
-    return Memory(allocator, rows, (ComponentType.FULL, ComponentType.SWA))
+    return Memory(allocator, rows, (COMPONENT.FULL, COMPONENT.SWA))
 
 
 def _with_states(pools: Pools) -> Memory:
@@ -126,4 +124,4 @@ def _with_states(pools: Pools) -> Memory:
         **TINY,
         **ROW,
     )
-    return Memory(_paged(pools, kv_pool), rows, (ComponentType.FULL, ComponentType.MAMBA))
+    return Memory(_paged(pools, kv_pool), rows, (COMPONENT.FULL, COMPONENT.MAMBA))

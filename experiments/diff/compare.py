@@ -1,0 +1,192 @@
+"""Two sides, the same requests: every answer of both, and how they differ."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+import numpy as np
+
+from experiments.diff.engines import Launch
+from experiments.diff.process import SideProcess
+from experiments.diff.protocol import Outcome, Pools, SideError, Tokens
+from hicache.request import Request
+
+
+class Kind(Enum):
+    """How the answers to one request differ; the first that applies."""
+
+    fewer = "head hits fewer tokens"
+    more = "head hits more tokens"
+    tier = "the same tokens hit, on other tiers"
+    component = "the window or the state hit on another tier"
+    admission = "admission decides otherwise"
+    moved = "the same hits, other copies"
+    evicted = "the same hits and copies, other evictions"
+    held = "only what is held differs"
+    equal = "no difference"
+
+
+HIT_KINDS = (Kind.fewer, Kind.more, Kind.tier, Kind.component)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One request and both answers."""
+
+    number: int
+    prompt_len: int
+    base: Outcome
+    head: Outcome
+
+    @property
+    def kind(self) -> Kind:
+        """How they differ."""
+        base, head = self.base, self.head
+        if sum(base.hits) != sum(head.hits):
+            return Kind.fewer if sum(head.hits) < sum(base.hits) else Kind.more
+        if base.hits != head.hits:
+            return Kind.tier
+        for kind, prefix in (
+            (Kind.component, "hit/"),
+            (Kind.moved, "moved/"),
+            (Kind.evicted, "evicted/"),
+        ):
+            if kind is Kind.moved and base.admission != head.admission:
+                return Kind.admission
+            if _part(base, prefix) != _part(head, prefix):
+                return kind
+        return Kind.equal if base.held == head.held else Kind.held
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """All requests, and what the sides said of themselves.
+
+    `failure`: why a side could not go on after the last row; None: both came to the end.
+    """
+
+    base: dict[str, str]
+    head: dict[str, str]
+    pools: Pools
+    rows: tuple[Row, ...]
+    failure: str | None = None
+
+    @property
+    def kinds(self) -> dict[Kind, int]:
+        """Requests by kind of difference, in the order of `Kind`."""
+        counts = Counter(row.kind for row in self.rows)
+        return {kind: counts[kind] for kind in Kind if counts[kind]}
+
+    @property
+    def first_hit(self) -> Row | None:
+        """The first request whose hits differ."""
+        return next((row for row in self.rows if row.kind in HIT_KINDS), None)
+
+    @property
+    def first(self) -> Row | None:
+        """The first request that differs in anything."""
+        return next((row for row in self.rows if row.kind is not Kind.equal), None)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of all requests."""
+        return sum(row.prompt_len for row in self.rows)
+
+    def totals(self, side: str) -> dict[str, int]:
+        """All counts of `base` or `head`: hits, copies, evictions, admissions; and what is held."""
+        total: Counter[str] = Counter()
+        for row in self.rows:
+            outcome: Outcome = getattr(row, side)
+            for tier, tokens in zip(outcome.hits._fields, outcome.hits, strict=True):
+                total[f"hit/full/{tier}"] += tokens
+            total.update(outcome.counts)
+            if outcome.admission is not None:
+                total[f"admission/{outcome.admission}"] += 1
+        if self.rows:
+            last: Outcome = getattr(self.rows[-1], side)
+            total.update({f"held/{name}": amount for name, amount in last.held.items()})
+        return dict(sorted(total.items()))
+
+    def hit_rate(self, side: str) -> float:
+        """Hit tokens of `base` or `head` over prompt tokens."""
+        hits = sum(sum(getattr(row, side).hits) for row in self.rows)
+        return hits / max(self.prompt_tokens, 1)
+
+
+def compare(
+    requests: Sequence[Request],
+    pools: Pools,
+    launches: tuple[Launch, Launch],
+    options: tuple[dict[str, str], dict[str, str]],
+    logs: Path,
+    say: Callable[[str], None] = lambda _: None,
+    *,
+    until_first: bool = False,
+) -> Comparison:
+    """Put the requests through both sides at the same time.
+
+    `pools.num_running` of them hold their pages at any time. With `until_first` the first request
+    whose hits differ is the last.
+
+    Raises:
+        SideError: a side cannot be opened.
+    """
+    rows: list[Row] = []
+    failure = None
+    with ExitStack() as stack:
+        sides = open_sides(stack, pools, launches, options, logs)
+        about = sides[0].about(), sides[1].about()
+        try:
+            for number in range(len(requests)):
+                rows.append(next_row(sides, requests, number, pools))
+                if until_first and rows[-1].kind in HIT_KINDS:
+                    break
+                if (number + 1) % 250 == 0:
+                    say(f"{number + 1:,} of {len(requests):,} requests")
+        except SideError as error:
+            failure = f"at request {len(rows)} {error}"
+    return Comparison(base=about[0], head=about[1], pools=pools, rows=tuple(rows), failure=failure)
+
+
+def open_sides(
+    stack: ExitStack,
+    pools: Pools,
+    launches: tuple[Launch, Launch],
+    options: tuple[dict[str, str], dict[str, str]],
+    logs: Path,
+) -> tuple[SideProcess, SideProcess]:
+    """Both processes, which end with `stack`."""
+    names = ("base", "head")
+    base, head = (
+        stack.enter_context(SideProcess(launch, pools, mine, logs / f"{name}.log"))
+        for launch, mine, name in zip(launches, options, names, strict=True)
+    )
+    return base, head
+
+
+def next_row(
+    sides: tuple[SideProcess, SideProcess],
+    requests: Sequence[Request],
+    number: int,
+    pools: Pools,
+) -> Row:
+    """Send one request to both, with the one whose answer is complete by then."""
+    finished = [number - pools.num_running] if number >= pools.num_running else []
+    request = requests[number]
+    tokens = token_ids(request)
+    for side in sides:
+        side.ask_admit(number, tokens, request.prompt_len, finished=finished)
+    base, head = (side.take_outcome() for side in sides)
+    return Row(number=number, prompt_len=request.prompt_len, base=base, head=head)
+
+
+def token_ids(request: Request) -> Tokens:
+    """[prompt_len + output_len] ids."""
+    return np.frombuffer(request.prompt.to_bytes() + request.output.to_bytes(), "<i4")
+
+
+def _part(outcome: Outcome, prefix: str) -> dict[str, int]:
+    return {name: value for name, value in outcome.counts.items() if name.startswith(prefix)}

@@ -1,0 +1,74 @@
+"""What the sides count in the same way, so that the same number means the same."""
+
+from collections import Counter
+
+from experiments.diff.protocol import Hits, Outcome, Pools, Span
+
+
+class Tally:
+    """Counts of what happened since the answer before."""
+
+    def __init__(self, pools: Pools) -> None:
+        self._pools = pools
+        self._counts: Counter[str] = Counter()
+
+    def moved(self, component: str, how: str, amount: int) -> None:
+        """A copy between tiers, in tokens or states; `how` is one of `MOVES`."""
+        self._counts[f"moved/{component}/{how}"] += amount
+
+    def evicted(self, name: str, amount: int) -> None:
+        """`name` is `component/tier`."""
+        self._counts[f"evicted/{name}"] += amount
+
+    def outcome(
+        self,
+        hits: Hits,
+        held: dict[str, int],
+        *,
+        swa_loaded: int,
+        states_loaded: int,
+        admission: str | None,
+    ) -> Outcome:
+        """The answer for one request.
+
+        Args:
+            hits: of full KV.
+            held: now.
+            swa_loaded: tokens of its window that were on the host alone.
+            states_loaded: 1 if its state was on the host alone.
+            admission: see `Outcome`.
+        """
+        pools, usable = self._pools, sum(hits)
+        page = pools.page_size
+        if pools.window_len and usable:
+            window = min(-(-pools.window_len // page) * page, usable)
+            self._split("swa", window, swa_loaded)
+        if pools.num_states and usable:
+            self._split("mamba", 1, states_loaded)
+        counts = {name: amount for name, amount in sorted(self._counts.items()) if amount}
+        self._counts.clear()
+        return Outcome(hits=hits, counts=counts, held=held, admission=admission)
+
+    def _split(self, component: str, wanted: int, loaded: int) -> None:
+        # what was read for this request and is used by it is a hit of storage
+        loaded = min(loaded, wanted)
+        from_storage = min(self._counts[f"moved/{component}/read"], loaded)
+        for tier, amount in (
+            ("device", wanted - loaded),
+            ("host", loaded - from_storage),
+            ("storage", from_storage),
+        ):
+            self._counts[f"hit/{component}/{tier}"] = amount
+
+
+def joined(pages: list[Span], page_size: int, name: str) -> list[Span]:
+    """Spans of pages as spans of tokens, neighbours joined; of `mamba/...`, the last token each."""
+    if name.startswith("mamba"):
+        return [(end * page_size - 1, end * page_size) for _, end in pages]
+    spans: list[Span] = []
+    for start, end in pages:
+        if spans and spans[-1][1] == start * page_size:
+            spans[-1] = (spans[-1][0], end * page_size)
+        elif end > start:
+            spans.append((start * page_size, end * page_size))
+    return spans

@@ -1,0 +1,186 @@
+"""The engines that can be compared, and the environments that their releases run in.
+
+All releases of an engine share one environment of small dependencies, made on first use and kept in
+the user's cache folder. It takes torch from the interpreter that runs this, and never fetches
+another. A release is a folder of its package's files alone, laid over it; a checkout is used where
+it lies.
+"""
+
+import hashlib
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import venv
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from platformdirs import user_cache_path
+
+from experiments.diff.protocol import SideError
+
+OURS = "hicache"
+RELEASE = re.compile(r"\d+(\.\w+)+")
+ROOT = Path(__file__).parents[2]  # where this package and ours lie
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """What it takes to run any release of an engine's cache.
+
+    Attributes:
+        package: on the index, and what is imported.
+        module: its `open_side`.
+        requirements: of the shared environment; none of them asks for torch.
+        alone: of the shared environment, installed without what they ask for.
+        sources: where in a checkout the package lies.
+    """
+
+    package: str
+    module: str
+    requirements: tuple[str, ...]
+    alone: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ("", "python", "src")
+
+
+# what SGLang's cache and scheduler import, found by trying
+SGLANG = (
+    "transformers==5.19.0",
+    "openai==2.8.0",
+    "apache-tvm-ffi==0.1.11",
+    *("aiohttp", "dill", "distro", "gguf", "ipython", "loguru", "msgspec", "ninja", "numpy"),
+    *("nvidia-ml-py", "orjson", "partial-json-parser", "pillow", "psutil", "pybase64", "pydantic"),
+    *("pyzmq", "regex", "requests", "scipy", "sentencepiece", "starlette", "tqdm", "xxhash"),
+)
+
+ENGINES = {
+    "sglang": Engine(
+        package="sglang",
+        module="experiments.diff.sglang.side",
+        requirements=SGLANG,
+        alone=("torchvision==0.28.0", "compressed-tensors==0.18.0", "xgrammar==0.2.7"),
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """How one side's process is started."""
+
+    name: str
+    interpreter: str
+    module: str
+    path: tuple[str, ...] = ()  # before everything else
+    scratch: Path | None = None  # for what the engine compiles
+
+
+def prepare(engine: Engine, spec: str, say: Callable[[str], None]) -> Launch:
+    """The environment of `spec`: a release, a checkout, a wheel, or `hicache`.
+
+    Raises:
+        SideError: it cannot be had.
+    """
+    if spec == OURS:
+        return Launch(name=OURS, interpreter=sys.executable, module="experiments.diff.ours")
+    cache = user_cache_path(OURS) / "diff" / engine.package
+    files, name = _files(engine, spec, cache, say)
+    shared = _shared(engine, cache, say)
+    scratch = cache / "built" / hashlib.sha256(str(files).encode()).hexdigest()[:12]
+    scratch.mkdir(parents=True, exist_ok=True)
+    return Launch(
+        name=name,
+        interpreter=str(shared / "bin" / "python"),
+        module=engine.module,
+        path=(str(files),),
+        scratch=scratch,
+    )
+
+
+def _files(engine: Engine, spec: str, cache: Path, say: Callable[[str], None]) -> tuple[Path, str]:
+    package, path = engine.package, Path(spec).expanduser()
+    if path.suffix == ".whl" and path.is_file():
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+        return _release(package, str(path.resolve()), cache / f"wheel-{digest}", say), path.stem
+    if path.is_dir():
+        for folder in engine.sources:
+            if (path / folder / package / "__init__.py").is_file():
+                return (path / folder).resolve(), path.resolve().name
+        raise SideError(
+            f"{spec} holds no {package}: a checkout, a folder with {package}/ in it, or a wheel"
+            " is wanted"
+        )
+    if RELEASE.fullmatch(spec):
+        return _release(package, f"{package}=={spec}", cache / spec, say), f"{package} {spec}"
+    raise SideError(
+        f"{spec} is neither a release such as 0.5.23, nor {OURS}, nor a path that exists"
+    )
+
+
+def _release(package: str, wanted: str, folder: Path, say: Callable[[str], None]) -> Path:
+    def install(made: Path) -> None:
+        _pip(sys.executable, "--no-deps", "--no-compile", "--target", str(made), wanted)
+        if not (made / package / "__init__.py").is_file():
+            raise SideError(f"{wanted} holds no {package}")
+
+    return _made(folder, install, f"fetching {wanted}", say)
+
+
+def _shared(engine: Engine, cache: Path, say: Callable[[str], None]) -> Path:
+    torch = importlib.util.find_spec("torch")
+    if torch is None or torch.origin is None:
+        raise SideError("torch cannot be imported here, and the sides share it")
+    library = str(Path(torch.origin).parents[1])
+    asked = (*engine.requirements, *engine.alone, sys.version, library)
+    digest = hashlib.sha256("\n".join(asked).encode()).hexdigest()[:12]
+
+    def install(made: Path) -> None:
+        venv.create(made, with_pip=True, symlinks=True)
+        python = str(made / "bin" / "python")
+        _pip(python, *engine.requirements)
+        _pip(python, "--no-deps", *engine.alone)
+        site = next(made.glob("lib/python*/site-packages"))
+        # last, so that the environment's own come first; torch is found here
+        (site / "zz_shared.pth").write_text(f"{library}\n")
+
+    said = f"making the environment of {engine.package} (some minutes, once)"
+    return _made(cache / f"shared-{digest}", install, said, say)
+
+
+def _made(
+    folder: Path, make: Callable[[Path], None], what: str, say: Callable[[str], None]
+) -> Path:
+    # beside its place and moved there, so that what is there is whole
+    if folder.is_dir():
+        return folder
+    say(f"{what} ...")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}.") as parent:
+        made = Path(parent) / folder.name
+        make(made)
+        try:
+            made.rename(folder)
+        except OSError:  # another process was quicker
+            if not folder.is_dir():
+                raise
+    return folder
+
+
+def _pip(python: str, *arguments: str) -> None:
+    command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+        reason = (lines or done.stderr.splitlines() or ["pip gave no reason"])[-1]
+        raise SideError(f"{arguments[-1]} cannot be installed: {reason.removeprefix('ERROR: ')}")
+
+
+def environment_of(launch: Launch) -> dict[str, str]:
+    """The environment variables of a side's process."""
+    more = {"PYTHONPATH": os.pathsep.join(launch.path), "PYTHONDONTWRITEBYTECODE": "1"}
+    if launch.scratch is not None:
+        # releases differ in what they compile under one name
+        more["TORCH_EXTENSIONS_DIR"] = str(launch.scratch)
+    return {**os.environ, **more}

@@ -1,0 +1,147 @@
+"""What two caches that are compared have in common: the questions, the answers, the wire.
+
+One *side* is one process with an environment of its own. It is asked one line of JSON at a time on
+its standard input and answers each with one line:
+
+    {"open": {"pools": {...}, "options": {...}}}           -> {"about": {"version": "0.5.23", ...}}
+    {"admit": 7, "prompt_len": 900, "tokens": "...", "finish": [3]}
+        -> {"hits": [512, 0, 64], "counts": {...}, "held": {...}, "admission": "..."}
+    {"probe": "..."}                                       -> {"spans": {"full/device": [...], ...}}
+    {"close": true}                                        -> {}
+
+`tokens` and `probe` are ids of prompt and answer as little-endian int32 in base64. An answer
+`{"error": "one sentence"}` ends the side. Whatever else the engine writes goes to its log.
+
+To add an engine: a module with `open_side(pools, options) -> Side` that runs in the environment
+that `experiments.diff.engines` describes, and a line there. All lengths are tokens, states are
+counted one by one, and a name such as `swa/host` says component and tier.
+"""
+
+import base64
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+COMPONENTS = ("full", "swa", "mamba")
+TIERS = ("device", "host", "storage")
+# copies, by where from and where to
+MOVES = ("back_up", "load_back", "write", "read")
+Tokens = NDArray[np.int32]
+Span = tuple[int, int]
+
+
+class SideError(Exception):
+    """A side cannot go on; one sentence says why."""
+
+
+class Hits(NamedTuple):
+    """Prompt tokens of one request by where they were found."""
+
+    device: int
+    host: int
+    storage: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pools:
+    """Room on each tier; storage, if there is any, never fills."""
+
+    page_size: int = 64
+    device_tokens: int
+    host_tokens: int  # 0: neither host nor storage
+    has_storage: bool = True
+    num_running: int = 4  # requests that hold their pages at any time
+    max_len: int  # tokens of the longest request
+    window_len: int = 0  # 0: no sliding window
+    swa_tokens: int = 0  # on the device; on the host as many times more as of full KV
+    num_states: int = 0  # on the device; 0: no recurrent layers
+    copy_delay: int = 0  # requests that come before a copy is done; 0: it is done at once
+
+    @property
+    def host_ratio(self) -> float:
+        """How many times larger the host's pools are than the device's."""
+        return self.host_tokens / self.device_tokens
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """What the model keeps."""
+        there = (True, self.window_len > 0, self.num_states > 0)
+        return tuple(name for name, is_there in zip(COMPONENTS, there, strict=True) if is_there)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What one request found, and what the cache did since the answer before.
+
+    Attributes:
+        counts: `hit/swa/host` of this request's window or state; `moved/full/read` and
+            `evicted/mamba/device` since the answer before.
+        held: what each tier holds now, by `full/device`.
+        admission: what the engine's own admission said of it, in its words; None: it was not asked.
+    """
+
+    hits: Hits
+    counts: Mapping[str, int] = field(default_factory=dict)
+    held: Mapping[str, int] = field(default_factory=dict)
+    admission: str | None = None
+
+
+class Side(Protocol):
+    """One of the two caches."""
+
+    def about(self) -> dict[str, str]:
+        """Version and the like, for the report."""
+        ...
+
+    def admit(self, number: int, tokens: Tokens, prompt_len: int) -> Outcome:
+        """A request comes, is admitted at once and prefilled."""
+        ...
+
+    def finish(self, number: int) -> None:
+        """Its answer is complete."""
+        ...
+
+    def probe(self, tokens: Tokens) -> dict[str, list[Span]]:
+        """Which `[start, end)` of these tokens are held, by `full/device`; changes nothing.
+
+        A state is the span `(end - 1, end)` of the last token it has read.
+        """
+        ...
+
+    def close(self) -> None:
+        """Stop whatever runs beside."""
+        ...
+
+
+def pools_to_json(pools: Pools) -> dict[str, object]:
+    """As `open` carries them."""
+    return asdict(pools)
+
+
+def pools_from_json(values: Mapping[str, object]) -> Pools:
+    """The reverse."""
+    return Pools(**values)  # type: ignore[arg-type]
+
+
+def tokens_to_json(tokens: Tokens) -> str:
+    """As `admit` and `probe` carry them."""
+    return base64.b64encode(tokens.astype("<i4").tobytes()).decode()
+
+
+def tokens_from_json(text: str) -> Tokens:
+    """The reverse."""
+    return np.frombuffer(base64.b64decode(text), "<i4")
+
+
+def outcome_to_json(outcome: Outcome) -> dict[str, object]:
+    """The answer to `admit`."""
+    return asdict(outcome) | {"hits": list(outcome.hits)}
+
+
+def outcome_from_json(values: Mapping[str, object]) -> Outcome:
+    """The reverse."""
+    hits = Hits(*values["hits"])  # type: ignore[misc]
+    return Outcome(**{**values, "hits": hits})  # type: ignore[arg-type]

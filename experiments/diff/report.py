@@ -1,0 +1,178 @@
+"""A comparison as a comment in Markdown, as JSON and as a figure."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from experiments.diff.compare import HIT_KINDS, Comparison, Kind, Row
+from experiments.diff.explain import Explanation, hits_in_words, in_words
+from experiments.diff.protocol import COMPONENTS, MOVES, TIERS, outcome_to_json
+
+GIB = 1 << 30
+# rows of the table, by the prefix of a count
+AREAS = (
+    ("hit", "hits", TIERS),
+    ("moved", "copied", MOVES),
+    ("evicted", "evicted", TIERS[:2]),
+    ("held", "held at the end", TIERS),
+)
+
+
+def to_json(
+    comparison: Comparison,
+    explanation: Explanation | None,
+    unit_bytes: Mapping[str, int],
+    about: Mapping[str, object],
+) -> dict[str, Any]:
+    """Everything, with the first fifty requests that differ."""
+    differing = [row for row in comparison.rows if row.kind is not Kind.equal]
+    return {
+        **about,
+        "base": comparison.base,
+        "head": comparison.head,
+        "pools": asdict(comparison.pools),
+        "requests": len(comparison.rows),
+        "prompt_tokens": comparison.prompt_tokens,
+        "hit_rate": {side: comparison.hit_rate(side) for side in ("base", "head")},
+        "totals": {side: comparison.totals(side) for side in ("base", "head")},
+        "unit_bytes": dict(unit_bytes),
+        "kinds": {kind.name: count for kind, count in comparison.kinds.items()},
+        "failure": comparison.failure,
+        "first": None if comparison.first is None else comparison.first.number,
+        "first_hit": None if comparison.first_hit is None else comparison.first_hit.number,
+        "explanation": None if explanation is None else in_words(explanation, names_of(comparison)),
+        "differing": [_row_to_json(row) for row in differing[:50]],
+    }
+
+
+def to_markdown(
+    comparison: Comparison,
+    explanation: Explanation | None,
+    unit_bytes: Mapping[str, int],
+    question: str,
+) -> str:
+    """A comment for a pull request."""
+    base, head = names_of(comparison)
+    rates = comparison.hit_rate("base"), comparison.hit_rate("head")
+    differing = sum(row.kind in HIT_KINDS for row in comparison.rows)
+    lines = [
+        f"### Prefix cache: {head} against {base}",
+        "",
+        f"{question} Hit rate **{rates[0]:.2%} → {rates[1]:.2%}**"
+        f" ({100 * (rates[1] - rates[0]):+.2f} points of {comparison.prompt_tokens:,} prompt"
+        f" tokens); hits differ in {differing:,} of {len(comparison.rows):,} requests.",
+        "",
+        f"| | {base} | {head} | change |",
+        "|---|---:|---:|---:|",
+    ]
+    totals = comparison.totals("base"), comparison.totals("head")
+    for area, title, places in AREAS:
+        for component in COMPONENTS:
+            for place in places:
+                name = f"{area}/{component}/{place}"
+                pair = totals[0].get(name, 0), totals[1].get(name, 0)
+                if any(pair):
+                    label = f"{title}: {component} {place.replace('_', ' ')}"
+                    lines.append(_table_row(label, pair, unit_bytes[component], component))
+    admissions = sorted(
+        {name for total in totals for name in total if name.startswith("admission/")}
+    )
+    for name in admissions:
+        pair = totals[0].get(name, 0), totals[1].get(name, 0)
+        label = f"admission: {name.removeprefix('admission/')}"
+        lines.append(f"| {label} | {pair[0]:,} | {pair[1]:,} | {pair[1] - pair[0]:+,} |")
+    lines += ["", "| requests | |", "|---|---:|"]
+    lines += [f"| {kind.value} | {count:,} |" for kind, count in comparison.kinds.items()]
+    if comparison.failure is not None:
+        lines += ["", f"**Not finished**: {comparison.failure}."]
+    first = comparison.first_hit or comparison.first
+    if explanation is not None:
+        lines += [
+            "",
+            f"**The first that differs.** {' '.join(in_words(explanation, (base, head)))}",
+        ]
+    elif first is not None:
+        lines += [
+            "",
+            f"**The first that differs** is request {first.number}: {first.kind.value}."
+            f" {base} hit {hits_in_words(first.base)}; {head} hit {hits_in_words(first.head)}.",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def names_of(comparison: Comparison) -> tuple[str, str]:
+    """Of base and head, apart even if they are the same release."""
+    names = [
+        f"{about['engine']} {about['version']}" + _options_of(about)
+        for about in (comparison.base, comparison.head)
+    ]
+    if names[0] == names[1]:
+        return f"{names[0]} (base)", f"{names[1]} (head)"
+    return names[0], names[1]
+
+
+def write_figure(comparison: Comparison, path: Path) -> None:
+    """Hits up to each request of both sides, and the difference between them."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    mpl.use("Agg")
+    base, head = names_of(comparison)
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True)
+    prompts = 0
+    hits = {"base": 0, "head": 0}
+    curves: dict[str, list[float]] = {"base": [], "head": []}
+    gaps: list[float] = []
+    for row in comparison.rows:
+        prompts += row.prompt_len
+        for side in hits:
+            hits[side] += sum(getattr(row, side).hits)
+            curves[side].append(100 * hits[side] / prompts)
+        gaps.append((hits["head"] - hits["base"]) / 1e3)
+    above.plot(curves["base"], label=base)
+    above.plot(curves["head"], label=head, linestyle="--")
+    above.set_ylabel("hit rate so far (%)")
+    above.legend()
+    below.plot(gaps, color="black")
+    below.axhline(0, linewidth=0.5, color="grey")
+    below.set_ylabel("head − base (thousand tokens)")
+    below.set_xlabel("request")
+    figure.savefig(path, dpi=120)
+
+
+def dump(values: Mapping[str, Any], path: Path) -> None:
+    """Write JSON that is the same for equal values."""
+    path.write_text(json.dumps(values, indent=1, sort_keys=True) + "\n")
+
+
+def _options_of(about: Mapping[str, str]) -> str:
+    more = [
+        about[key] for key in ("core", "eviction") if about.get(key) not in (None, "python", "lru")
+    ]
+    return f" ({', '.join(more)})" if more else ""
+
+
+def _row_to_json(row: Row) -> dict[str, Any]:
+    return {
+        "number": row.number,
+        "prompt_len": row.prompt_len,
+        "kind": row.kind.name,
+        "base": outcome_to_json(row.base),
+        "head": outcome_to_json(row.head),
+    }
+
+
+def _table_row(label: str, pair: tuple[int, int], unit_bytes: int, component: str) -> str:
+    base, head = pair
+    if head == base:
+        change = "="
+    elif base == 0:
+        change = f"{head:+,}"
+    else:
+        change = f"{(head - base) / base:+.2%}"
+    unit = "states" if component == "mamba" else "tokens"
+    cells = [f"{amount:,} {unit} ({amount * unit_bytes / GIB:,.1f} GiB)" for amount in pair]
+    return f"| {label} | {cells[0]} | {cells[1]} | {change} |"

@@ -1,0 +1,154 @@
+"""Stand-ins for the GPU, made when this is imported and before anything of SGLang's is.
+
+Streams and events are done at once or, with a delay, once so many requests have come; memory is
+never pinned; copies of bytes are left out and counted.
+"""
+
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext, suppress
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from transformers.models.auto import auto_factory, configuration_auto
+
+
+def _again(register: Callable[..., None]) -> Callable[..., None]:
+    return lambda mapping, key, value, exist_ok=True: register(mapping, key, value, exist_ok=True)
+
+
+warnings.filterwarnings("ignore")
+os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "0")
+# the package imports torchvision's operators, and only the CUDA build of it defines these two
+_LIBRARY = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
+for _name in ("nms", "qnms"):
+    schema = f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+    _LIBRARY.define(schema)  # type: ignore[no-untyped-call]
+# releases register models of their own that a later transformers brings itself
+for _mapping in (configuration_auto._LazyConfigMapping, auto_factory._LazyAutoMapping):
+    _mapping.register = _again(_mapping.register)
+logging.disable(logging.WARNING)
+torch.set_num_threads(1)
+
+
+class Clock:
+    """What time it is for copies: how many requests have come."""
+
+    now = 0
+    delay = 0
+
+
+class _Event:
+    """A stream, or an event with nothing before it but the clock's delay."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self._due = 0
+
+    def record(self, *_: object) -> None:
+        self._due = Clock.now + Clock.delay
+
+    def wait(self, *_: object) -> None: ...
+
+    def wait_stream(self, *_: object) -> None: ...
+
+    def wait_event(self, *_: object) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def query(self) -> bool:
+        return Clock.now >= self._due
+
+    def elapsed_time(self, _: object) -> float:
+        return 0.0
+
+
+DEVICE = SimpleNamespace(
+    __name__="cpu",
+    Event=_Event,
+    Stream=_Event,
+    current_stream=_Event,
+    default_stream=_Event,
+    stream=lambda _: nullcontext(),
+    synchronize=lambda *_: None,
+    current_device=lambda: "cpu",
+    empty_cache=lambda: None,
+    set_device=lambda *_: None,
+)
+
+
+def stand_in() -> None:
+    """Put the stand-ins where the package looks for a device."""
+    from sglang.srt import utils
+    from sglang.srt.utils import common
+
+    common.get_device_module = utils.get_device_module = lambda: DEVICE
+    # where a release has them: names of the device, or what pins memory for it
+    for module in ("managers.cache_controller", "mem_cache.l2_transfer"):
+        _replace(module, {"device_module": DEVICE})
+    # before 0.5.16 the controller asks for the ranks here, later in the runtime's context
+    alone = {}
+    for parallel in ("tensor", "pipeline"):
+        alone[f"get_{parallel}_model_parallel_rank"] = lambda: 0
+        alone[f"get_{parallel}_model_parallel_world_size"] = lambda: 1
+    _replace("managers.cache_controller", alone)
+    registering = {
+        "_cuda_host_register": lambda *_, **__: None,
+        "_cuda_host_unregister": lambda *_, **__: None,
+    }
+    for module in ("mem_cache.pool_host.common", "mem_cache.memory_pool_host"):
+        _replace(module, registering)
+    for pool in host_pools():
+        pool.pin_memory = property(lambda _: False, lambda *_: None)
+
+
+def host_pools() -> Iterable[Any]:
+    """The classes of the host's pools."""
+    old = "memory_pool_host"
+    yield first_of("pool_host.base:HostKVCache", f"{old}:HostKVCache")
+    yield first_of("pool_host.mha:MHATokenToKVPoolHost", f"{old}:MHATokenToKVPoolHost")
+    yield first_of("pool_host.mamba:MambaPoolHost", f"{old}:MambaPoolHost")
+
+
+def first_of(*places: str) -> Any:
+    """The first of these `module:name` under `sglang.srt.mem_cache` that a release has."""
+    for place in places:
+        module, _, name = place.partition(":")
+        with suppress(ImportError, AttributeError):
+            return getattr(import_module(f"sglang.srt.mem_cache.{module}"), name)
+    raise ImportError(f"this release has none of {', '.join(places)}")
+
+
+def component_type() -> Any:
+    """The enumeration of components."""
+    return first_of(
+        "unified_cache.component_type:ComponentType", "unified_cache_components:ComponentType"
+    )
+
+
+def count_copies(count: Callable[[object, str, int], None]) -> None:
+    """Call `count(host pool, back_up or load_back, indices)` in place of copying bytes."""
+
+    def back_up(pool: object, device_pool: object, host: Any, *_: object, **__: object) -> None:
+        count(pool, "back_up", len(host))
+
+    def load_back(pool: object, device_pool: object, host: Any, *_: object, **__: object) -> None:
+        count(pool, "load_back", len(host))
+
+    for pool in host_pools():
+        pool.backup_from_device_all_layer = back_up
+        pool.load_to_device_per_layer = load_back
+
+
+def _replace(module: str, values: Mapping[str, object]) -> None:
+    with suppress(ImportError):
+        there = import_module(f"sglang.srt.{module}")
+        for name, value in values.items():
+            if hasattr(there, name):
+                setattr(there, name, value)
+
+
+stand_in()

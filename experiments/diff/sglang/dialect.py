@@ -1,0 +1,156 @@
+"""What differs from release to release in how a request and the cache speak, found by feature.
+
+| since | what changed |
+|---|---|
+| 0.5.16 | pages of a request are allocated by `mem_cache.allocation`, before that by `common` |
+| 0.5.17 | nodes are numbers that the cache is asked about; before that, objects |
+| 0.5.16 | `req.kv` holds what is allocated; since 0.5.19 the rest of a request's KV, too, |
+|        | which was booked in the request itself |
+| 0.5.20 | prefetches are named by a handle; before that, by the request's id |
+| 0.5.22 | `cache.lock` gives a receipt, `checkpoint_kv_cache` publishes a prompt, and a request |
+|        | knows its `prefix_len`; before that `inc_lock_ref`, `cache_unfinished_req`, |
+|        | `prefix_indices` |
+
+Checkouts between two releases are met half way, because nothing here looks at a version.
+"""
+
+import inspect
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from sglang.srt.managers import schedule_batch
+from sglang.srt.managers.schedule_policy import PrefillAdder
+from sglang.srt.mem_cache import common
+
+from experiments.diff.sglang.device import first_of
+
+
+def alloc_request(rows: Any, req: Any, cache: Any) -> None:
+    """Give a request its row, and its states where there are any."""
+    first_of("allocation:alloc_req_slots", "common:alloc_req_slots")(rows, [req], cache)
+    if getattr(req, "kv", req) is None:  # made by the allocation of its first pages
+        req.kv = schedule_batch.ReqKvInfo(kv_allocated_len=0, swa_evicted_seqlen=0)
+
+
+def book(req: Any, **values: object) -> None:
+    """Write into a request's KV bookkeeping, wherever the release keeps that field."""
+    kv = getattr(req, "kv", None)
+    for name, value in values.items():
+        setattr(kv if hasattr(kv, name) else req, name, value)
+
+
+def booked(req: Any, name: str) -> Any:
+    """Read from it."""
+    kv = getattr(req, "kv", None)
+    return getattr(kv if hasattr(kv, name) else req, name)
+
+
+def prefix_len(req: Any) -> int:
+    """Tokens on the device that a request starts from."""
+    if hasattr(req, "prefix_indices"):
+        return len(req.prefix_indices)
+    return int(req.prefix_len)
+
+
+def add_loaded(req: Any, loaded: tuple[Any, Any]) -> None:
+    """What `init_load_back` gave: a count or indices, and the node that the prefix ends at now."""
+    brought, req.last_node = loaded
+    if hasattr(req, "prefix_indices"):
+        req.prefix_indices = torch.cat([req.prefix_indices, brought])
+    else:
+        req.prefix_len += brought
+    book(req, cache_protected_len=prefix_len(req))
+
+
+def lock_prefix(cache: Any, req: Any) -> None:
+    """Forbid eviction of what a request starts from."""
+    if hasattr(cache, "lock"):
+        req.lock = cache.lock(req.last_node)
+        return
+    adder = SimpleNamespace(tree_cache=cache, is_hybrid_swa=cache.supports_swa())
+    PrefillAdder._req_inc_lock_ref(adder, req)
+
+
+def write_prefix(cache: Any, rows: Any, req: Any) -> None:
+    """Put the pages of a request's prefix into its row."""
+    if hasattr(req, "prefix_indices"):
+        indices = req.prefix_indices
+    else:
+        indices = cache.path_device_indices(req.last_node)
+    rows.write((booked(req, "req_pool_idx"), slice(0, len(indices))), indices)
+
+
+def publish_prompt(cache: Any, req: Any, prompt_len: int) -> None:
+    """Put a computed prompt into the tree."""
+    if hasattr(common, "checkpoint_kv_cache"):
+        req.extend_end = prompt_len
+        common.checkpoint_kv_cache(req, cache)
+    else:
+        req.set_extend_range(prefix_len(req), prompt_len)
+        cache.cache_unfinished_req(req)
+
+
+def release(cache: Any, req: Any) -> None:
+    """Put a finished request into the tree and give back what it holds."""
+    if "checkpoint" in inspect.signature(common.release_kv_cache).parameters:
+        common.release_kv_cache(req, cache, checkpoint=True)
+    else:
+        common.release_kv_cache(req, cache)
+
+
+def leave_window(cache: Any, rows: Any, allocator: Any, req: Any, length: int) -> None:
+    """Free window pages that no token from `length` on looks at."""
+    if hasattr(cache, "evict_sliding_windows"):
+        cache.evict_sliding_windows(req, length)
+        return
+    batch = SimpleNamespace(
+        tree_cache=cache, req_to_token_pool=rows, token_to_kv_pool_allocator=allocator
+    )
+    schedule_batch.ScheduleBatch._evict_swa(batch, req, length)
+
+
+def handle_of(req: Any) -> Any:
+    """What a prefetch is named by."""
+    return getattr(req, "cache_request_handle", req.rid)
+
+
+def start_prefetch(cache: Any, req: Any) -> bool:
+    """Ask storage for what follows the match, as the scheduler does; whether it was asked."""
+    node = req.last_host_node
+    if hasattr(cache, "is_backuped"):
+        is_anchor = cache.is_backuped(node) or cache.is_root(node)
+        last_hash = cache.get_last_hash_value(node) if is_anchor else None
+    else:
+        is_anchor = node.backuped or node is cache.root_node
+        last_hash = node.get_last_hash_value() if is_anchor else None
+    if not is_anchor:
+        return False
+    tokens = req.full_untruncated_fill_ids
+    matched = prefix_len(req) + req.host_hit_length
+    more = {}
+    if "matched_prefix_tokens" in inspect.signature(cache.prefetch_from_storage).parameters:
+        more["matched_prefix_tokens"] = tokens[:matched]
+    cache.prefetch_from_storage(
+        handle_of(req), node, tokens[matched : len(tokens) - 1], last_hash, None, **more
+    )
+    return True
+
+
+def tree_size(cache: Any, component: Any) -> int:
+    """Tokens or states of a component on the device, in the tree."""
+    core = getattr(cache, "tree_core", cache)
+    return sum(
+        int(getattr(core, name)(component))
+        if hasattr(core, name)
+        else int(getattr(core, f"{name}_")[component])
+        for name in ("component_evictable_size", "component_protected_size")
+    )
+
+
+def root_of(cache: Any) -> Any:
+    """The root node as an object, or None where the core keeps none that Python can see."""
+    core = getattr(cache, "tree_core", None)
+    if core is None:
+        return cache.root_node
+    return getattr(core, "root_node", None)

@@ -1,0 +1,409 @@
+"""SGLang's cache, driven one request at a time, with what its scheduler does around it."""
+
+import functools
+import time
+from array import array
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+
+from experiments.diff.counting import Tally, joined
+from experiments.diff.protocol import Hits, Outcome, Pools, SideError, Span, Tokens
+from experiments.diff.sglang import device  # before anything of the package
+
+import sglang  # isort: skip
+from sglang.srt.managers.schedule_batch import FINISH_LENGTH, Req  # isort: skip
+from sglang.srt.mem_cache import utils  # isort: skip
+from sglang.srt.mem_cache.base_prefix_cache import InitLoadBackParams  # isort: skip
+from sglang.srt.mem_cache.cache_init_params import CacheInitParams  # isort: skip
+from sglang.srt.mem_cache.common import evict_from_tree_cache  # isort: skip
+from sglang.srt.mem_cache.hicache_storage import PoolName  # isort: skip
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache  # isort: skip
+from sglang.srt.runtime_context import get_parallel  # isort: skip
+from sglang.srt.sampling.sampling_params import SamplingParams  # isort: skip
+from sglang.srt.server_args import (  # isort: skip
+    ServerArgs,
+    set_global_server_args_for_scheduler,
+)
+from experiments.diff.sglang import dialect  # isort: skip
+from experiments.diff.sglang.memory import make_memory, take_pages  # isort: skip
+
+COMPONENT = device.component_type()
+NAMES = {COMPONENT.FULL: "full", COMPONENT.SWA: "swa", COMPONENT.MAMBA: "mamba"}
+POOLS = {COMPONENT.FULL: PoolName.KV, COMPONENT.SWA: PoolName.SWA, COMPONENT.MAMBA: PoolName.MAMBA}
+PATIENCE_S = 60.0  # what the package's threads do takes milliseconds
+
+
+def open_side(pools: Pools, options: dict[str, str]) -> "SglangSide":
+    """As the protocol asks for it."""
+    return SglangSide(
+        pools, core=options.get("core") or "python", eviction=options.get("eviction") or "lru"
+    )
+
+
+class SglangSide:
+    """`UnifiedRadixCache` with what its scheduler does around it."""
+
+    def __init__(self, pools: Pools, *, core: str, eviction: str) -> None:
+        """`core`: python or rust; `eviction`: one of the package's, or `module:Class`."""
+        page = self._page = pools.page_size
+        self._pools = pools
+        self._core = core
+        device.Clock.delay = pools.copy_delay
+        self._has_host = pools.host_tokens > 0
+        args = {"model_path": "dummy", "page_size": page, "device": "cpu"}
+        if self._has_host:
+            args |= {
+                "hicache_ratio": pools.host_ratio,
+                "hicache_io_backend": "kernel",
+                "hicache_mem_layout": "page_first",
+                "hicache_write_policy": "write_through",
+                "hicache_storage_prefetch_policy": "wait_complete",
+            }
+        if pools.has_storage:
+            args |= {
+                "hicache_storage_backend": "dynamic",
+                "hicache_storage_backend_extra_config": (
+                    '{"backend_name": "keys", "module_path": "experiments.diff.sglang.storage",'
+                    ' "class_name": "KeyStorage", "interface_v1": 1}'
+                ),
+            }
+        server_args = ServerArgs(**args)
+        server_args._mamba_cache_chunk_size = page
+        set_global_server_args_for_scheduler(server_args)
+        # kept: the package forgets them when this is collected
+        self._ranks = get_parallel().override(tp_rank=0, tp_size=1, pp_rank=0, pp_size=1)
+        self._ranks.__enter__()
+        memory = make_memory(pools)
+        self._allocator, self._rows = memory.allocator, memory.rows
+        self._has_window = pools.window_len > 0
+        self._has_states = pools.num_states > 0
+        params = CacheInitParams(
+            disable=False,
+            req_to_token_pool=self._rows,
+            token_to_kv_pool_allocator=self._allocator,
+            page_size=page,
+            sliding_window_size=pools.window_len or None,
+            enable_mamba_extra_buffer=self._has_states,
+            tree_components=memory.components,
+            eviction_policy=known_policy(eviction),
+            **chosen_core(core),
+        )
+        self.cache = UnifiedRadixCache(params)
+        if self._has_host:
+            self.cache.init_hicache(server_args, params)
+        self._kinds = memory.components
+        self._host_pools = self._find_host_pools()
+        self._tally = Tally(pools)
+        device.count_copies(self._count_copy)
+        self._count_evictions()
+        self._running: dict[int, tuple[Any, Any]] = {}
+
+    def about(self) -> dict[str, str]:
+        """Release and core."""
+        return {"engine": "sglang", "version": sglang.__version__, "core": self._core}
+
+    def admit(self, number: int, tokens: Tokens, prompt_len: int) -> Outcome:
+        """What the scheduler does with a new request, up to the end of its prefill."""
+        cache = self.cache
+        device.Clock.now = number
+        req = Req(
+            rid=str(number),
+            origin_input_text="",
+            origin_input_ids=array("q", tokens[:prompt_len].astype(np.int64).tobytes()),
+            sampling_params=SamplingParams(temperature=0, max_new_tokens=8),
+        )
+        self._settle()
+        req.init_next_round_input(cache, cow_mamba=False)
+        brought = self._prefetch(req)
+        if self._has_host:
+            cache.check_hicache_events()
+        req.init_next_round_input(cache)
+        on_device = dialect.prefix_len(req)
+        swa_loaded, states_loaded = req.swa_host_hit_length, req.mamba_host_hit_length
+        if req.needs_host_load_back():
+            self._load_back(req)
+        host = dialect.prefix_len(req) - on_device
+        storage = min(brought, host)
+        dialect.lock_prefix(cache, req)
+        dialect.alloc_request(self._rows, req, cache)
+        dialect.write_prefix(cache, self._rows, req)
+        self._extend(req, dialect.prefix_len(req), prompt_len)
+        if self._has_states:
+            self._track_prefill(req, prompt_len)
+        dialect.publish_prompt(cache, req, prompt_len)
+        self._settle()
+        self._running[number] = (req, tokens)
+        self._count_storage()
+        return self._tally.outcome(
+            Hits(on_device, host - storage, storage),
+            self._held(),
+            swa_loaded=swa_loaded,
+            states_loaded=states_loaded,
+            admission=None,
+        )
+
+    def finish(self, number: int) -> None:
+        """The answer is complete."""
+        req, tokens = self._running.pop(number)
+        prompt_len = len(req.origin_input_ids)
+        req.output_ids = array("q", tokens[prompt_len:].astype(np.int64).tobytes())
+        self._extend(req, prompt_len, len(tokens) - 1)
+        if self._has_states and (len(tokens) - 1) // self._page > prompt_len // self._page:
+            # as decoding captures them, at every page
+            self._track(req, (len(tokens) - 1) // self._page * self._page)
+        if self._has_window:
+            dialect.leave_window(self.cache, self._rows, self._allocator, req, len(tokens) - 2)
+        req.finished_reason = FINISH_LENGTH(len(req.output_ids))
+        dialect.release(self.cache, req)
+        self._settle()
+
+    def probe(self, tokens: Tokens) -> dict[str, list[Span]]:
+        """Which of these tokens are held; the Rust core shows what storage has and no more."""
+        ids = tokens[: len(tokens) // self._page * self._page].tolist()
+        found: dict[str, list[Span]] = {}
+        self._probe_tree(ids, found)
+        if self._pools.has_storage:
+            self._probe_storage(ids, found)
+        return {name: joined(spans, self._page, name) for name, spans in found.items()}
+
+    def close(self) -> None:
+        """Stop the package's threads."""
+        if self._has_host:
+            self.cache.cache_controller._stop_storage_threads()
+
+    # -- what the scheduler does -------------------------------------------------------------------
+
+    def _load_back(self, req: Any) -> None:
+        cache = self.cache
+        loaded = cache.init_load_back(
+            InitLoadBackParams(
+                best_match_node=req.best_match_node,
+                host_hit_length=req.host_hit_length,
+                req=req,
+            )
+        )
+        if loaded is None:
+            return
+        dialect.add_loaded(req, loaded)
+        cache.ready_to_load_host_cache()
+        cache.loading_check()
+
+    def _extend(self, req: Any, start: int, end: int) -> None:
+        # as alloc_paged_token_slots_extend and _decode ask for it: a page more than is needed
+        page = self._page
+        held = -(-start // page) * page
+        if end > held:
+            count = -(-end // page) * page - held
+            evict_from_tree_cache(self.cache, end - start + page)
+            slots = take_pages(self._allocator, count)
+            if slots is None:
+                raise SideError(
+                    f"the device pools are too small: {end:,} tokens of one request and what"
+                    f" {self._pools.num_running - 1} others hold do not fit"
+                    f" {self._pools.device_tokens:,} tokens"
+                )
+            self._rows.write(
+                (dialect.booked(req, "req_pool_idx"), slice(held, held + count)), slots
+            )
+        dialect.book(req, kv_committed_len=end, kv_allocated_len=end)
+
+    def _track_prefill(self, req: Any, prompt_len: int) -> None:
+        # as ScheduleBatch.prepare_for_extend chooses the one state that a prefill captures
+        page, start = self._page, dialect.prefix_len(req)
+        if prompt_len - start < page:
+            return
+        branch = req.mamba_branching_seqlen
+        last = start + (prompt_len - start) // page * page
+        self._track(req, branch if branch is not None and start < branch < prompt_len else last)
+
+    def _track(self, req: Any, length: int) -> None:
+        turn = dialect.booked(req, "mamba_next_track_idx")
+        dialect.book(
+            req,
+            mamba_last_track_idx=turn,
+            mamba_next_track_idx=self._rows.get_mamba_ping_pong_other_idx(turn),
+            mamba_last_track_seqlen=length,
+        )
+
+    def _prefetch(self, req: Any) -> int:
+        cache = self.cache
+        if not self._has_host or not cache.enable_storage or not dialect.start_prefetch(cache, req):
+            return 0
+        handle = dialect.handle_of(req)
+
+        def is_done() -> bool:
+            cache.check_hicache_events()
+            return bool(cache.check_prefetch_progress(handle))
+
+        wait_for(is_done, "a prefetch")
+        return int(cache.pop_prefetch_loaded_tokens(handle))
+
+    def _settle(self) -> None:
+        # every copy that is due and every write is done before the next decision
+        cache = self.cache
+        if not self._has_host:
+            return
+
+        def is_done() -> bool:
+            cache.check_hicache_events()
+            if cache.ongoing_backup:
+                return False
+            if self._pools.copy_delay:
+                return True
+            controller = cache.cache_controller
+            return not (
+                cache.ongoing_write_through or cache.ongoing_load_back or controller.ack_write_queue
+            )
+
+        wait_for(is_done, "a copy")
+
+    # -- what is counted -----------------------------------------------------------------------
+
+    def _find_host_pools(self) -> dict[Any, Any]:
+        if not self._has_host:
+            return {}
+        group = self.cache.cache_controller.mem_pool_host
+        entries = getattr(group, "entry_map", None)
+        if entries is None:  # a model of full attention alone has no group
+            return {COMPONENT.FULL: group}
+        return {
+            kind: entries[name].host_pool
+            for kind, name in POOLS.items()
+            if kind in self._kinds and name in entries
+        }
+
+    def _count_copy(self, pool: object, how: str, amount: int) -> None:
+        for kind, ours in self._host_pools.items():
+            if ours is pool:
+                self._tally.moved(NAMES[kind], how, amount)
+
+    def _count_storage(self) -> None:
+        if not self._pools.has_storage:
+            return
+        storage = self.cache.cache_controller.storage_backend
+        moved, storage.moved = storage.moved, type(storage.moved)()
+        for (pool, how), amount in moved.items():
+            for kind, name in POOLS.items():
+                if name.value == pool:
+                    self._tally.moved(NAMES[kind], how, amount * self._unit(kind))
+
+    def _count_evictions(self) -> None:
+        # what is gone when an eviction ends, however the release's own results count it
+        cache = self.cache
+        name = "_evict" if hasattr(cache, "_evict") else "evict"
+        setattr(cache, name, self._counting(getattr(cache, name), "device", self._on_device))
+        cache.evict_host = self._counting(cache.evict_host, "host", self._on_host)
+
+    def _counting(
+        self, evict: Callable[..., Any], tier: str, held: Callable[[], dict[str, int]]
+    ) -> Callable[..., Any]:
+        @functools.wraps(evict)
+        def counted(*args: object, **more: object) -> object:
+            before = held()
+            result = evict(*args, **more)
+            for name, amount in held().items():
+                self._tally.evicted(f"{name}/{tier}", max(before[name] - amount, 0))
+            return result
+
+        return counted
+
+    def _on_device(self) -> dict[str, int]:
+        return {NAMES[kind]: dialect.tree_size(self.cache, kind) for kind in self._kinds}
+
+    def _on_host(self) -> dict[str, int]:
+        return {
+            NAMES[kind]: pool.size - pool.available_size()
+            for kind, pool in self._host_pools.items()
+        }
+
+    def _held(self) -> dict[str, int]:
+        held = {f"{name}/device": amount for name, amount in self._on_device().items()}
+        held |= {f"{name}/host": amount for name, amount in self._on_host().items()}
+        if self._pools.has_storage:
+            storage = self.cache.cache_controller.storage_backend
+            for kind in self._kinds:
+                held[f"{NAMES[kind]}/storage"] = len(storage.of(POOLS[kind])) * self._unit(kind)
+        return held
+
+    def _unit(self, kind: Any) -> int:
+        return 1 if kind == COMPONENT.MAMBA else self._page
+
+    def _probe_tree(self, ids: list[int], found: dict[str, list[Span]]) -> None:
+        page, start = self._page, 0
+        node = dialect.root_of(self.cache)
+        while node is not None and start < len(ids):
+            node = next(
+                (
+                    child
+                    for child in node.children.values()
+                    if list(child.key.token_ids[:page]) == ids[start : start + page]
+                ),
+                None,
+            )
+            if node is None:
+                return
+            key = list(node.key.token_ids[: len(node.key)])
+            same = next(
+                (
+                    place
+                    for place in range(0, len(key), page)
+                    if key[place : place + page] != ids[start + place : start + place + page]
+                ),
+                len(key),
+            )
+            for kind in self._kinds:
+                held = node.component_data[kind]
+                for tier, value in (("device", held.value), ("host", held.host_value)):
+                    whole = kind != COMPONENT.MAMBA or same == len(key)
+                    if value is not None and whole:
+                        span = (start // page, (start + same) // page)
+                        found.setdefault(f"{NAMES[kind]}/{tier}", []).append(span)
+            start += same
+            if same < len(key):
+                return
+
+    def _probe_storage(self, ids: list[int], found: dict[str, list[Span]]) -> None:
+        storage, page = self.cache.cache_controller.storage_backend, self._page
+        key = None
+        for place in range(len(ids) // page):
+            key = utils.get_hash_str(ids[place * page : (place + 1) * page], key)
+            for kind in self._kinds:
+                if key in storage.of(POOLS[kind]):
+                    found.setdefault(f"{NAMES[kind]}/storage", []).append((place, place + 1))
+
+
+def wait_for(is_done: Callable[[], bool], what: str) -> None:
+    """Until the package's threads have done their part."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not is_done():
+        if time.monotonic() > deadline:
+            raise SideError(f"{what} was not done after {PATIENCE_S:.0f} s")
+        time.sleep(2e-4)
+
+
+def chosen_core(core: str) -> dict[str, str]:
+    """How a release is told which tree core to use."""
+    names = {each.name for each in fields(CacheInitParams)}
+    if "tree_core_backend" in names:
+        return {"tree_core_backend": core}
+    if core != "python":
+        raise SideError(f"sglang {sglang.__version__} cannot be told to use its {core} core")
+    return {}
+
+
+def known_policy(eviction: str) -> str:
+    """The name of a policy of the package's, or of the user's own class put beside them."""
+    if ":" not in eviction:
+        return eviction
+    module, _, name = eviction.partition(":")
+    try:
+        policy = getattr(__import__(module, fromlist=[name]), name)
+    except (ImportError, AttributeError) as error:
+        raise SideError(f"--eviction {eviction} cannot be loaded: {error}") from error
+    if not hasattr(policy, "get_priority"):
+        raise SideError(f"--eviction {eviction} has no get_priority(node), as the package asks for")
+    utils._EVICTION_POLICY_FACTORIES["own"] = lambda **_: policy()
+    return "own"

@@ -1,0 +1,103 @@
+"""A storage backend that SGLang's dynamic loader makes: it keeps keys and no bytes."""
+
+from collections import Counter
+from dataclasses import fields
+from typing import Any
+
+from sglang.srt.mem_cache.hicache_storage import (
+    HiCacheStorage,
+    PoolHitPolicy,
+    PoolName,
+    PoolTransferResult,
+)
+
+
+class KeyStorage(HiCacheStorage):  # type: ignore[misc]  # the package is not there to be typed
+    """A storage backend that keeps keys and no bytes."""
+
+    def __init__(self, storage_config: object, kwargs: object) -> None:
+        self.keys: dict[str, set[str]] = {}
+        self.moved: Counter[tuple[str, str]] = Counter()  # keys, by pool and write or read
+
+    def of(self, pool: object) -> set[str]:
+        """The keys of one pool."""
+        return self.keys.setdefault(str(PoolName(pool).value), set())
+
+    def _write(self, pool: object, keys: list[str]) -> list[bool]:
+        self.of(pool).update(keys)
+        self.moved[PoolName(pool).value, "write"] += len(keys)
+        return [True] * len(keys)
+
+    def _read(self, pool: object, keys: list[str]) -> list[bool]:
+        there = [key in self.of(pool) for key in keys]
+        self.moved[PoolName(pool).value, "read"] += sum(there)
+        return there
+
+    def batch_set_v1(self, keys: list[str], host_indices: object, extra_info: object = None) -> Any:
+        """Keep pages of full KV."""
+        return self._write(PoolName.KV, keys)
+
+    def batch_get_v1(self, keys: list[str], host_indices: object, extra_info: object = None) -> Any:
+        """Which pages of full KV are there."""
+        return self._read(PoolName.KV, keys)
+
+    def batch_set_v2(self, transfers: Any, extra_info: object = None) -> Any:
+        """Keep pages of any pool."""
+        return {each.name: self._write(each.name, each.keys or []) for each in transfers}
+
+    def batch_get_v2(self, transfers: Any, extra_info: object = None) -> Any:
+        """Which pages of any pool are there."""
+        return {each.name: self._read(each.name, each.keys or []) for each in transfers}
+
+    def batch_exists_v2(
+        self, keys: list[str], pool_transfers: Any = None, extra_info: object = None
+    ) -> Any:
+        """The lengths that could be restored, in pages."""
+        leading = next(
+            (place for place, key in enumerate(keys) if key not in self.of(PoolName.KV)),
+            len(keys),
+        )
+        lengths = list(range(1, leading + 1))
+        hits = {PoolName.KV: leading} if leading else {}
+        for transfer in pool_transfers or []:
+            there = [key in self.of(transfer.name) for key in keys]
+            trailing = max(1, len(transfer.keys or []))
+            if transfer.hit_policy == PoolHitPolicy.ALL_PAGES:
+                lengths = [each for each in lengths if all(there[:each])]
+            else:
+                lengths = [each for each in lengths if all(there[max(0, each - trailing) : each])]
+            if lengths:
+                hits[transfer.name] = lengths[-1]
+        found: dict[str, Any] = {
+            "kv_hit_pages": lengths[-1] if lengths else 0,
+            "extra_pool_hit_pages": hits,
+        }
+        # releases before this field take the longest length and ask no further
+        if "restorable_prefix_pages" in {each.name for each in fields(PoolTransferResult)}:
+            found["restorable_prefix_pages"] = lengths
+        return PoolTransferResult(**found)
+
+    def exists(self, key: str) -> bool:
+        """Whether a page of full KV is there."""
+        return key in self.of(PoolName.KV)
+
+    def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> Any:
+        """A page."""
+        return target_location if self.exists(key) else None
+
+    def set(
+        self, key: str, value: Any = None, target_location: Any = None, target_sizes: Any = None
+    ) -> bool:
+        """Keep a page."""
+        self.of(PoolName.KV).add(key)
+        return True
+
+    def batch_get(self, keys: list[str], target_locations: Any = None, sizes: Any = None) -> Any:
+        """Pages."""
+        return [self.get(key, place) for key, place in zip(keys, target_locations, strict=True)]
+
+    def batch_set(
+        self, keys: list[str], values: Any = None, target_locations: Any = None, sizes: Any = None
+    ) -> bool:
+        """Keep pages."""
+        return all(self.set(key) for key in keys)

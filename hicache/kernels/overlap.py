@@ -1,0 +1,81 @@
+"""Whether anything that a transfer writes is written twice, or read as well.
+
+A piece of every item of a pool is an arithmetic progression of intervals: they begin one stride
+apart and are equally long. Millions of pages need no more than one such row each piece, so a table
+of thousands of pieces is checked in milliseconds.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Progressions(NamedTuple):
+    """[N] int64 each: intervals [start + i·stride, start + i·stride + size), i < num_items."""
+
+    start: Tensor
+    stride: Tensor
+    num_items: Tensor
+    size: Tensor
+    is_target: Tensor  # 1 or 0
+
+
+def first_overlap(progressions: Progressions) -> tuple[int, int] | None:
+    """Two progressions that share a byte, one of them a target; None if there are none.
+
+    Those whose reaches overlap must have one stride and be apart modulo it. Two that step
+    differently through one stretch of memory count as overlapping, whether or not they ever meet.
+    """
+    order = torch.argsort(progressions.start)
+    sorted_ = Progressions(*(column[order] for column in progressions))
+    start, stride, num_items, size, is_target = sorted_
+    target = is_target == 1
+    end = (start + (num_items - 1) * stride + size).cummax(0).values
+    begins = torch.ones_like(target)  # a group of overlapping reaches
+    begins[1:] = start[1:] >= end[:-1]
+    group = begins.cumsum(0) - 1
+    num_groups = int(group[-1]) + 1
+
+    def most_of_group(values: Tensor) -> Tensor:
+        empty = torch.zeros(num_groups, dtype=torch.int64)
+        return empty.scatter_reduce(0, group, values, "amax")[group]
+
+    several = (torch.bincount(group)[group] > 1) & (most_of_group(is_target) == 1)
+    period = most_of_group(torch.maximum(torch.where(num_items > 1, stride, 0), size))
+    strange = several & (num_items > 1) & (stride != period)
+    if bool(strange.any()):
+        place = int(strange.int().argmax())
+        others = (group == group[place]) & ((stride != stride[place]) | (num_items == 1))
+        return int(order[place]), int(order[int(others.int().argmax())])
+    low, high, owner = _modulo(start - start[begins][group], size, period, group)
+    target = target[owner]
+    before_of_targets = _reach_before(torch.where(target, high, -1))
+    shared = low < torch.where(target, _reach_before(high), before_of_targets)
+    if not bool(shared.any()):
+        return None
+    place = int(shared.int().argmax())
+    others = (high[:place] > low[place]) & (target[:place] | target[place])
+    return int(order[owner[int(others.int().argmax())]]), int(order[owner[place]])
+
+
+def _modulo(
+    start: Tensor, size: Tensor, period: Tensor, group: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Low and high end of each interval modulo its group's period, groups apart, and its number.
+
+    Sorted by the low end. What goes beyond the period is a second interval, at its beginning.
+    """
+    first = start % period
+    beyond = torch.nonzero(first + size > period).flatten()
+    owner = torch.cat([torch.arange(len(start)), beyond])
+    low = torch.cat([first, torch.zeros_like(beyond)])
+    high = torch.cat([(first + size).minimum(period), (first + size - period)[beyond]])
+    offset = group[owner] * int(period.max())
+    order = torch.argsort(low + offset)
+    return (low + offset)[order], (high + offset)[order], owner[order]
+
+
+def _reach_before(high: Tensor) -> Tensor:
+    """The farthest end of all intervals before each."""
+    return torch.cat([torch.full_like(high[:1], -1), high.cummax(0).values[:-1]])

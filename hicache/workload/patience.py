@@ -1,0 +1,25 @@
+"""How long somebody waits for an answer before they give up."""
+
+from collections.abc import Iterable
+from random import Random
+
+from hicache.clock import to_ns
+from hicache.config import WorkloadConfig
+from hicache.request import Request
+
+
+def patience_of(
+    requests: Iterable[Request], config: WorkloadConfig, *, seed: int
+) -> dict[int, int]:
+    """Nanoseconds from its arrival that a request is waited for, for those who may give up.
+
+    Drawn for each request by itself: with a smaller share, fewer give up, as early as before.
+    """
+    patience_ns: dict[int, int] = {}
+    if not config.abort_share:
+        return patience_ns
+    for request in requests:
+        draws = Random(f"{seed}/{request.id}")
+        if draws.random() < config.abort_share:
+            patience_ns[request.id] = max(to_ns(draws.expovariate(1 / config.patience_s)), 1)
+    return patience_ns

@@ -1,0 +1,31 @@
+"""A picture of all that a tree knows, to tell whether something has changed it."""
+
+from hicache.cache.node import Node
+from hicache.cache.tree import RadixTree
+
+
+def portrait(tree: RadixTree) -> list[object]:
+    """Every node with all it says of itself, where it stands in which queue, and all counts."""
+    residency = tree.residency
+    queues = [*residency.leaves, *(each for tier in residency.sidecars for each in tier.values())]
+    stack = list(tree.roots.values())
+    picture: list[object] = [
+        list(tree.roots),
+        tree.num_nodes,
+        residency.tick,
+        repr((residency.resident, residency.protected)),
+        [id(node) for node in residency.duplicates],
+        [[id(node) for node in queue._valid] for queue in queues],
+    ]
+    while stack:
+        node = stack.pop()
+        picture.append((id(node), id(node.parent), _sayings(node)))
+        picture.append([(first, id(child)) for first, child in node.children.items()])
+        stack += node.children.values()
+    return picture
+
+
+def _sayings(node: Node) -> str:
+    plain = [name for name in Node.__slots__ if name not in ("parent", "children", "held")]
+    held = [None if ids is None else ids.tolist() for tier in node.held for ids in tier]
+    return repr(([(name, getattr(node, name)) for name in plain], held))

@@ -1,0 +1,212 @@
+"""What counts as a use, and who goes first after it."""
+
+import pytest
+
+from hicache.cache.eviction import POLICIES, VictimQueue
+from hicache.cache.node import DEVICE, FULL, HOST, MAMBA, SWA, Node
+from hicache.cache.prefix_cache import PrefixCache
+from hicache.cache.sequence import Sequence
+from hicache.config import WritePolicy
+from tests.cache.small import complete_all, make_cache, run_request, tokens_of
+
+NO_HOST = (0, 0, 0)
+
+
+def cache_of(*firsts: int, **changes: object) -> PrefixCache:
+    """Published one after the other: two pages of tokens that begin with each of these."""
+    cache = make_cache(**{"device": (40, 40, 9), "host": NO_HOST, **changes})  # type: ignore[arg-type]
+    for first in firsts:
+        run_request(cache, tokens_of(8, first), 8)
+    return cache
+
+
+def node_of(cache: PrefixCache, first: int) -> Node:
+    """The only node whose first token is this one."""
+    start = tokens_of(1, first)
+    (node,) = [node for node in cache.tree.nodes() if node.edge.startswith(start)]
+    return node
+
+
+def next_victim(cache: PrefixCache) -> Node | None:
+    return cache.tree.residency.device_victim(FULL)
+
+
+# -- policies -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("policy", "changes", "goes_first"),
+    [
+        ("lru", {1: {"tick": 9}}, 2),
+        ("lru", {1: {"hit_count": 9}}, 1),
+        ("lfu", {1: {"hit_count": 9}}, 2),
+        ("lfu", {2: {"hit_count": 0}}, 2),
+        ("lfu", {1: {"tick": 9}}, 2),
+        ("slru", {1: {"hit_count": 2}}, 2),
+        ("slru", {1: {"hit_count": 3, "tick": 0}, 2: {"hit_count": 2}, 3: {"hit_count": 2}}, 1),
+        ("slru", {1: {"tick": 9}}, 2),
+        ("fifo", {1: {"tick": 9, "hit_count": 9}}, 1),
+        ("fifo", {1: {"created": 9}}, 2),
+    ],
+)
+def test_a_policy_lets_this_one_of_three_go_first(
+    policy: str, changes: dict[int, dict[str, int]], goes_first: int
+) -> None:
+    cache = cache_of(100, 200, 300)
+    nodes = {number: node_of(cache, 100 * number) for number in (1, 2, 3)}
+    for number, node in nodes.items():
+        node.tick = node.created = number
+        node.hit_count = 1
+        for name, value in changes.get(number, {}).items():
+            setattr(node, name, value)
+    queue = VictimQueue(POLICIES[policy]().priority)
+    for node in nodes.values():
+        queue.add(node)
+    assert queue.best() is nodes[goes_first]
+
+
+def test_those_that_are_equal_go_in_the_order_in_which_they_became_leaves() -> None:
+    cache = cache_of(100, 200, 300)
+    nodes = list(cache.tree.nodes())
+    queue = VictimQueue(lambda node: (0.0,))
+    for node in nodes:
+        queue.add(node)
+    assert queue.best() is nodes[0]
+    queue.discard(nodes[0])
+    queue.add(nodes[0])
+    assert queue.best() is nodes[1]
+
+
+def test_a_queue_knows_whom_it_holds() -> None:
+    cache = cache_of(100, 200)
+    one, other = cache.tree.nodes()
+    queue = VictimQueue(lambda node: (0.0,))
+    assert (len(queue), queue.best()) == (0, None)
+    queue.add(one)
+    queue.add(one)
+    assert (len(queue), one in queue, other in queue, queue.nodes()) == (1, True, False, {one})
+    queue.discard(one)
+    queue.discard(one)
+    assert (len(queue), queue.best()) == (0, None)
+
+
+def test_a_queue_does_not_grow_with_what_comes_and_goes() -> None:
+    cache = cache_of(100, 200)
+    one, other = cache.tree.nodes()
+    queue = VictimQueue(lambda node: (0.0,))
+    queue.add(one)
+    for _ in range(1_000):
+        queue.add(other)
+        queue.discard(other)
+    assert len(queue._heap) < 100
+    assert queue.best() is one
+
+
+# -- uses ---------------------------------------------------------------------------------------
+
+
+def test_a_match_is_a_use_of_all_that_matched() -> None:
+    cache = cache_of(100, 200)
+    cache.tree.match(tokens_of(8, 100), 8)
+    assert next_victim(cache) is node_of(cache, 200)
+
+
+def test_a_split_leaves_the_rest_as_old_as_it_was() -> None:
+    cache = cache_of(100, 200)
+    cache.tree.match(tokens_of(4, 100), 4)
+    assert next_victim(cache) is node_of(cache, 104)
+
+
+def test_publishing_is_a_use_of_the_whole_path() -> None:
+    cache = cache_of(100)
+    above = node_of(cache, 100)
+    sequence = Sequence(tokens_of(17, 100))
+    assert cache.acquire(sequence, cache.match(sequence, 17)) is not None
+    run_request(cache, tokens_of(8, 200), 8)
+    assert cache.extend(sequence, 17)
+    cache.finish(sequence, 4)
+    assert above.tick > node_of(cache, 200).tick
+    assert node_of(cache, 108).tick == above.tick
+
+
+def test_publishing_what_is_there_already_is_a_use_and_a_hit() -> None:
+    cache = cache_of()
+    sequences = [Sequence(tokens_of(8, first)) for first in (100, 100, 200)]
+    for sequence in sequences:
+        assert cache.acquire(sequence, cache.match(sequence, 8)) is not None
+        assert cache.extend(sequence, 8)
+    for index in (0, 2, 1):
+        cache.finish(sequences[index], 2)
+    assert node_of(cache, 100).hit_count == 2
+    assert next_victim(cache) is node_of(cache, 200)
+
+
+def victims(cache: PrefixCache, kind: int) -> list[Node]:
+    """Who would go, one after the other."""
+    order = []
+    while (node := cache.tree.residency.device_victim(kind)) is not None:
+        order.append(node)
+        cache.tree.residency.pass_over(node, kind)
+    return order
+
+
+def test_a_match_is_a_use_of_the_last_window_and_no_other() -> None:
+    cache = make_cache(device=(40, 40, 0), host=NO_HOST, window_len=8)
+    run_request(cache, tokens_of(8), 8)
+    run_request(cache, tokens_of(16), 16)
+    run_request(cache, tokens_of(8, 100), 8)
+    cache.tree.match(tokens_of(16), 16)
+    assert victims(cache, SWA) == [node_of(cache, first) for first in (0, 100, 8)]
+
+
+def test_a_match_is_a_use_of_the_state_it_ends_at_and_of_no_other() -> None:
+    cache = make_cache(device=(40, 0, 9), host=NO_HOST, has_states=True)
+    run_request(cache, tokens_of(16), 16, state_ends=(2,))
+    run_request(cache, tokens_of(8, 100), 8)
+    cache.tree.match(tokens_of(16), 16)
+    assert victims(cache, MAMBA) == [node_of(cache, first) for first in (0, 100, 8)]
+
+
+# -- what goes along ----------------------------------------------------------------------------
+
+
+def write_back_cache() -> PrefixCache:
+    return make_cache(
+        device=(40, 40, 9),
+        host=(40, 40, 9),
+        window_len=8,
+        has_states=True,
+        write_policy=WritePolicy.write_back,
+    )
+
+
+def test_an_inner_window_that_goes_is_saved_with_its_state_and_without_its_full_pages() -> None:
+    cache = write_back_cache()
+    run_request(cache, tokens_of(8), 8)
+    run_request(cache, tokens_of(16), 16)
+    inner = node_of(cache, 0)
+    assert cache.device_room.evict(SWA, 1)
+    assert [page_ids is not None for page_ids in inner.held[HOST]] == [False, True, True]
+    assert [page_ids is not None for page_ids in inner.held[DEVICE]] == [True, False, False]
+    complete_all(cache)
+
+
+def test_an_inner_state_that_goes_is_saved_alone() -> None:
+    cache = write_back_cache()
+    run_request(cache, tokens_of(8), 8)
+    run_request(cache, tokens_of(16), 16)
+    inner = node_of(cache, 0)
+    assert cache.device_room.evict(MAMBA, 1)
+    assert [page_ids is not None for page_ids in inner.held[HOST]] == [False, False, True]
+    assert [page_ids is not None for page_ids in inner.held[DEVICE]] == [True, True, False]
+    complete_all(cache)
+
+
+def test_a_leaf_that_goes_is_saved_whole() -> None:
+    cache = write_back_cache()
+    run_request(cache, tokens_of(8), 8)
+    (leaf,) = cache.tree.nodes()
+    assert cache.device_room.evict(FULL, 1)
+    assert [page_ids is not None for page_ids in leaf.held[HOST]] == [True, True, True]
+    assert [page_ids is not None for page_ids in leaf.held[DEVICE]] == [False, False, False]
+    complete_all(cache)

@@ -1,0 +1,216 @@
+"""The space that scenarios are drawn from: knobs, and the values of each that are worth a try.
+
+A value is a name and what it overrides, as on the command line. The first value of a knob is the
+plain one, to which a failing scenario is shrunk. Keys that begin with `pools.`, `talk.` or `pages.`
+are no knobs of a run: `scenario.py` turns them into some that suit its workload.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+Overrides = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knob:
+    """One thing that scenarios differ in.
+
+    `values`: what each overrides, by its name. `plain_share`: of scenarios with the first of them;
+    none: all are as likely. Knobs further down the list override those above.
+    """
+
+    name: str
+    values: Mapping[str, Overrides]
+    plain_share: float | None = 0.6
+
+    @property
+    def plain(self) -> str:
+        """The first value."""
+        return next(iter(self.values))
+
+
+def _each(key: str, *values: object, plain_share: float | None = 0.6) -> Knob:
+    """A knob of the configuration, by the values it may have."""
+    return Knob(
+        name=key,
+        values={str(value): {key: value} for value in values},
+        plain_share=plain_share,
+    )
+
+
+def _or_preset(key: str, *values: object) -> Knob:
+    """A knob that presets set: as the preset says, or one of these."""
+    return Knob(name=key, values={"preset": {}, **{str(each): {key: each} for each in values}})
+
+
+def _layers(pattern: str, full: int, swa: int, mamba: int) -> Overrides:
+    return {
+        "model.pattern": pattern,
+        "model.num_layers": full + swa + mamba,
+        "model.num_full_layers": full,
+        "model.num_swa_layers": swa,
+        "model.num_mamba_layers": mamba,
+        **({} if swa else {"model.window_len": 0}),
+    }
+
+
+USERS = "tests.fuzz.policies:FirstQuarter"
+OFF_ON = (False, True)
+COMPAT = "compat"  # its values are the files of conf/compat
+WORKLOAD = "workload"
+
+KNOBS = (
+    # the machine
+    _each("model.window_len", 32, 5, 100),
+    Knob(
+        name="kinds",
+        values={
+            "full": _layers("F", 2, 0, 0),
+            "full_swa": _layers("F S", 2, 2, 0),
+            "full_mamba": _layers("F M D", 2, 0, 4),
+            "all": _layers("F S M D", 2, 2, 4),
+        },
+        plain_share=None,
+    ),
+    Knob(
+        name="copies",
+        values={
+            "fast": {},
+            "slow": {
+                f"hardware.{table}.rate": [1e7] * 3
+                for table in ("kernel_to_device", "kernel_to_host")
+            },
+            "uneven": {
+                "executor.copy_path": "copy_engine",
+                "hardware.copy_engine.rate": [1e6, 1e7, 1e8, 1e9],
+            },
+        },
+    ),
+    _each("parallel.tp", 1, 2),
+    _each("parallel.ranks", 1, 2, 3, plain_share=0.7),
+    _each("parallel.hit_agreement", "restorable", "min_of_maxima"),
+    _each("parallel.replicas", 1, 2, 3, plain_share=0.7),
+    _each("parallel.router", "sticky", "round_robin", "prefix_load", plain_share=None),
+    # what is asked
+    Knob(
+        name=WORKLOAD,
+        values={
+            "talk": {},
+            "chat": {"workload.kind": "chat"},
+            "agents": {"workload.kind": "agents"},
+        },
+        plain_share=0.8,
+    ),
+    _each("talk.namespaces", 1, 3, plain_share=0.7),
+    _each("talk.gap_s", 0.01, 0.001, 0.05),
+    _each("talk.giants", 0, 1),
+    _each("workload.arrivals", "causal", "open", "closed", plain_share=None),
+    _each("workload.concurrency", 32, 2),
+    _each("workload.think_cap_s", 0.02, 0.0),
+    Knob(
+        name="patience",
+        values={
+            "endless": {},
+            "short": {"workload.abort_share": 0.3, "workload.patience_s": 0.003},
+            "long": {"workload.abort_share": 0.3, "workload.patience_s": 0.03},
+        },
+        plain_share=0.7,
+    ),
+    _each("workload.warm_up_s", 0.0, 0.03),
+    _each("workload.start", "cold", "warm_storage", plain_share=0.6),
+    # what it is served with
+    Knob(
+        name=COMPAT,
+        values={"reports": {}, "sglang_0_5_23": {}, "hicache": {}},
+        plain_share=None,
+    ),
+    _each("cache.page_size", 16, 1, 2, 8, 64, 512, plain_share=None),
+    _each("pools.full_device", 1.3, 0.8, 3.0),
+    _each("pools.swa_device", 1.0, 0.0, 3.0),
+    _each("pools.slots_device", 12, 4, 40),
+    _each("pools.full_host", 1.8, 0.7, 5.0, 0.0, plain_share=0.75),
+    _each("pools.swa_host", 1.0, 0.3, 3.0, 0.0, plain_share=0.75),
+    _each("pools.slots_host", 16, 2, 40, 0, plain_share=0.75),
+    _each("cache.eviction", "lru", "lfu", "slru", "fifo", "random"),
+    _each("cache.write_policy", "write_through", "write_through_selective", "write_back"),
+    _each("cache.load_back_threshold", 10, 0, 100),
+    _or_preset("cache.split_refreshes", *OFF_ON),
+    _or_preset("cache.leaving_refreshes", *OFF_ON),
+    _each("cache.checkpoints", "end_branch", "end", "every"),
+    _or_preset("prefetch.stop", "best_effort", "wait_complete", "timeout", "marginal", USERS),
+    _each("pages.prefetch.threshold", 2, 1, 6),
+    _or_preset("prefetch.cut", "abandon", "fit", "restorable"),
+    _or_preset("prefetch.stage_at", "enqueue", "hit"),
+    _or_preset("prefetch.commit", "all_or_nothing", "usable"),
+    _or_preset("prefetch.deadline_from", "enqueue", "first_poll"),
+    _or_preset("prefetch.evict_whole", *OFF_ON),
+    _each("prefetch.await_sidecars", *reversed(OFF_ON), plain_share=0.7),
+    _each("prefetch.timeout_base_s", 0.02, 0.0, 1.0),
+    _each("prefetch.occupied_share", 1.0, 0.3, plain_share=0.7),
+    _or_preset("scheduler.order", "fcfs", "longest_prefix", "shortest_remaining"),
+    _or_preset("scheduler.swa_budget", "no_host_term", "reports", "double", "sglang_0_5_23"),
+    _each("pages.scheduler.chunk_tokens", 8, 1, 200),
+    _each("scheduler.max_running", 256, 1, 3),
+    _each("scheduler.scan_limit", 128, 1),
+    _each("scheduler.batching", "prefill_first", "mixed"),
+    _each("scheduler.clip_new_tokens", 4096, 4),
+    _each("scheduler.new_token_ratio", 0.7, 0.0, 1.0),
+    # what lies behind it
+    _each("storage.kind", "memory", "none", plain_share=0.93),
+    _each("pools.storage", 0.0, 3.0),
+    Knob(
+        name="storage.speed",
+        values={
+            "fast": {},
+            "slow": {"storage.read_gbps": 0.002, "storage.write_gbps": 0.002},
+            "slow_reads": {"storage.read_gbps": 0.0005, "storage.write_gbps": 1.0},
+            "slow_writes": {"storage.read_gbps": 1.0, "storage.write_gbps": 0.0005},
+            "shared": {"storage.shared_gbps": 0.005},
+        },
+    ),
+    _each("storage.query_s", 0.0005, 0.0, 0.01, plain_share=0.7),
+    _each("storage.batch_pages", 128, 1, 3),
+    _each("storage.read_workers", 1, 3),
+    _each("storage.write_workers", 1, 3),
+    _each("pools.write_queue", 100.0, 0.5, 0.0, plain_share=0.7),
+    _each("storage.delay_s", 0.0, 0.005, plain_share=0.7),
+    _each("storage.sidecar_s", 0.0, 0.01, plain_share=0.7),
+    Knob(
+        name="storage.writes",
+        values={
+            "on_back_up": {},
+            "selective": {"storage.write": "selective"},
+            "selective_3": {"storage.write": "selective", "storage.write_hits": 3},
+            "late": {"storage.write": "on_host_eviction"},
+            "exclusive": {"storage.write": "on_host_eviction", "storage.tiering": "exclusive"},
+        },
+    ),
+    Knob(
+        name="storage.faults",
+        values={
+            "none": {},
+            "errors": {"storage.faults.error_rate": 0.2, "storage.faults.failure_ms": 3.0},
+            "missing": {"storage.faults.missing_rate": 0.05},
+            "short": {"storage.faults.short_rate": 0.05},
+            "corrupt": {"storage.faults.corrupt_rate": 0.05},
+            "full": {"storage.faults.full_rate": 0.2},
+            "slow": {"storage.faults.delay_ms": 3.0, "storage.faults.delay_sigma": 1.0},
+            "gone": {
+                "storage.faults.gone_from_s": 0.05,
+                "storage.faults.gone_for_s": 0.05,
+                "storage.faults.failure_ms": 5.0,
+            },
+            "gone_for_good": {"storage.faults.gone_from_s": 0.1},
+        },
+        plain_share=0.6,
+    ),
+    _each("storage.breaker_retry_s", 0.01, 5.0, plain_share=0.7),
+    _each("storage.deadline_s", 5.0, 0.004, plain_share=0.7),
+)
+
+# of values that cannot go together, the second gives way to its knob's plain one
+BARRED = (
+    (("storage.kind", "none"), ("parallel.ranks", "2")),
+    (("storage.kind", "none"), ("parallel.ranks", "3")),
+    (("storage.kind", "none"), ("workload.start", "warm_storage")),
+)

@@ -1,0 +1,21 @@
+"""Policies as a user would write them, named in scenarios as module:Class."""
+
+from hicache.cache.outlook import Outlook
+from hicache.cache.prefetch import Prefetch
+from hicache.config import PrefetchConfig
+
+
+class FirstQuarter:
+    """Goes on with a quarter of what was asked for: it looks at every page that comes."""
+
+    waits = True
+    uses_clock = False
+
+    def __init__(self, config: PrefetchConfig, page_size: int, outlook: Outlook) -> None:
+        pass
+
+    def may_stop(self, prefetch: Prefetch, now_ns: int) -> bool:
+        return prefetch.completed_pages >= prefetch.asked_pages / 4 or prefetch.is_complete
+
+    def deadline_ns(self, prefetch: Prefetch) -> None:
+        return None

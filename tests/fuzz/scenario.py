@@ -1,0 +1,217 @@
+"""A scenario: one value of every knob, and the run that they describe."""
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from experiments import schema
+from hicache.capacity import page_bytes
+from hicache.config import ExperimentConfig
+from hicache.models import GIB
+from hicache.workload.build import Workload, load_workload
+from tests.fuzz.knobs import BARRED, COMPAT, KNOBS, WORKLOAD, Knob
+from tests.fuzz.talk import NUM_REQUESTS, Talk, make_talk, unit_tokens
+
+CONF = Path(__file__).parents[2] / "conf"
+BASE = (
+    "workload=chat",
+    "model=tiny_hybrid",
+    "storage=memory",
+    "tracker.wandb_mode=disabled",
+    "tracker.interval_s=0.02",
+)
+OURS = ("pools", "talk", "pages")  # areas whose keys are no knobs of a run
+CHAT_UNITS = {"chat": 512, "agents": 2048}  # thinned so, a prompt has a dozen units or so
+
+Choices = Mapping[str, str]
+SEED = "seed"  # of requests and storage delays: a choice too, which is another in every scenario
+PLAIN: Choices = {SEED: "0", **{knob.name: knob.plain for knob in KNOBS}}
+
+
+def draw(seed: int, number: int) -> dict[str, str]:
+    """The choices of the numbered scenario, whatever was drawn before it."""
+    rng = Random(f"{seed}/{number}")
+    choices = {SEED: str(number), **{knob.name: _draw_value(knob, rng) for knob in KNOBS}}
+    for (name, value), (other, barred) in BARRED:
+        if choices[name] == value and choices[other] == barred:
+            choices[other] = PLAIN[other]
+    return choices
+
+
+def parse(name: str) -> tuple[int, int]:
+    """Seed and number of a scenario's name."""
+    seed, number = map(int, name.split("/"))
+    return seed, number
+
+
+def _draw_value(knob: Knob, rng: Random) -> str:
+    plain, *others = knob.values
+    if knob.plain_share is None:
+        return rng.choice([plain, *others])
+    return plain if rng.random() < knob.plain_share else rng.choice(others)
+
+
+def overrides_of(choices: Choices) -> dict[str, object]:
+    """What the choices override, in the order of the knobs."""
+    merged: dict[str, object] = {"seed": int(choices[SEED])}
+    for knob in KNOBS:
+        merged |= knob.values[choices[knob.name]]
+        if knob.name == COMPAT:
+            merged |= _preset(choices[COMPAT])
+    return merged
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A run that is ready: its configuration, its requests, and how to ask for it elsewhere."""
+
+    config: ExperimentConfig
+    workload: Workload
+    command: str | None  # none: the requests are not of a kind that a command line can name
+
+
+def plan_of(choices: Choices, limit: int | None = None) -> Plan:
+    """What to run; `limit`: the first requests only."""
+    overrides = overrides_of(choices)
+    ours = {key: value for key, value in overrides.items() if key.split(".")[0] in OURS}
+    overrides = {key: value for key, value in overrides.items() if key not in ours}
+    config = with_overrides(_base(), overrides)
+    page = config.cache.page_size
+    derived: dict[str, object] = {
+        "prefetch.threshold": page * int(ours["pages.prefetch.threshold"]),
+        "scheduler.chunk_tokens": page * int(ours["pages.scheduler.chunk_tokens"]),
+        "cache.checkpoint_tokens": 2 * unit_tokens(page),
+    }
+    is_talk = choices[WORKLOAD] == "talk"
+    if is_talk:
+        workload = make_talk(
+            Talk(
+                page_size=page,
+                namespaces=int(ours["talk.namespaces"]),
+                gap_s=float(ours["talk.gap_s"]),
+                giants=int(ours["talk.giants"]),
+                seed=config.seed,
+            )
+        )
+    else:
+        derived |= _thinned(choices[WORKLOAD], page, float(ours["talk.gap_s"]))
+        derived["workload.limit"] = limit or NUM_REQUESTS
+        workload = load_workload(
+            with_overrides(config, derived).workload, data_dir=None, seed=config.seed
+        )
+    config = with_overrides(config, derived)
+    sizes = _pools(config, workload, ours)
+    config = with_overrides(config, sizes)
+    workload = replace(workload, requests=workload.requests[:limit])
+    command = None if is_talk else _command(overrides | derived | sizes)
+    return Plan(config=config, workload=workload, command=command)
+
+
+def _thinned(kind: str, page: int, gap_s: float) -> dict[str, object]:
+    """Generated conversations, as long as a talk's and as close together."""
+    return {
+        "workload.num_sessions": 16,
+        "workload.session_rate": 0.05,
+        "workload.token_stride": max(CHAT_UNITS[kind] // unit_tokens(page), 4),
+        "workload.time_scale": gap_s / 20,
+    }
+
+
+def _pools(
+    config: ExperimentConfig, workload: Workload, ours: Mapping[str, Any]
+) -> dict[str, object]:
+    """Memory for so many pages of each pool, in terms of what a long request takes."""
+    model, page = config.model, config.cache.page_size
+    tp = config.parallel.tp or model.default_tp
+    sizes = page_bytes(model, page, tp)
+    longest = _longest_pages(workload, page)
+    window = -(-model.window_len // page) + 2
+    device = (
+        round(longest * ours["pools.full_device"]) + 2,
+        round(window + 1 + longest * ours["pools.swa_device"]),
+        int(ours["pools.slots_device"]),
+    )
+    host = (
+        round(longest * ours["pools.full_host"]),
+        round((longest + window * 2) * ours["pools.swa_host"]),
+        int(ours["pools.slots_host"]),
+    )
+    derived: dict[str, object] = {}
+    for tier, counts in (("device", device), ("host", host)):
+        parts = [count * size for count, size in zip(counts, sizes, strict=True)]
+        total = sum(parts) + sum(sizes) // 2
+        derived[f"cache.{tier}_gib"] = total / GIB
+        for kind, place in (("swa", 1), ("mamba", 2)):
+            share = (parts[place] + sizes[place] // 4) / total if sizes[place] else None
+            derived[f"cache.{kind}_{tier}_share"] = share
+    page_total = sum(sizes)
+    if ours["pools.storage"]:
+        derived["storage.capacity_gib"] = longest * ours["pools.storage"] * page_total / GIB
+    derived["storage.write_queue_gib"] = longest * ours["pools.write_queue"] * page_total / GIB
+    return derived
+
+
+def _longest_pages(workload: Workload, page: int) -> int:
+    """Pages that a request takes which is longer than most."""
+    lengths = sorted(each.prompt_len + each.output_len for each in workload.requests)
+    return -(-lengths[len(lengths) * 19 // 20] // page) + 1
+
+
+# -- configurations ----------------------------------------------------------------------------
+
+
+def with_overrides(config: Any, overrides: Mapping[str, object]) -> Any:
+    """A configuration with some knobs set, by their names on the command line."""
+    changes: dict[str, object] = {}
+    areas: dict[str, dict[str, object]] = {}
+    for key, value in overrides.items():
+        head, _, rest = key.partition(".")
+        if rest:
+            areas.setdefault(head, {})[rest] = value
+        else:
+            changes[head] = _typed(getattr(config, head), value)
+    for head, below in areas.items():
+        changes[head] = with_overrides(getattr(config, head), below)
+    return replace(config, **changes)
+
+
+def _typed(before: object, value: object) -> object:
+    return type(before)[value] if isinstance(before, Enum) else value  # type: ignore[misc]
+
+
+@cache
+def _base() -> ExperimentConfig:
+    schema.register()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return schema.to_config(compose("config", overrides=list(BASE)))
+
+
+@cache
+def _preset(name: str) -> dict[str, object]:
+    return {
+        f"{area}.{knob}": value
+        for area, knobs in OmegaConf.load(CONF / "compat" / f"{name}.yaml").items()
+        for knob, value in knobs.items()
+    }
+
+
+def _command(overrides: Mapping[str, object]) -> str:
+    words = [*BASE, "engine.check_invariants=true"]
+    words += [f"{key}={_word(value)}" for key, value in overrides.items()]
+    return shlex.join(["python", "-m", "experiments.run", *words])
+
+
+def _word(value: object) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, list):
+        return str(value).replace(" ", "")
+    return str(value).replace(":", "\\:")

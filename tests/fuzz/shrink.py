@@ -1,0 +1,89 @@
+"""Makes a failing scenario small: fewer requests, and only the choices that it takes."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from tests.fuzz.scenario import PLAIN, Choices, draw, parse, plan_of
+from tests.fuzz.talk import NUM_REQUESTS
+from tests.fuzz.trial import Trial, try_choices
+
+Attempt = Callable[[Choices, int | None], Trial]  # raises if something is wrong
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What a scenario came to, and the least that comes to the same."""
+
+    name: str  # seed/number
+    error: str
+    choices: Mapping[str, str]  # those that are not plain
+    limit: int  # requests
+    command: str | None
+
+    def __str__(self) -> str:
+        words = " ".join(f"{name}={value}" for name, value in self.choices.items())
+        lines = [
+            f"scenario {self.name}: {self.error}",
+            f"  again: python -m tests.fuzz {self.name}",
+            f"  small: python -m tests.fuzz --limit {self.limit} {words}",
+        ]
+        return "\n".join(lines + ([f"  as run: {self.command}"] if self.command else []))
+
+
+def find(name: str) -> Finding | Trial:
+    """Try the scenario `seed/number`."""
+    return examine(name, draw(*parse(name)), None)
+
+
+def examine(
+    name: str, choices: Choices, limit: int | None, attempt: Attempt = try_choices
+) -> Finding | Trial:
+    """Try these choices; if something is wrong with them, find out what it takes."""
+    result = _attempt(attempt, choices, limit)
+    if isinstance(result, Trial):
+        return result
+    kind = signature(result)
+
+    def fails(fewer: Choices, requests: int | None) -> bool:
+        other = _attempt(attempt, fewer, requests)
+        return isinstance(other, Exception) and signature(other) == kind
+
+    small, requests = shrink(choices, limit or NUM_REQUESTS, fails)
+    return Finding(
+        name=name,
+        error=f"{type(result).__name__}: {result}",
+        choices={knob: value for knob, value in small.items() if value != PLAIN[knob]},
+        limit=requests,
+        command=plan_of(small, requests).command,
+    )
+
+
+def shrink(
+    choices: Choices, limit: int, fails: Callable[[Choices, int], bool]
+) -> tuple[dict[str, str], int]:
+    """The choices with as many plain ones, and as few requests, as still fail."""
+    small = dict(choices)
+    before = None
+    while before != (small, limit):
+        before = dict(small), limit
+        for fewer in (limit // 2, limit * 3 // 4, limit - 1):
+            if 0 < fewer < limit and fails(small, fewer):
+                limit = fewer
+        for knob, plain in PLAIN.items():
+            if small[knob] != plain and fails(small | {knob: plain}, limit):
+                small[knob] = plain
+    return small, limit
+
+
+def signature(error: Exception) -> str:
+    """What errors with one cause have in common: all but names and numbers."""
+    head = re.sub(r"<.*?>|[\d.]+", "#", str(error).split(": ")[0])
+    return f"{type(error).__name__}: {head}"
+
+
+def _attempt(attempt: Attempt, choices: Choices, limit: int | None) -> Trial | Exception:
+    try:
+        return attempt(choices, limit)
+    except Exception as error:
+        return error

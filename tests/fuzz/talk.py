@@ -1,0 +1,138 @@
+"""A small workload that contends: conversations that grow, branch, repeat and come back.
+
+Half of its lengths lie within three tokens of a page boundary, which is where things go wrong.
+"""
+
+from dataclasses import dataclass
+from random import Random
+
+import numpy as np
+
+from hicache.clock import to_ns
+from hicache.request import Request, TokenSpans
+from hicache.workload.build import Workload
+
+NUM_REQUESTS = 40
+NUM_SYSTEM_PROMPTS = 3
+LONGEST_UNITS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Talk:
+    """What to draw. A unit is a page, or eight tokens where pages are smaller."""
+
+    page_size: int
+    namespaces: int
+    gap_s: float
+    giants: int  # requests too long for any pool, at the end of their sessions
+    seed: int
+
+
+def unit_tokens(page_size: int) -> int:
+    """Tokens in which lengths are drawn."""
+    return max(page_size, 8)
+
+
+def make_talk(talk: Talk) -> Workload:
+    """The requests in order of arrival; equal for equal arguments."""
+    draft = _Draft(talk)
+    while len(draft.requests) < NUM_REQUESTS:
+        draft.add_session()
+    requests = sorted(draft.requests[:NUM_REQUESTS], key=lambda each: (each.arrival_ns, each.id))
+    return Workload(
+        name="talk",
+        requests=_numbered(requests),
+        description=f"talk: {len(requests)} requests",
+        has_start_times=True,
+    )
+
+
+class _Draft:
+    def __init__(self, talk: Talk) -> None:
+        self.requests: list[Request] = []
+        self._talk = talk
+        self._rng = Random(f"{talk.seed}")
+        self._unit = unit_tokens(talk.page_size)
+        self._next_id = 0
+        self._start_s = 0.0
+        self._giants_left = talk.giants
+        self._systems = [self._fresh(self._length(1, 4)) for _ in range(NUM_SYSTEM_PROMPTS)]
+        self._past: list[list[int]] = []
+
+    def add_session(self) -> None:
+        """One conversation, its turns a gap apart."""
+        rng, talk = self._rng, self._talk
+        self._start_s += rng.expovariate(1 / (2 * talk.gap_s))
+        time_s, parent, first = self._start_s, None, len(self.requests)
+        namespace = f"tenant-{rng.randrange(talk.namespaces)}" if talk.namespaces > 1 else ""
+        prompt = self._opening()
+        for _ in range(rng.randint(2, 6)):
+            answer = self._fresh(rng.choice((1, 2, rng.randint(1, 24))))
+            number = len(self.requests)
+            self.requests.append(
+                Request(
+                    id=number,
+                    session_id=first,
+                    arrival_ns=to_ns(time_s),
+                    prompt=_spans(prompt),
+                    output=_spans(answer),
+                    parent_id=parent,
+                    think_ns=to_ns(rng.expovariate(1 / talk.gap_s)),
+                    namespace=namespace,
+                )
+            )
+            self._past.append(prompt + answer)
+            parent = number
+            time_s += rng.expovariate(1 / (4 * talk.gap_s))
+            prompt = self._next_turn(prompt, answer)
+            if len(prompt) > LONGEST_UNITS * self._unit:
+                if not self._giants_left:
+                    return
+                self._giants_left -= 1
+                prompt = prompt + self._fresh(100 * LONGEST_UNITS * self._unit)
+
+    def _opening(self) -> list[int]:
+        if self._past and self._rng.random() < 0.4:  # what was asked before, and may be gone by now
+            return self._rng.choice(self._past) + self._fresh(self._length(0, 2))
+        return self._rng.choice(self._systems) + self._fresh(self._length(0, 6))
+
+    def _next_turn(self, prompt: list[int], answer: list[int]) -> list[int]:
+        draw = self._rng.random()
+        if draw < 0.1:  # asked again
+            return list(prompt)
+        if draw < 0.2:  # edited
+            return prompt[: self._rng.randint(1, len(prompt))] + self._fresh(self._length(0, 3))
+        return prompt + answer + self._fresh(self._length(0, 4))
+
+    def _length(self, least: int, most: int) -> int:
+        rng, unit = self._rng, self._unit
+        if rng.random() < 0.5:
+            return max(rng.randint(least, most) * unit + rng.randint(-3, 3), 1)
+        return rng.randint(max(least * unit, 1), most * unit)
+
+    def _fresh(self, count: int) -> list[int]:
+        first = self._next_id
+        self._next_id += count
+        return list(range(first, self._next_id))
+
+
+def _spans(ids: list[int]) -> TokenSpans:
+    each = np.array(ids, np.int32)
+    firsts = np.flatnonzero(np.diff(each, prepend=each[0] - 2) != 1)
+    counts = np.diff(firsts, append=len(each))
+    return TokenSpans(each[firsts], counts.astype(np.int32))
+
+
+def _numbered(requests: list[Request]) -> list[Request]:
+    from dataclasses import replace
+
+    ids = {request.id: number for number, request in enumerate(requests)}
+    return [
+        replace(
+            request,
+            id=ids[request.id],
+            session_id=ids[request.session_id],
+            parent_id=None if request.parent_id is None else ids[request.parent_id],
+        )
+        for request in requests
+    ]

@@ -1,0 +1,50 @@
+"""What scenarios have found and no other test holds, as small as it was made."""
+
+import pytest
+
+from tests.fuzz.scenario import PLAIN
+from tests.fuzz.trial import try_choices
+
+# a reader told of its last page alone, so that who looks at every batch saw them between jumps only
+BATCHES = {
+    "a policy that goes on with a part": (
+        {"prefetch.stop": "tests.fuzz.policies:FirstQuarter", "storage.batch_pages": "1"},
+        24,
+    ),
+    "complete pages that await no window": (
+        {"kinds": "full_swa", "prefetch.await_sidecars": "False"},
+        24,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_every_batch_that_is_read_is_told(name: str) -> None:
+    choices, limit = BATCHES[name]
+    slow = {"workload.start": "warm_storage", "storage.speed": "slow"}
+    try_choices(PLAIN | slow | choices, limit)
+
+
+def test_whoever_comes_while_a_step_is_held_is_looked_at_after_it() -> None:
+    # a run of decode steps that was planned before, and waited for a copy, began as it was
+    choices = {
+        "seed": "213",
+        "kinds": "all",
+        "copies": "slow",
+        "workload.arrivals": "closed",
+        "workload.concurrency": "2",
+        "cache.write_policy": "write_back",
+        "pools.full_device": "3.0",
+        "pools.write_queue": "0.0",
+    }
+    try_choices(PLAIN | choices, 21)
+
+
+def test_a_row_sees_the_pages_of_a_step_when_it_has_ended() -> None:
+    # under write_back a single step took its pages as it began, several at once as they ended
+    choices = {
+        "cache.page_size": "8",
+        "cache.write_policy": "write_back",
+        "pages.scheduler.chunk_tokens": "1",
+    }
+    try_choices(PLAIN | choices, 8)

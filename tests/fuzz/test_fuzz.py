@@ -1,0 +1,168 @@
+"""Scenarios over the whole space of knobs, each held to every law.
+
+`python -m tests.fuzz` tries them by hand; a finding says how to see it again.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from experiments import schema
+from hicache.metrics import RequestRecord
+from hicache.workload.build import load_workload
+from tests.fuzz.knobs import KNOBS
+from tests.fuzz.scenario import CONF, PLAIN, Choices, draw, plan_of
+from tests.fuzz.shrink import Finding, examine, find
+from tests.fuzz.survey import Survey, all_pairs, numbered, pairs_of, survey
+from tests.fuzz.trial import (
+    MOST_MOMENTS,
+    BoundedClock,
+    BrokenPromiseError,
+    HangError,
+    Trial,
+    check_equal,
+    check_records,
+    try_choices,
+)
+
+SEED = 0
+SMALL = 40
+LARGE = 2000
+
+
+@pytest.mark.parametrize("name", numbered(SEED, range(SMALL)))
+def test_a_scenario_breaks_no_law(name: str) -> None:
+    found = find(name)
+    assert not isinstance(found, Finding), f"\n{found}"
+
+
+@pytest.fixture(scope="module")
+def large() -> Survey:
+    return Survey(visits=list(survey(numbered(SEED, range(LARGE)))))
+
+
+@pytest.mark.soak
+def test_no_scenario_of_many_breaks_a_law(large: Survey) -> None:
+    assert not large.findings, "\n" + "\n".join(map(str, large.findings))
+
+
+@pytest.mark.soak
+def test_many_scenarios_have_all_pairs_of_values(large: Survey) -> None:
+    assert large.missed_pairs == set()
+
+
+@pytest.mark.soak
+def test_three_in_ten_scenarios_evict_load_back_and_hit_storage(large: Survey) -> None:
+    assert large.contending_share >= 0.3, large
+
+
+@pytest.mark.soak
+def test_fewer_than_a_fifth_of_all_requests_are_rejected(large: Survey) -> None:
+    assert large.rejected_share < 0.2, large
+
+
+# -- what tries them is itself to be trusted ----------------------------------------------------
+
+
+def test_a_scenario_is_the_same_whatever_was_drawn_before() -> None:
+    alone = draw(SEED, 7)
+    assert [draw(SEED, number) for number in range(8)][7] == alone
+
+
+def test_pairs_are_missed_until_they_are_drawn() -> None:
+    pairs = all_pairs()
+    assert pairs_of(PLAIN) < pairs
+    assert len(pairs_of(PLAIN)) == len(KNOBS) * (len(KNOBS) - 1) // 2
+
+
+def test_a_clock_that_is_asked_for_ever_is_a_hang() -> None:
+    clock = BoundedClock()
+    for _ in range(MOST_MOMENTS):
+        clock.wait_until(0)
+    with pytest.raises(HangError):
+        clock.wait_until(0)
+
+
+def fails_with(trial: Trial, **choices: str) -> Callable[[Choices, int | None], Trial]:
+    """A trial that finds something when all of these are chosen and five requests come."""
+
+    def attempt(tried: Choices, limit: int | None) -> Trial:
+        if all(tried[knob] == value for knob, value in choices.items()) and (limit or 40) >= 5:
+            raise ValueError(f"request {tried['seed']} is lost: {limit}")
+        return trial
+
+    return attempt
+
+
+def test_a_finding_names_the_least_that_it_takes() -> None:
+    wanted = {"kinds": "all", "cache.page_size": "512"}
+    attempt = fails_with(Trial(summary={}, records=[]), **wanted)
+    found = examine("0/1", draw(SEED, 1) | wanted, None, attempt)
+    assert isinstance(found, Finding)
+    assert found.choices == wanted
+    assert found.limit == 5
+    assert "--limit 5 kinds=all cache.page_size=512" in str(found)
+
+
+def test_another_failure_on_the_way_is_not_taken_for_the_first() -> None:
+    def attempt(tried: Choices, limit: int | None) -> Trial:
+        if tried["kinds"] == "all":
+            raise ValueError("first")
+        raise KeyError("second")
+
+    found = examine("0/1", draw(SEED, 1) | {"kinds": "all"}, None, attempt)
+    assert isinstance(found, Finding)
+    assert found.choices == {"kinds": "all"}
+
+
+@pytest.fixture(scope="module")
+def plain() -> Trial:
+    return try_choices(PLAIN)
+
+
+def test_one_byte_more_is_a_difference(plain: Trial) -> None:
+    last = replace(plain.records[-1], num_steps=plain.records[-1].num_steps + 1)
+    other = replace(plain, records=[*plain.records[:-1], last])
+    with pytest.raises(BrokenPromiseError, match="another run differs"):
+        check_equal(plain, other, "another run")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "complaint"),
+    [
+        (lambda records: records[1:], "requests came"),
+        (lambda records: [records[0], *records], "are different"),
+        (lambda records: _first(records, queue_ns=-1), "has a queue of -1 ns"),
+        (lambda records: _first(records, computed_len=0), "at most"),
+        (lambda records: _first(records, output_len=0), "got 0 tokens"),
+        (lambda records: _first(records, finish_ns=0), "finished before"),
+    ],
+)
+def test_a_record_that_cannot_be_is_noticed(
+    plain: Trial, spoil: Callable[[list[RequestRecord]], list[RequestRecord]], complaint: str
+) -> None:
+    plan = plan_of(PLAIN)
+    check_records(plan, plain.records)
+    with pytest.raises(BrokenPromiseError, match=complaint):
+        check_records(plan, spoil(list(plain.records)))
+
+
+def _first(records: list[RequestRecord], **changes: int) -> list[RequestRecord]:
+    return [replace(records[0], **changes), *records[1:]]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["chat", "agents"])
+def test_a_command_line_asks_for_the_same_run(kind: str) -> None:
+    plan = plan_of(draw(SEED, 3) | {"workload": kind})
+    assert plan.command is not None
+    overrides = [word.strip("'") for word in plan.command.split()[3:]]
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = schema.to_config(compose("config", overrides=overrides))
+    unchecked = replace(config, engine=plan.config.engine)
+    assert unchecked == plan.config
+    requests = load_workload(config.workload, data_dir=None, seed=config.seed).requests
+    assert [each.prompt.to_bytes() for each in requests] == [
+        each.prompt.to_bytes() for each in plan.workload.requests
+    ]

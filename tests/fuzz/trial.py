@@ -1,0 +1,170 @@
+"""Runs a scenario and holds it to every law."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from unittest import mock
+
+from hicache import experiment
+from hicache.clock import SimulatedClock
+from hicache.config import StartState
+from hicache.metrics import TTFT_PARTS, Progress, RequestRecord, Row, Status, summarize
+from hicache.request import Request
+from hicache.workload.build import Workload
+from tests.fuzz.scenario import Choices, Plan, plan_of
+
+MOST_MOMENTS = 300_000  # some 40 requests take a few thousand
+
+
+class BrokenPromiseError(AssertionError):
+    """A run came to its end, and something about it is wrong."""
+
+
+class HangError(BrokenPromiseError):
+    """A run goes on and on."""
+
+
+class BoundedClock(SimulatedClock):
+    """Refuses to look at more moments than any small run has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._moments_left = MOST_MOMENTS
+
+    def wait_until(self, time_ns: int) -> None:
+        self._moments_left -= 1
+        if self._moments_left < 0:
+            raise HangError(f"{MOST_MOMENTS} moments have passed, it is {self.now()} ns")
+        super().wait_until(time_ns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """What a run left behind."""
+
+    summary: dict[str, float | int]
+    records: Sequence[RequestRecord]
+    rows: Sequence[Row] = ()
+
+    @property
+    def lines(self) -> list[str]:
+        """All of it, to be compared byte for byte."""
+        summary = [f"{key}: {json.dumps(value)}" for key, value in self.summary.items()]
+        rows = [json.dumps(row.flat()) for row in self.rows]
+        return [*summary, *map(repr, self.records), *rows]
+
+
+def try_choices(choices: Choices, limit: int | None = None) -> Trial:
+    """Run it three times: with every law checked, again, and without jumps.
+
+    `limit`: with the first requests only.
+
+    Raises:
+        Exception: whatever is wrong.
+    """
+    plan = plan_of(choices, limit)
+    trial = _run(plan)
+    check_records(plan, trial.records)
+    check_equal(trial, _run(plan, checks=False), "a second run")
+    check_equal(trial, _run(plan, jump=False), "engine.jump=false")
+    return trial
+
+
+def _run(plan: Plan, *, checks: bool = True, jump: bool = True) -> Trial:
+    engine = replace(plan.config.engine, check_invariants=checks, jump=jump)
+    rows: list[Row] = []
+
+    def watch(progress: Progress) -> None:
+        if progress.row is not None:
+            rows.append(progress.row)
+
+    with mock.patch("hicache.runtime.SimulatedClock", BoundedClock):
+        result = experiment.run(
+            replace(plan.config, engine=engine), workload=plan.workload, progress=watch
+        )
+    summary = summarize(result.records, result.measures)
+    return Trial(summary=summary, records=result.records, rows=rows)
+
+
+def check_records(plan: Plan, records: Sequence[RequestRecord]) -> None:
+    """What `summarize` does not check: everyone is there once, and nobody waited less than nothing.
+
+    Nor may a request hit what no other request of its namespace had.
+    """
+    ids = [record.id for record in records]
+    _hold(len(set(ids)) == len(ids), f"of {len(ids)} records only {len(set(ids))} are different")
+    warm_up_ns = round(plan.config.workload.warm_up_s * 1e9)
+    requests = {request.id: request for request in plan.workload.requests}
+    if not warm_up_ns:
+        _hold(set(ids) == set(requests), f"{len(requests)} requests came, {len(ids)} are recorded")
+    shared = None
+    if plan.config.workload.start is StartState.cold:
+        shared = shared_lengths(plan.workload, plan.config.cache.page_size)
+    for record in records:
+        for part in TTFT_PARTS:
+            time_ns = getattr(record, f"{part}_ns")
+            _hold(time_ns >= 0, f"request {record.id} has a {part} of {time_ns} ns")
+        _hold(
+            record.status is not Status.aborted or plan.config.workload.abort_share,
+            f"request {record.id} was aborted and nobody ever gives up",
+        )
+        if record.status is not Status.finished:
+            continue
+        hit_len = record.prompt_len - record.computed_len
+        longest = record.prompt_len - 1 if shared is None else shared[record.id]
+        _hold(
+            0 <= hit_len <= longest,
+            f"request {record.id} hit {hit_len} tokens and at most {longest} could be there",
+        )
+        wanted = requests[record.id].output_len
+        _hold(record.output_len == wanted, f"request {record.id} got {record.output_len} tokens")
+        assert record.first_token_ns is not None
+        assert record.finish_ns is not None
+        in_order = record.arrival_ns <= record.first_token_ns <= record.finish_ns
+        _hold(in_order, f"request {record.id} finished before its first token or arrival")
+
+
+def shared_lengths(workload: Workload, page: int) -> dict[int, int]:
+    """For each request, the tokens of its prompt that an infinite cache could have had."""
+    tokens = {each.id: _kept_tokens(each) for each in workload.requests}
+    longest = {}
+    for request in workload.requests:
+        own = tokens[request.id][: (request.prompt_len - 1) // page * page * 4]
+        longest[request.id] = max(
+            (
+                _common_pages(own, tokens[other.id], page * 4) * page
+                for other in workload.requests
+                if other.id != request.id and other.namespace == request.namespace
+            ),
+            default=0,
+        )
+    return longest
+
+
+def _kept_tokens(request: Request) -> bytes:
+    # the last answer token is never fed back
+    return (request.prompt.to_bytes() + request.output.to_bytes())[:-4]
+
+
+def _common_pages(left: bytes, right: bytes, page_bytes: int) -> int:
+    low, high = 0, min(len(left), len(right)) // page_bytes
+    while low < high:
+        middle = (low + high + 1) // 2
+        if left[: middle * page_bytes] == right[: middle * page_bytes]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def check_equal(trial: Trial, other: Trial, what: str) -> None:
+    if trial.lines == other.lines:
+        return
+    pairs = zip(trial.lines, other.lines, strict=False)
+    left, right = next(((a, b) for a, b in pairs if a != b), ("", ""))
+    raise BrokenPromiseError(f"{what} differs: {left} / {right}")
+
+
+def _hold(condition: object, message: str) -> None:
+    if not condition:
+        raise BrokenPromiseError(message)

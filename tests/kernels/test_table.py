@@ -1,0 +1,167 @@
+"""What a copy table accepts, refuses and is cut into."""
+
+import pytest
+import torch
+
+import hicache.kernels as kernels
+from hicache.kernels import copy_table
+
+
+def i32(*values):
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def buffer(*shape, dtype=torch.uint8):
+    return torch.zeros(*shape, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("src", "dst", "sentence"),
+    [
+        ([], [], "as many source as target buffers"),
+        ([buffer(4, 16)], [buffer(4, 16)] * 2, "got 1 and 2"),
+        ([buffer(4, 32)], [buffer(4, 16)], "a source item has 32 bytes, a target item 16"),
+        ([buffer(80)[8:].view(4, 18)[:, :16]], [buffer(4, 16)], "address must be a multiple of 16"),
+        ([buffer(4, 24)[:, :16]], [buffer(4, 16)], "stride between items must be a multiple of 16"),
+        ([buffer(4, 24)], [buffer(4, 24)], "stride between items must be a multiple of 16"),
+        ([buffer(4, 32)[:, :8]], [buffer(4, 8)], "item size must be a multiple of 16 bytes: 8"),
+        ([buffer(4, 32)[:, ::2]], [buffer(4, 16)], "contiguous rows of 16·n bytes wanted, got 1"),
+        ([buffer(4, 96).view(4, 4, 24)[..., :16]], [buffer(4, 64)], "rows 16·n bytes apart wanted"),
+        ([buffer(4, 3, 32)[..., :16]], [buffer(4, 2, 48)[..., :24]], "items of one shape wanted"),
+        ([torch.tensor(1)], [buffer(4, 16)], "at least one item of at least a byte wanted"),
+        ([buffer(0, 16)], [buffer(4, 16)], "at least one item of at least a byte wanted"),
+        ([buffer(1, 16).expand(4, 16)], [buffer(4, 16)], "parts of 1 bytes lie 0 bytes apart"),
+        ([buffer(4, 1, 16).expand(4, 2, 16)], [buffer(4, 32)], "lie 0 bytes apart"),
+        ([buffer(4, 16)], [buffer(4, 16).to("meta")], "must be pinned|address"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_buffers_that_break_a_promise_are_refused(src, dst, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        copy_table(src, dst)
+
+
+def test_storage_that_is_not_aligned_to_words_is_refused():
+    # a view that is aligned to 16 bytes all the same
+    memory = bytearray(4096)
+    start = next(
+        at
+        for at in range(16)
+        if torch.frombuffer(memory, dtype=torch.uint8)[at:].data_ptr() % 8 == 4
+    )
+    whole = torch.frombuffer(memory, dtype=torch.uint8, offset=start)
+    aligned = whole[-whole.data_ptr() % 16 :][: 4 * 64].view(4, 64)
+    assert aligned.data_ptr() % 16 == 0
+    with pytest.raises(ValueError, match="address of its storage must be a multiple of 8 bytes"):
+        copy_table([aligned], [buffer(4, 64)])
+
+
+def overlapping():
+    slab, a, b = buffer(8, 2, 64), buffer(8, 64), buffer(8, 64)
+    flat = buffer(640)
+    shifted = flat[:512].view(8, 64), flat[16:528].view(8, 64)
+    heads = buffer(4, 6, 32)
+    return {
+        "shifted by less than an item": ([shifted[0]], [shifted[1]]),
+        "a swap": ([a, b], [b, a]),
+        "a target twice": ([a, b], [slab[:, 0], slab[:, 0]]),
+        "a target and a part of it": ([a, b[:, :32]], [slab[:, 0], slab[:, 0, :32]]),
+        "one row in common": (
+            [buffer(4, 4, 32), buffer(4, 3, 32)],
+            [heads[:, :4], heads[:, 3:]],
+        ),
+        "another buffer's source": ([slab[:, 0], slab[:, 1]], [a, slab[:, 0]]),
+        "strides that differ": ([buffer(2, 64), a], [slab[::4, 0], slab[:, 0]]),
+        "in its own storage": ([flat[:256].view(4, 64)], [flat[128:384].view(4, 64)]),
+    }
+
+
+@pytest.mark.parametrize("case", list(overlapping()))
+def test_targets_that_share_a_byte_are_refused(case):
+    with pytest.raises(
+        ValueError, match=r"target buffer . and .* overlap|and target buffer . overlap"
+    ):
+        copy_table(*overlapping()[case])
+
+
+def apart():
+    slab, pool = buffer(8, 2, 64), buffer(2, 8, 64)
+    heads = buffer(4, 6, 32)
+    by_head = buffer(6, 4, 32)
+    return {
+        "neighbours": ([pool[0]], [pool[1]]),
+        "interleaved": ([slab[:, 0]], [slab[:, 1]]),
+        "itself": ([pool[0], pool[1]], [pool[0], pool[1]]),
+        "a source twice": ([pool[0], pool[0]], [slab[:, 0], slab[:, 1]]),
+        "slices of the heads": (
+            [buffer(4, 4, 32), buffer(4, 2, 32)],
+            [heads[:, :4], heads[:, 4:]],
+        ),
+        "items within the heads": (
+            [buffer(4, 3, 32), buffer(4, 3, 32)],
+            [by_head[:3].transpose(0, 1), by_head[3:].transpose(0, 1)],
+        ),
+        "other items of one buffer": ([pool[0, :4]], [pool[0, 4:]]),
+    }
+
+
+@pytest.mark.parametrize("case", list(apart()))
+def test_targets_that_share_nothing_are_accepted(case):
+    copy_table(*apart()[case])
+
+
+def test_interleaved_buffers_of_one_slab_are_copied():
+    slab = torch.arange(8 * 64, dtype=torch.int64).view(8, 2, 32)
+    expected = slab.clone()
+    expected[5, 1] = slab[2, 0]
+    kernels.copy_pages(copy_table([slab[:, 0]], [slab[:, 1]]), i32(2), i32(5))
+    assert torch.equal(slab, expected)
+
+
+def test_a_part_outside_of_the_table_is_refused():
+    table = copy_table([buffer(6, 4096)], [buffer(6, 4096)])
+    with pytest.raises(ValueError, match=r"buffers \[0, 2\) wanted, the table has 1"):
+        table.part(0, 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ([8192], 8192),
+        ([4096], 4096),
+        ([16384], 8192),
+        ([2304], 512),  # 16 tokens of 1152 bytes: one piece of 4096 words would waste 44 %
+        ([256], 256),
+        ([2], 2),
+        ([48, 80000], 8192),  # what is small beside the rest may waste
+        ([82], 32),  # 656 bytes: narrower pieces would waste less, and break up bursts
+    ],
+)
+def test_pieces_are_as_wide_as_wastes_little(words, wanted):
+    buffers = [buffer(2, 8 * count) for count in words]
+    assert copy_table(buffers, [b.clone() for b in buffers]).piece_words == wanted
+
+
+def test_pieces_cover_each_item_once():
+    src = [buffer(3, 100_000), buffer(3, 160), buffer(3, 5, 4, 64)[:, :, 1:3]]
+    table = copy_table(src, [b.clone(memory_format=torch.contiguous_format) for b in src])
+    places = []
+    for _, _, _, _, words, first in table.pieces.tolist():
+        places += range(first, first + words)
+    assert places == list(range(table.item_bytes // 8))
+
+
+def test_a_slice_of_the_heads_is_cut_at_its_rows():
+    pages, rank = buffer(3, 16, 8, 64), buffer(3, 16, 2, 64)
+    table = copy_table([pages[:, :, 2:4]], [rank])
+    assert table.piece_words == 16
+    assert table.pieces_together == len(table.pieces) == 16
+    assert table.src[0].shape == table.dst[0].shape == (3, 16, 16)
+    first, second = table.pieces[:2].tolist()
+    assert first[0] == pages.data_ptr() + 2 * 64
+    assert [b - a for a, b in zip(first, second, strict=True)] == [8 * 64, 2 * 64, 0, 0, 0, 16]
+
+
+def test_a_table_of_other_addresses_is_another_table():
+    tables = [copy_table([buffer(4, 64)], [buffer(4, 64)]) for _ in range(2)]
+    assert [int(t.pieces[0, 0]) for t in tables] == [t.src[0].data_ptr() for t in tables]

@@ -1,0 +1,130 @@
+"""`python -m tests.mutants`: how many small mistakes in a package the tests notice."""
+
+import argparse
+import json
+import random
+import subprocess
+import tomllib
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.mutants.killing import Fate, Trial, Verdict, judge
+from tests.mutants.operators import Mutant, mutants
+from tests.mutants.packages import PACKAGES, ROOT, modules
+from tests.mutants.reach import IMPORT, Reach, reach
+
+EQUIVALENT = Path(__file__).with_name("equivalent.toml")
+
+
+def main() -> None:
+    told = _parser().parse_args()
+    seed = int(_commit(), 16) if told.seed is None else told.seed
+    found = reach(told.tests, told.jobs, fresh=told.fresh)
+    equivalent = {(m["path"], m["before"], m["after"]) for m in equivalents()}
+    trials, rows = [], []
+    for package in told.package or PACKAGES:
+        drawn = draw(package, told.count, seed)
+        same = [m for m in drawn if (m.path, *m.change(_source(m))) in equivalent]
+        rows.append((package, drawn, same))
+        trials += [trial(m, found, told.budget) for m in drawn if m not in same]
+    verdicts = {verdict.trial.mutant: verdict for verdict in judge(trials, found, told.jobs)}
+    for verdict in verdicts.values():
+        if verdict.fate is Fate.survived:
+            print(_told(verdict))
+    print(f"\nOf commit {_commit()[:12]}, seed {seed}:\n")
+    print("| package | mutants | killed | timed out | survived | equivalent | noticed |")
+    print("|---|---:|---:|---:|---:|---:|---:|")
+    for package, drawn, same in rows:
+        print(_row(package, [verdicts[m] for m in drawn if m not in same], len(same)))
+    if told.out is not None:
+        lines = (json.dumps(_flat(verdict)) + "\n" for verdict in verdicts.values())
+        told.out.write_text("".join(lines))
+
+
+def draw(package: str, count: int, seed: int) -> list[Mutant]:
+    """`count` of a package's mutants, each of another place or kind; the same ones for a seed."""
+    every = [m for path in modules(package) for m in mutants(_name(path), path.read_text())]
+    random.Random(f"{package} {seed}").shuffle(every)
+    places = {(m.path, m.start, m.end, m.operator): m for m in reversed(every)}
+    return list(places.values())[:count]
+
+
+def trial(mutant: Mutant, found: Reach, budget_s: float) -> Trial:
+    """The quickest tests that run it, for at most `budget_s` of processor time together.
+
+    One that acts at import is shown to all tests that run anything of its module.
+    """
+    at_import = mutant.at_import or IMPORT in found.tests_of(mutant.path, mutant.lines)
+    reached = found.tests_of(mutant.path, None if at_import else mutant.lines)
+    tests, spent_s = [], 0.0
+    for test in sorted(reached - {IMPORT}, key=found.seconds.__getitem__):
+        spent_s += found.seconds[test]
+        if tests and spent_s > budget_s:
+            break
+        tests.append(test)
+    return Trial(mutant=mutant, tests=tests, afresh=at_import)
+
+
+def _row(package: str, verdicts: Sequence[Verdict], equivalent: int) -> str:
+    fates = Counter(verdict.fate for verdict in verdicts)
+    noticed = 1 - fates[Fate.survived] / max(len(verdicts), 1)
+    numbers = [len(verdicts) + equivalent, *(fates[fate] for fate in Fate), equivalent]
+    return f"| {package} | {' | '.join(map(str, numbers))} | {noticed:.1%} |"
+
+
+def _told(verdict: Verdict) -> str:
+    mutant = verdict.trial.mutant
+    before, after = mutant.change(_source(mutant))
+    tests = f"{len(verdict.trial.tests)} tests" if verdict.trial.tests else "no test runs it"
+    return f"{mutant.path}:{mutant.lines[0]} {mutant.operator} ({tests})\n  - {before}\n  + {after}"
+
+
+def _flat(verdict: Verdict) -> dict[str, object]:
+    mutant = verdict.trial.mutant
+    before, after = mutant.change(_source(mutant))
+    return {
+        "path": mutant.path,
+        "line": mutant.lines[0],
+        "operator": mutant.operator,
+        "before": before,
+        "after": after,
+        "fate": verdict.fate,
+        "killer": verdict.killer,
+        "tests": len(verdict.trial.tests),
+    }
+
+
+def equivalents() -> list[dict[str, str]]:
+    """Mutants that nobody could tell from the original, each with a line of proof."""
+    return tomllib.loads(EQUIVALENT.read_text())["mutant"] if EQUIVALENT.exists() else []
+
+
+def _source(mutant: Mutant) -> str:
+    return (ROOT / mutant.path).read_text()
+
+
+def _name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def _commit() -> str:
+    told = ["git", "rev-parse", "HEAD"]
+    return subprocess.run(told, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--package", action="append", choices=PACKAGES, help="default: all")
+    parser.add_argument("--count", type=int, default=120, help="mutants a package")
+    parser.add_argument("--seed", type=int, help="default: from the commit's hash")
+    parser.add_argument("--jobs", type=int, default=2, help="processes")
+    parser.add_argument("--budget", type=float, default=60, help="seconds of tests a mutant")
+    parser.add_argument("--tests", nargs="+", default=["tests"], help="which tests; default: all")
+    parser.add_argument("--fresh", action="store_true", help="record anew which lines tests run")
+    parser.add_argument("--out", type=Path, help="one JSON line a mutant")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

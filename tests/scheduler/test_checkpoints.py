@@ -1,0 +1,99 @@
+"""Where states are kept, and which slots they are captured into."""
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hicache.scheduler.checkpoints import PLACEMENTS, Checkpoints, Placement
+
+PAGE = 16
+GRID = 64
+
+
+@pytest.mark.parametrize(
+    ("name", "start", "branch", "wanted"),
+    [
+        ("end", 0, None, {240}),
+        ("end", 0, 100, {240}),
+        ("end_branch", 0, None, {240}),
+        ("end_branch", 0, 100, {100, 240}),
+        ("every", 0, None, {64, 128, 192, 240}),
+        ("every", 63, None, {64, 128, 192, 240}),
+        ("every", 64, None, {128, 192, 240}),  # the state at 64 is there
+        ("every", 70, 100, {100, 128, 192, 240}),
+    ],
+)
+def test_a_placement_keeps_states_at_these_lengths(
+    name: str, start: int, branch: int | None, wanted: set[int]
+) -> None:
+    assert set(PLACEMENTS[name](PAGE, GRID).lengths(start, 240, branch)) == wanted
+
+
+class Asked:
+    """A placement that wants what it is told, and remembers what it was asked."""
+
+    def __init__(self, *lengths: int) -> None:
+        self._lengths = lengths
+        self.asked: tuple[int, int, int | None] | None = None
+
+    def lengths(self, start: int, end: int, branch: int | None) -> list[int]:
+        self.asked = start, end, branch
+        return list(self._lengths)
+
+
+def checkpoints(placement: Placement, *, slots: int = 9, has_states: bool = True) -> Checkpoints:
+    free = list(range(slots))
+    cache: Any = SimpleNamespace(
+        page_size=PAGE,
+        tree=SimpleNamespace(has_states=has_states),
+        counters=Counter(),
+        take_state_slot=lambda: np.array([free.pop(0)], np.int32) if free else None,
+    )
+    return Checkpoints(cache, placement)
+
+
+def job(kv_len: int = 0, target_len: int = 250, boundary: int | None = 77) -> Any:
+    slot = None if boundary is None else np.array([boundary], np.int32)
+    return SimpleNamespace(
+        kv_len=kv_len,
+        target_len=target_len,
+        saves=[32, 100 // PAGE * PAGE, 240],
+        sequence=SimpleNamespace(boundary_slot=slot),
+    )
+
+
+def test_lengths_are_whole_pages_ascending_once_and_only_where_it_computes() -> None:
+    placement = Asked(240, 100, 98, 32, 47, 48, 31, 256)
+    match: Any = SimpleNamespace(branch_len=98)
+    assert checkpoints(placement).lengths(job(kv_len=32), match) == [48, 96, 240]
+    assert placement.asked == (32, 240, 98)
+
+
+def test_without_states_there_are_none() -> None:
+    match: Any = SimpleNamespace(branch_len=None)
+    assert checkpoints(Asked(240), has_states=False).lengths(job(), match) == []
+
+
+def slots_of(saves: list[tuple[int, Any]]) -> list[tuple[int, int]]:
+    return [(length, int(slot[0])) for length, slot in saves]
+
+
+def test_a_step_captures_the_states_of_its_own_tokens() -> None:
+    kept = checkpoints(Asked())
+    assert slots_of(kept.slots(job(), 95)) == [(32, 0)]
+    assert slots_of(kept.slots(job(kv_len=32), 96)) == [(96, 1)]  # that at 32 is captured
+
+
+def test_the_state_at_the_end_takes_the_slot_that_the_request_runs_on() -> None:
+    asked = job(kv_len=96)
+    assert slots_of(checkpoints(Asked()).slots(asked, 250)) == [(240, 77)]
+    assert asked.sequence.boundary_slot is None
+
+
+def test_a_state_without_a_slot_is_left_out_and_counted() -> None:
+    kept = checkpoints(Asked(), slots=1)
+    assert slots_of(kept.slots(job(boundary=None), 250)) == [(32, 0)]
+    assert kept._cache.counters["scheduler/missed_checkpoint_count"] == 2

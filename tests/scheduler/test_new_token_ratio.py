@@ -1,0 +1,53 @@
+"""Which share of the answers to come is reserved: it falls step by step, and jumps up again."""
+
+import pytest
+
+from hicache.scheduler.budget import NewTokenRatio
+
+
+def ratio(first: float = 0.7, floor: float = 0.1, decay_steps: int = 600) -> NewTokenRatio:
+    return NewTokenRatio(first=first, floor=floor, decay_steps=decay_steps)
+
+
+@pytest.mark.parametrize(("steps", "share"), [(0, 0.7), (150, 0.55), (600, 0.1), (900, 0.1)])
+def test_it_falls_in_a_line_to_its_floor_and_stays_there(steps: int, share: float) -> None:
+    falling = ratio()
+    assert falling.after(steps) == pytest.approx(share)
+    falling.decoded(steps)
+    assert falling.value == pytest.approx(share)
+
+
+def test_steps_add_up() -> None:
+    falling = ratio()
+    falling.decoded(100)
+    falling.decoded(50)
+    assert falling.after(150) == pytest.approx(0.4)
+
+
+def test_without_steps_to_fall_in_it_is_at_its_floor_after_one() -> None:
+    assert ratio(decay_steps=0).value == 0.7
+    assert ratio(decay_steps=0).after(1) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("decoded", "max_new", "running", "share"),
+    [
+        (50, 199, 2, 0.45),  # (50 + 20 · 2) / (199 + 1)
+        (0, 999, 1, 0.1),  # no lower than the floor
+        (500, 99, 4, 1.0),  # no higher than all of it
+    ],
+)
+def test_a_retraction_starts_it_from_what_the_running_turned_out_to_need(
+    decoded: int, max_new: int, running: int, share: float
+) -> None:
+    falling = ratio()
+    falling.decoded(400)
+    falling.retracted(decoded, max_new, running)
+    assert falling.value == pytest.approx(share)
+
+
+def test_after_a_retraction_it_falls_as_fast_as_before() -> None:
+    falling = ratio()
+    falling.decoded(400)
+    falling.retracted(50, 199, 2)
+    assert falling.after(100) == pytest.approx(0.35)

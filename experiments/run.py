@@ -50,7 +50,11 @@ from hicache.config import ExperimentConfig
 CONF = Path(__file__).resolve().parents[1] / "conf"
 
 # what else than a replay `program` may name: each writes into the run's directory
-PROGRAMS = {"capacity": "experiments.capacity", "sim_vs_real": "experiments.sim_vs_real"}
+PROGRAMS = {
+    "capacity": "experiments.capacity",
+    "kernel_to_ttft": "experiments.kernel_to_ttft",
+    "sim_vs_real": "experiments.sim_vs_real",
+}
 
 UNEQUAL = 3  # exit code of a run whose cache has given a model wrong bytes
 INTERRUPTED = 130  # exit code of a process that Ctrl-C ended: 128 + 2

@@ -1,6 +1,8 @@
 """Runs under storage faults: they end, leak nothing, and take simulated time, not real time."""
 
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from itertools import cycle, product
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from hicache.config import STOP_POLICIES, ExperimentConfig, FaultsConfig, StartS
 from hicache.results.metrics import Result
 
 PRESETS = sorted(path.stem for path in (CONF / "faults").glob("*.yaml"))
-STOPS = pytest.mark.parametrize("stop", STOP_POLICIES)
+HYBRIDS = ("gemma3_27b", "qwen3_next_80b", "tiny_hybrid")
 CALM = FaultsConfig()
 ENGINES = ("memory", "slab", "file")
 # small enough to finish at once, large enough that tiers overflow and prefetches overlap faults
@@ -31,6 +33,10 @@ SMALL = (
 SOON = {"gone_from_s": 2.0, "gone_for_s": 4.0, "failure_ms": 500.0}
 
 
+def base_config(*overrides: str) -> ExperimentConfig:
+    return config_of(*SMALL, *overrides)
+
+
 def preset_of(name: str) -> FaultsConfig:
     faults = FaultsConfig(**yaml.safe_load((CONF / "faults" / f"{name}.yaml").read_text()))
     return faults if faults.gone_from_s is None else replace(faults, **SOON)
@@ -44,7 +50,7 @@ def run(
     start: StartState = StartState.warm_storage,
     **storage: object,
 ) -> Result:
-    config = base or config_of(*SMALL)
+    config = base or base_config()
     return experiment.run(
         replace(
             config,
@@ -81,8 +87,26 @@ def calm() -> Result:
     return run()
 
 
-@STOPS
-@pytest.mark.parametrize("preset", PRESETS)
+def seldom(pairs: Iterable[tuple[str, str]], often: Collection[tuple[str, str]]) -> list[object]:
+    """All pairs; those that are not tried often are soaked."""
+    return [
+        pytest.param(*pair, marks=() if pair in often else pytest.mark.soak, id="-".join(pair))
+        for pair in pairs
+    ]
+
+
+def dealt(names: Sequence[str]) -> set[tuple[str, str]]:
+    """Each name with one way of stopping, in turn."""
+    return set(zip(names, cycle(STOP_POLICIES)))
+
+
+@pytest.mark.parametrize(
+    ("preset", "stop"),
+    seldom(
+        product(PRESETS, STOP_POLICIES),
+        dealt(PRESETS) | {("everything", stop) for stop in STOP_POLICIES},
+    ),
+)
 def test_a_run_under_faults_answers_everyone_and_leaks_nothing(
     preset: str, stop: str, calm: Result
 ) -> None:
@@ -91,12 +115,11 @@ def test_a_run_under_faults_answers_everyone_and_leaks_nothing(
     assert answered_share(result) > 0.9
 
 
-@pytest.mark.parametrize("model", ["gemma3_27b", "qwen3_next_80b", "tiny_hybrid"])
-@STOPS
+@pytest.mark.parametrize(("model", "stop"), seldom(product(HYBRIDS, STOP_POLICIES), dealt(HYBRIDS)))
 def test_hybrids_leak_nothing_when_everything_goes_wrong(model: str, stop: str) -> None:
     roomy = () if model == "tiny_hybrid" else ("cache.device_gib=24", "cache.host_gib=12")
     roomy += ("workload.num_sessions=8",)
-    base = config_of(*SMALL, f"model={model}", *roomy)
+    base = base_config(f"model={model}", *roomy)
     result = run(preset_of("everything"), base=base, stop=stop)
     assert fates(result) == fates(run(base=base, stop=stop))
     assert answered_share(result) == 1

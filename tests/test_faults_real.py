@@ -51,6 +51,10 @@ DAMAGED_BYTES = 256  # where damage is done: no page of the model is shorter
 Fill = Callable[[str], Path]
 
 
+def base_config() -> ExperimentConfig:
+    return config_of(*BASE)
+
+
 def preset_of(name: str) -> FaultsConfig:
     return FaultsConfig(**yaml.safe_load((CONF / "faults" / f"{name}.yaml").read_text()))
 
@@ -88,7 +92,7 @@ def bites(result: Result) -> float:
 
 
 def with_storage(kind: str, root: Path, faults: FaultsConfig | None = None) -> ExperimentConfig:
-    config = config_of(*BASE)
+    config = base_config()
     storage = replace(config.storage, kind=kind, root=str(root), faults=faults or FaultsConfig())
     prefetch = replace(config.prefetch, stop="wait_complete")
     return replace(config, storage=storage, prefetch=prefetch)

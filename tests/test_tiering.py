@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from hicache.engine import runtime
 from hicache.results.metrics import Result
 from hicache.storage.engines.memory import MemoryStorage
 
+CONF = Path(__file__).parents[1] / "conf"
 POLICIES = {
     "inclusive": {},
     "selective": {"write": StorageWrites.selective},
@@ -27,7 +29,6 @@ MODELS = {
 }
 
 
-@cache
 def base_config(model: str) -> ExperimentConfig:
     overrides = (
         "workload=chat", "workload.num_sessions=16", "workload.session_rate=2",

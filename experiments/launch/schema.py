@@ -30,6 +30,7 @@ def config_of(*overrides: str) -> ExperimentConfig:
         return to_config(compose("config", list(overrides)))
 
 
+@cache
 def register() -> None:
     """Tell Hydra the type of every group, as its option `schema`, and of the root."""
     store = ConfigStore.instance()

@@ -9,6 +9,7 @@ import numpy as np
 
 from hicache.cache import invariants
 from hicache.cache.named import make_policy
+from hicache.cache.pages import TracedAllocator
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.transfer import CopyState, StorageDelete, StorageWrite
@@ -24,7 +25,7 @@ from hicache.config import (
     WritePolicy,
 )
 from hicache.engine.loop import Engine, Router, serve
-from hicache.engine.ranks.agreement import TracedAllocator
+from hicache.engine.ports import Executor
 from hicache.engine.ranks.lockstep import RankedEngine, lockstep
 from hicache.executor.completions import StepRun
 from hicache.executor.simulated.executor import SimulatedIo
@@ -180,7 +181,7 @@ class World:
         self.executors = [
             PlainExecutor(self.io, plot.page_size, rank, num_ranks) for rank in range(num_ranks)
         ]
-        self.ranks = [_engine(plot, each, checks=checks) for each in self.executors]
+        self.ranks = [engine_of(plot, each, checks=checks) for each in self.executors]
         first = self.ranks[0]
         self.cache, self.prefetcher, self.scheduler = first.cache, first.prefetcher, first.scheduler
         self.executor = self.executors[0]
@@ -260,7 +261,8 @@ def check(engine: Engine) -> None:
     invariants.check(engine.cache, engine.prefetcher, sequences, slots)
 
 
-def _engine(plot: Plot, executor: PlainExecutor, *, checks: bool) -> Engine:
+def engine_of(plot: Plot, executor: Executor, *, checks: bool) -> Engine:
+    """One rank, or all there is."""
     tree = RadixTree(
         page_size=plot.page_size,
         policy=make_policy("cache.eviction", plot.eviction, POLICIES, wants={}, knobs={}),

@@ -184,3 +184,23 @@ def test_every_wake_is_checked() -> None:
     alone.engine.wake(0)
     alone.engine.wake(50)  # within a step there is nothing to check
     assert checked == [alone.engine] * 2
+
+
+def test_a_request_counts_from_its_arrival_to_its_answer() -> None:
+    alone = Alone(max_running=2)  # a chunk is 64 tokens
+    engine = alone.engine
+    assert engine.num_requests == 0
+    engine.submit(request_of(0, range(100), [1, 2]), 0)
+    assert engine.num_requests == 1  # not looked at
+    engine.wake(0)
+    assert engine.num_requests == 1  # the first chunk
+    alone.submit(1, 10)
+    assert engine.num_requests == 2
+    engine.wake(100)
+    assert (len(engine.extending), engine.num_requests) == (2, 2)  # the last, and a whole prompt
+    alone.submit(2, 110)
+    engine.wake(200)
+    assert (len(engine.scheduler.running), engine.num_requests) == (2, 3)  # and one waits
+    (outcome,) = [engine.wake(300)]
+    assert [job.request.id for job in outcome.finished] == [0]
+    assert engine.num_requests == 2

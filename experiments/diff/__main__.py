@@ -112,6 +112,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--model", help="whose bytes to count (a name in conf/model)")
     parser.add_argument("--fail-on", action="append", default=[], metavar="hits:-0.5%")
     parser.add_argument("--out", type=Path, help="a folder for the report")
+    parser.add_argument(
+        "--until-first", action="store_true", help="the first request whose hits differ is the last"
+    )
     parser.add_argument("--no-explanation", action="store_true", help="spares a second run")
     return parser.parse_args(arguments)
 
@@ -129,7 +132,9 @@ def run(options: argparse.Namespace) -> int:
     sides = settings, settings | ({"eviction": options.eviction} if options.eviction else {})
     out = options.out or Path("outputs") / "diff" / f"{datetime.now():%Y-%m-%d_%H-%M-%S_%f}"
     out.mkdir(parents=True, exist_ok=True)
-    comparison = compare(requests, pools, launches, sides, out, _say)
+    comparison = compare(
+        requests, pools, launches, sides, out, _say, until_first=options.until_first
+    )
     explanation = None
     if not options.no_explanation:
         explanation = explained(comparison, requests, launches, sides, out)
@@ -149,8 +154,10 @@ def run(options: argparse.Namespace) -> int:
     ]
     for said in broken:
         print(f"too much: {said}")
+    if comparison.failure is not None:
+        print(f"not finished: {comparison.failure}")
     print(out)
-    return int(bool(broken))
+    return 2 if comparison.failure is not None else int(bool(broken))
 
 
 def explained(

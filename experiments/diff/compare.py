@@ -11,7 +11,7 @@ import numpy as np
 
 from experiments.diff.engines import Launch
 from experiments.diff.process import SideProcess
-from experiments.diff.protocol import Outcome, Pools, Tokens
+from experiments.diff.protocol import Outcome, Pools, SideError, Tokens
 from hicache.request import Request
 
 
@@ -63,12 +63,16 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """All requests, and what the sides said of themselves."""
+    """All requests, and what the sides said of themselves.
+
+    `failure`: why a side could not go on after the last row; None: both came to the end.
+    """
 
     base: dict[str, str]
     head: dict[str, str]
     pools: Pools
     rows: tuple[Row, ...]
+    failure: str | None = None
 
     @property
     def kinds(self) -> dict[Kind, int]:
@@ -119,31 +123,32 @@ def compare(
     options: tuple[dict[str, str], dict[str, str]],
     logs: Path,
     say: Callable[[str], None] = lambda _: None,
+    *,
+    until_first: bool = False,
 ) -> Comparison:
     """Put the requests through both sides at the same time.
 
-    `pools.num_running` of them hold their pages at any time.
+    `pools.num_running` of them hold their pages at any time. With `until_first` the first request
+    whose hits differ is the last.
 
     Raises:
-        SideError: a side cannot go on.
+        SideError: a side cannot be opened.
     """
+    rows: list[Row] = []
+    failure = None
     with ExitStack() as stack:
-        base, head = open_sides(stack, pools, launches, options, logs)
-        about = base.about(), head.about()
-        rows = []
-        for number, request in enumerate(requests):
-            ask_both((base, head), requests, number, pools)
-            rows.append(
-                Row(
-                    number=number,
-                    prompt_len=request.prompt_len,
-                    base=base.take_outcome(),
-                    head=head.take_outcome(),
-                )
-            )
-            if (number + 1) % 250 == 0:
-                say(f"{number + 1:,} of {len(requests):,} requests")
-    return Comparison(base=about[0], head=about[1], pools=pools, rows=tuple(rows))
+        sides = open_sides(stack, pools, launches, options, logs)
+        about = sides[0].about(), sides[1].about()
+        try:
+            for number in range(len(requests)):
+                rows.append(next_row(sides, requests, number, pools))
+                if until_first and rows[-1].kind in HIT_KINDS:
+                    break
+                if (number + 1) % 250 == 0:
+                    say(f"{number + 1:,} of {len(requests):,} requests")
+        except SideError as error:
+            failure = f"at request {len(rows)} {error}"
+    return Comparison(base=about[0], head=about[1], pools=pools, rows=tuple(rows), failure=failure)
 
 
 def open_sides(
@@ -162,17 +167,20 @@ def open_sides(
     return base, head
 
 
-def ask_both(
+def next_row(
     sides: tuple[SideProcess, SideProcess],
     requests: Sequence[Request],
     number: int,
     pools: Pools,
-) -> None:
+) -> Row:
     """Send one request to both, with the one whose answer is complete by then."""
     finished = [number - pools.num_running] if number >= pools.num_running else []
-    tokens = token_ids(requests[number])
+    request = requests[number]
+    tokens = token_ids(request)
     for side in sides:
-        side.ask_admit(number, tokens, requests[number].prompt_len, finished=finished)
+        side.ask_admit(number, tokens, request.prompt_len, finished=finished)
+    base, head = (side.take_outcome() for side in sides)
+    return Row(number=number, prompt_len=request.prompt_len, base=base, head=head)
 
 
 def token_ids(request: Request) -> Tokens:

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.diff.compare import Row, ask_both, open_sides, token_ids
+from experiments.diff.compare import Row, next_row, open_sides, token_ids
 from experiments.diff.engines import Launch
 from experiments.diff.protocol import Outcome, Pools, Span
 from hicache.request import Request
@@ -85,8 +85,7 @@ def explain(
         base, head = sides = open_sides(stack, pools, launches, options, logs)
         base.about(), head.about()
         for number in range(row.number):
-            ask_both(sides, requests, number, pools)
-            outcomes = base.take_outcome(), head.take_outcome()
+            earlier = next_row(sides, requests, number, pools)
             if not users or number < users[0]:
                 continue  # nobody has had this prefix yet
             base_held, head_held = base.probe(prompt), head.probe(prompt)
@@ -99,8 +98,8 @@ def explain(
                     before=before,
                     base_after=base_held,
                     head_after=head_held,
-                    base=outcomes[0],
-                    head=outcomes[1],
+                    base=earlier.base,
+                    head=earlier.head,
                 )
             before = base_held
     return Explanation(

@@ -39,6 +39,7 @@ def to_json(
         "totals": {side: comparison.totals(side) for side in ("base", "head")},
         "unit_bytes": dict(unit_bytes),
         "kinds": {kind.name: count for kind, count in comparison.kinds.items()},
+        "failure": comparison.failure,
         "first": None if comparison.first is None else comparison.first.number,
         "first_hit": None if comparison.first_hit is None else comparison.first_hit.number,
         "explanation": None if explanation is None else in_words(explanation, names_of(comparison)),
@@ -84,6 +85,8 @@ def to_markdown(
         lines.append(f"| {label} | {pair[0]:,} | {pair[1]:,} | {pair[1] - pair[0]:+,} |")
     lines += ["", "| requests | |", "|---|---:|"]
     lines += [f"| {kind.value} | {count:,} |" for kind, count in comparison.kinds.items()]
+    if comparison.failure is not None:
+        lines += ["", f"**Not finished**: {comparison.failure}."]
     first = comparison.first_hit or comparison.first
     if explanation is not None:
         lines += [

@@ -66,7 +66,7 @@ def try_choices(choices: Choices, limit: int | None = None) -> Trial:
     trial = _run(plan)
     check_records(plan, trial.records)
     check_equal(trial, _run(plan, checks=False), "a second run")
-    check_equal(trial, _run(plan, jump=False), "engine.jump=false")
+    check_equal(trial, _run(plan, checks=False, jump=False), "engine.jump=false")
     return trial
 
 
@@ -104,6 +104,10 @@ def check_records(plan: Plan, records: Sequence[RequestRecord]) -> None:
         for part in TTFT_PARTS:
             time_ns = getattr(record, f"{part}_ns")
             _hold(time_ns >= 0, f"request {record.id} has a {part} of {time_ns} ns")
+        _hold(
+            record.status is not Status.aborted or plan.config.workload.abort_share,
+            f"request {record.id} was aborted and nobody ever gives up",
+        )
         if record.status is not Status.finished:
             continue
         hit_len = record.prompt_len - record.computed_len

@@ -1,9 +1,7 @@
-"""SGLang 0.5.23's admission against ours, number by number over random states.
+"""SGLang's admission against ours, number by number over random states.
 
-python -m experiments.peer_budget
-
-Run it with the interpreter that `experiments.peer` needs. Two things are compared: what a request
-is charged to the window pool, and the verdict with the chunk it may have.
+Run by `python -m experiments.diff.admission`, in the environment of the release. Two things are
+compared: what a request is charged to the window pool, and the verdict with the chunk it may have.
 """
 
 import sys
@@ -11,7 +9,7 @@ from collections import Counter
 from random import Random
 from types import SimpleNamespace
 
-from experiments import peer_sglang  # noqa: F401  # stands in for the GPU before the import below
+from experiments.diff.sglang import device  # noqa: F401  # before anything of the package
 from hicache.cache.node import FULL, SWA
 from hicache.cache.pages import PageAllocator
 from hicache.config import SchedulerConfig

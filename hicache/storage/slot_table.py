@@ -375,11 +375,13 @@ class SlotTable:
             self._free(place)
 
     def _free(self, place: Place) -> None:
-        self._db.execute(
+        freed = self._db.execute(
             "UPDATE slots SET state = ?, owner = NULL, key = NULL, length = NULL, digest = NULL"
             " WHERE slot_bytes = ? AND slot = ?",
             (_FREE, place.slot_bytes, place.slot),
-        )
+        ).rowcount
+        if not freed:
+            raise sqlite3.DatabaseError(f"{place} is in the table and cannot be found in it")
         self._charge(-place.slot_bytes)
         self._free_space(place)
 

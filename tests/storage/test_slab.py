@@ -16,6 +16,7 @@ from hicache.storage.base import StorageError
 from hicache.storage.digest import namespace_name
 from hicache.storage.owner import current_owner
 from hicache.storage.slab import Eviction, SlabStorage
+from hicache.storage.slot_table import Place
 
 SMALL, LARGE = 4096, 5 * 4096
 
@@ -384,6 +385,16 @@ def test_slots_of_a_writer_that_died_are_free_when_the_slab_is_opened(tmp_path: 
         assert storage.contains(keys(1, 3)) == [True, True]
         # a page is trusted after its digest only: nobody need wait for the disk
         assert storage._table._db.execute("PRAGMA synchronous").fetchone() == (1,)
+
+
+def test_a_slot_that_the_table_cannot_find_is_an_error_and_no_endless_eviction(
+    tmp_path: Path,
+) -> None:
+    with closing(open_slab(tmp_path)) as storage:
+        write(storage, keys(1))
+        with pytest.raises(sqlite3.DatabaseError, match=r"slot=7.* cannot be found in it"):
+            storage._table._free(Place(PAGE_BYTES, 7))
+        assert storage.stats().stored_bytes == PAGE_BYTES
 
 
 def test_a_page_that_is_written_twice_at_once_takes_one_slot(tmp_path: Path) -> None:

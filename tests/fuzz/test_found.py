@@ -57,5 +57,5 @@ def test_a_wait_that_goes_on_when_a_request_has_begun_breaks_a_law(
 ) -> None:
     monkeypatch.setattr(Job, "end_wait", lambda job, now_ns: None)
     slow = {"workload.start": "warm_storage", "storage.speed": "slow"}
-    with pytest.raises(BrokenLawError, match="law 9: request .* its wait for storage goes on"):
+    with pytest.raises(BrokenLawError, match=r"law 9: request .* its wait for storage goes on"):
         try_choices(PLAIN | slow, 12)

@@ -187,7 +187,7 @@ def _run_loaded(
     session.config._tmp_path_factory._basetemp = witness.directory
     session.config.pluginmanager.register(witness)
     items = witness.chosen(session.items)
-    for item, following in zip(items, [*items[1:], None], strict=True):
+    for item, following in zip(items, [*items[1:], None], strict=False):
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
     return 0
 

@@ -126,3 +126,13 @@ def test_every_prefetch_that_starts_is_counted() -> None:
         match = cache.match(sequence, 17)
         assert prefetcher.prefetch_from_storage(number, sequence, match, 17, 0) is not None
     assert cache.counters["prefetch/started_count"] == 3
+
+
+@pytest.mark.parametrize(("held", "restorable"), [(0, []), (1, [1]), (3, [1, 2, 3])])
+def test_pages_that_lead_without_a_gap_can_be_restored(held: int, restorable: list[int]) -> None:
+    cache = make_cache(device=ROOMY, host=ROOMY, storage_queue_bytes=100)
+    prefetcher = Prefetcher(cache, PrefetchConfig(threshold=PAGE), None)
+    sequence = Sequence(tokens_of(21))
+    prefetch = prefetcher.prefetch_from_storage(0, sequence, cache.match(sequence, 21), 21, 0)
+    assert prefetch is not None
+    assert prefetch.ask(lambda keys: [place != held for place in range(len(keys))]) == restorable

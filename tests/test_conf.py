@@ -1,6 +1,5 @@
 import re
 from dataclasses import FrozenInstanceError, fields, is_dataclass
-from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -16,16 +15,20 @@ from hicache.config import (
     StageAt,
     WandbMode,
 )
+from tests.composed import CONF, register
 
-CONF = Path(__file__).parents[1] / "conf"
-OPTIONS = sorted(f"{path.parent.name}={path.stem}" for path in CONF.glob("*/*.yaml"))
+OPTIONS = sorted(
+    f"{path.parent.name}={path.stem}"
+    for path in CONF.glob("*/*.yaml")
+    if path.parent.name != "experiment"  # those are composed below
+)
 PLAIN_GROUPS = ["parallel", "cache", "prefetch", "scheduler", "executor", "engine", "tracker"]
 
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
     monkeypatch.delenv("WANDB_MODE", raising=False)
-    schema.register()
+    register()
 
 
 def composed(*overrides):

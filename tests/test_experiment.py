@@ -1,12 +1,11 @@
 """Whole runs from a config: equal bytes, several engines, and a policy from outside."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 
-from experiments import schema
 from hicache.cache import eviction, stop
 from hicache.cache.match import MatchResult
 from hicache.cache.node import Node
@@ -29,6 +28,7 @@ from hicache.scheduler.budget import FORMS
 from hicache.scheduler.checkpoints import PLACEMENTS
 from hicache.scheduler.job import Job
 from hicache.scheduler.order import ORDERS
+from tests.composed import composed
 
 CONF = Path(__file__).parents[1] / "conf"
 MODELS = ["tiny_hybrid", "llama3_8b", "gemma3_27b", "qwen3_next_80b"]
@@ -76,14 +76,7 @@ class NeverAsked:
 
 
 def config_of(*overrides: str) -> ExperimentConfig:
-    schema.register()
-    with initialize_config_dir(str(CONF), version_base=None):
-        return schema.to_config(
-            compose(
-                "config",
-                overrides=["workload=builtin", "storage=memory", "workload.limit=60", *overrides],
-            )
-        )
+    return composed("workload=builtin", "storage=memory", "workload.limit=60", *overrides)
 
 
 def summary_of(result: Result) -> str:
@@ -217,9 +210,11 @@ SLOW_STORAGE = (
 )
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_stop_policy_of_ones_own_is_named_by_module_and_class(ranks: int) -> None:
-    stops = ("tests.test_experiment:FirstPages", *STOP_POLICIES)
+@pytest.mark.parametrize(("ranks", "others"), [(1, STOP_POLICIES), (2, ["wait_complete"])])
+def test_a_stop_policy_of_ones_own_is_named_by_module_and_class(
+    ranks: int, others: Sequence[str]
+) -> None:
+    stops = ("tests.test_experiment:FirstPages", *others)
     own, *ours = (
         run(config_of(*SLOW_STORAGE, f"parallel.ranks={ranks}", f"prefetch.stop={stop}"))
         for stop in stops
@@ -276,7 +271,8 @@ class Middle:
         (
             "scheduler.swa_budget",
             "Generous",
-            "model=gemma3_27b cache.swa_device_share=0.02 scheduler.chunk_tokens=512",
+            "model=gemma3_27b cache.swa_device_share=0.02 scheduler.chunk_tokens=512 "
+            "workload.limit=25",
         ),
         ("cache.checkpoints", "Middle", "model=qwen3_next_80b cache.checkpoints_args.share=0.25"),
     ],
@@ -286,7 +282,7 @@ def test_what_the_scheduler_decides_may_be_a_class_of_ones_own(
 ) -> None:
     overrides = [*rest.split(), "engine.check_invariants=true"]
     own = run(config_of(*overrides, f"{knob}=tests.test_experiment:{name}"))
-    assert len(own.records) == 60
+    assert len(own.records) == (25 if "limit" in rest else 60)
     defaults = [each for each in overrides if "_args" not in each]
     assert summary_of(own) != summary_of(run(config_of(*defaults)))
 

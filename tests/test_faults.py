@@ -1,21 +1,20 @@
 """Runs under storage faults: they end, leak nothing, and take simulated time, not real time."""
 
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
-from functools import cache
+from itertools import cycle, product
 from pathlib import Path
 
 import pytest
 import yaml
-from hydra import compose, initialize_config_dir
 
-from experiments import schema
 from hicache import experiment
 from hicache.config import STOP_POLICIES, ExperimentConfig, FaultsConfig, StartState, StorageConfig
 from hicache.metrics import Result
+from tests.composed import CONF, composed
 
-CONF = Path(__file__).parents[1] / "conf"
 PRESETS = sorted(path.stem for path in (CONF / "faults").glob("*.yaml"))
-STOPS = pytest.mark.parametrize("stop", STOP_POLICIES)
+HYBRIDS = ("gemma3_27b", "qwen3_next_80b", "tiny_hybrid")
 CALM = FaultsConfig()
 ENGINES = ("memory", "slab", "file")
 # small enough to finish at once, large enough that tiers overflow and prefetches overlap faults
@@ -34,11 +33,8 @@ SMALL = (
 SOON = {"gone_from_s": 2.0, "gone_for_s": 4.0, "failure_ms": 500.0}
 
 
-@cache
 def base_config(*overrides: str) -> ExperimentConfig:
-    schema.register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return schema.to_config(compose("config", overrides=[*SMALL, *overrides]))
+    return composed(*SMALL, *overrides)
 
 
 def preset_of(name: str) -> FaultsConfig:
@@ -91,8 +87,26 @@ def calm() -> Result:
     return run()
 
 
-@STOPS
-@pytest.mark.parametrize("preset", PRESETS)
+def seldom(pairs: Iterable[tuple[str, str]], often: Collection[tuple[str, str]]) -> list[object]:
+    """All pairs; those that are not tried often are soaked."""
+    return [
+        pytest.param(*pair, marks=() if pair in often else pytest.mark.soak, id="-".join(pair))
+        for pair in pairs
+    ]
+
+
+def dealt(names: Sequence[str]) -> set[tuple[str, str]]:
+    """Each name with one way of stopping, in turn."""
+    return set(zip(names, cycle(STOP_POLICIES)))
+
+
+@pytest.mark.parametrize(
+    ("preset", "stop"),
+    seldom(
+        product(PRESETS, STOP_POLICIES),
+        dealt(PRESETS) | {("everything", stop) for stop in STOP_POLICIES},
+    ),
+)
 def test_a_run_under_faults_answers_everyone_and_leaks_nothing(
     preset: str, stop: str, calm: Result
 ) -> None:
@@ -101,8 +115,7 @@ def test_a_run_under_faults_answers_everyone_and_leaks_nothing(
     assert answered_share(result) > 0.9
 
 
-@pytest.mark.parametrize("model", ["gemma3_27b", "qwen3_next_80b", "tiny_hybrid"])
-@STOPS
+@pytest.mark.parametrize(("model", "stop"), seldom(product(HYBRIDS, STOP_POLICIES), dealt(HYBRIDS)))
 def test_hybrids_leak_nothing_when_everything_goes_wrong(model: str, stop: str) -> None:
     roomy = () if model == "tiny_hybrid" else ("cache.device_gib=24", "cache.host_gib=12")
     roomy += ("workload.num_sessions=8",)

@@ -17,14 +17,12 @@ from shutil import copytree
 
 import pytest
 import yaml
-from hydra import compose, initialize_config_dir
 
-from experiments import schema
 from hicache import experiment
 from hicache.config import STOP_POLICIES, ExperimentConfig, FaultsConfig
 from hicache.metrics import Result
+from tests.composed import CONF, composed
 
-CONF = Path(__file__).parents[1] / "conf"
 PRESETS = sorted(path.stem for path in (CONF / "faults").glob("*.yaml"))
 KINDS = ("slab", "file")
 BASE = (
@@ -53,11 +51,8 @@ DAMAGED_BYTES = 256  # where damage is done: no page of the model is shorter
 Fill = Callable[[str], Path]
 
 
-@cache
 def base_config() -> ExperimentConfig:
-    schema.register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return schema.to_config(compose("config", overrides=list(BASE)))
+    return composed(*BASE)
 
 
 def preset_of(name: str) -> FaultsConfig:

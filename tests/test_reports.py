@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
 
-from experiments import remove_fixes, schema
+from experiments import remove_fixes
 from experiments.groups import StoredRun, differing_keys
 from hicache import experiment
 from hicache.cache.actions import free
@@ -14,6 +13,7 @@ from hicache.cache.node import DEVICE, SWA
 from hicache.cache.sequence import Sequence
 from hicache.metrics import summarize
 from tests.cache.small import complete_all, make_cache, run_request, tokens_of
+from tests.composed import composed
 
 SMALL = (
     "workload=agents",
@@ -29,11 +29,7 @@ SMALL = (
 
 def replay(*overrides: str) -> Mapping[str, Any]:
     """The summary of a small run in simulated time."""
-    schema.register()
-    conf = remove_fixes.ROOT / "conf"
-    with initialize_config_dir(str(conf), version_base="1.3"):
-        config = schema.to_config(compose("config", overrides=[*SMALL, *overrides]))
-    result = experiment.run(config)
+    result = experiment.run(composed(*SMALL, *overrides))
     return summarize(result.records, result.measures)
 
 

@@ -78,6 +78,13 @@ def test_the_best_match_is_passed_over_when_it_is_busier_by_more_than_the_slack(
     assert PrefixLoad(slack=3).route(request_of(9, range(64), [1]), engines) == chosen
 
 
+@pytest.mark.parametrize(("busier_by", "chosen"), [(8, 1), (9, 0)])
+def test_eight_more_requests_are_worth_a_match(busier_by: int, chosen: int) -> None:
+    engines = engines_that_served(range(900, 999), range(64))
+    load(engines[1], busier_by)
+    assert PrefixLoad().route(request_of(9, range(64), [1]), engines) == chosen
+
+
 def test_the_last_token_of_a_prompt_counts_for_nothing() -> None:
     # both hold three pages of four, and the fourth ends with the token that must be computed
     page = plot_of("full").page_size

@@ -5,14 +5,13 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 
-from experiments import schema
 from hicache import experiment, runtime
 from hicache.cache.transfer import StorageDelete, StorageWrite
 from hicache.config import ExperimentConfig, StorageConfig, StorageWrites, Tiering
 from hicache.metrics import Result
 from hicache.storage.memory import MemoryStorage
+from tests.composed import composed
 
 CONF = Path(__file__).parents[1] / "conf"
 POLICIES = {
@@ -29,16 +28,13 @@ MODELS = {
 }
 
 
-@cache
 def base_config(model: str) -> ExperimentConfig:
-    schema.register()
     overrides = (
         "workload=chat", "workload.num_sessions=16", "workload.session_rate=2",
         "cache.page_size=512", "prefetch.threshold=512", "engine.check_invariants=true",
         "tracker.wandb_mode=disabled", f"model={model}", *MODELS[model],
     )  # fmt: skip
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return schema.to_config(compose("config", overrides=list(overrides)))
+    return composed(*overrides)
 
 
 def fates(result: Result) -> list[tuple[int, str]]:

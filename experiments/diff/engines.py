@@ -10,6 +10,7 @@ import hashlib
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -37,6 +38,7 @@ class Engine:
         requirements: of the shared environment; none of them asks for torch.
         alone: of the shared environment, installed without what they ask for.
         sources: where in a checkout the package lies.
+        warm_up: what a release compiles on first use, as a program; it shows whether it imports.
     """
 
     package: str
@@ -44,6 +46,7 @@ class Engine:
     requirements: tuple[str, ...]
     alone: tuple[str, ...] = ()
     sources: tuple[str, ...] = ("", "python", "src")
+    warm_up: str = ""
 
 
 # what SGLang's cache and scheduler import, found by trying
@@ -62,6 +65,10 @@ ENGINES = {
         module="experiments.diff.sglang.side",
         requirements=SGLANG,
         alone=("torchvision==0.28.0", "compressed-tensors==0.18.0", "xgrammar==0.2.7"),
+        warm_up=(
+            "from experiments.diff.sglang import side;"
+            " side.utils.get_hash_str(list(range(64)), None)"
+        ),
     ),
 }
 
@@ -88,15 +95,37 @@ def prepare(engine: Engine, spec: str, say: Callable[[str], None]) -> Launch:
     cache = user_cache_path(OURS) / "diff" / engine.package
     files, name = _files(engine, spec, cache, say)
     shared = _shared(engine, cache, say)
-    scratch = cache / "built" / hashlib.sha256(str(files).encode()).hexdigest()[:12]
-    scratch.mkdir(parents=True, exist_ok=True)
-    return Launch(
+    launch = Launch(
         name=name,
         interpreter=str(shared / "bin" / "python"),
         module=engine.module,
         path=(str(files),),
-        scratch=scratch,
+        scratch=cache / "built" / hashlib.sha256(str(files).encode()).hexdigest()[:12],
     )
+    _warm_up(engine, launch, say)
+    return launch
+
+
+def _warm_up(engine: Engine, launch: Launch, say: Callable[[str], None]) -> None:
+    assert launch.scratch is not None
+    ready = launch.scratch / "ready"
+    if ready.exists():
+        return
+    say(f"trying {launch.name} ...")
+    shutil.rmtree(launch.scratch, ignore_errors=True)  # what was begun, and locks of the dead
+    launch.scratch.mkdir(parents=True)
+    program = f"import sys; sys.path.append({str(ROOT)!r}); {engine.warm_up}"
+    done = subprocess.run(
+        [launch.interpreter, "-P", "-c", program],
+        env=environment_of(launch),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or ["it gave no reason"]
+        raise SideError(f"{launch.name} does not import: {lines[-1]}")
+    ready.touch()
 
 
 def _files(engine: Engine, spec: str, cache: Path, say: Callable[[str], None]) -> tuple[Path, str]:

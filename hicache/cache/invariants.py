@@ -247,13 +247,6 @@ def _check_pages(
 def _check_transfers(cache: PrefixCache, prefetcher: Prefetcher | None, nodes: set[Node]) -> None:
     if cache.in_flight:
         _check_ends(cache, nodes)
-    for transfer in cache.in_flight:
-        for lock in getattr(transfer, "locks", []):
-            _hold(lock.node in nodes, 7, f"{lock.node} of a copy under way is gone")
-            _hold(lock.node.locks[DEVICE][FULL], 7, f"{lock.node} of a copy is not locked")
-        for lock in transfer.host_locks:
-            _hold(lock.node in nodes, 7, f"{lock.node} of a copy under way is gone")
-            _hold(any(lock.node.locks[HOST]), 7, f"{lock.node} of a copy is not locked")
     if prefetcher is not None:
         for prefetch in prefetcher.active.values():
             if not prefetch.is_settled and not prefetch.anchor.is_root:

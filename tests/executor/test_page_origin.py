@@ -2,18 +2,15 @@
 
 from copy import copy
 from dataclasses import fields, replace
-from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 
-from experiments import schema
 from hicache import experiment
-from hicache.config import ExperimentConfig, RealModel
+from hicache.config import RealModel
 from hicache.executor.page_origin import NEUTRAL, PageOrigin
 from hicache.executor.reference_model import ReferenceModel
 from hicache.executor.torch_memory import SequenceMemory
@@ -21,6 +18,7 @@ from hicache.executor.torch_pools import RankPools, TorchPools
 from hicache.executor.torch_timing import TimingModel
 from hicache.metrics import Result
 from hicache.models import ModelConfig
+from tests.composed import composed
 from tests.executor.mixes import tiny
 
 PAGE = 8
@@ -29,7 +27,6 @@ MODEL = tiny("F S M D", PAGE)
 ORIGIN = PageOrigin(
     model=MODEL, page_size=PAGE, rank=0, tp=1, weights="w", arithmetic="a", layout=("l",)
 )
-CONF = Path(__file__).parents[2] / "conf"
 BASE = (
     "model=tiny_hybrid",
     "executor=torch",
@@ -132,15 +129,8 @@ def test_a_layout_names_every_piece_of_every_item_in_order() -> None:
     )
 
 
-@cache
-def base_config() -> ExperimentConfig:
-    schema.register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return schema.to_config(compose("config", overrides=list(BASE)))
-
-
 def run_on(root: Path, **changes: object) -> Result:
-    config = replace(base_config(), **changes)  # type: ignore[arg-type]
+    config = replace(composed(*BASE), **changes)  # type: ignore[arg-type]
     return experiment.run(replace(config, storage=replace(config.storage, root=str(root))))
 
 
@@ -163,7 +153,7 @@ def test_an_equal_run_is_served_what_the_first_one_stored(filled: Path) -> None:
 
 @pytest.mark.parametrize("name", ["model", "parallel"])
 def test_another_run_is_never_served_the_pages_of_the_first(filled: Path, name: str) -> None:
-    config = base_config()
+    config = composed(*BASE)
     others = {
         "model": replace(config.model, hidden_size=32),
         "parallel": replace(config.parallel, tp=2),
@@ -175,12 +165,12 @@ def test_another_run_is_never_served_the_pages_of_the_first(filled: Path, name: 
 
 
 def test_a_stand_in_is_not_served_the_pages_of_a_model(filled: Path) -> None:
-    executor = replace(base_config().executor, model=RealModel.timing, verify=False)
+    executor = replace(composed(*BASE).executor, model=RealModel.timing, verify=False)
     assert storage_hits(run_on(filled, executor=executor)) == 0
 
 
 def test_other_weights_of_the_same_model_have_a_store_of_their_own(tmp_path: Path) -> None:
-    workload = replace(base_config().workload, limit=1)
+    workload = replace(composed(*BASE).workload, limit=1)
     for seed in (0, 1, 0):  # other seeds have other prompts too: hits would prove nothing
         run_on(tmp_path, workload=workload, seed=seed)
     assert len(list(tmp_path.iterdir())) == 2

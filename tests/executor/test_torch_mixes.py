@@ -45,13 +45,13 @@ def unequal(first: int, end: int, device: str = "cpu") -> dict[int, str]:
     }
 
 
-@pytest.mark.parametrize("first", range(0, 300, PART))
+@pytest.mark.parametrize("first", range(0, 100, PART))
 def test_logits_equal_a_cold_start(first):
     assert unequal(first, first + PART) == {}
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("first", range(300, 5_000, 100))
+@pytest.mark.parametrize("first", range(100, 5_000, 100))
 def test_logits_equal_a_cold_start_in_many_mixes(first):
     assert unequal(first, first + 100) == {}
 

@@ -28,10 +28,8 @@ def main() -> None:
         same = [m for m in drawn if (m.path, *m.change(_source(m))) in equivalent]
         rows.append((package, drawn, same))
         trials += [trial(m, found, told.budget) for m in drawn if m not in same]
-    verdicts = {verdict.trial.mutant: verdict for verdict in judge(trials, found, told.jobs)}
-    for verdict in verdicts.values():
-        if verdict.fate is Fate.survived:
-            print(_told(verdict))
+    judged = judge(trials, found, told.jobs, _tell)
+    verdicts = {verdict.trial.mutant: verdict for verdict in judged}
     print(f"\nOf commit {_commit()[:12]}, seed {seed}:\n")
     print("| package | mutants | killed | timed out | survived | equivalent | noticed |")
     print("|---|---:|---:|---:|---:|---:|---:|")
@@ -73,11 +71,16 @@ def _row(package: str, verdicts: Sequence[Verdict], equivalent: int) -> str:
     return f"| {package} | {' | '.join(map(str, numbers))} | {noticed:.1%} |"
 
 
-def _told(verdict: Verdict) -> str:
+def _tell(verdict: Verdict) -> None:
+    """A dot for a mutant that was noticed, and all about one that was not."""
+    if verdict.fate is not Fate.survived:
+        print(".", end="", flush=True)
+        return
     mutant = verdict.trial.mutant
     before, after = mutant.change(_source(mutant))
     tests = f"{len(verdict.trial.tests)} tests" if verdict.trial.tests else "no test runs it"
-    return f"{mutant.path}:{mutant.lines[0]} {mutant.operator} ({tests})\n  - {before}\n  + {after}"
+    where = f"{mutant.path}:{mutant.lines[0]} {mutant.operator}"
+    print(f"\n{where} ({tests})\n  - {before}\n  + {after}", flush=True)
 
 
 def _flat(verdict: Verdict) -> dict[str, object]:

@@ -12,7 +12,7 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -32,7 +32,6 @@ PYTEST = ("-o", "addopts=", "-s", "-p", "no:terminal", "-p", "no:cacheprovider")
 MEMORY_BYTES = 8 << 30  # a process may take so much
 SLACK_S, SLACK = 5, 10  # a test may take so much, and so many times what it takes otherwise
 FAILED, BROKEN = 1, 70  # exit statuses
-MARKS = {"killed": ".", "timed out": "t", "survived": "!"}
 # libraries of operators register themselves at import, once a process
 KEPT = ("hicache.kernels", "tests.mutants")
 
@@ -66,21 +65,32 @@ class Verdict:
     killer: str | None
 
 
-def judge(trials: Sequence[Trial], reach: Reach, jobs: int) -> list[Verdict]:
-    """Try all mutants, `jobs` at a time, in the order given."""
-    court = _Court(trials, reach, jobs)
+def judge(
+    trials: Sequence[Trial], reach: Reach, jobs: int, tell: Callable[[Verdict], None]
+) -> list[Verdict]:
+    """Try all mutants, `jobs` at a time; `tell` hears of each as soon as it is judged."""
+    court = _Court(trials, reach, jobs, tell)
     files = {test.partition("::")[0]: None for trial in trials for test in trial.tests}
     if files and (status := pytest.main([*PYTEST, *files], plugins=[court])):
         sys.exit(f"pytest could not load the tests: exit status {status}")
-    untested = [t for t in trials if not t.tests]
-    return court.verdicts + [Verdict(trial=t, fate=Fate.survived, killer=None) for t in untested]
+    for trial in trials:
+        if not trial.tests:
+            court.conclude(Verdict(trial=trial, fate=Fate.survived, killer=None))
+    return court.verdicts
 
 
 class _Court:
     """A plugin of pytest: in place of the loop over tests, one over mutants."""
 
-    def __init__(self, trials: Sequence[Trial], reach: Reach, jobs: int) -> None:
+    def __init__(
+        self,
+        trials: Sequence[Trial],
+        reach: Reach,
+        jobs: int,
+        tell: Callable[[Verdict], None],
+    ) -> None:
         self.verdicts: list[Verdict] = []
+        self._tell = tell
         self._waiting = [trial for trial in reversed(trials) if trial.tests]
         self._reach, self._jobs = reach, jobs
         self._running: dict[int, tuple[Trial, Path]] = {}  # by process
@@ -98,11 +108,13 @@ class _Court:
             with suppress(ProcessLookupError):
                 os.killpg(process, signal.SIGKILL)  # servers that its tests started
             trial, directory = self._running.pop(process)
-            self.verdicts.append(_verdict(trial, os.waitstatus_to_exitcode(status), directory))
+            self.conclude(_verdict(trial, os.waitstatus_to_exitcode(status), directory))
             shutil.rmtree(directory)
-            print(MARKS[self.verdicts[-1].fate], end="", flush=True)
-        print()
         return True
+
+    def conclude(self, verdict: Verdict) -> None:
+        self.verdicts.append(verdict)
+        self._tell(verdict)
 
     def _start(self, trial: Trial, session: pytest.Session) -> None:
         directory = Path(tempfile.mkdtemp(prefix="mutant-"))

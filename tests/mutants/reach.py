@@ -56,8 +56,8 @@ def reach(tests: Sequence[str], jobs: int, *, fresh: bool = False) -> Reach:
         known = json.loads(path.read_text())
     files = {str(file.relative_to(ROOT)): _digest(file) for file in _test_files(tests)}
     changed = [file for file, digest in files.items() if known["files"].get(file) != digest]
-    found = _recorded(changed, jobs) if changed else {}
     sources = {str(p.relative_to(ROOT)): p.read_text() for of in PACKAGES for p in modules(of)}
+    found = _recorded(changed, jobs) if changed else {}
     moved = {
         name: _moved(known["sources"].get(name, ""), source) for name, source in sources.items()
     }

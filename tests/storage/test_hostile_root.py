@@ -180,6 +180,29 @@ def test_what_lies_in_the_place_of_a_file_is_left_alone(
         assert state_of(path, victim) == before
 
 
+@pytest.mark.parametrize("thing", THINGS)
+@pytest.mark.parametrize(
+    ("kind", "place"), [("slab", f"pages-{PAGE_BYTES}.slab"), ("file", PAGE_NAME)]
+)
+def test_a_page_whose_place_is_taken_is_missing_and_all_else_goes_on(
+    kind: str, place: str, thing: Callable[[Path, Path], None], tmp_path: Path, victim: Path
+) -> None:
+    with closing(opened(kind, tmp_path / "root")) as storage:
+        thing(tmp_path / "root" / namespace_name("test") / place, victim)
+        assert write(storage, keys(1)) == [False]
+        assert storage.contains(keys(1)) == [False]
+        assert read(storage, keys(1)) == [None]
+        storage.delete(keys(1))
+        # pages that lie elsewhere: in another file
+        others = keys(2, 3)
+        pages = [payload(other, 100) for other in others]
+        assert storage.write(others, pages) == [True, True]
+        buffers = [poisoned(100), poisoned(100)]
+        assert storage.read(others, buffers) == [True, True]
+        assert buffers == pages
+        assert storage.stats().stored_pages == 2
+
+
 def suppressed(call: Callable[[], None]) -> None:
     with suppress(StorageError):
         call()
@@ -257,7 +280,7 @@ def test_a_file_that_is_too_long_for_a_page_is_no_page(tmp_path: Path) -> None:
 def test_a_smaller_page_is_kept_when_a_larger_one_is_asked_for(tmp_path: Path) -> None:
     for kind in KINDS:
         with closing(opened(kind, tmp_path)) as storage:
-            for num_bytes in (1, 5, PAGE_BYTES - 1, PAGE_BYTES - 16, PAGE_BYTES - 17):
+            for num_bytes in (0, 1, 5, PAGE_BYTES - 1, PAGE_BYTES - 16, PAGE_BYTES - 17):
                 page = payload(keys(1)[0], num_bytes)
                 storage.write(keys(1), [page])
                 assert storage.read(keys(1), [poisoned()]) == [False]
@@ -359,6 +382,15 @@ def test_slots_beyond_the_end_of_their_file_are_forgotten(num_slots: float, tmp_
         assert assert_whole_or_absent(storage, keys(0, 1, 2)) == int(num_slots)
         assert write(storage, keys(0, 1, 2)) == [True, True, True]
         assert assert_whole_or_absent(storage, keys(0, 1, 2)) == 3
+
+
+def test_slots_of_a_file_that_is_gone_are_forgotten(tmp_path: Path) -> None:
+    with closing(opened("slab", tmp_path)) as storage:
+        write(storage, keys(0, 1))
+    (tmp_path / namespace_name("test") / f"pages-{PAGE_BYTES}.slab").unlink()
+    with closing(opened("slab", tmp_path)) as storage:
+        assert storage.stats().stored_pages == 0
+        assert read(storage, keys(0, 1)) == [None, None]
 
 
 @pytest.mark.parametrize(

@@ -1,26 +1,14 @@
 """Configs as the command line composes them, and workloads made by hand."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
-from hydra import compose, initialize_config_dir
 
-from experiments import schema
 from hicache import experiment
-from hicache.config import ExperimentConfig
 from hicache.metrics import Result, summarize
 from hicache.request import Request, TokenSpans
 from hicache.workload.build import Workload
-
-CONF = Path(__file__).resolve().parents[2] / "conf"
-
-
-def config(*overrides: str) -> ExperimentConfig:
-    """What `python -m experiments.run OVERRIDES` would run."""
-    schema.register()
-    with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-        return schema.to_config(compose("config", list(overrides)))
+from tests.composed import composed
 
 
 def span(start: int, count: int) -> TokenSpans:
@@ -65,7 +53,7 @@ def workload(requests: Sequence[Request]) -> Workload:
 
 def run(made: Workload, *overrides: str) -> Result:
     """The result of a workload made by hand under a composed config."""
-    return experiment.run(config(*overrides), workload=made)
+    return experiment.run(composed(*overrides), workload=made)
 
 
 def summary(made: Workload, *overrides: str) -> dict[str, float | int]:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hicache.executor.cost import CostModel
-from tests.validity import runs
+from tests.composed import composed
 
 calibrate = pytest.importorskip("experiments.calibrate")
 measured = pytest.importorskip("experiments.measured")
@@ -28,7 +28,7 @@ STEPS = [
 
 @pytest.mark.parametrize("number", range(len(STEPS)))
 def test_the_fitted_profile_makes_the_cost_model_cost_what_was_fitted(number: int) -> None:
-    config = runs.config("model=tiny_hybrid", "parallel.tp=1")
+    config = composed("model=tiny_hybrid", "parallel.tp=1")
     each = STEPS[number]
     hardware = calibrate.profile(RATES, config.model, config.hardware, TILE)
     model = CostModel(config.model, hardware, tp=1)

@@ -9,11 +9,11 @@ from matplotlib.figure import Figure
 
 from experiments import capacity
 from hicache.workload.oracle import Curve
-from tests.validity import runs
+from tests.composed import composed
 
 
 def test_the_curve_rises_to_what_a_cache_without_limit_hits(tmp_path: Path) -> None:
-    config = runs.config("experiment=capacity", "workload=chat", "workload.num_sessions=20")
+    config = composed("experiment=capacity", "workload=chat", "workload.num_sessions=20")
 
     capacity.carry_out(config, tmp_path)
 
@@ -25,7 +25,7 @@ def test_the_curve_rises_to_what_a_cache_without_limit_hits(tmp_path: Path) -> N
 
 
 def test_checkpoints_cost_hits(tmp_path: Path) -> None:
-    config = runs.config(
+    config = composed(
         "experiment=capacity", "workload=chat", "workload.num_sessions=20", "model=qwen3_next_80b"
     )
 

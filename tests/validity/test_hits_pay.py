@@ -11,6 +11,7 @@ from hicache.executor.cost import CostModel
 from hicache.metrics import RequestRecord
 from hicache.request import Request
 from hicache.workload.build import Workload
+from tests.composed import composed
 from tests.validity import runs
 
 PREFIX, TAIL = 6400, 640
@@ -86,7 +87,7 @@ def test_the_nearer_the_tier_the_sooner_the_first_token() -> None:
 def test_prefill_costs_what_the_tokens_that_were_not_hit_cost(tier: str) -> None:
     record = last_record(*PLACES[tier])
 
-    config = runs.config("model=llama3_8b")
+    config = composed("model=llama3_8b")
     cost = CostModel(config.model, config.hardware, tp=1)
     hit_len = record.prompt_len - record.computed_len
     alone = cost.forward_ns([(hit_len, record.prompt_len)], np.empty(0, np.int64))

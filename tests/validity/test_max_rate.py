@@ -4,7 +4,7 @@ import pytest
 
 from experiments.max_rate import Objective, bisect, max_rate
 from hicache.metrics import RequestRecord, Status
-from tests.validity import runs
+from tests.composed import composed
 
 PROMISE = Objective(ttft_s=1.0, tpot_s=0.1, share=0.9)
 
@@ -41,7 +41,7 @@ def test_both_promises_must_be_kept(
 
 
 def test_a_harder_promise_allows_no_higher_rate() -> None:
-    config = runs.config("workload=chat", "workload.num_sessions=40", "storage=none")
+    config = composed("workload=chat", "workload.num_sessions=40", "storage=none")
     easy = Objective(ttft_s=5.0, tpot_s=1.0, share=0.9)
     hard = Objective(ttft_s=0.03, tpot_s=0.02, share=0.9)
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from hicache.clock import SECOND_NS
 from hicache.executor.cost import CostModel
+from tests.composed import composed
 from tests.validity import runs
 
 ALONE = (
@@ -32,7 +33,7 @@ SHAPES = {  # prompt lengths, answer lengths, shares
 
 
 def service_ns(prompt_len: int, output_len: int) -> int:
-    config = runs.config(*ALONE)
+    config = composed(*ALONE)
     cost = CostModel(config.model, config.hardware, tp=4)
     nothing = np.empty(0, np.int64)
     total = start = 0

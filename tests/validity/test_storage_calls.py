@@ -7,6 +7,7 @@ from hicache.clock import SECOND_NS
 from hicache.config import StorageConfig
 from hicache.executor.simulated import SimulatedExecutor, SimulatedIo
 from hicache.storage.memory import MemoryStorage
+from tests.composed import composed
 from tests.validity import runs
 
 SECOND = SECOND_NS
@@ -54,7 +55,7 @@ def test_an_answer_that_takes_no_time_is_delivered() -> None:
 
 
 def test_a_run_ends_when_storage_takes_no_time() -> None:
-    config = runs.config(
+    config = composed(
         "model=llama3_8b", "parallel.tp=4", "storage.query_s=0", "storage.operation_s=0"
     )
 

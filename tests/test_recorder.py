@@ -1,0 +1,240 @@
+"""Who keeps the score: a record of every request, a row of every interval."""
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hicache.cache.node import FULL, SWA
+from hicache.cache.pages import PageAllocator
+from hicache.clock import SECOND_NS
+from hicache.config import Arrivals
+from hicache.metrics import Progress, Status
+from hicache.recorder import Recorder
+from hicache.request import Request, TokenSpans
+from hicache.workload.arrivals import Feeder
+
+TIERS = ("device_hit", "host_hit", "storage_hit", "computed")
+
+
+def spans(count: int) -> TokenSpans:
+    return TokenSpans(np.zeros(1, np.int32), np.array([count], np.int32))
+
+
+def request(number: int, parent: int | None = None) -> Request:
+    return Request(
+        id=number,
+        session_id=7,
+        arrival_ns=0,
+        prompt=spans(100),
+        output=spans(5),
+        parent_id=parent,
+    )
+
+
+class FakeEngine:
+    """Counters and queues to be set, and the moments up to which it was asked to catch up."""
+
+    def __init__(self, *, waiting: int = 0, running: int = 0, used: int = 0) -> None:
+        self.caught_up: list[int] = []
+        pools = [[PageAllocator(10), PageAllocator(0), PageAllocator(0)] for _ in range(2)]
+        pools[0][FULL].allocate(used)
+        self.cache = SimpleNamespace(
+            counters=Counter(), tree=SimpleNamespace(kinds=[FULL, SWA]), pools=pools
+        )
+        self.scheduler = SimpleNamespace(waiting=[None] * waiting, running=[None] * running)
+
+    def catch_up(self, now_ns: int) -> None:
+        self.caught_up.append(now_ns)
+
+
+class Score:
+    """A recorder over fake engines, and what it told of its progress."""
+
+    def __init__(self, *engines: FakeEngine, warm_up_s: float = 0.0, **extra: Any) -> None:
+        self.engines = engines or (FakeEngine(),)
+        self.told: list[Progress] = []
+        self.requests = [request(number) for number in range(250)]
+        self.requests += [request(250, parent=0), request(251, parent=250)]
+        feeder = Feeder(self.requests, Arrivals.causal, concurrency=8)
+        feeder.initial()
+        self.recorder = Recorder(
+            feeder,
+            self.engines,  # type: ignore[arg-type]
+            num_requests=252,
+            interval_s=2.0,
+            warm_up_s=warm_up_s,
+            progress=self.told.append,
+            **extra,
+        )
+
+    @property
+    def rows(self) -> list[Any]:
+        return [each.row for each in self.told if each.row is not None]
+
+    def finish(self, number: int, *, at_ns: int = 5000, **changes: Any) -> None:
+        """This request is answered."""
+        self.recorder.finished(self.job(number, **changes), 1, at_ns)
+
+    def job(self, number: int, **changes: Any) -> Any:
+        values = {
+            "request": self.requests[number],
+            "submitted_ns": 1000,
+            "admitted_ns": 1600,
+            "first_token_ns": 2600,
+            "storage_wait_ns": 200,
+            "load_back_ns": 50,
+            "device_len": 40,
+            "host_len": 30,
+            "storage_len": 20,
+            "computed_len": 10,
+            "recomputed_len": 3,
+            "retractions": 2,
+            "num_steps": 6,
+            "decoded": 5,
+        }
+        return SimpleNamespace(**{**values, **changes})
+
+
+def test_a_record_splits_the_time_to_the_first_token_without_a_gap() -> None:
+    score = Score()
+    score.finish(3)
+    (record,) = score.recorder.records
+    parts = (record.queue_ns, record.storage_wait_ns, record.load_back_ns, record.prefill_ns)
+    assert parts == (400, 200, 50, 950)
+    assert sum(parts) == record.ttft_ns == 1600
+    assert (record.id, record.session_id, record.engine) == (3, 7, 1)
+    assert (record.arrival_ns, record.finish_ns) == (1000, 5000)
+    assert (record.status, record.output_len, record.prompt_len) == (Status.finished, 5, 100)
+    assert (record.recomputed_len, record.retractions, record.num_steps) == (3, 2, 6)
+    assert [getattr(record, f"{tier}_len") for tier in TIERS] == [40, 30, 20, 10]
+
+
+def test_a_load_back_counts_no_longer_than_the_first_token_was_waited_for() -> None:
+    score = Score()
+    score.finish(3, load_back_ns=4000)
+    (record,) = score.recorder.records
+    assert (record.load_back_ns, record.prefill_ns) == (1000, 0)
+
+
+def test_whoever_waits_for_a_rejected_request_is_rejected_with_it() -> None:
+    score = Score()
+    job: Any = SimpleNamespace(request=score.requests[0], submitted_ns=1000)
+    score.recorder.rejected(job, "too long", 0, 9000)
+    records = score.recorder.records
+    assert [record.id for record in records] == [0, 250, 251]
+    assert {record.status for record in records} == {Status.rejected}
+    assert [record.reason for record in records] == [
+        "too long",
+        "follows rejected request 0",
+        "follows rejected request 0",
+    ]
+    assert [record.arrival_ns for record in records] == [1000, 9000, 9000]
+    assert [record.output_len for record in records] == [0, 0, 0]
+
+
+def test_of_a_request_that_was_given_up_the_parts_go_up_to_then() -> None:
+    score = Score()
+    score.recorder.aborted(score.job(3, first_token_ns=None, decoded=0), 1, 2000)
+    score.recorder.aborted(score.job(4, first_token_ns=None, admitted_ns=None, decoded=0), 1, 2000)
+    score.recorder.aborted(score.job(5, decoded=2), 1, 9000)
+    admitted, waiting, decoding = score.recorder.records
+    parts = [
+        (each.queue_ns, each.storage_wait_ns, each.load_back_ns, each.prefill_ns)
+        for each in (admitted, waiting, decoding)
+    ]
+    assert parts == [(400, 200, 50, 350), (800, 200, 0, 0), (400, 200, 50, 950)]
+    assert [each.output_len for each in (admitted, waiting, decoding)] == [0, 0, 2]
+    assert {each.status for each in score.recorder.records} == {Status.aborted}
+
+
+def test_whoever_waits_for_a_request_that_was_given_up_is_given_up_with_it() -> None:
+    score = Score()
+    score.recorder.aborted(score.job(0, decoded=2), 1, 9000)
+    reasons = {record.id: record.reason for record in score.recorder.records}
+    assert reasons == {
+        0: "gave up",
+        250: "follows aborted request 0",
+        251: "follows aborted request 0",
+    }
+    assert [record.arrival_ns for record in score.recorder.records] == [1000, 9000, 9000]
+
+
+def test_requests_of_the_warm_up_have_no_record() -> None:
+    score = Score(warm_up_s=1.0)
+    for number, submitted_ns in ((1, SECOND_NS - 1), (2, SECOND_NS)):
+        score.finish(
+            number,
+            at_ns=submitted_ns + 5000,
+            submitted_ns=submitted_ns,
+            admitted_ns=submitted_ns + 600,
+            first_token_ns=submitted_ns + 1600,
+        )
+    assert [record.arrival_ns for record in score.recorder.records] == [SECOND_NS]
+
+
+def test_counting_begins_when_the_warm_up_ends() -> None:
+    others: Counter[str] = Counter()
+    score = Score(FakeEngine(), FakeEngine(), warm_up_s=3.0, counters=[others])
+    one, other = (engine.cache.counters for engine in score.engines)
+    one["steps"], other["steps"], others["reads"] = 5, 7, 2
+    score.recorder.at(3 * SECOND_NS)
+    one["steps"] += 1
+    others["reads"] += 4
+    score.recorder.at(8 * SECOND_NS)
+    totals = score.recorder.totals()
+    assert (totals["steps"], totals["reads"]) == (1, 4)
+
+
+def test_without_a_warm_up_everything_counts() -> None:
+    score = Score()
+    score.engines[0].cache.counters["steps"] = 5
+    score.recorder.at(3 * SECOND_NS)
+    assert score.recorder.totals()["steps"] == 5
+
+
+def test_a_row_says_what_happened_in_its_interval_and_how_things_stand() -> None:
+    score = Score(FakeEngine(waiting=2, running=1), FakeEngine(waiting=1, running=3))
+    one, other = (engine.cache.counters for engine in score.engines)
+    for place, tier in enumerate(TIERS):
+        one[f"cache/{tier}_tokens"] = 10 * place + 1
+        other[f"cache/{tier}_tokens"] = 100
+    score.finish(1)
+    score.recorder.at(2 * SECOND_NS)
+    one["cache/computed_tokens"] += 9
+    score.recorder.at(4 * SECOND_NS)
+    first, second = score.rows
+    assert [getattr(first, f"{tier}_tokens") for tier in TIERS] == [101, 111, 121, 131]
+    assert [getattr(second, f"{tier}_tokens") for tier in TIERS] == [0, 0, 0, 9]
+    assert (first.time_s, second.time_s) == (2.0, 4.0)
+    assert (first.finished_count, second.finished_count) == (1, 0)
+    assert (first.waiting_count, first.running_count) == (3, 4)
+
+
+def test_rows_are_closed_in_order_as_soon_as_time_has_come_so_far() -> None:
+    score = Score()
+    score.recorder.at(2 * SECOND_NS - 1)
+    assert score.rows == []
+    score.recorder.at(7 * SECOND_NS)
+    assert [row.time_s for row in score.rows] == [2.0, 4.0, 6.0]
+    assert score.engines[0].caught_up == [2 * SECOND_NS, 4 * SECOND_NS, 6 * SECOND_NS]
+    score.recorder.close()
+    assert score.rows[-1].time_s == 7.0
+
+
+def test_the_share_of_a_pool_is_that_of_all_engines_and_an_empty_pool_has_none() -> None:
+    score = Score(FakeEngine(used=5), FakeEngine(used=8))
+    score.recorder.close()
+    assert score.rows[0].gauges == {
+        "pool/full_device_used_share": pytest.approx(0.65),
+        "pool/full_host_used_share": 0.0,
+    }
+
+
+def test_progress_is_told_every_hundred_requests() -> None:
+    score = Score()
+    for number in range(200):
+        score.finish(number)
+    assert [(each.done_count, each.total_count) for each in score.told] == [(100, 252), (200, 252)]

@@ -9,7 +9,7 @@
 # TORCH   the torch to install                   (default: torch==2.13.0+cpu)
 # INDEX   where CPU wheels of torch are found    (default: https://download.pytorch.org/whl/cpu)
 set -euo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 venvs="${VENVS:-build/kernel_venvs}"
 torch="${TORCH:-torch==2.13.0+cpu}"
 index="${INDEX:-https://download.pytorch.org/whl/cpu}"

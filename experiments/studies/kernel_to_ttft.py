@@ -37,7 +37,8 @@ NUM_SEEDS = 3
 PATHS = {
     "copy_memcpy": "batched memcpy",
     "copy_triton12": "Triton, 12 SMs",
-    "copy_sglang": "SGLang's kernels",
+    "copy_sglang": "SGLang's registers or TMA",
+    "copy_sglang_unified": "SGLang's page-unified",
     "copy_ours": "ours",
     "copy_ours_35": "ours, link of 35 GB/s",
 }
@@ -301,11 +302,11 @@ def _draw_bars(
     status: str,
 ) -> None:
     spreads = np.array([spread(of(rows, regime, path), field) for regime in regimes]) * factor
-    places = np.arange(len(regimes)) + (number - (len(PATHS) - 1) / 2) * 0.16
+    places = np.arange(len(regimes)) + (number - (len(PATHS) - 1) / 2) * 0.14
     axes.bar(
         places,
         spreads[:, 0],
-        width=0.15,
+        width=0.13,
         yerr=[spreads[:, 0] - spreads[:, 1], spreads[:, 2] - spreads[:, 0]],
         error_kw={"lw": 0.8},
         color=COLOURS[number],
@@ -321,7 +322,7 @@ def _told(values: tuple[float, float, float], factor: float) -> str:
 
 
 def _verdict(gain: tuple[float, float, float]) -> str:
-    middle, low, high = gain
+    _, low, high = gain
     if low > 1.05:
         return "pays"
     return "costs more than it brings" if high < 0.95 else "makes no clear difference"

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from hicache.executor.simulated.links import CopyPath, Links, pcie_rate
-from hicache.models import Figure, HardwareConfig, RateTable
+from hicache.models import CopyKernelConfig, Figure, HardwareConfig, RateTable
 
 SECOND = 10**9
 
@@ -228,13 +228,28 @@ def test_time_that_goes_back_is_refused() -> None:
         links.finish_until(9)
 
 
-def machine() -> HardwareConfig:
+def machine(link_programs: int | None = None) -> HardwareConfig:
     return HardwareConfig(
+        copy_kernel=CopyKernelConfig(
+            link_programs=link_programs, to_device=Figure(value=12e9), to_host=Figure(value=20e9)
+        ),
         pcie_bandwidth=Figure(value=50e9),
         copy_engine=RateTable(size=[4096, 65536], rate=[4e9, 52e9]),
         kernel_to_device=RateTable(size=[128, 4096], rate=[10e9, 35e9]),
         kernel_to_host=RateTable(size=[128, 4096], rate=[20e9, 48e9]),
     )
+
+
+@pytest.mark.parametrize(
+    ("link_programs", "to_device", "rate"),
+    [(None, True, 35e9), (1, True, 12e9), (2, True, 24e9), (4, True, 35e9), (2, False, 40e9)],
+)
+def test_few_programs_move_what_each_of_them_moves(
+    *, link_programs: int | None, to_device: bool, rate: float
+) -> None:
+    few = machine(link_programs)
+    assert pcie_rate(few, 10**6, CopyPath.kernel, to_device=to_device) == rate
+    assert pcie_rate(few, 10**6, CopyPath.copy_engine, to_device=to_device) == 50e9
 
 
 @pytest.mark.parametrize(
@@ -251,3 +266,17 @@ def test_the_pcie_rate_depends_on_piece_path_and_direction(
     *, piece_bytes: int, path: CopyPath, to_device: bool, rate: float
 ) -> None:
     assert pcie_rate(machine(), piece_bytes, path, to_device=to_device) == rate
+
+
+def test_a_flow_that_moves_is_foreseen_to_share_with_one_behind_its_latency() -> None:
+    links = Links({"a": 100.0})
+    links.start(0, 1000, ("a",), 0)
+    links.start(1, 100, ("a",), 0, latency_ns=SECOND)
+    assert links.next_finish_ns() == 3 * SECOND
+    links.start(2, 0, ("a",), 0, latency_ns=2 * SECOND)
+    assert links.next_finish_ns() == 2 * SECOND
+
+
+def test_a_latency_below_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="must be 0 or more, got 1 and -1"):
+        Links({"a": 1.0}).start(0, 1, ("a",), 0, latency_ns=-1)

@@ -172,6 +172,7 @@ class TorchPools:
 
     Args:
         layer_groups: layers whose load-back is one launch, from the first.
+        link_programs: of a copy across the link; none: as many as the kernel takes by itself.
     """
 
     def __init__(
@@ -184,8 +185,10 @@ class TorchPools:
         device: torch.device,
         tp: int = 1,
         layer_groups: Sequence[range] = (),
+        link_programs: int | None = None,
     ) -> None:
         _check_ranks(config, tp)
+        self._link_programs = link_programs
         self.page_size = page_size
         self.device = device
         self.layer_groups = list(layer_groups)
@@ -222,14 +225,21 @@ class TorchPools:
             for rank in self.ranks:
                 table = rank.copies[group] if is_within else rank.loads[group][kind]
                 if table is not None:
-                    copy_pages(table, sources, targets, trusted=True)
+                    programs = None if is_within else self._link_programs
+                    copy_pages(table, sources, targets, num_programs=programs, trusted=True)
 
     def save(self, moves: Sequence[Move]) -> None:
         """Device to host, all layers of a component in one launch."""
         first = [_there(self.ranks[0].saves[move.kind]) for move in moves]
         for move, (sources, targets) in zip(moves, _sent(first, moves), strict=True):
             for rank in self.ranks:
-                copy_pages(_there(rank.saves[move.kind]), sources, targets, trusted=True)
+                copy_pages(
+                    _there(rank.saves[move.kind]),
+                    sources,
+                    targets,
+                    num_programs=self._link_programs,
+                    trusted=True,
+                )
 
     def copy_states(self, sources: PageIds, targets: PageIds) -> None:
         """State slots to others on the device, all layers in one launch."""

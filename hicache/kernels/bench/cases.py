@@ -1,12 +1,13 @@
 """The questions of the bench: each a function that measures, and judges the goals it can.
 
-Those about the whole machine are here, the others in `bench_device_cases` and `bench_link_cases`.
+Those about the whole machine are here, the others in `device_cases` and `link_cases`.
 """
 
 from collections.abc import Callable
 from functools import partial
 
 from hicache.kernels import checksum, copy, reference
+from hicache.kernels.bench.contest import programs
 from hicache.kernels.bench.device_cases import indices, pages, slots, windows
 from hicache.kernels.bench.link_cases import (
     against_peers,
@@ -115,5 +116,6 @@ CASES: dict[str, Callable[[Session], None]] = {
     "launches": launches,
     "crossover": crossover,
     "sweep": sweep,
+    "programs": programs,
     "peers": against_peers,  # last: if code of others breaks the device, nothing comes after it
 }

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
@@ -31,7 +30,6 @@ from hicache.scheduler.checkpoints import PLACEMENTS
 from hicache.scheduler.job import Job
 from hicache.scheduler.order import ORDERS
 
-CONF = Path(__file__).parents[1] / "conf"
 MODELS = ["tiny_hybrid", "llama3_8b", "gemma3_27b", "qwen3_next_80b"]
 
 
@@ -196,7 +194,7 @@ def test_a_policy_that_is_none_is_refused(name: str) -> None:
 
 def test_a_policy_that_is_not_a_class_is_refused() -> None:
     with pytest.raises(ValueError, match=r"cache\.eviction"):
-        run(config_of("model=tiny_hybrid", "cache.eviction=tests.test_experiment:CONF"))
+        run(config_of("model=tiny_hybrid", "cache.eviction=tests.test_experiment:MODELS"))
 
 
 SLOW_STORAGE = (

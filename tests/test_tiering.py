@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +13,6 @@ from hicache.engine import runtime
 from hicache.results.metrics import Result
 from hicache.storage.engines.memory import MemoryStorage
 
-CONF = Path(__file__).parents[1] / "conf"
 POLICIES = {
     "inclusive": {},
     "selective": {"write": StorageWrites.selective},

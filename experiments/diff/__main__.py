@@ -17,12 +17,12 @@ from experiments.diff.engines import ENGINES, OURS, Launch, prepare
 from experiments.diff.explain import Explanation, explain
 from experiments.diff.protocol import COMPONENTS, TIERS, Pools, SideError
 from experiments.diff.report import dump, names_of, to_json, to_markdown, write_figure
+from experiments.launch.schema import CONF
 from hicache.config import WorkloadConfig
 from hicache.models import ModelConfig
 from hicache.request import Request
 from hicache.workload.build import KINDS, load_workload
 
-CONF = Path(__file__).parents[2] / "conf"
 # pools that make each trace compete for them, as docs/validity.md compares with
 ROOMS = {
     "weka_agentic": Pools(device_tokens=1_310_720, host_tokens=3_932_160, max_len=262_144),

@@ -16,8 +16,9 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from experiments.launch.schema import CONF
+
 DIRECTIONS = {"kernel_to_device": "to_device", "kernel_to_host": "to_host"}
-CONF = Path(__file__).resolve().parents[1] / "conf"
 PROGRAM = ("ours", "pages of 128 KiB")  # by which one program is judged
 SLOWDOWN = "GEMM slowed by 4 programs to_device"
 

@@ -32,7 +32,6 @@ from hicache.results.metrics import summarize
 from hicache.results.tracking import write_json
 from hicache.workload.build import load_workload
 
-CONF = Path(__file__).resolve().parents[2] / "conf"
 NUM_SEEDS = 3
 PATHS = {
     "copy_memcpy": "batched memcpy",
@@ -164,7 +163,7 @@ def composed(overrides: Sequence[str]) -> ExperimentConfig:
     """The config that a command line with these overrides would have."""
     schema.register()
     ready = GlobalHydra.instance().is_initialized()  # inside `experiments.run` it is
-    with nullcontext() if ready else initialize_config_dir(str(CONF), version_base="1.3"):
+    with nullcontext() if ready else initialize_config_dir(str(schema.CONF), version_base="1.3"):
         return schema.to_config(compose("config", list(overrides)))
 
 

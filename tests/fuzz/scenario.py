@@ -5,14 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache
-from pathlib import Path
 from random import Random
 from typing import Any
 
-from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from experiments.launch import schema
+from experiments.launch.schema import CONF, config_of
 from hicache.cache.tiers.capacity import page_bytes
 from hicache.config import ExperimentConfig
 from hicache.models import GIB
@@ -20,7 +18,6 @@ from hicache.workload.build import Workload, load_workload
 from tests.fuzz.knobs import BARRED, COMPAT, KNOBS, WORKLOAD, Knob
 from tests.fuzz.talk import NUM_REQUESTS, TALK, Talk, make_talk, unit_tokens
 
-CONF = Path(__file__).parents[2] / "conf"
 BASE = (
     "workload=chat",
     "model=tiny_hybrid",
@@ -92,7 +89,7 @@ def plan_of(choices: Choices, limit: int | None = None) -> Plan:
     overrides = overrides_of(choices)
     ours = {key: value for key, value in overrides.items() if key.split(".")[0] in OURS}
     overrides = {key: value for key, value in overrides.items() if key not in ours}
-    config = with_overrides(_base(), overrides)
+    config = with_overrides(config_of(*BASE), overrides)
     page = config.cache.page_size
     derived: dict[str, object] = {
         "prefetch.threshold": page * int(ours["pages.prefetch.threshold"]),
@@ -192,13 +189,6 @@ def with_overrides(config: Any, overrides: Mapping[str, object]) -> Any:
 
 def _typed(before: object, value: object) -> object:
     return type(before)[value] if isinstance(before, Enum) else value  # type: ignore[misc]
-
-
-@cache
-def _base() -> ExperimentConfig:
-    schema.register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return schema.to_config(compose("config", overrides=list(BASE)))
 
 
 @cache

@@ -130,6 +130,15 @@ class Engine:
         return self._batch.extends if self._batch is not None else []
 
     @property
+    def num_requests(self) -> int:
+        """Requests that are here and not answered yet, wherever they are."""
+        scheduler = self.scheduler
+        partial = scheduler.partial
+        extending = sum(extend.job is not partial for extend in self.extending)
+        elsewhere = len(self._arrived) + len(scheduler.waiting) + len(scheduler.running)
+        return elsewhere + extending + (partial is not None)
+
+    @property
     def is_idle(self) -> bool:
         """Whether nothing is here, waiting or under way."""
         return (

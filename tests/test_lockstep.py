@@ -12,7 +12,7 @@ from hicache.cache.transfer import BackUp, CopyState, StorageDelete, StorageWrit
 from hicache.config import HitAgreement, ParallelConfig, PrefetchConfig, StorageConfig
 from hicache.executor.base import StepRun
 from hicache.lockstep import RankedEngine, lockstep
-from hicache.scheduler.batch import Batch
+from hicache.scheduler.batch import Batch, Outcome
 from tests.scheduler.world import Plot, engine_of, plot_of, request_of
 
 STEP_NS = 100
@@ -432,3 +432,51 @@ def test_a_page_that_one_rank_takes_is_found_by_the_next_step() -> None:
     pair.engine.followers[0].cache.pools[DEVICE][FULL].allocate(1)
     with pytest.raises(RanksDivergedError, match="differ after step 1"):
         pair.engine.wake(1)
+
+
+def test_who_never_waits_is_not_outvoted() -> None:
+    pair = Pair(stop="best_effort")
+    pair.engine.submit(request_of(1, range(10), [1] * 50), 0)
+    pair.engine.wake(0)
+    pair.engine.wake(107)
+    ends = pair.engine._ends_ns
+    assert ends is not None
+    assert len(ends) > 2
+
+
+def test_to_be_woken_within_a_step_is_no_outcome() -> None:
+    pair = Pair(has_storage=False)
+    pair.engine.submit(request_of(0, range(20), [1] * 9), 0)
+    pair.engine.wake(0)
+    assert pair.engine.wake(50) == Outcome()
+
+
+@pytest.mark.parametrize("fate", ["finished", "rejected", "aborted"])
+def test_a_rank_whose_request_ends_otherwise_is_found_though_steps_are_alike(fate: str) -> None:
+    pair = Pair(has_storage=False)
+    pair.engine.submit(request_of(0, range(20), [1]), 0)
+    pair.engine.wake(0)
+    (extend,) = pair.engine.extending
+    ended = (extend.job, "too long") if fate == "rejected" else extend.job
+    follower = pair.engine.followers[0]
+    wake = follower.wake
+
+    def end_one_more(now_ns: int) -> Outcome:
+        outcome = wake(now_ns)
+        getattr(outcome, fate).append(ended)
+        return outcome
+
+    follower.wake = end_one_more  # type: ignore[method-assign]
+    with pytest.raises(RanksDivergedError, match="batches differ at 107 ns"):
+        pair.engine.wake(107)
+
+
+def test_each_rank_is_checked_by_its_own_check() -> None:
+    pair = Pair(has_storage=False)
+    checked: list[str] = []
+    ranks = [engine_of(pair.plot, Hand(), checks=False) for _ in range(2)]
+    ranks[0].check = lambda engine: checked.append("first")
+    ranks[1].check = lambda engine: checked.append("second")
+    engine = lockstep(ranks, ParallelConfig(ranks=2), StorageConfig(kind="memory"))
+    engine.wake(0)
+    assert checked == ["first", "second"]

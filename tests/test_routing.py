@@ -63,6 +63,16 @@ def test_a_prompt_that_nobody_holds_goes_to_the_least_busy_engine() -> None:
     assert PrefixLoad().route(request_of(9, range(700, 800), [1]), engines) == 1
 
 
+def test_those_who_come_at_one_moment_are_spread() -> None:
+    engines = engines_that_served(range(900, 999), range(900, 999))
+    router, chosen = PrefixLoad(), []
+    for number in range(4):
+        request = request_of(number, range(number * 50, number * 50 + 40), [1])
+        chosen.append(router.route(request, engines))
+        engines[chosen[-1]].submit(request, 0)
+    assert chosen == [0, 1, 0, 1]
+
+
 def test_of_engines_that_are_alike_the_first_is_chosen() -> None:
     engines = engines_that_served(range(64), range(64))
     assert PrefixLoad().route(request_of(9, range(64), [1]), engines) == 0

@@ -17,6 +17,7 @@ class Kept:
         self.keys: list[bytes] = []
 
     def write(self, keys: list[bytes], pages: list[memoryview]) -> list[bool]:
+        assert {type(key) for key in keys} <= {bytes}
         assert [bytes(page) for page in pages] == keys
         self.keys += keys
         return [True] * len(keys)
@@ -89,3 +90,11 @@ def test_a_prompt_shorter_than_a_page_leaves_nothing_at_its_end() -> None:
 
 def test_a_namespace_has_pages_of_its_own() -> None:
     assert set(warmed(8, 1, namespace="tenant").keys) == keys(b"f", 0, 1, namespace="tenant")
+
+
+def test_a_request_shorter_than_a_page_leaves_nothing() -> None:
+    assert warmed(2, 1, window_pages=1, has_states=True).keys == []
+
+
+def test_a_prompt_of_one_page_leaves_its_state() -> None:
+    assert set(warmed(4, 1, has_states=True).keys) == keys(b"f", 0) | keys(b"m", 0)

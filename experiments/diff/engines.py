@@ -10,7 +10,6 @@ import hashlib
 import importlib.util
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -38,7 +37,6 @@ class Engine:
         requirements: of the shared environment; none of them asks for torch.
         alone: of the shared environment, installed without what they ask for.
         sources: where in a checkout the package lies.
-        warm_up: what a release compiles on first use, as a program; it shows whether it imports.
     """
 
     package: str
@@ -46,7 +44,6 @@ class Engine:
     requirements: tuple[str, ...]
     alone: tuple[str, ...] = ()
     sources: tuple[str, ...] = ("", "python", "src")
-    warm_up: str = ""
 
 
 # what SGLang's cache and scheduler import, found by trying
@@ -65,10 +62,6 @@ ENGINES = {
         module="experiments.diff.sglang.side",
         requirements=SGLANG,
         alone=("torchvision==0.28.0", "compressed-tensors==0.18.0", "xgrammar==0.2.7"),
-        warm_up=(
-            "from experiments.diff.sglang import side;"
-            " side.utils.get_hash_str(list(range(64)), None)"
-        ),
     ),
 }
 
@@ -81,7 +74,6 @@ class Launch:
     interpreter: str
     module: str
     path: tuple[str, ...] = ()  # before everything else
-    scratch: Path | None = None  # for what the engine compiles
 
 
 def prepare(engine: Engine, spec: str, say: Callable[[str], None]) -> Launch:
@@ -95,37 +87,12 @@ def prepare(engine: Engine, spec: str, say: Callable[[str], None]) -> Launch:
     cache = user_cache_path(OURS) / "diff" / engine.package
     files, name = _files(engine, spec, cache, say)
     shared = _shared(engine, cache, say)
-    launch = Launch(
+    return Launch(
         name=name,
         interpreter=str(shared / "bin" / "python"),
         module=engine.module,
         path=(str(files),),
-        scratch=cache / "built" / hashlib.sha256(str(files).encode()).hexdigest()[:12],
     )
-    _warm_up(engine, launch, say)
-    return launch
-
-
-def _warm_up(engine: Engine, launch: Launch, say: Callable[[str], None]) -> None:
-    assert launch.scratch is not None
-    ready = launch.scratch / "ready"
-    if ready.exists():
-        return
-    say(f"trying {launch.name} ...")
-    shutil.rmtree(launch.scratch, ignore_errors=True)  # what was begun, and locks of the dead
-    launch.scratch.mkdir(parents=True)
-    program = f"import sys; sys.path.append({str(ROOT)!r}); {engine.warm_up}"
-    done = subprocess.run(
-        [launch.interpreter, "-P", "-c", program],
-        env=environment_of(launch),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or ["it gave no reason"]
-        raise SideError(f"{launch.name} does not import: {lines[-1]}")
-    ready.touch()
 
 
 def _files(engine: Engine, spec: str, cache: Path, say: Callable[[str], None]) -> tuple[Path, str]:
@@ -208,8 +175,5 @@ def _pip(python: str, *arguments: str) -> None:
 
 def environment_of(launch: Launch) -> dict[str, str]:
     """The environment variables of a side's process."""
-    more = {"PYTHONPATH": os.pathsep.join(launch.path), "PYTHONDONTWRITEBYTECODE": "1"}
-    if launch.scratch is not None:
-        # releases differ in what they compile under one name
-        more["TORCH_EXTENSIONS_DIR"] = str(launch.scratch)
-    return {**os.environ, **more}
+    path = os.pathsep.join(launch.path)
+    return {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}

@@ -132,7 +132,6 @@ def main() -> None:
         # links: what is not changed need not be written again
         shutil.copytree(release / "sglang", copy / "sglang", copy_function=os.link)
         planted = prepare(engine, folder, _say)
-        assert planted.scratch is not None
         for number, regression in enumerate((NOTHING, *REGRESSIONS)):
             if options.only and number not in options.only:
                 continue
@@ -144,7 +143,6 @@ def main() -> None:
                     requests, pools, (launch, planted), ({}, {}), copy, _say, until_first=True
                 )
             print(row(regression, found, time.monotonic() - started), flush=True)
-        shutil.rmtree(planted.scratch)
 
 
 @contextmanager

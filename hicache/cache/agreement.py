@@ -249,7 +249,7 @@ def traffic_digest(cache: PrefixCache) -> int:
 
 def tree_digest(tree: RadixTree) -> int:
     """A digest of all that a tree holds, where, and under how many locks. O(nodes + tokens)."""
-    hasher = blake2b(digest_size=8)
+    hasher = blake2b(repr(sorted(tree.roots)).encode(), digest_size=8)
     stack: list[Node] = [tree.roots[namespace] for namespace in sorted(tree.roots)]
     while stack:
         node = stack.pop()

@@ -177,6 +177,9 @@ def _check_node(tree: RadixTree, node: Node, *, strict_host: bool) -> None:
         _break(4, f"{node} has a sidecar locked more often than its full pages")
     if full > parent.locks[DEVICE][FULL] and not parent.is_root:
         _break(4, f"{node} is locked more often than its parent")
+    _, swa, mamba = node.locks[HOST]
+    if mamba > swa and host[SWA] is not None:
+        _break(4, f"{node} has a state locked without its window, whose eviction takes both")
 
 
 def _check_counts(tree: RadixTree, census: _Census) -> None:

@@ -276,7 +276,6 @@ class Links:
         twin._ended = []
         twin._flows = {}
         twin._routes = {}
-        twin._now_ns = self._now_ns
         twin._waiting = list(self._waiting)
         twin._next_end_ns = self._next_end_ns
         for flow in self._flows.values():

@@ -112,6 +112,10 @@ def a_state_locked_without_full(world: World) -> None:
     world.lower.locks[DEVICE][MAMBA] += 1
 
 
+def a_state_locked_without_its_window(world: World) -> None:
+    world.lower.locks[HOST][MAMBA] += 1
+
+
 def a_child_locked_without_its_parent(world: World) -> None:
     world.lower.locks[DEVICE][FULL] += 1
 
@@ -180,6 +184,7 @@ BROKEN: dict[Callable[[World], None], str] = {
     two_states: "law 5: .* holds 2 ids, not 1",
     a_window_locked_without_full: "law 4: .* has a sidecar locked more often than its full pages",
     a_state_locked_without_full: "law 4: .* has a sidecar locked more often than its full pages",
+    a_state_locked_without_its_window: "law 4: .* has a state locked without its window",
     a_child_locked_without_its_parent: "law 4: .* is locked more often than its parent",
     children_miscounted: "law 6: .* counts 3 children on the device",
     children_of_a_root_miscounted: "law 6: .* counts 2 children on the device",

@@ -266,3 +266,17 @@ def test_the_pcie_rate_depends_on_piece_path_and_direction(
     *, piece_bytes: int, path: CopyPath, to_device: bool, rate: float
 ) -> None:
     assert pcie_rate(machine(), piece_bytes, path, to_device=to_device) == rate
+
+
+def test_a_flow_that_moves_is_foreseen_to_share_with_one_behind_its_latency() -> None:
+    links = Links({"a": 100.0})
+    links.start(0, 1000, ("a",), 0)
+    links.start(1, 100, ("a",), 0, latency_ns=SECOND)
+    assert links.next_finish_ns() == 3 * SECOND
+    links.start(2, 0, ("a",), 0, latency_ns=2 * SECOND)
+    assert links.next_finish_ns() == 2 * SECOND
+
+
+def test_a_latency_below_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="must be 0 or more, got 1 and -1"):
+        Links({"a": 1.0}).start(0, 1, ("a",), 0, latency_ns=-1)

@@ -51,17 +51,20 @@ def draw(package: str, count: int, seed: int) -> list[Mutant]:
 def trial(mutant: Mutant, found: Reach, budget_s: float) -> Trial:
     """The quickest tests that run it, for at most `budget_s` of processor time together.
 
-    One that acts at import is shown to all tests that run anything of its module.
+    One that acts at import is shown to others that run anything of its module as well.
     """
-    at_import = mutant.at_import or IMPORT in found.tests_of(mutant.path, mutant.lines)
-    reached = found.tests_of(mutant.path, None if at_import else mutant.lines)
+    reached = found.tests_of(mutant.path, mutant.lines)
+    afresh = mutant.at_import or IMPORT in reached
+    near = sorted(reached - {IMPORT}, key=found.seconds.__getitem__)
+    all_of_it = found.tests_of(mutant.path, None) if afresh else set()
+    far = sorted(all_of_it - reached - {IMPORT}, key=found.seconds.__getitem__)
     tests, spent_s = [], 0.0
-    for test in sorted(reached - {IMPORT}, key=found.seconds.__getitem__):
+    for test in [*near, *far]:
         spent_s += found.seconds[test]
         if tests and spent_s > budget_s:
             break
         tests.append(test)
-    return Trial(mutant=mutant, tests=tests, afresh=at_import)
+    return Trial(mutant=mutant, tests=tests, afresh=afresh)
 
 
 def _row(package: str, verdicts: Sequence[Verdict], equivalent: int) -> str:

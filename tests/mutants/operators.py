@@ -21,7 +21,7 @@ NEGATION = {
 }
 COMPARISON = re.compile(r"is\s+not|not\s+in|<=|>=|==|!=|<|>|is|in")
 ORDERED = (ast.Sub, ast.Div, ast.FloorDiv, ast.Mod, ast.LShift, ast.RShift, ast.Pow)
-UNORDERED_CALLS = ("min", "max")
+UNORDERED_CALLS = ("min", "max", "minimum", "maximum")
 DROPPED = (ast.AugAssign, ast.Delete, ast.Raise, ast.Break, ast.Continue)
 ATOMS = (ast.Name, ast.Attribute, ast.Call, ast.Constant, ast.Subscript)
 TESTED = (ast.If, ast.While, ast.IfExp)
@@ -201,7 +201,7 @@ def _is_unordered(func: ast.expr, a: ast.expr, b: ast.expr) -> bool:
     """Whether a call has no first two arguments, or says the same with them swapped."""
     if isinstance(a, ast.Starred) or isinstance(b, ast.Starred):
         return True
-    is_symmetric = isinstance(func, ast.Name) and func.id in UNORDERED_CALLS
+    is_symmetric = ast.unparse(func).rpartition(".")[2] in UNORDERED_CALLS
     return is_symmetric or ast.dump(a) == ast.dump(b)
 
 

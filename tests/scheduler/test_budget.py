@@ -82,3 +82,7 @@ def test_the_later_form_charges_a_host_hit_rounded_up() -> None:
 @pytest.mark.parametrize(("tokens", "wanted"), [(0, 0), (1, 64), (64, 64), (65, 128)])
 def test_tokens_are_rounded_up_to_pages(tokens: int, wanted: int) -> None:
     assert ceil_page(tokens, 64) == wanted
+
+
+def test_unless_told_otherwise_nothing_is_loaded_back_and_no_answer_expected() -> None:
+    assert swa_budget_for_req("sglang_0_5_23", extend=20, chunk=None, window=128, page=16) == 36

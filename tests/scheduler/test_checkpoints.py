@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from hicache.scheduler.checkpoints import PLACEMENTS, Checkpoints, Placement
+from tests.scheduler.world import World, plot_of, request_of
 
 PAGE = 16
 GRID = 64
@@ -97,3 +98,17 @@ def test_a_state_without_a_slot_is_left_out_and_counted() -> None:
     kept = checkpoints(Asked(), slots=1)
     assert slots_of(kept.slots(job(boundary=None), 250)) == [(32, 0)]
     assert kept._cache.counters["scheduler/missed_checkpoint_count"] == 2
+
+
+@pytest.mark.parametrize(
+    ("placement", "cached"),
+    [("end", [0, 0, 0]), ("end_branch", [0, 0, 64]), ("every", [0, 64, 64])],
+)
+def test_a_prompt_that_leaves_another_goes_on_from_the_nearest_state(
+    placement: str, cached: list[int]
+) -> None:
+    world = World(plot_of("full_mamba", has_storage=False, checkpoints=placement))
+    prompts = [[*range(70), *range(1000 * n, 1000 * n + 40)] for n in (1, 2, 3)]
+    for number, prompt in enumerate(prompts):
+        world.serve([request_of(number, prompt, [9, 9])])
+    assert [job.cached_len for job, _ in world.finished] == cached

@@ -6,6 +6,7 @@ Everything that is planted here, and everything it points to, is the test's own.
 import errno
 import fcntl
 import os
+import re
 import socket
 import sqlite3
 import stat
@@ -437,6 +438,29 @@ def test_a_slab_that_is_being_opened_for_ever_is_given_up(tmp_path: Path) -> Non
     finally:
         os.close(held)
     opened("slab", tmp_path).close()
+
+
+# a row as SQLite keeps it: the length of its header, then the type of each column: slot_bytes,
+# slot, state, tick, owner, key, length, digest
+ROW = re.compile(rb"\x09\x02[\x01\x08\x09][\x01\x08\x09].\x00\x2e\x02\x2c", re.DOTALL)
+NULL, REAL, ONE, NO_TEXT, LETTER = 0, 7, 9, 13, 15
+
+
+@pytest.mark.parametrize("kind_of_slot", [NULL, REAL, ONE, NO_TEXT, LETTER])
+def test_rows_that_are_out_of_order_harm_nobody(kind_of_slot: int, tmp_path: Path) -> None:
+    # a slot that is suddenly a text lies where no search for a text will find it
+    for place in (0, 3, 17):
+        root = tmp_path / str(place)
+        with closing(opened("slab", root, 64 * PAGE_BYTES)) as storage:
+            write(storage, keys(*range(20)))
+        path = root / namespace_name("test") / "slots.sqlite"
+        content = bytearray(path.read_bytes())
+        rows = list(ROW.finditer(content))
+        assert len(rows) == 20
+        content[rows[place].start() + 2] = kind_of_slot
+        path.write_bytes(content)
+        survive("slab", root)
+        survive("slab", root)
 
 
 # -- random damage -----------------------------------------------------------------------------

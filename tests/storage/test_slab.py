@@ -16,6 +16,7 @@ from hicache.storage.base import StorageError
 from hicache.storage.digest import namespace_name
 from hicache.storage.owner import current_owner
 from hicache.storage.slab import Eviction, SlabStorage
+from hicache.storage.slot_table import Place
 
 SMALL, LARGE = 4096, 5 * 4096
 
@@ -112,11 +113,11 @@ def test_stand_ins_are_charged_the_size_of_their_component(tmp_path: Path) -> No
 
 
 def test_a_page_larger_than_its_component_is_refused(tmp_path: Path) -> None:
-    with (
-        closing(open_slab(tmp_path, page_bytes={0: SMALL})) as storage,
-        pytest.raises(ValueError, match=f"at most {SMALL} bytes, got {LARGE}"),
-    ):
-        write_sized(storage, key(1), LARGE)
+    with closing(open_slab(tmp_path, page_bytes={2: SMALL})) as storage:
+        assert write_sized(storage, key(1), LARGE)
+        assert write_sized(storage, key(1, 2), SMALL)
+        with pytest.raises(ValueError, match=f"component 2 has at most {SMALL} bytes, got {LARGE}"):
+            write_sized(storage, key(2, 2), LARGE)
 
 
 def test_direct_transfers_fill_aligned_and_other_buffers(tmp_path: Path) -> None:
@@ -369,6 +370,40 @@ def test_slots_of_a_writer_that_died_meanwhile_are_had_when_all_else_is_taken(
             assert write(storage, keys(3, 4)) == results
         assert storage.contains(keys(3, 4)) == [True, True]
         assert storage.stats().stored_bytes == 2 * PAGE_BYTES
+
+
+def test_slots_of_a_writer_that_died_are_free_when_the_slab_is_opened(tmp_path: Path) -> None:
+    with closing(open_slab(tmp_path, 2 * PAGE_BYTES)) as storage:
+        write(storage, keys(1, 2))
+        storage._table._db.execute(
+            "UPDATE slots SET state = 1, key = NULL, owner = ? WHERE key = ?",
+            (f"{'0' * 32}.1.1", keys(2)[0]),
+        )
+    with closing(open_slab(tmp_path, 2 * PAGE_BYTES)) as storage:
+        assert allocated_bytes(tmp_path) == PAGE_BYTES
+        write(storage, keys(3))
+        assert storage.contains(keys(1, 3)) == [True, True]
+        # a page is trusted after its digest only: nobody need wait for the disk
+        assert storage._table._db.execute("PRAGMA synchronous").fetchone() == (1,)
+
+
+def test_a_slot_that_the_table_cannot_find_is_an_error_and_no_endless_eviction(
+    tmp_path: Path,
+) -> None:
+    with closing(open_slab(tmp_path)) as storage:
+        write(storage, keys(1))
+        with pytest.raises(sqlite3.DatabaseError, match=r"slot=7.* cannot be found in it"):
+            storage._table._free(Place(PAGE_BYTES, 7))
+        assert storage.stats().stored_bytes == PAGE_BYTES
+
+
+def test_a_page_that_is_written_twice_at_once_takes_one_slot(tmp_path: Path) -> None:
+    with closing(open_slab(tmp_path, 2 * PAGE_BYTES)) as storage:
+        assert write(storage, keys(1, 1)) == [True, True]
+        assert allocated_bytes(tmp_path) == PAGE_BYTES
+        write(storage, keys(2))
+        assert storage.contains(keys(1, 2)) == [True, True]
+        assert storage.stats().evicted_pages == 0
 
 
 def test_a_table_of_another_namespace_is_refused(tmp_path: Path) -> None:

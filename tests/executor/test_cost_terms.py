@@ -1,0 +1,94 @@
+"""Terms of a step's cost, each on a machine where nothing else takes time."""
+
+import numpy as np
+import pytest
+
+from hicache.executor.cost import CostModel
+from tests.executor.test_cost import COSTS, NO_CONTEXT, contexts, plain, small
+
+
+def recurrent(pattern: str, num_layers: int = 4) -> CostModel:
+    shape = small(
+        pattern=pattern,
+        num_full_layers=0,
+        num_layers=num_layers,
+        num_mamba_layers=num_layers,
+        recurrent_heads=4,
+        recurrent_head_dim=32,
+        recurrent_state_dim=16,
+    )
+    return CostModel(shape, plain(state_bandwidth=1e9), tp=1)
+
+
+@pytest.mark.parametrize("pattern", ["M", "D"])
+def test_decoding_reads_and_writes_the_state_of_each_sequence(pattern: str) -> None:
+    cost = recurrent(pattern)
+    state_bytes = cost.model.mamba_slot_bytes
+    assert cost.forward_ns([], contexts(10)).total_ns == 2 * state_bytes
+    assert cost.forward_ns([], contexts(10, 4000, 7)).total_ns == 3 * 2 * state_bytes
+
+
+def experts(rate: str, **fields: int) -> int:
+    """Nanoseconds of 1,000 tokens on a machine that is slow at one sort of experts alone."""
+    shape = small(
+        dense_params=0,
+        num_moe_layers=4,
+        num_experts=10,
+        experts_per_token=2,
+        expert_params=1000,
+        **fields,
+    )
+    return CostModel(shape, plain(**{rate: 1e9}), tp=1).forward_ns([(0, 1000)], NO_CONTEXT).total_ns
+
+
+@pytest.mark.parametrize(
+    ("rate", "fields"),
+    [
+        ("moe_narrow", {"expert_width": 512}),
+        ("moe_narrow", {"expert_width": 640}),
+        ("moe_wide", {"expert_width": 641}),
+        ("moe_wide", {"expert_width": 1408}),
+        ("moe_two_matrix", {"expert_width": 512, "expert_matrices": 2}),
+        ("moe_two_matrix", {"expert_width": 1408, "expert_matrices": 2}),
+    ],
+)
+def test_experts_are_computed_at_the_rate_of_their_sort(rate: str, fields: dict[str, int]) -> None:
+    others = {"moe_narrow", "moe_wide", "moe_two_matrix"} - {rate}
+    assert experts(rate, **fields) == 4 * 2 * 1000 * 2 * 1000
+    assert [experts(other, **fields) for other in others] == [0, 0]
+
+
+@pytest.mark.parametrize(("output_len", "middle"), [(2, 1001), (9, 1004), (100, 1050)])
+def test_a_request_asks_for_its_prefill_and_its_share_of_each_decode_step(
+    output_len: int, middle: int
+) -> None:
+    cost = COSTS["llama3_8b"]
+    step_ns = cost.forward_ns([], np.full(16, middle, np.int64)).total_ns
+    share_s = (output_len - 1) * step_ns / 16 * 1e-9
+    asked = cost.offered_s(0, 1000, output_len, 16)
+    assert asked == pytest.approx(cost.prefill_s(0, 1000) + share_s, rel=1e-12)
+
+
+def test_what_is_cached_is_not_asked_for_again() -> None:
+    cost = COSTS["llama3_8b"]
+    assert cost.offered_s(900, 1000, 1, 16) == cost.prefill_s(900, 1000)
+
+
+@pytest.mark.parametrize(("pattern", "waits"), [("F D D D", True), ("D D D F", False)])
+def test_layers_that_need_nothing_hide_the_load_of_a_later_one(
+    pattern: str, *, waits: bool
+) -> None:
+    shape = small(
+        pattern=pattern,
+        num_full_layers=1,
+        num_mamba_layers=3,
+        recurrent_heads=4,
+        recurrent_head_dim=32,
+        recurrent_state_dim=16,
+    )
+    cost = CostModel(shape, plain(delta_rate=1e9), tp=1)
+    computing_s = cost.forward_ns([(0, 1000)], NO_CONTEXT).total_ns * 1e-9
+    layer_bytes = cost.layer_bytes(4000, 0, 0)
+    rate = float(layer_bytes.sum()) / (computing_s * 0.9)  # loaded shortly before the last layer
+    step = cost.forward_ns([(0, 1000)], NO_CONTEXT, load_layer_bytes=layer_bytes, load_rate=rate)
+    assert (step.load_stall_ns > 0) == waits

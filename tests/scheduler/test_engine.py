@@ -2,12 +2,12 @@
 
 import pytest
 
-from hicache.cache.keys import COMPONENT_TAGS, chain_seed, page_digests
-from hicache.cache.node import FULL
+from hicache.cache.tree.keys import COMPONENT_TAGS, chain_seed, page_digests
+from hicache.cache.tree.node import FULL
 from hicache.config import PrefetchConfig, StorageConfig
-from hicache.engine import Engine
+from hicache.engine.loop import Engine
+from hicache.engine.warm import warm_storage
 from hicache.request import Request
-from hicache.warm import warm_storage
 from tests.scheduler.world import STEP_NS, TOKEN_NS, World, plot_of, request_of
 
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from experiments.launch.schema import config_of
 from hicache.config import ExperimentConfig
-from hicache.executor.cost import CostModel
-from hicache.executor.links import CopyPath, pcie_rate
-from hicache.runtime import SimulatedRuntime
-from tests.composed import composed
+from hicache.engine.runtime import SimulatedRuntime
+from hicache.executor.simulated.cost import CostModel
+from hicache.executor.simulated.links import CopyPath, pcie_rate
 
 MB = 1_000_000
 
@@ -33,20 +33,20 @@ def copy_ns(config: ExperimentConfig, tp: int, link: str, num_bytes: int) -> int
 def test_devices_copy_their_parts_of_a_layers_page_side_by_side(
     link: str, path: CopyPath, tp: int
 ) -> None:
-    config = composed("model=llama3_8b", "cache.page_size=64", f"executor.copy_path={path.value}")
+    config = config_of("model=llama3_8b", "cache.page_size=64", f"executor.copy_path={path.value}")
     piece = config.model.full_layer_token_bytes * 64 // tp
     rate = pcie_rate(config.hardware, piece, path, to_device=link == "to_device")
     assert copy_ns(config, tp, link, 10**9) == pytest.approx(1e18 / (tp * rate), rel=1e-6)
 
 
 def test_the_hosts_memory_is_as_fast_as_the_machine_says() -> None:
-    config = composed("model=llama3_8b")
+    config = config_of("model=llama3_8b")
     wanted = 1e18 / config.hardware.host_bandwidth.value
     assert copy_ns(config, 1, "host_memory", 10**9) == pytest.approx(wanted, rel=1e-6)
 
 
 def test_without_storage_there_is_none() -> None:
-    assert not runtime_of(composed("model=llama3_8b", "storage=none")).has_storage
+    assert not runtime_of(config_of("model=llama3_8b", "storage=none")).has_storage
 
 
 def stored_pages(config: ExperimentConfig, num_pages: int) -> list[int]:
@@ -66,6 +66,6 @@ def test_every_rank_stores_its_part_of_each_page_in_its_part_of_the_room(
     ranks: int, kept: list[int]
 ) -> None:
     gib = 20 * MB / 2**30  # of pages of 5 MB
-    config = composed("model=llama3_8b", "storage=memory", f"storage.capacity_gib={gib}")
+    config = config_of("model=llama3_8b", "storage=memory", f"storage.capacity_gib={gib}")
     ranked = replace(config, parallel=replace(config.parallel, ranks=ranks))
     assert stored_pages(ranked, 9) == kept

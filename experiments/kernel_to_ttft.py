@@ -10,7 +10,10 @@ host tier pay, and which page size is best? Where the answers differ, the path d
 import csv
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -18,7 +21,6 @@ from typing import NamedTuple
 import numpy as np
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from joblib import Parallel, delayed
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -114,9 +116,9 @@ def carry_out(config: ExperimentConfig, out_dir: Path) -> None:
     ]
     jobs.sort(key=lambda job: job[0].name != "agents, token pages")  # the longest first
     num_jobs = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-    rows: list[Row] = Parallel(n_jobs=min(num_jobs, len(jobs)))(
-        delayed(measure)(*job, _shared(config)) for job in jobs
-    )
+    shared = _shared(config)
+    with ProcessPoolExecutor(min(num_jobs, len(jobs)), mp_context=get_context("spawn")) as pool:
+        rows = list(pool.map(partial(_measure, shared), jobs))
     names = [regime.name for regime in REGIMES]
     rows.sort(key=lambda row: (names.index(row.regime), row.seed))
     out_dir.mkdir(parents=True, exist_ok=True)
@@ -158,6 +160,10 @@ def measure(regime: Regime, path: str, seed: int, shared: Sequence[str]) -> Row:
         host_hit_tokens=int(summary["cache/host_hit_tokens"]),
         load_back_bytes=int(summary["transfer/load_back_bytes"]),
     )
+
+
+def _measure(shared: Sequence[str], job: tuple[Regime, str, int]) -> Row:
+    return measure(*job, shared)
 
 
 def composed(overrides: Sequence[str]) -> ExperimentConfig:

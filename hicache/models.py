@@ -309,8 +309,8 @@ class CopyKernelConfig:
     link_programs: int | None = None  # none: as many as the kernel takes by itself, without a cap
     tile_bytes: int = 65536  # what the kernel is compiled for, and the figures hold for
     warps: int = 16
-    to_device: Figure = field(default_factory=Figure)  # bytes a second of one program
-    to_host: Figure = field(default_factory=Figure)
+    to_device: Figure = Figure(source="not known")  # bytes a second of one program
+    to_host: Figure = Figure(source="not known")
 
     def __post_init__(self) -> None:
         if self.link_programs is None:

@@ -1,0 +1,148 @@
+"""One engine's loop: when it looks, what it counts, and what several ranks of it agree on."""
+
+import pytest
+
+from hicache.cache.keys import COMPONENT_TAGS, chain_seed, page_digests
+from hicache.cache.node import FULL
+from hicache.config import PrefetchConfig, StorageConfig
+from hicache.engine import Engine
+from hicache.request import Request
+from hicache.warm import warm_storage
+from tests.scheduler.world import STEP_NS, TOKEN_NS, World, plot_of, request_of
+
+
+def stranger(number: int, prompt_len: int = 20, answer: int = 60, arrival_ns: int = 0) -> Request:
+    first = 1000 * number
+    return request_of(number, range(first, first + prompt_len), [number] * answer, arrival_ns)
+
+
+@pytest.mark.parametrize("kind", ["full", "all"])
+def test_whoever_comes_during_a_run_of_steps_is_looked_at_when_the_step_at_hand_ends(
+    kind: str,
+) -> None:
+    world = World(plot_of(kind, has_storage=False))
+    came_ns = 20 * STEP_NS + STEP_NS // 2
+    world.serve([stranger(0), stranger(1, answer=2, arrival_ns=came_ns)])
+    (second,) = (job for job, _ in world.finished if job.request.id == 1)
+    assert second.admitted_ns is not None
+    assert came_ns < second.admitted_ns <= came_ns + STEP_NS
+    assert second.submitted_ns == came_ns
+
+
+def test_time_is_counted_as_busy_and_that_of_prompts_as_prefill() -> None:
+    world = World(plot_of("full", has_storage=False))
+    world.serve([stranger(0, answer=4), stranger(1, answer=1, arrival_ns=100 * STEP_NS)])
+    prefill_ns = 2 * (STEP_NS + 20 * TOKEN_NS)
+    assert world.counters["engine/prefill_ns"] == prefill_ns
+    assert world.counters["engine/busy_ns"] == prefill_ns + 3 * STEP_NS
+    assert world.engine.num_steps == 5
+    assert world.engine.is_idle
+
+
+def test_what_a_step_extends_is_known_while_it_runs_and_not_after_it() -> None:
+    world = World(plot_of("full", has_storage=False))
+    seen = []
+    world.hooks.append(
+        lambda now_ns: seen.append([(each.start, each.end) for each in world.engine.extending])
+    )
+    world.serve([stranger(0, prompt_len=30, answer=2)])
+    assert [(0, 30)] in seen
+    assert world.engine.extending == []
+
+
+def test_a_check_is_made_at_every_wake_and_may_be_left_out() -> None:
+    checked: list[Engine] = []
+    world = World(plot_of("full", has_storage=False))
+    world.engine.check = checked.append
+    world.serve([stranger(0, answer=2)])
+    assert checked == [world.engine] * 3  # it begins, goes on, ends
+    unchecked = World(plot_of("full", has_storage=False), checks=False)
+    unchecked.serve([stranger(0, answer=2)])
+    assert len(unchecked.finished) == 1
+
+
+def test_looking_at_a_run_of_steps_takes_in_those_that_have_ended() -> None:
+    world = World(plot_of("full", has_storage=False))
+    looks = []
+
+    def look(now_ns: int) -> None:
+        if world.scheduler.running and now_ns == looked_ns:
+            world.engine.catch_up(now_ns)
+            (job,) = world.scheduler.running
+            looks.append((job.decoded, job.kv_len))
+
+    looked_ns = STEP_NS + 20 * TOKEN_NS + 7 * STEP_NS + STEP_NS // 2
+    world.hooks.append(look)
+    # somebody else comes at that moment, so that the clock stops there
+    world.serve([stranger(0), stranger(1, answer=1, arrival_ns=looked_ns)])
+    assert looks == [(8, 27)]  # the first token came with the prompt
+
+
+def test_an_engine_wakes_when_its_step_ends_or_a_prefetch_has_waited_for_too_long() -> None:
+    world = World(plot_of("full"))
+    engine = world.engine
+    assert engine.next_wake_ns(0) is None
+    engine.submit(stranger(0, prompt_len=100), 5)
+    assert not engine.is_idle
+    engine.wake(5)
+    deadline_ns = engine.next_wake_ns(5)  # asked of storage, and nothing to run
+    assert deadline_ns is not None
+    assert deadline_ns == world.scheduler.next_deadline_ns(5)
+    assert engine.step_end_ns is None
+
+
+# -- ranks ---------------------------------------------------------------------------------------
+
+STORED = StorageConfig(kind="memory", read_gbps=1.0, write_gbps=1.0, batch_pages=2, query_s=1e-4)
+WAITING = PrefetchConfig(threshold=16, occupied_share=1.0, stop="wait_complete")
+
+
+def ranked(num_lost: int, num_ranks: int = 2) -> World:
+    """Ranks that serve a prompt of 15 pages whose storages hold it; the last one's lost some."""
+    world = World(plot_of("full", storage=STORED, prefetch=WAITING, num_ranks=num_ranks))
+    request = stranger(0, prompt_len=120, answer=2)
+    for storage in world.storages:
+        warm_storage(storage, [request], page_size=8, window_pages=0, has_states=False)
+    digests = page_digests(chain_seed(""), request.prompt.to_bytes(), 8 * 4)[:14]
+    lost = digests[len(digests) - num_lost :]
+    world.storages[-1].delete([digest + COMPONENT_TAGS[FULL] for digest in lost])
+    world.serve([request])
+    return world
+
+
+@pytest.mark.parametrize("num_lost", [0, 1, 4, 14])
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_ranks_go_on_with_what_all_of_their_storages_hold(num_ranks: int, num_lost: int) -> None:
+    world = ranked(num_lost, num_ranks)
+    counters = world.counters
+    assert counters["agreement/unequal_hits_count"] == (num_lost > 0)
+    assert counters["agreement/given_up_pages"] == num_lost
+    assert counters["agreement/query_collectives_count"] == 1
+    assert counters["agreement/illegal_lengths_count"] == 0
+    ((job, _),) = world.finished
+    assert job.storage_len == 8 * (14 - num_lost)
+    assert job.computed_len == 120 - job.storage_len
+
+
+def test_a_page_that_goes_missing_between_question_and_read_is_read_by_nobody() -> None:
+    world = World(plot_of("full", storage=STORED, prefetch=WAITING, num_ranks=2))
+    request = stranger(0, prompt_len=120, answer=2)
+    for storage in world.storages:
+        warm_storage(storage, [request], page_size=8, window_pages=0, has_states=False)
+    key = page_digests(chain_seed(""), request.prompt.to_bytes(), 8 * 4)[9] + COMPONENT_TAGS[FULL]
+
+    def lose(now_ns: int) -> None:
+        prefetch = world.prefetcher and world.prefetcher.active.get(0)
+        if prefetch and prefetch.is_reading:
+            world.storages[-1].delete([key])
+
+    world.hooks.append(lose)
+    world.serve([request])
+    ((job, _),) = world.finished
+    assert job.storage_len == 8 * 9
+    assert world.counters["agreement/unequal_reads_count"] > 0
+
+
+def test_every_step_of_ranks_has_its_collective() -> None:
+    world = ranked(0)
+    assert world.counters["agreement/step_collectives_count"] >= world.engine.num_steps > 0

@@ -1,0 +1,71 @@
+"""What a simulated run takes place in: the speed of its links, and a storage for each rank."""
+
+from dataclasses import replace
+
+import pytest
+
+from hicache.config import ExperimentConfig
+from hicache.executor.cost import CostModel
+from hicache.executor.links import CopyPath, pcie_rate
+from hicache.runtime import SimulatedRuntime
+from tests.composed import composed
+
+MB = 1_000_000
+
+
+def runtime_of(config: ExperimentConfig, tp: int = 1, size: int = 5 * MB) -> SimulatedRuntime:
+    cost = CostModel(config.model, config.hardware, tp=tp)
+    return SimulatedRuntime(config, cost=cost, sizes=(size, 0, 0), tp=tp)
+
+
+def copy_ns(config: ExperimentConfig, tp: int, link: str, num_bytes: int) -> int:
+    """How long it takes to move so much over a link alone."""
+    io = runtime_of(config, tp).io
+    io.links.start(0, num_bytes, (f"{link}0",), 0)
+    end_ns = io.links.next_finish_ns()
+    assert end_ns is not None
+    return end_ns
+
+
+@pytest.mark.parametrize("tp", [1, 4])
+@pytest.mark.parametrize("path", list(CopyPath), ids=lambda path: path.value)
+@pytest.mark.parametrize("link", ["to_device", "to_host"])
+def test_devices_copy_their_parts_of_a_layers_page_side_by_side(
+    link: str, path: CopyPath, tp: int
+) -> None:
+    config = composed("model=llama3_8b", "cache.page_size=64", f"executor.copy_path={path.value}")
+    piece = config.model.full_layer_token_bytes * 64 // tp
+    rate = pcie_rate(config.hardware, piece, path, to_device=link == "to_device")
+    assert copy_ns(config, tp, link, 10**9) == pytest.approx(1e18 / (tp * rate), rel=1e-6)
+
+
+def test_the_hosts_memory_is_as_fast_as_the_machine_says() -> None:
+    config = composed("model=llama3_8b")
+    wanted = 1e18 / config.hardware.host_bandwidth.value
+    assert copy_ns(config, 1, "host_memory", 10**9) == pytest.approx(wanted, rel=1e-6)
+
+
+def test_without_storage_there_is_none() -> None:
+    assert not runtime_of(composed("model=llama3_8b", "storage=none")).has_storage
+
+
+def stored_pages(config: ExperimentConfig, num_pages: int) -> list[int]:
+    """How many pages each rank's storage keeps of so many."""
+    runtime = runtime_of(config)
+    kept = []
+    for each in runtime.storages:
+        keys = [bytes([page]) * 16 + b"f" for page in range(num_pages)]
+        each.storage.write(keys, [memoryview(key) for key in keys])
+        kept.append(sum(each.storage.contains(keys)))
+    runtime.close()
+    return kept
+
+
+@pytest.mark.parametrize(("ranks", "kept"), [(1, [4]), (2, [4, 4]), (4, [4, 4, 4, 4])])
+def test_every_rank_stores_its_part_of_each_page_in_its_part_of_the_room(
+    ranks: int, kept: list[int]
+) -> None:
+    gib = 20 * MB / 2**30  # of pages of 5 MB
+    config = composed("model=llama3_8b", "storage=memory", f"storage.capacity_gib={gib}")
+    ranked = replace(config, parallel=replace(config.parallel, ranks=ranks))
+    assert stored_pages(ranked, 9) == kept

@@ -245,6 +245,8 @@ class TorchPools:
             for rank in range(tp)
         ]
         self.holders = _holders(config)
+        self.num_full_pages = _count(device_counts, FULL)
+        self.window_len = config.window_len
 
     def send(self, arrivals: Sequence[Arrival]) -> list[Sent]:
         """Check the ids of copies into the device, and send all of them ahead in one piece."""

@@ -26,6 +26,7 @@ from hicache.kernels import (
     layer_first_buffers,
     page_first_buffers,
     send_ids,
+    warm_up,
 )
 from hicache.models import ModelConfig
 
@@ -245,6 +246,10 @@ class TorchPools:
             for rank in range(tp)
         ]
         self.holders = _holders(config)
+        first = self.ranks[0]  # tables of one shape share what is compiled
+        tables = [*first.saves.values(), *first.copies]
+        tables += [table for group in first.loads for table in group.values()]
+        warm_up(*(table for table in tables if table is not None), page_size=page_size)
         self.num_full_pages = _count(device_counts, FULL)
         self.window_len = config.window_len
 

@@ -21,6 +21,7 @@ from hicache.kernels.ops import (
     send,
     send_ids,
     translate_pages,
+    warm_up,
     window_table,
 )
 from hicache.kernels.table import CopyTable, copy_table
@@ -40,6 +41,7 @@ __all__ = [
     "send_ids",
     "token_buffers",
     "translate_pages",
+    "warm_up",
     "whole_page_buffers",
     "window_table",
 ]

@@ -189,3 +189,14 @@ def translate_pages(page_ids: Tensor, page_map: Tensor | None, *, hole: int = -1
         grid = (triton.cdiv(len(page_ids), BLOCK),)
         _translate_kernel[grid](page_ids, page_map, out, len(page_ids), hole, BLOCK=BLOCK)
     return out
+
+
+def warm_up(device: torch.device, *, page_size: int) -> None:
+    """Compile what the index operations launch for pages of this size."""
+    ids = torch.empty(0, dtype=torch.int32, device=device)
+    _page_table_kernel.warmup(ids, ids, ids, ids, 1, 0, grid=(1,), BLOCK=BLOCK)
+    _window_table_kernel.warmup(
+        ids, ids, ids, ids, 1, 1, 1, 0, grid=(1,), PAGE=page_size, BLOCK=WINDOW_BLOCK
+    )
+    for page_map in (ids, None):
+        _translate_kernel.warmup(ids, page_map, ids, 1, 0, grid=(1,), BLOCK=BLOCK)

@@ -198,6 +198,19 @@ def send(parts: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     return list(torch.split(pinned.to(device, non_blocking=True), lengths))
 
 
+def warm_up(*tables: CopyTable, page_size: int) -> None:
+    """Compile what copies over these tables and index operations launch, so that serving does not.
+
+    Nothing is launched. On a CPU there is nothing to compile.
+    """
+    for table in tables:
+        if table.device.type != "cpu":
+            copy.warm_up(table)
+            checksum.warm_up(table)
+    for device in {table.device for table in tables if table.device.type != "cpu"}:
+        index.warm_up(device, page_size=page_size)
+
+
 def page_table(
     page_ids: Tensor,
     spans: Tensor,

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, in two parts, each of which ends within ten minutes:
+# Everything that needs a GPU, in three parts, each of which ends within ten minutes:
 #   kernels   their tests for real, machine code as the local triton makes it, the bench with sweeps
 #             and peers, compute-sanitizer on small copies, Nsight Compute on the copy kernels
+#   contest   ours, the peers and, named in KERNELS, those of the user's own, by size and direction
 #   executor  random mixes through Triton kernels and CUDA streams with equal logits, one of them
 #             under compute-sanitizer, a verified run, overlap of load-back from CUDA events
 #
-#   experiments/gpu.sh [kernels] [executor]          both unless named
+#   experiments/gpu.sh [kernels] [contest] [executor]          all unless named
 #
 # The first needs torch, triton, einops, numpy and pytest; matplotlib draws the figure if it is
 # there. The second also needs what the project needs: hydra-core, omegaconf and the like.
@@ -15,12 +16,13 @@
 # PYTHON  the interpreter                         (default: python3)
 # SGLANG  a folder to put on the path, from which SGLang's kernels are imported as a peer; they are
 #         built on first use, by nvcc and ninja, with apache-tvm-ffi and msgspec
+# KERNELS copy kernels of the user's own for the contest, as module:name, with spaces between
 # WHEELS  a folder of wheels of what the machine lacks and cannot fetch
 set -uo pipefail
 cd "$(dirname "$0")/.."
 out="${OUT:-outputs/gpu}"
 python="${PYTHON:-python3}"
-parts="${*:-kernels executor}"
+parts="${*:-kernels contest executor}"
 mkdir -p "$out"
 if [[ -n "${WHEELS:-}" ]]; then
     site="$(mktemp -d)"
@@ -79,6 +81,7 @@ if [[ " $parts " == *" kernels "* ]]; then
         --json "$out/bench.json" --figure "$out/bench.png"
     if [[ -s "$out/bench.json" ]]; then
         step 10 profile "$python" -m experiments.gpu_profile "$out/bench.json"
+        LINES_SHOWN=80 step 20 predictions "$python" -m experiments.predictions --bench "$out/bench.json"
     fi
     sanitize memcheck copies "$python" experiments/gpu_small_copies.py
     sanitize racecheck copies "$python" experiments/gpu_small_copies.py  # the checksum's sums
@@ -90,6 +93,15 @@ if [[ " $parts " == *" kernels "* ]]; then
     else
         skip ncu "Nsight Compute is not installed"
     fi
+fi
+
+if [[ " $parts " == *" contest "* ]]; then
+    entered=()
+    for kernel in ${KERNELS:-}; do
+        entered+=(--kernel "$kernel")
+    done
+    LINES_SHOWN=80 step 300 contest "$python" -m hicache.kernels.bench --op contest "${entered[@]}" \
+        --json "$out/contest.json" --roofline "$out/roofline.png"
 fi
 
 if [[ " $parts " == *" executor "* ]] && ! "$python" -c 'import hydra, hicache.experiment'; then

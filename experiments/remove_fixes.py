@@ -111,8 +111,8 @@ REMOVALS = (
     Removal(
         name="003 they do so whatever the ranks voted before",
         path=PREFETCH,
-        fix=" and not self._awaits_sidecars(prefetch)\n        if not may_stop",
-        without="\n        if not may_stop",
+        fix="return may_stop and not self._awaits_sidecars(prefetch)",
+        without="return may_stop",
         test=(VOTES, "sidecars_that_another_rank_has_not_read"),
     ),
     Removal(

@@ -15,6 +15,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import hydra
@@ -27,8 +28,10 @@ from experiments.job import (
     CONFIG_ERRORS,
     SUMMARY_FILE,
     NotWrittenError,
+    Outcome,
     begin,
     explain,
+    is_finished,
     run_job,
 )
 from experiments.progress import ProgressBar
@@ -47,7 +50,11 @@ from hicache.config import ExperimentConfig
 CONF = Path(__file__).resolve().parents[1] / "conf"
 
 # what else than a replay `program` may name: each writes into the run's directory
-PROGRAMS = {"capacity": "experiments.capacity", "sim_vs_real": "experiments.sim_vs_real"}
+PROGRAMS = {
+    "capacity": "experiments.capacity",
+    "kernel_to_ttft": "experiments.kernel_to_ttft",
+    "sim_vs_real": "experiments.sim_vs_real",
+}
 
 UNEQUAL = 3  # exit code of a run whose cache has given a model wrong bytes
 INTERRUPTED = 130  # exit code of a process that Ctrl-C ended: 128 + 2
@@ -92,22 +99,29 @@ def compose_and_run(cfg: DictConfig) -> int:
             bar=bar,
         )
     except NotWrittenError as error:
-        if is_sweep:
-            show_line(error.outcome, title)
-        else:
-            show_run(error.outcome)
+        with suppress(OSError):
+            show(error.outcome, title if is_sweep else None)
         return failed(error.reason, out_dir, is_sweep=is_sweep)
     except Exception as error:  # whatever it was, the other jobs of the sweep are not to blame
         return failed(error, out_dir, is_sweep=is_sweep)
-    if is_sweep:
+    try:
+        show(outcome, title if is_sweep else None)
+        if not is_sweep:
+            print(out_dir, flush=True)
+    except OSError as error:  # nobody can read it, and the run is there
+        return failed(error, None, is_sweep=is_sweep)
+    return 0 if is_sweep else verdict(outcome.summary)
+
+
+def show(outcome: Outcome, title: str | None) -> None:
+    """Print what came of a run; on one line, after its title, if it is a job of a sweep."""
+    if title is not None:
         show_line(outcome, title)
-        return 0
+        return
     show_run(outcome)
-    for metric in config.metrics:
+    for metric in outcome.config.metrics:
         if metric not in outcome.summary:
             sys.stderr.write(f"the run has no metric {metric}\n")
-    print(out_dir)
-    return verdict(outcome.summary)
 
 
 def failed(error: Exception, out_dir: Path | None, *, is_sweep: bool) -> int:
@@ -162,14 +176,21 @@ def main() -> None:
     except CONFIG_ERRORS as error:
         sys.exit(explain(error))
     except OSError as error:  # of what Hydra writes, or of a terminal that has gone
-        is_run = HydraConfig.initialized() and not sweep_has_begun()
-        code = explain(error, Path(HydraConfig.get().run.dir) if is_run else None)
+        code = explain(error, unfinished_run())
         if sweep_has_begun():
             say_what_there_is()
         sys.exit(code)
     except KeyboardInterrupt:
         say_what_there_is()
         sys.exit(INTERRUPTED)
+
+
+def unfinished_run() -> Path | None:
+    """The directory of a single run that has begun, and would not be spoilt by an error.txt."""
+    if not HydraConfig.initialized() or sweep_has_begun():
+        return None
+    out_dir = Path(HydraConfig.get().run.dir)
+    return None if is_finished(out_dir) else out_dir
 
 
 def say_what_there_is() -> None:

@@ -54,6 +54,8 @@ class Engine:
         self._started_ns = 0
         self._backlog_ns = 0
         self._backlog_since_ns: int | None = None  # when the last plan left somebody out
+        # whether anybody asks how far a read is, and may go on because of that
+        self._follows_reads = prefetcher is not None and prefetcher.stop.waits
 
     # -- what happens to it --------------------------------------------------------------------
 
@@ -82,11 +84,10 @@ class Engine:
 
         False if nothing can come of it yet, so that there is no need to wake.
         """
-        is_batch = isinstance(done, Prefetch) and done.is_reading and not done.is_read
-        if not is_batch:
+        if not isinstance(done, Prefetch) or done.is_read or not done.is_reading:
             self._delivered.append(done)
-        elif self.prefetcher is None or not self.prefetcher.stop.waits:
-            return False  # nobody looks at how far a read is
+        elif not self._follows_reads:
+            return False
         self.interrupt(now_ns)
         return True
 
@@ -127,6 +128,15 @@ class Engine:
     def extending(self) -> list[Extend]:
         """What the step at hand extends."""
         return self._batch.extends if self._batch is not None else []
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that are here and not answered yet, wherever they are."""
+        scheduler = self.scheduler
+        partial = scheduler.partial
+        extending = sum(extend.job is not partial for extend in self.extending)
+        elsewhere = len(self._arrived) + len(scheduler.waiting) + len(scheduler.running)
+        return elsewhere + extending + (partial is not None)
 
     @property
     def is_idle(self) -> bool:

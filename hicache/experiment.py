@@ -242,10 +242,14 @@ def _engine(
 def _check(engine: Engine) -> None:
     scheduler = engine.scheduler
     jobs = [*scheduler.running, *([scheduler.partial] if scheduler.partial else [])]
-    extending = engine.extending
-    sequences = {job.sequence for job in [*jobs, *(extend.job for extend in extending)]}
-    slots = [slot for extend in extending for _, slot in extend.saves]
-    invariants.check(engine.cache, engine.prefetcher, sequences, slots)
+    jobs += [extend.job for extend in engine.extending]
+    slots = [slot for extend in engine.extending for _, slot in extend.saves]
+    invariants.check(engine.cache, engine.prefetcher, {job.sequence for job in jobs}, slots)
+    for job in jobs:
+        if job.blocked_since_ns is not None:
+            raise invariants.BrokenLawError(
+                f"law 9: request {job.request.id} has begun, and its wait for storage goes on"
+            )
 
 
 def _describe(

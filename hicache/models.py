@@ -299,6 +299,35 @@ class Figure:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CopyKernelConfig:
+    """How our copy kernel is launched across the link of a machine, and what a program of it moves.
+
+    The real executor launches so many programs, and the simulation lets so many move what one of
+    them moves, each with `tile_bytes` on their way in `warps` warps.
+    """
+
+    link_programs: int | None = None  # none: as many as the kernel takes by itself, without a cap
+    tile_bytes: int = 65536  # what the kernel is compiled for, and the figures hold for
+    warps: int = 16
+    to_device: Figure = Figure(source="not known")  # bytes a second of one program
+    to_host: Figure = Figure(source="not known")
+
+    def __post_init__(self) -> None:
+        if self.link_programs is None:
+            return
+        if self.link_programs < 1:
+            raise ValueError(
+                f"hardware.copy_kernel.link_programs must be at least 1, got {self.link_programs}"
+            )
+        for name, figure in (("to_device", self.to_device), ("to_host", self.to_host)):
+            if figure.value <= 0:
+                raise ValueError(
+                    f"hardware.copy_kernel.{name} must be positive where link_programs is given, "
+                    f"got {figure.value}"
+                )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class HardwareConfig:
     """What one machine can do. Rates are of one device: flops, bytes, tokens a second."""
 
@@ -335,6 +364,7 @@ class HardwareConfig:
     copy_engine: RateTable = field(default_factory=RateTable)  # by contiguous bytes
     kernel_to_device: RateTable = field(default_factory=RateTable)
     kernel_to_host: RateTable = field(default_factory=RateTable)
+    copy_kernel: CopyKernelConfig = field(default_factory=CopyKernelConfig)
     host_bandwidth: Figure = field(default_factory=Figure)  # of one host
     network_bandwidth: Figure = field(default_factory=Figure)  # of a device's adapter
     copy_slowdown: Figure = field(default_factory=Figure)  # compute takes this times as long

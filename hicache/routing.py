@@ -38,7 +38,7 @@ class PrefixLoad:
 
     def route(self, request: Request, engines: Sequence[Engine]) -> int:
         """The best match among engines at most `slack` requests busier than the least busy."""
-        loads = [len(each.scheduler.waiting) + len(each.scheduler.running) for each in engines]
+        loads = [each.num_requests for each in engines]
         tokens = request.prompt.to_bytes()
 
         def merit(number: int) -> tuple[int, int, int]:

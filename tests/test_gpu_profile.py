@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from experiments.gpu_profile import entries
+from experiments import gpu_profile
 
 
 def record(direction, page_size, row_bytes, programs, rate):
@@ -13,6 +13,21 @@ def record(direction, page_size, row_bytes, programs, rate):
         "gb_per_s": rate,
         "parameters": {"page_size": page_size, "row_bytes": row_bytes, "num_programs": programs},
     }
+
+
+def alone(direction, rate, shape="pages of 128 KiB", kernel="ours"):
+    return {
+        "op": "program",
+        "gb_per_s": rate,
+        "parameters": {"direction": direction, "kernel": kernel, "shape": shape},
+    }
+
+
+LAUNCHED = {"link_programs": 4, "tile_bytes": 65536, "warps": 16}
+
+
+def entries(bench, **changes):
+    return gpu_profile.entries(bench, LAUNCHED | changes)
 
 
 BENCH = {
@@ -57,3 +72,22 @@ def test_what_was_not_measured_is_left_out():
     stopped = [each for each in BENCH["records"] if each["case"] != "to_host"]
     profile = yaml.safe_load(entries(BENCH | {"records": stopped, "goals": []}))
     assert set(profile) == {"pcie_bandwidth", "kernel_to_device"}
+
+
+def test_what_one_program_moved_joins_how_it_is_launched():
+    records = [
+        alone("to_device", 36.0),
+        alone("to_host", 50.0),
+        alone("to_host", 9.0, kernel="sgl_warps"),
+        alone("to_host", 30.0, shape="rows of 256 B"),
+    ]
+    found = yaml.safe_load(entries(BENCH | {"records": BENCH["records"] + records}))["copy_kernel"]
+    assert {name: found[name] for name in LAUNCHED} == LAUNCHED
+    assert float(found["to_device"]["value"]) == 36e9
+    assert float(found["to_host"]["value"]) == 50e9
+    assert found["to_host"]["status"] == "measured"
+
+
+def test_another_number_of_programs_than_the_bench_measured_is_refused():
+    with pytest.raises(ValueError, match=r"launches 3 programs, the bench measured \[2, 4, 16\]"):
+        entries(BENCH, link_programs=3)

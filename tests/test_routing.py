@@ -63,6 +63,16 @@ def test_a_prompt_that_nobody_holds_goes_to_the_least_busy_engine() -> None:
     assert PrefixLoad().route(request_of(9, range(700, 800), [1]), engines) == 1
 
 
+def test_those_who_come_at_one_moment_are_spread() -> None:
+    engines = engines_that_served(range(900, 999), range(900, 999))
+    router, chosen = PrefixLoad(), []
+    for number in range(4):
+        request = request_of(number, range(number * 50, number * 50 + 40), [1])
+        chosen.append(router.route(request, engines))
+        engines[chosen[-1]].submit(request, 0)
+    assert chosen == [0, 1, 0, 1]
+
+
 def test_of_engines_that_are_alike_the_first_is_chosen() -> None:
     engines = engines_that_served(range(64), range(64))
     assert PrefixLoad().route(request_of(9, range(64), [1]), engines) == 0
@@ -76,6 +86,13 @@ def test_the_best_match_is_passed_over_when_it_is_busier_by_more_than_the_slack(
     load(engines[0], 1)
     load(engines[1], 1 + busier_by)
     assert PrefixLoad(slack=3).route(request_of(9, range(64), [1]), engines) == chosen
+
+
+@pytest.mark.parametrize(("busier_by", "chosen"), [(8, 1), (9, 0)])
+def test_eight_more_requests_are_worth_a_match(busier_by: int, chosen: int) -> None:
+    engines = engines_that_served(range(900, 999), range(64))
+    load(engines[1], busier_by)
+    assert PrefixLoad().route(request_of(9, range(64), [1]), engines) == chosen
 
 
 def test_the_last_token_of_a_prompt_counts_for_nothing() -> None:

@@ -62,7 +62,10 @@ def program(tmp_path_factory):
     directory = tmp_path_factory.mktemp("somewhere")
 
     def call(
-        *arguments: str, max_file_bytes: int | None = None, **variables: str
+        *arguments: str,
+        max_file_bytes: int | None = None,
+        stdout: int = subprocess.PIPE,
+        **variables: str,
     ) -> subprocess.CompletedProcess[str]:
         def limit_files() -> None:  # to a file that has grown too large a disk is full
             if max_file_bytes is not None:
@@ -73,7 +76,8 @@ def program(tmp_path_factory):
             cwd=directory,
             env={**os.environ, "WANDB_MODE": "disabled", "HICACHE_TRACEBACK": "0", **variables},
             preexec_fn=limit_files,
-            capture_output=True,
+            stdout=stdout,
+            stderr=subprocess.PIPE,
             text=True,
             check=False,
         )
@@ -194,6 +198,15 @@ def test_a_disk_that_is_full_in_the_end_costs_no_more_than_its_files(program, tm
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
     assert not (tmp_path / "summary.json").exists()
     assert program(f"hydra.run.dir={tmp_path}").returncode == 0
+    assert {path.name for path in tmp_path.iterdir()} - {".hydra"} == RUN_FILES
+
+
+def test_a_run_whose_summary_nobody_can_read_is_finished_all_the_same(program, tmp_path):
+    with Path("/dev/full").open("w") as full:  # whatever is written there finds no room
+        done = program(f"hydra.run.dir={tmp_path}", stdout=full.fileno())
+    told = done.stderr.splitlines()[1]
+    assert told.startswith("No space left on device: the output of this command takes no more")
+    assert "Traceback" not in done.stderr
     assert {path.name for path in tmp_path.iterdir()} - {".hydra"} == RUN_FILES
 
 

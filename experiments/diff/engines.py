@@ -74,7 +74,6 @@ class Launch:
     interpreter: str
     module: str
     path: tuple[str, ...] = ()  # before everything else
-    scratch: Path | None = None  # for what the engine compiles
 
 
 def prepare(engine: Engine, spec: str, say: Callable[[str], None]) -> Launch:
@@ -88,14 +87,11 @@ def prepare(engine: Engine, spec: str, say: Callable[[str], None]) -> Launch:
     cache = user_cache_path(OURS) / "diff" / engine.package
     files, name = _files(engine, spec, cache, say)
     shared = _shared(engine, cache, say)
-    scratch = cache / "built" / hashlib.sha256(str(files).encode()).hexdigest()[:12]
-    scratch.mkdir(parents=True, exist_ok=True)
     return Launch(
         name=name,
         interpreter=str(shared / "bin" / "python"),
         module=engine.module,
         path=(str(files),),
-        scratch=scratch,
     )
 
 
@@ -179,8 +175,5 @@ def _pip(python: str, *arguments: str) -> None:
 
 def environment_of(launch: Launch) -> dict[str, str]:
     """The environment variables of a side's process."""
-    more = {"PYTHONPATH": os.pathsep.join(launch.path), "PYTHONDONTWRITEBYTECODE": "1"}
-    if launch.scratch is not None:
-        # releases differ in what they compile under one name
-        more["TORCH_EXTENSIONS_DIR"] = str(launch.scratch)
-    return {**os.environ, **more}
+    path = os.pathsep.join(launch.path)
+    return {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}

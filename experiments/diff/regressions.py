@@ -12,12 +12,14 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.diff.__main__ import chosen, pools_for
 from experiments.diff.compare import Comparison, compare
-from experiments.diff.engines import ENGINES, Launch, prepare
+from experiments.diff.engines import ENGINES, prepare
 from experiments.diff.explain import hits_in_words
 from experiments.diff.protocol import SideError
 
@@ -120,53 +122,52 @@ def main() -> None:
     parser.add_argument("--workload", default="mooncake_conversation")
     parser.add_argument("--only", type=int, nargs="*", help="0: the copy; 1, 2, ...: as listed")
     options = parser.parse_args()
-    launch = prepare(ENGINES["sglang"], RELEASE, print)
-    print("| planted | components | caught | first request | released hit | with it hit | s |")
-    print("|---|---|---|---:|---|---|---:|")
-    for number, regression in enumerate((NOTHING, *REGRESSIONS)):
-        if options.only and number not in options.only:
-            continue
-        started = time.monotonic()
-        found = try_one(regression, launch, options.workload, options.requests)
-        print(row(regression, found, time.monotonic() - started), flush=True)
-
-
-def try_one(regression: Regression, launch: Launch, workload: str, count: int) -> Comparison:
-    """Compare the release with a copy that has it."""
-    pools = pools_for(workload, regression.component, "", "instant")
-    requests = chosen(workload, count, pools.max_len)
+    engine = ENGINES["sglang"]
+    launch = prepare(engine, RELEASE, _say)
     release = Path(launch.path[0])
+    print("| planted | components | caught | first request | released hit | with it hit | s |")
+    print("|---|---|---|---:|---|---|---:|", flush=True)
     with tempfile.TemporaryDirectory(dir=release.parent, prefix="planted-") as folder:
         copy = Path(folder)
         # links: what is not changed need not be written again
         shutil.copytree(release / "sglang", copy / "sglang", copy_function=os.link)
-        plant(regression, copy)
-        changed = Launch(
-            name="planted",
-            interpreter=launch.interpreter,
-            module=launch.module,
-            path=(folder,),
-            scratch=launch.scratch,
-        )
-        return compare(requests, pools, (launch, changed), ({}, {}), copy, _say, until_first=True)
+        planted = prepare(engine, folder, _say)
+        for number, regression in enumerate((NOTHING, *REGRESSIONS)):
+            if options.only and number not in options.only:
+                continue
+            started = time.monotonic()
+            pools = pools_for(options.workload, regression.component, "", "instant")
+            requests = chosen(options.workload, options.requests, pools.max_len)
+            with planted_in(regression, copy):
+                found = compare(
+                    requests, pools, (launch, planted), ({}, {}), copy, _say, until_first=True
+                )
+            print(row(regression, found, time.monotonic() - started), flush=True)
 
 
-def plant(regression: Regression, copy: Path) -> None:
-    """Put one regression into a copy of the package.
+@contextmanager
+def planted_in(regression: Regression, copy: Path) -> Iterator[None]:
+    """The copy has the regression meanwhile.
 
     Raises:
         SideError: the release has no such line.
     """
     if not regression.file:
+        yield
         return
     path = copy / ROOM / regression.file
-    parts = path.read_text().split(regression.line)
-    if len(parts) < regression.place + 2:
-        raise SideError(f"{path} has no line {regression.line!r} (number {regression.place})")
+    whole = path.read_text()
+    parts = whole.split(regression.line)
     cut = regression.place + 1
+    if len(parts) <= cut:
+        raise SideError(f"{path} has no line {regression.line!r} (number {regression.place})")
     before, after = regression.line.join(parts[:cut]), regression.line.join(parts[cut:])
     path.unlink()  # a link: the release's own file stays as it is
     path.write_text(before + regression.instead + after)
+    try:
+        yield
+    finally:
+        path.write_text(whole)
 
 
 def row(regression: Regression, found: Comparison, seconds: float) -> str:

@@ -177,6 +177,9 @@ def _check_node(tree: RadixTree, node: Node, *, strict_host: bool) -> None:
         _break(4, f"{node} has a sidecar locked more often than its full pages")
     if full > parent.locks[DEVICE][FULL] and not parent.is_root:
         _break(4, f"{node} is locked more often than its parent")
+    _, swa, mamba = node.locks[HOST]
+    if mamba > swa and host[SWA] is not None:
+        _break(4, f"{node} has a state locked without its window, whose eviction takes both")
 
 
 def _check_counts(tree: RadixTree, census: _Census) -> None:
@@ -247,13 +250,6 @@ def _check_pages(
 def _check_transfers(cache: PrefixCache, prefetcher: Prefetcher | None, nodes: set[Node]) -> None:
     if cache.in_flight:
         _check_ends(cache, nodes)
-    for transfer in cache.in_flight:
-        for lock in getattr(transfer, "locks", []):
-            _hold(lock.node in nodes, 7, f"{lock.node} of a copy under way is gone")
-            _hold(lock.node.locks[DEVICE][FULL], 7, f"{lock.node} of a copy is not locked")
-        for lock in transfer.host_locks:
-            _hold(lock.node in nodes, 7, f"{lock.node} of a copy under way is gone")
-            _hold(any(lock.node.locks[HOST]), 7, f"{lock.node} of a copy is not locked")
     if prefetcher is not None:
         for prefetch in prefetcher.active.values():
             if not prefetch.is_settled and not prefetch.anchor.is_root:

@@ -294,15 +294,20 @@ def pcie_rate(
     """Bytes a second that one device copies in contiguous pieces of this size.
 
     A copy engine pays for every piece, so its rate falls with them; a kernel reaches its own
-    ceiling early, which depends on the direction.
+    ceiling early, which depends on the direction, unless too few programs of it run.
     """
+    limit = hardware.pcie_bandwidth.value
     if path is CopyPath.copy_engine:
         table, name = hardware.copy_engine, "copy_engine"
     elif to_device:
         table, name = hardware.kernel_to_device, "kernel_to_device"
     else:
         table, name = hardware.kernel_to_host, "kernel_to_host"
-    return min(_at(table, name, piece_bytes), hardware.pcie_bandwidth.value)
+    launched = hardware.copy_kernel
+    if path is CopyPath.kernel and launched.link_programs is not None:
+        program = launched.to_device if to_device else launched.to_host
+        limit = min(limit, launched.link_programs * program.value)
+    return min(_at(table, name, piece_bytes), limit)
 
 
 def _at(table: RateTable, name: str, size: int) -> float:

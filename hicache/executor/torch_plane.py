@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hicache.cache.node import KINDS, TIERS
-from hicache.cache.pages import Pools
-from hicache.cache.transfer import BackUp, CopyState, LoadBack
+from hicache.cache.node import KINDS, MAMBA, TIERS
+from hicache.cache.pages import PageIds, Pools
+from hicache.cache.transfer import BackUp, CopyState, LoadBack, Move
 from hicache.executor.torch_lanes import Lane, Ticket, timed_event
 from hicache.executor.torch_memory import SequenceMemory
-from hicache.executor.torch_pools import TorchPools
+from hicache.executor.torch_pools import Arrival, Sent, TorchPools
 from hicache.scheduler.batch import Batch, Extend
 from hicache.scheduler.job import Job
 
@@ -85,6 +85,7 @@ class DataPlane:
         self._fences: list[Ticket] = []
         self._tickets: dict[LoadBack | BackUp, Ticket] = {}
         self._stalls: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._boundaries: list[tuple[PageIds, PageIds]] = []  # states that this step completes
         self._launched: list[Ticket] = []  # copies into the device since the last step
         self.exposed_ns = 0  # how long the last step stood still for copies
         self.total_exposed_ns = self.total_copied_ns = 0  # of all steps
@@ -106,8 +107,9 @@ class DataPlane:
         pending, self._pending = self._pending, []
         if self._fences:  # by itself: to wait for a back-up is no part of how long a copy took
             self._lanes.load.run(partial(_wait_for, list(self._fences)))
+        arrivals, sent = merged(pending), list[Sent]()
         for group, layers in enumerate(self.pools.layer_groups):
-            action = partial(self._load, pending, group)
+            action = partial(self._load, arrivals, sent, group)
             self._due[layers.start] = ticket = self._lanes.load.run(action)
             self._launched.append(ticket)
         for work in pending:
@@ -146,8 +148,12 @@ class DataPlane:
             self._poison(self._allocators)
         for extend in batch.extends:
             self._extend(extend)
+        self._boundaries = []
         for job in batch.decodes:
             self._decode(job)
+        if self._boundaries:
+            sources, targets = zip(*self._boundaries, strict=True)
+            self.pools.copy_states(np.concatenate(sources), np.concatenate(targets))
         for layer in list(self._due):  # whatever the step did not come to
             self._ready(layer)
         if self.pools.device.type == "cuda":
@@ -160,12 +166,10 @@ class DataPlane:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _load(self, pending: Sequence[LoadBack | CopyState], group: int) -> None:
-        for work in pending:
-            if isinstance(work, LoadBack):
-                self.pools.load(work.moves, group)
-            else:
-                self.pools.copy_state(work.source, work.target, group)
+    def _load(self, arrivals: Sequence[Arrival], sent: list[Sent], group: int) -> None:
+        if group == 0:  # here and not before: on the stream of the copies
+            sent += self.pools.send(arrivals)
+        self.pools.load(sent, group)
 
     def _extend(self, extend: Extend) -> None:
         job = extend.job
@@ -181,7 +185,7 @@ class DataPlane:
                 start = end
             if end in cuts:
                 assert slot is not None
-                self.pools.copy_state(slot, cuts[end])
+                self.pools.copy_states(slot, cuts[end])
         if extend.end == job.target_len and self._observer is not None:
             self._observer.saw(job, extend.end - 1, logits[-1])
 
@@ -193,7 +197,7 @@ class DataPlane:
             self._observer.saw(job, position, logits[-1])
         if sequence.boundary_slot is not None and (position + 1) % self.pools.page_size == 0:
             assert sequence.working_slot is not None
-            self.pools.copy_state(sequence.working_slot, sequence.boundary_slot)
+            self._boundaries.append((sequence.working_slot, sequence.boundary_slot))
 
     def _memory(self, job: Job) -> SequenceMemory:
         sequence = job.sequence
@@ -231,6 +235,44 @@ class DataPlane:
                     if len(freed):
                         self.pools.poison(tier, kind, freed)
                 self._were_taken[tier, kind] = taken.copy()
+
+
+def merged(pending: Sequence[LoadBack | CopyState]) -> list[Arrival]:
+    """Copies into the device in as few launches as their order allows.
+
+    Those of a component go together until one writes what another of them reads or writes, or
+    states move within the device in between.
+    """
+    arrivals: list[tuple[bool, dict[int, list[Move]]]] = []
+    read: set[tuple[int, int]] = set()  # by the last of them: (component, id on the device)
+    written: set[tuple[int, int]] = set()
+    for work in pending:
+        is_within = isinstance(work, CopyState)
+        moves = (
+            [Move(MAMBA, work.source, work.target)] if isinstance(work, CopyState) else work.moves
+        )
+        reads = {(move.kind, item) for move in moves if is_within for item in move.sources.tolist()}
+        writes = {(move.kind, item) for move in moves for item in move.targets.tolist()}
+        clashes = writes & (read | written) or reads & written
+        if not arrivals or arrivals[-1][0] != is_within or clashes:
+            arrivals.append((is_within, {}))
+            read, written = set(), set()
+        read |= reads
+        written |= writes
+        for move in moves:
+            arrivals[-1][1].setdefault(move.kind, []).append(move)
+    return [
+        Arrival(is_within, _joined(moves))
+        for is_within, kinds in arrivals
+        for moves in kinds.values()
+    ]
+
+
+def _joined(moves: Sequence[Move]) -> Move:
+    if len(moves) == 1:
+        return moves[0]
+    kinds, sources, targets = zip(*moves, strict=True)
+    return Move(kinds[0], np.concatenate(sources), np.concatenate(targets))
 
 
 def _wait_for(tickets: Sequence[Ticket]) -> None:

@@ -21,10 +21,10 @@ from hicache.cache.transfer import Move
 from hicache.kernels import (
     CopyTable,
     copy_pages,
-    copy_slots,
     copy_table,
     layer_first_buffers,
     page_first_buffers,
+    send_ids,
 )
 from hicache.models import ModelConfig
 
@@ -41,6 +41,22 @@ class Buffer(NamedTuple):
     layer: int  # of the model
     device: Tensor  # [item, ...]
     host: Tensor  # [item, ...], as many bytes an item
+
+
+class Arrival(NamedTuple):
+    """A copy into the device: from the host or, of states, from other slots `is_within` it."""
+
+    is_within: bool
+    move: Move
+
+
+class Sent(NamedTuple):
+    """The same with its ids on the device that copies, checked."""
+
+    is_within: bool
+    kind: int
+    sources: Tensor
+    targets: Tensor
 
 
 class RankPools:
@@ -156,6 +172,7 @@ class TorchPools:
 
     Args:
         layer_groups: layers whose load-back is one launch, from the first.
+        link_programs: of a copy across the link; none: as many as the kernel takes by itself.
     """
 
     def __init__(
@@ -168,8 +185,10 @@ class TorchPools:
         device: torch.device,
         tp: int = 1,
         layer_groups: Sequence[range] = (),
+        link_programs: int | None = None,
     ) -> None:
         _check_ranks(config, tp)
+        self._link_programs = link_programs
         self.page_size = page_size
         self.device = device
         self.layer_groups = list(layer_groups)
@@ -188,22 +207,46 @@ class TorchPools:
         ]
         self.holders = _holders(config)
 
-    def load(self, moves: Sequence[Move], group: int) -> None:
-        """Host to device, for the layers of a group."""
-        for rank in self.ranks:
-            for kind, sources, targets in moves:
-                _copy(kind, rank.loads[group][kind], sources, targets)
+    def send(self, arrivals: Sequence[Arrival]) -> list[Sent]:
+        """Check the ids of copies into the device, and send all of them ahead in one piece."""
+        rank = self.ranks[0]  # the others have as many items, and copy the same
+        tables = []
+        for is_within, move in arrivals:
+            groups = rank.copies if is_within else [each[move.kind] for each in rank.loads]
+            tables.append(next(table for table in groups if table is not None))
+        ids = _sent(tables, [arrival.move for arrival in arrivals])
+        return [
+            Sent(a.is_within, a.move.kind, *pair) for a, pair in zip(arrivals, ids, strict=True)
+        ]
+
+    def load(self, sent: Sequence[Sent], group: int) -> None:
+        """Copy into the device, for the layers of a group."""
+        for is_within, kind, sources, targets in sent:
+            for rank in self.ranks:
+                table = rank.copies[group] if is_within else rank.loads[group][kind]
+                if table is not None:
+                    programs = None if is_within else self._link_programs
+                    copy_pages(table, sources, targets, num_programs=programs, trusted=True)
 
     def save(self, moves: Sequence[Move]) -> None:
         """Device to host, all layers of a component in one launch."""
-        for rank in self.ranks:
-            for kind, sources, targets in moves:
-                _copy(kind, rank.saves[kind], sources, targets)
+        first = [_there(self.ranks[0].saves[move.kind]) for move in moves]
+        for move, (sources, targets) in zip(moves, _sent(first, moves), strict=True):
+            for rank in self.ranks:
+                copy_pages(
+                    _there(rank.saves[move.kind]),
+                    sources,
+                    targets,
+                    num_programs=self._link_programs,
+                    trusted=True,
+                )
 
-    def copy_state(self, source: PageIds, target: PageIds, group: int = -1) -> None:
-        """A state slot to another on the device, for the layers of a group; -1: for all layers."""
+    def copy_states(self, sources: PageIds, targets: PageIds) -> None:
+        """State slots to others on the device, all layers in one launch."""
+        first = _there(self.ranks[0].copies[-1])
+        (ids,) = _sent([first], [Move(MAMBA, sources, targets)])
         for rank in self.ranks:
-            _copy(MAMBA, rank.copies[group], source, target)
+            copy_pages(_there(rank.copies[-1]), *ids, trusted=True)
 
     def clear_state(self, slot: PageIds) -> None:
         """The state before the first token."""
@@ -225,11 +268,18 @@ class TorchPools:
                 rank.kv[kind][:, :, index] = torch.nan
 
 
-def _copy(kind: int, table: CopyTable | None, sources: PageIds, targets: PageIds) -> None:
-    if table is None:
-        return
-    copy = copy_slots if kind == MAMBA else copy_pages
-    copy(table, torch.from_numpy(sources), torch.from_numpy(targets))
+def _there(table: CopyTable | None) -> CopyTable:
+    assert table is not None, "nothing moves between pools that hold nothing"
+    return table
+
+
+def _sent(tables: Sequence[CopyTable], moves: Sequence[Move]) -> list[tuple[Tensor, Tensor]]:
+    return send_ids(
+        *(
+            (table, torch.from_numpy(sources), torch.from_numpy(targets))
+            for table, (_, sources, targets) in zip(tables, moves, strict=True)
+        )
+    )
 
 
 def _table(buffers: Sequence[Buffer], layers: range, *, to_device: bool) -> CopyTable | None:

@@ -124,6 +124,7 @@ class TorchRuntime:
             device=self._device,
             tp=self._tp,
             layer_groups=self._groups,
+            link_programs=self._config.hardware.copy_kernel.link_programs,
         )
 
     def _open(self, rank: int, pools: TorchPools) -> GuardedStorage | None:

@@ -12,13 +12,13 @@ from hicache.kernels.layout import (
     whole_page_buffers,
 )
 from hicache.kernels.ops import (
-    clamp_holes,
     copy_pages,
     copy_pages_with_checksum,
     copy_rows,
     copy_slots,
     copy_window,
     page_table,
+    send_ids,
     translate_pages,
     window_table,
 )
@@ -26,7 +26,6 @@ from hicache.kernels.table import CopyTable, copy_table
 
 __all__ = [
     "CopyTable",
-    "clamp_holes",
     "copy_pages",
     "copy_pages_with_checksum",
     "copy_rows",
@@ -36,6 +35,7 @@ __all__ = [
     "layer_first_buffers",
     "page_first_buffers",
     "page_table",
+    "send_ids",
     "token_buffers",
     "translate_pages",
     "whole_page_buffers",

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from hicache.kernels import checksum, copy, reference
+from hicache.kernels.bench_contest import programs
 from hicache.kernels.bench_device_cases import indices, pages, slots, windows
 from hicache.kernels.bench_link_cases import (
     against_peers,
@@ -115,5 +116,6 @@ CASES: dict[str, Callable[[Session], None]] = {
     "launches": launches,
     "crossover": crossover,
     "sweep": sweep,
+    "programs": programs,
     "peers": against_peers,  # last: if code of others breaks the device, nothing comes after it
 }

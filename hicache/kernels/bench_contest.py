@@ -18,6 +18,20 @@ from hicache.kernels.measure import Shape, Transfer, transfer_between
 ITEM_BYTES = 32 * KIB  # a page of 16 tokens of 2 KiB, K or V, of one layer
 SIZES = (*(KIB << k for k in range(2, 20, 2)), 512 * MIB)  # from 4 KiB
 DRY_SIZES = (4 * KIB, 64 * KIB)
+DIRECTIONS = {
+    "device": ("device", "device_target"),
+    "to_device": ("host", "device_target"),
+    "to_host": ("device", "host_target"),
+}
+# shapes as `codegen --kernel` compiles them: bytes of an item's row, its rows, bytes between rows
+SHAPES = {
+    "pages of 128 KiB": (128 * KIB, 1, 128 * KIB),
+    "pages of 4 KiB": (4 * KIB, 1, 4 * KIB),
+    "rows of 256 B": (256, 1, 256),
+    "2 of 8 heads": (512, 16, 2 * KIB),
+}
+ONE_PROGRAM = ("vllm_blocks", "vllm_states", "sgl_warps", "sglang_slots", "sglang_unified")
+PROGRAM_BYTES = 8 * MIB
 SLOW_S = 0.1  # a launch that takes longer ends its series
 REPEATS = 7
 
@@ -25,13 +39,34 @@ REPEATS = 7
 def contest(session: Session) -> None:
     """Every kernel at every size, in every direction."""
     kernels: dict[str, CopyKernel] = {"ours": contract.ours, **peers.PEERS, **session.kernels}
-    for direction in ("device", "to_device", "to_host"):
+    for direction in DIRECTIONS:
         entered = dict(kernels)
         for size in _sizes(session, direction):
             transfer = _of_size(session, direction, size)
             _enter(session, direction, transfer, entered)
     for num_slots in (1, 8) if session.bench.on_gpu else (1,):
         _enter(session, "states", _states(session, num_slots), dict(kernels))
+
+
+def programs(session: Session) -> None:
+    """What one program moves alone, by kernel, shape and direction: a static model predicts it."""
+    kernels: dict[str, CopyKernel] = {"ours": contract.ours, **session.kernels}
+    kernels |= {name: peers.PEERS[name] for name in ONE_PROGRAM}
+    for direction in DIRECTIONS:
+        for shape in SHAPES:
+            transfer = _shaped(session, direction, shape)
+            for name, kernel in kernels.items():
+                case = f"{direction}, {name}, {shape}"
+                try:
+                    launch = transfer.by(kernel, 1)
+                    session.verified(
+                        "program", case, transfer, launch, repeats=REPEATS,
+                        direction=direction, kernel=name, shape=shape,
+                    )  # fmt: skip
+                except contract.DECLINED as error:
+                    session.notes[case] = f"declined: {error}"
+                except Exception as error:  # of others' code
+                    session.failures.setdefault(name, f"{case}: {type(error).__name__}: {error}")
 
 
 def table(cells: Iterable[Cell]) -> str:
@@ -103,15 +138,31 @@ def _of_size(session: Session, direction: str, size: int) -> Transfer:
     shape = Shape(
         page_size=item // row_bytes, row_bytes=row_bytes, num_bytes=size, num_layers=num_layers
     )
-    sides = {
-        "device": ("device", "device_target"),
-        "to_device": ("host", "device_target"),
-        "to_host": ("device", "host_target"),
-    }
-    src, dst = sides[direction]
+    src, dst = DIRECTIONS[direction]
     return session.bench.transfer(
         shape, src=src, dst=dst, src_layout="layer_first", dst_layout="layer_first"
     )
+
+
+def _shaped(session: Session, direction: str, shape: str) -> Transfer:
+    """Two buffers of items of a shape, in random order; the target's lie side by side."""
+    row_bytes, rows, pitch = SHAPES[shape]
+    bench = session.bench
+    num_bytes = min(PROGRAM_BYTES, bench.host_bytes // 4)
+    num_items = max(num_bytes // (2 * rows * row_bytes), 1)
+    sides = []
+    for arena, apart in zip(DIRECTIONS[direction], (pitch, row_bytes), strict=True):
+        slab = bench.arenas[arena][: 4 * num_items * rows * apart]
+        slab = slab.view(2, 2 * num_items, rows, apart)[..., :row_bytes]
+        # a head slice as such, and not as a row: token, head, dim
+        heads = slab.unflatten(-1, (-1, 256)) if rows > 1 else slab.flatten(2)
+        sides.append(heads.unbind(0))
+    generator = torch.Generator().manual_seed(0)
+    src_ids, dst_ids = (
+        torch.randperm(2 * num_items, generator=generator)[:num_items].int().to(bench.device)
+        for _ in range(2)
+    )
+    return transfer_between(sides[0], sides[1], src_ids, dst_ids)
 
 
 def _states(session: Session, num_slots: int) -> Transfer:

@@ -60,12 +60,12 @@ def check_copy_ids(
     check_range(src_ids, name="source ids", limit=table.num_src_items)
     check_range(dst_ids, name="target ids", limit=table.num_dst_items)
     moved = (src_ids >= 0) & (dst_ids >= 0)
-    targets = dst_ids[moved]
-    unique, counts = torch.unique(targets, return_counts=True)
-    if len(unique) != len(targets):
-        raise ValueError(f"target id {int(unique[counts > 1][0])} is written more than once")
+    targets = dst_ids[moved].sort().values
+    twice = targets[1:][targets[1:] == targets[:-1]]
+    if len(twice):
+        raise ValueError(f"target id {int(twice[0])} is written more than once")
     if table.in_place:
-        both = unique[torch.isin(unique, src_ids[moved])]
+        both = targets[torch.isin(targets, src_ids[moved])]
         if len(both):
             raise ValueError(f"id {int(both[0])} is both a source and a target in one pool")
 

@@ -18,8 +18,8 @@ class ForeignFileError(OSError):
 
 
 def is_own(status: os.stat_result) -> bool:
-    """Whether this (`lstat`, not `stat`) is a plain file with one name."""
-    return stat.S_ISREG(status.st_mode) and status.st_nlink == 1
+    """Whether this (`lstat`, not `stat`) is a plain file with no second name."""
+    return stat.S_ISREG(status.st_mode) and status.st_nlink < 2
 
 
 def own_status(name: str, directory: int) -> os.stat_result | None:

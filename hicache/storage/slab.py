@@ -197,9 +197,7 @@ class SlabStorage:
         return results
 
     def _write_all(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
-        wanted = [
-            (key, self._slot_bytes(key, buffer)) for key, buffer in zip(keys, buffers, strict=True)
-        ]
+        wanted = [self._wanted(key, buffer) for key, buffer in zip(keys, buffers, strict=True)]
         try:
             with self._use_table() as table:
                 places = table.reserve(wanted, touched=self._take_touched())
@@ -221,17 +219,18 @@ class SlabStorage:
             for place, page in zip(places, written, strict=True)
         ]
 
-    def _slot_bytes(self, key: bytes, buffer: memoryview) -> int:
-        slot_bytes = self._page_bytes.get(key[-1], buffer.nbytes)
-        if buffer.nbytes > slot_bytes:
+    def _wanted(self, key: bytes, buffer: memoryview) -> tuple[bytes, int]:
+        longest = self._page_bytes.get(key[-1], buffer.nbytes)
+        if buffer.nbytes > longest:
             raise ValueError(
-                f"a page of component {key[-1]} has at most {slot_bytes} bytes, got {buffer.nbytes}"
+                f"a page of component {key[-1]} has at most {longest} bytes, got {buffer.nbytes}"
             )
-        return _aligned(slot_bytes)
+        return key, self._slot_bytes(key, buffer)
 
-    def _longest(self, key: bytes, buffer: memoryview) -> int:
-        """The largest slot of which there is reason to read all."""
-        return _aligned(max(self._page_bytes.get(key[-1], 0), buffer.nbytes))
+    def _slot_bytes(self, key: bytes, buffer: memoryview) -> int:
+        """The size of the slot of such a page."""
+        slot_bytes = self._page_bytes.get(key[-1], buffer.nbytes)
+        return max(-(-slot_bytes // ALIGN_BYTES), 1) * ALIGN_BYTES
 
     def _read(self, key: bytes, page: StoredPage | None, buffer: memoryview) -> bool:
         if page is None:
@@ -239,7 +238,7 @@ class SlabStorage:
         if page.length == buffer.nbytes:
             if self._move(self._files.read, key, page.place, buffer) == page.digest:
                 return True
-        elif page.place.slot_bytes > self._longest(key, buffer) or self._is_whole(key, page):
+        elif page.place.slot_bytes > self._slot_bytes(key, buffer) or self._is_whole(key, page):
             return False  # a page of another length
         with self._use_table() as table:
             # a slot that was used again meanwhile holds another page by now: an ordinary miss
@@ -350,10 +349,6 @@ class SlabStorage:
                 if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
                     raise _DiskFullError from error
                 raise StorageError(f"the slot table in {self._root} failed: {error}") from error
-
-
-def _aligned(num_bytes: int) -> int:
-    return max(-(-num_bytes // ALIGN_BYTES), 1) * ALIGN_BYTES
 
 
 @contextmanager

@@ -52,7 +52,7 @@ class SlotFiles:
     def free_space(self, place: Place) -> None:
         """Make the slot a hole. Where the file system cannot, its space waits to be used again."""
         with suppress(OSError):
-            if place.slot_bytes in self._files or self.num_slots(place.slot_bytes):
+            if self.num_slots(place.slot_bytes):
                 _punch_hole(self._open(place.slot_bytes)[0], place.offset, place.slot_bytes)
 
     def num_slots(self, slot_bytes: int) -> int:

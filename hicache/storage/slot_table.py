@@ -6,7 +6,8 @@ as being written; the latter are taken back once their owner is dead. `used_byte
 all slots that are not free, and never exceeds the capacity once `reserve` returned.
 
 The file may have been damaged, or altered by others. Rows that make no sense are not seen by any
-query, and opening the table puts them in order again; what SQLite cannot read is its error.
+query, and opening the table puts them in order again; what SQLite cannot read is its error. So is a
+row that cannot be put in order, because it lies where SQLite does not find it.
 """
 
 import sqlite3
@@ -152,11 +153,12 @@ class SlotTable:
             some = keys[start : start + _KEYS_A_QUERY]
             marks = ",".join("?" * len(some))
             for key, slot_bytes, slot, tick, length, digest in self._db.execute(
-                "SELECT key, slot_bytes, slot, tick, length, digest FROM slots"
+                # left to itself SQLite goes through all live rows
+                "SELECT key, slot_bytes, slot, tick, length, digest FROM slots INDEXED BY by_key"
                 f" WHERE key IN ({marks}) AND {_STORED}",
                 some,
             ):
-                found[key] = StoredPage(Place(slot_bytes, slot), tick, length, digest)
+                found[key] = StoredPage(_place(slot_bytes, slot), tick, length, digest)
         return found
 
     def touch(self, keys: Iterable[bytes]) -> None:
@@ -272,13 +274,13 @@ class SlotTable:
             f" (CASE WHEN state IN (?, ?) THEN key IS NULL ELSE {_STORED} END)",
             (_FREE, _WRITING),
         ).fetchall()
-        for place in disorderly:
-            self._free(Place(*place))
+        for slot_bytes, slot in disorderly:
+            self._free(_place(slot_bytes, slot))
         sizes = self._db.execute("SELECT DISTINCT slot_bytes FROM slots").fetchall()
         for (slot_bytes,) in sizes:
             self._db.execute(
                 "DELETE FROM slots WHERE slot_bytes = ? AND slot >= ? AND state != ?",
-                (slot_bytes, num_slots(slot_bytes), _WRITING),
+                (slot_bytes, num_slots(_place(slot_bytes, 0).slot_bytes), _WRITING),
             )
 
     def _count(self, namespace: str) -> None:
@@ -300,7 +302,7 @@ class SlotTable:
         ).fetchall():
             owner = parse_owner(text) if isinstance(text, str) else None
             if owner is None or not is_alive(owner):
-                self._free(Place(slot_bytes, slot))
+                self._free(_place(slot_bytes, slot))
                 taken = True
         return taken
 
@@ -344,7 +346,7 @@ class SlotTable:
                 f"SELECT slot_bytes, slot FROM slots WHERE {_STORED} ORDER BY tick LIMIT 1"
             ).fetchone()
             if oldest is not None:
-                place = Place(*oldest)
+                place = _place(*oldest)
                 self.evicted_pages += 1
                 if place.slot_bytes == slot_bytes and used <= self._capacity_bytes:
                     self._charge(-slot_bytes)
@@ -361,7 +363,7 @@ class SlotTable:
                 f"SELECT coalesce(max(slot), -1) + 1 FROM slots WHERE slot_bytes = ? AND {_PLACED}",
                 (slot_bytes,),
             ).fetchone()[0]
-        return Place(slot_bytes, free)
+        return _place(slot_bytes, free)
 
     def _give_up(self, reservation: Reservation) -> None:
         place = reservation.place
@@ -373,16 +375,26 @@ class SlotTable:
             self._free(place)
 
     def _free(self, place: Place) -> None:
-        self._db.execute(
+        freed = self._db.execute(
             "UPDATE slots SET state = ?, owner = NULL, key = NULL, length = NULL, digest = NULL"
             " WHERE slot_bytes = ? AND slot = ?",
             (_FREE, place.slot_bytes, place.slot),
-        )
+        ).rowcount
+        if not freed:
+            raise sqlite3.DatabaseError(f"{place} is in the table and cannot be found in it")
         self._charge(-place.slot_bytes)
         self._free_space(place)
 
     def _charge(self, num_bytes: int) -> None:
         self._db.execute("UPDATE totals SET used_bytes = used_bytes + ?", (num_bytes,))
+
+
+def _place(slot_bytes: int, slot: int) -> Place:
+    """A place that the table names, if there can be such a one."""
+    are_numbers = isinstance(slot_bytes, int) and isinstance(slot, int)
+    if are_numbers and 0 < slot_bytes <= _MAX and 0 <= slot < _MAX // slot_bytes:
+        return Place(slot_bytes, slot)
+    raise sqlite3.DatabaseError(f"there is no slot {slot!r} of {slot_bytes!r} bytes")
 
 
 def _make(db: sqlite3.Connection) -> None:

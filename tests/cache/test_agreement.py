@@ -1,5 +1,6 @@
 """What ranks offer, what they take from it, and what happens to one that does as it likes."""
 
+from collections.abc import Callable
 from itertools import product
 
 import numpy as np
@@ -17,11 +18,12 @@ from hicache.cache.agreement import (
     tree_digest,
 )
 from hicache.cache.eviction import Lru
-from hicache.cache.node import DEVICE, FULL, HOST, MAMBA, SWA
+from hicache.cache.node import DEVICE, FULL, HOST, MAMBA, SWA, Node
 from hicache.cache.prefetch import Prefetch
 from hicache.cache.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.sequence import Sequence
+from hicache.cache.transfer import BackUp, LoadBack
 from hicache.cache.tree import RadixTree
 from hicache.config import HitAgreement, PrefetchConfig
 
@@ -83,9 +85,11 @@ class Rank:
         stop: str = "wait_complete",
         window_len: int = 0,
         has_states: bool = False,
+        num_pages: int = 32,
+        whole_digest_every: int = 1,
     ) -> None:
         tree = RadixTree(page_size=PAGE, policy=Lru(), window_len=window_len, has_states=has_states)
-        pools = tuple([TracedAllocator(32) for _ in range(3)] for _ in range(2))
+        pools = tuple([TracedAllocator(num_pages) for _ in range(3)] for _ in range(2))
         self.cache = PrefixCache(
             tree,
             pools,  # type: ignore[arg-type]
@@ -96,7 +100,9 @@ class Rank:
             stop=stop, threshold=PAGE, timeout_base_s=1.0, timeout_per_ki_token_s=0
         )
         self.prefetcher = Prefetcher(self.cache, config, host_tokens=None)
-        self.agreement = RankAgreement(self.cache, self.prefetcher)
+        self.agreement = RankAgreement(
+            self.cache, self.prefetcher, whole_digest_every=whole_digest_every
+        )
 
     def start(self, *, request_id: int = 0, num_pages: int = 4) -> Prefetch:
         tokens = np.arange(num_pages * PAGE + 1, dtype="<i4") + request_id * 1000
@@ -280,3 +286,136 @@ def test_the_offer_of_a_step_keeps_its_length_while_prefetches_come() -> None:
     rank.start(request_id=1)
     rank.start(request_id=2)
     assert len(rank.agreement.pack(0)) == len(empty)
+
+
+@pytest.mark.parametrize(("num_prefetches", "slots"), [(0, 64), (1, 64), (64, 64), (65, 128)])
+def test_there_is_room_for_so_many_votes(num_prefetches: int, slots: int) -> None:
+    rank = Rank(stop="timeout", num_pages=200)
+    for number in range(num_prefetches):
+        rank.start(request_id=number, num_pages=1)
+    packed = rank.agreement.pack(0)
+    assert len(packed) == 5 + 2 * slots + 2
+    assert packed[5:-2] == [0, 1] * num_prefetches + [1, 1] * (slots - num_prefetches)
+    assert packed[-2] == -packed[-1]
+    assert 0 <= packed[-2] < 2**62
+
+
+def test_trees_are_compared_whole_every_so_many_steps() -> None:
+    ranks = Rank(whole_digest_every=3), Rank(whole_digest_every=3)
+    for rank in ranks:
+        two_back_ups(rank)
+    step(*ranks)
+    next(iter(ranks[0].cache.tree.nodes())).hit_count += 1  # which moves no page
+    step(*ranks)
+    step(*ranks)
+    with pytest.raises(RanksDivergedError, match="differ after step 3"):
+        step(*ranks)
+
+
+def test_what_a_page_is_moved_for_tells_trees_apart() -> None:
+    taken_alike, given_back, refused = (TracedAllocator(4) for _ in range(3))
+    for pool in (taken_alike, given_back, refused):
+        assert pool.traffic == 0
+        pool.allocate(2)
+    first = taken_alike.traffic
+    assert first == given_back.traffic == refused.traffic != 0
+    page_ids = given_back.allocate(1)
+    assert page_ids is not None
+    before = given_back.traffic
+    given_back.free(page_ids)
+    assert given_back.traffic not in (before, first)
+    assert refused.allocate(9) is None
+    assert refused.traffic != first
+
+
+def test_news_of_a_prefetch_that_is_settled_leaves_its_pages_alone() -> None:
+    rank = Rank(stop="timeout")
+    prefetch = rank.start_reading()
+    rank.prefetcher.abort(0)
+    for news in (
+        Landed(prefetch, completed_pages=2),
+        Landed(prefetch, completed_pages=3, is_read=True),
+    ):
+        rank.agreement.progress.append(news)
+        step(rank)
+        assert prefetch.completed_pages == 0
+    assert prefetch.is_read
+    assert rank.prefetcher.lingering == set()
+
+
+def test_what_was_read_and_when_is_passed_on() -> None:
+    rank = Rank()
+    prefetch = rank.start_reading()
+    rank.agreement.progress.append(Landed(prefetch, completed_pages=3))
+    step(rank)
+    assert (prefetch.completed_pages, prefetch.is_read, prefetch.read_ns) == (3, False, None)
+    rank.agreement.progress.append(
+        Landed(prefetch, completed_pages=4, sidecars_found=True, is_read=True, read_ns=(5, 9))
+    )
+    step(rank)
+    assert (prefetch.completed_pages, prefetch.read_ns) == (4, (5, 9))
+    assert prefetch.sidecars_found
+    assert prefetch.sidecars_read
+    assert prefetch.published_pages == 4
+
+
+def test_a_request_that_is_gone_is_told_of_once() -> None:
+    ranks = Rank(stop="timeout"), Rank(stop="timeout")
+    for rank in ranks:
+        rank.start(request_id=3)
+        rank.start(request_id=5)
+    ranks[0].agreement.ask_abort(5)
+    assert step(*ranks) == [[5], [5]]
+    assert step(*ranks) == [[], []]
+
+
+def test_copies_of_each_sort_are_counted_apart() -> None:
+    rank, other = Rank(), Rank()
+    early, late = two_back_ups(rank)
+    two_back_ups(other)
+    assert not rank.agreement.has_copied(BackUp)
+    rank.agreement.copied(late)  # type: ignore[arg-type]
+    assert not rank.agreement.has_copied(BackUp)  # the one before it is not done
+    assert rank.agreement.pack(0)[2:5] == [0, 0, 0]
+    rank.agreement.copied(early)  # type: ignore[arg-type]
+    assert rank.agreement.has_copied(BackUp)
+    assert not rank.agreement.has_copied(LoadBack)
+    assert rank.agreement.pack(0)[2:5] == [0, 2, 0]
+    minimum = minimum_of([each.agreement.pack(0) for each in (rank, other)])
+    assert minimum[2:5] == [0, 0, 0]
+    alone = rank.agreement.pack(0)
+    rank.agreement.apply(alone)
+    assert {early, late} & set(rank.cache.in_flight) == set()
+    assert rank.agreement.pack(0)[2:5] == [0, 0, 0]
+
+
+def test_a_digest_tells_of_everything_that_a_tree_holds() -> None:
+    def changed(change: Callable[[Node], None]) -> bool:
+        ranks = Rank(), Rank()
+        for rank in ranks:
+            two_back_ups(rank)
+        change(next(iter(ranks[0].cache.tree.nodes())))
+        return tree_digest(ranks[0].cache.tree) != tree_digest(ranks[1].cache.tree)
+
+    def hit(node: Node) -> None:
+        node.hit_count += 1
+
+    def lock(node: Node) -> None:
+        node.locks[HOST][FULL] += 1
+
+    def move(node: Node) -> None:
+        node.start += 1
+
+    def swap(node: Node) -> None:
+        page_ids = node.held[DEVICE][FULL]
+        assert page_ids is not None
+        node.held[DEVICE][FULL] = page_ids[::-1].copy()
+
+    def drop(node: Node) -> None:
+        node.held[HOST][FULL] = None
+
+    def rename(node: Node) -> None:
+        node.edge = node.edge[::-1]
+
+    assert not changed(lambda node: None)
+    assert all(changed(change) for change in (hit, lock, move, swap, drop, rename))

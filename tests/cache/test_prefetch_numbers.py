@@ -347,3 +347,26 @@ def test_no_anchor_off_the_host_is_built_upon() -> None:
     run_request(prefetcher.cache, tokens_of(4 * P), 4 * P)
     assert start(prefetcher, 4 * P + 1024) is None
     assert prefetcher.cache.counters["prefetch/declined_anchor_not_on_host_tokens"] == 1024
+
+
+@pytest.mark.parametrize("stop", ["wait_complete", "best_effort"])
+def test_a_request_is_blocked_while_its_prefetch_is_waited_for(stop: str) -> None:
+    cache = make_cache(device=(16, 0, 0), host=(16, 0, 0), storage_queue_bytes=100)
+    prefetcher = Prefetcher(cache, PrefetchConfig(threshold=4, stop=stop), 64)
+    sequence = Sequence(tokens_of(16))
+    assert not prefetcher.is_blocking(0, 0)
+    prefetch = prefetcher.prefetch_from_storage(0, sequence, cache.match(sequence, 16), 16, 0)
+    assert prefetch is not None
+    assert prefetcher.is_blocking(0, 1) == (stop == "wait_complete")
+    assert not prefetcher.is_blocking(1, 1)
+    assert prefetch.first_poll_ns is None
+    prefetch.restorable = [1, 2, 3]
+    prefetcher.on_queried(prefetch)
+    prefetch.completed_pages = 2
+    assert prefetcher.is_blocking(0, 1) == (stop == "wait_complete")
+    prefetch.completed_pages = 3
+    assert not prefetcher.is_blocking(0, 1)
+    prefetch.is_read = True
+    prefetcher.on_read(prefetch)
+    prefetch.completed_pages = 0
+    assert not prefetcher.is_blocking(0, 1)

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from hicache.executor.links import CopyPath, Links, pcie_rate
-from hicache.models import Figure, HardwareConfig, RateTable
+from hicache.models import CopyKernelConfig, Figure, HardwareConfig, RateTable
 
 SECOND = 10**9
 
@@ -228,13 +228,28 @@ def test_time_that_goes_back_is_refused() -> None:
         links.finish_until(9)
 
 
-def machine() -> HardwareConfig:
+def machine(link_programs: int | None = None) -> HardwareConfig:
     return HardwareConfig(
+        copy_kernel=CopyKernelConfig(
+            link_programs=link_programs, to_device=Figure(value=12e9), to_host=Figure(value=20e9)
+        ),
         pcie_bandwidth=Figure(value=50e9),
         copy_engine=RateTable(size=[4096, 65536], rate=[4e9, 52e9]),
         kernel_to_device=RateTable(size=[128, 4096], rate=[10e9, 35e9]),
         kernel_to_host=RateTable(size=[128, 4096], rate=[20e9, 48e9]),
     )
+
+
+@pytest.mark.parametrize(
+    ("link_programs", "to_device", "rate"),
+    [(None, True, 35e9), (1, True, 12e9), (2, True, 24e9), (4, True, 35e9), (2, False, 40e9)],
+)
+def test_few_programs_move_what_each_of_them_moves(
+    *, link_programs: int | None, to_device: bool, rate: float
+) -> None:
+    few = machine(link_programs)
+    assert pcie_rate(few, 10**6, CopyPath.kernel, to_device=to_device) == rate
+    assert pcie_rate(few, 10**6, CopyPath.copy_engine, to_device=to_device) == 50e9
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 from hicache.cache.node import FULL, SWA
 from hicache.cache.transfer import Move
 from hicache.executor.torch_plane import DataPlane
+from hicache.executor.torch_pools import Sent
 from tests.executor.mixes import run_mix
 
 PART = 25  # mixes a test
@@ -86,14 +87,14 @@ def test_a_request_that_its_own_hit_leaves_no_room_runs_without_it(seed):
 def one_wrong_page_loaded(plane: DataPlane) -> None:
     load = plane.pools.load
 
-    def spoiled(moves, group):
-        moves = list(moves)
-        for place, (kind, sources, targets) in enumerate(moves):
+    def spoiled(sent, group):
+        sent = list(sent)
+        for place, (is_within, kind, sources, targets) in enumerate(sent):
             if kind == FULL:
-                sources = sources.copy()
+                sources = sources.clone()
                 sources[0] = (sources[0] + 1) % len(plane.pools.ranks[0].host[FULL])
-                moves[place] = Move(kind, sources, targets)
-        load(moves, group)
+                sent[place] = Sent(is_within, kind, sources, targets)
+        load(sent, group)
 
     plane.pools.load = spoiled
 
@@ -110,9 +111,9 @@ def one_wrong_page_saved(plane: DataPlane) -> None:
 def one_rank_left_out(plane: DataPlane) -> None:
     load, ranks = plane.pools.load, plane.pools.ranks
 
-    def spoiled(moves, group):
+    def spoiled(sent, group):
         plane.pools.ranks = ranks[:-1] if len(ranks) > 1 else ranks
-        load(moves, group)
+        load(sent, group)
         plane.pools.ranks = ranks
 
     plane.pools.load = spoiled
@@ -121,46 +122,53 @@ def one_rank_left_out(plane: DataPlane) -> None:
 def window_one_page_short(plane: DataPlane) -> None:
     load = plane.pools.load
 
-    def spoiled(moves, group):
-        load([Move(k, s[1:], t[1:]) if k == SWA else Move(k, s, t) for k, s, t in moves], group)
+    def spoiled(sent, group):
+        load(
+            [
+                each._replace(sources=each.sources[1:], targets=each.targets[1:])
+                if each.kind == SWA
+                else each
+                for each in sent
+            ],
+            group,
+        )
 
     plane.pools.load = spoiled
 
 
 def stale_checkpoint(plane: DataPlane) -> None:
-    copy = plane.pools.copy_state
+    copy = plane.pools.copy_states
     number = 0
 
-    def spoiled(source, target, group=-1):
+    def spoiled(sources, targets):
         nonlocal number
-        number += group == -1
-        if group != -1 or number % 2:
-            copy(source, target, group)
+        number += 1
+        if number % 2:
+            copy(sources, targets)
 
-    plane.pools.copy_state = spoiled
+    plane.pools.copy_states = spoiled
 
 
 def state_not_copied_to_a_request(plane: DataPlane) -> None:
-    copy = plane.pools.copy_state
+    load = plane.pools.load
 
-    def spoiled(source, target, group=-1):
-        if group == -1:
-            copy(source, target, group)
+    def spoiled(sent, group):
+        load([each for each in sent if not each.is_within], group)
 
-    plane.pools.copy_state = spoiled
+    plane.pools.load = spoiled
 
 
 def taps_off_by_one(plane: DataPlane) -> None:
-    copy = plane.pools.copy_state
+    copy = plane.pools.copy_states
 
-    def spoiled(source, target, group=-1):
-        copy(source, target, group)
-        if group == -1:
-            for rank in plane.pools.ranks:
-                for taps in rank.taps:
-                    taps[int(target[0])] = taps[int(target[0])].roll(1, dims=1)
+    def spoiled(sources, targets):
+        copy(sources, targets)
+        for rank in plane.pools.ranks:
+            for taps in rank.taps:
+                for target in targets.tolist():
+                    taps[target] = taps[target].roll(1, dims=1)
 
-    plane.pools.copy_state = spoiled
+    plane.pools.copy_states = spoiled
 
 
 def layers_do_not_wait(plane: DataPlane) -> None:

@@ -22,8 +22,14 @@ def main() -> int:
     parser.add_argument("--first", action="store_true", help="stop at the first finding")
     parser.add_argument("--show", action="store_true", help="show the run, and do not run it")
     args = parser.parse_args()
-    names = [name for word in args.scenario if "/" in word for name in named(word)]
-    choices = dict(PLAIN) | dict(word.split("=", 1) for word in args.scenario if "/" not in word)
+    names = [name for word in args.scenario if "=" not in word for name in named(word)]
+    choices = dict(PLAIN)
+    for word in args.scenario:
+        knob, equals, value = word.partition("=")
+        if equals:
+            if knob not in PLAIN:
+                parser.error(f"there is no {knob}; scenarios differ in {', '.join(PLAIN)}")
+            choices[knob] = value
     if args.show:
         print(plan_of(choices, args.limit))
         return 0

@@ -89,6 +89,7 @@ KNOBS = (
     _each("parallel.tp", 1, 2),
     _each("parallel.ranks", 1, 2, 3, plain_share=0.7),
     _each("parallel.hit_agreement", "restorable", "min_of_maxima"),
+    _each("parallel.collective_s", 0.00015, 0.0),
     _each("parallel.replicas", 1, 2, 3, plain_share=0.7),
     _each("parallel.router", "sticky", "round_robin", "prefix_load", plain_share=None),
     # what is asked
@@ -116,6 +117,7 @@ KNOBS = (
         },
         plain_share=0.7,
     ),
+    _each("workload.start_jitter_s", 0.0, 0.01),
     _each("workload.warm_up_s", 0.0, 0.03),
     _each("workload.start", "cold", "warm_storage", plain_share=0.6),
     # what it is served with
@@ -125,6 +127,7 @@ KNOBS = (
         plain_share=None,
     ),
     _each("cache.page_size", 16, 1, 2, 8, 64, 512, plain_share=None),
+    _each("cache.unlimited", *OFF_ON, plain_share=0.95),
     _each("pools.full_device", 1.3, 0.8, 3.0),
     _each("pools.swa_device", 1.0, 0.0, 3.0),
     _each("pools.slots_device", 12, 4, 40),
@@ -146,6 +149,7 @@ KNOBS = (
     _or_preset("prefetch.evict_whole", *OFF_ON),
     _each("prefetch.await_sidecars", *reversed(OFF_ON), plain_share=0.7),
     _each("prefetch.timeout_base_s", 0.02, 0.0, 1.0),
+    _each("prefetch.timeout_per_ki_token_s", 0.25, 0.0),
     _each("prefetch.occupied_share", 1.0, 0.3, plain_share=0.7),
     _or_preset("scheduler.order", "fcfs", "longest_prefix", "shortest_remaining"),
     _or_preset("scheduler.swa_budget", "no_host_term", "reports", "double", "sglang_0_5_23"),
@@ -153,8 +157,11 @@ KNOBS = (
     _each("scheduler.max_running", 256, 1, 3),
     _each("scheduler.scan_limit", 128, 1),
     _each("scheduler.batching", "prefill_first", "mixed"),
+    _each("scheduler.aging", 0.1, 0.0, 10.0),
     _each("scheduler.clip_new_tokens", 4096, 4),
     _each("scheduler.new_token_ratio", 0.7, 0.0, 1.0),
+    _each("scheduler.new_token_ratio_floor", 0.098, 0.0, 1.0),
+    _each("scheduler.new_token_ratio_decay_steps", 600, 5),
     # what lies behind it
     _each("storage.kind", "memory", "none", plain_share=0.93),
     _each("pools.storage", 0.0, 3.0),
@@ -169,6 +176,7 @@ KNOBS = (
         },
     ),
     _each("storage.query_s", 0.0005, 0.0, 0.01, plain_share=0.7),
+    _each("storage.operation_s", 0.0001, 0.0),
     _each("storage.batch_pages", 128, 1, 3),
     _each("storage.read_workers", 1, 3),
     _each("storage.write_workers", 1, 3),
@@ -204,6 +212,7 @@ KNOBS = (
         },
         plain_share=0.6,
     ),
+    _each("storage.breaker_failures", 3, 1),
     _each("storage.breaker_retry_s", 0.01, 5.0, plain_share=0.7),
     _each("storage.deadline_s", 5.0, 0.004, plain_share=0.7),
 )
@@ -214,3 +223,19 @@ BARRED = (
     (("storage.kind", "none"), ("parallel.ranks", "3")),
     (("storage.kind", "none"), ("workload.start", "warm_storage")),
 )
+
+# what no scenario sets: files, what only a trace has, arguments of a user's class, names
+UNDRAWN = {
+    "cache.checkpoints_args",
+    "cache.eviction_args",
+    "engine.check_invariants",
+    "engine.jump",  # every scenario is run with and without either of the two
+    "prefetch.stop_args",
+    "scheduler.order_args",
+    "scheduler.swa_budget_args",
+    "storage.faults.preset",
+    "storage.root",
+    "workload.load",
+    "workload.path",
+    "workload.tokens",
+}

@@ -18,7 +18,7 @@ from hicache.config import ExperimentConfig
 from hicache.models import GIB
 from hicache.workload.build import Workload, load_workload
 from tests.fuzz.knobs import BARRED, COMPAT, KNOBS, WORKLOAD, Knob
-from tests.fuzz.talk import NUM_REQUESTS, Talk, make_talk, unit_tokens
+from tests.fuzz.talk import NUM_REQUESTS, TALK, Talk, make_talk, unit_tokens
 
 CONF = Path(__file__).parents[2] / "conf"
 BASE = (
@@ -71,11 +71,20 @@ def overrides_of(choices: Choices) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A run that is ready: its configuration, its requests, and how to ask for it elsewhere."""
+    """A run that is ready: its configuration, its requests, and the knobs that make it so."""
 
     config: ExperimentConfig
     workload: Workload
-    command: str | None  # none: the requests are not of a kind that a command line can name
+    overrides: Mapping[str, object]
+
+    @property
+    def command(self) -> str | None:
+        """How to ask for it elsewhere; None if no command line can name its requests."""
+        if self.workload.name == TALK:
+            return None
+        words = [*BASE, "engine.check_invariants=true"]
+        words += [f"{key}={_word(value)}" for key, value in self.overrides.items()]
+        return shlex.join(["python", "-m", "experiments.run", *words])
 
 
 def plan_of(choices: Choices, limit: int | None = None) -> Plan:
@@ -90,8 +99,7 @@ def plan_of(choices: Choices, limit: int | None = None) -> Plan:
         "scheduler.chunk_tokens": page * int(ours["pages.scheduler.chunk_tokens"]),
         "cache.checkpoint_tokens": 2 * unit_tokens(page),
     }
-    is_talk = choices[WORKLOAD] == "talk"
-    if is_talk:
+    if choices[WORKLOAD] == TALK:
         workload = make_talk(
             Talk(
                 page_size=page,
@@ -111,8 +119,7 @@ def plan_of(choices: Choices, limit: int | None = None) -> Plan:
     sizes = _pools(config, workload, ours)
     config = with_overrides(config, sizes)
     workload = replace(workload, requests=workload.requests[:limit])
-    command = None if is_talk else _command(overrides | derived | sizes)
-    return Plan(config=config, workload=workload, command=command)
+    return Plan(config=config, workload=workload, overrides=overrides | derived | sizes)
 
 
 def _thinned(kind: str, page: int, gap_s: float) -> dict[str, object]:
@@ -201,12 +208,6 @@ def _preset(name: str) -> dict[str, object]:
         for area, knobs in OmegaConf.load(CONF / "compat" / f"{name}.yaml").items()
         for knob, value in knobs.items()
     }
-
-
-def _command(overrides: Mapping[str, object]) -> str:
-    words = [*BASE, "engine.check_invariants=true"]
-    words += [f"{key}={_word(value)}" for key, value in overrides.items()]
-    return shlex.join(["python", "-m", "experiments.run", *words])
 
 
 def _word(value: object) -> str:

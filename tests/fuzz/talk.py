@@ -3,7 +3,7 @@
 Half of its lengths lie within three tokens of a page boundary, which is where things go wrong.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 import numpy as np
@@ -12,6 +12,7 @@ from hicache.clock import to_ns
 from hicache.request import Request, TokenSpans
 from hicache.workload.build import Workload
 
+TALK = "talk"  # its name as a workload
 NUM_REQUESTS = 40
 NUM_SYSTEM_PROMPTS = 3
 LONGEST_UNITS = 20
@@ -40,7 +41,7 @@ def make_talk(talk: Talk) -> Workload:
         draft.add_session()
     requests = sorted(draft.requests[:NUM_REQUESTS], key=lambda each: (each.arrival_ns, each.id))
     return Workload(
-        name="talk",
+        name=TALK,
         requests=_numbered(requests),
         description=f"talk: {len(requests)} requests",
         has_start_times=True,
@@ -124,8 +125,6 @@ def _spans(ids: list[int]) -> TokenSpans:
 
 
 def _numbered(requests: list[Request]) -> list[Request]:
-    from dataclasses import replace
-
     ids = {request.id: number for number, request in enumerate(requests)}
     return [
         replace(

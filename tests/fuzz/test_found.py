@@ -2,6 +2,8 @@
 
 import pytest
 
+from hicache.cache.invariants import BrokenLawError
+from hicache.scheduler.job import Job
 from tests.fuzz.scenario import PLAIN
 from tests.fuzz.trial import try_choices
 
@@ -48,3 +50,12 @@ def test_a_row_sees_the_pages_of_a_step_when_it_has_ended() -> None:
         "pages.scheduler.chunk_tokens": "1",
     }
     try_choices(PLAIN | choices, 8)
+
+
+def test_a_wait_that_goes_on_when_a_request_has_begun_breaks_a_law(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Job, "end_wait", lambda job, now_ns: None)
+    slow = {"workload.start": "warm_storage", "storage.speed": "slow"}
+    with pytest.raises(BrokenLawError, match=r"law 9: request .* its wait for storage goes on"):
+        try_choices(PLAIN | slow, 12)

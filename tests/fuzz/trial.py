@@ -66,7 +66,7 @@ def try_choices(choices: Choices, limit: int | None = None) -> Trial:
     trial = _run(plan)
     check_records(plan, trial.records)
     check_equal(trial, _run(plan, checks=False), "a second run")
-    check_equal(trial, _run(plan, jump=False), "engine.jump=false")
+    check_equal(trial, _run(plan, checks=False, jump=False), "engine.jump=false")
     return trial
 
 

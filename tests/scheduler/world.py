@@ -25,7 +25,7 @@ from hicache.config import (
     WritePolicy,
 )
 from hicache.engine import Engine, Router, serve
-from hicache.executor.base import StepRun
+from hicache.executor.base import Executor, StepRun
 from hicache.executor.simulated import SimulatedIo
 from hicache.lockstep import RankedEngine, lockstep
 from hicache.request import Request, TokenSpans
@@ -180,7 +180,7 @@ class World:
         self.executors = [
             PlainExecutor(self.io, plot.page_size, rank, num_ranks) for rank in range(num_ranks)
         ]
-        self.ranks = [_engine(plot, each, checks=checks) for each in self.executors]
+        self.ranks = [engine_of(plot, each, checks=checks) for each in self.executors]
         first = self.ranks[0]
         self.cache, self.prefetcher, self.scheduler = first.cache, first.prefetcher, first.scheduler
         self.executor = self.executors[0]
@@ -260,7 +260,8 @@ def check(engine: Engine) -> None:
     invariants.check(engine.cache, engine.prefetcher, sequences, slots)
 
 
-def _engine(plot: Plot, executor: PlainExecutor, *, checks: bool) -> Engine:
+def engine_of(plot: Plot, executor: Executor, *, checks: bool) -> Engine:
+    """One rank, or all there is."""
     tree = RadixTree(
         page_size=plot.page_size,
         policy=make_policy("cache.eviction", plot.eviction, POLICIES, wants=["priority"], knobs={}),

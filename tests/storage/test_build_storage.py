@@ -2,19 +2,23 @@
 
 from contextlib import closing
 from pathlib import Path
+from threading import Event
+from unittest.mock import Mock
 
 import pytest
 from storage_pages import PAGE_BYTES, keys, payload, read, write
 
-from hicache.clock import SimulatedClock
+from hicache.clock import SimulatedClock, to_ns
 from hicache.config import FaultsConfig, StorageConfig
 from hicache.storage.base import Storage, StorageError
 from hicache.storage.build import (
+    GuardedStorage,
     SimulatedStorage,
     open_guarded_storage,
     open_simulated_storage,
     open_storage,
 )
+from hicache.storage.file import FileStorage
 from hicache.storage.memory import MemoryStorage
 
 
@@ -162,3 +166,178 @@ def test_a_simulation_leaves_no_keys_on_a_server(redis_url: str) -> None:
     simulated.close()
     with closing(opened(config)) as storage:
         assert storage.stats().stored_pages == before
+
+
+def layers(storage: object) -> list[str]:
+    """The classes that a call passes, from the outermost."""
+    names = [type(storage).__name__]
+    while inner := getattr(storage, "_inner", None):
+        storage = inner
+        names.append(type(storage).__name__)
+    return names
+
+
+FAULTY = FaultsConfig(missing_rate=0.5)
+CORRUPT = FaultsConfig(corrupt_rate=0.5)
+GONE = FaultsConfig(gone_from_s=1.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "faults", "between"),
+    [
+        ("memory", FaultsConfig(), []),
+        ("slab", FaultsConfig(), ["DeadlineStorage"]),
+        ("file", FaultsConfig(), ["DeadlineStorage"]),
+        ("memory", GONE, ["DeadlineStorage", "FaultyStorage"]),
+        ("slab", FAULTY, ["DeadlineStorage", "FaultyStorage"]),
+        ("file", CORRUPT, ["DeadlineStorage", "CheckedStorage", "FaultyStorage"]),
+    ],
+)
+def test_an_engine_in_earnest_has_the_guards_it_needs(
+    kind: str, faults: FaultsConfig, between: list[str], tmp_path: Path
+) -> None:
+    guarded = guard(StorageConfig(kind=kind, root=str(tmp_path), faults=faults))
+    assert layers(guarded.storage) == ["BreakerStorage", *between, f"{kind.title()}Storage"]
+    assert (guarded.faulty is not None) == (faults != FaultsConfig())
+    guarded.storage.close()
+
+
+def guard(config: StorageConfig, **options: int) -> GuardedStorage:
+    guarded = open_guarded_storage(
+        config, namespace="test", page_bytes={0: PAGE_BYTES}, clock=SimulatedClock(), **options
+    )
+    assert guarded is not None
+    return guarded
+
+
+def test_nothing_is_guarded_and_nothing_simulated_where_there_is_none() -> None:
+    clock = SimulatedClock()
+    config = StorageConfig(kind="none")
+    assert open_guarded_storage(config, namespace="test", page_bytes={}, clock=clock) is None
+    assert (
+        open_simulated_storage(config, namespace="test", page_bytes={}, clock=clock, seed=0) is None
+    )
+
+
+def test_a_simulated_engine_has_its_faults_and_a_breaker(tmp_path: Path) -> None:
+    for faults, between in ((FaultsConfig(), []), (FAULTY, ["FaultyStorage"])):
+        config = StorageConfig(kind="memory", faults=faults)
+        assert layers(simulated(config).storage) == ["BreakerStorage", *between, "MemoryStorage"]
+
+
+def drawn(storage: Storage) -> list[bool]:
+    """Which of a hundred pages are missing."""
+    write(storage, keys(*range(100)))
+    return [page is None for page in read(storage, keys(*range(100)))]
+
+
+def test_faults_follow_from_the_seed() -> None:
+    config = StorageConfig(kind="memory", faults=FAULTY)
+    for opened_with in (
+        lambda seed: guard(config, seed=seed),
+        lambda seed: simulated(config, seed),
+    ):
+        first, again, other = (drawn(opened_with(seed).storage) for seed in (0, 0, 1))
+        assert first == again
+        assert first != other
+    assert drawn(guard(config).storage) == drawn(guard(config, seed=0).storage)
+
+
+def test_a_simulated_engine_takes_its_time_from_the_stall_and_counts() -> None:
+    faults = FaultsConfig(delay_ms=100.0, full_rate=1.0)
+    storage = simulated(StorageConfig(kind="memory", faults=faults, deadline_s=0.2))
+    assert write(storage.storage, keys(1)) == [False]
+    assert storage.stall.take() == to_ns(0.1)
+    assert {name: count for name, count in storage.counts().items() if count} == {
+        "storage/injected_delay_count": 1,
+        "storage/injected_full_count": 1,
+    }
+    assert set(simulated(StorageConfig(kind="memory")).counts()) == {
+        "storage/failed_count",
+        "storage/bypassed_count",
+    }
+
+
+def test_a_simulated_call_fails_at_its_deadline_and_the_breaker_is_as_configured() -> None:
+    config = StorageConfig(
+        kind="memory",
+        faults=FaultsConfig(delay_ms=100.0),
+        deadline_s=0.05,
+        breaker_failures=2,
+        breaker_retry_s=3.0,
+    )
+    clock = SimulatedClock()
+    storage = open_simulated_storage(
+        config, namespace="test", page_bytes={0: PAGE_BYTES}, clock=clock, seed=0
+    )
+    assert storage is not None
+    for _ in range(4):
+        write(storage.storage, keys(1))
+    assert storage.stall.take() == 2 * to_ns(0.05)
+    assert storage.counts()["storage/bypassed_count"] == 2
+    clock.wait_until(to_ns(3.0))
+    write(storage.storage, keys(1))
+    assert storage.counts()["storage/failed_count"] == 3
+
+
+def test_a_call_in_earnest_is_given_up_at_its_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guarded = guard(StorageConfig(kind="file", root=str(tmp_path), deadline_s=0.01))
+    stuck = Event()
+    monkeypatch.setattr(FileStorage, "contains", lambda *_: stuck.wait(60))
+    assert guarded.storage.contains(keys(1)) == [False]
+    assert guarded.counts()["storage/failed_count"] == 1
+    stuck.set()
+
+
+@pytest.mark.parametrize(("capacity_gib", "capacity_bytes"), [(None, None), (0.5, 2**29)])
+@pytest.mark.parametrize("kind", ["memory", "slab", "file"])
+def test_an_engine_gets_the_capacity_in_bytes_and_the_sizes_of_pages(
+    kind: str, capacity_gib: float | None, capacity_bytes: int | None, tmp_path: Path
+) -> None:
+    config = StorageConfig(kind=kind, root=str(tmp_path), capacity_gib=capacity_gib)
+    with closing(opened(config)) as storage:
+        keeper = getattr(storage, "_table", storage)
+        assert keeper._capacity_bytes == capacity_bytes  # type: ignore[attr-defined]
+        assert storage._page_bytes == {0: PAGE_BYTES}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("capacity_gib", "segment_bytes"), [(None, 0), (0.5, 2**29)])
+def test_mooncake_is_given_its_master_and_the_memory_to_add(
+    capacity_gib: float | None, segment_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Mock()
+    monkeypatch.setattr("hicache.storage.build.MooncakeStorage", made)
+    assert opened(StorageConfig(kind="mooncake", root="host:1", capacity_gib=capacity_gib))
+    made.assert_called_once_with("host:1", namespace="test", segment_bytes=segment_bytes)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_simulation_has_a_namespace_of_its_own_on_a_server_and_forgets_it(
+    *, fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Server(MemoryStorage):
+        forgotten = 0
+
+        def __init__(self, url: str, *, namespace: str) -> None:
+            super().__init__(capacity_bytes=None)
+            names.append(namespace)
+
+        def forget_all(self) -> None:
+            self.forgotten += 1
+            if fails:
+                raise StorageError("gone")
+
+    names: list[str] = []
+    monkeypatch.setattr("hicache.storage.build.RedisStorage", Server)
+    config = StorageConfig(kind="redis", root="redis://host")
+    stores = [simulated(config) for _ in range(2)]
+    assert len(set(names)) == 2
+    assert all(name.startswith("test-") for name in names)
+    for store in stores:
+        write(store.storage, keys(1))
+        store.close()
+        assert isinstance(store.engine, Server)
+        assert store.engine.forgotten == 1
+        assert store.engine.contains(keys(1)) == [False]

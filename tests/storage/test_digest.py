@@ -22,6 +22,11 @@ def test_a_digest_follows_from_all_that_a_page_is() -> None:
     assert {len(digest) for digest in digests} == {PAGE_DIGEST_BYTES}
 
 
+def test_digests_of_pages_that_were_stored_long_ago_are_known() -> None:
+    digest = page_digest(b"test", key(1), payload(key(1)))
+    assert digest.hex() == "84a516da98cffb0fbc549ef3a2365f56"
+
+
 @pytest.mark.parametrize("part_bytes", [1, 1000, 8192])
 def test_a_page_hashed_in_parts_has_the_digest_of_the_whole(part_bytes: int) -> None:
     page = payload(key(1))

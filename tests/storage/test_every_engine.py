@@ -16,7 +16,7 @@ from storage_pages import (
     write,
 )
 
-from hicache.storage.base import Storage
+from hicache.storage.base import Storage, StorageStats
 from hicache.storage.memory import MemoryStorage
 
 
@@ -94,6 +94,27 @@ def test_bytes_moved_are_counted(storage: Storage) -> None:
     read(storage, keys(1, 9))
     stats = storage.stats()
     assert (stats.written_bytes, stats.read_bytes) == (3 * PAGE_BYTES, PAGE_BYTES)
+
+
+@bounded
+def test_a_new_store_has_counted_nothing(storage: Storage) -> None:
+    assert storage.stats() == StorageStats(
+        stored_pages=0,
+        stored_bytes=0,
+        evicted_pages=0,
+        read_bytes=0,
+        written_bytes=0,
+        damaged_pages=0,
+    )
+    assert StorageStats() == storage.stats()
+
+
+@bounded
+def test_a_page_that_is_stored_already_is_not_counted_as_written(storage: Storage) -> None:
+    write(storage, keys(1))
+    write(storage, keys(1, 2))
+    assert storage.stats().written_bytes == 2 * PAGE_BYTES
+    assert storage.stats().damaged_pages == 0
 
 
 @bounded

@@ -224,7 +224,7 @@ def test_a_call_that_would_take_too_long_fails_at_its_deadline() -> None:
 
 def test_an_engine_is_gone_from_one_moment_to_another() -> None:
     waiting = Waiting(FaultPlan(gone_s=((1.0, 2.0), (3.0, 4.0)), failure_s=0.01))
-    moments = (0, 0.999, 1.0, 1.999, 2.0, 3.5, 4.0)
+    moments = (0, 0.999, 1.0, 1.999, 2.0, 3.5, 4.0)  # an end is not part of it
     gone = []
     for moment in moments:
         waiting.clock.wait_until(to_ns(moment))
@@ -244,6 +244,17 @@ def test_an_engine_is_gone_when_a_delayed_call_gets_there() -> None:
     clock = SimulatedClock()  # and here it does
     storage = FaultyStorage(MemoryStorage(capacity_bytes=None), plan, seed=0, clock=clock)
     storage.contains([])
+    with pytest.raises(StorageError, match="gone at 1 s"):
+        storage.contains([])
+
+
+def test_a_clock_that_oversleeps_is_not_put_back() -> None:
+    class Oversleeping(SimulatedClock):
+        def wait_until(self, time_ns: int) -> None:
+            super().wait_until(time_ns + to_ns(0.5))
+
+    plan = FaultPlan(delay_median_s=0.5, gone_s=((1.0, 2.0),))
+    storage = FaultyStorage(MemoryStorage(capacity_bytes=None), plan, seed=0, clock=Oversleeping())
     with pytest.raises(StorageError, match="gone at 1 s"):
         storage.contains([])
 

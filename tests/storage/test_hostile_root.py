@@ -6,6 +6,7 @@ Everything that is planted here, and everything it points to, is the test's own.
 import errno
 import fcntl
 import os
+import re
 import socket
 import sqlite3
 import stat
@@ -180,6 +181,29 @@ def test_what_lies_in_the_place_of_a_file_is_left_alone(
         assert state_of(path, victim) == before
 
 
+@pytest.mark.parametrize("thing", THINGS)
+@pytest.mark.parametrize(
+    ("kind", "place"), [("slab", f"pages-{PAGE_BYTES}.slab"), ("file", PAGE_NAME)]
+)
+def test_a_page_whose_place_is_taken_is_missing_and_all_else_goes_on(
+    kind: str, place: str, thing: Callable[[Path, Path], None], tmp_path: Path, victim: Path
+) -> None:
+    with closing(opened(kind, tmp_path / "root")) as storage:
+        thing(tmp_path / "root" / namespace_name("test") / place, victim)
+        assert write(storage, keys(1)) == [False]
+        assert storage.contains(keys(1)) == [False]
+        assert read(storage, keys(1)) == [None]
+        storage.delete(keys(1))
+        # pages that lie elsewhere: in another file
+        others = keys(2, 3)
+        pages = [payload(other, 100) for other in others]
+        assert storage.write(others, pages) == [True, True]
+        buffers = [poisoned(100), poisoned(100)]
+        assert storage.read(others, buffers) == [True, True]
+        assert buffers == pages
+        assert storage.stats().stored_pages == 2
+
+
 def suppressed(call: Callable[[], None]) -> None:
     with suppress(StorageError):
         call()
@@ -257,7 +281,7 @@ def test_a_file_that_is_too_long_for_a_page_is_no_page(tmp_path: Path) -> None:
 def test_a_smaller_page_is_kept_when_a_larger_one_is_asked_for(tmp_path: Path) -> None:
     for kind in KINDS:
         with closing(opened(kind, tmp_path)) as storage:
-            for num_bytes in (1, 5, PAGE_BYTES - 1, PAGE_BYTES - 16, PAGE_BYTES - 17):
+            for num_bytes in (0, 1, 5, PAGE_BYTES - 1, PAGE_BYTES - 16, PAGE_BYTES - 17):
                 page = payload(keys(1)[0], num_bytes)
                 storage.write(keys(1), [page])
                 assert storage.read(keys(1), [poisoned()]) == [False]
@@ -361,6 +385,15 @@ def test_slots_beyond_the_end_of_their_file_are_forgotten(num_slots: float, tmp_
         assert assert_whole_or_absent(storage, keys(0, 1, 2)) == 3
 
 
+def test_slots_of_a_file_that_is_gone_are_forgotten(tmp_path: Path) -> None:
+    with closing(opened("slab", tmp_path)) as storage:
+        write(storage, keys(0, 1))
+    (tmp_path / namespace_name("test") / f"pages-{PAGE_BYTES}.slab").unlink()
+    with closing(opened("slab", tmp_path)) as storage:
+        assert storage.stats().stored_pages == 0
+        assert read(storage, keys(0, 1)) == [None, None]
+
+
 @pytest.mark.parametrize(
     "statement",
     [
@@ -405,6 +438,29 @@ def test_a_slab_that_is_being_opened_for_ever_is_given_up(tmp_path: Path) -> Non
     finally:
         os.close(held)
     opened("slab", tmp_path).close()
+
+
+# a row as SQLite keeps it: the length of its header, then the type of each column: slot_bytes,
+# slot, state, tick, owner, key, length, digest
+ROW = re.compile(rb"\x09\x02[\x01\x08\x09][\x01\x08\x09].\x00\x2e\x02\x2c", re.DOTALL)
+NULL, REAL, ONE, NO_TEXT, LETTER = 0, 7, 9, 13, 15
+
+
+@pytest.mark.parametrize("kind_of_slot", [NULL, REAL, ONE, NO_TEXT, LETTER])
+def test_rows_that_are_out_of_order_harm_nobody(kind_of_slot: int, tmp_path: Path) -> None:
+    # a slot that is suddenly a text lies where no search for a text will find it
+    for place in (0, 3, 17):
+        root = tmp_path / str(place)
+        with closing(opened("slab", root, 64 * PAGE_BYTES)) as storage:
+            write(storage, keys(*range(20)))
+        path = root / namespace_name("test") / "slots.sqlite"
+        content = bytearray(path.read_bytes())
+        rows = list(ROW.finditer(content))
+        assert len(rows) == 20
+        content[rows[place].start() + 2] = kind_of_slot
+        path.write_bytes(content)
+        survive("slab", root)
+        survive("slab", root)
 
 
 # -- random damage -----------------------------------------------------------------------------

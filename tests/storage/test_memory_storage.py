@@ -73,3 +73,45 @@ def test_a_stand_in_is_never_taken_for_a_page() -> None:
 def test_a_negative_capacity_is_refused_with_its_value() -> None:
     with pytest.raises(ValueError, match="-1"):
         MemoryStorage(capacity_bytes=-1)
+
+
+def test_bytes_are_those_of_the_pages_or_nominal() -> None:
+    for page_bytes, size in ((None, 3), ({0: 10}, 10)):
+        storage = MemoryStorage(capacity_bytes=None, page_bytes=page_bytes)
+        page = memoryview(b"abc")
+        storage.write([key(1), key(2), key(1)], [page] * 3)
+        storage.read([key(1), key(3)], [memoryview(bytearray(3))] * 2)
+        stats = storage.stats()
+        assert (stats.written_bytes, stats.stored_bytes, stats.read_bytes) == (
+            2 * size, 2 * size, size
+        )  # fmt: skip
+        storage.delete([key(1), key(9)])
+        assert storage.stats().stored_bytes == size
+        storage.close()
+        assert (storage.stats().stored_bytes, storage.stats().stored_pages) == (0, 0)
+
+
+def test_a_page_is_kept_apart_from_the_buffer_it_came_from() -> None:
+    storage = MemoryStorage(capacity_bytes=None)
+    buffer = bytearray(b"abc")
+    storage.write([key(1)], [memoryview(buffer)])
+    buffer[:] = b"xyz"
+    back = bytearray(3)
+    assert storage.read([key(1)], [memoryview(back)]) == [True]
+    assert back == b"abc"
+
+
+def test_a_page_as_large_as_the_capacity_fits_and_none_does_where_there_is_none() -> None:
+    storage = MemoryStorage(capacity_bytes=10, page_bytes={0: 10})
+    assert write(storage, key(1), key(2)) == [True, True]
+    assert storage.contains([key(1), key(2)]) == [False, True]
+    assert write(MemoryStorage(capacity_bytes=0, page_bytes={0: 10}), key(1)) == [False]
+    assert write(MemoryStorage(capacity_bytes=0), key(1)) == [True]
+
+
+def test_a_miss_leaves_the_buffer_as_it_is() -> None:
+    storage = MemoryStorage(capacity_bytes=None)
+    storage.write([key(1)], [memoryview(b"abc")])
+    buffer = bytearray(b"wxyz")
+    assert storage.read([key(1)], [memoryview(buffer)]) == [False]
+    assert buffer == b"wxyz"

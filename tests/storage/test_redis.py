@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from itertools import count
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from storage_pages import PAGE_BYTES, keys, payload, poisoned, read, write
@@ -13,7 +14,7 @@ from hicache.clock import SimulatedClock, to_ns
 from hicache.storage.base import StorageError
 from hicache.storage.breaker import BreakerStorage
 from hicache.storage.digest import namespace_name
-from hicache.storage.redis import RedisStorage
+from hicache.storage.redis import RedisStorage, _parts
 
 
 @pytest.fixture
@@ -30,6 +31,70 @@ def test_a_batch_of_many_messages_comes_back(redis_url: str, namespace: str) -> 
         buffers = [poisoned(num_bytes) for _ in some]
         assert storage.read(some, buffers) == [True] * 7
         assert buffers == [payload(page_key, num_bytes) for page_key in some]
+
+
+def test_messages_hold_sixteen_mebibytes_or_one_page() -> None:
+    arena = memoryview(bytes(17 * 2**20))
+    mib = 2**20
+    for sizes, wanted in (
+        ([], []),
+        ([0], [1]),
+        ([mib], [1]),
+        ([8 * mib, 8 * mib, 1], [2, 1]),
+        ([8 * mib, 8 * mib - 1, 1, 1], [3, 1]),
+        ([8 * mib, 8 * mib + 1, 8 * mib - 1], [1, 2]),
+        ([17 * mib, 17 * mib, 1, 0], [1, 1, 2]),
+        ([1, 17 * mib], [1, 1]),
+        ([17 * mib, 8 * mib, 8 * mib, 1], [1, 2, 1]),
+    ):
+        parts = list(_parts([arena[:size] for size in sizes]))
+        assert [part.stop - part.start for part in parts] == wanted, sizes
+        assert [index for part in parts for index in range(part.start, part.stop)] == list(
+            range(len(sizes))
+        )
+
+
+def test_a_batch_that_is_stored_in_part_is_written_in_part(redis_url: str, namespace: str) -> None:
+    with closing(RedisStorage(redis_url, namespace=namespace)) as storage:
+        write(storage, keys(2, 4))
+        assert write(storage, keys(1, 2, 3, 4, 5)) == [True] * 5
+        assert read(storage, keys(1, 2, 3, 4, 5)) == [payload(each) for each in keys(1, 2, 3, 4, 5)]
+        assert storage.stats().written_bytes == 5 * PAGE_BYTES
+        storage.delete(keys(1, 3))
+        assert storage.contains(keys(1, 2, 3)) == [False, True, False]
+
+
+def test_a_page_that_another_client_wrote_first_is_not_counted(
+    redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        closing(RedisStorage(redis_url, namespace=namespace)) as storage,
+        closing(RedisStorage(redis_url, namespace=namespace)) as other,
+    ):
+        write(other, keys(1))
+        monkeypatch.setattr(storage, "contains", lambda page_keys: [False] * len(page_keys))
+        assert storage.write(keys(1, 2), [payload(keys(3)[0]), payload(keys(2)[0])]) == [True, True]
+        assert storage.stats().written_bytes == PAGE_BYTES
+        assert read(storage, keys(1)) == [payload(keys(1)[0])]
+
+
+def test_what_is_no_page_is_kept_and_missed(redis_url: str, namespace: str) -> None:
+    with closing(RedisStorage(redis_url, namespace=namespace)) as storage:
+        storage._client.lpush(storage._prefix + keys(1)[0], b"a list")  # type: ignore[attr-defined]
+        assert write(storage, keys(1)) == [True]
+        assert read(storage, keys(1)) == [None]
+
+
+def test_a_page_that_the_server_fails_to_store_is_an_error(
+    redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(RedisStorage(redis_url, namespace=namespace)) as storage:
+        broken = Mock()
+        broken.execute.return_value = [pytest.importorskip("redis").ResponseError("broken")]
+        monkeypatch.setattr(storage, "contains", lambda page_keys: [False] * len(page_keys))
+        monkeypatch.setattr(storage._client, "pipeline", Mock(return_value=broken))
+        with pytest.raises(StorageError, match=r"no use of Redis at .*: broken"):
+            write(storage, keys(1))
 
 
 def test_a_damaged_value_is_a_miss_and_can_be_written_again(redis_url: str, namespace: str) -> None:

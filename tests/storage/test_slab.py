@@ -1,17 +1,22 @@
 """What only the slab promises: slots, sharing of one capacity between sizes, recency."""
 
+import errno
 import os
 import sqlite3
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from threading import Event
+from threading import Barrier, Event, current_thread
 
 import pytest
 from storage_pages import PAGE_BYTES, key, keys, payload, poisoned, read, write
 
 from hicache.storage.base import StorageError
+from hicache.storage.digest import namespace_name
+from hicache.storage.owner import current_owner
 from hicache.storage.slab import Eviction, SlabStorage
+from hicache.storage.slot_table import Place
 
 SMALL, LARGE = 4096, 5 * 4096
 
@@ -108,11 +113,11 @@ def test_stand_ins_are_charged_the_size_of_their_component(tmp_path: Path) -> No
 
 
 def test_a_page_larger_than_its_component_is_refused(tmp_path: Path) -> None:
-    with (
-        closing(open_slab(tmp_path, page_bytes={0: SMALL})) as storage,
-        pytest.raises(ValueError, match=f"at most {SMALL} bytes, got {LARGE}"),
-    ):
-        write_sized(storage, key(1), LARGE)
+    with closing(open_slab(tmp_path, page_bytes={2: SMALL})) as storage:
+        assert write_sized(storage, key(1), LARGE)
+        assert write_sized(storage, key(1, 2), SMALL)
+        with pytest.raises(ValueError, match=f"component 2 has at most {SMALL} bytes, got {LARGE}"):
+            write_sized(storage, key(2, 2), LARGE)
 
 
 def test_direct_transfers_fill_aligned_and_other_buffers(tmp_path: Path) -> None:
@@ -123,6 +128,302 @@ def test_direct_transfers_fill_aligned_and_other_buffers(tmp_path: Path) -> None
             buffer = arena[start * 1024 + 1 :][:PAGE_BYTES]
             assert storage.read(keys(1), [buffer]) == [True]
             assert buffer == payload(key(1))
+
+
+def test_a_large_page_is_moved_in_parts_that_fit_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved: list[tuple[int, int]] = []
+
+    def watched(move: Callable[..., int]) -> Callable[..., int]:
+        def call(file: int, parts: Sequence[memoryview], offset: int) -> int:
+            moved.append((offset, sum(part.nbytes for part in parts)))
+            return move(file, parts, offset)
+
+        return call
+
+    monkeypatch.setattr(os, "pwritev", watched(os.pwritev))
+    monkeypatch.setattr(os, "preadv", watched(os.preadv))
+    part, num_bytes = 256 * 1024, 2 * 256 * 1024 + 5
+    with closing(open_slab(tmp_path)) as storage:
+        assert write_sized(storage, key(1), num_bytes)
+        buffer = poisoned(num_bytes)
+        assert storage.read(keys(1), [buffer]) == [True]
+        assert buffer == payload(key(1), num_bytes)
+        assert moved == 2 * [(0, part), (part, part), (2 * part, 5)]
+        moved.clear()
+        # of another length, in a slot no larger: is it whole?
+        assert storage.read(keys(1), [poisoned(num_bytes + 1)]) == [False]
+        assert moved == [(0, part), (part, part), (2 * part, 5)]
+        moved.clear()
+        # larger than what was asked for: nobody reads that
+        assert storage.read(keys(1), [poisoned(part)]) == [False]
+        assert moved == []
+        assert write_sized(storage, key(2), part)
+        assert [length for _, length in moved] == [part]
+        assert storage.stats().damaged_pages == 0
+
+
+@pytest.mark.parametrize("nominal", [PAGE_BYTES, 3 * PAGE_BYTES])
+def test_a_length_that_the_table_has_wrong_is_found_in_any_slot_of_its_component(
+    nominal: int, tmp_path: Path
+) -> None:
+    with closing(open_slab(tmp_path, page_bytes={0: nominal})) as storage:
+        write(storage, keys(1))
+        storage._table._db.execute("UPDATE slots SET length = length - 1")
+        assert read(storage, keys(1)) == [None]
+        assert storage.stats().damaged_pages == 1
+        assert write(storage, keys(1)) == [True]
+        assert read(storage, keys(1)) == [payload(key(1))]
+
+
+@pytest.mark.parametrize("most", [1000, 4096, PAGE_BYTES - 1])
+@pytest.mark.parametrize("direct", [False, True])
+def test_transfers_that_come_in_pieces_are_put_together(
+    most: int, *, direct: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    preadv, pwritev = os.preadv, os.pwritev
+    with closing(open_slab(tmp_path, direct=direct)) as storage:
+        monkeypatch.setattr(
+            os, "preadv", lambda file, parts, at: preadv(file, [parts[0][:most]], at)
+        )
+        monkeypatch.setattr(
+            os, "pwritev", lambda file, parts, at: pwritev(file, [parts[0][:most]], at)
+        )
+        assert write(storage, keys(1, 2)) == [True, True]
+        assert read(storage, keys(1, 2)) == [payload(key(1)), payload(key(2))]
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_a_bad_sector_is_a_miss(
+    *, direct: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with closing(open_slab(tmp_path, direct=direct)) as storage:
+        write(storage, keys(1))
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "preadv", fail)
+            assert read(storage, keys(1)) == [None]
+        assert write(storage, keys(1)) == [True]
+        assert read(storage, keys(1)) == [payload(key(1))]
+
+
+def test_the_page_cache_is_bypassed_only_if_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[int] = []
+    real = os.open
+
+    def watch(path: object, flags: int, *arguments: object, **options: object) -> int:
+        opened.append(flags & os.O_DIRECT)
+        return real(path, flags, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "open", watch)
+    for direct in (None, True):
+        opened.clear()
+        options = {} if direct is None else {"direct": direct}
+        with closing(open_slab(tmp_path / str(direct), **options)) as storage:
+            write(storage, keys(1))
+        assert any(opened) == bool(direct)
+    assert open_files(tmp_path) == []
+
+
+def test_a_file_system_that_knows_no_direct_transfers_gets_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.open
+
+    def refuse(path: object, flags: int, *arguments: object, **options: object) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return real(path, flags, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "open", refuse)
+    with closing(open_slab(tmp_path, direct=True)) as storage:
+        assert write(storage, keys(1)) == [True]
+        assert read(storage, keys(1)) == [payload(key(1))]
+
+
+def test_the_pages_of_a_call_are_moved_by_two_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(open_slab(tmp_path)) as storage:
+        both = Barrier(2)
+        threads: list[str] = []
+        move = storage._files.write
+
+        def together(*arguments: object) -> bool:
+            threads.append(current_thread().name)
+            both.wait(60)
+            return move(*arguments)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(storage._files, "write", together)
+        assert write(storage, keys(1, 2, 3, 4)) == [True] * 4
+        assert len(set(threads)) == 2
+        assert storage._threads._max_workers == 2
+
+
+def test_reads_are_told_to_the_table_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(open_slab(tmp_path)) as storage:
+        some = keys(*range(1025))
+        page = memoryview(b"x")
+        assert all(storage.write(some, [page] * 1025))
+        told: list[list[bytes]] = []
+        monkeypatch.setattr(storage._table, "touch", lambda keys: told.append(list(keys)))
+        buffers = [memoryview(bytearray(1)) for _ in some]
+        assert all(storage.read(some[:1024], buffers[:1024]))
+        storage.read(some[:1], buffers[:1])
+        assert told == []
+        storage.read(some[1024:], buffers[1024:])
+        # in the order of their last use
+        assert told == [[*some[1:1024], some[0], some[1024]]]
+
+
+def test_without_refreshing_reads_are_told_to_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(open_slab(tmp_path, eviction=Eviction.fifo)) as storage:
+        write(storage, keys(1))
+        read(storage, keys(1))
+        assert storage._take_touched() == []
+
+
+def test_what_a_batch_reads_is_counted_by_its_hits(tmp_path: Path) -> None:
+    with closing(open_slab(tmp_path)) as storage:
+        write_sized(storage, key(1), 100)
+        buffers = [poisoned(100), poisoned(500)]
+        assert storage.read(keys(1, 2), buffers) == [True, False]
+        stats = storage.stats()
+        assert (stats.read_bytes, stats.written_bytes, stats.stored_bytes) == (100, 100, 4096)
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "slot_bytes"), [(0, 4096), (1, 4096), (4096, 4096), (4097, 8192)]
+)
+def test_a_slot_is_as_large_as_its_page_and_aligned(
+    num_bytes: int, slot_bytes: int, tmp_path: Path
+) -> None:
+    with closing(open_slab(tmp_path)) as storage:
+        assert write_sized(storage, key(1), num_bytes)
+        assert storage.stats().stored_bytes == slot_bytes
+        assert (tmp_path / namespace_name("test") / f"pages-{slot_bytes}.slab").exists()
+
+
+def test_a_freed_slot_is_used_again_before_the_file_grows(tmp_path: Path) -> None:
+    with closing(open_slab(tmp_path)) as storage:
+        write(storage, keys(*range(6)))
+        storage.delete(keys(1, 3))
+        write(storage, keys(10, 11))
+        (path,) = tmp_path.glob("*/pages-*.slab")
+        assert path.stat().st_size == 6 * PAGE_BYTES
+        write(storage, keys(12))
+        assert path.stat().st_size == 7 * PAGE_BYTES
+        assert read(storage, keys(10, 11, 12)) == [payload(key(n)) for n in (10, 11, 12)]
+
+
+def test_the_work_of_a_call_does_not_grow_with_the_pages_there_are(tmp_path: Path) -> None:
+    steps: list[int] = []  # one entry for 20 instructions of SQLite's machine
+    page = memoryview(b"x")
+    with closing(open_slab(tmp_path, 1500 * SMALL)) as storage:
+        storage._table._db.set_progress_handler(lambda: steps.append(1) or 0, 20)
+        taken = {}
+        for first, last in ((0, 10), (10, 1500)):
+            storage.write(keys(*range(first, last)), [page] * (last - first))
+            for call in (
+                lambda: storage.contains(keys(1, 2, 3)),
+                lambda: storage.read(keys(1), [memoryview(bytearray(1))]),
+                lambda: storage.delete(keys(1)),
+                lambda: storage.write(keys(1), [page]),
+                lambda: storage.write(keys(first + 5000), [page]),  # noqa: B023
+            ):
+                steps.clear()
+                call()
+                taken.setdefault(last, []).append(len(steps))
+    for few, many in zip(taken[10], taken[1500], strict=True):
+        assert many <= 2 * few + 10, taken
+
+
+def test_space_of_deleted_pages_goes_back_to_the_file_system(tmp_path: Path) -> None:
+    with closing(open_slab(tmp_path)) as storage:
+        write(storage, keys(1, 2, 3))
+        assert allocated_bytes(tmp_path) == 3 * PAGE_BYTES
+    with closing(open_slab(tmp_path)) as storage:  # which has not opened the file yet
+        storage.delete(keys(1, 3, 9))
+        assert allocated_bytes(tmp_path) == PAGE_BYTES
+        assert read(storage, keys(2)) == [payload(key(2))]
+
+
+def test_slots_of_a_writer_that_died_meanwhile_are_had_when_all_else_is_taken(
+    tmp_path: Path,
+) -> None:
+    with closing(open_slab(tmp_path, 2 * PAGE_BYTES)) as storage:
+        write(storage, keys(1, 2))
+        owners = {"dead": f"{'0' * 32}.1.1", "living": str(current_owner())}
+        for who, results in (("living", [False, False]), ("dead", [True, True])):
+            storage._table._db.execute(
+                "UPDATE slots SET state = 1, key = NULL, owner = ?", (owners[who],)
+            )
+            assert write(storage, keys(3, 4)) == results
+        assert storage.contains(keys(3, 4)) == [True, True]
+        assert storage.stats().stored_bytes == 2 * PAGE_BYTES
+
+
+def test_slots_of_a_writer_that_died_are_free_when_the_slab_is_opened(tmp_path: Path) -> None:
+    with closing(open_slab(tmp_path, 2 * PAGE_BYTES)) as storage:
+        write(storage, keys(1, 2))
+        storage._table._db.execute(
+            "UPDATE slots SET state = 1, key = NULL, owner = ? WHERE key = ?",
+            (f"{'0' * 32}.1.1", keys(2)[0]),
+        )
+    with closing(open_slab(tmp_path, 2 * PAGE_BYTES)) as storage:
+        assert allocated_bytes(tmp_path) == PAGE_BYTES
+        write(storage, keys(3))
+        assert storage.contains(keys(1, 3)) == [True, True]
+        # a page is trusted after its digest only: nobody need wait for the disk
+        assert storage._table._db.execute("PRAGMA synchronous").fetchone() == (1,)
+
+
+def test_a_slot_that_the_table_cannot_find_is_an_error_and_no_endless_eviction(
+    tmp_path: Path,
+) -> None:
+    with closing(open_slab(tmp_path)) as storage:
+        write(storage, keys(1))
+        with pytest.raises(sqlite3.DatabaseError, match=r"slot=7.* cannot be found in it"):
+            storage._table._free(Place(PAGE_BYTES, 7))
+        assert storage.stats().stored_bytes == PAGE_BYTES
+
+
+def test_a_page_that_is_written_twice_at_once_takes_one_slot(tmp_path: Path) -> None:
+    with closing(open_slab(tmp_path, 2 * PAGE_BYTES)) as storage:
+        assert write(storage, keys(1, 1)) == [True, True]
+        assert allocated_bytes(tmp_path) == PAGE_BYTES
+        write(storage, keys(2))
+        assert storage.contains(keys(1, 2)) == [True, True]
+        assert storage.stats().evicted_pages == 0
+
+
+def test_a_table_of_another_namespace_is_refused(tmp_path: Path) -> None:
+    open_slab(tmp_path).close()
+    ours, theirs = (tmp_path / namespace_name(name) for name in ("test", "theirs"))
+    ours.rename(theirs)
+    with pytest.raises(StorageError, match="is of namespace 'test', wanted 'theirs'"):
+        SlabStorage(tmp_path, namespace="theirs", capacity_bytes=None)
+    assert open_files(tmp_path) == []
+
+
+def test_pages_are_public_as_far_as_the_user_says(tmp_path: Path) -> None:
+    mask = os.umask(0o022)
+    try:
+        with closing(open_slab(tmp_path)) as storage:
+            write(storage, keys(1))
+        (path,) = tmp_path.glob("*/pages-*.slab")
+        assert path.stat().st_mode & 0o777 == 0o644
+    finally:
+        os.umask(mask)
 
 
 def test_a_full_disk_declines_pages_and_loses_no_slot(
@@ -150,18 +451,36 @@ def test_a_slot_table_that_cannot_grow_declines_pages(tmp_path: Path) -> None:
 def test_pages_that_fill_the_disk_before_the_table_knows_them_give_it_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object, **__: object) -> list[bool]:
-        error = sqlite3.OperationalError("database or disk is full")
-        error.sqlite_errorcode = sqlite3.SQLITE_FULL
-        monkeypatch.undo()
-        raise error
-
     with closing(open_slab(tmp_path, 2 * PAGE_BYTES)) as storage:
-        monkeypatch.setattr(storage._table, "publish", full)
-        assert write(storage, keys(1, 2)) == [False, False]
+        publish = storage._table.publish
+
+        def full(*arguments: object, **options: object) -> list[bool]:
+            if allocated_bytes(tmp_path):
+                error = sqlite3.OperationalError("database or disk is full")
+                error.sqlite_errorcode = sqlite3.SQLITE_FULL
+                raise error
+            return publish(*arguments, **options)  # type: ignore[arg-type]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(storage._table, "publish", full)
+            assert write(storage, keys(1, 2)) == [False, False]
         assert allocated_bytes(tmp_path) == 0
         assert storage.stats().written_bytes == 0
         assert write(storage, keys(3, 4)) == [True, True]
+
+
+def test_a_slot_that_is_overwritten_at_once_is_not_given_back_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(open_slab(tmp_path, 2 * PAGE_BYTES)) as storage:
+        write(storage, keys(1, 2))
+        freed: list[object] = []
+        monkeypatch.setattr(storage._table, "_free_space", freed.append)
+        assert write(storage, keys(3)) == [True]
+        assert freed == []
+        assert write_sized(storage, key(4), SMALL)
+        assert len(freed) == 1  # of another size
+        assert storage.stats().evicted_pages == 2
 
 
 def test_an_interrupted_write_loses_no_slot(

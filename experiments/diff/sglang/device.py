@@ -1,18 +1,21 @@
 """Stand-ins for the GPU, made when this is imported and before anything of SGLang's is.
 
 Streams and events are done at once or, with a delay, once so many requests have come; memory is
-never pinned; copies of bytes are left out and counted.
+never pinned; copies of bytes are left out and counted. Page keys, which the package computes in an
+extension that it compiles on first use, are the same ones computed here.
 """
 
+import hashlib
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from transformers.models.auto import auto_factory, configuration_auto
 
@@ -101,8 +104,36 @@ def stand_in() -> None:
     }
     for module in ("mem_cache.pool_host.common", "mem_cache.memory_pool_host"):
         _replace(module, registering)
+    _replace("mem_cache.cpp_utils.native_hash", {"_load_native_hash_module": PageKeys})
     for pool in host_pools():
         pool.pin_memory = property(lambda _: False, lambda *_: None)
+
+
+class PageKeys:
+    """What is asked of the package's extension for SHA-256 chains."""
+
+    def get_hash(
+        self,
+        tokens: Sequence[int],
+        count: int,
+        width: int,
+        is_bigram: bool,  # noqa: FBT001  # as the package calls it
+        prior: bytes | None,
+        page_size: int | None,
+    ) -> str | list[str]:
+        """Of all tokens, or of each page and what is left, chained to `prior`."""
+        assert width == 1
+        assert not is_bigram
+        text = np.array(tokens[:count], "<u4").tobytes()
+        chain = prior or b""
+        if page_size is None:
+            return hashlib.sha256(chain + text).hexdigest()
+        step = 4 * page_size
+        keys = []
+        for start in range(0, len(text), step):
+            chain = hashlib.sha256(chain + text[start : start + step]).digest()
+            keys.append(chain.hex())
+        return keys
 
 
 def host_pools() -> Iterable[Any]:

@@ -10,9 +10,10 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from experiments import schema
+from experiments.schema import known_keys
 from hicache.metrics import RequestRecord
 from hicache.workload.build import load_workload
-from tests.fuzz.knobs import KNOBS
+from tests.fuzz.knobs import KNOBS, UNDRAWN
 from tests.fuzz.scenario import CONF, PLAIN, Choices, draw, plan_of
 from tests.fuzz.shrink import Finding, examine, find
 from tests.fuzz.survey import Survey, all_pairs, numbered, pairs_of, survey
@@ -75,6 +76,16 @@ def test_pairs_are_missed_until_they_are_drawn() -> None:
     pairs = all_pairs()
     assert pairs_of(PLAIN) < pairs
     assert len(pairs_of(PLAIN)) == len(KNOBS) * (len(KNOBS) - 1) // 2
+
+
+def test_every_knob_is_drawn_or_named_as_one_that_is_not() -> None:
+    drawn = {key for knob in KNOBS for value in knob.values.values() for key in value}
+    for workload in ("talk", "chat"):
+        drawn |= set(plan_of({**PLAIN, "workload": workload, "pools.storage": "3.0"}).overrides)
+    areas = ("workload", "parallel", "cache", "prefetch", "scheduler", "storage", "engine")
+    groups = {"storage.faults"}
+    knobs = {key for key in known_keys() if "." in key and key.split(".")[0] in areas} - groups
+    assert knobs - drawn == UNDRAWN
 
 
 def test_a_clock_that_is_asked_for_ever_is_a_hang() -> None:

@@ -1,0 +1,111 @@
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from experiments.diff import engines
+from experiments.diff.engines import ENGINES, environment_of, prepare
+from experiments.diff.protocol import SideError
+
+SGLANG = ENGINES["sglang"]
+
+
+def quiet(_: str) -> None:
+    """Nobody wants to know."""
+
+
+@pytest.fixture
+def installs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, ...]]:
+    """The cache folder is empty, and pip writes an empty package and remembers what it was told."""
+    told: list[tuple[str, ...]] = []
+
+    def pip(python: str, *arguments: str) -> None:
+        told.append(arguments)
+        if "--target" in arguments:
+            package = Path(arguments[arguments.index("--target") + 1]) / "sglang"
+            package.mkdir(parents=True)
+            (package / "__init__.py").touch()
+
+    def make_venv(folder: Path, **_: object) -> None:
+        (folder / "lib" / "python3" / "site-packages").mkdir(parents=True)
+
+    monkeypatch.setattr(engines, "user_cache_path", lambda _: tmp_path / "cache")
+    monkeypatch.setattr(engines, "_pip", pip)
+    monkeypatch.setattr(engines.venv, "create", make_venv)
+    return told
+
+
+def test_a_release_is_fetched_once_without_what_it_asks_for(
+    installs: list[tuple[str, ...]],
+) -> None:
+    launches = [prepare(SGLANG, "0.5.23", quiet) for _ in range(2)]
+    assert launches[0] == launches[1]
+    fetched = [told for told in installs if told[-1] == "sglang==0.5.23"]
+    assert len(fetched) == 1
+    assert "--no-deps" in fetched[0]
+    assert environment_of(launches[0])["PYTHONPATH"].endswith("0.5.23")
+
+
+def test_no_environment_fetches_torch(installs: list[tuple[str, ...]]) -> None:
+    launch = prepare(SGLANG, "0.5.23", quiet)
+    wanted = {each.partition("==")[0] for told in installs for each in told}
+    assert not wanted & {"torch", "triton"}
+    site = next(Path(launch.interpreter).parents[1].glob("lib/python*/site-packages"))
+    shared = Path((site / "zz_shared.pth").read_text().strip())
+    assert (shared / "torch" / "__init__.py").is_file()
+
+
+def test_two_releases_share_one_environment(installs: list[tuple[str, ...]]) -> None:
+    first, second = (prepare(SGLANG, release, quiet) for release in ("0.5.22", "0.5.23"))
+    assert first.interpreter == second.interpreter
+    assert first.path != second.path
+
+
+def test_a_checkout_is_used_where_it_lies(installs: list[tuple[str, ...]], tmp_path: Path) -> None:
+    package = tmp_path / "mine" / "python" / "sglang"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    launch = prepare(SGLANG, str(tmp_path / "mine"), quiet)
+    assert launch.path == (str(package.parent),)
+    assert launch.name == "mine"
+
+
+def test_a_wheel_is_known_by_its_content(installs: list[tuple[str, ...]], tmp_path: Path) -> None:
+    wheel = tmp_path / "sglang-9.whl"
+    paths = []
+    for text in ("one", "two", "one"):
+        wheel.write_text(text)
+        paths.append(prepare(SGLANG, str(wheel), quiet).path)
+    assert paths[0] == paths[2] != paths[1]
+
+
+def test_ours_needs_no_environment() -> None:
+    assert prepare(SGLANG, "hicache", quiet).path == ()
+
+
+def test_what_failed_half_way_is_not_taken_for_made(
+    installs: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fail(python: str, *arguments: str) -> None:
+        Path(arguments[arguments.index("--target") + 1]).mkdir()
+        raise SideError("the index is gone")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(engines, "_pip", fail)
+        with pytest.raises(SideError, match="the index is gone"):
+            prepare(SGLANG, "0.5.23", quiet)
+    assert not list((tmp_path / "cache" / "diff" / "sglang").iterdir())
+    assert prepare(SGLANG, "0.5.23", quiet).name == "sglang 0.5.23"
+
+
+def test_pip_gives_its_reason_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*_: object, **__: object) -> subprocess.CompletedProcess[str]:
+        said = "WARNING: old\nERROR: No matching distribution found for sglang==9.9\nNOTE: new"
+        return subprocess.CompletedProcess([], 1, "", said)
+
+    monkeypatch.setattr(engines.subprocess, "run", run)
+    with pytest.raises(
+        SideError,
+        match=r"^sglang==9.9 cannot be installed: No matching distribution found for sglang==9.9$",
+    ):
+        engines._pip("python", "sglang==9.9")

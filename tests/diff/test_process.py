@@ -1,0 +1,54 @@
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments.diff.process import SideProcess
+from experiments.diff.protocol import SideError
+from tests.diff.sides import FAKE, POOLS
+
+
+def side(folder: Path, **options: str) -> SideProcess:
+    return SideProcess(FAKE, POOLS, options, folder / "side.log")
+
+
+def test_what_an_engine_prints_goes_to_the_log(tmp_path: Path) -> None:
+    with side(tmp_path) as fake:
+        assert fake.about() == {"engine": "fake", "version": "1"}
+    assert "something for the log" in (tmp_path / "side.log").read_text()
+
+
+def test_finished_requests_are_told_with_the_next_one(tmp_path: Path) -> None:
+    tokens = np.arange(10, dtype=np.int32)
+    with side(tmp_path) as fake:
+        fake.about()
+        for number, finished in ((0, []), (1, [0])):
+            fake.ask_admit(number, tokens, 9, finished=finished)
+        assert [sum(fake.take_outcome().hits) for _ in range(2)] == [0, 8]
+        assert fake.probe(tokens) == {"full/device": [(0, 8)]}
+    assert "finished [0]" in (tmp_path / "side.log").read_text()
+
+
+def test_an_error_names_its_side(tmp_path: Path) -> None:
+    with (
+        side(tmp_path, will_not_open="1") as fake,
+        pytest.raises(SideError, match=r"^fake: it will not open$"),
+    ):
+        fake.about()
+
+
+def test_a_process_that_dies_leaves_its_last_words(tmp_path: Path) -> None:
+    launch = replace(FAKE, module="tests.diff.dying_side")
+    with (
+        SideProcess(launch, POOLS, {}, tmp_path / "side.log") as fake,
+        pytest.raises(SideError, match=r"its process ended; the last line of .* is: farewell"),
+    ):
+        fake.about()
+
+
+def test_no_process_is_left_behind(tmp_path: Path) -> None:
+    with side(tmp_path) as fake:
+        fake.about()
+        process = fake._process
+    assert process.returncode is not None

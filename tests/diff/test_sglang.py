@@ -1,0 +1,34 @@
+from pathlib import Path
+
+import pytest
+from platformdirs import user_cache_path
+
+from experiments.diff.__main__ import chosen, pools_for
+from experiments.diff.compare import Kind, compare
+from experiments.diff.engines import ENGINES, prepare
+
+CACHE = user_cache_path("hicache") / "diff" / "sglang"
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not (CACHE / "0.5.23").is_dir() or not list(CACHE.glob("shared-*")),
+        reason="SGLang 0.5.23 has not been compared here before (python -m experiments.diff)",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("component", "more"),
+    [("full", ""), ("swa", ",swa_tokens=32768"), ("mamba", ",num_states=48")],
+)
+def test_ours_hits_what_sglang_hits(tmp_path: Path, component: str, more: str) -> None:
+    sizes = f"device_tokens=65536,host_tokens=131072,max_len=16384{more}"
+    pools = pools_for("builtin", component, sizes, "instant")
+    requests = chosen("builtin", 25, pools.max_len)
+    engine = ENGINES["sglang"]
+    launches = prepare(engine, "0.5.23", print), prepare(engine, "hicache", print)
+    found = compare(requests, pools, launches, ({}, {}), tmp_path)
+    assert found.failure is None
+    assert found.hit_rate("base") > 0
+    differing = {Kind.fewer, Kind.more, Kind.tier} & set(found.kinds)
+    assert not differing

@@ -1,0 +1,43 @@
+"""Real pools launch copies across the link as the machine's profile says."""
+
+import numpy as np
+import pytest
+import torch
+
+from hicache.cache.node import FULL, MAMBA
+from hicache.cache.transfer import Move
+from hicache.executor import torch_pools
+from hicache.executor.torch_pools import Arrival, TorchPools
+from hicache.kernels import copy_pages
+from tests.executor.mixes import tiny
+
+
+@pytest.mark.parametrize("link_programs", [None, 3])
+def test_copies_across_the_link_take_the_programs_of_the_profile(link_programs, monkeypatch):
+    launched = []
+
+    def seen(table, *ids, num_programs=None, **others):
+        launched.append(num_programs)
+        copy_pages(table, *ids, num_programs=num_programs, **others)
+
+    monkeypatch.setattr(torch_pools, "copy_pages", seen)
+    pools = TorchPools(
+        tiny("F M", 4),
+        page_size=4,
+        device_counts=(4, 0, 4),
+        host_counts=(4, 0, 4),
+        device=torch.device("cpu"),
+        layer_groups=[range(2)],
+        link_programs=link_programs,
+    )
+    one, two = np.array([1], np.int32), np.array([2], np.int32)
+    pools.save([Move(FULL, one, two)])
+    sent = pools.send(
+        [
+            Arrival(is_within=False, move=Move(FULL, two, one)),
+            Arrival(is_within=True, move=Move(MAMBA, one, two)),
+        ]
+    )
+    pools.load(sent, 0)
+    pools.copy_states(two, one)
+    assert launched == [link_programs, link_programs, None, None]

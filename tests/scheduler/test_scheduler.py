@@ -1,0 +1,164 @@
+"""What the scheduler decides, one decision at a time."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from hicache.scheduler.batch import Batch, Extend
+from hicache.scheduler.job import Job
+from tests.scheduler.world import World, plot_of, request_of
+
+
+def world_with(*running: tuple[int, int, int]) -> World:
+    """Requests that run: tokens of the prompt, of the answer, and how many of those are there."""
+    world = World(plot_of("full", has_storage=False))
+    scheduler = world.scheduler
+    for number, (prompt_len, output_len, decoded) in enumerate(running):
+        job = scheduler.submit(request_of(number, [number] * prompt_len, [7] * output_len), 0)
+        job.decoded = decoded
+        scheduler.running.append(job)
+    scheduler.waiting.clear()
+    return world
+
+
+def ids(jobs: Sequence[Job]) -> list[int]:
+    return [job.request.id for job in jobs]
+
+
+@pytest.mark.parametrize(
+    ("running", "victim"),
+    [
+        ([(10, 90, 5), (10, 90, 3), (10, 90, 4)], 1),  # the fewest tokens of an answer
+        ([(10, 90, 5), (10, 90, 3), (11, 90, 3)], 2),  # of those, the longest prompt
+        ([(10, 90, 3), (9, 90, 3), (99, 90, 4)], 0),
+    ],
+)
+def test_whoever_loses_least_is_sent_back(running: list[tuple[int, int, int]], victim: int) -> None:
+    world = world_with(*running)
+    assert world.scheduler._retract_one(Batch())
+    assert ids([job for _, job in world.scheduler.waiting]) == [victim]
+    assert ids(world.scheduler.running) == [each for each in range(3) if each != victim]
+
+
+def test_who_was_sent_back_has_its_answer_in_its_prompt_and_is_counted() -> None:
+    world = world_with((10, 90, 5), (20, 80, 3))
+    world.scheduler._retract_one(Batch())
+    ((rank, job),) = world.scheduler.waiting
+    assert rank == job.rank == (2, 2)
+    assert (job.target_len, job.kv_len, job.decoded, job.retractions) == (23, 0, 3, 1)
+    assert world.counters["scheduler/retracted_count"] == 1
+    world.scheduler._retract_one(Batch())
+    assert world.counters["scheduler/retracted_count"] == 2
+
+
+def test_those_that_stay_say_how_much_of_an_answer_is_reserved() -> None:
+    world = world_with((10, 90, 50), (20, 100, 40), (30, 80, 3))
+    world.scheduler._retract_one(Batch())
+    # (decoded + 20 for each) / (their answers + 1)
+    ratio = world.scheduler._admission.new_token_ratio
+    assert ratio.value == pytest.approx((90 + 2 * 20) / (190 + 1))
+
+
+def test_the_last_one_is_sent_back_as_well_and_nothing_is_left_to_decode() -> None:
+    world = world_with((10, 90, 5))
+    before = world.scheduler._admission.new_token_ratio.value
+    assert not world.scheduler._retract_one(Batch())
+    assert world.scheduler.running == []
+    assert ids([job for _, job in world.scheduler.waiting]) == [0]
+    assert world.scheduler._admission.new_token_ratio.value == before
+    assert world.scheduler.take_ended().rejected == []
+
+
+def test_the_last_one_waits_for_a_copy_that_is_under_way() -> None:
+    world = world_with((10, 90, 5))
+    world.cache.in_flight.add(object())  # type: ignore[arg-type]
+    assert not world.scheduler._retract_one(Batch())
+    assert ids(world.scheduler.running) == [0]
+
+
+def test_the_last_one_waits_for_whoever_begins_in_the_same_step() -> None:
+    world = world_with((10, 90, 5), (10, 90, 5))
+    beginner = world.scheduler.running.pop()
+    batch = Batch(extends=[Extend(beginner, 0, 8, [])])
+    world.scheduler.partial = beginner
+    assert not world.scheduler._retract_one(batch)
+    assert ids(world.scheduler.running) == [0]
+    assert world.scheduler.partial is beginner
+    assert world.scheduler.waiting == []
+
+
+def test_a_half_computed_prompt_gives_way_to_the_last_one() -> None:
+    world = world_with((10, 90, 5), (10, 90, 0))
+    half = world.scheduler.partial = world.scheduler.running.pop()
+    assert world.scheduler._retract_one(Batch())
+    assert ids(world.scheduler.running) == [0]
+    assert world.scheduler.partial is None
+    assert world.scheduler.waiting == [(half.rank, half)]
+    assert world.counters["scheduler/prefill_oom_count"] == half.retractions == 1
+    assert world.counters["scheduler/retracted_count"] == 0
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "reason"),
+    [(72, None), (73, "11 pages are more than the device pool's 10")],
+)
+def test_a_request_fits_a_pool_that_has_a_page_more_than_its_tokens_fill(
+    num_tokens: int, reason: str | None
+) -> None:
+    world = World(plot_of("full", device=(10, 0, 0), has_storage=False))
+    job = world.scheduler.submit(request_of(0, range(num_tokens - 2), [7, 7]), 0)
+    rejected = world.scheduler.take_ended().rejected
+    assert rejected == ([] if reason is None else [(job, reason)])
+
+
+@pytest.mark.parametrize("num_tokens", [50, 51])
+def test_prompt_and_answer_are_no_longer_than_the_model_can_attend_to(num_tokens: int) -> None:
+    world = World(plot_of("full", has_storage=False))
+    world.scheduler._max_len = 50
+    job = world.scheduler.submit(request_of(0, range(num_tokens - 2), [7, 7]), 0)
+    told = [(job, "51 tokens are more than the model's 50")] if num_tokens == 51 else []
+    assert world.scheduler.take_ended().rejected == told
+
+
+@pytest.mark.parametrize(
+    ("kv_len", "extend_len", "chunk_tokens", "end"),
+    [
+        (0, 20, 20, 20),
+        (0, 20, 19, 16),  # pages of 8 tokens
+        (0, 20, 3, 8),
+        (16, 40, 24, 40),
+        (16, 40, 23, 32),
+        (16, 3, 2, 19),
+    ],
+)
+def test_a_chunk_is_all_that_is_left_or_ends_at_a_page(
+    kv_len: int, extend_len: int, chunk_tokens: int, end: int
+) -> None:
+    world = world_with((kv_len + extend_len, 1, 0))
+    (job,) = world.scheduler.running
+    job.kv_len = kv_len
+    assert world.scheduler._chunk_end(job, chunk_tokens) == end
+
+
+def test_a_refusal_is_counted_once_until_the_reason_changes() -> None:
+    world = world_with((10, 90, 0))
+    (job,) = world.scheduler.running
+    for reason in ("tokens", "tokens", "slots", "tokens"):
+        world.scheduler._deferred(job, reason)
+    assert world.counters["scheduler/deferred_count"] == 3
+    assert world.counters["scheduler/deferred_tokens_count"] == 2
+    assert world.counters["scheduler/deferred_slots_count"] == 1
+
+
+def test_tokens_are_dealt_to_tiers_at_the_first_admission_and_recomputed_at_later_ones() -> None:
+    world = world_with((100, 9, 0))
+    (job,) = world.scheduler.running
+    job.cached_len = 60
+    world.scheduler._account(job, 30, 20, 10, 77)
+    job.cached_len = 90
+    world.scheduler._account(job, 90, 0, 0, 99)
+    parts = (job.device_len, job.host_len, job.storage_len, job.computed_len, job.recomputed_len)
+    assert parts == (30, 20, 10, 40, 10)
+    assert job.admitted_ns == 77
+    names = ("device_hit", "host_hit", "storage_hit", "computed", "recomputed")
+    assert [world.counters[f"cache/{name}_tokens"] for name in names] == list(parts)

@@ -1,0 +1,206 @@
+"""One engine, one move at a time: what it counts, and what ends a run of steps."""
+
+import numpy as np
+import pytest
+
+from hicache.clock import SECOND_NS
+from hicache.config import PrefetchConfig, SchedulerConfig
+from hicache.engine import Engine
+from hicache.scheduler.batch import Outcome
+from tests.scheduler.world import engine_of, plot_of, request_of
+from tests.test_lockstep import STEP_NS, Hand
+
+
+class Alone:
+    """An engine whose steps take 100 ns and stand still for 5 of them, and its hand."""
+
+    def __init__(
+        self, *, stop: str = "wait_complete", max_running: int = 8, threshold: int = 10**6
+    ) -> None:
+        plot = plot_of(
+            "full",
+            scheduler=SchedulerConfig(chunk_tokens=64, max_running=max_running),
+            prefetch=PrefetchConfig(stop=stop, threshold=threshold),
+        )
+        self.hand = Hand()
+        self.engine: Engine = engine_of(plot, self.hand, checks=False)
+
+    def count(self, name: str) -> int:
+        return self.engine.cache.counters[f"engine/{name}"]
+
+    def submit(self, number: int, now_ns: int, *, answer: int = 9, came_ns: int | None = None):
+        request = request_of(number, range(number * 100, number * 100 + 20), [1] * answer)
+        self.engine.submit(request, now_ns, came_ns=came_ns)
+
+    def decode(self) -> np.ndarray:
+        """A request is past its prompt, and a run of steps begins at 100 ns."""
+        self.submit(0, 0)
+        self.engine.wake(0)
+        self.engine.wake(STEP_NS)
+        ends = self.engine._ends_ns
+        assert ends is not None
+        return ends
+
+
+def test_what_steps_take_is_counted_and_prompts_apart() -> None:
+    alone = Alone()
+    assert alone.decode().tolist() == [200, 300, 400, 500, 600, 700, 800, 900]
+    assert (alone.count("busy_ns"), alone.count("prefill_ns")) == (100, 100)
+    alone.engine.wake(900)
+    assert (alone.count("busy_ns"), alone.count("prefill_ns")) == (900, 100)
+    assert alone.engine.num_steps == 9
+
+
+def test_a_prompt_tells_what_computing_takes() -> None:
+    alone = Alone()
+    assert alone.engine.prefetcher is not None
+    alone.decode()
+    assert alone.engine.prefetcher.outlook.compute_ns(20) == pytest.approx(100)
+    alone.engine.wake(900)  # answers do not count
+    assert alone.engine.prefetcher.outlook.compute_ns(20) == pytest.approx(100)
+
+
+def test_a_step_that_stood_still_for_a_copy_says_so_until_the_first_token() -> None:
+    alone = Alone()
+    alone.submit(0, 0)
+    alone.engine.wake(0)
+    (extend,) = alone.engine.extending
+    assert extend.job.load_back_ns == 5
+    alone.engine.wake(STEP_NS)
+    assert extend.job.load_back_ns == 5
+
+
+@pytest.mark.parametrize(("came_ns", "submitted_ns"), [(None, 130), (120, 120)])
+def test_a_request_has_come_when_it_came(came_ns: int | None, submitted_ns: int) -> None:
+    alone = Alone(max_running=1)
+    alone.decode()
+    alone.submit(1, 130, came_ns=came_ns)
+    alone.engine.wake(200)
+    ((_, job),) = alone.engine.scheduler.waiting
+    assert job.submitted_ns == submitted_ns
+
+
+def test_who_has_no_room_is_a_backlog_as_of_the_last_arrival() -> None:
+    alone = Alone(max_running=1)
+    alone.decode()
+    alone.submit(1, 130)
+    assert alone.count("backlog_ns") == 0
+    alone.engine.wake(200)  # from now on somebody waits
+    alone.submit(2, 250)
+    assert alone.count("backlog_ns") == 50
+    alone.engine.wake(300)
+    alone.submit(3, 310)
+    assert alone.count("backlog_ns") == 110
+
+
+def test_who_looks_sees_the_steps_that_ended_before_and_never_the_last() -> None:
+    alone = Alone()
+    alone.decode()
+    (job,) = alone.engine.scheduler.running
+    seen = []
+    for moment in (50, 200, 201, 300, 301, 899, 5000):
+        alone.engine.catch_up(moment)
+        seen.append((job.decoded, alone.engine.num_steps, alone.count("busy_ns")))
+    assert seen == [
+        (1, 1, 100),
+        (1, 1, 100),
+        (2, 2, 200),
+        (2, 2, 200),
+        (3, 3, 300),
+        (8, 8, 800),
+        (8, 8, 800),
+    ]
+    assert alone.engine.step_end_ns == 900
+    outcome = alone.engine.wake(900)
+    assert outcome.finished == [job]
+    assert alone.count("busy_ns") == 900
+
+
+def test_a_run_that_was_looked_at_is_cut_short_all_the_same() -> None:
+    alone = Alone()
+    alone.decode()
+    alone.engine.catch_up(450)
+    alone.engine.interrupt(500)
+    assert alone.engine.step_end_ns == 500
+    alone.engine.interrupt(450)
+    assert alone.engine.step_end_ns == 500
+
+
+def test_nobody_running_has_nothing_to_show() -> None:
+    alone = Alone()
+    alone.engine.catch_up(100)
+    assert (alone.engine.num_steps, alone.engine.step_end_ns) == (0, None)
+
+
+def test_to_be_woken_within_a_step_ends_the_run_at_the_next_boundary() -> None:
+    alone = Alone()
+    alone.decode()
+    assert alone.engine.wake(250) == Outcome()
+    assert alone.engine.step_end_ns == 300
+
+
+@pytest.mark.parametrize(("stop", "is_news"), [("wait_complete", True), ("best_effort", False)])
+def test_a_batch_of_a_read_is_news_to_those_who_wait(stop: str, *, is_news: bool) -> None:
+    alone = Alone(stop=stop, threshold=16)
+    engine = alone.engine
+    alone.submit(0, 0)
+    engine._take_in(0)
+    engine._hand_out(0)
+    (prefetch,) = alone.hand.queries
+    prefetch.restorable = [2]
+    assert engine.deliver(prefetch, 1)  # the answer
+    engine._take_in(1)
+    engine._hand_out(1)
+    assert alone.hand.reads == [prefetch]
+    prefetch.completed_pages = 1
+    assert engine.deliver(prefetch, 2) is is_news
+    assert engine._delivered == []  # nothing is to be done about it
+    prefetch.is_read = True
+    assert engine.deliver(prefetch, 3)
+    assert engine._delivered == [prefetch]
+
+
+def test_an_engine_wakes_for_what_comes_first() -> None:
+    alone = Alone(stop="timeout", threshold=16)
+    assert alone.engine.next_wake_ns(0) is None
+    alone.submit(0, 0)
+    alone.engine._take_in(0)
+    deadline_ns = alone.engine.next_wake_ns(0)
+    assert deadline_ns is not None
+    assert deadline_ns > SECOND_NS
+    alone.engine._ends_ns = np.array([700])
+    assert alone.engine.next_wake_ns(0) == 700
+    alone.engine._ends_ns = np.array([5 * SECOND_NS])
+    assert alone.engine.next_wake_ns(0) == deadline_ns
+    assert alone.engine.next_wake_ns(deadline_ns) == 5 * SECOND_NS
+
+
+def test_every_wake_is_checked() -> None:
+    alone = Alone()
+    checked: list[Engine] = []
+    alone.engine.check = checked.append
+    alone.engine.wake(0)
+    alone.submit(0, 0)
+    alone.engine.wake(0)
+    alone.engine.wake(50)  # within a step there is nothing to check
+    assert checked == [alone.engine] * 2
+
+
+def test_a_request_counts_from_its_arrival_to_its_answer() -> None:
+    alone = Alone(max_running=2)  # a chunk is 64 tokens
+    engine = alone.engine
+    assert engine.num_requests == 0
+    engine.submit(request_of(0, range(100), [1, 2]), 0)
+    assert engine.num_requests == 1  # not looked at
+    engine.wake(0)
+    assert engine.num_requests == 1  # the first chunk
+    alone.submit(1, 10)
+    assert engine.num_requests == 2
+    engine.wake(100)
+    assert (len(engine.extending), engine.num_requests) == (2, 2)  # the last, and a whole prompt
+    alone.submit(2, 110)
+    engine.wake(200)
+    assert (len(engine.scheduler.running), engine.num_requests) == (2, 3)  # and one waits
+    (outcome,) = [engine.wake(300)]
+    assert [job.request.id for job in outcome.finished] == [0]
+    assert engine.num_requests == 2

@@ -1,0 +1,102 @@
+"""The study of copy paths: its runs, and the conclusions it draws from them."""
+
+import pytest
+
+from experiments import kernel_to_ttft as study
+
+SHARED = ["storage=none", "workload.num_sessions=3", "workload.limit=20"]
+AGENTS = study.REGIMES[4]
+
+
+def row(regime, path, seed, ttft_s, **fields):
+    known = {
+        "status": "modelled", "piece_bytes": 1024, "rate_gbps": 40.0, "ttft_p95_s": 2 * ttft_s,
+        "load_back_s": 0.1, "tpot_s": 0.01, "goodput_per_s": 1.0, "gpu_s": 1.0, "rho": 0.1,
+        "host_hit_tokens": 5, "load_back_bytes": 9,
+    }  # fmt: skip
+    return study.Row(regime=regime, path=path, seed=seed, ttft_s=ttft_s, **(known | fields))
+
+
+def rows_of(regime, ttft_s, no_host_s):
+    paths = dict.fromkeys(study.PATHS, ttft_s) | {study.NO_HOST: no_host_s}
+    if isinstance(ttft_s, dict):
+        paths = ttft_s | {study.NO_HOST: no_host_s}
+    return [
+        row(regime, path, seed, mean * (1 + 0.01 * seed))
+        for path, mean in paths.items()
+        for seed in range(study.NUM_SEEDS)
+    ]
+
+
+def test_every_path_is_an_arm_with_sources():
+    for path in study.PATHS:
+        config = study.composed([f"arm={path}", "workload=agents"])
+        for table in (config.hardware.kernel_to_device, config.hardware.kernel_to_host):
+            assert table.status in ("measured", "modelled")
+            assert len(table.source) > 10
+
+
+def test_a_run_is_served_by_the_path_of_its_arm():
+    slow = study.measure(AGENTS, "copy_memcpy", 0, SHARED)
+    fast = study.measure(AGENTS, "copy_ours", 0, SHARED)
+    assert (slow.piece_bytes, fast.piece_bytes) == (16384, 16384)
+    assert (slow.rate_gbps, fast.rate_gbps) == (6.3, 47.8)
+    assert (slow.status, fast.status) == ("measured", "modelled")
+
+
+def test_without_a_host_tier_nothing_is_loaded_back():
+    alone = study.measure(AGENTS, study.NO_HOST, 0, SHARED)
+    assert alone.host_hit_tokens == alone.load_back_bytes == 0
+
+
+def test_what_a_regime_says_wins_over_what_a_path_says():
+    disturbed = next(each for each in study.REGIMES if study.DISTURBED in each.overrides)
+    config = study.composed(["arm=copy_ours", *disturbed.overrides])
+    assert config.hardware.copy_slowdown.value == 2.8
+
+
+def test_paths_that_agree_make_one_conclusion():
+    (told,) = study.conclusions(rows_of("quiet", 0.1, 0.2))
+    assert told == "quiet: a host tier pays, whatever the path"
+
+
+def test_a_path_that_turns_a_conclusion_is_named():
+    means = dict.fromkeys(study.PATHS, 0.1) | {"copy_memcpy": 0.5}
+    (told,) = study.conclusions(rows_of("small", means, 0.2))
+    assert "costs more than it brings with batched memcpy" in told
+    assert told.endswith("THE PATH DECIDES")
+
+
+def test_a_gain_within_the_seeds_is_no_gain():
+    (told,) = study.conclusions(rows_of("even", 0.1, 0.103))
+    assert "makes no clear difference, whatever the path" in told
+
+
+def test_the_best_page_size_is_asked_of_each_path():
+    pages, small, tokens = study.PAGE_SIZES
+    rows = rows_of(pages, 0.1, 0.3) + rows_of(small, 0.1, 0.3)
+    rows += rows_of(tokens, dict.fromkeys(study.PATHS, 0.08) | {"copy_memcpy": 0.6}, 0.3)
+    told = study.conclusions(rows)[-1]
+    assert "have their lowest TTFT with token pages with Triton" in told
+    assert "have their lowest TTFT with pages of 64 or pages of 16 with batched memcpy" in told
+
+
+@pytest.fixture
+def some_rows():
+    return rows_of("one", 0.1, 0.2) + rows_of("two", 0.3, 0.2)
+
+
+def test_the_table_has_a_row_a_path_with_its_spread(some_rows):
+    lines = study.table(some_rows).splitlines()
+    assert len(lines) == 2 + 2 * (len(study.PATHS) + 1)
+    assert "101 (100–102)" in lines[2]
+    assert "| modelled |" in lines[2]
+
+
+def test_the_figure_hatches_what_is_modelled(some_rows):
+    figure = study.draw([each._replace(status="measured") if each.path == "copy_memcpy" else each
+                         for each in some_rows])  # fmt: skip
+    hatches = {bar.get_label(): bar[0].get_hatch() for bar in figure.axes[0].containers
+               if hasattr(bar, "patches")}  # fmt: skip
+    assert hatches["batched memcpy (measured)"] is None
+    assert hatches["ours (modelled)"] == "//"

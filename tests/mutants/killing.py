@@ -206,8 +206,10 @@ def _run_afresh(trial: Trial, witness: _Witness) -> int:
     files = dict.fromkeys(test.partition("::")[0] for test in trial.tests)
     told = [*PYTEST, f"--basetemp={witness.directory}/tests", *files]
     status = pytest.main(told, plugins=[witness])
-    witness.fail_if("loading the tests", is_failure=status != 0)
-    return 0
+    if status in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        return 0
+    witness.fail_if("loading the tests", is_failure=status == pytest.ExitCode.INTERRUPTED)
+    raise RuntimeError(f"pytest ended with {status}")
 
 
 class _Mutated(MetaPathFinder, SourceLoader):

@@ -65,11 +65,11 @@ def _apart(tables: list[CopyTable], load_backs: list[Moves]) -> None:
 
 
 def _merged(tables: list[CopyTable], load_backs: list[Moves]) -> None:
-    joined = [
-        tuple(torch.cat(ids) for ids in zip(*moves, strict=True))
-        for moves in zip(*load_backs, strict=True)
-    ]
-    sent = send_ids(*((table, *ids) for table, ids in zip(tables, joined, strict=True)))
+    joined = []
+    for table, moves in zip(tables, zip(*load_backs, strict=True), strict=True):
+        sources, targets = zip(*moves, strict=True)
+        joined.append((table, torch.cat(sources), torch.cat(targets)))
+    sent = send_ids(*joined)
     for _ in range(NUM_GROUPS * NUM_RANKS):
         for table, ids in zip(tables, sent, strict=True):
             copy.copy_items(table, *ids)

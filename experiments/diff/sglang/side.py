@@ -57,8 +57,7 @@ class SglangSide:
         if self._has_host:
             args |= {
                 "hicache_ratio": pools.host_ratio,
-                "hicache_io_backend": "kernel",
-                "hicache_mem_layout": "page_first",
+                **dialect.copy_settings(has_states=pools.num_states > 0),
                 "hicache_write_policy": "write_through",
                 "hicache_storage_prefetch_policy": "wait_complete",
             }

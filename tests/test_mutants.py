@@ -87,6 +87,7 @@ def test_a_line_has_these_mutants_and_no_others(line: str, wanted: list[tuple[st
         'x = f"{a:7}"',
         "x: Literal[7]",
         "assert a < 7",
+        "raise AssertionError(7)",
         "class P(Protocol):\n    x: int = 7",
         "def __repr__(self): return 7",
         "@dataclass(frozen=True)\nclass C: pass",

@@ -9,6 +9,7 @@ from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.node import DEVICE, FULL, MAMBA, SWA
 from hicache.cache.tree.sequence import Sequence
 from hicache.config import PrefetchConfig
+from hicache.cache import invariants
 from hicache.engine.ranks.agreement import (
     RankAgreement,
     RanksDivergedError,
@@ -16,6 +17,19 @@ from hicache.engine.ranks.agreement import (
     tree_digest,
 )
 from tests.cache.small import PAGE, complete_all, make_cache, run_request, tokens_of
+from hicache.cache.tree.node import DEVICE, FULL, MAMBA, SWA
+from hicache.cache.prefetch.prefetcher import Prefetcher
+from hicache.cache.prefix_cache import PrefixCache
+from hicache.cache.tree.sequence import Sequence
+from hicache.config import PrefetchConfig
+from tests.cache.small import (
+    PAGE,
+    complete_all,
+    evict_all,
+    make_cache,
+    run_request,
+    tokens_of,
+)
 
 ROOMY = (99, 99, 99)
 
@@ -136,3 +150,40 @@ def test_pages_that_lead_without_a_gap_can_be_restored(held: int, restorable: li
     prefetch = prefetcher.prefetch_from_storage(0, sequence, cache.match(sequence, 21), 21, 0)
     assert prefetch is not None
     assert prefetch.ask(lambda keys: [place != held for place in range(len(keys))]) == restorable
+
+
+def test_a_prompt_too_short_to_ask_for_is_counted_with_its_tokens() -> None:
+    cache = make_cache(device=ROOMY, host=ROOMY, storage_queue_bytes=100)
+    prefetcher = Prefetcher(cache, PrefetchConfig(threshold=4 * PAGE), None)
+    sequence = Sequence(tokens_of(13))
+    match = cache.match(sequence, 13)
+    assert prefetcher.prefetch_from_storage(0, sequence, match, 13, 0) is None
+    assert cache.counters["prefetch/declined_count"] == 1
+    assert cache.counters["prefetch/started_count"] == 0
+
+
+def test_a_window_across_two_nodes_is_found_and_loaded_back_whole() -> None:
+    cache = make_cache(device=(20, 20, 0), host=(20, 20, 0), window_len=3 * PAGE)
+    for num_tokens in (8, 16):
+        run_request(cache, tokens_of(num_tokens), num_tokens)
+        complete_all(cache)
+    evict_all(cache, DEVICE, FULL)
+    sequence = Sequence(tokens_of(17))
+    match = cache.match(sequence, 17)
+    assert (match.host_hit_length, match.swa_host_hit_length) == (16, 12)
+    acquired = cache.acquire(sequence, match)
+    assert acquired is not None
+    assert acquired.load_back is not None
+    assert acquired.load_back.num_pages == (4, 3, 0)
+    assert cache.match(sequence, 17).device_prefix_len == 16
+    assert (sequence.swa_pages[1:4] >= 0).all()
+    cache.abandon(sequence)
+    complete_all(cache)
+    invariants.check_drained(cache, None)
+
+
+def test_what_has_drained_keeps_every_law() -> None:
+    cache = cache_of()
+    cache.tree.num_nodes += 1
+    with pytest.raises(invariants.BrokenLawError, match="law 6"):
+        invariants.check_drained(cache, None)

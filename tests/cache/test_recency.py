@@ -72,6 +72,8 @@ def test_those_that_are_equal_go_in_the_order_in_which_they_became_leaves() -> N
     for node in nodes:
         queue.add(node)
     assert queue.best() is nodes[0]
+    queue.add(nodes[0])  # is there
+    assert queue.best() is nodes[0]
     queue.discard(nodes[0])
     queue.add(nodes[0])
     assert queue.best() is nodes[1]

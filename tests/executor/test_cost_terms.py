@@ -92,3 +92,43 @@ def test_layers_that_need_nothing_hide_the_load_of_a_later_one(
     rate = float(layer_bytes.sum()) / (computing_s * 0.9)  # loaded shortly before the last layer
     step = cost.forward_ns([(0, 1000)], NO_CONTEXT, load_layer_bytes=layer_bytes, load_rate=rate)
     assert (step.load_stall_ns > 0) == waits
+    late = cost.forward_ns(
+        [(0, 1000)], NO_CONTEXT, load_layer_bytes=layer_bytes, load_rate=rate / 9
+    )
+    assert late.load_stall_ns > 0
+
+
+def test_a_query_reads_the_window_before_it_and_itself() -> None:
+    shape = small(pattern="S", num_full_layers=0, num_swa_layers=4, window_len=30)
+    cost = CostModel(shape, plain(decode_bandwidth=1e9), tp=1)
+    token_bytes = 4 * 64 * 2 * 2
+    assert cost.forward_ns([(99, 100)], NO_CONTEXT).total_ns == 4 * 31 * token_bytes
+    assert cost.forward_ns([(9, 10)], NO_CONTEXT).total_ns == 4 * 10 * token_bytes
+
+
+def test_logits_cost_the_head_of_every_sequence() -> None:
+    shape = small(dense_params=0, head_params=10**6)
+    cost = CostModel(shape, plain(gemm_bf16=1e12), tp=1)
+    assert cost.forward_ns([(0, 500)], contexts(7, 9)).total_ns == 3 * 2_000
+
+
+def test_all_reduces_send_the_hidden_states_of_every_token_round_the_ring() -> None:
+    cost = CostModel(small(dense_params=0), plain(link_bandwidth=1e9), tp=4)
+    num_reduces, hidden_bytes = 4 * 2, 512 * 2
+    assert cost.forward_ns([(0, 100)], NO_CONTEXT).total_ns == round(
+        num_reduces * 2 * 3 / 4 * 100 * hidden_bytes
+    )
+
+
+def test_a_recurrence_runs_over_tokens_and_not_over_tiles() -> None:
+    shape = small(
+        pattern="D",
+        dense_params=0,
+        num_full_layers=0,
+        num_mamba_layers=4,
+        recurrent_heads=4,
+        recurrent_head_dim=32,
+        recurrent_state_dim=16,
+    )
+    cost = CostModel(shape, plain(delta_rate=1e9, tile_tokens=16), tp=1)
+    assert cost.forward_ns([(0, 10)], NO_CONTEXT).total_ns == 4 * 10 * 4 * 32 * 16

@@ -1,6 +1,8 @@
 """Links against closed forms of fair sharing."""
 
 import random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -280,3 +282,26 @@ def test_a_flow_that_moves_is_foreseen_to_share_with_one_behind_its_latency() ->
 def test_a_latency_below_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="must be 0 or more, got 1 and -1"):
         Links({"a": 1.0}).start(0, 1, ("a",), 0, latency_ns=-1)
+
+
+@pytest.mark.parametrize(("piece", "rate"), [(1, 5), (2, 10), (3, 15), (6, 40), (8, 60), (99, 60)])
+def test_a_table_of_rates_is_linear_between_its_points(piece: int, rate: float) -> None:
+    machine: Any = SimpleNamespace(
+        copy_engine=RateTable(size=[2, 4, 8], rate=[10, 20, 60]),
+        copy_kernel=None,
+        pcie_bandwidth=Figure(value=1e9),
+    )
+    assert pcie_rate(machine, piece, CopyPath.copy_engine) == rate
+
+
+def test_a_link_without_capacity_is_refused() -> None:
+    with pytest.raises(ValueError, match="the capacity of link a must be positive, got 0"):
+        Links({"a": 0.0})
+
+
+def test_a_flow_that_ends_before_another_begins_has_the_link_to_itself() -> None:
+    links = Links({"a": 100.0})
+    links.start(0, 100, ("a",), 0)
+    links.start(1, 100, ("a",), 0, latency_ns=5 * SECOND)
+    assert links.next_finish_ns() == SECOND
+    assert links.finish_until(10 * SECOND) == [(SECOND, 0), (6 * SECOND, 1)]

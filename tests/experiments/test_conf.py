@@ -1,5 +1,6 @@
 import re
 from dataclasses import FrozenInstanceError, fields, is_dataclass
+from itertools import zip_longest
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -17,11 +18,13 @@ from hicache.config import (
     WandbMode,
 )
 
-OPTIONS = sorted(
-    f"{path.parent.name}={path.stem}"
-    for path in CONF.glob("*/*.yaml")
-    if path.parent.name != "experiment"  # those are composed below
-)
+OPTIONS = {
+    folder.name: sorted(f"{folder.name}={path.stem}" for path in folder.glob("*.yaml"))
+    for folder in sorted(CONF.iterdir())
+    if folder.is_dir() and folder.name != "experiment"  # those are composed below
+}
+# composing takes a good while: one option of each group at a time, until all have had their turn
+TURNS = [[each for each in turn if each is not None] for turn in zip_longest(*OPTIONS.values())]
 PLAIN_GROUPS = ["parallel", "cache", "prefetch", "scheduler", "executor", "engine", "tracker"]
 
 
@@ -40,9 +43,9 @@ def load(*overrides) -> ExperimentConfig:
     return schema.to_config(composed(*overrides))
 
 
-@pytest.mark.parametrize("option", OPTIONS)
-def test_every_file_in_conf_composes(option):
-    load(option)
+@pytest.mark.parametrize("options", TURNS, ids=" ".join)
+def test_every_file_in_conf_composes(options):
+    load(*options)
 
 
 @pytest.mark.parametrize("path", sorted((CONF / "experiment").glob("*.yaml")), ids=lambda p: p.stem)

@@ -30,6 +30,7 @@ from tests.mutants.reach import Reach
 
 PYTEST = ("-o", "addopts=", "-s", "-p", "no:terminal", "-p", "no:cacheprovider")
 MEMORY_BYTES = 8 << 30  # a process may take so much
+LOADING_S = 60
 SLACK_S, SLACK = 5, 10  # a test may take so much, and so many times what it takes otherwise
 FAILED, BROKEN = 1, 70  # exit statuses
 # libraries of operators register themselves at import, once a process
@@ -128,6 +129,7 @@ class _Court:
             log = os.open(directory / "log", os.O_WRONLY | os.O_CREAT)
             os.dup2(log, 1)
             os.dup2(log, 2)
+            _limit(LOADING_S)
             witness = _Witness(trial.tests, self._reach, directory)
             if trial.afresh:
                 status = _run_afresh(trial, witness)
@@ -158,10 +160,7 @@ class _Witness:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> None:
-        """Nobody handles these signals: one after processor time, one after any."""
-        limit_s = SLACK_S + SLACK * self._reach.seconds[item.nodeid]
-        signal.setitimer(signal.ITIMER_PROF, limit_s)
-        signal.alarm(round(10 * limit_s))
+        _limit(SLACK_S + SLACK * self._reach.seconds[item.nodeid])
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.fail_if(report.nodeid, is_failure=report.failed)
@@ -173,6 +172,12 @@ class _Witness:
         if is_failure:
             (self.directory / "killer").write_text(name)
             os._exit(FAILED)
+
+
+def _limit(limit_s: float) -> None:
+    """Nobody handles these signals: one after so much processor time, one after a long wait."""
+    signal.setitimer(signal.ITIMER_PROF, limit_s)
+    signal.alarm(round(10 * limit_s))
 
 
 def _run_loaded(
@@ -206,8 +211,10 @@ def _run_afresh(trial: Trial, witness: _Witness) -> int:
     files = dict.fromkeys(test.partition("::")[0] for test in trial.tests)
     told = [*PYTEST, f"--basetemp={witness.directory}/tests", *files]
     status = pytest.main(told, plugins=[witness])
-    witness.fail_if("loading the tests", is_failure=status != 0)
-    return 0
+    if status in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        return 0
+    witness.fail_if("loading the tests", is_failure=status == pytest.ExitCode.INTERRUPTED)
+    raise RuntimeError(f"pytest ended with {status}")
 
 
 class _Mutated(MetaPathFinder, SourceLoader):

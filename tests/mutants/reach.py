@@ -26,6 +26,7 @@ from tests.mutants.packages import PACKAGES, ROOT, modules
 CACHE = ROOT / ".mutants"
 IMPORT = ""  # the context of what runs while no test does
 PARTS_ENV = "MUTANTS_PARTS"
+FEW = 8  # test files that are not worth a second process
 Recorded = tuple[float, dict[str, list[int]]]  # seconds of a test; path → lines
 
 
@@ -117,8 +118,9 @@ def _recorded(files: Sequence[str], jobs: int) -> dict[str, Recorded]:
     """Run the tests in `jobs` processes, and put together what each wrote."""
     parts = CACHE / f"parts-{os.getpid()}"
     parts.mkdir(parents=True)
-    told = ["-q", "-p", "tests.mutants.reach", *files]
-    told += ["-n", str(jobs), "--dist", "loadscope"] if jobs > 1 else []
+    told = ["-q", "-p", "tests.mutants.reach", f"--basetemp={parts / 'tests'}", *files]
+    if jobs > 1 and len(files) > FEW:
+        told += ["-n", str(jobs), "--dist", "loadscope"]
     command = [sys.executable, "-m", "pytest", *told]
     if subprocess.run(command, cwd=ROOT, env={**os.environ, PARTS_ENV: str(parts)}).returncode:
         sys.exit("mutants say nothing while tests fail")

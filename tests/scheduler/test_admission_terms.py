@@ -151,6 +151,16 @@ def test_a_chunk_made_to_fit_is_no_longer_than_the_step_allows() -> None:
     assert judging.judge(job(4000), match(), budget(chunk=64)) == 64
 
 
+def test_a_chunk_of_one_token_will_do_where_a_page_is_no_longer() -> None:
+    cache: Any = SimpleNamespace(
+        page_size=1,
+        tree=SimpleNamespace(has_swa=True, has_states=False, window_len=WINDOW),
+        room={FULL: PLENTY, SWA: WINDOW + 2}.__getitem__,
+        pools=[[None, PageAllocator(WINDOW + 2), None]],
+    )
+    assert Admission(cache, SchedulerConfig()).judge(job(4000), match(), budget()) == 1
+
+
 def test_a_state_takes_two_slots_and_one_more_where_it_is_loaded_back() -> None:
     assert admission(slots=2).judge(job(), match(), budget()) == 4096
     assert admission(slots=1).judge(job(), match(), budget()) == Refusal("slots", stands=True)

@@ -1,7 +1,5 @@
 """When a simulated storage's answers come."""
 
-from types import SimpleNamespace
-
 from experiments.launch.schema import config_of
 from hicache import experiment
 from hicache.clock import SECOND_NS
@@ -12,6 +10,12 @@ from tests.validity import runs
 
 SECOND = SECOND_NS
 RATES = {"to_device": 1e9, "to_host": 1e9, "host_memory": 1e9}
+
+
+class Settled:
+    """A prefetch that is not asked about any more."""
+
+    is_settled = True
 
 
 def executors(io: SimulatedIo, count: int) -> list[SimulatedExecutor]:
@@ -41,7 +45,7 @@ def test_an_engine_asks_storage_about_one_request_after_another() -> None:
     first, second = executors(io, 2)
 
     for executor in (first, first, second):
-        executor.query(SimpleNamespace(is_settled=True), 0)
+        executor.query(Settled(), 0)
 
     assert sorted(answered_ns(io)) == [(0, SECOND), (0, 2 * SECOND), (1, SECOND)]
 
@@ -49,7 +53,7 @@ def test_an_engine_asks_storage_about_one_request_after_another() -> None:
 def test_an_answer_that_takes_no_time_is_delivered() -> None:
     io = two_engines(query_s=0.0)
 
-    executors(io, 1)[0].query(SimpleNamespace(is_settled=True), 5)
+    executors(io, 1)[0].query(Settled(), 5)
 
     assert answered_ns(io) == [(0, 5)]
 

@@ -50,6 +50,8 @@ class TorchIo:
         self.counters: Counter[str] = Counter()
         self._config = config
         self._storages = list(storages)
+        # by rank and key, the checksum of each page that this process gave to storage
+        self._sums: list[dict[bytes, int]] = [{} for _ in self._storages]
         self.planes: list[DataPlane] = []
         self._copies: list[tuple[int, LoadBack | BackUp]] = []
         self._num_calls = 0  # in threads
@@ -184,6 +186,7 @@ class TorchIo:
             {key: rank.payload(*item) for key, item in zip(work.keys, work.pages, strict=True)}
             for rank in ranks
         ]
+        sums = [dict(zip(work.keys, rank.sums(work.pages), strict=True)) for rank in ranks]
         if work.is_given_away:
             payloads = [
                 {key: memoryview(bytes(page)) for key, page in each.items()} for each in payloads
@@ -196,7 +199,7 @@ class TorchIo:
                     if isinstance(part, Ask):
                         part.present = self._on_all_ranks(part.keys)
                     else:
-                        self._posts.put(partial(count, self._store(part, payloads)))
+                        self._posts.put(partial(count, self._store(part, payloads, sums)))
             self._posts.put(lambda: (engine, work))
 
         def count(stored: Items) -> None:
@@ -221,6 +224,9 @@ class TorchIo:
             for storage in self._storages:
                 with suppress(StorageError):  # a page that stays is never wrong, only unwanted
                     storage.delete(work.keys)
+            for known in self._sums:
+                for key in work.keys:
+                    known.pop(key, None)
 
         self._writers.submit(forget)  # nobody waits for it
 
@@ -233,18 +239,35 @@ class TorchIo:
     def _load(self, engine: int, keys: list[bytes], items: Items) -> int:
         """How many pages lead without a gap, on the rank that has least."""
         least = len(keys)
-        for storage, rank in zip(self._storages, self.planes[engine].pools.ranks, strict=True):
+        ranks = self.planes[engine].pools.ranks
+        for storage, rank, known in zip(self._storages, ranks, self._sums, strict=True):
             try:
                 flags = storage.read(keys, [rank.payload(*item) for item in items])
             except StorageError:
                 return 0
+            found = [place for place, flag in enumerate(flags) if flag]
+            sums = rank.new_sums([items[place] for place in found])
+            for place, now in zip(found, sums, strict=True):
+                if known.get(keys[place], now) != now:
+                    flags[place] = False
+                    self._posts.put(self._note_a_changed_page)
             least = min(least, flags.index(False) if False in flags else len(flags))
         return least
 
-    def _store(self, part: Store, payloads: Sequence[dict[bytes, memoryview]]) -> Items:
+    def _note_a_changed_page(self) -> None:
+        self.counters["storage/changed_pages"] += 1
+
+    def _store(
+        self,
+        part: Store,
+        payloads: Sequence[dict[bytes, memoryview]],
+        sums: Sequence[dict[bytes, int]],
+    ) -> Items:
         """The items that every rank's storage has now."""
         stored = [True] * len(part.keys)
-        for storage, pages in zip(self._storages, payloads, strict=True):
+        ranks = zip(self._storages, payloads, sums, self._sums, strict=True)
+        for storage, pages, its_sums, known in ranks:
+            known.update((key, its_sums[key]) for key in part.keys)
             flags = storage.write(part.keys, [pages[key] for key in part.keys])
             stored = [was and flag for was, flag in zip(stored, flags, strict=True)]
         return [item for item, is_stored in zip(part.items, stored, strict=True) if is_stored]

@@ -1,14 +1,13 @@
-"""One engine's loop: when it looks, what it counts, and what several ranks of it agree on."""
+"""When an engine looks, and what several ranks of it agree on, in small worlds."""
 
 import pytest
 
 from hicache.cache.tree.keys import COMPONENT_TAGS, chain_seed, page_digests
-from hicache.cache.tree.node import FULL
+from hicache.cache.tree.node import DEVICE, FULL, SWA
 from hicache.config import PrefetchConfig, StorageConfig
-from hicache.engine.loop import Engine
 from hicache.engine.warm import warm_storage
 from hicache.request import Request
-from tests.scheduler.world import STEP_NS, TOKEN_NS, World, plot_of, request_of
+from tests.scheduler.world import STEP_NS, World, plot_of, request_of
 
 
 def stranger(number: int, prompt_len: int = 20, answer: int = 60, arrival_ns: int = 0) -> Request:
@@ -29,16 +28,6 @@ def test_whoever_comes_during_a_run_of_steps_is_looked_at_when_the_step_at_hand_
     assert second.submitted_ns == came_ns
 
 
-def test_time_is_counted_as_busy_and_that_of_prompts_as_prefill() -> None:
-    world = World(plot_of("full", has_storage=False))
-    world.serve([stranger(0, answer=4), stranger(1, answer=1, arrival_ns=100 * STEP_NS)])
-    prefill_ns = 2 * (STEP_NS + 20 * TOKEN_NS)
-    assert world.counters["engine/prefill_ns"] == prefill_ns
-    assert world.counters["engine/busy_ns"] == prefill_ns + 3 * STEP_NS
-    assert world.engine.num_steps == 5
-    assert world.engine.is_idle
-
-
 def test_what_a_step_extends_is_known_while_it_runs_and_not_after_it() -> None:
     world = World(plot_of("full", has_storage=False))
     seen = []
@@ -48,47 +37,6 @@ def test_what_a_step_extends_is_known_while_it_runs_and_not_after_it() -> None:
     world.serve([stranger(0, prompt_len=30, answer=2)])
     assert [(0, 30)] in seen
     assert world.engine.extending == []
-
-
-def test_a_check_is_made_at_every_wake_and_may_be_left_out() -> None:
-    checked: list[Engine] = []
-    world = World(plot_of("full", has_storage=False))
-    world.engine.check = checked.append
-    world.serve([stranger(0, answer=2)])
-    assert checked == [world.engine] * 3  # it begins, goes on, ends
-    unchecked = World(plot_of("full", has_storage=False), checks=False)
-    unchecked.serve([stranger(0, answer=2)])
-    assert len(unchecked.finished) == 1
-
-
-def test_looking_at_a_run_of_steps_takes_in_those_that_have_ended() -> None:
-    world = World(plot_of("full", has_storage=False))
-    looks = []
-
-    def look(now_ns: int) -> None:
-        if world.scheduler.running and now_ns == looked_ns:
-            world.engine.catch_up(now_ns)
-            (job,) = world.scheduler.running
-            looks.append((job.decoded, job.kv_len))
-
-    looked_ns = STEP_NS + 20 * TOKEN_NS + 7 * STEP_NS + STEP_NS // 2
-    world.hooks.append(look)
-    # somebody else comes at that moment, so that the clock stops there
-    world.serve([stranger(0), stranger(1, answer=1, arrival_ns=looked_ns)])
-    assert looks == [(8, 27)]  # the first token came with the prompt
-
-
-def test_an_engine_wakes_when_its_step_ends_or_a_prefetch_has_waited_for_too_long() -> None:
-    world = World(plot_of("full"))
-    engine = world.engine
-    assert engine.next_wake_ns(0) is None
-    engine.submit(stranger(0, prompt_len=100), 5)
-    assert not engine.is_idle
-    engine.wake(5)
-    deadline_ns = engine.next_wake_ns(5)  # asked of storage, and nothing to run
-    assert deadline_ns is not None
-    assert deadline_ns == world.scheduler.next_deadline_ns(5)
-    assert engine.step_end_ns is None
 
 
 # -- ranks ---------------------------------------------------------------------------------------
@@ -108,6 +56,15 @@ def ranked(num_lost: int, num_ranks: int = 2) -> World:
     world.storages[-1].delete([digest + COMPONENT_TAGS[FULL] for digest in lost])
     world.serve([request])
     return world
+
+
+def test_windows_are_given_back_while_an_answer_grows() -> None:
+    world = World(plot_of("full_swa", has_storage=False, may_jump=False))
+    taken = []
+    world.hooks.append(lambda now_ns: taken.append(world.cache.pools[DEVICE][SWA].num_taken))
+    world.serve([stranger(0, prompt_len=20, answer=120)])
+    # its window of 20 tokens and what lies before it as published with the prompt; not 18 pages
+    assert max(taken) <= 3 + 3 + 2
 
 
 @pytest.mark.parametrize("num_lost", [0, 1, 4, 14])

@@ -1,0 +1,71 @@
+"""What is told of a request before, while and after it is in the queue."""
+
+import pytest
+
+from hicache.config import SchedulerConfig
+from hicache.scheduler.job import Job
+from tests.scheduler.world import World, plot_of, request_of
+
+
+def test_of_a_request_that_has_not_begun_no_token_is_counted() -> None:
+    job = Job(request_of(3, range(20), [1, 2]), b"", 7, 500)
+    counted = (job.device_len, job.host_len, job.storage_len, job.computed_len, job.recomputed_len)
+    assert counted == (0, 0, 0, 0, 0)
+    assert (job.decoded, job.num_steps, job.retractions, job.storage_wait_ns) == (0, 0, 0, 0)
+    assert (job.load_back_ns, job.cached_len, job.kv_len) == (0, 0, 0)
+    assert (job.extend_len, job.remaining_output, job.is_finished) == (20, 2, False)
+
+
+def world_of(**knobs: int) -> World:
+    config = SchedulerConfig(**{"chunk_tokens": 64, "max_running": 8, **knobs})  # type: ignore[arg-type]
+    return World(plot_of("full", scheduler=config, has_storage=False))
+
+
+def test_whoever_is_dropped_is_handed_back_wherever_it_was() -> None:
+    scheduler = world_of(max_running=1).scheduler
+    running, half, waiting = (
+        scheduler.submit(
+            request_of(number, range(1000 * number, 1000 * number + length), [1, 2]), 0
+        )
+        for number, length in ((0, 10), (1, 100), (2, 10))
+    )
+    batch = scheduler.plan(0)
+    assert batch is not None
+    scheduler.commit(batch, 1, 10)
+    assert scheduler.abort(2, 10) is waiting
+    assert scheduler.abort(0, 10) is running
+    assert scheduler.plan(20) is not None
+    assert scheduler.partial is half
+    assert scheduler.abort(1, 20) is half
+    assert scheduler.is_idle
+    assert scheduler.abort(1, 20) is None
+
+
+def test_how_many_wait_is_told_to_whoever_weighs_waiting() -> None:
+    world = World(plot_of("full"))
+    assert world.prefetcher is not None
+    for number in range(3):
+        world.scheduler.submit(request_of(number, [number] * 10, [1]), 0)
+    world.scheduler.plan(0)
+    assert world.prefetcher.outlook.num_waiting == 3
+    world.scheduler.plan(1)
+    assert world.prefetcher.outlook.num_waiting == 0
+
+
+@pytest.mark.parametrize("is_dropped", [False, True])
+def test_steps_are_cut_short_only_while_somebody_waits_for_room(*, is_dropped: bool) -> None:
+    scheduler = world_of(chunk_tokens=256).scheduler
+    scheduler.submit(request_of(0, range(104), [1] * 60), 0)
+    scheduler.submit(request_of(1, range(1000, 1200), [1] * 8), 0)  # does not fit beside it
+    batch = scheduler.plan(0)
+    assert batch is not None
+    scheduler.commit(batch, 1, 10)
+    batch = scheduler.plan(10)
+    assert batch is not None
+    assert batch.num_steps <= 8  # a page
+    scheduler.commit(batch, batch.num_steps, 20)
+    if is_dropped:
+        scheduler.abort(1, 20)
+    batch = scheduler.plan(20)
+    assert batch is not None
+    assert (batch.num_steps > 8) == is_dropped

@@ -1,0 +1,49 @@
+"""How far one look at the queue reaches past requests that wait for storage."""
+
+import pytest
+
+from hicache.config import SchedulerConfig
+from hicache.scheduler.budget import StepBudget
+from tests.scheduler.world import World, plot_of, request_of
+
+
+def begun(blocked: set[int], **knobs: int) -> tuple[list[int], World]:
+    """Of four requests, some of which wait for storage, those that the first step takes up."""
+    config = SchedulerConfig(**{"chunk_tokens": 64, "max_running": 8, **knobs})  # type: ignore[arg-type]
+    world = World(plot_of("full", scheduler=config))
+    prefetcher = world.prefetcher
+    assert prefetcher is not None
+    prefetcher.check = lambda request_id, now_ns: request_id not in blocked  # type: ignore[method-assign]
+    prefetcher.is_blocking = lambda request_id, now_ns: request_id in blocked  # type: ignore[method-assign]
+    for number in range(4):
+        world.scheduler.submit(request_of(number, [number] * 10, [1]), 0)
+    batch = world.scheduler.plan(0)
+    return [each.job.request.id for each in batch.extends] if batch else [], world
+
+
+@pytest.mark.parametrize(
+    ("blocked", "scan_limit", "wanted"),
+    [
+        (set(), 1, [0, 1, 2, 3]),
+        ({0}, 2, [1, 2, 3]),
+        ({0}, 1, []),
+        ({1}, 1, [0]),
+        ({0, 2}, 3, [1, 3]),
+        ({0, 2}, 2, [1]),
+    ],
+)
+def test_a_scan_passes_over_fewer_waiting_requests_than_its_limit(
+    blocked: set[int], scan_limit: int, wanted: list[int]
+) -> None:
+    assert begun(blocked, scan_limit=scan_limit)[0] == wanted
+
+
+def test_whoever_waits_for_storage_is_no_backlog_and_whoever_lacks_room_is() -> None:
+    _, waiting = begun({0, 1, 2, 3})
+    assert not waiting.scheduler.has_backlog
+    _, full = begun({0}, max_running=1)
+    assert full.scheduler.has_backlog
+
+
+def test_a_step_begins_with_no_window_promised() -> None:
+    assert StepBudget(chunk_tokens=1, reserved_tokens=0).reserved_swa_tokens == 0

@@ -1,0 +1,105 @@
+"""What a whole run says of itself, by workloads that one can work out by hand."""
+
+import numpy as np
+import pytest
+
+from experiments.launch.schema import config_of
+from hicache.clock import SECOND_NS
+from hicache.executor.simulated.cost import CostModel
+from hicache.models import ComponentKind
+from hicache.request import Request
+from hicache.results.metrics import Result
+from tests.validity import runs
+
+PLAIN = ("model=llama3_8b", "parallel.tp=4", "storage=none", "cache.device_gib=8")
+
+
+def run(*requests: tuple[float, int, int], more: tuple[str, ...] = ()) -> Result:
+    """A run of requests that share nothing: (arrival in seconds, prompt, answer)."""
+    arrivals, prompts, answers = zip(*requests, strict=True)
+    made = runs.strangers([int(each * SECOND_NS) for each in arrivals], prompts, answers)
+    return runs.run(made, *PLAIN, "cache.host_gib=2", "workload.arrivals=open", *more)
+
+
+def test_devices_are_busy_from_the_arrival_of_a_request_that_is_alone_to_its_answer() -> None:
+    result = run((0, 1024, 5))
+    (record,) = result.records
+    assert record.finish_ns is not None
+    measures = result.measures
+    assert measures["gpu/busy_s"] == pytest.approx(4 * record.finish_ns / SECOND_NS)
+    assert measures["gpu/prefill_s"] == pytest.approx(4 * record.prefill_ns / SECOND_NS)
+    assert measures["engine/span_s"] == pytest.approx(record.finish_ns / SECOND_NS)
+    assert measures["engine/steps_count"] == 5
+
+
+def test_the_load_is_what_is_asked_for_over_the_time_in_which_it_comes() -> None:
+    config = config_of(*PLAIN, "cache.host_gib=2", "workload.arrivals=open")
+    cost = CostModel(config.model, config.hardware, tp=4)
+    alone_s = cost.offered_s(0, 1024, 1, 1)  # of one token: in any batch
+    apart = run((0, 1024, 1), (10, 1024, 1)).measures
+    assert apart["load/rho_gpu"] == pytest.approx(2 * alone_s / 10)
+    together = run((0, 1024, 1), (0.5, 1024, 1)).measures  # a second at least
+    assert together["load/rho_gpu"] == pytest.approx(2 * alone_s)
+
+
+def test_nobody_waits_for_room_where_there_is_enough() -> None:
+    assert run((0, 1024, 1), (10, 1024, 1)).measures["load/rho_queue"] == 0
+
+
+def test_the_working_set_counts_every_token_once() -> None:
+    shared = runs.span(0, 1000)
+    requests = [
+        Request(
+            id=number,
+            session_id=number,
+            arrival_ns=number * SECOND_NS,
+            prompt=runs.join(shared, runs.span(5000 + 100 * number, 150)),  # of it 50 are both's
+            output=runs.span(9000 + number, 1),
+        )
+        for number in range(2)
+    ]
+    config = (*PLAIN, "cache.host_gib=2", "workload.arrivals=open")
+    measures = runs.run(runs.workload(requests), *config).measures
+    assert measures["workload/distinct_tokens"] == 1000 + 250 + 2
+    model = config_of(*config).model
+    page_size = config_of(*config).cache.page_size
+    page_bytes = model.page_bytes(ComponentKind.full, page_size)
+    host_tokens = 2 * 2**30 // page_bytes * page_size
+    assert measures["load/host_over_working_set"] == pytest.approx(host_tokens / 1252, rel=0.01)
+
+
+def test_a_run_says_what_its_pools_hold() -> None:
+    notes = [note for note in run((0, 64, 1)).notes if "GiB" in note]
+    assert [note.split(":")[0] for note in notes] == [
+        "llama3_8b on 4 device(s), device",
+        "llama3_8b on 4 device(s), host",
+    ]
+    assert all(note.endswith("full tokens") for note in notes)
+
+
+def test_storage_says_which_faults_it_was_given() -> None:
+    faulty = ("storage=memory", "storage.faults.error_rate=1.0", "prefetch.threshold=64")
+    measures = run((0, 2048, 1), (5, 2048, 1), more=faulty).measures
+    assert measures["storage/injected_error_count"] > 0
+    assert measures["load/rho_read"] == 0
+
+
+def test_reads_and_writes_load_storage_by_their_bytes() -> None:
+    stored = ("storage=memory", "storage.read_gbps=2", "storage.write_gbps=4")
+    warm = (*stored, "workload.start=warm_storage", "prefetch.stop=wait_complete")
+    measures = run((0, 2048, 1), (5, 2048, 1), more=warm).measures
+    read = measures["transfer/storage_read_bytes"]
+    assert read > 0
+    assert measures["load/rho_read"] == pytest.approx(read / 5 / 2e9)
+    cold = run((0, 2048, 1), (5, 2048, 1), more=stored).measures
+    written = cold["transfer/storage_write_bytes"]
+    assert written > 0
+    assert cold["load/rho_write"] == pytest.approx(written / 5 / 4e9)
+
+
+def test_several_engines_share_the_load() -> None:
+    two = ("parallel.replicas=2", "parallel.router=round_robin")
+    alone, shared = (run((0, 1024, 1), (10, 1024, 1), more=more) for more in ((), two))
+    assert shared.measures["load/rho_gpu"] == pytest.approx(alone.measures["load/rho_gpu"] / 2)
+    assert [record.engine for record in shared.records] == [0, 1]
+    assert np.isclose(shared.measures["gpu/busy_s"], alone.measures["gpu/busy_s"])

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from experiments.diff.__main__ import Limit, bytes_of, main, measure, pools_for
+from experiments.diff.__main__ import Limit, main, measure
 from experiments.diff.compare import Comparison
 from experiments.diff.protocol import SideError
+from experiments.diff.rooms import bytes_of, pools_for
 from tests.diff.sides import prompt, requests_of
 
 Compared = Callable[..., Comparison]

@@ -299,7 +299,7 @@ def test_a_policy_is_named_right_or_refused(knob: str) -> None:
 
 @pytest.mark.parametrize("knob", ["cache.eviction", "prefetch.stop"])
 def test_a_knob_that_a_policy_has_not_is_refused(knob: str) -> None:
-    with pytest.raises(ValueError, match=f"{knob}=.* cannot be loaded"):
+    with pytest.raises(ValueError, match=f"{knob}=.* cannot be built"):
         run(config_of("model=tiny_hybrid", knob + "_args={patience:2}"))
 
 

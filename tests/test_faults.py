@@ -200,7 +200,7 @@ def test_the_same_seed_gives_the_same_run() -> None:
 @pytest.mark.parametrize(
     ("values", "told"),
     [
-        ({"error_rate": 1.5}, r"storage.faults.error_rate must be a share .* got 1.5"),
+        ({"error_rate": 1.5}, r"storage.faults.error_rate must be between 0 and 1, got 1.5"),
         ({"delay_ms": -1.0}, r"storage.faults.delay_ms must be at least 0, got -1.0"),
         ({"gone_for_s": 1.0}, r"storage.faults.gone_for_s needs"),
     ],
@@ -213,5 +213,5 @@ def test_a_fault_that_makes_no_sense_is_refused_by_name(
 
 
 def test_a_deadline_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"storage\.deadline_s must be positive, got 0"):
+    with pytest.raises(ValueError, match=r"storage\.deadline_s must be above 0, got 0"):
         StorageConfig(deadline_s=0)

@@ -19,7 +19,7 @@ import triton
 
 from hicache.kernels import codegen
 
-STORED = Path(__file__).parent / "results" / "predictions.json"
+STORED = Path(__file__).parents[1] / "results" / "predictions.json"
 KERNELS = {
     "ours": "hicache.kernels.contract:ours",
     **{

@@ -4,24 +4,18 @@ from random import Random
 
 import pytest
 
+from hicache.cache import invariants
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.node import DEVICE, FULL, MAMBA, SWA
 from hicache.cache.tree.sequence import Sequence
 from hicache.config import PrefetchConfig
-from hicache.cache import invariants
 from hicache.engine.ranks.agreement import (
     RankAgreement,
     RanksDivergedError,
     minimum_of,
     tree_digest,
 )
-from tests.cache.small import PAGE, complete_all, make_cache, run_request, tokens_of
-from hicache.cache.tree.node import DEVICE, FULL, MAMBA, SWA
-from hicache.cache.prefetch.prefetcher import Prefetcher
-from hicache.cache.prefix_cache import PrefixCache
-from hicache.cache.tree.sequence import Sequence
-from hicache.config import PrefetchConfig
 from tests.cache.small import (
     PAGE,
     complete_all,

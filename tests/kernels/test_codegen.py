@@ -21,7 +21,8 @@ import ast, dataclasses, importlib.util, inspect, json, sys
 from pathlib import Path
 import torch
 from triton import language as tl
-from hicache.kernels import codegen, copy, peers
+from hicache.kernels import codegen, copy
+from hicache.kernels.bench import peers
 
 class Delete(ast.NodeTransformer):
     def __init__(self, wanted):

@@ -129,7 +129,7 @@ def test_a_simulation_leaves_no_files_even_if_its_store_cannot_be_made(
     def no_space(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(f"hicache.storage.{kind}.own_directory", no_space)
+    monkeypatch.setattr(f"hicache.storage.engines.{kind}.own_directory", no_space)
     with pytest.raises(StorageError, match="No space left on device"):
         simulated(StorageConfig(kind=kind, root=str(tmp_path / "root")))
     assert list((tmp_path / "root").iterdir()) == []

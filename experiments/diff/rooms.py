@@ -2,7 +2,6 @@
 
 import os
 from dataclasses import fields, replace
-from pathlib import Path
 
 from omegaconf import OmegaConf
 

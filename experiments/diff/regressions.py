@@ -17,11 +17,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.diff.__main__ import chosen, pools_for
 from experiments.diff.compare import Comparison, compare
 from experiments.diff.engines import ENGINES, prepare
 from experiments.diff.explain import hits_in_words
 from experiments.diff.protocol import SideError
+from experiments.diff.rooms import chosen, pools_for
 
 RELEASE = "0.5.23"
 ROOM = "sglang/srt/mem_cache"

@@ -13,11 +13,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from experiments.diff.__main__ import MODELS, bytes_of, chosen, pools_for
 from experiments.diff.compare import compare
 from experiments.diff.engines import ENGINES, prepare
 from experiments.diff.protocol import COMPONENTS, SideError
 from experiments.diff.report import GIB
+from experiments.diff.rooms import MODELS, bytes_of, chosen, pools_for
 
 NOTABLE_POINTS = 0.5
 

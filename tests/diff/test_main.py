@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from experiments.diff.__main__ import Limit, bytes_of, main, measure, pools_for
+from experiments.diff.__main__ import Limit, main, measure
 from experiments.diff.compare import Comparison
 from experiments.diff.protocol import SideError
+from experiments.diff.rooms import bytes_of, pools_for
 from tests.diff.sides import prompt, requests_of
 
 Compared = Callable[..., Comparison]
@@ -46,14 +47,14 @@ def test_another_policy_differs_and_is_explained(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     sides = ["--base", "hicache", "--head", "hicache", "--eviction", "worst:Worst"]
-    sides += ["--pools", "device_tokens=65536,host_tokens=0,max_len=16384"]
     status = ask(
-        monkeypatch, *sides, "--out", str(tmp_path / "out"), "--fail-on", "device_hits:-1%"
+        monkeypatch, *sides, "--out", str(tmp_path / "out"), "--fail-on", "storage_hits:-1%"
     )
     found = json.loads((tmp_path / "out" / "diff.json").read_text())
     assert status == 1
     assert found["first_hit"] is not None
-    assert any("They parted during request" in each for each in found["explanation"])
+    assert found["explanation"][0].startswith(f"Request {found['first_hit']} (")
+    assert "The last request that begins like it was" in found["explanation"][1]
 
 
 @pytest.mark.parametrize(

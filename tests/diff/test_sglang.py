@@ -3,9 +3,9 @@ from pathlib import Path
 import pytest
 from platformdirs import user_cache_path
 
-from experiments.diff.__main__ import chosen, pools_for
 from experiments.diff.compare import Kind, compare
 from experiments.diff.engines import ENGINES, prepare
+from experiments.diff.rooms import chosen, pools_for
 
 CACHE = user_cache_path("hicache") / "diff" / "sglang"
 pytestmark = [

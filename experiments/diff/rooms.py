@@ -1,0 +1,110 @@
+"""What is compared with: requests of a workload, pools that suit it, bytes of a model."""
+
+import os
+from dataclasses import fields, replace
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from experiments.diff.protocol import Pools, SideError
+from hicache.config import WorkloadConfig
+from hicache.models import ModelConfig
+from hicache.request import Request
+from hicache.workload.build import load_workload
+
+CONF = Path(__file__).parents[2] / "conf"
+# pools that make each trace compete for them, as docs/validity.md compares with
+ROOMS = {
+    "weka_agentic": Pools(device_tokens=1_310_720, host_tokens=3_932_160, max_len=262_144),
+}
+ROOM = Pools(device_tokens=524_288, host_tokens=1_572_864, max_len=131_072)
+WINDOW_LEN = 1024
+SWA_TOKENS = {"weka_agentic": 393_216}
+NUM_STATES = {"weka_agentic": 64}
+# whose bytes a token or a state has, unless --model says otherwise
+MODELS = {"full": "llama3_8b", "swa": "gemma3_27b", "mamba": "qwen3_next_80b"}
+
+
+def chosen(kind: str, count: int, max_len: int) -> list[Request]:
+    """The first `count` requests of a workload that fit into `max_len`, in order of arrival.
+
+    Raises:
+        SideError: none fits.
+    """
+    workload = load_workload(
+        WorkloadConfig(kind=kind), data_dir=os.environ.get("HICACHE_DATA"), seed=0
+    )
+    fitting = (each for each in workload.requests if each.prompt_len + each.output_len <= max_len)
+    requests = [request for request, _ in zip(fitting, range(count), strict=False)]
+    if not requests:
+        shortest = min(each.prompt_len + each.output_len for each in workload.requests)
+        raise SideError(
+            f"no request of {kind} fits: the shortest has {shortest:,} tokens, and max_len is"
+            f" {max_len:,}"
+        )
+    return requests
+
+
+def pools_for(kind: str, components: str, changes: str, copies: str) -> Pools:
+    """The room that suits a workload, with what `--pools` and `--copies` change.
+
+    Raises:
+        SideError: a name or a number that does not make sense.
+    """
+    pools = ROOMS.get(kind, ROOM)
+    if components == "swa":
+        swa_tokens = SWA_TOKENS.get(kind, 196_608)
+        pools = replace(pools, window_len=WINDOW_LEN, swa_tokens=swa_tokens)
+    elif components == "mamba":
+        pools = replace(pools, num_states=NUM_STATES.get(kind, 160))
+    known = {each.name: each.type for each in fields(Pools)}
+    values: dict[str, object] = {}
+    for part in filter(None, changes.split(",")):
+        name, _, value = part.partition("=")
+        if name not in known or not value.isdigit():
+            raise SideError(f"--pools wants NAME=NUMBER,... of {', '.join(known)}; got {part!r}")
+        values[name] = bool(int(value)) if name == "has_storage" else int(value)
+    how, _, delay = copies.partition(":")
+    if copies != "instant":
+        if how != "delayed" or not delay.isdigit():
+            raise SideError(f"--copies wants instant or delayed:N, got {copies!r}")
+        values["copy_delay"] = int(delay)
+    pools = replace(pools, **values)  # type: ignore[arg-type]
+    if pools.host_tokens == 0:
+        pools = replace(pools, has_storage=False)
+    needed = pools.num_running * pools.page_size
+    if pools.device_tokens < needed:
+        raise SideError(
+            f"device_tokens={pools.device_tokens} is less than a page for each of"
+            f" {pools.num_running} requests ({needed})"
+        )
+    if pools.max_len > pools.device_tokens:
+        raise SideError(
+            f"the trace is too long for its pools: requests of up to max_len={pools.max_len:,}"
+            f" tokens, and device_tokens={pools.device_tokens:,}"
+        )
+    return pools
+
+
+def bytes_of(model: str, component: str) -> dict[str, int]:
+    """Bytes of one token of KV, of window KV, and of one state, of a model in `conf/model`.
+
+    Raises:
+        SideError: there is no such model, or it has no such layers.
+    """
+    path = CONF / "model" / f"{model}.yaml"
+    if not path.is_file():
+        known = ", ".join(sorted(each.stem for each in path.parent.glob("*.yaml")))
+        raise SideError(f"--model wants one of {known}, got {model!r}")
+    values = OmegaConf.to_container(OmegaConf.load(path))
+    assert isinstance(values, dict)
+    values.pop("defaults", None)  # the schema, for Hydra
+    shape = ModelConfig(**values)  # type: ignore[arg-type]
+    unit_bytes = {
+        "full": shape.full_token_bytes,
+        "swa": shape.swa_token_bytes,
+        "mamba": shape.mamba_slot_bytes,
+    }
+    if unit_bytes[component] == 0:
+        raise SideError(f"--model {model} keeps no {component}")
+    return unit_bytes

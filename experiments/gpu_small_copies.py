@@ -39,6 +39,14 @@ def main() -> None:
     assert torch.equal(conv[0], conv[5])
     assert torch.equal(ssm[0], ssm[5])
 
+    heads = torch.randn(3, 16, 8, 64, device=device).half()
+    rank = torch.zeros(3, 16, 2, 64).half().pin_memory()
+    shard = kernels.copy_table([heads[:, :, 2:4]], [rank])
+    kernels.copy_pages(shard, ids(2, 0), ids(1, 2))
+    kernels.copy_pages(shard.reversed(), ids(1), ids(1))
+    assert torch.equal(heads[1, :, 2:4], heads[2, :, 2:4])
+    assert torch.equal(rank[2].to(device), heads[0, :, 2:4])
+
     swa = torch.randn(7, 1024, device=device)
     window = kernels.copy_table([swa], [swa])
     kernels.copy_window(window, ids(1, 0), ids(2, 3), src_map=ids(-1, 6))

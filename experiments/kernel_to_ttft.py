@@ -10,7 +10,10 @@ host tier pay, and which page size is best? Where the answers differ, the path d
 import csv
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -18,7 +21,6 @@ from typing import NamedTuple
 import numpy as np
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from joblib import Parallel, delayed
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -61,7 +63,7 @@ class Row(NamedTuple):
     regime: str
     path: str
     seed: int
-    status: str  # of the curve: measured or modelled
+    status: str  # of the curve at these pieces: measured, modelled or measured, extrapolated
     piece_bytes: int
     rate_gbps: float  # to one device, in such pieces
     ttft_s: float
@@ -114,9 +116,9 @@ def carry_out(config: ExperimentConfig, out_dir: Path) -> None:
     ]
     jobs.sort(key=lambda job: job[0].name != "agents, token pages")  # the longest first
     num_jobs = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-    rows: list[Row] = Parallel(n_jobs=min(num_jobs, len(jobs)))(
-        delayed(measure)(*job, _shared(config)) for job in jobs
-    )
+    shared = _shared(config)
+    with ProcessPoolExecutor(min(num_jobs, len(jobs)), mp_context=get_context("spawn")) as pool:
+        rows = list(pool.map(partial(_measure, shared), jobs))
     names = [regime.name for regime in REGIMES]
     rows.sort(key=lambda row: (names.index(row.regime), row.seed))
     out_dir.mkdir(parents=True, exist_ok=True)
@@ -145,7 +147,7 @@ def measure(regime: Regime, path: str, seed: int, shared: Sequence[str]) -> Row:
         regime=regime.name,
         path=path,
         seed=seed,
-        status="" if path == NO_HOST else config.hardware.kernel_to_device.status,
+        status="" if path == NO_HOST else _status(config, piece),
         piece_bytes=piece,
         rate_gbps=_rate_gbps(config, piece),
         ttft_s=summary["request/ttft_s_mean"],
@@ -158,6 +160,10 @@ def measure(regime: Regime, path: str, seed: int, shared: Sequence[str]) -> Row:
         host_hit_tokens=int(summary["cache/host_hit_tokens"]),
         load_back_bytes=int(summary["transfer/load_back_bytes"]),
     )
+
+
+def _measure(shared: Sequence[str], job: tuple[Regime, str, int]) -> Row:
+    return measure(*job, shared)
 
 
 def composed(overrides: Sequence[str]) -> ExperimentConfig:
@@ -176,6 +182,13 @@ def _shared(config: ExperimentConfig) -> list[str]:
     if config.workload.limit is not None:
         shared.append(f"workload.limit={config.workload.limit}")
     return [*shared, f"workload.num_sessions={config.workload.num_sessions}"]
+
+
+def _status(config: ExperimentConfig, piece_bytes: int) -> str:
+    curve = config.hardware.kernel_to_device
+    # below its first point a curve has the same time a piece
+    is_beyond = curve.status == "measured" and piece_bytes < curve.size[0]
+    return f"{curve.status}, extrapolated" if is_beyond else curve.status
 
 
 def _rate_gbps(config: ExperimentConfig, piece_bytes: int) -> float:
@@ -266,7 +279,7 @@ def draw(rows: Sequence[Row]) -> Figure:
     regimes = list(dict.fromkeys(row.regime for row in rows))
     figure = Figure(figsize=(1.9 * len(regimes) + 2, 8), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True)
-    statuses = {row.path: row.status for row in rows}
+    statuses = {row.path: row.status.partition(",")[0] for row in rows}
     for axes, field, factor in ((above, "ttft_s", 1e3), (below, "goodput_per_s", 1)):
         for number, path in enumerate(PATHS):
             _draw_bars(axes, rows, regimes, path, number, field, factor, statuses[path])
@@ -284,7 +297,8 @@ def draw(rows: Sequence[Row]) -> Figure:
     figure.legend(*above.get_legend_handles_labels(), loc="outside lower center", ncols=6)
     figure.suptitle(
         "What the copy path buys: simulated time on modelled H200s, medians and range of "
-        f"{NUM_SEEDS} seeds; hatched: the path's curve is modelled",
+        f"{NUM_SEEDS} seeds\nhatched: the path's curve is modelled; pieces below the smallest that "
+        "was measured take as long as that one",
         x=0.01,
         ha="left",
     )
@@ -317,8 +331,12 @@ def _draw_bars(
 
 
 def _told(values: tuple[float, float, float], factor: float) -> str:
-    middle, low, high = (f"{value * factor:.3g}" for value in values)
+    middle, low, high = (_number(value * factor) for value in values)
     return middle if low == high else f"{middle} ({low}–{high})"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def _verdict(gain: tuple[float, float, float]) -> str:

@@ -100,3 +100,15 @@ def test_the_figure_hatches_what_is_modelled(some_rows):
                if hasattr(bar, "patches")}  # fmt: skip
     assert hatches["batched memcpy (measured)"] is None
     assert hatches["ours (modelled)"] == "//"
+
+
+def test_the_command_leaves_rows_table_summary_and_figure(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(study, "REGIMES", (AGENTS,))
+    monkeypatch.setattr(study, "NUM_SEEDS", 1)
+    config = study.composed(["experiment=kernel_to_ttft", *SHARED])
+    study.carry_out(config, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "kernel_to_ttft.png", "rows.csv", "summary.json", "table.md"
+    ]  # fmt: skip
+    assert len((tmp_path / "rows.csv").read_text().splitlines()) == 1 + len(study.PATHS) + 1
+    assert "a host tier" in capsys.readouterr().out

@@ -45,7 +45,7 @@ class OurSide:
     def __init__(self, pools: Pools, config: PrefetchConfig, *, eviction: str = "lru") -> None:
         """`eviction`: one of ours, or `module:Class`."""
         page = self._page = pools.page_size
-        self._pools = pools
+        self._pools, self._eviction = pools, eviction
         self._tree = RadixTree(
             page_size=page,
             policy=make_policy("--eviction", eviction, POLICIES, wants=("priority",)),
@@ -86,7 +86,7 @@ class OurSide:
 
     def about(self) -> dict[str, str]:
         """Nothing of ours has a release."""
-        return {"engine": "hicache", "version": "this checkout", "core": "python"}
+        return {"engine": "hicache", "version": "this checkout", "eviction": self._eviction}
 
     def admit(self, number: int, tokens: Tokens, prompt_len: int) -> Outcome:
         """A request comes, is admitted at once and prefilled."""

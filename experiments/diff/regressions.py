@@ -92,11 +92,18 @@ REGRESSIONS = (
         instead="pass",
     ),
     Regression(
-        name="a window a page short is enough",
+        name="a match is content with a window a page short",
         component="swa",
         file="unified_cache/components/swa.py",
         line='return state["len"] >= sliding_window_size',
         instead='return state["len"] >= sliding_window_size - 64',
+    ),
+    Regression(
+        name="a prompt keeps a window that is a page short",
+        component="swa",
+        file="unified_cache/components/swa.py",
+        line="sliding_window_size=self.sliding_window_size,",
+        instead="sliding_window_size=self.sliding_window_size - 64,",
     ),
     Regression(
         name="no state is kept at a branch",

@@ -43,6 +43,8 @@ class TorchIo:
         self.counters: Counter[str] = Counter()
         self._config = config
         self._storages = list(storages)
+        # by rank and key, the checksum of each page that this process gave to storage
+        self._sums: list[dict[bytes, int]] = [{} for _ in self._storages]
         self.planes: list[DataPlane] = []
         self._copies: list[tuple[int, LoadBack | BackUp]] = []
         self._num_calls = 0  # in threads
@@ -190,6 +192,7 @@ class TorchIo:
         step = self._config.batch_pages
         ranks = self.planes[engine].pools.ranks
         pages = [[rank.payload(*item) for item in work.pages] for rank in ranks]
+        sums = [rank.sums(work.pages) for rank in ranks]
         if work.is_given_away:
             pages = [[memoryview(bytes(page)) for page in part] for part in pages]
 
@@ -197,7 +200,8 @@ class TorchIo:
             for first in range(0, len(work.keys), step):
                 keys, items = work.keys[first : first + step], work.pages[first : first + step]
                 part = [each[first : first + step] for each in pages]
-                stored = self._store(keys, items, part)
+                its_sums = [each[first : first + step] for each in sums]
+                stored = self._store(keys, items, part, its_sums)
                 self._posts.put(partial(count, stored))
             self._posts.put(lambda: (engine, work))
 
@@ -223,6 +227,9 @@ class TorchIo:
             for storage in self._storages:
                 with suppress(StorageError):  # a page that stays is never wrong, only unwanted
                     storage.delete(work.keys)
+            for known in self._sums:
+                for key in work.keys:
+                    known.pop(key, None)
 
         self._writers.submit(forget)  # nobody waits for it
 
@@ -235,21 +242,40 @@ class TorchIo:
     def _load(self, engine: int, keys: list[bytes], items: Items) -> int:
         """How many pages lead without a gap, on the rank that has least."""
         least = len(keys)
-        for storage, rank in zip(self._storages, self.planes[engine].pools.ranks, strict=True):
+        ranks = self.planes[engine].pools.ranks
+        for storage, rank, known in zip(self._storages, ranks, self._sums, strict=True):
             try:
                 flags = storage.read(keys, [rank.payload(*item) for item in items])
             except StorageError:
                 return 0
+            found = [place for place, flag in enumerate(flags) if flag]
+            sums = rank.new_sums([items[place] for place in found])
+            for place, now in zip(found, sums, strict=True):
+                if known.get(keys[place], now) != now:
+                    flags[place] = False
+                    self._posts.put(self._note_a_changed_page)
             least = min(least, flags.index(False) if False in flags else len(flags))
         return least
 
-    def _store(self, keys: list[bytes], items: Items, pages: list[list[memoryview]]) -> Items:
+    def _note_a_changed_page(self) -> None:
+        self.counters["storage/changed_pages"] += 1
+
+    def _store(
+        self,
+        keys: list[bytes],
+        items: Items,
+        pages: list[list[memoryview]],
+        sums: list[list[int]],
+    ) -> Items:
         """The items that storage did not have and has now, on every rank."""
         stored = [True] * len(keys)
-        for storage, part in zip(self._storages, pages, strict=True):
+        for storage, part, its_sums, known in zip(
+            self._storages, pages, sums, self._sums, strict=True
+        ):
             try:
                 present = storage.contains(keys)
                 missing = [place for place, there in enumerate(present) if not there]
+                known.update((keys[place], its_sums[place]) for place in missing)
                 flags = storage.write(
                     [keys[place] for place in missing],
                     [part[place] for place in missing],

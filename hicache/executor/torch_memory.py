@@ -8,6 +8,7 @@ from torch import Tensor
 from hicache.cache.node import FULL, SWA
 from hicache.cache.pages import PageIds
 from hicache.executor.torch_pools import TorchPools
+from hicache.executor.torch_tables import Row
 
 
 class HoleError(RuntimeError):
@@ -23,15 +24,24 @@ class SequenceMemory:
         words: kind of every layer, as in `ModelConfig.layer_words`.
         tables: page ids by page of the sequence, of full and of swa; -1 is a hole.
         slot: the working slot, if the model has states.
+        rows: the same ids on the device, by component, if they are there already.
     """
 
     def __init__(
-        self, pools: TorchPools, words: tuple[str, ...], tables: tuple[PageIds, PageIds], slot: int
+        self,
+        pools: TorchPools,
+        words: tuple[str, ...],
+        tables: tuple[PageIds, PageIds],
+        slot: int,
+        rows: dict[int, Row] | None = None,
     ) -> None:
         self._pools = pools
         self._kinds = [SWA if word == "S" else FULL for word in words]
         self._tables = tables
-        self._ids = [torch.from_numpy(np.maximum(each, 0)).to(pools.device) for each in tables]
+        self._rows = rows or {
+            kind: Row(torch.from_numpy(np.maximum(tables[kind], 0)).to(pools.device), 0)
+            for kind in (FULL, SWA)
+        }
         self._slot = slot
 
     def write_kv(self, layer: int, page: int, rows: slice, keys: Tensor, values: Tensor) -> None:
@@ -49,7 +59,8 @@ class SequenceMemory:
         end = start + len(keys)
         self._page_ids(kind, start // size, -(-end // size))
         place = torch.arange(start, end, device=keys.device)
-        page_ids, rows = self._ids[kind][place // size], place % size
+        row = self._rows[kind]
+        page_ids, rows = row.ids[place // size - row.first], place % size
         for rank in self._pools.ranks:
             rank.kv[kind][holder, 0, page_ids, rows] = keys[:, rank.heads[kind]]
             rank.kv[kind][holder, 1, page_ids, rows] = values[:, rank.heads[kind]]
@@ -58,7 +69,7 @@ class SequenceMemory:
         """Copies of keys and values [token, head, dim] of pages [first, end)."""
         kind, holder = self._kinds[layer], self._pools.holders[layer]
         self._page_ids(kind, first, end)
-        ids = self._ids[kind][first:end]
+        ids = self._rows[kind].pages(first, end)
         parts = [rank.kv[kind][holder].index_select(1, ids) for rank in self._pools.ranks]
         both = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-2)
         keys, values = rearrange(both, "kv page token head dim -> kv (page token) head dim")

@@ -20,6 +20,7 @@ from hicache.cache.transfer import BackUp, CopyState, LoadBack, Move
 from hicache.executor.torch_lanes import Lane, Ticket, timed_event
 from hicache.executor.torch_memory import SequenceMemory
 from hicache.executor.torch_pools import Arrival, Sent, TorchPools
+from hicache.executor.torch_tables import Row, StepTables, Stretch
 from hicache.scheduler.batch import Batch, Extend
 from hicache.scheduler.job import Job
 
@@ -75,6 +76,7 @@ class DataPlane:
         allocators: Pools | None = None,
     ) -> None:
         self.pools = pools
+        self._tables = StepTables(pools, pools.window_len)
         self._model = model
         self._lanes = lanes
         self._observer = observer
@@ -146,11 +148,14 @@ class DataPlane:
         self._fences = []
         if self._allocators is not None:
             self._poison(self._allocators)
+        stretches = [Stretch(each.job.sequence, each.start, each.end) for each in batch.extends]
+        stretches += [Stretch(job.sequence, job.kv_len, job.kv_len + 1) for job in batch.decodes]
+        rows = iter(self._tables.rows(stretches))
         for extend in batch.extends:
-            self._extend(extend)
+            self._extend(extend, next(rows))
         self._boundaries = []
         for job in batch.decodes:
-            self._decode(job)
+            self._decode(job, next(rows))
         if self._boundaries:
             sources, targets = zip(*self._boundaries, strict=True)
             self.pools.copy_states(np.concatenate(sources), np.concatenate(targets))
@@ -171,12 +176,12 @@ class DataPlane:
             sent += self.pools.send(arrivals)
         self.pools.load(sent, group)
 
-    def _extend(self, extend: Extend) -> None:
+    def _extend(self, extend: Extend, rows: dict[int, Row]) -> None:
         job = extend.job
         slot = job.sequence.working_slot
         if slot is not None and extend.start == 0:
             self.pools.clear_state(slot)
-        memory = self._memory(job)
+        memory = self._memory(job, rows)
         start = extend.start
         cuts = dict(extend.saves)
         for end in sorted({*cuts, extend.end}):
@@ -189,9 +194,9 @@ class DataPlane:
         if extend.end == job.target_len and self._observer is not None:
             self._observer.saw(job, extend.end - 1, logits[-1])
 
-    def _decode(self, job: Job) -> None:
+    def _decode(self, job: Job, rows: dict[int, Row]) -> None:
         sequence, position = job.sequence, job.kv_len
-        memory = self._memory(job)
+        memory = self._memory(job, rows)
         logits = self._model.forward(job.tokens, position, position + 1, memory, ready=self._ready)
         if self._observer is not None:
             self._observer.saw(job, position, logits[-1])
@@ -199,14 +204,14 @@ class DataPlane:
             assert sequence.working_slot is not None
             self._boundaries.append((sequence.working_slot, sequence.boundary_slot))
 
-    def _memory(self, job: Job) -> SequenceMemory:
+    def _memory(self, job: Job, rows: dict[int, Row]) -> SequenceMemory:
         sequence = job.sequence
         slot = -1 if sequence.working_slot is None else int(sequence.working_slot[0])
         tables = (
             sequence.full_pages[: sequence.num_pages],
             sequence.swa_pages[: sequence.num_pages],
         )
-        return SequenceMemory(self.pools, self._model.words, tables, slot)
+        return SequenceMemory(self.pools, self._model.words, tables, slot, rows)
 
     def _ready(self, layer: int) -> None:
         ticket = self._due.pop(layer, None)

@@ -21,15 +21,18 @@ from hicache.cache.transfer import Move
 from hicache.kernels import (
     CopyTable,
     copy_pages,
+    copy_pages_with_checksum,
     copy_table,
     layer_first_buffers,
     page_first_buffers,
     send_ids,
+    warm_up,
 )
 from hicache.models import ModelConfig
 
 KV_LETTERS = {FULL: "F", SWA: "S"}
 DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
+SUMMED_ITEMS = 4  # at once, on their way through a scratch pool
 POISON = 0xFF  # as floating-point numbers of any width: NaN
 
 Counts = Sequence[int | None]  # items by component
@@ -131,6 +134,15 @@ class RankPools:
             _in_place(buffers[MAMBA], group) if MAMBA in buffers else None
             for group in (*layer_groups, everything)
         ]
+        # of what each host item holds, as it was copied or read there
+        self._sums = {
+            kind: torch.zeros(len(host), dtype=torch.int64, device=device)
+            for kind, host in self.host.items()
+        }
+        self._sum_tables = {
+            kind: _summing(each) for kind, each in buffers.items() if len(self.host[kind])
+        }
+        self._sum_stream = _stream(device)
 
     def _make_states(
         self,
@@ -160,6 +172,34 @@ class RankPools:
         return [
             Buffer(layer, part, piece) for (layer, part), piece in zip(parts, pieces, strict=True)
         ]
+
+    def save(
+        self, kind: int, sources: Tensor, targets: Tensor, *, num_programs: int | None
+    ) -> None:
+        """Device to host, all layers in one launch; ids are those of `send_ids`."""
+        sums = copy_pages_with_checksum(
+            _there(self.saves[kind]), sources, targets, num_programs=num_programs, trusted=True
+        )
+        self._sums[kind][targets.long()] = sums
+
+    def sums(self, items: Sequence[tuple[int, int]]) -> list[int]:
+        """Checksums of host items (component, id), as they were when they came there."""
+        found: dict[tuple[int, int], int] = {}
+        for kind, sums in self._sums.items():
+            its = [item for item in items if item[0] == kind]
+            found.update(zip(its, sums[[page for _, page in its]].tolist(), strict=True))
+        return [found[item] for item in items]
+
+    def new_sums(self, items: Sequence[tuple[int, int]]) -> list[int]:
+        """Checksums of what host items hold now, which somebody else has written."""
+        with torch.cuda.stream(self._sum_stream):  # changes nothing where there is none
+            for kind, table in self._sum_tables.items():
+                its = torch.tensor([i for its_kind, i in items if its_kind == kind]).int()
+                for ids in torch.split(its, SUMMED_ITEMS) if len(its) else ():
+                    places = torch.arange(len(ids), dtype=torch.int32)
+                    sums = copy_pages_with_checksum(table, ids, places)
+                    self._sums[kind][ids.long().to(sums.device)] = sums
+            return self.sums(items)
 
     def payload(self, kind: int, page_id: int) -> memoryview:
         """The bytes of a host item, in place."""
@@ -206,6 +246,12 @@ class TorchPools:
             for rank in range(tp)
         ]
         self.holders = _holders(config)
+        first = self.ranks[0]  # tables of one shape share what is compiled
+        tables = [*first.saves.values(), *first.copies]
+        tables += [table for group in first.loads for table in group.values()]
+        warm_up(*(table for table in tables if table is not None), page_size=page_size)
+        self.num_full_pages = _count(device_counts, FULL)
+        self.window_len = config.window_len
 
     def send(self, arrivals: Sequence[Arrival]) -> list[Sent]:
         """Check the ids of copies into the device, and send all of them ahead in one piece."""
@@ -233,13 +279,7 @@ class TorchPools:
         first = [_there(self.ranks[0].saves[move.kind]) for move in moves]
         for move, (sources, targets) in zip(moves, _sent(first, moves), strict=True):
             for rank in self.ranks:
-                copy_pages(
-                    _there(rank.saves[move.kind]),
-                    sources,
-                    targets,
-                    num_programs=self._link_programs,
-                    trusted=True,
-                )
+                rank.save(move.kind, sources, targets, num_programs=self._link_programs)
 
     def copy_states(self, sources: PageIds, targets: PageIds) -> None:
         """State slots to others on the device, all layers in one launch."""
@@ -289,6 +329,21 @@ def _table(buffers: Sequence[Buffer], layers: range, *, to_device: bool) -> Copy
     device = [buffer.device for buffer in chosen]
     host = [buffer.host for buffer in chosen]
     return copy_table(host, device) if to_device else copy_table(device, host)
+
+
+def _summing(buffers: Sequence[Buffer]) -> CopyTable:
+    """From the host to a scratch pool, for the checksums on the way."""
+    scratch = [
+        torch.empty(SUMMED_ITEMS, *b.device.shape[1:], dtype=b.device.dtype, device=b.device.device)
+        for b in buffers
+    ]
+    return copy_table([buffer.host for buffer in buffers], scratch)
+
+
+def _stream(device: torch.device) -> torch.cuda.Stream | None:
+    if device.type != "cuda":
+        return None
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def _in_place(buffers: Sequence[Buffer], layers: range) -> CopyTable | None:

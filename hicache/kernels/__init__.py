@@ -18,8 +18,10 @@ from hicache.kernels.ops import (
     copy_slots,
     copy_window,
     page_table,
+    send,
     send_ids,
     translate_pages,
+    warm_up,
     window_table,
 )
 from hicache.kernels.table import CopyTable, copy_table
@@ -35,9 +37,11 @@ __all__ = [
     "layer_first_buffers",
     "page_first_buffers",
     "page_table",
+    "send",
     "send_ids",
     "token_buffers",
     "translate_pages",
+    "warm_up",
     "whole_page_buffers",
     "window_table",
 ]

@@ -102,7 +102,8 @@ def main() -> int:
     for path, draw in ((options.figure, sweep_figure), (options.roofline, roofline_figure)):
         if path is not None:
             _write_figure(path, draw, session)
-    return 1 if failed or not session.failures.keys().isdisjoint(kernels) else 0
+    answered_for = {"ours", *kernels}  # a peer that fails is the peer's affair
+    return 1 if failed or not session.failures.keys().isdisjoint(answered_for) else 0
 
 
 def _options() -> argparse.Namespace:

@@ -104,3 +104,12 @@ def copy_items_with_checksum(
         num_warps=NUM_WARPS,
     )
     return sums
+
+
+def warm_up(table: CopyTable) -> None:
+    """Compile what `copy_items_with_checksum` launches for this table, without maps."""
+    ids = torch.empty(0, dtype=torch.int32, device=table.device)
+    _copy_with_checksum_kernel.warmup(
+        table.pieces, ids, ids, None, None, ids.long(), 1, 1, 1,
+        grid=(1,), num_warps=NUM_WARPS, **tile_shape(table),
+    )  # fmt: skip

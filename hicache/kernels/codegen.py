@@ -170,8 +170,8 @@ def cases() -> list[Case]:
         Case(
             name="window table (window 1024, page 64)",
             kernel=index._window_table_kernel,
-            arguments=(ids, ids, ids, ids, 2048, 0),
-            constants={"PAGE": 64, "WINDOW": 1024, "NUM_PAGES": 17, "BLOCK": 32},
+            arguments=(ids, ids, ids, ids, 2048, 1024, 17, 0),
+            constants={"PAGE": 64, "BLOCK": index.WINDOW_BLOCK},
             limits=Limits(max_registers=64, payload_bits=None),
         ),
         Case(

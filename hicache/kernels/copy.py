@@ -162,6 +162,15 @@ def copy_items(
     )
 
 
+def warm_up(table: CopyTable) -> None:
+    """Compile what `copy_items` launches for this table, without maps."""
+    ids = torch.empty(0, dtype=torch.int32, device=table.device)
+    _copy_kernel.warmup(
+        table.pieces, ids, ids, None, None, 1, 1, 1,
+        grid=(1,), num_warps=NUM_WARPS, **tile_shape(table),
+    )  # fmt: skip
+
+
 def tile_shape(table: CopyTable) -> dict[str, int]:
     """The constants that a kernel over this table is compiled with."""
     steps = max(min(MAX_STEPS, table.piece_words // LINE_WORDS), 1)

@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK = 1024
+WINDOW_BLOCK = 128  # pages: a window is short beside a sequence
 
 
 @triton.jit(
@@ -47,7 +48,7 @@ def _page_table_kernel(
 
 
 @triton.jit(
-    do_not_specialize=["num_columns", "hole"],
+    do_not_specialize=["num_columns", "window_len", "num_pages", "hole"],
     do_not_specialize_on_alignment=[
         "page_table_ptr",
         "seq_lens_ptr",
@@ -61,15 +62,15 @@ def _window_table_kernel(
     page_map_ptr,  # [P]
     window_table_ptr,  # [B, W]
     num_columns,  # C
+    window_len,
+    num_pages,  # W
     hole,
     PAGE: tl.constexpr,
-    WINDOW: tl.constexpr,
-    NUM_PAGES: tl.constexpr,  # W
     BLOCK: tl.constexpr,
 ):
     request = tl.program_id(0).to(tl.int64)
     seq_len = tl.load(seq_lens_ptr + request)
-    first_page = tl.maximum(seq_len - WINDOW, 0) // PAGE
+    first_page = tl.maximum(seq_len - window_len, 0) // PAGE
     num_held = tl.minimum((seq_len + PAGE - 1) // PAGE, num_columns) - first_page
     page = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     full_id = tl.load(
@@ -77,7 +78,7 @@ def _window_table_kernel(
     ).to(tl.int64)
     swa_id = tl.load(page_map_ptr + full_id, mask=full_id >= 0, other=-1)
     swa_id = tl.where(swa_id < 0, hole, swa_id)
-    tl.store(window_table_ptr + request * NUM_PAGES + page, swa_id, mask=page < NUM_PAGES)
+    tl.store(window_table_ptr + request * num_pages + page, swa_id, mask=page < num_pages)
 
 
 @triton.jit(
@@ -152,18 +153,17 @@ def window_table(
     num_pages = window_pages(window_len, page_size)
     table = torch.empty(num_requests, num_pages, dtype=torch.int32, device=page_table.device)
     if table.numel():
-        block = min(BLOCK, triton.next_power_of_2(num_pages))
-        _window_table_kernel[(num_requests, triton.cdiv(num_pages, block))](
+        _window_table_kernel[(num_requests, triton.cdiv(num_pages, WINDOW_BLOCK))](
             page_table,
             seq_lens,
             full_to_swa,
             table,
             num_columns,
+            window_len,
+            num_pages,
             hole,
             PAGE=page_size,
-            WINDOW=window_len,
-            NUM_PAGES=num_pages,
-            BLOCK=block,
+            BLOCK=WINDOW_BLOCK,
         )
     return table
 
@@ -189,3 +189,14 @@ def translate_pages(page_ids: Tensor, page_map: Tensor | None, *, hole: int = -1
         grid = (triton.cdiv(len(page_ids), BLOCK),)
         _translate_kernel[grid](page_ids, page_map, out, len(page_ids), hole, BLOCK=BLOCK)
     return out
+
+
+def warm_up(device: torch.device, *, page_size: int) -> None:
+    """Compile what the index operations launch for pages of this size."""
+    ids = torch.empty(0, dtype=torch.int32, device=device)
+    _page_table_kernel.warmup(ids, ids, ids, ids, 1, 0, grid=(1,), BLOCK=BLOCK)
+    _window_table_kernel.warmup(
+        ids, ids, ids, ids, 1, 1, 1, 0, grid=(1,), PAGE=page_size, BLOCK=WINDOW_BLOCK
+    )
+    for page_map in (ids, None):
+        _translate_kernel.warmup(ids, page_map, ids, 1, 0, grid=(1,), BLOCK=BLOCK)

@@ -8,6 +8,8 @@ The same work is registered as `torch.ops.hicache.*`, with fakes, so that it can
 and exported programs.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -182,14 +184,31 @@ def send_ids(
         check_copy_ids(table, src_ids, dst_ids, None, None)
     if not pairs:
         return []
-    device = pairs[0][0].device
-    ids = [each for _, *both in pairs for each in both]
-    if device != host:
-        lengths = [len(each) for each in ids]
-        pinned = torch.empty(sum(lengths), dtype=torch.int32, pin_memory=True)
-        torch.cat(ids, out=pinned)
-        ids = list(pinned.to(device, non_blocking=True).split(lengths))
+    ids = send([each for _, *both in pairs for each in both], pairs[0][0].device)
     return list(zip(ids[::2], ids[1::2], strict=True))
+
+
+def send(parts: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Tensors of one axis and one dtype, sent to a device in one piece of pinned memory."""
+    if device.type == "cpu" or not parts:
+        return list(parts)
+    lengths = [len(part) for part in parts]
+    pinned = torch.empty(sum(lengths), dtype=parts[0].dtype, pin_memory=True)
+    torch.cat(list(parts), out=pinned)
+    return list(torch.split(pinned.to(device, non_blocking=True), lengths))
+
+
+def warm_up(*tables: CopyTable, page_size: int) -> None:
+    """Compile what copies over these tables and index operations launch, so that serving does not.
+
+    Nothing is launched. On a CPU there is nothing to compile.
+    """
+    for table in tables:
+        if table.device.type != "cpu":
+            copy.warm_up(table)
+            checksum.warm_up(table)
+    for device in {table.device for table in tables if table.device.type != "cpu"}:
+        index.warm_up(device, page_size=page_size)
 
 
 def page_table(

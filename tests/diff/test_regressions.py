@@ -45,6 +45,6 @@ def test_an_untouched_copy_stays_so(copy: Path) -> None:
         assert (copy / ROOM / "x.py").read_text() == TEXT
 
 
-def test_there_are_ten_and_each_changes_something() -> None:
-    assert len(REGRESSIONS) == 10
+def test_there_are_ten_or_more_and_each_changes_something() -> None:
+    assert len({each.name for each in REGRESSIONS}) >= 10
     assert all(each.line != each.instead for each in REGRESSIONS)

@@ -12,7 +12,7 @@ from hicache.cache.node import FULL, HOST, Node
 from hicache.cache.pages import NO_PAGES
 from hicache.cache.prefetch import Prefetch
 from hicache.cache.sequence import Sequence
-from hicache.cache.transfer import StorageWrite
+from hicache.cache.transfer import Move, StorageWrite
 from hicache.config import StorageConfig
 from hicache.executor.torch_io import TorchIo
 from hicache.executor.torch_lanes import PromptLane
@@ -34,6 +34,17 @@ class Broken(MemoryStorage):
 
     def read(self, keys, buffers):
         raise StorageError("no answer")
+
+
+class Changing(MemoryStorage):
+    """Gives back the second page with a bit turned over."""
+
+    def read(self, keys, buffers):
+        flags = super().read(keys, buffers)
+        for key, buffer in zip(keys, buffers, strict=True):
+            if key == KEYS[1]:
+                buffer[5] ^= 64
+        return flags
 
 
 class Wrong(MemoryStorage):
@@ -72,6 +83,15 @@ def drained(io: TorchIo) -> list:
     return done
 
 
+def back_up(pools: TorchPools) -> None:
+    """Random pages 0 and 1 of the device, copied to those of the host."""
+    generator = torch.Generator().manual_seed(0)
+    for rank in pools.ranks:
+        rank.kv[FULL].copy_(torch.rand(rank.kv[FULL].shape, generator=generator))
+    pages = np.array([0, 1], np.int32)
+    pools.save([Move(FULL, pages, pages)])
+
+
 def write(*pages: int) -> StorageWrite:
     return StorageWrite(
         keys=KEYS[: len(pages)],
@@ -101,9 +121,7 @@ def prefetch(*pages: int) -> Prefetch:
 
 def test_what_is_written_comes_back_on_every_rank(pools):
     io = opened(pools, *(MemoryStorage(capacity_bytes=None) for _ in range(2)))
-    for number, rank in enumerate(pools.ranks):
-        rank.host[FULL][0] = 10 + number
-        rank.host[FULL][1] = 20 + number
+    back_up(pools)
     work = write(0, 1)
     io.write(0, work)
     assert drained(io) == [(0, work)]
@@ -111,9 +129,33 @@ def test_what_is_written_comes_back_on_every_rank(pools):
     io.read(0, wanted)
     assert drained(io) == [(0, wanted)]
     assert wanted.completed_pages == 2
-    for number, rank in enumerate(pools.ranks):
-        assert (rank.host[FULL][2] == 10 + number).all()
-        assert (rank.host[FULL][3] == 20 + number).all()
+    for rank in pools.ranks:
+        assert torch.equal(rank.host[FULL][2:], rank.host[FULL][:2])
+        assert rank.host[FULL][:2].any(dim=1).all()
+
+
+def test_a_page_that_storage_changed_and_calls_a_hit_is_a_miss(pools):
+    io = opened(pools, MemoryStorage(capacity_bytes=None), Changing(capacity_bytes=None))
+    back_up(pools)
+    io.write(0, write(0, 1))
+    drained(io)
+    wanted = prefetch(2, 3)
+    io.read(0, wanted)
+    drained(io)
+    assert wanted.completed_pages == 1
+    assert io.counters["storage/changed_pages"] == 1
+
+
+def test_a_page_of_another_process_is_taken_as_it_is(pools):
+    storage = [Changing(capacity_bytes=None) for _ in range(2)]
+    page = bytes(pools.ranks[0].host[FULL].shape[1])
+    for each in storage:
+        each.write(KEYS, [memoryview(page)] * 2)
+    io = opened(pools, *storage)
+    wanted = prefetch(2, 3)
+    io.read(0, wanted)
+    drained(io)
+    assert wanted.completed_pages == 2
 
 
 def test_the_rank_that_has_least_decides(pools):

@@ -8,7 +8,7 @@ from hicache.cache.node import FULL, MAMBA
 from hicache.cache.transfer import Move
 from hicache.executor import torch_pools
 from hicache.executor.torch_pools import Arrival, TorchPools
-from hicache.kernels import copy_pages
+from hicache.kernels import copy_pages, copy_pages_with_checksum
 from tests.executor.mixes import tiny
 
 
@@ -16,11 +16,15 @@ from tests.executor.mixes import tiny
 def test_copies_across_the_link_take_the_programs_of_the_profile(link_programs, monkeypatch):
     launched = []
 
-    def seen(table, *ids, num_programs=None, **others):
-        launched.append(num_programs)
-        copy_pages(table, *ids, num_programs=num_programs, **others)
+    def seen(copy):
+        def launch(table, *ids, num_programs=None, **others):
+            launched.append(num_programs)
+            return copy(table, *ids, num_programs=num_programs, **others)
 
-    monkeypatch.setattr(torch_pools, "copy_pages", seen)
+        return launch
+
+    for copy in (copy_pages, copy_pages_with_checksum):
+        monkeypatch.setattr(torch_pools, copy.__name__, seen(copy))
     pools = TorchPools(
         tiny("F M", 4),
         page_size=4,

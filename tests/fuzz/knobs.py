@@ -119,7 +119,7 @@ KNOBS = (
     ),
     _each("workload.start_jitter_s", 0.0, 0.01),
     _each("workload.warm_up_s", 0.0, 0.03),
-    _each("workload.start", "cold", "warm_storage", plain_share=0.6),
+    _each("workload.start", "cold", "warm_storage", plain_share=0.4),
     # what it is served with
     Knob(
         name=COMPAT,
@@ -127,7 +127,7 @@ KNOBS = (
         plain_share=None,
     ),
     _each("cache.page_size", 16, 1, 2, 8, 64, 512, plain_share=None),
-    _each("cache.unlimited", *OFF_ON, plain_share=0.95),
+    _each("cache.unlimited", *OFF_ON, plain_share=0.93),
     _each("pools.full_device", 1.3, 0.8, 3.0),
     _each("pools.swa_device", 1.0, 0.0, 3.0),
     _each("pools.slots_device", 12, 4, 40),

@@ -165,6 +165,19 @@ def test_a_wrong_kernel_makes_the_exit_code_1(monkeypatch, capsys, in_the_tests)
     )
 
 
+@pytest.mark.parametrize(("broken", "code"), [("ours", 1), ("sgl_warps", 0)])
+def test_a_broken_peer_is_the_peers_affair_and_ours_is_not(broken, code, monkeypatch):
+    def raising(src, dst):
+        raise RuntimeError("on purpose")
+
+    peer = {"sgl_warps": raising} if broken == "sgl_warps" else {}
+    monkeypatch.setattr(bench_contest.peers, "PEERS", peer)
+    monkeypatch.setattr(bench_contest, "DIRECTIONS", {"device": ("device", "device_target")})
+    if broken == "ours":
+        monkeypatch.setattr(bench_contest.contract, "ours", raising)
+    assert run(monkeypatch, "--op", "contest") == code
+
+
 def test_a_kernel_that_is_not_there_is_refused_in_one_sentence(monkeypatch, capsys):
     assert run(monkeypatch, "--kernel", "no_such_file:mine") == 2
     assert capsys.readouterr().err.count("\n") == 1

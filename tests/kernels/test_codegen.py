@@ -80,7 +80,7 @@ case = codegen.cases()[0]
 two_deep = loop(loops.two_deep_kernel, (pieces, ids, ids, None, None, 256, 64), 8, 4096)
 staged = loop(loops.staged_kernel, (pieces, 64), 8, 2048)
 peer = peers._pointer_copy_kernel.warmup(
-    pieces, pieces, 64, 256, WORD=tl.int16, BLOCK=8192, grid=(8,), num_warps=8
+    pieces, pieces, pieces, 64, WORD=tl.int16, BLOCK=8192, grid=(8,), num_warps=8
 )
 two_byte_stores = peer.asm["ptx"].count("st.global.b16")
 print(json.dumps({
@@ -320,6 +320,42 @@ def test_a_kernel_of_ones_own_is_described():
     )
     assert len(document["reports"]) == 4
     assert {report["flight_bytes"] for report in document["reports"]} == {64 * 1024}
+
+
+WARM = """
+import json, torch
+from hicache.kernels import checksum, copy, copy_table, index
+from hicache.kernels.stand_in import stand_in
+
+driver = stand_in()
+kernels = (
+    copy._copy_kernel, checksum._copy_with_checksum_kernel,
+    index._page_table_kernel, index._window_table_kernel, index._translate_kernel,
+)
+def num_compiled():
+    return [len(kernel.device_caches[0][0]) for kernel in kernels]
+
+table = copy_table([torch.zeros(9, 4096)], [torch.zeros(9, 4096)])
+copy.warm_up(table)
+checksum.warm_up(table)
+index.warm_up(table.device, page_size=16)
+warm = num_compiled()
+for start in range(4):
+    ids = torch.arange(8, dtype=torch.int32)[start:]
+    copy.copy_items(table, ids, ids)
+    checksum.copy_items_with_checksum(table, ids, ids)
+    pages = index.page_table(ids, ids[:2].view(1, 2), ids[:2], num_columns=3 + start)
+    index.window_table(pages, ids[:1], ids, page_size=16, window_len=7 + 16 * start)
+    index.translate_pages(ids, ids)
+    index.translate_pages(ids, None)
+print(json.dumps({"warm": warm, "served": num_compiled(), "launches": driver.num_launches}))
+"""
+
+
+def test_nothing_is_compiled_after_a_warm_up():
+    found = in_a_process_that_compiles("-c", WARM)
+    assert found["launches"] == 4 * 6
+    assert found["served"] == found["warm"] == [1, 1, 1, 1, 2]
 
 
 def test_codegen_refuses_to_run_in_the_interpreter(monkeypatch):

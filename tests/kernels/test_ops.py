@@ -114,6 +114,10 @@ def test_a_map_of_the_wrong_dtype_is_refused(table):
         kernels.copy_window(table, i32(1), i32(0), src_map=torch.tensor([0, 1]))
 
 
+def test_a_warm_up_on_a_cpu_compiles_nothing(table):
+    kernels.warm_up(table, page_size=16)
+
+
 def page_tables(page_ids, spans, request_spans, num_columns=4):
     return kernels.page_table(page_ids, spans, request_spans, num_columns=num_columns)
 

@@ -2,7 +2,8 @@
 
 | since | what changed |
 |---|---|
-| 0.5.16 | pages of a request are allocated by `mem_cache.allocation`, before that by `common` |
+| 0.5.16 | pages of a request are allocated by `mem_cache.allocation`, before that by `common`; |
+|        | states may lie on the host in any layout, before that in `page_first_direct` alone |
 | 0.5.17 | nodes are numbers that the cache is asked about; before that, objects |
 | 0.5.16 | `req.kv` holds what is allocated; since 0.5.19 the rest of a request's KV, too, |
 |        | which was booked in the request itself |
@@ -15,6 +16,7 @@ Checkouts between two releases are met half way, because nothing here looks at a
 """
 
 import inspect
+from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,6 +26,13 @@ from sglang.srt.managers.schedule_policy import PrefillAdder
 from sglang.srt.mem_cache import common
 
 from experiments.diff.sglang.device import first_of
+
+
+def copy_settings(*, has_states: bool) -> dict[str, str]:
+    """How pages lie on the host and who copies them, as server arguments."""
+    if has_states and find_spec("sglang.srt.mem_cache.allocation") is None:
+        return {"hicache_io_backend": "direct", "hicache_mem_layout": "page_first_direct"}
+    return {"hicache_io_backend": "kernel", "hicache_mem_layout": "page_first"}
 
 
 def alloc_request(rows: Any, req: Any, cache: Any) -> None:

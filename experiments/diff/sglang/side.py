@@ -50,15 +50,14 @@ class SglangSide:
         """`core`: python or rust; `eviction`: one of the package's, or `module:Class`."""
         page = self._page = pools.page_size
         self._pools = pools
-        self._core = core
+        self._core, self._eviction = core, eviction
         device.Clock.delay = pools.copy_delay
         self._has_host = pools.host_tokens > 0
         args = {"model_path": "dummy", "page_size": page, "device": "cpu"}
         if self._has_host:
             args |= {
                 "hicache_ratio": pools.host_ratio,
-                "hicache_io_backend": "kernel",
-                "hicache_mem_layout": "page_first",
+                **dialect.copy_settings(has_states=pools.num_states > 0),
                 "hicache_write_policy": "write_through",
                 "hicache_storage_prefetch_policy": "wait_complete",
             }
@@ -103,7 +102,13 @@ class SglangSide:
 
     def about(self) -> dict[str, str]:
         """Release and core."""
-        return {"engine": "sglang", "version": sglang.__version__, "core": self._core}
+        version = getattr(sglang, "__version__", "of a checkout")
+        return {
+            "engine": "sglang",
+            "version": version,
+            "core": self._core,
+            "eviction": self._eviction,
+        }
 
     def admit(self, number: int, tokens: Tokens, prompt_len: int) -> Outcome:
         """What the scheduler does with a new request, up to the end of its prefill."""

@@ -1,0 +1,100 @@
+"""The page tables of a step, on the device: of all its sequences at once, by the index kernels.
+
+Ids, lengths and the full-to-SWA pairs of a step go over in one piece of pinned memory. Only pages
+that a window will look at are paired: outside of it a sequence may name a page that is no longer
+its own.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hicache.cache.node import FULL, SWA
+from hicache.cache.sequence import Sequence as TokenSequence
+from hicache.executor.torch_pools import TorchPools
+from hicache.kernels import page_table, send, window_table
+
+
+class Stretch(NamedTuple):
+    """Tokens [start, end) of a sequence, which a step computes."""
+
+    sequence: TokenSequence
+    start: int
+    end: int
+
+
+class Row(NamedTuple):
+    """Page ids of a sequence on the device, from page `first` on."""
+
+    ids: Tensor
+    first: int
+
+    def pages(self, first: int, end: int) -> Tensor:
+        """Those of pages [first, end)."""
+        assert first >= self.first, f"pages from {self.first} on, got {first}"
+        return self.ids[first - self.first : end - self.first]
+
+
+class StepTables:
+    """Makes the rows of a step.
+
+    Invariant: `_full_to_swa` is right for every page that a window of the last step looked at.
+    """
+
+    def __init__(self, pools: TorchPools, window_len: int) -> None:
+        self._page_size = pools.page_size
+        self._device = pools.device
+        self._window_len = window_len
+        self._full_to_swa: Tensor | None = None
+        if SWA in pools.ranks[0].kv:
+            self._full_to_swa = torch.full((pools.num_full_pages,), -1, dtype=torch.int32).to(
+                self._device
+            )
+
+    def rows(self, stretches: Sequence[Stretch]) -> list[dict[int, Row]]:
+        """By component, the row of each sequence."""
+        if not stretches:
+            return []
+        size = self._page_size
+        num_pages = [-(-each.end // size) for each in stretches]
+        firsts = [self._first_page(each) for each in stretches]
+        lengths = np.array(num_pages, np.int32)
+        parts = [
+            np.concatenate(
+                [s.sequence.full_pages[:n] for s, n in zip(stretches, num_pages, strict=True)]
+            ),
+            np.stack([lengths.cumsum(dtype=np.int32) - lengths, lengths], axis=1).ravel(),
+            np.arange(len(stretches) + 1, dtype=np.int32),
+            np.array([each.end for each in stretches], np.int32),
+        ]
+        if self._full_to_swa is not None:
+            for name in ("full_pages", "swa_pages"):
+                of_windows = [
+                    getattr(each.sequence, name)[first:end]
+                    for each, first, end in zip(stretches, firsts, num_pages, strict=True)
+                ]
+                parts.append(np.concatenate(of_windows))
+        page_ids, spans, bounds, ends, *pairs = send(
+            [torch.from_numpy(part) for part in parts], self._device
+        )
+        table = page_table(page_ids, spans.view(-1, 2), bounds, num_columns=max(num_pages))
+        rows = [{FULL: Row(ids, 0)} for ids in table]
+        if self._full_to_swa is None:
+            return rows
+        full_ids, swa_ids = pairs
+        self._full_to_swa[full_ids.long()] = swa_ids
+        window = max(each.end - first * size for each, first in zip(stretches, firsts, strict=True))
+        windows = window_table(
+            table, ends, self._full_to_swa, page_size=size, window_len=max(window, 1)
+        )
+        for row, ids, each in zip(rows, windows, stretches, strict=True):
+            row[SWA] = Row(ids, max(each.end - window, 0) // size)
+        return rows
+
+    def _first_page(self, stretch: Stretch) -> int:
+        """The first that the window of a token on the stretch's first page looks at."""
+        start = stretch.start // self._page_size * self._page_size
+        return max(start - self._window_len + 1, 0) // self._page_size

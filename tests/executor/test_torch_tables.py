@@ -1,0 +1,56 @@
+"""The rows of a step name the pages of its sequences, and of windows those that they look at."""
+
+import numpy as np
+import pytest
+import torch
+
+from hicache.cache.node import FULL, SWA
+from hicache.cache.sequence import Sequence
+from hicache.executor.torch_pools import TorchPools
+from hicache.executor.torch_tables import StepTables, Stretch
+from tests.executor.mixes import tiny
+
+PAGE, WINDOW = 4, 8
+END = 26  # pages [0, 7)
+
+
+@pytest.fixture
+def pools() -> TorchPools:
+    return TorchPools(
+        tiny("F S", PAGE),
+        page_size=PAGE,
+        device_counts=(20, 20, 0),
+        host_counts=(1, 1, 0),
+        device=torch.device("cpu"),
+    )
+
+
+def sequence(full: list[int], swa: list[int]) -> Sequence:
+    made = Sequence(b"")
+    made.full_pages, made.swa_pages = np.array(full, np.int32), np.array(swa, np.int32)
+    made.num_pages = len(full)
+    return made
+
+
+def test_rows_are_the_pages_of_each_sequence(pools):
+    # the second shares pages 0 to 2 with the first, whose window has long left them: what it still
+    # calls their SWA pages is somebody else's by now
+    first = sequence([3, 5, 7, 2, 9, 1, 8], [11, 12, 13, 4, 6, 10, 0])
+    second = sequence([3, 5, 7, 15], [14, 2, 3, 5])
+    stretches = [Stretch(first, END - 1, END), Stretch(second, 12, 16)]
+    rows = StepTables(pools, WINDOW).rows(stretches)
+    assert rows[0][FULL].pages(0, 7).tolist() == first.full_pages.tolist()
+    assert rows[1][FULL].pages(0, 4).tolist() == second.full_pages.tolist()
+    assert rows[0][SWA].pages(4, 7).tolist() == [6, 10, 0]
+    assert rows[1][SWA].pages(1, 4).tolist() == [2, 3, 5]
+
+
+def test_a_page_before_the_window_is_refused(pools):
+    its = sequence(list(range(7)), list(range(7)))
+    (row,) = StepTables(pools, WINDOW).rows([Stretch(its, END - 1, END)])
+    with pytest.raises(AssertionError, match="pages from 4 on, got 3"):
+        row[SWA].pages(3, 7)
+
+
+def test_a_step_of_nothing_has_no_rows(pools):
+    assert StepTables(pools, WINDOW).rows([]) == []

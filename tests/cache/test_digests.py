@@ -9,7 +9,7 @@ from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.node import DEVICE, FULL, MAMBA, SWA
 from hicache.cache.tree.sequence import Sequence
-from hicache.config import PrefetchConfig
+from hicache.config import PrefetchConfig, StageAt
 from hicache.engine.ranks.agreement import (
     RankAgreement,
     RanksDivergedError,
@@ -181,3 +181,13 @@ def test_what_has_drained_keeps_every_law() -> None:
     cache.tree.num_nodes += 1
     with pytest.raises(invariants.BrokenLawError, match="law 6"):
         invariants.check_drained(cache, None)
+
+
+def test_a_prefetch_that_finds_all_its_room_is_not_cut() -> None:
+    cache = make_cache(device=ROOMY, host=ROOMY, storage_queue_bytes=100)
+    config = PrefetchConfig(threshold=PAGE, stage_at=StageAt.enqueue)
+    sequence = Sequence(tokens_of(17))
+    match = cache.match(sequence, 17)
+    Prefetcher(cache, config, None).prefetch_from_storage(0, sequence, match, 17, 0)
+    assert cache.counters["prefetch/staged_pages"] == 4
+    assert cache.counters["prefetch/cut_count"] == 0

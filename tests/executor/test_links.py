@@ -305,3 +305,10 @@ def test_a_flow_that_ends_before_another_begins_has_the_link_to_itself() -> None
     links.start(1, 100, ("a",), 0, latency_ns=5 * SECOND)
     assert links.next_finish_ns() == SECOND
     assert links.finish_until(10 * SECOND) == [(SECOND, 0), (6 * SECOND, 1)]
+
+
+def test_what_a_cancelled_flow_has_moved_is_counted() -> None:
+    links = Links({"a": 100.0})
+    links.start(0, 1000, ("a",), 0)
+    assert links.cancel(0, 2 * SECOND) == 200
+    assert links.busy_bytes("a") == 200

@@ -7,7 +7,7 @@ import torch
 from hicache.cache.tree.node import FULL, SWA
 from hicache.cache.tree.sequence import Sequence
 from hicache.executor.real.pools import TorchPools
-from hicache.executor.torch_tables import StepTables, Stretch
+from hicache.executor.real.tables import StepTables, Stretch
 from tests.executor.mixes import tiny
 
 PAGE, WINDOW = 4, 8

@@ -119,7 +119,7 @@ KNOBS = (
     ),
     _each("workload.start_jitter_s", 0.0, 0.01),
     _each("workload.warm_up_s", 0.0, 0.03),
-    _each("workload.start", "cold", "warm_storage", plain_share=0.4),
+    _each("workload.start", "cold", "warm_storage", plain_share=0.3),
     # what it is served with
     Knob(
         name=COMPAT,

@@ -20,7 +20,7 @@ from hicache.cache.tree.node import KINDS, MAMBA, TIERS
 from hicache.executor.real.copy_streams import Lane, Ticket, timed_event
 from hicache.executor.real.paged_kv import SequenceMemory
 from hicache.executor.real.pools import Arrival, Sent, TorchPools
-from hicache.executor.torch_tables import Row, StepTables, Stretch
+from hicache.executor.real.tables import Row, StepTables, Stretch
 from hicache.scheduler.batch import Batch, Extend
 from hicache.scheduler.job import Job
 

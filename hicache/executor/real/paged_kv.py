@@ -8,7 +8,7 @@ from torch import Tensor
 from hicache.cache.pages import PageIds
 from hicache.cache.tree.node import FULL, SWA
 from hicache.executor.real.pools import TorchPools
-from hicache.executor.torch_tables import Row
+from hicache.executor.real.tables import Row
 
 
 class HoleError(RuntimeError):

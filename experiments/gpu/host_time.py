@@ -1,6 +1,6 @@
 """Host time of a step's load-backs: each on its own, or merged with ids sent once. No GPU needed.
 
-    python -m experiments.host_time
+    python -m experiments.gpu.host_time
 
 Three load-backs of full pages, window pages and a state, in four groups of layers on two ranks: the
 launcher runs as beside a GPU, into a driver that stands in for one. What a GPU adds, the copies of

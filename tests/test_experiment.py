@@ -8,7 +8,7 @@ import pytest
 from experiments.launch import schema
 from hicache.cache.prefetch import stop
 from hicache.cache.prefetch.prefetch import Prefetch
-from hicache.cache.prefetch.rates import Outlook
+from hicache.cache.prefetch.rates import RateEstimator
 from hicache.cache.tree import eviction
 from hicache.cache.tree.match import MatchResult
 from hicache.cache.tree.node import Node
@@ -56,7 +56,7 @@ class FirstPages:
     waits = True
     uses_clock = True
 
-    def __init__(self, config: PrefetchConfig, page_size: int, outlook: Outlook) -> None:
+    def __init__(self, config: PrefetchConfig, page_size: int, rates: RateEstimator) -> None:
         pass
 
     def may_stop(self, prefetch: Prefetch, now_ns: int) -> bool:
@@ -70,7 +70,7 @@ class FirstPages:
 class NeverAsked:
     """No stop policy: it lacks what it would be asked."""
 
-    def __init__(self, config: PrefetchConfig, page_size: int, outlook: Outlook) -> None:
+    def __init__(self, config: PrefetchConfig, page_size: int, rates: RateEstimator) -> None:
         pass
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from hicache.cache.pages import NO_PAGES, PageIds, Pools
 from hicache.cache.tiers.back_ups import BackUps
-from hicache.cache.tiers.device_room import DeviceRoom
-from hicache.cache.tiers.host_room import HostRoom
+from hicache.cache.tiers.device_allocator import DeviceAllocator
+from hicache.cache.tiers.host_allocator import HostAllocator
 from hicache.cache.tiers.load_backs import LoadBacks
 from hicache.cache.tiers.storage_writes import StorageWriter
 from hicache.cache.tiers.transfer import (
@@ -88,20 +88,20 @@ class PrefixCache:
                 write_hits=write_hits,
             )
         # each tier makes room with the help of the one below it
-        self.host_room = HostRoom(tree, pools, self.counters, self._writer)
+        self.host_allocator = HostAllocator(tree, pools, self.counters, self._writer)
         self._back_ups = BackUps(
             tree,
-            self.host_room,
+            self.host_allocator,
             self._bookings,
             self.counters,
             page_bytes=page_bytes,
             hits=2 if write_policy is WritePolicy.write_through_selective else 1,
         )
-        rescue = self._back_ups if write_policy is WritePolicy.write_back else None
-        self.device_room = DeviceRoom(tree, pools, self.counters, rescue)
+        write_back = self._back_ups if write_policy is WritePolicy.write_back else None
+        self.device_allocator = DeviceAllocator(tree, pools, self.counters, write_back)
         self._load_backs = LoadBacks(
             tree,
-            self.device_room,
+            self.device_allocator,
             self._bookings,
             self.counters,
             page_bytes=page_bytes,
@@ -132,7 +132,7 @@ class PrefixCache:
 
     def evictable_size(self, kind: int) -> int:
         """Tokens (mamba: slots) that eviction could free on the device."""
-        return self.device_room.evictable(kind) * self._unit(kind)
+        return self.device_allocator.evictable(kind) * self._unit(kind)
 
     def room(self, kind: int) -> int:
         """Tokens (mamba: slots) that allocation on the device can count on."""
@@ -198,12 +198,12 @@ class PrefixCache:
         count = num_pages - sequence.num_pages
         if count <= 0:
             return True
-        full = self.device_room.allocate(FULL, count)
+        full = self.device_allocator.allocate(FULL, count)
         if full is None:
             return False
         swa = NO_PAGES
         if self.tree.has_swa:
-            taken = self.device_room.allocate(SWA, count)
+            taken = self.device_allocator.allocate(SWA, count)
             if taken is None:
                 self.pools[DEVICE][FULL].free(full)
                 return False
@@ -235,7 +235,7 @@ class PrefixCache:
 
     def take_state_slot(self) -> PageIds | None:
         """A slot for a state that is about to be captured, or None if every one is locked."""
-        return self.device_room.allocate(MAMBA, 1)
+        return self.device_allocator.allocate(MAMBA, 1)
 
     def publish(self, sequence: Sequence, num_pages: int) -> None:
         """Put the sequence's pages `[tree_pages, num_pages)` and its states into the tree.
@@ -319,7 +319,7 @@ class PrefixCache:
         return 1 if kind == MAMBA else self.page_size
 
     def _take_slots(self, sequence: Sequence, node: Node) -> bool:
-        slots = self.device_room.allocate(MAMBA, 2)
+        slots = self.device_allocator.allocate(MAMBA, 2)
         if slots is None:
             return False
         sequence.working_slot, sequence.boundary_slot = slots[:1], slots[1:]

@@ -197,7 +197,7 @@ class Engine:
             counters["engine/prefill_ns"] += step_ns
             if self.prefetcher is not None:
                 num_tokens = sum(extend.end - extend.start for extend in self._batch.extends)
-                self.prefetcher.outlook.was_computed(num_tokens, step_ns)
+                self.prefetcher.rates.was_computed(num_tokens, step_ns)
         return self.scheduler.commit(self._batch, num_steps, now_ns)
 
     def _count_backlog(self, now_ns: int) -> None:

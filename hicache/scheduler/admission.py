@@ -50,7 +50,7 @@ class Admission:
         self._config = config
         self._page = cache.page_size
 
-    def judge(self, job: Job, match: MatchResult, budget: StepBudget) -> Refusal | int:
+    def admit(self, job: Job, match: MatchResult, budget: StepBudget) -> Refusal | int:
         """Why not now; or how many tokens the first chunk may have."""
         cache, page = self._cache, self._page
         extend = job.target_len - match.usable_len

@@ -159,7 +159,7 @@ class Scheduler:
         was_running = bool(self.running)
         self._refusal = None
         if self.prefetcher is not None:
-            self.prefetcher.outlook.num_waiting = len(self.waiting)
+            self.prefetcher.rates.num_waiting = len(self.waiting)
         self._end_waits(now_ns)
         if self.partial is not None or self.waiting:
             budget = StepBudget(
@@ -252,12 +252,12 @@ class Scheduler:
     ) -> Refusal | None:
         """Let the job begin where the match ends, or say why not."""
         cache = self.cache
-        verdict = self._admission.judge(job, match, budget)
+        verdict = self._admission.admit(job, match, budget)
         if isinstance(verdict, Refusal):
             return verdict
         lock = cache.tree.lock(match.best_node)  # its own path no longer counts as evictable
         try:
-            verdict = self._admission.judge(job, match, budget)
+            verdict = self._admission.admit(job, match, budget)
             if isinstance(verdict, Refusal):
                 return verdict
             start, end = job.prefetched
@@ -268,7 +268,7 @@ class Scheduler:
             return Refusal("slots")
         if acquired.load_back is None and match.needs_host_load_back:
             # there is more to compute than was judged
-            verdict = self._admission.judge(job, match.without_host(), budget)
+            verdict = self._admission.admit(job, match.without_host(), budget)
             if isinstance(verdict, Refusal):
                 cache.abandon(job.sequence)
                 return Refusal(verdict.reason)

@@ -94,7 +94,7 @@ def evict_all(cache: PrefixCache, tier: int, kind: int) -> None:
     pool = cache.pools[tier][kind]
     assert pool.capacity is not None
     for count in range(pool.capacity, 0, -1):
-        page_ids = (cache.device_room, cache.host_room)[tier].allocate(kind, count)
+        page_ids = (cache.device_allocator, cache.host_allocator)[tier].allocate(kind, count)
         if page_ids is not None:
             pool.free(page_ids)
             return

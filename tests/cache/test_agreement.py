@@ -17,9 +17,9 @@ from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
 from hicache.config import HitAgreement, PrefetchConfig
 from hicache.engine.ranks.agreement import (
-    Landed,
     RankAgreement,
     RanksDivergedError,
+    ReadProgress,
     minimum_of,
     offer,
     taken,
@@ -136,10 +136,10 @@ def step(*ranks: Rank, now_ns: int | tuple[int, ...] = 0) -> list[list[int]]:
 def test_only_news_that_every_rank_has_is_acted_on() -> None:
     ahead, behind = Rank(), Rank()
     first, second = ahead.start(), behind.start()
-    ahead.agreement.answers.append(Landed(first, restorable=[4]))
+    ahead.agreement.answers.append(ReadProgress(first, restorable=[4]))
     step(ahead, behind)
     assert first.restorable is None
-    behind.agreement.answers.append(Landed(second, restorable=[4]))
+    behind.agreement.answers.append(ReadProgress(second, restorable=[4]))
     step(ahead, behind)
     assert first.restorable == second.restorable == [4]
 
@@ -148,8 +148,8 @@ def test_answers_and_news_of_reads_may_arrive_in_either_order() -> None:
     ranks = Rank(), Rank()
     reading = [rank.start_reading() for rank in ranks]
     asking = [rank.start(request_id=1) for rank in ranks]
-    read = [Landed(each, completed_pages=4, is_read=True) for each in reading]
-    answered = [Landed(each, restorable=[]) for each in asking]
+    read = [ReadProgress(each, completed_pages=4, is_read=True) for each in reading]
+    answered = [ReadProgress(each, restorable=[]) for each in asking]
     ranks[0].agreement.progress.append(read[0])
     ranks[1].agreement.answers.append(answered[1])
     step(*ranks)
@@ -208,7 +208,7 @@ def test_complete_pages_wait_for_sidecars_that_another_rank_has_not_read() -> No
     late = 10 * SECOND
     for rank in ranks:
         prefetch = rank.start_reading()
-        rank.agreement.progress.append(Landed(prefetch, completed_pages=4))
+        rank.agreement.progress.append(ReadProgress(prefetch, completed_pages=4))
     # the deadline has passed for pages that were incomplete when all voted, and are complete now
     step(*ranks, now_ns=late)
     assert not any(rank.prefetcher.check(0, late) for rank in ranks)
@@ -227,7 +227,7 @@ def test_sidecars_that_one_rank_lacks_are_published_by_none(missing: str) -> Non
         prefetch = rank.start_reading()
         (is_found,) = minimum_of([[1], [0]])  # by the first rank and not by the second
         rank.agreement.progress.append(
-            Landed(prefetch, completed_pages=4, sidecars_found=bool(is_found), is_read=True)
+            ReadProgress(prefetch, completed_pages=4, sidecars_found=bool(is_found), is_read=True)
         )
     step(*ranks)
     kind = SWA if missing == "swa" else MAMBA
@@ -333,8 +333,8 @@ def test_news_of_a_prefetch_that_is_settled_leaves_its_pages_alone() -> None:
     prefetch = rank.start_reading()
     rank.prefetcher.abort(0)
     for news in (
-        Landed(prefetch, completed_pages=2),
-        Landed(prefetch, completed_pages=3, is_read=True),
+        ReadProgress(prefetch, completed_pages=2),
+        ReadProgress(prefetch, completed_pages=3, is_read=True),
     ):
         rank.agreement.progress.append(news)
         step(rank)
@@ -346,11 +346,11 @@ def test_news_of_a_prefetch_that_is_settled_leaves_its_pages_alone() -> None:
 def test_what_was_read_and_when_is_passed_on() -> None:
     rank = Rank()
     prefetch = rank.start_reading()
-    rank.agreement.progress.append(Landed(prefetch, completed_pages=3))
+    rank.agreement.progress.append(ReadProgress(prefetch, completed_pages=3))
     step(rank)
     assert (prefetch.completed_pages, prefetch.is_read, prefetch.read_ns) == (3, False, None)
     rank.agreement.progress.append(
-        Landed(prefetch, completed_pages=4, sidecars_found=True, is_read=True, read_ns=(5, 9))
+        ReadProgress(prefetch, completed_pages=4, sidecars_found=True, is_read=True, read_ns=(5, 9))
     )
     step(rank)
     assert (prefetch.completed_pages, prefetch.read_ns) == (4, (5, 9))

@@ -97,10 +97,10 @@ def test_asking_finds_what_a_match_finds_and_changes_nothing(
         tokens = _bytes(prompts[-1])
         run_request(cache, tokens, len(prompts[-1]), namespace=("", "tenant")[number % 2])
         complete_all(cache)
-    cache.device_room.evict(MAMBA if has_states else FULL, 3)
+    cache.device_allocator.evict(MAMBA if has_states else FULL, 3)
     if window_len:
-        cache.device_room.evict(SWA, 9)
-        while cache.host_room.evict_one(SWA):
+        cache.device_allocator.evict(SWA, 9)
+        while cache.host_allocator.evict_one(SWA):
             pass
     asked = 0
     for prompt in prompts:

@@ -23,7 +23,7 @@ def on_both_tiers(policy: WritePolicy) -> tuple[PrefixCache, Node, Node]:
 
 def test_the_copy_of_what_stays_on_the_device_goes_before_that_of_a_leaf() -> None:
     cache, upper, leaf = on_both_tiers(WritePolicy.write_back)
-    assert cache.host_room.allocate(FULL, 4) is not None
+    assert cache.host_allocator.allocate(FULL, 4) is not None
     assert upper.held[HOST][FULL] is None
     assert upper.held[DEVICE][FULL] is not None
     assert leaf.held[HOST][FULL] is not None
@@ -31,14 +31,14 @@ def test_the_copy_of_what_stays_on_the_device_goes_before_that_of_a_leaf() -> No
 
 def test_the_copy_of_a_leaf_goes_where_there_is_no_other() -> None:
     cache, upper, leaf = on_both_tiers(WritePolicy.write_back)
-    assert cache.host_room.allocate(FULL, 8) is not None
+    assert cache.host_allocator.allocate(FULL, 8) is not None
     assert [node.held[HOST][FULL] for node in (upper, leaf)] == [None, None]
-    assert cache.host_room.allocate(FULL, 1) is None
+    assert cache.host_allocator.allocate(FULL, 1) is None
 
 
 def test_a_copy_that_was_made_in_advance_stays() -> None:
     cache, upper, leaf = on_both_tiers(WritePolicy.write_through)
-    assert cache.host_room.allocate(FULL, 1) is None
+    assert cache.host_allocator.allocate(FULL, 1) is None
     assert upper.held[HOST][FULL] is not None
     assert leaf.held[HOST][FULL] is not None
 
@@ -46,6 +46,6 @@ def test_a_copy_that_was_made_in_advance_stays() -> None:
 def test_a_copy_that_is_locked_stays() -> None:
     cache, _, leaf = on_both_tiers(WritePolicy.write_back)
     lock = cache.tree.lock_host(leaf, 0)
-    assert cache.host_room.allocate(FULL, 1) is None
+    assert cache.host_allocator.allocate(FULL, 1) is None
     cache.tree.release(lock)
-    assert cache.host_room.allocate(FULL, 8) is not None
+    assert cache.host_allocator.allocate(FULL, 8) is not None

@@ -230,7 +230,7 @@ def test_what_only_the_host_holds_is_a_leaf_of_the_host_or_the_law_is_broken() -
 def test_under_write_back_the_host_may_hold_what_its_parent_does_not() -> None:
     world = World(WritePolicy.write_back)
     run_request(world.cache, tokens_of(16), 16)
-    world.cache.device_room.evict(FULL, 4)  # the leaves are saved, what they share is not
+    world.cache.device_allocator.evict(FULL, 4)  # the leaves are saved, what they share is not
     assert world.lower.held[HOST][FULL] is not None
     assert world.upper.held[HOST][FULL] is None
     world.check()
@@ -349,7 +349,7 @@ def test_a_prefetch_that_is_still_there_is_found() -> None:
         world.check_drained()
     world.prefetcher.lingering.clear()
     for kind in (FULL, SWA, MAMBA):
-        world.cache.host_room.free(kind, prefetch.staged[kind])
+        world.cache.host_allocator.free(kind, prefetch.staged[kind])
     with pytest.raises(BrokenLawError, match="law 5: 12 tokens are still occupied by prefetches"):
         world.check_drained()
     world.prefetcher.occupied_tokens = 0

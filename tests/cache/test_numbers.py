@@ -195,7 +195,7 @@ def test_evicting_an_inner_state_leaves_its_full_pages() -> None:
     cache = make_cache(device=(20, 0, 8), host=NO_HOST, has_states=True)
     nodes = path_of(cache, 2, 4)
     match(cache, tokens_of(16))  # the deeper state is the more recent
-    assert cache.device_room.evict(MAMBA, 1)
+    assert cache.device_allocator.evict(MAMBA, 1)
     assert nodes[0].held[DEVICE][MAMBA] is None
     assert nodes[0].held[DEVICE][FULL] is not None
     assert match(cache, tokens_of(12)).usable_len == 0
@@ -205,7 +205,7 @@ def test_evicting_an_inner_window_takes_the_state_along() -> None:
     cache = make_cache(device=(20, 20, 8), host=NO_HOST, window_len=8, has_states=True)
     nodes = path_of(cache, 2, 4)
     match(cache, tokens_of(16))
-    assert cache.device_room.evict(SWA, 1)
+    assert cache.device_allocator.evict(SWA, 1)
     assert nodes[0].held[DEVICE][SWA] is None
     assert nodes[0].held[DEVICE][MAMBA] is None
     assert nodes[0].held[DEVICE][FULL] is not None
@@ -214,7 +214,7 @@ def test_evicting_an_inner_window_takes_the_state_along() -> None:
 def test_an_allocation_evicts_no_more_than_it_needs() -> None:
     cache = make_cache(device=(20, 4, 0), host=NO_HOST, window_len=4)
     path_of(cache, 1, 2, 3, 4)
-    taken = cache.device_room.allocate(SWA, 1)
+    taken = cache.device_allocator.allocate(SWA, 1)
     assert taken is not None
     assert cache.tree.residency.resident[DEVICE][SWA] == 3
     cache.pools[DEVICE][SWA].free(taken)
@@ -224,7 +224,7 @@ def test_a_locked_leaf_is_not_evicted() -> None:
     cache = make_cache(device=(20, 0, 0), host=NO_HOST)
     (node,) = path_of(cache, 4)
     lock = cache.tree.lock(node)
-    assert cache.device_room.allocate(FULL, 17) is None
+    assert cache.device_allocator.allocate(FULL, 17) is None
     assert node.held[DEVICE][FULL] is not None
     cache.tree.release(lock)
 
@@ -327,7 +327,7 @@ def test_a_state_alone_is_loaded_back() -> None:
     run_request(cache, tokens_of(16), 16)
     complete_all(cache)
     match(cache, tokens_of(16))
-    assert cache.device_room.evict(MAMBA, 1)
+    assert cache.device_allocator.evict(MAMBA, 1)
     found = match(cache, tokens_of(8))
     lengths = (found.host_hit_length, found.swa_host_hit_length, found.mamba_host_hit_length)
     assert lengths == (0, 0, 1)
@@ -379,7 +379,7 @@ def test_no_more_than_the_window_is_loaded_back(window_len: int, wanted: int) ->
 def test_a_load_back_that_finds_no_pages_changes_nothing() -> None:
     cache = make_cache(device=(20, 0, 0), host=(20, 0, 0))
     on_host(cache, 16)
-    taken = cache.device_room.allocate(FULL, 18)
+    taken = cache.device_allocator.allocate(FULL, 18)
     assert taken is not None
     sequence, load_back, cached_len = acquire(cache, 16)
     assert (load_back, cached_len) == (None, 0)

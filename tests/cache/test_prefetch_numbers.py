@@ -181,7 +181,7 @@ def test_the_anchor_survives_the_eviction_that_makes_room() -> None:
 
 def free_device(cache: object) -> None:
     pool = cache.pools[DEVICE][FULL]  # type: ignore[attr-defined]
-    pool.free(cache.device_room.allocate(FULL, pool.capacity))  # type: ignore[attr-defined]
+    pool.free(cache.device_allocator.allocate(FULL, pool.capacity))  # type: ignore[attr-defined]
 
 
 # -- stopping -----------------------------------------------------------------------------------

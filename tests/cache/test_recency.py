@@ -187,7 +187,7 @@ def test_an_inner_window_that_goes_is_saved_with_its_state_and_without_its_full_
     run_request(cache, tokens_of(8), 8)
     run_request(cache, tokens_of(16), 16)
     inner = node_of(cache, 0)
-    assert cache.device_room.evict(SWA, 1)
+    assert cache.device_allocator.evict(SWA, 1)
     assert [page_ids is not None for page_ids in inner.held[HOST]] == [False, True, True]
     assert [page_ids is not None for page_ids in inner.held[DEVICE]] == [True, False, False]
     complete_all(cache)
@@ -198,7 +198,7 @@ def test_an_inner_state_that_goes_is_saved_alone() -> None:
     run_request(cache, tokens_of(8), 8)
     run_request(cache, tokens_of(16), 16)
     inner = node_of(cache, 0)
-    assert cache.device_room.evict(MAMBA, 1)
+    assert cache.device_allocator.evict(MAMBA, 1)
     assert [page_ids is not None for page_ids in inner.held[HOST]] == [False, False, True]
     assert [page_ids is not None for page_ids in inner.held[DEVICE]] == [True, True, False]
     complete_all(cache)
@@ -208,7 +208,7 @@ def test_a_leaf_that_goes_is_saved_whole() -> None:
     cache = write_back_cache()
     run_request(cache, tokens_of(8), 8)
     (leaf,) = cache.tree.nodes()
-    assert cache.device_room.evict(FULL, 1)
+    assert cache.device_allocator.evict(FULL, 1)
     assert [page_ids is not None for page_ids in leaf.held[HOST]] == [True, True, True]
     assert [page_ids is not None for page_ids in leaf.held[DEVICE]] == [False, False, False]
     complete_all(cache)

@@ -62,7 +62,7 @@ def with_a_stuck_leaf(num_states: int) -> tuple[PrefixCache, Node, Lock]:
 
 def test_a_leaf_whose_state_is_being_saved_stays_when_the_host_has_no_pages_for_it() -> None:
     cache, node, lock = with_a_stuck_leaf(num_states=4)
-    assert cache.device_room.allocate(FULL, 8) is None
+    assert cache.device_allocator.allocate(FULL, 8) is None
     assert node.held[DEVICE][FULL] is not None
     cache.tree.release(lock)
 
@@ -70,11 +70,11 @@ def test_a_leaf_whose_state_is_being_saved_stays_when_the_host_has_no_pages_for_
 def test_another_leaf_goes_where_the_oldest_may_not() -> None:
     cache, stuck, lock = with_a_stuck_leaf(num_states=6)
     run_request(cache, tokens_of(9, first=100), 8)  # has nothing on the host
-    page_ids = cache.device_room.allocate(FULL, 6)
+    page_ids = cache.device_allocator.allocate(FULL, 6)
     assert page_ids is not None
     assert list(cache.tree.nodes()) == [stuck]
-    assert cache.device_room.allocate(FULL, 1) is None
-    cache.device_room.free(FULL, page_ids)
+    assert cache.device_allocator.allocate(FULL, 1) is None
+    cache.device_allocator.free(FULL, page_ids)
     cache.tree.release(lock)
     evict_all(cache, DEVICE, FULL)
     assert not list(cache.tree.nodes())

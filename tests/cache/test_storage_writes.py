@@ -189,9 +189,9 @@ def test_late_writes_the_state_alone_where_only_that_leaves() -> None:
         run_request(cache, tokens_of(num_tokens), num_tokens)
         back_up(cache)
     evict_all(cache, DEVICE, FULL)
-    assert cache.host_room.evict_one(MAMBA)
+    assert cache.host_allocator.evict_one(MAMBA)
     assert written(cache) == [0, 0, 1]
-    assert cache.host_room.evict_one(SWA)
+    assert cache.host_allocator.evict_one(SWA)
     assert written(cache)[FULL] == 0
 
 
@@ -200,9 +200,11 @@ def test_late_does_not_write_what_the_device_still_has() -> None:
     for num_tokens in (8, 16):
         run_request(cache, tokens_of(num_tokens), num_tokens)
         back_up(cache)
-    while cache.device_room.evict(MAMBA, 1):  # of the lower two pages all, of the upper the state
+    while cache.device_allocator.evict(
+        MAMBA, 1
+    ):  # of the lower two pages all, of the upper the state
         pass
-    while cache.host_room.evict_one(MAMBA):
+    while cache.host_allocator.evict_one(MAMBA):
         pass
     assert written(cache) == [2, 2, 2]
 
@@ -210,7 +212,7 @@ def test_late_does_not_write_what_the_device_still_has() -> None:
 def test_what_storage_was_given_is_not_written_late_again() -> None:
     cache = cache_of(storage_writes=StorageWrites.on_host_eviction)
     sequence = Sequence(tokens_of(8))
-    pages = cache.host_room.allocate(FULL, 2)
+    pages = cache.host_allocator.allocate(FULL, 2)
     assert pages is not None
     cache.insert_host(cache.tree.root(""), sequence, (pages, NO_PAGES, NO_PAGES))
     evict_all(cache, HOST, FULL)
@@ -222,7 +224,7 @@ def read_to_host(cache: PrefixCache) -> None:
     """Storage had four pages, the last two of them with a window, and the state after them."""
     pages = []
     for kind, count in ((FULL, 4), (SWA, 2), (MAMBA, 1)):
-        page_ids = cache.host_room.allocate(kind, count)
+        page_ids = cache.host_allocator.allocate(kind, count)
         assert page_ids is not None
         pages.append(page_ids)
     cache.insert_host(cache.tree.root(""), Sequence(tokens_of(16)), tuple(pages))  # type: ignore[arg-type]

@@ -294,7 +294,7 @@ class Walk:
             wanted = [self.rng.choice(wanted)]
         for tier, kind in wanted:
             pool = self.cache.pools[tier][kind]
-            room = (self.cache.device_room, self.cache.host_room)[tier]
+            room = (self.cache.device_allocator, self.cache.host_allocator)[tier]
             for count in range(pool.capacity or 0, 0, -1):
                 page_ids = room.allocate(kind, count)
                 if page_ids is not None:

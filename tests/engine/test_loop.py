@@ -55,9 +55,9 @@ def test_a_prompt_tells_what_computing_takes() -> None:
     alone = Alone()
     assert alone.engine.prefetcher is not None
     alone.decode()
-    assert alone.engine.prefetcher.outlook.compute_ns(20) == pytest.approx(100)
+    assert alone.engine.prefetcher.rates.compute_ns(20) == pytest.approx(100)
     alone.engine.wake(900)  # answers do not count
-    assert alone.engine.prefetcher.outlook.compute_ns(20) == pytest.approx(100)
+    assert alone.engine.prefetcher.rates.compute_ns(20) == pytest.approx(100)
 
 
 def test_a_step_that_stood_still_for_a_copy_says_so_until_the_first_token() -> None:

@@ -1,7 +1,7 @@
 """Random requests through real memory in simulated time.
 
-The cost model says when a thing is done, the data plane does it: as late as it may be done
-(`LateLane`), or as early (`PromptLane`). So a run is the same every time, and a wait that is
+The cost model says when a thing is done, the data runner does it: as late as it may be done
+(`LateStream`), or as early (`PromptStream`). So a run is the same every time, and a wait that is
 missing somewhere is a wrong logit.
 """
 
@@ -38,8 +38,8 @@ from hicache.config import (
 from hicache.engine.loop import Engine, serve
 from hicache.engine.routing import RoundRobin
 from hicache.executor.completions import StepRun
-from hicache.executor.real.copy_streams import LateLane, PromptLane, StreamLane
-from hicache.executor.real.model_runner import DataPlane, Lanes
+from hicache.executor.real.copy_streams import CudaStream, LateStream, PromptStream
+from hicache.executor.real.model_runner import CopyStreams, ModelRunner
 from hicache.executor.real.pools import TorchPools
 from hicache.executor.real.reference_model import ReferenceModel
 from hicache.executor.real.verify import Verdict, Verifier
@@ -53,7 +53,7 @@ from hicache.storage.engines.memory import MemoryStorage
 from tests.test_models import load
 
 PATTERNS = ("F S M D", "F S M D", "S D F M", "F S", "M F", "F", "D S F")
-Fault = Callable[[DataPlane], None]
+Fault = Callable[[ModelRunner], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ def run_mix(
 ) -> Mix:
     """One random configuration with random requests; everything follows from the seed.
 
-    `fault` spoils a data plane. Without `computes` no byte moves: the same events, sooner.
+    `fault` spoils a data runner. Without `computes` no byte moves: the same events, sooner.
     """
     rng = np.random.default_rng(seed)
     page_size = int(rng.choice([4, 8]))
@@ -149,15 +149,15 @@ def run_mix(
     allocators = [
         tuple([PageAllocator(count) for count in counts] for counts in shape.counts) for _ in pools
     ]
-    planes = [
-        DataPlane(
-            model, each, _lanes(rng, torch.device(device)), observer=verifier, allocators=pages
+    runners = [
+        ModelRunner(
+            model, each, _streams(rng, torch.device(device)), observer=verifier, allocators=pages
         )
         for each, pages in zip(pools, allocators, strict=True)
     ]
-    for plane in planes:
+    for runner in runners:
         if fault is not None:
-            fault(plane)
+            fault(runner)
     rate = float(rng.choice([1e6, 1e8, 1e10]))
     storage_config = StorageConfig(
         kind="memory",
@@ -172,11 +172,11 @@ def run_mix(
         MemoryStorage(capacity_bytes=1 << 30 if rng.random() < 0.7 else 6 * max(shape.page_bytes))
         for _ in range(shape.tp if rng.random() < 0.85 else 0)
     ]
-    io = CarriedIo(storage_config, storages, planes, rate, computes=computes)
+    io = CarriedIo(storage_config, storages, runners, rate, computes=computes)
     cost = CostModel(model.config, _h200(), tp=1)
     choices = _Choices.draw(rng, page_size)
     engines: list[Engine] = []
-    for number, (plane, pages) in enumerate(zip(planes, allocators, strict=True)):
+    for number, (runner, pages) in enumerate(zip(runners, allocators, strict=True)):
         simulated = SimulatedExecutor(
             number,
             cost,
@@ -186,7 +186,7 @@ def run_mix(
             load_rate=rate,
             slowdown=1.0,
         )
-        executor = CarriedExecutor(plane, simulated, seen, computes=computes)
+        executor = CarriedExecutor(runner, simulated, seen, computes=computes)
         engines.append(choices.engine(shape, pages, executor, bool(storages), rng, seen))
     serve(
         engines,
@@ -197,8 +197,8 @@ def run_mix(
         observer=_Silent(seen),
     )
     counters: Counter[str] = Counter(io.counters)
-    for engine, plane in zip(engines, planes, strict=True):
-        plane.close()
+    for engine, runner in zip(engines, runners, strict=True):
+        runner.close()
         invariants.check_drained(engine.cache, engine.prefetcher)
         counters += engine.cache.counters
     return Mix(verifier.verify(), counters, seen)
@@ -336,19 +336,19 @@ def _h200() -> HardwareConfig:
 class CarriedIo(SimulatedIo):
     """Simulated links and storage, through which real bytes go."""
 
-    def __init__(self, config, storages, planes, rate: float, *, computes: bool) -> None:
+    def __init__(self, config, storages, runners, rate: float, *, computes: bool) -> None:
         rates = {"to_device": rate, "to_host": rate, "host_memory": 4 * rate}
         storage = SimpleNamespace(contains=self._on_all_ranks)
-        super().__init__(config, [storage], [rates] * len(planes))
+        super().__init__(config, [storage], [rates] * len(runners))
         self._rank_storages = storages
-        self._planes = planes
+        self._runners = runners
         self._computes = computes
 
     def advance(self, now_ns):
         done = super().advance(now_ns)
         for engine, work in done:
             if self._computes and isinstance(work, BackUp | LoadBack):
-                self._planes[engine].finish(work)
+                self._runners[engine].finish(work)
         return done
 
     def _on_all_ranks(self, keys):
@@ -358,7 +358,7 @@ class CarriedIo(SimulatedIo):
     def _store(self, engine, keys, items):
         stored = [True] * len(keys)
         for storage, rank in zip(
-            self._rank_storages, self._planes[engine].pools.ranks, strict=True
+            self._rank_storages, self._runners[engine].pools.ranks, strict=True
         ):
             flags = storage.write(keys, [rank.payload(*item) for item in items])
             stored = [all(each) for each in zip(stored, flags, strict=True)]
@@ -368,7 +368,7 @@ class CarriedIo(SimulatedIo):
         items = list(items)
         least = len(keys)
         for storage, rank in zip(
-            self._rank_storages, self._planes[engine].pools.ranks, strict=True
+            self._rank_storages, self._runners[engine].pools.ranks, strict=True
         ):
             flags = storage.read(keys, [rank.payload(*item) for item in items])
             least = min(least, flags.index(False) if False in flags else len(flags))
@@ -376,22 +376,22 @@ class CarriedIo(SimulatedIo):
 
 
 class CarriedExecutor:
-    """Bytes by the data plane, time by the cost model."""
+    """Bytes by the data runner, time by the cost model."""
 
-    def __init__(self, plane, simulated, seen, *, computes: bool) -> None:
-        self._plane = plane
+    def __init__(self, runner, simulated, seen, *, computes: bool) -> None:
+        self._runner = runner
         self._simulated = simulated
         self._seen = seen
         self._computes = computes
 
     @property
     def is_fenced(self) -> bool:
-        return False  # lanes keep the order, as in real time
+        return False  # streams keep the order, as in real time
 
     def submit(self, work, now_ns) -> None:
         self._simulated.submit(work, now_ns)
         if not isinstance(work, StorageWrite) and self._computes:
-            self._plane.submit(work)
+            self._runner.submit(work)
         self._seen[type(work).__name__] += 1
         self._seen["fence"] += isinstance(work, BackUp) and work.is_fence
         if isinstance(work, LoadBack):
@@ -408,7 +408,7 @@ class CarriedExecutor:
     def forward(self, batch, now_ns) -> StepRun:
         run = self._simulated.forward(batch, now_ns)
         if self._computes:
-            self._plane.compute(batch)
+            self._runner.compute(batch)
         return run
 
 
@@ -464,12 +464,12 @@ def _check(engine: Engine) -> None:
     invariants.check(engine.cache, engine.prefetcher, sequences, slots)
 
 
-def _lanes(rng: np.random.Generator, device: torch.device) -> Lanes:
+def _streams(rng: np.random.Generator, device: torch.device) -> CopyStreams:
     kinds = rng.integers(2, size=2)
     if device.type == "cuda":
-        return Lanes(StreamLane(device, is_urgent=True), StreamLane(device, is_urgent=False))
-    load, save = ((LateLane, PromptLane)[int(kind)]() for kind in kinds)
-    return Lanes(load, save)
+        return CopyStreams(CudaStream(device, is_urgent=True), CudaStream(device, is_urgent=False))
+    load, save = ((LateStream, PromptStream)[int(kind)]() for kind in kinds)
+    return CopyStreams(load, save)
 
 
 def _groups(rng: np.random.Generator, num_layers: int) -> list[range]:

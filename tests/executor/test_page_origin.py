@@ -13,7 +13,7 @@ from experiments.launch.schema import config_of
 from hicache import experiment
 from hicache.config import RealModel
 from hicache.executor.real.page_origin import NEUTRAL, PageOrigin
-from hicache.executor.real.paged_kv import SequenceMemory
+from hicache.executor.real.paged_kv import PagedKvView
 from hicache.executor.real.pools import RankPools, TorchPools
 from hicache.executor.real.reference_model import ReferenceModel
 from hicache.executor.real.timing_model import TimingModel
@@ -109,7 +109,7 @@ def pages_of(config: ModelConfig) -> list[torch.Tensor]:
     ):
         pools = pools_of(config)
         pages = np.arange(5, dtype=np.int32)
-        model.forward(TOKENS, 0, 5 * PAGE, SequenceMemory(pools, model.words, (pages, pages), 0))
+        model.forward(TOKENS, 0, 5 * PAGE, PagedKvView(pools, model.words, (pages, pages), 0))
         rank = pools.ranks[0]
         kept += [*rank.kv.values(), *rank.taps, *rank.states]
     return kept

@@ -11,7 +11,7 @@ from hicache.cache.tiers.transfer import BackUp, CopyState, StorageDelete, Stora
 from hicache.cache.tree.keys import COMPONENT_TAGS
 from hicache.cache.tree.node import FULL, MAMBA, SWA
 from hicache.config import HitAgreement
-from hicache.engine.ranks.agreement import Landed
+from hicache.engine.ranks.agreement import ReadProgress
 from hicache.engine.ranks.processes import RankedReader
 from hicache.scheduler.batch import Batch
 from hicache.storage.base import StorageError
@@ -312,6 +312,6 @@ def test_what_a_reader_dies_of_is_told() -> None:
 
 
 def test_news_names_what_was_agreed() -> None:
-    news = Landed(Rank().start())
+    news = ReadProgress(Rank().start())
     assert (news.restorable, news.completed_pages, news.sidecars_found) == (None, 0, False)
     assert (news.is_read, news.read_ns) == (False, None)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hicache.executor.real.paged_kv import HoleError, SequenceMemory
+from hicache.executor.real.paged_kv import HoleError, PagedKvView
 from hicache.executor.real.pools import TorchPools
 from hicache.executor.real.reference_model import ReferenceModel
 from tests.executor.mixes import tiny
@@ -16,7 +16,7 @@ LENGTH = 61
 TOKENS = np.random.default_rng(0).integers(0, 10_000, LENGTH, dtype=np.int32).tobytes()
 
 
-def memory_of(model: ReferenceModel, *, tp: int = 1, seed: int = 0) -> SequenceMemory:
+def memory_of(model: ReferenceModel, *, tp: int = 1, seed: int = 0) -> PagedKvView:
     """Pages in any order, poisoned: what is not written is NaN."""
     num_pages = -(-LENGTH // PAGE)
     pools = TorchPools(
@@ -30,10 +30,10 @@ def memory_of(model: ReferenceModel, *, tp: int = 1, seed: int = 0) -> SequenceM
     pages = np.random.default_rng(seed).permutation(num_pages).astype(np.int32)
     for kind in (0, 1):
         pools.poison(0, kind, pages)
-    return SequenceMemory(pools, model.words, (pages, pages), 0)
+    return PagedKvView(pools, model.words, (pages, pages), 0)
 
 
-def in_cuts(model: ReferenceModel, ends: list[int], memory: SequenceMemory) -> Tensor:
+def in_cuts(model: ReferenceModel, ends: list[int], memory: PagedKvView) -> Tensor:
     starts = [0, *ends[:-1]]
     return torch.cat(
         [

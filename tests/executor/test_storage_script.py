@@ -15,9 +15,9 @@ from hicache.cache.tree.sequence import Sequence
 from hicache.clock import SimulatedClock
 from hicache.config import StorageConfig
 from hicache.engine.ranks.processes import RankedReader
-from hicache.executor.real.copy_streams import PromptLane
+from hicache.executor.real.copy_streams import PromptStream
 from hicache.executor.real.io import TorchIo
-from hicache.executor.real.model_runner import DataPlane, Lanes
+from hicache.executor.real.model_runner import CopyStreams, ModelRunner
 from hicache.executor.real.pools import TorchPools
 from hicache.executor.simulated.executor import SimulatedIo
 from hicache.storage.base import StorageError
@@ -129,7 +129,7 @@ class Real:
         )
         self._io = TorchIo(CONFIG, [guarded(storage)])
         model = SimpleNamespace(words=("F", "S", "M"))
-        self._io.attach(DataPlane(model, pools, Lanes(PromptLane(), PromptLane())))
+        self._io.attach(ModelRunner(model, pools, CopyStreams(PromptStream(), PromptStream())))
 
     def read(self, prefetch):
         self._io.read(0, prefetch)

@@ -14,9 +14,9 @@ from hicache.cache.tree.lock import Lock
 from hicache.cache.tree.node import FULL, HOST, Node
 from hicache.cache.tree.sequence import Sequence
 from hicache.config import StorageConfig
-from hicache.executor.real.copy_streams import PromptLane
+from hicache.executor.real.copy_streams import PromptStream
 from hicache.executor.real.io import TorchIo
-from hicache.executor.real.model_runner import DataPlane, Lanes
+from hicache.executor.real.model_runner import CopyStreams, ModelRunner
 from hicache.executor.real.pools import TorchPools
 from hicache.storage.base import StorageError
 from hicache.storage.engines.memory import MemoryStorage
@@ -69,7 +69,11 @@ def pools() -> TorchPools:
 
 def opened(pools: TorchPools, *storages) -> TorchIo:
     io = TorchIo(StorageConfig(kind="memory"), storages)
-    io.attach(DataPlane(SimpleNamespace(words=("F",)), pools, Lanes(PromptLane(), PromptLane())))
+    io.attach(
+        ModelRunner(
+            SimpleNamespace(words=("F",)), pools, CopyStreams(PromptStream(), PromptStream())
+        )
+    )
     return io
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from hicache.cache.tiers.transfer import Move
 from hicache.cache.tree.node import FULL, SWA
-from hicache.executor.real.model_runner import DataPlane
+from hicache.executor.real.model_runner import ModelRunner
 from hicache.executor.real.pools import Sent
 from tests.executor.mixes import run_mix
 
@@ -84,43 +84,43 @@ def test_a_request_that_its_own_hit_leaves_no_room_runs_without_it(seed):
 # -- faults, each of which must show -------------------------------------------------------------
 
 
-def one_wrong_page_loaded(plane: DataPlane) -> None:
-    load = plane.pools.load
+def one_wrong_page_loaded(runner: ModelRunner) -> None:
+    load = runner.pools.load
 
     def spoiled(sent, group):
         sent = list(sent)
         for place, (is_within, kind, sources, targets) in enumerate(sent):
             if kind == FULL:
                 sources = sources.clone()
-                sources[0] = (sources[0] + 1) % len(plane.pools.ranks[0].host[FULL])
+                sources[0] = (sources[0] + 1) % len(runner.pools.ranks[0].host[FULL])
                 sent[place] = Sent(is_within, kind, sources, targets)
         load(sent, group)
 
-    plane.pools.load = spoiled
+    runner.pools.load = spoiled
 
 
-def one_wrong_page_saved(plane: DataPlane) -> None:
-    save = plane.pools.save
+def one_wrong_page_saved(runner: ModelRunner) -> None:
+    save = runner.pools.save
 
     def spoiled(moves):
         save([Move(k, s[::-1].copy() if k == FULL else s, t) for k, s, t in moves])
 
-    plane.pools.save = spoiled
+    runner.pools.save = spoiled
 
 
-def one_rank_left_out(plane: DataPlane) -> None:
-    load, ranks = plane.pools.load, plane.pools.ranks
+def one_rank_left_out(runner: ModelRunner) -> None:
+    load, ranks = runner.pools.load, runner.pools.ranks
 
     def spoiled(sent, group):
-        plane.pools.ranks = ranks[:-1] if len(ranks) > 1 else ranks
+        runner.pools.ranks = ranks[:-1] if len(ranks) > 1 else ranks
         load(sent, group)
-        plane.pools.ranks = ranks
+        runner.pools.ranks = ranks
 
-    plane.pools.load = spoiled
+    runner.pools.load = spoiled
 
 
-def window_one_page_short(plane: DataPlane) -> None:
-    load = plane.pools.load
+def window_one_page_short(runner: ModelRunner) -> None:
+    load = runner.pools.load
 
     def spoiled(sent, group):
         load(
@@ -133,11 +133,11 @@ def window_one_page_short(plane: DataPlane) -> None:
             group,
         )
 
-    plane.pools.load = spoiled
+    runner.pools.load = spoiled
 
 
-def stale_checkpoint(plane: DataPlane) -> None:
-    copy = plane.pools.copy_states
+def stale_checkpoint(runner: ModelRunner) -> None:
+    copy = runner.pools.copy_states
     number = 0
 
     def spoiled(sources, targets):
@@ -146,43 +146,43 @@ def stale_checkpoint(plane: DataPlane) -> None:
         if number % 2:
             copy(sources, targets)
 
-    plane.pools.copy_states = spoiled
+    runner.pools.copy_states = spoiled
 
 
-def state_not_copied_to_a_request(plane: DataPlane) -> None:
-    load = plane.pools.load
+def state_not_copied_to_a_request(runner: ModelRunner) -> None:
+    load = runner.pools.load
 
     def spoiled(sent, group):
         load([each for each in sent if not each.is_within], group)
 
-    plane.pools.load = spoiled
+    runner.pools.load = spoiled
 
 
-def taps_off_by_one(plane: DataPlane) -> None:
-    copy = plane.pools.copy_states
+def taps_off_by_one(runner: ModelRunner) -> None:
+    copy = runner.pools.copy_states
 
     def spoiled(sources, targets):
         copy(sources, targets)
-        for rank in plane.pools.ranks:
+        for rank in runner.pools.ranks:
             for taps in rank.taps:
                 for target in targets.tolist():
                     taps[target] = taps[target].roll(1, dims=1)
 
-    plane.pools.copy_states = spoiled
+    runner.pools.copy_states = spoiled
 
 
-def layers_do_not_wait(plane: DataPlane) -> None:
-    plane._ready = lambda layer: None
+def layers_do_not_wait(runner: ModelRunner) -> None:
+    runner._ready = lambda layer: None
 
 
-def fences_are_forgotten(plane: DataPlane) -> None:
-    submit = plane.submit
+def fences_are_forgotten(runner: ModelRunner) -> None:
+    submit = runner.submit
 
     def spoiled(work):
         submit(work)
-        plane._fences.clear()
+        runner._fences.clear()
 
-    plane.submit = spoiled
+    runner.submit = spoiled
 
 
 FAULTS = {
@@ -199,7 +199,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-def test_a_fault_shows(fault: Callable[[DataPlane], None]):
+def test_a_fault_shows(fault: Callable[[ModelRunner], None]):
     for seed in _affected(fault, FAULTS[fault]):
         verdict = run_mix(seed, fault=fault).verdict
         if verdict.num_equal < verdict.num_checked:
@@ -207,7 +207,7 @@ def test_a_fault_shows(fault: Callable[[DataPlane], None]):
     pytest.fail(f"{fault.__name__} changed no logit")
 
 
-def _affected(fault: Callable[[DataPlane], None], num_seeds: int):
+def _affected(fault: Callable[[ModelRunner], None], num_seeds: int):
     """Mixes in which what the fault spoils happens at all: found without computing."""
     wanted = {
         one_wrong_page_loaded: "host hit",

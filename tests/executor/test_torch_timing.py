@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hicache.executor.real.paged_kv import SequenceMemory
+from hicache.executor.real.paged_kv import PagedKvView
 from hicache.executor.real.pools import TorchPools
 from hicache.executor.real.timing_model import TimingModel
 from tests.executor.mixes import tiny
@@ -29,7 +29,7 @@ def test_attention_sees_the_same_tokens_however_a_prompt_is_cut(pattern):
     last = []
     for cuts in ((0, 40), (0, 1, 40), (0, 20, 36, 40), (0, 39, 40)):
         pools = pools_of(config)
-        memory = SequenceMemory(pools, model.words, (pages, pages), 0)
+        memory = PagedKvView(pools, model.words, (pages, pages), 0)
         for start, end in itertools.pairwise(cuts):
             logits = model.forward(TOKENS, start, end, memory)
         last.append(logits)
@@ -45,7 +45,7 @@ def test_every_token_is_written_in_every_layer(pattern):
     pages = np.arange(5, dtype=np.int32)[::-1].copy()
     for kind in (0, 1):
         pools.poison(0, kind, pages)
-    memory = SequenceMemory(pools, model.words, (pages, pages), 0)
+    memory = PagedKvView(pools, model.words, (pages, pages), 0)
     ready: list[int] = []
     for start, end in ((0, 20), (20, 36), (36, 37)):
         logits = model.forward(TOKENS, start, end, memory, ready=ready.append)

@@ -1,7 +1,7 @@
 """Policies as a user would write them, named in scenarios as module:Class."""
 
 from hicache.cache.prefetch.prefetch import Prefetch
-from hicache.cache.prefetch.rates import Outlook
+from hicache.cache.prefetch.rates import RateEstimator
 from hicache.config import PrefetchConfig
 
 
@@ -11,7 +11,7 @@ class FirstQuarter:
     waits = True
     uses_clock = False
 
-    def __init__(self, config: PrefetchConfig, page_size: int, outlook: Outlook) -> None:
+    def __init__(self, config: PrefetchConfig, page_size: int, rates: RateEstimator) -> None:
         pass
 
     def may_stop(self, prefetch: Prefetch, now_ns: int) -> bool:

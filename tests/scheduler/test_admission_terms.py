@@ -62,7 +62,7 @@ def least_room(asked: Any, found: Any = None, spent: StepBudget | None = None, *
     return next(
         room
         for room in range(10_000)
-        if admission(room=room, **knobs).judge(asked, found or match(), spent or budget()) == 4096
+        if admission(room=room, **knobs).admit(asked, found or match(), spent or budget()) == 4096
     )
 
 
@@ -96,7 +96,7 @@ def test_of_a_long_answer_no_more_than_the_clip_is_charged() -> None:
 
 
 def test_a_refusal_for_tokens_tells_what_was_wanted_and_what_there_was() -> None:
-    refused = admission(room=90).judge(job(100, 8), match(), budget())
+    refused = admission(room=90).admit(job(100, 8), match(), budget())
     assert refused == Refusal("tokens", stands=True, needed=100 + 8 + PAGE, room=90)
 
 
@@ -115,14 +115,14 @@ SWA_NEEDED = 7 * PAGE + PAGE
 )
 def test_a_window_pool_with_room_to_spare_admits(found: Any, spent: StepBudget, more: int) -> None:
     least = SWA_NEEDED + more + 1
-    assert admission(swa_room=least).judge(job(), found, spent) == 4096
-    refused = admission(swa_room=least - 1).judge(job(), found, spent)
+    assert admission(swa_room=least).admit(job(), found, spent) == 4096
+    refused = admission(swa_room=least - 1).admit(job(), found, spent)
     assert refused == Refusal("swa_tokens", stands=True)
 
 
 @pytest.mark.parametrize("pages", [10, None])
 def test_a_passing_shortage_of_window_pages_is_waited_for(pages: int | None) -> None:
-    refused = admission(swa_room=100, swa_pages=pages).judge(job(), match(), budget())
+    refused = admission(swa_room=100, swa_pages=pages).admit(job(), match(), budget())
     assert refused == Refusal("swa_tokens", stands=True)
 
 
@@ -140,15 +140,15 @@ def test_a_prompt_that_a_window_pool_can_never_hold_starts_with_a_chunk_that_it_
     prompt: int, reserved: int, chunk: int | None
 ) -> None:
     judging = admission(swa_room=10 * PAGE, swa_pages=10)
-    verdict = judging.judge(job(prompt), match(), budget(reserved_swa=reserved))
+    verdict = judging.admit(job(prompt), match(), budget(reserved_swa=reserved))
     assert verdict == (Refusal("swa_tokens", stands=True) if chunk is None else chunk)
 
 
 def test_a_chunk_made_to_fit_is_no_longer_than_the_step_allows() -> None:
     judging = admission(swa_room=10 * PAGE, swa_pages=10)
-    assert judging.judge(job(4000), match(), budget(chunk=4096, reserved_swa=0)) == 112
+    assert judging.admit(job(4000), match(), budget(chunk=4096, reserved_swa=0)) == 112
     judging = admission(swa_room=10 * PAGE, swa_pages=4)
-    assert judging.judge(job(4000), match(), budget(chunk=64)) == 64
+    assert judging.admit(job(4000), match(), budget(chunk=64)) == 64
 
 
 def test_a_chunk_of_one_token_will_do_where_a_page_is_no_longer() -> None:
@@ -158,14 +158,14 @@ def test_a_chunk_of_one_token_will_do_where_a_page_is_no_longer() -> None:
         room={FULL: PLENTY, SWA: WINDOW + 2}.__getitem__,
         pools=[[None, PageAllocator(WINDOW + 2), None]],
     )
-    assert Admission(cache, SchedulerConfig()).judge(job(4000), match(), budget()) == 1
+    assert Admission(cache, SchedulerConfig()).admit(job(4000), match(), budget()) == 1
 
 
 def test_a_state_takes_two_slots_and_one_more_where_it_is_loaded_back() -> None:
-    assert admission(slots=2).judge(job(), match(), budget()) == 4096
-    assert admission(slots=1).judge(job(), match(), budget()) == Refusal("slots", stands=True)
-    assert admission(slots=3).judge(job(), match(state_host=1), budget()) == 4096
-    refused = admission(slots=2).judge(job(), match(state_host=1), budget())
+    assert admission(slots=2).admit(job(), match(), budget()) == 4096
+    assert admission(slots=1).admit(job(), match(), budget()) == Refusal("slots", stands=True)
+    assert admission(slots=3).admit(job(), match(state_host=1), budget()) == 4096
+    refused = admission(slots=2).admit(job(), match(state_host=1), budget())
     assert refused == Refusal("slots", stands=True)
 
 

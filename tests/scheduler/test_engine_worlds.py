@@ -226,7 +226,7 @@ def test_full_pages_behind_a_state_on_the_host_are_not_charged_again() -> None:
     world = World(plot_of("full_mamba", has_storage=False))
     prompt = list(range(200))
     world.serve([request_of(0, prompt, [7] * 9)])
-    while world.cache.device_room.evict(MAMBA, 1):
+    while world.cache.device_allocator.evict(MAMBA, 1):
         pass
     world.serve([request_of(1, [*prompt, 8], [9] * 30)])
     assert [job.request.id for job, _ in world.finished] == [0, 1]

@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from hicache.cache.prefetch.prefetch import Prefetch
-from hicache.cache.prefetch.rates import Outlook
+from hicache.cache.prefetch.rates import RateEstimator
 from hicache.cache.tree.node import DEVICE, FULL
 from hicache.config import (
     EVICTION_POLICIES,
@@ -33,7 +33,7 @@ class FirstQuarter:
     waits = True
     uses_clock = False
 
-    def __init__(self, config: PrefetchConfig, page_size: int, outlook: Outlook) -> None:
+    def __init__(self, config: PrefetchConfig, page_size: int, rates: RateEstimator) -> None:
         pass
 
     def may_stop(self, prefetch: Prefetch, now_ns: int) -> bool:

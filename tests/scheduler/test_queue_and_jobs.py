@@ -47,9 +47,9 @@ def test_how_many_wait_is_told_to_whoever_weighs_waiting() -> None:
     for number in range(3):
         world.scheduler.submit(request_of(number, [number] * 10, [1]), 0)
     world.scheduler.plan(0)
-    assert world.prefetcher.outlook.num_waiting == 3
+    assert world.prefetcher.rates.num_waiting == 3
     world.scheduler.plan(1)
-    assert world.prefetcher.outlook.num_waiting == 0
+    assert world.prefetcher.rates.num_waiting == 0
 
 
 @pytest.mark.parametrize("is_dropped", [False, True])

@@ -33,12 +33,12 @@ def admission(room: int, swa_room: int | None = None) -> Admission:
     return Admission(cache, SchedulerConfig(new_token_ratio_decay_steps=40))
 
 
-def judge(judging: Admission, running: list[Any]) -> Refusal | int:
+def admit(judging: Admission, running: list[Any]) -> Refusal | int:
     match: Any = SimpleNamespace(usable_len=0, host_hit_length=0, swa_host_hit_length=0)
     budget = StepBudget(
         chunk_tokens=8192, reserved_tokens=judging.reserved_tokens(running, partial=None)
     )
-    return judging.judge(job(kv_len=0, remaining_output=8, target_len=100), match, budget)
+    return judging.admit(job(kv_len=0, remaining_output=8, target_len=100), match, budget)
 
 
 def looks_refused(judging: Admission, running: list[Any], steps: int) -> int:
@@ -50,7 +50,7 @@ def looks_refused(judging: Admission, running: list[Any], steps: int) -> int:
             each.kv_len += 1
             each.remaining_output -= 1
         fills_page = any(each.kv_len % PAGE == 0 for each in running)
-        if takes_page or fills_page or not isinstance(judge(judging, running), Refusal):
+        if takes_page or fills_page or not isinstance(admit(judging, running), Refusal):
             return done
     return steps
 
@@ -64,7 +64,7 @@ def test_a_shortage_of_tokens_ends_when_the_promised_answers_have_come(
 ) -> None:
     judging = admission(room)
     jobs = [job(kv_len=length, remaining_output=left) for length, left in running]
-    refusal = judge(judging, jobs)
+    refusal = admit(judging, jobs)
     assume(isinstance(refusal, Refusal))
     assert isinstance(refusal, Refusal)
     foreseen = judging.steps_refused(refusal, jobs, FAR)
@@ -74,7 +74,7 @@ def test_a_shortage_of_tokens_ends_when_the_promised_answers_have_come(
 def test_a_shortage_of_tokens_can_end_within_a_page() -> None:
     judging = admission(170)
     jobs = [job(kv_len=97, remaining_output=70)]
-    refusal = judge(judging, jobs)
+    refusal = admit(judging, jobs)
     assert isinstance(refusal, Refusal)
     assert 1 < judging.steps_refused(refusal, jobs, FAR) < PAGE - 1
 
@@ -83,7 +83,7 @@ def test_a_shortage_of_tokens_can_end_within_a_page() -> None:
 def test_a_shortage_of_window_pages_stands_until_a_page_is_full(kv_len: int, steps: int) -> None:
     judging = admission(100_000, swa_room=0)
     jobs = [job(kv_len=kv_len, remaining_output=500), job(kv_len=96 + 1, remaining_output=500)]
-    refusal = judge(judging, jobs)
+    refusal = admit(judging, jobs)
     assert isinstance(refusal, Refusal)
     assert refusal.reason == "swa_tokens"
     assert judging.steps_refused(refusal, jobs, FAR) == steps

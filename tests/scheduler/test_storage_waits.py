@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from hicache.cache.prefetch.prefetch import Prefetch
-from hicache.cache.prefetch.rates import Outlook
+from hicache.cache.prefetch.rates import RateEstimator
 from hicache.clock import SECOND_NS
 from hicache.config import PrefetchConfig, SchedulerConfig, StorageConfig
 from hicache.engine.warm import warm_storage
@@ -109,7 +109,7 @@ class UntilPagesCome:
     waits = True
     uses_clock = False
 
-    def __init__(self, config: PrefetchConfig, page_size: int, outlook: Outlook) -> None:
+    def __init__(self, config: PrefetchConfig, page_size: int, rates: RateEstimator) -> None:
         pass
 
     def may_stop(self, prefetch: Prefetch, now_ns: int) -> bool:

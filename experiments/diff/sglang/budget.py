@@ -115,7 +115,7 @@ def our_verdict(
     swa_pages: int,
     budget: StepBudget,
 ) -> Refusal | int:
-    """`Admission.judge` in a state made by hand."""
+    """`Admission.admit` in a state made by hand."""
     cache = SimpleNamespace(
         page_size=page,
         tree=SimpleNamespace(has_swa=True, has_states=False, window_len=window),
@@ -126,7 +126,7 @@ def our_verdict(
         cache,  # type: ignore[arg-type]
         SchedulerConfig(swa_budget="sglang_0_5_23"),
     )
-    return admission.judge(
+    return admission.admit(
         SimpleNamespace(target_len=target, remaining_output=new),  # type: ignore[arg-type]
         SimpleNamespace(  # type: ignore[arg-type]
             usable_len=usable,

@@ -10,7 +10,7 @@ from collections import Counter
 from hicache.cache.named import FLAG, MOMENT, make_policy
 from hicache.cache.pages import NO_PAGES
 from hicache.cache.prefetch.prefetch import Prefetch
-from hicache.cache.prefetch.rates import Outlook
+from hicache.cache.prefetch.rates import RateEstimator
 from hicache.cache.prefetch.stop import POLICIES, StopPolicy
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.keys import last_digest, page_digests
@@ -40,14 +40,14 @@ class Prefetcher:
         self.counters: Counter[str] = cache.counters
         # with ranks: whether all of them let a request's prefetch stop, as of this step
         self.verdicts: dict[int, bool] | None = None
-        self.outlook = Outlook(self.active)
+        self.rates = RateEstimator(self.active)
         self.stop: StopPolicy = make_policy(
             "prefetch.stop",
             config.stop,
             POLICIES,
             config,
             cache.page_size,
-            self.outlook,
+            self.rates,
             wants=WANTS,
             knobs=config.stop_args,
         )
@@ -168,7 +168,7 @@ class Prefetcher:
     def on_read(self, prefetch: Prefetch) -> None:
         """The reader's last word."""
         assert prefetch.is_read
-        self.outlook.was_read(prefetch)
+        self.rates.was_read(prefetch)
         if prefetch.is_terminated:
             self.lingering.discard(prefetch)
             self._free_rest(prefetch)
@@ -213,7 +213,7 @@ class Prefetcher:
 
     def _stage(self, prefetch: Prefetch) -> bool:
         """Take host pages, cut to what there is (reports 000-002); all of it, or none."""
-        room, config = self.cache.host_room, self.config
+        room, config = self.cache.host_allocator, self.config
         wanted = prefetch.num_pages
         full = room.allocate(FULL, wanted, evict=not config.evict_whole)
         if full is None and config.evict_whole:
@@ -253,8 +253,8 @@ class Prefetcher:
         # staged full pages from `keep` on, and the window pages that fewer pages need not
         full, swa = prefetch.staged[FULL], prefetch.staged[SWA]
         keep_swa = min(prefetch.window_pages, keep)
-        self.cache.host_room.free(FULL, full[keep:])
-        self.cache.host_room.free(SWA, swa[keep_swa:])
+        self.cache.host_allocator.free(FULL, full[keep:])
+        self.cache.host_allocator.free(SWA, swa[keep_swa:])
         prefetch.staged[FULL], prefetch.staged[SWA] = full[:keep], swa[:keep_swa]
         self.counters[f"prefetch/discarded_{reason}_pages"] += len(full) - min(keep, len(full))
 
@@ -299,7 +299,7 @@ class Prefetcher:
                 NO_PAGES if is_whole else state,
             ]
         elif completed:
-            self.cache.host_room.free(FULL, full[:completed])
+            self.cache.host_allocator.free(FULL, full[:completed])
             self.counters["prefetch/discarded_incomplete_pages"] += completed
             prefetch.staged[FULL] = full[completed:]
         self._settle(prefetch)
@@ -325,5 +325,5 @@ class Prefetcher:
     def _discard_staged(self, prefetch: Prefetch, reason: str) -> None:
         self.counters[f"prefetch/discarded_{reason}_pages"] += len(prefetch.staged[FULL])
         for kind in KINDS:
-            self.cache.host_room.free(kind, prefetch.staged[kind])
+            self.cache.host_allocator.free(kind, prefetch.staged[kind])
             prefetch.staged[kind] = NO_PAGES

@@ -29,7 +29,7 @@ class RecentRate:
         return self._ns / self._units if self._units else None
 
 
-class Outlook:
+class RateEstimator:
     """Measures how fast pages come and prompts are computed, for whoever must choose between them.
 
     An engine's own: reads that other engines ask of the same storage show only in their effect.

@@ -1,7 +1,7 @@
 """When a request stops waiting for its prefetch.
 
 A policy is any class that is built with the `prefetch` knobs, the tokens of a page and the engine's
-`Outlook`, and has what `StopPolicy` asks for. Complete pages wait for their window and state
+`RateEstimator`, and has what `StopPolicy` asks for. Complete pages wait for their window and state
 whatever the policy says, unless it never waits at all.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from hicache.cache.prefetch.prefetch import Prefetch
-from hicache.cache.prefetch.rates import Outlook
+from hicache.cache.prefetch.rates import RateEstimator
 from hicache.clock import to_ns
 from hicache.config import CommitPolicy, DeadlineFrom, PrefetchConfig
 
@@ -42,7 +42,7 @@ class BestEffort:
     waits = False
     uses_clock = False
 
-    def __init__(self, config: PrefetchConfig, page_size: int, outlook: Outlook) -> None:
+    def __init__(self, config: PrefetchConfig, page_size: int, rates: RateEstimator) -> None:
         pass
 
     def may_stop(self, prefetch: Prefetch, now_ns: int) -> bool:
@@ -59,7 +59,7 @@ class WaitComplete:
     waits = True
     uses_clock = False
 
-    def __init__(self, config: PrefetchConfig, page_size: int, outlook: Outlook) -> None:
+    def __init__(self, config: PrefetchConfig, page_size: int, rates: RateEstimator) -> None:
         pass
 
     def may_stop(self, prefetch: Prefetch, now_ns: int) -> bool:
@@ -76,7 +76,7 @@ class Timeout:
     waits = True
     uses_clock = True
 
-    def __init__(self, config: PrefetchConfig, page_size: int, outlook: Outlook) -> None:
+    def __init__(self, config: PrefetchConfig, page_size: int, rates: RateEstimator) -> None:
         self._page = page_size
         self._base_s = config.timeout_base_s
         self._per_ki_token_s = config.timeout_per_ki_token_s
@@ -114,11 +114,11 @@ class Marginal:
     uses_clock = True
 
     def __init__(
-        self, config: PrefetchConfig, page_size: int, outlook: Outlook, *, patience: float = 2.0
+        self, config: PrefetchConfig, page_size: int, rates: RateEstimator, *, patience: float = 2.0
     ) -> None:
         """`patience`: seconds of waiting that a second of computing is worth, even to nobody."""
         self._page = page_size
-        self._outlook = outlook
+        self._rates = rates
         self._patience = patience
         self._keeps_part = config.commit is CommitPolicy.usable
 
@@ -129,7 +129,7 @@ class Marginal:
         deadline = self.deadline_ns(prefetch)
         if deadline is None or now_ns > deadline:
             return True  # (none: nothing was computed yet, and the first step will tell)
-        load_ns = self._outlook.load_ns(prefetch)
+        load_ns = self._rates.load_ns(prefetch)
         if prefetch.restorable is None or load_ns is None:
             return False
         is_whole_at_stake = prefetch.has_sidecars and not self._keeps_part
@@ -143,13 +143,13 @@ class Marginal:
 
     def _worth_ns(self, prefetch: Prefetch, first_page: int) -> float | None:
         # of not having to compute the pages from `first_page` on
-        compute_ns = self._outlook.compute_ns((prefetch.num_pages - first_page) * self._page)
+        compute_ns = self._rates.compute_ns((prefetch.num_pages - first_page) * self._page)
         if compute_ns is None:
             return None
-        return self._patience * compute_ns * max(self._outlook.num_waiting, 1)
+        return self._patience * compute_ns * max(self._rates.num_waiting, 1)
 
 
-POLICIES: dict[str, Callable[[PrefetchConfig, int, Outlook], StopPolicy]] = {
+POLICIES: dict[str, Callable[[PrefetchConfig, int, RateEstimator], StopPolicy]] = {
     "best_effort": BestEffort,
     "wait_complete": WaitComplete,
     "timeout": Timeout,

@@ -4,7 +4,7 @@ from collections import Counter
 
 import numpy as np
 
-from hicache.cache.tiers.host_room import HostRoom
+from hicache.cache.tiers.host_allocator import HostAllocator
 from hicache.cache.tiers.transfer import BackUp, Bookings, Move, bytes_of
 from hicache.cache.tree.actions import Plan
 from hicache.cache.tree.node import DEVICE, FULL, HOST, KIND_NAMES, KINDS, MAMBA, SWA, Node
@@ -17,7 +17,7 @@ class BackUps:
     def __init__(
         self,
         tree: RadixTree,
-        room: HostRoom,
+        room: HostAllocator,
         bookings: Bookings,
         counters: Counter[str],
         *,

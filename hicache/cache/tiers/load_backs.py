@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 
 from hicache.cache.pages import NO_PAGES, PageIds
-from hicache.cache.tiers.device_room import DeviceRoom
+from hicache.cache.tiers.device_allocator import DeviceAllocator
 from hicache.cache.tiers.transfer import Bookings, LoadBack, Move, bytes_of
 from hicache.cache.tree.match import MatchResult
 from hicache.cache.tree.node import DEVICE, FULL, HOST, KINDS, MAMBA, SWA, Node
@@ -19,7 +19,7 @@ class LoadBacks:
     def __init__(
         self,
         tree: RadixTree,
-        room: DeviceRoom,
+        room: DeviceAllocator,
         bookings: Bookings,
         counters: Counter[str],
         *,

@@ -81,7 +81,7 @@ def minimum_of(offers: Items[Items[int]]) -> list[int]:
     return [min(column) for column in zip(*offers, strict=True)]
 
 
-class Landed(NamedTuple):
+class ReadProgress(NamedTuple):
     """News of a prefetch that all ranks have agreed on, in the order they did."""
 
     prefetch: Prefetch
@@ -104,8 +104,8 @@ class RankAgreement:
         self, cache: PrefixCache, prefetcher: Prefetcher, *, whole_digest_every: int = 1
     ) -> None:
         """`whole_digest_every`: steps between digests of the whole tree, which cost O(nodes)."""
-        self.answers: deque[Landed] = deque()  # of queries
-        self.progress: deque[Landed] = deque()  # of reads
+        self.answers: deque[ReadProgress] = deque()  # of queries
+        self.progress: deque[ReadProgress] = deque()  # of reads
         self.num_steps = 0
         self._cache = cache
         self._prefetcher = prefetcher
@@ -198,7 +198,7 @@ class RankAgreement:
             self._land(self.progress.popleft())
         return gone
 
-    def _land(self, news: Landed) -> None:
+    def _land(self, news: ReadProgress) -> None:
         prefetch = news.prefetch
         if news.restorable is not None:
             prefetch.restorable = news.restorable

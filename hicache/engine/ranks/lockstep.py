@@ -17,9 +17,9 @@ from hicache.config import HitAgreement, ParallelConfig, StorageConfig
 from hicache.engine.loop import Engine
 from hicache.engine.ports import Executor
 from hicache.engine.ranks.agreement import (
-    Landed,
     RankAgreement,
     RanksDivergedError,
+    ReadProgress,
     minimum_of,
     offer,
     taken,
@@ -283,7 +283,7 @@ class RankedEngine(Engine):
         is_illegal = agreed > 0 and any(agreed not in each for each in lengths)
         self._count("illegal_lengths_count", int(is_illegal))
         for agreement, own in zip(self._agreements, read.own, strict=True):
-            agreement.answers.append(Landed(own, restorable=common))
+            agreement.answers.append(ReadProgress(own, restorable=common))
         return True
 
     def _hear_of_read(self, read: SharedRead) -> bool:
@@ -300,7 +300,7 @@ class RankedEngine(Engine):
             self._forget(read)
         for agreement, own, local in zip(self._agreements, read.own, read.local, strict=True):
             agreement.progress.append(
-                Landed(
+                ReadProgress(
                     own,
                     completed_pages=completed,
                     sidecars_found=all(are_found),

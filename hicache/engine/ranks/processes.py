@@ -18,7 +18,7 @@ from torch import distributed
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tiers.transfer import CopyState, StorageDelete, StorageWrite, Work
 from hicache.config import HitAgreement
-from hicache.engine.ranks.agreement import Landed, RankAgreement, offer, taken
+from hicache.engine.ranks.agreement import RankAgreement, ReadProgress, offer, taken
 from hicache.executor.completions import StepRun
 from hicache.executor.storage_script import read_script
 from hicache.scheduler.batch import Batch
@@ -190,7 +190,7 @@ class RankedReader:
             restorable = []
         offered = offer(restorable, num_pages, self._rule)
         common = taken(self._channels["query"].minimum(offered), self._rule)
-        self._agreement.answers.append(Landed(prefetch, restorable=common))
+        self._agreement.answers.append(ReadProgress(prefetch, restorable=common))
 
     def _read(self, prefetch: Prefetch) -> None:
         # the number of collectives is fixed by what was staged, whatever happens meanwhile
@@ -214,13 +214,13 @@ class RankedReader:
         are_found |= not prefetch.has_sidecars and agreed == total
         agreed, found = channel.minimum([completed, int(are_found)])
         self._agreement.progress.append(
-            Landed(prefetch, completed_pages=agreed, sidecars_found=bool(found), is_read=True)
+            ReadProgress(prefetch, completed_pages=agreed, sidecars_found=bool(found), is_read=True)
         )
 
     def _agree(self, prefetch: Prefetch, completed: int) -> int:
         """How many pages every rank has read by now."""
         (agreed,) = self._channels["read"].minimum([completed])
-        self._agreement.progress.append(Landed(prefetch, completed_pages=agreed))
+        self._agreement.progress.append(ReadProgress(prefetch, completed_pages=agreed))
         return agreed
 
     def _load(self, keys: list[bytes]) -> int:

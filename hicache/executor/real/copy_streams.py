@@ -1,6 +1,6 @@
 """Where copies run beside the forward pass, and how others wait for them.
 
-A lane runs what it is given in order. What it hands back is a ticket: `wait` makes whatever the
+A stream runs what it is given in order. What it hands back is an event: `wait` makes whatever the
 caller does next happen after the copy, which on CUDA holds up the caller's stream and not the
 caller.
 """
@@ -16,8 +16,8 @@ import torch
 Action = Callable[[], None]
 
 
-class Ticket(Protocol):
-    """A copy that was handed to a lane."""
+class CopyEvent(Protocol):
+    """A copy that was handed to a stream."""
 
     def is_done(self) -> bool:
         """Whether it is over."""
@@ -32,10 +32,10 @@ class Ticket(Protocol):
         ...
 
 
-class Lane(Protocol):
+class CopyStream(Protocol):
     """Runs copies one after another."""
 
-    def run(self, action: Action) -> Ticket:
+    def run(self, action: Action) -> CopyEvent:
         """Hand over a copy."""
         ...
 
@@ -44,7 +44,7 @@ class Lane(Protocol):
         ...
 
 
-class _FutureTicket:
+class _FutureEvent:
     def __init__(self, future: Future[int]) -> None:
         self._future = future
 
@@ -61,15 +61,15 @@ class _FutureTicket:
         return int(self._future.result())
 
 
-class ThreadLane:
+class ThreadStream:
     """A thread that copies on the CPU while another computes."""
 
     def __init__(self, name: str) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"lane-{name}")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"stream-{name}")
 
-    def run(self, action: Action) -> Ticket:
+    def run(self, action: Action) -> CopyEvent:
         """Hand over a copy."""
-        return _FutureTicket(self._thread.submit(_timed, action))
+        return _FutureEvent(self._thread.submit(_timed, action))
 
     def close(self) -> None:
         """Finish what was handed over."""
@@ -82,7 +82,7 @@ def _timed(action: Action) -> int:
     return time.perf_counter_ns() - started
 
 
-class _EventTicket:
+class _CudaEvent:
     def __init__(
         self, start: torch.cuda.Event, event: torch.cuda.Event, device: torch.device
     ) -> None:
@@ -105,7 +105,7 @@ def timed_event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
-class StreamLane:
+class CudaStream:
     """A CUDA stream of its own."""
 
     def __init__(self, device: torch.device, *, is_urgent: bool) -> None:
@@ -114,46 +114,46 @@ class StreamLane:
             device, priority=-1 if is_urgent else 0
         )
 
-    def run(self, action: Action) -> Ticket:
+    def run(self, action: Action) -> CopyEvent:
         """Queue a copy on the stream; returns at once."""
         start, event = timed_event(), timed_event()
         with torch.cuda.stream(self._stream):
             start.record(self._stream)
             action()
             event.record(self._stream)
-        return _EventTicket(start, event, self._device)
+        return _CudaEvent(start, event, self._device)
 
     def close(self) -> None:
         """Wait for the stream."""
         self._stream.synchronize()
 
 
-class _LateTicket:
-    def __init__(self, lane: "LateLane", number: int) -> None:
-        self._lane = lane
+class _LateEvent:
+    def __init__(self, stream: "LateStream", number: int) -> None:
+        self._stream = stream
         self._number = number
 
     def is_done(self) -> bool:
-        return self._lane.num_run > self._number
+        return self._stream.num_run > self._number
 
     def wait(self) -> None:
-        self._lane.run_until(self._number)
+        self._stream.run_until(self._number)
 
     def duration_ns(self) -> int:
         return 0  # whoever waits for it does it
 
 
-class LateLane:
+class LateStream:
     """Runs nothing before somebody waits for it: the worst case for whoever forgets to wait."""
 
     def __init__(self) -> None:
         self._waiting: deque[Action] = deque()
         self.num_run = 0
 
-    def run(self, action: Action) -> Ticket:
+    def run(self, action: Action) -> CopyEvent:
         """Put a copy off."""
         self._waiting.append(action)
-        return _LateTicket(self, self.num_run + len(self._waiting) - 1)
+        return _LateEvent(self, self.num_run + len(self._waiting) - 1)
 
     def run_until(self, number: int) -> None:
         """Run all up to and including copy `number`."""
@@ -167,7 +167,7 @@ class LateLane:
         self.run_until(self.num_run + len(self._waiting) - 1)
 
 
-class _DoneTicket:
+class _DoneEvent:
     def is_done(self) -> bool:
         return True
 
@@ -178,13 +178,13 @@ class _DoneTicket:
         return 0  # it was over before anyone could wait for it
 
 
-class PromptLane:
+class PromptStream:
     """Runs everything at once: the other extreme."""
 
-    def run(self, action: Action) -> Ticket:
+    def run(self, action: Action) -> CopyEvent:
         """Copy now."""
         action()
-        return _DoneTicket()
+        return _DoneEvent()
 
     def close(self) -> None:
         """Nothing is left."""

@@ -1,4 +1,4 @@
-"""Real time: storage in threads, copies on lanes, and completions that are polled.
+"""Real time: storage in threads, copies on streams, and completions that are polled.
 
 Threads only move bytes and post what they did; everything the cache sees is changed in the
 engine's own thread, when it polls.
@@ -27,7 +27,7 @@ from hicache.cache.tree.node import FULL
 from hicache.clock import SECOND_NS
 from hicache.config import StorageConfig
 from hicache.executor.completions import Delivery, StepRun
-from hicache.executor.real.model_runner import DataPlane
+from hicache.executor.real.model_runner import ModelRunner
 from hicache.executor.storage_script import Ask, Item, Store, read_script, write_script
 from hicache.scheduler.batch import Batch
 from hicache.storage.base import Storage, StorageError
@@ -52,7 +52,7 @@ class TorchIo:
         self._storages = list(storages)
         # by rank and key, the checksum of each page that this process gave to storage
         self._sums: list[dict[bytes, int]] = [{} for _ in self._storages]
-        self.planes: list[DataPlane] = []
+        self.runners: list[ModelRunner] = []
         self._copies: list[tuple[int, LoadBack | BackUp]] = []
         self._num_calls = 0  # in threads
         self._posts: SimpleQueue[Callable[[], Delivery | None]] = SimpleQueue()
@@ -62,10 +62,10 @@ class TorchIo:
         self._started = time.monotonic_ns()
         self._skipped = 0
 
-    def attach(self, plane: DataPlane) -> int:
+    def attach(self, runner: ModelRunner) -> int:
         """Take in an engine; returns its number."""
-        self.planes.append(plane)
-        return len(self.planes) - 1
+        self.runners.append(runner)
+        return len(self.runners) - 1
 
     # -- the clock -----------------------------------------------------------------------------
 
@@ -96,12 +96,12 @@ class TorchIo:
 
     def advance(self, now_ns: int) -> list[Delivery]:
         """What is done by now."""
-        for plane in self.planes:
-            plane.launch()
+        for runner in self.runners:
+            runner.launch()
         done: list[Delivery] = []
         still = []
         for engine, work in self._copies:
-            if self.planes[engine].is_done(work):
+            if self.runners[engine].is_done(work):
                 done.append((engine, work))
             else:
                 still.append((engine, work))
@@ -124,8 +124,8 @@ class TorchIo:
         """Let everything end."""
         for threads in (self._readers, self._writers, self._queries):
             threads.shutdown()
-        for plane in self.planes:
-            plane.close()
+        for runner in self.runners:
+            runner.close()
         for storage in self._storages:
             storage.close()
 
@@ -181,7 +181,7 @@ class TorchIo:
 
     def write(self, engine: int, work: StorageWrite) -> None:
         """Write pages that storage has not, in batches; those given away from a copy of them."""
-        ranks = self.planes[engine].pools.ranks
+        ranks = self.runners[engine].pools.ranks
         payloads = [
             {key: rank.payload(*item) for key, item in zip(work.keys, work.pages, strict=True)}
             for rank in ranks
@@ -239,7 +239,7 @@ class TorchIo:
     def _load(self, engine: int, keys: list[bytes], items: Items) -> int:
         """How many pages lead without a gap, on the rank that has least."""
         least = len(keys)
-        ranks = self.planes[engine].pools.ranks
+        ranks = self.runners[engine].pools.ranks
         for storage, rank, known in zip(self._storages, ranks, self._sums, strict=True):
             try:
                 flags = storage.read(keys, [rank.payload(*item) for item in items])
@@ -273,21 +273,21 @@ class TorchIo:
         return [item for item, is_stored in zip(part.items, stored, strict=True) if is_stored]
 
     def _count(self, name: str, engine: int, items: Items) -> None:
-        ranks = self.planes[engine].pools.ranks
+        ranks = self.runners[engine].pools.ranks
         self.counters[name] += sum(rank.host[kind].shape[1] for rank in ranks for kind, _ in items)
 
 
 class TorchExecutor:
     """One engine's steps and copies in real time."""
 
-    def __init__(self, plane: DataPlane, io: TorchIo) -> None:
-        self._plane = plane
+    def __init__(self, runner: ModelRunner, io: TorchIo) -> None:
+        self._runner = runner
         self._io = io
-        self._engine = io.attach(plane)
+        self._engine = io.attach(runner)
 
     @property
     def is_fenced(self) -> bool:
-        """Never: lanes keep the order."""
+        """Never: streams keep the order."""
         return False
 
     def submit(self, work: Work, now_ns: int) -> None:
@@ -298,7 +298,7 @@ class TorchExecutor:
         if isinstance(work, StorageDelete):
             self._io.delete(work)
             return
-        self._plane.submit(work)
+        self._runner.submit(work)
         if not isinstance(work, CopyState):
             self._io.track(self._engine, work)
 
@@ -313,8 +313,8 @@ class TorchExecutor:
     def forward(self, batch: Batch, now_ns: int) -> StepRun:
         """Compute one step, to its end."""
         assert batch.num_steps == 1, f"real steps are taken one by one, got {batch.num_steps}"
-        self._plane.compute(batch)
-        return StepRun(np.array([self._io.now()], np.int64), self._plane.exposed_ns)
+        self._runner.compute(batch)
+        return StepRun(np.array([self._io.now()], np.int64), self._runner.exposed_ns)
 
 
 def _raise(error: BaseException) -> Delivery | None:

@@ -17,8 +17,8 @@ from torch import Tensor
 from hicache.cache.pages import PageIds, Pools
 from hicache.cache.tiers.transfer import BackUp, CopyState, LoadBack, Move
 from hicache.cache.tree.node import KINDS, MAMBA, TIERS
-from hicache.executor.real.copy_streams import Lane, Ticket, timed_event
-from hicache.executor.real.paged_kv import SequenceMemory
+from hicache.executor.real.copy_streams import CopyEvent, CopyStream, timed_event
+from hicache.executor.real.paged_kv import PagedKvView
 from hicache.executor.real.pools import Arrival, Sent, TorchPools
 from hicache.executor.real.tables import Row, StepTables, Stretch
 from hicache.scheduler.batch import Batch, Extend
@@ -35,7 +35,7 @@ class Model(Protocol):
         tokens: bytes,
         start: int,
         end: int,
-        memory: SequenceMemory,
+        memory: PagedKvView,
         *,
         logits_from: int | None = None,
         ready: Callable[[int], None] = ...,
@@ -44,11 +44,11 @@ class Model(Protocol):
         ...
 
 
-class Lanes(NamedTuple):
+class CopyStreams(NamedTuple):
     """Where copies run."""
 
-    load: Lane
-    save: Lane
+    load: CopyStream
+    save: CopyStream
 
 
 class Observer(Protocol):
@@ -59,7 +59,7 @@ class Observer(Protocol):
         ...
 
 
-class DataPlane:
+class ModelRunner:
     """The real memory of one engine, and the model that uses it.
 
     Args:
@@ -70,7 +70,7 @@ class DataPlane:
         self,
         model: Model,
         pools: TorchPools,
-        lanes: Lanes,
+        streams: CopyStreams,
         *,
         observer: Observer | None = None,
         allocators: Pools | None = None,
@@ -78,17 +78,17 @@ class DataPlane:
         self.pools = pools
         self._tables = StepTables(pools, pools.window_len)
         self._model = model
-        self._lanes = lanes
+        self._streams = streams
         self._observer = observer
         self._allocators = allocators
         self._were_taken: dict[tuple[int, int], np.ndarray] = {}
         self._pending: list[LoadBack | CopyState] = []
-        self._due: dict[int, Ticket] = {}  # first layer of a group → the copies it waits for
-        self._fences: list[Ticket] = []
-        self._tickets: dict[LoadBack | BackUp, Ticket] = {}
+        self._due: dict[int, CopyEvent] = {}  # first layer of a group → the copies it waits for
+        self._fences: list[CopyEvent] = []
+        self._events: dict[LoadBack | BackUp, CopyEvent] = {}
         self._stalls: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._boundaries: list[tuple[PageIds, PageIds]] = []  # states that this step completes
-        self._launched: list[Ticket] = []  # copies into the device since the last step
+        self._launched: list[CopyEvent] = []  # copies into the device since the last step
         self.exposed_ns = 0  # how long the last step stood still for copies
         self.total_exposed_ns = self.total_copied_ns = 0  # of all steps
 
@@ -97,10 +97,10 @@ class DataPlane:
         if not isinstance(work, BackUp):
             self._pending.append(work)
             return
-        ticket = self._lanes.save.run(lambda: self.pools.save(work.moves))
-        self._tickets[work] = ticket
+        event = self._streams.save.run(lambda: self.pools.save(work.moves))
+        self._events[work] = event
         if work.is_fence:
-            self._fences.append(ticket)
+            self._fences.append(event)
 
     def launch(self) -> None:
         """Hand out the copies that wait for a step, in the order of their booking."""
@@ -108,36 +108,36 @@ class DataPlane:
             return
         pending, self._pending = self._pending, []
         if self._fences:  # by itself: to wait for a back-up is no part of how long a copy took
-            self._lanes.load.run(partial(_wait_for, list(self._fences)))
+            self._streams.load.run(partial(_wait_for, list(self._fences)))
         arrivals, sent = merged(pending), list[Sent]()
         for group, layers in enumerate(self.pools.layer_groups):
             action = partial(self._load, arrivals, sent, group)
-            self._due[layers.start] = ticket = self._lanes.load.run(action)
-            self._launched.append(ticket)
+            self._due[layers.start] = event = self._streams.load.run(action)
+            self._launched.append(event)
         for work in pending:
             if isinstance(work, LoadBack):
-                self._tickets[work] = ticket
+                self._events[work] = event
 
     def is_done(self, work: LoadBack | BackUp) -> bool:
         """Whether a copy is over; forgets it if so."""
-        ticket = self._tickets.get(work)
-        if ticket is None or not ticket.is_done():
+        event = self._events.get(work)
+        if event is None or not event.is_done():
             return False
-        del self._tickets[work]
+        del self._events[work]
         return True
 
     def finish(self, work: LoadBack | BackUp) -> None:
         """Return when a copy is over, for the host as well as for what is computed next."""
         self.launch()
-        self._tickets.pop(work).wait()
+        self._events.pop(work).wait()
         if self.pools.device.type == "cuda":  # so far the stream waits, and not this thread
             torch.cuda.current_stream(self.pools.device).synchronize()
 
     def close(self) -> None:
         """Finish all copies."""
         self.launch()
-        for lane in self._lanes:
-            lane.close()
+        for stream in self._streams:
+            stream.close()
 
     def compute(self, batch: Batch) -> None:
         """Run one step to its end."""
@@ -166,7 +166,7 @@ class DataPlane:
             stalls, self._stalls = self._stalls, []
             self.exposed_ns = round(sum(a.elapsed_time(b) for a, b in stalls) * 1e6)
         self.total_exposed_ns += self.exposed_ns
-        self.total_copied_ns += sum(ticket.duration_ns() for ticket in self._launched)
+        self.total_copied_ns += sum(event.duration_ns() for event in self._launched)
         self._launched = []
 
     # -- inside --------------------------------------------------------------------------------
@@ -204,30 +204,30 @@ class DataPlane:
             assert sequence.working_slot is not None
             self._boundaries.append((sequence.working_slot, sequence.boundary_slot))
 
-    def _memory(self, job: Job, rows: dict[int, Row]) -> SequenceMemory:
+    def _memory(self, job: Job, rows: dict[int, Row]) -> PagedKvView:
         sequence = job.sequence
         slot = -1 if sequence.working_slot is None else int(sequence.working_slot[0])
         tables = (
             sequence.full_pages[: sequence.num_pages],
             sequence.swa_pages[: sequence.num_pages],
         )
-        return SequenceMemory(self.pools, self._model.words, tables, slot, rows)
+        return PagedKvView(self.pools, self._model.words, tables, slot, rows)
 
     def _ready(self, layer: int) -> None:
-        ticket = self._due.pop(layer, None)
-        if ticket is not None:
-            self._wait(ticket)
+        event = self._due.pop(layer, None)
+        if event is not None:
+            self._wait(event)
 
-    def _wait(self, ticket: Ticket) -> None:
+    def _wait(self, event: CopyEvent) -> None:
         if self.pools.device.type == "cuda":  # the stream waits, not this thread
             before, after = timed_event(), timed_event()
             before.record()
-            ticket.wait()
+            event.wait()
             after.record()
             self._stalls.append((before, after))
             return
         started = time.perf_counter_ns()
-        ticket.wait()
+        event.wait()
         self.exposed_ns += time.perf_counter_ns() - started
 
     def _poison(self, allocators: Pools) -> None:
@@ -280,6 +280,6 @@ def _joined(moves: Sequence[Move]) -> Move:
     return Move(kinds[0], np.concatenate(sources), np.concatenate(targets))
 
 
-def _wait_for(tickets: Sequence[Ticket]) -> None:
-    for ticket in tickets:
-        ticket.wait()
+def _wait_for(events: Sequence[CopyEvent]) -> None:
+    for event in events:
+        event.wait()

@@ -15,7 +15,7 @@ class HoleError(RuntimeError):
     """The model would read a page that is not there."""
 
 
-class SequenceMemory:
+class PagedKvView:
     """Pages through a page table, and the state in a working slot.
 
     Heads lie on their ranks; what is read is put together again.

@@ -11,9 +11,9 @@ from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.keys import COMPONENT_TAGS
 from hicache.clock import SECOND_NS, WallClock
 from hicache.config import ExperimentConfig, RealModel
-from hicache.executor.real.copy_streams import StreamLane, ThreadLane
+from hicache.executor.real.copy_streams import CudaStream, ThreadStream
 from hicache.executor.real.io import TorchExecutor, TorchIo
-from hicache.executor.real.model_runner import DataPlane, Lanes, Model
+from hicache.executor.real.model_runner import CopyStreams, Model, ModelRunner
 from hicache.executor.real.page_origin import PageOrigin
 from hicache.executor.real.pools import Counts, TorchPools
 from hicache.executor.real.reference_model import ReferenceModel
@@ -57,19 +57,19 @@ class TorchRuntime:
         """The executor of one more engine."""
         pools, self._spare = self._spare or self._pools(), None
         if self._device.type == "cuda":
-            lanes = Lanes(
-                StreamLane(self._device, is_urgent=True), StreamLane(self._device, is_urgent=False)
+            streams = CopyStreams(
+                CudaStream(self._device, is_urgent=True), CudaStream(self._device, is_urgent=False)
             )
         else:
-            lanes = Lanes(ThreadLane("load"), ThreadLane("save"))
-        plane = DataPlane(
+            streams = CopyStreams(ThreadStream("load"), ThreadStream("save"))
+        runner = ModelRunner(
             self._model,
             pools,
-            lanes,
+            streams,
             observer=self._verifier,
             allocators=cache.pools if self._config.engine.check_invariants else None,
         )
-        return TorchExecutor(plane, self.io)
+        return TorchExecutor(runner, self.io)
 
     def close(self) -> None:
         """Let everything end."""
@@ -80,8 +80,8 @@ class TorchRuntime:
     def report(self) -> tuple[list[str], dict[str, float]]:
         """Notes and measures of a run that is over."""
         notes = [f"computed on {self._device} with torch {torch.__version__}"]
-        copied_ns = sum(plane.total_copied_ns for plane in self.io.planes)
-        exposed_ns = sum(plane.total_exposed_ns for plane in self.io.planes)
+        copied_ns = sum(runner.total_copied_ns for runner in self.io.runners)
+        exposed_ns = sum(runner.total_exposed_ns for runner in self.io.runners)
         measures: dict[str, float] = {
             "load_back/copy_s": copied_ns / SECOND_NS,
             "load_back/exposed_s": exposed_ns / SECOND_NS,

@@ -20,7 +20,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
-from hicache.executor.real.paged_kv import SequenceMemory
+from hicache.executor.real.paged_kv import PagedKvView
 from hicache.executor.real.pools import DTYPES
 from hicache.models import ModelConfig
 
@@ -68,7 +68,7 @@ class TimingModel:
         tokens: bytes,
         start: int,
         end: int,
-        memory: SequenceMemory,
+        memory: PagedKvView,
         *,
         logits_from: int | None = None,
         ready: Callable[[int], None] = lambda layer: None,
@@ -90,7 +90,7 @@ class TimingModel:
         return x[first - end :] @ self._head
 
     def _attend(
-        self, layer: int, hidden: Tensor, start: int, end: int, memory: SequenceMemory
+        self, layer: int, hidden: Tensor, start: int, end: int, memory: PagedKvView
     ) -> Tensor:
         config, size = self.config, self.page_size
         is_window = self.words[layer] == "S"

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hicache.cache.tree.node import DEVICE, FULL, MAMBA, SWA
-from hicache.executor.real.paged_kv import SequenceMemory
+from hicache.executor.real.paged_kv import PagedKvView
 from hicache.executor.real.pools import TorchPools
 from hicache.executor.real.reference_model import ReferenceModel
 from hicache.scheduler.job import Job
@@ -54,7 +54,7 @@ class Verifier:
             device=self._model.device,
         )
         pages = np.arange(num_pages, dtype=np.int32)
-        memory = SequenceMemory(pools, self._model.words, (pages, pages), 0)
+        memory = PagedKvView(pools, self._model.words, (pages, pages), 0)
         num_equal, worst = 0, 0.0
         for tokens, answers in self._seen.values():
             for kind in (FULL, SWA):

@@ -33,7 +33,7 @@ from hicache.storage.base import Storage
 from hicache.storage.guards.faults import Stall
 
 Wait = tuple[int, int, tuple[str, ...]]  # (latency in ns, then bytes, links they cross)
-Errand = Generator[Wait, None, None]
+IoJob = Generator[Wait, None, None]
 STORAGE_LINKS = ("storage_read", "storage_write", "storage")
 NO_STORAGE_LIMIT = 1e15  # bytes a second: a link that never binds
 
@@ -41,7 +41,7 @@ NO_STORAGE_LIMIT = 1e15  # bytes a second: a link that never binds
 class SimulatedIo:
     """Links, storage and storage workers under one event queue.
 
-    Each errand is a generator that yields what it waits for. Work for storage queues for a
+    Each I/O job is a generator that yields what it waits for. Work for storage queues for a
     worker and is not pre-empted.
     """
 
@@ -83,15 +83,15 @@ class SimulatedIo:
         self._delays: dict[int, Random] = {}
         self.counters: Counter[str] = Counter()
         self._numbers = count()
-        self._timers: list[tuple[int, int, int, tuple[str, ...], Errand]] = []
-        self._flows: dict[int, Errand] = {}
+        self._timers: list[tuple[int, int, int, tuple[str, ...], IoJob]] = []
+        self._flows: dict[int, IoJob] = {}
         self._now = 0
         self._done: list[Delivery] = []
         self._workers = {
             "read": config.read_workers * self._num_ranks,
             "write": config.write_workers * self._num_ranks,
         }
-        self._queues: dict[str, deque[Errand]] = {
+        self._queues: dict[str, deque[IoJob]] = {
             "read": deque(),
             "write": deque(),
         }
@@ -134,12 +134,12 @@ class SimulatedIo:
         done, self._done = dict.fromkeys(self._done), []
         return [(number // self._num_ranks, each) for number, each in done]
 
-    def begin(self, work: Errand, now_ns: int) -> None:
+    def begin(self, work: IoJob, now_ns: int) -> None:
         """Start something that waits for nobody."""
         self._now = now_ns
         self._go_on(work)
 
-    def enqueue(self, worker: str, work: Errand, now_ns: int) -> None:
+    def enqueue(self, worker: str, work: IoJob, now_ns: int) -> None:
         """Start something as soon as a storage worker is free.
 
         `worker`: "read" and "write" are shared by all engines, "query0" is the first engine's own.
@@ -148,7 +148,7 @@ class SimulatedIo:
         self._queues[worker].append(work)
         self._dispatch(worker)
 
-    def copy(self, engine: int, work: BackUp | LoadBack) -> Errand:
+    def copy(self, engine: int, work: BackUp | LoadBack) -> IoJob:
         """A copy between device and host."""
         direction = "to_host" if isinstance(work, BackUp) else "to_device"
         is_fence = isinstance(work, BackUp) and work.is_fence
@@ -159,7 +159,7 @@ class SimulatedIo:
         self.fences[engine] -= is_fence
         self._done.append((engine, work))
 
-    def query(self, engine: int, prefetch: Prefetch) -> Errand:
+    def query(self, engine: int, prefetch: Prefetch) -> IoJob:
         """One round trip to storage."""
         yield to_ns(self.config.query_s), 0, ()
         if not prefetch.is_settled:
@@ -170,7 +170,7 @@ class SimulatedIo:
         self.counters["storage/query_count"] += 1
         self._done.append((engine, prefetch))
 
-    def read(self, engine: int, prefetch: Prefetch, page_bytes: tuple[int, int, int]) -> Errand:
+    def read(self, engine: int, prefetch: Prefetch, page_bytes: tuple[int, int, int]) -> IoJob:
         """Pages in batches, then the window and the state if all pages came."""
         links = ("storage_read", "storage", f"host_memory{engine}")
         began_ns = self._now
@@ -195,7 +195,7 @@ class SimulatedIo:
         prefetch.is_read = True
         self._done.append((engine, prefetch))
 
-    def write(self, engine: int, work: StorageWrite, page_bytes: tuple[int, int, int]) -> Errand:
+    def write(self, engine: int, work: StorageWrite, page_bytes: tuple[int, int, int]) -> IoJob:
         """Pages in batches, skipping those that storage has; each batch is visible when written."""
         links = ("storage_write", "storage", f"host_memory{engine}")
         if work.is_given_away:  # to a buffer first
@@ -213,7 +213,7 @@ class SimulatedIo:
             yield self._stall_ns(engine), 0, ()
         self._done.append((engine, work))
 
-    def delete(self, engine: int, work: StorageDelete) -> Errand:
+    def delete(self, engine: int, work: StorageDelete) -> IoJob:
         """Forget pages, in one round trip that nobody waits for."""
         self._storage_of(engine).delete(work.keys)
         yield to_ns(self.config.query_s) + self._stall_ns(engine), 0, ()
@@ -251,12 +251,12 @@ class SimulatedIo:
             self._workers[worker] -= 1
             self._go_on(self._occupy(worker, queue.popleft()))
 
-    def _occupy(self, worker: str, work: Errand) -> Errand:
+    def _occupy(self, worker: str, work: IoJob) -> IoJob:
         yield from work
         self._workers[worker] += 1
         self._dispatch(worker)
 
-    def _go_on(self, work: Errand) -> None:
+    def _go_on(self, work: IoJob) -> None:
         for latency_ns, num_bytes, links in work:
             if latency_ns:
                 # waited for here: a flow that has not begun would make every end uncertain
@@ -267,7 +267,7 @@ class SimulatedIo:
                 self._flow(num_bytes, links, work)
                 return
 
-    def _flow(self, num_bytes: int, links: tuple[str, ...], work: Errand) -> None:
+    def _flow(self, num_bytes: int, links: tuple[str, ...], work: IoJob) -> None:
         number = next(self._numbers)
         self._flows[number] = work
         self.links.start(number, num_bytes, links, self._now)

@@ -9,7 +9,7 @@ from hicache.cache.tree.node import HOST
 from hicache.cache.tree.radix_tree import RadixTree
 
 
-class HostRoom:
+class HostAllocator:
     """Hands out host pages (mamba: slots), evicting what the tree can spare."""
 
     def __init__(

@@ -9,17 +9,17 @@ from hicache.cache.tree.node import DEVICE, Node
 from hicache.cache.tree.radix_tree import RadixTree
 
 
-class DeviceRoom:
+class DeviceAllocator:
     """Hands out device pages (mamba: slots), evicting what the tree can spare."""
 
     def __init__(
-        self, tree: RadixTree, pools: Pools, counters: Counter[str], rescue: BackUps | None
+        self, tree: RadixTree, pools: Pools, counters: Counter[str], write_back: BackUps | None
     ) -> None:
-        """`rescue`: copies what is about to be lost (write_back); none: it has a copy, or goes."""
+        """`write_back`: copies what is about to be lost; none: it has a copy, or goes."""
         self._tree = tree
         self._pools = pools
         self._counters = counters
-        self._rescue = rescue
+        self._write_back = write_back
 
     def evictable(self, kind: int) -> int:
         """Pages (mamba: slots) that eviction could free."""
@@ -57,8 +57,8 @@ class DeviceRoom:
         """
         residency = self._tree.residency
         while (victim := residency.device_victim(kind)) is not None:
-            if self._rescue is not None:
-                self._rescue.save_victim(victim, kind)
+            if self._write_back is not None:
+                self._write_back.save_victim(victim, kind)
                 if not residency.may_leave_device(victim):
                     stuck.append(victim)
                     residency.pass_over(victim, kind)

@@ -3,7 +3,7 @@
 import pytest
 
 from hicache.cache.prefetch.prefetch import Prefetch
-from hicache.cache.prefetch.rates import Outlook, RecentRate
+from hicache.cache.prefetch.rates import RateEstimator, RecentRate
 from hicache.cache.prefetch.stop import Marginal
 from hicache.config import CommitPolicy, PrefetchConfig
 from tests.cache.small import PAGE, make_cache
@@ -32,20 +32,20 @@ def prefetch_of(num_pages: int, *, completed: int = 0, has_state: bool = False) 
     return prefetch
 
 
-def was_read(outlook: Outlook, num_pages: int, began_ns: int, ended_ns: int) -> None:
+def was_read(rates: RateEstimator, num_pages: int, began_ns: int, ended_ns: int) -> None:
     prefetch = prefetch_of(num_pages, completed=num_pages)
     prefetch.read_ns = began_ns, ended_ns
-    outlook.was_read(prefetch)
+    rates.was_read(prefetch)
 
 
-def marginal(outlook: Outlook, commit: CommitPolicy = CommitPolicy.all_or_nothing) -> Marginal:
-    return Marginal(PrefetchConfig(commit=commit), PAGE, outlook, patience=1)
+def marginal(rates: RateEstimator, commit: CommitPolicy = CommitPolicy.all_or_nothing) -> Marginal:
+    return Marginal(PrefetchConfig(commit=commit), PAGE, rates, patience=1)
 
 
 def test_a_rate_nobody_has_seen_is_unknown() -> None:
-    outlook = Outlook({})
-    assert outlook.load_ns(prefetch_of(1)) is None
-    assert outlook.compute_ns(1) is None
+    rates = RateEstimator({})
+    assert rates.load_ns(prefetch_of(1)) is None
+    assert rates.compute_ns(1) is None
 
 
 def test_a_rate_is_that_of_all_that_was_seen_lately() -> None:
@@ -63,54 +63,54 @@ def test_half_a_memory_later_a_rate_counts_half() -> None:
 
 
 def test_readers_side_by_side_share_their_time() -> None:
-    outlook = Outlook({})
-    was_read(outlook, 5, 0, 10)
-    was_read(outlook, 5, 0, 10)
-    assert outlook.load_ns(prefetch_of(1)) == pytest.approx(1.0, rel=0.01)
+    rates = RateEstimator({})
+    was_read(rates, 5, 0, 10)
+    was_read(rates, 5, 0, 10)
+    assert rates.load_ns(prefetch_of(1)) == pytest.approx(1.0, rel=0.01)
 
 
 def test_time_in_which_nothing_was_read_does_not_count() -> None:
-    outlook = Outlook({})
-    was_read(outlook, 5, 0, 10)
-    was_read(outlook, 5, 1_000, 1_010)
-    assert outlook.load_ns(prefetch_of(1)) == pytest.approx(2.0)
+    rates = RateEstimator({})
+    was_read(rates, 5, 0, 10)
+    was_read(rates, 5, 1_000, 1_010)
+    assert rates.load_ns(prefetch_of(1)) == pytest.approx(2.0)
 
 
 def test_earlier_prefetches_are_read_first() -> None:
     earlier, done, ours, later = prefetch_of(7, completed=2), *map(prefetch_of, (50, 3, 90))
     done.is_settled = True
-    outlook = Outlook(dict(enumerate([earlier, done, ours, later])))
-    was_read(outlook, 10, 0, 10)
-    assert outlook.load_ns(ours) == pytest.approx(5 + 3)
+    rates = RateEstimator(dict(enumerate([earlier, done, ours, later])))
+    was_read(rates, 10, 0, 10)
+    assert rates.load_ns(ours) == pytest.approx(5 + 3)
 
 
 @pytest.mark.parametrize(("token_ns", "may_stop"), [(2, False), (3, False), (1, True)])
 def test_marginal_stops_when_computing_is_sooner_done(token_ns: int, *, may_stop: bool) -> None:
-    outlook = Outlook({})
-    was_read(outlook, 10, 0, 80)  # 8 ns a page of 4 tokens
-    outlook.was_computed(100, 100 * token_ns)
-    assert marginal(outlook).may_stop(prefetch_of(5), 0) is may_stop
+    rates = RateEstimator({})
+    was_read(rates, 10, 0, 80)  # 8 ns a page of 4 tokens
+    rates.was_computed(100, 100 * token_ns)
+    assert marginal(rates).may_stop(prefetch_of(5), 0) is may_stop
 
 
 def test_marginal_lets_the_first_request_go_to_learn_what_computing_takes() -> None:
-    assert marginal(Outlook({})).may_stop(prefetch_of(5), 0)
-    assert marginal(Outlook({})).deadline_ns(prefetch_of(5)) is None
+    assert marginal(RateEstimator({})).may_stop(prefetch_of(5), 0)
+    assert marginal(RateEstimator({})).deadline_ns(prefetch_of(5)) is None
 
 
 def test_marginal_waits_for_an_answer_of_storage() -> None:
-    outlook = Outlook({})
-    was_read(outlook, 10, 0, 10**9)
-    outlook.was_computed(1, 10)
+    rates = RateEstimator({})
+    was_read(rates, 10, 0, 10**9)
+    rates.was_computed(1, 10)
     unanswered = prefetch_of(5)
     unanswered.restorable = None
-    assert not marginal(outlook).may_stop(unanswered, 0)
-    assert marginal(outlook).may_stop(prefetch_of(5), 0)
+    assert not marginal(rates).may_stop(unanswered, 0)
+    assert marginal(rates).may_stop(prefetch_of(5), 0)
 
 
 def test_nobody_waits_longer_than_computing_would_have_taken() -> None:
-    outlook = Outlook({})
-    outlook.was_computed(1, 10)
-    policy, prefetch = marginal(outlook), prefetch_of(5)  # no read has told how long this one takes
+    rates = RateEstimator({})
+    rates.was_computed(1, 10)
+    policy, prefetch = marginal(rates), prefetch_of(5)  # no read has told how long this one takes
     assert policy.deadline_ns(prefetch) == 5 * PAGE * 10
     assert not policy.may_stop(prefetch, 200)
     assert policy.may_stop(prefetch, 201)
@@ -120,19 +120,19 @@ def test_nobody_waits_longer_than_computing_would_have_taken() -> None:
 def test_computing_counts_once_for_everybody_it_keeps_waiting(
     num_waiting: int, *, may_stop: bool
 ) -> None:
-    outlook = Outlook({})
-    was_read(outlook, 10, 0, 80)
-    outlook.was_computed(100, 150)
-    outlook.num_waiting = num_waiting
-    assert marginal(outlook).may_stop(prefetch_of(5), 0) is may_stop  # 40 ns to read, 30 to compute
+    rates = RateEstimator({})
+    was_read(rates, 10, 0, 80)
+    rates.was_computed(100, 150)
+    rates.num_waiting = num_waiting
+    assert marginal(rates).may_stop(prefetch_of(5), 0) is may_stop  # 40 ns to read, 30 to compute
 
 
 def test_patience_is_what_computing_counts_for() -> None:
-    outlook = Outlook({})
-    was_read(outlook, 10, 0, 80)
-    outlook.was_computed(100, 150)
+    rates = RateEstimator({})
+    was_read(rates, 10, 0, 80)
+    rates.was_computed(100, 150)
     verdicts = [
-        Marginal(PrefetchConfig(), PAGE, outlook, patience=patience).may_stop(prefetch_of(5), 0)
+        Marginal(PrefetchConfig(), PAGE, rates, patience=patience).may_stop(prefetch_of(5), 0)
         for patience in (1.3, 1.4)
     ]
     assert verdicts == [True, False]
@@ -142,8 +142,8 @@ def test_patience_is_what_computing_counts_for() -> None:
     ("commit", "may_stop"), [(CommitPolicy.all_or_nothing, False), (CommitPolicy.usable, True)]
 )
 def test_all_of_a_hybrid_prefetch_is_at_stake(commit: CommitPolicy, *, may_stop: bool) -> None:
-    outlook = Outlook({})
-    was_read(outlook, 10, 0, 80)
-    outlook.was_computed(100, 150)
+    rates = RateEstimator({})
+    was_read(rates, 10, 0, 80)
+    rates.was_computed(100, 150)
     half = prefetch_of(10, completed=5, has_state=True)  # 40 ns to read, 60 or 30 to compute
-    assert marginal(outlook, commit).may_stop(half, 0) is may_stop
+    assert marginal(rates, commit).may_stop(half, 0) is may_stop

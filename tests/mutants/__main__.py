@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.mutants.killing import Fate, Trial, Verdict, admit
+from tests.mutants.killing import Fate, Trial, Verdict, judge
 from tests.mutants.operators import Mutant, mutants
 from tests.mutants.packages import PACKAGES, ROOT, modules
 from tests.mutants.reach import IMPORT, Reach, reach
@@ -28,7 +28,7 @@ def main() -> None:
         same = [m for m in drawn if (m.path, *m.change(_source(m))) in equivalent]
         rows.append((package, drawn, same))
         trials += [trial(m, found, told.budget) for m in drawn if m not in same]
-    judged = admit(trials, found, told.jobs, _tell)
+    judged = judge(trials, found, told.jobs, _tell)
     verdicts = {verdict.trial.mutant: verdict for verdict in judged}
     print(f"\nOf commit {_commit()[:12]}, seed {seed}:\n")
     print("| package | mutants | killed | timed out | survived | equivalent | noticed |")

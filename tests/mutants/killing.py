@@ -66,7 +66,7 @@ class Verdict:
     killer: str | None
 
 
-def admit(
+def judge(
     trials: Sequence[Trial], reach: Reach, jobs: int, tell: Callable[[Verdict], None]
 ) -> list[Verdict]:
     """Try all mutants, `jobs` at a time; `tell` hears of each as soon as it is judged."""

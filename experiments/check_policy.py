@@ -30,7 +30,7 @@ POINTS = {
 }
 TIGHT = (
     "workload=agents", "workload.limit=40", "storage=memory", "storage.read_gbps=0.5",
-    "prefetch.threshold=64", "engine.check_invariants=true",
+    "workload.start=warm_storage", "prefetch.threshold=64", "engine.check_invariants=true",
 )  # fmt: skip
 POOLS = {
     "tiny_hybrid": ("model=tiny_hybrid", "cache.device_gib=0.06", "cache.host_gib=0.06"),

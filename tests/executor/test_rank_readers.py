@@ -15,7 +15,7 @@ from hicache.engine.ranks.agreement import ReadProgress
 from hicache.engine.ranks.processes import RankedReader
 from hicache.scheduler.batch import Batch
 from hicache.storage.base import StorageError
-from tests.cache.test_agreement import Rank
+from tests.engine.test_agreement import Rank
 
 NUM_PAGES = 5
 

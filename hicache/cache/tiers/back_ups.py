@@ -17,7 +17,7 @@ class BackUps:
     def __init__(
         self,
         tree: RadixTree,
-        room: HostAllocator,
+        allocator: HostAllocator,
         bookings: Bookings,
         counters: Counter[str],
         *,
@@ -26,7 +26,7 @@ class BackUps:
     ) -> None:
         """`hits`: of a published node, from which on it is worth a copy."""
         self._tree = tree
-        self._room = room
+        self._allocator = allocator
         self._bookings = bookings
         self._counters = counters
         self._page_bytes = page_bytes
@@ -63,7 +63,7 @@ class BackUps:
                     continue  # its full pages found no room, and sidecars need them
                 source = each.held[DEVICE][kind]
                 assert source is not None
-                target = self._room.allocate(kind, len(source))
+                target = self._allocator.allocate(kind, len(source))
                 if target is None:
                     lost = plan.num_pages(kind) - counts[kind]
                     self._counters[f"back_up/dropped_{KIND_NAMES[kind]}_pages"] += lost

@@ -19,7 +19,7 @@ class LoadBacks:
     def __init__(
         self,
         tree: RadixTree,
-        room: DeviceAllocator,
+        allocator: DeviceAllocator,
         bookings: Bookings,
         counters: Counter[str],
         *,
@@ -28,7 +28,7 @@ class LoadBacks:
     ) -> None:
         """`threshold`: full tokens below which nothing is loaded but for a window or a state."""
         self._tree = tree
-        self._room = room
+        self._allocator = allocator
         self._bookings = bookings
         self._counters = counters
         self._page_bytes = page_bytes
@@ -85,10 +85,10 @@ class LoadBacks:
     def _allocate(self, counts: tuple[int, int, int]) -> list[PageIds] | None:
         taken: list[PageIds] = []
         for kind, count in enumerate(counts):
-            page_ids = self._room.allocate(kind, count) if count else NO_PAGES
+            page_ids = self._allocator.allocate(kind, count) if count else NO_PAGES
             if page_ids is None:
                 for earlier, page_ids in enumerate(taken):
-                    self._room.free(earlier, page_ids)
+                    self._allocator.free(earlier, page_ids)
                 return None
             taken.append(page_ids)
         return taken

@@ -198,17 +198,17 @@ class RankAgreement:
             self._land(self.progress.popleft())
         return gone
 
-    def _land(self, news: ReadProgress) -> None:
-        prefetch = news.prefetch
-        if news.restorable is not None:
-            prefetch.restorable = news.restorable
+    def _land(self, progress: ReadProgress) -> None:
+        prefetch = progress.prefetch
+        if progress.restorable is not None:
+            prefetch.restorable = progress.restorable
             self._prefetcher.on_queried(prefetch)
             return
         if not prefetch.is_settled:
-            prefetch.completed_pages = news.completed_pages
-        if news.is_read:
-            prefetch.sidecars_found = news.sidecars_found
-            prefetch.read_ns = news.read_ns
+            prefetch.completed_pages = progress.completed_pages
+        if progress.is_read:
+            prefetch.sidecars_found = progress.sidecars_found
+            prefetch.read_ns = progress.read_ns
             prefetch.sidecars_read = prefetch.is_read = True
             self._prefetcher.on_read(prefetch)
 

@@ -13,6 +13,7 @@ from pathlib import PurePath
 from typing import Any
 
 from hicache.models import ComponentKind, HardwareConfig, ModelConfig
+from hicache.models.plausible import check_shape
 
 # policies of our own, by the knob that names them; module:Class names one of the user's
 STOP_POLICIES = ("best_effort", "wait_complete", "timeout", "marginal")
@@ -510,6 +511,8 @@ class ExperimentConfig:
     def __post_init__(self) -> None:
         check_name(self.name)
         check_limits("", self)
+        if self.model != ModelConfig():
+            check_shape(self.model)
         tp = self.parallel.tp or self.model.default_tp
         for kind, heads in (
             (ComponentKind.full, self.model.num_kv_heads),

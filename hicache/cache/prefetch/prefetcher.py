@@ -100,6 +100,10 @@ class Prefetcher:
         self.counters["prefetch/started_count"] += 1
         return prefetch
 
+    def begin_step(self, num_waiting: int) -> None:
+        """A step is planned while so many requests wait."""
+        self.rates.num_waiting = num_waiting
+
     # -- while it runs -------------------------------------------------------------------------
 
     def on_queried(self, prefetch: Prefetch) -> None:

@@ -131,9 +131,8 @@ REMOVALS = (
     Removal(
         name="003 the reader keeps what it is still reading into",
         path=PREFETCH,
-        fix="        if prefetch.is_reading and not prefetch.is_read:\n"
-        "            self.lingering.add(prefetch)\n        else:\n    ",
-        without="",
+        fix="else:\n                self._stop(prefetch)\n        self.forget",
+        without="else:\n                self._end(prefetch, 'aborted')\n        self.forget",
         test=(CUT, "abort_during_a_read"),
     ),
     Removal(
@@ -225,8 +224,8 @@ REMOVALS = (
     Removal(
         name="ranks: sidecars are all or nothing",
         path=PREFETCH,
-        fix="(prefetch.sidecars_read and prefetch.sidecars_found)",
-        without="prefetch.sidecars_read",
+        fix="or prefetch.sidecars_found",
+        without="or prefetch.is_read",
         test=(VOTES, "one_rank_lacks_are_published_by_none"),
     ),
     Removal(

@@ -23,7 +23,9 @@ SERVICE_ORDERS = ("fcfs", "longest_prefix", "shortest_remaining")
 SWA_BUDGETS = ("no_host_term", "reports", "double", "sglang_0_5_23")
 # where knobs of generators, of traces and of timeouts have an effect
 GENERATED = "workload.kind=builtin,chat,agents"
-TRACED = "workload.kind=mooncake_conversation,mooncake_synthetic,mooncake_toolagent,weka_agentic"
+BLOCKS = "workload.kind=trace,mooncake_conversation,mooncake_synthetic,mooncake_toolagent"
+TRACED = BLOCKS + ",weka_agentic"
+YOURS = "workload.kind=trace"
 TIMED = "prefetch.stop=timeout,module:Class"
 MISSING = "???"  # OmegaConf's mark of a value that must be given
 
@@ -213,6 +215,12 @@ class WorkloadConfig:
 
     kind: str = MISSING
     path: str | None = knob(None, only=TRACED)
+    # of a trace of yours: tokens of a block; none: what suits all lines
+    block_tokens: int | None = knob(None, least=1, only=YOURS)
+    # with which everybody's prompts begin: that they share them makes two requests no conversation
+    system_tokens: int = knob(0, least=0, only=BLOCKS)
+    # of a log of chats, module:function from a text to its tokens; none: four letters a token
+    tokenizer: str | None = knob(None, only=YOURS)
     limit: int | None = knob(None, least=1)  # first requests only
     load: float | None = knob(None, above=0)
     time_scale: float = knob(1.0, above=0)

@@ -29,7 +29,7 @@ from hicache.results.recorder import Recorder
 from hicache.scheduler.checkpoints import PLACEMENTS
 from hicache.scheduler.scheduler import Scheduler
 from hicache.workload.arrivals import Feeder
-from hicache.workload.build import Workload, load_workload, sample_sessions
+from hicache.workload.build import Workload, load_workload, repeat_sessions, sample_sessions
 from hicache.workload.patience import patience_of
 
 # counts of what may never happen in a run; its summary says 0 then, so that runs can be compared
@@ -155,21 +155,25 @@ def run(
 def _workload(config: ExperimentConfig, cost: CostModel, notes: list[str]) -> Workload:
     workload = load_workload(config.workload, data_dir=config.data_dir, seed=config.seed)
     if config.workload.load is not None:
-        cold = _utilisation(
-            cost,
-            [(0, request.prompt_len, request.output_len) for request in workload.requests],
-            _span_s([request.arrival_ns for request in workload.requests]),
-            config.parallel.replicas,
+        asked = config.workload.load
+        share = asked / _cold_load(workload, cost, config.parallel.replicas)
+        change = sample_sessions if share <= 1 else repeat_sessions
+        workload = change(workload, share, config.seed)
+        reached = _cold_load(workload, cost, config.parallel.replicas)
+        notes.append(
+            f"workload.load: {asked:g} asked, {reached:.2f} reached (without a cache) with "
+            f"{share:.2f} of the sessions"
         )
-        share = min(config.workload.load / cold, 1.0)
-        if share == 1.0:
-            notes.append(
-                f"workload.load={config.workload.load} is more than the whole workload gives "
-                f"without a cache ({cold:.2f}); all of it is replayed"
-            )
-        workload = sample_sessions(workload, share, config.seed)
+    notes += workload.notes
     notes.insert(0, workload.description)
     return workload
+
+
+def _cold_load(workload: Workload, cost: CostModel, num_engines: int) -> float:
+    """Utilisation of the GPUs by this workload, if nothing were ever hit."""
+    lengths = [(0, request.prompt_len, request.output_len) for request in workload.requests]
+    span_s = _span_s([request.arrival_ns for request in workload.requests])
+    return _utilisation(cost, lengths, span_s, num_engines)
 
 
 def _engine(

@@ -19,7 +19,7 @@ from hicache.models.hugging_face import read_model
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 # knobs that take the place of all a group's file says, and the option to which they belong
-IMPLIED = {"model.from_hf": "model=from_hf"}
+IMPLIED = {"model.from_hf": "model=from_hf", "workload.path": "workload=trace"}
 
 
 @cache

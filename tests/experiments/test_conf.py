@@ -45,7 +45,10 @@ def load(*overrides) -> ExperimentConfig:
 
 
 # what a file leaves for the user to say
-TO_SAY = {"model=from_hf": ("model.from_hf={folder}/config.json",)}
+TO_SAY = {
+    "model=from_hf": ("model.from_hf={folder}/config.json",),
+    "workload=trace": ("workload.path=trace.jsonl",),
+}
 LLAMA = {
     "hidden_size": 4096,
     "intermediate_size": 14336,

@@ -235,7 +235,10 @@ UNDRAWN = {
     "scheduler.swa_budget_args",
     "storage.faults.preset",
     "storage.root",
+    "workload.block_tokens",
     "workload.load",
     "workload.path",
+    "workload.system_tokens",
+    "workload.tokenizer",
     "workload.tokens",
 }

@@ -161,8 +161,8 @@ def _workload(config: ExperimentConfig, cost: CostModel, notes: list[str]) -> Wo
         workload = change(workload, share, config.seed)
         reached = _cold_load(workload, cost, config.parallel.replicas)
         notes.append(
-            f"workload.load: {asked:g} asked, {reached:.2f} reached (without a cache) with "
-            f"{share:.2f} of the sessions"
+            f"workload.load: {asked:g} asked, {reached:.3g} reached (without a cache) with "
+            f"{share:.3g} of the sessions"
         )
     notes += workload.notes
     notes.insert(0, workload.description)

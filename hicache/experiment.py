@@ -28,9 +28,10 @@ from hicache.results.metrics import REQUIRED_MEASURES, Progress, RequestRecord, 
 from hicache.results.recorder import Recorder
 from hicache.scheduler.checkpoints import PLACEMENTS
 from hicache.scheduler.scheduler import Scheduler
-from hicache.workload.arrivals import Feeder
+from hicache.workload.arrivals import Feeder, Releases
 from hicache.workload.build import Workload, load_workload, repeat_sessions, sample_sessions
 from hicache.workload.patience import patience_of
+from hicache.workload.rounds import RoundFeeder
 
 # counts of what may never happen in a run; its summary says 0 then, so that runs can be compared
 RARE_COUNTS = (
@@ -103,9 +104,7 @@ def run(
                 window_pages=tree.window_pages,
                 has_states=tree.has_states,
             )
-    feeder = Feeder(
-        workload.requests, config.workload.arrivals, concurrency=config.workload.concurrency
-    )
+    feeder = _feeder(config, workload)
     recorder = Recorder(
         engines,
         num_requests=len(workload.requests),
@@ -167,6 +166,19 @@ def _workload(config: ExperimentConfig, cost: CostModel, notes: list[str]) -> Wo
     notes += workload.notes
     notes.insert(0, workload.description)
     return workload
+
+
+def _feeder(config: ExperimentConfig, workload: Workload) -> Releases:
+    knobs = config.workload
+    if knobs.kind != "multi_turn":
+        return Feeder(workload.requests, knobs.arrivals, concurrency=knobs.concurrency)
+    return RoundFeeder(
+        workload.requests,
+        rate=knobs.request_rate,
+        parallel=knobs.parallel,
+        barrier=knobs.barrier,
+        seed=config.seed,
+    )
 
 
 def _cold_load(workload: Workload, cost: CostModel, num_engines: int) -> float:

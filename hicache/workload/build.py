@@ -11,6 +11,7 @@ import numpy as np
 from hicache.clock import SECOND_NS
 from hicache.config import WorkloadConfig
 from hicache.request import Request, TokenSpans
+from hicache.workload.benches import multi_turn, shared_prefix
 from hicache.workload.chat_log import load_chat_log
 from hicache.workload.data import (
     MOONCAKE_CONVERSATION,
@@ -28,7 +29,13 @@ from hicache.workload.trace import TraceError, read_records
 from hicache.workload.turns import INT32_IDS
 from hicache.workload.weka import load_weka
 
-GENERATORS = {"builtin": builtin, "chat": chat, "agents": agents}
+GENERATORS = {
+    "builtin": builtin,
+    "chat": chat,
+    "agents": agents,
+    "multi_turn": multi_turn,
+    "shared_prefix": shared_prefix,
+}
 TRACES = {
     trace.kind: trace
     for trace in (

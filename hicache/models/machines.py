@@ -83,6 +83,7 @@ class HardwareConfig:
     """What one machine can do. Rates are of one device: flops, bytes, tokens a second."""
 
     name: str = "???"
+    table: str | None = None  # a CSV of curves and figures that were measured, in place of ours
     num_devices: int = 8  # in one domain of fast links
     devices_per_host: int = 8
     device_memory_bytes: Figure = field(default_factory=Figure)

@@ -284,7 +284,11 @@ def test_a_sweep_prints_its_directory_once_and_last(sweep):
 
 def test_an_experiment_runs_its_whole_grid_and_ends_with_a_figure(program):
     done = program(
-        "experiment=prefetch_stop", "hydra/launcher=basic", "workload=builtin", "seed=0"
+        "experiment=prefetch_stop",
+        "hydra/launcher=basic",
+        "workload=builtin",
+        "storage.read_gbps=2",
+        "seed=0",
     )  # joblib's workers would not have the engine above
     assert done.returncode == 0, done.stderr
     assert len(list(last_line(done).glob("*/summary.json"))) >= 3

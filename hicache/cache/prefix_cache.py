@@ -18,6 +18,7 @@ from hicache.cache.tiers.transfer import (
     Bookings,
     CopyState,
     LoadBack,
+    Reported,
     StorageWrite,
     Work,
 )
@@ -285,7 +286,7 @@ class PrefixCache:
 
     # -- copies that are done ------------------------------------------------------------------
 
-    def complete(self, transfer: LoadBack | BackUp | StorageWrite) -> None:
+    def complete(self, transfer: Reported) -> None:
         """Release what a transfer held; a back-up goes on to storage."""
         self.in_flight.discard(transfer)
         if isinstance(transfer, StorageWrite):

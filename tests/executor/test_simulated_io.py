@@ -73,8 +73,8 @@ class Read:
         self.completed_pages = 0
         self.restorable: list[int] | None = None
         self.read_ns: tuple[int, int] | None = None
-        self.sidecars_read = self.sidecars_found = self.is_read = False
-        self.is_terminated = self.is_settled = False
+        self.sidecars_found = self.is_read = False
+        self.is_settled = False
 
     def keys(self, kind: int, first: int, end: int) -> list[bytes]:
         return [bytes([97 + page]) for page in range(first, end)]
@@ -171,7 +171,7 @@ def test_a_window_that_is_not_there_takes_an_operation_and_no_bytes() -> None:
     io, read = io_of(Kept(b"a", b"b", b"s")), Read(2, windows=1, has_state=True)
     start_read(io, read)
     assert events(io)[-1] == (2 * MS + 2 * MS // 10, 0, read)
-    assert (read.sidecars_read, read.sidecars_found) == (True, False)
+    assert (read.is_read, read.sidecars_found) == (True, False)
     assert io.counters["transfer/storage_read_bytes"] == 2_000_000
 
 
@@ -179,7 +179,7 @@ def test_a_read_that_is_ended_stops_after_the_batch_at_hand() -> None:
     io, read = io_of(Kept(b"a", b"b", b"c", b"d", b"w")), Read(4, windows=1)
     start_read(io, read)
     io.advance(MS)
-    read.is_terminated = True
+    read.is_settled = True
     assert events(io) == [(2 * MS + MS // 10, 0, read)]
     assert (read.completed_pages, read.sidecars_found, read.is_read) == (2, False, True)
 
@@ -188,7 +188,7 @@ def test_a_read_that_is_ended_with_its_last_page_leaves_window_and_state() -> No
     io, read = io_of(Kept(b"a", b"b", b"w")), Read(2, windows=1)
     start_read(io, read)
     io.advance(MS)
-    read.is_terminated = True
+    read.is_settled = True
     events(io)
     assert (read.completed_pages, read.sidecars_found) == (2, False)
     assert io.counters["transfer/storage_read_bytes"] == 2_000_000

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hicache.cache.pages import NO_PAGES
-from hicache.cache.prefetch.prefetch import Prefetch
+from hicache.cache.prefetch.prefetch import Phase, Prefetch
 from hicache.cache.tiers.transfer import StorageWrite
 from hicache.cache.tree.lock import Lock
 from hicache.cache.tree.node import FULL, HOST, MAMBA, SWA, Node
@@ -53,7 +53,7 @@ class Plotted:
         if len(self.calls) == self._fails:
             raise StorageError("no answer")
         if len(self.calls) == self._ends:
-            self._prefetch.is_terminated = True
+            self._prefetch.phase = Phase.stopped
         for key, buffer in zip(keys, buffers, strict=True):
             if len(buffer) == len(key):  # a stand-in
                 buffer[:] = key
@@ -228,7 +228,7 @@ def test_a_write_goes_the_same_way_whoever_drives_it(driver):
 @pytest.mark.parametrize("driver", [Simulated, Real])
 def test_nothing_is_read_for_a_prefetch_that_was_given_up_in_the_queue(driver):
     prefetch = prefetch_of(3)
-    prefetch.is_terminated = True
+    prefetch.phase = Phase.stopped
     storage = Plotted(prefetch)
     driver(storage).read(prefetch)
     assert storage.calls == []

@@ -79,7 +79,8 @@ class StorageDelete:
     keys: list[bytes]
 
 
-Work = LoadBack | BackUp | CopyState | StorageWrite | StorageDelete
+Reported = LoadBack | BackUp | StorageWrite  # whose end is reported
+Work = Reported | CopyState | StorageDelete
 
 
 class Bookings:

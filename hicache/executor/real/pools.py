@@ -89,31 +89,14 @@ class RankPools:
         share = config.recurrent_heads // tp
         self.recurrent_heads = slice(rank * share, (rank + 1) * share)
         buffers: dict[int, list[Buffer]] = {}
-        for kind in (FULL, SWA):
-            layers = [
-                layer for layer, word in enumerate(config.layer_words) if KV_LETTERS[kind] in word
-            ]
+        for kind, letter in KV_LETTERS.items():
+            layers = [layer for layer, word in enumerate(config.layer_words) if letter in word]
             if layers:
-                head_shape = _head_shape(config, kind, self.heads[kind])
-                num_pages = _count(device_counts, kind)
-                shape = (len(layers), 2, num_pages, page_size, *head_shape)
-                self.kv[kind] = torch.zeros(
-                    shape, dtype=DTYPES[config.kv_dtype_bytes], device=device
+                shape = (page_size, *_head_shape(config, kind, self.heads[kind]))
+                counts = _count(device_counts, kind), _count(host_counts, kind)
+                buffers[kind] = self._make_pages(
+                    kind, layers, shape, counts, DTYPES[config.kv_dtype_bytes], device
                 )
-                item_bytes = self.kv[kind][:, :, 0].numel() * config.kv_dtype_bytes
-                self.host[kind] = _host_slab(_count(host_counts, kind), item_bytes, device)
-                rows = self.host[kind].view(self.kv[kind].dtype)
-                host = rows.view(len(rows), *shape[:2], *shape[3:])
-                buffers[kind] = [
-                    Buffer(layers[place // 2], *pair)
-                    for place, pair in enumerate(
-                        zip(
-                            layer_first_buffers(self.kv[kind]),
-                            page_first_buffers(host),
-                            strict=True,
-                        )
-                    )
-                ]
         if config.num_mamba_layers:
             buffers[MAMBA] = self._make_states(config, tp, device_counts, host_counts, device)
         self.layout = tuple(
@@ -143,6 +126,23 @@ class RankPools:
             kind: _summing(each) for kind, each in buffers.items() if len(self.host[kind])
         }
         self._sum_stream = _stream(device)
+
+    def _make_pages(
+        self,
+        kind: int,
+        layers: Sequence[int],
+        page_shape: tuple[int, ...],
+        counts: tuple[int, int],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> list[Buffer]:
+        shape = (len(layers), 2, counts[0], *page_shape)
+        self.kv[kind] = kv = torch.zeros(shape, dtype=dtype, device=device)
+        item_bytes = kv[:, :, 0].numel() * dtype.itemsize
+        self.host[kind] = _host_slab(counts[1], item_bytes, device)
+        host = self.host[kind].view(dtype).view(counts[1], len(layers), 2, *page_shape)
+        pairs = zip(layer_first_buffers(kv), page_first_buffers(host), strict=True)
+        return [Buffer(layers[place // 2], *pair) for place, pair in enumerate(pairs)]
 
     def _make_states(
         self,

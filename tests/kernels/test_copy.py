@@ -15,6 +15,7 @@ from hicache.kernels import (
     reference,
     token_buffers,
 )
+from hicache.kernels.table import TILE_WORDS, WORD_BYTES
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float32, torch.int8]
 NUM_PAGES = 9
@@ -201,3 +202,11 @@ def test_the_comparison_fails_when_a_byte_is_wrong(random_bytes, poisoned, ids, 
     monkeypatch.setattr(copy, "copy_items", wrong_copy)
     with pytest.raises(AssertionError):
         assert_copies([src], [dst], ids([1]), ids([2]))
+
+
+@pytest.mark.parametrize("item_bytes", [16, 256, 2048, 4096, 65536, 3 * 65536])
+def test_one_item_of_many_buffers_fills_its_tiles(item_bytes):
+    pools = torch.zeros(2, 64, 2, item_bytes, dtype=torch.uint8)
+    table = copy_table(pools[0].unbind(0), pools[1].unbind(0))
+    _, num_tiles = copy.lines_and_tiles_of(table, 1)
+    assert num_tiles == -(-64 * item_bytes // (TILE_WORDS * WORD_BYTES))

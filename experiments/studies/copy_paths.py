@@ -66,7 +66,7 @@ def table(rows: Sequence[Row]) -> str:
     """A row a regime and path, in Markdown: medians over the seeds, lowest and highest after."""
     lines = [
         "| regime | path | curve | pieces | GB/s a device | TTFT mean, ms | … its load-back | "
-        "TTFT p95, ms | TPOT, ms | goodput, requests/s | no host tier ÷ this |",
+        "TTFT p95, ms | TPOT, ms | goodput, requests/s (of the crowd) | no host tier ÷ this |",
         "|---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for regime in dict.fromkeys(row.regime for row in rows):
@@ -83,8 +83,7 @@ def table(rows: Sequence[Row]) -> str:
                 f"{spread(these, 'load_back_s')[0] * 1e3:.1f}",
                 _told(spread(these, "ttft_p95_s"), 1e3),
                 f"{spread(these, 'tpot_s')[0] * 1e3:.2f}",
-                ("≥ " if first.goodput_share == 1 else "")
-                + _told(spread(these, "goodput_per_s"), 1),
+                _goodput(first),
                 _told(gains(rows, regime, path, NO_HOST), 1),
             ]
             lines.append("| " + " | ".join(cells) + " |")
@@ -139,7 +138,9 @@ def draw(rows: Sequence[Row]) -> Figure:
             label = NO_HOST if place == 0 else None
             axes.hlines(height, place - 0.45, place + 0.45, color="black", lw=1.5, label=label)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.set_yscale("symlog", linthresh=0.01)  # there may be no rate at all
+    above.set_yscale("log")
+    below.set_yscale("symlog", linthresh=0.1)  # there may be no rate at all
+    for axes in (above, below):
         axes.yaxis.set_major_formatter("{x:g}")
     above.set_ylabel("mean TTFT, ms")
     below.set_ylabel("goodput, requests a second")
@@ -179,6 +180,14 @@ def _draw_bars(
         edgecolor="white",
         label=f"{PATHS[path]} ({status})",
     )
+
+
+def _goodput(row: Row) -> str:
+    """A rate, and the share of the crowd that came at it; a bound, if all of it did."""
+    assert row.goodput_per_s is not None, "only the first seed has it"
+    assert row.goodput_share is not None
+    bound = "≥ " if row.goodput_share == 1 else ""
+    return f"{bound}{_number(row.goodput_per_s)} ({row.goodput_share:.0%})"
 
 
 def _told(values: tuple[float, float, float], factor: float) -> str:

@@ -146,7 +146,7 @@ def test_no_number_is_elided_on_a_narrow_terminal(program, ordinary):
 
 
 def test_an_overloaded_run_makes_no_latency_claim(program, ordinary):
-    claim = "overloaded: no latency claim"
+    claim = "verdict    GPU overloaded, ρ 0.95: no latency claim"
     assert claim in program("storage.root=busy").stdout
     assert claim not in ordinary.stdout
 
@@ -254,8 +254,12 @@ def test_a_sweep_prints_its_directory_once_and_last(sweep):
 
 def test_an_experiment_runs_its_whole_grid_and_ends_with_a_figure(program):
     done = program(
-        "experiment=prefetch_stop", "hydra/launcher=basic", "storage.read_gbps=2", "seed=0"
-    )  # joblib's workers would not have the engine above
+        "experiment=prefetch_stop",
+        "workload=builtin",  # a trace may not be there
+        "hydra/launcher=basic",  # joblib's workers would not have the engine above
+        "storage.read_gbps=2",
+        "seed=0",
+    )
     assert done.returncode == 0, done.stderr
     assert len(list(last_line(done).glob("*/summary.json"))) >= 3
     assert (last_line(done) / "sweep.png").exists()
@@ -311,13 +315,14 @@ def test_a_run_into_the_directory_of_another_run_is_refused(program, used):
     assert contents_of(used) == before
 
 
-def test_a_run_by_other_code_is_another_run(program, used):
+def test_a_run_by_other_code_is_made_again(program, used):
     made_of = json.loads((used / "provenance.json").read_text())
     made_of["hicache"]["sha256"] = "0" * 64
     (used / "provenance.json").write_text(json.dumps(made_of))
     done = program(f"hydra.run.dir={used}")
-    assert done.returncode == 2
-    assert "a finished run by other code (of hicache)" in done.stderr
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[0] == "adhoc: made again, for this has changed: hicache"
+    assert "as before" in program(f"hydra.run.dir={used}").stdout
 
 
 def test_a_run_that_did_not_end_is_made_again(program, used):

@@ -231,7 +231,6 @@ class PrefixCache:
         first = max(sequence.swa_start, sequence.tree_pages)
         if end > first:
             self.pools[DEVICE][SWA].free(sequence.swa_pages[first:end])
-            sequence.swa_pages[first:end] = -1
         sequence.swa_start = end
 
     def take_state_slot(self) -> PageIds | None:
@@ -255,7 +254,7 @@ class PrefixCache:
         for cut in sorted(cut for cut in cuts if first <= cut <= num_pages):
             node = insert(tree, node, sequence, cut, actions)
             state = sequence.states.pop(cut, None)
-            if state is not None and (node.is_root or not attach_state(tree, node, state)):
+            if state is not None and not attach_state(tree, node, state):
                 actions.append(FreePages(DEVICE, MAMBA, state))
         free(actions, self.pools)
         if node is not lock.node:

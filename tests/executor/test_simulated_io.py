@@ -194,12 +194,13 @@ def test_a_read_that_is_ended_with_its_last_page_leaves_window_and_state() -> No
     assert io.counters["transfer/storage_read_bytes"] == 2_000_000
 
 
-@pytest.mark.parametrize(("workers", "ends"), [(1, [1.1, 2.2]), (2, [2.1, 2.1])])
+@pytest.mark.parametrize(
+    ("workers", "ends"), [(1, [1.1, 2.2, 3.3]), (2, [2.1, 2.1, 3.2]), (3, [3.1] * 3)]
+)
 def test_reads_wait_for_a_reader_and_share_the_link(workers: int, ends: list[float]) -> None:
     io = io_of(Kept(b"a"), read_workers=workers, operation_s=1e-4)
-    reads = [Read(1), Read(1)]
-    for read in reads:
-        start_read(io, read)
+    for _ in ends:
+        start_read(io, Read(1))
     assert [moment for moment, _, _ in events(io)] == [round(end * MS) for end in ends]
 
 
@@ -253,7 +254,7 @@ def test_pages_that_storage_refuses_are_counted() -> None:
 def test_pages_that_were_given_away_go_to_a_buffer_first() -> None:
     config: Any = {"to_device": 1e9, "to_host": 1e9, "host_memory": 1e9}
     knobs = StorageConfig(kind="memory", write_gbps=1e6, query_s=1e-3, operation_s=0.0)
-    io = SimulatedIo(knobs, [Kept()], [config])  # type: ignore[list-item]
+    io = SimulatedIo(knobs, [Kept()], [config], seed=0)  # type: ignore[list-item]
     write = write_of(b"a", is_given_away=True)
     io.enqueue("write", io.write(0, write, SIZES), 0)
     assert events(io) == [(MS + MS + MS, 0, write)]  # to the buffer, the question, to storage
@@ -271,7 +272,9 @@ def test_what_is_deleted_is_gone_at_once_and_nobody_is_told() -> None:
 
 
 def copy_of(kind: type, num_bytes: int, **more: Any) -> Any:
-    extra = {"full_start": 0, "swa_start": 0, "state_nodes": []} if kind is BackUp else {}
+    extra: dict[str, Any] = {"num_pages": (0, 0, 0)}
+    if kind is BackUp:
+        extra = {"full_start": 0, "swa_start": 0, "state_nodes": []}
     return kind(moves=[], num_bytes=num_bytes, node=None, **{**extra, **more})
 
 
@@ -312,6 +315,19 @@ def test_what_took_no_time_is_done_now() -> None:
     assert io.next_event_ns() == 7
     assert io.advance(7) == [(0, read)]
     assert io.next_event_ns() is None
+
+
+def test_the_next_event_is_the_first_of_all_that_wait_and_all_that_move() -> None:
+    io = io_of(Kept(b"a"), read_workers=3)
+    start_read(io, Read(1))
+    io.advance(MS // 2)  # moves bytes until 1.1 ms
+    for _ in range(2):
+        start_read(io, Read(1), now_ns=MS // 2)
+    io.begin(io.query(0, Read(2)), MS // 2)  # type: ignore[arg-type]
+    assert io.next_event_ns() == MS // 2 + MS // 10
+    io.advance(MS // 2 + MS // 10)
+    io.begin(io.query(0, Read(2)), 2 * MS)  # type: ignore[arg-type]
+    assert io.next_event_ns() == MS // 2 + MS
 
 
 # -- an engine's share ---------------------------------------------------------------------------

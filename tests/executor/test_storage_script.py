@@ -99,7 +99,7 @@ def prefetch_of(num_pages):
 class Simulated:
     def __init__(self, storage):
         rates = {"to_device": 1e9, "to_host": 1e9, "host_memory": 4e9}
-        self._io = SimulatedIo(CONFIG, [guarded(storage)], [rates])
+        self._io = SimulatedIo(CONFIG, [guarded(storage)], [rates], seed=0)
 
     def read(self, prefetch):
         self._io.begin(self._io.read(0, prefetch, PAGE_BYTES), 0)

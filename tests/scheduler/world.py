@@ -178,7 +178,7 @@ class World:
         self.storage = self.storages[0]
         rates = {"to_device": 1e9, "to_host": 1e9, "host_memory": 4e9}
         self.io = SimulatedIo(
-            plot.storage, self.storages if plot.has_storage else [], [rates] * num_ranks
+            plot.storage, self.storages if plot.has_storage else [], [rates] * num_ranks, seed=0
         )
         self.executors = [
             PlainExecutor(self.io, plot.page_size, rank, num_ranks) for rank in range(num_ranks)

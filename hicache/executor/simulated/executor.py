@@ -52,7 +52,7 @@ class SimulatedIo:
         copy_rates: Iterable[dict[str, float]],
         *,
         stalls: Sequence[Stall] = (),
-        seed: int = 0,
+        seed: int,
     ) -> None:
         """One for all.
 

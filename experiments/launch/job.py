@@ -166,7 +166,7 @@ def explain(error: Exception, out_dir: Path | None = None) -> int:
     if isinstance(error, PolicyError):  # whoever wrote the class looks for its lines
         cause = error.__cause__
         lines = [] if cause is None else traceback.format_exception(cause, chain=False)
-        text = "\n".join([*"".join(lines).splitlines(), one_sentence(error)])
+        text = "\n".join([*"".join([*lines, error.place]).splitlines(), one_sentence(error)])
     with suppress(OSError):
         sys.stderr.write(text + "\n")
         sys.stderr.flush()

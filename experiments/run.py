@@ -39,6 +39,7 @@ from experiments.launch.resume import (
     changes,
     jobs_of,
     refuse_other,
+    refuse_unknown,
     sum_up_interrupted,
     sweep_config,
     sweep_has_begun,
@@ -71,6 +72,7 @@ def compose_and_run(cfg: DictConfig) -> int:
         if is_sweep:
             title = f"{job_title(out_dir)}: {' '.join(swept(out_dir))}"
         config = schema.to_config(cfg)
+        refuse_unknown(config.metrics)
         for note in unheeded(config, swept(out_dir) if is_sweep else hydra_config.overrides.task):
             sys.stderr.write(f"{note}\n")
     except Exception as error:

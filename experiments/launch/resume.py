@@ -7,10 +7,11 @@ at before that, in a callback.
 """
 
 import copy
+import difflib
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from experiments.tables import provenance
 from experiments.tables.console import console
 from experiments.tables.groups import flat, job_order, load_run
 from hicache.config import ExperimentConfig, check_name
+from hicache.results.keys import KNOWN
 
 
 class UsedDirectories(Callback):
@@ -49,6 +51,7 @@ class UsedDirectories(Callback):
         """Look at the directories of all jobs of a sweep."""
         with in_one_sentence():
             check_name(config.name)
+            refuse_unknown(config.metrics)  # in one sentence, not in one a job
             directory = _made("hydra.sweep.dir", config.hydra.sweep.dir)
             if is_finished(directory):
                 raise ValueError(f"{directory} holds a finished run, so it cannot hold a sweep")
@@ -81,6 +84,19 @@ def refuse_other(config: ExperimentConfig, directory: Path) -> None:
             f"{directory} holds a finished run of another configuration"
             f"{_difference(text, as_yaml(config))}: name another directory, or remove that one"
         )
+
+
+def refuse_unknown(metrics: Iterable[str]) -> None:
+    """Say so before a run and not after it.
+
+    Raises:
+        ValueError: no summary has such a metric.
+    """
+    for metric in metrics:
+        if metric not in KNOWN:
+            near = difflib.get_close_matches(metric, KNOWN, n=3)
+            told = f"did you mean {' or '.join(near)}?" if near else "docs/metrics.md has them all"
+            raise ValueError(f"metrics: no run has a metric {metric} ({told})")
 
 
 def changes(config: ExperimentConfig, directory: Path) -> list[str]:

@@ -272,10 +272,19 @@ def test_a_run_says_how_long_serving_took_and_how_long_all_of_it(ordinary):
     assert line.endswith(" s with reports")
 
 
-def test_a_metric_that_the_run_does_not_have_is_named(program):
-    done = program("metrics=[foo/bar,request/ttft_s_mean]")
+@pytest.mark.parametrize("sweep", [(), ("-m", "seed=0,1")])
+def test_a_metric_that_no_run_has_is_refused_before_the_run(program, sweep):
+    done = program(*sweep, "metrics=[request/ttft_mean,request/ttft_s_mean]")
+    assert (done.returncode, done.stdout) == (2, "")
+    (told,) = done.stderr.splitlines()
+    assert told.startswith("metrics: no run has a metric request/ttft_mean (did you mean ")
+    assert "request/ttft_s_mean" in told
+
+
+def test_a_metric_that_only_other_runs_have_is_named(program):
+    done = program("metrics=[load_back/copy_s,request/ttft_s_mean]")
     assert done.returncode == 0
-    assert "the run has no metric foo/bar\n" in done.stderr
+    assert "the run has no metric load_back/copy_s\n" in done.stderr
     assert "ttft_s_mean" not in done.stderr
 
 

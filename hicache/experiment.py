@@ -24,6 +24,7 @@ from hicache.engine.warm import warm_storage
 from hicache.executor.simulated.cost import CostModel
 from hicache.models import GIB, ComponentKind
 from hicache.request import Request
+from hicache.results.keys import COUNTERS
 from hicache.results.metrics import REQUIRED_MEASURES, Progress, RequestRecord, Result
 from hicache.results.recorder import Recorder
 from hicache.scheduler.checkpoints import PLACEMENTS
@@ -32,24 +33,6 @@ from hicache.workload.arrivals import Feeder
 from hicache.workload.build import Workload, load_workload, sample_sessions
 from hicache.workload.patience import patience_of
 
-# counts of what may never happen in a run; its summary says 0 then, so that runs can be compared
-RARE_COUNTS = (
-    "prefetch/started_count",
-    "prefetch/cut_count",
-    "prefetch/revoked_count",
-    "prefetch/terminated_count",
-    "prefetch/terminated_without_sidecars_count",
-    "prefetch/discarded_incomplete_pages",
-    "scheduler/deferred_swa_tokens_count",
-    "agreement/step_collectives_count",
-    "agreement/query_collectives_count",
-    "agreement/completion_collectives_count",
-    "agreement/unequal_hits_count",
-    "agreement/unequal_reads_count",
-    "agreement/unequal_sidecars_count",
-    "agreement/given_up_pages",
-    "agreement/illegal_lengths_count",
-)
 ENGINE_TIMES = ("engine/busy_ns", "engine/prefill_ns", "engine/backlog_ns")  # not keys themselves
 OFFERED_BATCH = 32  # answers decoded together, where an isolated request's decode cost is needed
 
@@ -313,7 +296,7 @@ def _measures(
         "engine/span_s": recorder.now_ns / SECOND_NS,
         "tree/nodes_count": sum(engine.cache.tree.num_nodes for engine in engines),
     }
-    return dict.fromkeys((*REQUIRED_MEASURES, *RARE_COUNTS), 0) | measures
+    return dict.fromkeys((*REQUIRED_MEASURES, *COUNTERS), 0) | measures
 
 
 def _utilisation(

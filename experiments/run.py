@@ -199,6 +199,7 @@ def carry_out(config: ExperimentConfig, out_dir: Path) -> None:
 def main() -> None:
     """Run, with what Hydra finds wrong put in one sentence too."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us instead of being printed
+    sys.argv[1:] = schema.with_implied(sys.argv[1:])
     try:
         compose_and_run()
     except CONFIG_ERRORS as error:

@@ -29,9 +29,10 @@ from hicache.results.metrics import REQUIRED_MEASURES, Progress, RequestRecord, 
 from hicache.results.recorder import Recorder
 from hicache.scheduler.checkpoints import PLACEMENTS
 from hicache.scheduler.scheduler import Scheduler
-from hicache.workload.arrivals import Feeder
-from hicache.workload.build import Workload, load_workload, sample_sessions
+from hicache.workload.arrivals import Feeder, Releases
+from hicache.workload.build import Workload, load_workload, repeat_sessions, sample_sessions
 from hicache.workload.patience import patience_of
+from hicache.workload.rounds import RoundFeeder
 
 ENGINE_TIMES = ("engine/busy_ns", "engine/prefill_ns", "engine/backlog_ns")  # not keys themselves
 OFFERED_BATCH = 32  # answers decoded together, where an isolated request's decode cost is needed
@@ -86,9 +87,7 @@ def run(
                 window_pages=tree.window_pages,
                 has_states=tree.has_states,
             )
-    feeder = Feeder(
-        workload.requests, config.workload.arrivals, concurrency=config.workload.concurrency
-    )
+    feeder = _feeder(config, workload)
     recorder = Recorder(
         engines,
         num_requests=len(workload.requests),
@@ -133,21 +132,38 @@ def run(
 def _workload(config: ExperimentConfig, cost: CostModel, notes: list[str]) -> Workload:
     workload = load_workload(config.workload, data_dir=config.data_dir, seed=config.seed)
     if config.workload.load is not None:
-        cold = _utilisation(
-            cost,
-            [(0, request.prompt_len, request.output_len) for request in workload.requests],
-            _span_s([request.arrival_ns for request in workload.requests]),
-            config.parallel.replicas,
+        asked = config.workload.load
+        share = asked / _cold_load(workload, cost, config.parallel.replicas)
+        change = sample_sessions if share <= 1 else repeat_sessions
+        workload = change(workload, share, config.seed)
+        reached = _cold_load(workload, cost, config.parallel.replicas)
+        notes.append(
+            f"workload.load: {asked:g} asked, {reached:.3g} reached (without a cache) with "
+            f"{share:.3g} of the sessions"
         )
-        share = min(config.workload.load / cold, 1.0)
-        if share == 1.0:
-            notes.append(
-                f"workload.load={config.workload.load} is more than the whole workload gives "
-                f"without a cache ({cold:.2f}); all of it is replayed"
-            )
-        workload = sample_sessions(workload, share, config.seed)
+    notes += workload.notes
     notes.insert(0, workload.description)
     return workload
+
+
+def _feeder(config: ExperimentConfig, workload: Workload) -> Releases:
+    knobs = config.workload
+    if knobs.kind != "multi_turn":
+        return Feeder(workload.requests, knobs.arrivals, concurrency=knobs.concurrency)
+    return RoundFeeder(
+        workload.requests,
+        rate=knobs.request_rate,
+        parallel=knobs.parallel,
+        barrier=knobs.barrier,
+        seed=config.seed,
+    )
+
+
+def _cold_load(workload: Workload, cost: CostModel, num_engines: int) -> float:
+    """Utilisation of the GPUs by this workload, if nothing were ever hit."""
+    lengths = [(0, request.prompt_len, request.output_len) for request in workload.requests]
+    span_s = _span_s([request.arrival_ns for request in workload.requests])
+    return _utilisation(cost, lengths, span_s, num_engines)
 
 
 def _engine(

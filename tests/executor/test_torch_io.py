@@ -119,7 +119,7 @@ def prefetch(*pages: int) -> Prefetch:
         enqueued_ns=0,
         window_pages=0,
         has_state=False,
-        staged=[np.array(pages, np.int32), NO_PAGES, NO_PAGES],
+        staged=[list(pages), NO_PAGES, NO_PAGES],
     )
 
 

@@ -145,7 +145,7 @@ class StorageWriter:
             page_ids = node.held[HOST][kind]
             assert page_ids is not None
             keys += keys_of(node, kind)
-            pages += [(kind, page_id) for page_id in page_ids.tolist()]
+            pages += [(kind, page_id) for page_id in page_ids]
         num_bytes = sum(self._page_bytes[kind] for kind, _ in pages)
         return StorageWrite(keys=keys, pages=pages, num_bytes=num_bytes, host_locks=[])
 

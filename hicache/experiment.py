@@ -107,7 +107,6 @@ def run(
         workload.requests, config.workload.arrivals, concurrency=config.workload.concurrency
     )
     recorder = Recorder(
-        feeder,
         engines,
         num_requests=len(workload.requests),
         interval_s=config.tracker.interval_s,
@@ -125,7 +124,7 @@ def run(
     try:
         serve(
             engines,
-            feeder.initial(),
+            feeder,
             clock=runtime.clock,
             io=runtime.io,
             router=router(),

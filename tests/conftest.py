@@ -11,6 +11,8 @@ HAS_GPU = shutil.which("nvidia-smi") is not None
 
 if not HAS_GPU:
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel module is imported
+# read when torch is imported: tensors of tests are small, and its threads would only wait actively
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

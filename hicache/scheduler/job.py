@@ -2,6 +2,7 @@
 
 from hicache.cache.tree.sequence import Sequence
 from hicache.request import Request
+from hicache.scheduler.decision import Reason
 
 
 class Job:
@@ -53,7 +54,7 @@ class Job:
         self.decoded = 0  # answer tokens produced
         self.prefetched = (0, 0)  # tokens [start, end) that its own prefetch asked for
         self.saves: list[int] = []  # lengths at which a state is to be captured, ascending
-        self.defer_reason = ""
+        self.defer_reason: Reason | None = None  # of the last look; None once it is admitted
         self.device_len = self.host_len = self.storage_len = self.computed_len = 0
         self.recomputed_len = 0
         self.blocked_since_ns: int | None = None

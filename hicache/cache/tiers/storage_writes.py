@@ -157,6 +157,7 @@ class StorageWriter:
 
     def _book(self, write: StorageWrite) -> None:
         self.queued_bytes += write.num_bytes
+        self._counters["storage/queued_write_pages"] += len(write.pages)
         self._bookings.book(write)
 
     def _lock_alone(self, node: Node, kind: int) -> Lock:

@@ -95,10 +95,6 @@ class Node:
             start = above.start
         return start
 
-    def is_tombstone(self, kind: int) -> bool:
-        """Whether the component's data is gone from both tiers."""
-        return self.held[DEVICE][kind] is None and self.held[HOST][kind] is None
-
     def __repr__(self) -> str:
         tiers = "/".join(
             "".join(

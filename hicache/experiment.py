@@ -12,6 +12,7 @@ from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.capacity import Capacity, capacities, make_pools, page_bytes
 from hicache.cache.tree.eviction import POLICIES, EvictionPolicy
+from hicache.cache.tree.keys import Digests, Numbers, PageNames
 from hicache.cache.tree.node import FULL, KIND_NAMES, MAMBA, SWA
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.clock import SECOND_NS
@@ -30,6 +31,7 @@ from hicache.scheduler.checkpoints import PLACEMENTS
 from hicache.scheduler.scheduler import Scheduler
 from hicache.workload.arrivals import Feeder
 from hicache.workload.build import Workload, load_workload, sample_sessions
+from hicache.workload.page_numbers import page_numbers
 from hicache.workload.patience import patience_of
 
 # counts of what may never happen in a run; its summary says 0 then, so that runs can be compared
@@ -78,8 +80,9 @@ def run(
     runtime = make_runtime(config, cost=cost, sizes=sizes, device=device, host=host, tp=tp)
     num_ranks = config.parallel.ranks
     num_engines = config.parallel.replicas * num_ranks
+    names = _page_names(config, workload)
     parts = [
-        _engine(config, cost=cost, runtime=runtime, sizes=sizes, device=device, host=host)
+        _engine(config, names, cost=cost, runtime=runtime, sizes=sizes, device=device, host=host)
         for _ in range(num_engines)
     ]
     engines = parts
@@ -99,6 +102,7 @@ def run(
             warm_storage(
                 storage.engine,
                 workload.requests,
+                names=tree.names,
                 page_size=tree.page_size,
                 window_pages=tree.window_pages,
                 has_states=tree.has_states,
@@ -172,8 +176,16 @@ def _workload(config: ExperimentConfig, cost: CostModel, notes: list[str]) -> Wo
     return workload
 
 
+def _page_names(config: ExperimentConfig, workload: Workload) -> PageNames:
+    """Numbers, where no page outlives the run."""
+    if config.executor.kind == "simulated":
+        return Numbers(page_numbers(workload.requests, config.cache.page_size))
+    return Digests(config.cache.page_size)
+
+
 def _engine(
     config: ExperimentConfig,
+    names: PageNames,
     *,
     cost: CostModel,
     runtime: Runtime,
@@ -191,6 +203,7 @@ def _engine(
     )
     tree = RadixTree(
         page_size=cache_config.page_size,
+        names=names,
         policy=policy,
         window_len=model.window_len,
         has_states=ComponentKind.mamba in model.components,

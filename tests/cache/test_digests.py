@@ -206,8 +206,8 @@ def test_digests_that_storage_was_asked_with_become_those_of_nodes() -> None:
     assert cache.extend(sequence, 17)
     cache.publish(sequence, 4)
     (node,) = cache.tree.nodes()
-    assert node.digests == prefetch.digests
-    assert len(prefetch.digests) == 4
+    assert node.digests == prefetch.names
+    assert len(prefetch.names) == 4
 
 
 def test_a_prefetch_that_finds_all_its_room_is_not_cut() -> None:

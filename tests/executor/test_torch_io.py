@@ -115,7 +115,7 @@ def prefetch(*pages: int) -> Prefetch:
         start_page=0,
         asked_pages=len(pages),
         num_pages=len(pages),
-        digests=[key[:-1] for key in KEYS],
+        names=[key[:-1] for key in KEYS],
         enqueued_ns=0,
         window_pages=0,
         has_state=False,

@@ -12,6 +12,7 @@ from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.capacity import Capacity, capacities, make_pools, page_bytes
 from hicache.cache.tree.eviction import POLICIES, EvictionPolicy
+from hicache.cache.tree.keys import Digests, Numbers, PageNames
 from hicache.cache.tree.node import FULL, KIND_NAMES, MAMBA, SWA
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.clock import SECOND_NS
@@ -31,6 +32,7 @@ from hicache.scheduler.checkpoints import PLACEMENTS
 from hicache.scheduler.scheduler import Scheduler
 from hicache.workload.arrivals import Feeder, Releases
 from hicache.workload.build import Workload, load_workload, repeat_sessions, sample_sessions
+from hicache.workload.page_numbers import page_numbers
 from hicache.workload.patience import patience_of
 from hicache.workload.rounds import RoundFeeder
 
@@ -62,8 +64,9 @@ def run(
     runtime = make_runtime(config, cost=cost, sizes=sizes, device=device, host=host, tp=tp)
     num_ranks = config.parallel.ranks
     num_engines = config.parallel.replicas * num_ranks
+    names = _page_names(config, workload)
     parts = [
-        _engine(config, cost=cost, runtime=runtime, sizes=sizes, device=device, host=host)
+        _engine(config, names, cost=cost, runtime=runtime, sizes=sizes, device=device, host=host)
         for _ in range(num_engines)
     ]
     engines = parts
@@ -83,6 +86,7 @@ def run(
             warm_storage(
                 storage.engine,
                 workload.requests,
+                names=tree.names,
                 page_size=tree.page_size,
                 window_pages=tree.window_pages,
                 has_states=tree.has_states,
@@ -166,8 +170,16 @@ def _cold_load(workload: Workload, cost: CostModel, num_engines: int) -> float:
     return _utilisation(cost, lengths, span_s, num_engines)
 
 
+def _page_names(config: ExperimentConfig, workload: Workload) -> PageNames:
+    """Numbers, where no page outlives the run."""
+    if config.executor.kind == "simulated":
+        return Numbers(page_numbers(workload.requests, config.cache.page_size))
+    return Digests(config.cache.page_size)
+
+
 def _engine(
     config: ExperimentConfig,
+    names: PageNames,
     *,
     cost: CostModel,
     runtime: Runtime,
@@ -185,6 +197,7 @@ def _engine(
     )
     tree = RadixTree(
         page_size=cache_config.page_size,
+        names=names,
         policy=policy,
         window_len=model.window_len,
         has_states=ComponentKind.mamba in model.components,

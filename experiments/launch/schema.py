@@ -4,6 +4,7 @@ Frozen dataclasses cannot be composed over (OmegaConf marks them read-only), so 
 stored with that mark cleared; `to_config` gives the frozen classes back, with their checks run.
 """
 
+import copy
 import secrets
 from collections.abc import Sequence
 from dataclasses import asdict, fields, is_dataclass
@@ -11,7 +12,10 @@ from functools import cache
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from hicache.config import ExperimentConfig
@@ -27,12 +31,30 @@ IMPLIED = {"model.from_hf": "model=from_hf", "workload.path": "workload=trace"}
 def config_of(*overrides: str) -> ExperimentConfig:
     """What `python -m experiments.run OVERRIDES` would run.
 
+    Hydra composes once for each choice of files, which takes long, and values are set in a copy.
+
     Raises:
         ValueError: a knob has a value it cannot have, has none and needs one, or does not exist.
     """
+    told = OverridesParser.create().parse_overrides(with_implied(overrides))
+    values = [each for each in told if _is_value(each)]
+    config = copy.deepcopy(
+        _composed(*(str(each.input_line) for each in told if each not in values))
+    )
+    ConfigLoaderImpl._apply_overrides_to_config(values, config)
+    return to_config(config)
+
+
+@cache
+def _composed(*files: str) -> DictConfig:
     register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return to_config(compose("config", with_implied(overrides)))
+        return compose("config", list(files))
+
+
+def _is_value(override: Override) -> bool:
+    is_file = override.key_or_group.startswith("hydra") or (CONF / override.key_or_group).is_dir()
+    return not (is_file or override.is_sweep_override())
 
 
 def with_implied(overrides: Sequence[str]) -> list[str]:

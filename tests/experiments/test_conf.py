@@ -41,7 +41,7 @@ def composed(*overrides):
 
 
 def load(*overrides) -> ExperimentConfig:
-    return schema.to_config(composed(*overrides))
+    return schema.config_of.__wrapped__(*overrides)  # the environment may be another one
 
 
 # what a file leaves for the user to say
@@ -75,6 +75,28 @@ def test_every_experiment_asks_a_question_and_carries_its_name(path):
     assert "?" in text
     assert f"experiment={path.stem}" in text
     assert load(f"experiment={path.stem}").name == path.stem
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("workload=agents", "storage=slab", "cache.eviction=fifo", "arm=cut_on", "seed=3"),
+        ("compat=sglang_0_5_23", "prefetch.stage_at=enqueue", "name='a b'"),
+        ("storage.faults={error_rate: 0.1}", "prefetch.stop_args={patience: 2}", "hydra.job.num=1"),
+    ],
+)
+def test_setting_values_in_what_was_composed_before_comes_to_the_same(overrides):
+    assert load(*overrides) == schema.to_config(composed(*overrides))
+
+
+@pytest.mark.parametrize("override", ["cache.typo=1", "cache.page_size=many", "cache.host_gib=1,2"])
+def test_it_is_refused_in_the_same_words(override):
+    told = []
+    for way in (load, composed):
+        with pytest.raises(HydraException) as caught:
+            way(override)
+        told.append(sentence(caught.value))
+    assert told[0] == told[1]
 
 
 def test_every_field_of_the_config_is_a_group_in_its_order():

@@ -24,6 +24,7 @@ from hicache.engine.runtime import Runtime, SimulatedRuntime, make_runtime
 from hicache.engine.warm import warm_storage
 from hicache.executor.simulated.cost import CostModel
 from hicache.models import GIB, ComponentKind
+from hicache.models.shapes import describe
 from hicache.request import Request
 from hicache.results.keys import COUNTERS
 from hicache.results.metrics import REQUIRED_MEASURES, Progress, RequestRecord, Result
@@ -58,6 +59,8 @@ def run(
     cost = CostModel(config.model, config.hardware, tp=tp)
     if workload is None:
         workload = _workload(config, cost, notes)
+    if config.model.from_hf is not None:
+        notes.append(describe(config.model))
     sizes = page_bytes(config.model, config.cache.page_size, tp)
     device, host = capacities(config.cache, config.model, sizes, cost.free_device_bytes)
     notes += _describe(config, device, host, sizes, tp)

@@ -6,6 +6,7 @@ stored with that mark cleared; `to_config` gives the frozen classes back, with t
 
 import copy
 import secrets
+from contextlib import nullcontext
 from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 from hydra import compose, initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
@@ -43,7 +45,8 @@ def config_of(*overrides: str) -> ExperimentConfig:
 @cache
 def _composed(*files: str) -> DictConfig:
     register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    ready = GlobalHydra.instance().is_initialized()  # inside `experiments.run` it is
+    with nullcontext() if ready else initialize_config_dir(str(CONF), version_base="1.3"):
         return compose("config", list(files))
 
 

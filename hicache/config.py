@@ -248,7 +248,7 @@ class ParallelConfig:
     # of one collective in every step; sglang issue 30511 gives 150 us
     collective_s: float = knob(150e-6, least=0)
     replicas: int = knob(1, least=1)
-    router: str = "sticky"  # sticky, round_robin or prefix_load
+    router: str = knob("sticky", one_of=("sticky", "round_robin", "prefix_load"))
 
     def __post_init__(self) -> None:
         check_limits("parallel", self)
@@ -439,7 +439,7 @@ class RealModel(Enum):
 class ExecutorConfig:
     """What carries out a step: the cost model, or a real model on real memory."""
 
-    kind: str = "simulated"  # simulated or torch
+    kind: str = knob("simulated", one_of=("simulated", "torch"))
     # simulated: what copies pages, a kernel or the copy_engine
     copy_path: str = knob(
         "kernel", one_of=("kernel", "copy_engine"), only="executor.kind=simulated"

@@ -114,11 +114,6 @@ def run(
         progress=progress,
         counters=[runtime.counters],
     )
-    router = ROUTERS.get(config.parallel.router)
-    if router is None:
-        raise ValueError(
-            f"parallel.router must be one of {', '.join(ROUTERS)}, got {config.parallel.router!r}"
-        )
     collects = gc.isenabled()
     gc.disable()  # the loop leaves no cycles behind, and looking for them took 5 % of its time
     try:
@@ -127,7 +122,7 @@ def run(
             feeder,
             clock=runtime.clock,
             io=runtime.io,
-            router=router(),
+            router=ROUTERS[config.parallel.router](),
             observer=recorder,
             patience_ns=patience_of(workload.requests, config.workload, seed=config.seed),
         )

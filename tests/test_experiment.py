@@ -298,6 +298,19 @@ def test_a_policy_is_named_right_or_refused(knob: str) -> None:
         run(config_of("model=tiny_hybrid", f"{knob}=no.such:Thing"))
 
 
+@pytest.mark.parametrize(
+    ("knob", "ours"),
+    [
+        ("parallel.router", "sticky, round_robin, prefix_load"),
+        ("executor.kind", "simulated, torch"),
+        ("executor.copy_path", "kernel, copy_engine"),
+    ],
+)
+def test_what_can_only_be_ours_is_named_right_or_refused(knob: str, ours: str) -> None:
+    with pytest.raises(ValueError, match=f"{knob} must be one of {ours}, got 'mine'"):
+        config_of(f"{knob}=mine")
+
+
 @pytest.mark.parametrize("knob", ["cache.eviction", "prefetch.stop"])
 def test_a_knob_that_a_policy_has_not_is_refused(knob: str) -> None:
     with pytest.raises(ValueError, match=f"{knob}=.* cannot be built"):

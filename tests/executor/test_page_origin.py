@@ -14,7 +14,8 @@ from hicache import experiment
 from hicache.config import RealModel
 from hicache.executor.real.page_origin import NEUTRAL, PageOrigin
 from hicache.executor.real.paged_kv import PagedKvView
-from hicache.executor.real.pools import RankPools, TorchPools
+from hicache.executor.real.pools import TorchPools
+from hicache.executor.real.rank_pools import RankPools
 from hicache.executor.real.reference_model import ReferenceModel
 from hicache.executor.real.timing_model import TimingModel
 from hicache.models import ModelConfig

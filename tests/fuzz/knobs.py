@@ -215,6 +215,34 @@ KNOBS = (
     _each("storage.breaker_failures", 3, 1),
     _each("storage.breaker_retry_s", 0.01, 5.0, plain_share=0.7),
     _each("storage.deadline_s", 5.0, 0.004, plain_share=0.7),
+    _each("talk.longest_answer", 24, 300, plain_share=0.9),
+    # places where much must come together; what they need overrides all of the above
+    Knob(
+        name="seam",
+        values={
+            "none": {},
+            # pages are evicted by an answer, just before somebody comes who is sent where they are
+            "look of a router": {
+                "parallel.replicas": 2,
+                "parallel.router": "prefix_load",
+                "cache.eviction": "random",
+                "cache.write_policy": "write_through",
+                "pools.full_device": 0.8,
+                "pools.full_host": 0.0,
+                "talk.longest_answer": 300,
+                "talk.gap_s": 0.05,
+            },
+            # a request may go on with a part of what is read for it
+            "batches of a read": {
+                "prefetch.stop": USERS,
+                "storage.kind": "memory",
+                "storage.batch_pages": 1,
+                "storage.read_gbps": 0.002,
+                "workload.start": "warm_storage",
+            },
+        },
+        plain_share=0.8,
+    ),
 )
 
 # of values that cannot go together, the second gives way to its knob's plain one

@@ -103,6 +103,7 @@ def plan_of(choices: Choices, limit: int | None = None) -> Plan:
                 namespaces=int(ours["talk.namespaces"]),
                 gap_s=float(ours["talk.gap_s"]),
                 giants=int(ours["talk.giants"]),
+                longest_answer=int(ours["talk.longest_answer"]),
                 seed=config.seed,
             )
         )

@@ -14,6 +14,7 @@ venvs="${VENVS:-build/kernel_venvs}"
 torch="${TORCH:-torch==2.13.0+cpu}"
 index="${INDEX:-https://download.pytorch.org/whl/cpu}"
 export PYTHONPATH="$PWD"  # for the programs that tests start elsewhere
+export OMP_NUM_THREADS=1  # tensors are small
 
 # the interpreter of triton 3.6 fails on ranges over tensors with numpy 2.4
 declare -A numpy=(["3.6.0"]="numpy<2.4" ["3.9.0"]="numpy")

@@ -7,6 +7,7 @@ stored with that mark cleared; `to_config` gives the frozen classes back, with t
 import copy
 import secrets
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, fields, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 from hydra import compose, initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import MISSING, DictConfig, OmegaConf
@@ -48,7 +50,8 @@ def config_of(*overrides: str) -> ExperimentConfig:
 @cache
 def _composed(*files: str) -> DictConfig:
     register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    ready = GlobalHydra.instance().is_initialized()  # inside `experiments.run` it is
+    with nullcontext() if ready else initialize_config_dir(str(CONF), version_base="1.3"):
         return compose("config", list(files))
 
 

@@ -61,6 +61,8 @@ def run(
         workload = _workload(config, cost, notes)
     if config.model.from_hf is not None:
         notes.append(describe(config.model))
+    if config.hardware.table is not None:
+        notes.append(f"{config.hardware.name}, with what {config.hardware.table} has measured")
     sizes = page_bytes(config.model, config.cache.page_size, tp)
     device, host = capacities(config.cache, config.model, sizes, cost.free_device_bytes)
     notes += _describe(config, device, host, sizes, tp)

@@ -1,9 +1,9 @@
 """Releases requests as the multi-turn benches of serving engines do.
 
 Clients ask in rounds. Who of those that are ready is sent next is drawn, as in SGLang's
-bench_multiturn by default. At most `parallel` requests are under way at a time, and gaps between them
-are those of a Poisson process of `rate` a second. A barrier holds the next round back until the last
-client has its answer.
+bench_multiturn by default. At most `parallel` requests are under way at a time, and the gaps
+between them are those of a Poisson process of `rate` a second. A barrier holds the next round back
+until the last client has its answer.
 """
 
 from collections import deque

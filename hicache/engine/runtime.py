@@ -162,8 +162,11 @@ def _copy_rates(config: ExperimentConfig, tp: int) -> dict[str, float]:
     layer_page = model.full_layer_token_bytes * config.cache.page_size
     path = CopyPath(config.executor.copy_path)
     piece = max(layer_page // tp, 1)  # a device's part of one layer's page is contiguous
-    return {
+    rates = {
         "to_device": tp * pcie_rate(hardware, piece, path, to_device=True),
         "to_host": tp * pcie_rate(hardware, piece, path, to_device=False),
         "host_memory": hardware.host_bandwidth.value,
     }
+    if hardware.both_ways_bandwidth.value:
+        rates["both_ways"] = tp * hardware.both_ways_bandwidth.value
+    return rates

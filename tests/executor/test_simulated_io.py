@@ -288,6 +288,17 @@ def test_a_copy_takes_its_bytes_over_the_link_of_its_direction() -> None:
     assert io.copying[0] == 0
 
 
+def test_copies_both_ways_share_what_both_ways_have() -> None:
+    config = StorageConfig(kind="none")
+    rates = {"to_device": 2e9, "to_host": 1e9, "host_memory": ENDLESS, "both_ways": 1e9}
+    io = SimulatedIo(config, [], [rates], seed=0)
+    load, save = copy_of(LoadBack, 4_000_000), copy_of(BackUp, 4_000_000)
+    io.begin(io.copy(0, load), 0)
+    io.begin(io.copy(0, save), 0)
+    # half a gigabyte a second each: neither has its own link's
+    assert events(io) == [(8 * MS, 0, load), (8 * MS, 0, save)]
+
+
 def test_a_fence_stands_until_its_copy_is_done() -> None:
     io = io_of(engines=2)
     io.begin(io.copy(0, copy_of(BackUp, 1_000_000, is_fence=True)), 0)

@@ -60,7 +60,8 @@ class SimulatedIo:
             config: how fast storage is.
             storages: none; one that all engines share; or one for each rank, engine `n` using
                 `storages[n % len(storages)]`. A rank moves its part of every copy.
-            copy_rates: of each engine, bytes a second by link: to_device, to_host, host_memory.
+            copy_rates: of each engine, bytes a second by link: to_device, to_host, host_memory,
+                and both_ways where the two directions slow each other.
             stalls: of each storage, what its calls took besides what links and latencies say.
             seed: of storage delays.
         """
@@ -71,8 +72,10 @@ class SimulatedIo:
             "storage": NO_STORAGE_LIMIT if shared is None else shared * 1e9,
         }
         num_engines = 0
+        self._duplex: tuple[str, ...] = ()
         for engine, rates in enumerate(copy_rates):
             num_engines += 1
+            self._duplex = ("both_ways",) if "both_ways" in rates else ()
             capacities |= {f"{name}{engine}": rate for name, rate in rates.items()}
         self.links = Links(capacities)
         self.storages = storages
@@ -151,7 +154,8 @@ class SimulatedIo:
         is_fence = isinstance(work, BackUp) and work.is_fence
         self.copying[engine] += 1
         self.fences[engine] += is_fence
-        yield 0, work.num_bytes // self._num_ranks, (f"{direction}{engine}", f"host_memory{engine}")
+        route = tuple(f"{link}{engine}" for link in (direction, "host_memory", *self._duplex))
+        yield 0, work.num_bytes // self._num_ranks, route
         self.copying[engine] -= 1
         self.fences[engine] -= is_fence
         self._done.append((engine, work))

@@ -1,6 +1,7 @@
 """Whole runs from a config: equal bytes, several engines, and a policy from outside."""
 
 import json
+import re
 from collections.abc import Sequence
 
 import pytest
@@ -394,3 +395,16 @@ def test_ranks_without_what_they_need_are_refused_before_anything_is_built(
 ) -> None:
     with pytest.raises(ValueError, match=told):
         config_of("model=tiny_hybrid", "parallel.ranks=2", *overrides)
+
+
+@pytest.mark.parametrize("asked", [0.003, 0.01])
+def test_a_load_is_asked_and_reached(asked: float) -> None:
+    knobs = ("workload=chat", "workload.num_sessions=40", "workload.limit=null")
+    result = run(config_of(*knobs, f"workload.load={asked}"))
+    (note,) = [note for note in result.notes if note.startswith("workload.load")]
+    told = re.search(rf"{asked:g} asked, ([0-9.]+) reached .* with ([0-9.]+) of the", note)
+    assert told is not None
+    assert float(told[1]) == pytest.approx(asked, rel=0.5)
+    num_sessions = len({record.session_id for record in result.records})
+    assert num_sessions == pytest.approx(40 * float(told[2]), abs=1)
+    assert (asked == 0.01) == (num_sessions > 40)

@@ -52,7 +52,7 @@ from hicache.scheduler.checkpoints import PLACEMENTS
 from hicache.scheduler.scheduler import Scheduler
 from hicache.storage.engines.memory import MemoryStorage
 from hicache.workload.arrivals import Feeder
-from tests.test_models import load
+from tests.models.test_shapes import load
 
 PATTERNS = ("F S M D", "F S M D", "S D F M", "F S", "M F", "F", "D S F")
 Fault = Callable[[ModelRunner], None]

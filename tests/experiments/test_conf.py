@@ -1,3 +1,4 @@
+import json
 import re
 from dataclasses import FrozenInstanceError, fields, is_dataclass
 from itertools import zip_longest
@@ -43,9 +44,28 @@ def load(*overrides) -> ExperimentConfig:
     return schema.config_of.__wrapped__(*overrides)  # the environment may be another one
 
 
+# what a file leaves for the user to say
+TO_SAY = {
+    "model=from_hf": ("model.from_hf={folder}/config.json",),
+    "workload=trace": ("workload.path=trace.jsonl",),
+}
+LLAMA = {
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 131072,
+    "model_type": "llama",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+}
+
+
 @pytest.mark.parametrize("options", TURNS, ids=" ".join)
-def test_every_file_in_conf_composes(options):
-    load(*options)
+def test_every_file_in_conf_composes(options, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    said = [each.format(folder=tmp_path) for option in options for each in TO_SAY.get(option, ())]
+    load(*options, *said)
 
 
 @pytest.mark.parametrize("path", sorted((CONF / "experiment").glob("*.yaml")), ids=lambda p: p.stem)

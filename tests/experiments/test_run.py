@@ -42,10 +42,14 @@ def run(config, *, progress=None):
 module = types.ModuleType("hicache.experiment")
 module.run = run
 sys.modules["hicache.experiment"] = module
+from experiments.launch.schema import config_of
 from experiments.run import main
 from experiments.tables import sheet, sweep_figure, table
 from hicache.results import report
+from hydra.core.plugins import Plugins
 
+Plugins.instance()  # looks for them in all that is installed
+config_of("seed=1")  # the first override is parsed slowly
 asking = socket.socket(fileno=0)
 while True:
     told, streams, *_ = socket.recv_fds(asking, 1 << 16, 2)
@@ -440,12 +444,15 @@ def test_what_changes_nothing_here_is_said(program):
 @pytest.mark.parametrize(
     ("override", "told"),
     [
-        ("workload.path=mine.jsonl", "workload.path has no effect here: it needs workload.kind="),
+        (
+            "workload=builtin workload.path=mine.jsonl",
+            "workload.path has no effect here: it needs workload.kind=",
+        ),
         ("hardware.name=a100", "hardware.name=a100 would give the rates of another machine"),
     ],
 )
 def test_what_would_be_taken_for_something_else_is_refused(program, override, told):
-    done = program(override)
+    done = program(*override.split())
     assert done.returncode == 2
     assert done.stderr.startswith(told)
     assert done.stderr.count("\n") == 1

@@ -28,6 +28,15 @@ def climbed(count: int) -> int:
 
 def unseen(count: int) -> int:
     return count - 1
+
+class Plain:
+    size = 0
+    def grow(self) -> None:
+        self.size += 2
+
+class Tall(Plain):
+    def grow(self) -> None:
+        super().grow()
 """
 PLANTED_TESTS = """
 import planted
@@ -41,6 +50,11 @@ def test_nothing_proved_by_large_numbers():
 
 def test_the_limit_is_reached():
     assert planted.climbed(1) == 3
+
+def test_what_is_inherited_is_done():
+    tall = planted.Tall()
+    tall.grow()
+    assert tall.size == 2
 """
 
 
@@ -132,6 +146,7 @@ PLANTED_FATES = {
     ("return max(count, 0)", "return max(count, -1)"): Fate.survived,
     ("return count - 1", "return (1 - count)"): Fate.survived,  # no test runs it
     ("count += 1", "pass"): Fate.timed_out,
+    ("super().grow()", "pass"): Fate.killed,  # a function without the cell of its class
 }
 
 

@@ -81,16 +81,8 @@ def run(
                 "workload.start=warm_storage needs a storage and executor=simulated, got "
                 f"storage.kind={config.storage.kind} and executor.kind={config.executor.kind}"
             )
-        tree = parts[0].cache.tree
         for storage in runtime.storages:
-            warm_storage(
-                storage.engine,
-                workload.requests,
-                names=tree.names,
-                page_size=tree.page_size,
-                window_pages=tree.window_pages,
-                has_states=tree.has_states,
-            )
+            warm_storage(storage.engine, workload.requests, parts[0].cache.tree)
     feeder = _feeder(config, workload)
     recorder = Recorder(
         engines,

@@ -43,7 +43,7 @@ class Scheduler:
         *,
         max_len: int,
         checkpoints: Placement,
-        may_jump: bool = True,
+        may_jump: bool,
         takes_decode_pages_first: bool = False,
         estimate_s: Callable[[int, int], float] | None = None,
     ) -> None:

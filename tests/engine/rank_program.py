@@ -119,6 +119,7 @@ def build(plan: Plan) -> tuple[Engine, RankAgreement]:
         SchedulerConfig(chunk_tokens=64, max_running=6),
         max_len=4096,
         checkpoints=End(PAGE, PAGE),
+        may_jump=True,
     )
     engine = Engine(cache, prefetcher, scheduler, executor=None)  # type: ignore[arg-type]
     return engine, RankAgreement(cache, prefetcher)

@@ -6,7 +6,7 @@ import pytest
 
 from tests.mutants import killing
 from tests.mutants import reach as reaching
-from tests.mutants.__main__ import draw, equivalents
+from tests.mutants.__main__ import draw, equivalents, in_turn
 from tests.mutants.killing import Fate, Trial, Verdict, judge
 from tests.mutants.operators import mutants
 from tests.mutants.packages import PACKAGES, ROOT, modules
@@ -125,6 +125,11 @@ def test_a_seed_draws_the_same_mutants_and_another_one_draws_others() -> None:
     assert len({(m.path, m.start, m.end, m.operator) for m in drawn}) == 30
     assert drawn == draw("scheduler", 30, seed=1)
     assert drawn != draw("scheduler", 30, seed=2)
+
+
+def test_tests_take_turns_the_quickest_first() -> None:
+    seconds = {"a[1]": 1.0, "a[2]": 2.0, "a[3]": 3.0, "b": 5.0, "c[x]": 4.0, "c[y]": 0.5}
+    assert in_turn(seconds, seconds) == ["c[y]", "a[1]", "b", "a[2]", "c[x]", "a[3]"]
 
 
 def test_every_mutant_said_to_be_equivalent_is_one_there_is_and_has_a_proof() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from experiments.launch import schema
+from hicache.cache import invariants
 from hicache.cache.named import PolicyError
 from hicache.cache.prefetch import stop
 from hicache.cache.prefetch.prefetch import Prefetch
@@ -298,6 +299,29 @@ def test_a_policy_is_named_right_or_refused(knob: str) -> None:
         config_of(f"{knob}=mine")
     with pytest.raises(ValueError, match=f"{knob}=no.such:Thing cannot be loaded"):
         run(config_of("model=tiny_hybrid", f"{knob}=no.such:Thing"))
+
+
+def test_laws_are_checked_after_every_step_where_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checked: list[int] = []
+    monkeypatch.setattr(
+        invariants, "check", lambda cache, prefetcher, held, *_: checked.append(len(held))
+    )
+    run(config_of("model=tiny_hybrid", "workload.limit=3"))
+    assert checked == [0]  # at the end
+    run(config_of("model=tiny_hybrid", "workload.limit=3", "engine.check_invariants=true"))
+    assert len(checked) > 5
+    assert max(checked) > 0
+
+
+@pytest.mark.parametrize(("more", "declined"), [((), True), (("cache.unlimited=true",), False)])
+def test_reads_are_held_back_by_their_share_of_a_host_that_has_an_end(
+    more: tuple[str, ...], *, declined: bool
+) -> None:
+    told = ("workload.limit=9", "prefetch.occupied_share=0", "prefetch.threshold=64")
+    measures = run(config_of("model=llama3_8b", *told, *more)).measures
+    assert (measures.get("prefetch/started_count", 0) == 0) == declined
 
 
 @pytest.mark.parametrize(

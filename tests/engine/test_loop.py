@@ -139,6 +139,15 @@ def test_to_be_woken_within_a_step_ends_the_run_at_the_next_boundary() -> None:
     assert alone.engine.step_end_ns == 300
 
 
+def test_whoever_gives_up_ends_the_run_at_the_next_boundary() -> None:
+    alone = Alone()
+    alone.decode()
+    alone.engine.abort(0, 250)
+    assert alone.engine.step_end_ns == 300
+    assert [job.request.id for job in alone.engine.wake(300).aborted] == [0]
+    assert alone.engine.is_idle
+
+
 @pytest.mark.parametrize(("stop", "is_news"), [("wait_complete", True), ("best_effort", False)])
 def test_a_batch_of_a_read_is_news_to_those_who_wait(stop: str, *, is_news: bool) -> None:
     alone = Alone(stop=stop, threshold=16)

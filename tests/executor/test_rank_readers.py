@@ -271,6 +271,7 @@ def test_copies_are_done_at_once_and_writes_reach_the_shelf() -> None:
         full_start=0,
         swa_start=0,
         state_nodes=[],
+        is_fence=False,
     )
     reader.submit(back_up, 0)
     assert agreement.pack(0)[2:5] == [0, 1, 1]

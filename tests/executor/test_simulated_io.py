@@ -274,7 +274,7 @@ def test_what_is_deleted_is_gone_at_once_and_nobody_is_told() -> None:
 def copy_of(kind: type, num_bytes: int, **more: Any) -> Any:
     extra: dict[str, Any] = {"num_pages": (0, 0, 0)}
     if kind is BackUp:
-        extra = {"full_start": 0, "swa_start": 0, "state_nodes": []}
+        extra = {"full_start": 0, "swa_start": 0, "state_nodes": [], "is_fence": False}
     return kind(moves=[], num_bytes=num_bytes, node=None, **{**extra, **more})
 
 

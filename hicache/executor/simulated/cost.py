@@ -387,8 +387,6 @@ class _Attention:
 
     def decode_each_s(self, num_keys: NDArray[np.int64]) -> NDArray[np.float64]:
         """`decode_s` of every element."""
-        if not self.num_layers:
-            return np.zeros(num_keys.shape)
         read: NDArray[np.float64] = np.multiply(num_keys, self._token_bytes, dtype=np.float64)
         return read / self._bandwidth.at_each(read) * self.num_layers
 

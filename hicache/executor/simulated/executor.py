@@ -49,7 +49,7 @@ class SimulatedIo:
         self,
         config: StorageConfig,
         storages: Sequence[Storage],
-        copy_rates: Iterable[dict[str, float]],
+        copy_rates: Sequence[dict[str, float]],
         *,
         stalls: Sequence[Stall] = (),
         seed: int,
@@ -70,9 +70,7 @@ class SimulatedIo:
             "storage_write": config.write_gbps * 1e9,
             "storage": NO_STORAGE_LIMIT if shared is None else shared * 1e9,
         }
-        num_engines = 0
         for engine, rates in enumerate(copy_rates):
-            num_engines += 1
             capacities |= {f"{name}{engine}": rate for name, rate in rates.items()}
         self.links = Links(capacities)
         self.storages = storages
@@ -95,7 +93,7 @@ class SimulatedIo:
             "read": deque(),
             "write": deque(),
         }
-        for engine in range(num_engines):
+        for engine in range(len(copy_rates)):
             # an engine asks about one request after another (so does SGLang's prefetch thread)
             self._workers[f"query{engine}"] = 1
             self._queues[f"query{engine}"] = deque()

@@ -55,6 +55,7 @@ def run(
     cost = CostModel(config.model, config.hardware, tp=tp)
     if workload is None:
         workload = _workload(config, cost, notes)
+    notes += _too_long(workload.requests, config.model.max_len)
     sizes = page_bytes(config.model, config.cache.page_size, tp)
     device, host = capacities(config.cache, config.model, sizes, cost.free_device_bytes)
     notes += _describe(config, device, host, sizes, tp)
@@ -87,7 +88,10 @@ def run(
                 has_states=tree.has_states,
             )
     feeder = Feeder(
-        workload.requests, config.workload.arrivals, concurrency=config.workload.concurrency
+        workload.requests,
+        config.workload.arrivals,
+        concurrency=config.workload.concurrency,
+        stagger_ns=round(config.workload.stagger_s * SECOND_NS),
     )
     recorder = Recorder(
         engines,
@@ -155,6 +159,16 @@ def _workload(config: ExperimentConfig, cost: CostModel, notes: list[str]) -> Wo
     return workload
 
 
+def _too_long(requests: Sequence[Request], max_len: int) -> list[str]:
+    count = sum(request.prompt_len + request.output_len > max_len for request in requests)
+    if not count:
+        return []
+    return [
+        f"{count:,} requests are longer than model.max_len={max_len:,}: they are rejected, with "
+        f"all that follow them"
+    ]
+
+
 def _engine(
     config: ExperimentConfig,
     *,
@@ -188,7 +202,7 @@ def _engine(
         page_bytes=sizes,
         write_policy=cache_config.write_policy,
         load_back_threshold=cache_config.load_back_threshold,
-        storage_queue_bytes=int(config.storage.write_queue_gib * GIB) if has_storage else None,
+        storage_queue_bytes=_queue_bytes(config) if has_storage else None,
         tiering=config.storage.tiering,
         storage_writes=config.storage.write,
         write_hits=config.storage.write_hits,
@@ -219,6 +233,11 @@ def _engine(
     )
     check = _check if config.engine.check_invariants else None
     return Engine(cache, prefetcher, scheduler, runtime.executor(cache), check=check)
+
+
+def _queue_bytes(config: ExperimentConfig) -> int:
+    queue_gib = config.storage.write_queue_gib
+    return int((config.cache.host_gib / 2 if queue_gib is None else queue_gib) * GIB)
 
 
 def _check(engine: Engine) -> None:

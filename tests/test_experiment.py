@@ -1,11 +1,13 @@
 """Whole runs from a config: equal bytes, several engines, and a policy from outside."""
 
 import json
+import re
 from collections.abc import Sequence
 
 import pytest
 
 from experiments.launch import schema
+from hicache import experiment
 from hicache.cache.prefetch import stop
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.prefetch.rates import RateEstimator
@@ -24,6 +26,7 @@ from hicache.config import (
     SchedulerConfig,
 )
 from hicache.experiment import run
+from hicache.models import GIB
 from hicache.results.metrics import Progress, Result, Row, Status, summarize
 from hicache.results.verdict import is_overloaded
 from hicache.scheduler.budget import FORMS
@@ -224,7 +227,7 @@ def test_a_stop_policy_of_ones_own_is_named_by_module_and_class(
 
 
 def test_a_stop_policy_that_answers_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"prefetch\.stop=.* has no waits, uses_clock, may_stop"):
+    with pytest.raises(PolicyError, match=r"prefetch\.stop=.* has no waits, uses_clock, may_stop"):
         run(config_of("model=tiny_hybrid", "prefetch.stop=tests.test_experiment:NeverAsked"))
 
 
@@ -381,3 +384,20 @@ def test_ranks_without_what_they_need_are_refused_before_anything_is_built(
 ) -> None:
     with pytest.raises(ValueError, match=told):
         config_of("model=tiny_hybrid", "parallel.ranks=2", *overrides)
+
+
+def test_a_workload_that_is_too_long_for_the_model_is_told_before_its_numbers() -> None:
+    overrides = ("workload=agents", "workload.num_sessions=5", "storage=none")
+    (told,) = [
+        note
+        for note in run(config_of(*overrides, "model=phi4_mini_flash")).notes
+        if "max_len" in note
+    ]
+    assert re.fullmatch(r"\d+ requests are longer than model.max_len=65,536: they are .*", told)
+    assert not [note for note in run(config_of(*overrides)).notes if "max_len" in note]
+
+
+def test_writes_may_pin_half_of_the_host_unless_told_otherwise() -> None:
+    config = config_of("cache.host_gib=6")
+    assert experiment._queue_bytes(config) == 3 * GIB
+    assert experiment._queue_bytes(config_of("storage.write_queue_gib=0")) == 0

@@ -12,6 +12,7 @@ from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.capacity import Capacity, capacities, make_pools, page_bytes
 from hicache.cache.tree.eviction import POLICIES, EvictionPolicy
+from hicache.cache.tree.keys import Digests, Numbers, PageNames
 from hicache.cache.tree.node import FULL, KIND_NAMES, MAMBA, SWA
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.clock import SECOND_NS
@@ -29,9 +30,11 @@ from hicache.results.metrics import REQUIRED_MEASURES, Progress, RequestRecord, 
 from hicache.results.recorder import Recorder
 from hicache.scheduler.checkpoints import PLACEMENTS
 from hicache.scheduler.scheduler import Scheduler
-from hicache.workload.arrivals import Feeder
-from hicache.workload.build import Workload, load_workload, sample_sessions
+from hicache.workload.arrivals import Feeder, Releases
+from hicache.workload.build import Workload, load_workload, repeat_sessions, sample_sessions
+from hicache.workload.page_numbers import page_numbers
 from hicache.workload.patience import patience_of
+from hicache.workload.rounds import RoundFeeder
 
 ENGINE_TIMES = ("engine/busy_ns", "engine/prefill_ns", "engine/backlog_ns")  # not keys themselves
 OFFERED_BATCH = 32  # answers decoded together, where an isolated request's decode cost is needed
@@ -62,8 +65,9 @@ def run(
     runtime = make_runtime(config, cost=cost, sizes=sizes, device=device, host=host, tp=tp)
     num_ranks = config.parallel.ranks
     num_engines = config.parallel.replicas * num_ranks
+    names = _page_names(config, workload)
     parts = [
-        _engine(config, cost=cost, runtime=runtime, sizes=sizes, device=device, host=host)
+        _engine(config, names, cost=cost, runtime=runtime, sizes=sizes, device=device, host=host)
         for _ in range(num_engines)
     ]
     engines = parts
@@ -78,21 +82,9 @@ def run(
                 "workload.start=warm_storage needs a storage and executor=simulated, got "
                 f"storage.kind={config.storage.kind} and executor.kind={config.executor.kind}"
             )
-        tree = parts[0].cache.tree
         for storage in runtime.storages:
-            warm_storage(
-                storage.engine,
-                workload.requests,
-                page_size=tree.page_size,
-                window_pages=tree.window_pages,
-                has_states=tree.has_states,
-            )
-    feeder = Feeder(
-        workload.requests,
-        config.workload.arrivals,
-        concurrency=config.workload.concurrency,
-        stagger_ns=round(config.workload.stagger_s * SECOND_NS),
-    )
+            warm_storage(storage.engine, workload.requests, parts[0].cache.tree)
+    feeder = _feeder(config, workload)
     recorder = Recorder(
         engines,
         num_requests=len(workload.requests),
@@ -101,11 +93,6 @@ def run(
         progress=progress,
         counters=[runtime.counters],
     )
-    router = ROUTERS.get(config.parallel.router)
-    if router is None:
-        raise ValueError(
-            f"parallel.router must be one of {', '.join(ROUTERS)}, got {config.parallel.router!r}"
-        )
     collects = gc.isenabled()
     gc.disable()  # the loop leaves no cycles behind, and looking for them took 5 % of its time
     try:
@@ -114,7 +101,7 @@ def run(
             feeder,
             clock=runtime.clock,
             io=runtime.io,
-            router=router(),
+            router=ROUTERS[config.parallel.router](),
             observer=recorder,
             patience_ns=patience_of(workload.requests, config.workload, seed=config.seed),
         )
@@ -142,19 +129,16 @@ def run(
 def _workload(config: ExperimentConfig, cost: CostModel, notes: list[str]) -> Workload:
     workload = load_workload(config.workload, data_dir=config.data_dir, seed=config.seed)
     if config.workload.load is not None:
-        cold = _utilisation(
-            cost,
-            [(0, request.prompt_len, request.output_len) for request in workload.requests],
-            _span_s([request.arrival_ns for request in workload.requests]),
-            config.parallel.replicas,
+        asked = config.workload.load
+        share = asked / _cold_load(workload, cost, config.parallel.replicas)
+        change = sample_sessions if share <= 1 else repeat_sessions
+        workload = change(workload, share, config.seed)
+        reached = _cold_load(workload, cost, config.parallel.replicas)
+        notes.append(
+            f"workload.load: {asked:g} asked, {reached:.3g} reached (without a cache) with "
+            f"{share:.3g} of the sessions"
         )
-        share = min(config.workload.load / cold, 1.0)
-        if share == 1.0:
-            notes.append(
-                f"workload.load={config.workload.load} is more than the whole workload gives "
-                f"without a cache ({cold:.2f}); all of it is replayed"
-            )
-        workload = sample_sessions(workload, share, config.seed)
+    notes += workload.notes
     notes.insert(0, workload.description)
     return workload
 
@@ -169,8 +153,41 @@ def _too_long(requests: Sequence[Request], max_len: int) -> list[str]:
     ]
 
 
+def _feeder(config: ExperimentConfig, workload: Workload) -> Releases:
+    knobs = config.workload
+    if knobs.kind != "multi_turn":
+        return Feeder(
+            workload.requests,
+            knobs.arrivals,
+            concurrency=knobs.concurrency,
+            stagger_ns=round(knobs.stagger_s * SECOND_NS),
+        )
+    return RoundFeeder(
+        workload.requests,
+        rate=knobs.request_rate,
+        parallel=knobs.parallel,
+        barrier=knobs.barrier,
+        seed=config.seed,
+    )
+
+
+def _cold_load(workload: Workload, cost: CostModel, num_engines: int) -> float:
+    """Utilisation of the GPUs by this workload, if nothing were ever hit."""
+    lengths = [(0, request.prompt_len, request.output_len) for request in workload.requests]
+    span_s = _span_s([request.arrival_ns for request in workload.requests])
+    return _utilisation(cost, lengths, span_s, num_engines)
+
+
+def _page_names(config: ExperimentConfig, workload: Workload) -> PageNames:
+    """Numbers, where no page outlives the run."""
+    if config.executor.kind == "simulated":
+        return Numbers(page_numbers(workload.requests, config.cache.page_size))
+    return Digests(config.cache.page_size)
+
+
 def _engine(
     config: ExperimentConfig,
+    names: PageNames,
     *,
     cost: CostModel,
     runtime: Runtime,
@@ -188,6 +205,7 @@ def _engine(
     )
     tree = RadixTree(
         page_size=cache_config.page_size,
+        names=names,
         policy=policy,
         window_len=model.window_len,
         has_states=ComponentKind.mamba in model.components,

@@ -24,7 +24,7 @@ from hicache.engine.ports import Executor, Io, Observer
 from hicache.request import Request
 from hicache.scheduler.batch import Batch, Extend, Outcome
 from hicache.scheduler.scheduler import Scheduler
-from hicache.workload.arrivals import Feeder, Release
+from hicache.workload.arrivals import Release, Releases
 
 
 class Engine:
@@ -249,7 +249,7 @@ class Router(Protocol):
 
 def serve(
     engines: Sequence[Engine],
-    feeder: Feeder,
+    feeder: Releases,
     *,
     clock: Clock,
     io: Io,
@@ -266,11 +266,13 @@ def serve(
     wakes: list[int | None] = [None] * len(engines)
     hang_ups = HangUps(patience_ns or {})
     while True:
-        expected = (*wakes, io.next_event_ns(), hang_ups.next_ns(), coming.next_ns())
-        moments = [moment for moment in expected if moment is not None]
-        if not moments:
+        moment = _earliest(*wakes, hang_ups.next_ns(), coming.next_ns())
+        io.pass_by(_earliest(moment, observer.next_look_ns()), clock)
+        moment = _earliest(moment, io.next_event_ns())
+        if moment is None:
+            observer.at(clock.now())
             break
-        clock.wait_until(min(moments))
+        clock.wait_until(moment)
         now = clock.now()
         observer.at(now)
         touched = {number for number, wake in enumerate(wakes) if wake is not None and wake <= now}
@@ -305,6 +307,10 @@ def serve(
         )
 
 
+def _earliest(*moments: int | None) -> int | None:
+    return min([moment for moment in moments if moment is not None], default=None)
+
+
 class _Coming:
     """Requests that are released and have not come: by time, and then as they were released."""
 
@@ -327,7 +333,7 @@ class _Coming:
 
 
 def _settle(
-    outcome: Outcome, engine: int, now_ns: int, feeder: Feeder, observer: Observer
+    outcome: Outcome, engine: int, now_ns: int, feeder: Releases, observer: Observer
 ) -> list[Release]:
     """Tell of the requests that ended; what their ends release."""
     released: list[Release] = []

@@ -2,37 +2,29 @@
 
 from collections.abc import Iterable
 
-from hicache.cache.tree.keys import COMPONENT_TAGS, chain_seed, page_digests
+from hicache.cache.tree.keys import keys, make_root
 from hicache.cache.tree.node import FULL, MAMBA, SWA
-from hicache.request import TOKEN_BYTES, Request
+from hicache.cache.tree.radix_tree import RadixTree
+from hicache.cache.tree.sequence import Sequence
+from hicache.request import Request
 from hicache.storage.base import Storage
 
 
-def warm_storage(
-    storage: Storage,
-    requests: Iterable[Request],
-    *,
-    page_size: int,
-    window_pages: int,
-    has_states: bool,
-) -> None:
+def warm_storage(storage: Storage, requests: Iterable[Request], tree: RadixTree) -> None:
     """Store every page of every prompt and answer, and windows and states where both end.
 
-    Keys stand for pages, as in any simulated run. O(tokens).
+    Keys stand for pages, as in any simulated run; the tree, which stays as it is, knows which.
     """
+    names, page_size = tree.names, tree.page_size
     for request in requests:
         # the last answer token is never fed back, so no KV of it exists
         lengths = (request.prompt_len, request.prompt_len + request.output_len - 1)
-        tokens = request.prompt.to_bytes() + request.output.to_bytes()
-        digests = page_digests(
-            chain_seed(request.namespace),
-            tokens[: lengths[1] * TOKEN_BYTES],
-            page_size * TOKEN_BYTES,
-        )
-        keys = [digest + COMPONENT_TAGS[FULL] for digest in digests]
+        sequence = Sequence(names.tokens(request))
+        pages = names.of_span(make_root(request.namespace), sequence, lengths[1] // page_size)
+        stored = keys(pages, FULL)
         for end in {length // page_size for length in lengths} - {0}:
-            window = digests[max(end - window_pages, 0) : end] if window_pages else []
-            keys += [digest + COMPONENT_TAGS[SWA] for digest in window]
-            if has_states:
-                keys.append(digests[end - 1] + COMPONENT_TAGS[MAMBA])
-        storage.write(keys, [memoryview(key) for key in keys])
+            if tree.has_swa:
+                stored += keys(pages[max(end - tree.window_pages, 0) : end], SWA)
+            if tree.has_states:
+                stored += keys(pages[end - 1 : end], MAMBA)
+        storage.write(stored, [memoryview(key) for key in stored])

@@ -93,7 +93,7 @@ class Scheduler:
         `arrived_ns`: when it came, if it has waited for the end of a step since.
         """
         self._num_submitted += 1
-        tokens = request.prompt.to_bytes() + request.output.to_bytes()
+        tokens = self.cache.tree.names.tokens(request)
         came_ns = now_ns if arrived_ns is None else arrived_ns
         job = Job(request, tokens, self._num_submitted, came_ns)
         reason = self._never_fits(request)

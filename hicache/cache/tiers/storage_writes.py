@@ -80,7 +80,7 @@ class StorageWriter:
         for each, kind in read:
             each.stored[kind] = not self._is_exclusive
         if self._is_exclusive:
-            keys = [key for each, kind in read for key in keys_of(each, kind)]
+            keys = [key for each, kind in read for key in keys_of(self._tree.names, each, kind)]
             self._bookings.outbox.append(StorageDelete(keys=keys))
             self._counters["storage/dropped_read_pages"] += len(keys)
 
@@ -144,8 +144,8 @@ class StorageWriter:
         for node, kind in items:
             page_ids = node.held[HOST][kind]
             assert page_ids is not None
-            keys += keys_of(node, kind)
-            pages += [(kind, page_id) for page_id in page_ids.tolist()]
+            keys += keys_of(self._tree.names, node, kind)
+            pages += [(kind, page_id) for page_id in page_ids]
         num_bytes = sum(self._page_bytes[kind] for kind, _ in pages)
         return StorageWrite(keys=keys, pages=pages, num_bytes=num_bytes, host_locks=[])
 

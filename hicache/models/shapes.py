@@ -1,10 +1,10 @@
-"""Shapes of real models, and of the machines that run them.
+"""Shapes of real models.
 
-The numbers live in `conf/model/*.yaml` and `conf/hardware/*.yaml`, each with its source. Bytes
+The numbers live in `conf/model/*.yaml`, each with its source, or come out of a `config.json`. Bytes
 are counted over all layers and all devices of one engine, every KV head once.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 GIB = 1 << 30
@@ -43,52 +43,53 @@ class ModelConfig:
     sequence alone.
     """
 
-    name: str = "???"
+    name: str = "???"  # of the model, in tables
     source: str = "???"  # where the shapes were read
+    from_hf: str | None = None  # a config.json as published, from which all the rest is derived
     max_len: int = 131072  # tokens of prompt and answer together
     window_len: int = 0  # sliding window in tokens; 0: no sliding-window layers
-    pattern: str = ""
+    pattern: str = ""  # what the layers are, one word a layer, repeated: F S f s M D -
     num_layers: int = 0  # 0: as many as the counts below say
-    num_full_layers: int = 0
-    num_swa_layers: int = 0
-    num_mamba_layers: int = 0
-    default_tp: int = 1
-    swa_device_share: float = 0.0
-    swa_host_share: float = 0.0
-    mamba_device_share: float = 0.0
-    mamba_host_share: float = 0.0
+    num_full_layers: int = 0  # layers that attend to all tokens
+    num_swa_layers: int = 0  # layers that attend to the window
+    num_mamba_layers: int = 0  # recurrent layers, of either sort
+    default_tp: int = 1  # devices of an engine, unless parallel.tp says
+    swa_device_share: float = 0.0  # of the device tier, for windows
+    swa_host_share: float = 0.0  # of the host tier, for windows
+    mamba_device_share: float = 0.0  # of the device tier, for states
+    mamba_host_share: float = 0.0  # of the host tier, for states
 
-    hidden_size: int = 0
-    num_query_heads: int = 0
+    hidden_size: int = 0  # elements of a token between layers
+    num_query_heads: int = 0  # of full layers
     head_dim: int = 0  # of a query and a key
     value_dim: int = 0  # of a value; 0: as head_dim
-    num_kv_heads: int = 0
+    num_kv_heads: int = 0  # of full layers
     latent_dim: int = 0  # MLA: elements a token and layer keep instead of keys and values
     swa_num_query_heads: int = 0  # of sliding-window layers; 0: as the full layers
-    swa_num_kv_heads: int = 0
-    swa_head_dim: int = 0
-    kv_dtype_bytes: int = 2
+    swa_num_kv_heads: int = 0  # of sliding-window layers; 0: as the full layers
+    swa_head_dim: int = 0  # of queries, keys and values there; 0: as the full layers
+    kv_dtype_bytes: int = 2  # of an element of KV
 
-    recurrent_heads: int = 0
-    recurrent_head_dim: int = 0
+    recurrent_heads: int = 0  # of recurrent layers
+    recurrent_head_dim: int = 0  # elements of a head of these
     recurrent_state_dim: int = 0  # 0: a short convolution with no state behind it
     recurrent_groups: int = 0  # of B and C in `M` layers; 0: they bypass the convolution
     recurrent_key_heads: int = 0  # of `D` layers
-    conv_taps: int = 4
-    conv_dtype_bytes: int = 2
-    state_dtype_bytes: int = 4
+    conv_taps: int = 4  # of their short convolution, which keeps one less
+    conv_dtype_bytes: int = 2  # of an element it keeps
+    state_dtype_bytes: int = 4  # of an element of a state
 
-    dense_params: int = 0
-    head_params: int = 0
+    dense_params: int = 0  # of matrices that every token is multiplied with
+    head_params: int = 0  # of the matrix to the vocabulary
     embedding_params: int = 0  # a table that is not the head's; a token costs nothing
-    num_moe_layers: int = 0
-    num_experts: int = 0
-    experts_per_token: int = 0
-    expert_params: int = 0
+    num_moe_layers: int = 0  # layers with experts
+    num_experts: int = 0  # of such a layer
+    experts_per_token: int = 0  # of them that a token goes to
+    expert_params: int = 0  # of one expert of one layer
     expert_width: int = 0  # inner size of an expert
     expert_matrices: int = 3  # 3: gated, 2: not
-    dense_param_bytes: float = 2.0
-    expert_param_bytes: float = 2.0
+    dense_param_bytes: float = 2.0  # of a dense parameter
+    expert_param_bytes: float = 2.0  # of an expert's parameter
     blocks_per_layer: int = 2  # all-reduces a layer: after its attention and after its MLP
 
     def __post_init__(self) -> None:
@@ -255,116 +256,37 @@ class ModelConfig:
         return max(1, tp // max(1, heads))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RateTable:
-    """A rate that depends on a size: linear between points, constant outside them.
+def least_tp(model: ModelConfig) -> int:
+    """The least power of two of 80 GiB devices whose memory the weights fill at most half of."""
+    devices = 1
+    while model.weight_bytes > devices * 40 * GIB:
+        devices *= 2
+    return devices
 
-    `status` is measured or modelled, and `source` says by whom or from what.
+
+def tier_shares(model: ModelConfig) -> dict[str, float]:
+    """The share of each tier that windows and states get, by the names of the fields.
+
+    The host is shared as a cached request of Mooncake's conversation trace asks: 7,900 new tokens,
+    a window, 0.85 states. The device lies halfway from there to what a running one asks: 12,200
+    tokens, a window and half a chunk, 2 states.
     """
 
-    size: list[float] = field(default_factory=list)
-    rate: list[float] = field(default_factory=list)  # a second
-    source: str = "???"
-    status: str = "modelled"
+    def shared(tokens: int, window: int, states: float) -> tuple[float, float]:
+        parts = (
+            tokens * model.full_token_bytes,
+            window * model.swa_token_bytes,
+            states * model.mamba_slot_bytes,
+        )
+        return parts[1] / sum(parts), parts[2] / sum(parts)
 
-    def __post_init__(self) -> None:
-        if len(self.size) != len(self.rate):
-            raise ValueError(
-                f"a rate table needs one rate for each size, "
-                f"got {len(self.rate)} rates for {len(self.size)} sizes"
-            )
-        if any(low >= high for low, high in zip(self.size, self.size[1:], strict=False)):
-            raise ValueError(f"the sizes of a rate table must rise, got {list(self.size)}")
-        if any(rate <= 0 for rate in self.rate):
-            raise ValueError(f"the rates of a rate table must be positive, got {list(self.rate)}")
-        if self.status not in ("measured", "modelled"):
-            raise ValueError(
-                f"status of a rate table must be measured or modelled, got {self.status!r}"
-            )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Figure:
-    """One number about a machine, with where it is from."""
-
-    value: float = 0.0
-    source: str = "???"
-    status: str = "modelled"
-
-    def __post_init__(self) -> None:
-        if self.status not in ("measured", "modelled"):
-            raise ValueError(
-                f"status of a figure must be measured or modelled, got {self.status!r}"
-            )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CopyKernelConfig:
-    """How our copy kernel is launched across the link of a machine, and what a program of it moves.
-
-    The real executor launches so many programs, and the simulation lets so many move what one of
-    them moves, each with `tile_bytes` on their way in `warps` warps.
-    """
-
-    link_programs: int | None = None  # none: as many as the kernel takes by itself, without a cap
-    tile_bytes: int = 65536  # what the kernel is compiled for, and the figures hold for
-    warps: int = 16
-    to_device: Figure = Figure(source="not known")  # bytes a second of one program
-    to_host: Figure = Figure(source="not known")
-
-    def __post_init__(self) -> None:
-        if self.link_programs is None:
-            return
-        if self.link_programs < 1:
-            raise ValueError(
-                f"hardware.copy_kernel.link_programs must be at least 1, got {self.link_programs}"
-            )
-        for name, figure in (("to_device", self.to_device), ("to_host", self.to_host)):
-            if figure.value <= 0:
-                raise ValueError(
-                    f"hardware.copy_kernel.{name} must be positive where link_programs is given, "
-                    f"got {figure.value}"
-                )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HardwareConfig:
-    """What one machine can do. Rates are of one device: flops, bytes, tokens a second."""
-
-    name: str = "???"
-    num_devices: int = 8  # in one domain of fast links
-    devices_per_host: int = 8
-    device_memory_bytes: Figure = field(default_factory=Figure)
-    activation_bytes: Figure = field(default_factory=Figure)  # of a device, kept from the cache
-    step_s: Figure = field(default_factory=Figure)  # what a step costs with nothing to compute
-    extend_s: Figure = field(default_factory=Figure)  # what each sequence that it extends adds
-    tile_tokens: int = 1  # each sequence's tokens are multiplied in whole tiles of so many
-
-    gemm_bf16: RateTable = field(default_factory=RateTable)  # by tokens
-    gemm_fp8: RateTable = field(default_factory=RateTable)
-    weight_bandwidth: Figure = field(default_factory=Figure)
-    moe_narrow: RateTable = field(default_factory=RateTable)  # by tokens an expert gets
-    moe_wide: RateTable = field(default_factory=RateTable)
-    moe_two_matrix: RateTable = field(default_factory=RateTable)
-
-    attention_d64: RateTable = field(default_factory=RateTable)  # by prompt length
-    attention_d128: RateTable = field(default_factory=RateTable)
-    attention_window: RateTable = field(default_factory=RateTable)  # by window length
-    decode_bandwidth: RateTable = field(default_factory=RateTable)  # by bytes of KV read in a layer
-
-    delta_rate: Figure = field(default_factory=Figure)  # state elements × tokens
-    mamba_rate: Figure = field(default_factory=Figure)
-    conv_rate: Figure = field(default_factory=Figure)  # channels × tokens
-    state_bandwidth: Figure = field(default_factory=Figure)
-
-    all_reduce_s: Figure = field(default_factory=Figure)  # before the first byte
-    link_bandwidth: Figure = field(default_factory=Figure)  # between devices, one way
-
-    pcie_bandwidth: Figure = field(default_factory=Figure)  # one way
-    copy_engine: RateTable = field(default_factory=RateTable)  # by contiguous bytes
-    kernel_to_device: RateTable = field(default_factory=RateTable)
-    kernel_to_host: RateTable = field(default_factory=RateTable)
-    copy_kernel: CopyKernelConfig = field(default_factory=CopyKernelConfig)
-    host_bandwidth: Figure = field(default_factory=Figure)  # of one host
-    network_bandwidth: Figure = field(default_factory=Figure)  # of a device's adapter
-    copy_slowdown: Figure = field(default_factory=Figure)  # compute takes this times as long
+    host = shared(7900, model.window_len, 0.85)
+    running = shared(12200, model.window_len + 4096, 2)
+    return {
+        f"{kind}_{tier}_share": round(value, 2)
+        for place, kind in enumerate(("swa", "mamba"))
+        for tier, value in (
+            ("host", host[place]),
+            ("device", (host[place] + running[place]) / 2),
+        )
+    }

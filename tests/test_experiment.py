@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from experiments.launch import schema
-from hicache.cache import invariants
 from hicache import experiment
+from hicache.cache import invariants
 from hicache.cache.named import PolicyError
 from hicache.cache.prefetch import stop
 from hicache.cache.prefetch.prefetch import Prefetch

@@ -12,8 +12,6 @@ from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 
-import numpy as np
-
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tiers.transfer import (
     BackUp,
@@ -26,7 +24,7 @@ from hicache.cache.tiers.transfer import (
 from hicache.cache.tree.node import FULL
 from hicache.clock import SECOND_NS, Clock
 from hicache.config import StorageConfig
-from hicache.executor.completions import Delivery, StepRun
+from hicache.executor.completions import Delivery, StepEnds, StepRun
 from hicache.executor.real.model_runner import ModelRunner
 from hicache.executor.storage_script import Ask, Item, Store, read_script, write_script
 from hicache.scheduler.batch import Batch
@@ -316,7 +314,7 @@ class TorchExecutor:
         """Compute one step, to its end."""
         assert batch.num_steps == 1, f"real steps are taken one by one, got {batch.num_steps}"
         self._runner.compute(batch)
-        return StepRun(np.array([self._io.now()], np.int64), self._runner.exposed_ns)
+        return StepRun(StepEnds([self._io.now()]), self._runner.exposed_ns)
 
 
 def _raise(error: BaseException) -> Delivery | None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from experiments.launch import schema
+from hicache.cache.named import PolicyError
 from hicache.cache.prefetch import stop
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.prefetch.rates import RateEstimator
@@ -226,7 +227,7 @@ def test_a_stop_policy_of_ones_own_is_named_by_module_and_class(
 
 
 def test_a_stop_policy_that_answers_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"prefetch\.stop=.* has no waits, uses_clock, may_stop"):
+    with pytest.raises(PolicyError, match=r"prefetch\.stop=.* has no waits, uses_clock, may_stop"):
         run(config_of("model=tiny_hybrid", "prefetch.stop=tests.test_experiment:NeverAsked"))
 
 

@@ -436,14 +436,17 @@ def test_what_changes_nothing_here_is_said(program):
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("overrides", "told"),
     [
-        ("workload.path=mine.jsonl", "workload.path has no effect here: it needs workload.kind="),
-        ("hardware.name=a100", "hardware.name=a100 would give the rates of another machine"),
+        (
+            ("workload=builtin", "workload.path=mine.jsonl"),
+            "workload.path has no effect here: it needs",
+        ),
+        (("hardware.name=a100",), "hardware.name=a100 would give the rates of another machine"),
     ],
 )
-def test_what_would_be_taken_for_something_else_is_refused(program, override, told):
-    done = program(override)
+def test_what_would_be_taken_for_something_else_is_refused(program, overrides, told):
+    done = program(*overrides)
     assert done.returncode == 2
     assert done.stderr.startswith(told)
     assert done.stderr.count("\n") == 1

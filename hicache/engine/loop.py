@@ -272,8 +272,9 @@ def serve(
     hang_ups = HangUps(patience_ns or {})
     while True:
         moment = _earliest(*wakes, hang_ups.next_ns(), coming.next_ns())
-        io.pass_by(_earliest(moment, observer.next_look_ns()), clock)
-        moment = _earliest(moment, io.next_event_ns())
+        event = io.pass_by(_earliest(moment, observer.next_look_ns()), clock)
+        if event is not None and (moment is None or event < moment):
+            moment = event
         if moment is None:
             observer.at(clock.now())
             break

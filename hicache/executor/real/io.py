@@ -88,12 +88,9 @@ class TorchIo:
         """Whether nothing is under way."""
         return not self._copies and not self._num_calls
 
-    def next_event_ns(self) -> int | None:
-        """When to look again."""
+    def pass_by(self, limit_ns: int | None, clock: Clock) -> int | None:
+        """When to look again. Real time passes by itself."""
         return None if self.is_idle else self.now() + POLL_NS
-
-    def pass_by(self, limit_ns: int | None, clock: Clock) -> None:
-        """Real time passes by itself."""
 
     def advance(self, now_ns: int) -> list[Delivery]:
         """What is done by now."""

@@ -182,7 +182,9 @@ class CostModel:
         room = sorted(window_len - length for length in context_lens if length < window_len)
         window_keys = num_decodes * window_len - sum(room)
         for step in range(num_steps):
-            seconds = fixed_s + self._full.decode_s(num_keys) + self._swa.decode_s(window_keys)
+            seconds = fixed_s + self._full.decode_s(num_keys)
+            if self._swa.num_layers:
+                seconds += self._swa.decode_s(window_keys)
             yield int(seconds * slowdown * 1e9 + 0.5)
             num_keys += num_decodes
             window_keys += len(room) - bisect_right(room, step)

@@ -123,13 +123,14 @@ class SimulatedIo:
         done, self._done = dict.fromkeys(self._done), []
         return [(number // self._num_ranks, each) for number, each in done]
 
-    def pass_by(self, limit_ns: int | None, clock: Clock) -> None:
-        """Let everything before `limit_ns` happen, until something is done."""
-        while not self._done and (event := self._next_ns()) is not None:
+    def pass_by(self, limit_ns: int | None, clock: Clock) -> int | None:
+        """Let everything before `limit_ns` happen, until something is done; when the next is."""
+        while (event := self.next_event_ns()) is not None and not self._done:
             if limit_ns is not None and event >= limit_ns:
-                return
+                break
             clock.wait_until(event)
             self._happen(event)
+        return event
 
     def begin(self, work: IoJob, now_ns: int) -> None:
         """Start something that waits for nobody."""

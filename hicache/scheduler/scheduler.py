@@ -448,8 +448,7 @@ class Scheduler:
         """How many decode steps may pass before those that wait must be looked at again."""
         if self.partial is not None:
             return 1
-        left = [job.request.output_len - job.decoded for job in self.running]
-        wanted = min(self._max_jump, *left)
+        wanted = min(self._max_jump, *[job.remaining_output for job in self.running])
         if self._defer is None:  # all that were looked at wait for storage
             return wanted
         return self._admission.steps_deferred(self._defer, self.running, wanted)
@@ -489,7 +488,7 @@ class Scheduler:
             job.kv_len = length = job.kv_len + num_steps
             job.decoded += num_steps
             job.num_steps += num_steps
-            finished |= job.decoded == job.request.output_len
+            finished |= job.is_finished
             if length > job.sequence.num_pages * page and not cache.extend(job.sequence, length):
                 raise AssertionError("a decode step was planned without pages for it")
             if has_window:

@@ -18,6 +18,7 @@ from hicache.config import (
     StageAt,
     WandbMode,
 )
+from hicache.results.keys import KNOWN
 
 OPTIONS = {
     folder.name: sorted(f"{folder.name}={path.stem}" for path in folder.glob("*.yaml"))
@@ -74,7 +75,9 @@ def test_every_experiment_asks_a_question_and_carries_its_name(path):
     assert "# Question:" in text
     assert "?" in text
     assert f"experiment={path.stem}" in text
-    assert load(f"experiment={path.stem}").name == path.stem
+    config = load(f"experiment={path.stem}")
+    assert config.name == path.stem
+    assert set(config.metrics) - KNOWN == set()
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from experiments.launch import schema
+from hicache import experiment
+from hicache.cache import invariants
 from hicache.cache.named import PolicyError
 from hicache.cache.prefetch import stop
 from hicache.cache.prefetch.prefetch import Prefetch
@@ -26,6 +28,7 @@ from hicache.config import (
     SchedulerConfig,
 )
 from hicache.experiment import run
+from hicache.models import GIB
 from hicache.results.metrics import Progress, Result, Row, Status, summarize
 from hicache.results.verdict import is_overloaded
 from hicache.scheduler.budget import FORMS
@@ -300,6 +303,29 @@ def test_a_policy_is_named_right_or_refused(knob: str) -> None:
         run(config_of("model=tiny_hybrid", f"{knob}=no.such:Thing"))
 
 
+def test_laws_are_checked_after_every_step_where_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checked: list[int] = []
+    monkeypatch.setattr(
+        invariants, "check", lambda cache, prefetcher, held, *_: checked.append(len(held))
+    )
+    run(config_of("model=tiny_hybrid", "workload.limit=3"))
+    assert checked == [0]  # at the end
+    run(config_of("model=tiny_hybrid", "workload.limit=3", "engine.check_invariants=true"))
+    assert len(checked) > 5
+    assert max(checked) > 0
+
+
+@pytest.mark.parametrize(("more", "declined"), [((), True), (("cache.unlimited=true",), False)])
+def test_reads_are_held_back_by_their_share_of_a_host_that_has_an_end(
+    more: tuple[str, ...], *, declined: bool
+) -> None:
+    told = ("workload.limit=9", "prefetch.occupied_share=0", "prefetch.threshold=64")
+    measures = run(config_of("model=llama3_8b", *told, *more)).measures
+    assert (measures.get("prefetch/started_count", 0) == 0) == declined
+
+
 @pytest.mark.parametrize(
     ("knob", "ours"),
     [
@@ -396,6 +422,23 @@ def test_ranks_without_what_they_need_are_refused_before_anything_is_built(
 ) -> None:
     with pytest.raises(ValueError, match=told):
         config_of("model=tiny_hybrid", "parallel.ranks=2", *overrides)
+
+
+def test_a_workload_that_is_too_long_for_the_model_is_told_before_its_numbers() -> None:
+    overrides = ("workload=agents", "workload.num_sessions=5", "storage=none")
+    (told,) = [
+        note
+        for note in run(config_of(*overrides, "model=phi4_mini_flash")).notes
+        if "max_len" in note
+    ]
+    assert re.fullmatch(r"\d+ requests are longer than model.max_len=65,536: they are .*", told)
+    assert not [note for note in run(config_of(*overrides)).notes if "max_len" in note]
+
+
+def test_writes_may_pin_half_of_the_host_unless_told_otherwise() -> None:
+    config = config_of("cache.host_gib=6")
+    assert experiment._queue_bytes(config) == 3 * GIB
+    assert experiment._queue_bytes(config_of("storage.write_queue_gib=0")) == 0
 
 
 @pytest.mark.parametrize("asked", [0.003, 0.01])

@@ -26,6 +26,7 @@ from hicache.engine.loop import Engine
 from hicache.engine.ranks.agreement import RankAgreement, tree_digest
 from hicache.engine.ranks.processes import GlooChannel, RankedReader, join, leave
 from hicache.request import Request, TokenSpans
+from hicache.scheduler.checkpoints import End
 from hicache.scheduler.scheduler import Scheduler
 from hicache.storage.engines.memory import MemoryStorage
 from hicache.storage.guards.checked import CheckedStorage
@@ -113,7 +114,12 @@ def build(plan: Plan) -> tuple[Engine, RankAgreement]:
     )
     prefetcher = Prefetcher(cache, config, host[0] * PAGE)
     scheduler = Scheduler(
-        cache, prefetcher, SchedulerConfig(chunk_tokens=64, max_running=6), max_len=4096
+        cache,
+        prefetcher,
+        SchedulerConfig(chunk_tokens=64, max_running=6),
+        max_len=4096,
+        checkpoints=End(PAGE, PAGE),
+        may_jump=True,
     )
     engine = Engine(cache, prefetcher, scheduler, executor=None)  # type: ignore[arg-type]
     return engine, RankAgreement(cache, prefetcher)

@@ -16,6 +16,47 @@ def test_of_a_request_that_has_not_begun_no_token_is_counted() -> None:
     assert (job.extend_len, job.remaining_output, job.is_finished) == (20, 2, False)
 
 
+def test_a_request_that_is_sent_back_begins_again_where_its_answer_ends() -> None:
+    job = Job(request_of(3, range(20), [1, 2, 3]), b"tokens", 7, 500)
+    before = job.sequence
+    before.namespace = "tenant"
+    object.__setattr__(job.request, "namespace", "tenant")
+    job.decoded, job.cached_len, job.kv_len, job.saves, job.prefetched = 2, 8, 21, [16], (8, 16)
+    job.restart()
+    assert job.sequence is not before
+    assert (job.sequence.tokens, job.sequence.namespace) == (b"tokens", "tenant")
+    assert (job.target_len, job.cached_len, job.kv_len, job.extend_len) == (22, 0, 0, 22)
+    assert (job.saves, job.prefetched) == ([], (0, 0))
+    assert (job.retractions, job.decoded, job.remaining_output) == (1, 2, 1)
+
+
+def test_a_chunk_may_be_a_single_token() -> None:
+    config = SchedulerConfig(chunk_tokens=10, max_running=8)
+    world = World(plot_of("full", scheduler=config, has_storage=False, page_size=1))
+    for number, length in ((0, 9), (1, 5)):
+        world.scheduler.submit(
+            request_of(number, range(100 * number, 100 * number + length), [1]), 0
+        )
+    batch = world.scheduler.plan(0)
+    assert batch is not None
+    assert [(each.start, each.end) for each in batch.extends] == [(0, 9), (0, 1)]
+
+
+def test_who_was_sent_back_is_looked_at_before_a_second_step() -> None:
+    scheduler = world_of(new_token_ratio=0, new_token_ratio_floor=0).scheduler
+    for number in range(2):  # together they need more than the 320 tokens there are
+        scheduler.submit(request_of(number, range(1000 * number, 1000 * number + 60), [1] * 150), 0)
+    now_ns, steps = 0, []
+    while scheduler.counters["scheduler/retracted_count"] == 0:
+        batch = scheduler.plan(now_ns)
+        assert batch is not None
+        steps.append(batch.num_steps)
+        now_ns += 10
+        scheduler.commit(batch, batch.num_steps, now_ns)
+    assert max(steps) > 1
+    assert (steps[-1], len(scheduler.running), len(scheduler.waiting)) == (1, 1, 1)
+
+
 def world_of(**knobs: int) -> World:
     config = SchedulerConfig(**{"chunk_tokens": 64, "max_running": 8, **knobs})  # type: ignore[arg-type]
     return World(plot_of("full", scheduler=config, has_storage=False))

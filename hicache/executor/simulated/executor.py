@@ -7,7 +7,7 @@ keys only: what is stored, evicted and found is real, bytes are charged to links
 import heapq
 from collections import Counter, deque
 from collections.abc import Generator, Iterable, Sequence
-from itertools import count
+from itertools import accumulate, count, islice
 from random import Random
 
 import numpy as np
@@ -24,7 +24,7 @@ from hicache.cache.tiers.transfer import (
 from hicache.cache.tree.node import FULL, MAMBA, SWA
 from hicache.clock import Clock, to_ns
 from hicache.config import StorageConfig
-from hicache.executor.completions import Delivery, StepRun
+from hicache.executor.completions import Delivery, StepEnds, StepRun
 from hicache.executor.simulated.cost import CostModel
 from hicache.executor.simulated.links import Links
 from hicache.executor.storage_script import Ask, Item, read_script, write_script
@@ -49,7 +49,7 @@ class SimulatedIo:
         self,
         config: StorageConfig,
         storages: Sequence[Storage],
-        copy_rates: Iterable[dict[str, float]],
+        copy_rates: Sequence[dict[str, float]],
         *,
         stalls: Sequence[Stall] = (),
         seed: int,
@@ -70,9 +70,7 @@ class SimulatedIo:
             "storage_write": config.write_gbps * 1e9,
             "storage": NO_STORAGE_LIMIT if shared is None else shared * 1e9,
         }
-        num_engines = 0
         for engine, rates in enumerate(copy_rates):
-            num_engines += 1
             capacities |= {f"{name}{engine}": rate for name, rate in rates.items()}
         self.links = Links(capacities)
         self.storages = storages
@@ -95,7 +93,7 @@ class SimulatedIo:
             "read": deque(),
             "write": deque(),
         }
-        for engine in range(num_engines):
+        for engine in range(len(copy_rates)):
             # an engine asks about one request after another (so does SGLang's prefetch thread)
             self._workers[f"query{engine}"] = 1
             self._queues[f"query{engine}"] = deque()
@@ -123,13 +121,14 @@ class SimulatedIo:
         done, self._done = dict.fromkeys(self._done), []
         return [(number // self._num_ranks, each) for number, each in done]
 
-    def pass_by(self, limit_ns: int | None, clock: Clock) -> None:
-        """Let everything before `limit_ns` happen, until something is done."""
-        while not self._done and (event := self._next_ns()) is not None:
+    def pass_by(self, limit_ns: int | None, clock: Clock) -> int | None:
+        """Let everything before `limit_ns` happen, until something is done; when the next is."""
+        while (event := self.next_event_ns()) is not None and not self._done:
             if limit_ns is not None and event >= limit_ns:
-                return
+                break
             clock.wait_until(event)
             self._happen(event)
+        return event
 
     def begin(self, work: IoJob, now_ns: int) -> None:
         """Start something that waits for nobody."""
@@ -331,10 +330,10 @@ class SimulatedExecutor:
     def forward(self, batch: Batch, now_ns: int) -> StepRun:
         """The ends of the batch's steps, by the cost model."""
         slowdown = self._slowdown if self._io.copying[self._engine] else 1.0
-        lens = np.array([job.kv_len + 1 for job in batch.decodes], np.int64)
+        lens = [job.kv_len + 1 for job in batch.decodes]
         if not batch.extends:
             steps = self._cost.decode_steps_ns(lens, batch.num_steps, slowdown=slowdown)
-            return StepRun(now_ns + np.cumsum(steps), 0)
+            return StepRun(StepEnds(islice(accumulate(steps, initial=now_ns), 1, None)), 0)
         load_layer_bytes = None
         if batch.load_backs:
             counts = np.sum([load.num_pages for load in batch.load_backs], axis=0)
@@ -351,4 +350,4 @@ class SimulatedExecutor:
             slowdown=slowdown,
             saved_states=sum(len(extend.saves) for extend in batch.extends),
         )
-        return StepRun(np.array([now_ns + cost.total_ns], np.int64), cost.load_stall_ns)
+        return StepRun(StepEnds([now_ns + cost.total_ns]), cost.load_stall_ns)

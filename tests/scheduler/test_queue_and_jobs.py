@@ -83,6 +83,19 @@ def test_whoever_is_dropped_is_handed_back_wherever_it_was() -> None:
     assert scheduler.abort(1, 20) is None
 
 
+@pytest.mark.parametrize(
+    ("order", "wanted"), [("fcfs", [0, 1, 2]), ("shortest_remaining", [1, 2, 0])]
+)
+def test_the_queue_is_in_the_order_of_service(order: str, wanted: list[int]) -> None:
+    config = SchedulerConfig(order=order, aging=0)
+    scheduler = World(plot_of("full", scheduler=config, has_storage=False)).scheduler
+    for number, length in enumerate((90, 30, 60)):
+        start = 1000 * number
+        scheduler.submit(request_of(number, range(start, start + length), [1]), number)
+    assert [job.request.id for _, job in scheduler.waiting] == wanted
+    assert [rank for rank, _ in scheduler.waiting] == [job.rank for _, job in scheduler.waiting]
+
+
 def test_nobody_is_idle_while_a_request_waits_is_half_way_or_runs() -> None:
     scheduler = world_of().scheduler
     assert scheduler.is_idle

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from experiments.launch import schema
+from hicache import experiment
 from hicache.cache import invariants
 from hicache.cache.named import PolicyError
 from hicache.cache.pages import Pools
@@ -30,6 +31,7 @@ from hicache.config import (
     SchedulerConfig,
 )
 from hicache.experiment import run
+from hicache.models import GIB
 from hicache.results.metrics import Progress, Result, Row, Status, summarize
 from hicache.results.verdict import is_overloaded
 from hicache.scheduler.budget import FORMS
@@ -449,6 +451,23 @@ def test_ranks_without_what_they_need_are_refused_before_anything_is_built(
 ) -> None:
     with pytest.raises(ValueError, match=told):
         config_of("model=tiny_hybrid", "parallel.ranks=2", *overrides)
+
+
+def test_a_workload_that_is_too_long_for_the_model_is_told_before_its_numbers() -> None:
+    overrides = ("workload=agents", "workload.num_sessions=5", "storage=none")
+    (told,) = [
+        note
+        for note in run(config_of(*overrides, "model=phi4_mini_flash")).notes
+        if "max_len" in note
+    ]
+    assert re.fullmatch(r"\d+ requests are longer than model.max_len=65,536: they are .*", told)
+    assert not [note for note in run(config_of(*overrides)).notes if "max_len" in note]
+
+
+def test_writes_may_pin_half_of_the_host_unless_told_otherwise() -> None:
+    config = config_of("cache.host_gib=6")
+    assert experiment._queue_bytes(config) == 3 * GIB
+    assert experiment._queue_bytes(config_of("storage.write_queue_gib=0")) == 0
 
 
 @pytest.mark.parametrize("asked", [0.003, 0.01])

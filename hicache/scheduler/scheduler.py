@@ -226,7 +226,9 @@ class Scheduler:
         if self.prefetcher is None:
             return
         for _, job in self.waiting:
-            if not self.prefetcher.is_blocking(job.request.id, now_ns):
+            if job.blocked_since_ns is not None and not self.prefetcher.is_blocking(
+                job.request.id, now_ns
+            ):
                 job.end_wait(now_ns)
 
     def _decide(self, job: Job, batch: Batch, budget: StepBudget, now_ns: int) -> Decision:
@@ -447,7 +449,7 @@ class Scheduler:
         """How many decode steps may pass before those that wait must be looked at again."""
         if self.partial is not None:
             return 1
-        wanted = min(self._max_jump, *(job.remaining_output for job in self.running))
+        wanted = min(self._max_jump, *[job.remaining_output for job in self.running])
         if self._defer is None:  # all that were looked at wait for storage
             return wanted
         return self._admission.steps_deferred(self._defer, self.running, wanted)

@@ -16,6 +16,7 @@ from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.transfer import Reported
 from hicache.clock import Clock
+from hicache.config import WritePolicy
 from hicache.engine.hang_ups import HangUps
 from hicache.engine.ports import Executor, Io, Observer
 from hicache.executor.completions import StepEnds
@@ -153,6 +154,7 @@ class Engine:
         """End the step that ends now, take in what has happened, and begin the next one."""
         outcome = Outcome()
         end = self.step_end_ns
+        was_held = self._batch is not None and end is None
         if end is not None:
             if end > now_ns:
                 self.interrupt(now_ns)  # a deadline has passed
@@ -163,8 +165,7 @@ class Engine:
                 return outcome
             outcome = self._end_step(now_ns)
         self._take_in(now_ns)
-        was_held = self._batch is not None
-        if not was_held:
+        if self._batch is None:
             self._count_backlog(now_ns)
             self._batch = self.scheduler.plan(now_ns)
             self._backlog_since_ns = now_ns if self.scheduler.has_backlog else None
@@ -187,9 +188,27 @@ class Engine:
         return outcome
 
     def _end_step(self, now_ns: int) -> Outcome:
+        assert self._batch is not None
         outcome = self._commit(self._seen + 1 - self._first, now_ns)
-        self._batch = self._ends = None
+        num_left = self._batch.num_steps - (self._seen + 1)
+        self._ends = None
+        if num_left and self._only_gained_room():
+            self._batch.num_steps = num_left
+        else:
+            self._batch = None
         return outcome
+
+    def _only_gained_room(self) -> bool:
+        """Whether what cut the run leaves the rest of it as it was planned: copies that are done.
+
+        A fence is none of them: under write_back the next step may need what they have freed.
+        """
+        scheduler = self.scheduler
+        if self._arrived or self._aborted or scheduler.waiting or scheduler.partial:
+            return False
+        if self.cache.write_policy is WritePolicy.write_back or not self._delivered:
+            return False
+        return not any(isinstance(done, Prefetch) for done in self._delivered)
 
     def _commit(self, num_steps: int, now_ns: int) -> Outcome:
         # the next steps of the batch, the last of which ends now

@@ -29,7 +29,7 @@ COMMANDS = {
     for block in re.findall(r"^# (.+?)(?=\n\n|\n```)", PAGE, flags=re.DOTALL | re.MULTILINE)
 }
 CLEAN_RUN = PAGE.rpartition("```bash\n")[2].splitlines()[0]
-START = "python -m experiments.run "
+START = "python -m experiments.run"
 
 
 def overrides_of(command: str) -> list[str]:
@@ -69,8 +69,15 @@ def test_a_run_on_the_page_triggers(condition, tmp_path, monkeypatch):
     assert re.search(r"\d", objection.short)
 
 
-def test_nothing_is_objected_to_the_run_that_the_page_says_so_of():
-    assert in_short(objections([summary_of(*overrides_of(CLEAN_RUN))])) == CLEAN
+def test_nothing_is_objected_to_the_default_run_which_is_contended_in_every_tier():
+    summary = summary_of(*overrides_of(CLEAN_RUN))
+    assert in_short(objections([summary])) == CLEAN
+    assert 0.6 < summary["load/rho_gpu"] < 0.8
+    assert summary["load/rho_read"] > 0.4
+    assert summary["load/rho_write"] > 0.4
+    assert summary["request/storage_wait_s_mean"] > summary["request/prefill_s_mean"]
+    hits = [summary[f"cache/{tier}_hit_tokens"] for tier in ("device", "host", "storage")]
+    assert min(hits) > 0.1 * summary["request/prompt_tokens"]
 
 
 @pytest.fixture(scope="module")

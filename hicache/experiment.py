@@ -24,6 +24,7 @@ from hicache.engine.runtime import Runtime, SimulatedRuntime, make_runtime
 from hicache.engine.warm import warm_storage
 from hicache.executor.simulated.cost import CostModel
 from hicache.models import GIB, ComponentKind
+from hicache.models.shapes import describe
 from hicache.request import Request
 from hicache.results.keys import COUNTERS
 from hicache.results.metrics import REQUIRED_MEASURES, Progress, RequestRecord, Result
@@ -59,6 +60,10 @@ def run(
     if workload is None:
         workload = _workload(config, cost, notes)
     notes += _too_long(workload.requests, config.model.max_len)
+    if config.model.from_hf is not None:
+        notes.append(describe(config.model))
+    if config.hardware.table is not None:
+        notes.append(f"{config.hardware.name}, with what {config.hardware.table} has measured")
     sizes = page_bytes(config.model, config.cache.page_size, tp)
     device, host = capacities(config.cache, config.model, sizes, cost.free_device_bytes)
     notes += _describe(config, device, host, sizes, tp)

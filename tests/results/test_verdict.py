@@ -1,5 +1,7 @@
 """The page of the verdict: its table, and a run that triggers each condition."""
 
+import csv
+import json
 import re
 import shlex
 import subprocess
@@ -13,7 +15,11 @@ from experiments.launch.job import run_job
 from experiments.launch.progress import ProgressBar
 from experiments.launch.schema import config_of
 from experiments.launch.screen import show_line, show_run
+from experiments.sweep import sum_up
+from experiments.tables.groups import differing_keys, group_runs, load_runs
+from experiments.tables.sweep_figure import draw_sweep
 from hicache import experiment
+from hicache.config import METRICS
 from hicache.results.metrics import summarize
 from hicache.results.verdict import CLEAN, CONDITIONS, SURVIVORS, in_short, objections
 
@@ -129,6 +135,24 @@ def test_a_run_tells_its_verdict_on_the_screen_on_its_line_and_on_its_page(rejec
         assert f"<li>{each.sentence}</li>" in page
     show_line(outcome, "job 0")
     assert f"({in_short(found)})" in capsys.readouterr().out
+
+
+def test_a_sweep_keeps_the_verdict_in_its_files_and_under_the_title_of_its_figure(
+    rejecting, capsys
+):
+    directory, outcomes = rejecting
+    runs = load_runs([directory])
+    sum_up(directory, runs, title="a sweep")
+    assert "finished in some rows and not in others" in capsys.readouterr().out
+    groups = json.loads((directory / "sweep.json").read_text())
+    assert all(SURVIVORS.name in group["verdict"] for group in groups)
+    rows = csv.DictReader((directory / "sweep.csv").read_text().splitlines())
+    told = [in_short(objections([outcome.summary])) for outcome in outcomes]
+    assert [row["verdict"] for row in rows] == told
+    grouped = group_runs(runs, differing_keys(runs))
+    lines = draw_sweep(grouped, METRICS, title="a sweep").get_suptitle().split("\n")
+    assert lines[1].startswith("verdict: ")
+    assert "rejected" in lines[1]
 
 
 def test_several_numbers_of_a_condition_are_told_by_their_ends():

@@ -10,9 +10,14 @@ from hicache.cache import invariants
 from hicache.cache.named import LENGTHS, RANKING, make_policy
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
+from hicache.cache.reasons.inquest import Setting
+from hicache.cache.reasons.judge import Judge
 from hicache.cache.tiers.capacity import Capacity, capacities, make_pools, page_bytes
+from hicache.cache.tree.census import Census
 from hicache.cache.tree.eviction import POLICIES, EvictionPolicy
+from hicache.cache.tree.fates import Fates
 from hicache.cache.tree.node import FULL, KIND_NAMES, MAMBA, SWA
+from hicache.cache.tree.page_numbers import PageNumbering
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.clock import SECOND_NS
 from hicache.config import ExperimentConfig, StartState, WritePolicy
@@ -20,7 +25,7 @@ from hicache.engine.loop import Engine, serve
 from hicache.engine.ranks.lockstep import RankedEngine, lockstep
 from hicache.engine.routing import ROUTERS
 from hicache.engine.runtime import Runtime, SimulatedRuntime, make_runtime
-from hicache.engine.warm import warm_storage
+from hicache.engine.warm import warm_census, warm_storage
 from hicache.executor.simulated.cost import CostModel
 from hicache.models import GIB, ComponentKind
 from hicache.request import Request
@@ -78,9 +83,21 @@ def run(
     runtime = make_runtime(config, cost=cost, sizes=sizes, device=device, host=host, tp=tp)
     num_ranks = config.parallel.ranks
     num_engines = config.parallel.replicas * num_ranks
+    census = Census()
+    numbering = PageNumbering(census, config.cache.page_size)
     parts = [
-        _engine(config, cost=cost, runtime=runtime, sizes=sizes, device=device, host=host)
-        for _ in range(num_engines)
+        _engine(
+            config,
+            cost=cost,
+            runtime=runtime,
+            sizes=sizes,
+            device=device,
+            host=host,
+            # ranks decide alike, so the first one speaks for all
+            numbering=numbering if number % num_ranks == 0 else None,
+            census=census,
+        )
+        for number in range(num_engines)
     ]
     engines = parts
     if num_ranks > 1:
@@ -103,6 +120,13 @@ def run(
                 window_pages=tree.window_pages,
                 has_states=tree.has_states,
             )
+        warm_census(
+            census,
+            numbering,
+            workload.requests,
+            window_pages=tree.window_pages,
+            has_states=tree.has_states,
+        )
     feeder = Feeder(
         workload.requests, config.workload.arrivals, concurrency=config.workload.concurrency
     )
@@ -181,6 +205,8 @@ def _engine(
     sizes: tuple[int, int, int],
     device: Capacity,
     host: Capacity,
+    census: Census,
+    numbering: PageNumbering | None,
 ) -> Engine:
     model, cache_config = config.model, config.cache
     policy: EvictionPolicy = make_policy(
@@ -198,6 +224,7 @@ def _engine(
         split_refreshes=cache_config.split_refreshes,
         leaving_refreshes=cache_config.leaving_refreshes,
         reclaims_duplicates=cache_config.write_policy is WritePolicy.write_back,
+        fates=Fates(census),
     )
     has_storage = runtime.has_storage
     cache = PrefixCache(
@@ -216,6 +243,14 @@ def _engine(
         capacity = host.counts[FULL]
         tokens = None if capacity is None else capacity * cache_config.page_size
         prefetcher = Prefetcher(cache, config.prefetch, tokens)
+    setting = Setting(
+        page_size=tree.page_size,
+        window_pages=tree.window_pages,
+        has_states=tree.has_states,
+        has_storage=has_storage,
+        prefetch_threshold=config.prefetch.threshold,
+        load_back_threshold=cache_config.load_back_threshold,
+    )
     is_real = config.executor.kind != "simulated"
     scheduler = Scheduler(
         cache,
@@ -234,6 +269,7 @@ def _engine(
         may_jump=config.engine.jump and not is_real,
         takes_decode_pages_first=is_real,
         estimate_s=cost.prefill_s,
+        judge=None if numbering is None else Judge(tree.fates, numbering, setting),
     )
     check = _check if config.engine.check_invariants else None
     return Engine(cache, prefetcher, scheduler, runtime.executor(cache), check=check)

@@ -22,7 +22,16 @@ FLOORS = [
 NEIGHBOURS = {("hicache.config", "hicache.models"), ("hicache.executor", "hicache.scheduler")}
 # the rooms of a package in order: what is inside one uses itself and those before it
 ROOMS = {
-    "hicache.cache": ["pages", "named", "tree", "tiers", "prefix_cache", "prefetch", "invariants"],
+    "hicache.cache": [
+        "pages",
+        "named",
+        "tree",
+        "tiers",
+        "prefix_cache",
+        "prefetch",
+        "reasons",
+        "invariants",
+    ],
     "hicache.executor": ["completions", "storage_script", "simulated", "real"],
     "hicache.engine": ["ports", "hang_ups", "loop", "routing", "warm", "ranks", "runtime"],
     "hicache.storage": ["base", "digest", "guards", "engines", "build", "bench", "integrations"],

@@ -49,7 +49,8 @@ class Engine:
         self._delivered: list[Work | Prefetch] = []
         self._batch: Batch | None = None  # under way, or held by a fence
         self._ends_ns: NDArray[np.int64] | None = None  # of its steps, once it is under way
-        self._started_ns = 0
+        self._planned_ns = self._started_ns = 0
+        self._stall_ns = 0  # of the step at hand: waiting for load-backs
         self._backlog_ns = 0
         self._backlog_since_ns: int | None = None  # when the last plan left somebody out
         # whether anybody asks how far a read is, and may go on because of that
@@ -151,6 +152,7 @@ class Engine:
     def wake(self, now_ns: int) -> Outcome:
         """End the step that ends now, take in what has happened, and begin the next one."""
         outcome = Outcome()
+        self.cache.tree.fates.now_ns = now_ns
         end = self.step_end_ns
         if end is not None:
             if end > now_ns:
@@ -162,6 +164,7 @@ class Engine:
         if not was_held:
             self._count_backlog(now_ns)
             self._batch = self.scheduler.plan(now_ns)
+            self._planned_ns = now_ns
             self._backlog_since_ns = now_ns if self.scheduler.has_backlog else None
             ended = self.scheduler.take_ended()
             outcome.rejected += ended.rejected
@@ -169,12 +172,13 @@ class Engine:
         self._hand_out(now_ns)
         if self._batch is not None and not self.executor.is_fenced:
             run = self.executor.forward(self._batch, now_ns)
-            self._started_ns = now_ns
-            # whoever came while it was held has not been looked at
-            self._ends_ns = run.ends_ns[:1] if was_held else run.ends_ns
             for extend in self._batch.extends:
                 if extend.job.first_token_ns is None:
-                    extend.job.load_back_ns += run.load_stall_ns
+                    extend.job.prefill_ns["fence"] += now_ns - self._planned_ns
+            self._started_ns = now_ns
+            self._stall_ns = run.load_stall_ns
+            # whoever came while it was held has not been looked at
+            self._ends_ns = run.ends_ns[:1] if was_held else run.ends_ns
         if self.check is not None:
             self.check(self)
         return outcome
@@ -188,6 +192,7 @@ class Engine:
     def _commit(self, num_steps: int, now_ns: int) -> Outcome:
         # the next steps of the batch, the last of which ends now
         assert self._batch is not None
+        self.cache.tree.fates.now_ns = now_ns
         self.num_steps += num_steps
         step_ns = now_ns - self._started_ns
         self._started_ns = now_ns
@@ -195,10 +200,24 @@ class Engine:
         counters["engine/busy_ns"] += step_ns
         if self._batch.extends:
             counters["engine/prefill_ns"] += step_ns
+            num_tokens = sum(extend.end - extend.start for extend in self._batch.extends)
+            self._share_out(self._batch, num_tokens, step_ns)
             if self.prefetcher is not None:
-                num_tokens = sum(extend.end - extend.start for extend in self._batch.extends)
                 self.prefetcher.rates.was_computed(num_tokens, step_ns)
         return self.scheduler.commit(self._batch, num_steps, now_ns)
+
+    def _share_out(self, batch: Batch, num_tokens: int, step_ns: int) -> None:
+        """What a step that extends prompts took of each: its own tokens' share, and the rest's."""
+        stall_ns = min(self._stall_ns, step_ns)
+        computing_ns = step_ns - stall_ns
+        for extend in batch.extends:
+            job = extend.job
+            if job.first_token_ns is None:
+                all_tokens = num_tokens + len(batch.decodes)
+                own_ns = computing_ns * (extend.end - extend.start) // all_tokens
+                job.load_back_ns += stall_ns
+                job.prefill_ns["own"] += own_ns
+                job.prefill_ns["shared"] += computing_ns - own_ns
 
     def _count_backlog(self, now_ns: int) -> None:
         if self._backlog_since_ns is not None:

@@ -2,8 +2,10 @@
 
 from collections.abc import Iterable
 
+from hicache.cache.tree.census import Census, Stored
 from hicache.cache.tree.keys import COMPONENT_TAGS, chain_seed, page_digests
 from hicache.cache.tree.node import FULL, MAMBA, SWA
+from hicache.cache.tree.page_numbers import PageNumbering
 from hicache.request import TOKEN_BYTES, Request
 from hicache.storage.base import Storage
 
@@ -36,3 +38,22 @@ def warm_storage(
             if has_states:
                 keys.append(digests[end - 1] + COMPONENT_TAGS[MAMBA])
         storage.write(keys, [memoryview(key) for key in keys])
+
+
+def warm_census(
+    census: Census,
+    numbering: PageNumbering,
+    requests: Iterable[Request],
+    *,
+    window_pages: int,
+    has_states: bool,
+) -> None:
+    """Take down that all of this was seen, and what of it storage has. O(tokens)."""
+    for request in requests:
+        numbers = numbering.of(request, request.prompt.to_bytes() + request.output.to_bytes())
+        census.is_seen[numbers] = True
+        census.stored[FULL][numbers] = Stored.written
+        for end in {request.prompt_len // numbering.page_size, len(numbers)} - {0}:
+            census.stored[SWA][numbers[max(end - window_pages, 0) : end]] = Stored.written
+            if has_states:
+                census.stored[MAMBA][numbers[end - 1]] = Stored.written

@@ -3,7 +3,8 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from hicache.cache.tree.node import KIND_NAMES, TIER_NAMES, TIERS
+from hicache.cache.reasons.table import Span
+from hicache.cache.tree.node import KIND_NAMES, MAMBA, SWA, TIER_NAMES, TIERS
 from hicache.clock import SECOND_NS
 from hicache.engine.loop import Engine
 from hicache.request import Request
@@ -113,6 +114,11 @@ class Recorder:
         until_ns = now_ns if job.first_token_ns is None else job.first_token_ns
         admitted_ns = until_ns if job.admitted_ns is None else job.admitted_ns
         load_back_ns = min(job.load_back_ns, until_ns - admitted_ns)
+        prefill_ns = until_ns - admitted_ns - load_back_ns
+        prefill_for_ns = {cause: ns for cause, ns in job.prefill_ns.items() if ns}
+        stalled_ns = prefill_ns - sum(prefill_for_ns.values())
+        if stalled_ns:
+            prefill_for_ns["stalled"] = stalled_ns
         self._record(
             RequestRecord(
                 id=request.id,
@@ -130,10 +136,16 @@ class Recorder:
                 storage_hit_len=job.storage_len,
                 computed_len=job.computed_len,
                 recomputed_len=job.recomputed_len,
+                computed_for=_by_reason(job.spans[0]),
+                recomputed_for=_by_reason(job.spans[1]),
+                window_missing_len=_missing_len(job.spans[0], SWA),
+                state_missing_len=_missing_len(job.spans[0], MAMBA),
                 queue_ns=admitted_ns - job.submitted_ns - job.storage_wait_ns,
+                queue_for_ns={cause: ns for cause, ns in job.queue_ns.items() if ns},
                 storage_wait_ns=job.storage_wait_ns,
                 load_back_ns=load_back_ns,
-                prefill_ns=until_ns - admitted_ns - load_back_ns,
+                prefill_ns=prefill_ns,
+                prefill_for_ns=prefill_for_ns,
                 retractions=job.retractions,
                 num_steps=job.num_steps,
             )
@@ -200,3 +212,14 @@ class Recorder:
                     share = sum(pool.num_taken for pool in pools) / capacity
                     gauges[f"pool/{KIND_NAMES[kind]}_{TIER_NAMES[tier]}_used_share"] = share
         return gauges
+
+
+def _by_reason(spans: Iterable[Span]) -> dict[str, int]:
+    totals: Counter[str] = Counter()
+    for span in spans:
+        totals[span.reason] += span.num_tokens
+    return dict(totals)
+
+
+def _missing_len(spans: Iterable[Span], kind: int) -> int:
+    return sum(span.num_tokens for span in spans if span.kind == kind)

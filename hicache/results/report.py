@@ -7,11 +7,12 @@ can be made again from a run directory alone.
 import base64
 import html
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from enum import Enum
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,7 +22,15 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter
 
-from hicache.results.metrics import OVERLOADED_RHO, TTFT_PARTS, RequestRecord, is_overloaded
+from hicache.cache.reasons.table import REASONS
+from hicache.results.metrics import (
+    OVERLOADED_RHO,
+    PREFILL_CAUSES,
+    TTFT_PARTS,
+    RequestRecord,
+    is_overloaded,
+)
+from hicache.scheduler.queue_waits import CAUSES
 
 DPI = 120
 # Okabe and Ito's palette: told apart by colour-blind readers too
@@ -41,6 +50,13 @@ MAX_BARS = 160  # intervals drawn; neighbours are added up beyond that
 # units that an axis may have, each with what it is of the plain one
 TIMES = ((" s", 1.0), (" ms", 1e-3), (" µs", 1e-6))
 COUNTS = (("M", 1e6), ("k", 1e3), ("", 1.0))
+# columns of a field that has parts
+PARTS: dict[str, Iterable[str]] = {
+    "computed_for": REASONS,
+    "recomputed_for": REASONS,
+    "queue_for_ns": CAUSES,
+    "prefill_for_ns": PREFILL_CAUSES,
+}
 # what stands at the top of the page, where the run's config has it
 KNOBS = {
     "workload.kind": "workload",
@@ -62,11 +78,15 @@ KNOBS = {
 
 
 def write_requests(path: Path, records: Sequence[RequestRecord]) -> None:
-    """One row a request, one column a field of `RequestRecord`."""
-    columns = {
-        item.name: [_cell(getattr(record, item.name)) for record in records]
-        for item in fields(RequestRecord)
-    }
+    """One row a request, one column a field of `RequestRecord`, or a part of one."""
+    columns: dict[str, list[Any]] = {}
+    for item in fields(RequestRecord):
+        values = [getattr(record, item.name) for record in records]
+        if item.name not in PARTS:
+            columns[item.name] = [_cell(value) for value in values]
+            continue
+        for part in PARTS[item.name]:
+            columns[f"{item.name}_{part}"] = [value.get(part, 0) for value in values]
     kinds = {"status": pa.string(), "reason": pa.string()}
     schema = pa.schema([(name, kinds.get(name, pa.int64())) for name in columns])
     pq.write_table(pa.table(columns, schema=schema), path)

@@ -1,7 +1,11 @@
 """A request inside an engine: how far it is, and where its time and tokens went."""
 
+from collections import Counter
+
+from hicache.cache.reasons.table import Span
 from hicache.cache.tree.sequence import Sequence
 from hicache.request import Request
+from hicache.scheduler.queue_waits import CAUSES, Mark
 
 
 class Job:
@@ -16,6 +20,7 @@ class Job:
         "admitted_ns",
         "blocked_since_ns",
         "cached_len",
+        "came_len",
         "computed_len",
         "decoded",
         "defer_reason",
@@ -28,12 +33,16 @@ class Job:
         "num_steps",
         "number",
         "prefetched",
+        "prefill_ns",
+        "queue_mark",
+        "queue_ns",
         "rank",
         "recomputed_len",
         "request",
         "retractions",
         "saves",
         "sequence",
+        "spans",
         "storage_len",
         "storage_wait_ns",
         "submitted_ns",
@@ -56,9 +65,16 @@ class Job:
         self.defer_reason = ""
         self.device_len = self.host_len = self.storage_len = self.computed_len = 0
         self.recomputed_len = 0
+        self.came_len = 0  # tokens that were usable when it came
+        # why tokens are computed, and since a retraction computed again
+        self.spans: tuple[list[Span], list[Span]] = ([], [])
         self.blocked_since_ns: int | None = None
         self.storage_wait_ns = 0
         self.load_back_ns = 0
+        # by cause, up to its first admission; the mark: of when it last began to wait for them
+        self.queue_ns: Counter[str] = Counter()
+        self.queue_mark: Mark | None = None
+        self.prefill_ns: Counter[str] = Counter()  # up to its first token: in steps, and before
         self.admitted_ns: int | None = None  # the first admission
         self.first_token_ns: int | None = None
         self.retractions = 0
@@ -80,6 +96,17 @@ class Job:
         """Whether the answer is complete."""
         return self.decoded == self.request.output_len
 
+    def begin_queue(self, mark: Mark) -> None:
+        """From now on it waits for what the queue waits for."""
+        self.queue_mark = mark
+
+    def end_queue(self, mark: Mark) -> None:
+        """Until now, if it did."""
+        if self.queue_mark is not None:
+            for cause, since, now in zip(CAUSES, self.queue_mark, mark, strict=True):
+                self.queue_ns[cause] += now - since
+            self.queue_mark = None
+
     def end_wait(self, now_ns: int) -> None:
         """Storage no longer keeps it waiting, if it did."""
         if self.blocked_since_ns is not None:
@@ -88,8 +115,12 @@ class Job:
 
     def restart(self) -> None:
         """Begin again after a retraction: what was computed must be computed again."""
+        chain = self.sequence.chain
         self.sequence = Sequence(self.tokens, self.request.namespace)
         self.target_len = self.request.prompt_len + self.decoded
+        if chain is not None:
+            chain.target_len = self.target_len
+            self.sequence.chain = chain
         self.cached_len = self.kv_len = 0
         self.saves = []
         self.prefetched = (0, 0)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from hicache.cache.named import NUMBER, make_policy
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
+from hicache.cache.reasons.judge import Case, Judge
 from hicache.cache.tree.match import MatchResult
 from hicache.cache.tree.node import DEVICE, FULL, SWA
 from hicache.config import (
@@ -26,6 +27,7 @@ from hicache.scheduler.checkpoints import Checkpoints, End, Placement
 from hicache.scheduler.decoding import must_evict, steps_with_pages
 from hicache.scheduler.job import Job
 from hicache.scheduler.order import ORDERS, ServiceOrder
+from hicache.scheduler.queue_waits import QueueWaits
 
 MAX_RESTARTS = 3  # of a prompt that runs out of pages half way, with nobody else here
 MAX_JUMP = 64  # decode steps planned at once; most jumps are cut at about 8
@@ -49,6 +51,7 @@ class Scheduler:
         may_jump: bool = True,
         takes_decode_pages_first: bool = False,
         estimate_s: Callable[[int, int], float] | None = None,
+        judge: Judge | None = None,
     ) -> None:
         """Bind what one engine's scheduler needs.
 
@@ -61,6 +64,7 @@ class Scheduler:
             may_jump: whether decode steps may be taken at once.
             takes_decode_pages_first: before a step and not after it, as real memory needs them.
             estimate_s: seconds that a prompt takes, given what of it is cached.
+            judge: says why tokens are computed; none: nobody asks.
         """
         self.cache = cache
         self.prefetcher = prefetcher
@@ -83,6 +87,8 @@ class Scheduler:
         )
         self._max_jump = MAX_JUMP if may_jump else 1
         self._takes_decode_pages_first = takes_decode_pages_first
+        self._judge = judge
+        self.queue_waits = QueueWaits()
         self._num_submitted = 0
         self._ended = Outcome()  # jobs that ended outside `commit`
         self._admission = Admission(cache, config)
@@ -103,7 +109,10 @@ class Scheduler:
         if reason is not None:
             self._ended.rejected.append((job, reason))
             return job
+        if self._judge is not None:
+            job.sequence.chain = self._judge.chain_of(request, tokens)
         match = self.cache.match(job.sequence, job.target_len)
+        job.came_len = match.usable_len
         if self.prefetcher is not None:
             prefetch = self.prefetcher.prefetch_from_storage(
                 request.id, job.sequence, match, job.target_len, now_ns
@@ -112,6 +121,8 @@ class Scheduler:
                 start = prefetch.start_page * self._page
                 job.prefetched = (start, start + prefetch.num_pages * self._page)
         job.rank = (self._order.rank(job, match), job.number)
+        job.queue_ns["step"] = now_ns - came_ns
+        job.begin_queue(self.queue_waits.mark(now_ns))
         insort(self.waiting, (job.rank, job))
         return job
 
@@ -123,10 +134,12 @@ class Scheduler:
         job = self._take_out(request_id)
         if job is None:
             return None
-        job.end_wait(now_ns)
+        self._end_wait(job, now_ns)
+        job.end_queue(self.queue_waits.mark(now_ns))
         if self.prefetcher is not None:
             self.prefetcher.abort(request_id)
         self.cache.abandon(job.sequence)  # one that waits holds nothing
+        self._forget_pages(job)
         self._ended.aborted.append(job)
         return job
 
@@ -166,8 +179,12 @@ class Scheduler:
                 chunk_tokens=self.config.chunk_tokens,
                 reserved_tokens=self._admission.reserved_tokens(self.running, self.partial),
             )
+            cause = "tokens"  # for the prompt that is half way
             if self.partial is None or self._continue_partial(self.partial, batch, budget):
-                self._scan(batch, budget, now_ns)
+                cause = self._scan(batch, budget, now_ns)
+            elif batch.extends:
+                cause = "chunk"
+            self.queue_waits.turn(now_ns, cause)
         if self.running and (not batch.extends or self.config.batching is Batching.mixed):
             self._plan_decodes(batch)
         if batch.extends or batch.decodes:
@@ -187,19 +204,24 @@ class Scheduler:
 
     # -- admission -----------------------------------------------------------------------------
 
-    def _scan(self, batch: Batch, budget: StepBudget, now_ns: int) -> None:
+    def _scan(self, batch: Batch, budget: StepBudget, now_ns: int) -> str:
+        """Admit whom there is room for; returns what those wait for who are left."""
         skipped = 0
+        cause = "step"  # or there are none
         admitted: list[Job] = []
         for _, job in list(self.waiting):
             if budget.chunk_tokens <= 0 or self.partial is not None:
+                cause = "chunk"
                 break
             if len(self.running) + len(batch.extends) >= self.config.max_running:
                 self._refusal = Refusal("running", stands=True)
                 self._deferred(job, "running")
+                cause = "running"
                 break
             if not self._prefetch_lets_go(job, now_ns):
                 skipped += 1
                 if skipped >= self.config.scan_limit:
+                    cause = "scan_limit"
                     break
                 continue
             verdict = self._admit(job, batch, budget, now_ns)
@@ -209,17 +231,20 @@ class Scheduler:
                     admitted.append(job)
                     continue
                 self._refusal = verdict
+                cause = verdict.reason
                 break
             admitted.append(job)
         if admitted:
             gone = set(admitted)
             self.waiting = [entry for entry in self.waiting if entry[1] not in gone]
+        return cause
 
     def _prefetch_lets_go(self, job: Job, now_ns: int) -> bool:
         if self.prefetcher is None or self.prefetcher.check(job.request.id, now_ns):
-            job.end_wait(now_ns)
+            self._end_wait(job, now_ns)
             return True
         if job.blocked_since_ns is None:
+            job.end_queue(self.queue_waits.mark(now_ns))
             job.blocked_since_ns = now_ns
         return False
 
@@ -229,7 +254,12 @@ class Scheduler:
             return
         for _, job in self.waiting:
             if not self.prefetcher.is_blocking(job.request.id, now_ns):
-                job.end_wait(now_ns)
+                self._end_wait(job, now_ns)
+
+    def _end_wait(self, job: Job, now_ns: int) -> None:
+        if job.blocked_since_ns is not None:
+            job.end_wait(now_ns)
+            job.begin_queue(self.queue_waits.mark(now_ns))
 
     def _admit(self, job: Job, batch: Batch, budget: StepBudget, now_ns: int) -> Refusal | None:
         match = self.cache.match(job.sequence, job.target_len)
@@ -243,6 +273,7 @@ class Scheduler:
                 return None
         if self.prefetcher is not None:
             self.prefetcher.forget(job.request.id, used_pages=0)
+        self._forget_pages(job)
         wanted = "pages" if refusal.reason == "prefill_oom" else refusal.reason
         self._ended.rejected.append((job, f"needs more {wanted} than the pools can give"))
         return Refusal("never")
@@ -261,6 +292,7 @@ class Scheduler:
             if isinstance(verdict, Refusal):
                 return verdict
             start, end = job.prefetched
+            case = self._case(job, match)
             acquired = cache.acquire(job.sequence, match, storage_start=start, storage_end=end)
         finally:
             cache.tree.release(lock)
@@ -283,10 +315,31 @@ class Scheduler:
         if self.prefetcher is not None:
             used = acquired.storage_len // self._page
             self.prefetcher.forget(job.request.id, used_pages=used)
+        if self._judge is not None and case is not None:
+            job.spans[case.is_again].extend(self._judge.close(case, job.cached_len))
         self._account(job, acquired.device_len, acquired.host_len, acquired.storage_len, now_ns)
         self._admission.reserve(job, chunk_end, budget)
         self._add_extend(job, chunk_end, batch, budget)
         return None
+
+    def _case(self, job: Job, match: MatchResult) -> Case | None:
+        """What speaks for computing the tokens that the match has not found."""
+        chain, prefetcher, number = job.sequence.chain, self.prefetcher, job.request.id
+        if self._judge is None or chain is None:
+            return None
+        return self._judge.open(
+            chain,
+            match,
+            job.target_len,
+            came_len=job.came_len,
+            prefetch=None if prefetcher is None else prefetcher.active.get(number),
+            declined=None if prefetcher is None else prefetcher.declined.get(number),
+            is_again=job.admitted_ns is not None,
+        )
+
+    def _forget_pages(self, job: Job) -> None:
+        if self._judge is not None and job.sequence.chain is not None:
+            self._judge.forget(job.sequence.chain)
 
     def _is_final(self, batch: Batch) -> bool:
         """Whether waiting cannot help: alone in the engine, nothing under way, still refused."""
@@ -324,6 +377,7 @@ class Scheduler:
         computed = job.target_len - job.cached_len
         if job.admitted_ns is None:
             job.admitted_ns = now_ns
+            job.end_queue(self.queue_waits.mark(now_ns))
             for tier, length in (
                 ("device", device_len),
                 ("host", host_len),
@@ -384,6 +438,7 @@ class Scheduler:
             self.partial = None
             job.failed_prompts += 1
             if job.failed_prompts > MAX_RESTARTS:
+                self._forget_pages(job)
                 self._ended.rejected.append((job, "needs more pages than the pools can give"))
             else:
                 insort(self.waiting, (job.rank, job))

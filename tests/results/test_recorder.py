@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from hicache.cache.pages import PageAllocator
+from hicache.cache.reasons.table import Span
 from hicache.cache.tree.node import FULL, SWA
 from hicache.clock import SECOND_NS
 from hicache.config import Arrivals
@@ -86,6 +87,9 @@ class Score:
             "first_token_ns": 2600,
             "storage_wait_ns": 200,
             "load_back_ns": 50,
+            "queue_ns": Counter(step=150, chunk=250, tokens=0),
+            "prefill_ns": Counter(own=200, shared=50),
+            "spans": ([Span(90, 99, "first_seen"), Span(99, 100, "last_token")], []),
             "device_len": 40,
             "host_len": 30,
             "storage_len": 20,
@@ -112,9 +116,19 @@ def test_a_record_splits_the_time_to_the_first_token_without_a_gap() -> None:
     assert [getattr(record, f"{tier}_len") for tier in TIERS] == [40, 30, 20, 10]
 
 
+def test_the_parts_of_a_record_have_parts_of_their_own() -> None:
+    score = Score()
+    score.finish(3)
+    (record,) = score.recorder.records
+    assert record.queue_for_ns == {"step": 150, "chunk": 250}
+    assert record.prefill_for_ns == {"own": 200, "shared": 50, "stalled": 700}
+    assert record.computed_for == {"first_seen": 9, "last_token": 1}
+    assert record.recomputed_for == {}
+
+
 def test_a_load_back_counts_no_longer_than_the_first_token_was_waited_for() -> None:
     score = Score()
-    score.finish(3, load_back_ns=4000)
+    score.finish(3, load_back_ns=4000, prefill_ns=Counter())
     (record,) = score.recorder.records
     assert (record.load_back_ns, record.prefill_ns) == (1000, 0)
 
@@ -138,7 +152,10 @@ def test_whoever_waits_for_a_rejected_request_is_rejected_with_it() -> None:
 def test_of_a_request_that_was_given_up_the_parts_go_up_to_then() -> None:
     score = Score()
     score.recorder.aborted(score.job(3, first_token_ns=None, decoded=0), 1, 2000)
-    score.recorder.aborted(score.job(4, first_token_ns=None, admitted_ns=None, decoded=0), 1, 2000)
+    never = {"queue_ns": Counter(step=800), "prefill_ns": Counter(), "spans": ([], [])}
+    score.recorder.aborted(
+        score.job(4, first_token_ns=None, admitted_ns=None, decoded=0, **never), 1, 2000
+    )
     score.recorder.aborted(score.job(5, decoded=2), 1, 9000)
     admitted, waiting, decoding = score.recorder.records
     parts = [

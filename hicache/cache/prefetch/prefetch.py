@@ -32,6 +32,7 @@ class Prefetch:
     has_state: bool
     staged: list[PageIds] = field(default_factory=lambda: [NO_PAGES, NO_PAGES, NO_PAGES])
     first_poll_ns: int | None = None
+    answered_ns: int | None = None  # when it was heard what storage has
     restorable: list[int] | None = None  # prefix lengths in pages that storage could restore
     completed_pages: int = 0
     read_ns: tuple[int, int] | None = None  # when its reader began and let go, if that is known

@@ -7,12 +7,15 @@ the pages `[0, completed)` pass to the cache at once, the rest with the reader's
 
 from collections import Counter
 
+import numpy as np
+
 from hicache.cache.named import FLAG, MOMENT, make_policy
 from hicache.cache.pages import NO_PAGES
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.prefetch.rates import RateEstimator
 from hicache.cache.prefetch.stop import POLICIES, StopPolicy
 from hicache.cache.prefix_cache import PrefixCache
+from hicache.cache.tree.fates import Pressure
 from hicache.cache.tree.keys import last_digest, page_digests
 from hicache.cache.tree.match import MatchResult
 from hicache.cache.tree.node import FULL, HOST, KINDS, MAMBA, SWA
@@ -34,6 +37,7 @@ class Prefetcher:
         self.config = config
         self.occupied_tokens = 0
         self.active: dict[int, Prefetch] = {}
+        self.declined: dict[int, str] = {}  # why requests that wait have none
         self.outbox: list[Prefetch] = []  # to be queried
         self.reads: list[Prefetch] = []  # to be read
         self.lingering: set[Prefetch] = set()  # terminated, and the reader has not let go
@@ -64,14 +68,14 @@ class Prefetcher:
         start = match.usable_len // page
         asked = (prompt_len - 1) // page - start
         if asked * page < self.config.threshold:
-            self._decline("too_short", asked)
+            self._decline(request_id, "too_short", asked)
             return None
         if self._occupied_limit is not None and self.occupied_tokens >= self._occupied_limit:
-            self._decline("rate_limited", asked)
+            self._decline(request_id, "rate_limited", asked)
             return None
         anchor = match.best_node
         if not anchor.is_root and anchor.held[HOST][FULL] is None:
-            self._decline("anchor_not_on_host", asked)
+            self._decline(request_id, "anchor_not_on_host", asked)
             return None
         prefetch = Prefetch(
             request_id=request_id,
@@ -87,6 +91,7 @@ class Prefetcher:
             has_state=tree.has_states,
         )
         if self.config.stage_at is StageAt.enqueue and not self._stage(prefetch):
+            self.declined[request_id] = "no_room"
             tree.release(prefetch.anchor_lock)
             return None
         first, end = start * tree.page_bytes, (start + prefetch.num_pages) * tree.page_bytes
@@ -106,6 +111,7 @@ class Prefetcher:
         """Storage has answered; `restorable` is known. Stage or cut, and let the read begin."""
         if prefetch.is_settled:
             return
+        self._remember(prefetch)
         lengths = prefetch.restorable or []
         hit = lengths[-1] if lengths else 0
         if prefetch.is_terminated or hit * self._page < self.config.threshold:
@@ -187,6 +193,7 @@ class Prefetcher:
 
     def forget(self, request_id: int, *, used_pages: int) -> None:
         """The request has started (or never will): its published pages were used, or not."""
+        self.declined.pop(request_id, None)
         prefetch = self.active.pop(request_id, None)
         if prefetch is None:
             return
@@ -207,12 +214,27 @@ class Prefetcher:
         is_awaited = prefetch.has_sidecars and not prefetch.sidecars_read
         return self.config.await_sidecars and is_awaited and prefetch.is_complete
 
-    def _decline(self, reason: str, num_pages: int) -> None:
+    def _decline(self, request_id: int, reason: str, num_pages: int) -> None:
+        self.declined[request_id] = f"declined_{reason}"
         self.counters["prefetch/declined_count"] += 1
         self.counters[f"prefetch/declined_{reason}_tokens"] += num_pages * self._page
 
+    def _remember(self, prefetch: Prefetch) -> None:
+        # what storage says that it has
+        fates, chain = self.cache.tree.fates, prefetch.sequence.chain
+        prefetch.answered_ns = fates.now_ns
+        if chain is None or not prefetch.restorable:
+            return
+        ends = prefetch.start_page + np.array(prefetch.restorable)
+        fates.find(chain.numbers[prefetch.start_page : ends[-1]], FULL)
+        if prefetch.has_state:
+            fates.find(chain.numbers[ends - 1], MAMBA)
+        for back in range(1, prefetch.window_pages + 1):
+            fates.find(chain.numbers[np.maximum(ends - back, prefetch.start_page)], SWA)
+
     def _stage(self, prefetch: Prefetch) -> bool:
         """Take host pages, cut to what there is (reports 000-002); all of it, or none."""
+        self.cache.tree.fates.press(Pressure.prefetch, prefetch.sequence.chain)
         room, config = self.cache.host_allocator, self.config
         wanted = prefetch.num_pages
         full = room.allocate(FULL, wanted, evict=not config.evict_whole)

@@ -3,6 +3,7 @@
 import numpy as np
 
 from hicache.cache.pages import NO_PAGES, PageIds
+from hicache.cache.tree.census import Chain
 from hicache.cache.tree.lock import Lock
 
 
@@ -18,6 +19,7 @@ class Sequence:
 
     __slots__ = (
         "boundary_slot",
+        "chain",
         "digests",
         "digests_start",
         "full_pages",
@@ -35,6 +37,7 @@ class Sequence:
     def __init__(self, tokens: bytes, namespace: str = "") -> None:
         self.tokens = tokens
         self.namespace = namespace
+        self.chain: Chain | None = None  # its pages in the census, if anybody counts
         self.full_pages: PageIds = NO_PAGES
         self.swa_pages: PageIds = NO_PAGES
         self.num_pages = 0

@@ -22,7 +22,15 @@ from experiments.tables.groups import Group, differing_keys, group_runs, load_ru
 from experiments.tables.paired import CONFIDENCE, of_requests
 from experiments.tables.paired_table import compare_pairs, describe_pairs, sheet_of_pairs
 from experiments.tables.sheet import as_csv, as_latex, as_markdown, show_sheet
-from experiments.tables.table import RATIO_OF, is_overloaded, makes_claim, over_seeds, sheet_of
+from experiments.tables.table import (
+    RATIO_OF,
+    answer_sets,
+    is_overloaded,
+    makes_claim,
+    over_seeds,
+    sheet_of,
+)
+from experiments.tables.verdicts import Verdicts
 
 FORMS = {
     "csv": (as_csv, "print plain values, without the notes below a table"),
@@ -79,6 +87,7 @@ def compared(groups: Sequence[Group], metrics: Sequence[str]) -> list[dict[str, 
     Both are None for a latency where either side is overloaded.
     """
     first = {metric: median(groups[0].values(metric)) for metric in metrics}
+    verdicts = Verdicts(answer_sets(groups))
     rows: list[dict[str, object]] = []
     for group in groups:
         cells: dict[str, dict[str, float | None]] = {}
@@ -98,6 +107,7 @@ def compared(groups: Sequence[Group], metrics: Sequence[str]) -> list[dict[str, 
                 "settings": group.settings,
                 "runs": [str(run.path) for run in group.runs],
                 "overloaded": is_overloaded(group),
+                "verdict": verdicts.sentences(group),
                 "metrics": cells,
             }
         )

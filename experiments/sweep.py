@@ -26,6 +26,7 @@ from experiments.tables.groups import (
     load_run,
     with_counts,
 )
+from hicache.results.verdict import in_short, objections
 
 
 class SweepEnd(Callback):
@@ -93,15 +94,24 @@ def _write_csv(path: Path, runs: Sequence[StoredRun], keys: Sequence[str]) -> No
     settings = [*keys, "seed"]
     metrics = sorted({metric for run in runs for metric in run.summary})
     rows = [
-        {"job": run.path.name, **{key: run.setting(key) for key in settings}, **run.summary}
+        {
+            "job": run.path.name,
+            **{key: run.setting(key) for key in settings},
+            "verdict": in_short(objections([run.summary])),
+            **run.summary,
+        }
         for run in runs
     ]
-    table = pd.DataFrame(rows, columns=["job", *settings, *metrics], dtype=object)
+    table = pd.DataFrame(rows, columns=["job", *settings, "verdict", *metrics], dtype=object)
     table.to_csv(path, index=False)
 
 
 def _write_json(path: Path, groups: Sequence[Group]) -> None:
-    content = [describe(group) for group in groups]
+    from experiments.tables.table import answer_sets
+    from experiments.tables.verdicts import Verdicts
+
+    verdicts = Verdicts(answer_sets(groups))
+    content = [describe(group) | {"verdict": verdicts.sentences(group)} for group in groups]
     path.write_text(json.dumps(content, indent=2) + "\n")
 
 

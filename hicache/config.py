@@ -385,7 +385,8 @@ class FaultsConfig:
 class StorageConfig:
     """The third tier: which engine, how much of it, and how fast simulated time says it is.
 
-    `kind` is none, memory, slab, file, redis or mooncake. `capacity_gib` none never fills.
+    `kind` is none, memory, slab, file, redis, mooncake or `module:Class`. `capacity_gib` none never
+    fills.
     `read_gbps` and `write_gbps` are 10**9 bytes a second; `shared_gbps` caps their sum. After
     `breaker_failures` failed calls in a row the tier is left alone for `breaker_retry_s`.
     `tiering=exclusive` needs `write=on_host_eviction`.

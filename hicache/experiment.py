@@ -131,7 +131,6 @@ def run(
         workload.requests, config.workload.arrivals, concurrency=config.workload.concurrency
     )
     recorder = Recorder(
-        feeder,
         engines,
         num_requests=len(workload.requests),
         interval_s=config.tracker.interval_s,
@@ -149,7 +148,7 @@ def run(
     try:
         serve(
             engines,
-            feeder.initial(),
+            feeder,
             clock=runtime.clock,
             io=runtime.io,
             router=router(),

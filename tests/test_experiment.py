@@ -24,7 +24,8 @@ from hicache.config import (
     SchedulerConfig,
 )
 from hicache.experiment import run
-from hicache.results.metrics import Progress, Result, Row, Status, is_overloaded, summarize
+from hicache.results.metrics import Progress, Result, Row, Status, summarize
+from hicache.results.verdict import is_overloaded
 from hicache.scheduler.budget import FORMS
 from hicache.scheduler.checkpoints import PLACEMENTS
 from hicache.scheduler.job import Job

@@ -8,7 +8,8 @@ from rich.text import Text
 
 from experiments.launch.job import Outcome
 from experiments.tables.console import console, show_table
-from hicache.results.metrics import TTFT_PARTS, is_overloaded
+from hicache.results.metrics import TTFT_PARTS
+from hicache.results.verdict import CLEAN, in_short, loads, objections
 
 BAR_WIDTH = 28
 TIERS = (
@@ -45,6 +46,11 @@ def show_run(outcome: Outcome) -> None:
     show_table(screen, _times(summary))
     for line in _lines(summary):
         screen.print(line, soft_wrap=True)
+    found = objections([summary])
+    for each in found:
+        screen.print(Text.assemble(("verdict    ", "bold"), (each.sentence, "red")), soft_wrap=True)
+    if not found:
+        screen.print(f"verdict    {CLEAN}")
     screen.print(
         f"{outcome.timing['wall_s']:.1f} s of wall time to load and serve "
         f"({outcome.timing['requests_per_wall_s']:,.0f} requests a second), "
@@ -60,7 +66,8 @@ def show_line(outcome: Outcome, title: str) -> None:
         f"{title}  →  token hit rate "
         f"{summary['cache/token_hit_rate']:.3f}, TTFT mean "
         f"{seconds(summary['request/ttft_s_mean'])}, p95 "
-        f"{seconds(summary['request/ttft_s_p95'])}, {outcome.timing['wall_s']:.1f} s of wall time",
+        f"{seconds(summary['request/ttft_s_p95'])}, {outcome.timing['wall_s']:.1f} s of wall time "
+        f"({in_short(objections([summary]))})",
         soft_wrap=True,
     )
 
@@ -136,14 +143,10 @@ def _times(summary: Mapping[str, float]) -> Table:
     return table
 
 
-def _lines(summary: Mapping[str, float]) -> Sequence[str | Text]:
-    rho = ", ".join(
-        f"ρ {key.removeprefix('load/rho_')} {summary[key]:.2f}" for key in _rho_keys(summary)
-    )
-    verdict = ("  overloaded: no latency claim" if is_overloaded(summary) else "", "bold red")
+def _lines(summary: Mapping[str, float]) -> Sequence[str]:
     read_for_nothing = sum(summary.get(key, 0) for key in READ_FOR_NOTHING)
-    lines: list[str | Text] = [
-        Text.assemble(f"load       {rho}", verdict),
+    lines = [
+        f"load       {loads(summary)}",
         f"price      {summary['gpu/prefill_seconds_per_request']:.4g} GPU-seconds a request in "
         f"prefill, {summary['gpu/seconds_per_request']:.4g} with decode, "
         f"TPOT {seconds(summary['request/tpot_s_mean'])}",
@@ -164,7 +167,3 @@ def _lines(summary: Mapping[str, float]) -> Sequence[str | Text]:
     oracles = [key for key in summary if key.startswith("oracle/")]
     lines += [f"oracle     {key.removeprefix('oracle/')} {summary[key]:.4g}" for key in oracles]
     return lines
-
-
-def _rho_keys(summary: Mapping[str, float]) -> list[str]:
-    return sorted(key for key in summary if key.startswith("load/rho_"))

@@ -9,15 +9,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from textwrap import wrap
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.launch.job import one_sentence
 from experiments.tables.groups import Group, Value, differing_keys, group_runs, load_runs
-from experiments.tables.table import short
+from experiments.tables.table import answer_sets, short
+from experiments.tables.verdicts import Verdicts
 from hicache.results.report import save
 
+VERDICT_LETTERS = 150  # on a line of a figure
+LINE_INCHES = 0.2
 COLOURS = ("#999999", "#0072B2", "#009E73", "#E69F00")
 
 
@@ -150,8 +154,10 @@ def draw(groups: Sequence[Group], question: Question) -> Figure:
     handles, names = panels[0][0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=4, frameon=False)
     num_seeds = max(len(group.runs) for group in groups)
-    note = " — some runs overloaded" if any(r.is_overloaded for g in groups for r in g.runs) else ""
-    figure.suptitle(f"{question.title} — median and range over {num_seeds} seeds{note}", x=0.5)
+    verdict = wrap(Verdicts(answer_sets(groups)).line, VERDICT_LETTERS)
+    title = f"{question.title} — median and range over {num_seeds} seeds"
+    figure.suptitle("\n".join([title, *verdict]), x=0.5)
+    figure.set_figheight(figure.get_figheight() + LINE_INCHES * len(verdict))
     return figure
 
 

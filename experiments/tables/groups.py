@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 from experiments.tables import provenance
 from hicache.config import METRICS
-from hicache.results.metrics import is_overloaded
+from hicache.results.verdict import is_overloaded
 
 Value = str | int | float | bool | None
 NOT_A_QUESTION = ("seed", "name", "data_dir", "metrics")  # keys that may differ inside a group

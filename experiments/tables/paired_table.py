@@ -15,6 +15,7 @@ from experiments.tables.table import (
     setting_row,
     warnings,
 )
+from experiments.tables.verdicts import Verdicts
 
 PARTS = ("of the first row", "difference", "low", "high")
 
@@ -53,20 +54,25 @@ def sheet_of_pairs(groups: Sequence[Group], comparisons: Sequence[Comparison]) -
     keys = setting_keys(groups)
     sections: list[list[Row]] = []
     baseline = None
+    verdicts = Verdicts([[group] for group in groups])  # those who did not survive are left out
     for each in comparisons:
         if each.baseline is not baseline:
             baseline = each.baseline
-            sections.append([_baseline_row(each, keys)])
-        sections[-1].append(_difference_row(each, keys))
-    return Sheet(sections=sections, notes=_notes(groups, comparisons), num_names=len(keys))
+            sections.append([_baseline_row(each, keys, verdicts)])
+        sections[-1].append(_difference_row(each, keys, verdicts))
+    notes = [*_notes(groups, comparisons), *verdicts.notes]
+    return Sheet(sections=sections, notes=notes, num_names=len(keys))
 
 
 def describe_pairs(comparisons: Sequence[Comparison]) -> list[dict[str, object]]:
     """The same as plain values."""
+    verdicts = Verdicts([[group] for each in comparisons for group in (each.baseline, each.other)])
     return [
         {
             "baseline": each.baseline.settings,
             "settings": each.other.settings,
+            "baseline_verdict": verdicts.sentences(each.baseline),
+            "verdict": verdicts.sentences(each.other),
             "requests": len(each.pairs),
             "unpaired_requests": each.pairs.num_unpaired,
             "sessions": each.pairs.num_sessions,
@@ -88,10 +94,9 @@ def describe_pairs(comparisons: Sequence[Comparison]) -> list[dict[str, object]]
     ]
 
 
-def _baseline_row(each: Comparison, keys: Sequence[str]) -> Row:
+def _baseline_row(each: Comparison, keys: Sequence[str], verdicts: Verdicts) -> Row:
     row = setting_row(each.baseline, keys)
-    overloaded = is_overloaded(each.baseline)
-    row.add("requests", "!" if overloaded else "", requests="", overloaded=overloaded)
+    _add_requests(row, None, each.baseline, verdicts)
     row.add("sessions", "", sessions="")
     for metric, found in each.differences.items():
         values = dict.fromkeys((f"{metric} {part}" for part in PARTS), "") | {
@@ -103,11 +108,19 @@ def _baseline_row(each: Comparison, keys: Sequence[str]) -> Row:
     return row
 
 
-def _difference_row(each: Comparison, keys: Sequence[str]) -> Row:
+def _add_requests(row: Row, number: int | None, group: Group, verdicts: Verdicts) -> None:
+    row.add(
+        "requests",
+        verdicts.marked("" if number is None else f"{number:,}", group),
+        requests="" if number is None else number,
+        overloaded=is_overloaded(group),
+        verdict=verdicts.names(group),
+    )
+
+
+def _difference_row(each: Comparison, keys: Sequence[str], verdicts: Verdicts) -> Row:
     row, pairs = setting_row(each.other, keys), each.pairs
-    overloaded = is_overloaded(each.other)
-    text = f"{len(pairs):,}{' !' if overloaded else ''}"
-    row.add("requests", text, requests=len(pairs), overloaded=overloaded)
+    _add_requests(row, len(pairs), each.other, verdicts)
     row.add("sessions", f"{pairs.num_sessions:,}", sessions=pairs.num_sessions)
     for metric, found in each.differences.items():
         text = f"{_signed(found.middle)} [{_signed(found.low)}, {_signed(found.high)}]"
@@ -126,7 +139,11 @@ def _notes(groups: Sequence[Group], comparisons: Sequence[Comparison]) -> list[s
     ]
     num_unpaired = sum(each.pairs.num_unpaired for each in comparisons)
     if num_unpaired:
-        notes.append(f"{num_unpaired:,} requests finished on one side only, and are left out.")
+        share = num_unpaired / (num_unpaired + sum(len(each.pairs) for each in comparisons))
+        notes.append(
+            f"{num_unpaired:,} requests ({share:.1%}) finished on one side only, and are left out: "
+            f"the others are no sample of all."
+        )
     return notes + warnings(groups)
 
 

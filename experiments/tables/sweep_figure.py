@@ -12,7 +12,15 @@ from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 
 from experiments.tables.groups import Group, Spread, is_number
-from experiments.tables.table import TITLES, is_overloaded, over_seeds, same_runs, short
+from experiments.tables.table import (
+    TITLES,
+    answer_sets,
+    is_overloaded,
+    over_seeds,
+    same_runs,
+    short,
+)
+from experiments.tables.verdicts import Verdicts
 from hicache.results.report import make_literal
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#222222")
@@ -86,7 +94,7 @@ def draw_sweep(groups: Sequence[Group], metrics: Sequence[str], *, title: str) -
             ncols=num_columns,
             frameon=False,
         )
-    told = [title, over_seeds(groups)]
+    told = [title, over_seeds(groups), Verdicts(answer_sets(groups)).line]
     if any(map(is_overloaded, groups)):
         told.append("hollow: overloaded, no latency claim")
     letters = int(width / TITLE_LETTER_INCHES)

@@ -14,6 +14,7 @@ from experiments.tables.groups import (
     question_key,
 )
 from experiments.tables.sheet import Row, Sheet
+from experiments.tables.verdicts import Verdicts
 
 TITLES = {
     "agreement/illegal_lengths_count": "lengths some rank\ncannot restore",
@@ -48,13 +49,14 @@ def sheet_of(groups: Sequence[Group], metrics: Sequence[str], *, ratio_of: str =
     keys = setting_keys(groups)
     question = question_key(groups)
     sections = []
+    verdicts = Verdicts(answer_sets(groups))
     for answers in answer_sets(groups):
         rows = []
         for group in answers:
             row = setting_row(group, keys)
             count, overloaded = len(group.runs), is_overloaded(group)
-            text = f"{count}{' !' if overloaded else ''}"
-            row.add("runs", text, runs=count, overloaded=overloaded)
+            text = verdicts.marked(f"{count}", group)
+            row.add("runs", text, runs=count, overloaded=overloaded, verdict=verdicts.names(group))
             for metric in metrics:
                 _add_spread(row, TITLES.get(metric, metric), metric, group.values(metric))
             if question is not None:
@@ -64,7 +66,7 @@ def sheet_of(groups: Sequence[Group], metrics: Sequence[str], *, ratio_of: str =
                 _add_spread(row, heading, f"{ratio_of} ratio", ratios)
             rows.append(row)
         sections.append(rows)
-    notes = [*_unserved(groups), *warnings(groups)]
+    notes = [*verdicts.notes, *_unserved(groups), *warnings(groups)]
     return Sheet(sections=sections, notes=notes, num_names=len(keys))
 
 
@@ -115,8 +117,6 @@ def short(value: Value) -> str:
 def warnings(groups: Sequence[Group]) -> list[str]:
     """What a reader of any comparison of these groups must know."""
     notes = []
-    if any(is_overloaded(group) for group in groups):
-        notes.append("! overloaded: no latency claim")
     repeated = [group for group in groups if len(group.runs) > 1]
     if repeated and all(_is_one_run(group) for group in repeated):
         notes.append("Every seed gave the same run, so nothing here shows a spread.")

@@ -18,6 +18,7 @@ from hicache.cache.tiers.transfer import (
     Bookings,
     CopyState,
     LoadBack,
+    Reported,
     StorageWrite,
     Work,
 )
@@ -235,7 +236,6 @@ class PrefixCache:
         first = max(sequence.swa_start, sequence.tree_pages)
         if end > first:
             self.pools[DEVICE][SWA].free(sequence.swa_pages[first:end])
-            sequence.swa_pages[first:end] = -1
         sequence.swa_start = end
 
     def take_state_slot(self) -> PageIds | None:
@@ -260,7 +260,7 @@ class PrefixCache:
         for cut in sorted(cut for cut in cuts if first <= cut <= num_pages):
             node = insert(tree, node, sequence, cut, actions)
             state = sequence.states.pop(cut, None)
-            if state is not None and (node.is_root or not attach_state(tree, node, state)):
+            if state is not None and not attach_state(tree, node, state):
                 actions.append(FreePages(DEVICE, MAMBA, state))
         free(actions, self.pools)
         if node is not lock.node:
@@ -297,7 +297,7 @@ class PrefixCache:
 
     # -- copies that are done ------------------------------------------------------------------
 
-    def complete(self, transfer: LoadBack | BackUp | StorageWrite) -> None:
+    def complete(self, transfer: Reported) -> None:
         """Release what a transfer held; a back-up goes on to storage."""
         self.in_flight.discard(transfer)
         if isinstance(transfer, StorageWrite):

@@ -4,7 +4,7 @@ import heapq
 from collections.abc import Iterable, Mapping
 
 from hicache.request import Request
-from hicache.scheduler.job import Job
+from hicache.scheduler.batch import Outcome
 
 
 class HangUps:
@@ -26,9 +26,10 @@ class HangUps:
             heapq.heappush(self._line, (now_ns + patience_ns, request.id))
             self._engines[request.id] = engine
 
-    def ended(self, job: Job) -> None:
-        """Nobody waits for it any more."""
-        self._engines.pop(job.request.id, None)
+    def ended(self, outcome: Outcome) -> None:
+        """Nobody waits for these any more."""
+        for job in (*outcome.finished, *(job for job, _ in outcome.rejected)):
+            self._engines.pop(job.request.id, None)
 
     def next_ns(self) -> int | None:
         """When the next one gives up."""

@@ -17,13 +17,14 @@ from numpy.typing import NDArray
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
-from hicache.cache.tiers.transfer import Work
+from hicache.cache.tiers.transfer import Reported
 from hicache.clock import Clock
 from hicache.engine.hang_ups import HangUps
 from hicache.engine.ports import Executor, Io, Observer
 from hicache.request import Request
 from hicache.scheduler.batch import Batch, Extend, Outcome
 from hicache.scheduler.scheduler import Scheduler
+from hicache.workload.arrivals import Feeder, Release
 
 
 class Engine:
@@ -46,7 +47,7 @@ class Engine:
         self.check = check
         self._arrived: list[tuple[int, Request]] = []  # (when, what)
         self._aborted: list[int] = []
-        self._delivered: list[Work | Prefetch] = []
+        self._delivered: list[Reported | Prefetch] = []
         self._batch: Batch | None = None  # under way, or held by a fence
         self._ends_ns: NDArray[np.int64] | None = None  # of its steps, once it is under way
         self._planned_ns = self._started_ns = 0
@@ -77,7 +78,7 @@ class Engine:
         self._aborted.append(request_id)
         self.interrupt(now_ns)
 
-    def deliver(self, done: Work | Prefetch, now_ns: int) -> bool:
+    def deliver(self, done: Reported | Prefetch, now_ns: int) -> bool:
         """A copy, a query or a read is done, or a batch of a read; it is taken in when the step
         at hand ends.
 
@@ -175,6 +176,7 @@ class Engine:
             for extend in self._batch.extends:
                 if extend.job.first_token_ns is None:
                     extend.job.prefill_ns["fence"] += now_ns - self._planned_ns
+                    extend.job.load_back_ns += run.load_stall_ns
             self._started_ns = now_ns
             self._stall_ns = run.load_stall_ns
             # whoever came while it was held has not been looked at
@@ -208,14 +210,12 @@ class Engine:
 
     def _share_out(self, batch: Batch, num_tokens: int, step_ns: int) -> None:
         """What a step that extends prompts took of each: its own tokens' share, and the rest's."""
-        stall_ns = min(self._stall_ns, step_ns)
-        computing_ns = step_ns - stall_ns
+        computing_ns = max(step_ns - self._stall_ns, 0)
         for extend in batch.extends:
             job = extend.job
             if job.first_token_ns is None:
                 all_tokens = num_tokens + len(batch.decodes)
                 own_ns = computing_ns * (extend.end - extend.start) // all_tokens
-                job.load_back_ns += stall_ns
                 job.prefill_ns["own"] += own_ns
                 job.prefill_ns["shared"] += computing_ns - own_ns
 
@@ -228,7 +228,7 @@ class Engine:
         delivered, self._delivered = self._delivered, []
         for done in delivered:
             if not isinstance(done, Prefetch):
-                self.cache.complete(done)  # type: ignore[arg-type]  # nobody reports a CopyState
+                self.cache.complete(done)
                 continue
             assert self.prefetcher is not None
             if done.is_read:
@@ -267,7 +267,7 @@ class Router(Protocol):
 
 def serve(
     engines: Sequence[Engine],
-    releases: Iterable[tuple[int, Request]],
+    feeder: Feeder,
     *,
     clock: Clock,
     io: Io,
@@ -280,16 +280,12 @@ def serve(
     At one moment, copies are done before requests come, requests come before somebody gives up on
     one, and all that before steps end. `patience_ns`: as `HangUps` has it; none: nobody gives up.
     """
-    numbers = count()
-    arrivals = [(time_ns, next(numbers), request) for time_ns, request in releases]
-    heapq.heapify(arrivals)
+    coming = _Coming(feeder.initial())
     wakes: list[int | None] = [None] * len(engines)
     hang_ups = HangUps(patience_ns or {})
     while True:
-        expected = (*wakes, io.next_event_ns(), hang_ups.next_ns())
+        expected = (*wakes, io.next_event_ns(), hang_ups.next_ns(), coming.next_ns())
         moments = [moment for moment in expected if moment is not None]
-        if arrivals:
-            moments.append(arrivals[0][0])
         if not moments:
             break
         clock.wait_until(min(moments))
@@ -299,8 +295,7 @@ def serve(
         for number, done in io.advance(now):
             if engines[number].deliver(done, now):
                 touched.add(number)
-        while arrivals and arrivals[0][0] <= now:
-            due, _, request = heapq.heappop(arrivals)
+        for due, request in coming.until(now):
             for engine in engines:
                 engine.catch_up(now)  # a router may look at any of them
             number = router.route(request, engines)
@@ -315,20 +310,10 @@ def serve(
             end = engine.step_end_ns
             if end is not None and end > now:
                 engine.interrupt(now)
-                wakes[number] = engine.next_wake_ns(now)
-                continue
-            outcome = engine.wake(now)
-            released: list[tuple[int, Request]] = []
-            for job in outcome.finished:
-                hang_ups.ended(job)
-                released += observer.finished(job, number, now)
-            for job, reason in outcome.rejected:
-                hang_ups.ended(job)
-                released += observer.rejected(job, reason, number, now)
-            for job in outcome.aborted:
-                released += observer.aborted(job, number, now)
-            for time_ns, request in released:
-                heapq.heappush(arrivals, (max(time_ns, now), next(numbers), request))
+            else:
+                outcome = engine.wake(now)
+                hang_ups.ended(outcome)
+                coming.add(_settle(outcome, number, now, feeder, observer), now)
             wakes[number] = engine.next_wake_ns(now)
     stuck = [engine for engine in engines if not engine.is_idle]
     if stuck:
@@ -336,3 +321,43 @@ def serve(
             f"{len(stuck)} engines are stuck: {len(stuck[0].scheduler.waiting)} requests wait and "
             f"{len(stuck[0].scheduler.running)} run, and nothing will ever happen"
         )
+
+
+class _Coming:
+    """Requests that are released and have not come: by time, and then as they were released."""
+
+    def __init__(self, releases: Iterable[Release]) -> None:
+        self._numbers = count()
+        self._line = [(time_ns, next(self._numbers), request) for time_ns, request in releases]
+        heapq.heapify(self._line)
+
+    def add(self, releases: Iterable[Release], now_ns: int) -> None:
+        for time_ns, request in releases:
+            heapq.heappush(self._line, (max(time_ns, now_ns), next(self._numbers), request))
+
+    def next_ns(self) -> int | None:
+        return self._line[0][0] if self._line else None
+
+    def until(self, now_ns: int) -> Iterable[Release]:
+        while self._line and self._line[0][0] <= now_ns:
+            due, _, request = heapq.heappop(self._line)
+            yield due, request
+
+
+def _settle(
+    outcome: Outcome, engine: int, now_ns: int, feeder: Feeder, observer: Observer
+) -> list[Release]:
+    """Tell of the requests that ended; what their ends release."""
+    released: list[Release] = []
+    for job in outcome.finished:
+        observer.finished(job, engine, now_ns)
+        released += feeder.on_answered(job.request.id, now_ns)
+    for job, reason in outcome.rejected:
+        dropped = feeder.on_dropped(job.request.id, now_ns)
+        observer.rejected(job, reason, dropped.requests, engine, now_ns)
+        released += dropped.released
+    for job in outcome.aborted:
+        dropped = feeder.on_dropped(job.request.id, now_ns)
+        observer.aborted(job, dropped.requests, engine, now_ns)
+        released += dropped.released
+    return released

@@ -1,6 +1,6 @@
 """What the serving loop asks of others: who carries out steps, moves bytes and keeps the score."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Protocol
 
 from hicache.cache.prefetch.prefetch import Prefetch
@@ -59,16 +59,16 @@ class Observer(Protocol):
         """Time has come to this point; nothing of it has happened yet."""
         ...
 
-    def finished(self, job: Job, engine: int, now_ns: int) -> Iterable[tuple[int, Request]]:
-        """A request is answered; what that releases, and when."""
+    def finished(self, job: Job, engine: int, now_ns: int) -> None:
+        """A request is answered."""
         ...
 
     def rejected(
-        self, job: Job, reason: str, engine: int, now_ns: int
-    ) -> Iterable[tuple[int, Request]]:
-        """A request can never run; what that releases, and when."""
+        self, job: Job, reason: str, followers: Sequence[Request], engine: int, now_ns: int
+    ) -> None:
+        """A request can never run; neither can those that wait for its answer."""
         ...
 
-    def aborted(self, job: Job, engine: int, now_ns: int) -> Iterable[tuple[int, Request]]:
-        """Somebody has given up on a request; what that releases, and when."""
+    def aborted(self, job: Job, followers: Sequence[Request], engine: int, now_ns: int) -> None:
+        """Somebody has given up on a request, and on those that wait for its answer."""
         ...

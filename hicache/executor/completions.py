@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hicache.cache.prefetch.prefetch import Prefetch
-from hicache.cache.tiers.transfer import Work
+from hicache.cache.tiers.transfer import Reported
 
-Delivery = tuple[int, Work | Prefetch]  # the engine's number, and what is done
+Delivery = tuple[int, Reported | Prefetch]  # the engine's number, and what is done
 
 
 class StepRun(NamedTuple):

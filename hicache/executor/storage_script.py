@@ -49,7 +49,7 @@ class Store:
 def read_script(prefetch: Prefetch, batch_pages: int) -> Iterator[Load]:
     """Pages in batches until one is missing; then window and state, if all pages came.
 
-    Nothing more after the batch at hand once the prefetch is terminated, which may be while
+    Nothing more after the batch at hand once the prefetch is settled, which may be while
     another thread drives this: what it has staged is taken down at the call.
     """
     staged = [_items(kind, page_ids) for kind, page_ids in enumerate(prefetch.staged)]
@@ -60,7 +60,7 @@ def _loads(
     prefetch: Prefetch, staged: list[list[Item]], num_pages: int, batch_pages: int
 ) -> Iterator[Load]:
     for first in range(0, num_pages, batch_pages):
-        if prefetch.is_terminated:
+        if prefetch.is_settled:
             return
         end = min(first + batch_pages, num_pages)
         load = Load(prefetch.keys(FULL, first, end), staged[FULL][first:end])
@@ -68,7 +68,7 @@ def _loads(
         if not load.is_whole:
             return
     sidecars = staged[SWA] + staged[MAMBA]
-    if sidecars and not prefetch.is_terminated:
+    if sidecars and not prefetch.is_settled:
         yield Load(prefetch.sidecar_keys(), sidecars, is_sidecar=True)
 
 

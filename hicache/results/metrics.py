@@ -5,6 +5,7 @@ The engine makes `RequestRecord`s and `Row`s and counts everything that is not a
 is accounted for exactly once, and the parts of a time to first token fill it without a gap.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -46,14 +47,7 @@ REQUIRED_MEASURES = (
     "gpu/busy_s",
     "gpu/prefill_s",
 )
-OVERLOADED_RHO = 0.9  # at this utilisation and above, a latency is the length of the trace
-
-
-def is_overloaded(summary: Mapping[str, float]) -> bool:
-    """Whether something was so busy that latencies mean nothing: GPU, memory, storage, queue."""
-    return any(
-        value >= OVERLOADED_RHO for key, value in summary.items() if key.startswith("load/rho_")
-    )
+START_UP_NS = 60 * SECOND_NS  # from the first arrival that counts
 
 
 class Status(Enum):
@@ -190,6 +184,7 @@ def summarize(
     summary: dict[str, float | int] = {
         **measures,
         **_requests(records, finished),
+        **_sample(finished),
         **_tokens(records, finished),
         "gpu/seconds_per_request": _ratio(measures["gpu/busy_s"], len(finished)),
         "gpu/prefill_seconds_per_request": _ratio(measures["gpu/prefill_s"], len(finished)),
@@ -294,6 +289,20 @@ def _requests(
     ]
     summary["request/tpot_s_mean"] = _ratio(fsum(answers), len(answers)) / SECOND_NS
     return summary
+
+
+def _sample(finished: Sequence[RequestRecord]) -> dict[str, float | int]:
+    """Of what these requests are a sample: of how many sessions, and how much of it of a start."""
+    sessions = Counter(record.session_id for record in finished)
+    began_ns = min((record.arrival_ns for record in finished), default=0)
+    early = [record for record in finished if record.arrival_ns < began_ns + START_UP_NS]
+    waited_ns, early_ns = (sum(each.ttft_ns or 0 for each in part) for part in (finished, early))
+    return {
+        "request/sessions_count": len(sessions),
+        "request/largest_session_share": _ratio(max(sessions.values(), default=0), len(finished)),
+        "request/start_up_share": _ratio(len(early), len(finished)),
+        "request/start_up_ttft_share": _ratio(early_ns, waited_ns),
+    }
 
 
 def _tokens(

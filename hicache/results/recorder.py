@@ -10,18 +10,16 @@ from hicache.engine.loop import Engine
 from hicache.request import Request
 from hicache.results.metrics import Progress, RequestRecord, Row, Status, check
 from hicache.scheduler.job import Job
-from hicache.workload.arrivals import Feeder
 
 TIER_TOKENS = ("device_hit", "host_hit", "storage_hit", "computed")
 PROGRESS_EVERY = 100  # requests
 
 
 class Recorder:
-    """Watches `serve`, and passes answers on to the feeder."""
+    """Watches `serve`."""
 
     def __init__(
         self,
-        feeder: Feeder,
         engines: Sequence[Engine],
         *,
         num_requests: int,
@@ -32,7 +30,6 @@ class Recorder:
     ) -> None:
         """`counters`: those to be summed up besides the engines' own."""
         self.records: list[RequestRecord] = []
-        self._feeder = feeder
         self._engines = engines
         self._num_requests = num_requests
         self._interval_ns = round(interval_s * SECOND_NS)
@@ -72,32 +69,29 @@ class Recorder:
         totals.subtract(self._uncounted)
         return totals
 
-    def finished(self, job: Job, engine: int, now_ns: int) -> Iterable[tuple[int, Request]]:
+    def finished(self, job: Job, engine: int, now_ns: int) -> None:
         """A request is answered."""
         self._ended(job, Status.finished, "", engine, now_ns)
         self._num_finished += 1
-        return self._feeder.on_answered(job.request.id, now_ns)
 
     def rejected(
-        self, job: Job, reason: str, engine: int, now_ns: int
-    ) -> Iterable[tuple[int, Request]]:
+        self, job: Job, reason: str, followers: Sequence[Request], engine: int, now_ns: int
+    ) -> None:
         """A request can never run; neither can those that wait for its answer."""
         self._never_ran(job.request, Status.rejected, reason, engine, job.submitted_ns)
-        return self._drop_followers(job, Status.rejected, engine, now_ns)
+        self._dropped(followers, job, Status.rejected, engine, now_ns)
 
-    def aborted(self, job: Job, engine: int, now_ns: int) -> Iterable[tuple[int, Request]]:
-        """Somebody has given up on a request, and on what was to follow its answer."""
+    def aborted(self, job: Job, followers: Sequence[Request], engine: int, now_ns: int) -> None:
+        """Somebody has given up on a request, and on those that wait for its answer."""
         self._ended(job, Status.aborted, "gave up", engine, now_ns)
-        return self._drop_followers(job, Status.aborted, engine, now_ns)
+        self._dropped(followers, job, Status.aborted, engine, now_ns)
 
-    def _drop_followers(
-        self, job: Job, status: Status, engine: int, now_ns: int
-    ) -> Iterable[tuple[int, Request]]:
-        dropped = self._feeder.on_dropped(job.request.id, now_ns)
-        for request in dropped.requests:
+    def _dropped(
+        self, followers: Sequence[Request], job: Job, status: Status, engine: int, now_ns: int
+    ) -> None:
+        for request in followers:
             reason = f"follows {status.value} request {job.request.id}"
             self._never_ran(request, status, reason, engine, now_ns)
-        return dropped.released
 
     def _next_look_ns(self) -> int:
         return min(self._next_row_ns, self._warm_ns or self._next_row_ns)

@@ -12,6 +12,7 @@ from dataclasses import fields
 from enum import Enum
 from itertools import pairwise
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import pyarrow as pa
@@ -23,13 +24,8 @@ from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter
 
 from hicache.cache.reasons.table import REASONS
-from hicache.results.metrics import (
-    OVERLOADED_RHO,
-    PREFILL_CAUSES,
-    TTFT_PARTS,
-    RequestRecord,
-    is_overloaded,
-)
+from hicache.results.metrics import PREFILL_CAUSES, TTFT_PARTS, RequestRecord
+from hicache.results.verdict import CLEAN, Objection, in_short, loads, objections
 from hicache.scheduler.queue_waits import CAUSES
 
 DPI = 120
@@ -46,6 +42,8 @@ PART_COLOURS = {
     "load-back": "#56B4E9",
     "prefill": "#CC79A7",
 }
+ALARM = "#B00020"
+VERDICT_LETTERS = 120  # on a line of a figure
 MAX_BARS = 160  # intervals drawn; neighbours are added up beyond that
 # units that an axis may have, each with what it is of the plain one
 TIMES = ((" s", 1.0), (" ms", 1e-3), (" µs", 1e-6))
@@ -103,8 +101,9 @@ def write_report(run_dir: Path, *, title: str, summary: Mapping[str, float] | No
     lines = (run_dir / "metrics.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
     tokens_path, ttft_path = run_dir / "tokens.png", run_dir / "ttft.png"
-    save(draw_tokens(rows, run=title), tokens_path)
-    save(draw_ttft(summary, run=title), ttft_path)
+    found = objections([summary])
+    save(draw_tokens(rows, run=title, verdict=in_short(found)), tokens_path)
+    save(draw_ttft(summary, run=title, verdict=in_short(found)), ttft_path)
     page = run_dir / "report.html"
     page.write_text(
         _page(
@@ -112,6 +111,7 @@ def write_report(run_dir: Path, *, title: str, summary: Mapping[str, float] | No
             summary=summary,
             config=(run_dir / "config.yaml").read_text(),
             figures=(tokens_path, ttft_path),
+            found=found,
         )
     )
     return page
@@ -131,26 +131,13 @@ def make_literal(figure: Figure) -> None:
         text.set_parse_math(False)
 
 
-def verdict(summary: Mapping[str, float]) -> str:
-    """Whether the run makes a claim about latencies, and from which utilisations one knows."""
-    rhos = ", ".join(
-        f"{key.removeprefix('load/rho_')} {summary[key]:.2f}" for key in _rho_keys(summary)
-    )
-    if is_overloaded(summary):
-        return (
-            f"Overloaded: no latency claim (ρ {rhos}; from {OVERLOADED_RHO} on, a latency only "
-            "measures how long the trace is)."
-        )
-    return f"Not overloaded (ρ {rhos}; all below {OVERLOADED_RHO})."
-
-
-def draw_tokens(rows: Sequence[Mapping[str, float]], *, run: str = "") -> Figure:
+def draw_tokens(rows: Sequence[Mapping[str, float]], *, run: str = "", verdict: str = "") -> Figure:
     """Tokens admitted in each interval, by where they came from; and the queue below.
 
     Where intervals are drawn together, `waiting` is the longest queue at the end of one of them.
     """
     figure = Figure(figsize=(9, 5.2), layout="constrained")
-    _name(figure, run)
+    _name(figure, run, verdict)
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1.2))
     merged = _merge(rows)
     if not merged:
@@ -188,13 +175,13 @@ def draw_tokens(rows: Sequence[Mapping[str, float]], *, run: str = "") -> Figure
     return figure
 
 
-def draw_ttft(summary: Mapping[str, float], *, run: str = "") -> Figure:
+def draw_ttft(summary: Mapping[str, float], *, run: str = "", verdict: str = "") -> Figure:
     """The mean TTFT by part, and the percentiles of each part beside it.
 
     Percentiles of parts do not add up to the percentile of the sum, so only the mean is stacked.
     """
     figure = Figure(figsize=(9, 4), layout="constrained")
-    _name(figure, run)
+    _name(figure, run, verdict)
     left, right = figure.subplots(1, 2, width_ratios=(1, 2.4))
     parts = list(zip(TTFT_PARTS, PART_COLOURS.items(), strict=True))
     low = 0.0
@@ -211,10 +198,7 @@ def draw_ttft(summary: Mapping[str, float], *, run: str = "") -> Figure:
         places = [group + (index - (len(series) - 1) / 2) * width for group in range(len(groups))]
         right.bar(places, heights, width * 0.92, color=colour, label=name)
     right.set_xticks(range(len(groups)), groups)
-    title = "Percentiles of TTFT and of each part"
-    if is_overloaded(summary):
-        title += "\noverloaded: no latency claim"
-    right.set_title(title, loc="left")
+    right.set_title("Percentiles of TTFT and of each part", loc="left")
     right.legend(frameon=False, loc="upper left")
     for axes in (left, right):
         axes.set_ylim(bottom=0)
@@ -240,9 +224,12 @@ def _merge(rows: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
     return merged
 
 
-def _name(figure: Figure, run: str) -> None:
-    if run:
-        figure.suptitle(run, x=0.01, ha="left", fontsize="medium", color="#555555")
+def _name(figure: Figure, run: str, verdict: str) -> None:
+    lines = [run, *wrap(verdict and f"verdict: {verdict}", VERDICT_LETTERS)]
+    told = "\n".join(filter(None, lines))
+    if told:
+        colour = "#555555" if verdict in ("", CLEAN) else ALARM
+        figure.suptitle(told, x=0.01, ha="left", fontsize="medium", color=colour)
 
 
 def _in_one_unit(units: Sequence[tuple[str, float]], *all_axes: Axes) -> tuple[str, float]:
@@ -254,10 +241,6 @@ def _in_one_unit(units: Sequence[tuple[str, float]], *all_axes: Axes) -> tuple[s
             FuncFormatter(lambda value, _: "0" if value == 0 else f"{value / unit:,.6g}{name}")
         )
     return name, unit
-
-
-def _rho_keys(summary: Mapping[str, float]) -> list[str]:
-    return sorted(key for key in summary if key.startswith("load/rho_"))
 
 
 def _knobs(config: str) -> dict[str, str]:
@@ -288,7 +271,14 @@ def _cell(value: object) -> object:
     return value.value if isinstance(value, Enum) else value
 
 
-def _page(*, title: str, summary: Mapping[str, float], config: str, figures: Sequence[Path]) -> str:
+def _page(
+    *,
+    title: str,
+    summary: Mapping[str, float],
+    config: str,
+    figures: Sequence[Path],
+    found: Sequence[Objection],
+) -> str:
     images = "\n".join(
         f'<img alt="{path.stem}" src="data:image/png;base64,'
         f'{base64.b64encode(path.read_bytes()).decode()}">'
@@ -305,7 +295,8 @@ def _page(*, title: str, summary: Mapping[str, float], config: str, figures: Seq
     ends = ", ".join(
         f"{summary[f'request/{end}_count']:,} {end}" for end in ("finished", "rejected", "aborted")
     )
-    colour = "#B00020" if is_overloaded(summary) else "#222"
+    colour = ALARM if found else "#222"
+    sentences = "".join(f"<li>{html.escape(each.sentence)}</li>" for each in found)
     tables = "\n".join(f"<table>{''.join(lines)}</table>" for lines in areas.values())
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>
@@ -323,7 +314,8 @@ pre {{ background: #f6f6f6; padding: 1rem; overflow: auto; font-size: 12px; }}
 <h1>{html.escape(title)}</h1>
 <p>{html.escape(told)}</p>
 <p>{summary["request/count"]:,} requests: {ends}</p>
-<p style="color: {colour}">{html.escape(verdict(summary))}</p>
+<p>Load: {html.escape(loads(summary))}</p>
+<div style="color: {colour}">Verdict: {"" if found else CLEAN}<ul>{sentences}</ul></div>
 {images}
 <h2>Summary</h2>
 <div class="tables">{tables}</div>

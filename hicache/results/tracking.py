@@ -22,6 +22,7 @@ from urllib.parse import urlparse
 
 from hicache.config import TrackerConfig, WandbMode
 from hicache.results.metrics import Row
+from hicache.results.verdict import in_short, objections
 
 if TYPE_CHECKING:
     import wandb
@@ -75,7 +76,7 @@ class Tracker:
         """Record the numbers that stand for the whole run."""
         write_json(self._out_dir / "summary.json", summary)
         if self._wandb is not None:
-            self._wandb.summary.update(dict(summary))
+            self._wandb.summary.update({**summary, "verdict": in_short(objections([summary]))})
 
     def __enter__(self) -> Self:
         self._metrics = (self._out_dir / "metrics.jsonl").open("wb", buffering=0)

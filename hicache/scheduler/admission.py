@@ -1,8 +1,7 @@
-"""Whether a request fits: what it is charged, what is there, and for how long a refusal stands."""
+"""Whether a request fits: what it is charged, what is there, and how long a deferral stands."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from hicache.cache.named import TOKENS, make_policy
 from hicache.cache.prefix_cache import PrefixCache
@@ -10,31 +9,19 @@ from hicache.cache.tree.match import MatchResult
 from hicache.cache.tree.node import DEVICE, FULL, MAMBA, SWA
 from hicache.config import SchedulerConfig
 from hicache.scheduler.budget import FORMS, NewTokenRatio, StepBudget, SwaBudget, ceil_page
+from hicache.scheduler.decision import Admit, Defer, Reason
 from hicache.scheduler.decoding import steps_in_page
 from hicache.scheduler.job import Job
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Not now, and why. For reason `tokens`, `needed` is more than `room` less what is reserved.
-
-    `stands`: the next look would find the same, if the pools have not changed by then.
-    """
-
-    reason: str
-    stands: bool = False
-    needed: int = 0
-    room: int = 0
 
 
 class Admission:
     """Judges requests by the room that their pools have, and promises it to them.
 
-    All sizes are tokens, slots for states. `new_token_ratio` is fed by whoever decodes.
+    All sizes are tokens, slots for states.
     """
 
     def __init__(self, cache: PrefixCache, config: SchedulerConfig) -> None:
-        self.new_token_ratio = NewTokenRatio(
+        self._new_token_ratio = NewTokenRatio(
             first=config.new_token_ratio,
             floor=min(config.new_token_ratio_floor, config.new_token_ratio),
             decay_steps=config.new_token_ratio_decay_steps,
@@ -50,8 +37,8 @@ class Admission:
         self._config = config
         self._page = cache.page_size
 
-    def admit(self, job: Job, match: MatchResult, budget: StepBudget) -> Refusal | int:
-        """Why not now; or how many tokens the first chunk may have."""
+    def decide(self, job: Job, match: MatchResult, budget: StepBudget) -> Admit | Defer:
+        """Whether the request may begin where the match ends."""
         cache, page = self._cache, self._page
         extend = job.target_len - match.usable_len
         max_new = min(job.remaining_output, self._config.clip_new_tokens)
@@ -60,7 +47,7 @@ class Admission:
         needed = extend + match.host_hit_length + max_new + page
         room = cache.room(FULL)
         if needed >= room - budget.reserved_tokens:
-            return Refusal("tokens", stands=True, needed=needed, room=room)
+            return Defer(Reason.tokens, stands=True, needed=needed, room=room)
         if cache.tree.has_swa:
             remaining = cache.room(SWA) - budget.reserved_swa_tokens
             host_hit = match.swa_host_hit_length
@@ -69,14 +56,14 @@ class Admission:
                 capacity = cache.pools[DEVICE][SWA].capacity
                 # a passing shortage is waited for; a chunk that can never fit is made to
                 if capacity is None or needed < capacity * page:
-                    return Refusal("swa_tokens", stands=True)
+                    return Defer(Reason.swa_tokens, stands=True)
                 fits = (remaining - self._charge_swa(0, max_new, 0, host_hit)) // page * page
                 chunk = min(chunk, fits)
                 if chunk <= 0:
-                    return Refusal("swa_tokens", stands=True)
+                    return Defer(Reason.swa_tokens, stands=True)
         if cache.tree.has_states and 2 + match.mamba_host_hit_length > cache.room(MAMBA):
-            return Refusal("slots", stands=True)
-        return chunk
+            return Defer(Reason.slots, stands=True)
+        return Admit(chunk)
 
     def reserve(self, job: Job, chunk_end: int, budget: StepBudget) -> None:
         """Promise an admitted request what it will take after its first chunk."""
@@ -93,34 +80,44 @@ class Admission:
 
     def reserved_tokens(self, running: Sequence[Job], partial: Job | None) -> float:
         """What is promised to those that are here already, and not taken."""
-        ratio = self.new_token_ratio.value
+        ratio = self._new_token_ratio.value
         reserved = self._answers(running) * ratio
         if partial is not None:
             reserved += partial.extend_len + self._page
             reserved += min(partial.remaining_output, self._config.clip_new_tokens) * ratio
         return reserved
 
-    def steps_refused(self, refusal: Refusal, running: Sequence[Job], wanted: int) -> int:
-        """How many decode steps, at most `wanted`, may pass before the request is judged again.
+    def steps_deferred(self, defer: Defer, running: Sequence[Job], wanted: int) -> int:
+        """How many decode steps, at most `wanted`, may pass before the request is looked at again.
 
-        Pools change when a decoding request fills a page and not before; until then a refusal
+        Pools change when a decoding request fills a page and not before; until then a deferral
         stands, unless what was in the way were tokens promised to the answers, which come due one
         by one. Whatever else changes interrupts a run of steps by itself.
         """
-        if not refusal.stands:
+        if not defer.stands:
             return 1
-        if refusal.reason == "running":
+        if defer.reason is Reason.running:
             return wanted
         steps = steps_in_page(running, self._page, wanted)
-        if refusal.reason == "tokens":
+        if defer.reason is Reason.tokens:
 
             def fits(later: int) -> bool:
-                reserved = self._answers(running, later) * self.new_token_ratio.after(later)
-                return refusal.needed < refusal.room - reserved
+                reserved = self._answers(running, later) * self._new_token_ratio.after(later)
+                return defer.needed < defer.room - reserved
 
             # what is reserved only falls
             return 1 + bisect_left(range(1, steps), x=True, key=fits)
         return steps
+
+    def decoded(self, num_steps: int) -> None:
+        """That many decode steps have passed."""
+        self._new_token_ratio.decoded(num_steps)
+
+    def retracted(self, left: Sequence[Job]) -> None:
+        """A request was retracted; those `left` still run."""
+        decoded = sum(job.decoded for job in left)
+        max_new = sum(job.request.output_len for job in left)
+        self._new_token_ratio.retracted(decoded, max_new, len(left))
 
     def _answers(self, running: Sequence[Job], later: int = 0) -> int:
         clip = self._config.clip_new_tokens

@@ -2,9 +2,11 @@
 
 from collections import Counter
 
+from hicache.cache.reasons.judge import Case
 from hicache.cache.reasons.table import Span
 from hicache.cache.tree.sequence import Sequence
 from hicache.request import Request
+from hicache.scheduler.decision import Reason
 from hicache.scheduler.queue_waits import CAUSES, Mark
 
 
@@ -21,6 +23,7 @@ class Job:
         "blocked_since_ns",
         "cached_len",
         "came_len",
+        "case",
         "computed_len",
         "decoded",
         "defer_reason",
@@ -62,9 +65,10 @@ class Job:
         self.decoded = 0  # answer tokens produced
         self.prefetched = (0, 0)  # tokens [start, end) that its own prefetch asked for
         self.saves: list[int] = []  # lengths at which a state is to be captured, ascending
-        self.defer_reason = ""
+        self.defer_reason: Reason | None = None  # of the last look; None once it is admitted
         self.device_len = self.host_len = self.storage_len = self.computed_len = 0
         self.recomputed_len = 0
+        self.case: Case | None = None  # while it is being admitted
         self.came_len = 0  # tokens that were usable when it came
         # why tokens are computed, and since a retraction computed again
         self.spans: tuple[list[Span], list[Span]] = ([], [])

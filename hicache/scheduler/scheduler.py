@@ -1,7 +1,7 @@
 """Which requests run next, and what becomes of the step they ran in.
 
 `plan` looks at the queue and returns a batch, `commit` takes its result. Between the two nothing
-here changes, so a run of decode steps may be cut short by whoever executes it.
+here changes, so the executor may cut a run of decode steps short.
 """
 
 from bisect import insort
@@ -10,20 +10,17 @@ from collections.abc import Callable
 
 from hicache.cache.named import NUMBER, make_policy
 from hicache.cache.prefetch.prefetcher import Prefetcher
-from hicache.cache.prefix_cache import PrefixCache
-from hicache.cache.reasons.judge import Case, Judge
+from hicache.cache.prefix_cache import Acquired, PrefixCache
+from hicache.cache.reasons.judge import Judge
 from hicache.cache.tree.match import MatchResult
 from hicache.cache.tree.node import DEVICE, FULL, SWA
-from hicache.config import (
-    Batching,
-    SchedulerConfig,
-    WritePolicy,
-)
+from hicache.config import Batching, SchedulerConfig, WritePolicy
 from hicache.request import Request
-from hicache.scheduler.admission import Admission, Refusal
+from hicache.scheduler.admission import Admission
 from hicache.scheduler.batch import Batch, Extend, Outcome
 from hicache.scheduler.budget import StepBudget
 from hicache.scheduler.checkpoints import Checkpoints, End, Placement
+from hicache.scheduler.decision import Admit, Decision, Defer, Reason, Reject
 from hicache.scheduler.decoding import must_evict, steps_with_pages
 from hicache.scheduler.job import Job
 from hicache.scheduler.order import ORDERS, ServiceOrder
@@ -92,7 +89,7 @@ class Scheduler:
         self._num_submitted = 0
         self._ended = Outcome()  # jobs that ended outside `commit`
         self._admission = Admission(cache, config)
-        self._refusal: Refusal | None = None  # of the request that ended this step's scan
+        self._defer: Defer | None = None  # of the request that ended this step's scan
 
     # -- coming and going ----------------------------------------------------------------------
 
@@ -170,27 +167,27 @@ class Scheduler:
         """The next step, or None if nothing can run now."""
         batch = Batch()
         was_running = bool(self.running)
-        self._refusal = None
+        self._defer = None
         if self.prefetcher is not None:
-            self.prefetcher.rates.num_waiting = len(self.waiting)
+            self.prefetcher.begin_step(len(self.waiting))
         self._end_waits(now_ns)
+        cause = "step"  # of whoever comes while it runs
         if self.partial is not None or self.waiting:
             budget = StepBudget(
                 chunk_tokens=self.config.chunk_tokens,
                 reserved_tokens=self._admission.reserved_tokens(self.running, self.partial),
             )
-            cause = "tokens"  # for the prompt that is half way
             if self.partial is None or self._continue_partial(self.partial, batch, budget):
                 cause = self._scan(batch, budget, now_ns)
-            elif batch.extends:
-                cause = "chunk"
-            self.queue_waits.turn(now_ns, cause)
+            else:
+                cause = "chunk" if batch.extends else "tokens"
+        self.queue_waits.turn(now_ns, cause)
         if self.running and (not batch.extends or self.config.batching is Batching.mixed):
             self._plan_decodes(batch)
         if batch.extends or batch.decodes:
             return batch
         if was_running and not self.running:
-            return self.plan(now_ns)  # the last one gave its pages back: whoever waits may begin
+            return self.plan(now_ns)  # the last one gave its pages back: another may begin
         return None
 
     def commit(self, batch: Batch, num_steps: int, now_ns: int) -> Outcome:
@@ -205,39 +202,37 @@ class Scheduler:
     # -- admission -----------------------------------------------------------------------------
 
     def _scan(self, batch: Batch, budget: StepBudget, now_ns: int) -> str:
-        """Admit whom there is room for; returns what those wait for who are left."""
-        skipped = 0
-        cause = "step"  # or there are none
-        admitted: list[Job] = []
-        for _, job in list(self.waiting):
+        """Look at the requests that wait, in order, until one of them must wait for room.
+
+        Returns what all those wait for who are left, but for those that wait for storage.
+        """
+        num_blocked = 0
+        for entry in list(self.waiting):
+            job = entry[1]
             if budget.chunk_tokens <= 0 or self.partial is not None:
-                cause = "chunk"
-                break
+                return "chunk"
             if len(self.running) + len(batch.extends) >= self.config.max_running:
-                self._refusal = Refusal("running", stands=True)
-                self._deferred(job, "running")
-                cause = "running"
-                break
-            if not self._prefetch_lets_go(job, now_ns):
-                skipped += 1
-                if skipped >= self.config.scan_limit:
-                    cause = "scan_limit"
-                    break
+                decision: Decision = Defer(Reason.running, stands=True)
+            elif self._prefetch_lets_go(job, now_ns):
+                decision = self._decide(job, batch, budget, now_ns)
+            else:
+                num_blocked += 1
+                if num_blocked >= self.config.scan_limit:
+                    return "scan_limit"
                 continue
-            verdict = self._admit(job, batch, budget, now_ns)
-            if isinstance(verdict, Refusal):
-                self._deferred(job, verdict.reason)
-                if verdict.reason == "never":
-                    admitted.append(job)
-                    continue
-                self._refusal = verdict
-                cause = verdict.reason
-                break
-            admitted.append(job)
-        if admitted:
-            gone = set(admitted)
-            self.waiting = [entry for entry in self.waiting if entry[1] not in gone]
-        return cause
+            match decision:
+                case Admit():
+                    self.waiting.remove(entry)
+                case Reject(why):
+                    self._forget_pages(job)
+                    self._count_deferral(job, Reason.never)
+                    self.waiting.remove(entry)
+                    self._ended.rejected.append((job, why))
+                case Defer(reason):
+                    self._count_deferral(job, reason)
+                    self._defer = decision
+                    return str(reason)
+        return "step"
 
     def _prefetch_lets_go(self, job: Job, now_ns: int) -> bool:
         if self.prefetcher is None or self.prefetcher.check(job.request.id, now_ns):
@@ -261,73 +256,80 @@ class Scheduler:
             job.end_wait(now_ns)
             job.begin_queue(self.queue_waits.mark(now_ns))
 
-    def _admit(self, job: Job, batch: Batch, budget: StepBudget, now_ns: int) -> Refusal | None:
+    def _decide(self, job: Job, batch: Batch, budget: StepBudget, now_ns: int) -> Decision:
+        """Let the job begin, if there is room for it."""
         match = self.cache.match(job.sequence, job.target_len)
-        refusal = self._start(job, match, batch, budget, now_ns)
-        if refusal is None or not self._is_final(batch):
-            return refusal
+        decision = self._begin(job, match, batch, budget, now_ns)
+        if isinstance(decision, Admit) or not self._is_final(batch):
+            return decision
         # a hit takes room as well: its window is locked, and what is loaded back is charged
         for lesser in (match.without_host(), match.without_hit()):
-            if self._start(job, lesser, batch, budget, now_ns) is None:
+            again = self._begin(job, lesser, batch, budget, now_ns)
+            if isinstance(again, Admit):
                 self.counters["scheduler/hit_given_up_count"] += 1
-                return None
+                return again
         if self.prefetcher is not None:
             self.prefetcher.forget(job.request.id, used_pages=0)
-        self._forget_pages(job)
-        wanted = "pages" if refusal.reason == "prefill_oom" else refusal.reason
-        self._ended.rejected.append((job, f"needs more {wanted} than the pools can give"))
-        return Refusal("never")
+        wanted = "pages" if decision.reason is Reason.prefill_oom else decision.reason
+        return Reject(f"needs more {wanted} than the pools can give")
 
-    def _start(
+    def _begin(
         self, job: Job, match: MatchResult, batch: Batch, budget: StepBudget, now_ns: int
-    ) -> Refusal | None:
-        """Let the job begin where the match ends, or say why not."""
-        cache = self.cache
-        verdict = self._admission.admit(job, match, budget)
-        if isinstance(verdict, Refusal):
-            return verdict
-        lock = cache.tree.lock(match.best_node)  # its own path no longer counts as evictable
-        try:
-            verdict = self._admission.admit(job, match, budget)
-            if isinstance(verdict, Refusal):
-                return verdict
-            start, end = job.prefetched
-            case = self._case(job, match)
-            acquired = cache.acquire(job.sequence, match, storage_start=start, storage_end=end)
-        finally:
-            cache.tree.release(lock)
-        if acquired is None:
-            return Refusal("slots")
-        if acquired.load_back is None and match.needs_host_load_back:
-            # there is more to compute than was judged
-            verdict = self._admission.admit(job, match.without_host(), budget)
-            if isinstance(verdict, Refusal):
-                cache.abandon(job.sequence)
-                return Refusal(verdict.reason)
+    ) -> Admit | Defer:
+        """Let the job begin where the match ends, if there is room for it."""
+        acquired, decision = self._acquire(job, match, budget)
+        if acquired is None or isinstance(decision, Defer):
+            return decision
         job.cached_len = job.kv_len = acquired.cached_len
         job.saves = self._checkpoints.lengths(job, match)
         if acquired.load_back is not None:
             batch.load_backs.append(acquired.load_back)
-        chunk_end = self._chunk_end(job, verdict)
-        if not cache.extend(job.sequence, chunk_end):
+        chunk_end = self._chunk_end(job, decision.chunk_tokens)
+        if not self.cache.extend(job.sequence, chunk_end):
             self._prefill_out_of_memory(job)
-            return Refusal("prefill_oom")
+            return Defer(Reason.prefill_oom)
         if self.prefetcher is not None:
             used = acquired.storage_len // self._page
             self.prefetcher.forget(job.request.id, used_pages=used)
-        if self._judge is not None and case is not None:
-            job.spans[case.is_again].extend(self._judge.close(case, job.cached_len))
-        self._account(job, acquired.device_len, acquired.host_len, acquired.storage_len, now_ns)
+        self._account(job, acquired, now_ns)
         self._admission.reserve(job, chunk_end, budget)
         self._add_extend(job, chunk_end, batch, budget)
-        return None
+        return decision
 
-    def _case(self, job: Job, match: MatchResult) -> Case | None:
-        """What speaks for computing the tokens that the match has not found."""
+    def _acquire(
+        self, job: Job, match: MatchResult, budget: StepBudget
+    ) -> tuple[Acquired | None, Admit | Defer]:
+        """Take hold of what the match found; nothing is held after a deferral."""
+        cache, decide = self.cache, self._admission.decide
+        decision = decide(job, match, budget)
+        if isinstance(decision, Defer):
+            return None, decision
+        lock = cache.tree.lock(match.best_node)  # its own path no longer counts as evictable
+        try:
+            decision = decide(job, match, budget)
+            if isinstance(decision, Defer):
+                return None, decision
+            start, end = job.prefetched
+            self._open_case(job, match)
+            acquired = cache.acquire(job.sequence, match, storage_start=start, storage_end=end)
+        finally:
+            cache.tree.release(lock)
+        if acquired is None:
+            return None, Defer(Reason.slots)
+        if acquired.load_back is None and match.needs_host_load_back:
+            # there is more to compute than was decided upon
+            decision = decide(job, match.without_host(), budget)
+            if isinstance(decision, Defer):
+                cache.abandon(job.sequence)
+                return None, Defer(decision.reason)
+        return acquired, decision
+
+    def _open_case(self, job: Job, match: MatchResult) -> None:
+        # why what the match has not found is not there, before anything is taken
         chain, prefetcher, number = job.sequence.chain, self.prefetcher, job.request.id
         if self._judge is None or chain is None:
-            return None
-        return self._judge.open(
+            return
+        job.case = self._judge.open(
             chain,
             match,
             job.target_len,
@@ -365,32 +367,33 @@ class Scheduler:
         job.restart()
         job.prefetched = prefetched
 
-    def _deferred(self, job: Job, reason: str) -> None:
-        if job.defer_reason != reason:
+    def _count_deferral(self, job: Job, reason: Reason) -> None:
+        if job.defer_reason is not reason:
             job.defer_reason = reason
             self.counters["scheduler/deferred_count"] += 1
             self.counters[f"scheduler/deferred_{reason}_count"] += 1
 
-    def _account(
-        self, job: Job, device_len: int, host_len: int, storage_len: int, now_ns: int
-    ) -> None:
+    def _account(self, job: Job, acquired: Acquired, now_ns: int) -> None:
         computed = job.target_len - job.cached_len
-        if job.admitted_ns is None:
-            job.admitted_ns = now_ns
-            job.end_queue(self.queue_waits.mark(now_ns))
-            for tier, length in (
-                ("device", device_len),
-                ("host", host_len),
-                ("storage", storage_len),
-            ):
-                self.counters[f"cache/{tier}_hit_tokens"] += length
-            self.counters["cache/computed_tokens"] += computed
-            job.device_len, job.host_len, job.storage_len = device_len, host_len, storage_len
-            job.computed_len = computed
-        else:
+        job.defer_reason = None
+        if self._judge is not None and job.case is not None:
+            spans = self._judge.close(job.case, job.cached_len)
+            job.spans[job.case.is_again].extend(spans)
+            job.case = None
+        if job.admitted_ns is not None:
             job.recomputed_len += computed
             self.counters["cache/recomputed_tokens"] += computed
-        job.defer_reason = ""
+            return
+        job.admitted_ns = now_ns
+        job.end_queue(self.queue_waits.mark(now_ns))
+        job.device_len = acquired.device_len
+        job.host_len = acquired.host_len
+        job.storage_len = acquired.storage_len
+        job.computed_len = computed
+        self.counters["cache/device_hit_tokens"] += job.device_len
+        self.counters["cache/host_hit_tokens"] += job.host_len
+        self.counters["cache/storage_hit_tokens"] += job.storage_len
+        self.counters["cache/computed_tokens"] += computed
 
     def _never_fits(self, request: Request) -> str | None:
         length = request.prompt_len + request.output_len
@@ -498,14 +501,14 @@ class Scheduler:
         if self.partial is not None:
             return 1
         wanted = min(self._max_jump, *(job.remaining_output for job in self.running))
-        if self._refusal is None:  # whoever was looked at waits for storage
+        if self._defer is None:  # all that were looked at wait for storage
             return wanted
-        return self._admission.steps_refused(self._refusal, self.running, wanted)
+        return self._admission.steps_deferred(self._defer, self.running, wanted)
 
     def _retract_one(self, batch: Batch) -> bool:
         """Send the running request with the least to lose back to the queue.
 
-        False if there is nothing to decode: whoever was left waits, or has been sent back as well.
+        False if nothing is left to decode: the last one waits, or has been sent back as well.
         The last one begins again where its answer ends, under a lock on that window alone, and has
         gained a token at least: so this comes to an end.
         """
@@ -525,15 +528,11 @@ class Scheduler:
         self.counters["scheduler/retracted_count"] += 1
         if not self.running:
             return False
-        self._admission.new_token_ratio.retracted(
-            sum(each.decoded for each in self.running),
-            sum(each.request.output_len for each in self.running),
-            len(self.running),
-        )
+        self._admission.retracted(self.running)
         return True
 
     def _commit_decodes(self, jobs: list[Job], num_steps: int, outcome: Outcome) -> None:
-        self._admission.new_token_ratio.decoded(num_steps)
+        self._admission.decoded(num_steps)
         cache, page = self.cache, self._page
         has_window = cache.tree.has_swa
         finished = False

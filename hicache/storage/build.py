@@ -1,8 +1,9 @@
 """The engine that a configuration asks for."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from shutil import rmtree
 from tempfile import mkdtemp
@@ -27,7 +28,7 @@ KINDS = ("none", "memory", "slab", "file", "redis", "mooncake")
 def open_storage(
     config: StorageConfig, *, namespace: str, page_bytes: Mapping[int, int] | None
 ) -> Storage | None:
-    """Open the engine of `config.kind`, or none.
+    """Open the engine of `config.kind`, or none; a `module:Class` is built as slab and file are.
 
     `config.root` is a directory for slab and file, a URL for redis, and the master's HOST:PORT
     for mooncake, where `config.capacity_gib` is the memory that this process adds to the store.
@@ -44,15 +45,9 @@ def open_storage(
             return None
         case "memory":
             return MemoryStorage(capacity_bytes=capacity_bytes, page_bytes=page_bytes)
-        case "slab":
-            return SlabStorage(
-                Path(_root(config)),
-                namespace=namespace,
-                capacity_bytes=capacity_bytes,
-                page_bytes=page_bytes,
-            )
-        case "file":
-            return FileStorage(
+        case "slab" | "file":
+            engine = SlabStorage if config.kind == "slab" else FileStorage
+            return engine(
                 Path(_root(config)),
                 namespace=namespace,
                 capacity_bytes=capacity_bytes,
@@ -69,8 +64,27 @@ def open_storage(
             return MooncakeStorage(
                 _root(config), namespace=namespace, segment_bytes=capacity_bytes or 0
             )
+        case kind if ":" in kind:
+            own: Storage = _class_of(kind)(
+                config.root,
+                namespace=namespace,
+                capacity_bytes=capacity_bytes,
+                page_bytes=page_bytes,
+            )
+            return own
         case unknown:
-            raise ValueError(f"storage.kind must be one of {', '.join(KINDS)}, got {unknown!r}")
+            raise ValueError(
+                f"storage.kind must be one of {', '.join(KINDS)} or module:Class, got {unknown!r}"
+            )
+
+
+def _class_of(kind: str) -> Callable[..., Storage]:
+    module, _, name = kind.partition(":")
+    try:
+        found: Callable[..., Storage] = getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"storage.kind={kind} cannot be loaded: {error}") from error
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,10 +115,11 @@ def open_guarded_storage(
 ) -> GuardedStorage | None:
     """The same engine for use in earnest: its faults are misses, and its calls end in time.
 
-    Redis and Mooncake have deadlines of their own. Disks can block for ever: calls of slab and
-    file are given `config.deadline_s`, and so are those of any engine with faults, which are drawn
-    from `seed`. A page that is corrupted on the way is noticed by a digest that is taken when this
-    process writes it, so with corruption on, pages of earlier processes are misses.
+    Redis and Mooncake have deadlines of their own. Disks can block for ever: calls of slab, file
+    and a class of the user's own are given `config.deadline_s`, and so are those of any engine with
+    faults, which are drawn from `seed`. A page that is corrupted on the way is noticed by a digest
+    that is taken when this process writes it, so with corruption on, pages of earlier processes are
+    misses.
     """
     storage = open_storage(config, namespace=namespace, page_bytes=page_bytes)
     if storage is None:
@@ -115,7 +130,7 @@ def open_guarded_storage(
         storage = faulty = FaultyStorage(storage, plan, seed=seed, clock=clock)
         if plan.corrupt_share:
             storage = CheckedStorage(storage)
-    if config.kind in ("slab", "file") or not plan.is_harmless:
+    if config.kind not in ("memory", "redis", "mooncake") or not plan.is_harmless:
         storage = DeadlineStorage(storage, deadline_s=config.deadline_s)
     return GuardedStorage(storage=_behind_breaker(storage, config, clock), faulty=faulty)
 
@@ -159,7 +174,7 @@ def open_simulated_storage(
 ) -> SimulatedStorage | None:
     """A fresh store of the configured engine, behind its faults, drawn from `seed`, and a breaker.
 
-    Slab and file get a directory of their own below `config.root`, servers a namespace of its own.
+    Slab and file get a directory of their own below `config.root`, all others a namespace.
     """
     scratch = None
     if config.kind in ("slab", "file"):
@@ -167,7 +182,7 @@ def open_simulated_storage(
         root.mkdir(parents=True, exist_ok=True)
         scratch = Path(mkdtemp(prefix="simulated-", dir=root))
         config = replace(config, root=str(scratch))
-    elif config.kind in ("redis", "mooncake"):
+    elif config.kind != "memory":
         namespace = f"{namespace}-{uuid4().hex}"
     try:
         engine = open_storage(config, namespace=namespace, page_bytes=page_bytes)

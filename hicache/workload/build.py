@@ -1,14 +1,14 @@
 """Builds the workload that a configuration names."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from hicache.clock import SECOND_NS
-from hicache.config import TraceTokens, WorkloadConfig
+from hicache.config import WorkloadConfig
 from hicache.request import Request, TokenSpans
 from hicache.workload.data import (
     MOONCAKE_CONVERSATION,
@@ -19,6 +19,7 @@ from hicache.workload.data import (
 )
 from hicache.workload.generators import agents, builtin, chat
 from hicache.workload.mooncake import load_mooncake
+from hicache.workload.parsed import load_parsed
 from hicache.workload.weka import load_weka
 
 GENERATORS = {"builtin": builtin, "chat": chat, "agents": agents}
@@ -57,15 +58,7 @@ def load_workload(config: WorkloadConfig, *, data_dir: str | None, seed: int) ->
         requests = GENERATORS[kind](config, seed=seed)
     elif kind in TRACES:
         path = find_trace(TRACES[kind], path=config.path, data_dir=data_dir)
-        requests = _load_trace(
-            kind,
-            path,
-            path.stat().st_mtime_ns,
-            config.tokens,
-            config.think_cap_s,
-            config.session_rate if kind == WEKA_AGENTIC.kind else None,
-            seed if kind == WEKA_AGENTIC.kind else None,
-        )
+        requests = _load_trace(kind, path, config, seed)
     else:
         raise ValueError(f"workload.kind must be one of {', '.join(KINDS)}, got {kind!r}")
     # parents arrive before their children, so a cut leaves none without
@@ -89,23 +82,13 @@ def load_workload(config: WorkloadConfig, *, data_dir: str | None, seed: int) ->
     return _workload(kind, requests, has_start_times=kind != WEKA_AGENTIC.kind)
 
 
-@lru_cache(maxsize=3)  # jobs of a sweep follow each other in one process, often a seed apart
-def _load_trace(
-    kind: str,
-    path: Path,
-    modified_ns: int,  # so that a file that was written again is read again
-    tokens: TraceTokens,
-    think_cap_s: float,
-    session_rate: float | None,
-    seed: int | None,
-) -> list[Request]:
-    if kind != WEKA_AGENTIC.kind:
-        return load_mooncake(path, tokens=tokens, think_cap_s=think_cap_s)
-    assert session_rate is not None
-    assert seed is not None
-    return load_weka(
-        path, tokens=tokens, think_cap_s=think_cap_s, session_rate=session_rate, seed=seed
-    )
+def _load_trace(kind: str, path: Path, config: WorkloadConfig, seed: int) -> list[Request]:
+    parse: Callable[..., list[Request]] = load_mooncake
+    settings = {"tokens": config.tokens, "think_cap_s": config.think_cap_s}
+    if kind == WEKA_AGENTIC.kind:
+        parse = load_weka
+        settings |= {"session_rate": config.session_rate, "seed": seed}
+    return load_parsed(path, partial(parse, path, **settings), config.limit, kind, settings)
 
 
 def jitter_starts(requests: Sequence[Request], jitter_s: float, seed: int) -> list[Request]:

@@ -29,9 +29,10 @@ def make_cache(
     write_policy: WritePolicy = WritePolicy.write_through,
     storage_queue_bytes: int | None = None,
     page_size: int = PAGE,
+    page_bytes: tuple[int, int, int] = (1, 1, 1),
     **storage: Any,
 ) -> PrefixCache:
-    """A cache of pages that weigh one byte each; pools by component in pages and slots.
+    """A cache, by default of pages that weigh one byte each; pools in pages and slots.
 
     `storage`: more arguments of `PrefixCache`.
     """
@@ -46,7 +47,7 @@ def make_cache(
     return PrefixCache(
         tree,
         pools,  # type: ignore[arg-type]
-        page_bytes=(1, 1, 1),
+        page_bytes=page_bytes,
         write_policy=write_policy,
         storage_queue_bytes=storage_queue_bytes,
         **storage,

@@ -183,6 +183,33 @@ def test_what_has_drained_keeps_every_law() -> None:
         invariants.check_drained(cache, None)
 
 
+@pytest.mark.parametrize(
+    ("start", "end", "known"),
+    [(2, 5, "abc"), (3, 4, "b"), (3, 5, "bc"), (2, 2, ""), (1, 3, None), (3, 6, None)],
+)
+def test_digests_are_known_of_the_pages_that_storage_was_asked_for(
+    start: int, end: int, known: str | None
+) -> None:
+    sequence = Sequence(tokens_of(24))
+    sequence.digests, sequence.digests_start = [b"a", b"b", b"c"], 2
+    wanted = None if known is None else [letter.encode() for letter in known]
+    assert sequence.known_digests(start, end) == wanted
+
+
+def test_digests_that_storage_was_asked_with_become_those_of_nodes() -> None:
+    cache = make_cache(device=ROOMY, host=ROOMY, storage_queue_bytes=0)
+    prefetcher = Prefetcher(cache, PrefetchConfig(threshold=PAGE), None)
+    sequence = Sequence(tokens_of(17))
+    prefetch = prefetcher.prefetch_from_storage(0, sequence, cache.match(sequence, 17), 17, 0)
+    assert prefetch is not None
+    assert cache.acquire(sequence, cache.match(sequence, 17)) is not None
+    assert cache.extend(sequence, 17)
+    cache.publish(sequence, 4)
+    (node,) = cache.tree.nodes()
+    assert node.digests == prefetch.digests
+    assert len(prefetch.digests) == 4
+
+
 def test_a_prefetch_that_finds_all_its_room_is_not_cut() -> None:
     cache = make_cache(device=ROOMY, host=ROOMY, storage_queue_bytes=100)
     config = PrefetchConfig(threshold=PAGE, stage_at=StageAt.enqueue)

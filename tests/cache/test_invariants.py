@@ -8,6 +8,7 @@ import pytest
 
 from hicache.cache import invariants
 from hicache.cache.invariants import BrokenLawError
+from hicache.cache.prefetch.prefetch import Phase
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.transfer import StorageWrite
@@ -339,7 +340,7 @@ def test_a_prefetch_that_is_still_there_is_found() -> None:
     world = World().done()
     world.prefetch()
     (prefetch,) = world.prefetcher.active.values()
-    prefetch.is_settled = True
+    prefetch.phase = Phase.ended
     world.cache.tree.release(prefetch.anchor_lock)
     with pytest.raises(BrokenLawError, match="law 5: 1 prefetches are still active"):
         world.check_drained()

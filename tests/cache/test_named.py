@@ -1,6 +1,7 @@
 """What a user's own class may do, and what ends the run."""
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -87,6 +88,9 @@ def test_an_answer_that_means_nothing_is_refused_with_question_and_answer(method
         ("priority", (1, 2.5)),
         ("priority", (np.float64(1),)),
         ("rank", -3),
+        ("rank", Fraction(1, 3)),
+        ("rank", 10**400),  # more than any float
+        ("tokens", Fraction(4, 2)),
         ("tokens", np.int32(64)),
         ("lengths", [64, 128]),
         ("may_stop", np.bool_(True)),  # noqa: FBT003 - what comparisons of numpy give

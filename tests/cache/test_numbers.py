@@ -24,7 +24,7 @@ from hicache.cache.tiers.transfer import CopyState, LoadBack
 from hicache.cache.tree.actions import free
 from hicache.cache.tree.eviction import Lru
 from hicache.cache.tree.match import MatchResult
-from hicache.cache.tree.node import DEVICE, FULL, HOST, MAMBA, SWA, Node
+from hicache.cache.tree.node import DEVICE, FULL, HOST, KINDS, MAMBA, SWA, Node
 from hicache.cache.tree.residency import Residency
 from hicache.cache.tree.sequence import Sequence
 from hicache.config import WritePolicy
@@ -120,6 +120,17 @@ def test_the_branch_length_is_none_when_everything_matched_is_usable() -> None:
     cache = make_cache(device=(20, 0, 8), host=NO_HOST, has_states=True)
     run_request(cache, tokens_of(16), 16)
     assert match(cache, tokens_of(16)).branch_len is None
+
+
+@pytest.mark.parametrize(
+    ("window_len", "has_states", "kinds"),
+    [(0, False, [FULL]), (8, False, [FULL, SWA]), (0, True, [FULL, MAMBA]), (8, True, [*KINDS])],
+)
+def test_a_tree_has_the_kinds_of_its_model(
+    window_len: int, kinds: list[int], *, has_states: bool
+) -> None:
+    cache = make_cache(device=NO_HOST, host=NO_HOST, window_len=window_len, has_states=has_states)
+    assert cache.tree.kinds == kinds
 
 
 # -- locking ------------------------------------------------------------------------------------
@@ -383,6 +394,7 @@ def test_a_load_back_that_finds_no_pages_changes_nothing() -> None:
     assert taken is not None
     sequence, load_back, cached_len = acquire(cache, 16)
     assert (load_back, cached_len) == (None, 0)
+    assert cache.counters["load_back/failed_count"] == 1
     cache.abandon(sequence)
     cache.pools[DEVICE][FULL].free(taken)
     invariants.check_drained(cache, None)

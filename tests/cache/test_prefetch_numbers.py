@@ -256,7 +256,7 @@ def test_complete_pages_wait_for_their_sidecars(
     prefetcher, prefetch = running(PrefetchConfig(stop=stop), **shape)
     prefetch.completed_pages = prefetch.num_pages
     assert prefetcher.can_terminate_prefetch(prefetch, 100 * SECOND_NS) is may_stop
-    prefetch.sidecars_read = True
+    prefetch.is_read = True
     assert prefetcher.can_terminate_prefetch(prefetch, 0)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hicache.cache.prefetch.prefetch import Prefetch
+from hicache.cache.prefetch.prefetch import Phase, Prefetch
 from hicache.cache.prefetch.rates import RateEstimator, RecentRate
 from hicache.cache.prefetch.stop import Marginal
 from hicache.config import CommitPolicy, PrefetchConfig
@@ -27,7 +27,7 @@ def prefetch_of(num_pages: int, *, completed: int = 0, has_state: bool = False) 
         has_state=has_state,
     )
     prefetch.restorable = [num_pages]
-    prefetch.is_reading = True
+    prefetch.phase = Phase.reading
     prefetch.completed_pages = completed
     return prefetch
 
@@ -78,7 +78,7 @@ def test_time_in_which_nothing_was_read_does_not_count() -> None:
 
 def test_earlier_prefetches_are_read_first() -> None:
     earlier, done, ours, later = prefetch_of(7, completed=2), *map(prefetch_of, (50, 3, 90))
-    done.is_settled = True
+    done.phase = Phase.stopped
     rates = RateEstimator(dict(enumerate([earlier, done, ours, later])))
     was_read(rates, 10, 0, 10)
     assert rates.load_ns(ours) == pytest.approx(5 + 3)

@@ -119,6 +119,22 @@ def test_a_split_leaves_the_rest_as_old_as_it_was() -> None:
     assert next_victim(cache) is node_of(cache, 104)
 
 
+def test_a_split_is_a_use_of_the_rest_where_it_is_asked_for() -> None:
+    cache = cache_of()
+    cache.tree._split_refreshes = True
+    for first in (100, 200):
+        run_request(cache, tokens_of(8, first), 8)
+    cache.tree.match(tokens_of(4, 100), 4)
+    assert next_victim(cache) is node_of(cache, 200)
+
+
+def test_nodes_are_numbered_as_they_grow_and_halves_keep_their_number() -> None:
+    cache = cache_of(100, 200, 300)
+    cache.tree.match(tokens_of(4, 200), 4)
+    numbers = [node_of(cache, first).created for first in (100, 200, 204, 300)]
+    assert numbers == [1, 2, 2, 3]
+
+
 def test_publishing_is_a_use_of_the_whole_path() -> None:
     cache = cache_of(100)
     above = node_of(cache, 100)

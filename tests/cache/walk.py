@@ -507,11 +507,7 @@ class Walk:
         reader = self.rng.choice(self.readers)
         prefetch = reader.prefetch
         total = prefetch.num_pages
-        if (
-            reader.at_hand is None
-            and not prefetch.is_terminated
-            and prefetch.completed_pages < total
-        ):
+        if reader.at_hand is None and not prefetch.is_settled and prefetch.completed_pages < total:
             reader.at_hand = self.rng.randint(1, total - prefetch.completed_pages)
             return
         is_short = False
@@ -528,11 +524,10 @@ class Walk:
                 assert page_id in staged, "the reader fills a page that is no longer its own"
                 self.memory.read_page(key, FULL, page_id)
                 prefetch.completed_pages += 1
-            if not is_short and prefetch.completed_pages < total and not prefetch.is_terminated:
+            if not is_short and prefetch.completed_pages < total and not prefetch.is_settled:
                 return
-        if prefetch.completed_pages == total and not prefetch.is_terminated:
+        if prefetch.completed_pages == total and not prefetch.is_settled:
             self._read_sidecars(reader)
-        prefetch.sidecars_read = True
         prefetch.is_read = True
         self.readers.remove(reader)
         self.read.append(prefetch)

@@ -101,7 +101,7 @@ class Pair:
         prefetch = self.hands[rank].reads[-1]
         prefetch.completed_pages = completed
         if is_read:
-            prefetch.is_read = prefetch.sidecars_read = True
+            prefetch.is_read = True
             prefetch.sidecars_found = found
             prefetch.read_ns = (1, 2 + rank)
         return self.engine.deliver(prefetch, 2)
@@ -240,9 +240,8 @@ def test_a_reader_is_told_that_its_request_waits_no_longer() -> None:
     pair = Pair(stop="timeout", timeout_s=1e-6)
     pair.ask([5], [5])
     pair.engine.wake(1)
-    assert not any(hand.reads[0].is_terminated for hand in pair.hands)
+    assert not any(hand.reads[0].is_settled for hand in pair.hands)
     pair.engine.wake(1001)
-    assert all(hand.reads[0].is_terminated for hand in pair.hands)
     assert all(hand.reads[0].is_settled for hand in pair.hands)
 
 
@@ -363,7 +362,7 @@ def test_who_gives_up_is_dropped_by_every_rank_in_one_step() -> None:
     outcome = pair.engine.wake(2)
     assert [job.request.id for job in outcome.aborted] == [0]
     assert all(each.scheduler.is_idle for each in pair.all())
-    assert all(hand.reads[0].is_terminated for hand in pair.hands)
+    assert all(hand.reads[0].is_settled for hand in pair.hands)
 
 
 def test_the_ranks_wake_when_the_first_of_them_has_waited_for_long_enough() -> None:

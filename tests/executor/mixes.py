@@ -7,7 +7,7 @@ missing somewhere is a wrong logit.
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
@@ -26,6 +26,7 @@ from hicache.clock import SimulatedClock
 from hicache.config import (
     CHECKPOINT_PLACEMENTS,
     STOP_POLICIES,
+    Arrivals,
     Batching,
     CommitPolicy,
     CutPolicy,
@@ -50,6 +51,7 @@ from hicache.request import Request, TokenSpans
 from hicache.scheduler.checkpoints import PLACEMENTS
 from hicache.scheduler.scheduler import Scheduler
 from hicache.storage.engines.memory import MemoryStorage
+from hicache.workload.arrivals import Feeder
 from tests.test_models import load
 
 PATTERNS = ("F S M D", "F S M D", "S D F M", "F S", "M F", "F", "D S F")
@@ -190,7 +192,7 @@ def run_mix(
         engines.append(choices.engine(shape, pages, executor, bool(storages), rng, seen))
     serve(
         engines,
-        [(request.arrival_ns, request) for request in requests],
+        Feeder(requests, Arrivals.open, concurrency=1),
         clock=SimulatedClock(),
         io=io,
         router=RoundRobin(),
@@ -440,20 +442,17 @@ class _Silent:
     def at(self, now_ns: int) -> None:
         pass
 
-    def finished(self, job, engine: int, now_ns: int) -> Iterable[tuple[int, Request]]:
+    def finished(self, job, engine: int, now_ns: int) -> None:
         self._seen["finished"] += 1
         for tier in ("device", "host", "storage"):
             self._seen[f"{tier} hit"] += getattr(job, f"{tier}_len") > 0
         self._seen["retracted"] += job.retractions > 0
-        return ()
 
-    def rejected(self, job, reason: str, engine: int, now_ns: int):
+    def rejected(self, job, reason: str, followers, engine: int, now_ns: int) -> None:
         self._seen["rejected"] += 1
-        return ()
 
-    def aborted(self, job, engine: int, now_ns: int):
+    def aborted(self, job, followers, engine: int, now_ns: int) -> None:
         self._seen["aborted"] += 1
-        return ()
 
 
 def _check(engine: Engine) -> None:

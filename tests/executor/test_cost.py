@@ -263,6 +263,13 @@ def test_a_prefill_is_the_sum_of_its_chunks() -> None:
     assert cost.prefill_s(100, 2500, chunk_tokens=1000) == pytest.approx(wanted * 1e-9, rel=1e-12)
 
 
+def test_a_prefill_of_which_nobody_says_otherwise_is_cut_after_8192_tokens() -> None:
+    cost = COSTS["llama3_8b"]
+    chunks = [(100, 8292), (8292, 10_000)]
+    wanted = sum(cost.forward_ns([chunk], NO_CONTEXT).total_ns for chunk in chunks)
+    assert cost.prefill_s(100, 10_000) == wanted * 1e-9
+
+
 def test_an_answer_of_one_token_asks_for_its_prefill_alone() -> None:
     cost = COSTS["llama3_8b"]
     assert cost.offered_s(0, 1000, 1, 32) == cost.prefill_s(0, 1000)
@@ -292,6 +299,17 @@ def test_what_weights_leave_is_for_the_cache() -> None:
     assert cost.free_device_bytes == 4 * usable - cost.model.weight_bytes
 
 
+@pytest.mark.parametrize("spare", [-1, 0, 1])
+def test_what_fits_leaves_something_for_the_cache(spare: int) -> None:
+    weights = small().weight_bytes
+    machine = plain(device_memory_bytes=weights + spare + 7.0, activation_bytes=7.0)
+    if spare <= 0:
+        with pytest.raises(ValueError, match=r"raise parallel\.tp"):
+            CostModel(small(), machine, tp=1)
+        return
+    assert CostModel(small(), machine, tp=1).free_device_bytes == spare
+
+
 def test_weights_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match=r"qwen3_next_80b \(159\.3 GB\) do not fit 1 devices"):
         CostModel(model("qwen3_next_80b"), H200, tp=1)
@@ -304,8 +322,9 @@ def test_more_devices_than_the_machine_has_are_refused() -> None:
 
 @pytest.mark.parametrize("size", [0.5, 1.0, 2.0, 3.0, 7.9, 8.0, 100.0])
 def test_a_rate_is_linear_between_points_and_constant_outside(size: float) -> None:
-    table = RateTable(size=[1, 2, 8], rate=[10, 20, 80])
-    assert Rates(table, "some").at(size) == 10 * min(8.0, max(1.0, size))
+    table = RateTable(size=[1, 2, 8], rate=[10, 30, 60])
+    wanted = 10 + 20 * (size - 1) if size < 2 else 30 + 5 * (size - 2)
+    assert Rates(table, "some").at(size) == min(60.0, max(10.0, wanted))
 
 
 def test_rates_of_many_sizes_equal_rates_of_each() -> None:

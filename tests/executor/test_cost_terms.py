@@ -1,9 +1,13 @@
 """Terms of a step's cost, each on a machine where nothing else takes time."""
 
+from dataclasses import replace
+from math import sqrt
+
 import numpy as np
 import pytest
 
 from hicache.executor.simulated.cost import CostModel
+from hicache.models import RateTable
 from tests.executor.test_cost import COSTS, NO_CONTEXT, contexts, plain, small
 
 
@@ -98,6 +102,85 @@ def test_layers_that_need_nothing_hide_the_load_of_a_later_one(
     assert late.load_stall_ns > 0
 
 
+@pytest.mark.parametrize("slowdown", [1.0, 2.0])
+@pytest.mark.parametrize("layer", range(5))
+def test_a_layer_that_waits_alone_waits_for_what_is_not_hidden_by_those_before_it(
+    layer: int, slowdown: float
+) -> None:
+    shape = small(
+        pattern="F M S D F",
+        num_layers=5,
+        num_full_layers=2,
+        num_swa_layers=1,
+        num_mamba_layers=2,
+        window_len=64,
+        recurrent_heads=4,
+        recurrent_head_dim=32,
+        recurrent_state_dim=16,
+    )
+    machine = plain(
+        gemm_bf16=1e11,
+        attention_d64=1e10,
+        attention_window=1e9,
+        mamba_rate=1e9,
+        delta_rate=1e9,
+        step_s=0.001,
+    )
+    full_s = 1000 * 1001 // 2 * 8 * 256 / 1e10
+    swa_s = (64 * 65 // 2 + 936 * 64) * 8 * 256 / 1e9
+    scan_s = 1000 * 4 * 32 * 16 / 1e9
+    even_s = 2 * 1000 * 10**6 / 1e11 / 5
+    before_s = 0.001 + sum(
+        even_s + own_s for own_s in [full_s, scan_s, swa_s, scan_s, full_s][:layer]
+    )
+    layer_bytes = np.zeros(5)
+    layer_bytes[layer] = 3e9
+    step = CostModel(shape, machine, tp=1).forward_ns(
+        [(0, 1000)], NO_CONTEXT, load_layer_bytes=layer_bytes, load_rate=1e9, slowdown=slowdown
+    )
+    assert step.load_stall_ns == pytest.approx((3 - before_s * slowdown) * 1e9, abs=2)
+
+
+@pytest.mark.parametrize(("pattern", "groups"), [("M", 3), ("D", 5)])
+def test_a_recurrent_layer_convolves_its_heads_and_what_its_groups_share(
+    pattern: str, groups: int
+) -> None:
+    shape = small(
+        pattern=pattern,
+        num_full_layers=0,
+        num_mamba_layers=4,
+        recurrent_heads=4,
+        recurrent_head_dim=32,
+        recurrent_state_dim=16,
+        recurrent_groups=3,
+        recurrent_key_heads=5,
+    )
+    cost = CostModel(shape, plain(conv_rate=1e9), tp=2)
+    channels = 4 * 32 + 2 * groups * 16
+    assert cost.forward_ns([(0, 100)], NO_CONTEXT).total_ns == 4 * 100 * channels / 2
+
+
+def test_queries_read_all_keys_before_them_and_themselves() -> None:
+    cost = CostModel(small(), plain(decode_bandwidth=1e9), tp=1)
+    token_bytes = 4 * 64 * 2 * 2
+    assert cost.forward_ns([(99, 100), (0, 7)], NO_CONTEXT).total_ns == 4 * 107 * token_bytes
+
+
+@pytest.mark.parametrize(("head_dim", "table"), [(64, "attention_d64"), (65, "attention_d128")])
+def test_the_rate_of_attention_is_that_of_one_prompt_with_as_many_pairs(
+    head_dim: int, table: str
+) -> None:
+    rising = RateTable(size=[1, 1000], rate=[1e9, 1000e9])  # a gigaflop for every token
+    machine = replace(plain(), **{table: rising})
+    cost = CostModel(small(head_dim=head_dim), machine, tp=1)
+    pairs = 100 * 101 // 2 + 50 * 51 // 2
+    flops = 4 * pairs * 8 * 2 * head_dim * 2
+    step_ns = cost.forward_ns([(0, 100), (0, 50)], NO_CONTEXT).total_ns
+    assert step_ns == round(flops / sqrt(2 * pairs))
+    with pytest.raises(ValueError, match=rf"hardware\.{table} must have at least one size"):
+        CostModel(small(head_dim=head_dim), replace(machine, **{table: RateTable()}), tp=1)
+
+
 def test_a_query_reads_the_window_before_it_and_itself() -> None:
     shape = small(pattern="S", num_full_layers=0, num_swa_layers=4, window_len=30)
     cost = CostModel(shape, plain(decode_bandwidth=1e9), tp=1)
@@ -110,13 +193,16 @@ def test_logits_cost_the_head_of_every_sequence() -> None:
     shape = small(dense_params=0, head_params=10**6)
     cost = CostModel(shape, plain(gemm_bf16=1e12), tp=1)
     assert cost.forward_ns([(0, 500)], contexts(7, 9)).total_ns == 3 * 2_000
+    slow_to_read = CostModel(shape, plain(weight_bandwidth=1e12), tp=1)
+    assert slow_to_read.forward_ns([(0, 500)], contexts(7, 9)).total_ns == 2_000
 
 
-def test_all_reduces_send_the_hidden_states_of_every_token_round_the_ring() -> None:
-    cost = CostModel(small(dense_params=0), plain(link_bandwidth=1e9), tp=4)
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_all_reduces_send_the_hidden_states_of_every_token_round_the_ring(tp: int) -> None:
+    cost = CostModel(small(dense_params=0), plain(link_bandwidth=1e9), tp=tp)
     num_reduces, hidden_bytes = 4 * 2, 512 * 2
     assert cost.forward_ns([(0, 100)], NO_CONTEXT).total_ns == round(
-        num_reduces * 2 * 3 / 4 * 100 * hidden_bytes
+        num_reduces * 2 * (tp - 1) / tp * 100 * hidden_bytes
     )
 
 

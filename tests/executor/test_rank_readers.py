@@ -6,7 +6,7 @@ from threading import Barrier, Thread
 import numpy as np
 import pytest
 
-from hicache.cache.prefetch.prefetch import Prefetch
+from hicache.cache.prefetch.prefetch import Phase, Prefetch
 from hicache.cache.tiers.transfer import BackUp, CopyState, StorageDelete, StorageWrite
 from hicache.cache.tree.keys import COMPONENT_TAGS
 from hicache.cache.tree.node import FULL, MAMBA, SWA
@@ -222,7 +222,7 @@ def test_a_storage_that_is_gone_reads_nothing() -> None:
 
 def test_a_read_that_was_terminated_takes_part_in_every_collective() -> None:
     pair = Pair()
-    pair.prefetches[1].is_terminated = True
+    pair.prefetches[1].phase = Phase.stopped
     assert pair.read() == [(0, False, False)] * 3 + [(0, False, True)]
     assert pair.shelves[1].asked == []
     assert pair.collectives() == [(0, 4), (0, 4)]

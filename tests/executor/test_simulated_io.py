@@ -73,8 +73,8 @@ class Read:
         self.completed_pages = 0
         self.restorable: list[int] | None = None
         self.read_ns: tuple[int, int] | None = None
-        self.sidecars_read = self.sidecars_found = self.is_read = False
-        self.is_terminated = self.is_settled = False
+        self.sidecars_found = self.is_read = False
+        self.is_settled = False
 
     def keys(self, kind: int, first: int, end: int) -> list[bytes]:
         return [bytes([97 + page]) for page in range(first, end)]
@@ -171,7 +171,7 @@ def test_a_window_that_is_not_there_takes_an_operation_and_no_bytes() -> None:
     io, read = io_of(Kept(b"a", b"b", b"s")), Read(2, windows=1, has_state=True)
     start_read(io, read)
     assert events(io)[-1] == (2 * MS + 2 * MS // 10, 0, read)
-    assert (read.sidecars_read, read.sidecars_found) == (True, False)
+    assert (read.is_read, read.sidecars_found) == (True, False)
     assert io.counters["transfer/storage_read_bytes"] == 2_000_000
 
 
@@ -179,7 +179,7 @@ def test_a_read_that_is_ended_stops_after_the_batch_at_hand() -> None:
     io, read = io_of(Kept(b"a", b"b", b"c", b"d", b"w")), Read(4, windows=1)
     start_read(io, read)
     io.advance(MS)
-    read.is_terminated = True
+    read.is_settled = True
     assert events(io) == [(2 * MS + MS // 10, 0, read)]
     assert (read.completed_pages, read.sidecars_found, read.is_read) == (2, False, True)
 
@@ -188,18 +188,19 @@ def test_a_read_that_is_ended_with_its_last_page_leaves_window_and_state() -> No
     io, read = io_of(Kept(b"a", b"b", b"w")), Read(2, windows=1)
     start_read(io, read)
     io.advance(MS)
-    read.is_terminated = True
+    read.is_settled = True
     events(io)
     assert (read.completed_pages, read.sidecars_found) == (2, False)
     assert io.counters["transfer/storage_read_bytes"] == 2_000_000
 
 
-@pytest.mark.parametrize(("workers", "ends"), [(1, [1.1, 2.2]), (2, [2.1, 2.1])])
+@pytest.mark.parametrize(
+    ("workers", "ends"), [(1, [1.1, 2.2, 3.3]), (2, [2.1, 2.1, 3.2]), (3, [3.1] * 3)]
+)
 def test_reads_wait_for_a_reader_and_share_the_link(workers: int, ends: list[float]) -> None:
     io = io_of(Kept(b"a"), read_workers=workers, operation_s=1e-4)
-    reads = [Read(1), Read(1)]
-    for read in reads:
-        start_read(io, read)
+    for _ in ends:
+        start_read(io, Read(1))
     assert [moment for moment, _, _ in events(io)] == [round(end * MS) for end in ends]
 
 
@@ -253,7 +254,7 @@ def test_pages_that_storage_refuses_are_counted() -> None:
 def test_pages_that_were_given_away_go_to_a_buffer_first() -> None:
     config: Any = {"to_device": 1e9, "to_host": 1e9, "host_memory": 1e9}
     knobs = StorageConfig(kind="memory", write_gbps=1e6, query_s=1e-3, operation_s=0.0)
-    io = SimulatedIo(knobs, [Kept()], [config])  # type: ignore[list-item]
+    io = SimulatedIo(knobs, [Kept()], [config], seed=0)  # type: ignore[list-item]
     write = write_of(b"a", is_given_away=True)
     io.enqueue("write", io.write(0, write, SIZES), 0)
     assert events(io) == [(MS + MS + MS, 0, write)]  # to the buffer, the question, to storage
@@ -271,7 +272,9 @@ def test_what_is_deleted_is_gone_at_once_and_nobody_is_told() -> None:
 
 
 def copy_of(kind: type, num_bytes: int, **more: Any) -> Any:
-    extra = {"full_start": 0, "swa_start": 0, "state_nodes": []} if kind is BackUp else {}
+    extra: dict[str, Any] = {"num_pages": (0, 0, 0)}
+    if kind is BackUp:
+        extra = {"full_start": 0, "swa_start": 0, "state_nodes": []}
     return kind(moves=[], num_bytes=num_bytes, node=None, **{**extra, **more})
 
 
@@ -312,6 +315,19 @@ def test_what_took_no_time_is_done_now() -> None:
     assert io.next_event_ns() == 7
     assert io.advance(7) == [(0, read)]
     assert io.next_event_ns() is None
+
+
+def test_the_next_event_is_the_first_of_all_that_wait_and_all_that_move() -> None:
+    io = io_of(Kept(b"a"), read_workers=3)
+    start_read(io, Read(1))
+    io.advance(MS // 2)  # moves bytes until 1.1 ms
+    for _ in range(2):
+        start_read(io, Read(1), now_ns=MS // 2)
+    io.begin(io.query(0, Read(2)), MS // 2)  # type: ignore[arg-type]
+    assert io.next_event_ns() == MS // 2 + MS // 10
+    io.advance(MS // 2 + MS // 10)
+    io.begin(io.query(0, Read(2)), 2 * MS)  # type: ignore[arg-type]
+    assert io.next_event_ns() == MS // 2 + MS
 
 
 # -- an engine's share ---------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hicache.cache.pages import NO_PAGES
-from hicache.cache.prefetch.prefetch import Prefetch
+from hicache.cache.prefetch.prefetch import Phase, Prefetch
 from hicache.cache.tiers.transfer import StorageWrite
 from hicache.cache.tree.lock import Lock
 from hicache.cache.tree.node import FULL, HOST, MAMBA, SWA, Node
@@ -53,7 +53,7 @@ class Plotted:
         if len(self.calls) == self._fails:
             raise StorageError("no answer")
         if len(self.calls) == self._ends:
-            self._prefetch.is_terminated = True
+            self._prefetch.phase = Phase.stopped
         for key, buffer in zip(keys, buffers, strict=True):
             if len(buffer) == len(key):  # a stand-in
                 buffer[:] = key
@@ -99,7 +99,7 @@ def prefetch_of(num_pages):
 class Simulated:
     def __init__(self, storage):
         rates = {"to_device": 1e9, "to_host": 1e9, "host_memory": 4e9}
-        self._io = SimulatedIo(CONFIG, [guarded(storage)], [rates])
+        self._io = SimulatedIo(CONFIG, [guarded(storage)], [rates], seed=0)
 
     def read(self, prefetch):
         self._io.begin(self._io.read(0, prefetch, PAGE_BYTES), 0)
@@ -228,7 +228,7 @@ def test_a_write_goes_the_same_way_whoever_drives_it(driver):
 @pytest.mark.parametrize("driver", [Simulated, Real])
 def test_nothing_is_read_for_a_prefetch_that_was_given_up_in_the_queue(driver):
     prefetch = prefetch_of(3)
-    prefetch.is_terminated = True
+    prefetch.phase = Phase.stopped
     storage = Plotted(prefetch)
     driver(storage).read(prefetch)
     assert storage.calls == []

@@ -14,7 +14,10 @@ def ids(*values):
 
 def load_back(*moves):
     return LoadBack(
-        moves=[Move(kind, ids(*s), ids(*t)) for kind, s, t in moves], num_bytes=0, node=None
+        moves=[Move(kind, ids(*s), ids(*t)) for kind, s, t in moves],
+        num_bytes=0,
+        num_pages=(0, 0, 0),
+        node=None,
     )
 
 

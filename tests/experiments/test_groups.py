@@ -296,7 +296,9 @@ def test_an_overloaded_run_is_marked(tmp_path, capsys):
     write_run(tmp_path / "0", stop="timeout", rate=1.0, seed=0, ttft=1.0, rho=0.95)
     write_run(tmp_path / "1", stop="best_effort", rate=1.0, seed=0, ttft=1.0)
     compare.main([str(tmp_path)])
-    assert "overloaded: no latency claim" in capsys.readouterr().out
+    first, other, note = capsys.readouterr().out.splitlines()[-3:]
+    assert (first.split()[:3], other.split()[1]) == (["timeout", "1", "a"], "1")
+    assert note.startswith("a: GPU overloaded, ρ 0.95: no latency claim")
 
 
 @pytest.mark.parametrize("busy", ["0", "1"])

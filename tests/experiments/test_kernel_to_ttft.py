@@ -11,8 +11,9 @@ AGENTS = study.REGIMES[4]
 def row(regime, path, seed, ttft_s, **fields):
     known = {
         "status": "modelled", "piece_bytes": 1024, "rate_gbps": 40.0, "ttft_p95_s": 2 * ttft_s,
-        "load_back_s": 0.1, "tpot_s": 0.01, "goodput_per_s": 1.0, "gpu_s": 1.0, "rho": 0.1,
+        "load_back_s": 0.1, "tpot_s": 0.01, "gpu_s": 1.0, "rho": 0.1,
         "host_hit_tokens": 5, "load_back_bytes": 9,
+        "goodput_per_s": None if seed else 1.0, "goodput_share": None if seed else 0.5,
     }  # fmt: skip
     return study.Row(regime=regime, path=path, seed=seed, ttft_s=ttft_s, **(known | fields))
 
@@ -37,16 +38,30 @@ def test_every_path_is_an_arm_with_sources():
 
 
 def test_a_run_is_served_by_the_path_of_its_arm():
-    slow = study.measure(AGENTS, "copy_memcpy", 0, SHARED)
-    fast = study.measure(AGENTS, "copy_ours", 0, SHARED)
+    slow = study.measure(SHARED, AGENTS, "copy_memcpy", 0, seeks_goodput=False)
+    fast = study.measure(SHARED, AGENTS, "copy_ours", 0, seeks_goodput=False)
     assert (slow.piece_bytes, fast.piece_bytes) == (16384, 16384)
     assert (slow.rate_gbps, fast.rate_gbps) == (6.3, 47.8)
     assert (slow.status, fast.status) == ("measured", "modelled")
 
 
 def test_without_a_host_tier_nothing_is_loaded_back():
-    alone = study.measure(AGENTS, study.NO_HOST, 0, SHARED)
+    alone = study.measure(SHARED, AGENTS, study.NO_HOST, 0, seeks_goodput=False)
     assert alone.host_hit_tokens == alone.load_back_bytes == 0
+
+
+def test_goodput_is_a_rate_of_the_crowd_and_is_told_as_a_bound_where_all_of_it_is_served():
+    easy = AGENTS._replace(objective=AGENTS.objective.__class__(ttft_s=99, tpot_s=9, share=0.9))
+    hard = AGENTS._replace(objective=AGENTS.objective.__class__(ttft_s=0, tpot_s=0, share=0.9))
+    few, many, none = (
+        study.measure(SHARED, each, "copy_ours", 0, seeks_goodput=True)
+        for each in (easy._replace(crowd=1), easy, hard)
+    )
+    assert (few.goodput_share, many.goodput_share) == (1.0, 1.0)
+    assert 0 < few.goodput_per_s < many.goodput_per_s
+    assert (none.goodput_per_s, none.goodput_share) == (0.0, 0.0)
+    paths = [many._replace(path=path) for path in (*study.PATHS, study.NO_HOST)]
+    assert "| ≥ " in study.table(paths).splitlines()[2]
 
 
 def test_what_a_regime_says_wins_over_what_a_path_says():

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-BLOCK = 64
+BLOCK = 256
 
 
 @triton.jit

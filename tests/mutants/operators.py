@@ -79,7 +79,7 @@ class _Finder:
             yield Mutant(
                 path=self._path,
                 operator=operator,
-                lines=(getattr(node, "lineno", self._statement_line), self._statement_line),
+                lines=(self._source.count("\n", 0, start) + 1, self._statement_line),
                 start=start,
                 end=end,
                 text=text,

@@ -1,6 +1,7 @@
 """Who keeps the score: a record of every request, a row of every interval."""
 
 from collections import Counter
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,11 +12,9 @@ from hicache.cache.pages import PageAllocator
 from hicache.cache.reasons.table import Span
 from hicache.cache.tree.node import FULL, SWA
 from hicache.clock import SECOND_NS
-from hicache.config import Arrivals
 from hicache.request import Request, TokenSpans
 from hicache.results.metrics import Progress, Status
 from hicache.results.recorder import Recorder
-from hicache.workload.arrivals import Feeder
 
 TIERS = ("device_hit", "host_hit", "storage_hit", "computed")
 
@@ -59,10 +58,7 @@ class Score:
         self.told: list[Progress] = []
         self.requests = [request(number) for number in range(250)]
         self.requests += [request(250, parent=0), request(251, parent=250)]
-        feeder = Feeder(self.requests, Arrivals.causal, concurrency=8)
-        feeder.initial()
         self.recorder = Recorder(
-            feeder,
             self.engines,  # type: ignore[arg-type]
             num_requests=252,
             interval_s=2.0,
@@ -78,6 +74,12 @@ class Score:
     def finish(self, number: int, *, at_ns: int = 5000, **changes: Any) -> None:
         """This request is answered."""
         self.recorder.finished(self.job(number, **changes), 1, at_ns)
+
+    def give_up(
+        self, number: int, *, followers: Sequence[Request] = (), at_ns: int = 9000, **changes: Any
+    ) -> None:
+        """Somebody gives up on this request."""
+        self.recorder.aborted(self.job(number, **changes), followers, 1, at_ns)
 
     def job(self, number: int, **changes: Any) -> Any:
         values = {
@@ -136,7 +138,7 @@ def test_a_load_back_counts_no_longer_than_the_first_token_was_waited_for() -> N
 def test_whoever_waits_for_a_rejected_request_is_rejected_with_it() -> None:
     score = Score()
     job: Any = SimpleNamespace(request=score.requests[0], submitted_ns=1000)
-    score.recorder.rejected(job, "too long", 0, 9000)
+    score.recorder.rejected(job, "too long", score.requests[250:], 0, 9000)
     records = score.recorder.records
     assert [record.id for record in records] == [0, 250, 251]
     assert {record.status for record in records} == {Status.rejected}
@@ -151,12 +153,10 @@ def test_whoever_waits_for_a_rejected_request_is_rejected_with_it() -> None:
 
 def test_of_a_request_that_was_given_up_the_parts_go_up_to_then() -> None:
     score = Score()
-    score.recorder.aborted(score.job(3, first_token_ns=None, decoded=0), 1, 2000)
     never = {"queue_ns": Counter(step=800), "prefill_ns": Counter(), "spans": ([], [])}
-    score.recorder.aborted(
-        score.job(4, first_token_ns=None, admitted_ns=None, decoded=0, **never), 1, 2000
-    )
-    score.recorder.aborted(score.job(5, decoded=2), 1, 9000)
+    score.give_up(3, at_ns=2000, first_token_ns=None, decoded=0)
+    score.give_up(4, at_ns=2000, first_token_ns=None, admitted_ns=None, decoded=0, **never)
+    score.give_up(5, decoded=2)
     admitted, waiting, decoding = score.recorder.records
     parts = [
         (each.queue_ns, each.storage_wait_ns, each.load_back_ns, each.prefill_ns)
@@ -169,7 +169,7 @@ def test_of_a_request_that_was_given_up_the_parts_go_up_to_then() -> None:
 
 def test_whoever_waits_for_a_request_that_was_given_up_is_given_up_with_it() -> None:
     score = Score()
-    score.recorder.aborted(score.job(0, decoded=2), 1, 9000)
+    score.give_up(0, followers=score.requests[250:], decoded=2)
     reasons = {record.id: record.reason for record in score.recorder.records}
     assert reasons == {
         0: "gave up",

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from hicache.results import report
 from hicache.results.metrics import Row, Status, summarize
 from hicache.results.tracking import write_json
+from hicache.results.verdict import CONDITIONS
 
 
 @pytest.fixture
@@ -79,19 +80,14 @@ def test_the_page_says_in_words_what_was_run(run_dir):
     assert "<p>1 requests: 1 finished, 0 rejected, 0 aborted</p>" in page
 
 
-@pytest.mark.parametrize(
-    ("rho", "told"),
-    [
-        (0.89, "Not overloaded (ρ gpu 0.89, queue 0.10, read 0.10, write 0.10; all below 0.9)."),
-        (0.9, "Overloaded: no latency claim (ρ gpu 0.90, queue 0.10, read 0.10, write 0.10;"),
-    ],
-)
-def test_the_page_says_in_words_whether_latencies_mean_anything(run_dir, rho, told):
+def test_the_page_tells_the_load_and_what_speaks_against_the_run(run_dir):
     summary = json.loads((run_dir / "summary.json").read_text())
     others = dict.fromkeys(("load/rho_queue", "load/rho_read", "load/rho_write"), 0.1)
-    rhos = {"load/rho_gpu": rho, **others}
-    write_json(run_dir / "summary.json", summary | rhos)
-    assert told in report.write_report(run_dir, title="a run").read_text()
+    write_json(run_dir / "summary.json", summary | others | {"load/rho_gpu": 0.9})
+    page = report.write_report(run_dir, title="a run").read_text()
+    assert "<p>Load: ρ gpu 0.90, ρ queue 0.10, ρ read 0.10, ρ write 0.10</p>" in page
+    assert "<li>GPU overloaded, ρ 0.90: no latency claim" in page
+    assert "<li>only 1 session" in page
 
 
 def tick_labels(axes):
@@ -118,16 +114,19 @@ def test_an_axis_of_tokens_has_one_unit(rows):
     assert {label[-1] for label in labels} == {"k"}
 
 
-def test_the_warning_of_an_overloaded_run_is_inside_its_figure(make_record, measures):
-    summary = summarize([make_record(0)], {**measures, "load/rho_gpu": 2.0})
-    figure = report.draw_ttft(summary, run="adhoc/2026-01-01_00-00-00-000000_abcdef")
-    figure.draw_without_rendering()
-    _, right = figure.axes
-    title = right.get_title(loc="left")
-    assert "overloaded: no latency claim" in title.splitlines()
-    box = next(t for t in (right._left_title, right.title) if t.get_text()).get_window_extent()
-    assert box.x1 <= figure.bbox.x1
-    assert box.y1 <= figure.bbox.y1
+def test_the_longest_verdict_is_inside_its_figure(make_record, measures, rows):
+    name = "adhoc/2026-01-01_00-00-00-000000_abcdef"
+    verdict = "; ".join(each.told(0.55, 0.66) for each in CONDITIONS)
+    summary = summarize([make_record(0)], measures)
+    for figure in (
+        report.draw_ttft(summary, run=name, verdict=verdict),
+        report.draw_tokens([row.flat() for row in rows], run=name, verdict=verdict),
+    ):
+        figure.draw_without_rendering()
+        told = figure._suptitle
+        assert told.get_text().replace("\n", " ") == f"{name} verdict: {verdict}"
+        assert told.get_window_extent().x1 <= figure.bbox.x1
+        assert max(axes.get_tightbbox().y1 for axes in figure.axes) < told.get_window_extent().y0
 
 
 def test_figures_name_their_run(run_dir, rows, make_record, measures):

@@ -21,6 +21,7 @@ from hicache.engine.hang_ups import HangUps
 from hicache.engine.loop import Engine
 from hicache.engine.warm import warm_storage
 from hicache.request import Request
+from hicache.scheduler.batch import Outcome
 from tests.scheduler.world import (
     KINDS,
     STEP_NS,
@@ -278,7 +279,7 @@ def test_who_gives_up_first_comes_first_and_those_who_ended_do_not_come() -> Non
     for number in range(5):
         line.arrived(request_of(number, [1], [1]), number % 2, number)
     assert line.next_ns() == 11
-    line.ended(world.scheduler.submit(request_of(1, [1], [1]), 0))
+    line.ended(Outcome(finished=[world.scheduler.submit(request_of(1, [1], [1]), 0)]))
     assert line.next_ns() == 24
     assert list(line.until(23)) == []
     assert list(line.until(32)) == [(0, 4), (0, 2)]

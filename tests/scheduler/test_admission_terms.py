@@ -8,8 +8,9 @@ import pytest
 from hicache.cache.pages import PageAllocator
 from hicache.cache.tree.node import FULL, MAMBA, SWA
 from hicache.config import SchedulerConfig
-from hicache.scheduler.admission import Admission, Refusal
+from hicache.scheduler.admission import Admission
 from hicache.scheduler.budget import StepBudget
+from hicache.scheduler.decision import Admit, Defer, Reason
 
 PAGE = 16
 WINDOW = 32
@@ -62,7 +63,8 @@ def least_room(asked: Any, found: Any = None, spent: StepBudget | None = None, *
     return next(
         room
         for room in range(10_000)
-        if admission(room=room, **knobs).admit(asked, found or match(), spent or budget()) == 4096
+        if admission(room=room, **knobs).decide(asked, found or match(), spent or budget())
+        == Admit(4096)
     )
 
 
@@ -95,9 +97,9 @@ def test_of_a_long_answer_no_more_than_the_clip_is_charged() -> None:
     assert least_room(job(100, 500), clip_new_tokens=20) == BASE + 12
 
 
-def test_a_refusal_for_tokens_tells_what_was_wanted_and_what_there_was() -> None:
-    refused = admission(room=90).admit(job(100, 8), match(), budget())
-    assert refused == Refusal("tokens", stands=True, needed=100 + 8 + PAGE, room=90)
+def test_a_deferral_for_tokens_tells_what_was_wanted_and_what_there_was() -> None:
+    decision = admission(room=90).decide(job(100, 8), match(), budget())
+    assert decision == Defer(Reason.tokens, stands=True, needed=100 + 8 + PAGE, room=90)
 
 
 # a prompt of 100 is seven pages, more than its window of two, and one page more is charged
@@ -115,15 +117,15 @@ SWA_NEEDED = 7 * PAGE + PAGE
 )
 def test_a_window_pool_with_room_to_spare_admits(found: Any, spent: StepBudget, more: int) -> None:
     least = SWA_NEEDED + more + 1
-    assert admission(swa_room=least).admit(job(), found, spent) == 4096
-    refused = admission(swa_room=least - 1).admit(job(), found, spent)
-    assert refused == Refusal("swa_tokens", stands=True)
+    assert admission(swa_room=least).decide(job(), found, spent) == Admit(4096)
+    decision = admission(swa_room=least - 1).decide(job(), found, spent)
+    assert decision == Defer(Reason.swa_tokens, stands=True)
 
 
 @pytest.mark.parametrize("pages", [10, None])
 def test_a_passing_shortage_of_window_pages_is_waited_for(pages: int | None) -> None:
-    refused = admission(swa_room=100, swa_pages=pages).admit(job(), match(), budget())
-    assert refused == Refusal("swa_tokens", stands=True)
+    decision = admission(swa_room=100, swa_pages=pages).decide(job(), match(), budget())
+    assert decision == Defer(Reason.swa_tokens, stands=True)
 
 
 @pytest.mark.parametrize(
@@ -140,15 +142,15 @@ def test_a_prompt_that_a_window_pool_can_never_hold_starts_with_a_chunk_that_it_
     prompt: int, reserved: int, chunk: int | None
 ) -> None:
     judging = admission(swa_room=10 * PAGE, swa_pages=10)
-    verdict = judging.admit(job(prompt), match(), budget(reserved_swa=reserved))
-    assert verdict == (Refusal("swa_tokens", stands=True) if chunk is None else chunk)
+    decision = judging.decide(job(prompt), match(), budget(reserved_swa=reserved))
+    assert decision == (Defer(Reason.swa_tokens, stands=True) if chunk is None else Admit(chunk))
 
 
 def test_a_chunk_made_to_fit_is_no_longer_than_the_step_allows() -> None:
     judging = admission(swa_room=10 * PAGE, swa_pages=10)
-    assert judging.admit(job(4000), match(), budget(chunk=4096, reserved_swa=0)) == 112
+    assert judging.decide(job(4000), match(), budget(chunk=4096, reserved_swa=0)) == Admit(112)
     judging = admission(swa_room=10 * PAGE, swa_pages=4)
-    assert judging.admit(job(4000), match(), budget(chunk=64)) == 64
+    assert judging.decide(job(4000), match(), budget(chunk=64)) == Admit(64)
 
 
 def test_a_chunk_of_one_token_will_do_where_a_page_is_no_longer() -> None:
@@ -158,15 +160,15 @@ def test_a_chunk_of_one_token_will_do_where_a_page_is_no_longer() -> None:
         room={FULL: PLENTY, SWA: WINDOW + 2}.__getitem__,
         pools=[[None, PageAllocator(WINDOW + 2), None]],
     )
-    assert Admission(cache, SchedulerConfig()).admit(job(4000), match(), budget()) == 1
+    assert Admission(cache, SchedulerConfig()).decide(job(4000), match(), budget()) == Admit(1)
 
 
 def test_a_state_takes_two_slots_and_one_more_where_it_is_loaded_back() -> None:
-    assert admission(slots=2).admit(job(), match(), budget()) == 4096
-    assert admission(slots=1).admit(job(), match(), budget()) == Refusal("slots", stands=True)
-    assert admission(slots=3).admit(job(), match(state_host=1), budget()) == 4096
-    refused = admission(slots=2).admit(job(), match(state_host=1), budget())
-    assert refused == Refusal("slots", stands=True)
+    assert admission(slots=2).decide(job(), match(), budget()) == Admit(4096)
+    assert admission(slots=1).decide(job(), match(), budget()) == Defer(Reason.slots, stands=True)
+    assert admission(slots=3).decide(job(), match(state_host=1), budget()) == Admit(4096)
+    decision = admission(slots=2).decide(job(), match(state_host=1), budget())
+    assert decision == Defer(Reason.slots, stands=True)
 
 
 def test_a_prompt_cut_short_is_promised_its_rest_and_a_page() -> None:
@@ -216,6 +218,6 @@ def test_a_half_computed_prompt_is_promised_its_rest_a_page_and_a_share_of_its_a
 
 def test_no_more_is_reserved_at_first_than_ever_after() -> None:
     judging = admission(new_token_ratio=0.05, new_token_ratio_floor=0.3)
-    assert judging.new_token_ratio.value == 0.05
-    judging.new_token_ratio.decoded(10_000)
-    assert judging.new_token_ratio.value == 0.05
+    assert judging._new_token_ratio.value == 0.05
+    judging._new_token_ratio.decoded(10_000)
+    assert judging._new_token_ratio.value == 0.05

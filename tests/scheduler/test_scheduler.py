@@ -4,7 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from hicache.cache.prefix_cache import Acquired
 from hicache.scheduler.batch import Batch, Extend
+from hicache.scheduler.decision import Reason
 from hicache.scheduler.job import Job
 from tests.scheduler.world import World, plot_of, request_of
 
@@ -19,6 +21,12 @@ def world_with(*running: tuple[int, int, int]) -> World:
         scheduler.running.append(job)
     scheduler.waiting.clear()
     return world
+
+
+def acquired(cached: int, device: int, host: int, storage: int) -> Acquired:
+    return Acquired(
+        cached_len=cached, device_len=device, host_len=host, storage_len=storage, load_back=None
+    )
 
 
 def ids(jobs: Sequence[Job]) -> list[int]:
@@ -55,17 +63,17 @@ def test_those_that_stay_say_how_much_of_an_answer_is_reserved() -> None:
     world = world_with((10, 90, 50), (20, 100, 40), (30, 80, 3))
     world.scheduler._retract_one(Batch())
     # (decoded + 20 for each) / (their answers + 1)
-    ratio = world.scheduler._admission.new_token_ratio
+    ratio = world.scheduler._admission._new_token_ratio
     assert ratio.value == pytest.approx((90 + 2 * 20) / (190 + 1))
 
 
 def test_the_last_one_is_sent_back_as_well_and_nothing_is_left_to_decode() -> None:
     world = world_with((10, 90, 5))
-    before = world.scheduler._admission.new_token_ratio.value
+    before = world.scheduler._admission._new_token_ratio.value
     assert not world.scheduler._retract_one(Batch())
     assert world.scheduler.running == []
     assert ids([job for _, job in world.scheduler.waiting]) == [0]
-    assert world.scheduler._admission.new_token_ratio.value == before
+    assert world.scheduler._admission._new_token_ratio.value == before
     assert world.scheduler.take_ended().rejected == []
 
 
@@ -140,11 +148,11 @@ def test_a_chunk_is_all_that_is_left_or_ends_at_a_page(
     assert world.scheduler._chunk_end(job, chunk_tokens) == end
 
 
-def test_a_refusal_is_counted_once_until_the_reason_changes() -> None:
+def test_a_deferral_is_counted_once_until_the_reason_changes() -> None:
     world = world_with((10, 90, 0))
     (job,) = world.scheduler.running
-    for reason in ("tokens", "tokens", "slots", "tokens"):
-        world.scheduler._deferred(job, reason)
+    for reason in (Reason.tokens, Reason.tokens, Reason.slots, Reason.tokens):
+        world.scheduler._count_deferral(job, reason)
     assert world.counters["scheduler/deferred_count"] == 3
     assert world.counters["scheduler/deferred_tokens_count"] == 2
     assert world.counters["scheduler/deferred_slots_count"] == 1
@@ -154,9 +162,9 @@ def test_tokens_are_dealt_to_tiers_at_the_first_admission_and_recomputed_at_late
     world = world_with((100, 9, 0))
     (job,) = world.scheduler.running
     job.cached_len = 60
-    world.scheduler._account(job, 30, 20, 10, 77)
+    world.scheduler._account(job, acquired(60, 30, 20, 10), 77)
     job.cached_len = 90
-    world.scheduler._account(job, 90, 0, 0, 99)
+    world.scheduler._account(job, acquired(90, 90, 0, 0), 99)
     parts = (job.device_len, job.host_len, job.storage_len, job.computed_len, job.recomputed_len)
     assert parts == (30, 20, 10, 40, 10)
     assert job.admitted_ns == 77

@@ -1,7 +1,7 @@
 """One engine in simulated time on tiny pools."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 
@@ -18,6 +18,7 @@ from hicache.cache.tree.node import FULL
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.clock import SimulatedClock
 from hicache.config import (
+    Arrivals,
     ParallelConfig,
     PrefetchConfig,
     SchedulerConfig,
@@ -35,6 +36,7 @@ from hicache.scheduler.checkpoints import PLACEMENTS
 from hicache.scheduler.job import Job
 from hicache.scheduler.scheduler import Scheduler
 from hicache.storage.engines.memory import MemoryStorage
+from hicache.workload.arrivals import Feeder
 
 PAGE_BYTES = (1 << 20, 1 << 20, 1 << 20)
 STEP_NS = 10_000_000
@@ -176,7 +178,7 @@ class World:
         self.storage = self.storages[0]
         rates = {"to_device": 1e9, "to_host": 1e9, "host_memory": 4e9}
         self.io = SimulatedIo(
-            plot.storage, self.storages if plot.has_storage else [], [rates] * num_ranks
+            plot.storage, self.storages if plot.has_storage else [], [rates] * num_ranks, seed=0
         )
         self.executors = [
             PlainExecutor(self.io, plot.page_size, rank, num_ranks) for rank in range(num_ranks)
@@ -209,7 +211,7 @@ class World:
         """Serve all of them and drain."""
         serve(
             [self.engine],
-            [(request.arrival_ns, request) for request in requests],
+            Feeder(requests, Arrivals.open, concurrency=1),
             clock=self.clock,
             io=self.io,
             router=router or _First(),
@@ -311,16 +313,13 @@ class _Watch:
         for hook in self._world.hooks:
             hook(now_ns)
 
-    def finished(self, job: Job, engine: int, now_ns: int) -> Iterable[tuple[int, Request]]:
+    def finished(self, job: Job, engine: int, now_ns: int) -> None:
         self._world.finished.append((job, now_ns))
-        return ()
 
     def rejected(
-        self, job: Job, reason: str, engine: int, now_ns: int
-    ) -> Iterable[tuple[int, Request]]:
+        self, job: Job, reason: str, followers: Sequence[Request], engine: int, now_ns: int
+    ) -> None:
         self._world.rejected.append((job, reason))
-        return ()
 
-    def aborted(self, job: Job, engine: int, now_ns: int) -> Iterable[tuple[int, Request]]:
+    def aborted(self, job: Job, followers: Sequence[Request], engine: int, now_ns: int) -> None:
         self._world.aborted.append((job, now_ns))
-        return ()

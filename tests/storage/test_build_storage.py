@@ -55,6 +55,44 @@ def test_a_capacity_in_gib_is_kept(kind: str, tmp_path: Path) -> None:
         assert storage.stats().stored_bytes == 3 * PAGE_BYTES
 
 
+class Own(MemoryStorage):
+    """An engine of a user's own."""
+
+    def __init__(self, root, *, namespace, capacity_bytes, page_bytes):
+        super().__init__(capacity_bytes=capacity_bytes, page_bytes=page_bytes)
+        self.told = root, namespace
+
+
+OWN = StorageConfig(kind=f"{__name__}:Own", root="anything")
+
+
+def test_an_engine_of_the_users_own_is_named_by_its_class() -> None:
+    storage = opened(OWN, namespace="mine")
+    assert isinstance(storage, Own)
+    assert storage.told == ("anything", "mine")
+
+
+def test_an_engine_of_the_users_own_may_hang_in_earnest_and_is_empty_in_a_simulation() -> None:
+    guarded = open_guarded_storage(OWN, namespace="a", page_bytes={}, clock=SimulatedClock())
+    assert guarded is not None
+    assert layers(guarded.storage) == ["BreakerStorage", "DeadlineStorage", "Own"]
+    guarded.storage.close()
+    names = {simulated(OWN).engine.told[1] for _ in range(2)}  # type: ignore[attr-defined]
+    assert len(names) == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("no_module:Own", "No module named 'no_module'"),
+        (f"{__name__}:Nobody", "no attribute 'Nobody'"),
+    ],
+)
+def test_a_class_that_is_not_there_is_named(kind: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=f"storage.kind={kind} cannot be loaded: .*{reason}"):
+        opened(StorageConfig(kind=kind))
+
+
 @pytest.mark.parametrize("kind", ["slab", "file", "redis", "mooncake"])
 def test_a_missing_root_is_named(kind: str) -> None:
     with pytest.raises(ValueError, match=f"storage.root must be given when .* is {kind}"):

@@ -37,7 +37,7 @@ def answered_ns(io: SimulatedIo) -> list[tuple[int, int]]:
 
 def two_engines(query_s: float) -> SimulatedIo:
     config = StorageConfig(kind="memory", query_s=query_s)
-    return SimulatedIo(config, [MemoryStorage(capacity_bytes=None)], [RATES, RATES])
+    return SimulatedIo(config, [MemoryStorage(capacity_bytes=None)], [RATES, RATES], seed=0)
 
 
 def test_an_engine_asks_storage_about_one_request_after_another() -> None:

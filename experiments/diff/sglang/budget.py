@@ -1,7 +1,7 @@
 """SGLang's admission against ours, number by number over random states.
 
 Run by `python -m experiments.diff.admission`, in the environment of the release. Two things are
-compared: what a request is charged to the window pool, and the verdict with the chunk it may have.
+compared: what a request is charged to the window pool, and the decision with the chunk it may have.
 """
 
 import sys
@@ -13,8 +13,9 @@ from experiments.diff.sglang import device  # noqa: F401  # before anything of t
 from hicache.cache.pages import PageAllocator
 from hicache.cache.tree.node import FULL, SWA
 from hicache.config import SchedulerConfig
-from hicache.scheduler.admission import Admission, Refusal
+from hicache.scheduler.admission import Admission
 from hicache.scheduler.budget import StepBudget, swa_budget_for_req
+from hicache.scheduler.decision import Admit, Defer
 
 from sglang.srt.mem_cache.prefill_budget import (  # isort: skip
     SWAPrefillBudget,
@@ -81,7 +82,7 @@ def main() -> None:
             swa_host_hit_length=host_hit,
             chunk_limit=chunk,
         )
-        ours = our_verdict(
+        ours = our_decision(
             page=page,
             window=window,
             target=target,
@@ -96,13 +97,13 @@ def main() -> None:
             ),
         )
         admitted += bool(may)
-        differing["verdict"] += may != isinstance(ours, int)
-        differing["chunk"] += may and isinstance(ours, int) and their_chunk != ours
+        differing["decision"] += may != isinstance(ours, Admit)
+        differing["chunk"] += may and isinstance(ours, Admit) and their_chunk != ours.chunk_tokens
     print(f"{CASES:,} states, {admitted:,} admitted; that differ: {dict(differing)}")
     sys.exit(any(differing.values()))
 
 
-def our_verdict(
+def our_decision(
     *,
     page: int,
     window: int,
@@ -114,8 +115,8 @@ def our_verdict(
     rooms: dict[int, int],
     swa_pages: int,
     budget: StepBudget,
-) -> Refusal | int:
-    """`Admission.admit` in a state made by hand."""
+) -> Admit | Defer:
+    """`Admission.decide` in a state made by hand."""
     cache = SimpleNamespace(
         page_size=page,
         tree=SimpleNamespace(has_swa=True, has_states=False, window_len=window),
@@ -126,7 +127,7 @@ def our_verdict(
         cache,  # type: ignore[arg-type]
         SchedulerConfig(swa_budget="sglang_0_5_23"),
     )
-    return admission.admit(
+    return admission.decide(
         SimpleNamespace(target_len=target, remaining_output=new),  # type: ignore[arg-type]
         SimpleNamespace(  # type: ignore[arg-type]
             usable_len=usable,

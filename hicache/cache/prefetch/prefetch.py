@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
+from enum import Enum
 
 from hicache.cache.pages import NO_PAGES, PageIds
 from hicache.cache.tree.keys import COMPONENT_TAGS
@@ -11,12 +12,21 @@ from hicache.cache.tree.node import FULL, MAMBA, SWA, Node
 from hicache.cache.tree.sequence import Sequence
 
 
+class Phase(Enum):
+    """How far a prefetch is."""
+
+    asking = "storage is asked what it has"
+    reading = "a reader fills the staged pages"
+    stopped = "what has come was taken over; the rest is the reader's until it lets go"
+    ended = "nothing of it is held"
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Prefetch:
     """One request's read from storage: `[start_page, start_page + num_pages)` of its tokens.
 
-    The reader (an executor) sets `completed_pages`, `read_ns`, `sidecars_read` and `is_read`, and
-    stops after the batch at hand once `is_terminated`. Everything else is the cache's.
+    The reader (an executor) sets `completed_pages`, `sidecars_found`, `read_ns` and `is_read`, and
+    stops after the batch at hand once `is_settled`. The `Prefetcher` alone sets everything else.
     """
 
     request_id: int
@@ -36,13 +46,21 @@ class Prefetch:
     restorable: list[int] | None = None  # prefix lengths in pages that storage could restore
     completed_pages: int = 0
     read_ns: tuple[int, int] | None = None  # when its reader began and let go, if that is known
-    sidecars_read: bool = False
     sidecars_found: bool = False
-    is_reading: bool = False  # a reader has been given the staged pages
-    is_read: bool = False  # the reader has let go
-    is_terminated: bool = False
-    is_settled: bool = False  # its pages have been published or given back
+    is_read: bool = False  # the reader has let go; only then may sidecars be found
+    phase: Phase = Phase.asking
+    was_stopped: bool = False  # the request was let go, whether or not all had come
     published_pages: int = 0
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether a reader has the staged pages."""
+        return self.phase is Phase.reading or self.phase is Phase.stopped
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether what came of it has been published or given back."""
+        return self.phase is Phase.stopped or self.phase is Phase.ended
 
     @property
     def is_staged(self) -> bool:

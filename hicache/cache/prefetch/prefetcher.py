@@ -11,7 +11,7 @@ import numpy as np
 
 from hicache.cache.named import FLAG, MOMENT, make_policy
 from hicache.cache.pages import NO_PAGES
-from hicache.cache.prefetch.prefetch import Prefetch
+from hicache.cache.prefetch.prefetch import Phase, Prefetch
 from hicache.cache.prefetch.rates import RateEstimator
 from hicache.cache.prefetch.stop import POLICIES, StopPolicy
 from hicache.cache.prefix_cache import PrefixCache
@@ -105,6 +105,10 @@ class Prefetcher:
         self.counters["prefetch/started_count"] += 1
         return prefetch
 
+    def begin_step(self, num_waiting: int) -> None:
+        """A step is planned while so many requests wait."""
+        self.rates.num_waiting = num_waiting
+
     # -- while it runs -------------------------------------------------------------------------
 
     def on_queried(self, prefetch: Prefetch) -> None:
@@ -114,9 +118,8 @@ class Prefetcher:
         self._remember(prefetch)
         lengths = prefetch.restorable or []
         hit = lengths[-1] if lengths else 0
-        if prefetch.is_terminated or hit * self._page < self.config.threshold:
-            reason = "terminated" if prefetch.is_terminated else "miss"
-            self._revoke(prefetch, reason)
+        if hit * self._page < self.config.threshold:
+            self._revoke(prefetch, "miss")
             return
         if prefetch.is_staged:
             self._give_back(prefetch, hit, "miss")
@@ -126,7 +129,7 @@ class Prefetcher:
             if not self._stage(prefetch):
                 self._revoke(prefetch, "no_room")
                 return
-        prefetch.is_reading = True
+        prefetch.phase = Phase.reading
         self.reads.append(prefetch)
 
     def can_terminate_prefetch(self, prefetch: Prefetch, now_ns: int) -> bool:
@@ -175,20 +178,23 @@ class Prefetcher:
         """The reader's last word."""
         assert prefetch.is_read
         self.rates.was_read(prefetch)
-        if prefetch.is_terminated:
+        if prefetch.phase is Phase.stopped:
             self.lingering.discard(prefetch)
-            self._free_rest(prefetch)
-        elif not prefetch.is_settled:
+            self._end(prefetch, "unread")
+        else:
             self._publish(prefetch)
+            self._end(prefetch, "short")
 
     def abort(self, request_id: int) -> None:
         """The request is gone; whatever its prefetch holds goes back, now or when it is read."""
         prefetch = self.active.get(request_id)
         if prefetch is not None and not prefetch.is_settled:
-            prefetch.is_terminated = True
             self.counters["prefetch/aborted_count"] += 1
             self._settle(prefetch)
-            self._discard(prefetch, "aborted")
+            if prefetch.phase is Phase.asking:
+                self._end(prefetch, "aborted")
+            else:
+                self._stop(prefetch)
         self.forget(request_id, used_pages=0)
 
     def forget(self, request_id: int, *, used_pages: int) -> None:
@@ -211,7 +217,7 @@ class Prefetcher:
         return may_stop and not self._awaits_sidecars(prefetch)
 
     def _awaits_sidecars(self, prefetch: Prefetch) -> bool:
-        is_awaited = prefetch.has_sidecars and not prefetch.sidecars_read
+        is_awaited = prefetch.has_sidecars and not prefetch.is_read
         return self.config.await_sidecars and is_awaited and prefetch.is_complete
 
     def _decline(self, request_id: int, reason: str, num_pages: int) -> None:
@@ -283,28 +289,30 @@ class Prefetcher:
     def _revoke(self, prefetch: Prefetch, reason: str) -> None:
         # nothing is being read: all of it goes back at once
         self.counters["prefetch/revoked_count"] += 1
-        if not prefetch.is_settled:
-            self._settle(prefetch)
-        self._discard_staged(prefetch, reason)
+        self._settle(prefetch)
+        self._end(prefetch, reason)
 
     def _terminate(self, prefetch: Prefetch) -> None:
-        prefetch.is_terminated = True
+        prefetch.was_stopped = True
         self.counters["prefetch/terminated_count"] += 1
-        if prefetch.is_complete and prefetch.has_sidecars and not prefetch.sidecars_read:
+        if prefetch.is_complete and prefetch.has_sidecars and not prefetch.is_read:
             # report 003: the pages came, and what they are worth is still under way
             self.counters["prefetch/terminated_without_sidecars_count"] += 1
-        if not prefetch.is_reading:
+        if prefetch.phase is Phase.asking:
             self._revoke(prefetch, "terminated")
-            return
-        self._publish(prefetch)
-        if not prefetch.is_read:
-            self.lingering.add(prefetch)
+        else:
+            self._stop(prefetch)
+            self._publish(prefetch)
+
+    def _stop(self, prefetch: Prefetch) -> None:
+        prefetch.phase = Phase.stopped
+        self.lingering.add(prefetch)
 
     def _publish(self, prefetch: Prefetch) -> None:
         """Put what was read into the tree, as far as it is of use."""
         completed = prefetch.completed_pages
         is_whole = completed == prefetch.num_pages and (
-            not prefetch.has_sidecars or (prefetch.sidecars_read and prefetch.sidecars_found)
+            not prefetch.has_sidecars or prefetch.sidecars_found
         )
         keeps = is_whole or not prefetch.has_sidecars or self.config.commit is CommitPolicy.usable
         full, swa, state = prefetch.staged
@@ -325,26 +333,14 @@ class Prefetcher:
             self.counters["prefetch/discarded_incomplete_pages"] += completed
             prefetch.staged[FULL] = full[completed:]
         self._settle(prefetch)
-        if prefetch.is_read:
-            self._free_rest(prefetch)
 
     def _settle(self, prefetch: Prefetch) -> None:
-        assert not prefetch.is_settled
-        prefetch.is_settled = True
         self.cache.tree.release(prefetch.anchor_lock)
         self.occupied_tokens -= prefetch.asked_pages * self._page
 
-    def _discard(self, prefetch: Prefetch, reason: str) -> None:
-        if prefetch.is_reading and not prefetch.is_read:
-            self.lingering.add(prefetch)
-        else:
-            self._discard_staged(prefetch, reason)
-
-    def _free_rest(self, prefetch: Prefetch) -> None:
-        reason = "unread" if prefetch.is_terminated else "short"
-        self._discard_staged(prefetch, reason)
-
-    def _discard_staged(self, prefetch: Prefetch, reason: str) -> None:
+    def _end(self, prefetch: Prefetch, reason: str) -> None:
+        # nobody reads any more: what is still staged goes back
+        prefetch.phase = Phase.ended
         self.counters[f"prefetch/discarded_{reason}_pages"] += len(prefetch.staged[FULL])
         for kind in KINDS:
             self.cache.host_allocator.free(kind, prefetch.staged[kind])

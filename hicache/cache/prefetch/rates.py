@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from hicache.cache.prefetch.prefetch import Prefetch
+from hicache.cache.prefetch.prefetch import Phase, Prefetch
 
 # some dozens of reads, some dozens of full steps: long enough to be steady; chosen, and not tuned
 PAGES_REMEMBERED = 4_096
@@ -66,7 +66,7 @@ class RateEstimator:
         for other in self._active.values():
             if other is prefetch:
                 break
-            if other.is_reading and not other.is_settled:
+            if other.phase is Phase.reading:
                 num_pages += other.num_pages - other.completed_pages
         return num_pages * page_ns
 

@@ -7,7 +7,7 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from hicache.cache.prefetch.prefetch import Prefetch
+from hicache.cache.prefetch.prefetch import Phase, Prefetch
 from hicache.cache.reasons.table import REASONS, Eviction, Span
 from hicache.cache.tree.census import PageNumbers, Stored, num_leading
 from hicache.cache.tree.fates import (
@@ -159,16 +159,15 @@ class Inquest:
         hit = prefetch.restorable[-1]
         if hit * self._setting.page_size < self._setting.prefetch_threshold:
             return [(first, end, CODES["prefetch_declined_too_short"], FULL)]
-        if not prefetch.is_reading:
-            reason = "prefetch_late" if prefetch.is_terminated else "prefetch_no_room"
-            return [(first, end, CODES[reason], FULL)]
-        ended = CODES["prefetch_stopped" if prefetch.is_terminated else "prefetch_lost"]
+        if prefetch.phase is Phase.ended and not prefetch.is_read:
+            return [(first, end, CODES["prefetch_no_room"], FULL)]
+        ended = CODES["prefetch_stopped" if prefetch.was_stopped else "prefetch_lost"]
         planned = min(max(start + prefetch.num_pages, first), end)
         is_whole = prefetch.completed_pages == prefetch.num_pages
         if prefetch.has_sidecars:
             if prefetch.num_pages not in prefetch.restorable:
                 return [(first, end, CODES["prefetch_cut"], FULL)]
-            is_whole &= prefetch.sidecars_read and prefetch.sidecars_found
+            is_whole &= prefetch.sidecars_found
             read = planned if is_whole else first
         else:
             read = min(max(start + prefetch.completed_pages, first), end)

@@ -166,6 +166,7 @@ class StorageWriter:
 
     def _book(self, write: StorageWrite) -> None:
         self.queued_bytes += write.num_bytes
+        self._counters["storage/queued_write_pages"] += len(write.pages)
         self._bookings.book(write)
         self._mark(write, Stored.under_way)
 

@@ -37,7 +37,7 @@ class Transfer:
 class LoadBack(Transfer):
     """Host to device, for a request that is about to run; its forward pass waits for it."""
 
-    num_pages: tuple[int, int, int] = (0, 0, 0)  # by component
+    num_pages: tuple[int, int, int]  # by component
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -81,7 +81,8 @@ class StorageDelete:
     keys: list[bytes]
 
 
-Work = LoadBack | BackUp | CopyState | StorageWrite | StorageDelete
+Reported = LoadBack | BackUp | StorageWrite  # whose end is reported
+Work = Reported | CopyState | StorageDelete
 
 
 class Bookings:

@@ -85,7 +85,7 @@ class Fates:
         if not len(numbers):
             return
         self.marks[kind][numbers] &= ~(ON_DEVICE if tier == DEVICE else ON_HOST)
-        if node.is_tombstone(kind):
+        if node.held[1 - tier][kind] is None:
             self.lost_for[kind][numbers] = self._pressure
             self.lost_to[kind][numbers] = self._request_id
             self.lost_ns[kind][numbers] = self.now_ns

@@ -88,10 +88,7 @@ def insert_host(
             tree.residency.refresh(child)
             node = child
     if len(state):
-        if node.is_root:
-            actions.append(FreePages(HOST, MAMBA, state))
-        else:
-            _put_host(tree, node, MAMBA, state, actions)
+        _put_host(tree, node, MAMBA, state, actions)
     return node
 
 

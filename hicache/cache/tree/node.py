@@ -102,10 +102,6 @@ class Node:
         """The numbers of the pages of one component; a state's is that of the page before it."""
         return self.numbers[-1:] if kind == MAMBA else self.numbers
 
-    def is_tombstone(self, kind: int) -> bool:
-        """Whether the component's data is gone from both tiers."""
-        return self.held[DEVICE][kind] is None and self.held[HOST][kind] is None
-
     def __repr__(self) -> str:
         tiers = "/".join(
             "".join(

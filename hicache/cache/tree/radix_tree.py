@@ -12,7 +12,7 @@ from hicache.cache.tree.fates import Fates
 from hicache.cache.tree.keys import chain_seed
 from hicache.cache.tree.lock import Lock
 from hicache.cache.tree.match import MatchResult
-from hicache.cache.tree.node import DEVICE, FULL, HOST, KINDS, MAMBA, SWA, Node
+from hicache.cache.tree.node import DEVICE, FULL, HOST, MAMBA, SWA, Node
 from hicache.cache.tree.residency import Residency
 from hicache.request import TOKEN_BYTES
 
@@ -44,11 +44,7 @@ class RadixTree:
         self.window_pages = -(-window_len // page_size)
         self.has_swa = window_len > 0
         self.has_states = has_states
-        self.kinds = [
-            kind
-            for kind in KINDS
-            if kind == FULL or (kind == SWA and self.has_swa) or (kind == MAMBA and has_states)
-        ]
+        self.kinds = [FULL, *[SWA] * self.has_swa, *[MAMBA] * has_states]
         self._split_refreshes = split_refreshes
         self.roots: dict[str, Node] = {}
         self.num_nodes = 0

@@ -113,7 +113,6 @@ class Residency:
                     lower.held[tier][kind] = page_ids[pages:]
         upper.num_device_children = int(lower.held[DEVICE][FULL] is not None)
         self.refresh(upper)
-        self.refresh(lower)
         for tier in TIERS:
             self._refresh_sidecar(upper, tier, SWA)
 

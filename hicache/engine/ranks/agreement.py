@@ -209,7 +209,7 @@ class RankAgreement:
         if progress.is_read:
             prefetch.sidecars_found = progress.sidecars_found
             prefetch.read_ns = progress.read_ns
-            prefetch.sidecars_read = prefetch.is_read = True
+            prefetch.is_read = True
             self._prefetcher.on_read(prefetch)
 
 

@@ -55,7 +55,7 @@ class SharedRead:
     def follow(self) -> None:
         """Let the readers know what the schedulers have decided."""
         for local, own in zip(self.local, self.own, strict=True):
-            local.is_terminated, local.is_settled = own.is_terminated, own.is_settled
+            local.phase = own.phase
 
 
 class RankExecutor:

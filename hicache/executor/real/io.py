@@ -173,7 +173,6 @@ class TorchIo:
             self._count("transfer/storage_read_bytes", engine, sidecars)
             prefetch.sidecars_found = bool(sidecars)
             prefetch.read_ns = read_ns
-            prefetch.sidecars_read = True
             prefetch.is_read = True
             return engine, prefetch
 

@@ -9,6 +9,7 @@ operations on the same doubles in the same order.
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from functools import cache
 from math import ceil, sqrt
 from typing import NamedTuple
 
@@ -88,9 +89,9 @@ class CostModel:
         self._extend_s = hardware.extend_s.value
         self._tile = hardware.tile_tokens
         self._num_layers = len(model.layer_words)
-        self._weights = _Weights(model, hardware, tp=tp)
-        self._shared_s: dict[int, float] = {}  # seconds, by tokens of the step, tiles filled up
-        self._head_s: dict[int, float] = {}  # seconds, by sequences of the step
+        weights = _Weights(model, hardware, tp=tp)
+        self._shared_s = cache(weights.layers_s)  # by tokens of the step, tiles filled up
+        self._head_s = cache(weights.head_s)  # by sequences of the step
         self._bandwidth = Rates(hardware.decode_bandwidth, "decode_bandwidth")
         self._full = _Attention(model, hardware, ComponentKind.full, tp=tp)
         self._swa = _Attention(model, hardware, ComponentKind.swa, tp=tp)
@@ -215,12 +216,9 @@ class CostModel:
         Its prefill alone, and of every decode step after the first token its share in a batch of
         `batch` like it: all reads of its own context and state, 1/batch of the weights.
         """
-        seconds = self.prefill_s(prompt_cached, prompt_len)
-        if output_len > 1:
-            context_lens = np.full(batch, prompt_len + output_len // 2, dtype=np.int64)
-            step_ns = self.forward_ns([], context_lens).total_ns
-            seconds += (output_len - 1) * step_ns * 1e-9 / batch
-        return seconds
+        context_lens = np.full(batch, prompt_len + output_len // 2, dtype=np.int64)
+        decode_ns = (output_len - 1) * self.forward_ns([], context_lens).total_ns
+        return self.prefill_s(prompt_cached, prompt_len) + decode_ns * 1e-9 / batch
 
     def layer_bytes(
         self, num_full_tokens: int, num_swa_tokens: int, num_states: int
@@ -245,15 +243,8 @@ class CostModel:
         """Seconds of all but attention, and the part of it that is recurrent layers."""
         extend_s = self._extend_s * num_sequences
         num_tokens = (num_tiles + num_decodes) * self._tile
-        shared_s = self._shared_s.get(num_tokens)
-        if shared_s is None:
-            shared_s = self._weights.layers_s(num_tokens)
-            self._shared_s[num_tokens] = shared_s
-        num_sequences += num_decodes
-        head_s = self._head_s.get(num_sequences)
-        if head_s is None:
-            head_s = self._weights.head_s(num_sequences)
-            self._head_s[num_sequences] = head_s
+        shared_s = self._shared_s(num_tokens)
+        head_s = self._head_s(num_sequences + num_decodes)
         scan_s = self._scan_s * num_extends + self._state_s * num_decodes
         return (
             self._step_s + extend_s + shared_s + head_s + scan_s + self._save_s * saved_states,
@@ -356,11 +347,8 @@ class _Attention:
             token_bytes = model.swa_layer_token_bytes
         self._token_bytes = token_bytes * model.kv_copies(kind, tp) / tp
         self._flops = 2 * ceil(heads / tp) * (head_dim + value_dim)  # a query and a key
-        narrow = head_dim <= 64
-        self._rates = Rates(
-            hardware.attention_d64 if narrow else hardware.attention_d128,
-            "attention_d64" if narrow else "attention_d128",
-        )
+        table = "attention_d64" if head_dim <= 64 else "attention_d128"
+        self._rates = Rates(getattr(hardware, table), table)
         self._window_rate = float("inf")
         if windowed:
             self._window_rate = Rates(hardware.attention_window, "attention_window").at(

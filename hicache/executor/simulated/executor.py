@@ -52,7 +52,7 @@ class SimulatedIo:
         copy_rates: Iterable[dict[str, float]],
         *,
         stalls: Sequence[Stall] = (),
-        seed: int = 0,
+        seed: int,
     ) -> None:
         """One for all.
 
@@ -191,7 +191,6 @@ class SimulatedIo:
             if load.is_whole:  # who waits looks at it batch by batch
                 self._done.append((engine, prefetch))
         prefetch.read_ns = began_ns, self._now
-        prefetch.sidecars_read = True
         prefetch.is_read = True
         self._done.append((engine, prefetch))
 

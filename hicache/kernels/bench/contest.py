@@ -149,7 +149,8 @@ def _shaped(session: Session, direction: str, shape: str) -> Transfer:
     """Two buffers of items of a shape, in random order; the target's lie side by side."""
     row_bytes, rows, pitch = SHAPES[shape]
     bench = session.bench
-    num_bytes = min(PROGRAM_BYTES, bench.host_bytes // 4)
+    most = PROGRAM_BYTES if bench.on_gpu else DRY_SIZES[-1]
+    num_bytes = min(most, bench.host_bytes // 4)
     num_items = max(num_bytes // (2 * rows * row_bytes), 1)
     sides = []
     for arena, apart in zip(DIRECTIONS[direction], (pitch, row_bytes), strict=True):

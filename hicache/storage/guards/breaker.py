@@ -1,22 +1,21 @@
 """A tier that is left alone while it fails, and comes back by itself."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from threading import Lock
-from typing import TypeVar
 
 from hicache.clock import Clock, to_ns
 from hicache.storage.base import Storage, StorageError, StorageStats
+from hicache.storage.guards.base import GuardStorage, Result
 
-Result = TypeVar("Result")
 
-
-class BreakerStorage:
+class BreakerStorage(GuardStorage):
     """An engine whose faults are misses: none of its calls raises `StorageError`.
 
     After `max_failures` failed calls in a row the engine is bypassed: nothing is stored, nothing
-    is found, at no cost. After `retry_s` one call is let through as a probe; if it succeeds the
-    engine is used again, if not it is bypassed for `retry_s` more.
+    is found, at no cost, and what was to be forgotten stays: a page is never wrong, only unwanted.
+    After `retry_s` one call is let through as a probe; if it succeeds the engine is used again, if
+    not it is bypassed for `retry_s` more.
     """
 
     def __init__(
@@ -24,7 +23,7 @@ class BreakerStorage:
     ) -> None:
         if max_failures < 1:
             raise ValueError(f"max_failures must be at least 1, got {max_failures}")
-        self._inner = inner
+        super().__init__(inner)
         self._clock = clock
         self._max_failures = max_failures
         self._retry_ns = to_ns(retry_s)
@@ -41,25 +40,9 @@ class BreakerStorage:
         """Whether the engine is left alone now."""
         return self._failures >= self._max_failures
 
-    def contains(self, keys: Sequence[bytes]) -> list[bool]:
-        """Whether each key is stored now; nothing is, while the engine fails."""
-        return self._attempt(lambda: self._inner.contains(keys), [False] * len(keys))
-
-    def read(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
-        """Fill the buffers; all are misses while the engine fails."""
-        return self._attempt(lambda: self._inner.read(keys, buffers), [False] * len(keys))
-
-    def write(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
-        """Store pages; none is, while the engine fails."""
-        return self._attempt(lambda: self._inner.write(keys, buffers), [False] * len(keys))
-
-    def delete(self, keys: Sequence[bytes]) -> None:
-        """Forget pages. While the engine fails they stay: a page is never wrong, only unwanted."""
-        self._attempt(lambda: self._inner.delete(keys), None)
-
     def stats(self) -> StorageStats:
         """What the engine counts, or counted last."""
-        self._stats = self._attempt(self._inner.stats, self._stats)
+        self._stats = self._call(self._inner.stats, self._stats)
         return self._stats
 
     @property
@@ -76,7 +59,7 @@ class BreakerStorage:
         except StorageError:
             self.failed_calls += 1
 
-    def _attempt(self, call: Callable[[], Result], otherwise: Result) -> Result:
+    def _call(self, call: Callable[[], Result], otherwise: Result) -> Result:
         with self._lock:
             if self.is_bypassed:
                 if self._is_probing or self._clock.now() < self._retry_at:

@@ -6,9 +6,10 @@ from threading import Lock
 
 from hicache.storage.base import Storage, StorageStats
 from hicache.storage.digest import page_digest
+from hicache.storage.guards.base import GuardStorage
 
 
-class CheckedStorage:
+class CheckedStorage(GuardStorage):
     """Passes on only pages that it wrote itself and that come back as they were.
 
     The digests live here, 16 bytes a page: pages of other processes are misses. What is on the
@@ -16,14 +17,10 @@ class CheckedStorage:
     """
 
     def __init__(self, inner: Storage) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._digests: dict[bytes, bytes] = {}
         self._lock = Lock()
         self._damaged_pages = 0
-
-    def contains(self, keys: Sequence[bytes]) -> list[bool]:
-        """Whether each key is stored now, as far as the engine knows."""
-        return self._inner.contains(keys)
 
     def read(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
         """Fill the buffers; False wherever the digest differs or is not known."""
@@ -52,10 +49,6 @@ class CheckedStorage:
         """What the engine counts, and the pages that came back damaged."""
         stats = self._inner.stats()
         return replace(stats, damaged_pages=stats.damaged_pages + self._damaged_pages)
-
-    def close(self) -> None:
-        """Close the engine."""
-        self._inner.close()
 
     def _is_right(self, key: bytes, buffer: memoryview) -> bool:
         with self._lock:

@@ -6,11 +6,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
 from threading import Lock, Thread
-from typing import TypeVar
 
 from hicache.storage.base import Storage, StorageError, StorageStats
-
-Result = TypeVar("Result")
+from hicache.storage.guards.base import GuardStorage, Result
 
 
 class DeadlineThreads:
@@ -84,7 +82,7 @@ def _run(function: Callable[[], Result], future: Future[Result]) -> None:
         future.set_result(result)
 
 
-class DeadlineStorage:
+class DeadlineStorage(GuardStorage):
     """An engine whose calls end in time, or with a `StorageError`.
 
     Pages pass through staging buffers, one copy each way: a call that was given up still holds
@@ -92,13 +90,9 @@ class DeadlineStorage:
     """
 
     def __init__(self, inner: Storage, *, deadline_s: float, num_threads: int = 4) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._threads = DeadlineThreads(num_threads=num_threads, deadline_s=deadline_s)
         self._staging: deque[memoryview] = deque(maxlen=num_threads)
-
-    def contains(self, keys: Sequence[bytes]) -> list[bool]:
-        """Whether each key is stored now."""
-        return self._threads.call(lambda: self._inner.contains(keys))
 
     def read(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
         """Fill the buffers, once the engine is done."""
@@ -121,10 +115,6 @@ class DeadlineStorage:
         self._staging.append(staging)
         return results
 
-    def delete(self, keys: Sequence[bytes]) -> None:
-        """Forget pages; missing ones are ignored."""
-        self._threads.call(lambda: self._inner.delete(keys))
-
     def stats(self) -> StorageStats:
         """What the engine counts."""
         return self._threads.call(self._inner.stats)
@@ -135,6 +125,9 @@ class DeadlineStorage:
             self._threads.call(self._inner.close)
         finally:
             self._threads.close()
+
+    def _call(self, call: Callable[[], Result], otherwise: Result) -> Result:
+        return self._threads.call(call)
 
     def _take_staging(self, num_bytes: int) -> memoryview:
         try:

@@ -11,7 +11,8 @@ from typing import NoReturn
 
 from hicache.clock import SECOND_NS, Clock, to_ns
 from hicache.config import FaultsConfig
-from hicache.storage.base import Storage, StorageError, StorageStats
+from hicache.storage.base import Storage, StorageError
+from hicache.storage.guards.base import GuardStorage, Result
 
 
 class Fault(Enum):
@@ -99,7 +100,7 @@ class Stall:
         return taken
 
 
-class FaultyStorage:
+class FaultyStorage(GuardStorage):
     """An engine with the faults of a plan, drawn from a seed in the order of the calls.
 
     Corrupt pages come back as hits: what stands above has to notice. The stored pages stay as
@@ -116,7 +117,7 @@ class FaultyStorage:
         clock: Clock,
         wait: Callable[[int], None] | None = None,
     ) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._plan = plan
         self._clock = clock
         self._wait = self._sleep if wait is None else wait
@@ -124,15 +125,9 @@ class FaultyStorage:
         self._lock = Lock()
         self.injected: Counter[Fault] = Counter()
 
-    def contains(self, keys: Sequence[bytes]) -> list[bool]:
-        """Whether each key is stored now."""
-        self._begin()
-        return self._inner.contains(keys)
-
     def read(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
         """Fill the buffers, more or less."""
-        self._begin()
-        results = self._inner.read(keys, buffers)
+        results = super().read(keys, buffers)
         if not (self._plan.missing_share or self._plan.short_share or self._plan.corrupt_share):
             return results
         return [
@@ -156,23 +151,11 @@ class FaultyStorage:
             self._fail("the write failed after its pages were stored")
         return [not full and next(results) for full in refused]
 
-    def delete(self, keys: Sequence[bytes]) -> None:
-        """Forget pages; missing ones are ignored."""
-        self._begin()
-        self._inner.delete(keys)
-
-    def stats(self) -> StorageStats:
-        """What the engine counts."""
-        return self._inner.stats()
-
-    def close(self) -> None:
-        """Close the engine."""
-        self._inner.close()
-
-    def _begin(self) -> None:
+    def _call(self, call: Callable[[], Result], otherwise: Result) -> Result:
         self._delay()
         if self._draw(Fault.error, self._plan.error_share):
             self._fail("the call failed")
+        return call()
 
     def _delay(self) -> None:
         """Let the call take its time, and fail it if the engine is gone by then."""

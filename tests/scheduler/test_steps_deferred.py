@@ -1,4 +1,4 @@
-"""For how long a refusal stands: the answer by arithmetic against one look after every step."""
+"""For how long a deferral stands: the answer by arithmetic against one look after every step."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from hicache.cache.pages import PageAllocator
 from hicache.cache.tree.node import FULL, SWA
 from hicache.config import SchedulerConfig
-from hicache.scheduler.admission import Admission, Refusal
+from hicache.scheduler.admission import Admission
 from hicache.scheduler.budget import StepBudget
+from hicache.scheduler.decision import Admit, Defer, Reason
 
 PAGE = 16
 FAR = 64
@@ -23,7 +24,7 @@ def job(*, kv_len: int, remaining_output: int, target_len: int = 0) -> Any:
     )
 
 
-def admission(room: int, swa_room: int | None = None) -> Admission:
+def admission_of(room: int, swa_room: int | None = None) -> Admission:
     cache: Any = SimpleNamespace(
         page_size=PAGE,
         tree=SimpleNamespace(has_swa=swa_room is not None, has_states=False, window_len=PAGE),
@@ -33,24 +34,24 @@ def admission(room: int, swa_room: int | None = None) -> Admission:
     return Admission(cache, SchedulerConfig(new_token_ratio_decay_steps=40))
 
 
-def admit(judging: Admission, running: list[Any]) -> Refusal | int:
+def decide(admission: Admission, running: list[Any]) -> Admit | Defer:
     match: Any = SimpleNamespace(usable_len=0, host_hit_length=0, swa_host_hit_length=0)
     budget = StepBudget(
-        chunk_tokens=8192, reserved_tokens=judging.reserved_tokens(running, partial=None)
+        chunk_tokens=8192, reserved_tokens=admission.reserved_tokens(running, partial=None)
     )
-    return judging.admit(job(kv_len=0, remaining_output=8, target_len=100), match, budget)
+    return admission.decide(job(kv_len=0, remaining_output=8, target_len=100), match, budget)
 
 
-def looks_refused(judging: Admission, running: list[Any], steps: int) -> int:
+def looks_deferred(admission: Admission, running: list[Any], steps: int) -> int:
     """After how many steps the request is let in, or a page has been filled or taken."""
     for done in range(1, steps):
         takes_page = any(each.kv_len % PAGE == 0 for each in running)
-        judging.new_token_ratio.decoded(1)
+        admission.decoded(1)
         for each in running:
             each.kv_len += 1
             each.remaining_output -= 1
         fills_page = any(each.kv_len % PAGE == 0 for each in running)
-        if takes_page or fills_page or not isinstance(admit(judging, running), Refusal):
+        if takes_page or fills_page or not isinstance(decide(admission, running), Defer):
             return done
     return steps
 
@@ -62,33 +63,36 @@ answers = st.lists(st.tuples(st.integers(100, 131), st.integers(FAR, 6000)), min
 def test_a_shortage_of_tokens_ends_when_the_promised_answers_have_come(
     running: list[tuple[int, int]], room: int
 ) -> None:
-    judging = admission(room)
+    admission = admission_of(room)
     jobs = [job(kv_len=length, remaining_output=left) for length, left in running]
-    refusal = admit(judging, jobs)
-    assume(isinstance(refusal, Refusal))
-    assert isinstance(refusal, Refusal)
-    foreseen = judging.steps_refused(refusal, jobs, FAR)
-    assert foreseen == looks_refused(judging, jobs, FAR)
+    defer = decide(admission, jobs)
+    assume(isinstance(defer, Defer))
+    assert isinstance(defer, Defer)
+    foreseen = admission.steps_deferred(defer, jobs, FAR)
+    assert foreseen == looks_deferred(admission, jobs, FAR)
 
 
 def test_a_shortage_of_tokens_can_end_within_a_page() -> None:
-    judging = admission(170)
+    admission = admission_of(170)
     jobs = [job(kv_len=97, remaining_output=70)]
-    refusal = admit(judging, jobs)
-    assert isinstance(refusal, Refusal)
-    assert 1 < judging.steps_refused(refusal, jobs, FAR) < PAGE - 1
+    defer = decide(admission, jobs)
+    assert isinstance(defer, Defer)
+    assert 1 < admission.steps_deferred(defer, jobs, FAR) < PAGE - 1
 
 
 @pytest.mark.parametrize(("kv_len", "steps"), [(97, 15), (111, 1), (112, 1)])
 def test_a_shortage_of_window_pages_stands_until_a_page_is_full(kv_len: int, steps: int) -> None:
-    judging = admission(100_000, swa_room=0)
+    admission = admission_of(100_000, swa_room=0)
     jobs = [job(kv_len=kv_len, remaining_output=500), job(kv_len=96 + 1, remaining_output=500)]
-    refusal = admit(judging, jobs)
-    assert isinstance(refusal, Refusal)
-    assert refusal.reason == "swa_tokens"
-    assert judging.steps_refused(refusal, jobs, FAR) == steps
+    defer = decide(admission, jobs)
+    assert isinstance(defer, Defer)
+    assert defer.reason is Reason.swa_tokens
+    assert admission.steps_deferred(defer, jobs, FAR) == steps
 
 
-def test_what_was_refused_after_it_had_taken_pages_is_looked_at_after_every_step() -> None:
-    judging = admission(0)
-    assert judging.steps_refused(Refusal("slots"), [job(kv_len=97, remaining_output=9)], FAR) == 1
+def test_what_was_deferred_after_it_had_taken_pages_is_looked_at_after_every_step() -> None:
+    admission = admission_of(0)
+    assert (
+        admission.steps_deferred(Defer(Reason.slots), [job(kv_len=97, remaining_output=9)], FAR)
+        == 1
+    )

@@ -1,0 +1,245 @@
+"""Why a number must not be read as it stands: every condition there is, and which of them hold.
+
+All of it is told from `summary.json`, so that a stored run is judged like one that has just ended.
+What only a comparison can know (`SURVIVORS`) is told from the runs side by side.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+Summary = Mapping[str, float]
+
+MOST = 0.5  # share of the waiting from which on a start holds most of it
+RHOS = ("gpu", "queue", "read", "write")
+CLEAN = "no objection"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """Something that makes numbers mislead.
+
+    `number` gives what is to be told of a run in which the condition holds, None of any other.
+    `phrase` has a place `{}` for it, `means` says what follows, and `origin` where the threshold
+    comes from.
+    """
+
+    name: str
+    threshold: float
+    origin: str
+    number: Callable[[Summary, float], float | None]
+    phrase: str
+    means: str
+    is_share: bool = True
+
+    def told(self, low: float, high: float) -> str:
+        """The phrase with its number, or with the two ends of several."""
+        if self.is_share:
+            texts = [_percent(value) for value in (low, high)]
+        else:
+            texts = [f"{value:.2f}".removesuffix(".00") for value in (low, high)]
+        return self.phrase.format(" to ".join(dict.fromkeys(texts)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objection:
+    """A condition that holds in at least one of several runs, and its number in those."""
+
+    condition: Condition
+    low: float
+    high: float
+
+    @property
+    def name(self) -> str:
+        """The condition's."""
+        return self.condition.name
+
+    @property
+    def short(self) -> str:
+        """What is so, without what follows."""
+        return self.condition.told(self.low, self.high)
+
+    @property
+    def sentence(self) -> str:
+        """What is so and what follows."""
+        return f"{self.short}: {self.condition.means}"
+
+
+def objections(summaries: Sequence[Summary]) -> list[Objection]:
+    """The conditions that hold in any of these runs."""
+    return [each for condition in CONDITIONS for each in _raised(condition, summaries)]
+
+
+def objection(condition: Condition, numbers: Iterable[float]) -> list[Objection]:
+    """The condition with these numbers; nothing if there are none."""
+    found = list(numbers)
+    if not found:
+        return []
+    return [Objection(condition=condition, low=min(found), high=max(found))]
+
+
+def in_short(found: Sequence[Objection]) -> str:
+    """The verdict in one line, for a figure or a list of runs."""
+    return "; ".join(each.short for each in found) or CLEAN
+
+
+def loads(summary: Summary) -> str:
+    """Every ρ of a run."""
+    known = [rho for rho in RHOS if _rho(rho) in summary]
+    return ", ".join(f"ρ {rho} {summary[_rho(rho)]:.2f}" for rho in known)
+
+
+def is_overloaded(summary: Summary) -> bool:
+    """Whether something was so busy that latencies mean nothing: GPU, memory, storage, queue."""
+    return any(each.name in OVERLOADS for each in objections([summary]))
+
+
+def _raised(condition: Condition, summaries: Sequence[Summary]) -> list[Objection]:
+    numbers = [condition.number(summary, condition.threshold) for summary in summaries]
+    return objection(condition, [number for number in numbers if number is not None])
+
+
+def _rho(name: str) -> str:
+    return f"load/rho_{name}"
+
+
+def _percent(share: float) -> str:
+    return f"{share:.1%}" if share < 0.1 or 0.99 <= share < 1 else f"{share:.0%}"
+
+
+def _above(value: float | None, threshold: float) -> float | None:
+    return None if value is None or value < threshold else value
+
+
+def _rejected(summary: Summary, threshold: float) -> float | None:
+    all_tokens = summary.get("request/prompt_tokens")
+    return _above(summary["cache/rejected_tokens"] / all_tokens, threshold) if all_tokens else None
+
+
+def _dropped_writes(summary: Summary, threshold: float) -> float | None:
+    dropped = summary.get("storage/dropped_write_pages", 0)
+    wanted = dropped + summary.get("storage/queued_write_pages", 0)
+    return _above(dropped / wanted, threshold) if dropped else None
+
+
+def _start_up(summary: Summary, threshold: float) -> float | None:
+    waiting = summary.get("request/start_up_ttft_share", 0.0)
+    requests = summary.get("request/start_up_share", 0.0)
+    return waiting if waiting >= MOST or waiting - requests >= threshold else None
+
+
+def _idle(summary: Summary, threshold: float) -> float | None:
+    loads = [summary[_rho(rho)] for rho in RHOS if _rho(rho) in summary]
+    return max(loads) if loads and max(loads) < threshold else None
+
+
+def _busy(*rhos: str) -> Callable[[Summary, float], float | None]:
+    def number(summary: Summary, threshold: float) -> float | None:
+        return _above(max(summary.get(_rho(rho), 0.0) for rho in rhos), threshold)
+
+    return number
+
+
+def _few_sessions(summary: Summary, threshold: float) -> float | None:
+    count = summary.get("request/sessions_count")
+    return None if count is None or count >= threshold else count
+
+
+def _collapsed(summary: Summary, threshold: float) -> float | None:
+    return _above(summary.get("request/largest_session_share"), threshold)
+
+
+LONG = "no latency claim, for a latency only measures how long the trace is"
+SATURATED = "an M/M/1 queue holds 9 jobs at 0.9 and 19 at 0.95, which no trace is long enough for"
+
+CONDITIONS = (
+    Condition(
+        name="rejected",
+        threshold=0.01,
+        origin="a p99 is made of 1 % of the requests, and the longest are rejected first",
+        number=_rejected,
+        phrase="{} of the prompt tokens rejected",
+        means="the requests that are left are no sample of the workload (model.max_len, pools)",
+    ),
+    Condition(
+        name="dropped writes",
+        threshold=0.01,
+        origin="as for what is rejected: what is lost must not make a p99",
+        number=_dropped_writes,
+        phrase="{} of the writes to storage dropped",
+        means="storage lacks what the policies gave it (storage.write_queue_gib)",
+    ),
+    Condition(
+        name="start-up",
+        threshold=0.1,
+        origin="the first minute may hold a tenth of all TTFT more than its requests' share; "
+        "32 agentic sessions begun at once held 35 to 67 % of it",
+        number=_start_up,
+        phrase="{} of all TTFT is of requests of the first minute",
+        means="means and percentiles are of the start (workload.start_jitter_s spreads it, "
+        "workload.warm_up_s leaves it out)",
+    ),
+    Condition(
+        name="idle",
+        threshold=0.2,
+        origin="arrivals at random find a server busy with probability ρ: four of five do not",
+        number=_idle,
+        phrase="idle, the highest ρ is {}",
+        means="nothing is contended, so times hardly depend on policies (workload.load, "
+        "workload.session_rate)",
+        is_share=False,
+    ),
+    Condition(
+        name="overloaded GPU",
+        threshold=0.9,
+        origin=SATURATED,
+        number=_busy("gpu"),
+        phrase="GPU overloaded, ρ {}",
+        means=LONG,
+        is_share=False,
+    ),
+    Condition(
+        name="overloaded queue",
+        threshold=0.9,
+        origin="as for the GPU: hardly a moment in which nobody was kept out of a step",
+        number=_busy("queue"),
+        phrase="queue overloaded, ρ {}",
+        means=LONG,
+        is_share=False,
+    ),
+    Condition(
+        name="overloaded storage",
+        threshold=0.9,
+        origin="as for the GPU, of reads or of writes",
+        number=_busy("read", "write"),
+        phrase="storage overloaded, ρ {}",
+        means=LONG,
+        is_share=False,
+    ),
+    Condition(
+        name="few sessions",
+        threshold=20,
+        origin="intervals draw whole sessions: of 20 a bootstrap's is 9 % shorter than Student's "
+        "(1.96 · √(19/20) against 2.09), of fewer more so",
+        number=_few_sessions,
+        phrase="only {} sessions",
+        means="an interval over them promises too much",
+        is_share=False,
+    ),
+    Condition(
+        name="collapsed sessions",
+        threshold=0.25,
+        origin="the largest session of the first 600 requests of real traces holds 12 % of them",
+        number=_collapsed,
+        phrase="one session holds {} of the requests",
+        means="it decides every mean, and a prompt that many share may have made one of them",
+    ),
+)
+SURVIVORS = Condition(
+    name="other survivors",
+    threshold=0.01,
+    origin="as for what is rejected",
+    number=lambda _summary, _threshold: None,  # no run knows it of itself
+    phrase="{} of the requests finished in some rows and not in others",
+    means="rows are over different requests, so neither means nor hit rates compare",
+)
+OVERLOADS = ("overloaded GPU", "overloaded queue", "overloaded storage")

@@ -1,0 +1,72 @@
+"""Traces as arrays, so that one that was parsed before is read instead."""
+
+import json
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from xxhash import xxh3_128
+
+from hicache.request import Request, TokenSpans
+from hicache.workload.kept import Arrays, kept
+
+
+def load_parsed(
+    path: Path, parse: Callable[[], list[Request]], limit: int | None, *settings: object
+) -> list[Request]:
+    """The first `limit` requests of what `parse` makes of the trace, as these settings have it."""
+    return _unpacked(kept(_name(path, settings), lambda: _packed(parse())), limit)
+
+
+def _name(path: Path, settings: tuple[object, ...]) -> str:
+    # by the contents of what is read and of who reads it
+    readers = sorted(Path(__file__).parent.glob("*.py"))
+    hasher = xxh3_128(repr((settings, np.__version__)).encode())
+    for file in (*readers, *(sorted(path.rglob("*")) if path.is_dir() else [path])):
+        if file.is_file():
+            contents = file.read_bytes()
+            hasher.update(f"{file.name} {len(contents)}\n".encode())
+            hasher.update(contents)
+    return f"trace-{hasher.hexdigest()}"
+
+
+def _packed(requests: list[Request]) -> Arrays:
+    spans = [part for each in requests for part in (each.prompt, each.output)]
+    numbers = [
+        (r.id, r.session_id, r.arrival_ns, -1 if r.parent_id is None else r.parent_id, r.think_ns)
+        for r in requests
+    ]
+    texts = json.dumps([(r.stop_reason, r.namespace) for r in requests])
+    return {
+        "starts": np.concatenate([part.starts for part in spans]),
+        "counts": np.concatenate([part.counts for part in spans]),
+        "bounds": np.cumsum([0, *(len(part.starts) for part in spans)]),
+        "numbers": np.array(numbers, np.int64),
+        "texts": np.frombuffer(texts.encode(), np.uint8),
+    }
+
+
+def _unpacked(arrays: Arrays, limit: int | None) -> list[Request]:
+    numbers = arrays["numbers"][:limit].tolist()
+    bounds = arrays["bounds"][: 2 * len(numbers) + 1].tolist()
+    starts, counts = (arrays[name].astype(np.int32, copy=False) for name in ("starts", "counts"))
+    spans = [TokenSpans(starts[first:end], counts[first:end]) for first, end in pairwise(bounds)]
+    texts = json.loads(arrays["texts"].tobytes())[:limit]
+    return [
+        Request(
+            id=number,
+            session_id=session,
+            arrival_ns=arrival_ns,
+            prompt=prompt,
+            output=output,
+            parent_id=None if parent < 0 else parent,
+            think_ns=think_ns,
+            stop_reason=stop_reason,
+            namespace=namespace,
+        )
+        for (number, session, arrival_ns, parent, think_ns), prompt, output, (
+            stop_reason,
+            namespace,
+        ) in zip(numbers, spans[::2], spans[1::2], texts, strict=True)
+    ]

@@ -1,0 +1,133 @@
+"""How memory is dealt out to pools, to the page."""
+
+from dataclasses import replace
+
+import pytest
+
+from hicache.cache.pages import PageAllocator, TracedAllocator
+from hicache.cache.tiers.capacity import Capacity, capacities, make_pools, page_bytes
+from hicache.config import CacheConfig
+from hicache.models import GIB, ModelConfig
+
+MIB = 1 << 20
+MODEL = ModelConfig(
+    name="small",
+    pattern="F S M",
+    num_layers=3,
+    num_full_layers=1,
+    num_swa_layers=1,
+    num_mamba_layers=1,
+    window_len=30,  # two pages of 16, and two more for what is computed
+    max_len=64,
+    num_kv_heads=2,
+    head_dim=8,
+    recurrent_heads=2,
+    recurrent_head_dim=4,
+    recurrent_state_dim=4,
+    swa_device_share=0.25,
+    mamba_device_share=0.25,
+    swa_host_share=0.125,
+    mamba_host_share=0.5,
+)
+SIZES = (1000, 300, 7000)
+
+
+def shared(sizes: tuple[int, int, int] = SIZES, **knobs: object) -> tuple[Capacity, Capacity]:
+    """Of a mebibyte on the device, and two on the host."""
+    told = {"page_size": 16, "device_gib": MIB / GIB, "host_gib": 2 * MIB / GIB, **knobs}
+    return capacities(CacheConfig(**told), MODEL, sizes, 4 * MIB)  # type: ignore[arg-type]
+
+
+def test_memory_is_dealt_out_in_whole_pages_by_the_shares_of_the_model() -> None:
+    device, host = shared()
+    assert device == Capacity(counts=(524, 873, 37), total_bytes=MIB)
+    assert host == Capacity(counts=(786, 873, 149), total_bytes=2 * MIB)
+
+
+def test_shares_that_are_asked_for_go_before_those_of_the_model() -> None:
+    asked = {"swa_device_share": 0.5, "mamba_device_share": 0.125}
+    device, host = shared(**asked)
+    assert device.counts == (393, 1747, 18)
+    assert host == shared()[1]
+    device, host = shared(swa_host_share=0.0, mamba_host_share=0.25)
+    assert host.counts == (1572, 0, 74)
+    assert device == shared()[0]
+
+
+def test_a_component_that_a_model_lacks_takes_nothing_of_its_share() -> None:
+    device, host = shared((1000, 0, 0))
+    assert (device.counts, host.counts) == ((1048, 0, 0), (2097, 0, 0))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "refusal"),
+    [
+        ((MIB // 2, 300, 7000), None),
+        ((MIB // 2 + 1, 300, 7000), "too small for one page of full KV: 0.000 GiB give 0 of the 1"),
+        ((1000, MIB // 16, 7000), None),
+        ((1000, MIB // 16 + 1, 7000), "one window of 4 pages: 0.000 GiB give 3 of the 4"),
+        ((1000, 300, MIB // 16), None),
+        ((1000, 300, MIB // 16 + 1), "one request's 4 state slots: 0.000 GiB give 3 of the 4"),
+    ],
+)
+def test_the_device_has_room_for_what_one_request_needs_or_is_refused(
+    sizes: tuple[int, int, int], refusal: str | None
+) -> None:
+    if refusal is None:
+        assert 0 < min(shared(sizes)[0].counts) <= 4  # type: ignore[type-var, operator]
+        return
+    with pytest.raises(ValueError, match=refusal):
+        shared(sizes)
+
+
+def test_the_host_may_have_room_for_nothing() -> None:
+    assert shared(host_gib=0.0)[1] == Capacity(counts=(0, 0, 0), total_bytes=0)
+    assert shared(swa_host_share=0.5)[1].counts[0] == 0
+
+
+@pytest.mark.parametrize("tier", ["device", "host"])
+def test_shares_that_leave_less_than_nothing_to_full_are_refused(tier: str) -> None:
+    shares = {f"swa_{tier}_share": 0.75, f"mamba_{tier}_share": 0.5}
+    with pytest.raises(ValueError, match=f"mamba_{tier}_share must leave .* got 0.75 and 0.5"):
+        shared(**shares)
+
+
+def test_a_device_has_what_weights_leave_and_no_more() -> None:
+    assert shared(device_gib=None)[0].total_bytes == 4 * MIB
+    assert shared(device_gib=4 * MIB / GIB)[0].total_bytes == 4 * MIB
+    with pytest.raises(ValueError, match=r"more than the 0.0 GiB that small leaves"):
+        shared(device_gib=5 * MIB / GIB)
+
+
+def test_a_page_may_be_as_long_as_a_request_and_no_longer() -> None:
+    assert shared(page_size=64)
+    with pytest.raises(ValueError, match=r"page_size=128 does not fit small, .* at most 64 tokens"):
+        shared(page_size=128)
+
+
+def test_memory_without_an_end_gives_pools_without_one() -> None:
+    device, host = shared(unlimited=True)
+    assert device == host == Capacity(counts=(None, None, None), total_bytes=0)
+
+
+@pytest.mark.parametrize("tp", [1, 2, 8])
+def test_kv_weighs_more_where_devices_hold_the_same_heads(tp: int) -> None:
+    copies = max(tp // 2, 1)
+    token_bytes = 2 * (8 + 8) * MODEL.kv_dtype_bytes
+    slot_bytes = MODEL.mamba_slot_bytes
+    assert page_bytes(MODEL, 16, tp) == (*[16 * token_bytes * copies] * 2, slot_bytes)
+
+
+@pytest.mark.parametrize("is_traced", [False, True])
+def test_pools_are_as_large_as_that_and_empty_where_the_model_keeps_nothing(
+    *, is_traced: bool
+) -> None:
+    device, host = shared()
+    pools = make_pools(device, host, MODEL, is_traced=is_traced)
+    assert [[pool.capacity for pool in tier] for tier in pools] == [[524, 873, 37], [786, 873, 149]]
+    sort = TracedAllocator if is_traced else PageAllocator
+    assert {type(pool) for tier in pools for pool in tier} == {sort}
+    no_states = replace(MODEL, pattern="F S", num_layers=2, num_mamba_layers=0)
+    nothing = Capacity(counts=(None, None, None), total_bytes=0)
+    kept = make_pools(nothing, host, no_states)
+    assert [[pool.capacity for pool in tier] for tier in kept] == [[None, None, 0], [786, 873, 0]]

@@ -1,0 +1,172 @@
+"""The page of the verdict: its table, and a run that triggers each condition."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from experiments import compare
+from experiments.launch.job import run_job
+from experiments.launch.progress import ProgressBar
+from experiments.launch.schema import config_of
+from experiments.launch.screen import show_line, show_run
+from hicache import experiment
+from hicache.results.metrics import summarize
+from hicache.results.verdict import CLEAN, CONDITIONS, SURVIVORS, in_short, objections
+
+PAGE = (Path(__file__).parents[2] / "docs" / "verdict.md").read_text()
+TABLE = [
+    [cell.strip() for cell in line.strip("|").split("|")]
+    for line in PAGE.splitlines()
+    if line.startswith("| ")
+][1:]
+# the lines below each comment, which begins with the name of a condition
+COMMANDS = {
+    block.partition("\n")[0].partition(":")[0]: block.splitlines()[1:]
+    for block in re.findall(r"^# (.+?)(?=\n\n|\n```)", PAGE, flags=re.DOTALL | re.MULTILINE)
+}
+CLEAN_RUN = PAGE.rpartition("```bash\n")[2].splitlines()[0]
+START = "python -m experiments.run "
+
+
+def overrides_of(command: str) -> list[str]:
+    assert command.startswith(START)
+    return command.removeprefix(START).split()
+
+
+def summary_of(*overrides: str) -> dict[str, float]:
+    result = experiment.run(config_of(*overrides))
+    return summarize(result.records, result.measures)
+
+
+def run_into(directory: Path, *overrides: str):
+    config = config_of("tracker.wandb_mode=disabled", *overrides)
+    bar = ProgressBar("", bar=False, line=False)
+    return run_job(experiment.run, config, directory, group="", name="a run", bar=bar)
+
+
+def test_the_page_names_every_condition_with_its_threshold_and_where_that_comes_from():
+    told = [(name, threshold, origin) for name, threshold, _, origin in TABLE]
+    every = [*CONDITIONS, SURVIVORS]
+    assert told == [(each.name, f"{each.threshold:g}", each.origin) for each in every]
+
+
+@pytest.mark.parametrize("condition", CONDITIONS, ids=lambda each: each.name)
+def test_a_run_on_the_page_triggers(condition, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    *before, command = COMMANDS[condition.name]
+    for line in before:
+        python, _, target = line.partition(" > ")
+        program = shlex.split(python)
+        text = subprocess.run([sys.executable, *program[1:]], capture_output=True, check=True)
+        Path(target).write_bytes(text.stdout)
+    found = objections([summary_of(*overrides_of(command))])
+    (objection,) = [each for each in found if each.name == condition.name]
+    assert objection.sentence.count(objection.short) == 1
+    assert re.search(r"\d", objection.short)
+
+
+def test_nothing_is_objected_to_the_run_that_the_page_says_so_of():
+    assert in_short(objections([summary_of(*overrides_of(CLEAN_RUN))])) == CLEAN
+
+
+@pytest.fixture(scope="module")
+def rejecting(tmp_path_factory):
+    """Two runs of which the first rejects what the second serves, and their directory."""
+    directory = tmp_path_factory.mktemp("sweep")
+    mode, *shared, swept = overrides_of(COMMANDS[SURVIVORS.name][0])
+    assert mode == "-m"
+    key, _, values = swept.partition("=")
+    outcomes = [
+        run_into(directory / str(job), *shared, f"{key}={value}")
+        for job, value in enumerate(values.split(","))
+    ]
+    return directory, outcomes
+
+
+def test_a_comparison_says_that_other_requests_survived(rejecting, capsys):
+    compare.main([str(rejecting[0])])
+    lines = capsys.readouterr().out.splitlines()
+    (note,) = [line for line in lines if "finished in some rows and not in others" in line]
+    letter = note.partition(":")[0]
+    rows = [line for line in lines if re.match(r"(4|40) ", line)]
+    assert len(rows) == 2
+    assert all(letter in row.split()[2] for row in rows)
+
+
+def test_a_comparison_of_the_same_survivors_does_not(rejecting, capsys):
+    directory, _ = rejecting
+    compare.main([str(directory / "0"), str(directory / "0")])
+    printed = capsys.readouterr().out
+    assert "prompt tokens rejected" in printed
+    assert "finished in some rows" not in printed
+
+
+@pytest.mark.parametrize("form", ["--json", "--csv", "--markdown", "--latex", "--paired"])
+def test_every_form_of_a_comparison_tells_what_was_rejected(rejecting, form, capsys):
+    compare.main([str(rejecting[0]), form])
+    assert "rejected" in capsys.readouterr().out
+
+
+def test_a_run_tells_its_verdict_on_the_screen_on_its_line_and_on_its_page(rejecting, capsys):
+    _, (outcome, _) = rejecting
+    found = objections([outcome.summary])
+    show_run(outcome)
+    printed = capsys.readouterr().out
+    page = (outcome.out_dir / "report.html").read_text()
+    for each in found:
+        assert f"verdict    {each.sentence}\n" in printed
+        assert f"<li>{each.sentence}</li>" in page
+    show_line(outcome, "job 0")
+    assert f"({in_short(found)})" in capsys.readouterr().out
+
+
+def test_several_numbers_of_a_condition_are_told_by_their_ends():
+    summaries = [
+        {"request/prompt_tokens": 100, "cache/rejected_tokens": count} for count in (0, 20, 60)
+    ]
+    (found,) = objections(summaries)
+    assert found.short == "20% to 60% of the prompt tokens rejected"
+
+
+@pytest.mark.parametrize(
+    ("name", "below", "above"),
+    [
+        (
+            "rejected",
+            {"request/prompt_tokens": 1000, "cache/rejected_tokens": 9},
+            {"request/prompt_tokens": 1000, "cache/rejected_tokens": 10},
+        ),
+        (
+            "dropped writes",
+            {"storage/queued_write_pages": 991, "storage/dropped_write_pages": 9},
+            {"storage/queued_write_pages": 990, "storage/dropped_write_pages": 10},
+        ),
+        (
+            "start-up",
+            {"request/start_up_ttft_share": 0.34, "request/start_up_share": 0.25},
+            {"request/start_up_ttft_share": 0.36, "request/start_up_share": 0.25},
+        ),
+        (
+            "start-up",
+            {"request/start_up_ttft_share": 0.49, "request/start_up_share": 0.49},
+            {"request/start_up_ttft_share": 0.5, "request/start_up_share": 0.5},
+        ),
+        ("idle", {"load/rho_gpu": 0.1, "load/rho_read": 0.2}, {"load/rho_gpu": 0.19}),
+        ("overloaded GPU", {"load/rho_gpu": 0.89}, {"load/rho_gpu": 0.9}),
+        ("overloaded queue", {"load/rho_gpu": 0.95}, {"load/rho_queue": 0.9}),
+        ("overloaded storage", {"load/rho_read": 0.89}, {"load/rho_write": 0.9}),
+        ("few sessions", {"request/sessions_count": 20}, {"request/sessions_count": 19}),
+        (
+            "collapsed sessions",
+            {"request/largest_session_share": 0.24},
+            {"request/largest_session_share": 0.25},
+        ),
+    ],
+)
+def test_a_condition_holds_from_its_threshold_on(name, below, above):
+    found = [name in {each.name for each in objections([each])} for each in (below, above)]
+    assert found == [False, True]

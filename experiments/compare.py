@@ -7,7 +7,7 @@ python -m experiments.compare SWEEP --paired          request by request
 
 The first run given is the baseline. Runs that differ in their seed alone make one row: the median,
 with the range beside it. With --paired: the differences over the requests that both finished, and
-their 95 % intervals.
+their 95 % intervals; of metrics that belong to whole runs, the range over seeds.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from statistics import median
 
 from experiments.launch.job import one_sentence
 from experiments.tables.groups import Group, differing_keys, group_runs, load_runs
-from experiments.tables.paired import CONFIDENCE, of_requests
+from experiments.tables.paired import CONFIDENCE
 from experiments.tables.paired_table import compare_pairs, describe_pairs, sheet_of_pairs
 from experiments.tables.sheet import as_csv, as_latex, as_markdown, show_sheet
 from experiments.tables.table import (
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         metrics = tuple(options.metric or runs[0].metrics)
         groups = group_runs(runs, differing_keys(runs))
         if options.paired:
-            comparisons = compare_pairs(groups, options.metric or of_requests(metrics))
+            comparisons = compare_pairs(groups, metrics)
             if options.json:
                 print(json.dumps(describe_pairs(comparisons), indent=2))
                 return

@@ -36,14 +36,15 @@ from experiments.launch.job import (
 )
 from experiments.launch.progress import ProgressBar
 from experiments.launch.resume import (
-    is_as_before,
+    changes,
     jobs_of,
+    refuse_other,
+    refuse_unknown,
     sum_up_interrupted,
     sweep_config,
     sweep_has_begun,
 )
 from experiments.launch.screen import show_line, show_run
-from experiments.tables.provenance import add_trace
 from hicache import experiment
 from hicache.config import ExperimentConfig, inert_knobs
 
@@ -71,16 +72,22 @@ def compose_and_run(cfg: DictConfig) -> int:
         if is_sweep:
             title = f"{job_title(out_dir)}: {' '.join(swept(out_dir))}"
         config = schema.to_config(cfg)
+        refuse_unknown(config.metrics)
         for note in unheeded(config, swept(out_dir) if is_sweep else hydra_config.overrides.task):
             sys.stderr.write(f"{note}\n")
     except Exception as error:
         return failed(error, out_dir, is_sweep=is_sweep)
     try:
-        if is_as_before(config, out_dir):
-            print(f"{title}  →  as before" if is_sweep else f"as before\n{out_dir}")
-            return 0 if is_sweep else verdict(json.loads((out_dir / SUMMARY_FILE).read_text()))
-    except ValueError as error:  # an error.txt would spoil the run that is there
+        refuse_other(config, out_dir)
+        changed = changes(config, out_dir) if is_finished(out_dir) else None
+    except (ValueError, OSError) as error:  # an error.txt would spoil the run that is there
         return failed(error, None, is_sweep=is_sweep)
+    if changed == []:
+        print(f"{title}  →  as before" if is_sweep else f"as before\n{out_dir}")
+        summary = json.loads((out_dir / SUMMARY_FILE).read_text())
+        return 0 if is_sweep else exit_code_of(summary)
+    if changed:
+        sys.stderr.write(f"{title}: made again, for this has changed: {', '.join(changed)}\n")
     try:
         if config.program != "replay":
             carry_out(config, out_dir)
@@ -112,7 +119,7 @@ def compose_and_run(cfg: DictConfig) -> int:
             print(out_dir, flush=True)
     except OSError as error:  # nobody can read it, and the run is there
         return failed(error, None, is_sweep=is_sweep)
-    return 0 if is_sweep else verdict(outcome.summary)
+    return 0 if is_sweep else exit_code_of(outcome.summary)
 
 
 def show(outcome: Outcome, title: str | None) -> None:
@@ -154,7 +161,7 @@ def failed(error: Exception, out_dir: Path | None, *, is_sweep: bool) -> int:
     return code
 
 
-def verdict(summary: Mapping[str, float]) -> int:
+def exit_code_of(summary: Mapping[str, float]) -> int:
     """End a single run that gave a model wrong bytes as a failure."""
     if summary.get("verify/unequal_count"):
         sys.exit(UNEQUAL)
@@ -187,12 +194,12 @@ def carry_out(config: ExperimentConfig, out_dir: Path) -> None:
         )
     begin(config, out_dir)
     importlib.import_module(module).carry_out(config, out_dir)  # a simulation needs no torch
-    add_trace(config, out_dir)
 
 
 def main() -> None:
     """Run, with what Hydra finds wrong put in one sentence too."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us instead of being printed
+    sys.argv[1:] = schema.with_implied(sys.argv[1:])
     try:
         compose_and_run()
     except CONFIG_ERRORS as error:

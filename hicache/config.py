@@ -5,6 +5,7 @@ checked against (`experiments/launch/schema.py` tells Hydra about them; nothing 
 check that concerns one knob stands in `__post_init__` and names it.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from math import isfinite
@@ -13,6 +14,7 @@ from pathlib import PurePath
 from typing import Any
 
 from hicache.models import ComponentKind, HardwareConfig, ModelConfig
+from hicache.models.plausible import check_shape
 
 # policies of our own, by the knob that names them; module:Class names one of the user's
 STOP_POLICIES = ("best_effort", "wait_complete", "timeout", "marginal")
@@ -22,7 +24,12 @@ SERVICE_ORDERS = ("fcfs", "longest_prefix", "shortest_remaining")
 SWA_BUDGETS = ("no_host_term", "reports", "double", "sglang_0_5_23")
 # where knobs of generators, of traces and of timeouts have an effect
 GENERATED = "workload.kind=builtin,chat,agents"
-TRACED = "workload.kind=mooncake_conversation,mooncake_synthetic,mooncake_toolagent,weka_agentic"
+ROUNDS = "workload.kind=multi_turn"
+PREFIXES = "workload.kind=shared_prefix"
+BENCHES = "workload.kind=multi_turn,shared_prefix"
+BLOCKS = "workload.kind=trace,mooncake_conversation,mooncake_synthetic,mooncake_toolagent"
+TRACED = BLOCKS + ",weka_agentic"
+YOURS = "workload.kind=trace"
 TIMED = "prefetch.stop=timeout,module:Class"
 MISSING = "???"  # OmegaConf's mark of a value that must be given
 
@@ -154,24 +161,28 @@ def check_limits(group: str, config: Any) -> None:
         ValueError: one is not within its limits.
     """
     for item in fields(config):
-        value, limits = getattr(config, item.name), item.metadata
-        if not limits or value is None:
-            continue
-        name = f"{group}.{item.name}".lstrip(".")
-        if limits["one_of"] is not None and value not in limits["one_of"]:
-            raise ValueError(f"{name} must be one of {', '.join(limits['one_of'])}, got {value!r}")
-        if limits["ours"] is not None and value not in limits["ours"] and ":" not in value:
-            ours = ", ".join(limits["ours"])
-            raise ValueError(f"{name} must be one of {ours} or module:Class, got {value!r}")
-        if isinstance(value, float) and not isfinite(value):
-            raise ValueError(f"{name} must be a finite number, got {value}")
-        least, above, most = limits["least"], limits["above"], limits["most"]
-        if above is not None and value <= above:
-            raise ValueError(f"{name} must be above {above}, got {value}")
-        if most is not None and not least <= value <= most:
-            raise ValueError(f"{name} must be between {least} and {most}, got {value}")
-        if least is not None and value < least:
-            raise ValueError(f"{name} must be at least {least}, got {value}")
+        limits = item.metadata
+        held = getattr(config, item.name)
+        for value in held if isinstance(held, tuple | list) else (held,):
+            if limits and value is not None:
+                _check_limits(f"{group}.{item.name}".lstrip("."), value, limits)
+
+
+def _check_limits(name: str, value: Any, limits: Mapping[str, Any]) -> None:
+    if limits["one_of"] is not None and value not in limits["one_of"]:
+        raise ValueError(f"{name} must be one of {', '.join(limits['one_of'])}, got {value!r}")
+    if limits["ours"] is not None and value not in limits["ours"] and ":" not in value:
+        ours = ", ".join(limits["ours"])
+        raise ValueError(f"{name} must be one of {ours} or module:Class, got {value!r}")
+    if isinstance(value, float) and not isfinite(value):
+        raise ValueError(f"{name} must be a finite number, got {value}")
+    least, above, most = limits["least"], limits["above"], limits["most"]
+    if above is not None and value <= above:
+        raise ValueError(f"{name} must be above {above}, got {value}")
+    if most is not None and not least <= value <= most:
+        raise ValueError(f"{name} must be between {least} and {most}, got {value}")
+    if least is not None and value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
 
 
 def inert_knobs(config: Any, prefix: str = "", top: Any = None) -> dict[str, str]:
@@ -212,6 +223,12 @@ class WorkloadConfig:
 
     kind: str = MISSING
     path: str | None = knob(None, only=TRACED)
+    # of a trace of yours: tokens of a block; none: what suits all lines
+    block_tokens: int | None = knob(None, least=1, only=YOURS)
+    # with which everybody's prompts begin: that they share them makes two requests no conversation
+    system_tokens: int = knob(0, least=0, only=BLOCKS)
+    # of a log of chats, module:function from a text to its tokens; none: four letters a token
+    tokenizer: str | None = knob(None, only=YOURS)
     limit: int | None = knob(None, least=1)  # first requests only
     load: float | None = knob(None, above=0)
     time_scale: float = knob(1.0, above=0)
@@ -227,8 +244,23 @@ class WorkloadConfig:
     start: StartState = StartState.cold
     abort_share: float = share(0.0)
     patience_s: float = knob(10.0, above=0)
-    num_sessions: int = knob(200, least=1, only=GENERATED)
+    num_sessions: int = knob(200, least=1, only=GENERATED + ",multi_turn")
     session_rate: float = knob(1.0, above=0, only=GENERATED + ",weka_agentic")  # sessions a second
+    # of `multi_turn`, whose clients are `num_sessions`
+    rounds: int = knob(9, least=1, only=ROUNDS)  # that each client asks
+    turn_tokens: int = knob(4096, least=1, only=ROUNDS)  # that a round adds to the conversation
+    first_tokens: int | None = knob(None, least=1, only=ROUNDS)  # of the first; none: as the others
+    request_rate: float = knob(16.0, above=0, only=ROUNDS)  # requests a second at most
+    parallel: int | None = knob(None, least=1, only=ROUNDS)  # requests at a time at most
+    barrier: bool = knob(False, only=ROUNDS)  # no client begins a round before all ended the last
+    # of `shared_prefix`
+    groups: int = knob(250, least=1, only=PREFIXES)
+    group_prompts: int = knob(5, least=1, only=PREFIXES)  # of each group
+    prefix_tokens: int = knob(16000, least=1, only=PREFIXES)  # with which a group's prompts begin
+    own_tokens: int = knob(256, least=1, only=PREFIXES)  # that each prompt ends with
+    stage_rates: tuple[float, ...] = knob((5.0, 10.0, 15.0), above=0, only=PREFIXES)
+    stage_s: float = knob(60.0, above=0, only=PREFIXES)
+    answer_tokens: int = knob(1, least=1, only=BENCHES)
 
     def __post_init__(self) -> None:
         check_limits("workload", self)
@@ -248,7 +280,7 @@ class ParallelConfig:
     # of one collective in every step; sglang issue 30511 gives 150 us
     collective_s: float = knob(150e-6, least=0)
     replicas: int = knob(1, least=1)
-    router: str = "sticky"  # sticky, round_robin or prefix_load
+    router: str = knob("sticky", one_of=("sticky", "round_robin", "prefix_load"))
 
     def __post_init__(self) -> None:
         check_limits("parallel", self)
@@ -439,7 +471,7 @@ class RealModel(Enum):
 class ExecutorConfig:
     """What carries out a step: the cost model, or a real model on real memory."""
 
-    kind: str = "simulated"  # simulated or torch
+    kind: str = knob("simulated", one_of=("simulated", "torch"))
     # simulated: what copies pages, a kernel or the copy_engine
     copy_path: str = knob(
         "kernel", one_of=("kernel", "copy_engine"), only="executor.kind=simulated"
@@ -511,6 +543,8 @@ class ExperimentConfig:
     def __post_init__(self) -> None:
         check_name(self.name)
         check_limits("", self)
+        if self.model != ModelConfig():
+            check_shape(self.model)
         tp = self.parallel.tp or self.model.default_tp
         for kind, heads in (
             (ComponentKind.full, self.model.num_kv_heads),

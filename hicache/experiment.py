@@ -29,32 +29,16 @@ from hicache.engine.warm import warm_census, warm_storage
 from hicache.executor.simulated.cost import CostModel
 from hicache.models import GIB, ComponentKind
 from hicache.request import Request
+from hicache.results.keys import COUNTERS
 from hicache.results.metrics import REQUIRED_MEASURES, Progress, RequestRecord, Result
 from hicache.results.recorder import Recorder
 from hicache.scheduler.checkpoints import PLACEMENTS
 from hicache.scheduler.scheduler import Scheduler
-from hicache.workload.arrivals import Feeder
-from hicache.workload.build import Workload, load_workload, sample_sessions
+from hicache.workload.arrivals import Feeder, Releases
+from hicache.workload.build import Workload, load_workload, repeat_sessions, sample_sessions
 from hicache.workload.patience import patience_of
+from hicache.workload.rounds import RoundFeeder
 
-# counts of what may never happen in a run; its summary says 0 then, so that runs can be compared
-RARE_COUNTS = (
-    "prefetch/started_count",
-    "prefetch/cut_count",
-    "prefetch/revoked_count",
-    "prefetch/terminated_count",
-    "prefetch/terminated_without_sidecars_count",
-    "prefetch/discarded_incomplete_pages",
-    "scheduler/deferred_swa_tokens_count",
-    "agreement/step_collectives_count",
-    "agreement/query_collectives_count",
-    "agreement/completion_collectives_count",
-    "agreement/unequal_hits_count",
-    "agreement/unequal_reads_count",
-    "agreement/unequal_sidecars_count",
-    "agreement/given_up_pages",
-    "agreement/illegal_lengths_count",
-)
 ENGINE_TIMES = ("engine/busy_ns", "engine/prefill_ns", "engine/backlog_ns")  # not keys themselves
 OFFERED_BATCH = 32  # answers decoded together, where an isolated request's decode cost is needed
 
@@ -127,9 +111,7 @@ def run(
             window_pages=tree.window_pages,
             has_states=tree.has_states,
         )
-    feeder = Feeder(
-        workload.requests, config.workload.arrivals, concurrency=config.workload.concurrency
-    )
+    feeder = _feeder(config, workload)
     recorder = Recorder(
         engines,
         num_requests=len(workload.requests),
@@ -138,11 +120,6 @@ def run(
         progress=progress,
         counters=[runtime.counters],
     )
-    router = ROUTERS.get(config.parallel.router)
-    if router is None:
-        raise ValueError(
-            f"parallel.router must be one of {', '.join(ROUTERS)}, got {config.parallel.router!r}"
-        )
     collects = gc.isenabled()
     gc.disable()  # the loop leaves no cycles behind, and looking for them took 5 % of its time
     try:
@@ -151,7 +128,7 @@ def run(
             feeder,
             clock=runtime.clock,
             io=runtime.io,
-            router=router(),
+            router=ROUTERS[config.parallel.router](),
             observer=recorder,
             patience_ns=patience_of(workload.requests, config.workload, seed=config.seed),
         )
@@ -179,21 +156,38 @@ def run(
 def _workload(config: ExperimentConfig, cost: CostModel, notes: list[str]) -> Workload:
     workload = load_workload(config.workload, data_dir=config.data_dir, seed=config.seed)
     if config.workload.load is not None:
-        cold = _utilisation(
-            cost,
-            [(0, request.prompt_len, request.output_len) for request in workload.requests],
-            _span_s([request.arrival_ns for request in workload.requests]),
-            config.parallel.replicas,
+        asked = config.workload.load
+        share = asked / _cold_load(workload, cost, config.parallel.replicas)
+        change = sample_sessions if share <= 1 else repeat_sessions
+        workload = change(workload, share, config.seed)
+        reached = _cold_load(workload, cost, config.parallel.replicas)
+        notes.append(
+            f"workload.load: {asked:g} asked, {reached:.3g} reached (without a cache) with "
+            f"{share:.3g} of the sessions"
         )
-        share = min(config.workload.load / cold, 1.0)
-        if share == 1.0:
-            notes.append(
-                f"workload.load={config.workload.load} is more than the whole workload gives "
-                f"without a cache ({cold:.2f}); all of it is replayed"
-            )
-        workload = sample_sessions(workload, share, config.seed)
+    notes += workload.notes
     notes.insert(0, workload.description)
     return workload
+
+
+def _feeder(config: ExperimentConfig, workload: Workload) -> Releases:
+    knobs = config.workload
+    if knobs.kind != "multi_turn":
+        return Feeder(workload.requests, knobs.arrivals, concurrency=knobs.concurrency)
+    return RoundFeeder(
+        workload.requests,
+        rate=knobs.request_rate,
+        parallel=knobs.parallel,
+        barrier=knobs.barrier,
+        seed=config.seed,
+    )
+
+
+def _cold_load(workload: Workload, cost: CostModel, num_engines: int) -> float:
+    """Utilisation of the GPUs by this workload, if nothing were ever hit."""
+    lengths = [(0, request.prompt_len, request.output_len) for request in workload.requests]
+    span_s = _span_s([request.arrival_ns for request in workload.requests])
+    return _utilisation(cost, lengths, span_s, num_engines)
 
 
 def _engine(
@@ -354,7 +348,7 @@ def _measures(
         "engine/span_s": recorder.now_ns / SECOND_NS,
         "tree/nodes_count": sum(engine.cache.tree.num_nodes for engine in engines),
     }
-    return dict.fromkeys((*REQUIRED_MEASURES, *RARE_COUNTS), 0) | measures
+    return dict.fromkeys((*REQUIRED_MEASURES, *COUNTERS), 0) | measures
 
 
 def _utilisation(

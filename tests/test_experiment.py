@@ -1,6 +1,7 @@
 """Whole runs from a config: equal bytes, several engines, and a policy from outside."""
 
 import json
+import re
 from collections.abc import Sequence
 
 import pytest
@@ -134,9 +135,10 @@ def test_replicas_share_the_work_and_lose_none_of_it(router: str, ranks: int) ->
             f"parallel.ranks={ranks}",
             f"parallel.router={router}",
             "engine.check_invariants=true",
+            "workload.limit=30",
         )
     )
-    assert len(result.records) == 60
+    assert len(result.records) == 30
     assert {record.engine for record in result.records} >= {0, 1}
 
 
@@ -271,8 +273,7 @@ class Middle:
         (
             "scheduler.swa_budget",
             "Generous",
-            "model=gemma3_27b cache.swa_device_share=0.02 scheduler.chunk_tokens=512 "
-            "workload.limit=25",
+            "model=gemma3_27b cache.swa_device_share=0.02 scheduler.chunk_tokens=512",
         ),
         ("cache.checkpoints", "Middle", "model=qwen3_next_80b cache.checkpoints_args.share=0.25"),
     ],
@@ -280,9 +281,9 @@ class Middle:
 def test_what_the_scheduler_decides_may_be_a_class_of_ones_own(
     knob: str, name: str, rest: str
 ) -> None:
-    overrides = [*rest.split(), "engine.check_invariants=true"]
+    overrides = [*rest.split(), "engine.check_invariants=true", "workload.limit=25"]
     own = run(config_of(*overrides, f"{knob}=tests.test_experiment:{name}"))
-    assert len(own.records) == (25 if "limit" in rest else 60)
+    assert len(own.records) == 25
     defaults = [each for each in overrides if "_args" not in each]
     assert summary_of(own) != summary_of(run(config_of(*defaults)))
 
@@ -296,6 +297,19 @@ def test_a_policy_is_named_right_or_refused(knob: str) -> None:
         config_of(f"{knob}=mine")
     with pytest.raises(ValueError, match=f"{knob}=no.such:Thing cannot be loaded"):
         run(config_of("model=tiny_hybrid", f"{knob}=no.such:Thing"))
+
+
+@pytest.mark.parametrize(
+    ("knob", "ours"),
+    [
+        ("parallel.router", "sticky, round_robin, prefix_load"),
+        ("executor.kind", "simulated, torch"),
+        ("executor.copy_path", "kernel, copy_engine"),
+    ],
+)
+def test_what_can_only_be_ours_is_named_right_or_refused(knob: str, ours: str) -> None:
+    with pytest.raises(ValueError, match=f"{knob} must be one of {ours}, got 'mine'"):
+        config_of(f"{knob}=mine")
 
 
 @pytest.mark.parametrize("knob", ["cache.eviction", "prefetch.stop"])
@@ -381,3 +395,16 @@ def test_ranks_without_what_they_need_are_refused_before_anything_is_built(
 ) -> None:
     with pytest.raises(ValueError, match=told):
         config_of("model=tiny_hybrid", "parallel.ranks=2", *overrides)
+
+
+@pytest.mark.parametrize("asked", [0.003, 0.01])
+def test_a_load_is_asked_and_reached(asked: float) -> None:
+    knobs = ("workload=chat", "workload.num_sessions=40", "workload.limit=null")
+    result = run(config_of(*knobs, f"workload.load={asked}"))
+    (note,) = [note for note in result.notes if note.startswith("workload.load")]
+    told = re.search(rf"{asked:g} asked, ([0-9.]+) reached .* with ([0-9.]+) of the", note)
+    assert told is not None
+    assert float(told[1]) == pytest.approx(asked, rel=0.5)
+    num_sessions = len({record.session_id for record in result.records})
+    assert num_sessions == pytest.approx(40 * float(told[2]), abs=1)
+    assert (asked == 0.01) == (num_sessions > 40)

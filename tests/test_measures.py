@@ -1,14 +1,18 @@
 """What a whole run says of itself, by workloads that one can work out by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from experiments.launch.schema import config_of
 from hicache.clock import SECOND_NS
 from hicache.executor.simulated.cost import CostModel
+from hicache.experiment import _workload
 from hicache.models import ComponentKind
 from hicache.request import Request
 from hicache.results.metrics import Result
+from hicache.workload.build import load_workload, sample_sessions
 from tests.validity import runs
 
 PLAIN = ("model=llama3_8b", "parallel.tp=4", "storage=none", "cache.device_gib=8")
@@ -68,13 +72,54 @@ def test_the_working_set_counts_every_token_once() -> None:
     assert measures["load/host_over_working_set"] == pytest.approx(host_tokens / 1252, rel=0.01)
 
 
-def test_a_run_says_what_its_pools_hold() -> None:
-    notes = [note for note in run((0, 64, 1)).notes if "GiB" in note]
-    assert [note.split(":")[0] for note in notes] == [
-        "llama3_8b on 4 device(s), device",
-        "llama3_8b on 4 device(s), host",
-    ]
-    assert all(note.endswith("full tokens") for note in notes)
+@pytest.mark.parametrize(
+    ("overrides", "notes"),
+    [
+        (
+            ("model=llama3_8b", "cache.device_gib=8", "cache.host_gib=0.999"),
+            [
+                "llama3_8b on 4 device(s), device: 8.0 GiB = 65,536 full tokens",
+                "llama3_8b on 4 device(s), host: 1023.0 MiB = 8,128 full tokens",
+            ],
+        ),
+        (
+            ("model=tiny_hybrid", "cache.device_gib=1", "cache.host_gib=0.5"),
+            [
+                "tiny_hybrid on 1 device(s), device: 1.0 GiB = 1,048,576 full tokens + "
+                "524,288 swa tokens + 10,485 states",
+                "tiny_hybrid on 1 device(s), host: 512.0 MiB = 629,120 full tokens + "
+                "209,664 swa tokens + 4,194 states",
+            ],
+        ),
+        (
+            ("model=tiny_hybrid", "cache.unlimited=true"),
+            ["tiny_hybrid on 1 device(s): pools that never fill"],
+        ),
+    ],
+)
+def test_a_run_says_what_its_pools_hold(overrides: tuple[str, ...], notes: list[str]) -> None:
+    made = runs.strangers([0], [64], [1])
+    assert [each for each in runs.run(made, *overrides).notes if " device(s)" in each] == notes
+
+
+def test_a_load_that_is_asked_for_takes_so_many_sessions_and_at_most_all() -> None:
+    config = config_of("workload=builtin", "model=llama3_8b", "parallel.replicas=2")
+    whole = load_workload(config.workload, data_dir=None, seed=config.seed)
+    cost = CostModel(config.model, config.hardware, tp=4)
+    offered_s = sum(
+        cost.offered_s(0, each.prompt_len, each.output_len, 32) for each in whole.requests
+    )
+    arrivals = [each.arrival_ns for each in whole.requests]
+    cold = offered_s / ((max(arrivals) - min(arrivals)) / SECOND_NS) / 2
+    for load, share in ((cold / 4, 0.25), (cold, 1.0), (2 * cold, 1.0)):
+        notes: list[str] = []
+        asked = replace(config, workload=replace(config.workload, load=load))
+        sampled = _workload(asked, cost, notes)
+        wanted = sample_sessions(whole, share, config.seed)
+        assert [each.id for each in sampled.requests] == [each.id for each in wanted.requests]
+        assert notes[0] == sampled.description
+        told = [each.endswith(f"({cold:.2f}); all of it is replayed") for each in notes[1:]]
+        assert told == [True] * (share == 1.0)
 
 
 def test_storage_says_which_faults_it_was_given() -> None:

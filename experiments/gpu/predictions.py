@@ -18,6 +18,7 @@ from typing import Any
 import triton
 
 from hicache.kernels import codegen
+from hicache.kernels.codegen_cases import cases
 
 STORED = Path(__file__).parents[1] / "results" / "predictions.json"
 KERNELS = {
@@ -38,7 +39,7 @@ def predicted() -> list[dict[str, Any]]:
         for report in codegen.launched_by(name):
             shape = report.name.partition(", ")[2]
             entries.append(_entry(kernel, shape, report))
-    for case in codegen.cases():
+    for case in cases():
         if case.limits.payload_bits is not None:
             entries.append(_entry("ours", case.name, codegen.compile_case(case)))
     return entries

@@ -119,7 +119,6 @@ def _write_reports(outcome: Outcome, result: Result, name: str) -> None:
     out_dir = outcome.out_dir
     report.write_requests(out_dir / "requests.parquet", result.records)
     report.write_report(out_dir, title=name, summary=outcome.summary)
-    provenance.add_trace(outcome.config, out_dir)
 
 
 def _run(run: Run, config: ExperimentConfig, on_progress: Callable[[Progress], None]) -> Result:
@@ -167,7 +166,7 @@ def explain(error: Exception, out_dir: Path | None = None) -> int:
     if isinstance(error, PolicyError):  # whoever wrote the class looks for its lines
         cause = error.__cause__
         lines = [] if cause is None else traceback.format_exception(cause, chain=False)
-        text = "\n".join([*"".join(lines).splitlines(), one_sentence(error)])
+        text = "\n".join([*"".join([*lines, error.place]).splitlines(), one_sentence(error)])
     with suppress(OSError):
         sys.stderr.write(text + "\n")
         sys.stderr.flush()

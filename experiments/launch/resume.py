@@ -1,15 +1,17 @@
 """What a directory already holds: finished runs are neither made twice nor mixed with others.
 
-A run is finished once `summary.json` is there, the last file that it writes, and no `error.txt`.
+A run is finished once `summary.json` is there, the last file that it writes, and no `error.txt`. It
+is made again if what it was made of has changed: code, trace, a class of the user's own, versions.
 Hydra writes into the directories of runs before it calls us, so that those that are used are looked
 at before that, in a callback.
 """
 
 import copy
+import difflib
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ from experiments.tables import provenance
 from experiments.tables.console import console
 from experiments.tables.groups import flat, job_order, load_run
 from hicache.config import ExperimentConfig, check_name
+from hicache.results.keys import KNOWN
 
 
 class UsedDirectories(Callback):
@@ -40,7 +43,7 @@ class UsedDirectories(Callback):
             check_name(config.name)
             directory = _made("hydra.run.dir", config.hydra.run.dir)
             if is_finished(directory):
-                is_as_before(to_config(_without_hydra(config)), directory)
+                refuse_other(to_config(_without_hydra(config)), directory)
         # known from here on to whoever must say where the run was
         HydraConfig.instance().set_config(copy.deepcopy(config))
 
@@ -48,6 +51,7 @@ class UsedDirectories(Callback):
         """Look at the directories of all jobs of a sweep."""
         with in_one_sentence():
             check_name(config.name)
+            refuse_unknown(config.metrics)  # in one sentence, not in one a job
             directory = _made("hydra.sweep.dir", config.hydra.sweep.dir)
             if is_finished(directory):
                 raise ValueError(f"{directory} holds a finished run, so it cannot hold a sweep")
@@ -65,14 +69,14 @@ def in_one_sentence() -> Iterator[None]:
         sys.exit(explain(error))
 
 
-def is_as_before(config: ExperimentConfig, directory: Path) -> bool:
-    """Whether there is a finished run of this configuration by this code.
+def refuse_other(config: ExperimentConfig, directory: Path) -> None:
+    """Leave alone what another configuration has made.
 
     Raises:
-        ValueError: there is a finished run of another configuration, or by other code.
+        ValueError: there is a finished run of another configuration.
     """
     if not is_finished(directory):
-        return False
+        return
     stored = directory / CONFIG_FILE
     text = stored.read_text() if stored.is_file() else ""
     if text != as_yaml(config):
@@ -80,17 +84,26 @@ def is_as_before(config: ExperimentConfig, directory: Path) -> bool:
             f"{directory} holds a finished run of another configuration"
             f"{_difference(text, as_yaml(config))}: name another directory, or remove that one"
         )
+
+
+def refuse_unknown(metrics: Iterable[str]) -> None:
+    """Say so before a run and not after it.
+
+    Raises:
+        ValueError: no summary has such a metric.
+    """
+    for metric in metrics:
+        if metric not in KNOWN:
+            near = difflib.get_close_matches(metric, KNOWN, n=3)
+            told = f"did you mean {' or '.join(near)}?" if near else "docs/metrics.md has them all"
+            raise ValueError(f"metrics: no run has a metric {metric} ({told})")
+
+
+def changes(config: ExperimentConfig, directory: Path) -> list[str]:
+    """What the finished run in the directory would be made of otherwise today."""
     made_of = directory / provenance.FILE
-    then = provenance.sources_of(json.loads(made_of.read_text())) if made_of.is_file() else {}
-    changed = [
-        name for name, digest in provenance.code_of(config).items() if then.get(name) != digest
-    ]
-    if changed:
-        raise ValueError(
-            f"{directory} holds a finished run by other code (of {', '.join(changed)}): "
-            f"name another directory, or remove that one"
-        )
-    return True
+    then = json.loads(made_of.read_text()) if made_of.is_file() else {}
+    return provenance.changed_since(then, config)
 
 
 def jobs_of(config: DictConfig) -> list[list[str]] | None:
@@ -152,7 +165,7 @@ def _look_at_jobs(config: DictConfig, directory: Path) -> None:
             job.hydra.job.num = job.hydra.job.id = number
         path = directory / str(job.hydra.sweep.subdir)
         if is_finished(path):
-            is_as_before(to_config(_without_hydra(job)), path)
+            refuse_other(to_config(_without_hydra(job)), path)
     others = sorted(int(name) for name in used if name.isdigit() and int(name) >= len(jobs))
     if others:
         raise ValueError(

@@ -4,37 +4,77 @@ Frozen dataclasses cannot be composed over (OmegaConf marks them read-only), so 
 stored with that mark cleared; `to_config` gives the frozen classes back, with their checks run.
 """
 
+import copy
 import secrets
-from dataclasses import fields, is_dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_store import ConfigStore
-from omegaconf import DictConfig, OmegaConf
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from omegaconf import MISSING, DictConfig, OmegaConf
 
 from hicache.config import ExperimentConfig
+from hicache.models.hugging_face import read_model
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
+# knobs that take the place of all a group's file says, and the option to which they belong
+IMPLIED = {"model.from_hf": "model=from_hf", "workload.path": "workload=trace"}
 
 
 @cache
 def config_of(*overrides: str) -> ExperimentConfig:
     """What `python -m experiments.run OVERRIDES` would run.
 
+    Hydra composes once for each choice of files, which takes long, and values are set in a copy.
+
     Raises:
         ValueError: a knob has a value it cannot have, has none and needs one, or does not exist.
     """
+    told = OverridesParser.create().parse_overrides(with_implied(overrides))
+    values = [each for each in told if _is_value(each)]
+    config = copy.deepcopy(
+        _composed(*(str(each.input_line) for each in told if each not in values))
+    )
+    ConfigLoaderImpl._apply_overrides_to_config(values, config)
+    return to_config(config)
+
+
+@cache
+def _composed(*files: str) -> DictConfig:
     register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return to_config(compose("config", list(overrides)))
+        return compose("config", list(files))
+
+
+def _is_value(override: Override) -> bool:
+    is_file = override.key_or_group.startswith("hydra") or (CONF / override.key_or_group).is_dir()
+    return not (is_file or override.is_sweep_override())
+
+
+def with_implied(overrides: Sequence[str]) -> list[str]:
+    """What was typed, and the options that it takes for granted."""
+    typed = {override.lstrip("+").partition("=")[0] for override in overrides}
+    implied = [
+        option
+        for knob, option in IMPLIED.items()
+        if knob in typed and not typed & {option.partition("=")[0], "experiment"}
+    ]
+    return [*implied, *overrides]
 
 
 @cache
 def register() -> None:
     """Tell Hydra the type of every group, as its option `schema`, and of the root."""
     store = ConfigStore.instance()
-    store.store(name="schema", node=_writable(ExperimentConfig))
+    root = _writable(ExperimentConfig)
+    for key in root.model:  # each model's file says all of it, or what it leaves out is derived
+        root.model[key] = MISSING
+    store.store(name="schema", node=root)
     for group in fields(ExperimentConfig):
         if isinstance(group.type, type) and is_dataclass(group.type):
             store.store(group=group.name, name="schema", node=_writable(group.type))
@@ -50,6 +90,7 @@ def to_config(cfg: DictConfig) -> ExperimentConfig:
     Raises:
         ValueError: a knob has a value it cannot have, has none and needs one, or does not exist.
     """
+    _derive_model(cfg)
     missing = sorted(key for key in OmegaConf.missing_keys(cfg) if not key.startswith("hydra"))
     if missing:
         raise ValueError(f"no value was given for {', '.join(missing)}")
@@ -69,6 +110,22 @@ def known_keys(schema: type = ExperimentConfig, prefix: str = "") -> list[str]:
         if isinstance(item.type, type) and is_dataclass(item.type):
             keys += known_keys(item.type, f"{prefix}{item.name}.")
     return keys
+
+
+def _derive_model(cfg: DictConfig) -> None:
+    """Fill what is missing of a model with what its config.json says."""
+    model = cfg.model
+    if OmegaConf.is_missing(model, "from_hf"):
+        raise ValueError("no value was given for model.from_hf: wanted the path of a config.json")
+    if model.from_hf is None:
+        return
+    given = {str(key): model[key] for key in model if not OmegaConf.is_missing(model, key)}
+    if len(given) == len(model):
+        raise ValueError(
+            f"model.from_hf={model.from_hf} derives a whole model: leave out model={model.name}"
+        )
+    OmegaConf.set_readonly(model, False)  # noqa: FBT003 - OmegaConf's signature
+    model.merge_with(asdict(read_model(Path(model.from_hf), given)))
 
 
 def _refuse_unknown(cfg: DictConfig, schema: type, prefix: str) -> None:

@@ -10,25 +10,21 @@ host tier pay, and which page size is best? Where the answers differ, the path d
 
 import csv
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from statistics import median
 from typing import NamedTuple
 
-import numpy as np
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from experiments.launch import schema
+from experiments.studies.copy_paths import NO_HOST, PATHS, Row, conclusions, draw, summary_of, table
 from experiments.studies.max_rate import Objective, max_rate
-from experiments.tables.sweep_figure import COLOURS
 from hicache import experiment
 from hicache.config import ExperimentConfig
 from hicache.executor.simulated.links import CopyPath, pcie_rate
@@ -36,15 +32,6 @@ from hicache.results.metrics import summarize
 from hicache.results.tracking import write_json
 
 NUM_SEEDS = 3
-PATHS = {
-    "copy_memcpy": "batched memcpy",
-    "copy_triton12": "Triton, 12 SMs",
-    "copy_sglang": "SGLang's registers or TMA",
-    "copy_sglang_unified": "SGLang's page-unified",
-    "copy_ours": "ours",
-    "copy_ours_35": "ours, link of 35 GB/s",
-}
-NO_HOST = "no host tier"
 CONVERSATION = ("workload=mooncake_conversation", "parallel.tp=4")
 AGENTS = ("workload=agents", "cache.device_gib=24")
 TOLERANCE = 0.05  # of the share of sessions that are served in time
@@ -57,27 +44,6 @@ class Regime(NamedTuple):
     overrides: tuple[str, ...]
     objective: Objective
     crowd: int = 1  # times as many sessions, as much denser, are more than can be served in time
-
-
-class Row(NamedTuple):
-    """One run. `path` is a key of PATHS, or NO_HOST."""
-
-    regime: str
-    path: str
-    seed: int
-    status: str  # of the curve at these pieces: measured, modelled or measured, extrapolated
-    piece_bytes: int
-    rate_gbps: float  # to one device, in such pieces
-    ttft_s: float
-    ttft_p95_s: float
-    load_back_s: float
-    tpot_s: float
-    goodput_per_s: float | None  # highest rate at which the promise is kept; of the first seed
-    goodput_share: float | None  # of the crowd; 1: all of it was served in time
-    gpu_s: float  # of a request
-    rho: float
-    host_hit_tokens: int
-    load_back_bytes: int
 
 
 SLOW = Objective(ttft_s=2.0, tpot_s=0.05, share=0.9)
@@ -107,8 +73,6 @@ REGIMES = (
         4,
     ),
 )
-# the same workload and devices in pages of three sizes: which is best?
-PAGE_SIZES = ("agents, pages of 64", "agents, pages of 16", "agents, token pages")
 
 
 def carry_out(config: ExperimentConfig, out_dir: Path) -> None:
@@ -212,166 +176,3 @@ def _status(config: ExperimentConfig, piece_bytes: int) -> str:
 
 def _rate_gbps(config: ExperimentConfig, piece_bytes: int) -> float:
     return pcie_rate(config.hardware, piece_bytes, CopyPath(config.executor.copy_path)) / 1e9
-
-
-def spread(rows: Iterable[Row], field: str) -> tuple[float, float, float]:
-    """Median, lowest and highest of a field over the seeds that have it."""
-    values = [value for row in rows if (value := getattr(row, field)) is not None]
-    return median(values), min(values), max(values)
-
-
-def of(rows: Iterable[Row], regime: str, path: str) -> list[Row]:
-    """The runs of a path in a regime, by seed."""
-    return [row for row in rows if row.regime == regime and row.path == path]
-
-
-def gains(rows: Sequence[Row], regime: str, path: str, over: str) -> tuple[float, float, float]:
-    """Mean TTFT of `over` ÷ that of `path`, seed by seed: median, lowest, highest."""
-    pairs = zip(of(rows, regime, over), of(rows, regime, path), strict=True)
-    ratios = [mine.ttft_s / other.ttft_s for mine, other in pairs]
-    return median(ratios), min(ratios), max(ratios)
-
-
-def table(rows: Sequence[Row]) -> str:
-    """A row a regime and path, in Markdown: medians over the seeds, lowest and highest after."""
-    lines = [
-        "| regime | path | curve | pieces | GB/s a device | TTFT mean, ms | … its load-back | "
-        "TTFT p95, ms | TPOT, ms | goodput, requests/s | no host tier ÷ this |",
-        "|---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    for regime in dict.fromkeys(row.regime for row in rows):
-        for path in (*PATHS, NO_HOST):
-            these = of(rows, regime, path)
-            first = these[0]
-            cells = [regime, PATHS.get(path, path), first.status or "–"]
-            if path == NO_HOST:
-                cells += ["–", "–"]
-            else:
-                cells += [f"{first.piece_bytes / 1024:g} KiB", f"{first.rate_gbps:.1f}"]
-            cells += [
-                _told(spread(these, "ttft_s"), 1e3),
-                f"{spread(these, 'load_back_s')[0] * 1e3:.1f}",
-                _told(spread(these, "ttft_p95_s"), 1e3),
-                f"{spread(these, 'tpot_s')[0] * 1e3:.2f}",
-                ("≥ " if first.goodput_share == 1 else "")
-                + _told(spread(these, "goodput_per_s"), 1),
-                _told(gains(rows, regime, path, NO_HOST), 1),
-            ]
-            lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def conclusions(rows: Sequence[Row]) -> list[str]:
-    """What each path alone would make one believe, and whether they agree."""
-    told = []
-    for regime in dict.fromkeys(row.regime for row in rows):
-        verdicts = {path: _verdict(gains(rows, regime, path, NO_HOST)) for path in PATHS}
-        told.append(f"{regime}: a host tier {_answers(verdicts)}")
-    if all(of(rows, regime, "copy_ours") for regime in PAGE_SIZES):
-        best = {}
-        for path in PATHS:
-            means = {name: spread(of(rows, name, path), "ttft_s")[0] for name in PAGE_SIZES}
-            least = min(means.values())
-            near = [name for name in PAGE_SIZES if means[name] <= 1.05 * least]
-            best[path] = "have their lowest TTFT with " + " or ".join(
-                name.removeprefix("agents, ") for name in near
-            )
-        told.append(f"page size (within 5 %): agents {_answers(best)}")
-    return told
-
-
-def summary_of(rows: Sequence[Row]) -> dict[str, float]:
-    """Flat keys: medians of mean TTFT, and the ratio of the slowest path to ours."""
-    summary: dict[str, float] = {}
-    for number, regime in enumerate(dict.fromkeys(row.regime for row in rows)):
-        for path in (*PATHS, NO_HOST):
-            name = path.replace(" ", "_")
-            summary[f"regime_{number}/{name}_ttft_s_mean"] = spread(
-                of(rows, regime, path), "ttft_s"
-            )[0]
-        ratios = [gains(rows, regime, "copy_ours", path)[0] for path in PATHS]
-        summary[f"regime_{number}/slowest_over_ours"] = max(ratios)
-    return summary
-
-
-def draw(rows: Sequence[Row]) -> Figure:
-    """TTFT above, goodput below; a group a regime, a bar a path, whiskers over seeds."""
-    regimes = list(dict.fromkeys(row.regime for row in rows))
-    figure = Figure(figsize=(1.9 * len(regimes) + 2, 8), layout="constrained")
-    above, below = figure.subplots(2, 1, sharex=True)
-    statuses = {row.path: row.status.partition(",")[0] for row in rows}
-    for axes, field, factor in ((above, "ttft_s", 1e3), (below, "goodput_per_s", 1)):
-        for number, path in enumerate(PATHS):
-            _draw_bars(axes, rows, regimes, path, number, field, factor, statuses[path])
-        for place, regime in enumerate(regimes):
-            height = spread(of(rows, regime, NO_HOST), field)[0] * factor
-            label = NO_HOST if place == 0 else None
-            axes.hlines(height, place - 0.45, place + 0.45, color="black", lw=1.5, label=label)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.set_yscale("symlog", linthresh=0.01)  # there may be no rate at all
-        axes.yaxis.set_major_formatter("{x:g}")
-    above.set_ylabel("mean TTFT, ms")
-    below.set_ylabel("goodput, requests a second")
-    names = [regime.replace(", ", ",\n") for regime in regimes]
-    below.set_xticks(range(len(regimes)), names, fontsize="small")
-    figure.legend(*above.get_legend_handles_labels(), loc="outside lower center", ncols=6)
-    figure.suptitle(
-        "What the copy path buys: simulated time on modelled H200s, medians and range of "
-        f"{NUM_SEEDS} seeds, goodput of the first\nhatched: the path's curve is modelled; pieces "
-        "below the smallest that was measured take as long as that one",
-        x=0.01,
-        ha="left",
-    )
-    return figure
-
-
-def _draw_bars(
-    axes: Axes,
-    rows: Sequence[Row],
-    regimes: Sequence[str],
-    path: str,
-    number: int,
-    field: str,
-    factor: float,
-    status: str,
-) -> None:
-    spreads = np.array([spread(of(rows, regime, path), field) for regime in regimes]) * factor
-    places = np.arange(len(regimes)) + (number - (len(PATHS) - 1) / 2) * 0.14
-    axes.bar(
-        places,
-        spreads[:, 0],
-        width=0.13,
-        yerr=[spreads[:, 0] - spreads[:, 1], spreads[:, 2] - spreads[:, 0]],
-        error_kw={"lw": 0.8},
-        color=COLOURS[number],
-        hatch="//" if status == "modelled" else None,
-        edgecolor="white",
-        label=f"{PATHS[path]} ({status})",
-    )
-
-
-def _told(values: tuple[float, float, float], factor: float) -> str:
-    middle, low, high = (_number(value * factor) for value in values)
-    return middle if low == high else f"{middle} ({low}–{high})"
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
-
-
-def _verdict(gain: tuple[float, float, float]) -> str:
-    _, low, high = gain
-    if low > 1.05:
-        return "pays"
-    return "costs more than it brings" if high < 0.95 else "makes no clear difference"
-
-
-def _answers(verdicts: Mapping[str, str]) -> str:
-    """One answer if all agree, else who says what."""
-    by_verdict: dict[str, list[str]] = {}
-    for path, verdict in verdicts.items():
-        by_verdict.setdefault(verdict, []).append(PATHS[path])
-    if len(by_verdict) == 1:
-        return f"{next(iter(by_verdict))}, whatever the path"
-    parts = [f"{verdict} with {', '.join(paths)}" for verdict, paths in by_verdict.items()]
-    return "; ".join(parts) + ": THE PATH DECIDES"

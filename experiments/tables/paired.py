@@ -6,11 +6,16 @@ their prefix and their fate, and drawing them one by one would promise too much 
 Hinkley, Bootstrap Methods and their Application, 1997, section 3.8). The interval speaks of this
 trace with other sessions of its kind. It knows nothing of another arrival pattern, and sessions
 that wait in one queue are not quite independent: `workload.start_jitter_s` with seeds shows that.
+
+What belongs to whole runs (a load, pages written) is compared too, run by run: the mean over seeds,
+with the range of the differences.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 import pyarrow.compute as pc
@@ -33,7 +38,11 @@ COLUMNS = (
     "status",
     "prompt_len",
     "output_len",
+    "device_hit_len",
+    "host_hit_len",
+    "storage_hit_len",
     "computed_len",
+    "recomputed_len",
     "arrival_ns",
     "first_token_ns",
     "finish_ns",
@@ -52,6 +61,17 @@ class Ratio:
         """The metric under each row of `weights` [draws, requests]: [draws]."""
         above, below = weights @ self.above, weights @ self.below
         return np.divide(above, below, out=np.zeros_like(above), where=below > 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """A metric that is a sum: `values`: [requests]."""
+
+    values: Numbers
+
+    def under(self, weights: Numbers) -> Numbers:
+        """The metric under each row of `weights` [draws, requests]: [draws]."""
+        return weights @ self.values
 
 
 class Percentile:
@@ -90,6 +110,10 @@ def _times(columns: Columns, name: str) -> Numbers:
     return columns[f"{name}_ns"] / SECOND_NS
 
 
+def _total(name: str) -> Callable[[Columns], Total]:
+    return lambda columns: Total(columns[name])
+
+
 def _mean_time(name: str) -> Callable[[Columns], Ratio]:
     return lambda columns: Ratio(_times(columns, name), np.ones(len(columns["id"])))
 
@@ -99,29 +123,32 @@ def _percentile_time(name: str, percent: int) -> Callable[[Columns], Percentile]
 
 
 # keys of summary.json that requests can be compared by
-METRICS: dict[str, Callable[[Columns], Ratio | Percentile]] = {
+METRICS: dict[str, Callable[[Columns], Ratio | Total | Percentile]] = {
     "cache/token_hit_rate": _token_hits,
+    "request/prompt_tokens": _total("prompt_len"),
+    "request/output_tokens": _total("output_len"),
     "request/tpot_s_mean": _time_per_token,
 }
+for _name in ("device_hit", "host_hit", "storage_hit", "computed", "recomputed"):
+    METRICS[f"cache/{_name}_tokens"] = _total(f"{_name}_len")
 for _name in ("ttft", *TTFT_PARTS):
     METRICS[f"request/{_name}_s_mean"] = _mean_time(_name)
     for _percent in PERCENTILES:
         METRICS[f"request/{_name}_s_p{_percent}"] = _percentile_time(_name, _percent)
 
 
-def of_requests(metrics: Sequence[str]) -> list[str]:
-    """Those of these metrics that single requests have."""
-    return [metric for metric in metrics if metric in METRICS]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A metric of one group less the same of another, over the requests that both finished."""
+    """A metric of one group less the same of another, over the requests that both finished.
+
+    `is_of_runs`: it belongs to no request, and `low` and `high` are the range over seeds.
+    """
 
     baseline: float
     other: float
     low: float
     high: float
+    is_of_runs: bool = False
 
     @property
     def middle(self) -> float:
@@ -138,12 +165,14 @@ class Pairs:
         Raises:
             ValueError: they share no seed, served other requests, or finished none in common.
         """
-        bases = {run.config["seed"]: run.path for run in baseline.runs}
-        shared = [run for run in other.runs if run.config["seed"] in bases]
-        if not shared:
+        bases = {run.config["seed"]: run for run in baseline.runs}
+        self._runs = [
+            (bases[run.config["seed"]], run) for run in other.runs if run.config["seed"] in bases
+        ]
+        if not self._runs:
             raise ValueError(f"{baseline.settings} and {other.settings} share no seed")
-        parts = [_joined(bases[run.config["seed"]], run.path) for run in shared]
-        self.num_seeds = len(shared)
+        parts = [_joined(base.path, run.path) for base, run in self._runs]
+        self.num_seeds = len(self._runs)
         self.num_unpaired = sum(unpaired for _, _, unpaired in parts)
         self.baseline = _stacked([part[0] for part in parts])
         self.other = _stacked([part[1] for part in parts])
@@ -163,17 +192,29 @@ class Pairs:
         return float(np.mean(_times(self.other, "ttft") > _times(self.baseline, "ttft")))
 
     def differences(self, metrics: Sequence[str]) -> dict[str, Difference]:
-        """Each metric's difference, with the same draws of sessions for all of them.
+        """Each metric's difference, with the same draws of sessions for all that requests have.
 
         Raises:
-            ValueError: a metric is not one of requests.
+            ValueError: a run has no such metric.
         """
-        for metric in metrics:
-            if metric not in METRICS:
-                raise ValueError(
-                    f"{metric} does not belong to single requests; those that do: "
-                    f"{', '.join(sorted(METRICS))}"
-                )
+        found = self._of_requests([metric for metric in metrics if metric in METRICS])
+        return {metric: found.get(metric) or self._of_runs(metric) for metric in metrics}
+
+    def _of_runs(self, metric: str) -> Difference:
+        for run in chain.from_iterable(self._runs):
+            if metric not in run.summary:
+                raise ValueError(f"{run.path} has no metric {metric}")
+        sides = [(base.summary[metric], other.summary[metric]) for base, other in self._runs]
+        differences = [other - base for base, other in sides]
+        return Difference(
+            baseline=fmean(base for base, _ in sides),
+            other=fmean(other for _, other in sides),
+            low=min(differences),
+            high=max(differences),
+            is_of_runs=True,
+        )
+
+    def _of_requests(self, metrics: Sequence[str]) -> dict[str, Difference]:
         makers = [METRICS[metric] for metric in metrics]
         sides = [(make(self.baseline), make(self.other)) for make in makers]
         once = np.ones((1, len(self)))

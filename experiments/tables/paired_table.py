@@ -86,6 +86,7 @@ def describe_pairs(comparisons: Sequence[Comparison]) -> list[dict[str, object]]
                     "difference": difference.middle,
                     "low": difference.low,
                     "high": difference.high,
+                    "of": "runs" if difference.is_of_runs else "requests",
                 }
                 for metric, difference in each.differences.items()
             },
@@ -123,7 +124,10 @@ def _difference_row(each: Comparison, keys: Sequence[str], verdicts: Verdicts) -
     _add_requests(row, len(pairs), each.other, verdicts)
     row.add("sessions", f"{pairs.num_sessions:,}", sessions=pairs.num_sessions)
     for metric, found in each.differences.items():
-        text = f"{_signed(found.middle)} [{_signed(found.low)}, {_signed(found.high)}]"
+        ends = f"{_signed(found.low)}, {_signed(found.high)}"
+        text = f"{_signed(found.middle)} [{ends}]"
+        if found.is_of_runs:
+            text = _signed(found.middle) + (f" ({ends})" if pairs.num_seeds > 1 else "")
         parts = (found.baseline, found.middle, found.low, found.high)
         values = {f"{metric} {part}": value for part, value in zip(PARTS, parts, strict=True)}
         row.add(TITLES.get(metric, metric), text, **values)
@@ -137,6 +141,8 @@ def _notes(groups: Sequence[Group], comparisons: Sequence[Comparison]) -> list[s
         "The same requests under the same seeds; intervals by drawing whole sessions anew.",
         "sooner, later: requests whose first token came sooner, or later, than in the first row.",
     ]
+    if any(found.is_of_runs for each in comparisons for found in each.differences.values()):
+        notes.append("(low, high): of whole runs, the range over seeds; it is no interval.")
     num_unpaired = sum(each.pairs.num_unpaired for each in comparisons)
     if num_unpaired:
         share = num_unpaired / (num_unpaired + sum(len(each.pairs) for each in comparisons))

@@ -1,47 +1,59 @@
 """What made a run: code, versions and inputs, written beside its results as `provenance.json`.
 
-None of it enters `summary.json`: equal runs stay equal bytes. Of a policy of the user's own it
-knows the file that its class is in, not what that file imports in its turn.
+None of it enters `summary.json`: equal runs stay equal bytes. Of a class of the user's own it knows
+the module and all local ones that this imports, however deep: those that lie neither in the
+standard library nor where packages are installed. What they read, or import by name only while they
+run, it does not see.
 """
 
 import platform
+import site
 import subprocess
+import sys
+import sysconfig
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from importlib import metadata, util
+from modulefinder import ModuleFinder
 from pathlib import Path
 
 import numpy as np
 
 import hicache
-from hicache.config import ExperimentConfig
+from hicache.config import ExperimentConfig, StorageConfig
 from hicache.results.tracking import write_json
 from hicache.workload.build import TRACES
 from hicache.workload.data import find_trace
 
 FILE = "provenance.json"
-MAX_TRACE_BYTES = 64 * 2**20  # a larger one would take longer to digest than is worth it
 GIT_S = 2.0  # a file system may be slow; the commit is not worth more
+REAL_ONLY = ("torch", "triton")  # a simulated run never imports them
+VERSIONS = ("python", "numpy", *REAL_ONLY)
 
 
 def write_provenance(config: ExperimentConfig, out_dir: Path) -> None:
-    """Write what is known before a run; its trace is added by `add_trace`, once there is one."""
+    """Write what a run of `config` is made of.
+
+    Raises:
+        FileNotFoundError: its trace is nowhere, and cannot be downloaded.
+        ValueError: what was downloaded is another one.
+    """
     write_json(out_dir / FILE, _provenance(config))
 
 
-def add_trace(config: ExperimentConfig, out_dir: Path) -> None:
-    """Write the same with the trace file of a run, which by then has been found or downloaded."""
-    kind = config.workload.kind
-    if kind not in TRACES:
-        return
-    path = find_trace(TRACES[kind], path=config.workload.path, data_dir=config.data_dir)
-    trace: dict[str, object] = {"file": str(path.absolute())}
-    if path.is_file() and path.stat().st_size <= MAX_TRACE_BYTES:
-        state = path.stat()
-        trace["sha256"] = _digest_of_trace(path, state.st_mtime_ns, state.st_size)
-    write_json(out_dir / FILE, _provenance(config) | {"trace": trace})
+def changed_since(stored: Mapping[str, object], config: ExperimentConfig) -> list[str]:
+    """What a run of `config` would be made of otherwise than the run with this provenance was.
+
+    Raises:
+        FileNotFoundError, ValueError: as `write_provenance`.
+    """
+    now = _provenance(config)
+    then, wanted = sources_of(stored), sources_of(now)
+    changed = [name for name, digest in wanted.items() if then.get(name) != digest]
+    return changed + [name for name in VERSIONS if stored.get(name) != now.get(name)]
 
 
 def sources_of(provenance: Mapping[str, object]) -> dict[str, str]:
@@ -51,6 +63,7 @@ def sources_of(provenance: Mapping[str, object]) -> dict[str, str]:
     found = {
         "hicache": provenance.get("hicache"),
         "workload": provenance.get("trace"),
+        "program": provenance.get("program"),
         **(policies if isinstance(policies, Mapping) else {}),
     }
     for name, item in found.items():
@@ -60,16 +73,11 @@ def sources_of(provenance: Mapping[str, object]) -> dict[str, str]:
     return sources
 
 
-def code_of(config: ExperimentConfig) -> dict[str, str]:
-    """The digests, as of `sources_of`, of the code that a run of `config` would have now."""
-    return sources_of(_provenance(config))
-
-
 def _provenance(config: ExperimentConfig) -> dict[str, object]:
     package = Path(hicache.__file__).parent
-    return {
+    found: dict[str, object] = {
         "hicache": {
-            "version": _version(),
+            "version": _version("hicache"),
             "sha256": _digest_of_package(package),  # of its Python files, edited or not
             **_checkout(package.parent),
         },
@@ -82,11 +90,33 @@ def _provenance(config: ExperimentConfig) -> dict[str, object]:
             if ":" in name
         },
     }
+    if config.executor.kind != "simulated":
+        found |= {name: _version(name) for name in REAL_ONLY}
+    if config.program != "replay":
+        digest = _digest_of_package(Path(__file__).parents[1])
+        found["program"] = {"name": config.program, "sha256": digest}
+    if config.workload.kind in TRACES:
+        found["trace"] = _trace(config)
+    return found
+
+
+def _trace(config: ExperimentConfig) -> dict[str, str]:
+    path = find_trace(
+        TRACES[config.workload.kind], path=config.workload.path, data_dir=config.data_dir
+    )
+    if path.is_file():
+        with path.open("rb") as file:
+            digest = file_digest(file, "sha256").hexdigest()
+    else:
+        digest = _digest(_files_in(path, "*"))
+    return {"file": str(path.absolute()), "sha256": digest}
 
 
 def _policies(config: object, prefix: str = "") -> Iterator[tuple[str, str]]:
-    # a knob that names a policy has its `_args` beside it
+    # a knob that names a policy has its `_args` beside it; an engine of storage has none
     assert is_dataclass(config)
+    if isinstance(config, StorageConfig):
+        yield f"{prefix}kind", config.kind
     names = {item.name for item in fields(config)}
     for name in sorted(names):
         value = getattr(config, name)
@@ -96,20 +126,30 @@ def _policies(config: object, prefix: str = "") -> Iterator[tuple[str, str]]:
             yield from _policies(value, f"{prefix}{name}.")
 
 
-def _version() -> str | None:
+def _version(package: str) -> str | None:
     try:
-        return metadata.version("hicache")
-    except metadata.PackageNotFoundError:  # run from a checkout, not installed
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:  # not there; or run from a checkout, not installed
         return None
 
 
 # cached, for a module keeps the contents it had when it was loaded, whatever becomes of its file
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=2)
 def _digest_of_package(package: Path) -> str:
+    return _digest(_files_in(package, "*.py"))
+
+
+def _files_in(folder: Path, pattern: str) -> dict[str, Path]:
+    found = (path for path in folder.rglob(pattern) if path.is_file())
+    return {path.relative_to(folder).as_posix(): path for path in found}
+
+
+def _digest(files: Mapping[str, Path]) -> str:
+    """Of the contents of files and of what they are called."""
     digest = sha256()
-    for path in sorted(package.rglob("*.py")):
+    for name, path in sorted(files.items()):
         contents = path.read_bytes()
-        digest.update(f"{path.relative_to(package).as_posix()} {len(contents)}\n".encode())
+        digest.update(f"{name} {len(contents)}\n".encode())
         digest.update(contents)
     return digest.hexdigest()
 
@@ -139,12 +179,29 @@ def _source(module: str) -> dict[str, object]:
         spec = util.find_spec(module)
         assert spec is not None
         assert spec.origin is not None
-        path = Path(spec.origin)
-        return {"file": str(path.absolute()), "sha256": sha256(path.read_bytes()).hexdigest()}
+        imported = _local_imports(module)
+        imported.pop(module, None)
+        return {
+            "file": str(Path(spec.origin).absolute()),
+            "imports": {name: str(path) for name, path in sorted(imported.items())},
+            "sha256": _digest(imported | {module: Path(spec.origin)}),
+        }
     except Exception:  # what is wrong with it the run itself will say, in a better sentence
         return {}
 
 
-@lru_cache(maxsize=8)
-def _digest_of_trace(path: Path, modified_ns: int, size: int) -> str:
-    return sha256(path.read_bytes()).hexdigest()
+def _local_imports(module: str) -> dict[str, Path]:
+    """All that a module imports from where nothing is installed, itself included if it is there."""
+    standard = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib")]
+    installed = [*standard, *site.getsitepackages(), site.getusersitepackages()]
+    places = [Path(each).resolve() for each in installed]
+    local = [
+        each
+        for each in sys.path
+        if not any(Path(each).resolve().is_relative_to(place) for place in places)
+    ]
+    finder = ModuleFinder(path=local, excludes=["hicache"])
+    with suppress(ImportError):  # it is an installed one
+        finder.import_hook(module)
+    files = {name: getattr(found, "__file__", None) for name, found in finder.modules.items()}
+    return {name: Path(file).absolute() for name, file in files.items() if file is not None}

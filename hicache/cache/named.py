@@ -4,6 +4,7 @@ What a user's class answers is checked each time, and so is that it left alone w
 """
 
 import importlib
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
@@ -16,7 +17,14 @@ Policy = TypeVar("Policy")
 
 
 class PolicyError(RuntimeError):
-    """A class of the user's own broke its word: which, what it was asked, and what it did."""
+    """A class of the user's own broke its word: which, what it was asked, and what it did.
+
+    `place` is the line of theirs to look at, as a traceback has it, where no exception tells it.
+    """
+
+    def __init__(self, told: str, place: str = "") -> None:
+        super().__init__(told)
+        self.place = place
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +75,8 @@ def make_policy(
         knobs: of this policy alone; keyword arguments.
 
     Raises:
-        ValueError: there is no such policy, it lacks an attribute, or has no such knobs.
-        PolicyError: a class of the user's own cannot be built.
+        ValueError: there is no such policy, or it has no such knobs.
+        PolicyError: a class of the user's own cannot be built, or lacks an attribute.
     """
     module, _, attribute = name.partition(":")
     try:
@@ -77,15 +85,15 @@ def make_policy(
         raise ValueError(f"{knob}={name} cannot be loaded: {error}") from error
     try:
         policy: Policy = make(*arguments, **(knobs or {}))
-    except TypeError as error:
-        raise ValueError(f"{knob}={name} cannot be built: {error}") from error
     except Exception as error:
+        if isinstance(error, TypeError) and not _is_inside(error):
+            raise ValueError(f"{knob}={name} cannot be built: {error}") from error
         raise PolicyError(f"{knob}={name} cannot be built: {told(error)}") from error
     if name in ours:
         return policy
     missing = [each for each in wants if not hasattr(policy, each)]
     if missing:
-        raise ValueError(f"{knob}={name} has no {', '.join(missing)}")
+        raise PolicyError(f"{knob}={name} has no {', '.join(missing)}", _place_of(make))
     return _HeldToItsWord(f"{knob}={name}", policy, wants)  # type: ignore[return-value]
 
 
@@ -103,7 +111,7 @@ class _HeldToItsWord:
             if callable(given):
                 given = _checked(name, attribute, given, answer)
             else:
-                _refuse_unless(answer, given, f"{name}: {attribute}")
+                _refuse_unless(answer, given, f"{name}: {attribute}", _place_of(type(policy)))
             setattr(self, attribute, given)
 
 
@@ -118,20 +126,40 @@ def _checked(
                 given = list(given)
         except Exception as error:
             question = _question(name, method, arguments, named)
-            raise PolicyError(f"{question} raised {told(error)}") from error
+            place = "" if _is_inside(error) else _place_of(ask)
+            raise PolicyError(f"{question} raised {told(error)}", place) from error
         if not answer.fits(given):
-            _refuse_unless(answer, given, _question(name, method, arguments, named))
+            question = _question(name, method, arguments, named)
+            _refuse_unless(answer, given, question, _place_of(ask))
         if shown != [_portrait(each) for each in arguments]:
             question = _question(name, method, arguments, named)
-            raise PolicyError(f"{question} changed what it was shown, which is not its own")
+            raise PolicyError(
+                f"{question} changed what it was shown, which is not its own", _place_of(ask)
+            )
         return given
 
     return asked
 
 
-def _refuse_unless(answer: Answer, given: object, question: str) -> None:
+def _refuse_unless(answer: Answer, given: object, question: str, place: str = "") -> None:
     if not answer.fits(given):
-        raise PolicyError(f"{question} must give {answer.wanted}, got {given!r:.200}")
+        raise PolicyError(f"{question} must give {answer.wanted}, got {given!r:.200}", place)
+
+
+def _is_inside(error: BaseException) -> bool:
+    """Whether it was raised in what was called, not by the call itself."""
+    return error.__traceback__ is not None and error.__traceback__.tb_next is not None
+
+
+def _place_of(thing: object) -> str:
+    """Where a method or a class is written, in the form of a traceback; empty if nobody knows."""
+    try:
+        lines, number = inspect.getsourcelines(thing)  # type: ignore[arg-type]
+        file = inspect.getsourcefile(thing)  # type: ignore[arg-type]
+    except (OSError, TypeError):
+        return ""
+    name = getattr(thing, "__qualname__", "")
+    return f'  File "{file}", line {number}, in {name}\n    {lines[0].strip()}'
 
 
 def _question(
@@ -155,4 +183,6 @@ def _flat(value: object) -> object:
         return [_flat(each) for each in value]
     if isinstance(value, (int, float, str, bytes, type(None))):
         return value
+    if isinstance(value, np.ndarray):
+        return value.tobytes()
     return len(value) if isinstance(value, dict) else id(value)

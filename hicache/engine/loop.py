@@ -24,7 +24,7 @@ from hicache.engine.ports import Executor, Io, Observer
 from hicache.request import Request
 from hicache.scheduler.batch import Batch, Extend, Outcome
 from hicache.scheduler.scheduler import Scheduler
-from hicache.workload.arrivals import Feeder, Release
+from hicache.workload.arrivals import Release, Releases
 
 
 class Engine:
@@ -267,7 +267,7 @@ class Router(Protocol):
 
 def serve(
     engines: Sequence[Engine],
-    feeder: Feeder,
+    feeder: Releases,
     *,
     clock: Clock,
     io: Io,
@@ -345,7 +345,7 @@ class _Coming:
 
 
 def _settle(
-    outcome: Outcome, engine: int, now_ns: int, feeder: Feeder, observer: Observer
+    outcome: Outcome, engine: int, now_ns: int, feeder: Releases, observer: Observer
 ) -> list[Release]:
     """Tell of the requests that ended; what their ends release."""
     released: list[Release] = []

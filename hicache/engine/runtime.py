@@ -110,15 +110,13 @@ def make_runtime(
     """The runtime that a config names.
 
     Raises:
-        ValueError: an unknown executor, or a storage that cannot be used.
+        ValueError: a storage that cannot be used.
     """
-    if config.executor.kind == "simulated":
-        return SimulatedRuntime(config, cost=cost, sizes=sizes, tp=tp)
     if config.executor.kind == "torch":
         from hicache.executor.real.runtime import TorchRuntime  # a simulated run has no torch
 
         return TorchRuntime(config, device_counts=device.counts, host_counts=host.counts, tp=tp)
-    raise ValueError(f"executor.kind must be simulated or torch, got {config.executor.kind!r}")
+    return SimulatedRuntime(config, cost=cost, sizes=sizes, tp=tp)
 
 
 def _open_storages(

@@ -32,8 +32,8 @@ def check_copy_form(
     table: CopyTable,
     src_ids: Tensor,
     dst_ids: Tensor,
-    src_map: Tensor | None,
-    dst_map: Tensor | None,
+    src_map: Tensor | None = None,
+    dst_map: Tensor | None = None,
     *,
     device: torch.device,
 ) -> None:
@@ -51,8 +51,8 @@ def check_copy_ids(
     table: CopyTable,
     src_ids: Tensor,
     dst_ids: Tensor,
-    src_map: Tensor | None,
-    dst_map: Tensor | None,
+    src_map: Tensor | None = None,
+    dst_map: Tensor | None = None,
 ) -> None:
     """Refuse ids out of range, targets written twice, and sources that are also targets."""
     src_ids = _mapped(src_ids, src_map, name="source ids")

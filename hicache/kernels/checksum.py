@@ -13,18 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hicache.kernels.copy import (
-    ID_POINTERS,
-    _lines,
-    _read,
-    _write,
-    lines_and_tiles_of,
-    programs_of,
-    tile_shape,
-)
+from hicache.kernels import copy
+from hicache.kernels.copy import ID_POINTERS, _lines, _read, _write, launch
 from hicache.kernels.table import CopyTable
-
-NUM_WARPS = 16
 
 
 @triton.jit
@@ -85,31 +76,14 @@ def copy_items_with_checksum(
     num_programs: int | None = None,
 ) -> Tensor:
     """Launch `copy.copy_items` and return [G] int64, the checksum of each item (0 for a hole)."""
-    num_items = src_ids.shape[0]
-    sums = torch.zeros(num_items, dtype=torch.int64, device=table.device)
-    if num_items == 0:
-        return sums
-    num_lines, num_tiles = lines_and_tiles_of(table, num_items)
-    _copy_with_checksum_kernel[(programs_of(table, num_tiles, num_programs),)](
-        table.pieces,
-        src_ids,
-        dst_ids,
-        src_map,
-        dst_map,
-        sums,
-        num_items,
-        num_lines,
-        num_tiles,
-        **tile_shape(table),
-        num_warps=NUM_WARPS,
+    sums = torch.zeros(len(src_ids), dtype=torch.int64, device=table.device)
+    launch(
+        _copy_with_checksum_kernel, table, src_ids, dst_ids, src_map, dst_map, num_programs, sums
     )
     return sums
 
 
 def warm_up(table: CopyTable) -> None:
     """Compile what `copy_items_with_checksum` launches for this table, without maps."""
-    ids = torch.empty(0, dtype=torch.int32, device=table.device)
-    _copy_with_checksum_kernel.warmup(
-        table.pieces, ids, ids, None, None, ids.long(), 1, 1, 1,
-        grid=(1,), num_warps=NUM_WARPS, **tile_shape(table),
-    )  # fmt: skip
+    sums = torch.empty(0, dtype=torch.int64, device=table.device)
+    copy.warm_up(table, _copy_with_checksum_kernel, sums)

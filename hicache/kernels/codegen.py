@@ -20,43 +20,18 @@ import tempfile
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
-from hicache.kernels import checksum, copy, index, scoreboard
+from hicache.kernels import scoreboard
+from hicache.kernels.codegen_cases import KIB, Case, Limits, cases
 from hicache.kernels.contract import DECLINED, named
 from hicache.kernels.stand_in import stand_in
-from hicache.kernels.table import TILE_WORDS, copy_table
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 LATENCIES_NS = {"device": 700, "link": 1300, "slow link": 2000}
-KIB = 1 << 10
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
-    """What the machine code of a case must keep to."""
-
-    max_registers: int
-    min_flight_bytes: int = 0  # of a program, on their way in every turn
-    min_sm_bytes: int = 0  # of the programs that fit a multiprocessor at once
-    max_shared_bytes: int = 0
-    max_barriers: int = 0
-    payload_bits: int | None = 128  # width of every payload access; None: an index kernel
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Case:
-    """One kernel at one production shape."""
-
-    name: str
-    kernel: Any  # a @triton.jit function
-    arguments: tuple[object, ...]
-    constants: dict[str, int]
-    limits: Limits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,78 +85,6 @@ class Report:
             if got < least:
                 found.append(f"at least {least} bytes in flight {what} in every turn, got {got}")
         return [f"{self.name}: {sentence}" for sentence in found]
-
-
-def cases() -> list[Case]:
-    """Every kernel at the shapes it serves: what moves, and the limits of its machine code."""
-    pieces = torch.zeros(64, 6, dtype=torch.int64)
-    ids = torch.zeros(256, dtype=torch.int32)
-    sums = torch.zeros(256, dtype=torch.int64)
-
-    def moved(name: str, item_bytes: int, *maps: Tensor | None, rows: int = 1) -> Case:
-        pools = torch.zeros(2, 2, rows, 2 * item_bytes // rows, dtype=torch.uint8)
-        table = copy_table(*([pool[..., : item_bytes // rows]] for pool in pools))
-        return Case(
-            name=name,
-            kernel=copy._copy_kernel,
-            arguments=(pieces, ids, ids, *(maps or (None, None)), 256, 4096, 64),
-            constants={**copy.tile_shape(table), "num_warps": copy.NUM_WARPS},
-            # 64 registers: two programs an SM
-            limits=Limits(max_registers=64, min_flight_bytes=64 * KIB, min_sm_bytes=128 * KIB),
-        )
-
-    return [
-        moved("pages of 64 KiB and more, Mamba slots", 128 * KIB),
-        moved("pages of 16 KiB (8 tokens × 2 KiB)", 16 * KIB),
-        moved("pages of 4 KiB (16 tokens × 256 B)", 4 * KIB),
-        moved("token rows of 2 KiB (8 heads × 128 × bf16)", 2 * KIB),
-        moved("token rows of 256 B (1 head × 128 × bf16)", 256),
-        moved("2 of 8 heads of 16 tokens (rows of 512 B)", 8 * KIB, rows=16),
-        moved("window pages out of the SWA pool", 64 * KIB, ids, None),
-        moved("window pages into the SWA pool", 64 * KIB, None, ids),
-        Case(
-            name="pages with checksum",
-            kernel=checksum._copy_with_checksum_kernel,
-            arguments=(pieces, ids, ids, None, None, sums, 256, 4096, 64),
-            constants={
-                "TOGETHER": 1,
-                "LINES": 1,
-                "STEPS": copy.MAX_STEPS,
-                "WIDTH": TILE_WORDS // copy.MAX_STEPS,
-                "num_warps": checksum.NUM_WARPS,
-            },
-            # what is hashed fills the registers: one program an SM. The sum over a tile goes
-            # through shared memory, once a tile
-            limits=Limits(
-                max_registers=128,
-                min_flight_bytes=64 * KIB,
-                min_sm_bytes=64 * KIB,
-                max_shared_bytes=256,
-                max_barriers=4,
-            ),
-        ),
-        Case(
-            name="page table from spans",
-            kernel=index._page_table_kernel,
-            arguments=(ids, ids, ids, ids, 2048, 0),
-            constants={"BLOCK": index.BLOCK},
-            limits=Limits(max_registers=64, payload_bits=None),
-        ),
-        Case(
-            name="window table (window 1024, page 64)",
-            kernel=index._window_table_kernel,
-            arguments=(ids, ids, ids, ids, 2048, 1024, 17, 0),
-            constants={"PAGE": 64, "BLOCK": index.WINDOW_BLOCK},
-            limits=Limits(max_registers=64, payload_bits=None),
-        ),
-        Case(
-            name="translation",
-            kernel=index._translate_kernel,
-            arguments=(ids, ids, ids, 256, -1),
-            constants={"BLOCK": index.BLOCK},
-            limits=Limits(max_registers=64, payload_bits=None),
-        ),
-    ]
 
 
 def compile_case(case: Case) -> Report:

@@ -14,6 +14,7 @@ Sizes: G items, NP pieces, TOGETHER pieces of a buffer, a tile is LINES × STEPS
 """
 
 import functools
+from typing import Any
 
 import torch
 import triton
@@ -144,16 +145,31 @@ def copy_items(
         dst_map: [any] int32: the target item is `dst_map[dst_id]`.
         num_programs: how many programs share the work; None: few across a link, else many.
     """
+    launch(_copy_kernel, table, src_ids, dst_ids, src_map, dst_map, num_programs)
+
+
+def launch(
+    kernel: Any,
+    table: CopyTable,
+    src_ids: Tensor,
+    dst_ids: Tensor,
+    src_map: Tensor | None,
+    dst_map: Tensor | None,
+    num_programs: int | None,
+    *results: Tensor,
+) -> None:
+    """Launch a kernel that walks the lines of a transfer."""
     num_items = src_ids.shape[0]
     if num_items == 0:
         return
     num_lines, num_tiles = lines_and_tiles_of(table, num_items)
-    _copy_kernel[(programs_of(table, num_tiles, num_programs),)](
+    kernel[(programs_of(table, num_tiles, num_programs),)](
         table.pieces,
         src_ids,
         dst_ids,
         src_map,
         dst_map,
+        *results,
         num_items,
         num_lines,
         num_tiles,
@@ -162,11 +178,11 @@ def copy_items(
     )
 
 
-def warm_up(table: CopyTable) -> None:
-    """Compile what `copy_items` launches for this table, without maps."""
+def warm_up(table: CopyTable, kernel: Any = _copy_kernel, *results: Tensor) -> None:
+    """Compile what a kernel's `launch` needs for this table, without maps."""
     ids = torch.empty(0, dtype=torch.int32, device=table.device)
-    _copy_kernel.warmup(
-        table.pieces, ids, ids, None, None, 1, 1, 1,
+    kernel.warmup(
+        table.pieces, ids, ids, None, None, *results, 1, 1, 1,
         grid=(1,), num_warps=NUM_WARPS, **tile_shape(table),
     )  # fmt: skip
 

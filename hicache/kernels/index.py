@@ -1,9 +1,9 @@
-"""Index kernels of a step: page tables from spans, windows, translation, holes clamped.
+"""Index kernels of a step: page tables from spans, windows translated, holes clamped.
 
 Lengths and spans are read on the device and grids follow from sizes known to the host, so none of
 these waits for the device and all can be captured in a CUDA graph.
 
-Sizes: B requests, S spans, C columns of a page table, P pages of a pool, G ids.
+Sizes: B requests, S spans, C columns of a page table, P pages of a pool.
 """
 
 import torch
@@ -81,25 +81,6 @@ def _window_table_kernel(
     tl.store(window_table_ptr + request * num_pages + page, swa_id, mask=page < num_pages)
 
 
-@triton.jit(
-    do_not_specialize=["num_ids", "hole"],
-    do_not_specialize_on_alignment=["page_ids_ptr", "page_map_ptr", "out_ptr"],
-)
-def _translate_kernel(
-    page_ids_ptr,  # [G]
-    page_map_ptr,  # [P], or None: ids stay as they are
-    out_ptr,  # [G]
-    num_ids,  # G
-    hole,
-    BLOCK: tl.constexpr,
-):
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    page_id = tl.load(page_ids_ptr + place, mask=place < num_ids, other=-1)
-    if page_map_ptr is not None:
-        page_id = tl.load(page_map_ptr + page_id.to(tl.int64), mask=page_id >= 0, other=-1)
-    tl.store(out_ptr + place, tl.where(page_id < 0, hole, page_id), mask=place < num_ids)
-
-
 def page_table(
     page_ids: Tensor, spans: Tensor, request_spans: Tensor, *, num_columns: int, hole: int = 0
 ) -> Tensor:
@@ -173,24 +154,6 @@ def window_pages(window_len: int, page_size: int) -> int:
     return (window_len + page_size - 2) // page_size + 1
 
 
-def translate_pages(page_ids: Tensor, page_map: Tensor | None, *, hole: int = -1) -> Tensor:
-    """`page_map[page_ids]`, with `hole` for holes on either side.
-
-    Args:
-        page_ids: [G] int32.
-        page_map: [P] int32, -1 where there is no page; None: only clamp the holes.
-        hole: what stands for a hole: -1 keeps it one, 0 names the sink page.
-
-    Returns:
-        [G] int32.
-    """
-    out = torch.empty_like(page_ids)
-    if len(page_ids):
-        grid = (triton.cdiv(len(page_ids), BLOCK),)
-        _translate_kernel[grid](page_ids, page_map, out, len(page_ids), hole, BLOCK=BLOCK)
-    return out
-
-
 def warm_up(device: torch.device, *, page_size: int) -> None:
     """Compile what the index operations launch for pages of this size."""
     ids = torch.empty(0, dtype=torch.int32, device=device)
@@ -198,5 +161,3 @@ def warm_up(device: torch.device, *, page_size: int) -> None:
     _window_table_kernel.warmup(
         ids, ids, ids, ids, 1, 1, 1, 0, grid=(1,), PAGE=page_size, BLOCK=WINDOW_BLOCK
     )
-    for page_map in (ids, None):
-        _translate_kernel.warmup(ids, page_map, ids, 1, 0, grid=(1,), BLOCK=BLOCK)

@@ -27,8 +27,3 @@ def token_buffers(slab: Tensor) -> tuple[Tensor, ...]:
     """[layer, kv, page, token, head, dim] → layer·kv views [page·token, head, dim], for rows."""
     buffers = rearrange(slab, "layer kv page token head dim -> (layer kv) (page token) head dim")
     return buffers.unbind(0)
-
-
-def whole_page_buffers(slab: Tensor) -> tuple[Tensor, ...]:
-    """[page, layer, kv, token, head, dim] → one view [page, all else], where no layout changes."""
-    return (rearrange(slab, "page layer kv token head dim -> page (layer kv token head dim)"),)

@@ -4,8 +4,7 @@ On CUDA tensors they launch the Triton kernels; on CPU tensors they run `referen
 to the current stream, allocates nothing but its result, and never waits. Callers own the order of
 streams, and keep pools alive until a copy is done.
 
-The same work is registered as `torch.ops.hicache.*`, with fakes, so that it can stand in compiled
-and exported programs.
+`library` registers the same as `torch.ops.hicache.*`, for compiled and exported programs.
 """
 
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hicache.kernels import checksum, copy, copy_engine, index, reference
+from hicache.kernels import checksum, copy, index, reference
 from hicache.kernels.checks import (
     check_copy_form,
     check_copy_ids,
@@ -30,115 +29,43 @@ def copy_pages(
     src_page_ids: Tensor,
     dst_page_ids: Tensor,
     *,
+    src_map: Tensor | None = None,
+    dst_map: Tensor | None = None,
     num_programs: int | None = None,
-    copy_engine_from_bytes: int | None = None,
     debug: bool = False,
     trusted: bool = False,
 ) -> None:
     """Copy pages between two pools, all buffers of the table in one launch.
 
+    Or token rows, or Mamba slots: whatever the first axis of the table's buffers counts. Over a
+    table from a pool to itself this is copy-on-write: no id may be a source and a target at once.
+
     Args:
         table: the pair of pools.
         src_page_ids: [G] int32; duplicates are allowed, a negative id is a hole and is skipped.
         dst_page_ids: [G] int32, without duplicates; holes likewise.
-        num_programs: how many programs share the work (about as many SMs are taken); None: 4
-            across a link, 4 an SM within a device.
-        copy_engine_from_bytes: let the copy engine take the transfer if it crosses a link and its
-            contiguous runs are at least this long on average (`copy_engine.measured_crossover`).
-            The ids must then be in host memory; elsewhere they must be on the table's device, or
-            in host memory, from where they are sent ahead of the launch.
-        debug: read device ids and refuse those that lie; waits for the device. Ids in host memory
-            are always read.
-        trusted: look at nothing: `send_ids` has, and the ids are what it gave back. The copy
-            engine is not asked.
-    """
-    _copy(
-        table,
-        src_page_ids,
-        dst_page_ids,
-        num_programs=num_programs,
-        copy_engine_from_bytes=copy_engine_from_bytes,
-        debug=debug,
-        trusted=trusted,
-    )
-
-
-def copy_rows(
-    table: CopyTable,
-    src_token_ids: Tensor,
-    dst_token_ids: Tensor,
-    *,
-    num_programs: int | None = None,
-    debug: bool = False,
-    trusted: bool = False,
-) -> None:
-    """Copy token rows (page size 1): ids name tokens of `layout.token_buffers`.
-
-    A tile covers many rows, and reads their ids once for each buffer. Arguments as `copy_pages`.
-    """
-    _copy(
-        table,
-        src_token_ids,
-        dst_token_ids,
-        num_programs=num_programs,
-        debug=debug,
-        trusted=trusted,
-    )
-
-
-def copy_slots(
-    table: CopyTable,
-    src_slot_ids: Tensor,
-    dst_slot_ids: Tensor,
-    *,
-    num_programs: int | None = None,
-    debug: bool = False,
-    trusted: bool = False,
-) -> None:
-    """Copy Mamba slots: convolution and SSM states of all layers, whatever their sizes and dtypes.
-
-    A slot freed meanwhile (-1 on either side) is skipped. Over a table from a pool to itself this
-    is copy-on-write: no id may be a source and a target at once. Arguments as `copy_pages`.
-    """
-    _copy(
-        table,
-        src_slot_ids,
-        dst_slot_ids,
-        num_programs=num_programs,
-        debug=debug,
-        trusted=trusted,
-    )
-
-
-def copy_window(
-    table: CopyTable,
-    src_page_ids: Tensor,
-    dst_page_ids: Tensor,
-    *,
-    src_map: Tensor | None = None,
-    dst_map: Tensor | None = None,
-    num_programs: int | None = None,
-    debug: bool = False,
-) -> None:
-    """Copy pages of a sliding window, named by full page ids and translated on the way.
-
-    Args:
-        table: the pair of SWA pools.
-        src_page_ids: [G] int32.
-        dst_page_ids: [G] int32.
-        src_map: [P] int32, the SWA page of a full page (-1: none, skipped); None: ids are SWA ids.
+        src_map: [P] int32 on the table's device, the page of the pool that a source id stands for
+            (-1: none, skipped), as of a sliding window named by full pages; None: ids are those of
+            the pool. Ids to be mapped must be on the table's device.
         dst_map: [P] int32, likewise for the target.
-        num_programs: as `copy_pages`.
-        debug: as `copy_pages`.
+        num_programs: how many programs share the work (about as many SMs are taken); None: 4
+            across a link, 2 an SM within a device.
+        debug: read device ids and refuse those that lie; waits for the device. Ids in host memory
+            are always read, and sent ahead of the launch.
+        trusted: look at nothing: `send_ids` has, and the ids are what it gave back.
     """
-    _copy(
+    if not trusted:
+        src_page_ids, dst_page_ids = _ready(
+            table, src_page_ids, dst_page_ids, src_map, dst_map, debug=debug
+        )
+    plane = reference if table.device.type == "cpu" else copy
+    plane.copy_items(
         table,
         src_page_ids,
         dst_page_ids,
         src_map=src_map,
         dst_map=dst_map,
         num_programs=num_programs,
-        debug=debug,
     )
 
 
@@ -156,12 +83,11 @@ def copy_pages_with_checksum(
     Equal content has equal checksums in every layout, as long as tables name the buffers in the
     same order. Arguments as `copy_pages`.
     """
-    src_ids, dst_ids = src_page_ids, dst_page_ids
     if not trusted:
-        src_ids, dst_ids = _ready(table, src_ids, dst_ids, None, None, debug=debug)
+        src_page_ids, dst_page_ids = _ready(table, src_page_ids, dst_page_ids, debug=debug)
     plane = reference if table.device.type == "cpu" else checksum
     result: Tensor = plane.copy_items_with_checksum(
-        table, src_ids, dst_ids, num_programs=num_programs
+        table, src_page_ids, dst_page_ids, num_programs=num_programs
     )
     return result
 
@@ -180,8 +106,8 @@ def send_ids(
     """
     host = torch.device("cpu")
     for table, src_ids, dst_ids in pairs:
-        check_copy_form(table, src_ids, dst_ids, None, None, device=host)
-        check_copy_ids(table, src_ids, dst_ids, None, None)
+        check_copy_form(table, src_ids, dst_ids, device=host)
+        check_copy_ids(table, src_ids, dst_ids)
     if not pairs:
         return []
     ids = send([each for _, *both in pairs for each in both], pairs[0][0].device)
@@ -282,54 +208,12 @@ def window_table(
     return result
 
 
-def translate_pages(
-    page_ids: Tensor, page_map: Tensor | None, *, hole: int = -1, debug: bool = False
-) -> Tensor:
-    """Translate page ids through a map, holes kept; see `index.translate_pages`."""
-    check_form(page_ids, name="page ids", device=page_ids.device)
-    if page_map is not None:
-        check_form(page_map, name="page map", device=page_ids.device)
-        if debug or page_ids.device.type == "cpu":
-            check_range(page_ids, name="page ids", limit=len(page_map))
-    plane = reference if page_ids.device.type == "cpu" else index
-    result: Tensor = plane.translate_pages(page_ids, page_map, hole=hole)
-    return result
-
-
-def _copy(
-    table: CopyTable,
-    src_ids: Tensor,
-    dst_ids: Tensor,
-    *,
-    src_map: Tensor | None = None,
-    dst_map: Tensor | None = None,
-    num_programs: int | None = None,
-    copy_engine_from_bytes: int | None = None,
-    debug: bool,
-    trusted: bool = False,
-) -> None:
-    if copy_engine_from_bytes is not None and table.crosses_link and not trusted:
-        check_copy_form(table, src_ids, dst_ids, None, None, device=torch.device("cpu"))
-        check_copy_ids(table, src_ids, dst_ids, None, None)
-        runs = copy_engine.contiguous_runs(table, src_ids, dst_ids)
-        num_bytes = int(runs.num_bytes.sum())
-        if num_bytes and num_bytes >= copy_engine_from_bytes * len(runs.num_bytes):
-            copy_engine.copy_runs(runs, table.device)
-            return
-    if not trusted:
-        src_ids, dst_ids = _ready(table, src_ids, dst_ids, src_map, dst_map, debug=debug)
-    plane = reference if table.device.type == "cpu" else copy
-    plane.copy_items(
-        table, src_ids, dst_ids, src_map=src_map, dst_map=dst_map, num_programs=num_programs
-    )
-
-
 def _ready(
     table: CopyTable,
     src_ids: Tensor,
     dst_ids: Tensor,
-    src_map: Tensor | None,
-    dst_map: Tensor | None,
+    src_map: Tensor | None = None,
+    dst_map: Tensor | None = None,
     *,
     debug: bool,
 ) -> tuple[Tensor, Tensor]:
@@ -337,14 +221,12 @@ def _ready(
     check_tensor(src_ids, name="source ids")
     check_tensor(dst_ids, name="target ids")
     in_host = src_ids.device.type == dst_ids.device.type == "cpu"
-    if in_host and src_map is None and dst_map is None:
-        check_copy_form(table, src_ids, dst_ids, None, None, device=src_ids.device)
-        check_copy_ids(table, src_ids, dst_ids, None, None)
-        return (
-            src_ids.to(table.device, non_blocking=True),
-            dst_ids.to(table.device, non_blocking=True),
-        )
-    check_copy_form(table, src_ids, dst_ids, src_map, dst_map, device=table.device)
+    sent = in_host and src_map is None and dst_map is None
+    device = src_ids.device if sent else table.device
+    check_copy_form(table, src_ids, dst_ids, src_map, dst_map, device=device)
     if debug or in_host:
         check_copy_ids(table, src_ids, dst_ids, src_map, dst_map)
-    return src_ids, dst_ids
+    return (
+        src_ids.to(table.device, non_blocking=True),
+        dst_ids.to(table.device, non_blocking=True),
+    )

@@ -66,7 +66,7 @@ def page_table(
         pieces = [page_ids[start : start + length] for start, length in spans[first:last].tolist()]
         pages = torch.cat([page_ids[:0], *pieces])[:num_columns]
         row[: len(pages)] = pages
-    return translate_pages(table, None, hole=hole)
+    return torch.where(table < 0, hole, table)
 
 
 def window_table(
@@ -86,13 +86,8 @@ def window_table(
         first_page = max(seq_len - window_len, 0) // page_size
         held = pages[first_page : min(-(-seq_len // page_size), num_columns)]
         row[: len(held)] = held
-    return translate_pages(window, full_to_swa, hole=hole)
-
-
-def translate_pages(page_ids: Tensor, page_map: Tensor | None, *, hole: int = -1) -> Tensor:
-    """Reference for `index.translate_pages`."""
-    translated = _through(page_map, page_ids)
-    return torch.where(translated < 0, hole, translated)
+    window = _through(full_to_swa, window)
+    return torch.where(window < 0, hole, window)
 
 
 def _through(page_map: Tensor | None, ids: Tensor) -> Tensor:

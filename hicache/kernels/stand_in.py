@@ -96,6 +96,7 @@ def stand_in() -> StandIn:
     """
     if os.environ.get("TRITON_INTERPRET") == "1":
         raise RuntimeError("TRITON_INTERPRET is set, and leaves nothing to compile: unset it")
+    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # triton 3.9 warns until it is chosen
     driver = StandIn()
     triton.runtime.driver.set_active(driver)
     return driver

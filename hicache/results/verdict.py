@@ -221,7 +221,7 @@ CONDITIONS = (
         origin="intervals draw whole sessions: of 20 a bootstrap's is 9 % shorter than Student's "
         "(1.96 · √(19/20) against 2.09), of fewer more so",
         number=_few_sessions,
-        phrase="only {} sessions",
+        phrase="only {} session(s)",
         means="an interval over them promises too much",
         is_share=False,
     ),

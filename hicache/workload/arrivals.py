@@ -6,7 +6,7 @@ of a root is everything that descends from it: its session and the sub-agents th
 
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from hicache.config import Arrivals
 from hicache.request import Request
@@ -24,6 +24,16 @@ class Dropped(NamedTuple):
 
     requests: list[Request]
     released: list[Release]
+
+
+class Releases(Protocol):
+    """Who says when requests are released."""
+
+    def initial(self) -> list[Release]: ...  # noqa: D102 - see `Feeder`
+    def on_answered(self, request_id: int, now_ns: int) -> list[Release]: ...  # noqa: D102
+    def on_dropped(self, request_id: int, now_ns: int) -> Dropped: ...  # noqa: D102
+    @property
+    def num_unsettled(self) -> int: ...  # noqa: D102
 
 
 class Feeder:

@@ -1,5 +1,6 @@
 """Builds the workload that a configuration names."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,24 +11,44 @@ import numpy as np
 from hicache.clock import SECOND_NS
 from hicache.config import WorkloadConfig
 from hicache.request import Request, TokenSpans
+from hicache.workload.benches import multi_turn, shared_prefix
+from hicache.workload.chat_log import load_chat_log
 from hicache.workload.data import (
     MOONCAKE_CONVERSATION,
     MOONCAKE_SYNTHETIC,
     MOONCAKE_TOOLAGENT,
     WEKA_AGENTIC,
+    YOURS,
     find_trace,
 )
 from hicache.workload.generators import agents, builtin, chat
+from hicache.workload.lengths import load_lengths
 from hicache.workload.mooncake import load_mooncake
 from hicache.workload.parsed import load_parsed
+from hicache.workload.trace import TraceError, read_records
+from hicache.workload.turns import INT32_IDS
 from hicache.workload.weka import load_weka
 
-GENERATORS = {"builtin": builtin, "chat": chat, "agents": agents}
+GENERATORS = {
+    "builtin": builtin,
+    "chat": chat,
+    "agents": agents,
+    "multi_turn": multi_turn,
+    "shared_prefix": shared_prefix,
+}
 TRACES = {
     trace.kind: trace
-    for trace in (MOONCAKE_CONVERSATION, MOONCAKE_SYNTHETIC, MOONCAKE_TOOLAGENT, WEKA_AGENTIC)
+    for trace in (
+        MOONCAKE_CONVERSATION,
+        MOONCAKE_SYNTHETIC,
+        MOONCAKE_TOOLAGENT,
+        WEKA_AGENTIC,
+        YOURS,
+    )
 }
 KINDS = (*GENERATORS, *TRACES)
+COPY_SPREAD_S = 60.0  # so that the busy minutes of a trace stay busy, and its clock does not show
+MOST_CHILDREN = 16  # no request of Mooncake's conversation trace has more than 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +63,7 @@ class Workload:
     requests: Sequence[Request]
     description: str
     has_start_times: bool
+    notes: tuple[str, ...] = ()
 
 
 def load_workload(config: WorkloadConfig, *, data_dir: str | None, seed: int) -> Workload:
@@ -79,16 +101,50 @@ def load_workload(config: WorkloadConfig, *, data_dir: str | None, seed: int) ->
         ]
     if config.start_jitter_s:
         requests = jitter_starts(requests, config.start_jitter_s, seed)
-    return _workload(kind, requests, has_start_times=kind != WEKA_AGENTIC.kind)
+    notes = family_notes(requests) if kind in TRACES else []
+    return _workload(kind, requests, has_start_times=kind != WEKA_AGENTIC.kind, notes=notes)
 
 
 def _load_trace(kind: str, path: Path, config: WorkloadConfig, seed: int) -> list[Request]:
+    settings: dict[str, object] = {"tokens": config.tokens, "think_cap_s": config.think_cap_s}
     parse: Callable[..., list[Request]] = load_mooncake
-    settings = {"tokens": config.tokens, "think_cap_s": config.think_cap_s}
     if kind == WEKA_AGENTIC.kind:
         parse = load_weka
         settings |= {"session_rate": config.session_rate, "seed": seed}
+    elif kind != YOURS.kind or form_of(path) == "blocks":
+        settings["system_tokens"] = config.system_tokens
+        if kind == YOURS.kind:
+            settings["block_tokens"] = config.block_tokens
+    elif form_of(path) == "lengths":
+        parse = load_lengths
+    else:  # of what people said nothing is kept
+        chats = load_chat_log(
+            path,
+            tokenizer=config.tokenizer,
+            system_tokens=config.system_tokens,
+            tokens=config.tokens,
+            think_cap_s=config.think_cap_s,
+        )
+        return chats[: config.limit]
     return load_parsed(path, partial(parse, path, **settings), config.limit, kind, settings)
+
+
+def form_of(path: Path) -> str:
+    """In which form a trace of the user's is: blocks, lengths or chats.
+
+    Raises:
+        TraceError: in none of them.
+    """
+    if path.suffix == ".csv":
+        return "lengths"
+    _, record = next(read_records(path), (1, {}))
+    for field, form in (("hash_ids", "blocks"), ("messages", "chats")):
+        if field in record:
+            return form
+    raise TraceError(
+        f"{path}: wanted a .csv file, or JSON lines with hash_ids or with messages, got "
+        f"{', '.join(record) or 'nothing'}"
+    )
 
 
 def jitter_starts(requests: Sequence[Request], jitter_s: float, seed: int) -> list[Request]:
@@ -119,8 +175,8 @@ def sample_sessions(workload: Workload, share: float, seed: int) -> Workload:
     """
     if not 0 < share <= 1:
         raise ValueError(
-            f"a share of sessions must be above 0 and at most 1, got {share:g}: more load than "
-            f"the whole workload brings needs workload.time_scale"
+            f"a share of sessions must be above 0 and at most 1, got {share:g}: more of them come "
+            f"of repeat_sessions"
         )
     root_of: dict[int, int] = {}
     for request in workload.requests:
@@ -133,7 +189,71 @@ def sample_sessions(workload: Workload, share: float, seed: int) -> Workload:
         workload.name,
         _renumbered([request for request in workload.requests if root_of[request.id] in kept]),
         has_start_times=workload.has_start_times,
+        notes=workload.notes,
     )
+
+
+def repeat_sessions(workload: Workload, times: float, seed: int) -> Workload:
+    """The workload `times` over, at least once: all sessions, again with tokens of their own.
+
+    Sessions of a copy share what they share, and nothing with those of another. Each begins within
+    `COPY_SPREAD_S` after the one it repeats. Of a part of a copy the sessions are drawn.
+
+    Raises:
+        ValueError: an int32 does not hold so many tokens.
+    """
+    parts = [workload] * int(times)
+    if times > int(times):
+        parts.append(sample_sessions(workload, times - int(times), seed))
+    ids_end = max(
+        int((spans.starts.astype(np.int64) + spans.counts).max())
+        for request in workload.requests
+        for spans in (request.prompt, request.output)
+    )
+    if ids_end * len(parts) > INT32_IDS:
+        raise ValueError(
+            f"sessions can be replayed at most {INT32_IDS // ids_end} times with tokens of their "
+            f"own, wanted {times:.2f} times: this workload has {ids_end} token ids"
+        )
+    repeated: list[Request] = []
+    for copy, part in enumerate(parts):
+        requests = part.requests
+        if copy:
+            requests = jitter_starts(requests, COPY_SPREAD_S, seed + copy)
+        first_id, first_token = len(repeated), copy * ids_end
+        repeated += [
+            replace(
+                request,
+                id=first_id + request.id,
+                session_id=first_id + request.session_id,
+                parent_id=None if request.parent_id is None else first_id + request.parent_id,
+                prompt=TokenSpans(request.prompt.starts + first_token, request.prompt.counts),
+                output=TokenSpans(request.output.starts + first_token, request.output.counts),
+            )
+            for request in requests
+        ]
+    repeated.sort(key=lambda request: (request.arrival_ns, request.id))
+    return _workload(
+        workload.name,
+        _renumbered(repeated),
+        has_start_times=workload.has_start_times,
+        notes=workload.notes,
+    )
+
+
+def family_notes(requests: Sequence[Request]) -> list[str]:
+    """A warning for each request that looks like a system prompt, and not like a parent."""
+    children = Counter(each.parent_id for each in requests if each.parent_id is not None)
+    if not children:
+        return []
+    parent, count = children.most_common(1)[0]
+    if count <= MOST_CHILDREN:
+        return []
+    prompt_len = requests[parent].prompt_len
+    return [
+        f"warning: {count} requests continue one prompt of {prompt_len:,} tokens, and wait for its "
+        f"answer; if that is a system prompt, set workload.system_tokens={prompt_len}"
+    ]
 
 
 def _thinned(spans: TokenSpans, stride: int) -> TokenSpans:
@@ -162,7 +282,9 @@ def _renumbered(requests: Sequence[Request]) -> list[Request]:
     ]
 
 
-def _workload(name: str, requests: Sequence[Request], *, has_start_times: bool) -> Workload:
+def _workload(
+    name: str, requests: Sequence[Request], *, has_start_times: bool, notes: Sequence[str] = ()
+) -> Workload:
     num_sessions = len({request.session_id for request in requests})
     prompt_tokens = sum(request.prompt_len for request in requests)
     answer_tokens = sum(request.output_len for request in requests)
@@ -177,4 +299,5 @@ def _workload(name: str, requests: Sequence[Request], *, has_start_times: bool) 
             f"arriving over {span_s:,.0f} s{drawn}"
         ),
         has_start_times=has_start_times,
+        notes=tuple(notes),
     )

@@ -67,6 +67,7 @@ WEKA_AGENTIC = Source(
         "`python -m hicache.workload.weka_pack`, which loads much faster)"
     ),
 )
+YOURS = Source(kind="trace", names=(), obtain="name the file of yours with workload.path")
 
 
 def find_trace(source: Source, *, path: str | None, data_dir: str | None) -> Path:

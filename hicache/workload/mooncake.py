@@ -1,121 +1,120 @@
 """Traces in the format of the Mooncake FAST'25 release (github.com/kvcache-ai/Mooncake).
 
 One JSON object a line: `timestamp` (ms), `input_length` and `output_length` (tokens), `hash_ids`
-(one id for each 512 tokens of the prompt, the last one for what is left). An optional `namespace`
-separates tenants. The token at offset o of block b has the id 512 b + o.
+(one id for each block of the prompt, and one for what is left). An optional `namespace` separates
+tenants. `session_id`, or `chat_id` and `parent_chat_id` (none: -1 or null), say who continues whom,
+as in Qwen-Bailian's traces. The token at offset o of block b of n tokens has the id n b + o.
+
+Mooncake's blocks hold 512 tokens; other traces have others, and leave the last partial block out or
+call blocks by long hashes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hicache.config import TraceTokens
 from hicache.request import Request
-from hicache.workload.runs import Runs, append_run, cut_runs
-from hicache.workload.trace import Record, TraceError, integer, number, read_records, text
-from hicache.workload.turns import INT32_IDS, Turn, to_requests
+from hicache.workload.rows import Name, Row, rows_to_requests
+from hicache.workload.trace import (
+    Record,
+    TraceError,
+    integer,
+    name_of,
+    number,
+    read_records,
+    text,
+)
 
 BLOCK_TOKENS = 512
-LEAST_SHARED_BLOCKS = 2  # one common block is a common system prompt, not a common conversation
+SIZES = tuple(1 << power for power in range(16))  # that a trace may be found to have
 
 
-def load_mooncake(path: Path, *, tokens: TraceTokens, think_cap_s: float) -> list[Request]:
+def load_mooncake(
+    path: Path,
+    *,
+    tokens: TraceTokens,
+    think_cap_s: float,
+    block_tokens: int | None = BLOCK_TOKENS,
+    system_tokens: int = 0,
+) -> list[Request]:
     """Requests of the trace in order of arrival. O(blocks).
 
-    The parent of a request is the latest earlier one whose full blocks, at least two, all prefix
-    its own. The trace knows no time of completion, so the think time of closed arrivals is the
-    time between the two arrivals, at most `think_cap_s`: an upper bound.
+    The parent of a request is the one it names, or else the latest earlier one whose full blocks,
+    at least two and more than `system_tokens`, all prefix its own. Without `block_tokens` it is
+    the one power of two that suits every line.
 
     Raises:
         TraceError: with file and line number, for a line that cannot be understood.
     """
-    rows = [_Row(record, f"{path}, line {line}") for line, record in read_records(path)]
+    rows = list(_rows(path))
     if not rows:
         raise TraceError(f"{path}: wanted a request on each line, the file has none")
-    rows.sort(key=lambda row: row.arrival_ns)
-    think_cap_ns = round(think_cap_s * 1e9)
-    turns: list[Turn] = []
-    for index, (row, parent) in enumerate(zip(rows, _parents(rows), strict=True)):
-        think_ns = 0
-        if parent is not None:
-            think_ns = min(row.arrival_ns - rows[parent].arrival_ns, think_cap_ns)
-        turns.append(
-            Turn(
-                arrival_ns=row.arrival_ns,
-                prompt=row.prompt(),
-                full_len=row.full_blocks * BLOCK_TOKENS,
-                prompt_len=row.input_len,
-                output_len=row.output_len,
-                session=index if parent is None else turns[parent].session,
-                parent=parent,
-                continues=parent,
-                think_ns=think_ns,
-                namespace=row.namespace,
-            )
+    if block_tokens is None:
+        block_tokens = _found_size(path, rows)
+    if not _suits(rows, block_tokens, 1):
+        _check_counts(rows, block_tokens)
+    return rows_to_requests(
+        rows,
+        block_tokens=block_tokens,
+        system_tokens=system_tokens,
+        tokens=tokens,
+        think_cap_s=think_cap_s,
+    )
+
+
+def _rows(path: Path) -> Iterator[Row]:
+    for line, record in read_records(path):
+        where = f"{path}, line {line}"
+        parent = name_of(record, "parent_chat_id", "parent", where=where)
+        yield Row(
+            where=where,
+            arrival_ns=round(number(record, "timestamp", where=where) * 1e6),
+            prompt_len=integer(record, "input_length", least=1, where=where),
+            output_len=integer(record, "output_length", least=1, where=where),
+            blocks=_block_ids(record, where),
+            namespace=text(record, "namespace", where=where),
+            session=name_of(record, "session_id", where=where),
+            name=name_of(record, "chat_id", "request_id", where=where),
+            parent=None if parent == -1 else parent,
         )
-    last_block = max(max(row.blocks) for row in rows)
-    return to_requests(turns, first_fresh=(last_block + 1) * BLOCK_TOKENS, tokens=tokens)
 
 
-class _Row:
-    """One checked line."""
-
-    __slots__ = ("arrival_ns", "blocks", "full_blocks", "input_len", "namespace", "output_len")
-
-    def __init__(self, record: Record, where: str) -> None:
-        self.arrival_ns = round(number(record, "timestamp", where=where) * 1e6)
-        self.input_len = integer(record, "input_length", least=1, where=where)
-        self.output_len = integer(record, "output_length", least=1, where=where)
-        self.namespace = text(record, "namespace", where=where)
-        self.full_blocks = self.input_len // BLOCK_TOKENS
-        self.blocks = _block_ids(record, where)
-        wanted = -(-self.input_len // BLOCK_TOKENS)
-        if len(self.blocks) != wanted:
-            raise TraceError(
-                f"{where}: {self.input_len} prompt tokens are {wanted} blocks of {BLOCK_TOKENS}, "
-                f"got {len(self.blocks)} hash_ids"
-            )
-
-    def prompt(self) -> Runs:
-        """The ids of the prompt, the last block cut to the prompt's length."""
-        runs: Runs = []
-        first = last = self.blocks[0]  # blocks [first, last] are the run so far
-        for block in self.blocks[1:]:
-            if block != last + 1:
-                append_run(runs, first * BLOCK_TOKENS, (last + 1 - first) * BLOCK_TOKENS)
-                first = block
-            last = block
-        append_run(runs, first * BLOCK_TOKENS, (last + 1 - first) * BLOCK_TOKENS)
-        return cut_runs(runs, 0, self.input_len)
-
-
-def _block_ids(record: Record, where: str) -> list[int]:
+def _block_ids(record: Record, where: str) -> list[Name]:
     blocks = record.get("hash_ids")
     if not isinstance(blocks, list):
         raise TraceError(f"{where}: hash_ids must be a list of block ids, got {blocks!r}")
     for block in blocks:
-        if type(block) is not int or not 0 <= block < INT32_IDS // BLOCK_TOKENS:
-            raise TraceError(
-                f"{where}: a block id must be an integer in [0, {INT32_IDS // BLOCK_TOKENS}), "
-                f"got {block!r}"
-            )
+        if type(block) is not int and not isinstance(block, str):
+            raise TraceError(f"{where}: a block id must be an integer or text, got {block!r}")
     return blocks
 
 
-def _parents(rows: Sequence[_Row]) -> list[int | None]:
-    """For each row the latest earlier one whose full blocks all prefix its own."""
-    parents: list[int | None] = []
-    roots: dict[str, int] = {}  # where the chain of each namespace begins
-    latest: dict[int, int] = {}  # by the chained hash of all full blocks
-    for index, row in enumerate(rows):
-        parent: int | None = None
-        chained = roots.setdefault(row.namespace, len(roots))
-        for depth, block in enumerate(row.blocks[: row.full_blocks], start=1):
-            chained = hash((chained, block))
-            if depth >= LEAST_SHARED_BLOCKS and chained in latest:
-                candidate = latest[chained]
-                if parent is None or candidate > parent:
-                    parent = candidate
-        parents.append(parent)
-        if row.full_blocks >= LEAST_SHARED_BLOCKS:
-            latest[chained] = index
-    return parents
+def _suits(rows: Sequence[Row], block_tokens: int, partial: int) -> bool:
+    """Whether all lines have as many blocks as that, with the partial one (0) or without (1)."""
+    sizes = [row.prompt_len + (1 - partial) * (block_tokens - 1) for row in rows]
+    return all(
+        size // block_tokens == len(row.blocks) for size, row in zip(sizes, rows, strict=True)
+    )
+
+
+def _check_counts(rows: Sequence[Row], block_tokens: int) -> None:
+    for row in rows:
+        wanted = -(-row.prompt_len // block_tokens)
+        if len(row.blocks) != wanted:
+            raise TraceError(
+                f"{row.where}: {row.prompt_len} prompt tokens are {wanted} blocks of "
+                f"{block_tokens}, got {len(row.blocks)} hash_ids"
+            )
+
+
+def _found_size(path: Path, rows: Sequence[Row]) -> int:
+    """The one block size that suits all lines, with the partial block or else without it."""
+    for partial in (0, 1):
+        found = [size for size in SIZES if _suits(rows, size, partial)]
+        if len(found) == 1:
+            return found[0]
+    longest = max(rows, key=lambda row: row.prompt_len)
+    raise TraceError(
+        f"{path}: no one block size suits every line ({longest.where} has {longest.prompt_len} "
+        f"tokens in {len(longest.blocks)} blocks): set workload.block_tokens"
+    )

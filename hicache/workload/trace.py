@@ -67,3 +67,11 @@ def text(record: Record, name: str, *, where: str) -> str:
     if not isinstance(value, str):
         raise TraceError(f"{where}: {name} must be text, got {value!r}")
     return value
+
+
+def name_of(record: Record, *names: str, where: str) -> int | str | None:
+    """What the first of these fields that is there calls something; none if none is there."""
+    found = next((record[name] for name in names if record.get(name) is not None), None)
+    if found is None or type(found) is int or isinstance(found, str):
+        return found
+    raise TraceError(f"{where}: {names[0]} must be an integer or text, got {found!r}")

@@ -45,11 +45,13 @@ def test_pages_that_are_published_go_down_the_tiers_as_far_as_there_is_room() ->
     run_request(cache, tokens_of(16), 16)  # 4 pages, a window of 2, a state
     assert ledger.entries() == {"transfer/back_up_bytes": 124}
     complete(cache, BackUp)
-    assert (ledger.entries(), cache.queued_write_bytes) == ({}, 124)
+    assert ledger.entries() == {"storage/queued_write_pages": 7}
+    assert cache.queued_write_bytes == 124
     run_request(cache, tokens_of(8, 100), 8)  # 2 pages, 2 of a window; its state finds no room
     assert ledger.entries() == {"transfer/back_up_bytes": 22, "back_up/dropped_mamba_pages": 1}
     complete(cache, BackUp)
-    assert (ledger.entries(), cache.queued_write_bytes) == ({}, 146)  # all that may wait
+    assert ledger.entries() == {"storage/queued_write_pages": 4}
+    assert cache.queued_write_bytes == 146  # all that may wait
     run_request(cache, tokens_of(8, 200), 8)  # its pages find no room, nor what belongs to them
     assert ledger.entries() == {"back_up/dropped_full_pages": 2}
     complete(cache, StorageWrite)
@@ -66,6 +68,7 @@ def test_pages_that_are_published_go_down_the_tiers_as_far_as_there_is_room() ->
         "transfer/back_up_bytes": 122,
     }
     complete(cache, BackUp)
+    assert ledger.entries() == {"storage/queued_write_pages": 5}
     assert cache.queued_write_bytes == 122
     run_request(cache, tokens_of(16, 400), 16)  # while the only state on the host is written
     assert ledger.entries() == {
@@ -78,7 +81,7 @@ def test_pages_that_are_published_go_down_the_tiers_as_far_as_there_is_room() ->
         "back_up/dropped_mamba_pages": 1,
     }
     complete(cache, BackUp)
-    assert ledger.entries() == {}
+    assert ledger.entries() == {"storage/queued_write_pages": 6}
     complete(cache, StorageWrite)
     evict_all(cache, DEVICE, FULL)
     assert ledger.entries() == {

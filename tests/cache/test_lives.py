@@ -56,7 +56,7 @@ class Story:
     def end(self, prefetch: Prefetch, completed: int, *, sidecars: bool = False) -> None:
         """The reader lets go."""
         prefetch.completed_pages = completed
-        prefetch.sidecars_read = prefetch.sidecars_found = sidecars
+        prefetch.sidecars_found = sidecars
         prefetch.is_read = True
         self.prefetcher.on_read(prefetch)
 

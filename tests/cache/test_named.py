@@ -164,5 +164,5 @@ def test_an_attribute_is_checked_when_the_policy_is_built():
 
 
 def test_a_class_without_what_is_asked_for_is_refused():
-    with pytest.raises(ValueError, match="has no priority"):
+    with pytest.raises(PolicyError, match="has no priority"):
         make_policy("eviction", f"{__name__}:Waits", {}, wants={"priority": RANKING})

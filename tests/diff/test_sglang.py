@@ -19,7 +19,11 @@ pytestmark = [
 
 @pytest.mark.parametrize(
     ("component", "more"),
-    [("full", ""), ("swa", ",swa_tokens=32768"), ("mamba", ",num_states=48")],
+    [
+        ("swa", ",swa_tokens=32768"),
+        pytest.param("full", "", marks=pytest.mark.soak),
+        pytest.param("mamba", ",num_states=48", marks=pytest.mark.soak),
+    ],
 )
 def test_ours_hits_what_sglang_hits(tmp_path: Path, component: str, more: str) -> None:
     sizes = f"device_tokens=65536,host_tokens=131072,max_len=16384{more}"

@@ -243,7 +243,8 @@ def run_rank(rank: int, plan: Plan, store_path: str, results: Any) -> None:
 
 def run_ranks(plan: Plan, directory: Path, timeout_s: float = 240) -> list[Report]:
     """One process a rank, in order of rank. A rank that hangs raises `queue.Empty` here."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", __name__])  # imported once for all ranks
     results = context.Queue()
     processes = [
         context.Process(target=run_rank, args=(rank, plan, str(directory / "store"), results))

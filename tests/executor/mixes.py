@@ -52,7 +52,7 @@ from hicache.scheduler.checkpoints import PLACEMENTS
 from hicache.scheduler.scheduler import Scheduler
 from hicache.storage.engines.memory import MemoryStorage
 from hicache.workload.arrivals import Feeder
-from tests.test_models import load
+from tests.models.test_shapes import load
 
 PATTERNS = ("F S M D", "F S M D", "S D F M", "F S", "M F", "F", "D S F")
 Fault = Callable[[ModelRunner], None]
@@ -341,7 +341,7 @@ class CarriedIo(SimulatedIo):
     def __init__(self, config, storages, runners, rate: float, *, computes: bool) -> None:
         rates = {"to_device": rate, "to_host": rate, "host_memory": 4 * rate}
         storage = SimpleNamespace(contains=self._on_all_ranks)
-        super().__init__(config, [storage], [rates] * len(runners))
+        super().__init__(config, [storage], [rates] * len(runners), seed=0)
         self._rank_storages = storages
         self._runners = runners
         self._computes = computes

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from hicache.executor.simulated.cost import CostModel, Rates
 from hicache.models import Figure, HardwareConfig, ModelConfig, RateTable
-from tests.test_models import MODELS, load, model
+from tests.models.test_shapes import MODELS, load, model
 
 NO_CONTEXT = np.empty(0, dtype=np.int64)
 # mean prompt and answer of 24 groups of the 12,031 requests of Mooncake's conversation trace, by

@@ -7,6 +7,7 @@ import torch
 from hicache.cache.tiers.transfer import Move
 from hicache.cache.tree.node import FULL, MAMBA
 from hicache.executor.real import pools as torch_pools
+from hicache.executor.real import rank_pools
 from hicache.executor.real.pools import Arrival, TorchPools
 from hicache.kernels import copy_pages, copy_pages_with_checksum
 from tests.executor.mixes import tiny
@@ -23,8 +24,8 @@ def test_copies_across_the_link_take_the_programs_of_the_profile(link_programs, 
 
         return launch
 
-    for copy in (copy_pages, copy_pages_with_checksum):
-        monkeypatch.setattr(torch_pools, copy.__name__, seen(copy))
+    for module, copy in ((torch_pools, copy_pages), (rank_pools, copy_pages_with_checksum)):
+        monkeypatch.setattr(module, copy.__name__, seen(copy))
     pools = TorchPools(
         tiny("F M", 4),
         page_size=4,

@@ -1,3 +1,4 @@
+import json
 import re
 from dataclasses import FrozenInstanceError, fields, is_dataclass
 from itertools import zip_longest
@@ -40,12 +41,31 @@ def composed(*overrides):
 
 
 def load(*overrides) -> ExperimentConfig:
-    return schema.to_config(composed(*overrides))
+    return schema.config_of.__wrapped__(*overrides)  # the environment may be another one
+
+
+# what a file leaves for the user to say
+TO_SAY = {
+    "model=from_hf": ("model.from_hf={folder}/config.json",),
+    "workload=trace": ("workload.path=trace.jsonl",),
+}
+LLAMA = {
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 131072,
+    "model_type": "llama",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+}
 
 
 @pytest.mark.parametrize("options", TURNS, ids=" ".join)
-def test_every_file_in_conf_composes(options):
-    load(*options)
+def test_every_file_in_conf_composes(options, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    said = [each.format(folder=tmp_path) for option in options for each in TO_SAY.get(option, ())]
+    load(*options, *said)
 
 
 @pytest.mark.parametrize("path", sorted((CONF / "experiment").glob("*.yaml")), ids=lambda p: p.stem)
@@ -55,6 +75,28 @@ def test_every_experiment_asks_a_question_and_carries_its_name(path):
     assert "?" in text
     assert f"experiment={path.stem}" in text
     assert load(f"experiment={path.stem}").name == path.stem
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("workload=agents", "storage=slab", "cache.eviction=fifo", "arm=cut_on", "seed=3"),
+        ("compat=sglang_0_5_23", "prefetch.stage_at=enqueue", "name='a b'"),
+        ("storage.faults={error_rate: 0.1}", "prefetch.stop_args={patience: 2}", "hydra.job.num=1"),
+    ],
+)
+def test_setting_values_in_what_was_composed_before_comes_to_the_same(overrides):
+    assert load(*overrides) == schema.to_config(composed(*overrides))
+
+
+@pytest.mark.parametrize("override", ["cache.typo=1", "cache.page_size=many", "cache.host_gib=1,2"])
+def test_it_is_refused_in_the_same_words(override):
+    told = []
+    for way in (load, composed):
+        with pytest.raises(HydraException) as caught:
+            way(override)
+        told.append(sentence(caught.value))
+    assert told[0] == told[1]
 
 
 def test_every_field_of_the_config_is_a_group_in_its_order():

@@ -171,9 +171,38 @@ def test_overloaded_rows_are_marked(tmp_path, measures, late, capsys):
     assert line.split()[1:3] == ["1", "abcd"]  # with ρ 0.95 as all its TTFT in one minute
 
 
+def test_what_belongs_to_whole_runs_is_compared_run_by_run(tmp_path, measures, late, capsys):
+    key = "transfer/storage_write_bytes"
+    for seed, (base, other) in enumerate(((10, 12), (20, 26))):
+        for stop, written in (("best_effort", base), ("timeout", other)):
+            counts = {**measures, key: written}
+            write_run(tmp_path / f"{stop}{seed}", [late(0, 0)], counts, stop=stop, seed=seed)
+    compare.main([str(tmp_path), "--paired", "--metric", key, "--json"])
+    [row] = json.loads(capsys.readouterr().out)
+    told = {"baseline": 15, "other": 19, "difference": 4, "low": 2, "high": 6, "of": "runs"}
+    assert row["metrics"][key] == told
+    compare.main([str(tmp_path), "--paired", "--metric", key])
+    assert "+4.00 (+2.00, +6.00)" in capsys.readouterr().out
+
+
+def test_of_one_seed_whole_runs_have_no_range(tmp_path, measures, late, capsys):
+    two_runs(tmp_path, measures, [late(0, 0)], [late(0, 1)])
+    compare.main([str(tmp_path), "--paired", "--metric", "load/rho_gpu"])
+    assert "(0, 0)" not in capsys.readouterr().out
+
+
+def test_tokens_of_the_requests_that_both_finished_are_compared(tmp_path, measures, late):
+    first = [late(n, 0) for n in range(3)]
+    second = [late(n, 0, host_hit_len=0, computed_len=500) for n in range(2)]
+    two_runs(tmp_path, measures, first, second)
+    found = pairs_in(tmp_path).differences(["cache/computed_tokens"])["cache/computed_tokens"]
+    assert (found.baseline, found.other) == (600, 1000)
+    assert not found.is_of_runs
+
+
 @pytest.mark.parametrize(
     ("metric", "complaint"),
-    [("load/rho_gpu", "does not belong to single requests"), (None, "needs two configurations")],
+    [("load/rho", "has no metric load/rho"), (None, "needs two configurations")],
 )
 def test_what_cannot_be_paired_is_one_sentence(tmp_path, measures, late, capsys, metric, complaint):
     two_runs(tmp_path, measures, [late(0, 0)], [late(0, 0)])

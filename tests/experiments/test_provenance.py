@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,14 +11,13 @@ import pytest
 
 from experiments.launch import job, resume
 from experiments.tables import provenance
-from hicache.config import CacheConfig, ExperimentConfig, WorkloadConfig
+from hicache.config import CacheConfig, ExecutorConfig, ExperimentConfig, WorkloadConfig
 
 BUILTIN = ExperimentConfig(workload=WorkloadConfig(kind="builtin"))
 
 
 def written(config, out_dir) -> dict:
     provenance.write_provenance(config, out_dir)
-    provenance.add_trace(config, out_dir)
     return json.loads((out_dir / "provenance.json").read_text())
 
 
@@ -43,12 +43,14 @@ def test_a_policy_of_the_users_own_has_its_file_and_digest(tmp_path, my_policies
         "cache.eviction": {
             "class": "provenance_policies:Mine",
             "file": str(my_policies),
-            "sha256": hashlib.sha256(my_policies.read_bytes()).hexdigest(),
+            "imports": {},
+            "sha256": provenance._digest({"provenance_policies": my_policies}),
         }
     }
 
 
 KNOBS = (
+    "storage.kind",
     "cache.checkpoints",
     "cache.eviction",
     "prefetch.stop",
@@ -57,20 +59,118 @@ KNOBS = (
 )
 
 
-@pytest.mark.parametrize("knob", KNOBS)
-def test_a_run_is_by_other_code_when_any_class_of_the_users_own_has_changed(
-    tmp_path, my_policies, knob
-):
+def finished(config, out_dir) -> None:
+    """Leave a run behind that has just been made."""
+    job.begin(config, out_dir)
+    (out_dir / "summary.json").write_text("{}")
+    assert resume.changes(config, out_dir) == []
+
+
+def with_own(knob) -> ExperimentConfig:
     group, _, name = knob.partition(".")
     part = replace(getattr(BUILTIN, group), **{name: "provenance_policies:Mine"})
-    config = replace(BUILTIN, **{group: part})
-    job.begin(config, tmp_path)
-    (tmp_path / "summary.json").write_text("{}")
-    assert resume.is_as_before(config, tmp_path)
+    return replace(BUILTIN, **{group: part})
+
+
+@pytest.mark.parametrize("knob", KNOBS)
+def test_a_run_is_another_one_when_any_class_of_the_users_own_has_changed(
+    tmp_path, my_policies, knob
+):
+    config = with_own(knob)
+    finished(config, tmp_path)
     my_policies.write_text("class Mine:\n    changed = True\n")
     provenance._source.cache_clear()  # as in another process
-    with pytest.raises(ValueError, match=rf"other code \(of {knob}\)"):
-        resume.is_as_before(config, tmp_path)
+    assert resume.changes(config, tmp_path) == [knob]
+
+
+@pytest.mark.parametrize("knob", KNOBS)
+def test_another_class_is_not_taken_for_the_one_that_was_run(tmp_path, my_policies, knob):
+    finished(with_own(knob), tmp_path)
+    group, _, name = knob.partition(".")
+    part = replace(getattr(BUILTIN, group), **{name: "provenance_policies:Other"})
+    with pytest.raises(ValueError, match=f"{knob} was provenance_policies:Mine and is"):
+        resume.refuse_other(replace(BUILTIN, **{group: part}), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "importing",
+    [
+        "import far_helper",
+        "from far_helper import weight",
+        "from provenance_package import weight",
+        "from provenance_package.inner import weight",
+        "class Mine:\n    def rank(self):\n        import far_helper",
+    ],
+)
+def test_a_run_is_another_one_when_a_module_has_changed_that_a_class_imports(
+    tmp_path, my_policies, importing
+):
+    package = tmp_path / "provenance_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("from .inner import weight\n")
+    (package / "inner.py").write_text("import far_helper\nweight = far_helper.weight\n")
+    helper = tmp_path / "far_helper.py"
+    helper.write_text("import json, numpy\nweight = 1\n")
+    my_policies.write_text(f"{importing}\n")
+    provenance._source.cache_clear()
+    config, out_dir = with_own("scheduler.order"), tmp_path / "out"
+    finished(config, out_dir)
+    helper.write_text("import json, numpy\nweight = 2\n")
+    provenance._source.cache_clear()
+    assert resume.changes(config, out_dir) == ["scheduler.order"]
+
+
+def test_what_is_installed_is_no_part_of_a_class(my_policies):
+    my_policies.write_text("import json, numpy, hicache.config\n")
+    assert provenance._source("provenance_policies")["imports"] == {}
+
+
+@pytest.mark.parametrize("name", ["python", "numpy"])
+def test_a_run_is_another_one_under_another_version(tmp_path, name):
+    finished(BUILTIN, tmp_path)
+    made_of = json.loads((tmp_path / "provenance.json").read_text())
+    (tmp_path / "provenance.json").write_text(json.dumps(made_of | {name: "0.1"}))
+    assert resume.changes(BUILTIN, tmp_path) == [name]
+
+
+def test_only_a_real_run_depends_on_the_version_of_torch(tmp_path):
+    real = replace(BUILTIN, executor=ExecutorConfig(kind="torch"))
+    assert "torch" in written(real, tmp_path)
+    assert "torch" not in written(BUILTIN, tmp_path)
+
+
+@pytest.fixture
+def traced(tmp_path) -> ExperimentConfig:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("{}\n" * 9)
+    return ExperimentConfig(workload=WorkloadConfig(kind="mooncake_conversation", path=str(trace)))
+
+
+def test_a_run_is_another_one_when_its_trace_was_cut_short(tmp_path, traced):
+    finished(traced, tmp_path / "out")
+    with Path(traced.workload.path).open("r+") as trace:
+        trace.truncate(6)
+    assert resume.changes(traced, tmp_path / "out") == ["workload"]
+
+
+def test_a_trace_is_told_by_its_contents_not_by_size_and_time(tmp_path, traced):
+    path = Path(traced.workload.path)
+    finished(traced, tmp_path / "out")
+    before = path.stat()
+    path.write_text("[]\n" * 9)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_size == before.st_size
+    assert resume.changes(traced, tmp_path / "out") == ["workload"]
+
+
+def test_a_trace_that_is_a_folder_is_told_by_its_files(tmp_path, traced):
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    (folder / "a.json").write_text("{}")
+    config = replace(traced, workload=replace(traced.workload, path=str(folder)))
+    finished(config, tmp_path / "out")
+    (folder / "b.json").write_text("{}")
+    assert resume.changes(config, tmp_path / "out") == ["workload"]
 
 
 def test_every_knob_that_may_name_a_class_is_known_here():

@@ -2,7 +2,8 @@
 
 import json
 import os
-import resource
+import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +11,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# stands in for hicache.experiment, so that these tests are about the program around it
+# Imports once all that a run needs, and forks for each command line that it is sent: the child goes
+# on below the loop as if it had just been started. An engine that answers at once stands in for
+# hicache.experiment, so that these tests are about the program around it.
 PROGRAM = """
-import os, sys, types
+import json, os, resource, socket, sys, types
 sys.path[:0] = [{root!r}, {tests!r}]
 from conftest import finished_request
 from hicache.results.metrics import REQUIRED_MEASURES, Progress, Result, Row
@@ -40,6 +43,30 @@ module = types.ModuleType("hicache.experiment")
 module.run = run
 sys.modules["hicache.experiment"] = module
 from experiments.run import main
+from experiments.tables import sheet, sweep_figure, table
+from hicache.results import report
+
+asking = socket.socket(fileno=0)
+while True:
+    told, streams, *_ = socket.recv_fds(asking, 1 << 16, 2)
+    if not told:
+        sys.exit()
+    child = os.fork()
+    if child == 0:
+        break
+    for stream in streams:
+        os.close(stream)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    asking.send(str(code).encode())
+call = json.loads(told)
+for place, stream in enumerate([os.open(os.devnull, os.O_RDONLY), *streams]):
+    os.dup2(stream, place)
+for stream in streams:
+    os.close(stream)
+if call["max_file_bytes"] is not None:  # to a file that has grown too large a disk is full
+    resource.setrlimit(resource.RLIMIT_FSIZE, (call["max_file_bytes"],) * 2)
+sys.argv[1:] = call["arguments"]
+os.environ |= call["variables"]
 main()
 """
 RUN_FILES = {
@@ -59,30 +86,33 @@ RUN_FILES = {
 def program(tmp_path_factory):
     """Runs the command in a directory of its own, without W&B."""
     script = PROGRAM.format(root=str(ROOT), tests=str(ROOT / "tests"))
-    directory = tmp_path_factory.mktemp("somewhere")
+    asking, answering = socket.socketpair()
+    forking = subprocess.Popen(
+        [sys.executable, "-c", script],
+        cwd=tmp_path_factory.mktemp("somewhere"),
+        env={**os.environ, "WANDB_MODE": "disabled", "HICACHE_TRACEBACK": "0"},
+        stdin=answering,
+    )
+    answering.close()
 
     def call(
         *arguments: str,
         max_file_bytes: int | None = None,
-        stdout: int = subprocess.PIPE,
+        stdout: int | None = None,
         **variables: str,
     ) -> subprocess.CompletedProcess[str]:
-        def limit_files() -> None:  # to a file that has grown too large a disk is full
-            if max_file_bytes is not None:
-                resource.setrlimit(resource.RLIMIT_FSIZE, (max_file_bytes, max_file_bytes))
+        (out, to_out), (err, to_err) = os.pipe(), os.pipe()
+        told = {"arguments": arguments, "variables": variables, "max_file_bytes": max_file_bytes}
+        streams = [to_out if stdout is None else stdout, to_err]
+        socket.send_fds(asking, [json.dumps(told).encode()], streams)
+        os.close(to_out)
+        os.close(to_err)
+        with open(out) as printed, open(err) as complained:  # noqa: PTH123 - pipes have no path
+            texts = printed.read(), complained.read()
+        return subprocess.CompletedProcess(arguments, int(asking.recv(8)), *texts)
 
-        return subprocess.run(
-            [sys.executable, "-c", script, *arguments],
-            cwd=directory,
-            env={**os.environ, "WANDB_MODE": "disabled", "HICACHE_TRACEBACK": "0", **variables},
-            preexec_fn=limit_files,
-            stdout=stdout,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
-
-    return call
+    with forking, asking:
+        yield call
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +176,7 @@ def test_no_number_is_elided_on_a_narrow_terminal(program, ordinary):
 
 
 def test_an_overloaded_run_makes_no_latency_claim(program, ordinary):
-    claim = "overloaded: no latency claim"
+    claim = "verdict    GPU overloaded, ρ 0.95: no latency claim"
     assert claim in program("storage.root=busy").stdout
     assert claim not in ordinary.stdout
 
@@ -254,8 +284,12 @@ def test_a_sweep_prints_its_directory_once_and_last(sweep):
 
 def test_an_experiment_runs_its_whole_grid_and_ends_with_a_figure(program):
     done = program(
-        "experiment=prefetch_stop", "hydra/launcher=basic", "storage.read_gbps=2", "seed=0"
-    )  # joblib's workers would not have the engine above
+        "experiment=prefetch_stop",
+        "workload=builtin",  # a trace may not be there
+        "hydra/launcher=basic",  # joblib's workers would not have the engine above
+        "storage.read_gbps=2",
+        "seed=0",
+    )
     assert done.returncode == 0, done.stderr
     assert len(list(last_line(done).glob("*/summary.json"))) >= 3
     assert (last_line(done) / "sweep.png").exists()
@@ -268,10 +302,19 @@ def test_a_run_says_how_long_serving_took_and_how_long_all_of_it(ordinary):
     assert line.endswith(" s with reports")
 
 
-def test_a_metric_that_the_run_does_not_have_is_named(program):
-    done = program("metrics=[foo/bar,request/ttft_s_mean]")
+@pytest.mark.parametrize("sweep", [(), ("-m", "seed=0,1")])
+def test_a_metric_that_no_run_has_is_refused_before_the_run(program, sweep):
+    done = program(*sweep, "metrics=[request/ttft_mean,request/ttft_s_mean]")
+    assert (done.returncode, done.stdout) == (2, "")
+    (told,) = done.stderr.splitlines()
+    assert told.startswith("metrics: no run has a metric request/ttft_mean (did you mean ")
+    assert "request/ttft_s_mean" in told
+
+
+def test_a_metric_that_only_other_runs_have_is_named(program):
+    done = program("metrics=[load_back/copy_s,request/ttft_s_mean]")
     assert done.returncode == 0
-    assert "the run has no metric foo/bar\n" in done.stderr
+    assert "the run has no metric load_back/copy_s\n" in done.stderr
     assert "ttft_s_mean" not in done.stderr
 
 
@@ -295,29 +338,28 @@ def contents_of(directory: Path) -> dict[Path, bytes]:
 
 
 @pytest.fixture
-def used(program, tmp_path) -> Path:
-    """The directory of a finished run."""
-    done = program(f"hydra.run.dir={tmp_path / 'used'}")
-    assert done.returncode == 0, done.stderr
-    return tmp_path / "used"
+def used(ordinary, tmp_path) -> Path:
+    """The directory of a finished run, `name=first`."""
+    return shutil.copytree(last_line(ordinary), tmp_path / "used")
 
 
 def test_a_run_into_the_directory_of_another_run_is_refused(program, used):
     before = contents_of(used)
-    done = program("seed=1", f"hydra.run.dir={used}")
+    done = program("name=first", "seed=1", f"hydra.run.dir={used}")
     assert done.returncode == 2
     assert "another configuration (seed was 0 and is 1)" in done.stderr
     assert done.stderr.count("\n") == 1
     assert contents_of(used) == before
 
 
-def test_a_run_by_other_code_is_another_run(program, used):
+def test_a_run_by_other_code_is_made_again(program, used):
     made_of = json.loads((used / "provenance.json").read_text())
     made_of["hicache"]["sha256"] = "0" * 64
     (used / "provenance.json").write_text(json.dumps(made_of))
-    done = program(f"hydra.run.dir={used}")
-    assert done.returncode == 2
-    assert "a finished run by other code (of hicache)" in done.stderr
+    done = program("name=first", f"hydra.run.dir={used}")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[0] == "first: made again, for this has changed: hicache"
+    assert "as before" in program("name=first", f"hydra.run.dir={used}").stdout
 
 
 def test_a_run_that_did_not_end_is_made_again(program, used):
@@ -357,17 +399,17 @@ def test_an_interrupted_sweep_goes_on_where_it_was(program, interrupted):
 @pytest.mark.parametrize(
     ("grid", "told"),
     [
-        ("seed=5,0", "another configuration (seed was 0 and is 5)"),
-        ("seed=0", "holds job 1, and this sweep has 1"),
+        ("0,1,5,0", "another configuration (seed was 0 and is 5)"),
+        ("0,1,0", "holds job 3, and this sweep has 3"),
     ],
 )
-def test_a_sweep_into_the_directory_of_another_one_is_refused(program, tmp_path, grid, told):
-    assert program("-m", "seed=0,1", f"hydra.sweep.dir={tmp_path}").returncode == 0
-    before = contents_of(tmp_path)
-    done = program("-m", grid, f"hydra.sweep.dir={tmp_path}")
+def test_a_sweep_into_the_directory_of_another_one_is_refused(program, sweep, grid, told):
+    directory = last_line(sweep)
+    before = contents_of(directory)
+    done = program("-m", "name=grid", f"seed={grid}", f"hydra.sweep.dir={directory}")
     assert done.returncode == 2
     assert told in done.stderr
-    assert contents_of(tmp_path) == before
+    assert contents_of(directory) == before
 
 
 def test_jobs_side_by_side_are_not_made_twice_either(tmp_path):

@@ -99,6 +99,26 @@ KNOBS = (
             "talk": {},
             "chat": {"workload.kind": "chat"},
             "agents": {"workload.kind": "agents"},
+            "multi_turn": {
+                "workload.kind": "multi_turn",
+                "workload.rounds": 4,
+                "workload.turn_tokens": 4000,
+                "workload.first_tokens": 6000,
+                "workload.request_rate": 50.0,
+                "workload.parallel": 3,
+                "workload.barrier": True,
+                "workload.answer_tokens": 2000,
+            },
+            "shared_prefix": {
+                "workload.kind": "shared_prefix",
+                "workload.groups": 4,
+                "workload.group_prompts": 3,
+                "workload.prefix_tokens": 5000,
+                "workload.own_tokens": 2000,
+                "workload.stage_rates": (0.5, 1.5),
+                "workload.stage_s": 30.0,
+                "workload.answer_tokens": 2000,
+            },
         },
         plain_share=0.8,
     ),
@@ -215,6 +235,34 @@ KNOBS = (
     _each("storage.breaker_failures", 3, 1),
     _each("storage.breaker_retry_s", 0.01, 5.0, plain_share=0.7),
     _each("storage.deadline_s", 5.0, 0.004, plain_share=0.7),
+    _each("talk.longest_answer", 24, 300, plain_share=0.9),
+    # places where much must come together; what they need overrides all of the above
+    Knob(
+        name="seam",
+        values={
+            "none": {},
+            # pages are evicted by an answer, just before somebody comes who is sent where they are
+            "look of a router": {
+                "parallel.replicas": 2,
+                "parallel.router": "prefix_load",
+                "cache.eviction": "random",
+                "cache.write_policy": "write_through",
+                "pools.full_device": 0.8,
+                "pools.full_host": 0.0,
+                "talk.longest_answer": 300,
+                "talk.gap_s": 0.05,
+            },
+            # a request may go on with a part of what is read for it
+            "batches of a read": {
+                "prefetch.stop": USERS,
+                "storage.kind": "memory",
+                "storage.batch_pages": 1,
+                "storage.read_gbps": 0.002,
+                "workload.start": "warm_storage",
+            },
+        },
+        plain_share=0.8,
+    ),
 )
 
 # of values that cannot go together, the second gives way to its knob's plain one
@@ -235,7 +283,10 @@ UNDRAWN = {
     "scheduler.swa_budget_args",
     "storage.faults.preset",
     "storage.root",
+    "workload.block_tokens",
     "workload.load",
     "workload.path",
+    "workload.system_tokens",
+    "workload.tokenizer",
     "workload.tokens",
 }

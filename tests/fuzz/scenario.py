@@ -26,7 +26,12 @@ BASE = (
     "tracker.interval_s=0.02",
 )
 OURS = ("pools", "talk", "pages")  # areas whose keys are no knobs of a run
-CHAT_UNITS = {"chat": 512, "agents": 2048}  # thinned so, a prompt has a dozen units or so
+CHAT_UNITS = {
+    "chat": 512,
+    "agents": 2048,
+    "multi_turn": 1024,
+    "shared_prefix": 512,
+}  # thinned so, a prompt has a dozen units or so
 
 Choices = Mapping[str, str]
 SEED = "seed"  # of requests and storage delays: a choice too, which is another in every scenario
@@ -103,6 +108,7 @@ def plan_of(choices: Choices, limit: int | None = None) -> Plan:
                 namespaces=int(ours["talk.namespaces"]),
                 gap_s=float(ours["talk.gap_s"]),
                 giants=int(ours["talk.giants"]),
+                longest_answer=int(ours["talk.longest_answer"]),
                 seed=config.seed,
             )
         )
@@ -203,6 +209,6 @@ def _preset(name: str) -> dict[str, object]:
 def _word(value: object) -> str:
     if value is None:
         return "null"
-    if isinstance(value, list):
-        return str(value).replace(" ", "")
+    if isinstance(value, list | tuple):
+        return str(list(value)).replace(" ", "")
     return str(value).replace(":", "\\:")

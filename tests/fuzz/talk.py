@@ -25,6 +25,7 @@ class Talk:
     page_size: int
     namespaces: int
     gap_s: float
+    longest_answer: int
     giants: int  # requests too long for any pool, at the end of their sessions
     seed: int
 
@@ -68,7 +69,7 @@ class _Draft:
         namespace = f"tenant-{rng.randrange(talk.namespaces)}" if talk.namespaces > 1 else ""
         prompt = self._opening()
         for _ in range(rng.randint(2, 6)):
-            answer = self._fresh(rng.choice((1, 2, rng.randint(1, 24))))
+            answer = self._fresh(rng.choice((1, 2, rng.randint(1, talk.longest_answer))))
             number = len(self.requests)
             self.requests.append(
                 Request(

@@ -42,6 +42,18 @@ def test_whoever_comes_while_a_step_is_held_is_looked_at_after_it() -> None:
     try_choices(PLAIN | choices, 21)
 
 
+def test_a_router_sees_the_pages_that_a_run_of_steps_has_evicted_so_far() -> None:
+    choices = {
+        "seed": "25",
+        "kinds": "full_mamba",
+        "parallel.tp": "2",
+        "cache.checkpoints": "every",
+        "pages.scheduler.chunk_tokens": "1",
+        "seam": "look of a router",
+    }
+    try_choices(PLAIN | choices, 22)
+
+
 def test_a_row_sees_the_pages_of_a_step_when_it_has_ended() -> None:
     # under write_back a single step took its pages as it began, several at once as they ended
     choices = {

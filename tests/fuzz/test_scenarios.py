@@ -164,7 +164,7 @@ def _first(records: list[RequestRecord], **changes: int) -> list[RequestRecord]:
     return [replace(records[0], **changes), *records[1:]]  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("kind", ["chat", "agents"])
+@pytest.mark.parametrize("kind", ["chat", "agents", "multi_turn", "shared_prefix"])
 def test_a_command_line_asks_for_the_same_run(kind: str) -> None:
     plan = plan_of(draw(SEED, 3) | {"workload": kind})
     assert plan.command is not None

@@ -39,7 +39,7 @@ def test_a_right_kernel_passes():
         ("hole", "stray", "which is no target"),
         ("stale_content", "stale", "are of an earlier launch"),
         ("source_eater", "stray", "the source was written to"),
-        ("raising", "raised", "ZeroDivisionError"),
+        ("raising", "raised", "by zero (wrong_copies.py, line "),
     ],
 )
 def test_a_planted_fault_is_found_and_named(name, kind, sentence):

@@ -14,8 +14,8 @@ from hicache.kernels import (
     page_first_buffers,
     reference,
     token_buffers,
-    whole_page_buffers,
 )
+from hicache.kernels.table import TILE_WORDS, WORD_BYTES
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float32, torch.int8]
 NUM_PAGES = 9
@@ -173,7 +173,7 @@ def test_a_checksum_equals_its_reference(item_bytes, random_bytes, poisoned, ids
 def test_a_checksum_does_not_depend_on_layout_or_grid(random_bytes, poisoned, ids):
     pages, host = random_bytes(2, 2, 5, 16, 2, 32), poisoned(5, 2, 2, 16, 2, 32, host=True)
     there = copy_table(layer_first_buffers(pages), page_first_buffers(host))
-    in_one = copy_table(whole_page_buffers(host), whole_page_buffers(poisoned(5, 2, 2, 16, 2, 32)))
+    in_one = copy_table([host.flatten(1)], [poisoned(5, 2, 2, 16, 2, 32).flatten(1)])
     first = checksum.copy_items_with_checksum(there, ids([4, 1]), ids([0, 3]), num_programs=1)
     second = checksum.copy_items_with_checksum(in_one, ids([0, 3]), ids([2, 1]), num_programs=7)
     assert torch.equal(first, second)
@@ -202,3 +202,11 @@ def test_the_comparison_fails_when_a_byte_is_wrong(random_bytes, poisoned, ids, 
     monkeypatch.setattr(copy, "copy_items", wrong_copy)
     with pytest.raises(AssertionError):
         assert_copies([src], [dst], ids([1]), ids([2]))
+
+
+@pytest.mark.parametrize("item_bytes", [16, 256, 2048, 4096, 65536, 3 * 65536])
+def test_one_item_of_many_buffers_fills_its_tiles(item_bytes):
+    pools = torch.zeros(2, 64, 2, item_bytes, dtype=torch.uint8)
+    table = copy_table(pools[0].unbind(0), pools[1].unbind(0))
+    _, num_tiles = copy.lines_and_tiles_of(table, 1)
+    assert num_tiles == -(-64 * item_bytes // (TILE_WORDS * WORD_BYTES))

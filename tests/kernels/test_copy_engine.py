@@ -9,8 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from hicache.kernels import copy_engine, copy_table
+from hicache.kernels import copy_table
+from hicache.kernels.bench import copy_engine
 
 SIDE = 7  # a stream that is not the default one
 STREAM_ORDER = 1
@@ -200,3 +202,28 @@ def test_no_ids_make_no_runs():
     table = copy_table([torch.zeros(4, 64)], [torch.zeros(4, 64)])
     none = torch.zeros(0, dtype=torch.int32)
     assert [len(column) for column in copy_engine.contiguous_runs(table, none, none)] == [0, 0, 0]
+
+
+class Operations(TorchDispatchMode):
+    """Counts what torch is asked for."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def num_operations(num_buffers, num_ids):
+    slabs = torch.zeros(2, num_buffers, 512, 16, dtype=torch.int64)
+    table = copy_table(slabs[0].unbind(0), slabs[1].unbind(0))
+    ids = torch.arange(num_ids, dtype=torch.int32)
+    with Operations() as operations:
+        copy_engine.contiguous_runs(table, ids, ids.flip(0))
+    return operations.count
+
+
+def test_runs_of_thousands_are_listed_with_as_many_operations_as_those_of_a_few():
+    assert num_operations(128, 300) == num_operations(2, 3)

@@ -75,17 +75,3 @@ def test_a_window_touches_as_many_pages_as_it_can(window_len, page_size, wanted)
         for start in range(page_size)
     }
     assert index.window_pages(window_len, page_size) == max(touched) == wanted
-
-
-@pytest.mark.parametrize("num_ids", [0, 1, 1025])
-@pytest.mark.parametrize("hole", [-1, 0])
-def test_translation_keeps_or_clamps_holes(num_ids, hole, plane, ids, generator):
-    page_ids = torch.randint(-1, 50, (num_ids,), generator=generator)
-    page_map = torch.randint(-1, 9, (50,), generator=generator)
-    wanted = [int(page_map[i]) if i >= 0 else -1 for i in page_ids.tolist()]
-    got = plane.translate_pages(ids(page_ids), ids(page_map), hole=hole)
-    assert got.tolist() == [hole if page < 0 else page for page in wanted]
-
-
-def test_holes_are_clamped_to_the_sink_page(plane, ids):
-    assert plane.translate_pages(ids([4, -1, 0]), None, hole=0).tolist() == [4, 0, 0]

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from hicache import kernels
-from hicache.kernels import checksum, copy, copy_engine, copy_table, index
+from hicache.kernels import checksum, copy, copy_table, index
+from hicache.kernels.bench import peers
 
 pytestmark = [
     pytest.mark.gpu,
@@ -63,7 +64,6 @@ def test_a_launch_never_waits_for_the_device():
         kernels.copy_pages_with_checksum(table, src_ids, dst_ids)
         pages = kernels.page_table(src_ids, spans, bounds, num_columns=4)
         kernels.window_table(pages, seq_lens, src_ids, page_size=64, window_len=64)
-        kernels.translate_pages(src_ids, dst_ids)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
@@ -116,15 +116,10 @@ def test_the_copy_engine_moves_what_the_kernel_moves(stream, direction):
     torch.cuda.synchronize()
     on = torch.cuda.Stream() if stream == "side" else torch.cuda.default_stream()
     with torch.cuda.stream(on):
-        kernels.copy_pages(copy_table(src, dst), *ids, copy_engine_from_bytes=1)
+        peers.memcpy_batch(src, dst)(*ids)
     torch.cuda.synchronize()
     for buffer, wanted in zip(dst, expected, strict=True):
         assert torch.equal(buffer.cpu(), wanted)
-
-
-def test_the_crossover_is_a_piece_size_or_none():
-    measured = copy_engine.measured_crossover(DEVICE)
-    assert measured is None or measured in copy_engine.CROSSOVER_PIECES
 
 
 def test_index_kernels_serve_a_large_batch():

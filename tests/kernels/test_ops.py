@@ -34,6 +34,11 @@ def test_the_example_of_the_readme_runs():
     exec(code, names)
     pages = names["device_pool"][:, :, [7, 3, 12]].transpose(1, 2).transpose(0, 1)
     assert torch.equal(names["host_pool"][:3], pages.cpu())
+    rows = names["device_pool"].flatten(2, 3)
+    assert torch.equal(names["rows"].flatten(2, 3)[:, :, :3], rows[:, :, [7, 3, 12]])
+    assert torch.equal(names["window"][:3], names["swa_pool"][[5, 0, 9]])
+    assert torch.equal(names["ssm"][:3], names["ssm"][[7, 3, 12]])
+    assert torch.equal(names["ssm"][13], names["ssm"][7])
 
 
 def test_a_list_of_ids_is_refused_in_one_sentence(table):
@@ -41,9 +46,7 @@ def test_a_list_of_ids_is_refused_in_one_sentence(table):
         kernels.copy_pages(table, [1], [0])
 
 
-@pytest.mark.parametrize(
-    "call", [kernels.copy_pages, kernels.copy_rows, kernels.copy_slots, kernels.copy_window]
-)
+@pytest.mark.parametrize("call", [kernels.copy_pages, kernels.copy_pages_with_checksum])
 def test_each_copy_serves_cpu_pools(call, pools, table):
     src, dst = pools
     call(table, i32(3, -1, 5), i32(0, 1, 4))
@@ -54,7 +57,7 @@ def test_each_copy_serves_cpu_pools(call, pools, table):
 
 def test_a_window_copy_is_translated(pools, table):
     src, dst = pools
-    kernels.copy_window(table, i32(2, 0), i32(1, 5), src_map=i32(-1, 0, 4))
+    kernels.copy_pages(table, i32(2, 0), i32(1, 5), src_map=i32(-1, 0, 4))
     expected = torch.zeros_like(src)
     expected[1] = src[4]
     assert torch.equal(dst, expected)
@@ -90,7 +93,7 @@ def test_ids_that_lie_are_refused(src_ids, dst_ids, sentence, table):
 def test_overlapping_source_and_target_slots_are_refused(pools):
     table = copy_table([pools[0]], [pools[0]])
     with pytest.raises(ValueError, match="id 3 is both a source and a target in one pool"):
-        kernels.copy_slots(table, i32(1, 3), i32(3, 4))
+        kernels.copy_pages(table, i32(1, 3), i32(3, 4))
 
 
 def test_a_refused_copy_has_moved_nothing(pools, table):
@@ -101,17 +104,17 @@ def test_a_refused_copy_has_moved_nothing(pools, table):
 
 def test_an_id_outside_of_the_map_is_refused(table):
     with pytest.raises(ValueError, match="source ids must be below 3, got 3"):
-        kernels.copy_window(table, i32(3), i32(0), src_map=i32(0, 1, 2))
+        kernels.copy_pages(table, i32(3), i32(0), src_map=i32(0, 1, 2))
 
 
 def test_a_map_that_leaves_the_pool_is_refused(table):
     with pytest.raises(ValueError, match="source ids must be below 6, got 77"):
-        kernels.copy_window(table, i32(1), i32(0), src_map=i32(0, 77))
+        kernels.copy_pages(table, i32(1), i32(0), src_map=i32(0, 77))
 
 
 def test_a_map_of_the_wrong_dtype_is_refused(table):
     with pytest.raises(ValueError, match="source map must be int32"):
-        kernels.copy_window(table, i32(1), i32(0), src_map=torch.tensor([0, 1]))
+        kernels.copy_pages(table, i32(1), i32(0), src_map=torch.tensor([0, 1]))
 
 
 def test_a_warm_up_on_a_cpu_compiles_nothing(table):

@@ -107,10 +107,12 @@ def served(plot: Plot, seed: int, hook: Callable[[World, int], None] | None = No
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("block", range(2))
-def test_steps_taken_one_by_one_come_to_the_same(block: int, ranks: int) -> None:
+@pytest.mark.parametrize(
+    "seeds", [range(12), pytest.param(range(12, 100), marks=pytest.mark.soak)], ids=str
+)
+def test_steps_taken_one_by_one_come_to_the_same(seeds: Sequence[int], ranks: int) -> None:
     num_hits = 0
-    for seed in range(block, 20, 2):
+    for seed in seeds:
         plot = late_plot(seed, ranks)
         jumping, stepping = (
             served(replace(plot, may_jump=may_jump), seed) for may_jump in (True, False)
@@ -141,7 +143,7 @@ def glances(plot: Plot, seed: int, every_ns: int) -> tuple[list[object], World]:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_who_looks_sees_every_step_that_has_ended(ranks: int) -> None:
-    for seed in range(6):
+    for seed in range(4):
         plot = late_plot(seed, ranks)
         jumping, stepping = (
             glances(replace(plot, may_jump=may_jump), seed, 37_000_001)
@@ -176,7 +178,7 @@ def test_a_router_sees_every_step_that_has_ended(ranks: int) -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_looking_changes_nothing(ranks: int) -> None:
-    for seed in range(6):
+    for seed in range(4):
         plot = late_plot(seed, ranks)
         _, watched = glances(plot, seed, 10_000_000)  # as long as a step: many moments are its end
         assert watched.outcome() == served(plot, seed).outcome(), f"seed {seed}"

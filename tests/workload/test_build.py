@@ -8,7 +8,14 @@ import pytest
 
 from hicache.config import WorkloadConfig
 from hicache.request import Request
-from hicache.workload.build import KINDS, Workload, jitter_starts, load_workload, sample_sessions
+from hicache.workload.build import (
+    KINDS,
+    Workload,
+    jitter_starts,
+    load_workload,
+    repeat_sessions,
+    sample_sessions,
+)
 from tests.workload.test_weka import ask, session
 from tests.workload.traces import mooncake_record, write_lines
 
@@ -170,7 +177,7 @@ def test_a_tiny_share_keeps_one_session() -> None:
 @pytest.mark.parametrize("share", [0.0, -1.0, 1.5])
 def test_an_impossible_share_is_refused(share: float) -> None:
     workload = load_workload(CHAT, data_dir=None, seed=0)
-    with pytest.raises(ValueError, match=r"above 0 and at most 1.*time_scale"):
+    with pytest.raises(ValueError, match=r"above 0 and at most 1.*repeat_sessions"):
         sample_sessions(workload, share, 3)
 
 
@@ -202,3 +209,28 @@ def test_a_cut_leaves_the_trace_whole_for_the_next_run(tmp_path: Path) -> None:
     short = load_workload(replace(config, limit=1), data_dir=None, seed=0)
     assert len(short.requests) == 1
     assert len(load_workload(config, data_dir=None, seed=0).requests) == 3
+
+
+def test_sessions_are_repeated_with_tokens_of_their_own() -> None:
+    plain = load_workload(CHAT, data_dir=None, seed=0)
+    more = repeat_sessions(plain, 2.5, 0)
+    assert len(first_tokens(more)) == len({r.session_id for r in more.requests}) == 100
+    ends = [r.prompt.starts + r.prompt.counts for r in plain.requests]
+    copied = [r for r in more.requests if r.prompt.starts[0] >= max(each.max() for each in ends)]
+    assert len(copied) == len(more.requests) - len(plain.requests)
+    lengths = sorted(r.prompt_len for r in plain.requests)
+    assert sorted(r.prompt_len for r in repeat_sessions(plain, 2, 0).requests) == sorted(
+        2 * lengths
+    )
+    assert [r.id for r in more.requests] == list(range(len(more.requests)))
+    for request in more.requests:
+        if request.parent_id is not None:
+            parent = more.requests[request.parent_id]
+            assert parent.session_id == request.session_id
+            assert parent.arrival_ns <= request.arrival_ns
+
+
+def test_more_tokens_than_there_are_ids_is_refused() -> None:
+    plain = load_workload(CHAT, data_dir=None, seed=0)
+    with pytest.raises(ValueError, match="can be replayed at most"):
+        repeat_sessions(plain, 1e5, 0)

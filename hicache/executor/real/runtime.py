@@ -15,7 +15,8 @@ from hicache.executor.real.copy_streams import CudaStream, ThreadStream
 from hicache.executor.real.io import TorchExecutor, TorchIo
 from hicache.executor.real.model_runner import CopyStreams, Model, ModelRunner
 from hicache.executor.real.page_origin import PageOrigin
-from hicache.executor.real.pools import Counts, TorchPools
+from hicache.executor.real.pools import TorchPools
+from hicache.executor.real.rank_pools import Counts
 from hicache.executor.real.reference_model import ReferenceModel
 from hicache.executor.real.timing_model import TimingModel
 from hicache.executor.real.verify import Verifier

@@ -21,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
 from hicache.executor.real.paged_kv import PagedKvView
-from hicache.executor.real.pools import DTYPES
+from hicache.executor.real.rank_pools import DTYPES
 from hicache.models import ModelConfig
 
 # without cuDNN's, which a Hopper GPU would choose first: it compiles for every length it has not

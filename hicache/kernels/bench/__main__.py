@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,54 +56,70 @@ def main() -> int:
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
+    bench = _bench(options)
+    session = Session(bench, kernels)
+    chosen = options.op or ([CONTEST] if kernels or options.roofline else list(CASES))
+    with bench.stream():
+        bench.warm_up()
+        failed = _measured(session, ["ceilings", *chosen], options.json)
+    print(_machine(bench))
+    _print_results(session, failed)
+    for path, draw in ((options.figure, sweep_figure), (options.roofline, roofline_figure)):
+        if path is not None:
+            _write_figure(path, draw, session)
+    answered_for = {"ours", *kernels}  # a peer that fails is the peer's affair
+    return 1 if failed or not session.failures.keys().isdisjoint(answered_for) else 0
+
+
+def _bench(options: argparse.Namespace) -> Bench:
     if options.dry_run:
-        bench = Bench(
+        return Bench(
             torch.device("cpu"),
             device_bytes=TOY_BYTES,
             host_bytes=TOY_BYTES,
             num_layers=TOY_LAYERS,
             repeats=1,
         )
-    else:
-        bench = Bench(
-            torch.device("cuda", 0),
-            device_bytes=options.device_mib * MIB,
-            host_bytes=options.host_mib * MIB,
-            num_layers=NUM_LAYERS,
-            repeats=options.repeats,
-        )
-    session = Session(bench, kernels)
-    chosen = options.op or ([CONTEST] if kernels or options.roofline else list(CASES))
+    return Bench(
+        torch.device("cuda", 0),
+        device_bytes=options.device_mib * MIB,
+        host_bytes=options.host_mib * MIB,
+        num_layers=NUM_LAYERS,
+        repeats=options.repeats,
+    )
+
+
+def _measured(session: Session, names: Sequence[str], path: Path | None) -> dict[str, str]:
+    """Run cases one after another; returns how those that failed did."""
     failed: dict[str, str] = {}
-    with bench.stream():
-        bench.warm_up()
-        for name in dict.fromkeys(["ceilings", *chosen]):
-            start = time.perf_counter()
-            try:
-                (contest if name == CONTEST else CASES[name])(session)
-            except Exception:  # one broken case must not cost the others their results
-                failed[name] = traceback.format_exc()
-                print(failed[name], file=sys.stderr, flush=True)
-            seconds = time.perf_counter() - start
-            print(f"… {name}: {seconds:.1f} s", file=sys.stderr, flush=True)
-            if options.json is not None:  # whoever is stopped half way keeps what there is
-                _write_json(options.json, session, failed)
-    print(_machine(bench))
+    for name in dict.fromkeys(names):
+        start = time.perf_counter()
+        try:
+            (contest if name == CONTEST else CASES[name])(session)
+        except Exception:  # one broken case must not cost the others their results
+            failed[name] = traceback.format_exc()
+            print(failed[name], file=sys.stderr, flush=True)
+        seconds = time.perf_counter() - start
+        print(f"… {name}: {seconds:.1f} s", file=sys.stderr, flush=True)
+        if path is not None:  # whoever is stopped half way keeps what there is
+            _write_json(path, session, failed)
+    return failed
+
+
+def _print_results(session: Session, failed: Mapping[str, str]) -> None:
     print("\n".join(_line(record) for record in session.records))
     print(_goals(session.goals))
     for name, value in session.notes.items():
-        print(f"{name}: {value:.3f}" if isinstance(value, float) else f"{name}: {value}")
+        if not isinstance(value, float):
+            print(f"{name}: {value}")
+        elif math.isfinite(value):  # something was timed
+            print(f"{name}: {value:.3f}")
     if session.cells:
         print(f"µs / GB/s at the median, by bytes of a transfer{table(session.cells)}")
     for name, sentence in session.failures.items():
         print(f"FAILED {name}: {sentence}")
-    for name in failed:
-        print(f"FAILED {name}: {failed[name].strip().splitlines()[-1]}")
-    for path, draw in ((options.figure, sweep_figure), (options.roofline, roofline_figure)):
-        if path is not None:
-            _write_figure(path, draw, session)
-    answered_for = {"ours", *kernels}  # a peer that fails is the peer's affair
-    return 1 if failed or not session.failures.keys().isdisjoint(answered_for) else 0
+    for name, trace in failed.items():
+        print(f"FAILED {name}: {trace.strip().splitlines()[-1]}")
 
 
 def _options() -> argparse.Namespace:

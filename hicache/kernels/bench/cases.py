@@ -11,7 +11,6 @@ from hicache.kernels.bench.contest import programs
 from hicache.kernels.bench.device_cases import indices, pages, slots, windows
 from hicache.kernels.bench.link_cases import (
     against_peers,
-    crossover,
     interference,
     launches,
     links,
@@ -114,7 +113,6 @@ CASES: dict[str, Callable[[Session], None]] = {
     "checksums": checksums,
     "indices": indices,
     "launches": launches,
-    "crossover": crossover,
     "sweep": sweep,
     "programs": programs,
     "peers": against_peers,  # last: if code of others breaks the device, nothing comes after it

@@ -88,11 +88,12 @@ def table(cells: Iterable[Cell]) -> str:
             shown = direction
         texts = [_text(row.get(name)) for name in names]
         lines.append(f"{_size(size):12}" + "".join(f"{text:>{max(width, 16)}}" for text in texts))
-    remarks = dict.fromkeys(
-        f"{cell.kernel} {cell.direction}: {cell.remark}" for row in by_row.values()
-        for cell in row.values() if cell.remark and cell.remark != "right"
-    )  # fmt: skip
-    return "\n".join([*lines, "", *remarks])
+    remarks: dict[tuple[str, str], dict[str, None]] = {}  # of a kernel: in which directions
+    for cell in cells:
+        if cell.remark not in ("", "right"):
+            remarks.setdefault((cell.kernel, cell.remark), {})[cell.direction] = None
+    told = [f"{name} ({', '.join(where)}): {remark}" for (name, remark), where in remarks.items()]
+    return "\n".join([*lines, "", *told])
 
 
 def _enter(

@@ -144,7 +144,6 @@ def indices(session: Session) -> None:
         "window table": lambda: plane.window_table(
             page_table, seq_lens, page_ids, page_size=64, window_len=1024
         ),
-        "translation": lambda: plane.translate_pages(page_table.flatten(), page_ids),
     }
     page_table = launches["page table"]()
     if not torch.equal(page_table, page_ids.expand(num_requests, num_columns)):

@@ -12,8 +12,7 @@ from functools import partial
 
 import torch
 
-from hicache.kernels import copy_engine
-from hicache.kernels.bench import peers
+from hicache.kernels.bench import copy_engine, peers
 from hicache.kernels.bench.measure import SPIN_CYCLES, Transfer, graphed
 from hicache.kernels.bench.session import KIB, MIB, Session
 
@@ -202,12 +201,6 @@ def launches(session: Session) -> None:
     replay = graphed(transfer.launch, times=1)
     session.bench.verify(transfer, replay)
     session.at_least("G10", "a replayed graph moves equal bytes", 1.0, 1.0)
-
-
-def crossover(session: Session) -> None:
-    """The piece size from which the copy engine should be used on this machine."""
-    if session.bench.on_gpu:
-        session.notes["crossover_bytes"] = copy_engine.measured_crossover(session.bench.device)
 
 
 def _queueing_delay_us(

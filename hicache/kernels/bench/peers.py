@@ -28,7 +28,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hicache.kernels import copy_engine
+from hicache.kernels.bench import copy_engine
 from hicache.kernels.contract import CopyKernel, CopyLaunch
 from hicache.kernels.table import copy_table
 

@@ -1,8 +1,7 @@
 """The other way across a link: the copy engine, for items that are large and contiguous.
 
 A copy engine takes no SM, but pays for each piece: in public measurements it moves 4 to 7 GB/s in
-pieces of 4 to 16 KiB and 52 GB/s in pieces of 64 KiB (H100, PCIe 5; vLLM pull request 42212). From
-which piece size it wins differs from machine to machine, so `measured_crossover` asks.
+pieces of 4 to 16 KiB and 52 GB/s in pieces of 64 KiB (H100, PCIe 5; vLLM pull request 42212).
 
 Many pieces are handed over in one driver call (`cuMemcpyBatchAsync`, CUDA 12.8 and later), found
 through `ctypes` so that nothing needs installing; without it, or on the default stream, which that
@@ -17,14 +16,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hicache.kernels import copy
-from hicache.kernels.table import CopyTable, copy_table
+from hicache.kernels.table import CopyTable
 
 STREAM_ORDER = 1  # CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
 BATCH_RUNS = 1 << 15  # of one call: at about 52,000 the driver was seen to hang (vLLM issue 49276)
-CROSSOVER_PIECES = tuple(4096 << k for k in range(9))  # 4 KiB to 1 MiB
-CROSSOVER_BYTES = 64 << 20
-CROSSOVER_REPEATS = 5
 
 
 class Runs(NamedTuple):
@@ -120,47 +115,6 @@ def copy_runs(runs: Runs, device: torch.device) -> None:
                     ctypes.c_void_p(stream),
                 )
             )
-
-
-def measured_crossover(device: torch.device) -> int | None:
-    """The piece size in bytes from which the copy engine beats the kernel; None if it never does.
-
-    Takes under a second and 128 MiB on each side. Both directions are timed and both must win.
-    """
-    winner: int | None = None
-    for piece_bytes in reversed(CROSSOVER_PIECES):
-        num_items = CROSSOVER_BYTES // piece_bytes
-        host = torch.empty(2 * num_items, piece_bytes, dtype=torch.uint8, pin_memory=True)
-        pool = torch.empty(2 * num_items, piece_bytes, dtype=torch.uint8, device=device)
-        generator = torch.Generator().manual_seed(0)
-        ids = torch.randperm(2 * num_items, generator=generator)[:num_items].int()
-        for table in (copy_table([host], [pool]), copy_table([pool], [host])):
-            runs = contiguous_runs(table, ids, ids.flip(0))
-            device_ids = ids.to(device)
-            kernel_ms = _elapsed_ms(
-                functools.partial(copy.copy_items, table, device_ids, device_ids.flip(0)), device
-            )
-            if _elapsed_ms(functools.partial(copy_runs, runs, device), device) > kernel_ms:
-                return winner
-        winner = piece_bytes
-    return winner
-
-
-def _elapsed_ms(launch: "functools.partial[None]", device: torch.device) -> float:
-    """The best of a few timed launches, on a stream of their own."""
-    stream = torch.cuda.Stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
-    times = []
-    with torch.cuda.stream(stream):
-        launch()
-        for _ in range(CROSSOVER_REPEATS):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record(stream)
-            launch()
-            end.record(stream)
-            end.synchronize()
-            times.append(start.elapsed_time(end))
-    return float(min(times))
 
 
 @functools.cache

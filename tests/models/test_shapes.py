@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 from experiments.launch.schema import CONF
 from hicache.models import ComponentKind, Figure, HardwareConfig, ModelConfig, RateTable
 
-MODELS = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
+MODELS = sorted(path.stem for path in (CONF / "model").glob("*.yaml") if path.stem != "from_hf")
 MIB = 1 << 20
 
 

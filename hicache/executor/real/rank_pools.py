@@ -1,0 +1,263 @@
+"""The pools of one rank: pages and slots on the device and in pinned host memory, and their tables.
+
+A pool is one slab: on the device it lies layer by layer, because a layer's attention reads it; on
+the host an item (a page, a slot) lies in one piece, because that is what storage reads and writes.
+
+Axes: layer (that keeps this component), kv (keys and values), page or slot, token, head, dim.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hicache.cache.tree.keys import COMPONENT_TAGS
+from hicache.cache.tree.node import FULL, MAMBA, SWA
+from hicache.kernels import (
+    CopyTable,
+    copy_pages_with_checksum,
+    copy_table,
+    layer_first_buffers,
+    page_first_buffers,
+)
+from hicache.models import ModelConfig
+
+KV_LETTERS = {FULL: "F", SWA: "S"}
+DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
+SUMMED_ITEMS = 4  # at once, on their way through a scratch pool
+
+Counts = Sequence[int | None]  # items by component
+
+
+class Buffer(NamedTuple):
+    """What one layer keeps of a component, item by item, on both tiers."""
+
+    layer: int  # of the model
+    device: Tensor  # [item, ...]
+    host: Tensor  # [item, ...], as many bytes an item
+
+
+class RankPools:
+    """The pools of one rank.
+
+    `kv[kind]` is [layer, kv, page, token, head, dim]; `taps` and `states` are lists by layer of
+    [slot, ...]. `host[kind]` is [item, bytes]; `layout` names the pieces of every item in order.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        rank: int,
+        tp: int,
+        page_size: int,
+        device_counts: Counts,
+        host_counts: Counts,
+        device: torch.device,
+        layer_groups: Sequence[range],
+    ) -> None:
+        self.kv: dict[int, Tensor] = {}
+        self.taps: list[Tensor] = []
+        self.states: list[Tensor] = []
+        self.host: dict[int, Tensor] = {}
+        self.heads = {kind: _heads(config, kind, rank, tp) for kind in (FULL, SWA)}
+        share = config.recurrent_heads // tp
+        self.recurrent_heads = slice(rank * share, (rank + 1) * share)
+        buffers: dict[int, list[Buffer]] = {}
+        for kind, letter in KV_LETTERS.items():
+            layers = [layer for layer, word in enumerate(config.layer_words) if letter in word]
+            if layers:
+                shape = (page_size, *_head_shape(config, kind, self.heads[kind]))
+                counts = count_of(device_counts, kind), count_of(host_counts, kind)
+                buffers[kind] = self._make_pages(
+                    kind, layers, shape, counts, DTYPES[config.kv_dtype_bytes], device
+                )
+        if config.num_mamba_layers:
+            buffers[MAMBA] = self._make_states(config, tp, device_counts, host_counts, device)
+        self.layout = tuple(
+            f"{COMPONENT_TAGS[kind].decode()}{each.layer} {each.device.dtype} "
+            f"{tuple(each.device.shape[1:])}"
+            for kind, pieces in buffers.items()
+            for each in pieces
+        )
+        self.loads = [
+            {kind: _table(each, group, to_device=True) for kind, each in buffers.items()}
+            for group in layer_groups
+        ]
+        everything = range(len(config.layer_words))
+        self.saves = {
+            kind: _table(each, everything, to_device=False) for kind, each in buffers.items()
+        }
+        self.copies = [
+            _in_place(buffers[MAMBA], group) if MAMBA in buffers else None
+            for group in (*layer_groups, everything)
+        ]
+        # of what each host item holds, as it was copied or read there
+        self._sums = {
+            kind: torch.zeros(len(host), dtype=torch.int64, device=device)
+            for kind, host in self.host.items()
+        }
+        self._sum_tables = {
+            kind: _summing(each) for kind, each in buffers.items() if len(self.host[kind])
+        }
+        self._sum_stream = _stream(device)
+
+    def _make_pages(
+        self,
+        kind: int,
+        layers: Sequence[int],
+        page_shape: tuple[int, ...],
+        counts: tuple[int, int],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> list[Buffer]:
+        shape = (len(layers), 2, counts[0], *page_shape)
+        self.kv[kind] = kv = torch.zeros(shape, dtype=dtype, device=device)
+        item_bytes = kv[:, :, 0].numel() * dtype.itemsize
+        self.host[kind] = _host_slab(counts[1], item_bytes, device)
+        host = self.host[kind].view(dtype).view(counts[1], len(layers), 2, *page_shape)
+        pairs = zip(layer_first_buffers(kv), page_first_buffers(host), strict=True)
+        return [Buffer(layers[place // 2], *pair) for place, pair in enumerate(pairs)]
+
+    def _make_states(
+        self,
+        config: ModelConfig,
+        tp: int,
+        device_counts: Counts,
+        host_counts: Counts,
+        device: torch.device,
+    ) -> list[Buffer]:
+        layers = [layer for layer, word in enumerate(config.layer_words) if set("MD") & set(word)]
+        num_slots = count_of(device_counts, MAMBA)
+        for layer in layers:
+            taps, state = _state_shapes(config, config.layer_words[layer], tp)
+            dtype = DTYPES[config.conv_dtype_bytes]
+            self.taps.append(torch.zeros(num_slots, *taps, dtype=dtype, device=device))
+            dtype = DTYPES[config.state_dtype_bytes]
+            self.states.append(torch.zeros(num_slots, *state, dtype=dtype, device=device))
+        parts = [
+            (layer, part)
+            for layer, pair in zip(layers, zip(self.taps, self.states, strict=True), strict=True)
+            for part in pair
+            if part[:1].numel()
+        ]
+        sizes = [part[:1].numel() * part.element_size() for _, part in parts]
+        self.host[MAMBA] = slab = _host_slab(count_of(host_counts, MAMBA), sum(sizes), device)
+        pieces = torch.split(slab, sizes, dim=1)
+        return [
+            Buffer(layer, part, piece) for (layer, part), piece in zip(parts, pieces, strict=True)
+        ]
+
+    def save(
+        self, kind: int, sources: Tensor, targets: Tensor, *, num_programs: int | None
+    ) -> None:
+        """Device to host, all layers in one launch; ids are those of `send_ids`."""
+        sums = copy_pages_with_checksum(
+            there(self.saves[kind]), sources, targets, num_programs=num_programs, trusted=True
+        )
+        self._sums[kind][targets.long()] = sums
+
+    def sums(self, items: Sequence[tuple[int, int]]) -> list[int]:
+        """Checksums of host items (component, id), as they were when they came there."""
+        found: dict[tuple[int, int], int] = {}
+        for kind, sums in self._sums.items():
+            its = [item for item in items if item[0] == kind]
+            found.update(zip(its, sums[[page for _, page in its]].tolist(), strict=True))
+        return [found[item] for item in items]
+
+    def new_sums(self, items: Sequence[tuple[int, int]]) -> list[int]:
+        """Checksums of what host items hold now, which somebody else has written."""
+        with torch.cuda.stream(self._sum_stream):  # changes nothing where there is none
+            for kind, table in self._sum_tables.items():
+                its = torch.tensor([i for its_kind, i in items if its_kind == kind]).int()
+                for ids in torch.split(its, SUMMED_ITEMS) if len(its) else ():
+                    places = torch.arange(len(ids), dtype=torch.int32)
+                    sums = copy_pages_with_checksum(table, ids, places)
+                    self._sums[kind][ids.long().to(sums.device)] = sums
+            return self.sums(items)
+
+    def payload(self, kind: int, page_id: int) -> memoryview:
+        """The bytes of a host item, in place."""
+        item = self.host[kind][page_id].numpy()
+        return memoryview(item)  # type: ignore[arg-type]  # numpy's stubs before 3.12 buffers
+
+
+def there(table: CopyTable | None) -> CopyTable:
+    """A table that there must be."""
+    assert table is not None, "nothing moves between pools that hold nothing"
+    return table
+
+
+def _table(buffers: Sequence[Buffer], layers: range, *, to_device: bool) -> CopyTable | None:
+    chosen = [buffer for buffer in buffers if buffer.layer in layers]
+    if not chosen or not all(len(buffer.device) and len(buffer.host) for buffer in chosen):
+        return None
+    device = [buffer.device for buffer in chosen]
+    host = [buffer.host for buffer in chosen]
+    return copy_table(host, device) if to_device else copy_table(device, host)
+
+
+def _summing(buffers: Sequence[Buffer]) -> CopyTable:
+    """From the host to a scratch pool, for the checksums on the way."""
+    scratch = [
+        torch.empty(SUMMED_ITEMS, *b.device.shape[1:], dtype=b.device.dtype, device=b.device.device)
+        for b in buffers
+    ]
+    return copy_table([buffer.host for buffer in buffers], scratch)
+
+
+def _stream(device: torch.device) -> torch.cuda.Stream | None:
+    if device.type != "cuda":
+        return None
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def _in_place(buffers: Sequence[Buffer], layers: range) -> CopyTable | None:
+    chosen = [buffer.device for buffer in buffers if buffer.layer in layers]
+    return copy_table(chosen, chosen) if chosen else None
+
+
+def _host_slab(count: int, item_bytes: int, device: torch.device) -> Tensor:
+    return torch.zeros(count, item_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
+
+
+def count_of(counts: Counts, kind: int) -> int:
+    """Items of a component."""
+    count = counts[kind]
+    if count is None:
+        raise ValueError("real memory has an end: cache.unlimited must be false")
+    return count
+
+
+def _heads(config: ModelConfig, kind: int, rank: int, tp: int) -> slice:
+    """The KV heads of a rank; with more ranks than heads, some have the same."""
+    num_heads = (kind == SWA and config.swa_num_kv_heads) or config.num_kv_heads
+    first = rank * num_heads // tp
+    return slice(first, first + max(num_heads // tp, 1))
+
+
+def _head_shape(config: ModelConfig, kind: int, heads: slice) -> tuple[int, int]:
+    """[head, dim] of a token's keys; of a latent, half of it, for it is keys and values in one."""
+    if config.latent_dim and kind == FULL:
+        return 1, config.latent_dim // 2
+    dim = (kind == SWA and config.swa_head_dim) or config.head_dim
+    return heads.stop - heads.start, dim
+
+
+def _state_shapes(
+    config: ModelConfig, word: str, tp: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The taps and the state of one slot and layer."""
+    groups = config.recurrent_groups if "M" in word else config.recurrent_key_heads
+    heads, dim, state_dim = (
+        config.recurrent_heads // tp,
+        config.recurrent_head_dim,
+        config.recurrent_state_dim,
+    )
+    state = (heads, state_dim, dim)
+    if groups == config.recurrent_heads:
+        return (heads, config.conv_taps - 1, dim + 2 * state_dim), state
+    # groups that several heads share are on every rank that has one of these heads
+    shared = max(groups // tp, min(groups, 1))
+    return (config.conv_taps - 1, heads * dim + 2 * shared * state_dim), state

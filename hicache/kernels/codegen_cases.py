@@ -1,0 +1,110 @@
+"""What `codegen` compiles: every kernel at the shapes it serves, and the limits of its code."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hicache.kernels import checksum, copy, index
+from hicache.kernels.table import copy_table
+
+KIB = 1 << 10
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """What the machine code of a case must keep to."""
+
+    max_registers: int = 64  # of a copy: two programs an SM
+    min_flight_bytes: int = 0  # of a program, on their way in every turn
+    min_sm_bytes: int = 0  # of the programs that fit a multiprocessor at once
+    max_shared_bytes: int = 0
+    max_barriers: int = 0
+    payload_bits: int | None = 128  # width of every payload access; None: an index kernel
+
+
+COPY = Limits(min_flight_bytes=64 * KIB, min_sm_bytes=128 * KIB)
+# what is hashed fills the registers: one program an SM. The sum over a tile goes through shared
+# memory, once a tile
+CHECKSUM = Limits(
+    max_registers=128,
+    min_flight_bytes=64 * KIB,
+    min_sm_bytes=64 * KIB,
+    max_shared_bytes=256,
+    max_barriers=4,
+)
+INDEX = Limits(payload_bits=None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """One kernel at one production shape."""
+
+    name: str
+    kernel: Any  # a @triton.jit function
+    arguments: tuple[object, ...]
+    constants: dict[str, int]
+    limits: Limits
+
+
+def cases() -> list[Case]:
+    """Every kernel at the shapes it serves."""
+    ids = torch.zeros(256, dtype=torch.int32)
+    sums = torch.zeros(256, dtype=torch.int64)
+    return [
+        _copy("pages of 64 KiB and more, Mamba slots", 128 * KIB),
+        _copy("pages of 16 KiB (8 tokens × 2 KiB)", 16 * KIB),
+        _copy("pages of 4 KiB (16 tokens × 256 B)", 4 * KIB),
+        _copy("token rows of 2 KiB (8 heads × 128 × bf16)", 2 * KIB),
+        _copy("token rows of 256 B (1 head × 128 × bf16)", 256),
+        _copy("2 of 8 heads of 16 tokens (rows of 512 B)", 8 * KIB, rows=16),
+        _copy("window pages out of the SWA pool", 64 * KIB, src_map=ids),
+        _copy("window pages into the SWA pool", 64 * KIB, dst_map=ids),
+        _copy(
+            "pages with checksum",
+            64 * KIB,
+            kernel=checksum._copy_with_checksum_kernel,
+            results=(sums,),
+            limits=CHECKSUM,
+        ),
+        Case(
+            name="page table from spans",
+            kernel=index._page_table_kernel,
+            arguments=(ids, ids, ids, ids, 2048, 0),
+            constants={"BLOCK": index.BLOCK},
+            limits=INDEX,
+        ),
+        Case(
+            name="window table (window 1024, page 64)",
+            kernel=index._window_table_kernel,
+            arguments=(ids, ids, ids, ids, 2048, 1024, 17, 0),
+            constants={"PAGE": 64, "BLOCK": index.WINDOW_BLOCK},
+            limits=INDEX,
+        ),
+    ]
+
+
+def _copy(
+    name: str,
+    item_bytes: int,
+    *,
+    rows: int = 1,
+    src_map: Tensor | None = None,
+    dst_map: Tensor | None = None,
+    kernel: Any = copy._copy_kernel,
+    results: tuple[Tensor, ...] = (),
+    limits: Limits = COPY,
+) -> Case:
+    """A kernel that walks the lines of items of this size, as it is launched."""
+    pieces = torch.zeros(64, 6, dtype=torch.int64)
+    ids = torch.zeros(256, dtype=torch.int32)
+    pools = torch.zeros(2, 2, rows, 2 * item_bytes // rows, dtype=torch.uint8)
+    table = copy_table(*([pool[..., : item_bytes // rows]] for pool in pools))
+    return Case(
+        name=name,
+        kernel=kernel,
+        arguments=(pieces, ids, ids, src_map, dst_map, *results, 256, 4096, 64),
+        constants={**copy.tile_shape(table), "num_warps": copy.NUM_WARPS},
+        limits=limits,
+    )

@@ -1,0 +1,440 @@
+"""Shapes of models, derived from the `config.json` they are published with.
+
+Read is what decides bytes and work: the kind of every layer, heads, states, experts, and how
+weights are kept. Parameters are those of matrices: norms, biases and convolutions are left out
+(0.1 % at most), as are towers for images and layers that predict further tokens. A file of a kind
+that is not known, or with a number that cannot be, is refused with that number.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple, cast
+
+from hicache.models.plausible import check_shape
+from hicache.models.shapes import ModelConfig, least_tp, tier_shares
+
+# by model_type, of the text model: what the class of the transformers package (5.23) takes where
+# the file says nothing
+KNOWN: dict[str, dict[str, object]] = {
+    "llama": {},
+    "mistral": {},
+    "mixtral": {},
+    "qwen2": {},
+    "qwen3": {},
+    "qwen3_moe": {},
+    "qwen3_vl_text": {},
+    "qwen3_vl_moe_text": {},
+    "qwen3_next": {"full_attention_interval": 4, "attn_output_gate": True},
+    "qwen3_5_text": {"full_attention_interval": 4, "attn_output_gate": True},
+    "qwen3_5_moe_text": {"full_attention_interval": 4, "attn_output_gate": True},
+    "gpt_oss": {},
+    "gemma3_text": {
+        "vocab_size": 262208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "sliding_window_pattern": 6,
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 131072,
+    },
+    "gemma4_text": {},
+    "minimax_m2": {},
+    "mimo": {},
+    "mimo_v2_flash": {},
+    "deepseek_v3": {},
+    "deepseek_v32": {},
+    "kimi_k2": {},
+    "glm_moe_dsa": {},
+    "nemotron_h": {},
+}
+# what these would change is not modelled
+NOT_MODELLED = (
+    "num_kv_shared_layers",
+    "hidden_size_per_layer_input",
+    "use_double_wide_mlp",
+    "indexer_types",
+)
+# where a file says what its layers are, and what its words are in `ModelConfig.pattern`
+LAYER_WORDS: dict[str, dict[object, str]] = {
+    "hybrid_override_pattern": {"*": "F", "M": "M", "-": "-", "E": "-"},
+    "layers_block_type": {"attention": "F", "mamba": "M", "mlp": "-", "moe": "-"},
+    "layer_types": {
+        "full_attention": "F",
+        "deepseek_sparse_attention": "F",
+        "sliding_attention": "S",
+        "linear_attention": "D",
+    },
+    "hybrid_layer_pattern": {0: "F", 1: "S"},
+}
+DTYPE_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
+MOST = 1 << 32  # of any number in such a file
+
+
+class _Heads(NamedTuple):
+    """Attention of one kind of layer."""
+
+    query: int
+    kv: int
+    head_dim: int
+    value_dim: int
+
+
+class _File:
+    """The text part of one config.json; every number comes out of it checked."""
+
+    def __init__(self, config: Mapping[str, object], where: str) -> None:
+        text = config.get("text_config", config)
+        if not isinstance(text, Mapping):
+            raise ValueError(f"{where}: text_config must be an object, got {text!r}")
+        kind = text.get("model_type")
+        if kind not in KNOWN:
+            raise ValueError(
+                f"{where}: model_type must be one of {', '.join(KNOWN)}, got {kind!r}; any other "
+                f"model can be written by hand, as those in conf/model are"
+            )
+        self.where = where
+        self.kind = str(kind)
+        outer = {name: config[name] for name in OUTER if name in config}
+        # null says as little as nothing
+        said = {name: value for name, value in text.items() if value is not None}
+        self.values: dict[str, object] = {**KNOWN[self.kind], **outer, **said}
+        for name in NOT_MODELLED:
+            entries = self.values.get(name)
+            if entries and entries != ["full"] * self.count("num_hidden_layers"):
+                raise ValueError(f"{where}: {name} is not modelled, got {entries!r:.60}")
+
+    def has(self, name: str) -> bool:
+        """Whether the file says anything other than no to `name`."""
+        return bool(self.values.get(name))
+
+    def count(self, *names: str, default: int | None = None, least: int = 1) -> int:
+        """The integer of the first of `names` that the file has."""
+        name = next((name for name in names if name in self.values), None)
+        if name is None:
+            if default is None:
+                raise ValueError(f"{self.where}: {' or '.join(names)} is missing")
+            return default
+        value = self.values[name]
+        if type(value) is not int or not least <= value <= MOST:
+            raise ValueError(
+                f"{self.where}: {name} must be an integer between {least} and {MOST}, got {value!r}"
+            )
+        return value
+
+    def each_layer(self, name: str, num_layers: int) -> list[object]:
+        """A list (or text) with one entry for each layer."""
+        value = self.values[name]
+        if not isinstance(value, list | str) or len(value) != num_layers:
+            got = len(value) if isinstance(value, list | str) else repr(value)
+            raise ValueError(
+                f"{self.where}: {name} must have one entry for each of num_hidden_layers="
+                f"{num_layers}, got {got}"
+            )
+        return list(value)
+
+
+OUTER = ("quantization_config", "tie_word_embeddings", "torch_dtype", "dtype")
+
+
+def read_model(path: Path, given: Mapping[str, object]) -> ModelConfig:
+    """The shape of the model whose config.json is at `path`; what is `given` stands as it is.
+
+    Raises:
+        ValueError: the file is none, of a model that is not known, or a number in it is off.
+    """
+    if path.is_dir():
+        path /= "config.json"
+    if not path.is_file():
+        raise ValueError(f"model.from_hf: there is no file {path}")
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"model.from_hf: {path} is not JSON ({error})") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"model.from_hf: {path} must hold an object, got {type(config).__name__}")
+    beside = path.with_name("hf_quant_config.json")  # where ModelOpt says it
+    if "quantization_config" not in config and beside.is_file():
+        config["quantization_config"] = json.loads(beside.read_text(encoding="utf-8"))[
+            "quantization"
+        ]
+    name = path.parent.name if path.stem == "config" else path.stem.removesuffix("_config")
+    return derive_model(config, {"name": name, "source": str(path), **given})
+
+
+def derive_model(config: Mapping[str, object], given: Mapping[str, object]) -> ModelConfig:
+    """The shape that a config.json describes; what is `given` stands as it is.
+
+    Raises:
+        ValueError: it is of a model that is not known, or a number in it is off.
+    """
+    file = _File(config, f"model.from_hf: {given.get('source', 'config.json')}")
+    words = _layer_words(file)
+    hidden = file.count("hidden_size")
+    vocabulary = file.count("vocab_size") * hidden
+    derived: dict[str, object] = {
+        "max_len": file.count("max_position_embeddings"),
+        "pattern": _shortest(words),
+        "num_layers": len(words),
+        "num_full_layers": words.count("F"),
+        "num_swa_layers": words.count("S"),
+        "num_mamba_layers": words.count("M") + words.count("D"),
+        "hidden_size": hidden,
+        "head_params": vocabulary,
+        "embedding_params": 0 if file.has("tie_word_embeddings") else vocabulary,
+        "blocks_per_layer": 1 if file.kind == "nemotron_h" else 2,
+    }
+    dense = 0
+    for part in (_attention(file, words), _recurrent(file, words), _mlp(file, words)):
+        dense += part.pop("dense_params")
+        derived |= part
+    derived |= {"dense_params": dense, **_bytes(file, given), **given}
+    try:
+        model = ModelConfig(**derived)  # type: ignore[arg-type]
+        check_shape(model)
+        chosen = {"default_tp": least_tp(model), **tier_shares(model), **given}
+        return replace(model, **chosen)  # type: ignore[arg-type]
+    except ValueError as error:
+        raise ValueError(f"{file.where}: {error}") from error
+
+
+def _layer_words(file: _File) -> list[str]:
+    """The letter of `ModelConfig.pattern` for each layer."""
+    listed = file.values.get("layers_block_type", [])
+    num = file.count(
+        "num_hidden_layers", default=len(listed) if isinstance(listed, list) and listed else None
+    )
+    if num > 1000:
+        raise ValueError(f"{file.where}: num_hidden_layers must be at most 1000, got {num}")
+    for name, letters in LAYER_WORDS.items():
+        if name not in file.values:
+            continue
+        said = file.each_layer(name, num)
+        unknown = [entry for entry in said if entry not in letters]
+        if unknown:
+            raise ValueError(
+                f"{file.where}: {name} may hold {', '.join(map(str, letters))}, got {unknown[0]!r}"
+            )
+        return [letters[entry] for entry in said]
+    if file.kind == "nemotron_h":
+        raise ValueError(f"{file.where}: hybrid_override_pattern or layers_block_type is missing")
+    for name, letter in (("full_attention_interval", "D"), ("sliding_window_pattern", "S")):
+        if name in file.values:
+            every = file.count(name)
+            return [letter if layer % every else "F" for layer in range(1, num + 1)]
+    if file.has("sliding_window") and file.values.get("use_sliding_window", True):
+        return ["S"] * num
+    return ["F"] * num
+
+
+def _blocks(file: _File) -> list[object]:
+    """The blocks of a model that has one a layer, in the words of its file."""
+    blocks = file.values.get("hybrid_override_pattern", file.values.get("layers_block_type"))
+    return list(cast("list[object]", blocks))
+
+
+def _shortest(words: list[str]) -> str:
+    """The shortest pattern that gives these layers when it is repeated."""
+    num = len(words)
+    period = next(n for n in range(1, num + 1) if all(words[i] == words[i % n] for i in range(num)))
+    return " ".join(words[:period])
+
+
+def _attention(file: _File, words: list[str]) -> dict[str, int]:
+    """Fields of the attention layers."""
+    hidden = file.count("hidden_size")
+    query = file.count("num_attention_heads")
+    if "kv_lora_rank" in file.values:
+        return _latent_attention(file, words.count("F"), hidden, query)
+    if query > hidden:
+        raise ValueError(
+            f"{file.where}: num_attention_heads must be at most hidden_size={hidden}, got {query}"
+        )
+    head_dim = file.count("head_dim", "attention_head_dim", default=hidden // query)
+    plain = _Heads(
+        query,
+        file.count("num_key_value_heads", default=query),
+        head_dim,
+        file.count("v_head_dim", default=head_dim),
+    )
+    full = swa = plain
+    if "global_head_dim" in file.values:  # those of the full layers alone
+        wide = file.count("global_head_dim")
+        full = _Heads(query, file.count("num_global_key_value_heads", default=plain.kv), wide, wide)
+    if "swa_num_key_value_heads" in file.values:
+        swa = _Heads(
+            file.count("swa_num_attention_heads", default=query),
+            file.count("swa_num_key_value_heads"),
+            file.count("swa_head_dim", default=head_dim),
+            file.count("swa_v_head_dim", default=plain.value_dim),
+        )
+    for heads in (full, swa):
+        if heads.query % heads.kv:
+            raise ValueError(
+                f"{file.where}: the number of query heads must be a multiple of that of KV heads, "
+                f"got {heads.query} and {heads.kv}"
+            )
+    if "S" in words and swa[2:] != full[2:] and swa.head_dim != swa.value_dim:
+        raise ValueError(
+            f"{file.where}: window layers with swa_head_dim={swa.head_dim} and swa_v_head_dim="
+            f"{swa.value_dim} are not modelled beside full ones of {full.head_dim} and "
+            f"{full.value_dim}"
+        )
+
+    def params(heads: _Heads, *, has_values: bool) -> int:
+        queries = heads.query * heads.head_dim * (2 if file.has("attn_output_gate") else 1)
+        values = heads.kv * heads.value_dim if has_values else 0
+        kept = heads.kv * heads.head_dim + values
+        return hidden * (queries + kept) + heads.query * heads.value_dim * hidden
+
+    found = {
+        "num_query_heads": full.query,
+        "num_kv_heads": full.kv,
+        "head_dim": full.head_dim,
+        "value_dim": 0 if full.value_dim == full.head_dim else full.value_dim,
+        "dense_params": words.count("F") * params(full, has_values=not file.has("attention_k_eq_v"))
+        + words.count("S") * params(swa, has_values=True),
+    }
+    if "S" in words:
+        found["window_len"] = file.count("sliding_window")
+        found["swa_num_query_heads"] = 0 if swa.query == full.query else swa.query
+        found["swa_num_kv_heads"] = 0 if swa.kv == full.kv else swa.kv
+        found["swa_head_dim"] = 0 if swa[2:] == full[2:] else swa.head_dim
+    return found
+
+
+def _latent_attention(file: _File, num_layers: int, hidden: int, query: int) -> dict[str, int]:
+    """Fields of layers that keep one latent vector; with index keys where attention is sparse."""
+    latent, rope = file.count("kv_lora_rank"), file.count("qk_rope_head_dim")
+    head_dim = file.count("qk_nope_head_dim") + rope
+    value_dim = file.count("v_head_dim")
+    low = file.count("q_lora_rank", default=0, least=0)
+    queries = low * (hidden + query * head_dim) if low else hidden * query * head_dim
+    kept = hidden * (latent + rope) + latent * query * (head_dim - rope + value_dim)
+    index_dim = file.count("index_head_dim", default=0)
+    index_heads = file.count("index_n_heads", default=0)
+    index = index_heads * (low * index_dim + hidden) + hidden * index_dim
+    return {
+        "num_query_heads": query,
+        "head_dim": head_dim,
+        "value_dim": value_dim,
+        "latent_dim": latent + rope + index_dim,
+        "dense_params": num_layers * (queries + kept + query * value_dim * hidden + index),
+    }
+
+
+def _recurrent(file: _File, words: list[str]) -> dict[str, int]:
+    """Fields of the recurrent layers."""
+    hidden = file.count("hidden_size")
+    state_bytes = DTYPE_BYTES.get(
+        str(file.values.get("mamba_ssm_dtype", file.values.get("mamba_ssm_cache_dtype"))), 4.0
+    )
+    if "M" in words:
+        heads, head_dim = file.count("mamba_num_heads"), file.count("mamba_head_dim")
+        state, groups = file.count("ssm_state_size"), file.count("n_groups")
+        inner = heads * head_dim
+        params = hidden * (2 * inner + 2 * groups * state + heads) + inner * hidden
+        found = {"recurrent_groups": groups, "conv_taps": file.count("conv_kernel")}
+    elif "D" in words:
+        heads, head_dim = file.count("linear_num_value_heads"), file.count("linear_value_head_dim")
+        state, keys = file.count("linear_key_head_dim"), file.count("linear_num_key_heads")
+        if heads % keys:
+            raise ValueError(
+                f"{file.where}: linear_num_value_heads must be a multiple of "
+                f"linear_num_key_heads={keys}, got {heads}"
+            )
+        inner = heads * head_dim
+        params = hidden * (2 * keys * state + 2 * inner + 2 * heads) + inner * hidden
+        found = {"recurrent_key_heads": keys, "conv_taps": file.count("linear_conv_kernel_dim")}
+    else:
+        return {"dense_params": 0}
+    return found | {
+        "recurrent_heads": heads,
+        "recurrent_head_dim": head_dim,
+        "recurrent_state_dim": state,
+        "state_dtype_bytes": int(state_bytes),
+        "dense_params": (words.count("M") + words.count("D")) * params,
+    }
+
+
+def _mlp(file: _File, words: list[str]) -> dict[str, int]:
+    """Fields of MLPs and experts."""
+    hidden = file.count("hidden_size")
+    matrices = 2 if file.kind == "nemotron_h" else 3
+    moe_layers = _moe_layers(file, words)
+    mlp_layers = len(words) - moe_layers
+    if file.kind == "nemotron_h":  # each layer is one block
+        mlp_layers = sum(block in ("-", "mlp") for block in _blocks(file))
+    if file.has("enable_moe_block"):  # beside the experts
+        mlp_layers = len(words)
+    dense = 0
+    if mlp_layers:
+        dense += mlp_layers * matrices * hidden * file.count("intermediate_size")
+    if not moe_layers:
+        return {"dense_params": dense}
+    experts = file.count(*EXPERTS)
+    chosen = file.count("num_experts_per_tok", "top_k_experts", "moe_top_k")
+    width = file.count("moe_intermediate_size", "intermediate_size")
+    latent = file.count("moe_latent_size", default=0)  # experts see this much of a token
+    shared = file.count(
+        "shared_expert_intermediate_size",
+        "moe_shared_expert_intermediate_size",
+        default=width * file.count("n_shared_experts", default=0, least=0),
+        least=0,
+    )
+    beside = hidden * experts + matrices * hidden * shared + 2 * hidden * latent
+    return {
+        "num_moe_layers": moe_layers,
+        "num_experts": experts,
+        "experts_per_token": chosen,
+        "expert_params": matrices * (latent or hidden) * width,
+        "expert_width": width,
+        "expert_matrices": matrices,
+        "dense_params": dense + moe_layers * beside,
+    }
+
+
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+
+
+def _moe_layers(file: _File, words: list[str]) -> int:
+    """How many layers have experts."""
+    if not any(file.has(name) for name in EXPERTS):
+        return 0
+    if file.kind == "nemotron_h":
+        return sum(block in ("E", "moe") for block in _blocks(file))
+    if isinstance(file.values.get("moe_layer_freq"), list):
+        return sum(entry == 1 for entry in file.each_layer("moe_layer_freq", len(words)))
+    dense = file.values.get("mlp_only_layers") or []
+    if not isinstance(dense, list):
+        raise ValueError(f"{file.where}: mlp_only_layers must be a list, got {dense!r}")
+    step = file.count("decoder_sparse_step", "moe_layer_freq", default=1)
+    first = file.count("first_k_dense_replace", default=0, least=0)
+    return sum(layer not in dense and (layer + 1) % step == 0 for layer in range(first, len(words)))
+
+
+def _bytes(file: _File, given: Mapping[str, object]) -> dict[str, float]:
+    """How many bytes a parameter and an element of KV take."""
+    plain = DTYPE_BYTES.get(
+        str(file.values.get("torch_dtype", file.values.get("dtype", "bfloat16"))), 2.0
+    )
+    found = {"dense_param_bytes": plain, "expert_param_bytes": plain}
+    quantised = file.values.get("quantization_config", {})
+    if not isinstance(quantised, Mapping):
+        raise ValueError(f"{file.where}: quantization_config must be an object, got {quantised!r}")
+    method = quantised.get("quant_algo") or quantised.get("quant_method")
+    if method in ("fp8", "FP8"):
+        found = {"dense_param_bytes": 1.0, "expert_param_bytes": 1.0}
+    elif method == "mxfp4":  # of the experts alone: 4 bits, and a scale byte for 32
+        found["expert_param_bytes"] = 0.53125
+    elif method is not None and not found.keys() <= given.keys():
+        raise ValueError(
+            f"{file.where}: quantization_config of {method} is not known: say "
+            f"model.dense_param_bytes and model.expert_param_bytes"
+        )
+    scheme = quantised.get("kv_cache_scheme")
+    bits = scheme.get("num_bits") if isinstance(scheme, Mapping) else None
+    if bits == 8 or quantised.get("kv_cache_quant_algo") == "FP8":
+        found["kv_dtype_bytes"] = 1
+    return found

@@ -1,0 +1,81 @@
+"""Whether the numbers of a model can be those of one model.
+
+Parameters and bytes decide what a run costs; a slip in them gives a result that looks like one. The
+bounds are wide: the smallest that the heads and experts need, and more than any model published.
+"""
+
+from hicache.models.shapes import ComponentKind, ModelConfig
+
+MLP_WIDTH = 16  # of an inner size, in hidden sizes; gpt-oss has 1, Gemma 3 4, Falcon 7B 4
+
+
+def check_shape(model: ModelConfig) -> None:
+    """Check numbers of a model against each other.
+
+    Raises:
+        ValueError: one is off, with what it should lie between.
+    """
+    full = model.num_holders(ComponentKind.full)
+    _within(model, "number of full layers with KV of their own", full, 1, len(model.layer_words))
+    _within(model, "hidden_size", model.hidden_size, 1, 1 << 17)
+    _within(model, "num_query_heads", model.num_query_heads, 1, 1 << 12)
+    _within(model, "head_dim", model.head_dim, 1, 1 << 12)
+    if not model.latent_dim:
+        _within(model, "num_kv_heads", model.num_kv_heads, 1, model.num_query_heads)
+        _divides(model, "num_query_heads", model.num_query_heads, model.num_kv_heads)
+    _within(model, "kv_dtype_bytes", model.kv_dtype_bytes, 1, 4)
+    _within(model, "window_len", model.window_len, 0, model.max_len)
+    if model.num_mamba_layers:
+        _within(model, "recurrent_heads", model.recurrent_heads, 1, 1 << 20)
+        _within(model, "recurrent_head_dim", model.recurrent_head_dim, 1, 1 << 12)
+        _within(model, "conv_taps", model.conv_taps, 1, 64)
+    least = _attention_params(model)
+    most = 2 * least + len(model.layer_words) * 3 * MLP_WIDTH * model.hidden_size**2
+    most += 8 * _recurrent_params(model)
+    _within(model, "dense_params", model.dense_params, least, most)
+    for name in ("head_params", "embedding_params"):
+        _divides(model, name, getattr(model, name), model.hidden_size)
+        _within(model, name, getattr(model, name), 0, model.hidden_size << 24)
+    _within(model, "head_params", model.head_params, 2 * model.hidden_size, None)
+    for name in ("dense_param_bytes", "expert_param_bytes"):
+        _within(model, name, getattr(model, name), 0.125, 8)
+    if model.num_moe_layers:
+        _within(model, "num_moe_layers", model.num_moe_layers, 1, len(model.layer_words))
+        _within(model, "expert_width", model.expert_width, 1, 1 << 20)
+        inner = model.expert_matrices * model.expert_width
+        _divides(model, "expert_params", model.expert_params, inner)
+        _within(model, "expert_params", model.expert_params, inner, inner * model.hidden_size)
+
+
+def _attention_params(model: ModelConfig) -> int:
+    """Parameters that the attention layers have at the least."""
+    value_dim = model.value_dim or model.head_dim
+    words = "".join(model.layer_words)
+    out = model.hidden_size * model.num_query_heads * value_dim
+    if model.latent_dim:  # queries and keys may come by way of small matrices
+        return words.count("F") * out
+    into = model.hidden_size * model.head_dim
+    swa_heads = model.swa_num_query_heads or model.num_query_heads
+    swa = model.hidden_size * swa_heads * (model.swa_head_dim or model.head_dim)
+    full = words.count("F") * (into * (model.num_query_heads + model.num_kv_heads) + out)
+    return full + words.count("S") * swa
+
+
+def _recurrent_params(model: ModelConfig) -> int:
+    inner = model.recurrent_heads * model.recurrent_head_dim
+    return model.num_mamba_layers * model.hidden_size * inner
+
+
+def _within(model: ModelConfig, name: str, value: float, least: float, most: float | None) -> None:
+    if value < least or (most is not None and value > most):
+        upper = "" if most is None else f" and at most {most:,}"
+        raise ValueError(
+            f"model {model.name}: {name} must be at least {least:,}{upper}, got {value:,}"
+        )
+
+
+def _divides(model: ModelConfig, name: str, value: int, part: int) -> None:
+    if value % part:
+        raise ValueError(
+            f"model {model.name}: {name} must be a multiple of {part:,}, got {value:,}"
+        )

@@ -1,0 +1,75 @@
+"""Every key of `summary.json`. The set is fixed: what never happened is there as a zero."""
+
+from hicache.cache.tree.node import KIND_NAMES, TIER_NAMES, TIERS
+from hicache.results.metrics import REQUIRED_MEASURES, summarize
+from hicache.scheduler.decision import Reason
+
+DECLINED = ("too_short", "rate_limited", "anchor_not_on_host")
+ABANDONED = ("host_room", "sidecar_room")
+DISCARDED = (
+    "miss",
+    "no_room",
+    "terminated",
+    "unread",
+    "incomplete",
+    "duplicate",
+    "short",
+    "aborted",
+)
+FAULTS = ("delay", "error", "missing", "short", "corrupt", "full", "gone")
+
+# what is counted while a run goes on, each from the first time on that it happens
+COUNTERS = (
+    "agreement/completion_collectives_count",
+    "agreement/given_up_pages",
+    "agreement/illegal_lengths_count",
+    "agreement/query_collectives_count",
+    "agreement/step_collectives_count",
+    "agreement/unequal_hits_count",
+    "agreement/unequal_reads_count",
+    "agreement/unequal_sidecars_count",
+    *(f"back_up/dropped_{kind}_pages" for kind in KIND_NAMES),
+    *(f"evict/{TIER_NAMES[tier]}_{kind}_pages" for tier in TIERS for kind in KIND_NAMES),
+    "load_back/failed_count",
+    *(f"prefetch/abandoned_{reason}_tokens" for reason in ABANDONED),
+    "prefetch/aborted_count",
+    "prefetch/cut_count",
+    "prefetch/declined_count",
+    *(f"prefetch/declined_{reason}_tokens" for reason in DECLINED),
+    *(f"prefetch/discarded_{reason}_pages" for reason in DISCARDED),
+    "prefetch/revoked_count",
+    "prefetch/started_count",
+    "prefetch/terminated_count",
+    "prefetch/terminated_without_sidecars_count",
+    *(f"scheduler/deferred_{reason.value}_count" for reason in Reason),
+    "scheduler/hit_given_up_count",
+    "scheduler/missed_checkpoint_count",
+    "storage/bypassed_count",
+    "storage/changed_pages",
+    "storage/damaged_pages",
+    "storage/dropped_read_pages",
+    "storage/dropped_write_pages",
+    "storage/failed_count",
+    *(f"storage/injected_{fault}_count" for fault in FAULTS),
+    "storage/query_count",
+    "storage/queued_write_pages",
+    "storage/refused_write_pages",
+    "verify/checked_count",
+    "verify/unequal_count",
+)
+# what a run says of itself at its end
+SAID = (
+    "engine/span_s",
+    "engine/steps_count",
+    "tree/nodes_count",
+    "workload/distinct_tokens",
+)
+# only where there is such a thing: pools that fill up; a real executor, and copies that it hid
+SOMETIMES = (
+    "load/host_over_working_set",
+    "load_back/copy_s",
+    "load_back/exposed_s",
+    "load_back/hidden_share",
+)
+ALWAYS = frozenset([*summarize((), dict.fromkeys(REQUIRED_MEASURES, 0)), *COUNTERS, *SAID])
+KNOWN = ALWAYS | frozenset(SOMETIMES)

@@ -1,0 +1,78 @@
+"""Workloads as the public benches of serving engines make them, to be set beside their results.
+
+`multi_turn`: clients that ask in rounds, each prompt the whole conversation so far and new tokens
+(SGLang's and vLLM's multi-turn benches). `shared_prefix`: groups of prompts that begin alike, asked
+again and again at rates that rise by stages (llm-d's and inference-perf's).
+"""
+
+import numpy as np
+
+from hicache.clock import to_ns
+from hicache.config import TraceTokens, WorkloadConfig
+from hicache.request import Request
+from hicache.workload.runs import Runs, append_run
+from hicache.workload.turns import Turn, to_requests
+
+
+def multi_turn(config: WorkloadConfig, *, seed: int) -> list[Request]:
+    """`num_sessions` clients of `rounds` each; `RoundFeeder` says when each of them may ask."""
+    del seed  # nothing is drawn but gaps, by the feeder
+    turns: list[Turn] = []
+    fresh = 0
+    clients = config.num_sessions
+    for number in range(config.rounds * clients):
+        before = turns[number - clients] if number >= clients else None
+        added = config.turn_tokens if before or not config.first_tokens else config.first_tokens
+        prompt: Runs = [] if before is None else list(before.prompt)
+        if before is not None:
+            added += before.output_len
+        append_run(prompt, fresh, added)
+        fresh += added
+        prompt_len = added + (before.prompt_len if before else 0)
+        turns.append(
+            Turn(
+                arrival_ns=to_ns(number / config.request_rate),
+                prompt=prompt,
+                full_len=prompt_len,
+                prompt_len=prompt_len,
+                output_len=config.answer_tokens,
+                session=number % clients,
+                parent=None if before is None else number - clients,
+                continues=None if before is None else number - clients,
+            )
+        )
+    return to_requests(turns, first_fresh=fresh, tokens=TraceTokens.reconstructed)
+
+
+def shared_prefix(config: WorkloadConfig, *, seed: int) -> list[Request]:
+    """All prompts in an order drawn once, over and over, as a Poisson process in each stage."""
+    rng = np.random.default_rng(seed)
+    num_prompts = config.groups * config.group_prompts
+    order = rng.permutation(num_prompts).tolist()
+    own_ids = config.groups * config.prefix_tokens
+    turns: list[Turn] = []
+    for stage, rate in enumerate(config.stage_rates):
+        num_requests = rng.poisson(rate * config.stage_s)
+        for offset in np.sort(rng.uniform(0, config.stage_s, num_requests)).tolist():
+            number = order[len(turns) % num_prompts]
+            prompt: Runs = []
+            group = number // config.group_prompts
+            append_run(prompt, group * config.prefix_tokens, config.prefix_tokens)
+            append_run(prompt, own_ids + number * config.own_tokens, config.own_tokens)
+            prompt_len = config.prefix_tokens + config.own_tokens
+            turns.append(
+                Turn(
+                    arrival_ns=to_ns(stage * config.stage_s + offset),
+                    prompt=prompt,
+                    full_len=prompt_len,
+                    prompt_len=prompt_len,
+                    output_len=config.answer_tokens,
+                    session=len(turns),
+                )
+            )
+    if not turns:
+        raise ValueError(
+            f"workload.stage_rates={list(config.stage_rates)} of {config.stage_s} s gave no request"
+        )
+    first_fresh = own_ids + num_prompts * config.own_tokens
+    return to_requests(turns, first_fresh=first_fresh, tokens=TraceTokens.reconstructed)

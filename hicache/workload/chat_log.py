@@ -1,0 +1,166 @@
+"""Logs of chats in OpenAI's form: one request a line, with its `messages`.
+
+A line holds `messages` (each with a `role` and a `content`), `created` or `timestamp` (a number of
+seconds or a date), and the answer: a last message of the assistant, `response` (text), or `choices`
+as an API returns them. An answer that was not kept may be told by `usage.completion_tokens`.
+`session_id` names conversations; else a request continues an earlier one that it repeats.
+
+Of the text only lengths and equality leave this module: tokens go into a hash of all tokens before
+them, keyed with random bytes that are nowhere kept, and hashes become numbers in order of
+appearance. What a run writes, and what is kept of a trace that was read, knows no more than these.
+"""
+
+import json
+import re
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from hashlib import blake2b
+from importlib import import_module
+from pathlib import Path
+from typing import cast
+
+from hicache.config import TraceTokens
+from hicache.request import Request
+from hicache.workload.rows import Row, rows_to_requests
+from hicache.workload.trace import Record, TraceError, integer, name_of, read_records, text
+
+BLOCK_TOKENS = 16
+# a stand-in for a tokenizer: words, with a token for each four letters, and every other sign
+PIECES = re.compile(r"\s?\w{1,4}|\s?[^\w\s]|\s+")
+Encode = Callable[[str], Sequence[int | str]]
+
+
+def load_chat_log(
+    path: Path,
+    *,
+    tokenizer: str | None,
+    system_tokens: int,
+    tokens: TraceTokens,
+    think_cap_s: float,
+) -> list[Request]:
+    """Requests in order of arrival; the first comes at 0.
+
+    Raises:
+        TraceError: with file and line number, for a line that cannot be understood.
+        ValueError: there is no such tokenizer.
+    """
+    rows = list(_rows(path, _encoder(tokenizer)))
+    if not rows:
+        raise TraceError(f"{path}: wanted a request on each line, the file has none")
+    first_ns = min(row.arrival_ns for row in rows)
+    for row in rows:
+        row.arrival_ns -= first_ns
+    return rows_to_requests(
+        rows,
+        block_tokens=BLOCK_TOKENS,
+        system_tokens=system_tokens,
+        tokens=tokens,
+        think_cap_s=think_cap_s,
+    )
+
+
+def _encoder(tokenizer: str | None) -> Encode:
+    if tokenizer is None:
+        return PIECES.findall
+    module, _, name = tokenizer.partition(":")
+    try:
+        encode = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"workload.tokenizer must be module:function, from a text to its tokens, got "
+            f"{tokenizer!r} ({error})"
+        ) from error
+    return cast(Encode, encode)
+
+
+def _rows(path: Path, encode: Encode) -> Iterator[Row]:
+    salt = secrets.token_bytes(32)
+    numbers: dict[bytes, int] = {}
+    tenants: dict[str, int] = {}
+    for line, record in read_records(path):
+        where = f"{path}, line {line}"
+        messages = _messages(record, where)
+        answer = _answer(record, messages, where)
+        prompt: list[int | str] = []
+        for message in messages:
+            prompt += [*encode(f"<{message['role']}>"), *encode(_content(message, where))]
+        prompt += encode("<assistant>")  # behind which the answer comes back
+        if answer is None:
+            usage = record.get("usage")
+            counted = cast(Record, usage) if isinstance(usage, dict) else {}
+            output_len = integer(counted, "completion_tokens", least=1, where=where)
+        else:
+            output_len = max(len(encode(answer)), 1)
+        tenant = text(record, "namespace", where=where)
+        yield Row(
+            where=where,
+            arrival_ns=_time_ns(record, where),
+            prompt_len=len(prompt),
+            output_len=output_len,
+            blocks=[numbers.setdefault(digest, len(numbers)) for digest in _digests(prompt, salt)],
+            namespace=f"tenant-{tenants.setdefault(tenant, len(tenants))}" if tenant else "",
+            session=name_of(record, "session_id", "conversation_id", where=where),
+        )
+
+
+def _digests(tokens: Sequence[int | str], salt: bytes) -> Iterator[bytes]:
+    """For each block of tokens, a keyed hash of all tokens up to its end."""
+    digest = b""
+    for begin in range(0, len(tokens), BLOCK_TOKENS):
+        block = repr(list(tokens[begin : begin + BLOCK_TOKENS])).encode()
+        digest = blake2b(digest + block, key=salt, digest_size=16).digest()
+        yield digest
+
+
+def _messages(record: Record, where: str) -> list[Record]:
+    messages = record.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise TraceError(f"{where}: messages must be a list of at least one, got {_kind(messages)}")
+    for message in messages:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise TraceError(
+                f"{where}: a message must be an object with a role, got {_kind(message)}"
+            )
+    return cast(list[Record], list(messages))
+
+
+def _answer(record: Record, messages: list[Record], where: str) -> str | None:
+    """The answer's text; a last message of the assistant is taken off the messages."""
+    choices = record.get("choices")
+    if isinstance(choices, list) and choices and isinstance(choices[0], dict):
+        return _content(cast(Record, choices[0].get("message") or {}), where)
+    if isinstance(record.get("response"), str):
+        return cast(str, record["response"])
+    if messages[-1]["role"] != "assistant" or len(messages) == 1:
+        return None
+    return _content(messages.pop(), where)
+
+
+def _content(message: Record, where: str) -> str:
+    content = message.get("content")
+    calls = message.get("tool_calls")
+    if content is not None and not isinstance(content, str | list):
+        raise TraceError(f"{where}: content must be text or a list, got {_kind(content)}")
+    told = content if isinstance(content, str) else json.dumps(content or "", sort_keys=True)
+    return told + (json.dumps(calls, sort_keys=True) if calls else "")
+
+
+def _time_ns(record: Record, where: str) -> int:
+    value = record.get("created", record.get("timestamp"))
+    if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
+        return round(value * 1e9)
+    try:
+        when = datetime.fromisoformat(cast(str, value))
+    except (TypeError, ValueError):
+        # what stands there may be anything: it is not shown
+        raise TraceError(
+            f"{where}: created or timestamp must be a number of seconds or a date, got "
+            f"{_kind(value)}"
+        ) from None
+    return round(when.replace(tzinfo=when.tzinfo or UTC).timestamp() * 1e6) * 1000
+
+
+def _kind(value: object) -> str:
+    """What a value is, without its contents."""
+    return "nothing" if value is None else f"a {type(value).__name__}"

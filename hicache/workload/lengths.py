@@ -1,0 +1,96 @@
+"""Tables of lengths and times: a CSV file with a header, one request a row.
+
+Columns are found by the names that public tables give them (Azure's, BurstGPT's, Vidur's, ours);
+others are left alone. Times are seconds, milliseconds where the column's name ends in `_ms`, or
+dates. Prompts share nothing, unless a column tells the session: then a turn repeats the one before
+and its answer, and adds to them.
+"""
+
+import csv
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from hicache.config import TraceTokens
+from hicache.request import Request
+from hicache.workload.rows import Row, rows_to_requests
+from hicache.workload.trace import TraceError
+
+COLUMNS = {
+    "time": ("timestamp", "timestamp_ms", "time", "time_ms", "arrived_at", "arrival_s"),
+    "prompt": ("input_length", "contexttokens", "request tokens", "num_prefill_tokens", "in"),
+    "answer": ("output_length", "generatedtokens", "response tokens", "num_decode_tokens", "out"),
+    "session": ("session_id", "session", "conversation_id", "chat_id"),
+}
+
+
+def load_lengths(path: Path, *, tokens: TraceTokens, think_cap_s: float) -> list[Request]:
+    """Requests in order of arrival; the first comes at 0.
+
+    Raises:
+        TraceError: with file and line number, for a row that cannot be understood.
+    """
+    rows = list(_rows(path))
+    if not rows:
+        raise TraceError(f"{path}: wanted a request on each line after the first, got none")
+    first_ns = min(row.arrival_ns for row in rows)
+    for row in rows:
+        row.arrival_ns -= first_ns
+    return rows_to_requests(rows, block_tokens=1, tokens=tokens, think_cap_s=think_cap_s)
+
+
+def _rows(path: Path) -> Iterator[Row]:
+    with path.open(encoding="utf-8-sig", newline="") as lines:
+        table = csv.DictReader(lines)
+        place = _places(path, table.fieldnames or ())
+        for record in table:
+            where = f"{path}, line {table.line_num}"
+            yield Row(
+                where=where,
+                arrival_ns=_time_ns(record, place["time"], where),
+                prompt_len=_tokens(record, place["prompt"], where),
+                output_len=_tokens(record, place["answer"], where),
+                session=record[place["session"]] or None if "session" in place else None,
+            )
+
+
+def _places(path: Path, header: Sequence[str]) -> dict[str, str]:
+    """The column of each thing there is."""
+    named = {name.strip().lower(): name for name in header}
+    found = {
+        thing: next(named[name] for name in names if name in named)
+        for thing, names in COLUMNS.items()
+        if named.keys() & set(names)
+    }
+    for thing in ("time", "prompt", "answer"):
+        if thing not in found:
+            raise TraceError(
+                f"{path}, line 1: wanted a column {' or '.join(COLUMNS[thing])}, got "
+                f"{', '.join(header) or 'none'}"
+            )
+    return found
+
+
+def _tokens(record: Mapping[str, str], column: str, where: str) -> int:
+    value = record[column]
+    try:
+        count = int(value)
+    except (TypeError, ValueError):
+        count = 0
+    if count < 1:
+        raise TraceError(f"{where}: {column} must be an integer of at least 1, got {value!r}")
+    return count
+
+
+def _time_ns(record: Mapping[str, str], column: str, where: str) -> int:
+    value = record[column]
+    unit_ns = 10**6 if column.strip().lower().endswith("_ms") else 10**9
+    try:
+        return round(float(value) * unit_ns)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    try:
+        when = datetime.fromisoformat(value[:26])  # Azure writes a seventh digit
+    except (TypeError, ValueError) as error:
+        raise TraceError(f"{where}: {column} must be a number or a date, got {value!r}") from error
+    return round(when.replace(tzinfo=when.tzinfo or UTC).timestamp() * 1e6) * 1000

@@ -1,0 +1,94 @@
+"""Releases requests as the multi-turn benches of serving engines do.
+
+Clients ask in rounds. What is ready is sent in the order in which it became so, at most `parallel`
+requests at a time, and after gaps of a Poisson process of `rate` a second; a barrier holds the next
+round back until the last client has its answer.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+
+from hicache.clock import to_ns
+from hicache.request import Request
+from hicache.workload.arrivals import Dropped, Release
+
+
+class RoundFeeder:
+    """Releases every request once; of each session one after another. See `Feeder`."""
+
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        *,
+        rate: float,
+        parallel: int | None,
+        barrier: bool,
+        seed: int,
+    ) -> None:
+        gaps = np.random.default_rng(seed).exponential(1 / rate, len(requests))
+        self._gaps_ns = deque(to_ns(gap) for gap in gaps.tolist())
+        self._parallel = parallel
+        self._barrier = barrier
+        self._unsettled = {request.id: request for request in requests}
+        self._child = {each.parent_id: each for each in requests if each.parent_id is not None}
+        self._round: dict[int, int] = {}
+        for request in requests:
+            before = -1 if request.parent_id is None else self._round[request.parent_id]
+            self._round[request.id] = before + 1
+        self._left = [0] * (1 + max(self._round.values(), default=0))  # unsettled, by round
+        for number in self._round.values():
+            self._left[number] += 1
+        self._ready = deque(request for request in requests if request.parent_id is None)
+        self._held: list[Request] = []  # that the barrier keeps back
+        self._in_flight = 0
+        self._free_ns = 0  # from when on the next may be sent
+
+    def initial(self) -> list[Release]:
+        """What is released before anything was answered."""
+        return self._send(0)
+
+    def on_answered(self, request_id: int, now_ns: int) -> list[Release]:
+        """What the answer of a request releases; no release lies before `now_ns`."""
+        self._settle(request_id)
+        self._in_flight -= 1
+        child = self._child.get(request_id)
+        if child is not None:
+            self._held.append(child)
+        return self._send(now_ns)
+
+    def on_dropped(self, request_id: int, now_ns: int) -> Dropped:
+        """A request was rejected or aborted: so are the rounds of its client that would follow."""
+        self._settle(request_id)
+        self._in_flight -= 1
+        gone: list[Request] = []
+        child = self._child.get(request_id)
+        while child is not None:
+            self._settle(child.id)
+            gone.append(child)
+            child = self._child.get(child.id)
+        return Dropped(gone, self._send(now_ns))
+
+    @property
+    def num_unsettled(self) -> int:
+        """Requests neither answered nor dropped, released or not."""
+        return len(self._unsettled)
+
+    def _settle(self, request_id: int) -> None:
+        if request_id not in self._unsettled:
+            raise ValueError(f"request {request_id} is settled already, or of another workload")
+        del self._unsettled[request_id]
+        self._left[self._round[request_id]] -= 1
+
+    def _send(self, now_ns: int) -> list[Release]:
+        held, self._held = self._held, []
+        for request in held:
+            waits = self._barrier and self._left[self._round[request.id] - 1]
+            (self._held if waits else self._ready).append(request)
+        sent: list[Release] = []
+        while self._ready and (self._parallel is None or self._in_flight < self._parallel):
+            self._free_ns = max(self._free_ns, now_ns) + self._gaps_ns.popleft()
+            sent.append((self._free_ns, self._ready.popleft()))
+            self._in_flight += 1
+        return sent

@@ -1,0 +1,226 @@
+"""Shapes derived from a config.json: equal to what the models' cards say, and refusals."""
+
+import json
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.launch.schema import config_of
+from hicache.models.hugging_face import derive_model, read_model
+from hicache.models.shapes import ModelConfig
+from tests.models.test_shapes import model
+from tests.models.texts import TEXTS
+
+MIB = 1 << 20
+
+
+def derived(name: str, **changes: Any) -> ModelConfig:
+    """The shape of a public text, with some of its entries changed; `...` takes one out."""
+    text: dict[str, Any] = json.loads(json.dumps(TEXTS[name]))
+    inner = text.get("text_config", text)
+    for key, value in changes.items():
+        if value is ...:
+            inner.pop(key, None)
+            text.pop(key, None)
+        else:
+            inner[key] = value
+    return derive_model(text, {"name": name})
+
+
+# what the cards and reports of these models say, in billions as they round it. Their numbers for
+# M2.5 (230 B) and V3.2 (685 B with its layer that predicts a further token) are coarser or count
+# more; 228.7 and 671.9 are what their files add up to
+@pytest.mark.parametrize(
+    ("name", "billions", "digits"),
+    [
+        ("meta-llama/Meta-Llama-3.1-8B", 8.03, 2),
+        ("meta-llama/Meta-Llama-3.1-70B", 70.6, 1),
+        ("mistralai/Mixtral-8x7B-v0.1", 46.7, 1),
+        ("Qwen/Qwen3-8B", 8.2, 1),
+        ("Qwen/Qwen3-32B", 32.8, 1),
+        ("Qwen/Qwen3-30B-A3B", 30.5, 1),
+        ("Qwen/Qwen3-235B-A22B", 235, 0),
+        ("Qwen/Qwen3.5-35B-A3B", 35, 0),
+        ("Qwen/Qwen3.5-27B", 27, 0),
+        ("openai/gpt-oss-20b", 20.9, 1),
+        ("openai/gpt-oss-120b", 116.8, 1),
+        ("google/gemma-4-26B-A4B", 25.2, 1),
+        ("deepseek-ai/DeepSeek-V3", 671, 0),
+        ("deepseek-ai/DeepSeek-V3.2", 671.9, 1),
+        ("zai-org/GLM-5", 744, 0),
+        ("MiniMaxAI/MiniMax-M2.5", 228.7, 1),
+        ("XiaomiMiMo/MiMo-V2-Flash", 309, 0),
+        ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", 31.6, 1),
+        ("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-FP8", 120.7, 1),
+        ("nvidia/Nemotron-H-56B-Base-8K", 56.3, 1),
+    ],
+)
+def test_the_parameters_are_those_of_the_card(name: str, billions: float, digits: int) -> None:
+    assert round(derived(name).num_params / 1e9, digits) == billions
+
+
+# layers by kind as cards and reports give them; bytes as others computed them from the same texts.
+# V3.2 and GLM-5 keep index keys beside their latent: 128 elements a token and layer, counted here
+# in bf16 as the latent is (SGLang keeps them in 132 bytes: 78,324 and 100,152)
+@pytest.mark.parametrize(
+    ("name", "layers", "token_bytes", "window_mib", "state_mib"),
+    [
+        ("meta-llama/Meta-Llama-3.1-8B", (32, 0, 0), 131_072, 0, 0),
+        ("meta-llama/Meta-Llama-3.1-70B", (80, 0, 0), 327_680, 0, 0),
+        ("mistralai/Mixtral-8x7B-v0.1", (32, 0, 0), 131_072, 0, 0),
+        ("Qwen/Qwen3-8B", (36, 0, 0), 147_456, 0, 0),
+        ("Qwen/Qwen3-32B", (64, 0, 0), 262_144, 0, 0),
+        ("Qwen/Qwen3-30B-A3B", (48, 0, 0), 98_304, 0, 0),
+        ("Qwen/Qwen3-235B-A22B", (94, 0, 0), 192_512, 0, 0),
+        ("Qwen/Qwen3.5-35B-A3B", (10, 0, 30), 20_480, 0, 61.4),
+        ("Qwen/Qwen3.5-27B", (16, 0, 48), 65_536, 0, 146.8),
+        ("openai/gpt-oss-20b", (12, 12, 0), 24_576, 3, 0),
+        ("openai/gpt-oss-120b", (18, 18, 0), 36_864, 4.5, 0),
+        ("google/gemma-4-26B-A4B", (5, 25, 0), 20_480, 200, 0),
+        ("deepseek-ai/DeepSeek-V3", (61, 0, 0), 70_272, 0, 0),
+        ("deepseek-ai/DeepSeek-V3.2", (61, 0, 0), 61 * (576 + 128) * 2, 0, 0),
+        ("zai-org/GLM-5", (78, 0, 0), 78 * (576 + 128) * 2, 0, 0),
+        ("MiniMaxAI/MiniMax-M2.5", (62, 0, 0), 253_952, 0, 0),
+        # values have 128 elements, keys 192
+        ("XiaomiMiMo/MiMo-V2-Flash", (9, 39, 0), 23_040, 24.375, 0),
+        ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", (6, 0, 23), 6_144, 0, 46.8),
+        ("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-FP8", (8, 0, 40), 8_192, 0, 162.3),
+        ("nvidia/Nemotron-H-56B-Base-8K", (10, 0, 54), 40_960, 0, 870.3),
+    ],
+)
+def test_layers_and_bytes_are_those_of_the_file(
+    name: str, layers: tuple[int, int, int], token_bytes: int, window_mib: float, state_mib: float
+) -> None:
+    shape = derived(name)
+    assert (shape.num_full_layers, shape.num_swa_layers, shape.num_mamba_layers) == layers
+    assert shape.full_token_bytes == token_bytes
+    assert shape.swa_token_bytes * shape.window_len / MIB == window_mib
+    assert shape.mamba_slot_bytes / MIB == pytest.approx(state_mib, abs=0.05)
+
+
+def test_every_text_is_held_against_its_card() -> None:
+    assert len(TEXTS) == 20
+
+
+# files that were written by hand or from a derived shape; they choose the devices themselves
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("llama3_8b", "meta-llama/Meta-Llama-3.1-8B"),
+        ("qwen3_8b", "Qwen/Qwen3-8B"),
+        ("qwen3_32b", "Qwen/Qwen3-32B"),
+        ("qwen3_235b_a22b", "Qwen/Qwen3-235B-A22B"),
+        ("qwen3_6_35b_a3b", "Qwen/Qwen3.5-35B-A3B"),
+        ("qwen3_5_27b", "Qwen/Qwen3.5-27B"),
+        ("gpt_oss_20b", "openai/gpt-oss-20b"),
+        ("gpt_oss_120b", "openai/gpt-oss-120b"),
+        ("deepseek_v3", "deepseek-ai/DeepSeek-V3"),
+        ("nemotron3_nano", "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"),
+        ("nemotron3_super", "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-FP8"),
+    ],
+)
+def test_a_model_file_says_what_its_config_json_does(name: str, text: str) -> None:
+    said = model(name)
+    beside = {"name": name, "source": said.source, "default_tp": said.default_tp}
+    assert replace(derived(text), **beside) == said  # type: ignore[arg-type]
+
+
+BROKEN: list[tuple[str, dict[str, Any], str]] = [
+    ("Qwen/Qwen3-8B", {"num_key_value_heads": 7}, "a multiple of that of KV heads, got 32 and 7"),
+    ("Qwen/Qwen3-8B", {"hidden_size": ...}, "hidden_size is missing"),
+    ("Qwen/Qwen3-8B", {"hidden_size": 4096.5}, "hidden_size must be an integer .* got 4096.5"),
+    ("Qwen/Qwen3-8B", {"vocab_size": -1}, "vocab_size must be an integer between 1 .* got -1"),
+    ("Qwen/Qwen3-8B", {"num_attention_heads": 5000}, "at most hidden_size=4096, got 5000"),
+    ("Qwen/Qwen3-8B", {"num_hidden_layers": 10**6}, "at most 1000, got 1000000"),
+    ("Qwen/Qwen3-8B", {"intermediate_size": 10**7}, "dense_params must be .* got 4,42"),
+    ("Qwen/Qwen3-8B", {"max_position_embeddings": "40k"}, "got '40k'"),
+    ("Qwen/Qwen3-8B", {"model_type": "qwen9"}, "model_type must be one of .* got 'qwen9'"),
+    ("openai/gpt-oss-20b", {"num_hidden_layers": 23}, "num_hidden_layers=23, got 24"),
+    ("openai/gpt-oss-20b", {"sliding_window": ...}, "sliding_window is missing"),
+    ("openai/gpt-oss-20b", {"num_experts_per_tok": 64}, r"num_experts \(32\), got 64"),
+    ("openai/gpt-oss-20b", {"layer_types": ["chunked_attention"] * 24}, "got 'chunked_attention'"),
+    ("openai/gpt-oss-20b", {"layer_types": ["sliding_attention"] * 24}, "full layers .* got 0"),
+    ("Qwen/Qwen3.5-27B", {"linear_num_key_heads": 7}, "a multiple of .*=7, got 48"),
+    ("google/gemma-4-26B-A4B", {"num_kv_shared_layers": 10}, "is not modelled, got 10"),
+    (
+        "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
+        {"hybrid_override_pattern": "M*-" * 10},
+        "num_hidden_layers=52, got 30",
+    ),
+    (
+        "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
+        {"hybrid_override_pattern": ...},
+        "hybrid_override_pattern or layers_block_type is missing",
+    ),
+    ("Qwen/Qwen3-8B", {"quantization_config": {"quant_method": "bits"}}, "of bits is not known"),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "told"), BROKEN)
+def test_a_broken_file_is_refused_with_the_number(
+    name: str, changes: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ValueError, match=told):
+        derived(name, **changes)
+
+
+def test_what_is_given_stands() -> None:
+    text = TEXTS["deepseek-ai/DeepSeek-V3"]
+    plain = derive_model(text, {})
+    small = derive_model(text, {"kv_dtype_bytes": 1, "dense_param_bytes": 2.0, "default_tp": 8})
+    assert small.full_token_bytes * 2 == plain.full_token_bytes
+    assert (plain.dense_param_bytes, small.dense_param_bytes) == (1.0, 2.0)
+    assert (plain.default_tp, small.default_tp) == (16, 8)
+
+
+def test_layers_may_be_listed_block_by_block() -> None:
+    name = "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"
+    words = {"M": "mamba", "*": "attention", "E": "moe"}
+    blocks = [words[letter] for letter in str(TEXTS[name]["hybrid_override_pattern"])]
+    listed = derived(
+        name, hybrid_override_pattern=..., num_hidden_layers=..., layers_block_type=blocks
+    )
+    assert listed == derived(name)
+
+
+def test_a_file_is_derived_from_the_command_line(tmp_path: Path) -> None:
+    path = tmp_path / "Qwen3-8B" / "config.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(TEXTS["Qwen/Qwen3-8B"]))
+    found = config_of(f"model.from_hf={path.parent}", "model.kv_dtype_bytes=1").model
+    assert found.name == "Qwen3-8B"
+    assert found.full_token_bytes == 147_456 // 2
+    wanted = replace(read_model(path, {"kv_dtype_bytes": 1}), from_hf=str(path.parent))
+    assert all(getattr(found, item.name) == getattr(wanted, item.name) for item in fields(found))
+
+
+def test_a_quantisation_told_beside_the_file_is_read(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(TEXTS["Qwen/Qwen3-8B"]))
+    told = {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(told))
+    shape = read_model(tmp_path, {})
+    assert (shape.dense_param_bytes, shape.kv_dtype_bytes) == (1.0, 1)
+
+
+def test_a_whole_model_beside_a_file_is_refused() -> None:
+    with pytest.raises(ValueError, match="leave out model=llama3_8b"):
+        config_of("model=llama3_8b", "model.from_hf=config.json")
+
+
+def test_a_derived_model_without_a_file_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"no value was given for model\.from_hf"):
+        config_of("model=from_hf")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("{", "is not JSON"), ("[]", "must hold an object, got list"), (None, "there is no file")],
+)
+def test_what_is_no_config_json_is_refused(tmp_path: Path, text: str | None, told: str) -> None:
+    path = tmp_path / "config.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ValueError, match=told):
+        read_model(path, {})

@@ -1,0 +1,167 @@
+"""Workloads of public benches, and who may ask when."""
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from experiments.launch.schema import config_of
+from hicache import experiment
+from hicache.clock import SECOND_NS
+from hicache.config import WorkloadConfig
+from hicache.request import Request
+from hicache.workload.build import load_workload
+from hicache.workload.rounds import RoundFeeder
+from tests.workload.traces import ids, shared_len, whole
+
+CLIENTS, ROUNDS = 5, 4
+TALK = WorkloadConfig(
+    kind="multi_turn", num_sessions=CLIENTS, rounds=ROUNDS, turn_tokens=30, answer_tokens=7
+)
+
+
+def requests_of(config: WorkloadConfig, seed: int = 0) -> list[Request]:
+    return list(load_workload(config, data_dir=None, seed=seed).requests)
+
+
+def test_each_round_adds_to_the_whole_conversation() -> None:
+    requests = requests_of(TALK)
+    assert len(requests) == CLIENTS * ROUNDS
+    for request in requests:
+        number = request.id // CLIENTS
+        assert request.prompt_len == 30 * (number + 1) + 7 * number
+        if request.parent_id is not None:
+            parent = requests[request.parent_id]
+            assert shared_len(whole(parent), ids(request.prompt)) == len(whole(parent))
+    assert Counter(r.session_id for r in requests) == dict.fromkeys(range(CLIENTS), ROUNDS)
+
+
+def test_clients_share_nothing() -> None:
+    first = [int(ids(r.prompt)[0]) for r in requests_of(TALK)[:CLIENTS]]
+    assert len(set(first)) == CLIENTS
+
+
+def test_the_first_round_may_be_longer() -> None:
+    config = WorkloadConfig(
+        kind="multi_turn", num_sessions=2, rounds=3, turn_tokens=2000, first_tokens=12000
+    )
+    assert [r.prompt_len for r in requests_of(config)[::2]] == [12000, 14001, 16002]
+
+
+def served(
+    feeder: RoundFeeder, seconds: Callable[[Request], float]
+) -> list[tuple[int, int, Request]]:
+    """(sent, answered, request) of each, with answers that take so long, in order of sending."""
+    events: list[tuple[int, int, Request]] = []
+    waiting = feeder.initial()
+    done: list[tuple[int, int, Request]] = []
+    while waiting or events:
+        events += [(sent + int(seconds(r) * SECOND_NS), sent, r) for sent, r in waiting]
+        events.sort(key=lambda event: (event[0], event[2].id))
+        end, sent, request = events.pop(0)
+        done.append((sent, end, request))
+        waiting = feeder.on_answered(request.id, end)
+    return sorted(done, key=lambda each: (each[0], each[2].id))
+
+
+def feeder_of(requests: list[Request], **settings: object) -> RoundFeeder:
+    plain = {"rate": 10.0, "parallel": None, "barrier": False, "seed": 0}
+    return RoundFeeder(requests, **(plain | settings))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("parallel", [1, 3, None])
+@pytest.mark.parametrize("barrier", [False, True])
+def test_no_more_are_asked_at_once_than_may_be(parallel: int | None, *, barrier: bool) -> None:
+    feeder = feeder_of(requests_of(TALK), parallel=parallel, barrier=barrier)
+    log = served(feeder, lambda r: 0.1 + r.session_id)
+    assert len(log) == CLIENTS * ROUNDS
+    assert feeder.num_unsettled == 0
+    most = max(sum(s <= sent < end for s, end, _ in log) for sent, _, _ in log)
+    assert most <= (parallel or CLIENTS)
+    assert parallel is None or most == parallel
+    rounds = [request.id // CLIENTS for _, _, request in log]
+    assert (rounds == sorted(rounds)) == (barrier or parallel == 1)
+    answered = {request.id: end for _, end, request in log}
+    for sent, _, request in log:
+        assert request.parent_id is None or sent >= answered[request.parent_id]
+
+
+def test_a_barrier_waits_for_the_last() -> None:
+    feeder = feeder_of(requests_of(TALK), barrier=True)
+    log = served(feeder, lambda r: 0.1 + r.session_id)
+    for number in range(1, ROUNDS):
+        ended = max(end for _, end, r in log if r.id // CLIENTS == number - 1)
+        assert min(sent for sent, _, r in log if r.id // CLIENTS == number) >= ended
+
+
+def test_the_rate_is_kept() -> None:
+    config = WorkloadConfig(kind="multi_turn", num_sessions=400, rounds=2, turn_tokens=2)
+    log = served(feeder_of(requests_of(config), rate=8.0), lambda _: 0.0)
+    assert log[-1][0] / SECOND_NS == pytest.approx(800 / 8, rel=0.1)
+
+
+def test_who_is_dropped_asks_no_more_and_holds_nobody_up() -> None:
+    requests = requests_of(TALK)
+    feeder = feeder_of(requests, barrier=True, parallel=1)
+    assert [request.id for _, request in feeder.initial()] == [0]
+    gone = feeder.on_dropped(0, 5)
+    assert [r.id for r in gone.requests] == [CLIENTS, 2 * CLIENTS, 3 * CLIENTS]
+    assert [request.id for _, request in gone.released] == [1]
+    assert feeder.num_unsettled == (CLIENTS - 1) * ROUNDS
+    with pytest.raises(ValueError, match="request 5 is settled already"):
+        feeder.on_answered(5, 9)
+
+
+def test_a_run_of_rounds_hits_what_it_asked_before() -> None:
+    config = config_of(
+        "workload=multi_turn", "workload.rounds=3", "workload.num_sessions=4", "storage=none"
+    )
+    records = experiment.run(config).records
+    assert len(records) == 12
+    last = [record for record in records if record.prompt_len == 3 * 4096 + 2]
+    # all but the last page of what was asked before, and the new turn
+    assert [record.computed_len for record in last] == [4096 + 2] * 4
+
+
+PREFIXES = WorkloadConfig(
+    kind="shared_prefix",
+    groups=6,
+    group_prompts=3,
+    prefix_tokens=100,
+    own_tokens=20,
+    answer_tokens=5,
+    stage_rates=(2.0, 8.0),
+    stage_s=30.0,
+)
+
+
+def test_prompts_of_a_group_begin_alike() -> None:
+    requests = requests_of(PREFIXES)[:18]
+    whole_prompts = {r.prompt.to_bytes() for r in requests}
+    assert len(whole_prompts) == 18
+    assert Counter(r.prompt.to_bytes()[:400] for r in requests).most_common()[-1][1] == 3
+    assert {(r.prompt_len, r.output_len) for r in requests} == {(120, 5)}
+
+
+def test_all_prompts_come_before_any_comes_again() -> None:
+    prompts = [r.prompt.to_bytes() for r in requests_of(PREFIXES)]
+    assert prompts[18:36] == prompts[:18]
+    assert prompts[:18] != [r.prompt.to_bytes() for r in requests_of(PREFIXES, seed=1)[:18]]
+
+
+def test_stages_have_their_rates() -> None:
+    arrivals = [r.arrival_ns / SECOND_NS for r in requests_of(PREFIXES)]
+    assert arrivals == sorted(arrivals)
+    slow = sum(arrival < 30 for arrival in arrivals)
+    assert slow == pytest.approx(60, abs=25)
+    assert len(arrivals) - slow == pytest.approx(240, abs=50)
+
+
+def test_stages_without_requests_are_refused() -> None:
+    with pytest.raises(ValueError, match="gave no request"):
+        requests_of(WorkloadConfig(kind="shared_prefix", stage_rates=(1e-9,)))
+
+
+def test_a_rate_of_a_stage_has_limits() -> None:
+    with pytest.raises(ValueError, match=r"workload\.stage_rates must be above 0, got -1"):
+        WorkloadConfig(kind="shared_prefix", stage_rates=(1.0, -1.0))

@@ -1,0 +1,143 @@
+"""Logs of chats: what they share is kept, what they say is not."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from experiments.launch.job import run_job
+from experiments.launch.progress import ProgressBar
+from experiments.launch.schema import config_of
+from hicache import experiment
+from hicache.config import WorkloadConfig
+from hicache.request import Request
+from hicache.workload import kept
+from hicache.workload.build import load_workload
+from hicache.workload.trace import TraceError
+from tests.workload.traces import ids, shared_len, whole, write_lines
+
+SYSTEM = {
+    "role": "system",
+    "content": "You answer briefly, politely and only in whole sentences. " * 9,
+}
+ASK = {
+    "role": "user",
+    "content": "Which marmalade suits a Wensleydale of eleven months, and why? " * 4,
+}
+ANSWER = {"role": "assistant", "content": "Quince, for its tartness: it cuts through the fat. " * 3}
+AGAIN = {"role": "user", "content": "And which wine?"}
+OTHER = {"role": "user", "content": "How far is the moon from Halifax in furlongs, roughly? " * 4}
+
+LOG: list[dict[str, Any]] = [
+    {"created": 1700000000, "messages": [SYSTEM, ASK, ANSWER]},
+    {"created": 1700000003.5, "messages": [SYSTEM, OTHER], "usage": {"completion_tokens": 12}},
+    {
+        "created": 1700000009,
+        "messages": [SYSTEM, ASK, ANSWER, AGAIN],
+        "choices": [{"message": {"role": "assistant", "content": "A dry cider would do."}}],
+    },
+]
+
+
+def load(path: Path, **settings: Any) -> list[Request]:
+    config = WorkloadConfig(kind="trace", path=str(path), **settings)
+    return list(load_workload(config, data_dir=None, seed=0).requests)
+
+
+def letters(text: str) -> list[int]:
+    return list(text.encode())
+
+
+def test_a_log_comes_back_with_its_lengths_and_what_it_shares(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "log.jsonl", LOG)
+    first, other, second = load(path, tokenizer=f"{__name__}:letters")
+    assert [r.arrival_ns for r in (first, other, second)] == [0, 3_500_000_000, 9_000_000_000]
+    said = [len(str(message["content"])) for message in (SYSTEM, ASK, ANSWER, AGAIN, OTHER)]
+    marks = [len(f"<{role}>") for role in ("system", "user", "assistant")]
+    assert first.prompt_len == said[0] + said[1] + sum(marks)
+    assert (first.output_len, other.output_len) == (said[2], 12)
+    assert second.output_len == len("A dry cider would do.")
+    assert second.prompt_len == first.prompt_len + said[2] + said[3] + marks[1] + marks[2]
+    # whole blocks of 16 tokens of the system prompt are everybody's
+    common = (said[0] + sum(marks[:2])) // 16 * 16
+    assert shared_len(ids(first.prompt), ids(other.prompt)) == common
+    assert (second.parent_id, other.parent_id) == (0, None)
+    assert shared_len(whole(first), ids(second.prompt)) == first.prompt_len + first.output_len
+
+
+def test_without_a_tokenizer_a_token_is_about_four_letters(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "log.jsonl", LOG)
+    plain = load(path)
+    lettered = load(path, tokenizer=f"{__name__}:letters")
+    for few, many in zip(plain, lettered, strict=True):
+        assert 2.5 < many.prompt_len / few.prompt_len < 5
+    assert plain[2].parent_id == 0
+
+
+def test_the_same_log_gives_the_same_requests(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "log.jsonl", LOG)
+    once, again = load(path), load(path)
+    for left, right in zip(once, again, strict=True):
+        assert np.array_equal(whole(left), whole(right))
+
+
+def test_sessions_may_be_told(tmp_path: Path) -> None:
+    told = [line | {"session_id": name} for line, name in zip(LOG, "aba", strict=True)]
+    found = load(write_lines(tmp_path / "log.jsonl", told))
+    assert [r.session_id for r in found] == [0, 1, 0]
+
+
+def test_nothing_that_was_said_is_written_to_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    monkeypatch.setattr(kept, "os_cache", lambda _: str(cache))
+    told = [line | {"namespace": "Cholmondeley"} for line in LOG]
+    path = write_lines(tmp_path / "log.jsonl", told)
+    out_dir = tmp_path / "run"
+    config = config_of(
+        f"workload.path={path}", "tracker.wandb_mode=disabled", "prefetch.threshold=1"
+    )
+    run_job(
+        experiment.run,
+        config,
+        out_dir,
+        group="g",
+        name="n",
+        bar=ProgressBar("chats", bar=False, line=False),
+    )
+    written = [file for top in (out_dir, cache) for file in top.rglob("*") if file.is_file()]
+    assert len(written) >= 8
+    for file in written:
+        contents = file.read_bytes()
+        for word in (b"marmalade", b"Wensleydale", b"furlongs", b"Quince", b"cider", b"Cholmond"):
+            assert word not in contents, file
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ({"created": 1, "messages": []}, "messages must be a list of at least one, got a list"),
+        ({"created": 1, "messages": "Quince"}, "messages must be a list .* got a str"),
+        ({"created": 1, "messages": ["Quince"]}, "must be an object with a role, got a str"),
+        ({"created": 1, "messages": [ASK]}, "completion_tokens must be an integer of at least 1"),
+        ({"created": "Quince", "messages": [ASK, ANSWER]}, "a number of seconds .* got a str"),
+        (
+            {"created": 1, "messages": [{"role": "user", "content": 5}, ANSWER]},
+            "content must be text or a list, got a int",
+        ),
+    ],
+)
+def test_a_bad_line_is_named_and_not_shown(tmp_path: Path, line: dict[str, Any], told: str) -> None:
+    path = write_lines(tmp_path / "log.jsonl", [LOG[0], line])
+    with pytest.raises(TraceError, match=rf"log\.jsonl, line 2: .*{told}") as caught:
+        load(path)
+    assert "Quince" not in str(caught.value)
+
+
+@pytest.mark.parametrize("tokenizer", ["nowhere:encode", "json:nothing", "json"])
+def test_a_tokenizer_that_is_not_there_is_refused(tmp_path: Path, tokenizer: str) -> None:
+    path = write_lines(tmp_path / "log.jsonl", LOG)
+    with pytest.raises(ValueError, match=r"workload\.tokenizer must be module:function"):
+        load(path, tokenizer=tokenizer)

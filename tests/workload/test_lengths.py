@@ -1,0 +1,94 @@
+"""Tables of lengths and times."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hicache.config import WorkloadConfig
+from hicache.request import Request
+from hicache.workload.build import load_workload
+from hicache.workload.trace import TraceError
+from tests.workload.traces import ids, shared_len, whole
+
+HEADER = ["timestamp", "input_length", "output_length", "session_id"]
+
+
+def load(folder: Path, header: list[str], *rows: list[Any]) -> list[Request]:
+    path = folder / "trace.csv"
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+    config = WorkloadConfig(kind="trace", path=str(path))
+    return list(load_workload(config, data_dir=None, seed=0).requests)
+
+
+def test_a_table_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    rows = [[0, 100, 7, "a"], [1.25, 30, 1, "b"], [2.5, 150, 9, "a"], [4, 8000, 400, ""]]
+    found = load(tmp_path, HEADER, *rows)
+    assert [[r.arrival_ns / 1e9, r.prompt_len, r.output_len] for r in found] == [
+        row[:3] for row in rows
+    ]
+    assert [r.session_id for r in found] == [0, 1, 0, 3]
+    assert [r.parent_id for r in found] == [None, None, 0, None]
+
+
+def test_a_turn_repeats_the_one_before_and_its_answer(tmp_path: Path) -> None:
+    first, second, third = load(
+        tmp_path, HEADER, [0, 100, 7, "a"], [1, 150, 9, "a"], [2, 60, 9, "a"]
+    )
+    assert shared_len(whole(first), ids(second.prompt)) == 107
+    assert shared_len(ids(second.prompt), ids(third.prompt)) == 60
+
+
+def test_without_sessions_nothing_is_shared(tmp_path: Path) -> None:
+    found = load(tmp_path, HEADER[:3], *([n, 50, 5] for n in range(9)))
+    tokens = [int(token) for request in found for token in whole(request)]
+    assert len(set(tokens)) == len(tokens) == 9 * 55
+
+
+@pytest.mark.parametrize(
+    ("header", "times"),
+    [
+        (["TIMESTAMP", "ContextTokens", "GeneratedTokens"], ["2023-11-16 18:15:46.6805900",
+                                                              "2023-11-16 18:15:50.9951690"]),
+        (["Timestamp", "Request tokens", "Response tokens"], ["5", "9.314579"]),
+        (["timestamp_ms", "input_length", "output_length"], ["1000", "5314.579"]),
+        (["arrived_at", "num_prefill_tokens", "num_decode_tokens"], ["0", "4.314579"]),
+    ],
+)  # fmt: skip
+def test_the_columns_of_public_tables_are_known(
+    tmp_path: Path, header: list[str], times: list[str]
+) -> None:
+    found = load(tmp_path, header, *([time, 4808, 10] for time in times))
+    assert [(r.arrival_ns, r.prompt_len, r.output_len) for r in found] == [
+        (0, 4808, 10),
+        (4_314_579_000, 4808, 10),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ([1, 0, 5], "line 3: input_length must be an integer of at least 1, got '0'"),
+        ([1, 9], "line 3: output_length must be an integer of at least 1, got None"),
+        ([1, "many", 5], "line 3: input_length must be an integer of at least 1, got 'many'"),
+        (["soon", 9, 5], "line 3: timestamp must be a number or a date, got 'soon'"),
+        (["inf", 9, 5], "line 3: timestamp must be a number or a date, got 'inf'"),
+    ],
+)
+def test_a_bad_row_is_named(tmp_path: Path, row: list[Any], told: str) -> None:
+    with pytest.raises(TraceError, match=told):
+        load(tmp_path, HEADER[:3], [0, 9, 5], row)
+
+
+def test_a_missing_column_is_named(tmp_path: Path) -> None:
+    with pytest.raises(
+        TraceError, match=r"line 1: wanted a column output_length or .*, got time, in"
+    ):
+        load(tmp_path, ["time", "in"], [0, 5])
+
+
+def test_an_empty_table_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="wanted a request on each line after the first"):
+        load(tmp_path, HEADER)

@@ -1,0 +1,173 @@
+"""Traces of blocks of any size, however blocks are called and sessions are told."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hicache.config import TraceTokens, WorkloadConfig
+from hicache.request import Request
+from hicache.workload.build import Workload, load_workload
+from hicache.workload.mooncake import load_mooncake
+from hicache.workload.trace import TraceError
+from tests.workload.traces import ids, shared_len, whole, write_lines
+
+Turn = tuple[int, int, int, list[Any]]  # timestamp_ms, input_length, output_length, hash_ids
+
+
+def records(turns: list[Turn], **more: list[Any]) -> list[dict[str, Any]]:
+    names = ("timestamp", "input_length", "output_length", "hash_ids")
+    lines = [dict(zip(names, turn, strict=True)) for turn in turns]
+    for name, values in more.items():
+        for line, value in zip(lines, values, strict=True):
+            line[name] = value
+    return lines
+
+
+def load(path: Path, **settings: Any) -> Workload:
+    config = WorkloadConfig(kind="trace", path=str(path), **settings)
+    return load_workload(config, data_dir=None, seed=0)
+
+
+def shape(requests: list[Request]) -> list[tuple[Any, ...]]:
+    return [
+        (r.arrival_ns, r.parent_id, r.session_id, r.prompt_len, r.output_len, r.think_ns)
+        for r in requests
+    ]
+
+
+# two conversations of blocks of 16 tokens; the first has a second turn
+CHAINS: list[Turn] = [
+    (0, 40, 5, [0, 1, 2]),
+    (10, 40, 5, [3, 4, 5]),
+    (20, 70, 5, [0, 1, 6, 7, 8]),
+]
+
+
+@pytest.mark.parametrize("block_tokens", [16, 24, 512, 4096])
+def test_a_trace_of_any_block_size_comes_back_as_it_was_written(
+    tmp_path: Path, block_tokens: int
+) -> None:
+    lengths = [2 * block_tokens + 1, 3 * block_tokens, 5 * block_tokens - block_tokens // 2]
+    turns = [
+        (time, length, answer, blocks)
+        for (time, _, answer, blocks), length in zip(CHAINS, lengths, strict=True)
+    ]
+    path = write_lines(tmp_path / "trace.jsonl", records(turns))
+    found = load_mooncake(
+        path, tokens=TraceTokens.literal, think_cap_s=60, block_tokens=block_tokens
+    )
+    back = [
+        (
+            request.arrival_ns // 10**6,
+            request.prompt_len,
+            request.output_len,
+            [int(token) // block_tokens for token in ids(request.prompt)[::block_tokens]],
+        )
+        for request in found
+    ]
+    assert back == turns
+    assert [request.parent_id for request in found] == [None, None, 0]
+
+
+def test_the_block_size_is_found(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "trace.jsonl", records(CHAINS))
+    found = load(path).requests
+    assert [r.parent_id for r in found] == [None, None, 0]
+    assert shared_len(whole(found[0]), ids(found[2].prompt)) == 45
+
+
+def test_blocks_may_leave_out_the_last_partial_one(tmp_path: Path) -> None:
+    without = [(t, n, out, blocks[: n // 16]) for t, n, out, blocks in CHAINS]
+    whole_path = write_lines(tmp_path / "whole.jsonl", records(CHAINS))
+    path = write_lines(tmp_path / "trace.jsonl", records(without))
+    assert shape(list(load(path).requests)) == shape(list(load(whole_path).requests))
+
+
+@pytest.mark.parametrize("name", [lambda n: 2**127 + n, lambda n: f"{n:064x}", lambda n: -n - 1])
+def test_blocks_may_be_called_anything(tmp_path: Path, name: Any) -> None:
+    renamed = [(t, n, out, [name(block) for block in blocks]) for t, n, out, blocks in CHAINS]
+    plain = load(write_lines(tmp_path / "plain.jsonl", records(CHAINS))).requests
+    found = load(write_lines(tmp_path / "renamed.jsonl", records(renamed))).requests
+    assert [ids(r.prompt).tolist() for r in found] == [ids(r.prompt).tolist() for r in plain]
+
+
+def test_sessions_may_be_told(tmp_path: Path) -> None:
+    told = records(CHAINS, session_id=["a", "b", "b"])
+    found = load(write_lines(tmp_path / "trace.jsonl", told)).requests
+    assert [r.parent_id for r in found] == [None, None, 1]
+    assert [r.session_id for r in found] == [0, 1, 1]
+
+
+@pytest.mark.parametrize("nobody", [-1, None])
+def test_parents_may_be_told(tmp_path: Path, nobody: int | None) -> None:
+    told = records(CHAINS, chat_id=[7, 8, 9], parent_chat_id=[nobody, 7, 8])
+    found = load(write_lines(tmp_path / "trace.jsonl", told)).requests
+    assert [r.parent_id for r in found] == [None, 0, 1]
+    # the second begins anew, so that nothing of it stands for the answer of the first
+    assert shared_len(whole(found[0]), ids(found[1].prompt)) == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"chat_id": [7, 8, 9], "parent_chat_id": [-1, -1, 6]}, "line 3: no earlier .* called 6"),
+        ({"chat_id": [7, 8, 7]}, "line 3: two requests are called 7"),
+        ({"chat_id": [7, 8, 1.5]}, "line 3: chat_id must be an integer or text, got 1.5"),
+    ],
+)
+def test_names_that_contradict_each_other_are_refused(
+    tmp_path: Path, more: dict[str, list[Any]], told: str
+) -> None:
+    path = write_lines(tmp_path / "trace.jsonl", records(CHAINS, **more))
+    with pytest.raises(TraceError, match=told):
+        load(path)
+
+
+def test_a_block_size_that_does_not_suit_names_the_line(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "trace.jsonl", records(CHAINS))
+    with pytest.raises(TraceError, match="line 1: 40 prompt tokens are 2 blocks of 32, got 3"):
+        load(path, block_tokens=32)
+
+
+def test_lines_of_different_block_sizes_ask_for_one(tmp_path: Path) -> None:
+    turns = [*CHAINS, (30, 40, 5, [0])]
+    path = write_lines(tmp_path / "trace.jsonl", records(turns))
+    with pytest.raises(TraceError, match=r"line 3 has 70 tokens in 5 .*: set workload\.block_tok"):
+        load(path)
+
+
+def system_prompt_trace(path: Path, *, chats: int) -> Path:
+    """Conversations that begin with the same 64 blocks; the first asks hardly anything more."""
+    system = list(range(64))
+    first: Turn = (0, 1030, 5, [*system, 64])
+    others = [
+        (chat, 1200, 5, [*system, *range(100 * chat, 100 * chat + 11)]) for chat in range(1, chats)
+    ]
+    return write_lines(path, records([first, *others]))
+
+
+def test_a_system_prompt_taken_for_a_conversation_warns_and_says_what_to_set(
+    tmp_path: Path,
+) -> None:
+    path = system_prompt_trace(tmp_path / "trace.jsonl", chats=162)
+    wrong = load(path)
+    assert len({r.session_id for r in wrong.requests}) == 1
+    (note,) = wrong.notes
+    assert "161 requests continue one prompt of 1,030 tokens" in note
+    assert note.endswith("workload.system_tokens=1030")
+    right = load(path, system_tokens=1030)
+    assert len({r.session_id for r in right.requests}) == 162
+    assert right.notes == ()
+    assert shared_len(ids(right.requests[3].prompt), ids(right.requests[9].prompt)) == 1024
+
+
+def test_a_few_branches_of_a_conversation_do_not_warn(tmp_path: Path) -> None:
+    path = system_prompt_trace(tmp_path / "trace.jsonl", chats=17)
+    assert load(path).notes == ()
+
+
+def test_a_file_of_no_known_form_says_what_it_has(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "trace.jsonl", [{"prompt": "x", "when": 3}])
+    with pytest.raises(TraceError, match="hash_ids or with messages, got prompt, when"):
+        load(path)

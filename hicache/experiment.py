@@ -2,7 +2,7 @@
 
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -16,8 +16,8 @@ from hicache.cache.tiers.capacity import Capacity, capacities, make_pools, page_
 from hicache.cache.tree.census import Census
 from hicache.cache.tree.eviction import POLICIES, EvictionPolicy
 from hicache.cache.tree.fates import Fates
+from hicache.cache.tree.keys import Digests, Numbers, PageNames
 from hicache.cache.tree.node import FULL, KIND_NAMES, MAMBA, SWA
-from hicache.cache.tree.page_numbers import PageNumbering
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.clock import SECOND_NS
 from hicache.config import ExperimentConfig, StartState, WritePolicy
@@ -28,7 +28,7 @@ from hicache.engine.runtime import Runtime, SimulatedRuntime, make_runtime
 from hicache.engine.warm import warm_census, warm_storage
 from hicache.executor.simulated.cost import CostModel
 from hicache.models import GIB, ComponentKind
-from hicache.request import Request
+from hicache.request import Request, TokenSpans
 from hicache.results.keys import COUNTERS
 from hicache.results.metrics import REQUIRED_MEASURES, Progress, RequestRecord, Result
 from hicache.results.recorder import Recorder
@@ -36,6 +36,7 @@ from hicache.scheduler.checkpoints import PLACEMENTS
 from hicache.scheduler.scheduler import Scheduler
 from hicache.workload.arrivals import Feeder, Releases
 from hicache.workload.build import Workload, load_workload, repeat_sessions, sample_sessions
+from hicache.workload.page_numbers import page_numbers
 from hicache.workload.patience import patience_of
 from hicache.workload.rounds import RoundFeeder
 
@@ -67,19 +68,20 @@ def run(
     runtime = make_runtime(config, cost=cost, sizes=sizes, device=device, host=host, tp=tp)
     num_ranks = config.parallel.ranks
     num_engines = config.parallel.replicas * num_ranks
-    census = Census()
-    numbering = PageNumbering(census, config.cache.page_size)
+    pages = page_numbers(workload.requests, config.cache.page_size)
+    names = _page_names(config, pages)
+    census = Census(pages, config.cache.page_size)
     parts = [
         _engine(
             config,
+            names,
+            # ranks decide alike, so the first one speaks for all
+            census if number % num_ranks == 0 else None,
             cost=cost,
             runtime=runtime,
             sizes=sizes,
             device=device,
             host=host,
-            # ranks decide alike, so the first one speaks for all
-            numbering=numbering if number % num_ranks == 0 else None,
-            census=census,
         )
         for number in range(num_engines)
     ]
@@ -100,14 +102,15 @@ def run(
             warm_storage(
                 storage.engine,
                 workload.requests,
+                names=tree.names,
                 page_size=tree.page_size,
                 window_pages=tree.window_pages,
                 has_states=tree.has_states,
             )
         warm_census(
             census,
-            numbering,
             workload.requests,
+            page_size=tree.page_size,
             window_pages=tree.window_pages,
             has_states=tree.has_states,
         )
@@ -190,16 +193,23 @@ def _cold_load(workload: Workload, cost: CostModel, num_engines: int) -> float:
     return _utilisation(cost, lengths, span_s, num_engines)
 
 
+def _page_names(config: ExperimentConfig, pages: Mapping[int, TokenSpans]) -> PageNames:
+    """Numbers, where no page outlives the run."""
+    if config.executor.kind == "simulated":
+        return Numbers(pages)
+    return Digests(config.cache.page_size)
+
+
 def _engine(
     config: ExperimentConfig,
+    names: PageNames,
+    census: Census | None,
     *,
     cost: CostModel,
     runtime: Runtime,
     sizes: tuple[int, int, int],
     device: Capacity,
     host: Capacity,
-    census: Census,
-    numbering: PageNumbering | None,
 ) -> Engine:
     model, cache_config = config.model, config.cache
     policy: EvictionPolicy = make_policy(
@@ -211,6 +221,7 @@ def _engine(
     )
     tree = RadixTree(
         page_size=cache_config.page_size,
+        names=names,
         policy=policy,
         window_len=model.window_len,
         has_states=ComponentKind.mamba in model.components,
@@ -262,7 +273,7 @@ def _engine(
         may_jump=config.engine.jump and not is_real,
         takes_decode_pages_first=is_real,
         estimate_s=cost.prefill_s,
-        judge=None if numbering is None else Judge(tree.fates, numbering, setting),
+        judge=None if census is None else Judge(tree.fates, setting),
     )
     check = _check if config.engine.check_invariants else None
     return Engine(cache, prefetcher, scheduler, runtime.executor(cache), check=check)

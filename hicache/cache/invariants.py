@@ -5,12 +5,12 @@ prefix is held whole, 4 locks nest, 5 pages are conserved, 6 queues equal their 
 transfers name live and locked nodes.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import NoReturn
 
-import numpy as np
-
-from hicache.cache.pages import NO_PAGES, PageIds
+from hicache.cache.pages import PageIds
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.transfer import BackUp, LoadBack, StorageWrite
@@ -239,12 +239,13 @@ def _check_pages(
     for tier in TIERS:
         for kind in KINDS:
             name = f"{TIER_NAMES[tier]} {KIND_NAMES[kind]}"
-            ids = np.concatenate([NO_PAGES, *held[tier][kind]])
-            if len(ids):
-                owners = np.bincount(ids)  # a negative id raises
-                _hold(int(owners.max()) == 1, 5, f"page {owners.argmax()} of {name} has two owners")
-            taken = cache.pools[tier][kind].num_taken
-            _hold(taken == len(ids), 5, f"{taken} pages of {name} are out and {len(ids)} owned")
+            owned = Counter(chain.from_iterable(held[tier][kind]))
+            for page_id, count in owned.most_common(1):
+                _hold(count == 1, 5, f"page {page_id} of {name} has two owners")
+            taken = cache.pools[tier][kind].taken
+            if taken != owned.keys():
+                what = f"{len(taken)} pages of {name} are out and {len(owned)} owned"
+                _break(5, f"{what}: {sorted(taken ^ owned.keys())} are one and not the other")
 
 
 def _check_transfers(cache: PrefixCache, prefetcher: Prefetcher | None, nodes: set[Node]) -> None:
@@ -269,7 +270,7 @@ def _check_ends(cache: PrefixCache, nodes: set[Node]) -> None:
             for kind in KINDS:
                 page_ids = node.held[tier][kind]
                 if page_ids is not None and node.locks[tier][kind]:
-                    locked[tier][kind].update(page_ids.tolist())
+                    locked[tier][kind].update(page_ids)
     for transfer in cache.in_flight:
         for tier, kind, moving in _ends(transfer):
             loose = moving - locked[tier][kind]
@@ -286,6 +287,6 @@ def _ends(transfer: LoadBack | BackUp | StorageWrite) -> Iterator[tuple[int, int
         return
     source, target = (DEVICE, HOST) if isinstance(transfer, BackUp) else (HOST, DEVICE)
     for move in transfer.moves:
-        yield target, move.kind, set(move.targets.tolist())
+        yield target, move.kind, set(move.targets)
         if not (isinstance(transfer, BackUp) and transfer.is_fence):
-            yield source, move.kind, set(move.sources.tolist())
+            yield source, move.kind, set(move.sources)

@@ -1,62 +1,47 @@
 """Which page ids (or state slots) of one pool are free."""
 
 import zlib
+from array import array
+from collections.abc import Sequence
+from itertools import chain
 
-import numpy as np
-from numpy.typing import NDArray
-
-PageIds = NDArray[np.int32]
-NO_PAGES: PageIds = np.empty(0, np.int32)
+PageIds = list[int]
+NO_PAGES: PageIds = []  # not to be written
 
 
 class PageAllocator:
     """Hands out the ids of one pool.
 
     Every id in [0, capacity) is free or taken, never both. `capacity=None` is a pool that never
-    fills: ids are made as they are asked for.
+    fills: ids are made as they are asked for. `num_free`: ids that `allocate` can still give, a
+    very large number when the pool never fills. `taken`: those that are out.
     """
 
     def __init__(self, capacity: int | None) -> None:
         self.capacity = capacity
-        size = 1024 if capacity is None else capacity
-        self._taken = np.zeros(size, bool)
-        self._returned = np.empty(size, np.int32)  # a stack of ids that were given back
-        self._num_returned = 0
+        self.num_free = 1 << 60 if capacity is None else capacity
+        self.taken: set[int] = set()
+        self._returned: list[int] = []  # a stack of ids that were given back
         self._next_new = 0  # ids from here on were never handed out
 
     @property
     def num_taken(self) -> int:
         """Ids that are out."""
-        return self._next_new - self._num_returned
-
-    @property
-    def taken(self) -> NDArray[np.bool_]:
-        """Which ids are out, by id; not to be written."""
-        return self._taken
-
-    @property
-    def num_free(self) -> int:
-        """Ids that `allocate` can still give; a very large number when the pool never fills."""
-        if self.capacity is None:
-            return 1 << 40
-        return self.capacity - self.num_taken
+        return len(self.taken)
 
     def allocate(self, count: int) -> PageIds | None:
         """Take `count` ids, or none of them: None when fewer are free. O(count)."""
         if count > self.num_free:
             return None
-        reused = min(count, self._num_returned)
-        top = self._num_returned
-        page_ids = np.empty(count, np.int32)
-        page_ids[:reused] = self._returned[top - reused : top][::-1]
-        self._num_returned = top - reused
-        if reused < count:
-            end = self._next_new + count - reused
-            if end > len(self._taken):
-                self._grow(end)
-            page_ids[reused:] = np.arange(self._next_new, end, dtype=np.int32)
-            self._next_new = end
-        self._taken[page_ids] = True
+        self.num_free -= count
+        returned = self._returned
+        page_ids = returned[: -count - 1 : -1]  # from the top of the stack
+        del returned[len(returned) - len(page_ids) :]
+        missing = count - len(page_ids)
+        if missing:
+            page_ids += range(self._next_new, self._next_new + missing)
+            self._next_new += missing
+        self.taken.update(page_ids)
         return page_ids
 
     def free(self, page_ids: PageIds) -> None:
@@ -65,32 +50,15 @@ class PageAllocator:
         Raises:
             ValueError: an id is not taken, as after a double free.
         """
-        count = len(page_ids)
-        if count == 0:
-            return
-        if not self._taken[page_ids].all():
-            culprit = int(page_ids[~self._taken[page_ids]][0])
+        if not self.taken.issuperset(page_ids):
+            culprit = next(page_id for page_id in page_ids if page_id not in self.taken)
             raise ValueError(f"page {culprit} is freed but was not taken")
-        self._taken[page_ids] = False
-        if count > 1 and self._has_duplicates(page_ids):
+        left = len(self.taken) - len(page_ids)
+        self.taken.difference_update(page_ids)
+        if len(self.taken) != left:
             raise ValueError("a page is named twice in one free")
-        top = self._num_returned
-        self._returned[top : top + count] = page_ids
-        self._num_returned = top + count
-
-    @staticmethod
-    def _has_duplicates(page_ids: PageIds) -> bool:
-        # duplicates inside one call would be pushed twice; sorting a few hundred ids is cheap
-        ordered = np.sort(page_ids)
-        return bool((ordered[1:] == ordered[:-1]).any())
-
-    def _grow(self, least: int) -> None:
-        size = max(least, 2 * len(self._taken))
-        taken = np.zeros(size, bool)
-        taken[: len(self._taken)] = self._taken
-        returned = np.empty(size, np.int32)
-        returned[: self._num_returned] = self._returned[: self._num_returned]
-        self._taken, self._returned = taken, returned
+        self.num_free += len(page_ids)
+        self._returned += page_ids
 
 
 Pools = tuple[list[PageAllocator], list[PageAllocator]]  # by tier and component
@@ -109,10 +77,20 @@ class TracedAllocator(PageAllocator):
     def allocate(self, count: int) -> PageIds | None:
         """Take `count` ids, or none of them."""
         page_ids = super().allocate(count)
-        self.traffic = zlib.crc32(b"-" if page_ids is None else page_ids.tobytes(), self.traffic)
+        self.traffic = zlib.crc32(b"-" if page_ids is None else packed(page_ids), self.traffic)
         return page_ids
 
     def free(self, page_ids: PageIds) -> None:
         """Give ids back."""
         super().free(page_ids)
-        self.traffic = zlib.crc32(page_ids.tobytes(), self.traffic ^ 1)
+        self.traffic = zlib.crc32(packed(page_ids), self.traffic ^ 1)
+
+
+def joined(parts: Sequence[PageIds]) -> PageIds:
+    """All of them, one after the other."""
+    return parts[0] if len(parts) == 1 else list(chain.from_iterable(parts))
+
+
+def packed(page_ids: PageIds) -> bytes:
+    """The same ids as int32, for digests."""
+    return array("i", page_ids).tobytes()

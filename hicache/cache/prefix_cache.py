@@ -7,7 +7,7 @@ reports each piece with `complete` when it is done.
 from collections import Counter
 from dataclasses import dataclass
 
-from hicache.cache.pages import NO_PAGES, PageIds, Pools
+from hicache.cache.pages import PageIds, Pools
 from hicache.cache.tiers.back_ups import BackUps
 from hicache.cache.tiers.device_allocator import DeviceAllocator
 from hicache.cache.tiers.host_allocator import HostAllocator
@@ -176,12 +176,12 @@ class PrefixCache:
             self._release_lock(sequence)
             return None
         sequence.tree_pages = sequence.num_pages = sequence.swa_start = node.end
-        sequence.reserve(node.end + 1)
+        sequence.full_pages, sequence.swa_pages = [], []
         for above in node.span():
-            for kind, table in ((FULL, sequence.full_pages), (SWA, sequence.swa_pages)):
-                page_ids = above.held[DEVICE][kind]
-                if page_ids is not None:
-                    table[above.start : above.end] = page_ids
+            device = above.held[DEVICE]
+            sequence.full_pages += device[FULL] or []
+            if self.tree.has_swa:
+                sequence.swa_pages += device[SWA] or [-1] * above.num_pages
             above.hit_count += 1
         if self._writer is not None:
             self._writer.on_hit(node)
@@ -207,17 +207,13 @@ class PrefixCache:
         full = self.device_allocator.allocate(FULL, count)
         if full is None:
             return False
-        swa = NO_PAGES
         if self.tree.has_swa:
-            taken = self.device_allocator.allocate(SWA, count)
-            if taken is None:
+            swa = self.device_allocator.allocate(SWA, count)
+            if swa is None:
                 self.pools[DEVICE][FULL].free(full)
                 return False
-            swa = taken
-        sequence.reserve(num_pages)
-        sequence.full_pages[sequence.num_pages : num_pages] = full
-        if self.tree.has_swa:
-            sequence.swa_pages[sequence.num_pages : num_pages] = swa
+            sequence.swa_pages += swa
+        sequence.full_pages += full
         sequence.num_pages = num_pages
         return True
 

@@ -39,7 +39,7 @@ class PrefixLoad:
     def route(self, request: Request, engines: Sequence[Engine]) -> int:
         """The best match among engines at most `slack` requests busier than the least busy."""
         loads = [each.num_requests for each in engines]
-        tokens = request.prompt.to_bytes()
+        tokens = engines[0].cache.tree.names.tokens(request)
 
         def merit(number: int) -> tuple[int, int, int]:
             tree = engines[number].cache.tree

@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 
 from hicache.cache.tree.census import Census, Stored
-from hicache.cache.tree.keys import COMPONENT_TAGS, chain_seed, page_digests
+from hicache.cache.tree.keys import PageNames, keys, make_root
 from hicache.cache.tree.node import FULL, MAMBA, SWA
-from hicache.cache.tree.page_numbers import PageNumbering
-from hicache.request import TOKEN_BYTES, Request
+from hicache.cache.tree.sequence import Sequence
+from hicache.request import Request
 from hicache.storage.base import Storage
 
 
@@ -14,6 +14,7 @@ def warm_storage(
     storage: Storage,
     requests: Iterable[Request],
     *,
+    names: PageNames,
     page_size: int,
     window_pages: int,
     has_states: bool,
@@ -25,35 +26,29 @@ def warm_storage(
     for request in requests:
         # the last answer token is never fed back, so no KV of it exists
         lengths = (request.prompt_len, request.prompt_len + request.output_len - 1)
-        tokens = request.prompt.to_bytes() + request.output.to_bytes()
-        digests = page_digests(
-            chain_seed(request.namespace),
-            tokens[: lengths[1] * TOKEN_BYTES],
-            page_size * TOKEN_BYTES,
-        )
-        keys = [digest + COMPONENT_TAGS[FULL] for digest in digests]
+        sequence = Sequence(names.tokens(request))
+        pages = names.of_span(make_root(request.namespace), sequence, lengths[1] // page_size)
+        stored = keys(pages, FULL)
         for end in {length // page_size for length in lengths} - {0}:
-            window = digests[max(end - window_pages, 0) : end] if window_pages else []
-            keys += [digest + COMPONENT_TAGS[SWA] for digest in window]
-            if has_states:
-                keys.append(digests[end - 1] + COMPONENT_TAGS[MAMBA])
-        storage.write(keys, [memoryview(key) for key in keys])
+            stored += keys(pages[max(end - window_pages, 0) : end], SWA) if window_pages else []
+            stored += keys(pages[end - 1 : end], MAMBA) if has_states else []
+        storage.write(stored, [memoryview(key) for key in stored])
 
 
 def warm_census(
     census: Census,
-    numbering: PageNumbering,
     requests: Iterable[Request],
     *,
+    page_size: int,
     window_pages: int,
     has_states: bool,
 ) -> None:
-    """Take down that all of this was seen, and what of it storage has. O(tokens)."""
+    """Take down that all of this was seen, and what of it storage has."""
     for request in requests:
-        numbers = numbering.of(request, request.prompt.to_bytes() + request.output.to_bytes())
+        numbers = census.numbers_of(request)
         census.is_seen[numbers] = True
         census.stored[FULL][numbers] = Stored.written
-        for end in {request.prompt_len // numbering.page_size, len(numbers)} - {0}:
+        for end in {request.prompt_len // page_size, len(numbers)} - {0}:
             census.stored[SWA][numbers[max(end - window_pages, 0) : end]] = Stored.written
             if has_states:
                 census.stored[MAMBA][numbers[end - 1]] = Stored.written

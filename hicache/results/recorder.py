@@ -209,10 +209,10 @@ class Recorder:
 
 
 def _by_reason(spans: Iterable[Span]) -> dict[str, int]:
-    totals: Counter[str] = Counter()
+    totals: dict[str, int] = {}
     for span in spans:
-        totals[span.reason] += span.num_tokens
-    return dict(totals)
+        totals[span.reason] = totals.get(span.reason, 0) + span.num_tokens
+    return totals
 
 
 def _missing_len(spans: Iterable[Span], kind: int) -> int:

@@ -99,7 +99,7 @@ class Scheduler:
         `arrived_ns`: when it came, if it has waited for the end of a step since.
         """
         self._num_submitted += 1
-        tokens = request.prompt.to_bytes() + request.output.to_bytes()
+        tokens = self.cache.tree.names.tokens(request)
         came_ns = now_ns if arrived_ns is None else arrived_ns
         job = Job(request, tokens, self._num_submitted, came_ns)
         reason = self._never_fits(request)
@@ -107,7 +107,7 @@ class Scheduler:
             self._ended.rejected.append((job, reason))
             return job
         if self._judge is not None:
-            job.sequence.chain = self._judge.chain_of(request, tokens)
+            job.sequence.chain = self._judge.chain_of(request)
         match = self.cache.match(job.sequence, job.target_len)
         job.came_len = match.usable_len
         if self.prefetcher is not None:

@@ -15,17 +15,22 @@ from tempfile import NamedTemporaryFile
 import numpy as np
 from numpy.typing import NDArray
 from pooch.utils import os_cache
-from xxhash import xxh3_128_digest
+from xxhash import xxh3_128, xxh3_128_digest
 
 Arrays = dict[str, NDArray[np.generic]]
 DIGEST_BYTES = 16
 FILES_KEPT = 64
 
 
-def kept(name: str, make: Callable[[], Arrays]) -> Arrays:
-    """What `make` gives, made once for a name, which must tell all that it depends on."""
+def kept(make: Callable[[], Arrays], *made_of: bytes) -> Arrays:
+    """What `make` gives, made once for all that it depends on besides the code of this room."""
     folder = Path(os_cache("hicache")) / "made"
-    file = folder / f"{name}.kept"
+    sources = [file.read_bytes() for file in sorted(Path(__file__).parent.glob("*.py"))]
+    hasher = xxh3_128(np.__version__.encode())
+    for part in (*sources, *made_of):
+        hasher.update(f"{len(part)}\n".encode())
+        hasher.update(part)
+    file = folder / f"{hasher.hexdigest()}.kept"
     with suppress(OSError):
         written = memoryview(file.read_bytes())
         if xxh3_128_digest(written[DIGEST_BYTES:]) == written[:DIGEST_BYTES]:

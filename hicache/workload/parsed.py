@@ -6,7 +6,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-from xxhash import xxh3_128
 
 from hicache.request import Request, TokenSpans
 from hicache.workload.kept import Arrays, kept
@@ -16,19 +15,10 @@ def load_parsed(
     path: Path, parse: Callable[[], list[Request]], limit: int | None, *settings: object
 ) -> list[Request]:
     """The first `limit` requests of what `parse` makes of the trace, as these settings have it."""
-    return _unpacked(kept(_name(path, settings), lambda: _packed(parse())), limit)
-
-
-def _name(path: Path, settings: tuple[object, ...]) -> str:
-    # by the contents of what is read and of who reads it
-    readers = sorted(Path(__file__).parent.glob("*.py"))
-    hasher = xxh3_128(repr((settings, np.__version__)).encode())
-    for file in (*readers, *(sorted(path.rglob("*")) if path.is_dir() else [path])):
-        if file.is_file():
-            contents = file.read_bytes()
-            hasher.update(f"{file.name} {len(contents)}\n".encode())
-            hasher.update(contents)
-    return f"trace-{hasher.hexdigest()}"
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    contents = [file.read_bytes() for file in files if file.is_file()]
+    arrays = kept(lambda: _packed(parse()), repr(settings).encode(), *contents)
+    return _unpacked(arrays, limit)
 
 
 def _packed(requests: list[Request]) -> Arrays:

@@ -70,9 +70,7 @@ class GhostMemory:
         source_tier, target_tier = (DEVICE, HOST) if is_up else (HOST, DEVICE)
         for move in work.moves:
             assert len(move.sources) == len(move.targets)
-            for source_id, target_id in zip(
-                move.sources.tolist(), move.targets.tolist(), strict=True
-            ):
+            for source_id, target_id in zip(move.sources, move.targets, strict=True):
                 payload = self._at(source_tier, move.kind, source_id)
                 self.pages[target_tier][move.kind][target_id] = payload
                 watched.append((target_tier, move.kind, target_id, payload))

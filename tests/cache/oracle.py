@@ -56,9 +56,9 @@ def flatten(tree: RadixTree) -> Held:
                     if page_ids is None:
                         continue
                     if kind == MAMBA:
-                        held[tier][kind][Payload(namespace, tokens)] = int(page_ids[0])
+                        held[tier][kind][Payload(namespace, tokens)] = page_ids[0]
                         continue
-                    for index, page_id in enumerate(page_ids.tolist()):
+                    for index, page_id in enumerate(page_ids):
                         end = len(above) + (index + 1) * tree.page_bytes
                         held[tier][kind][Payload(namespace, tokens[:end])] = page_id
             stack += [(child, tokens) for child in node.children.values()]

@@ -27,5 +27,4 @@ def portrait(tree: RadixTree) -> list[object]:
 
 def _sayings(node: Node) -> str:
     plain = [name for name in Node.__slots__ if name not in ("parent", "children", "held")]
-    held = [None if ids is None else ids.tolist() for tier in node.held for ids in tier]
-    return repr(([(name, getattr(node, name)) for name in plain], held))
+    return repr(([(name, getattr(node, name)) for name in plain], node.held))

@@ -55,7 +55,7 @@ def test_whatever_differs_in_a_tree_shows_in_its_digest(what: str) -> None:
     if what == "pages":
         page_ids = node.held[DEVICE][FULL]
         assert page_ids is not None
-        node.held[DEVICE][FULL] = page_ids[::-1].copy()
+        node.held[DEVICE][FULL] = page_ids[::-1]
     if what == "split":
         other.tree.match(tokens_of(8), 8)
     assert tree_digest(cache_of().tree) != tree_digest(other.tree)
@@ -170,7 +170,7 @@ def test_a_window_across_two_nodes_is_found_and_loaded_back_whole() -> None:
     assert acquired.load_back is not None
     assert acquired.load_back.num_pages == (4, 3, 0)
     assert cache.match(sequence, 17).device_prefix_len == 16
-    assert (sequence.swa_pages[1:4] >= 0).all()
+    assert min(sequence.swa_pages[1:4]) >= 0
     cache.abandon(sequence)
     complete_all(cache)
     invariants.check_drained(cache, None)
@@ -206,8 +206,8 @@ def test_digests_that_storage_was_asked_with_become_those_of_nodes() -> None:
     assert cache.extend(sequence, 17)
     cache.publish(sequence, 4)
     (node,) = cache.tree.nodes()
-    assert node.digests == prefetch.digests
-    assert len(prefetch.digests) == 4
+    assert node.digests == prefetch.names
+    assert len(prefetch.names) == 4
 
 
 def test_a_prefetch_that_finds_all_its_room_is_not_cut() -> None:

@@ -96,7 +96,7 @@ def test_a_load_back_that_swaps_two_pages_is_found_out() -> None:
             if isinstance(work, LoadBack):
                 move = work.moves[0]
                 if len(move.targets) > 1:
-                    move = move._replace(targets=np.roll(move.targets, 1))
+                    move = move._replace(targets=move.targets[1:] + move.targets[:1])
                     work.moves[0] = move
             book(work)  # type: ignore[arg-type]
 
@@ -175,11 +175,9 @@ def tree_of(**sizes: int) -> RadixTree:
 
 def computed_sequence(memory: GhostMemory) -> Sequence:
     sequence = Sequence(np.arange(12, dtype="<i4").tobytes(), "n")
-    sequence.reserve(3)
     sequence.num_pages = 3
-    sequence.full_pages[:3] = [5, 6, 7]
-    sequence.swa_pages[:3] = [1, 2, 3]
-    sequence.working_slot = np.array([0], np.int32)
+    sequence.full_pages, sequence.swa_pages = [5, 6, 7], [1, 2, 3]
+    sequence.working_slot = [0]
     memory.compute(sequence, 0, 12)
     return sequence
 

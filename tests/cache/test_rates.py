@@ -21,7 +21,7 @@ def prefetch_of(num_pages: int, *, completed: int = 0, has_state: bool = False) 
         start_page=0,
         asked_pages=num_pages,
         num_pages=num_pages,
-        digests=[],
+        names=[],
         enqueued_ns=0,
         window_pages=0,
         has_state=has_state,

@@ -516,8 +516,8 @@ class Walk:
             end = first + reader.at_hand
             reader.at_hand = None
             keys = prefetch.keys(FULL, first, end)
-            staged = set(prefetch.staged[FULL].tolist())
-            for key, page_id in zip(keys, reader.pages[FULL][first:end].tolist(), strict=True):
+            staged = set(prefetch.staged[FULL])
+            for key, page_id in zip(keys, reader.pages[FULL][first:end], strict=True):
                 if key not in self.memory.stored:
                     is_short = True
                     break
@@ -538,7 +538,7 @@ class Walk:
         wanted: list[tuple[int, bytes, int]] = []
         if prefetch.window_pages:
             keys = prefetch.keys(SWA, prefetch.swa_first(total), total)
-            pages = reader.pages[SWA].tolist()
+            pages = reader.pages[SWA]
             wanted += [(SWA, key, page) for key, page in zip(keys, pages, strict=True)]
         if prefetch.has_state:
             key = prefetch.keys(MAMBA, total - 1, total)[0]

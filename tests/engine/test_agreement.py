@@ -408,7 +408,7 @@ def test_a_digest_tells_of_everything_that_a_tree_holds() -> None:
     def swap(node: Node) -> None:
         page_ids = node.held[DEVICE][FULL]
         assert page_ids is not None
-        node.held[DEVICE][FULL] = page_ids[::-1].copy()
+        node.held[DEVICE][FULL] = page_ids[::-1]
 
     def drop(node: Node) -> None:
         node.held[HOST][FULL] = None

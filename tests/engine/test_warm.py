@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hicache.cache.tree.keys import chain_seed, page_digests
+from hicache.cache.tree.keys import Digests, chain_seed, page_digests
 from hicache.engine.warm import warm_storage
 from hicache.request import Request, TokenSpans
 
@@ -47,6 +47,7 @@ def warmed(
     warm_storage(
         kept,  # type: ignore[arg-type]
         [request],
+        names=Digests(PAGE),
         page_size=PAGE,
         window_pages=window_pages,
         has_states=has_states,

@@ -121,7 +121,7 @@ class Pair:
                     shelf.pages[key] = payload(key)
 
     def key(self, page: int, kind: int = FULL) -> bytes:
-        return self.prefetches[0].digests[page] + COMPONENT_TAGS[kind]
+        return self.prefetches[0].names[page] + COMPONENT_TAGS[kind]
 
     def do(self, what: Callable[[RankedReader, Prefetch], None]) -> None:
         """Let both readers do something, and wait for them."""

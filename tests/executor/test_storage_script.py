@@ -84,7 +84,7 @@ def prefetch_of(num_pages):
         start_page=0,
         asked_pages=NUM_PAGES,
         num_pages=num_pages,
-        digests=DIGESTS,
+        names=DIGESTS,
         enqueued_ns=0,
         window_pages=3,
         has_state=True,

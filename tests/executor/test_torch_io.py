@@ -115,11 +115,11 @@ def prefetch(*pages: int) -> Prefetch:
         start_page=0,
         asked_pages=len(pages),
         num_pages=len(pages),
-        digests=[key[:-1] for key in KEYS],
+        names=[key[:-1] for key in KEYS],
         enqueued_ns=0,
         window_pages=0,
         has_state=False,
-        staged=[np.array(pages, np.int32), NO_PAGES, NO_PAGES],
+        staged=[list(pages), NO_PAGES, NO_PAGES],
     )
 
 

@@ -1,6 +1,5 @@
 """The rows of a step name the pages of its sequences, and of windows those that they look at."""
 
-import numpy as np
 import pytest
 import torch
 
@@ -27,7 +26,7 @@ def pools() -> TorchPools:
 
 def sequence(full: list[int], swa: list[int]) -> Sequence:
     made = Sequence(b"")
-    made.full_pages, made.swa_pages = np.array(full, np.int32), np.array(swa, np.int32)
+    made.full_pages, made.swa_pages = list(full), list(swa)
     made.num_pages = len(full)
     return made
 
@@ -39,8 +38,8 @@ def test_rows_are_the_pages_of_each_sequence(pools):
     second = sequence([3, 5, 7, 15], [14, 2, 3, 5])
     stretches = [Stretch(first, END - 1, END), Stretch(second, 12, 16)]
     rows = StepTables(pools, WINDOW).rows(stretches)
-    assert rows[0][FULL].pages(0, 7).tolist() == first.full_pages.tolist()
-    assert rows[1][FULL].pages(0, 4).tolist() == second.full_pages.tolist()
+    assert rows[0][FULL].pages(0, 7).tolist() == first.full_pages
+    assert rows[1][FULL].pages(0, 4).tolist() == second.full_pages
     assert rows[0][SWA].pages(4, 7).tolist() == [6, 10, 0]
     assert rows[1][SWA].pages(1, 4).tolist() == [2, 3, 5]
 

@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from unittest import mock
 
 from hicache import experiment
+from hicache.cache.tree.keys import Digests
 from hicache.clock import SimulatedClock
 from hicache.config import StartState
 from hicache.request import Request
@@ -55,7 +57,7 @@ class Trial:
 
 
 def try_choices(choices: Choices, limit: int | None = None) -> Trial:
-    """Run it three times: with every law checked, again, and without jumps.
+    """Run it three times: with every law checked, again by the digests of pages, and without jumps.
 
     `limit`: with the first requests only.
 
@@ -65,12 +67,14 @@ def try_choices(choices: Choices, limit: int | None = None) -> Trial:
     plan = plan_of(choices, limit)
     trial = _run(plan)
     check_records(plan, trial.records)
-    check_equal(trial, _run(plan, checks=False), "a second run")
+    check_equal(trial, _run(plan, checks=False, names=Digests), "a second run")
     check_equal(trial, _run(plan, checks=False, jump=False), "engine.jump=false")
     return trial
 
 
-def _run(plan: Plan, *, checks: bool = True, jump: bool = True) -> Trial:
+def _run(
+    plan: Plan, *, checks: bool = True, jump: bool = True, names: type[Digests] | None = None
+) -> Trial:
     engine = replace(plan.config.engine, check_invariants=checks, jump=jump)
     rows: list[Row] = []
 
@@ -78,7 +82,12 @@ def _run(plan: Plan, *, checks: bool = True, jump: bool = True) -> Trial:
         if progress.row is not None:
             rows.append(progress.row)
 
-    with mock.patch("hicache.engine.runtime.SimulatedClock", BoundedClock):
+    with ExitStack() as patches:
+        patches.enter_context(mock.patch("hicache.engine.runtime.SimulatedClock", BoundedClock))
+        if names is not None:
+            page_names = names(plan.config.cache.page_size)
+            named = mock.patch.object(experiment, "_page_names", return_value=page_names)
+            patches.enter_context(named)
         result = experiment.run(
             replace(plan.config, engine=engine), workload=plan.workload, progress=watch
         )

@@ -51,7 +51,7 @@ def checkpoints(placement: Placement, *, slots: int = 9, has_states: bool = True
         page_size=PAGE,
         tree=SimpleNamespace(has_states=has_states),
         counters=Counter(),
-        take_state_slot=lambda: np.array([free.pop(0)], np.int32) if free else None,
+        take_state_slot=lambda: [free.pop(0)] if free else None,
     )
     return Checkpoints(cache, placement)
 

@@ -30,39 +30,40 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_what_was_made_once_is_read(folder: Path) -> None:
     make = Maker()
-    first, second = kept("one", make), kept("one", make)
+    first, second = kept(make, b"one"), kept(make, b"one")
     assert make.num_calls == 1
     assert {name: (a.dtype, a.tolist()) for name, a in first.items()} == {
         name: (a.dtype, a.tolist()) for name, a in second.items()
     }
 
 
-def test_another_name_is_another_thing(folder: Path) -> None:
+def test_what_is_made_of_something_else_is_another_thing(folder: Path) -> None:
     make = Maker()
-    kept("one", make), kept("other", make)
-    assert make.num_calls == 2
+    for parts in ([b"one"], [b"other"], [b"o", b"ne"], [b"one", b""]):
+        kept(make, *parts)
+    assert make.num_calls == 4
 
 
 @pytest.mark.parametrize("place", [0, 15, 16, 400, -1])
 def test_a_damaged_file_is_made_again(folder: Path, place: int) -> None:
     make = Maker()
-    kept("one", make)
+    kept(make, b"one")
     (file,) = folder.iterdir()
     damaged = bytearray(file.read_bytes())
     damaged[place] ^= 1
     file.write_bytes(damaged)
-    assert kept("one", make)["ids"].tolist() == list(range(1000))
-    assert kept("one", make)["ids"].tolist() == list(range(1000))
+    assert kept(make, b"one")["ids"].tolist() == list(range(1000))
+    assert kept(make, b"one")["ids"].tolist() == list(range(1000))
     assert make.num_calls == 2
 
 
 @pytest.mark.parametrize("length", [0, 8, 16, 500])
 def test_a_file_that_was_cut_is_made_again(folder: Path, length: int) -> None:
     make = Maker()
-    kept("one", make)
+    kept(make, b"one")
     (file,) = folder.iterdir()
     os.truncate(file, length)
-    assert kept("one", make)["ids"].tolist() == list(range(1000))
+    assert kept(make, b"one")["ids"].tolist() == list(range(1000))
     assert make.num_calls == 2
 
 
@@ -70,15 +71,15 @@ def test_a_folder_that_cannot_be_written_is_done_without(folder: Path) -> None:
     folder.parent.mkdir(parents=True)
     folder.touch()
     make = Maker()
-    assert kept("one", make)["ids"].tolist() == list(range(1000))
-    assert kept("one", make)["ids"].tolist() == list(range(1000))
+    assert kept(make, b"one")["ids"].tolist() == list(range(1000))
+    assert kept(make, b"one")["ids"].tolist() == list(range(1000))
     assert make.num_calls == 2
 
 
 def test_a_write_that_fails_leaves_what_was_there(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept("one", Maker())
+    kept(Maker(), b"one")
     (file,) = folder.iterdir()
     before = file.read_bytes()[:-1]
     file.write_bytes(before)
@@ -87,7 +88,7 @@ def test_a_write_that_fails_leaves_what_was_there(
         raise OSError("no space left on device")
 
     monkeypatch.setattr(Path, "replace", fails)
-    assert kept("one", Maker())["ids"].tolist() == list(range(1000))
+    assert kept(Maker(), b"one")["ids"].tolist() == list(range(1000))
     assert file.read_bytes() == before
 
 
@@ -96,15 +97,15 @@ def test_two_writers_leave_a_whole_file(folder: Path) -> None:
         "import numpy as np\n"
         "from hicache.workload.kept import kept\n"
         "for number in range(20):\n"
-        "    ids = kept('both', lambda: {'ids': np.arange(200_000)})['ids']\n"
+        "    ids = kept(lambda: {'ids': np.arange(200_000)}, b'both')['ids']\n"
         "    assert (ids == np.arange(200_000)).all()\n"
         "    from pathlib import Path\n"
-        "    for file in Path(FOLDER).glob('both*'): file.unlink(missing_ok=True)\n"
+        "    for file in Path(FOLDER).glob('*.kept'): file.unlink(missing_ok=True)\n"
     ).replace("FOLDER", repr(str(folder)))
     writers = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
     assert [writer.wait() for writer in writers] == [0, 0]
     make = Maker()
-    kept("both", make), kept("both", make)
+    kept(make, b"both"), kept(make, b"both")
     assert make.num_calls == 1
     assert len(list(folder.iterdir())) == 1
 
@@ -112,11 +113,15 @@ def test_two_writers_leave_a_whole_file(folder: Path) -> None:
 def test_what_was_not_used_for_longest_is_forgotten(folder: Path) -> None:
     make = Maker()
     for number in range(FILES_KEPT):
-        kept(f"{number}", make)
-        os.utime(folder / f"{number}.kept", (number, number))
-    kept("0", make)  # used again
-    kept("new", make)
-    names = {file.stem for file in folder.iterdir()}
-    assert len(names) == FILES_KEPT
-    assert {"0", "new"} <= names
-    assert "1" not in names
+        kept(make, bytes([number]))
+        for file in folder.iterdir():
+            times = (file.stat().st_atime_ns, file.stat().st_mtime_ns - 10**9)
+            os.utime(file, ns=times)
+    kept(make, bytes([0]))  # used again
+    kept(make, b"new")
+    assert len(list(folder.iterdir())) == FILES_KEPT
+    assert make.num_calls == FILES_KEPT + 1
+    kept(make, bytes([0])), kept(make, b"new")
+    assert make.num_calls == FILES_KEPT + 1
+    kept(make, bytes([1]))
+    assert make.num_calls == FILES_KEPT + 2

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from hicache.cache.pages import NO_PAGES, PageIds
-from hicache.cache.tree.keys import COMPONENT_TAGS
+from hicache.cache.tree.keys import keys
 from hicache.cache.tree.lock import Lock
 from hicache.cache.tree.node import FULL, MAMBA, SWA, Node
 from hicache.cache.tree.sequence import Sequence
@@ -36,7 +36,7 @@ class Prefetch:
     start_page: int
     asked_pages: int  # before any cut
     num_pages: int  # to be read: cut, then what storage has
-    digests: list[bytes]
+    names: list[bytes]  # of its pages
     enqueued_ns: int
     window_pages: int  # swa pages that a restorable prefix needs; 0 without swa
     has_state: bool
@@ -80,7 +80,7 @@ class Prefetch:
 
     def keys(self, kind: int, first: int, end: int) -> list[bytes]:
         """Storage keys of a component for pages `[first, end)` of the span."""
-        return [digest + COMPONENT_TAGS[kind] for digest in self.digests[first:end]]
+        return keys(self.names[first:end], kind)
 
     def sidecar_keys(self) -> list[bytes]:
         """Storage keys of the window before the end of the span, and of the state at it."""

@@ -16,7 +16,6 @@ from hicache.cache.prefetch.rates import RateEstimator
 from hicache.cache.prefetch.stop import POLICIES, StopPolicy
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.fates import Pressure
-from hicache.cache.tree.keys import last_digest, page_digests
 from hicache.cache.tree.match import MatchResult
 from hicache.cache.tree.node import FULL, HOST, KINDS, MAMBA, SWA
 from hicache.cache.tree.sequence import Sequence
@@ -85,7 +84,7 @@ class Prefetcher:
             start_page=start,
             asked_pages=asked,
             num_pages=asked,
-            digests=[],
+            names=[],
             enqueued_ns=now_ns,
             window_pages=tree.window_pages,
             has_state=tree.has_states,
@@ -94,11 +93,7 @@ class Prefetcher:
             self.declined[request_id] = "no_room"
             tree.release(prefetch.anchor_lock)
             return None
-        first, end = start * tree.page_bytes, (start + prefetch.num_pages) * tree.page_bytes
-        prefetch.digests = page_digests(
-            last_digest(anchor), sequence.tokens[first:end], tree.page_bytes
-        )
-        sequence.digests, sequence.digests_start = prefetch.digests, start
+        prefetch.names = tree.names.of_span(anchor, sequence, prefetch.num_pages)
         self.occupied_tokens += asked * page
         self.active[request_id] = prefetch
         self.outbox.append(prefetch)

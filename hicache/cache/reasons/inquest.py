@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -180,16 +181,16 @@ class Inquest:
         self, prefetch: Prefetch, first: int, end: int
     ) -> list[tuple[int, int, int, int]]:
         # storage was given all of it, and did not say that it could restore it
-        asked = self._start + len(prefetch.digests)
+        asked = self._start + len(prefetch.names)
         among = min(max(self._restorable_end(asked), first), end)
         census, numbers = self._fates.census, self._numbers[first:among]
         parts = []
         if first < among:
-            came = [census.stored_ns[FULL][numbers[:1]]]
+            came = [census.written_ns[FULL][numbers[:1]]]
             if self._setting.window_pages:
-                came.append(census.stored_ns[SWA][numbers[-self._setting.window_pages :]])
+                came.append(census.written_ns[SWA][numbers[-self._setting.window_pages :]])
             if self._setting.has_states:
-                came.append(census.stored_ns[MAMBA][numbers[-1:]])
+                came.append(census.written_ns[MAMBA][numbers[-1:]])
             answered_ns = prefetch.answered_ns
             assert answered_ns is not None
             is_late = max(int(each.max()) for each in came) >= answered_ns
@@ -333,7 +334,7 @@ class Inquest:
             yield Eviction(int(when_ns), int(request_id), int(count))
 
 
-def _unique(events: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _unique(events: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     columns, counts = np.unique(events, axis=1, return_counts=True)
     return columns.T, counts
 

@@ -8,7 +8,6 @@ from hicache.cache.reasons.table import Span
 from hicache.cache.tree.census import Chain, num_leading
 from hicache.cache.tree.fates import Fates
 from hicache.cache.tree.match import MatchResult
-from hicache.cache.tree.page_numbers import PageNumbering
 from hicache.request import Request
 
 
@@ -26,17 +25,14 @@ class Case:
 class Judge:
     """Gives every token that is computed a reason. Decides nothing."""
 
-    def __init__(self, fates: Fates, numbering: PageNumbering, setting: Setting) -> None:
+    def __init__(self, fates: Fates, setting: Setting) -> None:
         self._fates = fates
-        self._numbering = numbering
         self._setting = setting
         self._page = setting.page_size
 
-    def chain_of(self, request: Request, tokens: bytes) -> Chain:
-        """The pages of a request whose prompt and answer are `tokens`."""
-        numbers = self._numbering.of(request, tokens)
-        self._fates.reserve()
-        return Chain(request.id, numbers, request.prompt_len)
+    def chain_of(self, request: Request) -> Chain:
+        """The pages of a request."""
+        return Chain(request.id, self._fates.census.numbers_of(request), request.prompt_len)
 
     def open(
         self,

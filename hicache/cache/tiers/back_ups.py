@@ -2,8 +2,7 @@
 
 from collections import Counter
 
-import numpy as np
-
+from hicache.cache.pages import joined
 from hicache.cache.tiers.host_allocator import HostAllocator
 from hicache.cache.tiers.transfer import BackUp, Bookings, Move, bytes_of
 from hicache.cache.tree.actions import Plan
@@ -75,7 +74,7 @@ class BackUps:
                 targets.append(target)
                 counts[kind] += len(source)
             if sources:
-                moves.append(Move(kind, np.concatenate(sources), np.concatenate(targets)))
+                moves.append(Move(kind, joined(sources), joined(targets)))
         if moves:
             num_bytes = bytes_of(counts, self._page_bytes)
             self._book(plan, moves, num_bytes, is_fence=is_fence)

@@ -3,9 +3,7 @@
 from collections import Counter
 from itertools import pairwise
 
-import numpy as np
-
-from hicache.cache.pages import NO_PAGES, PageIds
+from hicache.cache.pages import NO_PAGES, PageIds, joined
 from hicache.cache.tiers.device_allocator import DeviceAllocator
 from hicache.cache.tiers.transfer import Bookings, LoadBack, Move, bytes_of
 from hicache.cache.tree.match import MatchResult
@@ -68,7 +66,7 @@ class LoadBacks:
                 assert held is not None
                 sources.append(held)
                 tree.residency.put(each, DEVICE, kind, part)
-            moves.append(Move(kind, np.concatenate(sources), taken[kind]))
+            moves.append(Move(kind, joined(sources), taken[kind]))
         counts = (len(taken[FULL]), len(taken[SWA]), len(taken[MAMBA]))
         load_back = LoadBack(
             moves=moves,

@@ -83,7 +83,7 @@ class StorageWriter:
             if self._is_exclusive:
                 self._tree.fates.take_out(each.numbers_of(kind), kind)
         if self._is_exclusive:
-            keys = [key for each, kind in read for key in keys_of(each, kind)]
+            keys = [key for each, kind in read for key in keys_of(self._tree.names, each, kind)]
             self._bookings.outbox.append(StorageDelete(keys=keys))
             self._counters["storage/dropped_read_pages"] += len(keys)
 
@@ -149,8 +149,8 @@ class StorageWriter:
         for node, kind in items:
             page_ids = node.held[HOST][kind]
             assert page_ids is not None
-            keys += keys_of(node, kind)
-            pages += [(kind, page_id) for page_id in page_ids.tolist()]
+            keys += keys_of(self._tree.names, node, kind)
+            pages += [(kind, page_id) for page_id in page_ids]
             numbers.append((kind, node.numbers_of(kind)))
         num_bytes = sum(self._page_bytes[kind] for kind, _ in pages)
         return StorageWrite(
@@ -170,7 +170,7 @@ class StorageWriter:
         self._bookings.book(write)
         self._mark(write, Stored.under_way)
 
-    def _mark(self, write: StorageWrite, stored: Stored) -> None:
+    def _mark(self, write: StorageWrite, stored: int) -> None:
         for kind, numbers in write.numbers:
             self._tree.fates.store(numbers, kind, stored)
 

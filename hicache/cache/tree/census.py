@@ -1,22 +1,27 @@
-"""Every page that a run has come across, by number: who has seen it, and what storage has of it.
+"""Every page of a workload, by number: who has seen it, and what storage has of it.
 
-A page's number stands for all tokens up to its end, so equal numbers mean equal prefixes. The pages
-of one request are a `Chain`. Engines that share a storage share a census.
+A page's number stands for all tokens up to its end, so equal numbers mean equal prefixes; along a
+prefix they rise. The pages of one request are a `Chain`. Engines that share a storage share a
+census.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import IntEnum
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from hicache.request import Request, TokenSpans
 
 PageNumbers = NDArray[np.int32]
 NO_NUMBERS: PageNumbers = np.empty(0, np.int32)
 
 
-class Stored(IntEnum):
-    """What became of a page's, a window page's or a state's way to storage."""
+class Stored:
+    """What became of a page's, a window page's or a state's way to storage.
+
+    Plain numbers: an enum's members would be turned into numbers at every look at a table.
+    """
 
     never = 0  # nobody wanted it there
     dropped = 1  # the write queue was full
@@ -26,7 +31,7 @@ class Stored(IntEnum):
 
 @dataclass(slots=True, eq=False)
 class Chain:
-    """The whole pages of a request's prompt and answer, and who it is.
+    """The pages of a request's prompt and answer that can be kept, and who it is.
 
     `target_len`: tokens up to where decoding begins.
     """
@@ -37,26 +42,26 @@ class Chain:
 
 
 class Census:
-    """What is known of pages whatever engine they are on, by component and page number.
+    """What is known of pages whatever engine they are on.
 
-    `is_seen`: it was in an admitted request, or storage was found to have it.
+    `is_seen`: it was in an admitted request, or storage was found to have it. `stored`, and
+    `written_ns`, since when: by component.
     """
 
-    def __init__(self) -> None:
-        self.num_pages = 0
-        self.is_seen = np.zeros(0, bool)
-        self.stored = np.zeros((3, 0), np.uint8)
-        self.stored_ns = np.zeros((3, 0), np.int64)  # when that was so
+    def __init__(self, pages: Mapping[int, TokenSpans], page_size: int) -> None:
+        """`pages`: of each request, by its id, the numbers of its whole pages."""
+        self._pages = pages
+        self._page_size = page_size
+        ends = (int((each.starts + each.counts).max(initial=0)) for each in pages.values())
+        self.num_pages = max(ends, default=0)
+        self.is_seen = np.zeros(self.num_pages, bool)
+        self.stored = [np.zeros(self.num_pages, np.uint8) for _ in range(3)]
+        self.written_ns = [np.zeros(self.num_pages, np.int64) for _ in range(3)]
 
-    def add(self, count: int) -> PageNumbers:
-        """Numbers of pages that nobody has come across."""
-        first, self.num_pages = self.num_pages, self.num_pages + count
-        if self.num_pages > len(self.is_seen):
-            size = max(2 * self.num_pages, 1 << 16)
-            self.is_seen = grown(self.is_seen, size)
-            self.stored = grown(self.stored, size)
-            self.stored_ns = grown(self.stored_ns, size)
-        return np.arange(first, self.num_pages, dtype=np.int32)
+    def numbers_of(self, request: Request) -> PageNumbers:
+        """Its pages; the last token of an answer is never fed back, so nothing is kept of it."""
+        num_pages = (request.prompt_len + request.output_len - 1) // self._page_size
+        return np.frombuffer(self._pages[request.id].to_bytes(), np.int32)[:num_pages]
 
 
 def num_leading(flags: NDArray[np.bool_]) -> int:
@@ -64,8 +69,7 @@ def num_leading(flags: NDArray[np.bool_]) -> int:
     return len(flags) if flags.all() else int(flags.argmin())
 
 
-def grown(table: NDArray[Any], size: int) -> NDArray[Any]:
-    """The same, longer in its last axis; what is new is zero."""
-    longer = np.zeros((*table.shape[:-1], size), table.dtype)
-    longer[..., : table.shape[-1]] = table
-    return longer
+def place_of(numbers: PageNumbers) -> slice | PageNumbers:
+    """Where pages stand in a table; a slice, which is quicker, if they follow each other."""
+    first, last = numbers.item(0), numbers.item(-1)
+    return slice(first, last + 1) if last - first == len(numbers) - 1 else numbers

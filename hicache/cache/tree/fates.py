@@ -3,16 +3,14 @@
 Everybody who makes room says here what for; the tree says what went. Nothing here decides anything.
 """
 
-from enum import IntEnum
-
 import numpy as np
 
-from hicache.cache.tree.census import Census, Chain, PageNumbers, Stored, grown
-from hicache.cache.tree.node import DEVICE, FULL, Node
+from hicache.cache.tree.census import Census, Chain, PageNumbers, Stored, place_of
+from hicache.cache.tree.node import DEVICE, FULL, KINDS, Node
 
 
-class Pressure(IntEnum):
-    """What wanted the room of a page that was evicted."""
+class Pressure:
+    """What wanted the room of a page that was evicted; plain numbers, like `Stored`."""
 
     none = 0
     prefill = 1
@@ -38,28 +36,20 @@ class Fates:
     """
 
     def __init__(self, census: Census | None = None) -> None:
-        self.census = Census() if census is None else census
+        self.census = Census({}, 1) if census is None else census
+        size = self.census.num_pages
         self.now_ns = 0
-        self.marks = np.zeros((3, 0), np.uint8)
-        self.lost_for = np.zeros((3, 0), np.uint8)  # a Pressure
-        self.lost_to = np.zeros((3, 0), np.int32)  # the request that made it
-        self.lost_ns = np.zeros((3, 0), np.int64)
-        self.owners = np.zeros(0, np.int32)
+        self.marks = [np.zeros(size, np.uint8) for _ in KINDS]
+        self.lost_for = [np.zeros(size, np.uint8) for _ in KINDS]  # a Pressure
+        self.lost_to = [np.zeros(size, np.int32) for _ in KINDS]  # the request that made it
+        self.lost_ns = [np.zeros(size, np.int64) for _ in KINDS]
+        self.owners = np.zeros(size, np.int32)
         self._pressure = Pressure.none
         self._request_id = -1
 
-    def reserve(self) -> None:
-        """Have a place for every page of the census."""
-        size = len(self.census.is_seen)
-        if size == len(self.owners):
-            return
-        self.marks, self.owners = grown(self.marks, size), grown(self.owners, size)
-        self.lost_for, self.lost_to = grown(self.lost_for, size), grown(self.lost_to, size)
-        self.lost_ns = grown(self.lost_ns, size)
-
     # -- whoever makes room --------------------------------------------------------------------
 
-    def press(self, pressure: Pressure, chain: Chain | None = None) -> Pressure:
+    def press(self, pressure: int, chain: Chain | None = None) -> int:
         """From now on room is made for this, by this request if one is named.
 
         Returns what it was made for before.
@@ -74,34 +64,40 @@ class Fates:
     def put(self, node: Node, tier: int, kind: int) -> None:
         """The node has just been given data."""
         numbers = node.numbers_of(kind)
-        if not len(numbers):
-            return
-        self.marks[kind][numbers] |= ON_DEVICE | WAS_HELD if tier == DEVICE else HAS_COPY
-        self.census.is_seen[numbers] = True
+        if len(numbers):
+            place = place_of(numbers)
+            self.marks[kind][place] |= ON_DEVICE | WAS_HELD if tier == DEVICE else HAS_COPY
+            self.census.is_seen[place] = True
 
     def drop(self, node: Node, tier: int, kind: int) -> None:
         """The node has just lost it."""
         numbers = node.numbers_of(kind)
         if not len(numbers):
             return
-        self.marks[kind][numbers] &= ~(ON_DEVICE if tier == DEVICE else ON_HOST)
+        place = place_of(numbers)
+        self.marks[kind][place] &= ~(ON_DEVICE if tier == DEVICE else ON_HOST)
         if node.held[1 - tier][kind] is None:
-            self.lost_for[kind][numbers] = self._pressure
-            self.lost_to[kind][numbers] = self._request_id
-            self.lost_ns[kind][numbers] = self.now_ns
+            self.lost_for[kind][place] = self._pressure
+            self.lost_to[kind][place] = self._request_id
+            self.lost_ns[kind][place] = self.now_ns
 
     def drop_copy(self, node: Node, kind: int) -> None:
         """There is no room on the host for the node's copy."""
         numbers = node.numbers_of(kind)
         if len(numbers):
-            self.marks[kind][numbers] |= COPY_DROPPED
+            self.marks[kind][place_of(numbers)] |= COPY_DROPPED
 
-    def store(self, numbers: PageNumbers, kind: int, stored: Stored) -> None:
+    def store(self, numbers: PageNumbers, kind: int, stored: int) -> None:
         """How far pages are on their way to storage; what is there stays there."""
-        census = self.census
-        missing = numbers[census.stored[kind][numbers] != Stored.written]
-        census.stored[kind][missing] = stored
-        census.stored_ns[kind][missing] = self.now_ns
+        if not len(numbers):
+            return
+        place = place_of(numbers)
+        is_there = self.census.stored[kind][place] == Stored.written
+        if is_there.any():
+            place = numbers[~is_there]
+        self.census.stored[kind][place] = stored
+        if stored == Stored.written:
+            self.census.written_ns[kind][place] = self.now_ns
 
     def take_out(self, numbers: PageNumbers, kind: int) -> None:
         """An exclusive storage has given pages away."""
@@ -116,15 +112,21 @@ class Fates:
 
     def admit(self, chain: Chain, first: int) -> None:
         """A request begins to compute its pages from `first` on."""
-        self.census.is_seen[chain.numbers] = True
-        self.owners[chain.numbers[first:]] = chain.request_id + 1
+        numbers = chain.numbers[first:]  # what it has found is in the tree, and was seen there
+        if len(numbers):
+            place = place_of(numbers)
+            self.census.is_seen[place] = True
+            self.owners[place] = chain.request_id + 1
 
     def publish(self, chain: Chain, first: int, end: int) -> None:
         """A request's pages `[first, end)` are in the tree."""
-        self.owners[chain.numbers[first:end]] = NOBODY
+        if first < end:
+            self.owners[place_of(chain.numbers[first:end])] = NOBODY
 
     def abandon(self, chain: Chain, first: int, end: int) -> None:
         """A request gives back pages `[first, end)`, which nobody else has."""
+        if first >= end:
+            return
         pages = chain.numbers[first:end]
         mine = pages[self.owners[pages] == chain.request_id + 1]
         self.owners[mine] = THROWN_AWAY

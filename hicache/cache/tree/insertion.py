@@ -28,9 +28,9 @@ def insert(
         child = tree.descend(node, sequence.tokens, end)
         if child is None:
             child = _grow(tree, node, sequence, end)
-            residency.put(child, DEVICE, FULL, sequence.full_pages[start:end].copy())
+            residency.put(child, DEVICE, FULL, sequence.full_pages[start:end])
             if has_swa and sequence.swa_start <= start:
-                residency.put(child, DEVICE, SWA, sequence.swa_pages[start:end].copy())
+                residency.put(child, DEVICE, SWA, sequence.swa_pages[start:end])
         else:
             _merge(tree, child, FULL, sequence.full_pages, actions)
             if has_swa and sequence.swa_start <= start:
@@ -109,9 +109,9 @@ def _merge(
     theirs = page_ids[node.start : node.end]
     ours = node.held[DEVICE][kind]
     if ours is None:
-        tree.residency.put(node, DEVICE, kind, theirs.copy())
+        tree.residency.put(node, DEVICE, kind, theirs)
     else:
-        actions.append(FreePages(DEVICE, kind, theirs.copy()))
+        actions.append(FreePages(DEVICE, kind, theirs))
         page_ids[node.start : node.end] = ours
 
 

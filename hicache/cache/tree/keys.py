@@ -1,21 +1,106 @@
-"""Names of pages: what storage is asked for.
+"""What pages are called in the tree and in storage.
 
-A page's digest stands for every token up to its end, so equal digests mean equal prefixes. The
-chain starts from the namespace: equal tokens of two adapters or tenants never share a page.
+In a real store a page's digest stands for its tokens and every token before them, and each chain
+starts from the namespace: equal tokens of two adapters or tenants never share a page. A simulated
+run knows all its pages beforehand, and calls each by its number.
 """
 
 import hashlib
+from collections.abc import Mapping
 from functools import lru_cache
+from typing import Protocol
 
 from hicache.cache.tree.node import MAMBA, Node
+from hicache.cache.tree.sequence import Sequence
+from hicache.request import TOKEN_BYTES, Request, TokenSpans
 from hicache.storage.base import DIGEST_BYTES
 
 COMPONENT_TAGS = (b"f", b"s", b"m")  # by component number: full, swa, mamba
+NUMBER_BYTES = 4
+_PADDING = bytes(DIGEST_BYTES - NUMBER_BYTES)
+
+
+class PageNames(Protocol):
+    """Names of `DIGEST_BYTES`, equal where all tokens up to the end of a page are.
+
+    `page_bytes`: what one page is in a node's edge and in a sequence's tokens.
+    """
+
+    page_bytes: int
+
+    def tokens(self, request: Request) -> bytes:
+        """Prompt and answer as the tree takes them."""
+        ...
+
+    def of_node(self, node: Node, start: int = 0) -> list[bytes]:
+        """The names of a node's pages, from its `start`-th on."""
+        ...
+
+    def of_span(self, anchor: Node, sequence: Sequence, num_pages: int) -> list[bytes]:
+        """The names of the pages of a sequence that follow those up to the anchor."""
+        ...
+
+
+class Digests:
+    """Pages called by the chained digests of their tokens."""
+
+    def __init__(self, page_size: int) -> None:
+        self.page_bytes = page_size * TOKEN_BYTES
+
+    def tokens(self, request: Request) -> bytes:
+        """The ids themselves."""
+        return request.prompt.to_bytes() + request.output.to_bytes()
+
+    def of_node(self, node: Node, start: int = 0) -> list[bytes]:
+        """The digests, computed once. O(pages not hashed yet on its path)."""
+        return digests_of(node)[start:]
+
+    def of_span(self, anchor: Node, sequence: Sequence, num_pages: int) -> list[bytes]:
+        """The digests, which the nodes that grow of them take over."""
+        first, end = (pages * self.page_bytes for pages in (anchor.end, anchor.end + num_pages))
+        digests = page_digests(last_digest(anchor), sequence.tokens[first:end], self.page_bytes)
+        sequence.digests, sequence.digests_start = digests, anchor.end
+        return digests
+
+
+class Numbers:
+    """Pages called by their numbers in a workload."""
+
+    page_bytes = NUMBER_BYTES
+
+    def __init__(self, pages: Mapping[int, TokenSpans]) -> None:
+        """`pages`: of each request, by its id, the numbers of its whole pages."""
+        self._pages = pages
+
+    def tokens(self, request: Request) -> bytes:
+        """The numbers of its pages."""
+        return self._pages[request.id].to_bytes()
+
+    def of_node(self, node: Node, start: int = 0) -> list[bytes]:
+        """The numbers in its edge."""
+        return _names(node.edge, start, node.num_pages)
+
+    def of_span(self, anchor: Node, sequence: Sequence, num_pages: int) -> list[bytes]:
+        """The numbers among its tokens."""
+        return _names(sequence.tokens, anchor.end, anchor.end + num_pages)
+
+
+def _names(numbers: bytes, first: int, end: int) -> list[bytes]:
+    size = NUMBER_BYTES
+    places = range(first * size, end * size, size)
+    return [numbers[place : place + size] + _PADDING for place in places]
 
 
 def chain_seed(namespace: str) -> bytes:
     """The digest that stands before the first page of a namespace."""
     return hashlib.sha256(b"hicache-1\0" + namespace.encode()).digest()[:DIGEST_BYTES]
+
+
+def make_root(namespace: str) -> Node:
+    """Where a namespace begins."""
+    root = Node(None, b"", 0, 0)
+    root.seed = chain_seed(namespace)
+    return root
 
 
 @lru_cache(maxsize=16)  # the simulated ranks of an engine ask for the same one after the other
@@ -55,8 +140,13 @@ def last_digest(node: Node) -> bytes:
     return digests_of(node)[-1]
 
 
-def keys_of(node: Node, kind: int) -> list[bytes]:
+def keys_of(names: PageNames, node: Node, kind: int) -> list[bytes]:
     """The storage keys of a node's pages, or of the state after it, of one component."""
-    if kind == MAMBA:
-        return [last_digest(node) + COMPONENT_TAGS[MAMBA]]
-    return [digest + COMPONENT_TAGS[kind] for digest in digests_of(node)]
+    start = node.num_pages - 1 if kind == MAMBA else 0
+    return keys(names.of_node(node, start), kind)
+
+
+def keys(names: list[bytes], kind: int) -> list[bytes]:
+    """The storage keys of pages of these names, of one component."""
+    tag = COMPONENT_TAGS[kind]
+    return [name + tag for name in names]

@@ -9,12 +9,11 @@ from collections.abc import Iterator
 from hicache.cache.tree.actions import FreePages, Plan
 from hicache.cache.tree.eviction import EvictionPolicy
 from hicache.cache.tree.fates import Fates
-from hicache.cache.tree.keys import chain_seed
+from hicache.cache.tree.keys import Digests, PageNames, make_root
 from hicache.cache.tree.lock import Lock
 from hicache.cache.tree.match import MatchResult
 from hicache.cache.tree.node import DEVICE, FULL, HOST, MAMBA, SWA, Node
 from hicache.cache.tree.residency import Residency
-from hicache.request import TOKEN_BYTES
 
 EVERYTHING = 1 << 40  # a run of window pages that began at the root is long enough for any window
 
@@ -35,11 +34,14 @@ class RadixTree:
         reclaims_duplicates: bool = False,
         split_refreshes: bool = False,
         leaving_refreshes: bool = False,
+        names: PageNames | None = None,
         fates: Fates | None = None,
     ) -> None:
-        """`fates`: told of what comes and goes."""
+        """`names`: what its pages are called; by default their digests. `fates`: told of what comes
+        and goes."""
         self.page_size = page_size
-        self.page_bytes = page_size * TOKEN_BYTES
+        self.names = names or Digests(page_size)
+        self.page_bytes = self.names.page_bytes
         self.window_len = window_len
         self.window_pages = -(-window_len // page_size)
         self.has_swa = window_len > 0
@@ -151,8 +153,7 @@ class RadixTree:
         """Where a namespace begins; made on first use."""
         root = self.roots.get(namespace)
         if root is None:
-            root = self.roots[namespace] = Node(None, b"", 0, 0)
-            root.seed = chain_seed(namespace)
+            root = self.roots[namespace] = make_root(namespace)
         return root
 
     def nodes(self) -> Iterator[Node]:

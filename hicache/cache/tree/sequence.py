@@ -1,8 +1,6 @@
 """What one request holds of the cache while it runs."""
 
-import numpy as np
-
-from hicache.cache.pages import NO_PAGES, PageIds
+from hicache.cache.pages import PageIds
 from hicache.cache.tree.census import Chain
 from hicache.cache.tree.lock import Lock
 
@@ -12,7 +10,8 @@ class Sequence:
 
     Page intervals: `[0, tree_pages)` belong to the tree and are locked through `lock`;
     `[tree_pages, num_pages)` are the request's own. Of its window pages it owns
-    `[max(swa_start, tree_pages), num_pages)`; those before are freed, or were never its own.
+    `[max(swa_start, tree_pages), num_pages)`; those before are freed, or were never its own. What
+    `swa_pages` says where there is none, or may be none any more, is nobody's business.
     `states` are checkpoints it has captured and not published: page boundary → slot. `digests` are
     the page digests of `[digests_start, ...)`, as far as storage has asked for them.
     """
@@ -38,8 +37,8 @@ class Sequence:
         self.tokens = tokens
         self.namespace = namespace
         self.chain: Chain | None = None  # its pages in the census, if anybody counts
-        self.full_pages: PageIds = NO_PAGES
-        self.swa_pages: PageIds = NO_PAGES
+        self.full_pages: PageIds = []
+        self.swa_pages: PageIds = []
         self.num_pages = 0
         self.tree_pages = 0
         self.swa_start = 0
@@ -56,13 +55,3 @@ class Sequence:
         if first < 0 or end - self.digests_start > len(self.digests):
             return None
         return self.digests[first : end - self.digests_start]
-
-    def reserve(self, num_pages: int) -> None:
-        """Make the page tables long enough for `num_pages`."""
-        if num_pages > len(self.full_pages):
-            size = max(num_pages, 2 * len(self.full_pages))
-            for name in ("full_pages", "swa_pages"):
-                table = np.full(size, -1, np.int32)
-                old: PageIds = getattr(self, name)
-                table[: len(old)] = old
-                setattr(self, name, table)

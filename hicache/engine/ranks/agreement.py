@@ -19,7 +19,7 @@ from collections.abc import Sequence as Items
 from hashlib import blake2b
 from typing import NamedTuple, Protocol
 
-from hicache.cache.pages import TracedAllocator
+from hicache.cache.pages import TracedAllocator, packed
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
@@ -235,7 +235,7 @@ def tree_digest(tree: RadixTree) -> int:
         for tier in TIERS:
             for kind in KINDS:
                 page_ids = node.held[tier][kind]
-                hasher.update(b"-" if page_ids is None else page_ids.tobytes())
+                hasher.update(b"-" if page_ids is None else packed(page_ids))
         stack += [node.children[first] for first in sorted(node.children)]
     return _digest(hasher.digest())
 

@@ -10,11 +10,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from hicache.cache.pages import PageIds, Pools
+from hicache.cache.pages import PageIds, Pools, joined
 from hicache.cache.tiers.transfer import BackUp, CopyState, LoadBack, Move
 from hicache.cache.tree.node import KINDS, MAMBA, TIERS
 from hicache.executor.real.copy_streams import CopyEvent, CopyStream, timed_event
@@ -81,7 +80,7 @@ class ModelRunner:
         self._streams = streams
         self._observer = observer
         self._allocators = allocators
-        self._were_taken: dict[tuple[int, int], np.ndarray] = {}
+        self._were_taken: dict[tuple[int, int], set[int]] = {}
         self._pending: list[LoadBack | CopyState] = []
         self._due: dict[int, CopyEvent] = {}  # first layer of a group → the copies it waits for
         self._fences: list[CopyEvent] = []
@@ -158,7 +157,7 @@ class ModelRunner:
             self._decode(job, next(rows))
         if self._boundaries:
             sources, targets = zip(*self._boundaries, strict=True)
-            self.pools.copy_states(np.concatenate(sources), np.concatenate(targets))
+            self.pools.copy_states(joined(sources), joined(targets))
         for layer in list(self._due):  # whatever the step did not come to
             self._ready(layer)
         if self.pools.device.type == "cuda":
@@ -234,12 +233,10 @@ class ModelRunner:
         for tier in TIERS:
             for kind in KINDS:
                 taken = allocators[tier][kind].taken
-                before = self._were_taken.get((tier, kind))
-                if before is not None and len(before) == len(taken):
-                    freed = np.flatnonzero(before & ~taken).astype(np.int32)
-                    if len(freed):
-                        self.pools.poison(tier, kind, freed)
-                self._were_taken[tier, kind] = taken.copy()
+                freed = self._were_taken.get((tier, kind), set()) - taken
+                if freed:
+                    self.pools.poison(tier, kind, list(freed))
+                self._were_taken[tier, kind] = set(taken)
 
 
 def merged(pending: Sequence[LoadBack | CopyState]) -> list[Arrival]:
@@ -256,8 +253,8 @@ def merged(pending: Sequence[LoadBack | CopyState]) -> list[Arrival]:
         moves = (
             [Move(MAMBA, work.source, work.target)] if isinstance(work, CopyState) else work.moves
         )
-        reads = {(move.kind, item) for move in moves if is_within for item in move.sources.tolist()}
-        writes = {(move.kind, item) for move in moves for item in move.targets.tolist()}
+        reads = {(move.kind, item) for move in moves if is_within for item in move.sources}
+        writes = {(move.kind, item) for move in moves for item in move.targets}
         clashes = writes & (read | written) or reads & written
         if not arrivals or arrivals[-1][0] != is_within or clashes:
             arrivals.append((is_within, {}))
@@ -277,7 +274,7 @@ def _joined(moves: Sequence[Move]) -> Move:
     if len(moves) == 1:
         return moves[0]
     kinds, sources, targets = zip(*moves, strict=True)
-    return Move(kinds[0], np.concatenate(sources), np.concatenate(targets))
+    return Move(kinds[0], joined(sources), joined(targets))
 
 
 def _wait_for(events: Sequence[CopyEvent]) -> None:

@@ -1,6 +1,5 @@
 """One sequence as the model sees it: its pages and its working slot in the pools."""
 
-import numpy as np
 import torch
 from einops import rearrange
 from torch import Tensor
@@ -39,7 +38,7 @@ class PagedKvView:
         self._kinds = [SWA if word == "S" else FULL for word in words]
         self._tables = tables
         self._rows = rows or {
-            kind: Row(torch.from_numpy(np.maximum(tables[kind], 0)).to(pools.device), 0)
+            kind: Row(torch.tensor(tables[kind], dtype=torch.int32).to(pools.device).clamp(0), 0)
             for kind in (FULL, SWA)
         }
         self._slot = slot
@@ -89,8 +88,8 @@ class PagedKvView:
             rank.taps[holder][slot] = taps[rank.recurrent_heads]
             rank.states[holder][slot] = state[rank.recurrent_heads]
 
-    def _page_ids(self, kind: int, first: int, end: int) -> list[int]:
-        page_ids: list[int] = self._tables[kind][first:end].tolist()
+    def _page_ids(self, kind: int, first: int, end: int) -> PageIds:
+        page_ids = self._tables[kind][first:end]
         if len(page_ids) < end - first or min(page_ids) < 0:
             raise HoleError(f"pages [{first}, {end}) of a sequence are {page_ids}: one is a hole")
         return page_ids

@@ -126,7 +126,7 @@ class TorchPools:
 
     def poison(self, tier: int, kind: int, page_ids: PageIds) -> None:
         """Make whoever reads these items see NaN."""
-        index = torch.from_numpy(page_ids).long().to(self.device)
+        index = torch.tensor(page_ids).to(self.device)
         for rank in self.ranks:
             if tier == HOST and kind in rank.host:
                 rank.host[kind][index.cpu()] = POISON
@@ -140,10 +140,14 @@ class TorchPools:
 def _sent(tables: Sequence[CopyTable], moves: Sequence[Move]) -> list[tuple[Tensor, Tensor]]:
     return send_ids(
         *(
-            (table, torch.from_numpy(sources), torch.from_numpy(targets))
+            (table, _int32(sources), _int32(targets))
             for table, (_, sources, targets) in zip(tables, moves, strict=True)
         )
     )
+
+
+def _int32(page_ids: PageIds) -> Tensor:
+    return torch.tensor(page_ids, dtype=torch.int32)
 
 
 def _holders(config: ModelConfig) -> list[int]:

@@ -5,13 +5,16 @@ that a window will look at are paired: outside of it a sequence may name a page 
 its own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from hicache.cache.pages import PageIds
 from hicache.cache.tree.node import FULL, SWA
 from hicache.cache.tree.sequence import Sequence as TokenSequence
 from hicache.executor.real.pools import TorchPools
@@ -63,20 +66,18 @@ class StepTables:
         firsts = [self._first_page(each) for each in stretches]
         lengths = np.array(num_pages, np.int32)
         parts = [
-            np.concatenate(
-                [s.sequence.full_pages[:n] for s, n in zip(stretches, num_pages, strict=True)]
-            ),
+            _ids(s.sequence.full_pages[:n] for s, n in zip(stretches, num_pages, strict=True)),
             np.stack([lengths.cumsum(dtype=np.int32) - lengths, lengths], axis=1).ravel(),
             np.arange(len(stretches) + 1, dtype=np.int32),
             np.array([each.end for each in stretches], np.int32),
         ]
         if self._full_to_swa is not None:
             for name in ("full_pages", "swa_pages"):
-                of_windows = [
+                of_windows = (
                     getattr(each.sequence, name)[first:end]
                     for each, first, end in zip(stretches, firsts, num_pages, strict=True)
-                ]
-                parts.append(np.concatenate(of_windows))
+                )
+                parts.append(_ids(of_windows))
         page_ids, spans, bounds, ends, *pairs = send(
             [torch.from_numpy(part) for part in parts], self._device
         )
@@ -98,3 +99,7 @@ class StepTables:
         """The first that the window of a token on the stretch's first page looks at."""
         start = stretch.start // self._page_size * self._page_size
         return max(start - self._window_len + 1, 0) // self._page_size
+
+
+def _ids(parts: Iterable[PageIds]) -> NDArray[np.int32]:
+    return np.fromiter(chain.from_iterable(parts), np.int32)

@@ -2,7 +2,6 @@
 
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -53,7 +52,7 @@ class Verifier:
             host_counts=(0, 0, 0),
             device=self._model.device,
         )
-        pages = np.arange(num_pages, dtype=np.int32)
+        pages = list(range(num_pages))
         memory = PagedKvView(pools, self._model.words, (pages, pages), 0)
         num_equal, worst = 0, 0.0
         for tokens, answers in self._seen.values():

@@ -1,0 +1,115 @@
+"""A number for every whole page of a workload, equal exactly where all tokens up to its end are.
+
+What a request does not share with those before it is numbered on end. So its pages are a few runs
+of numbers, as its tokens are a few runs of ids.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hicache.request import Request, TokenSpans
+from hicache.workload.kept import Arrays, kept
+
+
+def page_numbers(requests: Sequence[Request], page_size: int) -> dict[int, TokenSpans]:
+    """By request, the numbers of the pages of its prompt and answer; kept from run to run."""
+    spans = [part for each in requests for part in (each.prompt, each.output)]
+    made_of = repr(
+        (page_size, [len(part.starts) for part in spans], [each.namespace for each in requests])
+    )
+    arrays = kept(
+        lambda: _numbered(requests, page_size),
+        made_of.encode(),
+        np.concatenate([part.starts for part in spans]).tobytes(),
+        np.concatenate([part.counts for part in spans]).tobytes(),
+    )
+    starts, counts = (arrays[name].astype(np.int32, copy=False) for name in ("starts", "counts"))
+    bounds = pairwise(arrays["bounds"].tolist())
+    return {
+        request.id: TokenSpans(starts[first:end], counts[first:end])
+        for request, (first, end) in zip(requests, bounds, strict=True)
+    }
+
+
+def _numbered(requests: Sequence[Request], page_size: int) -> Arrays:
+    numbering = _Numbering(page_size)
+    runs: list[tuple[int, int]] = []
+    bounds = [0]
+    for request in requests:
+        runs += numbering.runs(request)
+        bounds.append(len(runs))
+    pairs = np.array(runs, np.int32).reshape(-1, 2)
+    return {"starts": pairs[:, 0], "counts": pairs[:, 1], "bounds": np.array(bounds)}
+
+
+class _Numbering:
+    """Numbers given so far.
+
+    Each run of new numbers is a path: what goes on from one of its pages with the next one's
+    contents is the next one. Where a path begins is in `_begins`, by the page before and the
+    contents. The contents of a page stand for its tokens alone: the first id if they are
+    consecutive, else a negative number.
+    """
+
+    def __init__(self, page_size: int) -> None:
+        self._page_size = page_size
+        self._begins: dict[tuple[int, int], int] = {}
+        self._ends: list[int] = []  # of the runs, rising
+        self._contents = np.empty(1024, np.int64)
+        self._namespaces: dict[str, int] = {}
+        self._broken: dict[tuple[int, bytes, bytes], int] = {}  # contents of broken pages
+
+    def runs(self, request: Request) -> list[tuple[int, int]]:
+        """The numbers of its pages: (first, count)."""
+        contents = self._contents_of(request)
+        before = self._namespaces.setdefault(request.namespace, -1 - len(self._namespaces))
+        found: list[tuple[int, int]] = []
+        place, end = 0, len(contents)
+        while place < end:
+            first = self._begins.get((before, int(contents[place])))
+            if first is None:
+                found.append((self._grow(before, contents[place:]), end - place))
+                break
+            most = min(self._ends[bisect_right(self._ends, first)] - first, end - place)
+            differs = self._contents[first : first + most] != contents[place : place + most]
+            count = int(differs.argmax()) if differs.any() else most
+            found.append((first, count))
+            place += count
+            before = first + count - 1
+        return found
+
+    def _grow(self, before: int, contents: NDArray[np.int64]) -> int:
+        first = self._ends[-1] if self._ends else 0
+        end = first + len(contents)
+        if end > len(self._contents):
+            self._contents = np.resize(self._contents, max(end, 2 * len(self._contents)))
+        self._contents[first:end] = contents
+        self._begins[before, int(contents[0])] = first
+        self._ends.append(end)
+        return first
+
+    def _contents_of(self, request: Request) -> NDArray[np.int64]:
+        size = self._page_size
+        parts = (request.prompt, request.output)
+        starts = np.concatenate([part.starts for part in parts]).astype(np.int64)
+        counts = np.concatenate([part.counts for part in parts]).astype(np.int64)
+        is_new = np.append(True, starts[1:] != (starts + counts)[:-1])  # and no run goes on in it
+        starts, ends = starts[is_new], counts.cumsum()[np.append(is_new[1:], True)]
+        begins = np.append(0, ends[:-1])
+        places = np.arange(ends[-1] // size) * size
+        run = ends.searchsorted(places, side="right")
+        contents: NDArray[np.int64] = starts[run] + places - begins[run]
+        for page in np.flatnonzero(places + size > ends[run]).tolist():
+            place, first = places[page], run[page]
+            last = ends.searchsorted(place + size)
+            tokens = (
+                int(contents[page]),
+                starts[first + 1 : last + 1].tobytes(),
+                (ends[first:last] - place).tobytes(),
+            )
+            contents[page] = self._broken.setdefault(tokens, -1 - len(self._broken))
+        return contents

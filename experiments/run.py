@@ -4,6 +4,7 @@ python -m experiments.run                                     the built-in workl
 python -m experiments.run workload=mooncake_conversation storage=slab prefetch.stop=best_effort
 python -m experiments.run -m cache.host_gib=64,128,256 seed=0,1,2
 python -m experiments.run experiment=prefetch_stop            a question, with its own grid
+python -m experiments.run --help storage                      the knobs of a group
 
 What a run leaves is in its directory, whose path is the last line printed. A sweep that was
 interrupted goes on with `hydra.sweep.dir=` that directory.
@@ -23,7 +24,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from experiments.launch import schema
+from experiments.launch import knobs, schema
 from experiments.launch.job import (
     CONFIG_ERRORS,
     SUMMARY_FILE,
@@ -199,6 +200,8 @@ def carry_out(config: ExperimentConfig, out_dir: Path) -> None:
 def main() -> None:
     """Run, with what Hydra finds wrong put in one sentence too."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us instead of being printed
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        sys.exit(show_help([word for word in sys.argv[1:] if not word.startswith("-")]))
     sys.argv[1:] = schema.with_implied(sys.argv[1:])
     try:
         compose_and_run()
@@ -212,6 +215,15 @@ def main() -> None:
     except KeyboardInterrupt:
         say_what_there_is()
         sys.exit(INTERRUPTED)
+
+
+def show_help(groups: Sequence[str]) -> int:
+    """Print what there is to set."""
+    try:
+        print(knobs.help_of(groups))
+    except (ValueError, OSError) as error:
+        return explain(error)
+    return 0
 
 
 def unfinished_run() -> Path | None:

@@ -221,8 +221,8 @@ class WorkloadConfig:
     by then.
     """
 
-    kind: str = MISSING
-    path: str | None = knob(None, only=TRACED)
+    kind: str = MISSING  # the loader or generator
+    path: str | None = knob(None, only=TRACED)  # of the trace, in place of where it is looked for
     # of a trace of yours: tokens of a block; none: what suits all lines
     block_tokens: int | None = knob(None, least=1, only=YOURS)
     # with which everybody's prompts begin: that they share them makes two requests no conversation
@@ -230,37 +230,40 @@ class WorkloadConfig:
     # of a log of chats, module:function from a text to its tokens; none: four letters a token
     tokenizer: str | None = knob(None, only=YOURS)
     limit: int | None = knob(None, least=1)  # first requests only
+    # GPU utilisation without a cache: sessions are left out, or replayed again, to reach it
     load: float | None = knob(None, above=0)
-    time_scale: float = knob(1.0, above=0)
+    time_scale: float = knob(1.0, above=0)  # arrival times are stretched by this
     # keep every n-th token id: the same tree of prefixes, n times smaller
     token_stride: int = knob(1, least=1)
+    # each session starts later by a seeded time below this
     start_jitter_s: float = knob(0.0, least=0)
     tokens: TraceTokens = knob(TraceTokens.reconstructed, only=TRACED)
     arrivals: Arrivals = Arrivals.causal
     # sessions at once, for traces whose sessions have no start time
     concurrency: int = knob(32, least=1)
-    think_cap_s: float = knob(600.0, least=0)
+    think_cap_s: float = knob(600.0, least=0)  # longer think times are cut to this
     warm_up_s: float = knob(0.0, least=0)  # requests that arrive earlier are served and not counted
     start: StartState = StartState.cold
-    abort_share: float = share(0.0)
-    patience_s: float = knob(10.0, above=0)
-    num_sessions: int = knob(200, least=1, only=GENERATED + ",multi_turn")
+    abort_share: float = share(0.0)  # of the requests, whose users give up
+    patience_s: float = knob(10.0, above=0)  # mean time after which they do
+    num_sessions: int = knob(200, least=1, only=GENERATED + ",multi_turn")  # sessions, or clients
     session_rate: float = knob(1.0, above=0, only=GENERATED + ",weka_agentic")  # sessions a second
-    # of `multi_turn`, whose clients are `num_sessions`
-    rounds: int = knob(9, least=1, only=ROUNDS)  # that each client asks
+    # of `multi_turn`, whose clients are `num_sessions`: rounds that each of them asks
+    rounds: int = knob(9, least=1, only=ROUNDS)
     turn_tokens: int = knob(4096, least=1, only=ROUNDS)  # that a round adds to the conversation
     first_tokens: int | None = knob(None, least=1, only=ROUNDS)  # of the first; none: as the others
     request_rate: float = knob(16.0, above=0, only=ROUNDS)  # requests a second at most
     parallel: int | None = knob(None, least=1, only=ROUNDS)  # requests at a time at most
     barrier: bool = knob(False, only=ROUNDS)  # no client begins a round before all ended the last
-    # of `shared_prefix`
+    # of `shared_prefix`: groups of prompts that begin alike
     groups: int = knob(250, least=1, only=PREFIXES)
     group_prompts: int = knob(5, least=1, only=PREFIXES)  # of each group
     prefix_tokens: int = knob(16000, least=1, only=PREFIXES)  # with which a group's prompts begin
     own_tokens: int = knob(256, least=1, only=PREFIXES)  # that each prompt ends with
+    # requests a second, stage by stage
     stage_rates: tuple[float, ...] = knob((5.0, 10.0, 15.0), above=0, only=PREFIXES)
-    stage_s: float = knob(60.0, above=0, only=PREFIXES)
-    answer_tokens: int = knob(1, least=1, only=BENCHES)
+    stage_s: float = knob(60.0, above=0, only=PREFIXES)  # how long a stage lasts
+    answer_tokens: int = knob(1, least=1, only=BENCHES)  # of every answer
 
     def __post_init__(self) -> None:
         check_limits("workload", self)
@@ -275,11 +278,12 @@ class ParallelConfig:
     """
 
     tp: int | None = knob(None, least=1)  # devices of an engine; none: the model's default
-    ranks: int = knob(1, least=1)
+    ranks: int = knob(1, least=1)  # trees that must agree and serve as one engine
     hit_agreement: HitAgreement = HitAgreement.restorable
     # of one collective in every step; sglang issue 30511 gives 150 us
     collective_s: float = knob(150e-6, least=0)
-    replicas: int = knob(1, least=1)
+    replicas: int = knob(1, least=1)  # engines, with a device and a host tier each
+    # which engine a request goes to
     router: str = knob("sticky", one_of=("sticky", "round_robin", "prefix_load"))
 
     def __post_init__(self) -> None:
@@ -296,14 +300,17 @@ class CacheConfig:
     """
 
     page_size: int = 64  # tokens
+    # of all devices of an engine; none: all that weights leave
     device_gib: float | None = knob(40.0, above=0)
-    host_gib: float = knob(256.0, least=0)
-    unlimited: bool = False
+    host_gib: float = knob(256.0, least=0)  # of all hosts of an engine
+    unlimited: bool = False  # pools that never fill
+    # of the device tier, for windows; none: the model's own
     swa_device_share: float | None = share(None)
-    swa_host_share: float | None = share(None)
+    swa_host_share: float | None = share(None)  # of the host tier, likewise
+    # of the device tier, for states; none: the model's own
     mamba_device_share: float | None = share(None)
-    mamba_host_share: float | None = share(None)
-    # one of EVICTION_POLICIES, or a class of yours as module:Class
+    mamba_host_share: float | None = share(None)  # of the host tier, likewise
+    # what leaves a tier first: one of ours, or a class of yours
     eviction: str = knob("lru", ours=EVICTION_POLICIES)
     eviction_args: dict[str, float] = field(default_factory=dict)  # of that class, by name
     write_policy: WritePolicy = WritePolicy.write_through
@@ -314,7 +321,7 @@ class CacheConfig:
     # at which page boundaries of a prompt a Mamba state is kept: at its end; there and where it
     # left an edge that had no state; there and every `checkpoint_tokens`; as a class of yours says
     checkpoints: str = knob("end_branch", ours=CHECKPOINT_PLACEMENTS)
-    checkpoints_args: dict[str, float] = field(default_factory=dict)
+    checkpoints_args: dict[str, float] = field(default_factory=dict)  # of that class, by name
     checkpoint_tokens: int = knob(
         8192, least=1, only="cache.checkpoints=every,module:Class"
     )  # grid of checkpoints=every
@@ -335,7 +342,7 @@ class CacheConfig:
 class PrefetchConfig:
     """How pages come from storage ahead of need."""
 
-    # one of STOP_POLICIES, or a class of yours as module:Class
+    # when a request stops waiting for storage: one of ours, or a class of yours
     stop: str = knob("timeout", ours=STOP_POLICIES)
     stop_args: dict[str, float] = field(default_factory=dict)  # of that class, by name
     threshold: int = knob(256, least=1)  # tokens: a shorter prefetch does not start
@@ -346,7 +353,9 @@ class PrefetchConfig:
     deadline_from: DeadlineFrom = knob(
         DeadlineFrom.enqueue, only="prefetch.stop=timeout,module:Class"
     )
+    # that a prefetch may take whatever its length
     timeout_base_s: float = knob(1.0, least=0, only="prefetch.stop=timeout,module:Class")
+    # that it may take for each 1,024 tokens more
     timeout_per_ki_token_s: float = knob(0.25, least=0, only="prefetch.stop=timeout,module:Class")
     evict_whole: bool = False  # short of host room, evict all that is wanted, as sglang does
     # of host tokens that prefetches may hold before more are declined
@@ -360,25 +369,25 @@ class PrefetchConfig:
 class SchedulerConfig:
     """Which request runs next, and what a step may hold."""
 
-    # one of SERVICE_ORDERS, or a class of yours as module:Class
+    # who is served first: one of ours, or a class of yours
     order: str = knob("fcfs", ours=SERVICE_ORDERS)
-    order_args: dict[str, float] = field(default_factory=dict)
+    order_args: dict[str, float] = field(default_factory=dict)  # of that class, by name
     chunk_tokens: int = knob(8192, least=1)  # extend tokens a step
-    max_running: int = knob(256, least=1)
+    max_running: int = knob(256, least=1)  # requests that decode at once
     # requests waiting for their prefetch that one scan may pass over
     scan_limit: int = knob(128, least=1)
     batching: Batching = Batching.prefill_first
     # what a request is charged in the window pool: one of SWA_BUDGETS (hicache.scheduler.budget has
     # the formulas; double is wrong on purpose), or a class of yours as module:Class
     swa_budget: str = knob("reports", ours=SWA_BUDGETS)
-    swa_budget_args: dict[str, float] = field(default_factory=dict)
+    swa_budget_args: dict[str, float] = field(default_factory=dict)  # of that class, by name
     aging: float = knob(
         0.1, least=0, only="scheduler.order=shortest_remaining,module:Class"
     )  # seconds of remaining work forgiven for each second waited
     clip_new_tokens: int = 4096  # answer tokens that admission reserves at most
     new_token_ratio: float = share(0.7)  # share of them it reserves at first
-    new_token_ratio_floor: float = share(0.098)
-    new_token_ratio_decay_steps: int = 600
+    new_token_ratio_floor: float = share(0.098)  # share of them it reserves at last
+    new_token_ratio_decay_steps: int = 600  # steps from the first share to the last
 
     def __post_init__(self) -> None:
         check_limits("scheduler", self)
@@ -393,15 +402,15 @@ class FaultsConfig:
     """
 
     preset: str = "none"  # what tables call it
-    delay_ms: float = knob(0.0, least=0)
+    delay_ms: float = knob(0.0, least=0)  # median time that a call takes longer
     delay_sigma: float = knob(0.0, least=0)  # 0: always the median
-    error_rate: float = share(0.0)
+    error_rate: float = share(0.0)  # of calls, which fail
     missing_rate: float = share(0.0)  # a page that is there cannot be read
     short_rate: float = share(0.0)  # half a page is read
     corrupt_rate: float = share(0.0)  # a wrong byte is read
     full_rate: float = share(0.0)  # a page is refused for want of room
-    gone_from_s: float | None = knob(None, least=0)
-    gone_for_s: float | None = knob(None, least=0)
+    gone_from_s: float | None = knob(None, least=0)  # from when on the storage is gone
+    gone_for_s: float | None = knob(None, least=0)  # for how long; none: for good
     failure_ms: float = knob(0.0, least=0)  # how long a call takes to fail; 0: refused at once
 
     def __post_init__(self) -> None:
@@ -424,17 +433,17 @@ class StorageConfig:
     `tiering=exclusive` needs `write=on_host_eviction`.
     """
 
-    kind: str = "none"
+    kind: str = "none"  # none, memory, slab, file, redis or mooncake
     root: str | None = None  # directory or address, for engines that have one
-    capacity_gib: float | None = knob(None, above=0)
-    read_gbps: float = knob(6.0, above=0)
-    write_gbps: float = knob(4.0, above=0)
-    shared_gbps: float | None = knob(None, above=0)
+    capacity_gib: float | None = knob(None, above=0)  # none: it never fills
+    read_gbps: float = knob(6.0, above=0)  # 10**9 bytes a second
+    write_gbps: float = knob(4.0, above=0)  # likewise
+    shared_gbps: float | None = knob(None, above=0)  # cap of both together; none: they do not share
     query_s: float = knob(0.0005, least=0)  # round trip of one query
     operation_s: float = knob(0.0001, least=0)  # before the first byte of each batch
-    batch_pages: int = knob(128, least=1)
-    read_workers: int = knob(1, least=1)
-    write_workers: int = knob(1, least=1)
+    batch_pages: int = knob(128, least=1)  # pages of one read or write
+    read_workers: int = knob(1, least=1)  # batches read at once
+    write_workers: int = knob(1, least=1)  # batches written at once
     # host pages that writes may pin; what comes above is dropped
     write_queue_gib: float = knob(4.0, least=0)
     delay_s: float = knob(0.0, least=0)  # mean of an exponential delay of each batch that is read
@@ -446,8 +455,9 @@ class StorageConfig:
     write_hits: int = knob(
         1, least=1, only="storage.write=selective"
     )  # write=selective: hits after which a page is worth writing
+    # failed calls in a row after which the tier is left alone
     breaker_failures: int = knob(3, least=1)
-    breaker_retry_s: float = knob(5.0, least=0)
+    breaker_retry_s: float = knob(5.0, least=0)  # for how long
     faults: FaultsConfig = field(default_factory=FaultsConfig)
 
     def __post_init__(self) -> None:
@@ -471,6 +481,7 @@ class RealModel(Enum):
 class ExecutorConfig:
     """What carries out a step: the cost model, or a real model on real memory."""
 
+    # the cost model, or real memory and a real model
     kind: str = knob("simulated", one_of=("simulated", "torch"))
     # simulated: what copies pages, a kernel or the copy_engine
     copy_path: str = knob(
@@ -496,6 +507,7 @@ class EngineConfig:
     """The serving loop."""
 
     jump: bool = True  # take runs of decode steps at once; the result is the same without
+    explain: bool = True  # find a reason for every computed token; nothing else depends on it
     check_invariants: bool = False  # check every law after every step
 
 
@@ -504,7 +516,7 @@ class TrackerConfig:
     """Where metrics go besides the files of the run, which are always written."""
 
     wandb_mode: WandbMode = WandbMode.offline
-    project: str = "hicache"
+    project: str = "hicache"  # of W&B
     interval_s: float = knob(10.0, least=0.001)  # simulated seconds between rows of metrics.jsonl
 
     def __post_init__(self) -> None:
@@ -523,11 +535,11 @@ METRICS = (
 class ExperimentConfig:
     """One run."""
 
-    name: str = "adhoc"
+    name: str = "adhoc"  # of the experiment, and of its directory below outputs/
     program: str = "replay"  # or capacity, sim_vs_real: what `python -m experiments.run` does
     metrics: tuple[str, ...] = METRICS  # keys of summary.json that tables and figures show
-    seed: int = knob(0, least=0)
-    data_dir: str | None = None
+    seed: int = knob(0, least=0)  # of arrivals, generators and storage delays
+    data_dir: str | None = None  # where traces lie; by default what HICACHE_DATA says
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)

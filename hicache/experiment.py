@@ -70,7 +70,7 @@ def run(
     num_engines = config.parallel.replicas * num_ranks
     pages = page_numbers(workload.requests, config.cache.page_size)
     names = _page_names(config, pages)
-    census = Census(pages, config.cache.page_size)
+    census = Census(pages, config.cache.page_size) if config.engine.explain else None
     parts = [
         _engine(
             config,
@@ -97,23 +97,9 @@ def run(
                 "workload.start=warm_storage needs a storage and executor=simulated, got "
                 f"storage.kind={config.storage.kind} and executor.kind={config.executor.kind}"
             )
-        tree = parts[0].cache.tree
         for storage in runtime.storages:
-            warm_storage(
-                storage.engine,
-                workload.requests,
-                names=tree.names,
-                page_size=tree.page_size,
-                window_pages=tree.window_pages,
-                has_states=tree.has_states,
-            )
-        warm_census(
-            census,
-            workload.requests,
-            page_size=tree.page_size,
-            window_pages=tree.window_pages,
-            has_states=tree.has_states,
-        )
+            warm_storage(storage.engine, workload.requests, parts[0].cache.tree)
+        warm_census(workload.requests, parts[0].cache.tree)
     feeder = _feeder(config, workload)
     recorder = Recorder(
         engines,

@@ -54,23 +54,46 @@ def test_its_tokens_add_up(done):
     assert summary["request/prompt_tokens"] == sum(summary[f"cache/{n}_tokens"] for n in names)
 
 
-def test_jobs_of_a_sweep_run_side_by_side(tmp_path):
-    (tmp_path / "my_policies.py").write_text(
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory) -> Path:
+    """Where a policy of the user's own lies, and a sweep goes to."""
+    path = tmp_path_factory.mktemp("mine")
+    (path / "my_policies.py").write_text(
         "from hicache.cache.tree.eviction import Fifo\n\n\nclass Mine(Fifo):\n    pass\n"
     )
-    done = subprocess.run(
+    return path
+
+
+def sweep(directory: Path, num_workers: int) -> subprocess.CompletedProcess[str]:
+    """Two jobs beside each other, or after one another."""
+    return subprocess.run(
         [
             *(sys.executable, "-m", "experiments.run", "-m", "hydra/launcher=joblib", *TINY),
-            *("cache.eviction=my_policies:Mine,fifo", "hydra.launcher.n_jobs=2"),
+            *("cache.eviction=my_policies:Mine,fifo", "hydra.sweep.dir=sweep"),
+            f"hydra.launcher.n_jobs={num_workers}",
         ],
-        cwd=tmp_path,
+        cwd=directory,
         env={**os.environ, "PYTHONPATH": str(ROOT), "WANDB_MODE": "disabled"},
         capture_output=True,
         text=True,
-        check=False,
+        check=True,
     )
-    assert done.returncode == 0, done.stderr
-    sweep = Path(done.stdout.splitlines()[-1])
-    mine, fifo = ((sweep / job / "summary.json").read_text() for job in ("0", "1"))
-    assert mine == fifo
-    assert "cache.eviction=my_policies:Mine " in done.stdout
+
+
+@pytest.fixture(scope="module")
+def side_by_side(directory) -> str:
+    return sweep(directory, num_workers=2).stdout
+
+
+def test_jobs_of_a_sweep_run_side_by_side(directory, side_by_side):
+    mine, fifo = (directory / "sweep" / job / "summary.json" for job in ("0", "1"))
+    assert mine.read_text() == fifo.read_text()
+    assert "cache.eviction=my_policies:Mine " in side_by_side
+    assert "as before" not in side_by_side
+
+
+def test_jobs_of_such_a_sweep_are_not_made_twice(directory, side_by_side):
+    (directory / "sweep" / "1" / "summary.json").unlink()
+    printed = sweep(directory, num_workers=1).stdout
+    assert "cache.eviction=my_policies:Mine  →  as before" in printed
+    assert "cache.eviction=fifo  →  token hit rate" in printed

@@ -7,6 +7,7 @@ stored with that mark cleared; `to_config` gives the frozen classes back, with t
 import copy
 import secrets
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, fields, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -14,12 +15,14 @@ from pathlib import Path
 from hydra import compose, initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from hicache.config import ExperimentConfig
 from hicache.models.hugging_face import read_model
+from hicache.models.own_table import read_table
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 # knobs that take the place of all a group's file says, and the option to which they belong
@@ -47,7 +50,8 @@ def config_of(*overrides: str) -> ExperimentConfig:
 @cache
 def _composed(*files: str) -> DictConfig:
     register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    ready = GlobalHydra.instance().is_initialized()  # inside `experiments.run` it is
+    with nullcontext() if ready else initialize_config_dir(str(CONF), version_base="1.3"):
         return compose("config", list(files))
 
 
@@ -91,6 +95,7 @@ def to_config(cfg: DictConfig) -> ExperimentConfig:
         ValueError: a knob has a value it cannot have, has none and needs one, or does not exist.
     """
     _derive_model(cfg)
+    _override_curves(cfg)
     missing = sorted(key for key in OmegaConf.missing_keys(cfg) if not key.startswith("hydra"))
     if missing:
         raise ValueError(f"no value was given for {', '.join(missing)}")
@@ -126,6 +131,15 @@ def _derive_model(cfg: DictConfig) -> None:
         )
     OmegaConf.set_readonly(model, False)  # noqa: FBT003 - OmegaConf's signature
     model.merge_with(asdict(read_model(Path(model.from_hf), given)))
+
+
+def _override_curves(cfg: DictConfig) -> None:
+    """Put what the owner of a machine has measured in place of what its profile says."""
+    if cfg.hardware.table is None:
+        return
+    OmegaConf.set_readonly(cfg.hardware, False)  # noqa: FBT003 - OmegaConf's signature
+    for name, measured in read_table(Path(cfg.hardware.table)).items():
+        cfg.hardware[name].merge_with(asdict(measured))
 
 
 def _refuse_unknown(cfg: DictConfig, schema: type, prefix: str) -> None:

@@ -1,8 +1,5 @@
 """Fits a machine's profile to real runs of the reference model.
 
-python -m experiments.studies.calibrate --out conf/hardware/mine.yaml
-python -m experiments.run hardware=mine model=tiny_hybrid parallel.tp=1 ...
-
 The cost model is linear in six numbers once nothing else binds: what a step costs by itself, a
 token's matrices, a pair of query and key, a state, a key read while decoding, a sequence extended.
 The reference model multiplies whole pages of each sequence, however few rows of one are wanted; so
@@ -11,16 +8,12 @@ least squares on errors relative to the fit, none below zero; what the scheduler
 steps is added to the first.
 """
 
-import argparse
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from omegaconf import OmegaConf
 
-from experiments.launch.schema import config_of
 from experiments.studies.measured import Call, Log, features, measured
 from hicache import experiment
 from hicache.config import ExperimentConfig, StorageConfig
@@ -65,27 +58,6 @@ class Fit:
             query_s=self.query_s,
             operation_s=self.operation_s,
         )
-
-
-def main() -> None:
-    """Fit, and write the profile."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("overrides", nargs="*", help="of the real runs")
-    options = parser.parse_args()
-    config = config_of(*REAL, *options.overrides)
-    fit = calibrate(config, SLICES)
-    profile = OmegaConf.to_yaml(OmegaConf.create(asdict(fit.hardware)))
-    head = "defaults:\n  - schema\n  - _self_\n\n"
-    options.out.write_text(
-        f"# Fitted by experiments.studies.calibrate to {fit.num_steps} steps.\n{head}{profile}"
-    )
-    print(
-        f"{fit.num_steps} steps, median error {fit.median_step_error:.1%}; "
-        f"storage.read_gbps={fit.read_gbps:.3g} storage.write_gbps={fit.write_gbps:.3g} "
-        f"storage.query_s={fit.query_s:.2g} storage.operation_s={fit.operation_s:.2g}"
-    )
-    print(options.out)
 
 
 def calibrate(config: ExperimentConfig, seeds: Sequence[int]) -> Fit:
@@ -159,7 +131,7 @@ def profile(
 ) -> HardwareConfig:
     """Fitted seconds as a profile: everything that was not fitted is free."""
     step_s, token_s, pair_s, state_s, key_s, extend_s = np.maximum(rates, 1e-15).tolist()
-    source = "experiments.studies.calibrate"
+    source = "experiments.calibrate"
 
     def figure(value: float) -> Figure:
         return Figure(value=value, source=source, status="measured")
@@ -167,10 +139,16 @@ def profile(
     def table(rate: float) -> RateTable:
         return RateTable(size=[1.0], rate=[rate], source=source, status="measured")
 
+    def assumed(value: float) -> Figure:
+        why = "not fitted: never binds" if value == FREE else "not fitted"
+        return Figure(value=value, source=why, status="modelled")
+
+    def assumed_table(rate: float) -> RateTable:
+        return RateTable(size=[1.0], rate=[rate], source=assumed(rate).source, status="modelled")
+
     # of one layer, in the units of hicache.executor.simulated.cost
     pair_flops = 2 * model.num_query_heads * 2 * model.head_dim
     state_bytes = 2 * model.mamba_slot_bytes
-    free = table(FREE)
     return replace(
         base,
         name="fitted",
@@ -180,22 +158,18 @@ def profile(
         tile_tokens=tile,
         gemm_bf16=table(2 * model.dense_params / token_s),
         gemm_fp8=table(2 * model.dense_params / token_s),
-        weight_bandwidth=figure(FREE),
+        weight_bandwidth=assumed(FREE),
         attention_d64=table(pair_flops / pair_s),
         attention_d128=table(pair_flops / pair_s),
         attention_window=table(pair_flops / pair_s),
         decode_bandwidth=table(model.full_layer_token_bytes / key_s),
-        delta_rate=figure(FREE),
-        mamba_rate=figure(FREE),
-        conv_rate=figure(FREE),
+        delta_rate=assumed(FREE),
+        mamba_rate=assumed(FREE),
+        conv_rate=assumed(FREE),
         state_bandwidth=figure(state_bytes / max(state_s, 1e-12)),
-        copy_engine=free,
-        kernel_to_device=table(2e9),
-        kernel_to_host=table(2e9),
-        pcie_bandwidth=figure(2e9),
-        copy_slowdown=figure(1.0),
+        copy_engine=assumed_table(FREE),
+        kernel_to_device=assumed_table(2e9),
+        kernel_to_host=assumed_table(2e9),
+        pcie_bandwidth=assumed(2e9),
+        copy_slowdown=assumed(1.0),
     )
-
-
-if __name__ == "__main__":
-    main()

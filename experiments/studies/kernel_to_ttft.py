@@ -12,17 +12,13 @@ import csv
 import os
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
-
-from experiments.launch import schema
+from experiments.launch.schema import config_of
 from experiments.studies.copy_paths import NO_HOST, PATHS, Row, conclusions, draw, summary_of, table
 from experiments.studies.max_rate import Objective, max_rate
 from hicache import experiment
@@ -108,7 +104,7 @@ def measure(
     """One run, in any process, and a search for the highest rate if it `seeks_goodput`."""
     arm = "cache.host_gib=0" if path == NO_HOST else f"arm={path}"
     # what a regime says comes after what a path says: hydra takes overrides by group, then by value
-    config = composed([*shared, arm, *regime.overrides, f"seed={seed}"])
+    config = config_of(*shared, arm, *regime.overrides, f"seed={seed}")
     result = experiment.run(config)
     summary = summarize(result.records, result.measures)
     tp = config.parallel.tp or config.model.default_tp
@@ -147,14 +143,6 @@ def _goodput(config: ExperimentConfig, regime: Regime) -> tuple[float, float]:
         session_rate=regime.crowd * config.workload.session_rate,
     )
     return max_rate(replace(config, workload=crowd), regime.objective, tolerance=TOLERANCE)
-
-
-def composed(overrides: Sequence[str]) -> ExperimentConfig:
-    """The config that a command line with these overrides would have."""
-    schema.register()
-    ready = GlobalHydra.instance().is_initialized()  # inside `experiments.run` it is
-    with nullcontext() if ready else initialize_config_dir(str(schema.CONF), version_base="1.3"):
-        return schema.to_config(compose("config", list(overrides)))
 
 
 def _shared(config: ExperimentConfig) -> list[str]:

@@ -284,11 +284,13 @@ def serve(
     wakes: list[int | None] = [None] * len(engines)
     hang_ups = HangUps(patience_ns or {})
     while True:
-        expected = (*wakes, io.next_event_ns(), hang_ups.next_ns(), coming.next_ns())
-        moments = [moment for moment in expected if moment is not None]
-        if not moments:
+        moment = _earliest(*wakes, hang_ups.next_ns(), coming.next_ns())
+        io.pass_by(_earliest(moment, observer.next_look_ns()), clock)
+        moment = _earliest(moment, io.next_event_ns())
+        if moment is None:
+            observer.at(clock.now())
             break
-        clock.wait_until(min(moments))
+        clock.wait_until(moment)
         now = clock.now()
         observer.at(now)
         touched = {number for number, wake in enumerate(wakes) if wake is not None and wake <= now}
@@ -321,6 +323,10 @@ def serve(
             f"{len(stuck)} engines are stuck: {len(stuck[0].scheduler.waiting)} requests wait and "
             f"{len(stuck[0].scheduler.running)} run, and nothing will ever happen"
         )
+
+
+def _earliest(*moments: int | None) -> int | None:
+    return min([moment for moment in moments if moment is not None], default=None)
 
 
 class _Coming:

@@ -5,6 +5,7 @@ from typing import Protocol
 
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tiers.transfer import Work
+from hicache.clock import Clock
 from hicache.executor.completions import Delivery, StepRun
 from hicache.request import Request
 from hicache.scheduler.batch import Batch
@@ -47,6 +48,13 @@ class Io(Protocol):
         """When something there will happen next."""
         ...
 
+    def pass_by(self, limit_ns: int | None, clock: Clock) -> None:
+        """Simulated time may pass, up to `limit_ns`, while nothing is done that anybody is told of.
+
+        Whatever happens at `limit_ns` is left to `advance`.
+        """
+        ...
+
     def advance(self, now_ns: int) -> list[Delivery]:
         """Let everything up to now happen; what is done, for which engine."""
         ...
@@ -55,8 +63,12 @@ class Io(Protocol):
 class Observer(Protocol):
     """Whoever keeps the score."""
 
+    def next_look_ns(self) -> int | None:
+        """From when on it must be told of a point in time before anything of it happens."""
+        ...
+
     def at(self, now_ns: int) -> None:
-        """Time has come to this point; nothing of it has happened yet."""
+        """Time has come to this point; nothing of it has happened that anybody was told of."""
         ...
 
     def finished(self, job: Job, engine: int, now_ns: int) -> None:

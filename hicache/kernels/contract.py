@@ -27,7 +27,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from hicache.kernels import copy, reference
+from hicache.kernels import copy
 from hicache.kernels.table import copy_table
 
 GROUP = "hicache.copy_kernels"
@@ -59,11 +59,6 @@ class CopyKernel(Protocol):
 def ours(src: Sequence[Tensor], dst: Sequence[Tensor]) -> CopyLaunch:
     """This package's copy, as a kernel like any other."""
     return partial(copy.copy_items, copy_table(src, dst))
-
-
-def in_torch(src: Sequence[Tensor], dst: Sequence[Tensor]) -> CopyLaunch:
-    """The same in PyTorch: what a machine without a GPU runs."""
-    return partial(reference.copy_items, copy_table(src, dst))
 
 
 def bound(

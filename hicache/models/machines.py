@@ -59,9 +59,9 @@ class CopyKernelConfig:
 
     link_programs: int | None = None  # none: as many as the kernel takes by itself, without a cap
     tile_bytes: int = 65536  # what the kernel is compiled for, and the figures hold for
-    warps: int = 16
+    warps: int = 16  # of one program
     to_device: Figure = Figure(source="not known")  # bytes a second of one program
-    to_host: Figure = Figure(source="not known")
+    to_host: Figure = Figure(source="not known")  # likewise, the other way
 
     def __post_init__(self) -> None:
         if self.link_programs is None:
@@ -82,39 +82,41 @@ class CopyKernelConfig:
 class HardwareConfig:
     """What one machine can do. Rates are of one device: flops, bytes, tokens a second."""
 
-    name: str = "???"
+    name: str = "???"  # of the machine, in tables
+    table: str | None = None  # a CSV of curves and figures that were measured, in place of ours
     num_devices: int = 8  # in one domain of fast links
-    devices_per_host: int = 8
-    device_memory_bytes: Figure = field(default_factory=Figure)
+    devices_per_host: int = 8  # that share its memory
+    device_memory_bytes: Figure = field(default_factory=Figure)  # of one device
     activation_bytes: Figure = field(default_factory=Figure)  # of a device, kept from the cache
     step_s: Figure = field(default_factory=Figure)  # what a step costs with nothing to compute
     extend_s: Figure = field(default_factory=Figure)  # what each sequence that it extends adds
     tile_tokens: int = 1  # each sequence's tokens are multiplied in whole tiles of so many
 
     gemm_bf16: RateTable = field(default_factory=RateTable)  # by tokens
-    gemm_fp8: RateTable = field(default_factory=RateTable)
-    weight_bandwidth: Figure = field(default_factory=Figure)
+    gemm_fp8: RateTable = field(default_factory=RateTable)  # likewise
+    weight_bandwidth: Figure = field(default_factory=Figure)  # of weights read once a step
     moe_narrow: RateTable = field(default_factory=RateTable)  # by tokens an expert gets
-    moe_wide: RateTable = field(default_factory=RateTable)
+    moe_wide: RateTable = field(default_factory=RateTable)  # likewise, experts wider than 640
+    # likewise, experts of two matrices
     moe_two_matrix: RateTable = field(default_factory=RateTable)
 
     attention_d64: RateTable = field(default_factory=RateTable)  # by prompt length
-    attention_d128: RateTable = field(default_factory=RateTable)
+    attention_d128: RateTable = field(default_factory=RateTable)  # likewise, heads wider than 64
     attention_window: RateTable = field(default_factory=RateTable)  # by window length
     decode_bandwidth: RateTable = field(default_factory=RateTable)  # by bytes of KV read in a layer
 
     delta_rate: Figure = field(default_factory=Figure)  # state elements × tokens
-    mamba_rate: Figure = field(default_factory=Figure)
+    mamba_rate: Figure = field(default_factory=Figure)  # likewise
     conv_rate: Figure = field(default_factory=Figure)  # channels × tokens
-    state_bandwidth: Figure = field(default_factory=Figure)
+    state_bandwidth: Figure = field(default_factory=Figure)  # of states read and written
 
     all_reduce_s: Figure = field(default_factory=Figure)  # before the first byte
     link_bandwidth: Figure = field(default_factory=Figure)  # between devices, one way
 
     pcie_bandwidth: Figure = field(default_factory=Figure)  # one way
     copy_engine: RateTable = field(default_factory=RateTable)  # by contiguous bytes
-    kernel_to_device: RateTable = field(default_factory=RateTable)
-    kernel_to_host: RateTable = field(default_factory=RateTable)
+    kernel_to_device: RateTable = field(default_factory=RateTable)  # likewise, of a copy kernel
+    kernel_to_host: RateTable = field(default_factory=RateTable)  # likewise
     copy_kernel: CopyKernelConfig = field(default_factory=CopyKernelConfig)
     host_bandwidth: Figure = field(default_factory=Figure)  # of one host
     network_bandwidth: Figure = field(default_factory=Figure)  # of a device's adapter

@@ -43,53 +43,53 @@ class ModelConfig:
     sequence alone.
     """
 
-    name: str = "???"
+    name: str = "???"  # of the model, in tables
     source: str = "???"  # where the shapes were read
     from_hf: str | None = None  # a config.json as published, from which all the rest is derived
     max_len: int = 131072  # tokens of prompt and answer together
     window_len: int = 0  # sliding window in tokens; 0: no sliding-window layers
-    pattern: str = ""
+    pattern: str = ""  # what the layers are, one word a layer, repeated: F S f s M D -
     num_layers: int = 0  # 0: as many as the counts below say
-    num_full_layers: int = 0
-    num_swa_layers: int = 0
-    num_mamba_layers: int = 0
-    default_tp: int = 1
-    swa_device_share: float = 0.0
-    swa_host_share: float = 0.0
-    mamba_device_share: float = 0.0
-    mamba_host_share: float = 0.0
+    num_full_layers: int = 0  # layers that attend to all tokens
+    num_swa_layers: int = 0  # layers that attend to the window
+    num_mamba_layers: int = 0  # recurrent layers, of either sort
+    default_tp: int = 1  # devices of an engine, unless parallel.tp says
+    swa_device_share: float = 0.0  # of the device tier, for windows
+    swa_host_share: float = 0.0  # of the host tier, for windows
+    mamba_device_share: float = 0.0  # of the device tier, for states
+    mamba_host_share: float = 0.0  # of the host tier, for states
 
-    hidden_size: int = 0
-    num_query_heads: int = 0
+    hidden_size: int = 0  # elements of a token between layers
+    num_query_heads: int = 0  # of full layers
     head_dim: int = 0  # of a query and a key
     value_dim: int = 0  # of a value; 0: as head_dim
-    num_kv_heads: int = 0
+    num_kv_heads: int = 0  # of full layers
     latent_dim: int = 0  # MLA: elements a token and layer keep instead of keys and values
     swa_num_query_heads: int = 0  # of sliding-window layers; 0: as the full layers
-    swa_num_kv_heads: int = 0
-    swa_head_dim: int = 0
-    kv_dtype_bytes: int = 2
+    swa_num_kv_heads: int = 0  # of sliding-window layers; 0: as the full layers
+    swa_head_dim: int = 0  # of queries, keys and values there; 0: as the full layers
+    kv_dtype_bytes: int = 2  # of an element of KV
 
-    recurrent_heads: int = 0
-    recurrent_head_dim: int = 0
+    recurrent_heads: int = 0  # of recurrent layers
+    recurrent_head_dim: int = 0  # elements of a head of these
     recurrent_state_dim: int = 0  # 0: a short convolution with no state behind it
     recurrent_groups: int = 0  # of B and C in `M` layers; 0: they bypass the convolution
     recurrent_key_heads: int = 0  # of `D` layers
-    conv_taps: int = 4
-    conv_dtype_bytes: int = 2
-    state_dtype_bytes: int = 4
+    conv_taps: int = 4  # of their short convolution, which keeps one less
+    conv_dtype_bytes: int = 2  # of an element it keeps
+    state_dtype_bytes: int = 4  # of an element of a state
 
-    dense_params: int = 0
-    head_params: int = 0
+    dense_params: int = 0  # of matrices that every token is multiplied with
+    head_params: int = 0  # of the matrix to the vocabulary
     embedding_params: int = 0  # a table that is not the head's; a token costs nothing
-    num_moe_layers: int = 0
-    num_experts: int = 0
-    experts_per_token: int = 0
-    expert_params: int = 0
+    num_moe_layers: int = 0  # layers with experts
+    num_experts: int = 0  # of such a layer
+    experts_per_token: int = 0  # of them that a token goes to
+    expert_params: int = 0  # of one expert of one layer
     expert_width: int = 0  # inner size of an expert
     expert_matrices: int = 3  # 3: gated, 2: not
-    dense_param_bytes: float = 2.0
-    expert_param_bytes: float = 2.0
+    dense_param_bytes: float = 2.0  # of a dense parameter
+    expert_param_bytes: float = 2.0  # of an expert's parameter
     blocks_per_layer: int = 2  # all-reduces a layer: after its attention and after its MLP
 
     def __post_init__(self) -> None:

@@ -324,19 +324,27 @@ def _tokens(
         "cache/rejected_tokens": rejected,
         "cache/aborted_tokens": aborted,
         "cache/token_hit_rate": _ratio(hits, hits + computed),
-        "computed/window_missing_tokens": sum(record.window_missing_len for record in finished),
-        "computed/state_missing_tokens": sum(record.state_missing_len for record in finished),
-        **_reasons("computed", [record.computed_for for record in finished]),
-        **_reasons("recomputed", [record.recomputed_for for record in records]),
+        **_reasons(records, finished),
     }
 
 
-def _reasons(area: str, parts: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    totals = dict.fromkeys(REASONS, 0)
-    for part in parts:
-        for reason, num_tokens in part.items():
-            totals[reason] += num_tokens
-    return {f"{area}/{reason}_tokens": num_tokens for reason, num_tokens in totals.items()}
+def _reasons(records: Sequence[RequestRecord], finished: Sequence[RequestRecord]) -> dict[str, int]:
+    if any(record.computed_len and not record.computed_for for record in finished):
+        return {}  # engine.explain=false: nobody asked
+    keys = {
+        "computed/window_missing_tokens": sum(record.window_missing_len for record in finished),
+        "computed/state_missing_tokens": sum(record.state_missing_len for record in finished),
+    }
+    for area, parts in (
+        ("computed", [record.computed_for for record in finished]),
+        ("recomputed", [record.recomputed_for for record in records]),
+    ):
+        totals = dict.fromkeys(REASONS, 0)
+        for part in parts:
+            for reason, num_tokens in part.items():
+                totals[reason] += num_tokens
+        keys |= {f"{area}/{reason}_tokens": tokens for reason, tokens in totals.items()}
+    return keys
 
 
 def _ratio(amount: float, count: float) -> float:

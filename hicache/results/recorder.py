@@ -45,9 +45,13 @@ class Recorder:
         self._uncounted: Counter[str] = Counter()
         self.now_ns = 0
 
+    def next_look_ns(self) -> int:
+        """When the next interval ends, or the warm-up."""
+        return min(self._next_row_ns, self._warm_ns or self._next_row_ns)
+
     def at(self, now_ns: int) -> None:
         """Close the intervals that have ended before now, as things stood when they did."""
-        while (moment := self._next_look_ns()) <= now_ns:
+        while (moment := self.next_look_ns()) <= now_ns:
             for engine in self._engines:
                 engine.catch_up(moment)
             if moment == self._warm_ns:
@@ -92,9 +96,6 @@ class Recorder:
         for request in followers:
             reason = f"follows {status.value} request {job.request.id}"
             self._never_ran(request, status, reason, engine, now_ns)
-
-    def _next_look_ns(self) -> int:
-        return min(self._next_row_ns, self._warm_ns or self._next_row_ns)
 
     def _all_counters(self) -> Counter[str]:
         totals: Counter[str] = Counter()

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
-from hicache.cache.tree.keys import Digests, chain_seed, page_digests
+from hicache.cache.tree.eviction import Lru
+from hicache.cache.tree.keys import chain_seed, page_digests
+from hicache.cache.tree.radix_tree import RadixTree
 from hicache.engine.warm import warm_storage
 from hicache.request import Request, TokenSpans
 
@@ -44,14 +46,11 @@ def warmed(
         output=spans(prompt_len, output_len),
         namespace=namespace,
     )
-    warm_storage(
-        kept,  # type: ignore[arg-type]
-        [request],
-        names=Digests(PAGE),
-        page_size=PAGE,
-        window_pages=window_pages,
-        has_states=has_states,
+    tree = RadixTree(
+        page_size=PAGE, policy=Lru(), window_len=window_pages * PAGE, has_states=has_states
     )
+    warm_storage(kept, [request], tree)  # type: ignore[arg-type]
+    assert not tree.roots
     return kept
 
 

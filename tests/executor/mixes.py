@@ -439,6 +439,9 @@ class _Silent:
     def __init__(self, seen: Counter[str]) -> None:
         self._seen = seen
 
+    def next_look_ns(self) -> int | None:
+        return None
+
     def at(self, now_ns: int) -> None:
         pass
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from experiments.launch.schema import config_of
 from experiments.studies import copy_paths
 from experiments.studies import kernel_to_ttft as study
 
@@ -32,7 +33,7 @@ def rows_of(regime, ttft_s, no_host_s):
 
 def test_every_path_is_an_arm_with_sources():
     for path in copy_paths.PATHS:
-        config = study.composed([f"arm={path}", "workload=agents"])
+        config = config_of(f"arm={path}", "workload=agents")
         for table in (config.hardware.kernel_to_device, config.hardware.kernel_to_host):
             assert table.status in ("measured", "modelled")
             assert len(table.source) > 10
@@ -67,7 +68,7 @@ def test_goodput_is_a_rate_of_the_crowd_and_is_told_as_a_bound_where_all_of_it_i
 
 def test_what_a_regime_says_wins_over_what_a_path_says():
     disturbed = next(each for each in study.REGIMES if study.DISTURBED in each.overrides)
-    config = study.composed(["arm=copy_ours", *disturbed.overrides])
+    config = config_of("arm=copy_ours", *disturbed.overrides)
     assert config.hardware.copy_slowdown.value == 2.8
 
 
@@ -123,7 +124,7 @@ def test_the_figure_hatches_what_is_modelled(some_rows):
 def test_the_command_leaves_rows_table_summary_and_figure(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(study, "REGIMES", (AGENTS,))
     monkeypatch.setattr(study, "NUM_SEEDS", 1)
-    config = study.composed(["experiment=kernel_to_ttft", *SHARED])
+    config = config_of("experiment=kernel_to_ttft", *SHARED)
     study.carry_out(config, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "kernel_to_ttft.png", "rows.csv", "summary.json", "table.md"

@@ -412,23 +412,6 @@ def test_a_sweep_into_the_directory_of_another_one_is_refused(program, sweep, gr
     assert contents_of(directory) == before
 
 
-def test_jobs_side_by_side_are_not_made_twice_either(tmp_path):
-    command = [sys.executable, "-m", "experiments.run", "-m", "hydra/launcher=joblib", "seed=0,1"]
-    command += ["hydra.launcher.n_jobs=1", "workload.num_sessions=1", f"hydra.sweep.dir={tmp_path}"]
-    environment = {**os.environ, "WANDB_MODE": "disabled"}
-
-    def call() -> str:
-        return subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True
-        ).stdout
-
-    assert "as before" not in call()
-    (tmp_path / "1" / "summary.json").unlink()
-    printed = call()
-    assert "job 0 (1 of 2): seed=0  →  as before" in printed
-    assert "job 1 (2 of 2): seed=1  →  token hit rate" in printed
-
-
 def test_wandb_keeps_two_sweeps_of_one_name_apart(program, tmp_path):
     done = program("-m", "seed=0", f"hydra.sweep.dir={tmp_path / 'mine'}", WANDB_MODE="offline")
     assert done.returncode == 0, done.stderr

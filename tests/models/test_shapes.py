@@ -7,7 +7,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.launch.schema import CONF
-from hicache.models import ComponentKind, Figure, HardwareConfig, ModelConfig, RateTable
+from hicache.models import ComponentKind, ModelConfig, RateTable
 
 MODELS = sorted(path.stem for path in (CONF / "model").glob("*.yaml") if path.stem != "from_hf")
 MIB = 1 << 20
@@ -209,14 +209,3 @@ def test_a_rate_table_that_makes_no_sense_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         RateTable(size=size, rate=rate, status=status)
-
-
-def test_every_figure_of_a_machine_names_its_source() -> None:
-    machine = load(HardwareConfig, "hardware", "h200")
-    figures = {
-        name: getattr(machine, name)
-        for name in HardwareConfig.__dataclass_fields__
-        if isinstance(getattr(machine, name), Figure | RateTable)
-    }
-    assert len(figures) > 20
-    assert [name for name, figure in figures.items() if figure.source == "???"] == []

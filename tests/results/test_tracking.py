@@ -78,13 +78,19 @@ def summary_of(log: list[dict]) -> dict:
 
 @pytest.fixture(scope="module")
 def offline_run(tmp_path_factory):
-    """The directory of a run of three rows, and what W&B's reader finds in it."""
+    """The directory of a run of three rows and a file, and what W&B's reader finds in it.
+
+    The directory was moved when the run had ended.
+    """
     out_dir = tmp_path_factory.mktemp("run")
+    (out_dir / "table.bin").write_bytes(b"rows")
     with tracker(out_dir) as open_tracker:
         for index in range(3):
             open_tracker.log(Row(time_s=10.0 * index, computed_tokens=index))
+        open_tracker.attach([out_dir / "table.bin"])
         open_tracker.summarize({"cache/token_hit_rate": 0.25})
-    return out_dir, inspect(out_dir)
+    moved = out_dir.rename(out_dir.with_name("moved"))
+    return moved, inspect(moved)
 
 
 def test_wandb_offline_names_the_group_the_run_and_its_config(offline_run):
@@ -113,13 +119,11 @@ def test_a_run_that_fails_is_recorded_as_failed(tmp_path):
     assert records(inspect(tmp_path), "exit")[-1]["exit_code"] == 1
 
 
-def test_two_runs_of_one_process_are_two(tmp_path, rows):
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        with tracker(tmp_path / name) as open_tracker:
-            open_tracker.log(rows[0])
-    ids = {records(inspect(tmp_path / name), "run")[0]["run_id"] for name in ("one", "two")}
-    assert len(ids) == 2
+def test_two_runs_of_one_process_are_two(tmp_path, rows, offline_run):
+    with tracker(tmp_path) as open_tracker:
+        open_tracker.log(rows[0])
+    (first,), (second,) = records(offline_run[1], "run"), records(inspect(tmp_path), "run")
+    assert first["run_id"] != second["run_id"]
 
 
 def test_online_without_a_key_goes_offline_and_says_so(tmp_path, monkeypatch, capsys):
@@ -171,14 +175,10 @@ def test_a_killed_run_keeps_its_rows_in_both_places(tmp_path, name, code):
     assert [entry["exit_code"] for entry in exits] == ([143] if code == 143 else [])
 
 
-def test_attached_files_stay_with_the_run_when_it_is_moved(tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "table.bin").write_bytes(b"rows")
-    with tracker(tmp_path / "run") as open_tracker:
-        open_tracker.attach([tmp_path / "run" / "table.bin"])
-    moved = (tmp_path / "run").rename(tmp_path / "moved")
+def test_attached_files_stay_with_the_run_when_it_is_moved(offline_run):
+    moved, log = offline_run
     assert "table.bin" in {
-        file["path"] for entry in records(inspect(moved), "files") for file in entry["files"]
+        file["path"] for entry in records(log, "files") for file in entry["files"]
     }
     (kept,) = moved.glob("wandb/offline-run-*/files/table.bin")
     assert kept.read_bytes() == b"rows"

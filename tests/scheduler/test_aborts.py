@@ -89,9 +89,7 @@ def given_up_on(world: World, requests: list[Request], seed: int) -> Counter[str
         warm_storage(
             storage,
             [request for request in requests if request.id % 3],
-            page_size=world.plot.page_size,
-            window_pages=-(-world.plot.window_len // world.plot.page_size),
-            has_states=world.plot.has_states,
+            world.cache.tree,
         )
     seen: Counter[str] = Counter()
     abort = world.engine.abort
@@ -257,7 +255,7 @@ def test_a_wait_for_storage_ends_with_the_abort() -> None:
     )
     world = World(plot)
     request = request_of(0, range(104), [1])
-    warm_storage(world.storage, [request], page_size=8, window_pages=0, has_states=False)
+    warm_storage(world.storage, [request], world.cache.tree)
     world.serve([request], patience_ns={0: 7_000_000})
     ((job, end_ns),) = world.aborted
     assert end_ns == job.storage_wait_ns == 7_000_000

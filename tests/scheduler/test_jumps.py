@@ -93,13 +93,7 @@ def served(plot: Plot, seed: int, hook: Callable[[World, int], None] | None = No
     ]
     known = [each for each in requests if rng.random() < 0.7]
     for storage in world.storages:
-        warm_storage(
-            storage,
-            known,
-            page_size=plot.page_size,
-            window_pages=-(-plot.window_len // plot.page_size),
-            has_states=plot.has_states,
-        )
+        warm_storage(storage, known, world.cache.tree)
     if hook is not None:
         world.hooks.append(lambda now_ns: hook(world, now_ns))
     world.serve(requests)

@@ -50,7 +50,7 @@ def ranked(num_lost: int, num_ranks: int = 2) -> World:
     world = World(plot_of("full", storage=STORED, prefetch=WAITING, num_ranks=num_ranks))
     request = stranger(0, prompt_len=120, answer=2)
     for storage in world.storages:
-        warm_storage(storage, [request], page_size=8, window_pages=0, has_states=False)
+        warm_storage(storage, [request], world.cache.tree)
     digests = page_digests(chain_seed(""), request.prompt.to_bytes(), 8 * 4)[:14]
     lost = digests[len(digests) - num_lost :]
     world.storages[-1].delete([digest + COMPONENT_TAGS[FULL] for digest in lost])
@@ -85,7 +85,7 @@ def test_a_page_that_goes_missing_between_question_and_read_is_read_by_nobody() 
     world = World(plot_of("full", storage=STORED, prefetch=WAITING, num_ranks=2))
     request = stranger(0, prompt_len=120, answer=2)
     for storage in world.storages:
-        warm_storage(storage, [request], page_size=8, window_pages=0, has_states=False)
+        warm_storage(storage, [request], world.cache.tree)
     key = page_digests(chain_seed(""), request.prompt.to_bytes(), 8 * 4)[9] + COMPONENT_TAGS[FULL]
 
     def lose(now_ns: int) -> None:

@@ -48,13 +48,7 @@ def served(plot: Plot, *requests: Request) -> list[Job]:
     """The jobs of requests that storage knows all about, in order of their numbers."""
     world = World(plot)
     for storage in world.storages:
-        warm_storage(
-            storage,
-            requests,
-            page_size=plot.page_size,
-            window_pages=-(-plot.window_len // plot.page_size),
-            has_states=plot.has_states,
-        )
+        warm_storage(storage, requests, world.cache.tree)
     world.serve(requests)
     assert world.rejected == []
     return sorted((job for job, _ in world.finished), key=lambda job: job.request.id)

@@ -309,6 +309,9 @@ class _Watch:
     def __init__(self, world: World) -> None:
         self._world = world
 
+    def next_look_ns(self) -> int | None:
+        return 0 if self._world.hooks else None
+
     def at(self, now_ns: int) -> None:
         for hook in self._world.hooks:
             hook(now_ns)

@@ -24,7 +24,7 @@ from hicache.cache.tiers.transfer import (
     Work,
 )
 from hicache.cache.tree.node import FULL
-from hicache.clock import SECOND_NS
+from hicache.clock import SECOND_NS, Clock
 from hicache.config import StorageConfig
 from hicache.executor.completions import Delivery, StepRun
 from hicache.executor.real.model_runner import ModelRunner
@@ -93,6 +93,9 @@ class TorchIo:
     def next_event_ns(self) -> int | None:
         """When to look again."""
         return None if self.is_idle else self.now() + POLL_NS
+
+    def pass_by(self, limit_ns: int | None, clock: Clock) -> None:
+        """Real time passes by itself."""
 
     def advance(self, now_ns: int) -> list[Delivery]:
         """What is done by now."""

@@ -22,7 +22,7 @@ from hicache.cache.tiers.transfer import (
     Work,
 )
 from hicache.cache.tree.node import FULL, MAMBA, SWA
-from hicache.clock import to_ns
+from hicache.clock import Clock, to_ns
 from hicache.config import StorageConfig
 from hicache.executor.completions import Delivery, StepRun
 from hicache.executor.simulated.cost import CostModel
@@ -116,23 +116,20 @@ class SimulatedIo:
 
     def advance(self, now_ns: int) -> list[Delivery]:
         """Let everything up to `now_ns` happen; returns what is done, in order."""
-        while True:
-            event = self._next_ns()
-            if event is None or event > now_ns:
-                break
-            self._now = event
-            for _, flow_id in self.links.finish_until(event):
-                self._go_on(self._flows.pop(flow_id))
-            while self._timers and self._timers[0][0] <= event:
-                _, _, num_bytes, links, work = heapq.heappop(self._timers)
-                if num_bytes:
-                    self._flow(num_bytes, links, work)
-                else:
-                    self._go_on(work)
+        while (event := self._next_ns()) is not None and event <= now_ns:
+            self._happen(event)
         self._now = now_ns
         # a read whose last batch and end fall together is told of once
         done, self._done = dict.fromkeys(self._done), []
         return [(number // self._num_ranks, each) for number, each in done]
+
+    def pass_by(self, limit_ns: int | None, clock: Clock) -> None:
+        """Let everything before `limit_ns` happen, until something is done."""
+        while not self._done and (event := self._next_ns()) is not None:
+            if limit_ns is not None and event >= limit_ns:
+                return
+            clock.wait_until(event)
+            self._happen(event)
 
     def begin(self, work: IoJob, now_ns: int) -> None:
         """Start something that waits for nobody."""
@@ -216,6 +213,17 @@ class SimulatedIo:
         """Forget pages, in one round trip that nobody waits for."""
         self._storage_of(engine).delete(work.keys)
         yield to_ns(self.config.query_s) + self._stall_ns(engine), 0, ()
+
+    def _happen(self, event: int) -> None:
+        self._now = event
+        for _, flow_id in self.links.finish_until(event):
+            self._go_on(self._flows.pop(flow_id))
+        while self._timers and self._timers[0][0] <= event:
+            _, _, num_bytes, links, work = heapq.heappop(self._timers)
+            if num_bytes:
+                self._flow(num_bytes, links, work)
+            else:
+                self._go_on(work)
 
     def _storage_of(self, engine: int) -> Storage:
         return self.storages[engine % self._num_ranks]

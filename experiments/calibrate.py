@@ -1,0 +1,77 @@
+"""Measure the machine you sit at, and write its profile.
+
+python -m experiments.calibrate mine                 writes conf/hardware/mine.yaml
+python -m experiments.run hardware=mine model=tiny_hybrid parallel.tp=1
+
+Real runs of the small reference model are timed step by step, and the cost model is fitted to them;
+what follows NAME changes those runs (model=..., workload.limit=...). docs/machines.md says what is
+fitted, what is not, and how to bring in curves that you have measured otherwise.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from experiments.launch.job import explain
+from experiments.launch.schema import CONF, config_of
+from experiments.studies.calibrate import FREE, REAL, SLICES, Fit, calibrate
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Fit, write the profile, and say how to use it."""
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.calibrate", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("name", help="of the machine, as in hardware=NAME")
+    parser.add_argument("overrides", nargs="*", help="of the real runs, as for experiments.run")
+    parser.add_argument(
+        "--seed", type=int, action="append", help="of a real run; may be given several times"
+    )
+    parser.add_argument("--folder", type=Path, default=CONF / "hardware", help="to write into")
+    options = parser.parse_intermixed_args(arguments)
+    file = options.folder / f"{options.name}.yaml"
+    try:
+        if not options.name.isidentifier():
+            raise ValueError(f"a machine's name must be one word, got {options.name!r}")
+        if file.exists():
+            raise ValueError(f"{file} is there already: take another name, or remove it")
+        fit = calibrate(config_of(*REAL, *options.overrides), options.seed or SLICES)
+        file.write_text(as_yaml(fit, options.name))
+    except (ValueError, OSError) as error:
+        return explain(error)
+    print(
+        f"{fit.num_steps} steps timed; half of them lie within {fit.median_step_error:.1%} of the "
+        f"fit\n{file}\n\n"
+        f"python -m experiments.run hardware={options.name} model=tiny_hybrid parallel.tp=1 "
+        f"{_storage_knobs(fit)}"
+    )
+    return 0
+
+
+def _storage_knobs(fit: Fit) -> str:
+    """What the storage of these runs took, where they came to use it."""
+    found = {
+        "read_gbps": fit.read_gbps,
+        "write_gbps": fit.write_gbps,
+        "query_s": fit.query_s,
+        "operation_s": fit.operation_s,
+    }
+    used = {name: value for name, value in found.items() if value < FREE / 1e9}
+    return " ".join(f"storage.{name}={value:.2g}" for name, value in used.items())
+
+
+def as_yaml(fit: Fit, name: str) -> str:
+    """The profile as a file of conf/hardware."""
+    profile = asdict(replace(fit.hardware, name=name))
+    return (
+        f"# Fitted by experiments.calibrate to {fit.num_steps} steps of the reference model.\n"
+        f"defaults:\n  - schema\n  - _self_\n\n{OmegaConf.to_yaml(OmegaConf.create(profile))}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

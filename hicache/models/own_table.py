@@ -1,0 +1,69 @@
+"""Curves and figures of a machine out of a CSV table: what its owner has measured.
+
+    curve,size,rate,source
+    kernel_to_device,4096,12.6e9,bench of 2026-01-08
+    kernel_to_device,65536,42e9,
+    pcie_bandwidth,,50e9,
+
+Every row is one point of a curve, or a figure, which has no size. A curve named is replaced whole.
+"""
+
+import csv
+from dataclasses import fields
+from pathlib import Path
+
+from hicache.models.machines import Figure, HardwareConfig, RateTable
+
+COLUMNS = ("curve", "size", "rate")
+
+
+def read_table(path: Path) -> dict[str, RateTable | Figure]:
+    """What the table holds, by the names of `HardwareConfig`.
+
+    Raises:
+        ValueError: with file and line, for what is no curve or no number.
+    """
+    if not path.is_file():
+        raise ValueError(f"hardware.table: there is no file {path}")
+    points: dict[str, list[tuple[float, float]]] = {}
+    found: dict[str, RateTable | Figure] = {}
+    kinds = {item.name: item.type for item in fields(HardwareConfig)}
+    named = [name for name, kind in kinds.items() if kind in (RateTable, Figure)]
+    with path.open(encoding="utf-8-sig", newline="") as lines:
+        table = csv.DictReader(lines)
+        if not set(COLUMNS) <= set(table.fieldnames or ()):
+            raise ValueError(
+                f"hardware.table: {path}, line 1: wanted the columns {', '.join(COLUMNS)}, got "
+                f"{', '.join(table.fieldnames or ()) or 'none'}"
+            )
+        for row in table:
+            where = f"hardware.table: {path}, line {table.line_num}"
+            curve = row["curve"]
+            if curve not in named:
+                raise ValueError(f"{where}: curve must be one of {', '.join(named)}, got {curve!r}")
+            source = row.get("source") or f"{path}, of its owner"
+            rate = _number(row["rate"], f"{where}: rate")
+            if kinds[curve] is Figure:
+                found[curve] = Figure(value=rate, source=source, status="measured")
+                continue
+            points.setdefault(curve, []).append((_number(row["size"], f"{where}: size"), rate))
+            size, rates = zip(*sorted(points[curve]), strict=True)
+            try:
+                found[curve] = RateTable(
+                    size=list(size), rate=list(rates), source=source, status="measured"
+                )
+            except ValueError as error:
+                raise ValueError(f"{where}: {error}") from error
+    if not found:
+        raise ValueError(f"hardware.table: {path} has no row")
+    return found
+
+
+def _number(text: str | None, where: str) -> float:
+    try:
+        number = float(text or "")
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise ValueError(f"{where} must be a positive number, got {text!r}")
+    return number

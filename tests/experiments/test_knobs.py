@@ -1,0 +1,59 @@
+"""What `--help` and docs/knobs.md say of every knob."""
+
+from pathlib import Path
+
+import pytest
+
+from experiments.launch import knobs
+from experiments.launch.schema import known_keys
+from experiments.run import show_help
+from hicache.config import CutPolicy, ExperimentConfig, StorageConfig
+
+PAGE = Path(__file__).parents[2] / "docs" / "knobs.md"
+ALL = list(knobs.knobs_of(ExperimentConfig, ""))
+
+
+def test_the_page_is_current() -> None:
+    wanted = "run: python -m experiments.launch.knobs > docs/knobs.md"
+    assert PAGE.read_text(encoding="utf-8") == knobs.as_markdown(), wanted
+
+
+def test_every_knob_has_a_meaning() -> None:
+    assert [knob.name for knob in ALL if not knob.meaning] == []
+
+
+def test_every_knob_is_listed() -> None:
+    groups = {*knobs.groups_of(), "storage.faults", "hardware.copy_kernel"}
+    parts = (".value", ".rate", ".size", ".source", ".status")
+    keys = {key for key in known_keys() if key not in groups and not key.endswith(parts)}
+    keys |= {"model.source"}
+    assert {knob.name for knob in ALL} == keys
+
+
+def test_a_meaning_is_the_comment_of_the_field_and_of_its_choices() -> None:
+    found = {knob.name: knob for knob in ALL}
+    assert found["storage.deadline_s"].meaning == "a call that takes longer has failed"
+    assert found["storage.deadline_s"].limits == "above 0"
+    assert "fit (cut to the whole pages that fit)" in found["prefetch.cut"].meaning
+    assert knobs.comments_of(CutPolicy)["fit"] == "cut to the whole pages that fit"
+    assert "delay_s" in knobs.comments_of(StorageConfig)
+
+
+def test_help_lists_the_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    assert show_help([]) == 0
+    told = capsys.readouterr().out
+    assert "  prefetch   How pages come from storage ahead of need." in told
+
+
+def test_help_of_a_group_shows_its_knobs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert show_help(["storage", "cache"]) == 0
+    told = capsys.readouterr().out
+    assert "  storage.deadline_s=5.0  (above 0)\n      a call that takes longer has failed" in told
+    assert "  storage.faults.error_rate=0.0  (0 to 1)" in told
+    assert "Options: file, memory, mooncake, none, redis, slab." in told
+    assert "  cache.page_size=64" in told
+
+
+def test_a_group_that_there_is_not_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert show_help(["strorage"]) == 2
+    assert "there is no group strorage: wanted some of workload" in capsys.readouterr().err

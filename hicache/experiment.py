@@ -29,6 +29,7 @@ from hicache.engine.warm import warm_census, warm_storage
 from hicache.executor.simulated.cost import CostModel
 from hicache.models import GIB, ComponentKind
 from hicache.request import Request, TokenSpans
+from hicache.results.chronicle import Chronicle
 from hicache.results.keys import COUNTERS
 from hicache.results.metrics import REQUIRED_MEASURES, Progress, RequestRecord, Result
 from hicache.results.recorder import Recorder
@@ -49,8 +50,11 @@ def run(
     *,
     workload: Workload | None = None,
     progress: Callable[[Progress], None] | None = None,
+    chronicle: Chronicle | None = None,
 ) -> Result:
     """One run of `config`, of `workload` in place of the one it names if one is given.
+
+    `chronicle`: takes down what happens.
 
     Raises:
         ValueError: a value that cannot be used, named.
@@ -82,9 +86,13 @@ def run(
             sizes=sizes,
             device=device,
             host=host,
+            names_evictions=chronicle is not None,
         )
         for number in range(num_engines)
     ]
+    if chronicle is not None:
+        for number, part in enumerate(parts[::num_ranks]):
+            part.executor = chronicle.watch(part, number, part.executor)
     engines = parts
     if num_ranks > 1:
         engines = [
@@ -108,6 +116,7 @@ def run(
         warm_up_s=config.workload.warm_up_s,
         progress=progress,
         counters=[runtime.counters],
+        chronicle=chronicle,
     )
     collects = gc.isenabled()
     gc.disable()  # the loop leaves no cycles behind, and looking for them took 5 % of its time
@@ -116,7 +125,7 @@ def run(
             engines,
             feeder,
             clock=runtime.clock,
-            io=runtime.io,
+            io=runtime.io if chronicle is None else chronicle.watch_io(runtime.io),
             router=ROUTERS[config.parallel.router](),
             observer=recorder,
             patience_ns=patience_of(workload.requests, config.workload, seed=config.seed),
@@ -196,6 +205,7 @@ def _engine(
     sizes: tuple[int, int, int],
     device: Capacity,
     host: Capacity,
+    names_evictions: bool,
 ) -> Engine:
     model, cache_config = config.model, config.cache
     policy: EvictionPolicy = make_policy(
@@ -240,6 +250,7 @@ def _engine(
         has_storage=has_storage,
         prefetch_threshold=config.prefetch.threshold,
         load_back_threshold=cache_config.load_back_threshold,
+        names_evictions=names_evictions,
     )
     is_real = config.executor.kind != "simulated"
     scheduler = Scheduler(

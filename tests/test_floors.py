@@ -35,8 +35,16 @@ ROOMS = {
     "hicache.executor": ["completions", "storage_script", "simulated", "real"],
     "hicache.engine": ["ports", "hang_ups", "loop", "routing", "warm", "ranks", "runtime"],
     "hicache.storage": ["base", "digest", "guards", "engines", "build", "bench", "integrations"],
-    "hicache.results": ["metrics", "keys", "verdict", "tracking", "report", "recorder"],
-    "experiments": ["tables", "launch", "studies"],
+    "hicache.results": [
+        "metrics",
+        "keys",
+        "verdict",
+        "tracking",
+        "report",
+        "chronicle",
+        "recorder",
+    ],
+    "experiments": ["tables", "launch", "explain", "studies"],
 }
 # what only some may import, wherever in a module the import stands
 ONLY_IN = {

@@ -8,6 +8,7 @@ from hicache.cache.tree.node import KIND_NAMES, MAMBA, SWA, TIER_NAMES, TIERS
 from hicache.clock import SECOND_NS
 from hicache.engine.loop import Engine
 from hicache.request import Request
+from hicache.results.chronicle import Chronicle
 from hicache.results.metrics import Progress, RequestRecord, Row, Status, check
 from hicache.scheduler.job import Job
 
@@ -27,8 +28,10 @@ class Recorder:
         warm_up_s: float,
         progress: Callable[[Progress], None] | None,
         counters: Iterable[Counter[str]] = (),
+        chronicle: Chronicle | None = None,
     ) -> None:
-        """`counters`: those to be summed up besides the engines' own."""
+        """`counters`: those to be summed up besides the engines' own. `chronicle`: told of every
+        request that has ended."""
         self.records: list[RequestRecord] = []
         self._engines = engines
         self._num_requests = num_requests
@@ -43,6 +46,7 @@ class Recorder:
         self._finished_before = 0
         self._counters = [engine.cache.counters for engine in engines] + list(counters)
         self._uncounted: Counter[str] = Counter()
+        self._chronicle = chronicle
         self.now_ns = 0
 
     def next_look_ns(self) -> int:
@@ -105,6 +109,8 @@ class Recorder:
 
     def _ended(self, job: Job, status: Status, reason: str, engine: int, now_ns: int) -> None:
         # the parts go up to the first token, or to where somebody gave up on it
+        if self._chronicle is not None:
+            self._chronicle.ended(job)
         request = job.request
         until_ns = now_ns if job.first_token_ns is None else job.first_token_ns
         admitted_ns = until_ns if job.admitted_ns is None else job.admitted_ns

@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.reasons.judge import Case
 from hicache.cache.reasons.table import Span
 from hicache.cache.tree.sequence import Sequence
@@ -25,6 +26,7 @@ class Job:
         "came_len",
         "case",
         "computed_len",
+        "declined",
         "decoded",
         "defer_reason",
         "device_len",
@@ -33,8 +35,10 @@ class Job:
         "host_len",
         "kv_len",
         "load_back_ns",
+        "looked_ns",
         "num_steps",
         "number",
+        "prefetch",
         "prefetched",
         "prefill_ns",
         "queue_mark",
@@ -48,6 +52,7 @@ class Job:
         "spans",
         "storage_len",
         "storage_wait_ns",
+        "storage_waits",
         "submitted_ns",
         "target_len",
         "tokens",
@@ -59,7 +64,7 @@ class Job:
         self.number = number  # order of submission
         self.rank: tuple[float, int] = (number, number)  # its place in the queue
         self.sequence = Sequence(tokens, request.namespace)
-        self.submitted_ns = now_ns
+        self.submitted_ns = self.looked_ns = now_ns  # when it came; when it was queued
         self.target_len = request.prompt_len
         self.cached_len = self.kv_len = 0
         self.decoded = 0  # answer tokens produced
@@ -68,12 +73,15 @@ class Job:
         self.defer_reason: Reason | None = None  # of the last look; None once it is admitted
         self.device_len = self.host_len = self.storage_len = self.computed_len = 0
         self.recomputed_len = 0
+        self.prefetch: Prefetch | None = None  # its own, or why it has none
+        self.declined: str | None = None
         self.case: Case | None = None  # while it is being admitted
         self.came_len = 0  # tokens that were usable when it came
         # why tokens are computed, and since a retraction computed again
         self.spans: tuple[list[Span], list[Span]] = ([], [])
         self.blocked_since_ns: int | None = None
         self.storage_wait_ns = 0
+        self.storage_waits: list[tuple[int, int]] = []  # its parts: (from, to)
         self.load_back_ns = 0
         # by cause, up to its first admission; the mark: of when it last began to wait for them
         self.queue_ns: Counter[str] = Counter()
@@ -115,6 +123,7 @@ class Job:
         """Storage no longer keeps it waiting, if it did."""
         if self.blocked_since_ns is not None:
             self.storage_wait_ns += now_ns - self.blocked_since_ns
+            self.storage_waits.append((self.blocked_since_ns, now_ns))
             self.blocked_since_ns = None
 
     def restart(self) -> None:

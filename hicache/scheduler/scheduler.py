@@ -114,10 +114,12 @@ class Scheduler:
             prefetch = self.prefetcher.prefetch_from_storage(
                 request.id, job.sequence, match, job.target_len, now_ns
             )
+            job.prefetch, job.declined = prefetch, self.prefetcher.declined
             if prefetch is not None:
                 start = prefetch.start_page * self._page
                 job.prefetched = (start, start + prefetch.num_pages * self._page)
         job.rank = (self._order.rank(job, match), job.number)
+        job.looked_ns = now_ns
         job.queue_ns["step"] = now_ns - came_ns
         job.begin_queue(self.queue_waits.mark(now_ns))
         insort(self.waiting, (job.rank, job))
@@ -326,7 +328,7 @@ class Scheduler:
 
     def _open_case(self, job: Job, match: MatchResult) -> None:
         # why what the match has not found is not there, before anything is taken
-        chain, prefetcher, number = job.sequence.chain, self.prefetcher, job.request.id
+        chain = job.sequence.chain
         if self._judge is None or chain is None:
             return
         job.case = self._judge.open(
@@ -334,8 +336,8 @@ class Scheduler:
             match,
             job.target_len,
             came_len=job.came_len,
-            prefetch=None if prefetcher is None else prefetcher.active.get(number),
-            declined=None if prefetcher is None else prefetcher.declined.get(number),
+            prefetch=job.prefetch,
+            declined=job.declined,
             is_again=job.admitted_ns is not None,
         )
 

@@ -36,7 +36,7 @@ class Prefetcher:
         self.config = config
         self.occupied_tokens = 0
         self.active: dict[int, Prefetch] = {}
-        self.declined: dict[int, str] = {}  # why requests that wait have none
+        self.declined: str | None = None  # why the last request that asked for one has none
         self.outbox: list[Prefetch] = []  # to be queried
         self.reads: list[Prefetch] = []  # to be read
         self.lingering: set[Prefetch] = set()  # terminated, and the reader has not let go
@@ -64,17 +64,18 @@ class Prefetcher:
     ) -> Prefetch | None:
         """Start reading what the prompt goes on with after the match, or decline (counted)."""
         page, tree = self._page, self.cache.tree
+        self.declined = None
         start = match.usable_len // page
         asked = (prompt_len - 1) // page - start
         if asked * page < self.config.threshold:
-            self._decline(request_id, "too_short", asked)
+            self._decline("too_short", asked)
             return None
         if self._occupied_limit is not None and self.occupied_tokens >= self._occupied_limit:
-            self._decline(request_id, "rate_limited", asked)
+            self._decline("rate_limited", asked)
             return None
         anchor = match.best_node
         if not anchor.is_root and anchor.held[HOST][FULL] is None:
-            self._decline(request_id, "anchor_not_on_host", asked)
+            self._decline("anchor_not_on_host", asked)
             return None
         prefetch = Prefetch(
             request_id=request_id,
@@ -90,7 +91,7 @@ class Prefetcher:
             has_state=tree.has_states,
         )
         if self.config.stage_at is StageAt.enqueue and not self._stage(prefetch):
-            self.declined[request_id] = "no_room"
+            self.declined = "no_room"
             tree.release(prefetch.anchor_lock)
             return None
         prefetch.names = tree.names.of_span(anchor, sequence, prefetch.num_pages)
@@ -194,7 +195,6 @@ class Prefetcher:
 
     def forget(self, request_id: int, *, used_pages: int) -> None:
         """The request has started (or never will): its published pages were used, or not."""
-        self.declined.pop(request_id, None)
         prefetch = self.active.pop(request_id, None)
         if prefetch is None:
             return
@@ -215,8 +215,8 @@ class Prefetcher:
         is_awaited = prefetch.has_sidecars and not prefetch.is_read
         return self.config.await_sidecars and is_awaited and prefetch.is_complete
 
-    def _decline(self, request_id: int, reason: str, num_pages: int) -> None:
-        self.declined[request_id] = f"declined_{reason}"
+    def _decline(self, reason: str, num_pages: int) -> None:
+        self.declined = f"declined_{reason}"
         self.counters["prefetch/declined_count"] += 1
         self.counters[f"prefetch/declined_{reason}_tokens"] += num_pages * self._page
 

@@ -68,7 +68,7 @@ class Judge:
                     chain.numbers[:seen],
                     full_end=match.full_len // page,
                     start=first if is_again else came_len // page,
-                    prefetch=prefetch,
+                    prefetch=None if is_again else prefetch,
                     declined="retracted" if is_again else declined,
                 )
                 spans += inquest.spans(first)

@@ -35,7 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     try:
         run = rerun(options.run)
-        for line in told(run, options.request, options.slowest, options.perfetto is not None):
+        is_trace = options.perfetto is not None
+        for line in lines(run, options.request, options.slowest, is_trace=is_trace):
             print(line)
         if options.perfetto is not None:
             num_events = write_trace(options.perfetto, run)
@@ -44,8 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(explain(error))
 
 
-def told(run: Rerun, requests: Sequence[int], slowest: int | None, is_trace: bool) -> list[str]:  # noqa: FBT001
-    """The lines for the requests that were asked for."""
+def lines(run: Rerun, requests: Sequence[int], slowest: int | None, *, is_trace: bool) -> list[str]:
+    """The lives of the requests that were asked for; of the ten slowest if nothing was."""
     unknown = [number for number in requests if number not in run.records]
     if unknown:
         raise ValueError(
@@ -59,16 +60,16 @@ def told(run: Rerun, requests: Sequence[int], slowest: int | None, is_trace: boo
     if count is not None:
         answered = [record for record in run.records.values() if record.ttft_ns is not None]
         chosen += sorted(answered, key=lambda record: (-(record.ttft_ns or 0), record.id))[:count]
-    lines = []
+    told = []
     if run.differences:
-        lines.append(
+        told.append(
             f"the run did not come out as it did before ({', '.join(run.differences[:3])} differ): "
             "the code or the trace has changed since, and this tells of the new one"
         )
     teller = Storyteller(run)
     for record in chosen:
-        lines += ["", *teller.tell(record)]
-    return lines
+        told += ["", *teller.tell(record)]
+    return told
 
 
 if __name__ == "__main__":

@@ -6,15 +6,20 @@ from typing import NamedTuple
 
 from hicache.results.chronicle import Chronicle, Life, Step
 from hicache.results.metrics import RequestRecord
+from hicache.scheduler.queue_waits import Turn
 
 
 class Segment(NamedTuple):
-    """A piece of the way: `part` of the TTFT, and the cause within it."""
+    """A piece of the way: `part` of the TTFT, and the cause within it.
+
+    `first`: the request that lacked it, which those behind it in the queue waited for.
+    """
 
     part: str
     cause: str
     start_ns: int
     end_ns: int
+    first: int | None = None
 
     @property
     def length_ns(self) -> int:
@@ -47,7 +52,7 @@ class Steps:
 
 
 def segments_of(
-    record: RequestRecord, life: Life, turns: Sequence[tuple[int, str]], steps: Steps
+    record: RequestRecord, life: Life, turns: Sequence[Turn], steps: Steps
 ) -> list[Segment]:
     """From arrival to first token, or to where it was given up on, without a gap.
 
@@ -76,10 +81,11 @@ def segments_of(
     return [segment for segment in segments if segment.length_ns]
 
 
-def _queued(turns: Sequence[tuple[int, str]], start_ns: int, end_ns: int) -> Iterator[Segment]:
-    place = max(bisect_right(turns, start_ns, key=lambda turn: turn[0]) - 1, 0)
+def _queued(turns: Sequence[Turn], start_ns: int, end_ns: int) -> Iterator[Segment]:
+    place = max(bisect_right(turns, start_ns, key=lambda turn: turn.at_ns) - 1, 0)
     while start_ns < end_ns:
-        next_ns = turns[place + 1][0] if place + 1 < len(turns) else end_ns
-        yield Segment("queue", turns[place][1], start_ns, min(next_ns, end_ns))
+        next_ns = turns[place + 1].at_ns if place + 1 < len(turns) else end_ns
+        turn = turns[place]
+        yield Segment("queue", turn.cause, start_ns, min(next_ns, end_ns), turn.first)
         start_ns = min(next_ns, end_ns)
         place += 1

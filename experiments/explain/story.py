@@ -84,7 +84,10 @@ class Storyteller:
             yield record.finish_ns, ending if record.status is Status.finished else record.reason
 
     def _queue(self, record: RequestRecord, segment: Segment) -> str:
-        told = f"waited {_seconds(segment.length_ns)} for {CAUSES[segment.cause]}"
+        took, what = _seconds(segment.length_ns), CAUSES[segment.cause]
+        told = f"waited {took} for {what}"
+        if segment.first not in (None, record.id):
+            told = f"waited {took} behind request {segment.first}, which had to wait for {what}"
         prompts: Counter[int] = Counter()
         running: set[int] = set()
         for step in self._steps[record.engine].during(segment.start_ns, segment.end_ns):
@@ -95,15 +98,15 @@ class Storyteller:
             running.update(step.decodes)
         others = [f"{number} ({_seconds(ns)})" for number, ns in prompts.most_common(MOST_NAMED)]
         if others:
-            more = f" and {len(prompts) - len(others)} more" if len(prompts) > len(others) else ""
-            told += f"; meanwhile the prompts of {_and(others)}{more} were computed"
-        if running and segment.cause not in ("step", "chunk"):
-            sizes = {number: self._run.records[number].prompt_len for number in running}
-            largest = sorted(sizes, key=lambda number: -sizes[number])[:MOST_NAMED]
-            named = [f"{number} ({sizes[number]:,} tokens)" for number in largest]
-            told += (
-                f"; answers of {len(running)} requests were under way, the largest {_and(named)}"
-            )
+            more = len(prompts) - len(others)
+            others += [f"{more} more"] if more else []
+            told += f"; meanwhile prompts were computed: of {_and(others)}"
+        known = [self._run.records[number] for number in running if number in self._run.records]
+        if known and segment.cause not in ("step", "chunk"):
+            known.sort(key=lambda each: (-each.prompt_len, each.id))
+            named = [f"{each.id} ({each.prompt_len:,} tokens)" for each in known[:MOST_NAMED]]
+            told += "; being answered: " + _and(named)
+            told += f" and {len(known) - MOST_NAMED} smaller ones" * (len(known) > MOST_NAMED)
         return told
 
     def _prefetch(self, life: Life) -> Iterator[tuple[int, str]]:
@@ -155,8 +158,8 @@ class Storyteller:
         others = {other for step in steps for other, _, _ in step.extends} - {record.id}
         if parts.get("shared"):
             named = [str(other) for other in sorted(others)[:MOST_NAMED]]
-            more = f" and {len(others) - len(named)} more" if len(others) > len(named) else ""
-            whose = f"requests {_and(named)}{more}" if named else "answers"
+            named += [f"{len(others) - len(named)} more"] if len(others) > len(named) else []
+            whose = f"requests {_and(named)}" if named else "answers"
             told += f", {_seconds(parts['shared'])} for those of {whose} in the same steps"
         if record.load_back_ns:
             told += f", {_seconds(record.load_back_ns)} standing still for load-backs"
@@ -228,7 +231,8 @@ def _joined(segments: list[Segment]) -> Iterator[Segment]:
     # neighbours of one part and cause are one
     last: Segment | None = None
     for segment in segments:
-        if last is not None and last[:2] == segment[:2] and last.end_ns == segment.start_ns:
+        is_same = last is not None and (*last[:2], last.first) == (*segment[:2], segment.first)
+        if last is not None and is_same and last.end_ns == segment.start_ns:
             last = last._replace(end_ns=segment.end_ns)
             continue
         if last is not None:

@@ -15,6 +15,7 @@ from hicache.engine.ports import Executor, Io
 from hicache.executor.completions import Delivery, StepRun
 from hicache.scheduler.batch import Batch
 from hicache.scheduler.job import Job
+from hicache.scheduler.queue_waits import Turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,12 +68,12 @@ class Chronicle:
     steps: list[Step] = field(default_factory=list)
     transfers: list[Transfer] = field(default_factory=list)
     lives: dict[int, Life] = field(default_factory=dict)
-    turns: dict[int, list[tuple[int, str]]] = field(default_factory=dict)
+    turns: dict[int, list[Turn]] = field(default_factory=dict)
     open: dict[Work | Prefetch, Transfer] = field(default_factory=dict)  # under way
 
     def watch(self, engine: Engine, number: int, executor: Executor) -> Executor:
         """The engine's executor, from now on listened to."""
-        self.turns[number] = engine.scheduler.queue_waits.turns = [(0, "step")]
+        self.turns[number] = engine.scheduler.queue_waits.turns = [Turn(0, "step", None)]
         return _WatchedExecutor(executor, number, self)
 
     def watch_io(self, io: Io) -> Io:

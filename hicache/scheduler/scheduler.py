@@ -173,17 +173,19 @@ class Scheduler:
         if self.prefetcher is not None:
             self.prefetcher.begin_step(len(self.waiting))
         self._end_waits(now_ns)
-        cause = "step"  # of whoever comes while it runs
+        cause, first = "step", None  # of whoever comes while it runs
         if self.partial is not None or self.waiting:
             budget = StepBudget(
                 chunk_tokens=self.config.chunk_tokens,
                 reserved_tokens=self._admission.reserved_tokens(self.running, self.partial),
             )
             if self.partial is None or self._continue_partial(self.partial, batch, budget):
-                cause = self._scan(batch, budget, now_ns)
+                cause, first = self._scan(batch, budget, now_ns)
+            elif batch.extends:
+                cause = "chunk"
             else:
-                cause = "chunk" if batch.extends else "tokens"
-        self.queue_waits.turn(now_ns, cause)
+                cause, first = "tokens", self.partial.request.id
+        self.queue_waits.turn(now_ns, cause, first)
         if self.running and (not batch.extends or self.config.batching is Batching.mixed):
             self._plan_decodes(batch)
         if batch.extends or batch.decodes:
@@ -203,16 +205,17 @@ class Scheduler:
 
     # -- admission -----------------------------------------------------------------------------
 
-    def _scan(self, batch: Batch, budget: StepBudget, now_ns: int) -> str:
+    def _scan(self, batch: Batch, budget: StepBudget, now_ns: int) -> tuple[str, int | None]:
         """Look at the requests that wait, in order, until one of them must wait for room.
 
-        Returns what all those wait for who are left, but for those that wait for storage.
+        Returns what all those wait for who are left, but for those that wait for storage; and the
+        request that there is no room for.
         """
         num_blocked = 0
         for entry in list(self.waiting):
             job = entry[1]
             if budget.chunk_tokens <= 0 or self.partial is not None:
-                return "chunk"
+                return "chunk", None
             if len(self.running) + len(batch.extends) >= self.config.max_running:
                 decision: Decision = Defer(Reason.running, stands=True)
             elif self._prefetch_lets_go(job, now_ns):
@@ -220,7 +223,7 @@ class Scheduler:
             else:
                 num_blocked += 1
                 if num_blocked >= self.config.scan_limit:
-                    return "scan_limit"
+                    return "scan_limit", None
                 continue
             match decision:
                 case Admit():
@@ -233,8 +236,8 @@ class Scheduler:
                 case Defer(reason):
                     self._count_deferral(job, reason)
                     self._defer = decision
-                    return str(reason)
-        return "step"
+                    return str(reason), job.request.id
+        return "step", None
 
     def _prefetch_lets_go(self, job: Job, now_ns: int) -> bool:
         if self.prefetcher is None or self.prefetcher.check(job.request.id, now_ns):

@@ -163,6 +163,7 @@ def test_reasons_add_up_to_what_is_computed(tight: tuple[Result, list[Request], 
             if key.startswith(f"{area}/") and "_missing_" not in key
         }
         assert sum(reasons.values()) == summary[f"cache/{area}_tokens"]
+        assert reasons[f"{area}/not_asked_tokens"] == 0
     assert sum(summary[f"computed/{name}_tokens"] for name in ("first_seen", "last_token"))
 
 
@@ -188,8 +189,8 @@ def test_nothing_else_depends_on_whether_reasons_are_found() -> None:
         summarize(result.records, result.measures)
         for result in (run(config_of(*TIGHT)), run(config_of(*TIGHT, "engine.explain=false")))
     )
-    assert {key: asked[key] for key in unasked} == unasked
-    assert {key.partition("/")[0] for key in set(asked) - set(unasked)} == {
-        "computed",
-        "recomputed",
-    }
+    assert asked["computed/not_asked_tokens"] == 0
+    assert unasked["computed/not_asked_tokens"] == unasked["cache/computed_tokens"] > 0
+    others = [key for key in asked if key.partition("/")[0] not in ("computed", "recomputed")]
+    assert {key: asked[key] for key in others} == {key: unasked[key] for key in others}
+    assert set(asked) == set(unasked)

@@ -241,6 +241,8 @@ class WorkloadConfig:
     arrivals: Arrivals = Arrivals.causal
     # sessions at once, for traces whose sessions have no start time
     concurrency: int = knob(32, least=1)
+    # closed: between the starts of the first of them
+    stagger_s: float = knob(0.0, least=0, only="workload.arrivals=closed")
     think_cap_s: float = knob(600.0, least=0)  # longer think times are cut to this
     warm_up_s: float = knob(0.0, least=0)  # requests that arrive earlier are served and not counted
     start: StartState = StartState.cold
@@ -444,8 +446,8 @@ class StorageConfig:
     batch_pages: int = knob(128, least=1)  # pages of one read or write
     read_workers: int = knob(1, least=1)  # batches read at once
     write_workers: int = knob(1, least=1)  # batches written at once
-    # host pages that writes may pin; what comes above is dropped
-    write_queue_gib: float = knob(4.0, least=0)
+    # host pages that writes may pin, half of the host if none; what comes above is dropped
+    write_queue_gib: float | None = knob(None, least=0)
     delay_s: float = knob(0.0, least=0)  # mean of an exponential delay of each batch that is read
     # by which the window and the state of a prefix come after its pages
     sidecar_s: float = knob(0.0, least=0)

@@ -28,6 +28,7 @@ from hicache.engine.runtime import Runtime, SimulatedRuntime, make_runtime
 from hicache.engine.warm import warm_census, warm_storage
 from hicache.executor.simulated.cost import CostModel
 from hicache.models import GIB, ComponentKind
+from hicache.models.shapes import describe
 from hicache.request import Request, TokenSpans
 from hicache.results.chronicle import Chronicle
 from hicache.results.keys import COUNTERS
@@ -66,6 +67,11 @@ def run(
     cost = CostModel(config.model, config.hardware, tp=tp)
     if workload is None:
         workload = _workload(config, cost, notes)
+    notes += _too_long(workload.requests, config.model.max_len)
+    if config.model.from_hf is not None:
+        notes.append(describe(config.model))
+    if config.hardware.table is not None:
+        notes.append(f"{config.hardware.name}, with what {config.hardware.table} has measured")
     sizes = page_bytes(config.model, config.cache.page_size, tp)
     device, host = capacities(config.cache, config.model, sizes, cost.free_device_bytes)
     notes += _describe(config, device, host, sizes, tp)
@@ -168,10 +174,25 @@ def _workload(config: ExperimentConfig, cost: CostModel, notes: list[str]) -> Wo
     return workload
 
 
+def _too_long(requests: Sequence[Request], max_len: int) -> list[str]:
+    count = sum(request.prompt_len + request.output_len > max_len for request in requests)
+    if not count:
+        return []
+    return [
+        f"{count:,} requests are longer than model.max_len={max_len:,}: they are rejected, with "
+        f"all that follow them"
+    ]
+
+
 def _feeder(config: ExperimentConfig, workload: Workload) -> Releases:
     knobs = config.workload
     if knobs.kind != "multi_turn":
-        return Feeder(workload.requests, knobs.arrivals, concurrency=knobs.concurrency)
+        return Feeder(
+            workload.requests,
+            knobs.arrivals,
+            concurrency=knobs.concurrency,
+            stagger_ns=round(knobs.stagger_s * SECOND_NS),
+        )
     return RoundFeeder(
         workload.requests,
         rate=knobs.request_rate,
@@ -233,7 +254,7 @@ def _engine(
         page_bytes=sizes,
         write_policy=cache_config.write_policy,
         load_back_threshold=cache_config.load_back_threshold,
-        storage_queue_bytes=int(config.storage.write_queue_gib * GIB) if has_storage else None,
+        storage_queue_bytes=_queue_bytes(config) if has_storage else None,
         tiering=config.storage.tiering,
         storage_writes=config.storage.write,
         write_hits=config.storage.write_hits,
@@ -274,6 +295,11 @@ def _engine(
     )
     check = _check if config.engine.check_invariants else None
     return Engine(cache, prefetcher, scheduler, runtime.executor(cache), check=check)
+
+
+def _queue_bytes(config: ExperimentConfig) -> int:
+    queue_gib = config.storage.write_queue_gib
+    return int((config.cache.host_gib / 2 if queue_gib is None else queue_gib) * GIB)
 
 
 def _check(engine: Engine) -> None:

@@ -1,5 +1,6 @@
 """Whole runs from a config: equal bytes, several engines, and a policy from outside."""
 
+import gc
 import json
 import re
 from collections.abc import Sequence
@@ -7,9 +8,14 @@ from collections.abc import Sequence
 import pytest
 
 from experiments.launch import schema
+from hicache import experiment
+from hicache.cache import invariants
+from hicache.cache.named import PolicyError
+from hicache.cache.pages import Pools
 from hicache.cache.prefetch import stop
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.prefetch.rates import RateEstimator
+from hicache.cache.tiers.capacity import make_pools
 from hicache.cache.tree import eviction
 from hicache.cache.tree.match import MatchResult
 from hicache.cache.tree.node import Node
@@ -25,6 +31,7 @@ from hicache.config import (
     SchedulerConfig,
 )
 from hicache.experiment import run
+from hicache.models import GIB
 from hicache.results.metrics import Progress, Result, Row, Status, summarize
 from hicache.results.verdict import is_overloaded
 from hicache.scheduler.budget import FORMS
@@ -226,7 +233,7 @@ def test_a_stop_policy_of_ones_own_is_named_by_module_and_class(
 
 
 def test_a_stop_policy_that_answers_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"prefetch\.stop=.* has no waits, uses_clock, may_stop"):
+    with pytest.raises(PolicyError, match=r"prefetch\.stop=.* has no waits, uses_clock, may_stop"):
         run(config_of("model=tiny_hybrid", "prefetch.stop=tests.test_experiment:NeverAsked"))
 
 
@@ -297,6 +304,55 @@ def test_a_policy_is_named_right_or_refused(knob: str) -> None:
         config_of(f"{knob}=mine")
     with pytest.raises(ValueError, match=f"{knob}=no.such:Thing cannot be loaded"):
         run(config_of("model=tiny_hybrid", f"{knob}=no.such:Thing"))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_what_pools_give_and_take_is_traced_where_ranks_are_compared(
+    ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+
+    def watched(*told: object, is_traced: bool) -> Pools:
+        asked.append(is_traced)
+        return make_pools(*told, is_traced=is_traced)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("hicache.experiment.make_pools", watched)
+    run(config_of("model=tiny_hybrid", "workload.limit=2", f"parallel.ranks={ranks}"))
+    assert asked == [ranks > 1] * ranks
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_a_run_leaves_the_garbage_collector_as_it_was(*, collects: bool) -> None:
+    before = gc.isenabled()
+    try:
+        (gc.enable if collects else gc.disable)()
+        run(config_of("model=tiny_hybrid", "workload.limit=2"))
+        assert gc.isenabled() == collects
+    finally:
+        (gc.enable if before else gc.disable)()
+
+
+def test_laws_are_checked_after_every_step_where_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checked: list[int] = []
+    monkeypatch.setattr(
+        invariants, "check", lambda cache, prefetcher, held, *_: checked.append(len(held))
+    )
+    run(config_of("model=tiny_hybrid", "workload.limit=3"))
+    assert checked == [0]  # at the end
+    run(config_of("model=tiny_hybrid", "workload.limit=3", "engine.check_invariants=true"))
+    assert len(checked) > 5
+    assert max(checked) > 0
+
+
+@pytest.mark.parametrize(("more", "declined"), [((), True), (("cache.unlimited=true",), False)])
+def test_reads_are_held_back_by_their_share_of_a_host_that_has_an_end(
+    more: tuple[str, ...], *, declined: bool
+) -> None:
+    told = ("workload.limit=9", "prefetch.occupied_share=0", "prefetch.threshold=64")
+    measures = run(config_of("model=llama3_8b", *told, *more)).measures
+    assert (measures.get("prefetch/started_count", 0) == 0) == declined
 
 
 @pytest.mark.parametrize(
@@ -395,6 +451,23 @@ def test_ranks_without_what_they_need_are_refused_before_anything_is_built(
 ) -> None:
     with pytest.raises(ValueError, match=told):
         config_of("model=tiny_hybrid", "parallel.ranks=2", *overrides)
+
+
+def test_a_workload_that_is_too_long_for_the_model_is_told_before_its_numbers() -> None:
+    overrides = ("workload=agents", "workload.num_sessions=5", "storage=none")
+    (told,) = [
+        note
+        for note in run(config_of(*overrides, "model=phi4_mini_flash")).notes
+        if "max_len" in note
+    ]
+    assert re.fullmatch(r"\d+ requests are longer than model.max_len=65,536: they are .*", told)
+    assert not [note for note in run(config_of(*overrides)).notes if "max_len" in note]
+
+
+def test_writes_may_pin_half_of_the_host_unless_told_otherwise() -> None:
+    config = config_of("cache.host_gib=6")
+    assert experiment._queue_bytes(config) == 3 * GIB
+    assert experiment._queue_bytes(config_of("storage.write_queue_gib=0")) == 0
 
 
 @pytest.mark.parametrize("asked", [0.003, 0.01])

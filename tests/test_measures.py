@@ -12,7 +12,7 @@ from hicache.experiment import _workload
 from hicache.models import ComponentKind
 from hicache.request import Request
 from hicache.results.metrics import Result
-from hicache.workload.build import load_workload, sample_sessions
+from hicache.workload.build import Workload, load_workload, repeat_sessions, sample_sessions
 from tests.validity import runs
 
 PLAIN = ("model=llama3_8b", "parallel.tp=4", "storage=none", "cache.device_gib=8")
@@ -102,24 +102,36 @@ def test_a_run_says_what_its_pools_hold(overrides: tuple[str, ...], notes: list[
     assert [each for each in runs.run(made, *overrides).notes if " device(s)" in each] == notes
 
 
-def test_a_load_that_is_asked_for_takes_so_many_sessions_and_at_most_all() -> None:
+def offered(workload: Workload) -> float:
+    """Seconds of two machines' work, each of four devices, that it brings a second."""
+    config = config_of(*PLAIN, "cache.host_gib=2")
+    cost = CostModel(config.model, config.hardware, tp=4)
+    lengths = [(0, each.prompt_len, each.output_len) for each in workload.requests]
+    arrivals = [each.arrival_ns for each in workload.requests]
+    span_s = max((max(arrivals) - min(arrivals)) / SECOND_NS, 1.0)
+    return sum(cost.offered_s(*each, 32) for each in lengths) / span_s / 2
+
+
+@pytest.mark.parametrize("share", [0.25, 1.0, 2.5])
+def test_a_load_that_is_asked_for_takes_so_many_sessions_or_repeats_them(share: float) -> None:
     config = config_of("workload=builtin", "model=llama3_8b", "parallel.replicas=2")
     whole = load_workload(config.workload, data_dir=None, seed=config.seed)
-    cost = CostModel(config.model, config.hardware, tp=4)
-    offered_s = sum(
-        cost.offered_s(0, each.prompt_len, each.output_len, 32) for each in whole.requests
+    asked = share * offered(whole)
+    notes: list[str] = []
+    found = _workload(
+        replace(config, workload=replace(config.workload, load=asked)),
+        CostModel(config.model, config.hardware, tp=4),
+        notes,
     )
-    arrivals = [each.arrival_ns for each in whole.requests]
-    cold = offered_s / ((max(arrivals) - min(arrivals)) / SECOND_NS) / 2
-    for load, share in ((cold / 4, 0.25), (cold, 1.0), (2 * cold, 1.0)):
-        notes: list[str] = []
-        asked = replace(config, workload=replace(config.workload, load=load))
-        sampled = _workload(asked, cost, notes)
-        wanted = sample_sessions(whole, share, config.seed)
-        assert [each.id for each in sampled.requests] == [each.id for each in wanted.requests]
-        assert notes[0] == sampled.description
-        told = [each.endswith(f"({cold:.2f}); all of it is replayed") for each in notes[1:]]
-        assert told == [True] * (share == 1.0)
+    change = sample_sessions if share <= 1 else repeat_sessions
+    wanted = change(whole, share, config.seed)
+    ids = [[(each.id, each.arrival_ns) for each in one.requests] for one in (found, wanted)]
+    assert ids[0] == ids[1]
+    assert notes[:2] == [
+        found.description,
+        f"workload.load: {asked:g} asked, {offered(wanted):.3g} reached (without a cache) with "
+        f"{share:.3g} of the sessions",
+    ]
 
 
 def test_storage_says_which_faults_it_was_given() -> None:

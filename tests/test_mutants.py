@@ -6,7 +6,7 @@ import pytest
 
 from tests.mutants import killing
 from tests.mutants import reach as reaching
-from tests.mutants.__main__ import draw, equivalents
+from tests.mutants.__main__ import draw, equivalents, in_turn
 from tests.mutants.killing import Fate, Trial, Verdict, judge
 from tests.mutants.operators import mutants
 from tests.mutants.packages import PACKAGES, ROOT, modules
@@ -28,6 +28,15 @@ def climbed(count: int) -> int:
 
 def unseen(count: int) -> int:
     return count - 1
+
+class Plain:
+    size = 0
+    def grow(self) -> None:
+        self.size += 2
+
+class Tall(Plain):
+    def grow(self) -> None:
+        super().grow()
 """
 PLANTED_TESTS = """
 import planted
@@ -41,6 +50,11 @@ def test_nothing_proved_by_large_numbers():
 
 def test_the_limit_is_reached():
     assert planted.climbed(1) == 3
+
+def test_what_is_inherited_is_done():
+    tall = planted.Tall()
+    tall.grow()
+    assert tall.size == 2
 """
 
 
@@ -113,6 +127,11 @@ def test_a_seed_draws_the_same_mutants_and_another_one_draws_others() -> None:
     assert drawn != draw("scheduler", 30, seed=2)
 
 
+def test_tests_take_turns_the_quickest_first() -> None:
+    seconds = {"a[1]": 1.0, "a[2]": 2.0, "a[3]": 3.0, "b": 5.0, "c[x]": 4.0, "c[y]": 0.5}
+    assert in_turn(seconds, seconds) == ["c[y]", "a[1]", "b", "a[2]", "c[x]", "a[3]"]
+
+
 def test_every_mutant_said_to_be_equivalent_is_one_there_is_and_has_a_proof() -> None:
     there_are = {
         (str(path.relative_to(ROOT)), *mutant.change(path.read_text()))
@@ -132,6 +151,7 @@ PLANTED_FATES = {
     ("return max(count, 0)", "return max(count, -1)"): Fate.survived,
     ("return count - 1", "return (1 - count)"): Fate.survived,  # no test runs it
     ("count += 1", "pass"): Fate.timed_out,
+    ("super().grow()", "pass"): Fate.killed,  # a function without the cell of its class
 }
 
 

@@ -29,6 +29,12 @@ def test_no_runs_are_no_tokens() -> None:
 def test_a_request_knows_how_long_its_prompt_and_its_answer_are() -> None:
     asked = request(spans((7, 2), (9, 3)), spans((1, 1)))
     assert (asked.prompt_len, asked.output_len) == (5, 1)
+    assert (asked.parent_id, asked.think_ns, asked.stop_reason, asked.namespace) == (
+        None,
+        0,
+        "",
+        "",
+    )
 
 
 def test_an_empty_prompt_or_answer_is_refused() -> None:

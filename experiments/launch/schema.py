@@ -68,7 +68,7 @@ def with_implied(overrides: Sequence[str]) -> list[str]:
         for knob, option in IMPLIED.items()
         if knob in typed and not typed & {option.partition("=")[0], "experiment"}
     ]
-    return [*implied, *overrides]
+    return [*overrides, *implied]  # at the end: argparse wants overrides side by side
 
 
 @cache

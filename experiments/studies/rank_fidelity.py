@@ -14,8 +14,6 @@ from itertools import combinations
 from pathlib import Path
 from statistics import fmean
 
-import numpy as np
-
 from experiments.launch.schema import config_of
 from experiments.studies.calibrate import REAL, SLICES, Fit, fit_to
 from experiments.studies.measured import Log, measured
@@ -128,9 +126,7 @@ def slowness(log: Log, fit: Fit, config: ExperimentConfig) -> float:
     """
     cost = CostModel(config.model, fit.hardware, tp=1)
     expected_ns = sum(
-        cost.forward_ns(
-            step.extends, np.array(step.context_lens, np.int64), saved_states=step.num_saves
-        ).total_ns
+        cost.forward_ns(step.extends, step.context_lens, saved_states=step.num_saves).total_ns
         for step in log.steps
     )
     return sum(step.seconds + step.between_s for step in log.steps) / (expected_ns / SECOND_NS)

@@ -11,9 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
@@ -21,6 +18,7 @@ from hicache.cache.tiers.transfer import Reported
 from hicache.clock import Clock
 from hicache.engine.hang_ups import HangUps
 from hicache.engine.ports import Executor, Io, Observer
+from hicache.executor.completions import StepEnds
 from hicache.request import Request
 from hicache.scheduler.batch import Batch, Extend, Outcome
 from hicache.scheduler.scheduler import Scheduler
@@ -49,7 +47,10 @@ class Engine:
         self._aborted: list[int] = []
         self._delivered: list[Reported | Prefetch] = []
         self._batch: Batch | None = None  # under way, or held by a fence
-        self._ends_ns: NDArray[np.int64] | None = None  # of its steps, once it is under way
+        self._ends: StepEnds | None = None  # of its steps, once it is under way
+        # of these: the first not taken in, the last that is looked at, and the last of the run
+        self._first = self._seen = self._last = 0
+        self._deadline_ns: int | None = None  # of those that wait
         self._planned_ns = self._started_ns = 0
         self._stall_ns = 0  # of the step at hand: waiting for load-backs
         self._backlog_ns = 0
@@ -96,29 +97,28 @@ class Engine:
 
         The run goes on; at its end it makes no difference that somebody looked.
         """
-        ends = self._ends_ns
+        ends = self._ends
         if ends is None:
             return
-        num_steps = min(int(np.searchsorted(ends, now_ns)), len(ends) - 1)  # `wake` ends the last
-        if num_steps:
-            outcome = self._commit(num_steps, int(ends[num_steps - 1]))
+        place = ends.first_from(now_ns, self._first, self._seen)
+        if place > self._first:
+            outcome = self._commit(place - self._first, ends[place - 1])
             assert not outcome.finished, "a run goes on after an answer is complete"
-            self._ends_ns = ends[num_steps:]
+            self._first = place
 
     def interrupt(self, now_ns: int) -> None:
         """End the run of steps at hand at the first boundary from now on."""
-        ends = self._ends_ns
-        if ends is not None and len(ends) > 1:
-            self._ends_ns = ends[: int(np.searchsorted(ends, now_ns)) + 1]
+        if self._ends is not None:
+            self._last = self._seen = self._ends.first_from(now_ns, self._first, self._seen)
 
     @property
     def step_end_ns(self) -> int | None:
-        """When the step at hand ends; None if none is under way."""
-        return None if self._ends_ns is None else int(self._ends_ns[-1])
+        """When the steps at hand end, as far as they are looked at; None if none is under way."""
+        return None if self._ends is None else self._ends[self._seen]
 
     def next_wake_ns(self, now_ns: int) -> int | None:
         """When this engine has something to do by itself."""
-        deadline = self.scheduler.next_deadline_ns(now_ns)
+        self._deadline_ns = deadline = self.scheduler.next_deadline_ns(now_ns)
         end = self.step_end_ns
         if deadline is None or end is None:
             return end if deadline is None else deadline
@@ -159,6 +159,10 @@ class Engine:
             if end > now_ns:
                 self.interrupt(now_ns)  # a deadline has passed
                 return outcome
+            is_late = self._deadline_ns is not None and self._deadline_ns <= now_ns
+            if self._ends is not None and self._seen < self._last and not is_late:
+                self._seen = min(self._ends.look(self._seen + 1), self._last)
+                return outcome
             outcome = self._end_step(now_ns)
         self._take_in(now_ns)
         was_held = self._batch is not None
@@ -173,22 +177,23 @@ class Engine:
         self._hand_out(now_ns)
         if self._batch is not None and not self.executor.is_fenced:
             run = self.executor.forward(self._batch, now_ns)
+            # whoever came while it was held has not been looked at
+            self._ends, self._first = run.ends, 0
+            self._last = 0 if was_held else self._batch.num_steps - 1
+            self._seen = min(run.ends.look(0), self._last)
             for extend in self._batch.extends:
                 if extend.job.first_token_ns is None:
                     extend.job.prefill_ns["fence"] += now_ns - self._planned_ns
                     extend.job.load_back_ns += run.load_stall_ns
             self._started_ns = now_ns
             self._stall_ns = run.load_stall_ns
-            # whoever came while it was held has not been looked at
-            self._ends_ns = run.ends_ns[:1] if was_held else run.ends_ns
         if self.check is not None:
             self.check(self)
         return outcome
 
     def _end_step(self, now_ns: int) -> Outcome:
-        assert self._ends_ns is not None
-        outcome = self._commit(len(self._ends_ns), now_ns)
-        self._batch = self._ends_ns = None
+        outcome = self._commit(self._seen + 1 - self._first, now_ns)
+        self._batch = self._ends = None
         return outcome
 
     def _commit(self, num_steps: int, now_ns: int) -> Outcome:
@@ -285,8 +290,9 @@ def serve(
     hang_ups = HangUps(patience_ns or {})
     while True:
         moment = _earliest(*wakes, hang_ups.next_ns(), coming.next_ns())
-        io.pass_by(_earliest(moment, observer.next_look_ns()), clock)
-        moment = _earliest(moment, io.next_event_ns())
+        event = io.pass_by(_earliest(moment, observer.next_look_ns()), clock)
+        if event is not None and (moment is None or event < moment):
+            moment = event
         if moment is None:
             observer.at(clock.now())
             break

@@ -44,14 +44,11 @@ class Executor(Protocol):
 class Io(Protocol):
     """The machinery that engines share."""
 
-    def next_event_ns(self) -> int | None:
-        """When something there will happen next."""
-        ...
+    def pass_by(self, limit_ns: int | None, clock: Clock) -> int | None:
+        """When something there will happen next.
 
-    def pass_by(self, limit_ns: int | None, clock: Clock) -> None:
-        """Simulated time may pass, up to `limit_ns`, while nothing is done that anybody is told of.
-
-        Whatever happens at `limit_ns` is left to `advance`.
+        Simulated time may pass meanwhile, up to `limit_ns`, as long as nobody is told of anything;
+        what happens at `limit_ns` is left to `advance`.
         """
         ...
 

@@ -159,7 +159,9 @@ def read_model(path: Path, given: Mapping[str, object]) -> ModelConfig:
         config["quantization_config"] = json.loads(beside.read_text(encoding="utf-8"))[
             "quantization"
         ]
-    name = path.parent.name if path.stem == "config" else path.stem.removesuffix("_config")
+    name = (
+        path.resolve().parent.name if path.stem == "config" else path.stem.removesuffix("_config")
+    )
     return derive_model(config, {"name": name, "source": str(path), **given})
 
 

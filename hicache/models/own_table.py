@@ -33,8 +33,7 @@ def read_table(path: Path) -> dict[str, RateTable | Figure]:
         table = csv.DictReader(lines)
         if not set(COLUMNS) <= set(table.fieldnames or ()):
             raise ValueError(
-                f"hardware.table: {path}, line 1: wanted the columns {', '.join(COLUMNS)}, got "
-                f"{', '.join(table.fieldnames or ()) or 'none'}"
+                f"hardware.table: {path}, line 1: wanted the columns {', '.join(COLUMNS)}"
             )
         for row in table:
             where = f"hardware.table: {path}, line {table.line_num}"

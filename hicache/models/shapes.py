@@ -256,6 +256,25 @@ class ModelConfig:
         return max(1, tp // max(1, heads))
 
 
+def describe(model: ModelConfig) -> str:
+    """What a model keeps and weighs, on one line for people."""
+    counts = (
+        (model.num_full_layers, "full"),
+        (model.num_swa_layers, f"sliding-window ({model.window_len:,} tokens)"),
+        (model.num_mamba_layers, "recurrent"),
+    )
+    layers = ", ".join(f"{count} {word}" for count, word in counts if count)
+    kept = [f"{model.full_token_bytes:,} bytes a token"]
+    if model.num_swa_layers:
+        kept.append(f"{model.swa_token_bytes * model.window_len / (1 << 20):.1f} MiB a window")
+    if model.num_mamba_layers:
+        kept.append(f"{model.mamba_slot_bytes / (1 << 20):.1f} MiB a state")
+    return (
+        f"{model.name}: layers {layers}; {', '.join(kept)}; {model.num_params / 1e9:.2f} B "
+        f"parameters in {model.weight_bytes / 1e9:.1f} GB"
+    )
+
+
 def least_tp(model: ModelConfig) -> int:
     """The least power of two of 80 GiB devices whose memory the weights fill at most half of."""
     devices = 1

@@ -125,7 +125,7 @@ class _WatchedExecutor:
             Step(
                 engine=self._engine,
                 start_ns=now_ns,
-                end_ns=int(run.ends_ns[-1]),
+                end_ns=run.ends[batch.num_steps - 1],
                 extends=tuple(
                     (each.job.request.id, each.start, each.end) for each in batch.extends
                 ),
@@ -157,11 +157,8 @@ class _WatchedIo:
         self._inner = inner
         self._chronicle = chronicle
 
-    def next_event_ns(self) -> int | None:
-        return self._inner.next_event_ns()
-
-    def pass_by(self, limit_ns: int | None, clock: Clock) -> None:
-        self._inner.pass_by(limit_ns, clock)
+    def pass_by(self, limit_ns: int | None, clock: Clock) -> int | None:
+        return self._inner.pass_by(limit_ns, clock)
 
     def advance(self, now_ns: int) -> list[Delivery]:
         deliveries = self._inner.advance(now_ns)

@@ -176,7 +176,7 @@ CONDITIONS = (
         number=_start_up,
         phrase="{} of all TTFT is of requests of the first minute",
         means="means and percentiles are of the start (workload.start_jitter_s spreads it, "
-        "workload.warm_up_s leaves it out)",
+        "workload.stagger_s if sessions wait for each other; workload.warm_up_s leaves it out)",
     ),
     Condition(
         name="idle",

@@ -121,7 +121,8 @@ class Admission:
 
     def _answers(self, running: Sequence[Job], later: int = 0) -> int:
         clip = self._config.clip_new_tokens
-        return sum(min(job.remaining_output - later, clip) for job in running)
+        left = [job.remaining_output - later for job in running]
+        return sum([each if each < clip else clip for each in left])
 
     def _charge_swa(self, extend: int, max_new: int, chunk: int, host_hit: int) -> int:
         return self._swa_budget.tokens(

@@ -15,6 +15,9 @@ def steps_with_pages(cache: PrefixCache, running: Sequence[Job], wanted: int) ->
     meanwhile are not counted: so none are taken for many steps at once.
     """
     page, kinds = cache.page_size, _kinds(cache)
+    most = len(running) * (wanted // page + 1)  # whatever the lengths are
+    if min([cache.available_size(kind) for kind in kinds]) >= most * page:
+        return wanted
     for kind in kinds:
         if kind == FULL and cache.write_policy is not WritePolicy.write_back:
             continue
@@ -33,15 +36,13 @@ def must_evict(cache: PrefixCache, running: Sequence[Job]) -> bool:
 
 def pages_for(running: Sequence[Job], page_size: int, num_steps: int) -> int:
     """Pages of each kind that so many steps take."""
-    return sum(
-        max(-(-(job.kv_len + num_steps) // page_size) - job.sequence.num_pages, 0)
-        for job in running
-    )
+    counts = [-(-(job.kv_len + num_steps) // page_size) - job.sequence.num_pages for job in running]
+    return sum([count for count in counts if count > 0])
 
 
 def steps_in_page(running: Sequence[Job], page_size: int, wanted: int) -> int:
     """How many steps, at most `wanted` and at least one, until some request has filled a page."""
-    left = min(-job.kv_len % page_size for job in running)
+    left = min([-job.kv_len % page_size for job in running])
     return max(min(wanted, left), 1)
 
 

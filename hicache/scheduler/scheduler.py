@@ -19,7 +19,7 @@ from hicache.request import Request
 from hicache.scheduler.admission import Admission
 from hicache.scheduler.batch import Batch, Extend, Outcome
 from hicache.scheduler.budget import StepBudget
-from hicache.scheduler.checkpoints import Checkpoints, End, Placement
+from hicache.scheduler.checkpoints import Checkpoints, Placement
 from hicache.scheduler.decision import Admit, Decision, Defer, Reason, Reject
 from hicache.scheduler.decoding import must_evict, steps_with_pages
 from hicache.scheduler.job import Job
@@ -44,8 +44,8 @@ class Scheduler:
         config: SchedulerConfig,
         *,
         max_len: int,
-        checkpoints: Placement | None = None,
-        may_jump: bool = True,
+        checkpoints: Placement,
+        may_jump: bool,
         takes_decode_pages_first: bool = False,
         estimate_s: Callable[[int, int], float] | None = None,
         judge: Judge | None = None,
@@ -57,7 +57,7 @@ class Scheduler:
             prefetcher: none without storage.
             config: its knobs.
             max_len: tokens that the model can attend to.
-            checkpoints: where states are kept; none: at the end of prompts.
+            checkpoints: where states are kept.
             may_jump: whether decode steps may be taken at once.
             takes_decode_pages_first: before a step and not after it, as real memory needs them.
             estimate_s: seconds that a prompt takes, given what of it is cached.
@@ -72,7 +72,7 @@ class Scheduler:
         self.running: list[Job] = []
         self._max_len = max_len
         self._page = cache.page_size
-        self._checkpoints = Checkpoints(cache, checkpoints or End(cache.page_size, 0))
+        self._checkpoints = Checkpoints(cache, checkpoints)
         self._order: ServiceOrder = make_policy(
             "scheduler.order",
             config.order,
@@ -179,12 +179,9 @@ class Scheduler:
                 chunk_tokens=self.config.chunk_tokens,
                 reserved_tokens=self._admission.reserved_tokens(self.running, self.partial),
             )
-            if self.partial is None or self._continue_partial(self.partial, batch, budget):
-                cause, first = self._scan(batch, budget, now_ns)
-            elif batch.extends:
-                cause = "chunk"
-            else:
-                cause, first = "tokens", self.partial.request.id
+            if self.partial is not None:
+                self._continue_partial(self.partial, batch, budget)
+            cause, first = self._scan(batch, budget, now_ns)
         self.queue_waits.turn(now_ns, cause, first)
         if self.running and (not batch.extends or self.config.batching is Batching.mixed):
             self._plan_decodes(batch)
@@ -214,6 +211,8 @@ class Scheduler:
         num_blocked = 0
         for entry in list(self.waiting):
             job = entry[1]
+            if self.partial is not None and not batch.extends:
+                return "tokens", self.partial.request.id  # it found no pages to go on with
             if budget.chunk_tokens <= 0 or self.partial is not None:
                 return "chunk", None
             if len(self.running) + len(batch.extends) >= self.config.max_running:
@@ -253,7 +252,9 @@ class Scheduler:
         if self.prefetcher is None:
             return
         for _, job in self.waiting:
-            if not self.prefetcher.is_blocking(job.request.id, now_ns):
+            if job.blocked_since_ns is not None and not self.prefetcher.is_blocking(
+                job.request.id, now_ns
+            ):
                 self._end_wait(job, now_ns)
 
     def _end_wait(self, job: Job, now_ns: int) -> None:
@@ -282,9 +283,10 @@ class Scheduler:
         self, job: Job, match: MatchResult, batch: Batch, budget: StepBudget, now_ns: int
     ) -> Admit | Defer:
         """Let the job begin where the match ends, if there is room for it."""
-        acquired, decision = self._acquire(job, match, budget)
-        if acquired is None or isinstance(decision, Defer):
-            return decision
+        taken = self._acquire(job, match, budget)
+        if isinstance(taken, Defer):
+            return taken
+        acquired, decision = taken
         job.cached_len = job.kv_len = acquired.cached_len
         job.saves = self._checkpoints.lengths(job, match)
         if acquired.load_back is not None:
@@ -303,30 +305,30 @@ class Scheduler:
 
     def _acquire(
         self, job: Job, match: MatchResult, budget: StepBudget
-    ) -> tuple[Acquired | None, Admit | Defer]:
+    ) -> tuple[Acquired, Admit] | Defer:
         """Take hold of what the match found; nothing is held after a deferral."""
         cache, decide = self.cache, self._admission.decide
         decision = decide(job, match, budget)
         if isinstance(decision, Defer):
-            return None, decision
+            return decision
         lock = cache.tree.lock(match.best_node)  # its own path no longer counts as evictable
         try:
             decision = decide(job, match, budget)
             if isinstance(decision, Defer):
-                return None, decision
+                return decision
             start, end = job.prefetched
             self._open_case(job, match)
             acquired = cache.acquire(job.sequence, match, storage_start=start, storage_end=end)
         finally:
             cache.tree.release(lock)
         if acquired is None:
-            return None, Defer(Reason.slots)
+            return Defer(Reason.slots)
         if acquired.load_back is None and match.needs_host_load_back:
             # there is more to compute than was decided upon
             decision = decide(job, match.without_host(), budget)
             if isinstance(decision, Defer):
                 cache.abandon(job.sequence)
-                return None, Defer(decision.reason)
+                return Defer(decision.reason)
         return acquired, decision
 
     def _open_case(self, job: Job, match: MatchResult) -> None:
@@ -434,14 +436,14 @@ class Scheduler:
         end = (job.kv_len + chunk_tokens) // self._page * self._page
         return max(end, job.kv_len + min(self._page, job.extend_len))
 
-    def _continue_partial(self, job: Job, batch: Batch, budget: StepBudget) -> bool:
+    def _continue_partial(self, job: Job, batch: Batch, budget: StepBudget) -> None:
         chunk = budget.chunk_tokens
         if self.cache.tree.has_swa:
             chunk = min(chunk, self.cache.room(SWA) - self._page)
         chunk_end = self._chunk_end(job, max(chunk, self._page))
         if not self.cache.extend(job.sequence, chunk_end):
             if self.running or self._may_get_room:
-                return False
+                return
             self._prefill_out_of_memory(job)
             self.partial = None
             job.failed_prompts += 1
@@ -450,10 +452,9 @@ class Scheduler:
                 self._ended.rejected.append((job, "needs more pages than the pools can give"))
             else:
                 insort(self.waiting, (job.rank, job))
-            return True
+            return
         self.partial = None
         self._add_extend(job, chunk_end, batch, budget)
-        return self.partial is None
 
     def _add_extend(self, job: Job, chunk_end: int, batch: Batch, budget: StepBudget) -> None:
         saves = self._checkpoints.slots(job, chunk_end)
@@ -491,7 +492,7 @@ class Scheduler:
             # under write_back a page that looks evictable may be held by what lies below it: take
             # it before the step is promised (more steps than one take free pages only)
             is_write_back = self.cache.write_policy is WritePolicy.write_back
-            is_unsure = steps == 1 and is_write_back and must_evict(self.cache, self.running)
+            is_unsure = is_write_back and must_evict(self.cache, self.running)
             takes_first = self._takes_decode_pages_first or is_unsure
             if steps and (not takes_first or self._take_decode_pages(steps)):
                 break
@@ -505,7 +506,7 @@ class Scheduler:
         """How many decode steps may pass before those that wait must be looked at again."""
         if self.partial is not None:
             return 1
-        wanted = min(self._max_jump, *(job.remaining_output for job in self.running))
+        wanted = min(self._max_jump, *[job.remaining_output for job in self.running])
         if self._defer is None:  # all that were looked at wait for storage
             return wanted
         return self._admission.steps_deferred(self._defer, self.running, wanted)
@@ -540,21 +541,17 @@ class Scheduler:
         self._admission.decoded(num_steps)
         cache, page = self.cache, self._page
         has_window = cache.tree.has_swa
-        finished = False
         for job in jobs:
             job.kv_len = length = job.kv_len + num_steps
             job.decoded += num_steps
             job.num_steps += num_steps
-            finished |= job.is_finished
             if length > job.sequence.num_pages * page and not cache.extend(job.sequence, length):
                 raise AssertionError("a decode step was planned without pages for it")
             if has_window:
                 cache.leave_window(job.sequence, length)
-        if finished:
-            self.running = [job for job in jobs if not job.is_finished]
-            for job in jobs:
-                if job.is_finished:
-                    self._finish(job, outcome)
+        for job in [job for job in jobs if job.is_finished]:
+            self.running.remove(job)
+            self._finish(job, outcome)
 
     def _take_decode_pages(self, num_steps: int) -> bool:
         return all(self.cache.extend(job.sequence, job.kv_len + num_steps) for job in self.running)

@@ -42,13 +42,21 @@ class Feeder:
     - `open`: at its arrival, whatever becomes of those before it.
     - `causal`: at its arrival, but never before its parent's answer.
     - `closed`: `think_ns` after its parent's answer. Trees start in order of arrival,
-      `concurrency` of them at time 0 and one more whenever all of a tree is settled.
+      `concurrency` of them from time 0 on, `stagger_ns` apart, and one more whenever all of a tree
+      is settled.
 
     A request is settled when it is answered or dropped, and must be settled once at most. All lists
     are ordered by time and then by request id, so that equal runs get equal lists.
     """
 
-    def __init__(self, requests: Sequence[Request], mode: Arrivals, *, concurrency: int) -> None:
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        mode: Arrivals,
+        *,
+        concurrency: int,
+        stagger_ns: int = 0,
+    ) -> None:
         self._mode = mode
         self._requests = {request.id: request for request in requests}
         self._unsettled = set(self._requests)
@@ -72,11 +80,13 @@ class Feeder:
             self._tree_left[root_id] = self._tree_left.get(root_id, 0) + 1
         self._waiting_roots = deque(roots)
         self._free_places = concurrency
+        self._stagger_ns = stagger_ns
 
     def initial(self) -> list[Release]:
         """What is released whatever the engine does. Call it once, before anything else."""
         if self._mode is Arrivals.closed:
-            return self._start_trees(0)
+            first = [request for _, request in self._start_trees(0)]
+            return [(place * self._stagger_ns, request) for place, request in enumerate(first)]
         if self._mode is Arrivals.open:
             first = list(self._requests.values())
         else:

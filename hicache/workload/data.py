@@ -82,9 +82,8 @@ def find_trace(source: Source, *, path: str | None, data_dir: str | None) -> Pat
     """
     if path is not None:
         if not Path(path).exists():
-            raise FileNotFoundError(
-                f"workload.path: there is no {path}; to get this trace, {source.obtain}"
-            )
+            how = f"; to get this trace, {source.obtain}" if source.names else ""
+            raise FileNotFoundError(f"workload.path: there is no {path}{how}")
         return Path(path)
     if data_dir is not None and not Path(data_dir).is_dir():
         raise FileNotFoundError(

@@ -7,6 +7,7 @@ and its answer, and adds to them.
 """
 
 import csv
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -66,9 +67,15 @@ def _places(path: Path, header: Sequence[str]) -> dict[str, str]:
         if thing not in found:
             raise TraceError(
                 f"{path}, line 1: wanted a column {' or '.join(COLUMNS[thing])}, got "
-                f"{', '.join(header) or 'none'}"
+                f"{column_names(header)}"
             )
     return found
+
+
+def column_names(header: Sequence[str]) -> str:
+    """The header of a table, for an error: of what is no table nothing is shown."""
+    names = [name for name in header if re.fullmatch(r"[\w .-]{1,40}", name)]
+    return ", ".join(names) if len(names) == len(header) > 0 else "no names of columns"
 
 
 def _tokens(record: Mapping[str, str], column: str, where: str) -> int:

@@ -1,8 +1,9 @@
 """Releases requests as the multi-turn benches of serving engines do.
 
-Clients ask in rounds. What is ready is sent in the order in which it became so, at most `parallel`
-requests at a time, and after gaps of a Poisson process of `rate` a second; a barrier holds the next
-round back until the last client has its answer.
+Clients ask in rounds. Who of those that are ready is sent next is drawn, as in SGLang's
+bench_multiturn by default. At most `parallel` requests are under way at a time, and the gaps
+between them are those of a Poisson process of `rate` a second. A barrier holds the next round back
+until the last client has its answer.
 """
 
 from collections import deque
@@ -27,7 +28,8 @@ class RoundFeeder:
         barrier: bool,
         seed: int,
     ) -> None:
-        gaps = np.random.default_rng(seed).exponential(1 / rate, len(requests))
+        self._rng = np.random.default_rng((seed, 2))
+        gaps = np.random.default_rng((seed, 3)).exponential(1 / rate, len(requests))
         self._gaps_ns = deque(to_ns(gap) for gap in gaps.tolist())
         self._parallel = parallel
         self._barrier = barrier
@@ -40,7 +42,7 @@ class RoundFeeder:
         self._left = [0] * (1 + max(self._round.values(), default=0))  # unsettled, by round
         for number in self._round.values():
             self._left[number] += 1
-        self._ready = deque(request for request in requests if request.parent_id is None)
+        self._ready = [request for request in requests if request.parent_id is None]
         self._held: list[Request] = []  # that the barrier keeps back
         self._in_flight = 0
         self._free_ns = 0  # from when on the next may be sent
@@ -89,6 +91,7 @@ class RoundFeeder:
         sent: list[Release] = []
         while self._ready and (self._parallel is None or self._in_flight < self._parallel):
             self._free_ns = max(self._free_ns, now_ns) + self._gaps_ns.popleft()
-            sent.append((self._free_ns, self._ready.popleft()))
+            place = int(self._rng.integers(len(self._ready)))
+            sent.append((self._free_ns, self._ready.pop(place)))
             self._in_flight += 1
         return sent

@@ -44,6 +44,12 @@ def test_random_takes_all_alike() -> None:
     assert max(firsts.values()) < 250
 
 
+def test_the_lots_of_random_are_of_48_bits() -> None:
+    lots = [Random(seed).priority(node)[0] for seed in range(20) for node in leaves(10)]
+    assert len(set(lots)) == 200
+    assert 2**47 < max(lots) < 2**48
+
+
 def test_a_priority_that_falls_ends_all_the_same() -> None:
     ranks = iter(range(1_000, 0, -1))
     queue = VictimQueue(lambda node: (float(next(ranks)),))

@@ -29,6 +29,7 @@ from hicache.cache.tree.residency import Residency
 from hicache.cache.tree.sequence import Sequence
 from hicache.config import WritePolicy
 from tests.cache.small import (
+    PAGE,
     complete_all,
     evict_all,
     make_cache,
@@ -371,6 +372,37 @@ def test_window_on_the_host_is_a_hit_although_full_is_on_the_device() -> None:
     assert found.device_prefix_len == 8
     assert (found.host_hit_length, found.swa_host_hit_length) == (0, 8)
     assert found.needs_host_load_back
+
+
+def test_of_windows_on_the_host_alone_only_those_within_the_last_one_count() -> None:
+    cache = make_cache(device=(20, 20, 0), host=(20, 20, 0), window_len=8)
+    nodes = path_of(cache, 1, 2, 3, 4)
+    complete_all(cache)
+    keep_swa(cache, nodes[3])
+    assert all(node.held[HOST][SWA] is not None for node in nodes)
+    found = match(cache, tokens_of(16))
+    assert (found.device_prefix_len, found.usable_len) == (0, 16)
+    assert found.swa_host_hit_length == 4
+
+
+@pytest.mark.parametrize(("tier", "length"), [("any", 16), ("host", 8), ("none", 0)])
+def test_what_is_left_of_a_match_without_the_host_and_without_a_hit(tier: str, length: int) -> None:
+    cache = make_cache(device=(20, 20, 8), host=(20, 20, 8), window_len=4, has_states=True)
+    path_of(cache, 2, 4)
+    complete_all(cache)
+    assert cache.device_allocator.evict(FULL, 1)  # and all that belongs to the leaf
+    found = match(cache, tokens_of(16))
+    assert (found.device_prefix_len, found.host_hit_length) == (8, 4)  # a page of it is there
+    assert (found.swa_host_hit_length, found.mamba_host_hit_length) == (4, 1)
+    left = {"any": found, "host": found.without_host(), "none": found.without_hit()}[tier]
+    assert left.usable_len == length
+    assert left.best_node.end * PAGE == length
+    assert left.device_node.end * PAGE == left.device_prefix_len == min(length, 8)
+    assert left.full_len == 16
+    if tier != "any":
+        hits = (left.host_hit_length, left.swa_host_hit_length, left.mamba_host_hit_length)
+        assert hits == (0, 0, 0)
+        assert not left.needs_host_load_back
 
 
 @pytest.mark.parametrize(("window_len", "wanted"), [(4, 4), (6, 8), (8, 8)])

@@ -26,6 +26,7 @@ from hicache.engine.loop import Engine
 from hicache.engine.ranks.agreement import RankAgreement, tree_digest
 from hicache.engine.ranks.processes import GlooChannel, RankedReader, join, leave
 from hicache.request import Request, TokenSpans
+from hicache.scheduler.checkpoints import End
 from hicache.scheduler.scheduler import Scheduler
 from hicache.storage.engines.memory import MemoryStorage
 from hicache.storage.guards.checked import CheckedStorage
@@ -113,7 +114,12 @@ def build(plan: Plan) -> tuple[Engine, RankAgreement]:
     )
     prefetcher = Prefetcher(cache, config, host[0] * PAGE)
     scheduler = Scheduler(
-        cache, prefetcher, SchedulerConfig(chunk_tokens=64, max_running=6), max_len=4096
+        cache,
+        prefetcher,
+        SchedulerConfig(chunk_tokens=64, max_running=6),
+        max_len=4096,
+        checkpoints=End(PAGE, PAGE),
+        may_jump=True,
     )
     engine = Engine(cache, prefetcher, scheduler, executor=None)  # type: ignore[arg-type]
     return engine, RankAgreement(cache, prefetcher)
@@ -138,24 +144,40 @@ def random_request(rng: Random, number: int) -> Request:
     )
 
 
+def storage_of(rank: int, plan: Plan) -> FaultyStorage:
+    """What a rank reads from and writes to."""
+    return FaultyStorage(
+        MemoryStorage(capacity_bytes=1500 * 32),
+        plan.faults[rank] if plan.faults else QUIET,
+        seed=plan.seed * 16 + rank,
+        clock=WallClock(),
+    )
+
+
+def check_laws(engine: Engine) -> None:
+    """Every law of the cache, with all that is running or about to."""
+    scheduler, extends = engine.scheduler, engine.extending
+    jobs = [*scheduler.running, *([scheduler.partial] if scheduler.partial else [])]
+    sequences = {job.sequence for job in [*jobs, *(each.job for each in extends)]}
+    slots = [slot for extend in extends for _, slot in extend.saves]
+    invariants.check(engine.cache, engine.prefetcher, sequences, slots)
+
+
+def is_quiet(engine: Engine) -> bool:
+    """Whether nothing is left to be done, copied or read."""
+    assert engine.prefetcher is not None
+    prefetcher = engine.prefetcher
+    under_way = engine.cache.in_flight or prefetcher.active or prefetcher.lingering
+    return engine.is_idle and not under_way
+
+
 def serve(rank: int, plan: Plan, channels: dict[str, GlooChannel]) -> Report:
     """Carry the plan out as one of its ranks."""
     engine, agreement = build(plan)
     assert engine.prefetcher is not None
-    faults = plan.faults[rank] if plan.faults else QUIET
-    memory = FaultyStorage(
-        MemoryStorage(capacity_bytes=1500 * 32),
-        faults,
-        seed=plan.seed * 16 + rank,
-        clock=WallClock(),
-    )
+    memory = storage_of(rank, plan)
     reader = RankedReader(
-        CheckedStorage(memory),
-        agreement,
-        channels,
-        payload=payload,
-        batch_pages=4,
-        rule=plan.rule,
+        CheckedStorage(memory), agreement, channels, payload=payload, batch_pages=4, rule=plan.rule
     )
     engine.executor = reader
     shared_rng = Random(plan.seed)  # ranks draw the same
@@ -186,18 +208,10 @@ def serve(rank: int, plan: Plan, channels: dict[str, GlooChannel]) -> Report:
         if step == plan.diverges_at and rank == plan.num_ranks - 1:
             engine.cache.pools[0][0].allocate(1)
         if step % plan.check_every == 0:
-            jobs = [*engine.scheduler.running]
-            jobs += [engine.scheduler.partial] if engine.scheduler.partial else []
-            extends = engine.extending
-            sequences = {job.sequence for job in [*jobs, *(each.job for each in extends)]}
-            slots = [slot for extend in extends for _, slot in extend.saves]
-            invariants.check(engine.cache, engine.prefetcher, sequences, slots)
+            check_laws(engine)
             digests.append(tree_digest(engine.cache.tree))
         step += 1
-        is_quiet = engine.is_idle and not (
-            engine.cache.in_flight or engine.prefetcher.active or engine.prefetcher.lingering
-        )
-        if is_draining and is_quiet:
+        if is_draining and is_quiet(engine):
             break
     reader.close()
     invariants.check_drained(engine.cache, engine.prefetcher)

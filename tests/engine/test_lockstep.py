@@ -9,9 +9,10 @@ from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tiers.transfer import BackUp, CopyState, StorageDelete, StorageWrite, Work
 from hicache.cache.tree.node import DEVICE, FULL, HOST
 from hicache.config import HitAgreement, ParallelConfig, PrefetchConfig, StorageConfig
+from hicache.engine.loop import Engine
 from hicache.engine.ranks.agreement import RanksDivergedError
 from hicache.engine.ranks.lockstep import RankedEngine, lockstep
-from hicache.executor.completions import StepRun
+from hicache.executor.completions import StepEnds, StepRun
 from hicache.scheduler.batch import Batch, Outcome
 from tests.scheduler.world import Plot, engine_of, plot_of, request_of
 
@@ -41,7 +42,13 @@ class Hand:
 
     def forward(self, batch: Batch, now_ns: int) -> StepRun:
         self.num_forwards += 1
-        return StepRun(now_ns + STEP_NS * np.arange(1, batch.num_steps + 1, dtype=np.int64), 5)
+        return StepRun(StepEnds(now_ns + STEP_NS * (n + 1) for n in range(batch.num_steps)), 5)
+
+
+def ends_of(engine: Engine) -> list[int]:
+    """When the steps of the run at hand end."""
+    assert engine._ends is not None
+    return [engine._ends[step] for step in range(engine._first, engine._last + 1)]
 
 
 class Pair:
@@ -314,13 +321,11 @@ def test_a_step_takes_as_long_as_the_first_rank_s_and_a_collective() -> None:
     pair.engine.wake(1000)
     assert pair.engine.step_end_ns == 1000 + STEP_NS + COLLECTIVE_NS
     pair.engine.wake(1107)
-    ends = pair.engine._ends_ns
-    assert ends is not None
+    ends = ends_of(pair.engine)
     assert len(ends) > 2
-    assert ends.tolist() == [1107 + 107 * step for step in range(1, len(ends) + 1)]
+    assert ends == [1107 + 107 * step for step in range(1, len(ends) + 1)]
     assert [hand.num_forwards for hand in pair.hands] == [2, 0]
-    assert pair.engine.followers[0]._ends_ns is not None
-    assert pair.engine.followers[0]._ends_ns.tolist() == ends.tolist()
+    assert ends_of(pair.engine.followers[0]) == ends
 
 
 def test_there_is_a_collective_a_step_and_one_for_each_other_wake() -> None:
@@ -385,9 +390,7 @@ def test_a_vote_that_would_change_at_the_next_boundary_ends_the_run_there() -> N
     pair.engine.submit(request_of(1, range(10), [1] * 50), 2)
     pair.engine.wake(2)
     pair.engine.wake(109)
-    ends = pair.engine._ends_ns
-    assert ends is not None
-    assert len(ends) > 2  # nothing is to be expected
+    assert len(ends_of(pair.engine)) > 2  # nothing is to be expected
     for rank in (0, 1):  # all has come, and the readers have not let go
         pair.advance(rank, 5)
     assert pair.engine.step_end_ns == 216
@@ -438,9 +441,7 @@ def test_who_never_waits_is_not_outvoted() -> None:
     pair.engine.submit(request_of(1, range(10), [1] * 50), 0)
     pair.engine.wake(0)
     pair.engine.wake(107)
-    ends = pair.engine._ends_ns
-    assert ends is not None
-    assert len(ends) > 2
+    assert len(ends_of(pair.engine)) > 2
 
 
 def test_to_be_woken_within_a_step_is_no_outcome() -> None:

@@ -1,11 +1,11 @@
 """One engine, one move at a time: what it counts, and what ends a run of steps."""
 
-import numpy as np
 import pytest
 
 from hicache.clock import SECOND_NS
 from hicache.config import PrefetchConfig, SchedulerConfig
 from hicache.engine.loop import Engine
+from hicache.executor.completions import StepEnds
 from hicache.scheduler.batch import Outcome
 from tests.engine.test_lockstep import STEP_NS, Hand
 from tests.scheduler.world import engine_of, plot_of, request_of
@@ -32,19 +32,19 @@ class Alone:
         request = request_of(number, range(number * 100, number * 100 + 20), [1] * answer)
         self.engine.submit(request, now_ns, came_ns=came_ns)
 
-    def decode(self) -> np.ndarray:
+    def decode(self) -> list[int]:
         """A request is past its prompt, and a run of steps begins at 100 ns."""
         self.submit(0, 0)
         self.engine.wake(0)
         self.engine.wake(STEP_NS)
-        ends = self.engine._ends_ns
+        ends = self.engine._ends
         assert ends is not None
-        return ends
+        return [ends[step] for step in range(self.engine._last + 1)]
 
 
 def test_what_steps_take_is_counted_and_prompts_apart() -> None:
     alone = Alone()
-    assert alone.decode().tolist() == [200, 300, 400, 500, 600, 700, 800, 900]
+    assert alone.decode() == [200, 300, 400, 500, 600, 700, 800, 900]
     assert (alone.count("busy_ns"), alone.count("prefill_ns")) == (100, 100)
     alone.engine.wake(900)
     assert (alone.count("busy_ns"), alone.count("prefill_ns")) == (900, 100)
@@ -139,6 +139,15 @@ def test_to_be_woken_within_a_step_ends_the_run_at_the_next_boundary() -> None:
     assert alone.engine.step_end_ns == 300
 
 
+def test_whoever_gives_up_ends_the_run_at_the_next_boundary() -> None:
+    alone = Alone()
+    alone.decode()
+    alone.engine.abort(0, 250)
+    assert alone.engine.step_end_ns == 300
+    assert [job.request.id for job in alone.engine.wake(300).aborted] == [0]
+    assert alone.engine.is_idle
+
+
 @pytest.mark.parametrize(("stop", "is_news"), [("wait_complete", True), ("best_effort", False)])
 def test_a_batch_of_a_read_is_news_to_those_who_wait(stop: str, *, is_news: bool) -> None:
     alone = Alone(stop=stop, threshold=16)
@@ -168,9 +177,9 @@ def test_an_engine_wakes_for_what_comes_first() -> None:
     deadline_ns = alone.engine.next_wake_ns(0)
     assert deadline_ns is not None
     assert deadline_ns > SECOND_NS
-    alone.engine._ends_ns = np.array([700])
+    alone.engine._ends = StepEnds([700])
     assert alone.engine.next_wake_ns(0) == 700
-    alone.engine._ends_ns = np.array([5 * SECOND_NS])
+    alone.engine._ends = StepEnds([5 * SECOND_NS])
     assert alone.engine.next_wake_ns(0) == deadline_ns
     assert alone.engine.next_wake_ns(deadline_ns) == 5 * SECOND_NS
 

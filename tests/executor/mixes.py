@@ -157,31 +157,17 @@ def run_mix(
         )
         for each, pages in zip(pools, allocators, strict=True)
     ]
-    for runner in runners:
-        if fault is not None:
-            fault(runner)
+    for runner in runners if fault is not None else ():
+        fault(runner)
     rate = float(rng.choice([1e6, 1e8, 1e10]))
-    storage_config = StorageConfig(
-        kind="memory",
-        read_gbps=float(rng.choice([1e-3, 1e-1, 10])),
-        write_gbps=float(rng.choice([1e-3, 10])),
-        query_s=float(rng.choice([1e-5, 1e-3])),
-        operation_s=1e-5,
-        batch_pages=int(rng.choice([1, 4])),
-    )
-    storages = [
-        # some ranks keep less than others
-        MemoryStorage(capacity_bytes=1 << 30 if rng.random() < 0.7 else 6 * max(shape.page_bytes))
-        for _ in range(shape.tp if rng.random() < 0.85 else 0)
-    ]
+    storage_config, storages = _draw_storage(rng, shape)
     io = CarriedIo(storage_config, storages, runners, rate, computes=computes)
-    cost = CostModel(model.config, _h200(), tp=1)
     choices = _Choices.draw(rng, page_size)
     engines: list[Engine] = []
     for number, (runner, pages) in enumerate(zip(runners, allocators, strict=True)):
         simulated = SimulatedExecutor(
             number,
-            cost,
+            CostModel(model.config, _h200(), tp=1),
             io,
             page_size=page_size,
             page_bytes=shape.page_bytes,
@@ -252,6 +238,26 @@ def _draw_shape(
             for kind in ComponentKind
         ),
     )
+
+
+def _draw_storage(
+    rng: np.random.Generator, shape: _Shape
+) -> tuple[StorageConfig, list[MemoryStorage]]:
+    """How fast storage is, and that of each rank, if there is any."""
+    config = StorageConfig(
+        kind="memory",
+        read_gbps=float(rng.choice([1e-3, 1e-1, 10])),
+        write_gbps=float(rng.choice([1e-3, 10])),
+        query_s=float(rng.choice([1e-5, 1e-3])),
+        operation_s=1e-5,
+        batch_pages=int(rng.choice([1, 4])),
+    )
+    storages = [
+        # some ranks keep less than others
+        MemoryStorage(capacity_bytes=1 << 30 if rng.random() < 0.7 else 6 * max(shape.page_bytes))
+        for _ in range(shape.tp if rng.random() < 0.85 else 0)
+    ]
+    return config, storages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

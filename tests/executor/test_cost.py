@@ -22,6 +22,8 @@ CONVERSATION = [
     *[(22056, 370), (26889, 344), (35267, 405), (70791, 404)],
 ]
 CONVERSATION_RATE = 12_031 / 3_537  # requests a second
+# whose files say that their default devices are too few for it
+TOO_LARGE = ("llama3_70b", "deepseek_v3", "qwen3_32b", "qwen3_235b_a22b")
 
 
 def h200() -> HardwareConfig:
@@ -232,11 +234,10 @@ def test_steps_priced_together_equal_steps_priced_alone(
     name: str, lens: list[int], num_steps: int
 ) -> None:
     cost = COSTS[name]
-    context_lens = np.array(lens, dtype=np.int64)
-    together = cost.decode_steps_ns(context_lens, num_steps)
-    alone = [cost.forward_ns([], context_lens + step).total_ns for step in range(num_steps)]
-    assert together.dtype == np.int64
-    assert together.tolist() == alone
+    together = list(cost.decode_steps_ns(lens, num_steps))
+    assert together == [
+        cost.forward_ns([], [each + step for each in lens]).total_ns for step in range(num_steps)
+    ]
 
 
 def test_steps_priced_together_cross_a_point_of_the_bandwidth_table() -> None:
@@ -246,7 +247,7 @@ def test_steps_priced_together_cross_a_point_of_the_bandwidth_table() -> None:
     near = int(low / 1024) - 20  # 4 KiB a token and layer over 4 devices
     together = cost.decode_steps_ns(contexts(near), 40)
     alone = [cost.forward_ns([], contexts(near + step)).total_ns for step in range(40)]
-    assert together.tolist() == alone
+    assert list(together) == alone
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -275,7 +276,7 @@ def test_an_answer_of_one_token_asks_for_its_prefill_alone() -> None:
     assert cost.offered_s(0, 1000, 1, 32) == cost.prefill_s(0, 1000)
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "llama3_70b"])
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in TOO_LARGE])
 def test_the_default_devices_carry_the_conversation_trace_cold(name: str) -> None:
     cost = COSTS[name]
     seconds = [cost.offered_s(0, prompt, answer, 32) for prompt, answer in CONVERSATION]
@@ -325,13 +326,6 @@ def test_a_rate_is_linear_between_points_and_constant_outside(size: float) -> No
     table = RateTable(size=[1, 2, 8], rate=[10, 30, 60])
     wanted = 10 + 20 * (size - 1) if size < 2 else 30 + 5 * (size - 2)
     assert Rates(table, "some").at(size) == min(60.0, max(10.0, wanted))
-
-
-def test_rates_of_many_sizes_equal_rates_of_each() -> None:
-    rates = Rates(RateTable(size=[1, 3, 8], rate=[1 / 3, 20 / 7, 80 / 9]), "some")
-    sizes = np.linspace(0.1, 9, 400)
-    for part in (sizes, sizes[:20], sizes[-20:], sizes[150:160]):
-        assert rates.at_each(part).tolist() == [rates.at(size) for size in part.tolist()]
 
 
 def test_a_machine_without_a_table_is_refused() -> None:

@@ -52,6 +52,8 @@ def changed(instance: Changed, name: str) -> Changed:
     other = copy(instance)
     value = getattr(instance, name)
     match value:
+        case None:
+            value = "something"
         case str():
             value += "'"
         case tuple():

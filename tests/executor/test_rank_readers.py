@@ -271,6 +271,7 @@ def test_copies_are_done_at_once_and_writes_reach_the_shelf() -> None:
         full_start=0,
         swa_start=0,
         state_nodes=[],
+        is_fence=False,
     )
     reader.submit(back_up, 0)
     assert agreement.pack(0)[2:5] == [0, 1, 1]
@@ -291,7 +292,7 @@ def test_steps_take_no_time() -> None:
     pair = Pair()
     assert not pair.readers[0].is_fenced
     run = pair.readers[0].forward(Batch(num_steps=3), 70)
-    assert (run.ends_ns.tolist(), run.load_stall_ns) == ([70, 70, 70], 0)
+    assert ([run.ends[step] for step in range(3)], run.load_stall_ns) == ([70] * 3, 0)
     pair.do(lambda *_: None)
 
 

@@ -274,7 +274,7 @@ def test_what_is_deleted_is_gone_at_once_and_nobody_is_told() -> None:
 def copy_of(kind: type, num_bytes: int, **more: Any) -> Any:
     extra: dict[str, Any] = {"num_pages": (0, 0, 0)}
     if kind is BackUp:
-        extra = {"full_start": 0, "swa_start": 0, "state_nodes": []}
+        extra = {"full_start": 0, "swa_start": 0, "state_nodes": [], "is_fence": False}
     return kind(moves=[], num_bytes=num_bytes, node=None, **{**extra, **more})
 
 
@@ -286,6 +286,17 @@ def test_a_copy_takes_its_bytes_over_the_link_of_its_direction() -> None:
     assert io.copying[0] == 2
     assert events(io) == [(2 * MS, 0, load), (4 * MS, 0, save)]
     assert io.copying[0] == 0
+
+
+def test_copies_both_ways_share_what_both_ways_have() -> None:
+    config = StorageConfig(kind="none")
+    rates = {"to_device": 2e9, "to_host": 1e9, "host_memory": ENDLESS, "both_ways": 1e9}
+    io = SimulatedIo(config, [], [rates], seed=0)
+    load, save = copy_of(LoadBack, 4_000_000), copy_of(BackUp, 4_000_000)
+    io.begin(io.copy(0, load), 0)
+    io.begin(io.copy(0, save), 0)
+    # half a gigabyte a second each: neither has its own link's
+    assert events(io) == [(8 * MS, 0, load), (8 * MS, 0, save)]
 
 
 def test_a_fence_stands_until_its_copy_is_done() -> None:
@@ -340,18 +351,20 @@ class Priced:
         self.told: dict[str, Any] = {}
 
     def decode_steps_ns(self, lens: Any, num_steps: int, *, slowdown: float) -> Any:
-        self.told = {"lens": lens.tolist()}
-        return np.full(num_steps, round(100 * slowdown), np.int64)
+        self.told = {"lens": lens}
+        return [round(100 * slowdown)] * num_steps
 
     def layer_bytes(self, *counts: int) -> Any:
         return counts
 
     def forward_ns(self, extends: Any, lens: Any, **told: Any) -> Any:
-        self.told = {"extends": extends, "lens": lens.tolist(), **told}
+        self.told = {"extends": extends, "lens": lens, **told}
         return SimpleNamespace(total_ns=1000, load_stall_ns=30)
 
 
-def executor_of(io: SimulatedIo, engine: int = 0) -> tuple[SimulatedExecutor, Priced]:
+def executor_of(
+    io: SimulatedIo, engine: int = 0, shared_load_rate: float | None = None
+) -> tuple[SimulatedExecutor, Priced]:
     cost = Priced()
     executor = SimulatedExecutor(
         engine,
@@ -360,6 +373,7 @@ def executor_of(io: SimulatedIo, engine: int = 0) -> tuple[SimulatedExecutor, Pr
         page_size=16,
         page_bytes=SIZES,
         load_rate=7.0,
+        shared_load_rate=shared_load_rate,
         slowdown=1.5,
     )
     return executor, cost
@@ -375,17 +389,25 @@ def test_decode_steps_end_one_after_the_other_and_see_one_token_more() -> None:
     executor, cost = executor_of(io_of())
     jobs = [SimpleNamespace(kv_len=40), SimpleNamespace(kv_len=7)]
     run = executor.forward(batch_of(decodes=jobs, num_steps=3), 5000)
-    assert run.ends_ns.tolist() == [5100, 5200, 5300]
+    assert [run.ends[step] for step in range(3)] == [5100, 5200, 5300]
     assert run.load_stall_ns == 0
     assert cost.told["lens"] == [41, 8]
+
+
+@pytest.mark.parametrize(("kind", "rate"), [(BackUp, 4.0), (LoadBack, 7.0)])
+def test_a_load_back_is_slower_only_beside_a_back_up(kind: type, rate: float) -> None:
+    executor, cost = executor_of(io_of(), shared_load_rate=4.0)
+    executor.submit(copy_of(kind, 4_000_000), 0)
+    executor.forward(batch_of(extends=[SimpleNamespace(start=0, end=5, saves=[])]), 0)
+    assert cost.told["load_rate"] == rate
 
 
 def test_a_step_beside_a_copy_of_its_own_engine_is_slower() -> None:
     io = io_of(engines=2)
     (executor, _), (other, _) = executor_of(io), executor_of(io, engine=1)
     executor.submit(copy_of(LoadBack, 4_000_000), 0)
-    assert executor.forward(batch_of(), 0).ends_ns.tolist() == [150]
-    assert other.forward(batch_of(), 0).ends_ns.tolist() == [100]
+    assert executor.forward(batch_of(), 0).ends[0] == 150
+    assert other.forward(batch_of(), 0).ends[0] == 100
     executor.submit(copy_of(LoadBack, 4_000_000), 0)
     extend = SimpleNamespace(start=0, end=5, saves=[])
     _, cost = executor_of(io)
@@ -403,7 +425,7 @@ def test_a_step_with_prompts_is_one_that_knows_what_it_loads_and_saves() -> None
     loads = [SimpleNamespace(num_pages=(2, 1, 1)), SimpleNamespace(num_pages=(3, 0, 1))]
     decodes = [SimpleNamespace(kv_len=9)]
     run = executor.forward(batch_of(extends=extends, decodes=decodes, load_backs=loads), 5000)
-    assert (run.ends_ns.tolist(), run.load_stall_ns) == ([6000], 30)
+    assert (run.ends[0], run.load_stall_ns) == (6000, 30)
     assert cost.told == {
         "extends": [(0, 64), (16, 20)],
         "lens": [10],

@@ -166,7 +166,7 @@ def taps_off_by_one(runner: ModelRunner) -> None:
         copy(sources, targets)
         for rank in runner.pools.ranks:
             for taps in rank.taps:
-                for target in targets.tolist():
+                for target in targets:
                     taps[target] = taps[target].roll(1, dims=1)
 
     runner.pools.copy_states = spoiled

@@ -99,7 +99,7 @@ for knob, (method, must) in METHODS.items():
     BROKEN[f"{knob} fails in the middle"] = (knob, COUNT, fails, raised)
 for what, knob, meddles in (
     ("a node's time", "cache.eviction", "node.tick += 1"),
-    ("a node's pages", "cache.eviction", "node.held[1][0][:] = 0"),
+    ("a node's pages", "cache.eviction", "node.held[1][0][:] = [0]"),
     ("a prefetch", "prefetch.stop", "prefetch.completed_pages = 99"),
     ("a request", "scheduler.order", "job.decoded = 99"),
 ):

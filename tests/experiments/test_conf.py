@@ -18,6 +18,7 @@ from hicache.config import (
     StageAt,
     WandbMode,
 )
+from hicache.results.keys import KNOWN
 
 OPTIONS = {
     folder.name: sorted(f"{folder.name}={path.stem}" for path in folder.glob("*.yaml"))
@@ -74,7 +75,9 @@ def test_every_experiment_asks_a_question_and_carries_its_name(path):
     assert "# Question:" in text
     assert "?" in text
     assert f"experiment={path.stem}" in text
-    assert load(f"experiment={path.stem}").name == path.stem
+    config = load(f"experiment={path.stem}")
+    assert config.name == path.stem
+    assert set(config.metrics) - KNOWN == set()
 
 
 @pytest.mark.parametrize(
@@ -218,3 +221,14 @@ def test_a_page_longer_than_the_grid_of_states_names_both_where_there_is_such_a_
     with pytest.raises(ValueError, match=re.escape(told)):
         load("cache.page_size=16384", "cache.checkpoints=every")
     assert load("cache.page_size=16384").cache.page_size == 16384
+
+
+def test_a_knob_takes_its_option_for_granted_unless_one_is_typed():
+    assert schema.with_implied(["-m", "model.from_hf=x", "seed=0,1"]) == [
+        "-m",
+        "model.from_hf=x",
+        "seed=0,1",
+        "model=from_hf",
+    ]
+    for typed in ("workload=mooncake_conversation", "experiment=prefetch_stop"):
+        assert schema.with_implied(["workload.path=x", typed]) == ["workload.path=x", typed]

@@ -127,6 +127,7 @@ KNOBS = (
     _each("talk.giants", 0, 1),
     _each("workload.arrivals", "causal", "open", "closed", plain_share=None),
     _each("workload.concurrency", 32, 2),
+    _each("workload.stagger_s", 0, 5),
     _each("workload.think_cap_s", 0.02, 0.0),
     Knob(
         name="patience",

@@ -9,7 +9,7 @@ import pytest
 
 from experiments.launch.schema import config_of
 from hicache.models.hugging_face import derive_model, read_model
-from hicache.models.shapes import ModelConfig
+from hicache.models.shapes import ModelConfig, describe
 from tests.models.test_shapes import model
 from tests.models.texts import TEXTS
 
@@ -109,6 +109,7 @@ def test_every_text_is_held_against_its_card() -> None:
     ("name", "text"),
     [
         ("llama3_8b", "meta-llama/Meta-Llama-3.1-8B"),
+        ("llama3_70b", "meta-llama/Meta-Llama-3.1-70B"),
         ("qwen3_8b", "Qwen/Qwen3-8B"),
         ("qwen3_32b", "Qwen/Qwen3-32B"),
         ("qwen3_235b_a22b", "Qwen/Qwen3-235B-A22B"),
@@ -124,6 +125,8 @@ def test_every_text_is_held_against_its_card() -> None:
 def test_a_model_file_says_what_its_config_json_does(name: str, text: str) -> None:
     said = model(name)
     beside = {"name": name, "source": said.source, "default_tp": said.default_tp}
+    if name == "llama3_70b":
+        beside["dense_param_bytes"] = 1.0  # quantised on the way
     assert replace(derived(text), **beside) == said  # type: ignore[arg-type]
 
 
@@ -224,3 +227,12 @@ def test_what_is_no_config_json_is_refused(tmp_path: Path, text: str | None, tol
         path.write_text(text)
     with pytest.raises(ValueError, match=told):
         read_model(path, {})
+
+
+def test_a_derived_shape_is_told_in_one_line() -> None:
+    assert describe(derived("Qwen/Qwen3.5-35B-A3B")) == (
+        "Qwen/Qwen3.5-35B-A3B: layers 10 full, 30 recurrent; 20,480 bytes a token, 61.4 MiB a "
+        "state; 34.66 B parameters in 69.3 GB"
+    )
+    told = describe(derived("openai/gpt-oss-20b"))
+    assert "12 full, 12 sliding-window (128 tokens); 24,576 bytes a token, 3.0 MiB a window" in told

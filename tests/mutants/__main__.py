@@ -6,7 +6,7 @@ import random
 import subprocess
 import tomllib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from tests.mutants.killing import Fate, Trial, Verdict, judge
@@ -49,15 +49,15 @@ def draw(package: str, count: int, seed: int) -> list[Mutant]:
 
 
 def trial(mutant: Mutant, found: Reach, budget_s: float) -> Trial:
-    """The quickest tests that run it, for at most `budget_s` of processor time together.
+    """Tests that run it, for at most `budget_s` of processor time together.
 
     One that acts at import is shown to others that run anything of its module as well.
     """
     reached = found.tests_of(mutant.path, mutant.lines)
     afresh = mutant.at_import or IMPORT in reached
-    near = sorted(reached - {IMPORT}, key=found.seconds.__getitem__)
+    near = in_turn(reached - {IMPORT}, found.seconds)
     all_of_it = found.tests_of(mutant.path, None) if afresh else set()
-    far = sorted(all_of_it - reached - {IMPORT}, key=found.seconds.__getitem__)
+    far = in_turn(all_of_it - reached - {IMPORT}, found.seconds)
     tests, spent_s = [], 0.0
     for test in [*near, *far]:
         spent_s += found.seconds[test]
@@ -65,6 +65,17 @@ def trial(mutant: Mutant, found: Reach, budget_s: float) -> Trial:
             break
         tests.append(test)
     return Trial(mutant=mutant, tests=tests, afresh=afresh)
+
+
+def in_turn(tests: Iterable[str], seconds: Mapping[str, float]) -> list[str]:
+    """The quickest first, but one variant of every test before a second one of any."""
+    turns: Counter[str] = Counter()
+    places = {}
+    for test in sorted(tests, key=lambda test: (seconds[test], test)):
+        name = test.partition("[")[0]
+        places[test] = turns[name], seconds[test]
+        turns[name] += 1
+    return sorted(places, key=places.__getitem__)
 
 
 def _row(package: str, verdicts: Sequence[Verdict], equivalent: int) -> str:

@@ -188,9 +188,9 @@ def _run_loaded(
     codes = _codes(compile(trial.mutant.applied(path.read_text()), str(path), "exec"))
     changed = [each for each in functions if each.__code__.co_filename == str(path)]
     for function in changed:
-        code = codes[_place(function.__code__)]
-        if code.co_freevars != function.__code__.co_freevars:
-            return _run_afresh(trial, witness)  # as when `super()` is gone
+        code = codes.get(_place(function.__code__))
+        if code is None or code.co_freevars != function.__code__.co_freevars:
+            return _run_afresh(trial, witness)  # as when a `lambda` or `super()` is gone
         function.__code__ = code
     session.config._tmp_path_factory._basetemp = witness.directory
     session.config.pluginmanager.register(witness)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from hicache.cache.prefetch.prefetch import Phase
 from hicache.config import SchedulerConfig
 from hicache.scheduler.job import Job
 from tests.scheduler.world import World, plot_of, request_of
@@ -14,6 +15,47 @@ def test_of_a_request_that_has_not_begun_no_token_is_counted() -> None:
     assert (job.decoded, job.num_steps, job.retractions, job.storage_wait_ns) == (0, 0, 0, 0)
     assert (job.load_back_ns, job.cached_len, job.kv_len) == (0, 0, 0)
     assert (job.extend_len, job.remaining_output, job.is_finished) == (20, 2, False)
+
+
+def test_a_request_that_is_sent_back_begins_again_where_its_answer_ends() -> None:
+    job = Job(request_of(3, range(20), [1, 2, 3]), b"tokens", 7, 500)
+    before = job.sequence
+    before.namespace = "tenant"
+    object.__setattr__(job.request, "namespace", "tenant")
+    job.decoded, job.cached_len, job.kv_len, job.saves, job.prefetched = 2, 8, 21, [16], (8, 16)
+    job.restart()
+    assert job.sequence is not before
+    assert (job.sequence.tokens, job.sequence.namespace) == (b"tokens", "tenant")
+    assert (job.target_len, job.cached_len, job.kv_len, job.extend_len) == (22, 0, 0, 22)
+    assert (job.saves, job.prefetched) == ([], (0, 0))
+    assert (job.retractions, job.decoded, job.remaining_output) == (1, 2, 1)
+
+
+def test_a_chunk_may_be_a_single_token() -> None:
+    config = SchedulerConfig(chunk_tokens=10, max_running=8)
+    world = World(plot_of("full", scheduler=config, has_storage=False, page_size=1))
+    for number, length in ((0, 9), (1, 5)):
+        world.scheduler.submit(
+            request_of(number, range(100 * number, 100 * number + length), [1]), 0
+        )
+    batch = world.scheduler.plan(0)
+    assert batch is not None
+    assert [(each.start, each.end) for each in batch.extends] == [(0, 9), (0, 1)]
+
+
+def test_who_was_sent_back_is_looked_at_before_a_second_step() -> None:
+    scheduler = world_of(new_token_ratio=0, new_token_ratio_floor=0).scheduler
+    for number in range(2):  # together they need more than the 320 tokens there are
+        scheduler.submit(request_of(number, range(1000 * number, 1000 * number + 60), [1] * 150), 0)
+    now_ns, steps = 0, []
+    while scheduler.counters["scheduler/retracted_count"] == 0:
+        batch = scheduler.plan(now_ns)
+        assert batch is not None
+        steps.append(batch.num_steps)
+        now_ns += 10
+        scheduler.commit(batch, batch.num_steps, now_ns)
+    assert max(steps) > 1
+    assert (steps[-1], len(scheduler.running), len(scheduler.waiting)) == (1, 1, 1)
 
 
 def world_of(**knobs: int) -> World:
@@ -39,6 +81,48 @@ def test_whoever_is_dropped_is_handed_back_wherever_it_was() -> None:
     assert scheduler.abort(1, 20) is half
     assert scheduler.is_idle
     assert scheduler.abort(1, 20) is None
+
+
+@pytest.mark.parametrize(
+    ("order", "wanted"), [("fcfs", [0, 1, 2]), ("shortest_remaining", [1, 2, 0])]
+)
+def test_the_queue_is_in_the_order_of_service(order: str, wanted: list[int]) -> None:
+    config = SchedulerConfig(order=order, aging=0)
+    scheduler = World(plot_of("full", scheduler=config, has_storage=False)).scheduler
+    for number, length in enumerate((90, 30, 60)):
+        start = 1000 * number
+        scheduler.submit(request_of(number, range(start, start + length), [1]), number)
+    assert [job.request.id for _, job in scheduler.waiting] == wanted
+    assert [rank for rank, _ in scheduler.waiting] == [job.rank for _, job in scheduler.waiting]
+
+
+def test_nobody_is_idle_while_a_request_waits_is_half_way_or_runs() -> None:
+    scheduler = world_of().scheduler
+    assert scheduler.is_idle
+    scheduler.submit(request_of(0, range(100), [1, 2]), 0)
+    seen = []
+    while not scheduler.is_idle:
+        seen.append((len(scheduler.waiting), scheduler.partial is not None, len(scheduler.running)))
+        batch = scheduler.plan(0)
+        assert batch is not None
+        seen.append((len(scheduler.waiting), scheduler.partial is not None, len(scheduler.running)))
+        scheduler.commit(batch, batch.num_steps, 10)
+    assert seen == [(1, 0, 0), (0, 1, 0), (0, 1, 0), (0, 0, 0), (0, 0, 1), (0, 0, 1)]
+
+
+def test_what_was_read_for_a_request_that_is_rejected_was_not_used() -> None:
+    world = World(plot_of("full"))
+    assert world.prefetcher is not None
+    world.scheduler.submit(request_of(0, range(304), [1] * 8), 0)  # fits, and leaves nothing over
+    prefetch = world.prefetcher.active[0]
+    prefetch.phase, prefetch.published_pages = Phase.ended, 3
+    assert world.scheduler.plan(0) is None
+    ((_, reason),) = world.scheduler.take_ended().rejected
+    assert reason == "needs more tokens than the pools can give"
+    assert (world.counters["prefetch/used_pages"], world.counters["prefetch/unused_pages"]) == (
+        0,
+        3,
+    )
 
 
 def test_how_many_wait_is_told_to_whoever_weighs_waiting() -> None:

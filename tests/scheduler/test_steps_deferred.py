@@ -24,14 +24,14 @@ def job(*, kv_len: int, remaining_output: int, target_len: int = 0) -> Any:
     )
 
 
-def admission_of(room: int, swa_room: int | None = None) -> Admission:
+def admission_of(room: int, swa_room: int | None = None, **knobs: float) -> Admission:
     cache: Any = SimpleNamespace(
         page_size=PAGE,
         tree=SimpleNamespace(has_swa=swa_room is not None, has_states=False, window_len=PAGE),
         room={FULL: room, SWA: swa_room}.__getitem__,
         pools=[[None, PageAllocator(1000), None]],
     )
-    return Admission(cache, SchedulerConfig(new_token_ratio_decay_steps=40))
+    return Admission(cache, SchedulerConfig(new_token_ratio_decay_steps=40, **knobs))  # type: ignore[arg-type]
 
 
 def decide(admission: Admission, running: list[Any]) -> Admit | Defer:
@@ -78,6 +78,15 @@ def test_a_shortage_of_tokens_can_end_within_a_page() -> None:
     defer = decide(admission, jobs)
     assert isinstance(defer, Defer)
     assert 1 < admission.steps_deferred(defer, jobs, FAR) < PAGE - 1
+
+
+def test_room_for_exactly_what_is_needed_is_no_room() -> None:
+    whole = {"new_token_ratio": 1.0, "new_token_ratio_floor": 1.0}  # all that is promised counts
+    admission = admission_of(100 + 8 + PAGE + 70 - 3, **whole)
+    jobs = [job(kv_len=97, remaining_output=70)]
+    defer = decide(admission, jobs)
+    assert isinstance(defer, Defer)
+    assert admission.steps_deferred(defer, jobs, FAR) == 4  # with the third, nothing would be left
 
 
 @pytest.mark.parametrize(("kv_len", "steps"), [(97, 15), (111, 1), (112, 1)])

@@ -28,7 +28,7 @@ from hicache.config import (
 from hicache.engine.loop import Engine, Router, serve
 from hicache.engine.ports import Executor
 from hicache.engine.ranks.lockstep import RankedEngine, lockstep
-from hicache.executor.completions import StepRun
+from hicache.executor.completions import StepEnds, StepRun
 from hicache.executor.simulated.executor import SimulatedIo
 from hicache.request import Request, TokenSpans
 from hicache.scheduler.batch import Batch
@@ -159,7 +159,7 @@ class PlainExecutor:
             assert extend.end <= num_pages * self._page_size, f"{job.request.id} lacks pages"
         tokens = sum(extend.end - extend.start for extend in batch.extends)
         step = STEP_NS + TOKEN_NS * tokens
-        return StepRun(now_ns + step * np.arange(1, batch.num_steps + 1, dtype=np.int64), 0)
+        return StepRun(StepEnds(now_ns + step * (n + 1) for n in range(batch.num_steps)), 0)
 
 
 class World:

@@ -36,6 +36,16 @@ def set_age(root: Path, number: int, second: int) -> None:
     os.utime(path_of(root, number), (second, second))
 
 
+def test_pages_lie_in_directories_by_the_first_byte_of_their_keys(tmp_path: Path) -> None:
+    every = [bytes([first]) + key(1)[1:] for first in range(256)]
+    storage = open_files_store(tmp_path)
+    assert all(storage.write(every, [payload(each, PAGE) for each in every]))
+    (namespace,) = tmp_path.iterdir()
+    wanted = {each.hex()[:2]: [f"{each.hex()}.page"] for each in every}
+    found = {each.name: [page.name for page in each.iterdir()] for each in namespace.iterdir()}
+    assert found == {**wanted, "writing": []}
+
+
 def test_the_file_changed_longest_ago_leaves_first(tmp_path: Path) -> None:
     put(open_files_store(tmp_path), 1, 2, 3)
     for number, second in ((1, 200), (2, 100), (3, 300)):

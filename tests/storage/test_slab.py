@@ -3,6 +3,7 @@
 import errno
 import os
 import sqlite3
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -38,6 +39,14 @@ def open_files(root: Path) -> list[str]:
     files = [path for path in Path("/proc/self/fd").iterdir() if path.exists()]
     names = [str(path.readlink()) for path in files]
     return [name for name in names if name.startswith(str(root))]
+
+
+def test_the_threads_that_move_pages_end_when_it_is_closed(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    with closing(open_slab(tmp_path, num_threads=3)) as storage:
+        write(storage, keys(*range(8)))
+        assert set(threading.enumerate()) > before
+    assert set(threading.enumerate()) == before
 
 
 def test_reads_refresh_a_page(tmp_path: Path) -> None:

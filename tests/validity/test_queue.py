@@ -35,14 +35,12 @@ SHAPES = {  # prompt lengths, answer lengths, shares
 def service_ns(prompt_len: int, output_len: int) -> int:
     config = config_of(*ALONE)
     cost = CostModel(config.model, config.hardware, tp=4)
-    nothing = np.empty(0, np.int64)
     total = start = 0
     while start < prompt_len:
         end = min(prompt_len, start + config.scheduler.chunk_tokens)
-        total += cost.forward_ns([(start, end)], nothing).total_ns
+        total += cost.forward_ns([(start, end)], []).total_ns
         start = end
-    steps = cost.decode_steps_ns(np.array([prompt_len + 1], np.int64), output_len - 1)
-    return total + int(steps.sum())
+    return total + sum(cost.decode_steps_ns([prompt_len + 1], output_len - 1))
 
 
 def lindley(gaps: NDArray[np.float64], services: NDArray[np.float64]) -> NDArray[np.float64]:

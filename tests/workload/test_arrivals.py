@@ -65,6 +65,11 @@ def test_closed_arrivals_start_as_many_trees_as_there_are_places() -> None:
     assert named(feeder(Arrivals.closed, concurrency=2).initial()) == [(0, 0), (0, 1)]
 
 
+def test_the_first_trees_of_a_closed_workload_may_start_one_after_another():
+    apart = Feeder(TREES, Arrivals.closed, concurrency=2, stagger_ns=7)
+    assert named(apart.initial()) == [(0, 0), (7, 1)]
+
+
 def test_a_closed_child_comes_a_think_time_after_the_answer() -> None:
     feed = feeder(Arrivals.closed)
     feed.initial()

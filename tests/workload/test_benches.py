@@ -80,7 +80,7 @@ def test_no_more_are_asked_at_once_than_may_be(parallel: int | None, *, barrier:
     assert most <= (parallel or CLIENTS)
     assert parallel is None or most == parallel
     rounds = [request.id // CLIENTS for _, _, request in log]
-    assert (rounds == sorted(rounds)) == (barrier or parallel == 1)
+    assert (rounds == sorted(rounds)) == barrier
     answered = {request.id: end for _, end, request in log}
     for sent, _, request in log:
         assert request.parent_id is None or sent >= answered[request.parent_id]
@@ -103,13 +103,14 @@ def test_the_rate_is_kept() -> None:
 def test_who_is_dropped_asks_no_more_and_holds_nobody_up() -> None:
     requests = requests_of(TALK)
     feeder = feeder_of(requests, barrier=True, parallel=1)
-    assert [request.id for _, request in feeder.initial()] == [0]
-    gone = feeder.on_dropped(0, 5)
-    assert [r.id for r in gone.requests] == [CLIENTS, 2 * CLIENTS, 3 * CLIENTS]
-    assert [request.id for _, request in gone.released] == [1]
+    ((_, first),) = feeder.initial()
+    gone = feeder.on_dropped(first.id, 5)
+    assert [r.id for r in gone.requests] == [first.id + n * CLIENTS for n in range(1, ROUNDS)]
+    ((_, second),) = gone.released
+    assert second.id in {*range(CLIENTS)} - {first.id}
     assert feeder.num_unsettled == (CLIENTS - 1) * ROUNDS
-    with pytest.raises(ValueError, match="request 5 is settled already"):
-        feeder.on_answered(5, 9)
+    with pytest.raises(ValueError, match="is settled already"):
+        feeder.on_answered(gone.requests[0].id, 9)
 
 
 def test_a_run_of_rounds_hits_what_it_asked_before() -> None:
@@ -165,3 +166,17 @@ def test_stages_without_requests_are_refused() -> None:
 def test_a_rate_of_a_stage_has_limits() -> None:
     with pytest.raises(ValueError, match=r"workload\.stage_rates must be above 0, got -1"):
         WorkloadConfig(kind="shared_prefix", stage_rates=(1.0, -1.0))
+
+
+def test_who_is_next_is_drawn() -> None:
+    orders = set()
+    for seed in range(5):
+        log = served(
+            feeder_of(requests_of(TALK), barrier=True, parallel=1, seed=seed), lambda _: 0.1
+        )
+        orders.add(tuple(request.session_id for _, _, request in log))
+        again = served(
+            feeder_of(requests_of(TALK), barrier=True, parallel=1, seed=seed), lambda _: 0.1
+        )
+        assert [r.id for _, _, r in again] == [r.id for _, _, r in log]
+    assert len(orders) == 5

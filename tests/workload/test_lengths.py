@@ -92,3 +92,9 @@ def test_a_missing_column_is_named(tmp_path: Path) -> None:
 def test_an_empty_table_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="wanted a request on each line after the first"):
         load(tmp_path, HEADER)
+
+
+def test_what_is_no_table_is_not_shown(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="got no names of columns") as caught:
+        load(tmp_path, ['{"messages": [{"content": "Quince"}]}'], [0])
+    assert "Quince" not in str(caught.value)

@@ -47,7 +47,7 @@ class BackUp(Transfer):
     full_start: int  # pages [full_start, node.end) have a new host copy
     swa_start: int
     state_nodes: list[Node]
-    is_fence: bool = False
+    is_fence: bool
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

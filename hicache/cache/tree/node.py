@@ -92,9 +92,8 @@ class Node:
 
     def window_start(self, window_pages: int) -> int:
         """Where the topmost node begins that holds some of the last `window_pages` before `end`."""
-        edge = max(self.end - window_pages, 0)
         start = self.end
-        for above in self.path(edge):
+        for above in self.path(self.end - window_pages):
             start = above.start
         return start
 

@@ -258,7 +258,7 @@ class RadixTree:
         full = [above for above in node.path() if above.held[DEVICE][FULL] is None]
         swa: list[Node] = []
         if self.has_swa:
-            edge = max(node.end - self.window_pages, 0)
+            edge = node.end - self.window_pages
             for above in list(node.path(node.window_start(self.window_pages))):
                 if above.held[DEVICE][SWA] is not None:
                     continue
@@ -353,7 +353,7 @@ class RadixTree:
         self.residency.refresh(parent)
 
     def _host_only_window(self, node: Node) -> int:
-        edge = max(node.end - self.window_pages, 0)
+        edge = node.end - self.window_pages
         return sum(
             above.end - max(above.start, edge)
             for above in node.path(edge)

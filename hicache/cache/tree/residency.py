@@ -64,8 +64,7 @@ class Residency:
     def touch_sidecars(self, node: Node) -> None:
         """Use the last window and the state before `node.end`, and no others of its path."""
         if self._window_pages:
-            edge = max(node.end - self._window_pages, 0)
-            for above in node.path(edge):
+            for above in node.path(node.end - self._window_pages):
                 above.aux_ticks[SWA] = self.tick
         node.aux_ticks[MAMBA] = self.tick
 

@@ -8,8 +8,6 @@ as long as the first rank's and a collective.
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tiers.transfer import CopyState, StorageDelete, Work
 from hicache.clock import to_ns
@@ -25,7 +23,7 @@ from hicache.engine.ranks.agreement import (
     taken,
     tree_digest,
 )
-from hicache.executor.completions import StepRun
+from hicache.executor.completions import StepEnds, StepRun
 from hicache.request import Request
 from hicache.scheduler.batch import Batch, Outcome
 
@@ -94,9 +92,11 @@ class RankExecutor:
         """The first rank's steps, each with a collective before it; the others keep pace."""
         leader = self._ranks[0]
         if leader is self:
-            ends_ns, load_stall_ns = self.inner.forward(batch, now_ns)
-            late_ns = self._collective_ns * np.arange(1, len(ends_ns) + 1)
-            self._run = StepRun(ends_ns + late_ns, load_stall_ns)
+            ends, load_stall_ns = self.inner.forward(batch, now_ns)
+            steps = range(batch.num_steps)
+            late = StepEnds([ends[step] + self._collective_ns * (step + 1) for step in steps])
+            late.look(steps[-1])  # to agree is part of a step: no run may go on unnoticed
+            self._run = StepRun(late, load_stall_ns)
         assert leader._run is not None
         return leader._run
 
@@ -162,7 +162,7 @@ class RankedEngine(Engine):
         elif not isinstance(done, CopyState | StorageDelete):
             self._owners.pop(done).copied(done)
             is_news = all(each.has_copied(type(done)) for each in self._agreements)
-        is_held = self._batch is not None and self._ends_ns is None
+        is_held = self._batch is not None and self._ends is None
         if is_news or is_held:
             self.interrupt(now_ns)
         return is_news or is_held
@@ -227,7 +227,7 @@ class RankedEngine(Engine):
         # whether the ranks would agree otherwise at the next boundary, with no further news: what
         # came with this one was not known yet when they voted
         assert self.prefetcher is not None
-        if self._ends_ns is None or not self.prefetcher.stop.waits:
+        if self._ends is None or not self.prefetcher.stop.waits:
             return False
         verdicts = self.prefetcher.verdicts or {}
         ballots = [each.ballot(now_ns) for each in self._agreements]

@@ -11,7 +11,6 @@ from datetime import timedelta
 from queue import SimpleQueue
 from threading import Thread
 
-import numpy as np
 import torch
 from torch import distributed
 
@@ -19,7 +18,7 @@ from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tiers.transfer import CopyState, StorageDelete, StorageWrite, Work
 from hicache.config import HitAgreement
 from hicache.engine.ranks.agreement import RankAgreement, ReadProgress, offer, taken
-from hicache.executor.completions import StepRun
+from hicache.executor.completions import StepEnds, StepRun
 from hicache.executor.storage_script import read_script
 from hicache.scheduler.batch import Batch
 from hicache.storage.base import Storage, StorageError
@@ -155,7 +154,7 @@ class RankedReader:
 
     def forward(self, batch: Batch, now_ns: int) -> StepRun:
         """All steps end now."""
-        return StepRun(np.full(batch.num_steps, now_ns, np.int64), 0)
+        return StepRun(StepEnds([now_ns] * batch.num_steps), 0)
 
     def check(self) -> None:
         """Raise what a thread has died of."""

@@ -12,8 +12,6 @@ from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 
-import numpy as np
-
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tiers.transfer import (
     BackUp,
@@ -26,7 +24,7 @@ from hicache.cache.tiers.transfer import (
 from hicache.cache.tree.node import FULL
 from hicache.clock import SECOND_NS, Clock
 from hicache.config import StorageConfig
-from hicache.executor.completions import Delivery, StepRun
+from hicache.executor.completions import Delivery, StepEnds, StepRun
 from hicache.executor.real.model_runner import ModelRunner
 from hicache.executor.storage_script import Ask, Item, Store, read_script, write_script
 from hicache.scheduler.batch import Batch
@@ -90,12 +88,9 @@ class TorchIo:
         """Whether nothing is under way."""
         return not self._copies and not self._num_calls
 
-    def next_event_ns(self) -> int | None:
-        """When to look again."""
+    def pass_by(self, limit_ns: int | None, clock: Clock) -> int | None:
+        """When to look again. Real time passes by itself."""
         return None if self.is_idle else self.now() + POLL_NS
-
-    def pass_by(self, limit_ns: int | None, clock: Clock) -> None:
-        """Real time passes by itself."""
 
     def advance(self, now_ns: int) -> list[Delivery]:
         """What is done by now."""
@@ -316,7 +311,7 @@ class TorchExecutor:
         """Compute one step, to its end."""
         assert batch.num_steps == 1, f"real steps are taken one by one, got {batch.num_steps}"
         self._runner.compute(batch)
-        return StepRun(np.array([self._io.now()], np.int64), self._runner.exposed_ns)
+        return StepRun(StepEnds([self._io.now()]), self._runner.exposed_ns)
 
 
 def _raise(error: BaseException) -> Delivery | None:

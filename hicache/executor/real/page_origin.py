@@ -16,6 +16,7 @@ PAGE_VERSION = 1
 # fields of a model that say how much is kept and where, and nothing about what is in it
 NEUTRAL = (
     "source",
+    "from_hf",  # where a shape was read; the shape itself counts
     "max_len",
     "default_tp",  # the number of ranks that there are is told apart
     "swa_device_share",

@@ -8,7 +8,7 @@ operations on the same doubles in the same order.
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from math import ceil, sqrt
 from typing import NamedTuple
@@ -50,16 +50,6 @@ class Rates:
             return self._rates[-1]
         i = bisect_right(self._sizes, size) - 1
         return self._rates[i] + (size - self._sizes[i]) * self._slopes[i]
-
-    def at_each(self, sizes: NDArray[np.float64]) -> NDArray[np.float64]:
-        """`at` of every element; the sizes must not fall."""
-        first, last = float(sizes[0]), float(sizes[-1])
-        if last <= self._sizes[0] or first >= self._sizes[-1]:
-            return np.full(len(sizes), self.at(first))
-        i = bisect_right(self._sizes, first) - 1
-        if i >= 0 and last < self._sizes[i + 1]:
-            return self._rates[i] + (sizes - self._sizes[i]) * self._slopes[i]
-        return np.array([self.at(size) for size in sizes.tolist()])
 
 
 class CostModel:
@@ -120,7 +110,7 @@ class CostModel:
     def forward_ns(
         self,
         extends: Sequence[tuple[int, int]],
-        context_lens: NDArray[np.int64],
+        context_lens: Sequence[int],
         *,
         load_layer_bytes: NDArray[np.float64] | None = None,
         load_rate: float = 0.0,
@@ -152,10 +142,10 @@ class CostModel:
             num_extends, num_tiles, len(extends), num_decodes, saved_states
         )
         if num_decodes:
-            full_s += self._full.decode_s(int(context_lens.sum()))
+            full_s += self._full.decode_s(sum(context_lens))
             if self._swa.num_layers:
-                window = np.minimum(context_lens, self._swa.window_len)
-                swa_s += self._swa.decode_s(int(window.sum()))
+                most = self._swa.window_len
+                swa_s += self._swa.decode_s(sum([min(length, most) for length in context_lens]))
         compute_s = (fixed_s + full_s + swa_s) * slowdown
         compute_ns = int(compute_s * 1e9 + 0.5)
         if load_layer_bytes is None or not self._num_layers:
@@ -178,35 +168,33 @@ class CostModel:
         return ForwardCost(compute_ns + stall_ns, compute_ns, stall_ns)
 
     def decode_steps_ns(
-        self, context_lens: NDArray[np.int64], num_steps: int, *, slowdown: float = 1.0
-    ) -> NDArray[np.int64]:
-        """[num_steps] durations of pure-decode steps, each context one token longer than before.
+        self, context_lens: Sequence[int], num_steps: int, *, slowdown: float = 1.0
+    ) -> Iterator[int]:
+        """Durations of pure-decode steps, each context one token longer than before.
 
         Equals `forward_ns([], context_lens + j)` for j in range(num_steps), bit for bit.
         """
         num_decodes = len(context_lens)
         fixed_s, _ = self._fixed_s(0, 0, 0, num_decodes, 0)
-        steps = np.arange(num_steps, dtype=np.int64)
-        if not num_decodes or not num_steps:
-            return np.full(num_steps, int(fixed_s * slowdown * 1e9 + 0.5), dtype=np.int64)
-        sums = steps * num_decodes + int(context_lens.sum())
-        # 0.0 + x is x, so an absent term may be left out or added
-        seconds = self._full.decode_each_s(sums) + fixed_s
-        if self._swa.num_layers:
-            if int(context_lens.min()) >= self._swa.window_len:
-                seconds += self._swa.decode_s(num_decodes * self._swa.window_len)
-            else:
-                seconds += self._swa.decode_each_s(self._window_sums(context_lens, steps))
-        nanoseconds: NDArray[np.int64] = (seconds * slowdown * 1e9 + 0.5).astype(np.int64)
-        return nanoseconds
+        num_keys = sum(context_lens)
+        window_len = self._swa.window_len
+        # window tokens that each request has not yet
+        room = sorted(window_len - length for length in context_lens if length < window_len)
+        window_keys = num_decodes * window_len - sum(room)
+        for step in range(num_steps):
+            seconds = fixed_s + self._full.decode_s(num_keys)
+            if self._swa.num_layers:
+                seconds += self._swa.decode_s(window_keys)
+            yield int(seconds * slowdown * 1e9 + 0.5)
+            num_keys += num_decodes
+            window_keys += len(room) - bisect_right(room, step)
 
     def prefill_s(self, start: int, end: int, *, chunk_tokens: int = CHUNK_TOKENS) -> float:
         """Seconds to compute tokens [start, end) alone on the machine, in chunks."""
-        nothing = np.empty(0, dtype=np.int64)
         total_ns = 0
         while start < end:
             stop = min(end, start + chunk_tokens)
-            total_ns += self.forward_ns([(start, stop)], nothing).total_ns
+            total_ns += self.forward_ns([(start, stop)], []).total_ns
             start = stop
         return total_ns * 1e-9
 
@@ -216,7 +204,7 @@ class CostModel:
         Its prefill alone, and of every decode step after the first token its share in a batch of
         `batch` like it: all reads of its own context and state, 1/batch of the weights.
         """
-        context_lens = np.full(batch, prompt_len + output_len // 2, dtype=np.int64)
+        context_lens = [prompt_len + output_len // 2] * batch
         decode_ns = (output_len - 1) * self.forward_ns([], context_lens).total_ns
         return self.prefill_s(prompt_cached, prompt_len) + decode_ns * 1e-9 / batch
 
@@ -250,19 +238,6 @@ class CostModel:
             self._step_s + extend_s + shared_s + head_s + scan_s + self._save_s * saved_states,
             scan_s,
         )
-
-    def _window_sums(
-        self, context_lens: NDArray[np.int64], steps: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
-        """[num_steps] sums over requests of min(context + step, window)."""
-        window_len = self._swa.window_len
-        room = np.sort(window_len - context_lens[context_lens < window_len])
-        base = window_len * len(context_lens) - int(room.sum())
-        # a request gains one token a step until its room is used up
-        num_full = room.searchsorted(steps, side="right")
-        gained = np.concatenate(([0], room.cumsum()))[num_full]
-        sums: NDArray[np.int64] = base + gained + steps * (len(room) - num_full)
-        return sums
 
 
 class _Weights:
@@ -384,13 +359,6 @@ class _Attention:
             return 0.0
         read = num_keys * self._token_bytes
         return read / self._bandwidth.at(read) * self.num_layers
-
-    def decode_each_s(self, num_keys: NDArray[np.int64]) -> NDArray[np.float64]:
-        """`decode_s` of every element."""
-        if not self.num_layers:
-            return np.zeros(num_keys.shape)
-        read: NDArray[np.float64] = np.multiply(num_keys, self._token_bytes, dtype=np.float64)
-        return read / self._bandwidth.at_each(read) * self.num_layers
 
     def _window_pairs(self, num_queries: int) -> int:
         """Pairs of query and key of a prompt's first `num_queries` tokens."""

@@ -1,0 +1,1 @@
+"""What a replay costs, beside what it cost before."""

@@ -1,0 +1,94 @@
+"""What a replay costs here, side by side with a chosen commit, and whether it says the same.
+
+    python -m experiments.bench.replay --against COMMIT workload=mooncake_conversation
+
+Processor seconds of whole runs, reading the trace included, in alternating pairs. A first run of
+ours is cold, and keeps the parsed trace and the page numbers for the others. What follows the
+options goes to both sides, which must mean the same by it: spell out the knobs whose defaults have
+changed since. Ends with status 1 if a key that both summaries have differs in a byte.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from io import BytesIO
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import TypedDict
+
+ROOT = Path(__file__).parents[2]
+ONE_RUN = Path(__file__).with_name("one_run.py")
+
+
+class Told(TypedDict):
+    """What a run says of itself."""
+
+    processor_s: float
+    peak_mb: float
+    summary: dict[str, float]
+
+
+def main() -> int:
+    """Print every pair, the medians and their ratio."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--against", required=True, metavar="COMMIT")
+    parser.add_argument("--pairs", type=int, default=7)
+    parser.add_argument("overrides", nargs="*", metavar="KNOB=VALUE")
+    options = parser.parse_args()
+    with TemporaryDirectory() as scratch:
+        theirs = Path(scratch) / "theirs"
+        check_out(options.against, theirs)
+        environment = {**os.environ, "XDG_CACHE_HOME": f"{scratch}/cache"}
+        cold = one_run(ROOT, options.overrides, environment)
+        pairs = []
+        for number in range(1, options.pairs + 1):
+            pair = [one_run(root, options.overrides, environment) for root in (theirs, ROOT)]
+            pairs.append(pair)
+            print(f"pair {number}: {pair[0]['processor_s']:.2f} s, {pair[1]['processor_s']:.2f} s")
+    before, now = (median(pair[side]["processor_s"] for pair in pairs) for side in (0, 1))
+    num_requests = pairs[0][1]["summary"]["request/count"]
+    print(
+        f"{options.against}: {before:.2f} s; now {now:.2f} s (cold {cold['processor_s']:.2f} s), "
+        f"{before / now:.2f}x, {num_requests / now:.0f} requests a second; "
+        f"{pairs[0][0]['peak_mb']:.0f} and {pairs[0][1]['peak_mb']:.0f} MB"
+    )
+    differing = differences(pairs[0][0]["summary"], pairs[0][1]["summary"])
+    print(f"differ: {', '.join(differing)}" if differing else "the summaries are equal")
+    return bool(differing)
+
+
+def check_out(commit: str, folder: Path) -> None:
+    """Put the files of a commit of this checkout into a folder."""
+    packed = subprocess.run(
+        ["git", "-C", str(ROOT), "archive", commit], capture_output=True, check=True
+    )
+    with tarfile.open(fileobj=BytesIO(packed.stdout)) as files:
+        files.extractall(folder, filter="data")
+
+
+def one_run(root: Path, overrides: list[str], environment: dict[str, str]) -> Told:
+    """A run of the code and the configuration that lie in `root`."""
+    done = subprocess.run(
+        [sys.executable, str(ONE_RUN), str(root), *overrides],
+        cwd=root,
+        env={**environment, "PYTHONPATH": str(root)},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    told: Told = json.loads(done.stdout.splitlines()[-1])
+    return told
+
+
+def differences(before: dict[str, float], now: dict[str, float]) -> list[str]:
+    """The keys that both have and whose values are not the same bytes."""
+    both = sorted(before.keys() & now.keys())
+    return [key for key in both if json.dumps(before[key]) != json.dumps(now[key])]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

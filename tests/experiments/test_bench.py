@@ -1,0 +1,54 @@
+"""The replay bench, against a checkout of its own."""
+
+import shutil
+import sys
+
+import pytest
+
+from experiments.bench import replay
+
+TINY = ["workload=builtin", "workload.limit=5", "storage=memory"]
+
+
+@pytest.fixture
+def told(tmp_path, monkeypatch, capsys):
+    """What the bench prints and how it ends, against a copy of this checkout with an edit."""
+
+    def bench(edit=None):
+        def check_out(commit, folder):
+            folder.mkdir()
+            for name in ("hicache", "experiments", "conf"):
+                (folder / name).symlink_to(replay.ROOT / name)
+            if edit is not None:
+                edit(folder)
+
+        monkeypatch.setattr(replay, "check_out", check_out)
+        monkeypatch.setattr(sys, "argv", ["replay", "--against=now", "--pairs=1", *TINY])
+        status = replay.main()
+        return status, capsys.readouterr().out
+
+    return bench
+
+
+def test_a_replay_against_itself_says_the_same(told):
+    status, said = told()
+    assert status == 0
+    assert said.splitlines()[-1] == "the summaries are equal"
+    assert "pair 1: " in said
+
+
+def test_a_replay_that_says_something_else_is_noticed(told):
+    def elsewhere(folder):
+        source = (folder / "conf").resolve()
+        (folder / "conf").unlink()
+        shutil.copytree(source, folder / "conf")
+        knobs = folder / "conf" / "config.yaml"
+        knobs.write_text(knobs.read_text() + "\nscheduler:\n  chunk_tokens: 512\n")
+
+    status, said = told(elsewhere)
+    assert status == 1
+    assert said.splitlines()[-1].startswith("differ: ")
+
+
+def test_only_what_both_summaries_have_is_compared():
+    assert replay.differences({"a": 1, "b": 2.0, "c": 0}, {"a": 1, "b": 2, "d": 5}) == ["b"]

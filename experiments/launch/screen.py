@@ -146,6 +146,8 @@ def _times(summary: Mapping[str, float]) -> Table:
 def _lines(summary: Mapping[str, float]) -> Sequence[str]:
     read_for_nothing = sum(summary.get(key, 0) for key in READ_FOR_NOTHING)
     lines = [
+        f"computed   {_shares(summary, 'computed/', '_tokens', leave_out='_missing')}",
+        f"queue      {_shares(summary, 'request/queue_', '_s_mean')}",
         f"load       {loads(summary)}",
         f"price      {summary['gpu/prefill_seconds_per_request']:.4g} GPU-seconds a request in "
         f"prefill, {summary['gpu/seconds_per_request']:.4g} with decode, "
@@ -167,3 +169,24 @@ def _lines(summary: Mapping[str, float]) -> Sequence[str]:
     oracles = [key for key in summary if key.startswith("oracle/")]
     lines += [f"oracle     {key.removeprefix('oracle/')} {summary[key]:.4g}" for key in oracles]
     return lines
+
+
+def _shares(
+    summary: Mapping[str, float], before: str, after: str, *, leave_out: str | None = None
+) -> str:
+    """The largest of the keys that begin and end like this, as shares of all of them."""
+    parts = {
+        key.removeprefix(before).removesuffix(after): value
+        for key, value in summary.items()
+        if key.startswith(before) and key.endswith(after)
+        if not (leave_out and leave_out in key)
+        if value
+    }
+    total = sum(parts.values())
+    ordered = sorted(parts, key=lambda name: -parts[name])
+    told = [
+        f"{parts[name] / total:.0%} {name.replace('_', ' ')}"
+        for name in ordered
+        if parts[name] >= 0.005 * total
+    ]
+    return ", ".join(told) or "nothing"

@@ -52,7 +52,8 @@ class Engine:
         # of these: the first not taken in, the last that is looked at, and the last of the run
         self._first = self._seen = self._last = 0
         self._deadline_ns: int | None = None  # of those that wait
-        self._started_ns = 0
+        self._planned_ns = self._started_ns = 0
+        self._stall_ns = 0  # of the step at hand: waiting for load-backs
         self._backlog_ns = 0
         self._backlog_since_ns: int | None = None  # when the last plan left somebody out
         # whether anybody asks how far a read is, and may go on because of that
@@ -153,6 +154,7 @@ class Engine:
     def wake(self, now_ns: int) -> Outcome:
         """End the step that ends now, take in what has happened, and begin the next one."""
         outcome = Outcome()
+        self.cache.tree.fates.now_ns = now_ns
         end = self.step_end_ns
         was_held = self._batch is not None and end is None
         if end is not None:
@@ -168,6 +170,7 @@ class Engine:
         if self._batch is None:
             self._count_backlog(now_ns)
             self._batch = self.scheduler.plan(now_ns)
+            self._planned_ns = now_ns
             self._backlog_since_ns = now_ns if self.scheduler.has_backlog else None
             ended = self.scheduler.take_ended()
             outcome.rejected += ended.rejected
@@ -175,14 +178,16 @@ class Engine:
         self._hand_out(now_ns)
         if self._batch is not None and not self.executor.is_fenced:
             run = self.executor.forward(self._batch, now_ns)
-            self._started_ns = now_ns
             # whoever came while it was held has not been looked at
             self._ends, self._first = run.ends, 0
             self._last = 0 if was_held else self._batch.num_steps - 1
             self._seen = min(run.ends.look(0), self._last)
             for extend in self._batch.extends:
                 if extend.job.first_token_ns is None:
+                    extend.job.prefill_ns["fence"] += now_ns - self._planned_ns
                     extend.job.load_back_ns += run.load_stall_ns
+            self._started_ns = now_ns
+            self._stall_ns = run.load_stall_ns
         if self.check is not None:
             self.check(self)
         return outcome
@@ -213,6 +218,7 @@ class Engine:
     def _commit(self, num_steps: int, now_ns: int) -> Outcome:
         # the next steps of the batch, the last of which ends now
         assert self._batch is not None
+        self.cache.tree.fates.now_ns = now_ns
         self.num_steps += num_steps
         step_ns = now_ns - self._started_ns
         self._started_ns = now_ns
@@ -220,10 +226,22 @@ class Engine:
         counters["engine/busy_ns"] += step_ns
         if self._batch.extends:
             counters["engine/prefill_ns"] += step_ns
+            num_tokens = sum(extend.end - extend.start for extend in self._batch.extends)
+            self._share_out(self._batch, num_tokens, step_ns)
             if self.prefetcher is not None:
-                num_tokens = sum(extend.end - extend.start for extend in self._batch.extends)
                 self.prefetcher.rates.was_computed(num_tokens, step_ns)
         return self.scheduler.commit(self._batch, num_steps, now_ns)
+
+    def _share_out(self, batch: Batch, num_tokens: int, step_ns: int) -> None:
+        """What a step that extends prompts took of each: its own tokens' share, and the rest's."""
+        computing_ns = max(step_ns - self._stall_ns, 0)
+        for extend in batch.extends:
+            job = extend.job
+            if job.first_token_ns is None:
+                all_tokens = num_tokens + len(batch.decodes)
+                own_ns = computing_ns * (extend.end - extend.start) // all_tokens
+                job.prefill_ns["own"] += own_ns
+                job.prefill_ns["shared"] += computing_ns - own_ns
 
     def _count_backlog(self, now_ns: int) -> None:
         if self._backlog_since_ns is not None:

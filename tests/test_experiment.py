@@ -1,5 +1,6 @@
 """Whole runs from a config: equal bytes, several engines, and a policy from outside."""
 
+import gc
 import json
 import re
 from collections.abc import Sequence
@@ -10,9 +11,11 @@ from experiments.launch import schema
 from hicache import experiment
 from hicache.cache import invariants
 from hicache.cache.named import PolicyError
+from hicache.cache.pages import Pools
 from hicache.cache.prefetch import stop
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.prefetch.rates import RateEstimator
+from hicache.cache.tiers.capacity import make_pools
 from hicache.cache.tree import eviction
 from hicache.cache.tree.match import MatchResult
 from hicache.cache.tree.node import Node
@@ -301,6 +304,32 @@ def test_a_policy_is_named_right_or_refused(knob: str) -> None:
         config_of(f"{knob}=mine")
     with pytest.raises(ValueError, match=f"{knob}=no.such:Thing cannot be loaded"):
         run(config_of("model=tiny_hybrid", f"{knob}=no.such:Thing"))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_what_pools_give_and_take_is_traced_where_ranks_are_compared(
+    ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+
+    def watched(*told: object, is_traced: bool) -> Pools:
+        asked.append(is_traced)
+        return make_pools(*told, is_traced=is_traced)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("hicache.experiment.make_pools", watched)
+    run(config_of("model=tiny_hybrid", "workload.limit=2", f"parallel.ranks={ranks}"))
+    assert asked == [ranks > 1] * ranks
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_a_run_leaves_the_garbage_collector_as_it_was(*, collects: bool) -> None:
+    before = gc.isenabled()
+    try:
+        (gc.enable if collects else gc.disable)()
+        run(config_of("model=tiny_hybrid", "workload.limit=2"))
+        assert gc.isenabled() == collects
+    finally:
+        (gc.enable if before else gc.disable)()
 
 
 def test_laws_are_checked_after_every_step_where_it_is_asked_for(

@@ -1,6 +1,7 @@
 """What a run takes place in: its clock, its copies and storage, and who carries out steps."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import count
 from typing import Protocol
@@ -59,6 +60,7 @@ class SimulatedRuntime:
         self._config = config
         self._cost = cost
         self._load_rate = rates["to_device"]
+        self._shared_load_rate = _shared_load_rate(rates)
         self._sizes = _part(sizes, num_ranks)
         self.storages = _open_storages(config, sizes, self.clock)
         self.has_storage = bool(self.storages)
@@ -82,6 +84,7 @@ class SimulatedRuntime:
             page_size=self._config.cache.page_size,
             page_bytes=self._sizes,
             load_rate=self._load_rate,
+            shared_load_rate=self._shared_load_rate,
             slowdown=self._config.hardware.copy_slowdown.value,
         )
 
@@ -162,8 +165,20 @@ def _copy_rates(config: ExperimentConfig, tp: int) -> dict[str, float]:
     layer_page = model.full_layer_token_bytes * config.cache.page_size
     path = CopyPath(config.executor.copy_path)
     piece = max(layer_page // tp, 1)  # a device's part of one layer's page is contiguous
-    return {
+    rates = {
         "to_device": tp * pcie_rate(hardware, piece, path, to_device=True),
         "to_host": tp * pcie_rate(hardware, piece, path, to_device=False),
         "host_memory": hardware.host_bandwidth.value,
     }
+    if hardware.both_ways_bandwidth.value:
+        rates["both_ways"] = tp * hardware.both_ways_bandwidth.value
+    return rates
+
+
+def _shared_load_rate(rates: Mapping[str, float]) -> float:
+    """Bytes a second to the device beside a back-up: a fair share of what both ways have."""
+    load_rate = rates["to_device"]
+    if "both_ways" not in rates:
+        return load_rate
+    both = rates["both_ways"]
+    return min(load_rate, max(both / 2, both - rates["to_host"]))

@@ -114,6 +114,8 @@ class HardwareConfig:
     link_bandwidth: Figure = field(default_factory=Figure)  # between devices, one way
 
     pcie_bandwidth: Figure = field(default_factory=Figure)  # one way
+    # of copies to and from a device together; 0: neither direction slows the other
+    both_ways_bandwidth: Figure = Figure(source="not known: neither direction slows the other")
     copy_engine: RateTable = field(default_factory=RateTable)  # by contiguous bytes
     kernel_to_device: RateTable = field(default_factory=RateTable)  # likewise, of a copy kernel
     kernel_to_host: RateTable = field(default_factory=RateTable)  # likewise

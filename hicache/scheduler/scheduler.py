@@ -163,8 +163,9 @@ class Scheduler:
                 chunk_tokens=self.config.chunk_tokens,
                 reserved_tokens=self._admission.reserved_tokens(self.running, self.partial),
             )
-            if self.partial is None or self._continue_partial(self.partial, batch, budget):
-                self._scan(batch, budget, now_ns)
+            if self.partial is not None:
+                self._continue_partial(self.partial, batch, budget)
+            self._scan(batch, budget, now_ns)
         if self.running and (not batch.extends or self.config.batching is Batching.mixed):
             self._plan_decodes(batch)
         if batch.extends or batch.decodes:
@@ -379,14 +380,14 @@ class Scheduler:
         end = (job.kv_len + chunk_tokens) // self._page * self._page
         return max(end, job.kv_len + min(self._page, job.extend_len))
 
-    def _continue_partial(self, job: Job, batch: Batch, budget: StepBudget) -> bool:
+    def _continue_partial(self, job: Job, batch: Batch, budget: StepBudget) -> None:
         chunk = budget.chunk_tokens
         if self.cache.tree.has_swa:
             chunk = min(chunk, self.cache.room(SWA) - self._page)
         chunk_end = self._chunk_end(job, max(chunk, self._page))
         if not self.cache.extend(job.sequence, chunk_end):
             if self.running or self._may_get_room:
-                return False
+                return
             self._prefill_out_of_memory(job)
             self.partial = None
             job.failed_prompts += 1
@@ -394,10 +395,9 @@ class Scheduler:
                 self._ended.rejected.append((job, "needs more pages than the pools can give"))
             else:
                 insort(self.waiting, (job.rank, job))
-            return True
+            return
         self.partial = None
         self._add_extend(job, chunk_end, batch, budget)
-        return self.partial is None
 
     def _add_extend(self, job: Job, chunk_end: int, batch: Batch, budget: StepBudget) -> None:
         saves = self._checkpoints.slots(job, chunk_end)

@@ -9,7 +9,7 @@ from experiments.diff.rooms import chosen, pools_for
 
 CACHE = user_cache_path("hicache") / "diff" / "sglang"
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.soak,
     pytest.mark.skipif(
         not (CACHE / "0.5.23").is_dir() or not list(CACHE.glob("shared-*")),
         reason="SGLang 0.5.23 has not been compared here before (python -m experiments.diff)",
@@ -19,11 +19,7 @@ pytestmark = [
 
 @pytest.mark.parametrize(
     ("component", "more"),
-    [
-        ("swa", ",swa_tokens=32768"),
-        pytest.param("full", "", marks=pytest.mark.soak),
-        pytest.param("mamba", ",num_states=48", marks=pytest.mark.soak),
-    ],
+    [("full", ""), ("swa", ",swa_tokens=32768"), ("mamba", ",num_states=48")],
 )
 def test_ours_hits_what_sglang_hits(tmp_path: Path, component: str, more: str) -> None:
     sizes = f"device_tokens=65536,host_tokens=131072,max_len=16384{more}"

@@ -1,6 +1,7 @@
 """What a simulated run takes place in: the speed of its links, and a storage for each rank."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -69,3 +70,16 @@ def test_every_rank_stores_its_part_of_each_page_in_its_part_of_the_room(
     config = config_of("model=llama3_8b", "storage=memory", f"storage.capacity_gib={gib}")
     ranked = replace(config, parallel=replace(config.parallel, ranks=ranks))
     assert stored_pages(ranked, 9) == kept
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_every_rank_has_a_namespace_of_its_own_where_they_share_a_store(
+    ranks: int, tmp_path: Path
+) -> None:
+    config = config_of("model=llama3_8b", "storage=file", f"storage.root={tmp_path}")
+    runtime = runtime_of(replace(config, parallel=replace(config.parallel, ranks=ranks)))
+    page_key = bytes(16) + b"f"
+    runtime.storages[0].storage.write([page_key], [memoryview(page_key)])
+    found = [each.storage.contains([page_key]) for each in runtime.storages]
+    runtime.close()
+    assert found == [[rank == 0] for rank in range(ranks)]

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-import yaml
 
+from experiments.launch.schema import config_of
 from hicache.kernels import copy
 from hicache.kernels.table import TILE_WORDS, WORD_BYTES
 from hicache.models import CopyKernelConfig, Figure
@@ -12,11 +12,11 @@ from hicache.models import CopyKernelConfig, Figure
 PROFILES = Path(__file__).parents[2] / "conf" / "hardware"
 
 
-@pytest.mark.parametrize("path", sorted(PROFILES.glob("*.yaml")), ids=lambda path: path.stem)
-def test_a_profile_holds_for_the_tile_and_the_warps_that_are_compiled(path):
-    launched = yaml.safe_load(path.read_text())["copy_kernel"]
-    assert launched["tile_bytes"] == TILE_WORDS * WORD_BYTES
-    assert launched["warps"] == copy.NUM_WARPS
+@pytest.mark.parametrize("name", sorted(path.stem for path in PROFILES.glob("*.yaml")))
+def test_a_profile_holds_for_the_tile_and_the_warps_that_are_compiled(name):
+    launched = config_of(f"hardware={name}").hardware.copy_kernel
+    assert launched.tile_bytes == TILE_WORDS * WORD_BYTES
+    assert launched.warps == copy.NUM_WARPS
 
 
 @pytest.mark.parametrize(

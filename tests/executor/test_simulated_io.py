@@ -288,6 +288,17 @@ def test_a_copy_takes_its_bytes_over_the_link_of_its_direction() -> None:
     assert io.copying[0] == 0
 
 
+def test_copies_both_ways_share_what_both_ways_have() -> None:
+    config = StorageConfig(kind="none")
+    rates = {"to_device": 2e9, "to_host": 1e9, "host_memory": ENDLESS, "both_ways": 1e9}
+    io = SimulatedIo(config, [], [rates], seed=0)
+    load, save = copy_of(LoadBack, 4_000_000), copy_of(BackUp, 4_000_000)
+    io.begin(io.copy(0, load), 0)
+    io.begin(io.copy(0, save), 0)
+    # half a gigabyte a second each: neither has its own link's
+    assert events(io) == [(8 * MS, 0, load), (8 * MS, 0, save)]
+
+
 def test_a_fence_stands_until_its_copy_is_done() -> None:
     io = io_of(engines=2)
     io.begin(io.copy(0, copy_of(BackUp, 1_000_000, is_fence=True)), 0)
@@ -351,7 +362,9 @@ class Priced:
         return SimpleNamespace(total_ns=1000, load_stall_ns=30)
 
 
-def executor_of(io: SimulatedIo, engine: int = 0) -> tuple[SimulatedExecutor, Priced]:
+def executor_of(
+    io: SimulatedIo, engine: int = 0, shared_load_rate: float | None = None
+) -> tuple[SimulatedExecutor, Priced]:
     cost = Priced()
     executor = SimulatedExecutor(
         engine,
@@ -360,6 +373,7 @@ def executor_of(io: SimulatedIo, engine: int = 0) -> tuple[SimulatedExecutor, Pr
         page_size=16,
         page_bytes=SIZES,
         load_rate=7.0,
+        shared_load_rate=shared_load_rate,
         slowdown=1.5,
     )
     return executor, cost
@@ -378,6 +392,14 @@ def test_decode_steps_end_one_after_the_other_and_see_one_token_more() -> None:
     assert [run.ends[step] for step in range(3)] == [5100, 5200, 5300]
     assert run.load_stall_ns == 0
     assert cost.told["lens"] == [41, 8]
+
+
+@pytest.mark.parametrize(("kind", "rate"), [(BackUp, 4.0), (LoadBack, 7.0)])
+def test_a_load_back_is_slower_only_beside_a_back_up(kind: type, rate: float) -> None:
+    executor, cost = executor_of(io_of(), shared_load_rate=4.0)
+    executor.submit(copy_of(kind, 4_000_000), 0)
+    executor.forward(batch_of(extends=[SimpleNamespace(start=0, end=5, saves=[])]), 0)
+    assert cost.told["load_rate"] == rate
 
 
 def test_a_step_beside_a_copy_of_its_own_engine_is_slower() -> None:

@@ -15,7 +15,7 @@ RUN_HERE = [
 
 @pytest.mark.parametrize("name", RUN_HERE)
 def test_a_peer_is_right_in_every_case_it_takes(name):
-    verdict = check(peers.PEERS[name], num_cases=5)
+    verdict = check(peers.PEERS[name], num_cases=10)
     assert verdict.passes, str(verdict)
 
 

@@ -8,9 +8,11 @@ import pytest
 import yaml
 
 from experiments.launch.schema import CONF, config_of
+from hicache import experiment
 from hicache.executor.simulated.cost import CostModel
 from hicache.models import CopyKernelConfig, Figure, HardwareConfig, RateTable
 from hicache.models.own_table import read_table
+from hicache.results.metrics import Result
 
 MACHINES = sorted(path.stem for path in (CONF / "hardware").glob("*.yaml"))
 
@@ -42,7 +44,7 @@ def test_there_are_six_machines() -> None:
 @pytest.mark.parametrize("name", MACHINES)
 def test_every_figure_of_a_machine_has_a_source(name: str) -> None:
     figures = figures_of(machine(name))
-    assert len(figures) == 29
+    assert len(figures) == 30
     assert [key for key, figure in figures.items() if len(figure.source) < 8] == []
     assert {figure.status for figure in figures.values()} == {"measured", "modelled"}
 
@@ -116,6 +118,20 @@ def test_a_table_takes_the_place_of_curves_and_figures(tmp_path: Path) -> None:
     assert mine.pcie_bandwidth.value == 50e9
     assert mine.pcie_bandwidth.source.endswith("mine.csv, of its owner")
     assert mine.gemm_bf16 == plain.gemm_bf16
+
+
+def test_a_table_may_say_that_directions_slow_each_other(tmp_path: Path) -> None:
+    table = write(tmp_path / "mine.csv", "both_ways_bandwidth,,20e9,my bench")
+    knobs = ("workload=chat", "workload.num_sessions=60", "workload.limit=120", "storage=none")
+    small = ("cache.device_gib=14", "parallel.tp=1", "workload.session_rate=20")
+    plain, slowed = (
+        experiment.run(config_of(*knobs, *small, "hardware=h100", *more)) for more in ((), (table,))
+    )
+
+    def load_backs(result: Result) -> float:
+        return sum(record.load_back_ns for record in result.records)
+
+    assert 0 < load_backs(plain) < load_backs(slowed)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import pytest
 
+from hicache.cache.prefetch.prefetch import Phase
 from hicache.config import SchedulerConfig
 from hicache.scheduler.job import Job
 from tests.scheduler.world import World, plot_of, request_of
@@ -80,6 +81,48 @@ def test_whoever_is_dropped_is_handed_back_wherever_it_was() -> None:
     assert scheduler.abort(1, 20) is half
     assert scheduler.is_idle
     assert scheduler.abort(1, 20) is None
+
+
+@pytest.mark.parametrize(
+    ("order", "wanted"), [("fcfs", [0, 1, 2]), ("shortest_remaining", [1, 2, 0])]
+)
+def test_the_queue_is_in_the_order_of_service(order: str, wanted: list[int]) -> None:
+    config = SchedulerConfig(order=order, aging=0)
+    scheduler = World(plot_of("full", scheduler=config, has_storage=False)).scheduler
+    for number, length in enumerate((90, 30, 60)):
+        start = 1000 * number
+        scheduler.submit(request_of(number, range(start, start + length), [1]), number)
+    assert [job.request.id for _, job in scheduler.waiting] == wanted
+    assert [rank for rank, _ in scheduler.waiting] == [job.rank for _, job in scheduler.waiting]
+
+
+def test_nobody_is_idle_while_a_request_waits_is_half_way_or_runs() -> None:
+    scheduler = world_of().scheduler
+    assert scheduler.is_idle
+    scheduler.submit(request_of(0, range(100), [1, 2]), 0)
+    seen = []
+    while not scheduler.is_idle:
+        seen.append((len(scheduler.waiting), scheduler.partial is not None, len(scheduler.running)))
+        batch = scheduler.plan(0)
+        assert batch is not None
+        seen.append((len(scheduler.waiting), scheduler.partial is not None, len(scheduler.running)))
+        scheduler.commit(batch, batch.num_steps, 10)
+    assert seen == [(1, 0, 0), (0, 1, 0), (0, 1, 0), (0, 0, 0), (0, 0, 1), (0, 0, 1)]
+
+
+def test_what_was_read_for_a_request_that_is_rejected_was_not_used() -> None:
+    world = World(plot_of("full"))
+    assert world.prefetcher is not None
+    world.scheduler.submit(request_of(0, range(304), [1] * 8), 0)  # fits, and leaves nothing over
+    prefetch = world.prefetcher.active[0]
+    prefetch.phase, prefetch.published_pages = Phase.ended, 3
+    assert world.scheduler.plan(0) is None
+    ((_, reason),) = world.scheduler.take_ended().rejected
+    assert reason == "needs more tokens than the pools can give"
+    assert (world.counters["prefetch/used_pages"], world.counters["prefetch/unused_pages"]) == (
+        0,
+        3,
+    )
 
 
 def test_how_many_wait_is_told_to_whoever_weighs_waiting() -> None:

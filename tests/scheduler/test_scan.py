@@ -45,5 +45,15 @@ def test_whoever_waits_for_storage_is_no_backlog_and_whoever_lacks_room_is() -> 
     assert full.scheduler.has_backlog
 
 
+def test_whoever_a_scan_does_not_reach_waits_for_storage_no_longer_than_it_must() -> None:
+    _, world = begun(set(), chunk_tokens=10)  # the first takes all that one step computes
+    jobs = [job for _, job in world.scheduler.waiting]
+    jobs[1].blocked_since_ns = jobs[2].blocked_since_ns = 5
+    assert world.prefetcher is not None
+    world.prefetcher.is_blocking = lambda request_id, now_ns: request_id == 3  # type: ignore[method-assign]
+    world.scheduler.plan(100)
+    assert [(job.storage_wait_ns, job.blocked_since_ns) for job in jobs[1:]] == [(95, None), (0, 5)]
+
+
 def test_a_step_begins_with_no_window_promised() -> None:
     assert StepBudget(chunk_tokens=1, reserved_tokens=0).reserved_swa_tokens == 0

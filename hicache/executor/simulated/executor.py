@@ -60,7 +60,8 @@ class SimulatedIo:
             config: how fast storage is.
             storages: none; one that all engines share; or one for each rank, engine `n` using
                 `storages[n % len(storages)]`. A rank moves its part of every copy.
-            copy_rates: of each engine, bytes a second by link: to_device, to_host, host_memory.
+            copy_rates: of each engine, bytes a second by link: to_device, to_host, host_memory,
+                and both_ways where the two directions slow each other.
             stalls: of each storage, what its calls took besides what links and latencies say.
             seed: of storage delays.
         """
@@ -70,7 +71,9 @@ class SimulatedIo:
             "storage_write": config.write_gbps * 1e9,
             "storage": NO_STORAGE_LIMIT if shared is None else shared * 1e9,
         }
+        self._duplex: tuple[str, ...] = ()
         for engine, rates in enumerate(copy_rates):
+            self._duplex = ("both_ways",) if "both_ways" in rates else ()
             capacities |= {f"{name}{engine}": rate for name, rate in rates.items()}
         self.links = Links(capacities)
         self.storages = storages
@@ -98,6 +101,7 @@ class SimulatedIo:
             self._workers[f"query{engine}"] = 1
             self._queues[f"query{engine}"] = deque()
         self.copying: Counter[int] = Counter()  # copies under way, by engine
+        self.backing_up: Counter[int] = Counter()  # those to the host
         self.fences: Counter[int] = Counter()  # those that the engine's next step waits for
 
     def next_event_ns(self) -> int | None:
@@ -150,9 +154,12 @@ class SimulatedIo:
         is_fence = isinstance(work, BackUp) and work.is_fence
         self.copying[engine] += 1
         self.fences[engine] += is_fence
-        yield 0, work.num_bytes // self._num_ranks, (f"{direction}{engine}", f"host_memory{engine}")
+        self.backing_up[engine] += direction == "to_host"
+        route = tuple(f"{link}{engine}" for link in (direction, "host_memory", *self._duplex))
+        yield 0, work.num_bytes // self._num_ranks, route
         self.copying[engine] -= 1
         self.fences[engine] -= is_fence
+        self.backing_up[engine] -= direction == "to_host"
         self._done.append((engine, work))
 
     def query(self, engine: int, prefetch: Prefetch) -> IoJob:
@@ -291,15 +298,20 @@ class SimulatedExecutor:
         page_size: int,
         page_bytes: tuple[int, int, int],
         load_rate: float,
+        shared_load_rate: float | None = None,
         slowdown: float,
     ) -> None:
-        """`load_rate`: bytes a second to the device; `slowdown`: of steps beside copies."""
+        """`load_rate`: bytes a second to the device; `slowdown`: of steps beside copies.
+
+        `shared_load_rate`: to the device, in a step that begins beside a back-up; none: the same.
+        """
         self._engine = engine
         self._cost = cost
         self._io = io
         self._page_size = page_size
         self._page_bytes = page_bytes
         self._load_rate = load_rate
+        self._shared_load_rate = load_rate if shared_load_rate is None else shared_load_rate
         self._slowdown = slowdown
 
     @property
@@ -330,6 +342,7 @@ class SimulatedExecutor:
     def forward(self, batch: Batch, now_ns: int) -> StepRun:
         """The ends of the batch's steps, by the cost model."""
         slowdown = self._slowdown if self._io.copying[self._engine] else 1.0
+        is_backing_up = self._io.backing_up[self._engine] > 0
         lens = [job.kv_len + 1 for job in batch.decodes]
         if not batch.extends:
             steps = self._cost.decode_steps_ns(lens, batch.num_steps, slowdown=slowdown)
@@ -346,7 +359,7 @@ class SimulatedExecutor:
             [(extend.start, extend.end) for extend in batch.extends],
             lens,
             load_layer_bytes=load_layer_bytes,
-            load_rate=self._load_rate,
+            load_rate=self._shared_load_rate if is_backing_up else self._load_rate,
             slowdown=slowdown,
             saved_states=sum(len(extend.saves) for extend in batch.extends),
         )

@@ -47,9 +47,9 @@ class Storyteller:
         for at_ns, told in sorted(self._events(record, life, segments), key=lambda each: each[0]):
             yield f"    {_seconds(at_ns - record.arrival_ns, sign='+'):>10}  {told}"
         yield ""
-        yield from self._reasons("Why it computed", record.computed_len, life.spans)
+        yield from _reasons("Why it computed", record, record.computed_len, life.spans)
         if record.recomputed_len:
-            yield from self._reasons("Why it computed again", record.recomputed_len, life.again)
+            yield from _reasons("Why it computed again", record, record.recomputed_len, life.again)
 
     # -- what happened -------------------------------------------------------------------------
 
@@ -67,8 +67,7 @@ class Storyteller:
             if segment.part == "queue":
                 yield segment.start_ns, self._queue(record, segment)
             if segment.part == "storage_wait":
-                took = _seconds(segment.length_ns)
-                yield segment.start_ns, f"waited {took} for its prefetch"
+                yield segment.start_ns, self._storage_wait(record, life, segment)
         if life.admitted_ns is not None:
             yield life.admitted_ns, f"began, with {_found(record)}"
             yield from self._prefill(record, life)
@@ -107,6 +106,24 @@ class Storyteller:
             named = [f"{each.id} ({each.prompt_len:,} tokens)" for each in known[:MOST_NAMED]]
             told += "; being answered: " + _and(named)
             told += f" and {len(known) - MOST_NAMED} smaller ones" * (len(known) > MOST_NAMED)
+        return told
+
+    def _storage_wait(self, record: RequestRecord, life: Life, segment: Segment) -> str:
+        told = f"waited {_seconds(segment.length_ns)} for its prefetch"
+        began_ns = segment.end_ns
+        if life.prefetch is not None and life.prefetch.read_ns is not None:
+            began_ns = min(life.prefetch.read_ns[0], segment.end_ns)
+        before: list[str] = []
+        for number, other in self._run.chronicle.lives.items():
+            read_ns = other.prefetch.read_ns if other.prefetch is not None else None
+            if read_ns is None or number == record.id:
+                continue
+            if read_ns[0] < began_ns and read_ns[1] > segment.start_ns:
+                before.append(str(number))
+        if before:
+            named = before[:MOST_NAMED]
+            named += [f"{len(before) - len(named)} more"] if len(before) > len(named) else []
+            told += f"; storage read for others before it began with this: {_and(named)}"
         return told
 
     def _prefetch(self, life: Life) -> Iterator[tuple[int, str]]:
@@ -159,7 +176,7 @@ class Storyteller:
         if parts.get("shared"):
             named = [str(other) for other in sorted(others)[:MOST_NAMED]]
             named += [f"{len(others) - len(named)} more"] if len(others) > len(named) else []
-            whose = f"requests {_and(named)}" if named else "answers"
+            whose = f"request{'s' * (len(others) > 1)} {_and(named)}" if named else "answers"
             told += f", {_seconds(parts['shared'])} for those of {whose} in the same steps"
         if record.load_back_ns:
             told += f", {_seconds(record.load_back_ns)} standing still for load-backs"
@@ -171,25 +188,27 @@ class Storyteller:
             took = _seconds(parts["stalled"])
             yield steps[0].start_ns, f"(between its steps {took} passed, for want of pages)"
 
-    # -- why -----------------------------------------------------------------------------------
 
-    def _reasons(self, title: str, num_tokens: int, spans: Iterable[Span]) -> Iterator[str]:
-        yield f"  {title} {_count(num_tokens, 'token')}"
-        for span in spans:
-            what = {FULL: "", MAMBA: " (a state)"}.get(span.kind, " (a window)")
-            yield f"    {span.num_tokens:>9,}  {span.reason}{what}: {REASONS[span.reason]}"
-            yield from (f"{'':15}{told}" for told in self._evictions(span))
+def _reasons(
+    title: str, record: RequestRecord, num_tokens: int, spans: Iterable[Span]
+) -> Iterator[str]:
+    yield f"  {title} {_count(num_tokens, 'token')}"
+    for span in spans:
+        what = {FULL: "", MAMBA: " (a state)"}.get(span.kind, " (a window)")
+        yield f"    {span.num_tokens:>9,}  {span.reason}{what}: {REASONS[span.reason]}"
+        if span.reason not in ("first_seen", "being_computed"):
+            yield from (f"{'':15}{told}" for told in _evictions(record, span))
 
-    def _evictions(self, span: Span) -> Iterator[str]:
-        if span.reason.startswith(("first_seen", "being_computed")):
-            return
-        groups = sorted(span.evictions, key=lambda each: -each.num_pages)
-        for eviction in groups[:MOST_NAMED]:
-            whose = f"request {eviction.request_id}" if eviction.request_id >= 0 else "a checkpoint"
-            what = "a state" if span.kind == MAMBA else _count(eviction.num_pages, "page")
-            yield f"{what} left at {_seconds(eviction.when_ns)}, for {whose}"
-        if len(groups) > MOST_NAMED:
-            yield f"and {len(groups) - MOST_NAMED} evictions more"
+
+def _evictions(record: RequestRecord, span: Span) -> Iterator[str]:
+    groups = sorted(span.evictions, key=lambda each: -each.num_pages)
+    for eviction in groups[:MOST_NAMED]:
+        what = "a state" if span.kind == MAMBA else _count(eviction.num_pages, "page")
+        late_ns = eviction.when_ns - record.arrival_ns
+        when = f"{_seconds(abs(late_ns))} {'after' if late_ns >= 0 else 'before'} it came"
+        yield f"{what} left {when}, for request {eviction.request_id}"
+    if len(groups) > MOST_NAMED:
+        yield f"and {len(groups) - MOST_NAMED} evictions more"
 
 
 def _size(record: RequestRecord) -> str:

@@ -1,6 +1,6 @@
 """What a run says on the terminal when it is done: where every token came from, and the price."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich import box
 from rich.table import Table
@@ -8,8 +8,10 @@ from rich.text import Text
 
 from experiments.launch.job import Outcome
 from experiments.tables.console import console, show_table
+from hicache.cache.reasons.table import REASONS
 from hicache.results.metrics import TTFT_PARTS
 from hicache.results.verdict import CLEAN, in_short, loads, objections
+from hicache.scheduler.queue_waits import CAUSES
 
 BAR_WIDTH = 28
 TIERS = (
@@ -146,8 +148,8 @@ def _times(summary: Mapping[str, float]) -> Table:
 def _lines(summary: Mapping[str, float]) -> Sequence[str]:
     read_for_nothing = sum(summary.get(key, 0) for key in READ_FOR_NOTHING)
     lines = [
-        f"computed   {_shares(summary, 'computed/', '_tokens', leave_out='_missing')}",
-        f"queue      {_shares(summary, 'request/queue_', '_s_mean')}",
+        f"computed   {_shares(summary, 'computed/{}_tokens', REASONS)}",
+        f"queue      {_shares(summary, 'request/queue_{}_s_mean', CAUSES)}",
         f"load       {loads(summary)}",
         f"price      {summary['gpu/prefill_seconds_per_request']:.4g} GPU-seconds a request in "
         f"prefill, {summary['gpu/seconds_per_request']:.4g} with decode, "
@@ -171,22 +173,13 @@ def _lines(summary: Mapping[str, float]) -> Sequence[str]:
     return lines
 
 
-def _shares(
-    summary: Mapping[str, float], before: str, after: str, *, leave_out: str | None = None
-) -> str:
-    """The largest of the keys that begin and end like this, as shares of all of them."""
-    parts = {
-        key.removeprefix(before).removesuffix(after): value
-        for key, value in summary.items()
-        if key.startswith(before) and key.endswith(after)
-        if not (leave_out and leave_out in key)
-        if value
-    }
+def _shares(summary: Mapping[str, float], key: str, names: Iterable[str]) -> str:
+    """The parts that a key with a place for these names has, as shares of their sum."""
+    parts = {name: summary[key.format(name)] for name in names}
     total = sum(parts.values())
-    ordered = sorted(parts, key=lambda name: -parts[name])
     told = [
-        f"{parts[name] / total:.0%} {name.replace('_', ' ')}"
-        for name in ordered
-        if parts[name] >= 0.005 * total
+        f"{part / total:.0%} {name.replace('_', ' ')}"
+        for name, part in sorted(parts.items(), key=lambda each: -each[1])
+        if part >= 0.005 * total > 0
     ]
     return ", ".join(told) or "nothing"

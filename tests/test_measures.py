@@ -51,14 +51,14 @@ def test_nobody_waits_for_room_where_there_is_enough() -> None:
 
 
 def test_the_working_set_counts_every_token_once() -> None:
-    shared = runs.span(0, 1000)
+    shared = runs.span(10, 1000)
     requests = [
         Request(
             id=number,
             session_id=number,
             arrival_ns=number * SECOND_NS,
             prompt=runs.join(shared, runs.span(5000 + 100 * number, 150)),  # of it 50 are both's
-            output=runs.span(9000 + number, 1),
+            output=runs.span((9000, 0)[number], 1),  # of all ids the last, and the first
         )
         for number in range(2)
     ]

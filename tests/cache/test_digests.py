@@ -61,6 +61,12 @@ def test_whatever_differs_in_a_tree_shows_in_its_digest(what: str) -> None:
     assert tree_digest(cache_of().tree) != tree_digest(other.tree)
 
 
+def test_digests_are_of_62_bits() -> None:
+    digests = [tree_digest(cache_of(first=100 * number).tree) for number in range(40)]
+    assert len(set(digests)) == 40
+    assert 2**61 <= max(digests) < 2**62
+
+
 def test_whole_trees_are_compared_in_the_first_step_and_every_so_many_after_it() -> None:
     caches = cache_of(), cache_of()
     agreements = [

@@ -123,6 +123,18 @@ class Fails:
         raise RuntimeError("no such file")
 
 
+class Confused:
+    def __init__(self):
+        len(7)
+
+
+def test_a_class_that_breaks_while_it_is_built_is_told_from_one_that_is_built_wrongly():
+    with pytest.raises(PolicyError, match=r"cannot be built: TypeError: object of type 'int'"):
+        make_policy("order", f"{__name__}:Confused", {}, wants={})
+    with pytest.raises(ValueError, match=r"cannot be built: .* takes 1 positional argument"):
+        make_policy("order", f"{__name__}:Confused", {}, 7, wants={})
+
+
 def test_a_class_that_cannot_be_built_says_why():
     with pytest.raises(PolicyError, match=r"cannot be built: RuntimeError: no such file"):
         make_policy("order", f"{__name__}:Fails", {}, wants={})

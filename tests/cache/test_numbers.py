@@ -252,6 +252,15 @@ def test_write_through_selective_backs_up_at_the_second_hit() -> None:
     complete_all(cache)
 
 
+def test_a_window_is_backed_up_with_every_node_it_lies_in() -> None:
+    cache = make_cache(
+        device=(20, 20, 0), host=(0, 0, 0), window_len=12, write_policy=WritePolicy.write_back
+    )
+    nodes = path_of(cache, 1, 2, 3, 4, 5)
+    plan = cache.tree.plan_back_up(nodes[-1])
+    assert (plan.full, plan.swa, plan.mamba) == (nodes, nodes[2:], [])
+
+
 def test_write_back_copies_what_it_evicts_and_nothing_before() -> None:
     cache = make_cache(device=(8, 0, 0), host=(20, 0, 0), write_policy=WritePolicy.write_back)
     run_request(cache, tokens_of(16), 16)

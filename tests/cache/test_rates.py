@@ -143,7 +143,7 @@ def test_patience_is_what_computing_counts_for() -> None:
 )
 def test_all_of_a_hybrid_prefetch_is_at_stake(commit: CommitPolicy, *, may_stop: bool) -> None:
     rates = RateEstimator({})
-    was_read(rates, 10, 0, 80)
+    was_read(rates, 10, 0, 114)
     rates.was_computed(100, 150)
-    half = prefetch_of(10, completed=5, has_state=True)  # 40 ns to read, 60 or 30 to compute
+    half = prefetch_of(10, completed=5, has_state=True)  # 57 ns to read, 60 or 30 to compute
     assert marginal(rates, commit).may_stop(half, 0) is may_stop

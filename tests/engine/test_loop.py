@@ -1,10 +1,14 @@
 """One engine, one move at a time: what it counts, and what ends a run of steps."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from hicache.clock import SECOND_NS
+from hicache.clock import SECOND_NS, SimulatedClock
 from hicache.config import PrefetchConfig, SchedulerConfig
-from hicache.engine.loop import Engine
+from hicache.engine.loop import Engine, serve
+from hicache.engine.routing import RoundRobin
 from hicache.executor.completions import StepEnds
 from hicache.scheduler.batch import Outcome
 from tests.engine.test_lockstep import STEP_NS, Hand
@@ -213,3 +217,29 @@ def test_a_request_counts_from_its_arrival_to_its_answer() -> None:
     (outcome,) = [engine.wake(300)]
     assert [job.request.id for job in outcome.finished] == [0]
     assert engine.num_requests == 2
+
+
+def test_engines_that_nothing_will_wake_are_an_error() -> None:
+    queues = SimpleNamespace(waiting=[1, 2], running=[3])
+    stuck: Any = SimpleNamespace(is_idle=False, scheduler=queues)
+    idle: Any = SimpleNamespace(is_idle=True)
+    still: Any = SimpleNamespace(
+        initial=list,
+        pass_by=lambda limit_ns, clock: None,
+        next_look_ns=lambda: None,
+        at=lambda now_ns: None,
+    )
+
+    def serve_all(*engines: Any) -> None:
+        serve(
+            engines,
+            still,
+            clock=SimulatedClock(),
+            io=still,
+            router=RoundRobin(),
+            observer=still,
+        )
+
+    serve_all(idle, idle)
+    with pytest.raises(RuntimeError, match="1 engines are stuck: 2 requests wait and 1 run"):
+        serve_all(idle, stuck)

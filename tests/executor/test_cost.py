@@ -316,9 +316,10 @@ def test_weights_that_do_not_fit_are_refused() -> None:
         CostModel(model("qwen3_next_80b"), H200, tp=1)
 
 
-def test_more_devices_than_the_machine_has_are_refused() -> None:
-    with pytest.raises(ValueError, match="between 1 and the 32 devices of h200, got 64"):
-        CostModel(model("llama3_8b"), H200, tp=64)
+@pytest.mark.parametrize("tp", [0, 33])
+def test_no_devices_and_more_than_the_machine_has_are_refused(tp: int) -> None:
+    with pytest.raises(ValueError, match=f"between 1 and the 32 devices of h200, got {tp}"):
+        CostModel(model("llama3_8b"), H200, tp=tp)
 
 
 @pytest.mark.parametrize("size", [0.5, 1.0, 2.0, 3.0, 7.9, 8.0, 100.0])

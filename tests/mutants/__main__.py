@@ -19,7 +19,8 @@ EQUIVALENT = Path(__file__).with_name("equivalent.toml")
 
 def main() -> None:
     told = _parser().parse_args()
-    seed = int(_commit(), 16) if told.seed is None else told.seed
+    commit = _commit()  # it may be another one when the mutants are judged
+    seed = int(commit, 16) if told.seed is None else told.seed
     found = reach(told.tests, told.jobs, fresh=told.fresh)
     equivalent = {(m["path"], m["before"], m["after"]) for m in equivalents()}
     trials, rows = [], []
@@ -30,7 +31,7 @@ def main() -> None:
         trials += [trial(m, found, told.budget) for m in drawn if m not in same]
     judged = judge(trials, found, told.jobs, _tell)
     verdicts = {verdict.trial.mutant: verdict for verdict in judged}
-    print(f"\nOf commit {_commit()[:12]}, seed {seed}:\n")
+    print(f"\nOf commit {commit[:12]}, seed {seed}:\n")
     print("| package | mutants | killed | timed out | survived | equivalent | noticed |")
     print("|---|---:|---:|---:|---:|---:|---:|")
     for package, drawn, same in rows:
@@ -51,13 +52,16 @@ def draw(package: str, count: int, seed: int) -> list[Mutant]:
 def trial(mutant: Mutant, found: Reach, budget_s: float) -> Trial:
     """Tests that run it, for at most `budget_s` of processor time together.
 
-    One that acts at import is shown to others that run anything of its module as well.
+    One that acts at import is shown to others that run anything of its module as well; of a module
+    that has nothing to run, which is data alone, to any.
     """
     reached = found.tests_of(mutant.path, mutant.lines)
     afresh = mutant.at_import or IMPORT in reached
     near = in_turn(reached - {IMPORT}, found.seconds)
-    all_of_it = found.tests_of(mutant.path, None) if afresh else set()
-    far = in_turn(all_of_it - reached - {IMPORT}, found.seconds)
+    all_of_it = found.tests_of(mutant.path, None) - {IMPORT} if afresh else set()
+    if afresh and not all_of_it:
+        all_of_it = set(found.seconds) - {IMPORT}
+    far = in_turn(all_of_it - reached, found.seconds)
     tests, spent_s = [], 0.0
     for test in [*near, *far]:
         spent_s += found.seconds[test]

@@ -1,7 +1,7 @@
 """Engines that fail: never a wrong byte, never an error that gets through, and back again."""
 
 import math
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from statistics import mean, stdev
@@ -117,6 +117,19 @@ def test_delays_pass_on_the_clock() -> None:
     plan = FaultPlan(delay_median_s=0.25)
     FaultyStorage(MemoryStorage(capacity_bytes=None), plan, seed=0, clock=clock).contains([])
     assert clock.now() == to_ns(0.25)
+
+
+@pytest.mark.parametrize(
+    ("now_ns", "is_gone"), [(999_999_999, 0), (10**9, 1), (2 * 10**9 - 1, 1), (2 * 10**9, 0)]
+)
+def test_an_engine_is_gone_from_the_first_nanosecond_to_the_last(now_ns: int, is_gone: int) -> None:
+    clock = SimulatedClock()
+    clock.wait_until(now_ns)
+    plan = FaultPlan(gone_s=((1.0, 2.0),))
+    storage = FaultyStorage(MemoryStorage(capacity_bytes=None), plan, seed=0, clock=clock)
+    with suppress(StorageError):
+        storage.contains([])
+    assert storage.injected[Fault.gone] == is_gone
 
 
 def test_a_failed_write_may_have_stored_its_pages() -> None:

@@ -146,13 +146,14 @@ class StorageWriter:
         keys: list[bytes] = []
         pages: list[tuple[int, int]] = []
         numbers: list[tuple[int, PageNumbers]] = []
+        num_bytes = 0
         for node, kind in items:
             page_ids = node.held[HOST][kind]
             assert page_ids is not None
             keys += keys_of(self._tree.names, node, kind)
             pages += [(kind, page_id) for page_id in page_ids]
             numbers.append((kind, node.numbers_of(kind)))
-        num_bytes = sum(self._page_bytes[kind] for kind, _ in pages)
+            num_bytes += self._page_bytes[kind] * len(page_ids)
         return StorageWrite(
             keys=keys, pages=pages, num_bytes=num_bytes, host_locks=[], numbers=numbers
         )

@@ -85,7 +85,6 @@ def insert_host(
                 part = swa[start - swa_first : child.end - swa_first]
                 _put_host(tree, child, SWA, part, actions)
             child.tick = tick
-            tree.residency.refresh(child)
             node = child
     if len(state):
         _put_host(tree, node, MAMBA, state, actions)

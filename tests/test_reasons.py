@@ -13,12 +13,9 @@ from tests.validity import runs
 
 PAGE = 64
 LENGTH = 2049  # tokens of the prompt that comes twice: 32 pages and one
-SMALL = (
-    "model=llama3_8b",
-    "parallel.tp=4",
-    "cache.device_gib=1",
-    "cache.host_gib=2",
-)  # 128, 256 pages
+EXPLAIN = "engine.explain=true"
+# 128 pages on the device, 256 on the host
+SMALL = (EXPLAIN, "model=llama3_8b", "parallel.tp=4", "cache.device_gib=1", "cache.host_gib=2")
 STORED = ("storage=memory", "prefetch.stop=wait_complete")
 
 
@@ -97,6 +94,7 @@ def test_pages_are_of_no_use_where_no_state_or_window_was_kept(
     requests = [request(0, 0, (0, 8193)), request(1, 60, (0, 4096), (50_000, 1025))]
     record = runs.run(
         runs.workload(requests),
+        EXPLAIN,
         f"model={model}",
         f"scheduler.chunk_tokens={chunk_tokens}",
         "workload.arrivals=open",
@@ -148,7 +146,7 @@ def tight(request: pytest.FixtureRequest) -> tuple[Result, list[Request], int]:
         "tiny_hybrid": ("cache.device_gib=0.05", "cache.host_gib=0.05"),
         "hymba_1b5": ("cache.device_gib=0.5", "cache.host_gib=0.5", "workload.token_stride=8"),
     }.get(request.param, TIGHT)
-    config = config_of(f"model={request.param}", *short, "storage.write_queue_gib=0.2")
+    config = config_of(EXPLAIN, f"model={request.param}", *short, "storage.write_queue_gib=0.2")
     workload = load_workload(config.workload, data_dir=None, seed=config.seed)
     return run(config, workload=workload), list(workload.requests), config.cache.page_size
 
@@ -187,7 +185,7 @@ def test_the_parts_of_a_wait_add_up_to_it(tight: tuple[Result, list[Request], in
 def test_nothing_else_depends_on_whether_reasons_are_found() -> None:
     asked, unasked = (
         summarize(result.records, result.measures)
-        for result in (run(config_of(*TIGHT)), run(config_of(*TIGHT, "engine.explain=false")))
+        for result in (run(config_of(*TIGHT, EXPLAIN)), run(config_of(*TIGHT)))
     )
     assert asked["computed/not_asked_tokens"] == 0
     assert unasked["computed/not_asked_tokens"] == unasked["cache/computed_tokens"] > 0

@@ -14,6 +14,8 @@ from hicache.config import ExperimentConfig
 from hicache.results.chronicle import Chronicle
 from hicache.results.metrics import RequestRecord, summarize
 
+ASKED = ("computed", "recomputed")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rerun:
@@ -50,5 +52,10 @@ def rerun(run_dir: Path) -> Rerun:
         records={record.id: record for record in result.records},
         summary=summary,
         chronicle=chronicle,
-        differences=tuple(key for key in stored if stored[key] != summary.get(key)),
+        differences=tuple(
+            key
+            for key in stored
+            if stored[key] != summary.get(key)
+            if key.partition("/")[0] not in ASKED  # which the run may have left open
+        ),
     )

@@ -148,7 +148,7 @@ def _times(summary: Mapping[str, float]) -> Table:
 def _lines(summary: Mapping[str, float]) -> Sequence[str]:
     read_for_nothing = sum(summary.get(key, 0) for key in READ_FOR_NOTHING)
     lines = [
-        f"computed   {_shares(summary, 'computed/{}_tokens', REASONS)}",
+        f"computed   {_reasons(summary)}",
         f"queue      {_shares(summary, 'request/queue_{}_s_mean', CAUSES)}",
         f"load       {loads(summary)}",
         f"price      {summary['gpu/prefill_seconds_per_request']:.4g} GPU-seconds a request in "
@@ -171,6 +171,12 @@ def _lines(summary: Mapping[str, float]) -> Sequence[str]:
     oracles = [key for key in summary if key.startswith("oracle/")]
     lines += [f"oracle     {key.removeprefix('oracle/')} {summary[key]:.4g}" for key in oracles]
     return lines
+
+
+def _reasons(summary: Mapping[str, float]) -> str:
+    if summary["computed/not_asked_tokens"]:
+        return "engine.explain=true says why, and so does `python -m experiments.explain`"
+    return _shares(summary, "computed/{}_tokens", REASONS)
 
 
 def _shares(summary: Mapping[str, float], key: str, names: Iterable[str]) -> str:

@@ -184,7 +184,7 @@ class Engine:
             self._horizon = min(run.ends.look(0), self._last)
             for extend in self._batch.extends:
                 if extend.job.first_token_ns is None:
-                    extend.job.prefill_ns["fence"] += now_ns - self._planned_ns
+                    extend.job.fence_ns += now_ns - self._planned_ns
                     extend.job.load_back_ns += run.load_stall_ns
             self._started_ns = now_ns
             self._stall_ns = run.load_stall_ns
@@ -240,8 +240,8 @@ class Engine:
             if job.first_token_ns is None:
                 all_tokens = num_tokens + len(batch.decodes)
                 own_ns = computing_ns * (extend.end - extend.start) // all_tokens
-                job.prefill_ns["own"] += own_ns
-                job.prefill_ns["shared"] += computing_ns - own_ns
+                job.own_ns += own_ns
+                job.shared_ns += computing_ns - own_ns
 
     def _count_backlog(self, now_ns: int) -> None:
         if self._backlog_since_ns is not None:

@@ -9,8 +9,9 @@ from hicache.clock import SECOND_NS
 from hicache.engine.loop import Engine
 from hicache.request import Request
 from hicache.results.chronicle import Chronicle
-from hicache.results.metrics import Progress, RequestRecord, Row, Status, check
+from hicache.results.metrics import PREFILL_CAUSES, Progress, RequestRecord, Row, Status, check
 from hicache.scheduler.job import Job
+from hicache.scheduler.queue_waits import CAUSES
 
 TIER_TOKENS = ("device_hit", "host_hit", "storage_hit", "computed")
 PROGRESS_EVERY = 100  # requests
@@ -116,10 +117,8 @@ class Recorder:
         admitted_ns = until_ns if job.admitted_ns is None else job.admitted_ns
         load_back_ns = min(job.load_back_ns, until_ns - admitted_ns)
         prefill_ns = until_ns - admitted_ns - load_back_ns
-        prefill_for_ns = {cause: ns for cause, ns in job.prefill_ns.items() if ns}
-        stalled_ns = prefill_ns - sum(prefill_for_ns.values())
-        if stalled_ns:
-            prefill_for_ns["stalled"] = stalled_ns
+        known_ns = (job.own_ns, job.shared_ns, job.fence_ns)
+        parts_ns = zip(PREFILL_CAUSES, (*known_ns, prefill_ns - sum(known_ns)), strict=True)
         self._record(
             RequestRecord(
                 id=request.id,
@@ -142,11 +141,13 @@ class Recorder:
                 window_missing_len=_missing_len(job.spans[0], SWA),
                 state_missing_len=_missing_len(job.spans[0], MAMBA),
                 queue_ns=admitted_ns - job.submitted_ns - job.storage_wait_ns,
-                queue_for_ns={cause: ns for cause, ns in job.queue_ns.items() if ns},
+                queue_for_ns={
+                    cause: ns for cause, ns in zip(CAUSES, job.queue_ns, strict=True) if ns
+                },
                 storage_wait_ns=job.storage_wait_ns,
                 load_back_ns=load_back_ns,
                 prefill_ns=prefill_ns,
-                prefill_for_ns=prefill_for_ns,
+                prefill_for_ns={cause: ns for cause, ns in parts_ns if ns},
                 retractions=job.retractions,
                 num_steps=job.num_steps,
             )

@@ -1,7 +1,5 @@
 """A request inside an engine: how far it is, and where its time and tokens went."""
 
-from collections import Counter
-
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.reasons.judge import Case
 from hicache.cache.reasons.table import Span
@@ -31,6 +29,7 @@ class Job:
         "defer_reason",
         "device_len",
         "failed_prompts",
+        "fence_ns",
         "first_token_ns",
         "host_len",
         "kv_len",
@@ -38,9 +37,9 @@ class Job:
         "looked_ns",
         "num_steps",
         "number",
+        "own_ns",
         "prefetch",
         "prefetched",
-        "prefill_ns",
         "queue_mark",
         "queue_ns",
         "rank",
@@ -49,6 +48,7 @@ class Job:
         "retractions",
         "saves",
         "sequence",
+        "shared_ns",
         "spans",
         "storage_len",
         "storage_wait_ns",
@@ -84,9 +84,11 @@ class Job:
         self.storage_waits: list[tuple[int, int]] = []  # its parts: (from, to)
         self.load_back_ns = 0
         # by cause, up to its first admission; the mark: of when it last began to wait for them
-        self.queue_ns: Counter[str] = Counter()
+        self.queue_ns = [0] * len(CAUSES)
         self.queue_mark: Mark | None = None
-        self.prefill_ns: Counter[str] = Counter()  # up to its first token: in steps, and before
+        # up to its first token: steps by its share of their tokens, by that of others, and copies
+        # that a step had to wait for
+        self.own_ns = self.shared_ns = self.fence_ns = 0
         self.admitted_ns: int | None = None  # the first admission
         self.first_token_ns: int | None = None
         self.retractions = 0
@@ -115,8 +117,8 @@ class Job:
     def end_queue(self, mark: Mark) -> None:
         """Until now, if it did."""
         if self.queue_mark is not None:
-            for cause, since, now in zip(CAUSES, self.queue_mark, mark, strict=True):
-                self.queue_ns[cause] += now - since
+            parts = zip(self.queue_ns, self.queue_mark, mark, strict=True)
+            self.queue_ns = [spent + now - since for spent, since, now in parts]
             self.queue_mark = None
 
     def end_wait(self, now_ns: int) -> None:

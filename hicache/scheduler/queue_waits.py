@@ -19,7 +19,11 @@ CAUSES = {
     "scan_limit": "a look: too many before it waited for storage (scheduler.scan_limit)",
 }
 
-Mark = tuple[int, ...]  # nanoseconds by cause
+Mark = list[int]  # nanoseconds by cause
+_PLACES = {cause: place for place, cause in enumerate(CAUSES)}
+
+
+STEP = _PLACES["step"]
 
 
 class Turn(NamedTuple):
@@ -35,20 +39,22 @@ class QueueWaits:
 
     def __init__(self) -> None:
         self.turns: list[Turn] | None = None  # if they are kept
-        self._spent = dict.fromkeys(CAUSES, 0)
+        self._spent = [0] * len(CAUSES)
         self._cause = "step"
         self._first: int | None = None
         self._since_ns = 0
 
     def turn(self, now_ns: int, cause: str, first: int | None = None) -> None:
         """From now on they wait for this; `first`: the request that there is no room for."""
-        self._spent[self._cause] += now_ns - self._since_ns
-        self._since_ns = now_ns
+        if now_ns != self._since_ns:
+            self._spent[_PLACES[self._cause]] += now_ns - self._since_ns
+            self._since_ns = now_ns
         if self.turns is not None and (cause, first) != (self._cause, self._first):
             self.turns.append(Turn(now_ns, cause, first))
         self._cause, self._first = cause, first
 
     def mark(self, now_ns: int) -> Mark:
         """What it has come to."""
-        self.turn(now_ns, self._cause, self._first)
-        return tuple(self._spent.values())
+        if now_ns != self._since_ns:
+            self.turn(now_ns, self._cause, self._first)
+        return self._spent.copy()

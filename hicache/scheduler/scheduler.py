@@ -24,7 +24,7 @@ from hicache.scheduler.decision import Admit, Decision, Defer, Reason, Reject
 from hicache.scheduler.decoding import must_evict, steps_with_pages
 from hicache.scheduler.job import Job
 from hicache.scheduler.order import ORDERS, ServiceOrder
-from hicache.scheduler.queue_waits import QueueWaits
+from hicache.scheduler.queue_waits import STEP, QueueWaits
 
 MAX_RESTARTS = 3  # of a prompt that runs out of pages half way, with nobody else here
 MAX_JUMP = 64  # decode steps planned at once; most jumps are cut at about 8
@@ -120,7 +120,7 @@ class Scheduler:
                 job.prefetched = (start, start + prefetch.num_pages * self._page)
         job.rank = (self._order.rank(job, match), job.number)
         job.looked_ns = now_ns
-        job.queue_ns["step"] = now_ns - came_ns
+        job.queue_ns[STEP] = now_ns - came_ns
         job.begin_queue(self.queue_waits.mark(now_ns))
         insort(self.waiting, (job.rank, job))
         return job

@@ -75,7 +75,7 @@ def try_choices(choices: Choices, limit: int | None = None) -> Trial:
 def _run(
     plan: Plan, *, checks: bool = True, jump: bool = True, names: type[Digests] | None = None
 ) -> Trial:
-    engine = replace(plan.config.engine, check_invariants=checks, jump=jump)
+    engine = replace(plan.config.engine, check_invariants=checks, jump=jump, explain=True)
     rows: list[Row] = []
 
     def watch(progress: Progress) -> None:

@@ -89,8 +89,10 @@ class Score:
             "first_token_ns": 2600,
             "storage_wait_ns": 200,
             "load_back_ns": 50,
-            "queue_ns": Counter(step=150, chunk=250, tokens=0),
-            "prefill_ns": Counter(own=200, shared=50),
+            "queue_ns": [150, 250, 0, 0, 0, 0, 0, 0],
+            "own_ns": 200,
+            "shared_ns": 50,
+            "fence_ns": 0,
             "spans": ([Span(90, 99, "first_seen"), Span(99, 100, "last_token")], []),
             "device_len": 40,
             "host_len": 30,
@@ -130,7 +132,7 @@ def test_the_parts_of_a_record_have_parts_of_their_own() -> None:
 
 def test_a_load_back_counts_no_longer_than_the_first_token_was_waited_for() -> None:
     score = Score()
-    score.finish(3, load_back_ns=4000, prefill_ns=Counter())
+    score.finish(3, load_back_ns=4000, own_ns=0, shared_ns=0)
     (record,) = score.recorder.records
     assert (record.load_back_ns, record.prefill_ns) == (1000, 0)
 
@@ -153,7 +155,7 @@ def test_whoever_waits_for_a_rejected_request_is_rejected_with_it() -> None:
 
 def test_of_a_request_that_was_given_up_the_parts_go_up_to_then() -> None:
     score = Score()
-    never = {"queue_ns": Counter(step=800), "prefill_ns": Counter(), "spans": ([], [])}
+    never = {"queue_ns": [800] + [0] * 7, "own_ns": 0, "shared_ns": 0, "spans": ([], [])}
     score.give_up(3, at_ns=2000, first_token_ns=None, decoded=0)
     score.give_up(4, at_ns=2000, first_token_ns=None, admitted_ns=None, decoded=0, **never)
     score.give_up(5, decoded=2)

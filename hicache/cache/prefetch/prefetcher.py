@@ -15,6 +15,7 @@ from hicache.cache.prefetch.prefetch import Phase, Prefetch
 from hicache.cache.prefetch.rates import RateEstimator
 from hicache.cache.prefetch.stop import POLICIES, StopPolicy
 from hicache.cache.prefix_cache import PrefixCache
+from hicache.cache.tree.census import Stored
 from hicache.cache.tree.fates import Pressure
 from hicache.cache.tree.match import MatchResult
 from hicache.cache.tree.node import FULL, HOST, KINDS, MAMBA, SWA
@@ -226,6 +227,9 @@ class Prefetcher:
         prefetch.answered_ns = fates.now_ns
         if chain is None or not prefetch.restorable:
             return
+        last = prefetch.start_page + prefetch.restorable[-1] - 1
+        if fates.census.stored[FULL][chain.numbers[last]] == Stored.written:
+            return  # as in every run that filled its storage itself
         ends = prefetch.start_page + np.array(prefetch.restorable)
         fates.find(chain.numbers[prefetch.start_page : ends[-1]], FULL)
         if prefetch.has_state:

@@ -509,6 +509,7 @@ class EngineConfig:
     """The serving loop."""
 
     jump: bool = True  # take runs of decode steps at once; the result is the same without
+    explain: bool = True  # find a reason for every computed token; nothing else depends on it
     check_invariants: bool = False  # check every law after every step
 
 

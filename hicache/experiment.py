@@ -2,7 +2,7 @@
 
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -10,8 +10,12 @@ from hicache.cache import invariants
 from hicache.cache.named import LENGTHS, RANKING, make_policy
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
+from hicache.cache.reasons.inquest import Setting
+from hicache.cache.reasons.judge import Judge
 from hicache.cache.tiers.capacity import Capacity, capacities, make_pools, page_bytes
+from hicache.cache.tree.census import Census
 from hicache.cache.tree.eviction import POLICIES, EvictionPolicy
+from hicache.cache.tree.fates import Fates
 from hicache.cache.tree.keys import Digests, Numbers, PageNames
 from hicache.cache.tree.node import FULL, KIND_NAMES, MAMBA, SWA
 from hicache.cache.tree.radix_tree import RadixTree
@@ -21,11 +25,12 @@ from hicache.engine.loop import Engine, serve
 from hicache.engine.ranks.lockstep import RankedEngine, lockstep
 from hicache.engine.routing import ROUTERS
 from hicache.engine.runtime import Runtime, SimulatedRuntime, make_runtime
-from hicache.engine.warm import warm_storage
+from hicache.engine.warm import warm_census, warm_storage
 from hicache.executor.simulated.cost import CostModel
 from hicache.models import GIB, ComponentKind
 from hicache.models.shapes import describe
-from hicache.request import Request
+from hicache.request import Request, TokenSpans
+from hicache.results.chronicle import Chronicle
 from hicache.results.keys import COUNTERS
 from hicache.results.metrics import REQUIRED_MEASURES, Progress, RequestRecord, Result
 from hicache.results.recorder import Recorder
@@ -46,8 +51,11 @@ def run(
     *,
     workload: Workload | None = None,
     progress: Callable[[Progress], None] | None = None,
+    chronicle: Chronicle | None = None,
 ) -> Result:
     """One run of `config`, of `workload` in place of the one it names if one is given.
+
+    `chronicle`: takes down what happens.
 
     Raises:
         ValueError: a value that cannot be used, named.
@@ -70,11 +78,27 @@ def run(
     runtime = make_runtime(config, cost=cost, sizes=sizes, device=device, host=host, tp=tp)
     num_ranks = config.parallel.ranks
     num_engines = config.parallel.replicas * num_ranks
-    names = _page_names(config, workload)
+    pages = page_numbers(workload.requests, config.cache.page_size)
+    names = _page_names(config, pages)
+    census = Census(pages, config.cache.page_size) if config.engine.explain else None
     parts = [
-        _engine(config, names, cost=cost, runtime=runtime, sizes=sizes, device=device, host=host)
-        for _ in range(num_engines)
+        _engine(
+            config,
+            names,
+            # ranks decide alike, so the first one speaks for all
+            census if number % num_ranks == 0 else None,
+            cost=cost,
+            runtime=runtime,
+            sizes=sizes,
+            device=device,
+            host=host,
+            names_evictions=chronicle is not None,
+        )
+        for number in range(num_engines)
     ]
+    if chronicle is not None:
+        for number, part in enumerate(parts[::num_ranks]):
+            part.executor = chronicle.watch(part, number, part.executor)
     engines = parts
     if num_ranks > 1:
         engines = [
@@ -89,6 +113,7 @@ def run(
             )
         for storage in runtime.storages:
             warm_storage(storage.engine, workload.requests, parts[0].cache.tree)
+        warm_census(workload.requests, parts[0].cache.tree)
     feeder = _feeder(config, workload)
     recorder = Recorder(
         engines,
@@ -97,6 +122,7 @@ def run(
         warm_up_s=config.workload.warm_up_s,
         progress=progress,
         counters=[runtime.counters],
+        chronicle=chronicle,
     )
     collects = gc.isenabled()
     gc.disable()  # the loop leaves no cycles behind, and looking for them took 5 % of its time
@@ -105,7 +131,7 @@ def run(
             engines,
             feeder,
             clock=runtime.clock,
-            io=runtime.io,
+            io=runtime.io if chronicle is None else chronicle.watch_io(runtime.io),
             router=ROUTERS[config.parallel.router](),
             observer=recorder,
             patience_ns=patience_of(workload.requests, config.workload, seed=config.seed),
@@ -183,22 +209,24 @@ def _cold_load(workload: Workload, cost: CostModel, num_engines: int) -> float:
     return _utilisation(cost, lengths, span_s, num_engines)
 
 
-def _page_names(config: ExperimentConfig, workload: Workload) -> PageNames:
+def _page_names(config: ExperimentConfig, pages: Mapping[int, TokenSpans]) -> PageNames:
     """Numbers, where no page outlives the run."""
     if config.executor.kind == "simulated":
-        return Numbers(page_numbers(workload.requests, config.cache.page_size))
+        return Numbers(pages)
     return Digests(config.cache.page_size)
 
 
 def _engine(
     config: ExperimentConfig,
     names: PageNames,
+    census: Census | None,
     *,
     cost: CostModel,
     runtime: Runtime,
     sizes: tuple[int, int, int],
     device: Capacity,
     host: Capacity,
+    names_evictions: bool,
 ) -> Engine:
     model, cache_config = config.model, config.cache
     policy: EvictionPolicy = make_policy(
@@ -217,6 +245,7 @@ def _engine(
         split_refreshes=cache_config.split_refreshes,
         leaving_refreshes=cache_config.leaving_refreshes,
         reclaims_duplicates=cache_config.write_policy is WritePolicy.write_back,
+        fates=Fates(census),
     )
     has_storage = runtime.has_storage
     cache = PrefixCache(
@@ -235,6 +264,15 @@ def _engine(
         capacity = host.counts[FULL]
         tokens = None if capacity is None else capacity * cache_config.page_size
         prefetcher = Prefetcher(cache, config.prefetch, tokens)
+    setting = Setting(
+        page_size=tree.page_size,
+        window_pages=tree.window_pages,
+        has_states=tree.has_states,
+        has_storage=has_storage,
+        prefetch_threshold=config.prefetch.threshold,
+        load_back_threshold=cache_config.load_back_threshold,
+        names_evictions=names_evictions,
+    )
     is_real = config.executor.kind != "simulated"
     scheduler = Scheduler(
         cache,
@@ -253,6 +291,7 @@ def _engine(
         may_jump=config.engine.jump and not is_real,
         takes_decode_pages_first=is_real,
         estimate_s=cost.prefill_s,
+        judge=None if census is None else Judge(tree.fates, setting),
     )
     check = _check if config.engine.check_invariants else None
     return Engine(cache, prefetcher, scheduler, runtime.executor(cache), check=check)

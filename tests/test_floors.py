@@ -22,12 +22,29 @@ FLOORS = [
 NEIGHBOURS = {("hicache.config", "hicache.models"), ("hicache.executor", "hicache.scheduler")}
 # the rooms of a package in order: what is inside one uses itself and those before it
 ROOMS = {
-    "hicache.cache": ["pages", "named", "tree", "tiers", "prefix_cache", "prefetch", "invariants"],
+    "hicache.cache": [
+        "pages",
+        "named",
+        "tree",
+        "tiers",
+        "prefix_cache",
+        "prefetch",
+        "reasons",
+        "invariants",
+    ],
     "hicache.executor": ["completions", "storage_script", "simulated", "real"],
     "hicache.engine": ["ports", "hang_ups", "loop", "routing", "warm", "ranks", "runtime"],
     "hicache.storage": ["base", "digest", "guards", "engines", "build", "bench", "integrations"],
-    "hicache.results": ["metrics", "keys", "verdict", "tracking", "report", "recorder"],
-    "experiments": ["tables", "launch", "studies"],
+    "hicache.results": [
+        "metrics",
+        "keys",
+        "verdict",
+        "tracking",
+        "report",
+        "chronicle",
+        "recorder",
+    ],
+    "experiments": ["tables", "launch", "explain", "studies"],
 }
 # what only some may import, wherever in a module the import stands
 ONLY_IN = {

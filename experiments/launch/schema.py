@@ -99,6 +99,22 @@ def to_config(cfg: DictConfig) -> ExperimentConfig:
     missing = sorted(key for key in OmegaConf.missing_keys(cfg) if not key.startswith("hydra"))
     if missing:
         raise ValueError(f"no value was given for {', '.join(missing)}")
+    return _frozen(cfg)
+
+
+def stored_config(file: Path) -> ExperimentConfig:
+    """What a run was configured with, from the `config.yaml` that it left.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: it names a knob that there is no more.
+    """
+    cfg = _writable(ExperimentConfig)
+    cfg.merge_with(OmegaConf.load(file))
+    return _frozen(cfg)
+
+
+def _frozen(cfg: DictConfig) -> ExperimentConfig:
     _refuse_unknown(cfg, ExperimentConfig, "")
     config = OmegaConf.to_object(cfg)
     assert isinstance(config, ExperimentConfig)

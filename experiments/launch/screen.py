@@ -1,6 +1,6 @@
 """What a run says on the terminal when it is done: where every token came from, and the price."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich import box
 from rich.table import Table
@@ -8,8 +8,10 @@ from rich.text import Text
 
 from experiments.launch.job import Outcome
 from experiments.tables.console import console, show_table
+from hicache.cache.reasons.table import REASONS
 from hicache.results.metrics import TTFT_PARTS
 from hicache.results.verdict import CLEAN, in_short, loads, objections
+from hicache.scheduler.queue_waits import CAUSES
 
 BAR_WIDTH = 28
 TIERS = (
@@ -146,6 +148,8 @@ def _times(summary: Mapping[str, float]) -> Table:
 def _lines(summary: Mapping[str, float]) -> Sequence[str]:
     read_for_nothing = sum(summary.get(key, 0) for key in READ_FOR_NOTHING)
     lines = [
+        f"computed   {_shares(summary, 'computed/{}_tokens', REASONS)}",
+        f"queue      {_shares(summary, 'request/queue_{}_s_mean', CAUSES)}",
         f"load       {loads(summary)}",
         f"price      {summary['gpu/prefill_seconds_per_request']:.4g} GPU-seconds a request in "
         f"prefill, {summary['gpu/seconds_per_request']:.4g} with decode, "
@@ -167,3 +171,15 @@ def _lines(summary: Mapping[str, float]) -> Sequence[str]:
     oracles = [key for key in summary if key.startswith("oracle/")]
     lines += [f"oracle     {key.removeprefix('oracle/')} {summary[key]:.4g}" for key in oracles]
     return lines
+
+
+def _shares(summary: Mapping[str, float], key: str, names: Iterable[str]) -> str:
+    """The parts that a key with a place for these names has, as shares of their sum."""
+    parts = {name: summary[key.format(name)] for name in names}
+    total = sum(parts.values())
+    told = [
+        f"{part / total:.0%} {name.replace('_', ' ')}"
+        for name, part in sorted(parts.items(), key=lambda each: -each[1])
+        if part >= 0.005 * total > 0
+    ]
+    return ", ".join(told) or "nothing"

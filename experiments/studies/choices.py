@@ -20,6 +20,7 @@ from experiments.launch.schema import config_of
 from hicache import experiment
 from hicache.executor.simulated.cost import CostModel
 from hicache.results.metrics import summarize
+from hicache.results.verdict import in_short, objections
 
 BASE = (
     "workload=mooncake_conversation model=llama3_8b parallel.tp=4 "
@@ -289,16 +290,20 @@ def main() -> None:
     parser.add_argument("--only", help="choices whose name holds this")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    lines = ["| choice | metric | with it | without it | change |", "|---|---|---|---|---|"]
+    headings = ("choice", "metric", "with it", "without it", "change", "verdict")
+    lines = [f"| {' | '.join(headings)} |", "|---" * len(headings) + "|"]
     for choice in CHOICES:
         if options.only is not None and options.only not in choice.name:
             continue
-        with_it = measure(choice, choice.with_it, options.limit)
-        without = measure(choice, choice.without, options.limit)
+        summaries = [
+            measure(choice, run, options.limit) for run in (choice.with_it, choice.without)
+        ]
+        with_it, without = (summary[choice.metric] for summary in summaries)
         change = f"{without / with_it - 1:+.1%}" if with_it else f"{without:+.3g}"
+        verdict = in_short(objections(summaries))
         lines.append(
             f"| {choice.name} | `{choice.metric}` | {with_it:.4g} ({choice.with_it.says}) "
-            f"| {without:.4g} ({choice.without.says}) | {change} |"
+            f"| {without:.4g} ({choice.without.says}) | {change} | {verdict} |"
         )
         print(lines[-1])
         sys.stdout.flush()
@@ -306,13 +311,13 @@ def main() -> None:
         options.out.write_text("\n".join(lines) + "\n")
 
 
-def measure(choice: Choice, run: Run, limit: int) -> float:
-    """The choice's metric of one of its runs."""
+def measure(choice: Choice, run: Run, limit: int) -> dict[str, float | int]:
+    """The summary of one of the choice's runs."""
     overrides = f"{BASE} workload.limit={limit} {choice.both} {run.overrides}".split()
     config = config_of(*overrides)
     with run.patch():
         result = experiment.run(config)
-    return summarize(result.records, result.measures)[choice.metric]
+    return summarize(result.records, result.measures)
 
 
 if __name__ == "__main__":

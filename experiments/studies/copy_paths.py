@@ -1,5 +1,6 @@
 """The study of copy paths, told: its rows, their table, the conclusions they allow, a figure."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
@@ -9,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.tables.sweep_figure import COLOURS
+from hicache.results.verdict import CLEAN
 
 PATHS = {
     "copy_memcpy": "batched memcpy",
@@ -42,6 +44,7 @@ class Row(NamedTuple):
     rho: float
     host_hit_tokens: int
     load_back_bytes: int
+    verdict: str  # the conditions that speak against this run
 
 
 def spread(rows: Iterable[Row], field: str) -> tuple[float, float, float]:
@@ -88,6 +91,13 @@ def table(rows: Sequence[Row]) -> str:
             ]
             lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def verdict_on(rows: Sequence[Row]) -> str:
+    """What speaks against these runs, and against how many of them."""
+    counts = Counter(name for row in rows for name in row.verdict.split(", ") if name)
+    told = "; ".join(f"{name} ({count} of {len(rows)} runs)" for name, count in counts.items())
+    return f"verdict: {told or CLEAN}"
 
 
 def conclusions(rows: Sequence[Row]) -> list[str]:
@@ -150,7 +160,7 @@ def draw(rows: Sequence[Row]) -> Figure:
     figure.suptitle(
         "What the copy path buys: simulated time on modelled H200s, medians and range of "
         f"{num_seeds} seeds, goodput of the first\nhatched: the path's curve is modelled; pieces "
-        "below the smallest that was measured take as long as that one",
+        f"below the smallest that was measured take as long as that one\n{verdict_on(rows)}",
         x=0.01,
         ha="left",
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 
 from experiments.tables.groups import StoredRun, load_runs
+from hicache.results.verdict import in_short, objections
 
 FAULT, STOP, ENGINE = "storage.faults.preset", "prefetch.stop", "storage.kind"
 
@@ -18,7 +19,7 @@ def fault_table(runs: Sequence[StoredRun]) -> str:
     """One row for each fault and engine, and for each stop policy the mean and p95 TTFT and hits.
 
     Cells: mean TTFT / its 95th percentile in seconds, and the share of prompt tokens not computed.
-    Engines whose cells are all equal share a row.
+    Engines whose cells are all equal share a row. What speaks against any run stands below.
     """
     stops = list(dict.fromkeys(str(run.config[STOP]) for run in runs))
     cells = {
@@ -31,7 +32,8 @@ def fault_table(runs: Sequence[StoredRun]) -> str:
         engines.setdefault(cells_of_row, []).append(engine)
     rows = [[", ".join(names), *cells_of_row] for cells_of_row, names in engines.items()]
     table = pd.DataFrame(rows, columns=["engine", "fault", *stops])
-    return str(table.to_markdown(index=False, disable_numparse=True))
+    verdict = in_short(objections([run.summary for run in runs]))
+    return f"{table.to_markdown(index=False, disable_numparse=True)}\n\nverdict: {verdict}"
 
 
 def _cell(summary: dict[str, float]) -> str:

@@ -19,13 +19,23 @@ from pathlib import Path
 from typing import NamedTuple
 
 from experiments.launch.schema import config_of
-from experiments.studies.copy_paths import NO_HOST, PATHS, Row, conclusions, draw, summary_of, table
+from experiments.studies.copy_paths import (
+    NO_HOST,
+    PATHS,
+    Row,
+    conclusions,
+    draw,
+    summary_of,
+    table,
+    verdict_on,
+)
 from experiments.studies.max_rate import Objective, max_rate
 from hicache import experiment
 from hicache.config import ExperimentConfig
 from hicache.executor.simulated.links import CopyPath, pcie_rate
 from hicache.results.metrics import summarize
 from hicache.results.tracking import write_json
+from hicache.results.verdict import objections
 
 NUM_SEEDS = 3
 CONVERSATION = ("workload=mooncake_conversation", "parallel.tp=4")
@@ -91,7 +101,8 @@ def carry_out(config: ExperimentConfig, out_dir: Path) -> None:
     with (out_dir / "rows.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerows([Row._fields, *rows])
-    text = table(rows) + "\n\n" + "\n".join(f"- {line}" for line in conclusions(rows)) + "\n"
+    told = [*conclusions(rows), verdict_on(rows)]
+    text = table(rows) + "\n\n" + "\n".join(f"- {line}" for line in told) + "\n"
     (out_dir / "table.md").write_text(text)
     write_json(out_dir / "summary.json", summary_of(rows))
     draw(rows).savefig(out_dir / "kernel_to_ttft.png", dpi=150)
@@ -127,6 +138,7 @@ def measure(
         rho=summary["load/rho_gpu"],
         host_hit_tokens=int(summary["cache/host_hit_tokens"]),
         load_back_bytes=int(summary["transfer/load_back_bytes"]),
+        verdict=", ".join(each.name for each in objections([summary])),
     )
 
 

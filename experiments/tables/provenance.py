@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 import hicache
-from hicache.config import ExperimentConfig, StorageConfig
+from hicache.config import ExperimentConfig, StorageConfig, WorkloadConfig
 from hicache.results.tracking import write_json
 from hicache.workload.build import TRACES
 from hicache.workload.data import find_trace
@@ -52,7 +52,10 @@ def changed_since(stored: Mapping[str, object], config: ExperimentConfig) -> lis
     """
     now = _provenance(config)
     then, wanted = sources_of(stored), sources_of(now)
-    changed = [name for name, digest in wanted.items() if then.get(name) != digest]
+    classes = [knob for knob, name in _policies(config) if ":" in name]
+    # a class whose module cannot be read now is another one too
+    names = dict.fromkeys([*wanted, *classes])
+    changed = [name for name in names if name not in wanted or then.get(name) != wanted[name]]
     return changed + [name for name in VERSIONS if stored.get(name) != now.get(name)]
 
 
@@ -113,10 +116,12 @@ def _trace(config: ExperimentConfig) -> dict[str, str]:
 
 
 def _policies(config: object, prefix: str = "") -> Iterator[tuple[str, str]]:
-    # a knob that names a policy has its `_args` beside it; an engine of storage has none
+    # a knob that names a policy has its `_args` beside it; these two have none
     assert is_dataclass(config)
     if isinstance(config, StorageConfig):
         yield f"{prefix}kind", config.kind
+    if isinstance(config, WorkloadConfig) and config.tokenizer is not None:
+        yield f"{prefix}tokenizer", config.tokenizer
     names = {item.name for item in fields(config)}
     for name in sorted(names):
         value = getattr(config, name)

@@ -16,6 +16,7 @@ from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.transfer import Reported
 from hicache.clock import Clock
+from hicache.config import WritePolicy
 from hicache.engine.hang_ups import HangUps
 from hicache.engine.ports import Executor, Io, Observer
 from hicache.executor.completions import StepEnds
@@ -48,10 +49,11 @@ class Engine:
         self._delivered: list[Reported | Prefetch] = []
         self._batch: Batch | None = None  # under way, or held by a fence
         self._ends: StepEnds | None = None  # of its steps, once it is under way
-        # of these: the first not taken in, the last that is looked at, and the last of the run
-        self._first = self._seen = self._last = 0
+        # of these: the first not taken in, the last one looked at so far, and the last of the run
+        self._first = self._horizon = self._last = 0
         self._deadline_ns: int | None = None  # of those that wait
-        self._started_ns = 0
+        self._planned_ns = self._started_ns = 0
+        self._stall_ns = 0  # of the step at hand: waiting for load-backs
         self._backlog_ns = 0
         self._backlog_since_ns: int | None = None  # when the last plan left somebody out
         # whether anybody asks how far a read is, and may go on because of that
@@ -99,7 +101,7 @@ class Engine:
         ends = self._ends
         if ends is None:
             return
-        place = ends.first_from(now_ns, self._first, self._seen)
+        place = ends.first_from(now_ns, self._first, self._horizon)
         if place > self._first:
             outcome = self._commit(place - self._first, ends[place - 1])
             assert not outcome.finished, "a run goes on after an answer is complete"
@@ -108,12 +110,12 @@ class Engine:
     def interrupt(self, now_ns: int) -> None:
         """End the run of steps at hand at the first boundary from now on."""
         if self._ends is not None:
-            self._last = self._seen = self._ends.first_from(now_ns, self._first, self._seen)
+            self._last = self._horizon = self._ends.first_from(now_ns, self._first, self._horizon)
 
     @property
     def step_end_ns(self) -> int | None:
         """When the steps at hand end, as far as they are looked at; None if none is under way."""
-        return None if self._ends is None else self._ends[self._seen]
+        return None if self._ends is None else self._ends[self._horizon]
 
     def next_wake_ns(self, now_ns: int) -> int | None:
         """When this engine has something to do by itself."""
@@ -152,21 +154,23 @@ class Engine:
     def wake(self, now_ns: int) -> Outcome:
         """End the step that ends now, take in what has happened, and begin the next one."""
         outcome = Outcome()
+        self.cache.tree.fates.now_ns = now_ns
         end = self.step_end_ns
+        was_held = self._batch is not None and end is None
         if end is not None:
             if end > now_ns:
                 self.interrupt(now_ns)  # a deadline has passed
                 return outcome
             is_late = self._deadline_ns is not None and self._deadline_ns <= now_ns
-            if self._ends is not None and self._seen < self._last and not is_late:
-                self._seen = min(self._ends.look(self._seen + 1), self._last)
+            if self._ends is not None and self._horizon < self._last and not is_late:
+                self._horizon = min(self._ends.look(self._horizon + 1), self._last)
                 return outcome
             outcome = self._end_step(now_ns)
         self._take_in(now_ns)
-        was_held = self._batch is not None
-        if not was_held:
+        if self._batch is None:
             self._count_backlog(now_ns)
             self._batch = self.scheduler.plan(now_ns)
+            self._planned_ns = now_ns
             self._backlog_since_ns = now_ns if self.scheduler.has_backlog else None
             ended = self.scheduler.take_ended()
             outcome.rejected += ended.rejected
@@ -174,26 +178,47 @@ class Engine:
         self._hand_out(now_ns)
         if self._batch is not None and not self.executor.is_fenced:
             run = self.executor.forward(self._batch, now_ns)
-            self._started_ns = now_ns
             # whoever came while it was held has not been looked at
             self._ends, self._first = run.ends, 0
             self._last = 0 if was_held else self._batch.num_steps - 1
-            self._seen = min(run.ends.look(0), self._last)
+            self._horizon = min(run.ends.look(0), self._last)
             for extend in self._batch.extends:
                 if extend.job.first_token_ns is None:
+                    extend.job.prefill_ns["fence"] += now_ns - self._planned_ns
                     extend.job.load_back_ns += run.load_stall_ns
+            self._started_ns = now_ns
+            self._stall_ns = run.load_stall_ns
         if self.check is not None:
             self.check(self)
         return outcome
 
     def _end_step(self, now_ns: int) -> Outcome:
-        outcome = self._commit(self._seen + 1 - self._first, now_ns)
-        self._batch = self._ends = None
+        assert self._batch is not None
+        outcome = self._commit(self._horizon + 1 - self._first, now_ns)
+        num_left = self._batch.num_steps - (self._horizon + 1)
+        self._ends = None
+        if num_left and self._only_gained_room():
+            self._batch.num_steps = num_left
+        else:
+            self._batch = None
         return outcome
+
+    def _only_gained_room(self) -> bool:
+        """Whether what cut the run leaves the rest of it as it was planned: copies that are done.
+
+        A fence is none of them: under write_back the next step may need what they have freed.
+        """
+        scheduler = self.scheduler
+        if self._arrived or self._aborted or scheduler.waiting or scheduler.partial:
+            return False
+        if self.cache.write_policy is WritePolicy.write_back or not self._delivered:
+            return False
+        return not any(isinstance(done, Prefetch) for done in self._delivered)
 
     def _commit(self, num_steps: int, now_ns: int) -> Outcome:
         # the next steps of the batch, the last of which ends now
         assert self._batch is not None
+        self.cache.tree.fates.now_ns = now_ns
         self.num_steps += num_steps
         step_ns = now_ns - self._started_ns
         self._started_ns = now_ns
@@ -201,10 +226,22 @@ class Engine:
         counters["engine/busy_ns"] += step_ns
         if self._batch.extends:
             counters["engine/prefill_ns"] += step_ns
+            num_tokens = sum(extend.end - extend.start for extend in self._batch.extends)
+            self._share_out(self._batch, num_tokens, step_ns)
             if self.prefetcher is not None:
-                num_tokens = sum(extend.end - extend.start for extend in self._batch.extends)
                 self.prefetcher.rates.was_computed(num_tokens, step_ns)
         return self.scheduler.commit(self._batch, num_steps, now_ns)
+
+    def _share_out(self, batch: Batch, num_tokens: int, step_ns: int) -> None:
+        """What a step that extends prompts took of each: its own tokens' share, and the rest's."""
+        computing_ns = max(step_ns - self._stall_ns, 0)
+        for extend in batch.extends:
+            job = extend.job
+            if job.first_token_ns is None:
+                all_tokens = num_tokens + len(batch.decodes)
+                own_ns = computing_ns * (extend.end - extend.start) // all_tokens
+                job.prefill_ns["own"] += own_ns
+                job.prefill_ns["shared"] += computing_ns - own_ns
 
     def _count_backlog(self, now_ns: int) -> None:
         if self._backlog_since_ns is not None:

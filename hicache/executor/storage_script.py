@@ -7,6 +7,7 @@ engines in a thread, and the ranks of an engine agree on how far they are.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import compress
 
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tiers.transfer import StorageWrite
@@ -76,14 +77,13 @@ def write_script(work: StorageWrite, batch_pages: int) -> Iterator[Ask | Store]:
     """Pages in batches, without those that storage has; each batch is visible when written."""
     ask = Ask(work.keys)
     yield ask
-    missing = [
-        (key, item)
-        for key, item, is_there in zip(work.keys, work.pages, ask.present, strict=True)
-        if not is_there
-    ]
-    for first in range(0, len(missing), batch_pages):
-        batch = missing[first : first + batch_pages]
-        yield Store([key for key, _ in batch], [item for _, item in batch])
+    keys, items = work.keys, work.pages
+    if True in ask.present:
+        is_missing = [not is_there for is_there in ask.present]
+        keys, items = list(compress(keys, is_missing)), list(compress(items, is_missing))
+    for first in range(0, len(keys), batch_pages):
+        end = first + batch_pages
+        yield Store(keys[first:end], items[first:end])
 
 
 def _items(kind: int, page_ids: Iterable[int]) -> list[Item]:

@@ -10,66 +10,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
+from hicache.models.config_file import ConfigFile, blocks_of, layer_words
 from hicache.models.plausible import check_shape
 from hicache.models.shapes import ModelConfig, least_tp, tier_shares
-
-# by model_type, of the text model: what the class of the transformers package (5.23) takes where
-# the file says nothing
-KNOWN: dict[str, dict[str, object]] = {
-    "llama": {},
-    "mistral": {},
-    "mixtral": {},
-    "qwen2": {},
-    "qwen3": {},
-    "qwen3_moe": {},
-    "qwen3_vl_text": {},
-    "qwen3_vl_moe_text": {},
-    "qwen3_next": {"full_attention_interval": 4, "attn_output_gate": True},
-    "qwen3_5_text": {"full_attention_interval": 4, "attn_output_gate": True},
-    "qwen3_5_moe_text": {"full_attention_interval": 4, "attn_output_gate": True},
-    "gpt_oss": {},
-    "gemma3_text": {
-        "vocab_size": 262208,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "sliding_window_pattern": 6,
-        "tie_word_embeddings": True,
-        "max_position_embeddings": 131072,
-    },
-    "gemma4_text": {},
-    "minimax_m2": {},
-    "mimo": {},
-    "mimo_v2_flash": {},
-    "deepseek_v3": {},
-    "deepseek_v32": {},
-    "kimi_k2": {},
-    "glm_moe_dsa": {},
-    "nemotron_h": {},
-}
-# what these would change is not modelled
-NOT_MODELLED = (
-    "num_kv_shared_layers",
-    "hidden_size_per_layer_input",
-    "use_double_wide_mlp",
-    "indexer_types",
-)
-# where a file says what its layers are, and what its words are in `ModelConfig.pattern`
-LAYER_WORDS: dict[str, dict[object, str]] = {
-    "hybrid_override_pattern": {"*": "F", "M": "M", "-": "-", "E": "-"},
-    "layers_block_type": {"attention": "F", "mamba": "M", "mlp": "-", "moe": "-"},
-    "layer_types": {
-        "full_attention": "F",
-        "deepseek_sparse_attention": "F",
-        "sliding_attention": "S",
-        "linear_attention": "D",
-    },
-    "hybrid_layer_pattern": {0: "F", 1: "S"},
-}
-DTYPE_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
-MOST = 1 << 32  # of any number in such a file
 
 
 class _Heads(NamedTuple):
@@ -79,63 +24,6 @@ class _Heads(NamedTuple):
     kv: int
     head_dim: int
     value_dim: int
-
-
-class _File:
-    """The text part of one config.json; every number comes out of it checked."""
-
-    def __init__(self, config: Mapping[str, object], where: str) -> None:
-        text = config.get("text_config", config)
-        if not isinstance(text, Mapping):
-            raise ValueError(f"{where}: text_config must be an object, got {text!r}")
-        kind = text.get("model_type")
-        if kind not in KNOWN:
-            raise ValueError(
-                f"{where}: model_type must be one of {', '.join(KNOWN)}, got {kind!r}; any other "
-                f"model can be written by hand, as those in conf/model are"
-            )
-        self.where = where
-        self.kind = str(kind)
-        outer = {name: config[name] for name in OUTER if name in config}
-        # null says as little as nothing
-        said = {name: value for name, value in text.items() if value is not None}
-        self.values: dict[str, object] = {**KNOWN[self.kind], **outer, **said}
-        for name in NOT_MODELLED:
-            entries = self.values.get(name)
-            if entries and entries != ["full"] * self.count("num_hidden_layers"):
-                raise ValueError(f"{where}: {name} is not modelled, got {entries!r:.60}")
-
-    def has(self, name: str) -> bool:
-        """Whether the file says anything other than no to `name`."""
-        return bool(self.values.get(name))
-
-    def count(self, *names: str, default: int | None = None, least: int = 1) -> int:
-        """The integer of the first of `names` that the file has."""
-        name = next((name for name in names if name in self.values), None)
-        if name is None:
-            if default is None:
-                raise ValueError(f"{self.where}: {' or '.join(names)} is missing")
-            return default
-        value = self.values[name]
-        if type(value) is not int or not least <= value <= MOST:
-            raise ValueError(
-                f"{self.where}: {name} must be an integer between {least} and {MOST}, got {value!r}"
-            )
-        return value
-
-    def each_layer(self, name: str, num_layers: int) -> list[object]:
-        """A list (or text) with one entry for each layer."""
-        value = self.values[name]
-        if not isinstance(value, list | str) or len(value) != num_layers:
-            got = len(value) if isinstance(value, list | str) else repr(value)
-            raise ValueError(
-                f"{self.where}: {name} must have one entry for each of num_hidden_layers="
-                f"{num_layers}, got {got}"
-            )
-        return list(value)
-
-
-OUTER = ("quantization_config", "tie_word_embeddings", "torch_dtype", "dtype")
 
 
 def read_model(path: Path, given: Mapping[str, object]) -> ModelConfig:
@@ -148,21 +36,24 @@ def read_model(path: Path, given: Mapping[str, object]) -> ModelConfig:
         path /= "config.json"
     if not path.is_file():
         raise ValueError(f"model.from_hf: there is no file {path}")
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"model.from_hf: {path} is not JSON ({error})") from error
-    if not isinstance(config, dict):
-        raise ValueError(f"model.from_hf: {path} must hold an object, got {type(config).__name__}")
+    config = _json_object(path)
     beside = path.with_name("hf_quant_config.json")  # where ModelOpt says it
     if "quantization_config" not in config and beside.is_file():
-        config["quantization_config"] = json.loads(beside.read_text(encoding="utf-8"))[
-            "quantization"
-        ]
+        config["quantization_config"] = _json_object(beside).get("quantization")
     name = (
         path.resolve().parent.name if path.stem == "config" else path.stem.removesuffix("_config")
     )
     return derive_model(config, {"name": name, "source": str(path), **given})
+
+
+def _json_object(path: Path) -> dict[str, object]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"model.from_hf: {path} is not JSON ({error})") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"model.from_hf: {path} must hold an object, got {type(found).__name__}")
+    return found
 
 
 def derive_model(config: Mapping[str, object], given: Mapping[str, object]) -> ModelConfig:
@@ -171,8 +62,8 @@ def derive_model(config: Mapping[str, object], given: Mapping[str, object]) -> M
     Raises:
         ValueError: it is of a model that is not known, or a number in it is off.
     """
-    file = _File(config, f"model.from_hf: {given.get('source', 'config.json')}")
-    words = _layer_words(file)
+    file = ConfigFile(config, f"model.from_hf: {given.get('source', 'config.json')}")
+    words = layer_words(file)
     hidden = file.count("hidden_size")
     vocabulary = file.count("vocab_size") * hidden
     derived: dict[str, object] = {
@@ -201,41 +92,6 @@ def derive_model(config: Mapping[str, object], given: Mapping[str, object]) -> M
         raise ValueError(f"{file.where}: {error}") from error
 
 
-def _layer_words(file: _File) -> list[str]:
-    """The letter of `ModelConfig.pattern` for each layer."""
-    listed = file.values.get("layers_block_type", [])
-    num = file.count(
-        "num_hidden_layers", default=len(listed) if isinstance(listed, list) and listed else None
-    )
-    if num > 1000:
-        raise ValueError(f"{file.where}: num_hidden_layers must be at most 1000, got {num}")
-    for name, letters in LAYER_WORDS.items():
-        if name not in file.values:
-            continue
-        said = file.each_layer(name, num)
-        unknown = [entry for entry in said if entry not in letters]
-        if unknown:
-            raise ValueError(
-                f"{file.where}: {name} may hold {', '.join(map(str, letters))}, got {unknown[0]!r}"
-            )
-        return [letters[entry] for entry in said]
-    if file.kind == "nemotron_h":
-        raise ValueError(f"{file.where}: hybrid_override_pattern or layers_block_type is missing")
-    for name, letter in (("full_attention_interval", "D"), ("sliding_window_pattern", "S")):
-        if name in file.values:
-            every = file.count(name)
-            return [letter if layer % every else "F" for layer in range(1, num + 1)]
-    if file.has("sliding_window") and file.values.get("use_sliding_window", True):
-        return ["S"] * num
-    return ["F"] * num
-
-
-def _blocks(file: _File) -> list[object]:
-    """The blocks of a model that has one a layer, in the words of its file."""
-    blocks = file.values.get("hybrid_override_pattern", file.values.get("layers_block_type"))
-    return list(cast("list[object]", blocks))
-
-
 def _shortest(words: list[str]) -> str:
     """The shortest pattern that gives these layers when it is repeated."""
     num = len(words)
@@ -243,7 +99,7 @@ def _shortest(words: list[str]) -> str:
     return " ".join(words[:period])
 
 
-def _attention(file: _File, words: list[str]) -> dict[str, int]:
+def _attention(file: ConfigFile, words: list[str]) -> dict[str, int]:
     """Fields of the attention layers."""
     hidden = file.count("hidden_size")
     query = file.count("num_attention_heads")
@@ -306,7 +162,7 @@ def _attention(file: _File, words: list[str]) -> dict[str, int]:
     return found
 
 
-def _latent_attention(file: _File, num_layers: int, hidden: int, query: int) -> dict[str, int]:
+def _latent_attention(file: ConfigFile, num_layers: int, hidden: int, query: int) -> dict[str, int]:
     """Fields of layers that keep one latent vector; with index keys where attention is sparse."""
     latent, rope = file.count("kv_lora_rank"), file.count("qk_rope_head_dim")
     head_dim = file.count("qk_nope_head_dim") + rope
@@ -326,12 +182,10 @@ def _latent_attention(file: _File, num_layers: int, hidden: int, query: int) -> 
     }
 
 
-def _recurrent(file: _File, words: list[str]) -> dict[str, int]:
+def _recurrent(file: ConfigFile, words: list[str]) -> dict[str, int]:
     """Fields of the recurrent layers."""
     hidden = file.count("hidden_size")
-    state_bytes = DTYPE_BYTES.get(
-        str(file.values.get("mamba_ssm_dtype", file.values.get("mamba_ssm_cache_dtype"))), 4.0
-    )
+    state_bytes = file.dtype_bytes("mamba_ssm_dtype", "mamba_ssm_cache_dtype", default="float32")
     if "M" in words:
         heads, head_dim = file.count("mamba_num_heads"), file.count("mamba_head_dim")
         state, groups = file.count("ssm_state_size"), file.count("n_groups")
@@ -355,19 +209,19 @@ def _recurrent(file: _File, words: list[str]) -> dict[str, int]:
         "recurrent_heads": heads,
         "recurrent_head_dim": head_dim,
         "recurrent_state_dim": state,
-        "state_dtype_bytes": int(state_bytes),
+        "state_dtype_bytes": state_bytes,
         "dense_params": (words.count("M") + words.count("D")) * params,
     }
 
 
-def _mlp(file: _File, words: list[str]) -> dict[str, int]:
+def _mlp(file: ConfigFile, words: list[str]) -> dict[str, int]:
     """Fields of MLPs and experts."""
     hidden = file.count("hidden_size")
     matrices = 2 if file.kind == "nemotron_h" else 3
     moe_layers = _moe_layers(file, words)
     mlp_layers = len(words) - moe_layers
     if file.kind == "nemotron_h":  # each layer is one block
-        mlp_layers = sum(block in ("-", "mlp") for block in _blocks(file))
+        mlp_layers = sum(block in ("-", "mlp") for block in blocks_of(file))
     if file.has("enable_moe_block"):  # beside the experts
         mlp_layers = len(words)
     dense = 0
@@ -400,12 +254,12 @@ def _mlp(file: _File, words: list[str]) -> dict[str, int]:
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
-def _moe_layers(file: _File, words: list[str]) -> int:
+def _moe_layers(file: ConfigFile, words: list[str]) -> int:
     """How many layers have experts."""
     if not any(file.has(name) for name in EXPERTS):
         return 0
     if file.kind == "nemotron_h":
-        return sum(block in ("E", "moe") for block in _blocks(file))
+        return sum(block in ("E", "moe") for block in blocks_of(file))
     if isinstance(file.values.get("moe_layer_freq"), list):
         return sum(entry == 1 for entry in file.each_layer("moe_layer_freq", len(words)))
     dense = file.values.get("mlp_only_layers") or []
@@ -416,11 +270,9 @@ def _moe_layers(file: _File, words: list[str]) -> int:
     return sum(layer not in dense and (layer + 1) % step == 0 for layer in range(first, len(words)))
 
 
-def _bytes(file: _File, given: Mapping[str, object]) -> dict[str, float]:
+def _bytes(file: ConfigFile, given: Mapping[str, object]) -> dict[str, float]:
     """How many bytes a parameter and an element of KV take."""
-    plain = DTYPE_BYTES.get(
-        str(file.values.get("torch_dtype", file.values.get("dtype", "bfloat16"))), 2.0
-    )
+    plain = float(file.dtype_bytes("torch_dtype", "dtype", default="bfloat16"))
     found = {"dense_param_bytes": plain, "expert_param_bytes": plain}
     quantised = file.values.get("quantization_config", {})
     if not isinstance(quantised, Mapping):

@@ -11,8 +11,17 @@ from dataclasses import dataclass, field
 from enum import Enum
 from math import fsum
 
+from hicache.cache.reasons.table import REASONS
 from hicache.clock import SECOND_NS
+from hicache.scheduler.queue_waits import CAUSES
 
+# what a prompt takes from its admission to its first token, besides waiting for load-backs
+PREFILL_CAUSES = {
+    "own": "computing its own tokens",
+    "shared": "computing the tokens of others in the same steps",
+    "fence": "copies to the host of what had been evicted, before a step could begin",
+    "stalled": "between its steps: it found no pages to go on with, or was sent back",
+}
 PERCENTILES = (50, 95, 99)
 TTFT_PARTS = ("queue", "storage_wait", "load_back", "prefill")
 
@@ -75,10 +84,17 @@ class RequestRecord:
     storage_hit_len: int = 0  # brought by this request's own prefetch
     computed_len: int = 0
     recomputed_len: int = 0
+    # why tokens were computed and computed again; the parts sum to the two above
+    computed_for: Mapping[str, int] = field(default_factory=dict)
+    recomputed_for: Mapping[str, int] = field(default_factory=dict)
+    window_missing_len: int = 0  # of the computed: their pages were held, and no window
+    state_missing_len: int = 0  # ... and no state
     queue_ns: int = 0
+    queue_for_ns: Mapping[str, int] = field(default_factory=dict)  # its parts
     storage_wait_ns: int = 0
     load_back_ns: int = 0
     prefill_ns: int = 0
+    prefill_for_ns: Mapping[str, int] = field(default_factory=dict)  # its parts
     retractions: int = 0
     num_steps: int = 0
 
@@ -199,6 +215,14 @@ def check(record: RequestRecord) -> None:
         Status.rejected: (0,),
         Status.aborted: (0, record.prompt_len),
     }[record.status]
+    for num_computed, reasons in (
+        (record.computed_len, record.computed_for),
+        (record.recomputed_len, record.recomputed_for),
+    ):
+        assert not reasons or sum(reasons.values()) == num_computed, (
+            f"request {record.id} computed {num_computed} tokens, and there are reasons for "
+            f"{sum(reasons.values())}: {dict(reasons)}"
+        )
     assert split in allowed, (
         f"request {record.id} ({record.status.value}) has a prompt of {record.prompt_len} tokens, "
         f"and {record.device_hit_len} device + {record.host_hit_len} host + "
@@ -210,6 +234,14 @@ def check(record: RequestRecord) -> None:
     for part in TTFT_PARTS:
         part_ns = getattr(record, f"{part}_ns")
         assert part_ns >= 0, f"request {record.id} spent {part_ns} ns in {part}"
+    for part, causes in (
+        ("queue", record.queue_for_ns),
+        ("prefill", record.prefill_for_ns),
+    ):
+        part_ns = getattr(record, f"{part}_ns")
+        assert not causes or (sum(causes.values()) == part_ns and min(causes.values()) >= 0), (
+            f"request {record.id} spent {part_ns} ns in {part}, of which {dict(causes)}"
+        )
     waited_ns = record.ttft_ns
     if waited_ns is None and record.finish_ns is not None:
         waited_ns = record.finish_ns - record.arrival_ns
@@ -241,6 +273,12 @@ def _requests(
         summary[f"request/{name}_s_mean"] = _ratio(sum(values_ns), len(values_ns)) / SECOND_NS
         for percent in PERCENTILES:
             summary[f"request/{name}_s_p{percent}"] = percentile(values_ns, percent) / SECOND_NS
+    for part, known in (("queue", CAUSES), ("prefill", PREFILL_CAUSES)):
+        causes_ns = [getattr(record, f"{part}_for_ns") for record in finished]
+        for cause in known:
+            total_ns = sum(causes.get(cause, 0) for causes in causes_ns)
+            key = f"request/{part}_{cause}_s_mean"
+            summary[key] = _ratio(total_ns, len(finished)) / SECOND_NS
 
     answers = [
         (record.finish_ns - record.first_token_ns) / (record.output_len - 1)
@@ -286,7 +324,34 @@ def _tokens(
         "cache/rejected_tokens": rejected,
         "cache/aborted_tokens": aborted,
         "cache/token_hit_rate": _ratio(hits, hits + computed),
+        **_reasons(records, finished),
     }
+
+
+def _reasons(records: Sequence[RequestRecord], finished: Sequence[RequestRecord]) -> dict[str, int]:
+    keys = {
+        "computed/window_missing_tokens": sum(record.window_missing_len for record in finished),
+        "computed/state_missing_tokens": sum(record.state_missing_len for record in finished),
+    }
+    for area, total, parts in (
+        (
+            "computed",
+            sum(record.computed_len for record in finished),
+            [record.computed_for for record in finished],
+        ),
+        (
+            "recomputed",
+            sum(record.recomputed_len for record in records),
+            [record.recomputed_for for record in records],
+        ),
+    ):
+        totals = dict.fromkeys(REASONS, 0)
+        for part in parts:
+            for reason, num_tokens in part.items():
+                totals[reason] += num_tokens
+        totals["not_asked"] = total - sum(totals.values())
+        keys |= {f"{area}/{reason}_tokens": tokens for reason, tokens in totals.items()}
+    return keys
 
 
 def _ratio(amount: float, count: float) -> float:

@@ -3,10 +3,12 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from hicache.cache.tree.node import KIND_NAMES, TIER_NAMES, TIERS
+from hicache.cache.reasons.table import Span
+from hicache.cache.tree.node import KIND_NAMES, MAMBA, SWA, TIER_NAMES, TIERS
 from hicache.clock import SECOND_NS
 from hicache.engine.loop import Engine
 from hicache.request import Request
+from hicache.results.chronicle import Chronicle
 from hicache.results.metrics import Progress, RequestRecord, Row, Status, check
 from hicache.scheduler.job import Job
 
@@ -26,8 +28,10 @@ class Recorder:
         warm_up_s: float,
         progress: Callable[[Progress], None] | None,
         counters: Iterable[Counter[str]] = (),
+        chronicle: Chronicle | None = None,
     ) -> None:
-        """`counters`: those to be summed up besides the engines' own."""
+        """`counters`: those to be summed up besides the engines' own. `chronicle`: told of every
+        request that has ended."""
         self.records: list[RequestRecord] = []
         self._engines = engines
         self._num_requests = num_requests
@@ -42,6 +46,7 @@ class Recorder:
         self._finished_before = 0
         self._counters = [engine.cache.counters for engine in engines] + list(counters)
         self._uncounted: Counter[str] = Counter()
+        self._chronicle = chronicle
         self.now_ns = 0
 
     def next_look_ns(self) -> int:
@@ -104,10 +109,17 @@ class Recorder:
 
     def _ended(self, job: Job, status: Status, reason: str, engine: int, now_ns: int) -> None:
         # the parts go up to the first token, or to where somebody gave up on it
+        if self._chronicle is not None:
+            self._chronicle.ended(job)
         request = job.request
         until_ns = now_ns if job.first_token_ns is None else job.first_token_ns
         admitted_ns = until_ns if job.admitted_ns is None else job.admitted_ns
         load_back_ns = min(job.load_back_ns, until_ns - admitted_ns)
+        prefill_ns = until_ns - admitted_ns - load_back_ns
+        prefill_for_ns = {cause: ns for cause, ns in job.prefill_ns.items() if ns}
+        stalled_ns = prefill_ns - sum(prefill_for_ns.values())
+        if stalled_ns:
+            prefill_for_ns["stalled"] = stalled_ns
         self._record(
             RequestRecord(
                 id=request.id,
@@ -125,10 +137,16 @@ class Recorder:
                 storage_hit_len=job.storage_len,
                 computed_len=job.computed_len,
                 recomputed_len=job.recomputed_len,
+                computed_for=_by_reason(job.spans[0]),
+                recomputed_for=_by_reason(job.spans[1]),
+                window_missing_len=_missing_len(job.spans[0], SWA),
+                state_missing_len=_missing_len(job.spans[0], MAMBA),
                 queue_ns=admitted_ns - job.submitted_ns - job.storage_wait_ns,
+                queue_for_ns={cause: ns for cause, ns in job.queue_ns.items() if ns},
                 storage_wait_ns=job.storage_wait_ns,
                 load_back_ns=load_back_ns,
-                prefill_ns=until_ns - admitted_ns - load_back_ns,
+                prefill_ns=prefill_ns,
+                prefill_for_ns=prefill_for_ns,
                 retractions=job.retractions,
                 num_steps=job.num_steps,
             )
@@ -195,3 +213,14 @@ class Recorder:
                     share = sum(pool.num_taken for pool in pools) / capacity
                     gauges[f"pool/{KIND_NAMES[kind]}_{TIER_NAMES[tier]}_used_share"] = share
         return gauges
+
+
+def _by_reason(spans: Iterable[Span]) -> dict[str, int]:
+    totals: dict[str, int] = {}
+    for span in spans:
+        totals[span.reason] = totals.get(span.reason, 0) + span.num_tokens
+    return totals
+
+
+def _missing_len(spans: Iterable[Span], kind: int) -> int:
+    return sum(span.num_tokens for span in spans if span.kind == kind)

@@ -7,12 +7,13 @@ can be made again from a run directory alone.
 import base64
 import html
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from enum import Enum
 from itertools import pairwise
 from pathlib import Path
 from textwrap import wrap
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,8 +23,10 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter
 
-from hicache.results.metrics import TTFT_PARTS, RequestRecord
+from hicache.cache.reasons.table import REASONS
+from hicache.results.metrics import PREFILL_CAUSES, TTFT_PARTS, RequestRecord
 from hicache.results.verdict import CLEAN, Objection, in_short, loads, objections
+from hicache.scheduler.queue_waits import CAUSES
 
 DPI = 120
 # Okabe and Ito's palette: told apart by colour-blind readers too
@@ -45,6 +48,13 @@ MAX_BARS = 160  # intervals drawn; neighbours are added up beyond that
 # units that an axis may have, each with what it is of the plain one
 TIMES = ((" s", 1.0), (" ms", 1e-3), (" µs", 1e-6))
 COUNTS = (("M", 1e6), ("k", 1e3), ("", 1.0))
+# columns of a field that has parts
+PARTS: dict[str, Iterable[str]] = {
+    "computed_for": REASONS,
+    "recomputed_for": REASONS,
+    "queue_for_ns": CAUSES,
+    "prefill_for_ns": PREFILL_CAUSES,
+}
 # what stands at the top of the page, where the run's config has it
 KNOBS = {
     "workload.kind": "workload",
@@ -66,11 +76,15 @@ KNOBS = {
 
 
 def write_requests(path: Path, records: Sequence[RequestRecord]) -> None:
-    """One row a request, one column a field of `RequestRecord`."""
-    columns = {
-        item.name: [_cell(getattr(record, item.name)) for record in records]
-        for item in fields(RequestRecord)
-    }
+    """One row a request, one column a field of `RequestRecord`, or a part of one."""
+    columns: dict[str, list[Any]] = {}
+    for item in fields(RequestRecord):
+        values = [getattr(record, item.name) for record in records]
+        if item.name not in PARTS:
+            columns[item.name] = [_cell(value) for value in values]
+            continue
+        for part in PARTS[item.name]:
+            columns[f"{item.name}_{part}"] = [value.get(part, 0) for value in values]
     kinds = {"status": pa.string(), "reason": pa.string()}
     schema = pa.schema([(name, kinds.get(name, pa.int64())) for name in columns])
     pq.write_table(pa.table(columns, schema=schema), path)

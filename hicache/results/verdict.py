@@ -175,8 +175,8 @@ CONDITIONS = (
         "32 agentic sessions begun at once held 35 to 67 % of it",
         number=_start_up,
         phrase="{} of all TTFT is of requests of the first minute",
-        means="means and percentiles are of the start (workload.start_jitter_s spreads it, "
-        "workload.stagger_s if sessions wait for each other; workload.warm_up_s leaves it out)",
+        means="means and percentiles are of the start (workload.start_jitter_s and .stagger_s "
+        "spread it, .warm_up_s leaves it out)",
     ),
     Condition(
         name="idle",

@@ -1,8 +1,14 @@
 """A request inside an engine: how far it is, and where its time and tokens went."""
 
+from collections import Counter
+
+from hicache.cache.prefetch.prefetch import Prefetch
+from hicache.cache.reasons.judge import Case
+from hicache.cache.reasons.table import Span
 from hicache.cache.tree.sequence import Sequence
 from hicache.request import Request
 from hicache.scheduler.decision import Reason
+from hicache.scheduler.queue_waits import CAUSES, Mark
 
 
 class Job:
@@ -17,7 +23,10 @@ class Job:
         "admitted_ns",
         "blocked_since_ns",
         "cached_len",
+        "came_len",
+        "case",
         "computed_len",
+        "declined",
         "decoded",
         "defer_reason",
         "device_len",
@@ -26,17 +35,24 @@ class Job:
         "host_len",
         "kv_len",
         "load_back_ns",
+        "looked_ns",
         "num_steps",
         "number",
+        "prefetch",
         "prefetched",
+        "prefill_ns",
+        "queue_mark",
+        "queue_ns",
         "rank",
         "recomputed_len",
         "request",
         "retractions",
         "saves",
         "sequence",
+        "spans",
         "storage_len",
         "storage_wait_ns",
+        "storage_waits",
         "submitted_ns",
         "target_len",
         "tokens",
@@ -48,7 +64,7 @@ class Job:
         self.number = number  # order of submission
         self.rank: tuple[float, int] = (number, number)  # its place in the queue
         self.sequence = Sequence(tokens, request.namespace)
-        self.submitted_ns = now_ns
+        self.submitted_ns = self.looked_ns = now_ns  # when it came; when it was queued
         self.target_len = request.prompt_len
         self.cached_len = self.kv_len = 0
         self.decoded = 0  # answer tokens produced
@@ -57,9 +73,20 @@ class Job:
         self.defer_reason: Reason | None = None  # of the last look; None once it is admitted
         self.device_len = self.host_len = self.storage_len = self.computed_len = 0
         self.recomputed_len = 0
+        self.prefetch: Prefetch | None = None  # its own, or why it has none
+        self.declined: str | None = None
+        self.case: Case | None = None  # while it is being admitted
+        self.came_len = 0  # tokens that were usable when it came
+        # why tokens are computed, and since a retraction computed again
+        self.spans: tuple[list[Span], list[Span]] = ([], [])
         self.blocked_since_ns: int | None = None
         self.storage_wait_ns = 0
+        self.storage_waits: list[tuple[int, int]] = []  # its parts: (from, to)
         self.load_back_ns = 0
+        # by cause, up to its first admission; the mark: of when it last began to wait for them
+        self.queue_ns: Counter[str] = Counter()
+        self.queue_mark: Mark | None = None
+        self.prefill_ns: Counter[str] = Counter()  # up to its first token: in steps, and before
         self.admitted_ns: int | None = None  # the first admission
         self.first_token_ns: int | None = None
         self.retractions = 0
@@ -81,16 +108,32 @@ class Job:
         """Whether the answer is complete."""
         return self.decoded == self.request.output_len
 
+    def begin_queue(self, mark: Mark) -> None:
+        """From now on it waits for what the queue waits for."""
+        self.queue_mark = mark
+
+    def end_queue(self, mark: Mark) -> None:
+        """Until now, if it did."""
+        if self.queue_mark is not None:
+            for cause, since, now in zip(CAUSES, self.queue_mark, mark, strict=True):
+                self.queue_ns[cause] += now - since
+            self.queue_mark = None
+
     def end_wait(self, now_ns: int) -> None:
         """Storage no longer keeps it waiting, if it did."""
         if self.blocked_since_ns is not None:
             self.storage_wait_ns += now_ns - self.blocked_since_ns
+            self.storage_waits.append((self.blocked_since_ns, now_ns))
             self.blocked_since_ns = None
 
     def restart(self) -> None:
         """Begin again after a retraction: what was computed must be computed again."""
+        chain = self.sequence.chain
         self.sequence = Sequence(self.tokens, self.request.namespace)
         self.target_len = self.request.prompt_len + self.decoded
+        if chain is not None:
+            chain.target_len = self.target_len
+            self.sequence.chain = chain
         self.cached_len = self.kv_len = 0
         self.saves = []
         self.prefetched = (0, 0)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from hicache.cache.named import NUMBER, make_policy
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import Acquired, PrefixCache
+from hicache.cache.reasons.judge import Judge
 from hicache.cache.tree.match import MatchResult
 from hicache.cache.tree.node import DEVICE, FULL, SWA
 from hicache.config import Batching, SchedulerConfig, WritePolicy
@@ -23,6 +24,7 @@ from hicache.scheduler.decision import Admit, Decision, Defer, Reason, Reject
 from hicache.scheduler.decoding import must_evict, steps_with_pages
 from hicache.scheduler.job import Job
 from hicache.scheduler.order import ORDERS, ServiceOrder
+from hicache.scheduler.queue_waits import QueueWaits
 
 MAX_RESTARTS = 3  # of a prompt that runs out of pages half way, with nobody else here
 MAX_JUMP = 64  # decode steps planned at once; most jumps are cut at about 8
@@ -46,6 +48,7 @@ class Scheduler:
         may_jump: bool,
         takes_decode_pages_first: bool = False,
         estimate_s: Callable[[int, int], float] | None = None,
+        judge: Judge | None = None,
     ) -> None:
         """Bind what one engine's scheduler needs.
 
@@ -58,6 +61,7 @@ class Scheduler:
             may_jump: whether decode steps may be taken at once.
             takes_decode_pages_first: before a step and not after it, as real memory needs them.
             estimate_s: seconds that a prompt takes, given what of it is cached.
+            judge: says why tokens are computed; none: nobody asks.
         """
         self.cache = cache
         self.prefetcher = prefetcher
@@ -80,6 +84,8 @@ class Scheduler:
         )
         self._max_jump = MAX_JUMP if may_jump else 1
         self._takes_decode_pages_first = takes_decode_pages_first
+        self._judge = judge
+        self.queue_waits = QueueWaits()
         self._num_submitted = 0
         self._ended = Outcome()  # jobs that ended outside `commit`
         self._admission = Admission(cache, config)
@@ -100,15 +106,22 @@ class Scheduler:
         if reason is not None:
             self._ended.rejected.append((job, reason))
             return job
+        if self._judge is not None:
+            job.sequence.chain = self._judge.chain_of(request)
         match = self.cache.match(job.sequence, job.target_len)
+        job.came_len = match.usable_len
         if self.prefetcher is not None:
             prefetch = self.prefetcher.prefetch_from_storage(
                 request.id, job.sequence, match, job.target_len, now_ns
             )
+            job.prefetch, job.declined = prefetch, self.prefetcher.declined
             if prefetch is not None:
                 start = prefetch.start_page * self._page
                 job.prefetched = (start, start + prefetch.num_pages * self._page)
         job.rank = (self._order.rank(job, match), job.number)
+        job.looked_ns = now_ns
+        job.queue_ns["step"] = now_ns - came_ns
+        job.begin_queue(self.queue_waits.mark(now_ns))
         insort(self.waiting, (job.rank, job))
         return job
 
@@ -120,10 +133,12 @@ class Scheduler:
         job = self._take_out(request_id)
         if job is None:
             return None
-        job.end_wait(now_ns)
+        self._end_wait(job, now_ns)
+        job.end_queue(self.queue_waits.mark(now_ns))
         if self.prefetcher is not None:
             self.prefetcher.abort(request_id)
         self.cache.abandon(job.sequence)  # one that waits holds nothing
+        self._forget_pages(job)
         self._ended.aborted.append(job)
         return job
 
@@ -158,6 +173,7 @@ class Scheduler:
         if self.prefetcher is not None:
             self.prefetcher.begin_step(len(self.waiting))
         self._end_waits(now_ns)
+        cause, first = "step", None  # of whoever comes while it runs
         if self.partial is not None or self.waiting:
             budget = StepBudget(
                 chunk_tokens=self.config.chunk_tokens,
@@ -165,7 +181,8 @@ class Scheduler:
             )
             if self.partial is not None:
                 self._continue_partial(self.partial, batch, budget)
-            self._scan(batch, budget, now_ns)
+            cause, first = self._scan(batch, budget, now_ns)
+        self.queue_waits.turn(now_ns, cause, first)
         if self.running and (not batch.extends or self.config.batching is Batching.mixed):
             self._plan_decodes(batch)
         if batch.extends or batch.decodes:
@@ -185,13 +202,19 @@ class Scheduler:
 
     # -- admission -----------------------------------------------------------------------------
 
-    def _scan(self, batch: Batch, budget: StepBudget, now_ns: int) -> None:
-        """Look at the requests that wait, in order, until one of them must wait for room."""
+    def _scan(self, batch: Batch, budget: StepBudget, now_ns: int) -> tuple[str, int | None]:
+        """Look at the requests that wait, in order, until one of them must wait for room.
+
+        Returns what all those wait for who are left, but for those that wait for storage; and the
+        request that there is no room for.
+        """
         num_blocked = 0
         for entry in list(self.waiting):
             job = entry[1]
+            if self.partial is not None and not batch.extends:
+                return "tokens", self.partial.request.id  # it found no pages to go on with
             if budget.chunk_tokens <= 0 or self.partial is not None:
-                return
+                return "chunk", None
             if len(self.running) + len(batch.extends) >= self.config.max_running:
                 decision: Decision = Defer(Reason.running, stands=True)
             elif self._prefetch_lets_go(job, now_ns):
@@ -199,25 +222,28 @@ class Scheduler:
             else:
                 num_blocked += 1
                 if num_blocked >= self.config.scan_limit:
-                    return
+                    return "scan_limit", None
                 continue
             match decision:
                 case Admit():
                     self.waiting.remove(entry)
                 case Reject(why):
+                    self._forget_pages(job)
                     self._count_deferral(job, Reason.never)
                     self.waiting.remove(entry)
                     self._ended.rejected.append((job, why))
                 case Defer(reason):
                     self._count_deferral(job, reason)
                     self._defer = decision
-                    return
+                    return str(reason), job.request.id
+        return "step", None
 
     def _prefetch_lets_go(self, job: Job, now_ns: int) -> bool:
         if self.prefetcher is None or self.prefetcher.check(job.request.id, now_ns):
-            job.end_wait(now_ns)
+            self._end_wait(job, now_ns)
             return True
         if job.blocked_since_ns is None:
+            job.end_queue(self.queue_waits.mark(now_ns))
             job.blocked_since_ns = now_ns
         return False
 
@@ -229,7 +255,12 @@ class Scheduler:
             if job.blocked_since_ns is not None and not self.prefetcher.is_blocking(
                 job.request.id, now_ns
             ):
-                job.end_wait(now_ns)
+                self._end_wait(job, now_ns)
+
+    def _end_wait(self, job: Job, now_ns: int) -> None:
+        if job.blocked_since_ns is not None:
+            job.end_wait(now_ns)
+            job.begin_queue(self.queue_waits.mark(now_ns))
 
     def _decide(self, job: Job, batch: Batch, budget: StepBudget, now_ns: int) -> Decision:
         """Let the job begin, if there is room for it."""
@@ -286,6 +317,7 @@ class Scheduler:
             if isinstance(decision, Defer):
                 return decision
             start, end = job.prefetched
+            self._open_case(job, match)
             acquired = cache.acquire(job.sequence, match, storage_start=start, storage_end=end)
         finally:
             cache.tree.release(lock)
@@ -298,6 +330,25 @@ class Scheduler:
                 cache.abandon(job.sequence)
                 return Defer(decision.reason)
         return acquired, decision
+
+    def _open_case(self, job: Job, match: MatchResult) -> None:
+        # why what the match has not found is not there, before anything is taken
+        chain = job.sequence.chain
+        if self._judge is None or chain is None:
+            return
+        job.case = self._judge.open(
+            chain,
+            match,
+            job.target_len,
+            came_len=job.came_len,
+            prefetch=job.prefetch,
+            declined=job.declined,
+            is_again=job.admitted_ns is not None,
+        )
+
+    def _forget_pages(self, job: Job) -> None:
+        if self._judge is not None and job.sequence.chain is not None:
+            self._judge.forget(job.sequence.chain)
 
     def _is_final(self, batch: Batch) -> bool:
         """Whether waiting cannot help: alone in the engine, nothing under way, still refused."""
@@ -332,11 +383,16 @@ class Scheduler:
     def _account(self, job: Job, acquired: Acquired, now_ns: int) -> None:
         computed = job.target_len - job.cached_len
         job.defer_reason = None
+        if self._judge is not None and job.case is not None:
+            spans = self._judge.close(job.case, job.cached_len)
+            job.spans[job.case.is_again].extend(spans)
+            job.case = None
         if job.admitted_ns is not None:
             job.recomputed_len += computed
             self.counters["cache/recomputed_tokens"] += computed
             return
         job.admitted_ns = now_ns
+        job.end_queue(self.queue_waits.mark(now_ns))
         job.device_len = acquired.device_len
         job.host_len = acquired.host_len
         job.storage_len = acquired.storage_len
@@ -392,6 +448,7 @@ class Scheduler:
             self.partial = None
             job.failed_prompts += 1
             if job.failed_prompts > MAX_RESTARTS:
+                self._forget_pages(job)
                 self._ended.rejected.append((job, "needs more pages than the pools can give"))
             else:
                 insort(self.waiting, (job.rank, job))

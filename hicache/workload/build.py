@@ -80,7 +80,14 @@ def load_workload(config: WorkloadConfig, *, data_dir: str | None, seed: int) ->
         requests = GENERATORS[kind](config, seed=seed)
     elif kind in TRACES:
         path = find_trace(TRACES[kind], path=config.path, data_dir=data_dir)
-        requests = _load_trace(kind, path, config, seed)
+        try:
+            requests = _load_trace(kind, path, config, seed)
+        except TraceError as error:
+            if config.path is None or kind == YOURS.kind:
+                raise
+            raise TraceError(
+                f"{error}; workload={kind} reads its own form alone, workload=trace finds out"
+            ) from error
     else:
         raise ValueError(f"workload.kind must be one of {', '.join(KINDS)}, got {kind!r}")
     # parents arrive before their children, so a cut leaves none without

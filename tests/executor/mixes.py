@@ -424,7 +424,7 @@ class AbortingEngine(Engine):
     """Now and then a request is taken back, wherever it is."""
 
     def begin_aborting(self, rng: np.random.Generator, share: float, seen: Counter[str]) -> None:
-        self._rng, self._share, self._abortions = rng, share, seen
+        self._rng, self._share, self._events = rng, share, seen
 
     def _take_in(self, now_ns: int) -> None:
         super()._take_in(now_ns)
@@ -437,7 +437,7 @@ class AbortingEngine(Engine):
             if jobs and self._rng.random() < 0.5:
                 job = jobs[int(self._rng.integers(len(jobs)))]
                 assert scheduler.abort(job.request.id, now_ns) is job
-                self._abortions[f"aborted while {name}"] += 1
+                self._events[f"aborted while {name}"] += 1
                 return
 
 

@@ -6,7 +6,7 @@ from experiments.launch.schema import config_of
 from experiments.studies import copy_paths
 from experiments.studies import kernel_to_ttft as study
 
-SHARED = ["storage=none", "workload.num_sessions=3", "workload.limit=20"]
+SHARED = ["model=llama3_8b", "storage=none", "workload.num_sessions=3", "workload.limit=20"]
 AGENTS = study.REGIMES[4]
 
 
@@ -15,6 +15,7 @@ def row(regime, path, seed, ttft_s, **fields):
         "status": "modelled", "piece_bytes": 1024, "rate_gbps": 40.0, "ttft_p95_s": 2 * ttft_s,
         "load_back_s": 0.1, "tpot_s": 0.01, "gpu_s": 1.0, "rho": 0.1,
         "host_hit_tokens": 5, "load_back_bytes": 9,
+        "verdict": "" if seed else "idle",
         "goodput_per_s": None if seed else 1.0, "goodput_share": None if seed else 0.5,
     }  # fmt: skip
     return copy_paths.Row(regime=regime, path=path, seed=seed, ttft_s=ttft_s, **(known | fields))
@@ -101,6 +102,12 @@ def test_the_best_page_size_is_asked_of_each_path():
 @pytest.fixture
 def some_rows():
     return rows_of("one", 0.1, 0.2) + rows_of("two", 0.3, 0.2)
+
+
+def test_the_figure_tells_what_speaks_against_how_many_runs(some_rows):
+    share = f"{len(some_rows) // study.NUM_SEEDS} of {len(some_rows)} runs"
+    title = copy_paths.draw(some_rows).get_suptitle()
+    assert title.splitlines()[-1] == f"verdict: idle ({share})"
 
 
 def test_the_table_has_a_row_a_path_with_its_spread(some_rows):

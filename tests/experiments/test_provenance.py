@@ -50,6 +50,7 @@ def test_a_policy_of_the_users_own_has_its_file_and_digest(tmp_path, my_policies
 
 
 KNOBS = (
+    "workload.tokenizer",
     "storage.kind",
     "cache.checkpoints",
     "cache.eviction",
@@ -120,6 +121,14 @@ def test_a_run_is_another_one_when_a_module_has_changed_that_a_class_imports(
     assert resume.changes(config, out_dir) == ["scheduler.order"]
 
 
+def test_a_class_whose_module_has_gone_is_not_taken_for_the_one_that_was_run(tmp_path, my_policies):
+    config = with_own("scheduler.order")
+    finished(config, tmp_path / "out")
+    my_policies.unlink()
+    provenance._source.cache_clear()
+    assert resume.changes(config, tmp_path / "out") == ["scheduler.order"]
+
+
 def test_what_is_installed_is_no_part_of_a_class(my_policies):
     my_policies.write_text("import json, numpy, hicache.config\n")
     assert provenance._source("provenance_policies")["imports"] == {}
@@ -174,7 +183,7 @@ def test_a_trace_that_is_a_folder_is_told_by_its_files(tmp_path, traced):
 
 
 def test_every_knob_that_may_name_a_class_is_known_here():
-    assert dict(provenance._policies(BUILTIN)).keys() == set(KNOBS)
+    assert dict(provenance._policies(with_own("workload.tokenizer"))).keys() == set(KNOBS)
 
 
 def test_a_policy_that_is_nowhere_is_left_for_the_run_to_refuse(tmp_path):

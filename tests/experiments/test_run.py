@@ -198,7 +198,7 @@ def test_an_overloaded_run_makes_no_latency_claim(program, ordinary):
         ("name=../../evil", "name must be that of a directory below outputs/"),
         ("hydra.run.dir=/proc/none", "hydra.run.dir=/proc/none cannot be made"),
         (f"hydra.run.dir={__file__}/below", "cannot be made: Not a directory"),
-        ("storage.root=huge", "lower cache.host_gib (256.0) or cache.device_gib (40.0)"),
+        ("storage.root=huge", "lower cache.host_gib (64.0) or cache.device_gib (40.0)"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(program, override, told):

@@ -278,6 +278,7 @@ UNDRAWN = {
     "cache.checkpoints_args",
     "cache.eviction_args",
     "engine.check_invariants",
+    "engine.explain",
     "engine.jump",  # every scenario is run with and without either of the two
     "prefetch.stop_args",
     "scheduler.order_args",

@@ -157,6 +157,9 @@ BROKEN: list[tuple[str, dict[str, Any], str]] = [
         {"hybrid_override_pattern": ...},
         "hybrid_override_pattern or layers_block_type is missing",
     ),
+    ("Qwen/Qwen3-8B", {"torch_dtype": "float8_e4m3fn"}, "must be one of .* got 'float8_e4m3fn'"),
+    ("openai/gpt-oss-20b", {"layer_types": [["full_attention"]] * 24}, r"got \['full_attention'\]"),
+    ("Qwen/Qwen3.5-27B", {"mamba_ssm_dtype": "fp4"}, "mamba_ssm_dtype must be .* got 'fp4'"),
     ("Qwen/Qwen3-8B", {"quantization_config": {"quant_method": "bits"}}, "of bits is not known"),
 ]
 
@@ -176,6 +179,11 @@ def test_what_is_given_stands() -> None:
     assert small.full_token_bytes * 2 == plain.full_token_bytes
     assert (plain.dense_param_bytes, small.dense_param_bytes) == (1.0, 2.0)
     assert (plain.default_tp, small.default_tp) == (16, 8)
+
+
+def test_null_says_as_little_as_nothing() -> None:
+    named = "Qwen/Qwen3-8B"
+    assert derived(named, quantization_config=None, sliding_window=None) == derived(named)
 
 
 def test_layers_may_be_listed_block_by_block() -> None:
@@ -205,6 +213,14 @@ def test_a_quantisation_told_beside_the_file_is_read(tmp_path: Path) -> None:
     (tmp_path / "hf_quant_config.json").write_text(json.dumps(told))
     shape = read_model(tmp_path, {})
     assert (shape.dense_param_bytes, shape.kv_dtype_bytes) == (1.0, 1)
+
+
+@pytest.mark.parametrize("told", ["{", "[]", '{"quantization": 7}'])
+def test_a_broken_quantisation_beside_the_file_is_refused(tmp_path: Path, told: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(TEXTS["Qwen/Qwen3-8B"]))
+    (tmp_path / "hf_quant_config.json").write_text(told)
+    with pytest.raises(ValueError, match=r"is not JSON|must (hold|be) an object"):
+        read_model(tmp_path, {})
 
 
 def test_a_whole_model_beside_a_file_is_refused() -> None:

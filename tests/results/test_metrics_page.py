@@ -25,7 +25,7 @@ EXPLAINED = {
     key
     for line in PAGE.read_text().splitlines()
     if line.startswith("| `")
-    for name in re.findall(r"`([a-z_]+/[^` ]+)`", line.split("|")[1])
+    for name in re.findall(r"`([a-z_{},]+/[^` ]+)`", line.split("|")[1])
     for key in expanded(name)
 }
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from hicache.cache.pages import PageAllocator
+from hicache.cache.reasons.table import Span
 from hicache.cache.tree.node import FULL, SWA
 from hicache.clock import SECOND_NS
 from hicache.request import Request, TokenSpans
@@ -88,6 +89,9 @@ class Score:
             "first_token_ns": 2600,
             "storage_wait_ns": 200,
             "load_back_ns": 50,
+            "queue_ns": Counter(step=150, chunk=250, tokens=0),
+            "prefill_ns": Counter(own=200, shared=50),
+            "spans": ([Span(90, 99, "first_seen"), Span(99, 100, "last_token")], []),
             "device_len": 40,
             "host_len": 30,
             "storage_len": 20,
@@ -114,9 +118,19 @@ def test_a_record_splits_the_time_to_the_first_token_without_a_gap() -> None:
     assert [getattr(record, f"{tier}_len") for tier in TIERS] == [40, 30, 20, 10]
 
 
+def test_the_parts_of_a_record_have_parts_of_their_own() -> None:
+    score = Score()
+    score.finish(3)
+    (record,) = score.recorder.records
+    assert record.queue_for_ns == {"step": 150, "chunk": 250}
+    assert record.prefill_for_ns == {"own": 200, "shared": 50, "stalled": 700}
+    assert record.computed_for == {"first_seen": 9, "last_token": 1}
+    assert record.recomputed_for == {}
+
+
 def test_a_load_back_counts_no_longer_than_the_first_token_was_waited_for() -> None:
     score = Score()
-    score.finish(3, load_back_ns=4000)
+    score.finish(3, load_back_ns=4000, prefill_ns=Counter())
     (record,) = score.recorder.records
     assert (record.load_back_ns, record.prefill_ns) == (1000, 0)
 
@@ -139,8 +153,9 @@ def test_whoever_waits_for_a_rejected_request_is_rejected_with_it() -> None:
 
 def test_of_a_request_that_was_given_up_the_parts_go_up_to_then() -> None:
     score = Score()
+    never = {"queue_ns": Counter(step=800), "prefill_ns": Counter(), "spans": ([], [])}
     score.give_up(3, at_ns=2000, first_token_ns=None, decoded=0)
-    score.give_up(4, at_ns=2000, first_token_ns=None, admitted_ns=None, decoded=0)
+    score.give_up(4, at_ns=2000, first_token_ns=None, admitted_ns=None, decoded=0, **never)
     score.give_up(5, decoded=2)
     admitted, waiting, decoding = score.recorder.records
     parts = [

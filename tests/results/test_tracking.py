@@ -88,7 +88,8 @@ def offline_run(tmp_path_factory):
         for index in range(3):
             open_tracker.log(Row(time_s=10.0 * index, computed_tokens=index))
         open_tracker.attach([out_dir / "table.bin"])
-        open_tracker.summarize({"cache/token_hit_rate": 0.25})
+        rejected = {"cache/rejected_tokens": 20, "request/prompt_tokens": 100}
+        open_tracker.summarize({"cache/token_hit_rate": 0.25, **rejected})
     moved = out_dir.rename(out_dir.with_name("moved"))
     return moved, inspect(moved)
 
@@ -110,6 +111,7 @@ def test_wandb_offline_mirrors_the_rows(offline_run):
 def test_wandb_offline_mirrors_the_summary_and_that_the_run_succeeded(offline_run):
     _, log = offline_run
     assert summary_of(log)["cache/token_hit_rate"] == 0.25
+    assert summary_of(log)["verdict"] == "20% of the prompt tokens rejected"
     assert [entry.get("exit_code", 0) for entry in records(log, "exit")] == [0]
 
 

@@ -1,5 +1,7 @@
 """The page of the verdict: its table, and a run that triggers each condition."""
 
+import csv
+import json
 import re
 import shlex
 import subprocess
@@ -13,7 +15,11 @@ from experiments.launch.job import run_job
 from experiments.launch.progress import ProgressBar
 from experiments.launch.schema import config_of
 from experiments.launch.screen import show_line, show_run
+from experiments.sweep import sum_up
+from experiments.tables.groups import differing_keys, group_runs, load_runs
+from experiments.tables.sweep_figure import draw_sweep
 from hicache import experiment
+from hicache.config import METRICS
 from hicache.results.metrics import summarize
 from hicache.results.verdict import CLEAN, CONDITIONS, SURVIVORS, in_short, objections
 
@@ -29,7 +35,7 @@ COMMANDS = {
     for block in re.findall(r"^# (.+?)(?=\n\n|\n```)", PAGE, flags=re.DOTALL | re.MULTILINE)
 }
 CLEAN_RUN = PAGE.rpartition("```bash\n")[2].splitlines()[0]
-START = "python -m experiments.run "
+START = "python -m experiments.run"
 
 
 def overrides_of(command: str) -> list[str]:
@@ -69,8 +75,15 @@ def test_a_run_on_the_page_triggers(condition, tmp_path, monkeypatch):
     assert re.search(r"\d", objection.short)
 
 
-def test_nothing_is_objected_to_the_run_that_the_page_says_so_of():
-    assert in_short(objections([summary_of(*overrides_of(CLEAN_RUN))])) == CLEAN
+def test_nothing_is_objected_to_the_default_run_which_is_contended_in_every_tier():
+    summary = summary_of(*overrides_of(CLEAN_RUN))
+    assert in_short(objections([summary])) == CLEAN
+    assert 0.6 < summary["load/rho_gpu"] < 0.8
+    assert summary["load/rho_read"] > 0.4
+    assert summary["load/rho_write"] > 0.4
+    assert summary["request/storage_wait_s_mean"] > summary["request/prefill_s_mean"]
+    hits = [summary[f"cache/{tier}_hit_tokens"] for tier in ("device", "host", "storage")]
+    assert min(hits) > 0.1 * summary["request/prompt_tokens"]
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +135,24 @@ def test_a_run_tells_its_verdict_on_the_screen_on_its_line_and_on_its_page(rejec
         assert f"<li>{each.sentence}</li>" in page
     show_line(outcome, "job 0")
     assert f"({in_short(found)})" in capsys.readouterr().out
+
+
+def test_a_sweep_keeps_the_verdict_in_its_files_and_under_the_title_of_its_figure(
+    rejecting, capsys
+):
+    directory, outcomes = rejecting
+    runs = load_runs([directory])
+    sum_up(directory, runs, title="a sweep")
+    assert "finished in some rows and not in others" in capsys.readouterr().out
+    groups = json.loads((directory / "sweep.json").read_text())
+    assert all(SURVIVORS.name in group["verdict"] for group in groups)
+    rows = csv.DictReader((directory / "sweep.csv").read_text().splitlines())
+    told = [in_short(objections([outcome.summary])) for outcome in outcomes]
+    assert [row["verdict"] for row in rows] == told
+    grouped = group_runs(runs, differing_keys(runs))
+    lines = draw_sweep(grouped, METRICS, title="a sweep").get_suptitle().split("\n")
+    assert lines[1].startswith("verdict: ")
+    assert "rejected" in lines[1]
 
 
 def test_several_numbers_of_a_condition_are_told_by_their_ends():

@@ -167,6 +167,13 @@ def test_a_few_branches_of_a_conversation_do_not_warn(tmp_path: Path) -> None:
     assert load(path).notes == ()
 
 
+def test_a_file_under_the_trace_of_others_is_told_where_it_belongs(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "trace.jsonl", records(CHAINS))
+    config = WorkloadConfig(kind="mooncake_conversation", path=str(path))
+    with pytest.raises(TraceError, match=r"1 blocks of 512, got 3 .*; .* workload=trace finds out"):
+        load_workload(config, data_dir=None, seed=0)
+
+
 def test_a_file_of_no_known_form_says_what_it_has(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "trace.jsonl", [{"prompt": "x", "when": 3}])
     with pytest.raises(TraceError, match="hash_ids or with messages, got prompt, when"):

@@ -42,12 +42,14 @@ class Prefetch:
     has_state: bool
     staged: list[PageIds] = field(default_factory=lambda: [NO_PAGES, NO_PAGES, NO_PAGES])
     first_poll_ns: int | None = None
+    answered_ns: int | None = None  # when it was heard what storage has
     restorable: list[int] | None = None  # prefix lengths in pages that storage could restore
     completed_pages: int = 0
     read_ns: tuple[int, int] | None = None  # when its reader began and let go, if that is known
     sidecars_found: bool = False
     is_read: bool = False  # the reader has let go; only then may sidecars be found
     phase: Phase = Phase.asking
+    was_stopped: bool = False  # the request was let go, whether or not all had come
     published_pages: int = 0
 
     @property

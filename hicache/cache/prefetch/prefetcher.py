@@ -7,12 +7,15 @@ the pages `[0, completed)` pass to the cache at once, the rest with the reader's
 
 from collections import Counter
 
+import numpy as np
+
 from hicache.cache.named import FLAG, MOMENT, make_policy
 from hicache.cache.pages import NO_PAGES
 from hicache.cache.prefetch.prefetch import Phase, Prefetch
 from hicache.cache.prefetch.rates import RateEstimator
 from hicache.cache.prefetch.stop import POLICIES, StopPolicy
 from hicache.cache.prefix_cache import PrefixCache
+from hicache.cache.tree.fates import Pressure
 from hicache.cache.tree.match import MatchResult
 from hicache.cache.tree.node import FULL, HOST, KINDS, MAMBA, SWA
 from hicache.cache.tree.sequence import Sequence
@@ -33,6 +36,7 @@ class Prefetcher:
         self.config = config
         self.occupied_tokens = 0
         self.active: dict[int, Prefetch] = {}
+        self.declined: str | None = None  # why the last request that asked for one has none
         self.outbox: list[Prefetch] = []  # to be queried
         self.reads: list[Prefetch] = []  # to be read
         self.lingering: set[Prefetch] = set()  # terminated, and the reader has not let go
@@ -60,6 +64,7 @@ class Prefetcher:
     ) -> Prefetch | None:
         """Start reading what the prompt goes on with after the match, or decline (counted)."""
         page, tree = self._page, self.cache.tree
+        self.declined = None
         start = match.usable_len // page
         asked = (prompt_len - 1) // page - start
         if asked * page < self.config.threshold:
@@ -86,6 +91,7 @@ class Prefetcher:
             has_state=tree.has_states,
         )
         if self.config.stage_at is StageAt.enqueue and not self._stage(prefetch):
+            self.declined = "no_room"
             tree.release(prefetch.anchor_lock)
             return None
         prefetch.names = tree.names.of_span(anchor, sequence, prefetch.num_pages)
@@ -105,6 +111,7 @@ class Prefetcher:
         """Storage has answered; `restorable` is known. Stage or cut, and let the read begin."""
         if prefetch.is_settled:
             return
+        self._remember(prefetch)
         lengths = prefetch.restorable or []
         hit = lengths[-1] if lengths else 0
         if hit * self._page < self.config.threshold:
@@ -209,11 +216,26 @@ class Prefetcher:
         return self.config.await_sidecars and is_awaited and prefetch.is_complete
 
     def _decline(self, reason: str, num_pages: int) -> None:
+        self.declined = f"declined_{reason}"
         self.counters["prefetch/declined_count"] += 1
         self.counters[f"prefetch/declined_{reason}_tokens"] += num_pages * self._page
 
+    def _remember(self, prefetch: Prefetch) -> None:
+        # what storage says that it has
+        fates, chain = self.cache.tree.fates, prefetch.sequence.chain
+        prefetch.answered_ns = fates.now_ns
+        if chain is None or not prefetch.restorable:
+            return
+        ends = prefetch.start_page + np.array(prefetch.restorable)
+        fates.find(chain.numbers[prefetch.start_page : ends[-1]], FULL)
+        if prefetch.has_state:
+            fates.find(chain.numbers[ends - 1], MAMBA)
+        for back in range(1, prefetch.window_pages + 1):
+            fates.find(chain.numbers[np.maximum(ends - back, prefetch.start_page)], SWA)
+
     def _stage(self, prefetch: Prefetch) -> bool:
         """Take host pages, cut to what there is (reports 000-002); all of it, or none."""
+        self.cache.tree.fates.press(Pressure.prefetch, prefetch.sequence.chain)
         room, config = self.cache.host_allocator, self.config
         wanted = prefetch.num_pages
         full = room.allocate(FULL, wanted, evict=not config.evict_whole)
@@ -266,6 +288,7 @@ class Prefetcher:
         self._end(prefetch, reason)
 
     def _terminate(self, prefetch: Prefetch) -> None:
+        prefetch.was_stopped = True
         self.counters["prefetch/terminated_count"] += 1
         if prefetch.is_complete and prefetch.has_sidecars and not prefetch.is_read:
             # report 003: the pages came, and what they are worth is still under way

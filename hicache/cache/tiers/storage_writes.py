@@ -4,6 +4,7 @@ from collections import Counter
 
 from hicache.cache.pages import PageIds
 from hicache.cache.tiers.transfer import BackUp, Bookings, StorageDelete, StorageWrite
+from hicache.cache.tree.census import PageNumbers, Stored
 from hicache.cache.tree.keys import keys_of
 from hicache.cache.tree.lock import Lock
 from hicache.cache.tree.node import FULL, HOST, MAMBA, SWA, Node
@@ -79,6 +80,8 @@ class StorageWriter:
         read += [(last, MAMBA)] if len(pages[MAMBA]) else []
         for each, kind in read:
             each.stored[kind] = not self._is_exclusive
+            if self._is_exclusive:
+                self._tree.fates.take_out(each.numbers_of(kind), kind)
         if self._is_exclusive:
             keys = [key for each, kind in read for key in keys_of(self._tree.names, each, kind)]
             self._bookings.outbox.append(StorageDelete(keys=keys))
@@ -87,6 +90,7 @@ class StorageWriter:
     def on_written(self, write: StorageWrite) -> None:
         """A write is done, or has failed."""
         self.queued_bytes -= write.num_bytes
+        self._mark(write, Stored.written)
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -141,24 +145,35 @@ class StorageWriter:
         # of these nodes' components, all on the host; nothing is locked yet
         keys: list[bytes] = []
         pages: list[tuple[int, int]] = []
+        numbers: list[tuple[int, PageNumbers]] = []
+        num_bytes = 0
         for node, kind in items:
             page_ids = node.held[HOST][kind]
             assert page_ids is not None
             keys += keys_of(self._tree.names, node, kind)
             pages += [(kind, page_id) for page_id in page_ids]
-        num_bytes = sum(self._page_bytes[kind] for kind, _ in pages)
-        return StorageWrite(keys=keys, pages=pages, num_bytes=num_bytes, host_locks=[])
+            numbers.append((kind, node.numbers_of(kind)))
+            num_bytes += self._page_bytes[kind] * len(page_ids)
+        return StorageWrite(
+            keys=keys, pages=pages, num_bytes=num_bytes, host_locks=[], numbers=numbers
+        )
 
     def _has_room(self, write: StorageWrite) -> bool:
         if self.queued_bytes + write.num_bytes <= self._queue_bytes:
             return True
         self._counters["storage/dropped_write_pages"] += len(write.pages)
+        self._mark(write, Stored.dropped)
         return False
 
     def _book(self, write: StorageWrite) -> None:
         self.queued_bytes += write.num_bytes
         self._counters["storage/queued_write_pages"] += len(write.pages)
         self._bookings.book(write)
+        self._mark(write, Stored.under_way)
+
+    def _mark(self, write: StorageWrite, stored: int) -> None:
+        for kind, numbers in write.numbers:
+            self._tree.fates.store(numbers, kind, stored)
 
     def _lock_alone(self, node: Node, kind: int) -> Lock:
         return self._tree.lock_host(

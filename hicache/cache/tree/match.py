@@ -13,11 +13,13 @@ class MatchResult:
     `swa_host_hit_length`: tokens held only on the host in the window before the any-tier boundary,
     by page, at most a page-rounded window. `mamba_host_hit_length`: 1 if the state at that boundary
     is only on the host. `full_len`: matched tokens whatever the other components hold.
+    `found_len`: the usable ones before any of them were given up.
     """
 
     device_prefix_len: int
     usable_len: int
     full_len: int
+    found_len: int
     host_hit_length: int
     swa_host_hit_length: int
     mamba_host_hit_length: int

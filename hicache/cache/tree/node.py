@@ -6,6 +6,7 @@ Components and tiers are small integers here, because they index lists on the ho
 from collections.abc import Iterator
 
 from hicache.cache.pages import PageIds
+from hicache.cache.tree.census import NO_NUMBERS, PageNumbers
 from hicache.models import ComponentKind
 
 FULL, SWA, MAMBA = 0, 1, 2
@@ -39,6 +40,7 @@ class Node:
         "locks",
         "num_device_children",
         "num_pages",
+        "numbers",
         "parent",
         "seed",
         "start",
@@ -64,6 +66,7 @@ class Node:
         self.created = 0  # its number, in the order in which nodes grew; both halves keep it
         self.digests: list[bytes] | None = None  # one a page, once storage needed them
         self.stored = [False, False, False]  # by component: storage was given it, or had it
+        self.numbers = NO_NUMBERS  # of its pages in the census, if anybody counts
         self.seed: bytes | None = None  # roots only: what the chain of digests starts from
 
     @property
@@ -93,6 +96,10 @@ class Node:
         for above in self.path(self.end - window_pages):
             start = above.start
         return start
+
+    def numbers_of(self, kind: int) -> PageNumbers:
+        """The numbers of the pages of one component; a state's is that of the page before it."""
+        return self.numbers[-1:] if kind == MAMBA else self.numbers
 
     def __repr__(self) -> str:
         tiers = "/".join(

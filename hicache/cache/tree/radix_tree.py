@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from hicache.cache.tree.actions import FreePages, Plan
 from hicache.cache.tree.eviction import EvictionPolicy
+from hicache.cache.tree.fates import Fates
 from hicache.cache.tree.keys import Digests, PageNames, make_root
 from hicache.cache.tree.lock import Lock
 from hicache.cache.tree.match import MatchResult
@@ -34,8 +35,10 @@ class RadixTree:
         split_refreshes: bool = False,
         leaving_refreshes: bool = False,
         names: PageNames | None = None,
+        fates: Fates | None = None,
     ) -> None:
-        """`names`: what its pages are called; by default their digests."""
+        """`names`: what its pages are called; by default their digests. `fates`: told of what comes
+        and goes."""
         self.page_size = page_size
         self.names = names or Digests(page_size)
         self.page_bytes = self.names.page_bytes
@@ -54,7 +57,9 @@ class RadixTree:
             has_states=has_states,
             reclaims_duplicates=reclaims_duplicates,
             leaving_refreshes=leaving_refreshes,
+            fates=fates,
         )
+        self.fates = self.residency.fates
 
     # -- finding ------------------------------------------------------------------------------
 
@@ -106,6 +111,7 @@ class RadixTree:
             device_prefix_len=on_device.end * size,
             usable_len=best.end * size,
             full_len=node.end * size,
+            found_len=best.end * size,
             host_hit_length=full_host * size,
             swa_host_hit_length=swa_host * size,
             mamba_host_hit_length=state_host,
@@ -327,6 +333,8 @@ class RadixTree:
         upper.stored[FULL], upper.stored[SWA] = lower.stored[FULL], lower.stored[SWA]
         if lower.digests is not None:
             upper.digests, lower.digests = lower.digests[:pages], lower.digests[pages:]
+        if len(lower.numbers):
+            upper.numbers, lower.numbers = lower.numbers[:pages], lower.numbers[pages:]
         self.num_nodes += 1
         self.residency.split(upper, lower)
         return upper

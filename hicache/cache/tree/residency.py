@@ -3,6 +3,7 @@
 from hicache.cache.pages import PageIds
 from hicache.cache.tree.actions import FreePages
 from hicache.cache.tree.eviction import EvictionPolicy, Priority, VictimQueue
+from hicache.cache.tree.fates import Fates
 from hicache.cache.tree.lock import Lock
 from hicache.cache.tree.node import DEVICE, FULL, HOST, MAMBA, SWA, TIERS, Node
 
@@ -35,9 +36,10 @@ class Residency:
         has_states: bool,
         reclaims_duplicates: bool,
         leaving_refreshes: bool = False,
+        fates: Fates | None = None,
     ) -> None:
         """`leaving_refreshes`: window or state on the host counts as used when it leaves the
-        device."""
+        device. `fates`: told of what comes and goes."""
         self.resident = ([0, 0, 0], [0, 0, 0])
         self.protected = ([0, 0, 0], [0, 0, 0])
         self.leaves = (VictimQueue(policy.priority), VictimQueue(policy.priority))
@@ -45,6 +47,7 @@ class Residency:
             {SWA: VictimQueue(_swa_tick), MAMBA: VictimQueue(_mamba_tick)} for _ in TIERS
         )
         self.duplicates: dict[Node, None] = {}
+        self.fates = Fates() if fates is None else fates
         self.tick = 0  # logical time: one more with each match and each insertion
         self._window_pages = window_pages
         self._has_states = has_states
@@ -71,6 +74,7 @@ class Residency:
         """A tombstone gets data, or will by a copy that is about to be made. O(log n)."""
         assert node.held[tier][kind] is None
         node.held[tier][kind] = page_ids
+        self.fates.put(node, tier, kind)
         self.resident[tier][kind] += len(page_ids)
         if node.locks[tier][kind]:
             self.protected[tier][kind] += len(page_ids)
@@ -85,6 +89,7 @@ class Residency:
             return
         assert not node.locks[tier][kind], f"{node} is locked and may not be evicted"
         node.held[tier][kind] = None
+        self.fates.drop(node, tier, kind)
         self.resident[tier][kind] -= len(page_ids)
         actions.append(FreePages(tier, kind, page_ids))
         if self._leaving_refreshes and tier == DEVICE and node.held[HOST][kind] is not None:

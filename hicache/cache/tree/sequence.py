@@ -1,6 +1,7 @@
 """What one request holds of the cache while it runs."""
 
 from hicache.cache.pages import PageIds
+from hicache.cache.tree.census import Chain
 from hicache.cache.tree.lock import Lock
 
 
@@ -17,6 +18,7 @@ class Sequence:
 
     __slots__ = (
         "boundary_slot",
+        "chain",
         "digests",
         "digests_start",
         "full_pages",
@@ -34,6 +36,7 @@ class Sequence:
     def __init__(self, tokens: bytes, namespace: str = "") -> None:
         self.tokens = tokens
         self.namespace = namespace
+        self.chain: Chain | None = None  # its pages in the census, if anybody counts
         self.full_pages: PageIds = []
         self.swa_pages: PageIds = []
         self.num_pages = 0

@@ -184,7 +184,7 @@ class SimulatedIo:
             if load.is_sidecar:
                 came = came if load.is_whole else []
                 late_ns += to_ns(self.config.sidecar_s)
-            num_bytes = sum(page_bytes[kind] for kind, _ in came)
+            num_bytes = sum([page_bytes[kind] for kind, _ in came])
             yield self._latency_ns(engine) + late_ns, num_bytes, links
             self.counters["transfer/storage_read_bytes"] += num_bytes
             if load.is_sidecar:
@@ -207,7 +207,7 @@ class SimulatedIo:
                 part.present = self._storage_of(engine).contains(part.keys)
                 yield to_ns(self.config.query_s) + self._stall_ns(engine), 0, ()
                 continue
-            num_bytes = sum(page_bytes[kind] for kind, _ in part.items)
+            num_bytes = sum([page_bytes[kind] for kind, _ in part.items])
             yield to_ns(self.config.operation_s), num_bytes, links
             self.counters["transfer/storage_write_bytes"] += num_bytes
             stored = self._store(engine, part.keys, part.items)

@@ -38,7 +38,7 @@ class MemoryStorage:
         """Whether each key is stored now."""
         pages = self._pages
         with self._lock:
-            return [key in pages for key in keys]
+            return list(map(pages.__contains__, keys))
 
     def read(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
         """Fill the buffers, each with as many bytes as were written."""

@@ -1,0 +1,76 @@
+"""Explain a run: why a request was slow, and why it had to compute what it computed.
+
+python -m experiments.explain RUN                     the ten slowest requests
+python -m experiments.explain RUN --slowest 3
+python -m experiments.explain RUN --request 412
+python -m experiments.explain RUN --perfetto trace.json
+
+A simulated run is made again from its config.yaml, which takes as long as it took, and everything
+that happens is taken down. The trace opens in https://ui.perfetto.dev and in chrome://tracing.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from experiments.explain.rerun import Rerun, rerun
+from experiments.explain.story import Storyteller
+from experiments.explain.trace import write_trace
+from experiments.launch.job import explain
+from hicache.results.metrics import RequestRecord
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Tell the lives that were asked for, and write the trace."""
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.explain",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run", type=Path, metavar="RUN")
+    parser.add_argument("--request", type=int, action="append", default=[], metavar="N")
+    parser.add_argument("--slowest", type=int, metavar="COUNT", help="by time to first token")
+    parser.add_argument("--perfetto", type=Path, metavar="FILE", help="write a trace of the run")
+    options = parser.parse_args(arguments)
+    try:
+        run = rerun(options.run)
+        is_trace = options.perfetto is not None
+        for line in lines(run, options.request, options.slowest, is_trace=is_trace):
+            print(line)
+        if options.perfetto is not None:
+            num_events = write_trace(options.perfetto, run)
+            print(f"{num_events:,} events in {options.perfetto}")
+    except Exception as error:
+        sys.exit(explain(error))
+
+
+def lines(run: Rerun, requests: Sequence[int], slowest: int | None, *, is_trace: bool) -> list[str]:
+    """The lives of the requests that were asked for; of the ten slowest if nothing was."""
+    unknown = [number for number in requests if number not in run.records]
+    if unknown:
+        raise ValueError(
+            f"the run has no request {unknown[0]}: they are numbered from "
+            f"{min(run.records)} to {max(run.records)}"
+        )
+    chosen: list[RequestRecord] = [run.records[number] for number in requests]
+    count = slowest
+    if count is None and not requests and not is_trace:
+        count = 10
+    if count is not None:
+        answered = [record for record in run.records.values() if record.ttft_ns is not None]
+        chosen += sorted(answered, key=lambda record: (-(record.ttft_ns or 0), record.id))[:count]
+    told = []
+    if run.differences:
+        told.append(
+            f"the run did not come out as it did before ({', '.join(run.differences[:3])} differ): "
+            "the code or the trace has changed since, and this tells of the new one"
+        )
+    teller = Storyteller(run)
+    for record in chosen:
+        told += ["", *teller.tell(record)]
+    return told
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""What a request waited for on its way to the first token, piece by piece."""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from hicache.results.chronicle import Chronicle, Life, Step
+from hicache.results.metrics import RequestRecord
+from hicache.scheduler.queue_waits import Turn
+
+
+class Segment(NamedTuple):
+    """A piece of the way: `part` of the TTFT, and the cause within it.
+
+    `first`: the request that lacked it, which those behind it in the queue waited for.
+    """
+
+    part: str
+    cause: str
+    start_ns: int
+    end_ns: int
+    first: int | None = None
+
+    @property
+    def length_ns(self) -> int:
+        """Nanoseconds."""
+        return self.end_ns - self.start_ns
+
+
+class Steps:
+    """The steps of one engine, to be asked for by time and by request."""
+
+    def __init__(self, chronicle: Chronicle, engine: int) -> None:
+        self._steps = [step for step in chronicle.steps if step.engine == engine]
+        self._ends = [step.end_ns for step in self._steps]
+        self._extending: dict[int, list[Step]] = {}
+        for step in self._steps:
+            for request_id, _, _ in step.extends:
+                self._extending.setdefault(request_id, []).append(step)
+
+    def during(self, start_ns: int, end_ns: int) -> Iterator[Step]:
+        """Those that overlap an interval."""
+        for step in self._steps[bisect_right(self._ends, start_ns) :]:
+            if step.start_ns >= end_ns:
+                return
+            yield step
+
+    def extending(self, request_id: int, until_ns: int) -> list[Step]:
+        """Those that compute a request's prompt, up to its first token."""
+        steps = self._extending.get(request_id, [])
+        return [step for step in steps if step.end_ns <= until_ns]
+
+
+def segments_of(
+    record: RequestRecord, life: Life, turns: Sequence[Turn], steps: Steps
+) -> list[Segment]:
+    """From arrival to first token, or to where it was given up on, without a gap.
+
+    A step's time for load-backs is drawn at its beginning.
+    """
+    until_ns = record.finish_ns if record.first_token_ns is None else record.first_token_ns
+    assert until_ns is not None
+    admitted_ns = until_ns if life.admitted_ns is None else life.admitted_ns
+    segments = [Segment("queue", "step", record.arrival_ns, life.looked_ns)]
+    at_ns = life.looked_ns
+    for first_ns, last_ns in life.storage_waits:
+        if first_ns >= admitted_ns:  # after it was sent back
+            break
+        segments += _queued(turns, at_ns, first_ns)
+        segments.append(Segment("storage_wait", "prefetch", first_ns, last_ns))
+        at_ns = last_ns
+    segments += _queued(turns, at_ns, admitted_ns)
+    at_ns = admitted_ns
+    for step in steps.extending(record.id, until_ns):
+        computing_ns = min(step.start_ns + step.load_stall_ns, step.end_ns)
+        segments.append(Segment("prefill", "held", at_ns, step.start_ns))
+        segments.append(Segment("load_back", "layers", step.start_ns, computing_ns))
+        segments.append(Segment("prefill", "step", computing_ns, step.end_ns))
+        at_ns = step.end_ns
+    segments.append(Segment("prefill", "held", at_ns, until_ns))
+    return [segment for segment in segments if segment.length_ns]
+
+
+def _queued(turns: Sequence[Turn], start_ns: int, end_ns: int) -> Iterator[Segment]:
+    place = max(bisect_right(turns, start_ns, key=lambda turn: turn.at_ns) - 1, 0)
+    while start_ns < end_ns:
+        next_ns = turns[place + 1].at_ns if place + 1 < len(turns) else end_ns
+        turn = turns[place]
+        yield Segment("queue", turn.cause, start_ns, min(next_ns, end_ns), turn.first)
+        start_ns = min(next_ns, end_ns)
+        place += 1

@@ -1,0 +1,275 @@
+"""A request's life in plain words: when, what it waited for and who was in the way, and why it had
+to compute what it computed."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from experiments.explain.rerun import Rerun
+from experiments.explain.segments import Segment, Steps, segments_of
+from hicache.cache.prefetch.prefetch import Phase, Prefetch
+from hicache.cache.reasons.table import REASONS, Span
+from hicache.cache.tree.node import FULL, MAMBA
+from hicache.results.chronicle import Life
+from hicache.results.metrics import RequestRecord, Status
+from hicache.scheduler.queue_waits import CAUSES
+
+MOST_NAMED = 3  # others that are called by their numbers
+DECLINED = {
+    "declined_too_short": "less was left to read than prefetch.threshold",
+    "declined_rate_limited": "too much was being prefetched (prefetch.occupied_share)",
+    "declined_anchor_not_on_host": "what it had found was on the device and not on the host",
+    "no_room": "the host had no room for it",
+}
+
+
+class Storyteller:
+    """Tells the lives of one run's requests."""
+
+    def __init__(self, run: Rerun) -> None:
+        self._run = run
+        self._page = run.config.cache.page_size
+        self._steps = {number: Steps(run.chronicle, number) for number in run.chronicle.turns}
+
+    def tell(self, record: RequestRecord) -> Iterator[str]:
+        """One line after the other."""
+        yield f"Request {record.id}, session {record.session_id}, engine {record.engine}"
+        life = self._run.chronicle.lives.get(record.id)
+        if life is None:
+            yield f"  {record.status.value}: {record.reason}"
+            return
+        yield f"  {_size(record)}"
+        segments = segments_of(
+            record, life, self._run.chronicle.turns[record.engine], self._steps[record.engine]
+        )
+        yield f"  {_headline(record, segments)}"
+        yield ""
+        yield "  What happened"
+        for at_ns, told in sorted(self._events(record, life, segments), key=lambda each: each[0]):
+            yield f"    {_seconds(at_ns - record.arrival_ns, sign='+'):>10}  {told}"
+        yield ""
+        yield from _reasons("Why it computed", record, record.computed_len, life.spans)
+        if record.recomputed_len:
+            yield from _reasons("Why it computed again", record, record.recomputed_len, life.again)
+
+    # -- what happened -------------------------------------------------------------------------
+
+    def _events(
+        self, record: RequestRecord, life: Life, segments: list[Segment]
+    ) -> Iterator[tuple[int, str]]:
+        arrival_ns = record.arrival_ns
+        yield (
+            arrival_ns,
+            f"it came, {_seconds(arrival_ns)} into the run; {life.came_len:,} tokens of its prompt "
+            "were held and usable when it was first looked at",
+        )
+        yield from self._prefetch(life)
+        for segment in _joined(segments):
+            if segment.part == "queue":
+                yield segment.start_ns, self._queue(record, segment)
+            if segment.part == "storage_wait":
+                yield segment.start_ns, self._storage_wait(record, life, segment)
+        if life.admitted_ns is not None:
+            yield life.admitted_ns, f"began, with {_found(record)}"
+            yield from self._prefill(record, life)
+        if record.first_token_ns is not None:
+            yield record.first_token_ns, "first token"
+        if record.retractions:
+            yield (
+                record.finish_ns or 0,
+                f"(it was sent back to the queue {record.retractions} times for want of pages)",
+            )
+        if record.finish_ns is not None:
+            ending = f"answer of {record.output_len:,} tokens complete"
+            yield record.finish_ns, ending if record.status is Status.finished else record.reason
+
+    def _queue(self, record: RequestRecord, segment: Segment) -> str:
+        took, what = _seconds(segment.length_ns), CAUSES[segment.cause]
+        told = f"waited {took} for {what}"
+        if segment.first not in (None, record.id):
+            told = f"waited {took} behind request {segment.first}, which had to wait for {what}"
+        prompts: Counter[int] = Counter()
+        running: set[int] = set()
+        for step in self._steps[record.engine].during(segment.start_ns, segment.end_ns):
+            inside_ns = min(step.end_ns, segment.end_ns) - max(step.start_ns, segment.start_ns)
+            num_tokens = sum(end - first for _, first, end in step.extends)
+            for request_id, first, end in step.extends:
+                prompts[request_id] += inside_ns * (end - first) // num_tokens
+            running.update(step.decodes)
+        others = [f"{number} ({_seconds(ns)})" for number, ns in prompts.most_common(MOST_NAMED)]
+        if others:
+            more = len(prompts) - len(others)
+            others += [f"{more} more"] if more else []
+            told += f"; meanwhile prompts were computed: of {_and(others)}"
+        known = [self._run.records[number] for number in running if number in self._run.records]
+        if known and segment.cause not in ("step", "chunk"):
+            known.sort(key=lambda each: (-each.prompt_len, each.id))
+            named = [f"{each.id} ({each.prompt_len:,} tokens)" for each in known[:MOST_NAMED]]
+            told += "; being answered: " + _and(named)
+            told += f" and {len(known) - MOST_NAMED} smaller ones" * (len(known) > MOST_NAMED)
+        return told
+
+    def _storage_wait(self, record: RequestRecord, life: Life, segment: Segment) -> str:
+        told = f"waited {_seconds(segment.length_ns)} for its prefetch"
+        began_ns = segment.end_ns
+        if life.prefetch is not None and life.prefetch.read_ns is not None:
+            began_ns = min(life.prefetch.read_ns[0], segment.end_ns)
+        before: list[str] = []
+        for number, other in self._run.chronicle.lives.items():
+            read_ns = other.prefetch.read_ns if other.prefetch is not None else None
+            if read_ns is None or number == record.id:
+                continue
+            if read_ns[0] < began_ns and read_ns[1] > segment.start_ns:
+                before.append(str(number))
+        if before:
+            named = before[:MOST_NAMED]
+            named += [f"{len(before) - len(named)} more"] if len(before) > len(named) else []
+            told += f"; storage read for others before it began with this: {_and(named)}"
+        return told
+
+    def _prefetch(self, life: Life) -> Iterator[tuple[int, str]]:
+        prefetch = life.prefetch
+        if prefetch is None:
+            if life.declined is not None:
+                yield life.looked_ns, f"no prefetch was started: {DECLINED[life.declined]}"
+            return
+        first, asked = prefetch.start_page * self._page, prefetch.asked_pages * self._page
+        yield (
+            prefetch.enqueued_ns,
+            f"prefetch: storage was asked for {asked:,} tokens from token {first:,} on"
+            + self._cut(prefetch),
+        )
+        if prefetch.answered_ns is not None:
+            hit = max(prefetch.restorable or [0]) * self._page
+            yield prefetch.answered_ns, f"storage answered: it could restore {hit:,} of them"
+        if prefetch.read_ns is not None:
+            began_ns, ended_ns = prefetch.read_ns
+            read, planned = prefetch.completed_pages * self._page, prefetch.num_pages * self._page
+            yield began_ns, "its read began"
+            yield (
+                ended_ns,
+                f"its read ended: {read:,} of {planned:,} tokens, {self._worth(prefetch)}",
+            )
+        elif prefetch.was_stopped and prefetch.phase is Phase.ended:
+            yield life.admitted_ns or prefetch.enqueued_ns, "its prefetch was given up unread"
+
+    def _cut(self, prefetch: Prefetch) -> str:
+        named = len(prefetch.names)
+        if named == prefetch.asked_pages:
+            return ""
+        return f", cut to {named * self._page:,} by the room on the host"
+
+    def _worth(self, prefetch: Prefetch) -> str:
+        published = prefetch.published_pages * self._page
+        if prefetch.was_stopped and prefetch.completed_pages < prefetch.num_pages:
+            return f"stopped by {self._run.config.prefetch.stop}; {published:,} were of use"
+        return f"{published:,} new to the host"
+
+    def _prefill(self, record: RequestRecord, life: Life) -> Iterator[tuple[int, str]]:
+        until_ns = record.first_token_ns or record.finish_ns or 0
+        steps = self._steps[record.engine].extending(record.id, until_ns)
+        if not steps or life.admitted_ns is None:
+            return
+        parts = record.prefill_for_ns
+        told = f"computed its prompt in {_count(len(steps), 'step')}: "
+        told += f"{_seconds(parts.get('own', 0))} for its own {record.computed_len:,} tokens"
+        others = {other for step in steps for other, _, _ in step.extends} - {record.id}
+        if parts.get("shared"):
+            named = [str(other) for other in sorted(others)[:MOST_NAMED]]
+            named += [f"{len(others) - len(named)} more"] if len(others) > len(named) else []
+            whose = f"request{'s' * (len(others) > 1)} {_and(named)}" if named else "answers"
+            told += f", {_seconds(parts['shared'])} for those of {whose} in the same steps"
+        if record.load_back_ns:
+            told += f", {_seconds(record.load_back_ns)} standing still for load-backs"
+        yield steps[0].start_ns, told
+        if parts.get("fence"):
+            took = _seconds(parts["fence"])
+            yield steps[0].start_ns, f"(its steps waited {took} for copies to the host)"
+        if parts.get("stalled"):
+            took = _seconds(parts["stalled"])
+            yield steps[0].start_ns, f"(between its steps {took} passed, for want of pages)"
+
+
+def _reasons(
+    title: str, record: RequestRecord, num_tokens: int, spans: Iterable[Span]
+) -> Iterator[str]:
+    yield f"  {title} {_count(num_tokens, 'token')}"
+    for span in spans:
+        what = {FULL: "", MAMBA: " (a state)"}.get(span.kind, " (a window)")
+        yield f"    {span.num_tokens:>9,}  {span.reason}{what}: {REASONS[span.reason]}"
+        if span.reason not in ("first_seen", "being_computed"):
+            yield from (f"{'':15}{told}" for told in _evictions(record, span))
+
+
+def _evictions(record: RequestRecord, span: Span) -> Iterator[str]:
+    groups = sorted(span.evictions, key=lambda each: -each.num_pages)
+    for eviction in groups[:MOST_NAMED]:
+        what = "a state" if span.kind == MAMBA else _count(eviction.num_pages, "page")
+        late_ns = eviction.when_ns - record.arrival_ns
+        when = f"{_seconds(abs(late_ns))} {'after' if late_ns >= 0 else 'before'} it came"
+        yield f"{what} left {when}, for request {eviction.request_id}"
+    if len(groups) > MOST_NAMED:
+        yield f"and {len(groups) - MOST_NAMED} evictions more"
+
+
+def _size(record: RequestRecord) -> str:
+    tiers = (
+        (record.device_hit_len, "on the device"),
+        (record.host_hit_len, "on the host"),
+        (record.storage_hit_len, "brought from storage"),
+        (record.computed_len, "computed"),
+    )
+    parts = [f"{length:,} {where}" for length, where in tiers if length]
+    return f"prompt of {record.prompt_len:,} tokens: {', '.join(parts) or 'it never began'}"
+
+
+def _headline(record: RequestRecord, segments: list[Segment]) -> str:
+    if record.ttft_ns is None:
+        return f"{record.status.value} before its first token: {record.reason}"
+    told = f"first token after {_seconds(record.ttft_ns)}"
+    causes: Counter[str] = Counter()
+    for segment in segments:
+        if segment.part == "queue":
+            causes[f"in the queue for {CAUSES[segment.cause]}"] += segment.length_ns
+        if segment.part == "storage_wait":
+            causes["waiting for its prefetch"] += segment.length_ns
+    causes["standing still for load-backs"] = record.load_back_ns
+    parts = record.prefill_for_ns
+    causes["computing its own tokens"] = parts.get("own", 0)
+    causes["computing others' tokens in the same steps"] = parts.get("shared", 0)
+    causes["held between its steps"] = parts.get("fence", 0) + parts.get("stalled", 0)
+    cause, most_ns = causes.most_common(1)[0]
+    return f"{told}, {most_ns / max(record.ttft_ns, 1):.0%} of it {cause}"
+
+
+def _found(record: RequestRecord) -> str:
+    hit = record.prompt_len - record.computed_len
+    return f"{hit:,} tokens that it need not compute" if hit else "nothing that it need not compute"
+
+
+def _joined(segments: list[Segment]) -> Iterator[Segment]:
+    # neighbours of one part and cause are one
+    last: Segment | None = None
+    for segment in segments:
+        is_same = last is not None and (*last[:2], last.first) == (*segment[:2], segment.first)
+        if last is not None and is_same and last.end_ns == segment.start_ns:
+            last = last._replace(end_ns=segment.end_ns)
+            continue
+        if last is not None:
+            yield last
+        last = segment
+    if last is not None:
+        yield last
+
+
+def _seconds(ns: int, *, sign: str = "") -> str:
+    if abs(ns) < 1_000_000:
+        return f"{sign}{ns / 1e3:.0f} µs"
+    return f"{sign}{ns / 1e6:.1f} ms" if abs(ns) < 1_000_000_000 else f"{sign}{ns / 1e9:,.2f} s"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
+def _and(items: list[str]) -> str:
+    return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else items)

@@ -1,0 +1,166 @@
+"""A run as a trace that Perfetto and chrome://tracing open (Trace Event Format).
+
+Each engine is a process with a track of its forward passes and one for each kind of copy; requests
+are a process of their own, each with a track. Spans that overlap on a track are asynchronous ones.
+Times are microseconds since the beginning.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from experiments.explain.rerun import Rerun
+from experiments.explain.segments import Steps, segments_of
+from hicache.results.chronicle import Step, Transfer
+from hicache.results.metrics import RequestRecord
+
+Event = dict[str, Any]
+REQUESTS = 1  # the process of requests; engines follow
+FORWARD = 1  # an engine's track of forward passes
+SPAN_NAMES = {
+    "queue": "queue: {}",
+    "storage_wait": "storage wait",
+    "load_back": "load-back",
+    "prefill": "prefill",
+}
+
+
+def write_trace(path: Path, run: Rerun) -> int:
+    """Write the trace; returns how many events it has."""
+    events = list(events_of(run))
+    with path.open("w") as file:
+        file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
+        file.write(",\n".join(json.dumps(event, separators=(",", ":")) for event in events))
+        file.write("\n]}\n")
+    return len(events)
+
+
+def events_of(run: Rerun) -> Iterator[Event]:
+    """All of it: names of processes and tracks first."""
+    yield _named("process", "requests", REQUESTS)
+    for engine in run.chronicle.turns:
+        yield _named("process", f"engine {engine}", REQUESTS + 1 + engine)
+        yield _named("thread", "forward passes", REQUESTS + 1 + engine, FORWARD)
+    steps = {engine: Steps(run.chronicle, engine) for engine in run.chronicle.turns}
+    for record in run.records.values():
+        if record.id in run.chronicle.lives:
+            yield from _request(run, record, steps[record.engine])
+    yield from _forward_passes(run.chronicle.steps)
+    for number, transfer in enumerate(run.chronicle.transfers):
+        if transfer.end_ns is not None:
+            yield from _transfer(transfer, transfer.end_ns, number)
+
+
+def _request(run: Rerun, record: RequestRecord, steps: Steps) -> Iterator[Event]:
+    life = run.chronicle.lives[record.id]
+    track = record.id + 1
+    assert record.finish_ns is not None
+    yield _named("thread", f"request {record.id}", REQUESTS, track)
+    yield _span(
+        f"request {record.id}",
+        "request",
+        record.arrival_ns,
+        record.finish_ns,
+        (REQUESTS, track),
+        session=record.session_id,
+        status=record.status.value,
+        prompt_tokens=record.prompt_len,
+        answer_tokens=record.output_len,
+        device_hit_tokens=record.device_hit_len,
+        host_hit_tokens=record.host_hit_len,
+        storage_hit_tokens=record.storage_hit_len,
+        computed_tokens=dict(record.computed_for),
+    )
+    for segment in segments_of(record, life, run.chronicle.turns[record.engine], steps):
+        name = "held" if segment.cause == "held" else SPAN_NAMES[segment.part]
+        yield _span(
+            name.format(segment.cause),
+            segment.part,
+            segment.start_ns,
+            segment.end_ns,
+            (REQUESTS, track),
+        )
+    if record.first_token_ns is not None and record.finish_ns > record.first_token_ns:
+        where = (REQUESTS, track)
+        yield _span("answer", "decode", record.first_token_ns, record.finish_ns, where)
+
+
+def _forward_passes(steps: list[Step]) -> Iterator[Event]:
+    """Steps; those that decode for the same requests, one right after the other, are one."""
+    last: dict[int, Step] = {}
+    since: dict[int, tuple[int, int]] = {}  # when the first of them began, and how many they are
+
+    def flush(engine: int) -> Iterator[Event]:
+        step = last.pop(engine, None)
+        if step is not None:
+            start_ns, count = since.pop(engine)
+            num_tokens = sum(end - first for _, first, end in step.extends)
+            yield _span(
+                f"prefill {num_tokens} tokens" if step.extends else "decode",
+                "forward",
+                start_ns,
+                step.end_ns,
+                (REQUESTS + 1 + engine, FORWARD),
+                steps=count,
+                prompts=[request_id for request_id, _, _ in step.extends],
+                answers=len(step.decodes),
+                waited_for_load_back_us=step.load_stall_ns / 1000,
+            )
+
+    for step in steps:
+        before = last.get(step.engine)
+        goes_on = (
+            before is not None
+            and not (before.extends or step.extends)
+            and before.end_ns == step.start_ns
+            and before.decodes == step.decodes
+        )
+        if not goes_on:
+            yield from flush(step.engine)
+        start_ns, count = since.get(step.engine, (step.start_ns, 0))
+        since[step.engine] = (start_ns, count + 1)
+        last[step.engine] = step
+    for engine in list(last):
+        yield from flush(engine)
+
+
+def _transfer(transfer: Transfer, end_ns: int, number: int) -> Iterator[Event]:
+    amounts = {"bytes": transfer.num_bytes, "pages": transfer.num_pages}
+    known: Event = {name: amount for name, amount in amounts.items() if amount is not None}
+    if transfer.request_id is not None:
+        known["request"] = transfer.request_id
+    common: Event = {
+        "name": transfer.kind,
+        "cat": transfer.kind,
+        "id": number,
+        "pid": REQUESTS + 1 + transfer.engine,
+        "tid": FORWARD,
+    }
+    yield {**common, "ph": "b", "ts": transfer.start_ns / 1000, "args": known}
+    yield {**common, "ph": "e", "ts": end_ns / 1000}
+
+
+def _span(
+    name: str, category: str, start_ns: int, end_ns: int, where: tuple[int, int], **args: object
+) -> Event:
+    return {
+        "name": name,
+        "cat": category,
+        "ph": "X",
+        "ts": start_ns / 1000,
+        "dur": (end_ns - start_ns) / 1000,
+        "pid": where[0],
+        "tid": where[1],
+        "args": args,
+    }
+
+
+def _named(what: str, name: str, process: int, track: int = 0) -> Event:
+    return {
+        "name": f"{what}_name",
+        "ph": "M",
+        "pid": process,
+        "tid": track,
+        "args": {"name": name},
+    }

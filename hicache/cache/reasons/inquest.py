@@ -1,0 +1,345 @@
+"""Why pages that were seen before are not there now."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hicache.cache.prefetch.prefetch import Phase, Prefetch
+from hicache.cache.reasons.table import REASONS, Eviction, Span
+from hicache.cache.tree.census import PageNumbers, Stored, num_leading
+from hicache.cache.tree.fates import (
+    COPY_DROPPED,
+    IS_HELD,
+    NOBODY,
+    THROWN_AWAY,
+    WAS_COPIED,
+    WAS_HELD,
+    Fates,
+)
+from hicache.cache.tree.node import FULL, MAMBA, SWA
+
+Flags = NDArray[np.bool_]
+Codes = NDArray[np.int8]  # places in `REASONS`
+
+CODES = {name: code for code, name in enumerate(REASONS)}
+NAMES = tuple(REASONS)
+NONE = -1  # nothing of its own was in the way
+# by Pressure
+LOST_FOR = np.array(
+    [
+        NONE,
+        CODES["evicted_device_for_prefill"],
+        CODES["evicted_device_for_decode"],
+        CODES["evicted_device_for_load_back"],
+        CODES["evicted_device_for_slot"],
+        CODES["evicted_host_for_back_up"],
+        CODES["evicted_host_for_prefetch"],
+    ],
+    np.int8,
+)
+# by Stored
+BY_STORED = np.array(
+    [CODES["never_written"], CODES["write_dropped"], CODES["write_pending"], NONE], np.int8
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What all requests of an engine have in common; sizes as in the config.
+
+    `names_evictions`: spans say when and for whom their pages were evicted.
+    """
+
+    page_size: int
+    window_pages: int
+    has_states: bool
+    has_storage: bool
+    prefetch_threshold: int
+    load_back_threshold: int
+    names_evictions: bool = False
+
+
+class Inquest:
+    """Into the pages of one request, as far as they were seen before. All places are pages."""
+
+    def __init__(
+        self,
+        fates: Fates,
+        setting: Setting,
+        numbers: PageNumbers,
+        *,
+        full_end: int,
+        start: int,
+        prefetch: Prefetch | None,
+        declined: str | None,
+    ) -> None:
+        """Bind what is known.
+
+        Args:
+            fates: of all pages.
+            setting: what the engine has.
+            numbers: of the request's pages, the first page first.
+            full_end: up to where the tree holds full pages.
+            start: where its prefetch was to begin; before that nothing was asked of storage.
+            prefetch: the request's own.
+            declined: why it had none.
+        """
+        self._fates = fates
+        self._setting = setting
+        self._numbers = numbers
+        self._full_end = min(full_end, len(numbers))
+        self._start = start
+        self._prefetch = prefetch
+        self._declined = declined
+
+    def spans(self, first: int) -> list[Span]:
+        """A reason for every page from `first` on, which is no usable boundary any more."""
+        end = len(self._numbers)
+        if not self._setting.has_storage:
+            return self._merged(self._stories(first, end, asks_storage=False))
+        start = self._start
+        parts = []
+        if first < start:
+            parts += self._stories(first, min(start, end), asks_storage=False)
+        first = max(first, start)
+        if first < end:
+            restorable = max(first, self._restorable_end())
+            parts += self._prefetched(first, restorable)
+            parts += self._stories(restorable, end, asks_storage=True)
+        return self._merged(parts)
+
+    # -- what storage could have restored ------------------------------------------------------
+
+    def _restorable_end(self, within: int | None = None) -> int:
+        """The deepest boundary that storage was given all of; `within`: among the first pages."""
+        start = self._start
+        numbers = self._numbers[start:within]
+        if not len(numbers):
+            return start
+        stored = self._fates.census.stored
+        leads = num_leading(stored[FULL][numbers] == Stored.written)
+        numbers = numbers[:leads]
+        flags = np.ones(leads, bool)
+        if self._setting.window_pages:
+            flags = self._has_window(stored[SWA][numbers] == Stored.written)
+        if self._setting.has_states:
+            flags &= stored[MAMBA][numbers] == Stored.written
+        end = start + _last(flags)
+        prefetch = self._prefetch
+        if within is None and prefetch is not None and prefetch.restorable:
+            end = max(end, min(start + prefetch.restorable[-1], len(self._numbers)))
+        return end
+
+    def _prefetched(self, first: int, end: int) -> list[tuple[int, int, int, int]]:
+        """Of pages that storage could have restored."""
+        if first >= end:
+            return []
+        prefetch, start = self._prefetch, self._start
+        if prefetch is None:
+            reason = self._declined or ""
+            reason = reason if reason in REASONS else f"prefetch_{reason}"
+            return [(first, end, CODES[reason], FULL)]
+        if prefetch.restorable is None:
+            return [(first, end, CODES["prefetch_late"], FULL)]
+        offered = min(start + max(prefetch.restorable, default=0), end)
+        parts = []
+        if first < offered:
+            parts += self._offered(prefetch, first, offered)
+        if offered < end:
+            parts += self._not_offered(prefetch, max(first, offered), end)
+        return parts
+
+    def _offered(self, prefetch: Prefetch, first: int, end: int) -> list[tuple[int, int, int, int]]:
+        # storage had said that it could restore them
+        start = self._start
+        assert prefetch.restorable is not None
+        hit = prefetch.restorable[-1]
+        if hit * self._setting.page_size < self._setting.prefetch_threshold:
+            return [(first, end, CODES["prefetch_declined_too_short"], FULL)]
+        if prefetch.phase is Phase.ended and not prefetch.is_read:
+            return [(first, end, CODES["prefetch_no_room"], FULL)]
+        ended = CODES["prefetch_stopped" if prefetch.was_stopped else "prefetch_lost"]
+        planned = min(max(start + prefetch.num_pages, first), end)
+        is_whole = prefetch.completed_pages == prefetch.num_pages
+        if prefetch.has_sidecars:
+            if prefetch.num_pages not in prefetch.restorable:
+                return [(first, end, CODES["prefetch_cut"], FULL)]
+            is_whole &= prefetch.sidecars_found
+            read = planned if is_whole else first
+        else:
+            read = min(max(start + prefetch.completed_pages, first), end)
+        # what was read was published, and has left again
+        parts = self._stories(first, read, asks_storage=False)
+        parts += [(read, planned, ended, FULL), (planned, end, CODES["prefetch_cut"], FULL)]
+        return parts
+
+    def _not_offered(
+        self, prefetch: Prefetch, first: int, end: int
+    ) -> list[tuple[int, int, int, int]]:
+        # storage was given all of it, and did not say that it could restore it
+        asked = self._start + len(prefetch.names)
+        among = min(max(self._restorable_end(asked), first), end)
+        census, numbers = self._fates.census, self._numbers[first:among]
+        parts = []
+        if first < among:
+            came = [census.written_ns[FULL][numbers[:1]]]
+            if self._setting.window_pages:
+                came.append(census.written_ns[SWA][numbers[-self._setting.window_pages :]])
+            if self._setting.has_states:
+                came.append(census.written_ns[MAMBA][numbers[-1:]])
+            answered_ns = prefetch.answered_ns
+            assert answered_ns is not None
+            is_late = max(int(each.max()) for each in came) >= answered_ns
+            parts.append(
+                (first, among, CODES["write_pending" if is_late else "storage_lost"], FULL)
+            )
+        parts.append((among, end, CODES["prefetch_cut"], FULL))
+        return parts
+
+    # -- what it could not ---------------------------------------------------------------------
+
+    def _stories(
+        self, first: int, end: int, *, asks_storage: bool
+    ) -> list[tuple[int, int, int, int]]:
+        """What became of pages: of their window or state where the pages are there."""
+        if first >= end:
+            return []
+        held = min(self._full_end, end)
+        if asks_storage and held < end:
+            stored = self._fates.census.stored[FULL][self._numbers[held:end]]
+            held += num_leading(stored == Stored.written)
+        parts = []
+        if first < held:
+            parts += self._sidecars(first, held, asks_storage=asks_storage)
+        if held < end:
+            codes = self._story(FULL, held, end, asks_storage=asks_storage)
+            for place in range(1, len(codes)):
+                if codes[place] == NONE:  # storage has it, and not what comes before
+                    codes[place] = codes[place - 1]
+            parts += [
+                (place, place + 1, int(codes[place - held]), FULL)
+                for place in range(max(first, held), end)
+            ]
+        return parts
+
+    def _sidecars(
+        self, first: int, end: int, *, asks_storage: bool
+    ) -> list[tuple[int, int, int, int]]:
+        # full pages are there; boundaries are those after a page of [first, end)
+        if self._setting.has_states:
+            there = first + _last(self._is_there(MAMBA, first, end, asks_storage=asks_storage))
+            kept = there + _last(self._was_there(MAMBA, there, end))
+            parts = []
+            if first < there:
+                parts.append((first, there, *self._obstacle(there, asks_storage=asks_storage)))
+            if there < kept:
+                story = self._story(MAMBA, kept - 1, kept, asks_storage=asks_storage)
+                parts.append((there, kept, int(story[0]), MAMBA))
+            parts.append((kept, end, CODES["state_not_kept"], MAMBA))
+            return parts
+        if self._setting.window_pages:
+            is_there = self._is_there(SWA, 0, end, asks_storage=asks_storage)
+            windows = self._has_window(is_there | self._was_there(SWA, 0, end))
+            kept = first + _last(windows[first:])
+            parts = [(kept, end, CODES["window_not_kept"], SWA)]
+            if first < kept:
+                parts.insert(0, (first, kept, *self._obstacle(kept, asks_storage=asks_storage)))
+            return parts
+        return [(first, end, *self._obstacle(end, asks_storage=asks_storage))]
+
+    def _obstacle(self, boundary: int, *, asks_storage: bool) -> tuple[int, int]:
+        """Why a boundary is not usable whose pages, and state if there are any, are there."""
+        window = max(boundary - self._setting.window_pages, 0)
+        if window < boundary:
+            is_there = self._is_there(SWA, window, boundary, asks_storage=asks_storage)
+            if not is_there.all():
+                place = window + num_leading(is_there)
+                if not self._was_there(SWA, place, place + 1)[0]:
+                    return CODES["window_not_kept"], SWA
+                return int(self._story(SWA, place, place + 1, asks_storage=asks_storage)[0]), SWA
+        # all of it is somewhere: the tree has one part, and storage another
+        stored = self._fates.census.stored
+        places = [(FULL, min(self._start, boundary - 1))]
+        places += [(SWA, max(window, self._start))] if window < boundary else []
+        places += [(MAMBA, boundary - 1)] if self._setting.has_states else []
+        for kind, first in places:
+            is_stored = stored[kind][self._numbers[first:boundary]] == Stored.written
+            if not is_stored.all():
+                place = first + num_leading(is_stored)
+                code = int(self._story(kind, place, place + 1, asks_storage=True)[0])
+                return (CODES["never_written"] if code == NONE else code), kind
+        raise AssertionError(f"boundary {boundary} is held, and nothing says why it is not used")
+
+    def _story(self, kind: int, first: int, end: int, *, asks_storage: bool) -> Codes:
+        """How data was lost; `NONE` for what storage has."""
+        fates, numbers = self._fates, self._numbers[first:end]
+        marks = fates.marks[kind][numbers]
+        codes: Codes = LOST_FOR[fates.lost_for[kind][numbers]]
+        is_copied = (marks & WAS_COPIED) > 0
+        codes[~is_copied & ((marks & COPY_DROPPED) > 0)] = CODES["back_up_dropped"]
+        stored = fates.census.stored[kind][numbers]
+        if asks_storage:
+            codes[is_copied] = BY_STORED[stored[is_copied]]
+            codes[stored == Stored.written] = NONE
+        codes[((marks & WAS_HELD) == 0) & (stored != Stored.written)] = CODES["other_engine"]
+        if kind == FULL:
+            owners = fates.owners[numbers]
+            codes[owners > NOBODY] = CODES["being_computed"]
+            codes[owners == THROWN_AWAY] = CODES["thrown_away"]
+        return codes
+
+    def _is_there(self, kind: int, first: int, end: int, *, asks_storage: bool) -> Flags:
+        numbers = self._numbers[first:end]
+        is_there: Flags = (self._fates.marks[kind][numbers] & IS_HELD) > 0
+        if asks_storage:
+            is_there |= self._fates.census.stored[kind][numbers] == Stored.written
+        return is_there
+
+    def _was_there(self, kind: int, first: int, end: int) -> Flags:
+        was_there: Flags = (self._fates.marks[kind][self._numbers[first:end]] & WAS_HELD) > 0
+        return was_there
+
+    def _has_window(self, flags: Flags) -> Flags:
+        # after which of these pages the last window of them, or all if they are fewer, is there
+        places = np.arange(len(flags))
+        last_gap = np.maximum.accumulate(np.where(flags, -1, places))
+        runs: Flags = places - last_gap >= np.minimum(places + 1, self._setting.window_pages)
+        return runs & flags
+
+    # -- what is said of it --------------------------------------------------------------------
+
+    def _merged(self, parts: list[tuple[int, int, int, int]]) -> list[Span]:
+        page = self._setting.page_size
+        spans: list[Span] = []
+        filled = (part for part in parts if part[0] < part[1])
+        for (code, kind), group in groupby(filled, key=lambda part: part[2:]):
+            members = list(group)
+            first, end = members[0][0], members[-1][1]
+            assert code != NONE, f"pages [{first}, {end}) are gone, and nothing says why"
+            evictions = tuple(self._evictions(kind, first, end))
+            spans.append(Span(first * page, end * page, NAMES[code], kind, evictions))
+        return spans
+
+    def _evictions(self, kind: int, first: int, end: int) -> Iterator[Eviction]:
+        if not self._setting.names_evictions:
+            return
+        fates, numbers = self._fates, self._numbers[first:end]
+        lost = numbers[fates.lost_for[kind][numbers] > 0]
+        events = np.stack((fates.lost_ns[kind][lost], fates.lost_to[kind][lost]))
+        for (when_ns, request_id), count in zip(*_unique(events), strict=True):
+            yield Eviction(int(when_ns), int(request_id), int(count))
+
+
+def _unique(events: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    columns, counts = np.unique(events, axis=1, return_counts=True)
+    return columns.T, counts
+
+
+def _last(flags: Flags) -> int:
+    """One more than the place of the last that is true; 0 if none is."""
+    places = np.flatnonzero(flags)
+    return int(places[-1]) + 1 if len(places) else 0

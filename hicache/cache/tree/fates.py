@@ -1,0 +1,139 @@
+"""What became of the pages that one engine has held, for whoever asks why one is not there.
+
+Everybody who makes room says here what for; the tree says what went. Nothing here decides anything.
+"""
+
+import numpy as np
+
+from hicache.cache.tree.census import Census, Chain, PageNumbers, Stored, place_of
+from hicache.cache.tree.node import DEVICE, FULL, KINDS, Node
+
+
+class Pressure:
+    """What wanted the room of a page that was evicted; plain numbers, like `Stored`."""
+
+    none = 0
+    prefill = 1
+    decode = 2
+    load_back = 3
+    slot = 4  # a request's working states, or a checkpoint
+    back_up = 5
+    prefetch = 6
+
+
+# of `Fates.marks`
+ON_DEVICE, ON_HOST, WAS_HELD, WAS_COPIED, COPY_DROPPED = (np.uint8(1 << bit) for bit in range(5))
+IS_HELD = ON_DEVICE | ON_HOST
+HAS_COPY = ON_HOST | WAS_HELD | WAS_COPIED
+NOBODY, THROWN_AWAY = 0, -1  # of `Fates.owners`; requests are one more than their number
+
+
+class Fates:
+    """The marks and the last loss of every page of the census, by component and page number.
+
+    A node or sequence without page numbers leaves no trace. `owners` are the admitted requests that
+    compute a page which they have not published yet.
+    """
+
+    def __init__(self, census: Census | None = None) -> None:
+        self.census = Census({}, 1) if census is None else census
+        size = self.census.num_pages
+        self.now_ns = 0
+        self.marks = [np.zeros(size, np.uint8) for _ in KINDS]
+        self.lost_for = [np.zeros(size, np.uint8) for _ in KINDS]  # a Pressure
+        self.lost_to = [np.zeros(size, np.int32) for _ in KINDS]  # the request that made it
+        self.lost_ns = [np.zeros(size, np.int64) for _ in KINDS]
+        self.owners = np.zeros(size, np.int32)
+        self._pressure = Pressure.none
+        self._request_id = -1
+
+    # -- whoever makes room --------------------------------------------------------------------
+
+    def press(self, pressure: int, chain: Chain | None = None) -> int:
+        """From now on room is made for this, by this request if one is named.
+
+        Returns what it was made for before.
+        """
+        before, self._pressure = self._pressure, pressure
+        if chain is not None:
+            self._request_id = chain.request_id
+        return before
+
+    # -- what the tree holds -------------------------------------------------------------------
+
+    def put(self, node: Node, tier: int, kind: int) -> None:
+        """The node has just been given data."""
+        numbers = node.numbers_of(kind)
+        if len(numbers):
+            place = place_of(numbers)
+            self.marks[kind][place] |= ON_DEVICE | WAS_HELD if tier == DEVICE else HAS_COPY
+            self.census.is_seen[place] = True
+
+    def drop(self, node: Node, tier: int, kind: int) -> None:
+        """The node has just lost it."""
+        numbers = node.numbers_of(kind)
+        if not len(numbers):
+            return
+        place = place_of(numbers)
+        self.marks[kind][place] &= ~(ON_DEVICE if tier == DEVICE else ON_HOST)
+        if node.held[1 - tier][kind] is None:
+            self.lost_for[kind][place] = self._pressure
+            self.lost_to[kind][place] = self._request_id
+            self.lost_ns[kind][place] = self.now_ns
+
+    def drop_copy(self, node: Node, kind: int) -> None:
+        """There is no room on the host for the node's copy."""
+        numbers = node.numbers_of(kind)
+        if len(numbers):
+            self.marks[kind][place_of(numbers)] |= COPY_DROPPED
+
+    def store(self, numbers: PageNumbers, kind: int, stored: int) -> None:
+        """How far pages are on their way to storage; what is there stays there."""
+        if not len(numbers):
+            return
+        place = place_of(numbers)
+        is_there = self.census.stored[kind][place] == Stored.written
+        if is_there.any():
+            place = numbers[~is_there]
+        self.census.stored[kind][place] = stored
+        if stored == Stored.written:
+            self.census.written_ns[kind][place] = self.now_ns
+
+    def take_out(self, numbers: PageNumbers, kind: int) -> None:
+        """An exclusive storage has given pages away."""
+        self.census.stored[kind][numbers] = Stored.never
+
+    def find(self, numbers: PageNumbers, kind: int) -> None:
+        """Storage says that it has pages."""
+        self.census.is_seen[numbers] = True
+        self.store(numbers, kind, Stored.written)
+
+    # -- what requests compute -----------------------------------------------------------------
+
+    def admit(self, chain: Chain, first: int) -> None:
+        """A request begins to compute its pages from `first` on."""
+        numbers = chain.numbers[first:]  # what it has found is in the tree, and was seen there
+        if len(numbers):
+            place = place_of(numbers)
+            self.census.is_seen[place] = True
+            self.owners[place] = chain.request_id + 1
+
+    def publish(self, chain: Chain, first: int, end: int) -> None:
+        """A request's pages `[first, end)` are in the tree."""
+        if first < end:
+            self.owners[place_of(chain.numbers[first:end])] = NOBODY
+
+    def abandon(self, chain: Chain, first: int, end: int) -> None:
+        """A request gives back pages `[first, end)`, which nobody else has."""
+        if first >= end:
+            return
+        pages = chain.numbers[first:end]
+        mine = pages[self.owners[pages] == chain.request_id + 1]
+        self.owners[mine] = THROWN_AWAY
+
+    def forget(self, chain: Chain) -> None:
+        """A request will not compute what it has not computed yet; nobody has seen that."""
+        mine = chain.numbers[self.owners[chain.numbers] == chain.request_id + 1]
+        self.owners[mine] = NOBODY
+        is_known = (self.marks[FULL][mine] > 0) | (self.census.stored[FULL][mine] == Stored.written)
+        self.census.is_seen[mine[~is_known]] = False

@@ -1,0 +1,170 @@
+"""What a config.json says, one checked number at a time.
+
+Models are known by their `model_type`: of another one nothing is believed.
+"""
+
+from collections.abc import Mapping
+from typing import cast
+
+# by model_type, of the text model: what the class of the transformers package (5.23) takes where
+# the file says nothing
+KNOWN: dict[str, dict[str, object]] = {
+    "llama": {},
+    "mistral": {},
+    "mixtral": {},
+    "qwen2": {},
+    "qwen3": {},
+    "qwen3_moe": {},
+    "qwen3_vl_text": {},
+    "qwen3_vl_moe_text": {},
+    "qwen3_next": {"full_attention_interval": 4, "attn_output_gate": True},
+    "qwen3_5_text": {"full_attention_interval": 4, "attn_output_gate": True},
+    "qwen3_5_moe_text": {"full_attention_interval": 4, "attn_output_gate": True},
+    "gpt_oss": {},
+    "gemma3_text": {
+        "vocab_size": 262208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "sliding_window_pattern": 6,
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 131072,
+    },
+    "gemma4_text": {"tie_word_embeddings": True},
+    "minimax_m2": {},
+    "mimo": {},
+    "mimo_v2_flash": {},
+    "deepseek_v3": {},
+    "deepseek_v32": {},
+    "kimi_k2": {},
+    "glm_moe_dsa": {},
+    "nemotron_h": {},
+}
+# what these would change is not modelled
+NOT_MODELLED = (
+    "num_kv_shared_layers",
+    "hidden_size_per_layer_input",
+    "use_double_wide_mlp",
+    "indexer_types",
+)
+# where a file says what its layers are, and what its words are in `ModelConfig.pattern`
+LAYER_WORDS: dict[str, dict[object, str]] = {
+    "hybrid_override_pattern": {"*": "F", "M": "M", "-": "-", "E": "-"},
+    "layers_block_type": {"attention": "F", "mamba": "M", "mlp": "-", "moe": "-"},
+    "layer_types": {
+        "full_attention": "F",
+        "deepseek_sparse_attention": "F",
+        "sliding_attention": "S",
+        "linear_attention": "D",
+    },
+    "hybrid_layer_pattern": {0: "F", 1: "S"},
+}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+MOST = 1 << 32  # of any number in such a file
+OUTER = (
+    "quantization_config",
+    "tie_word_embeddings",
+    "torch_dtype",
+    "dtype",
+)  # of text_config, where there is one
+
+
+class ConfigFile:
+    """The text part of one config.json; every number comes out of it checked."""
+
+    def __init__(self, config: Mapping[str, object], where: str) -> None:
+        text = config.get("text_config", config)
+        if not isinstance(text, Mapping):
+            raise ValueError(f"{where}: text_config must be an object, got {text!r}")
+        kind = text.get("model_type")
+        if kind not in KNOWN:
+            raise ValueError(
+                f"{where}: model_type must be one of {', '.join(KNOWN)}, got {kind!r}; any other "
+                f"model can be written by hand, as those in conf/model are"
+            )
+        self.where = where
+        self.kind = str(kind)
+        outer = {name: config[name] for name in OUTER if config.get(name) is not None}
+        # null says as little as nothing
+        said = {name: value for name, value in text.items() if value is not None}
+        self.values: dict[str, object] = {**KNOWN[self.kind], **outer, **said}
+        for name in NOT_MODELLED:
+            entries = self.values.get(name)
+            if entries and entries != ["full"] * self.count("num_hidden_layers"):
+                raise ValueError(f"{where}: {name} is not modelled, got {entries!r:.60}")
+
+    def has(self, name: str) -> bool:
+        """Whether the file says anything other than no to `name`."""
+        return bool(self.values.get(name))
+
+    def count(self, *names: str, default: int | None = None, least: int = 1) -> int:
+        """The integer of the first of `names` that the file has."""
+        name = next((name for name in names if name in self.values), None)
+        if name is None:
+            if default is None:
+                raise ValueError(f"{self.where}: {' or '.join(names)} is missing")
+            return default
+        value = self.values[name]
+        if type(value) is not int or not least <= value <= MOST:
+            raise ValueError(
+                f"{self.where}: {name} must be an integer between {least} and {MOST}, got {value!r}"
+            )
+        return value
+
+    def each_layer(self, name: str, num_layers: int) -> list[object]:
+        """A list (or text) with one entry for each layer."""
+        value = self.values[name]
+        if not isinstance(value, list | str) or len(value) != num_layers:
+            got = len(value) if isinstance(value, list | str) else repr(value)
+            raise ValueError(
+                f"{self.where}: {name} must have one entry for each of num_hidden_layers="
+                f"{num_layers}, got {got}"
+            )
+        return list(value)
+
+    def dtype_bytes(self, *names: str, default: str) -> int:
+        """Bytes of an element in the dtype that the first of `names` tells."""
+        name = next((name for name in names if name in self.values), None)
+        dtype = str(self.values[name]).removeprefix("torch.") if name else default
+        if dtype not in DTYPE_BYTES:
+            raise ValueError(
+                f"{self.where}: {name} must be one of {', '.join(DTYPE_BYTES)}, got {dtype!r}"
+            )
+        return DTYPE_BYTES[dtype]
+
+
+def layer_words(file: ConfigFile) -> list[str]:
+    """The letter of `ModelConfig.pattern` for each layer."""
+    listed = file.values.get("layers_block_type", [])
+    num = file.count(
+        "num_hidden_layers", default=len(listed) if isinstance(listed, list) and listed else None
+    )
+    if num > 1000:
+        raise ValueError(f"{file.where}: num_hidden_layers must be at most 1000, got {num}")
+    for name, letters in LAYER_WORDS.items():
+        if name not in file.values:
+            continue
+        said = file.each_layer(name, num)
+        unknown = [
+            entry for entry in said if not isinstance(entry, str | int) or entry not in letters
+        ]
+        if unknown:
+            raise ValueError(
+                f"{file.where}: {name} may hold {', '.join(map(str, letters))}, got {unknown[0]!r}"
+            )
+        return [letters[entry] for entry in said]
+    if file.kind == "nemotron_h":
+        raise ValueError(f"{file.where}: hybrid_override_pattern or layers_block_type is missing")
+    for name, letter in (("full_attention_interval", "D"), ("sliding_window_pattern", "S")):
+        if name in file.values:
+            every = file.count(name)
+            return [letter if layer % every else "F" for layer in range(1, num + 1)]
+    if file.has("sliding_window") and file.values.get("use_sliding_window", True):
+        return ["S"] * num
+    return ["F"] * num
+
+
+def blocks_of(file: ConfigFile) -> list[object]:
+    """The blocks of a model that has one a layer, in the words of its file."""
+    blocks = file.values.get("hybrid_override_pattern", file.values.get("layers_block_type"))
+    return list(cast("list[object]", blocks))

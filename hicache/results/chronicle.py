@@ -1,0 +1,173 @@
+"""Everything that happened in a run, and when: for whoever asks about one request, or for a trace.
+
+A chronicle listens at the ports of the serving loop. It makes a run slower, and decides nothing.
+Run it with `engine.jump=false`, so that every step ends where it was said to.
+"""
+
+from dataclasses import dataclass, field
+
+from hicache.cache.prefetch.prefetch import Prefetch
+from hicache.cache.reasons.table import Span
+from hicache.cache.tiers.transfer import BackUp, LoadBack, StorageWrite, Work
+from hicache.clock import Clock
+from hicache.engine.loop import Engine
+from hicache.engine.ports import Executor, Io
+from hicache.executor.completions import Delivery, StepRun
+from hicache.scheduler.batch import Batch
+from hicache.scheduler.job import Job
+from hicache.scheduler.queue_waits import Turn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One forward pass. `extends`: (request, first token, end) of prompts; `decodes`: requests."""
+
+    engine: int
+    start_ns: int
+    end_ns: int
+    extends: tuple[tuple[int, int, int], ...]
+    decodes: tuple[int, ...]
+    load_stall_ns: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Transfer:
+    """A copy, a query or a read, from when it was asked for to when its end was heard of."""
+
+    kind: str
+    engine: int
+    start_ns: int
+    end_ns: int | None = None
+    request_id: int | None = None
+    num_bytes: int | None = None
+    num_pages: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Life:
+    """What only the engine knew of a request.
+
+    `looked_ns`: when the step that was under way when it came had ended. `storage_waits`: (from,
+    to). `spans`: why tokens are computed. `declined`: why it had no prefetch.
+    """
+
+    looked_ns: int
+    admitted_ns: int | None
+    came_len: int
+    storage_waits: tuple[tuple[int, int], ...]
+    spans: tuple[Span, ...]
+    again: tuple[Span, ...]
+    prefetch: Prefetch | None
+    declined: str | None
+
+
+@dataclass(slots=True)
+class Chronicle:
+    """In order of time; `turns`: of each engine, when its queue began to wait for what."""
+
+    steps: list[Step] = field(default_factory=list)
+    transfers: list[Transfer] = field(default_factory=list)
+    lives: dict[int, Life] = field(default_factory=dict)
+    turns: dict[int, list[Turn]] = field(default_factory=dict)
+    open: dict[Work | Prefetch, Transfer] = field(default_factory=dict)  # under way
+
+    def watch(self, engine: Engine, number: int, executor: Executor) -> Executor:
+        """The engine's executor, from now on listened to."""
+        self.turns[number] = engine.scheduler.queue_waits.turns = [Turn(0, "step", None)]
+        return _WatchedExecutor(executor, number, self)
+
+    def watch_io(self, io: Io) -> Io:
+        """The same, from now on listened to."""
+        return _WatchedIo(io, self)
+
+    def ended(self, job: Job) -> None:
+        """A request has been answered or given up on."""
+        self.lives[job.request.id] = Life(
+            looked_ns=job.looked_ns,
+            admitted_ns=job.admitted_ns,
+            came_len=job.came_len,
+            storage_waits=tuple(job.storage_waits),
+            spans=tuple(job.spans[0]),
+            again=tuple(job.spans[1]),
+            prefetch=job.prefetch,
+            declined=job.declined,
+        )
+
+
+class _WatchedExecutor:
+    def __init__(self, inner: Executor, engine: int, chronicle: Chronicle) -> None:
+        self._inner = inner
+        self._engine = engine
+        self._chronicle = chronicle
+
+    @property
+    def is_fenced(self) -> bool:
+        return self._inner.is_fenced
+
+    def submit(self, work: Work, now_ns: int) -> None:
+        kinds = {LoadBack: "load-back", BackUp: "back-up", StorageWrite: "storage write"}
+        kind = kinds.get(type(work))
+        if kind is not None and isinstance(work, LoadBack | BackUp | StorageWrite):
+            self._begin(work, kind, now_ns, num_bytes=work.num_bytes)
+        self._inner.submit(work, now_ns)
+
+    def query(self, prefetch: Prefetch, now_ns: int) -> None:
+        self._begin(prefetch, "storage query", now_ns, prefetch=prefetch)
+        self._inner.query(prefetch, now_ns)
+
+    def read(self, prefetch: Prefetch, now_ns: int) -> None:
+        self._begin(prefetch, "storage read", now_ns, prefetch=prefetch)
+        self._inner.read(prefetch, now_ns)
+
+    def forward(self, batch: Batch, now_ns: int) -> StepRun:
+        run = self._inner.forward(batch, now_ns)
+        self._chronicle.steps.append(
+            Step(
+                engine=self._engine,
+                start_ns=now_ns,
+                end_ns=run.ends[batch.num_steps - 1],
+                extends=tuple(
+                    (each.job.request.id, each.start, each.end) for each in batch.extends
+                ),
+                decodes=tuple(job.request.id for job in batch.decodes),
+                load_stall_ns=run.load_stall_ns,
+            )
+        )
+        return run
+
+    def _begin(
+        self,
+        what: Work | Prefetch,
+        kind: str,
+        now_ns: int,
+        *,
+        num_bytes: int | None = None,
+        prefetch: Prefetch | None = None,
+    ) -> None:
+        transfer = Transfer(kind=kind, engine=self._engine, start_ns=now_ns, num_bytes=num_bytes)
+        if prefetch is not None:
+            transfer.request_id = prefetch.request_id
+            transfer.num_pages = prefetch.num_pages
+        self._chronicle.transfers.append(transfer)
+        self._chronicle.open[what] = transfer
+
+
+class _WatchedIo:
+    def __init__(self, inner: Io, chronicle: Chronicle) -> None:
+        self._inner = inner
+        self._chronicle = chronicle
+
+    def pass_by(self, limit_ns: int | None, clock: Clock) -> int | None:
+        return self._inner.pass_by(limit_ns, clock)
+
+    def advance(self, now_ns: int) -> list[Delivery]:
+        deliveries = self._inner.advance(now_ns)
+        for _, done in deliveries:
+            transfer = self._chronicle.open.get(done)
+            if transfer is None:
+                continue
+            is_batch = isinstance(done, Prefetch) and not done.is_read
+            if transfer.kind != "storage read" or not is_batch:
+                transfer.end_ns = now_ns
+                del self._chronicle.open[done]
+        return deliveries

@@ -1,0 +1,155 @@
+"""A run explained: lives in words, and a trace that adds up."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.explain.__main__ import lines, main
+from experiments.explain.rerun import Rerun, rerun
+from experiments.explain.segments import Steps, segments_of
+from experiments.explain.trace import write_trace
+from experiments.launch.job import as_yaml, begin
+from experiments.launch.schema import stored_config
+from hicache import experiment
+from hicache.results.metrics import TTFT_PARTS, Status, summarize
+from hicache.results.tracking import write_json
+from tests.experiments.trace_format import TraceFormatError, check_trace
+from tests.test_experiment import config_of
+
+TIGHT = ("model=gemma3_27b", "cache.device_gib=8", "cache.host_gib=4", "storage.read_gbps=0.5")
+
+
+def stored(directory: Path, *overrides: str) -> Path:
+    """A run, as far as it is needed to make it again."""
+    config = config_of(*TIGHT, *overrides)
+    result = experiment.run(config)
+    begin(config, directory)
+    write_json(directory / "summary.json", summarize(result.records, result.measures))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return stored(tmp_path_factory.mktemp("run"), "workload.limit=500")
+
+
+@pytest.fixture(scope="module")
+def again(run_dir: Path) -> Rerun:
+    return rerun(run_dir)
+
+
+@pytest.fixture(scope="module")
+def trace(again: Rerun, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    file = tmp_path_factory.mktemp("trace") / "trace.json"
+    write_trace(file, again)
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found
+
+
+def test_a_run_comes_out_the_same_when_it_is_made_again(again: Rerun) -> None:
+    assert again.differences == ()
+    assert len(again.records) == 500
+
+
+def test_a_stored_configuration_is_read_back_as_it_was(run_dir: Path) -> None:
+    file = run_dir / "config.yaml"
+    assert as_yaml(stored_config(file)) == file.read_text()
+
+
+def test_the_pieces_of_a_wait_are_those_that_the_run_has_measured(again: Rerun) -> None:
+    steps = Steps(again.chronicle, 0)
+    for record in again.records.values():
+        if record.status is not Status.finished:
+            continue
+        life, turns = again.chronicle.lives[record.id], again.chronicle.turns[0]
+        segments = segments_of(record, life, turns, steps)
+        at_ns = record.arrival_ns
+        for segment in segments:
+            assert segment.start_ns == at_ns
+            at_ns = segment.end_ns
+        assert at_ns == record.first_token_ns
+        queued: dict[str, int] = {}
+        for segment in segments:
+            if segment.part == "queue":
+                queued[segment.cause] = queued.get(segment.cause, 0) + segment.length_ns
+        assert queued == record.queue_for_ns
+
+
+def test_a_trace_is_what_its_format_wants(trace: dict[str, Any], again: Rerun) -> None:
+    check_trace(trace)
+    tracks = [each for each in trace["traceEvents"] if each["name"] == "thread_name"]
+    assert len(tracks) == 1 + len(again.chronicle.lives)
+
+
+def test_the_spans_of_a_trace_add_up_to_the_summary(trace: dict[str, Any], again: Rerun) -> None:
+    spans = [each for each in trace["traceEvents"] if each["ph"] == "X"]
+    count = again.summary["request/finished_count"]
+    for part in TTFT_PARTS:
+        total_ns = sum(round(span["dur"] * 1000) for span in spans if span["cat"] == part)
+        assert total_ns / count / 1e9 == pytest.approx(again.summary[f"request/{part}_s_mean"])
+    forward_ns = sum(round(span["dur"] * 1000) for span in spans if span["cat"] == "forward")
+    devices = again.config.parallel.tp or again.config.model.default_tp
+    assert forward_ns / 1e9 * devices == pytest.approx(again.summary["gpu/busy_s"])
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda event: event.pop("ts"),
+        lambda event: event.update(dur="long"),
+        lambda event: event.update(ph="?"),
+        lambda event: event.update(tid=-5),
+        lambda event: event.update(more=1),
+        lambda event: event.update(dur=event["dur"] + 1e9),
+    ],
+)
+def test_a_spoilt_trace_is_seen(trace: dict[str, Any], spoil: Any) -> None:
+    spoilt = json.loads(json.dumps(trace))
+    event = next(
+        each for each in spoilt["traceEvents"] if each["ph"] == "X" and each["cat"] == "prefill"
+    )
+    spoil(event)
+    with pytest.raises(TraceFormatError):
+        check_trace(spoilt)
+
+
+def test_the_slowest_are_told_of(again: Rerun) -> None:
+    told = lines(again, (), 3, is_trace=False)
+    answered = [each for each in again.records.values() if each.ttft_ns is not None]
+    answered.sort(key=lambda each: -(each.ttft_ns or 0))
+    titles = [line.partition(",")[0] for line in told if line.startswith("Request ")]
+    assert titles == [f"Request {each.id}" for each in answered[:3]]
+    assert sum("first token after" in line for line in told) == 3
+    assert sum("Why it computed" in line for line in told) >= 3
+
+
+def test_every_request_can_be_told_of(again: Rerun) -> None:
+    told = lines(again, list(again.records), None, is_trace=False)
+    assert sum(line.startswith("Request ") for line in told) == 500
+
+
+def test_a_request_that_is_not_there_is_named(again: Rerun) -> None:
+    with pytest.raises(ValueError, match="no request 9999: they are numbered from 0 to 499"):
+        lines(again, [9999], None, is_trace=False)
+
+
+def test_the_command_tells_and_writes_a_trace(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = stored(tmp_path, "workload.limit=20")
+    main([str(run), "--request", "3", "--perfetto", str(tmp_path / "trace.json")])
+    told = capsys.readouterr().out
+    assert told.startswith("\nRequest 3, ")
+    assert "trace.json" in told.splitlines()[-1]
+    check_trace(json.loads((tmp_path / "trace.json").read_text()))
+
+
+def test_a_directory_without_a_run_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([str(tmp_path)])
+    assert ended.value.code == 2
+    assert "No such file or directory" in capsys.readouterr().err

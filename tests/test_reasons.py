@@ -1,0 +1,196 @@
+"""Why tokens are computed: by workloads where one can tell, and by a replay that never forgets."""
+
+from collections.abc import Iterable, Sequence
+
+import pytest
+
+from hicache.clock import SECOND_NS
+from hicache.request import Request
+from hicache.results.metrics import RequestRecord, Result, Status, summarize
+from hicache.workload.build import load_workload
+from tests.test_experiment import MODELS, config_of, run
+from tests.validity import runs
+
+PAGE = 64
+LENGTH = 2049  # tokens of the prompt that comes twice: 32 pages and one
+SMALL = (
+    "model=llama3_8b",
+    "parallel.tp=4",
+    "cache.device_gib=1",
+    "cache.host_gib=2",
+)  # 128, 256 pages
+STORED = ("storage=memory", "prefetch.stop=wait_complete")
+
+
+def request(number: int, at_s: float, *parts: tuple[int, int]) -> Request:
+    """A prompt of spans (first token, count), and an answer of one token."""
+    return Request(
+        id=number,
+        session_id=number,
+        arrival_ns=int(at_s * SECOND_NS),
+        prompt=runs.join(*(runs.span(*part) for part in parts)),
+        output=runs.span(900_000 + number, 1),
+    )
+
+
+def again_after_others(*overrides: str) -> RequestRecord:
+    """A prompt, three that need all the room there is, and the first one once more."""
+    others = [request(number, 10 * number, (100_000 * number, 7_000)) for number in (1, 2, 3)]
+    requests = [request(0, 0, (0, LENGTH)), *others, request(4, 40, (0, LENGTH))]
+    result = runs.run(runs.workload(requests), *SMALL, "workload.arrivals=open", *overrides)
+    return result.records[4]
+
+
+@pytest.mark.parametrize(
+    ("reason", "overrides"),
+    [
+        ("evicted_host_for_back_up", ("storage=none",)),
+        ("back_up_dropped", ("storage=none", "cache.host_gib=0")),
+        (
+            "evicted_device_for_prefill",
+            ("storage=none", "cache.write_policy=write_through_selective"),
+        ),
+        ("write_dropped", (*STORED, "storage.write_queue_gib=0")),
+        ("never_written", (*STORED, "storage.write=selective", "storage.write_hits=5")),
+        ("storage_lost", (*STORED, "storage.capacity_gib=0.5")),
+        ("prefetch_declined_too_short", (*STORED, "prefetch.threshold=4096")),
+        ("prefetch_declined_rate_limited", (*STORED, "prefetch.occupied_share=0")),
+        ("prefetch_late", ("storage=memory", "prefetch.stop=best_effort")),
+        (
+            "prefetch_stopped",
+            ("storage=memory", "prefetch.timeout_base_s=0.05", "prefetch.timeout_per_ki_token_s=0",
+             "storage.read_gbps=0.1"),
+        ),
+        ("prefetch_lost", (*STORED, "storage.faults.missing_rate=1")),
+    ],
+)  # fmt: skip
+def test_a_prompt_that_was_here_before_is_computed_for_a_reason(
+    reason: str, overrides: Sequence[str]
+) -> None:
+    record = again_after_others(*overrides)
+    assert record.computed_for == {reason: LENGTH - 1, "last_token": 1}
+
+
+def test_what_storage_brings_back_is_not_computed() -> None:
+    assert again_after_others(*STORED).computed_for == {"last_token": 1}
+
+
+def test_of_two_that_come_at_once_the_second_one_finds_the_first_one_computing() -> None:
+    requests = [request(number, 0, (0, LENGTH)) for number in range(2)]
+    first, second = runs.run(runs.workload(requests), *SMALL, "storage=none").records
+    assert first.computed_for == {"first_seen": LENGTH - 1, "last_token": 1}
+    assert second.computed_for == {"being_computed": LENGTH - 1, "last_token": 1}
+
+
+def test_what_is_beside_the_last_token_on_its_page_is_rounding() -> None:
+    record = runs.run(runs.workload([request(0, 0, (0, 100))]), *SMALL, "storage=none").records[0]
+    assert record.computed_for == {"first_seen": PAGE, "page_rounding": 35, "last_token": 1}
+
+
+@pytest.mark.parametrize(
+    ("model", "chunk_tokens", "reason"),
+    [("qwen3_next_80b", 8192, "state_not_kept"), ("gemma3_27b", 2048, "window_not_kept")],
+)
+def test_pages_are_of_no_use_where_no_state_or_window_was_kept(
+    model: str, chunk_tokens: int, reason: str
+) -> None:
+    requests = [request(0, 0, (0, 8193)), request(1, 60, (0, 4096), (50_000, 1025))]
+    record = runs.run(
+        runs.workload(requests),
+        f"model={model}",
+        f"scheduler.chunk_tokens={chunk_tokens}",
+        "workload.arrivals=open",
+        "storage=none",
+    ).records[1]
+    assert record.computed_for == {reason: 4096, "first_seen": 1024, "last_token": 1}
+    missing = {"state_not_kept": record.state_missing_len, "window_not_kept": 0}
+    assert missing[reason] + record.window_missing_len == 4096
+
+
+# -- whole runs ----------------------------------------------------------------------------------
+
+TIGHT = ("cache.device_gib=4", "cache.host_gib=4")
+
+
+def first_seen(
+    requests: Iterable[Request], records: Sequence[RequestRecord], page: int
+) -> dict[int, int]:
+    """What a cache that never forgets would compute, but for the last page: by request.
+
+    It knows a request's prompt and answer from when that request is admitted.
+    """
+    by_id = {each.id: each for each in requests}
+    known: set[int] = set()
+    missing = {}
+    for record in sorted(records, key=lambda each: (admitted_ns(each), each.arrival_ns, each.id)):
+        each = by_id[record.id]
+        tokens = each.prompt.to_bytes() + each.output.to_bytes()
+        chain = []
+        before = hash(each.namespace)
+        for end in range(page, each.prompt_len + each.output_len, page):
+            before = hash((before, tokens[(end - page) * 4 : end * 4]))
+            chain.append(before)
+        reach = (each.prompt_len - 1) // page
+        hits = next((n for n in range(reach) if chain[n] not in known), reach)
+        missing[record.id] = (reach - hits) * page
+        known.update(chain)
+    return missing
+
+
+def admitted_ns(record: RequestRecord) -> int:
+    return record.arrival_ns + record.queue_ns + record.storage_wait_ns
+
+
+@pytest.fixture(scope="module", params=[*MODELS, "hymba_1b5"])
+def tight(request: pytest.FixtureRequest) -> tuple[Result, list[Request], int]:
+    """A run short of everything, its requests, and the tokens of a page."""
+    short = {
+        "tiny_hybrid": ("cache.device_gib=0.05", "cache.host_gib=0.05"),
+        "hymba_1b5": ("cache.device_gib=0.5", "cache.host_gib=0.5", "workload.token_stride=8"),
+    }.get(request.param, TIGHT)
+    config = config_of(f"model={request.param}", *short, "storage.write_queue_gib=0.2")
+    workload = load_workload(config.workload, data_dir=None, seed=config.seed)
+    return run(config, workload=workload), list(workload.requests), config.cache.page_size
+
+
+def test_reasons_add_up_to_what_is_computed(tight: tuple[Result, list[Request], int]) -> None:
+    result, _, _ = tight
+    summary = summarize(result.records, result.measures)
+    for area in ("computed", "recomputed"):
+        reasons = {
+            key: tokens
+            for key, tokens in summary.items()
+            if key.startswith(f"{area}/") and "_missing_" not in key
+        }
+        assert sum(reasons.values()) == summary[f"cache/{area}_tokens"]
+        assert reasons[f"{area}/not_asked_tokens"] == 0
+    assert sum(summary[f"computed/{name}_tokens"] for name in ("first_seen", "last_token"))
+
+
+def test_what_is_first_seen_is_what_a_cache_that_never_forgets_would_compute(
+    tight: tuple[Result, list[Request], int],
+) -> None:
+    result, requests, page = tight
+    records = [record for record in result.records if record.status is Status.finished]
+    wanted = first_seen(requests, records, page)
+    assert {each.id: each.computed_for.get("first_seen", 0) for each in records} == wanted
+
+
+def test_the_parts_of_a_wait_add_up_to_it(tight: tuple[Result, list[Request], int]) -> None:
+    result, _, _ = tight
+    for record in result.records:
+        if record.status is Status.finished:
+            assert sum(record.queue_for_ns.values()) == record.queue_ns
+            assert sum(record.prefill_for_ns.values()) == record.prefill_ns
+
+
+def test_nothing_else_depends_on_whether_reasons_are_found() -> None:
+    asked, unasked = (
+        summarize(result.records, result.measures)
+        for result in (run(config_of(*TIGHT)), run(config_of(*TIGHT, "engine.explain=false")))
+    )
+    assert asked["computed/not_asked_tokens"] == 0
+    assert unasked["computed/not_asked_tokens"] == unasked["cache/computed_tokens"] > 0
+    others = [key for key in asked if key.partition("/")[0] not in ("computed", "recomputed")]
+    assert {key: asked[key] for key in others} == {key: unasked[key] for key in others}
+    assert set(asked) == set(unasked)

@@ -509,7 +509,7 @@ class EngineConfig:
     """The serving loop."""
 
     jump: bool = True  # take runs of decode steps at once; the result is the same without
-    # find a reason for every computed token, which makes a replay some 15 % slower; nothing else
+    # find a reason for every computed token, which makes a replay some 19 % slower; nothing else
     # depends on it, and `experiments.explain` finds them afterwards
     explain: bool = False
     check_invariants: bool = False  # check every law after every step

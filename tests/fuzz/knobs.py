@@ -55,6 +55,7 @@ def _layers(pattern: str, full: int, swa: int, mamba: int) -> Overrides:
 
 
 USERS = "tests.fuzz.policies:FirstQuarter"
+FICKLE = "tests.fuzz.policies:UntilPagesCome"
 OFF_ON = (False, True)
 COMPAT = "compat"  # its values are the files of conf/compat
 WORKLOAD = "workload"
@@ -260,6 +261,18 @@ KNOBS = (
                 "storage.batch_pages": 1,
                 "storage.read_gbps": 0.002,
                 "workload.start": "warm_storage",
+            },
+            # ranks let a request go that one look later would have to wait, and send it back
+            "votes of a step ago": {
+                "prefetch.stop": FICKLE,
+                "parallel.ranks": 2,
+                "storage.kind": "memory",
+                "storage.batch_pages": 1,
+                "storage.read_gbps": 0.002,
+                "workload.start": "warm_storage",
+                "scheduler.new_token_ratio": 0.0,
+                "scheduler.new_token_ratio_floor": 0.0,
+                "talk.longest_answer": 300,
             },
         },
         plain_share=0.8,

@@ -19,3 +19,19 @@ class FirstQuarter:
 
     def deadline_ns(self, prefetch: Prefetch) -> None:
         return None
+
+
+class UntilPagesCome:
+    """Lets a request go while nothing has come, and keeps it once something has."""
+
+    waits = True
+    uses_clock = False
+
+    def __init__(self, config: PrefetchConfig, page_size: int, rates: RateEstimator) -> None:
+        pass
+
+    def may_stop(self, prefetch: Prefetch, now_ns: int) -> bool:
+        return prefetch.restorable is not None and prefetch.completed_pages == 0
+
+    def deadline_ns(self, prefetch: Prefetch) -> None:
+        return None

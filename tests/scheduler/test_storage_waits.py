@@ -4,8 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from hicache.cache.prefetch.prefetch import Prefetch
-from hicache.cache.prefetch.rates import RateEstimator
 from hicache.clock import SECOND_NS
 from hicache.config import PrefetchConfig, SchedulerConfig, StorageConfig
 from hicache.engine.warm import warm_storage
@@ -97,27 +95,11 @@ def test_a_request_that_waits_for_pages_does_not_wait_for_storage() -> None:
     assert job.storage_wait_ns == 0
 
 
-class UntilPagesCome:
-    """Lets a request go while nothing has come, and keeps it once something has."""
-
-    waits = True
-    uses_clock = False
-
-    def __init__(self, config: PrefetchConfig, page_size: int, rates: RateEstimator) -> None:
-        pass
-
-    def may_stop(self, prefetch: Prefetch, now_ns: int) -> bool:
-        return prefetch.restorable is not None and prefetch.completed_pages == 0
-
-    def deadline_ns(self, prefetch: Prefetch) -> None:
-        return None
-
-
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_no_part_of_a_time_to_first_token_is_negative_though_requests_are_retracted(
     ranks: int,
 ) -> None:
-    stop = f"{UntilPagesCome.__module__}:{UntilPagesCome.__name__}"
+    stop = "tests.fuzz.policies:UntilPagesCome"
     limits = SchedulerConfig(
         chunk_tokens=256, max_running=16, new_token_ratio=0.0, new_token_ratio_floor=0.0
     )

@@ -22,6 +22,7 @@ from hicache.cache.tree.radix_tree import RadixTree
 from hicache.clock import SECOND_NS
 from hicache.config import ExperimentConfig, StartState, WritePolicy
 from hicache.engine.loop import Engine, serve
+from hicache.engine.ports import Io
 from hicache.engine.ranks.lockstep import RankedEngine, lockstep
 from hicache.engine.routing import ROUTERS
 from hicache.engine.runtime import Runtime, SimulatedRuntime, make_runtime
@@ -99,22 +100,9 @@ def run(
     if chronicle is not None:
         for number, part in enumerate(parts[::num_ranks]):
             part.executor = chronicle.watch(part, number, part.executor)
-    engines = parts
-    if num_ranks > 1:
-        engines = [
-            lockstep(parts[first : first + num_ranks], config.parallel, config.storage)
-            for first in range(0, num_engines, num_ranks)
-        ]
+    engines = _in_lockstep(parts, config)
     if config.workload.start is StartState.warm_storage:
-        if not isinstance(runtime, SimulatedRuntime) or not runtime.storages:
-            raise ValueError(
-                "workload.start=warm_storage needs a storage and executor=simulated, got "
-                f"storage.kind={config.storage.kind} and executor.kind={config.executor.kind}"
-            )
-        for storage in runtime.storages:
-            warm_storage(storage.engine, workload.requests, parts[0].cache.tree)
-        warm_census(workload.requests, parts[0].cache.tree)
-    feeder = _feeder(config, workload)
+        _warm(config, runtime, workload, parts[0].cache.tree, explains=census is not None)
     recorder = Recorder(
         engines,
         num_requests=len(workload.requests),
@@ -124,22 +112,8 @@ def run(
         counters=[runtime.counters],
         chronicle=chronicle,
     )
-    collects = gc.isenabled()
-    gc.disable()  # the loop leaves no cycles behind, and looking for them took 5 % of its time
-    try:
-        serve(
-            engines,
-            feeder,
-            clock=runtime.clock,
-            io=runtime.io if chronicle is None else chronicle.watch_io(runtime.io),
-            router=ROUTERS[config.parallel.router](),
-            observer=recorder,
-            patience_ns=patience_of(workload.requests, config.workload, seed=config.seed),
-        )
-    finally:
-        if collects:
-            gc.enable()
-        runtime.close()
+    io = runtime.io if chronicle is None else chronicle.watch_io(runtime.io)
+    _serve(config, workload, engines, runtime, io, recorder)
     recorder.close()
     for part in parts:
         invariants.check_drained(part.cache, part.prefetcher)
@@ -155,6 +129,64 @@ def run(
     return Result(
         records=records, measures=measures, wall_s=time.perf_counter() - started, notes=notes
     )
+
+
+def _in_lockstep(parts: Sequence[Engine], config: ExperimentConfig) -> Sequence[Engine]:
+    """An engine of each group of ranks."""
+    num_ranks = config.parallel.ranks
+    if num_ranks == 1:
+        return parts
+    return [
+        lockstep(parts[first : first + num_ranks], config.parallel, config.storage)
+        for first in range(0, len(parts), num_ranks)
+    ]
+
+
+def _warm(
+    config: ExperimentConfig,
+    runtime: Runtime,
+    workload: Workload,
+    tree: RadixTree,
+    *,
+    explains: bool,
+) -> None:
+    """Put into storage what a first pass over the workload would leave there."""
+    if not isinstance(runtime, SimulatedRuntime) or not runtime.storages:
+        raise ValueError(
+            "workload.start=warm_storage needs a storage and executor=simulated, got "
+            f"storage.kind={config.storage.kind} and executor.kind={config.executor.kind}"
+        )
+    for storage in runtime.storages:
+        warm_storage(storage.engine, workload.requests, tree)
+    if explains:
+        warm_census(workload.requests, tree)
+
+
+def _serve(
+    config: ExperimentConfig,
+    workload: Workload,
+    engines: Sequence[Engine],
+    runtime: Runtime,
+    io: Io,
+    recorder: Recorder,
+) -> None:
+    """Serve the workload, and close what it ran on."""
+    collects = gc.isenabled()
+    gc.disable()  # the loop leaves no cycles behind, and looking for them took 5 % of its time
+    try:
+        serve(
+            engines,
+            _feeder(config, workload),
+            clock=runtime.clock,
+            io=io,
+            router=ROUTERS[config.parallel.router](),
+            observer=recorder,
+            patience_ns=patience_of(workload.requests, config.workload, seed=config.seed),
+        )
+    finally:
+        if collects:
+            gc.enable()
+        runtime.close()
 
 
 def _workload(config: ExperimentConfig, cost: CostModel, notes: list[str]) -> Workload:

@@ -123,7 +123,7 @@ def test_a_table_takes_the_place_of_curves_and_figures(tmp_path: Path) -> None:
 def test_a_table_may_say_that_directions_slow_each_other(tmp_path: Path) -> None:
     table = write(tmp_path / "mine.csv", "both_ways_bandwidth,,20e9,my bench")
     knobs = ("workload=chat", "workload.num_sessions=60", "workload.limit=120", "storage=none")
-    small = ("cache.device_gib=14", "parallel.tp=1", "workload.session_rate=20")
+    small = ("model=llama3_8b", "parallel.tp=1", "cache.device_gib=14", "workload.session_rate=20")
     plain, slowed = (
         experiment.run(config_of(*knobs, *small, "hardware=h100", *more)) for more in ((), (table,))
     )

@@ -18,7 +18,8 @@ from experiments.launch.schema import config_of
 from hicache import experiment
 from hicache.clock import SECOND_NS
 from hicache.config import ExperimentConfig
-from hicache.results.metrics import RequestRecord, Status
+from hicache.results.metrics import RequestRecord, Status, summarize
+from hicache.results.verdict import in_short, objections
 from hicache.workload.build import Workload, load_workload, sample_sessions
 
 
@@ -80,8 +81,10 @@ def max_rate(
 
     def holds(share: float) -> bool:
         part = sample_sessions(whole, share, config.seed)
-        met = objective.met_share(experiment.run(config, workload=part).records)
-        told(f"{request_rate(part):8.3f} requests/s: {met:.3f} in time")
+        result = experiment.run(config, workload=part)
+        met = objective.met_share(result.records)
+        verdict = in_short(objections([summarize(result.records, result.measures)]))
+        told(f"{request_rate(part):8.3f} requests/s: {met:.3f} in time; {verdict}")
         return met >= objective.share
 
     share = bisect(holds, tolerance=tolerance)

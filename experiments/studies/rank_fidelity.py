@@ -17,11 +17,13 @@ from statistics import fmean
 from experiments.launch.schema import config_of
 from experiments.studies.calibrate import REAL, SLICES, Fit, fit_to
 from experiments.studies.measured import Log, measured
+from experiments.studies.sim_vs_real import judged
 from hicache import experiment
 from hicache.clock import SECOND_NS
 from hicache.config import ExperimentConfig
 from hicache.executor.simulated.cost import CostModel
-from hicache.results.metrics import RequestRecord
+from hicache.results.metrics import RequestRecord, Result
+from hicache.results.verdict import Summary, in_short, objections
 
 # of the agents workload: long shared prefixes, and pools mostly too small for them; chosen so that
 # no two are nearer than 4 % in a simulation with a made-up profile, before any was run for real
@@ -55,6 +57,7 @@ def main() -> None:
     names = list(POLICIES)
     log = Log()
     real: dict[str, list[float]] = {name: [] for name in names}
+    summaries: list[Summary] = []
     steps: dict[str, Log] = {name: Log() for name in names}
     for number, seed in enumerate(options.seeds):
         # in turn and each time from another one on, so that a machine that is busier for a while is
@@ -68,7 +71,7 @@ def main() -> None:
                     experiment.run(replace(composed(options.overrides), seed=other))
                 log.add(part)
             with measured(storage_delay_s=options.delay_ms / 1000) as part:
-                real[name].append(mean_ttft_s(experiment.run(config).records))
+                real[name].append(mean_ttft_s(judged(experiment.run(config), summaries)))
             steps[name].add(part)
     base = composed(options.overrides)
     fit = fit_to(log, base)
@@ -78,7 +81,11 @@ def main() -> None:
         config = composed([*options.overrides, *POLICIES[name]])
         simulated_s.append(
             fmean(
-                mean_ttft_s(run_simulated(replace(config, seed=seed), fit, options.delay_ms))
+                mean_ttft_s(
+                    judged(
+                        run_simulated(replace(config, seed=seed), fit, options.delay_ms), summaries
+                    )
+                )
                 for seed in options.seeds
             )
         )
@@ -90,6 +97,7 @@ def main() -> None:
         )
     tau = kendall_tau(real_s, simulated_s)
     print(f"Kendall's tau of {len(names)} policies: {tau:.2f}")
+    print(f"verdict: {in_short(objections(summaries))}")
     if options.out is not None:
         rows = [
             {
@@ -108,14 +116,14 @@ def composed(overrides: Sequence[str]) -> ExperimentConfig:
     return config_of(*REAL, *WORKLOAD, *overrides)
 
 
-def run_simulated(config: ExperimentConfig, fit: Fit, delay_ms: float) -> Sequence[RequestRecord]:
-    """Records of a simulated run whose storage takes as much longer."""
+def run_simulated(config: ExperimentConfig, fit: Fit, delay_ms: float) -> Result:
+    """A simulated run whose storage takes as much longer."""
     config = fit.onto(config)
     storage = replace(
         config.storage,
         operation_s=config.storage.operation_s + delay_ms / 1000,
     )
-    return experiment.run(replace(config, storage=storage)).records
+    return experiment.run(replace(config, storage=storage))
 
 
 def slowness(log: Log, fit: Fit, config: ExperimentConfig) -> float:

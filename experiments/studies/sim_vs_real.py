@@ -21,8 +21,9 @@ from experiments.tables.console import console
 from hicache import experiment
 from hicache.clock import SECOND_NS
 from hicache.config import ExperimentConfig
-from hicache.results.metrics import TTFT_PARTS, RequestRecord
+from hicache.results.metrics import TTFT_PARTS, RequestRecord, Result, summarize
 from hicache.results.tracking import write_json
+from hicache.results.verdict import Summary, in_short, objections
 
 HELD_OUT = (0, 1, 2)  # seeds of the slices compared
 TIERS = ("device", "host", "storage")
@@ -33,19 +34,20 @@ def carry_out(config: ExperimentConfig, out_dir: Path) -> None:
     config = replace(config, executor=replace(config.executor, kind="torch"))
     log = Log()
     runs: list[Sequence[RequestRecord]] = []
+    summaries: list[Summary] = []
     for other, seed in zip(SLICES, HELD_OUT, strict=True):
         # in turn, so that a machine that is busier now than later is so for both
         with measured() as part:
             experiment.run(replace(config, seed=other))
         log.add(part)
         with measured():
-            runs.append(experiment.run(replace(config, seed=seed)).records)
+            runs.append(judged(experiment.run(replace(config, seed=seed)), summaries))
     fit = fit_to(log, config)
     real: list[RequestRecord] = []
     simulated: list[RequestRecord] = []
     for records, seed in zip(runs, HELD_OUT, strict=True):
         result = experiment.run(fit.onto(replace(config, seed=seed)))
-        for pair in paired(records, result.records):
+        for pair in paired(records, judged(result, summaries)):
             real.append(pair[0])
             simulated.append(pair[1])
     summary = compare(real, simulated)
@@ -56,6 +58,13 @@ def carry_out(config: ExperimentConfig, out_dir: Path) -> None:
     out_dir.mkdir(parents=True, exist_ok=True)
     write_json(out_dir / "summary.json", summary)
     console().print(table(summary))
+    console().print(f"verdict: {in_short(objections(summaries))}", markup=False)
+
+
+def judged(result: Result, summaries: list[Summary]) -> Sequence[RequestRecord]:
+    """The records of a run, whose summary joins those that are judged together."""
+    summaries.append(summarize(result.records, result.measures))
+    return result.records
 
 
 def paired(

@@ -71,3 +71,39 @@ def test_a_wait_that_goes_on_when_a_request_has_begun_breaks_a_law(
     slow = {"workload.start": "warm_storage", "storage.speed": "slow"}
     with pytest.raises(BrokenLawError, match=r"law 9: request .* its wait for storage goes on"):
         try_choices(PLAIN | slow, 12)
+
+
+# an answer that came too late to be heard, and what a stopped reader went on to bring, are no
+# part of what a request could have used; reasons said of both that nothing explained them
+UNHEARD = {
+    "an answer after the ranks had let go": (
+        {"parallel.ranks": "2", "workload.arrivals": "closed", "prefetch.stop": "best_effort"},
+        9,
+    ),
+    "pages of a batch that was under way": (
+        {
+            "seed": "695",
+            "cache.page_size": "1",
+            "cache.write_policy": "write_back",
+            "prefetch.stop": "tests.fuzz.policies:FirstQuarter",
+            "storage.batch_pages": "1",
+        },
+        14,
+    ),
+    "a state after nobody waited for it": (
+        {
+            "kinds": "full_mamba",
+            "workload.arrivals": "closed",
+            "prefetch.await_sidecars": "False",
+            "storage.read_workers": "3",
+            "storage.delay_s": "0.005",
+        },
+        22,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNHEARD)
+def test_what_came_after_a_prefetch_was_settled_explains_nothing(name: str) -> None:
+    choices, limit = UNHEARD[name]
+    try_choices(PLAIN | {"workload.start": "warm_storage"} | choices, limit)

@@ -50,7 +50,9 @@ class Prefetch:
     is_read: bool = False  # the reader has let go; only then may sidecars be found
     phase: Phase = Phase.asking
     was_stopped: bool = False  # the request was let go, whether or not all had come
-    published_pages: int = 0
+    taken_pages: int = 0  # that had been read when it was settled
+    taken_whole: bool = False  # that was all of them, and their window and state
+    published_pages: int = 0  # of these, those that were new
 
     @property
     def is_reading(self) -> bool:

@@ -309,10 +309,11 @@ class Prefetcher:
 
     def _publish(self, prefetch: Prefetch) -> None:
         """Put what was read into the tree, as far as it is of use."""
-        completed = prefetch.completed_pages
+        completed = prefetch.taken_pages = prefetch.completed_pages
         is_whole = completed == prefetch.num_pages and (
             not prefetch.has_sidecars or prefetch.sidecars_found
         )
+        prefetch.taken_whole = is_whole
         keeps = is_whole or not prefetch.has_sidecars or self.config.commit is CommitPolicy.usable
         full, swa, state = prefetch.staged
         if completed and keeps:

@@ -143,8 +143,8 @@ class Inquest:
             reason = self._declined or ""
             reason = reason if reason in REASONS else f"prefetch_{reason}"
             return [(first, end, CODES[reason], FULL)]
-        if prefetch.restorable is None:
-            return [(first, end, CODES["prefetch_late"], FULL)]
+        if prefetch.restorable is None or prefetch.answered_ns is None:
+            return [(first, end, CODES["prefetch_late"], FULL)]  # nobody was told in time
         offered = min(start + max(prefetch.restorable, default=0), end)
         parts = []
         if first < offered:
@@ -164,14 +164,13 @@ class Inquest:
             return [(first, end, CODES["prefetch_no_room"], FULL)]
         ended = CODES["prefetch_stopped" if prefetch.was_stopped else "prefetch_lost"]
         planned = min(max(start + prefetch.num_pages, first), end)
-        is_whole = prefetch.completed_pages == prefetch.num_pages
         if prefetch.has_sidecars:
             if prefetch.num_pages not in prefetch.restorable:
                 return [(first, end, CODES["prefetch_cut"], FULL)]
-            is_whole &= prefetch.sidecars_found
-            read = planned if is_whole else first
+            read = planned if prefetch.taken_whole else first
         else:
-            read = min(max(start + prefetch.completed_pages, first), end)
+            # a reader that was stopped may have gone on since
+            read = min(max(start + prefetch.taken_pages, first), end)
         # what was read was published, and has left again
         parts = self._stories(first, read, asks_storage=False)
         parts += [(read, planned, ended, FULL), (planned, end, CODES["prefetch_cut"], FULL)]

@@ -198,25 +198,23 @@ def write_back_cache() -> PrefixCache:
     )
 
 
-def test_an_inner_window_that_goes_is_saved_with_its_state_and_without_its_full_pages() -> None:
+@pytest.mark.parametrize(
+    ("kind", "on_host", "on_device"),
+    [
+        (SWA, [False, True, True], [True, False, False]),  # its state goes along
+        (MAMBA, [False, False, True], [True, True, False]),
+    ],
+)
+def test_an_inner_window_or_state_that_goes_is_saved_without_its_full_pages(
+    kind: int, on_host: list[bool], on_device: list[bool]
+) -> None:
     cache = write_back_cache()
     run_request(cache, tokens_of(8), 8)
     run_request(cache, tokens_of(16), 16)
     inner = node_of(cache, 0)
-    assert cache.device_allocator.evict(SWA, 1)
-    assert [page_ids is not None for page_ids in inner.held[HOST]] == [False, True, True]
-    assert [page_ids is not None for page_ids in inner.held[DEVICE]] == [True, False, False]
-    complete_all(cache)
-
-
-def test_an_inner_state_that_goes_is_saved_alone() -> None:
-    cache = write_back_cache()
-    run_request(cache, tokens_of(8), 8)
-    run_request(cache, tokens_of(16), 16)
-    inner = node_of(cache, 0)
-    assert cache.device_allocator.evict(MAMBA, 1)
-    assert [page_ids is not None for page_ids in inner.held[HOST]] == [False, False, True]
-    assert [page_ids is not None for page_ids in inner.held[DEVICE]] == [True, True, False]
+    assert cache.device_allocator.evict(kind, 1)
+    assert [page_ids is not None for page_ids in inner.held[HOST]] == on_host
+    assert [page_ids is not None for page_ids in inner.held[DEVICE]] == on_device
     complete_all(cache)
 
 

@@ -9,8 +9,6 @@ from random import Random
 
 import pytest
 
-from hicache.cache.prefetch.prefetch import Prefetch
-from hicache.cache.prefetch.rates import RateEstimator
 from hicache.cache.tree.node import DEVICE, FULL
 from hicache.config import (
     EVICTION_POLICIES,
@@ -26,24 +24,7 @@ from hicache.engine.warm import warm_storage
 from hicache.request import Request
 from tests.scheduler.world import KINDS, Plot, World, plot_of, random_requests
 
-
-class FirstQuarter:
-    """Goes on with a quarter of what was asked for: so it is news how far a read is."""
-
-    waits = True
-    uses_clock = False
-
-    def __init__(self, config: PrefetchConfig, page_size: int, rates: RateEstimator) -> None:
-        pass
-
-    def may_stop(self, prefetch: Prefetch, now_ns: int) -> bool:
-        return prefetch.completed_pages >= prefetch.asked_pages / 4 or prefetch.is_complete
-
-    def deadline_ns(self, prefetch: Prefetch) -> None:
-        return None
-
-
-STOPS = (*STOP_POLICIES, f"{FirstQuarter.__module__}:{FirstQuarter.__name__}")
+STOPS = (*STOP_POLICIES, "tests.fuzz.policies:FirstQuarter")
 
 
 def late_plot(seed: int, ranks: int) -> Plot:

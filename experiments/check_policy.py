@@ -25,7 +25,7 @@ POINTS = {
     "cache.eviction": "priority",
     "cache.checkpoints": "lengths",
     "prefetch.stop": "may_stop",
-    "scheduler.order": "rank",
+    "scheduler.order": "sort_key",
     "scheduler.swa_budget": "tokens",
 }
 TIGHT = (

@@ -336,14 +336,14 @@ def _queue_bytes(config: ExperimentConfig) -> int:
 
 def _check(engine: Engine) -> None:
     scheduler = engine.scheduler
-    jobs = [*scheduler.running, *([scheduler.partial] if scheduler.partial else [])]
-    jobs += [extend.job for extend in engine.extending]
+    reqs = [*scheduler.running, *([scheduler.partial] if scheduler.partial else [])]
+    reqs += [extend.req for extend in engine.extending]
     slots = [slot for extend in engine.extending for _, slot in extend.saves]
-    invariants.check(engine.cache, engine.prefetcher, {job.sequence for job in jobs}, slots)
-    for job in jobs:
-        if job.blocked_since_ns is not None:
+    invariants.check(engine.cache, engine.prefetcher, {req.sequence for req in reqs}, slots)
+    for req in reqs:
+        if req.blocked_since_ns is not None:
             raise invariants.BrokenLawError(
-                f"law 9: request {job.request.id} has begun, and its wait for storage goes on"
+                f"law 9: request {req.request.id} has begun, and its wait for storage goes on"
             )
 
 

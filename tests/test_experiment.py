@@ -36,8 +36,8 @@ from hicache.results.metrics import Progress, Result, Row, Status, summarize
 from hicache.results.verdict import is_overloaded
 from hicache.scheduler.budget import FORMS
 from hicache.scheduler.checkpoints import PLACEMENTS
-from hicache.scheduler.job import Job
 from hicache.scheduler.order import ORDERS
+from hicache.scheduler.request_state import RequestState
 
 MODELS = ["tiny_hybrid", "llama3_8b", "gemma3_27b", "qwen3_next_80b"]
 
@@ -251,8 +251,8 @@ class LastFirst:
     def __init__(self, config: SchedulerConfig, estimate_s: object) -> None:
         pass
 
-    def rank(self, job: Job, match: MatchResult) -> float:
-        return -job.number
+    def sort_key(self, req: RequestState, match: MatchResult) -> float:
+        return -req.number
 
 
 class Generous:

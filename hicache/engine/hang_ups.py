@@ -28,8 +28,8 @@ class HangUps:
 
     def ended(self, outcome: Outcome) -> None:
         """Nobody waits for these any more."""
-        for job in (*outcome.finished, *(job for job, _ in outcome.rejected)):
-            self._engines.pop(job.request.id, None)
+        for req in (*outcome.finished, *(req for req, _ in outcome.rejected)):
+            self._engines.pop(req.request.id, None)
 
     def next_ns(self) -> int | None:
         """When the next one gives up."""

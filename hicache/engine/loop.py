@@ -135,7 +135,7 @@ class Engine:
         """Requests that are here and not answered yet, wherever they are."""
         scheduler = self.scheduler
         partial = scheduler.partial
-        extending = sum(extend.job is not partial for extend in self.extending)
+        extending = sum(extend.req is not partial for extend in self.extending)
         elsewhere = len(self._arrived) + len(scheduler.waiting) + len(scheduler.running)
         return elsewhere + extending + (partial is not None)
 
@@ -183,9 +183,9 @@ class Engine:
             self._last = 0 if was_held else self._batch.num_steps - 1
             self._horizon = min(run.ends.look(0), self._last)
             for extend in self._batch.extends:
-                if extend.job.first_token_ns is None:
-                    extend.job.fence_ns += now_ns - self._planned_ns
-                    extend.job.load_back_ns += run.load_stall_ns
+                if extend.req.first_token_ns is None:
+                    extend.req.fence_ns += now_ns - self._planned_ns
+                    extend.req.load_back_ns += run.load_stall_ns
             self._started_ns = now_ns
             self._stall_ns = run.load_stall_ns
         if self.check is not None:
@@ -236,12 +236,12 @@ class Engine:
         """What a step that extends prompts took of each: its own tokens' share, and the rest's."""
         computing_ns = max(step_ns - self._stall_ns, 0)
         for extend in batch.extends:
-            job = extend.job
-            if job.first_token_ns is None:
+            req = extend.req
+            if req.first_token_ns is None:
                 all_tokens = num_tokens + len(batch.decodes)
                 own_ns = computing_ns * (extend.end - extend.start) // all_tokens
-                job.own_ns += own_ns
-                job.shared_ns += computing_ns - own_ns
+                req.own_ns += own_ns
+                req.shared_ns += computing_ns - own_ns
 
     def _count_backlog(self, now_ns: int) -> None:
         if self._backlog_since_ns is not None:
@@ -380,15 +380,15 @@ def _settle(
 ) -> list[Release]:
     """Tell of the requests that ended; what their ends release."""
     released: list[Release] = []
-    for job in outcome.finished:
-        observer.finished(job, engine, now_ns)
-        released += feeder.on_answered(job.request.id, now_ns)
-    for job, reason in outcome.rejected:
-        dropped = feeder.on_dropped(job.request.id, now_ns)
-        observer.rejected(job, reason, dropped.requests, engine, now_ns)
+    for req in outcome.finished:
+        observer.finished(req, engine, now_ns)
+        released += feeder.on_answered(req.request.id, now_ns)
+    for req, reason in outcome.rejected:
+        dropped = feeder.on_dropped(req.request.id, now_ns)
+        observer.rejected(req, reason, dropped.requests, engine, now_ns)
         released += dropped.released
-    for job in outcome.aborted:
-        dropped = feeder.on_dropped(job.request.id, now_ns)
-        observer.aborted(job, dropped.requests, engine, now_ns)
+    for req in outcome.aborted:
+        dropped = feeder.on_dropped(req.request.id, now_ns)
+        observer.aborted(req, dropped.requests, engine, now_ns)
         released += dropped.released
     return released

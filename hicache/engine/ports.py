@@ -9,7 +9,7 @@ from hicache.clock import Clock
 from hicache.executor.completions import Delivery, StepRun
 from hicache.request import Request
 from hicache.scheduler.batch import Batch
-from hicache.scheduler.job import Job
+from hicache.scheduler.request_state import RequestState
 
 
 class Executor(Protocol):
@@ -68,16 +68,18 @@ class Observer(Protocol):
         """Time has come to this point; nothing of it has happened that anybody was told of."""
         ...
 
-    def finished(self, job: Job, engine: int, now_ns: int) -> None:
+    def finished(self, req: RequestState, engine: int, now_ns: int) -> None:
         """A request is answered."""
         ...
 
     def rejected(
-        self, job: Job, reason: str, followers: Sequence[Request], engine: int, now_ns: int
+        self, req: RequestState, reason: str, followers: Sequence[Request], engine: int, now_ns: int
     ) -> None:
         """A request can never run; neither can those that wait for its answer."""
         ...
 
-    def aborted(self, job: Job, followers: Sequence[Request], engine: int, now_ns: int) -> None:
+    def aborted(
+        self, req: RequestState, followers: Sequence[Request], engine: int, now_ns: int
+    ) -> None:
         """Somebody has given up on a request, and on those that wait for its answer."""
         ...

@@ -14,8 +14,8 @@ from hicache.engine.loop import Engine
 from hicache.engine.ports import Executor, Io
 from hicache.executor.completions import Delivery, StepRun
 from hicache.scheduler.batch import Batch
-from hicache.scheduler.job import Job
 from hicache.scheduler.queue_waits import Turn
+from hicache.scheduler.request_state import RequestState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,17 +80,17 @@ class Chronicle:
         """The same, from now on listened to."""
         return _WatchedIo(io, self)
 
-    def ended(self, job: Job) -> None:
+    def ended(self, req: RequestState) -> None:
         """A request has been answered or given up on."""
-        self.lives[job.request.id] = Life(
-            looked_ns=job.looked_ns,
-            admitted_ns=job.admitted_ns,
-            came_len=job.came_len,
-            storage_waits=tuple(job.storage_waits),
-            spans=tuple(job.spans[0]),
-            again=tuple(job.spans[1]),
-            prefetch=job.prefetch,
-            declined=job.declined,
+        self.lives[req.request.id] = Life(
+            looked_ns=req.looked_ns,
+            admitted_ns=req.admitted_ns,
+            came_len=req.came_len,
+            storage_waits=tuple(req.storage_waits),
+            spans=tuple(req.spans[0]),
+            again=tuple(req.spans[1]),
+            prefetch=req.prefetch,
+            declined=req.declined,
         )
 
 
@@ -127,9 +127,9 @@ class _WatchedExecutor:
                 start_ns=now_ns,
                 end_ns=run.ends[batch.num_steps - 1],
                 extends=tuple(
-                    (each.job.request.id, each.start, each.end) for each in batch.extends
+                    (each.req.request.id, each.start, each.end) for each in batch.extends
                 ),
-                decodes=tuple(job.request.id for job in batch.decodes),
+                decodes=tuple(req.request.id for req in batch.decodes),
                 load_stall_ns=run.load_stall_ns,
             )
         )

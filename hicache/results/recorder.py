@@ -10,8 +10,8 @@ from hicache.engine.loop import Engine
 from hicache.request import Request
 from hicache.results.chronicle import Chronicle
 from hicache.results.metrics import PREFILL_CAUSES, Progress, RequestRecord, Row, Status, check
-from hicache.scheduler.job import Job
 from hicache.scheduler.queue_waits import CAUSES
+from hicache.scheduler.request_state import RequestState
 
 TIER_TOKENS = ("device_hit", "host_hit", "storage_hit", "computed")
 PROGRESS_EVERY = 100  # requests
@@ -78,28 +78,35 @@ class Recorder:
         totals.subtract(self._uncounted)
         return totals
 
-    def finished(self, job: Job, engine: int, now_ns: int) -> None:
+    def finished(self, req: RequestState, engine: int, now_ns: int) -> None:
         """A request is answered."""
-        self._ended(job, Status.finished, "", engine, now_ns)
+        self._ended(req, Status.finished, "", engine, now_ns)
         self._num_finished += 1
 
     def rejected(
-        self, job: Job, reason: str, followers: Sequence[Request], engine: int, now_ns: int
+        self, req: RequestState, reason: str, followers: Sequence[Request], engine: int, now_ns: int
     ) -> None:
         """A request can never run; neither can those that wait for its answer."""
-        self._never_ran(job.request, Status.rejected, reason, engine, job.submitted_ns)
-        self._dropped(followers, job, Status.rejected, engine, now_ns)
+        self._never_ran(req.request, Status.rejected, reason, engine, req.submitted_ns)
+        self._dropped(followers, req, Status.rejected, engine, now_ns)
 
-    def aborted(self, job: Job, followers: Sequence[Request], engine: int, now_ns: int) -> None:
+    def aborted(
+        self, req: RequestState, followers: Sequence[Request], engine: int, now_ns: int
+    ) -> None:
         """Somebody has given up on a request, and on those that wait for its answer."""
-        self._ended(job, Status.aborted, "gave up", engine, now_ns)
-        self._dropped(followers, job, Status.aborted, engine, now_ns)
+        self._ended(req, Status.aborted, "gave up", engine, now_ns)
+        self._dropped(followers, req, Status.aborted, engine, now_ns)
 
     def _dropped(
-        self, followers: Sequence[Request], job: Job, status: Status, engine: int, now_ns: int
+        self,
+        followers: Sequence[Request],
+        req: RequestState,
+        status: Status,
+        engine: int,
+        now_ns: int,
     ) -> None:
         for request in followers:
-            reason = f"follows {status.value} request {job.request.id}"
+            reason = f"follows {status.value} request {req.request.id}"
             self._never_ran(request, status, reason, engine, now_ns)
 
     def _all_counters(self) -> Counter[str]:
@@ -108,16 +115,18 @@ class Recorder:
             totals.update(counters)
         return totals
 
-    def _ended(self, job: Job, status: Status, reason: str, engine: int, now_ns: int) -> None:
+    def _ended(
+        self, req: RequestState, status: Status, reason: str, engine: int, now_ns: int
+    ) -> None:
         # the parts go up to the first token, or to where somebody gave up on it
         if self._chronicle is not None:
-            self._chronicle.ended(job)
-        request = job.request
-        until_ns = now_ns if job.first_token_ns is None else job.first_token_ns
-        admitted_ns = until_ns if job.admitted_ns is None else job.admitted_ns
-        load_back_ns = min(job.load_back_ns, until_ns - admitted_ns)
+            self._chronicle.ended(req)
+        request = req.request
+        until_ns = now_ns if req.first_token_ns is None else req.first_token_ns
+        admitted_ns = until_ns if req.admitted_ns is None else req.admitted_ns
+        load_back_ns = min(req.load_back_ns, until_ns - admitted_ns)
         prefill_ns = until_ns - admitted_ns - load_back_ns
-        known_ns = (job.own_ns, job.shared_ns, job.fence_ns)
+        known_ns = (req.own_ns, req.shared_ns, req.fence_ns)
         parts_ns = zip(PREFILL_CAUSES, (*known_ns, prefill_ns - sum(known_ns)), strict=True)
         self._record(
             RequestRecord(
@@ -126,30 +135,30 @@ class Recorder:
                 engine=engine,
                 status=status,
                 reason=reason,
-                arrival_ns=job.submitted_ns,
-                first_token_ns=job.first_token_ns,
+                arrival_ns=req.submitted_ns,
+                first_token_ns=req.first_token_ns,
                 finish_ns=now_ns,
                 prompt_len=request.prompt_len,
-                output_len=job.decoded,
-                device_hit_len=job.device_len,
-                host_hit_len=job.host_len,
-                storage_hit_len=job.storage_len,
-                computed_len=job.computed_len,
-                recomputed_len=job.recomputed_len,
-                computed_for=_by_reason(job.spans[0]),
-                recomputed_for=_by_reason(job.spans[1]),
-                window_missing_len=_missing_len(job.spans[0], SWA),
-                state_missing_len=_missing_len(job.spans[0], MAMBA),
-                queue_ns=admitted_ns - job.submitted_ns - job.storage_wait_ns,
+                output_len=req.decoded,
+                device_hit_len=req.device_len,
+                host_hit_len=req.host_len,
+                storage_hit_len=req.storage_len,
+                computed_len=req.computed_len,
+                recomputed_len=req.recomputed_len,
+                computed_for=_by_reason(req.spans[0]),
+                recomputed_for=_by_reason(req.spans[1]),
+                window_missing_len=_missing_len(req.spans[0], SWA),
+                state_missing_len=_missing_len(req.spans[0], MAMBA),
+                queue_ns=admitted_ns - req.submitted_ns - req.storage_wait_ns,
                 queue_for_ns={
-                    cause: ns for cause, ns in zip(CAUSES, job.queue_ns, strict=True) if ns
+                    cause: ns for cause, ns in zip(CAUSES, req.queue_ns, strict=True) if ns
                 },
-                storage_wait_ns=job.storage_wait_ns,
+                storage_wait_ns=req.storage_wait_ns,
                 load_back_ns=load_back_ns,
                 prefill_ns=prefill_ns,
                 prefill_for_ns={cause: ns for cause, ns in parts_ns if ns},
-                retractions=job.retractions,
-                num_steps=job.num_steps,
+                retractions=req.retractions,
+                num_steps=req.num_steps,
             )
         )
 

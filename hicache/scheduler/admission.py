@@ -11,7 +11,7 @@ from hicache.config import SchedulerConfig
 from hicache.scheduler.budget import FORMS, NewTokenRatio, StepBudget, SwaBudget, ceil_page
 from hicache.scheduler.decision import Admit, Defer, Reason
 from hicache.scheduler.decoding import steps_in_page
-from hicache.scheduler.job import Job
+from hicache.scheduler.request_state import RequestState
 
 
 class Admission:
@@ -37,11 +37,11 @@ class Admission:
         self._config = config
         self._page = cache.page_size
 
-    def decide(self, job: Job, match: MatchResult, budget: StepBudget) -> Admit | Defer:
+    def decide(self, req: RequestState, match: MatchResult, budget: StepBudget) -> Admit | Defer:
         """Whether the request may begin where the match ends."""
         cache, page = self._cache, self._page
-        extend = job.target_len - match.usable_len
-        max_new = min(job.remaining_output, self._config.clip_new_tokens)
+        extend = req.target_len - match.usable_len
+        max_new = min(req.remaining_output, self._config.clip_new_tokens)
         chunk = budget.chunk_tokens
         # what is on the device behind a missing state or window is locked, and takes no pages
         needed = extend + match.host_hit_length + max_new + page
@@ -65,20 +65,22 @@ class Admission:
             return Defer(Reason.slots, stands=True)
         return Admit(chunk)
 
-    def reserve(self, job: Job, chunk_end: int, budget: StepBudget) -> None:
+    def reserve(self, req: RequestState, chunk_end: int, budget: StepBudget) -> None:
         """Promise an admitted request what it will take after its first chunk."""
         page = self._page
-        max_new = min(job.remaining_output, self._config.clip_new_tokens)
-        is_whole = chunk_end == job.target_len
-        budget.reserved_tokens += job.target_len - chunk_end + page + (max_new if is_whole else 0)
+        max_new = min(req.remaining_output, self._config.clip_new_tokens)
+        is_whole = chunk_end == req.target_len
+        budget.reserved_tokens += req.target_len - chunk_end + page + (max_new if is_whole else 0)
         if self._cache.tree.has_swa:
-            taken = ceil_page(chunk_end - job.kv_len, page)
+            taken = ceil_page(chunk_end - req.kv_len, page)
             needed = self._charge_swa(
-                ceil_page(job.extend_len, page), max_new, budget.chunk_tokens, 0
+                ceil_page(req.extend_len, page), max_new, budget.chunk_tokens, 0
             )
             budget.reserved_swa_tokens += max(needed - taken, 0)
 
-    def reserved_tokens(self, running: Sequence[Job], partial: Job | None) -> float:
+    def reserved_tokens(
+        self, running: Sequence[RequestState], partial: RequestState | None
+    ) -> float:
         """What is promised to those that are here already, and not taken."""
         ratio = self._new_token_ratio.value
         reserved = self._answers(running) * ratio
@@ -87,7 +89,7 @@ class Admission:
             reserved += min(partial.remaining_output, self._config.clip_new_tokens) * ratio
         return reserved
 
-    def steps_deferred(self, defer: Defer, running: Sequence[Job], wanted: int) -> int:
+    def steps_deferred(self, defer: Defer, running: Sequence[RequestState], wanted: int) -> int:
         """How many decode steps, at most `wanted`, may pass before the request is looked at again.
 
         Pools change when a decoding request fills a page and not before; until then a deferral
@@ -113,15 +115,15 @@ class Admission:
         """That many decode steps have passed."""
         self._new_token_ratio.decoded(num_steps)
 
-    def retracted(self, left: Sequence[Job]) -> None:
+    def retracted(self, left: Sequence[RequestState]) -> None:
         """A request was retracted; those `left` still run."""
-        decoded = sum(job.decoded for job in left)
-        max_new = sum(job.request.output_len for job in left)
+        decoded = sum(req.decoded for req in left)
+        max_new = sum(req.request.output_len for req in left)
         self._new_token_ratio.retracted(decoded, max_new, len(left))
 
-    def _answers(self, running: Sequence[Job], later: int = 0) -> int:
+    def _answers(self, running: Sequence[RequestState], later: int = 0) -> int:
         clip = self._config.clip_new_tokens
-        left = [job.remaining_output - later for job in running]
+        left = [req.remaining_output - later for req in running]
         return sum([each if each < clip else clip for each in left])
 
     def _charge_swa(self, extend: int, max_new: int, chunk: int, host_hit: int) -> int:

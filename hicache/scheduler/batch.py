@@ -4,14 +4,14 @@ from dataclasses import dataclass, field
 
 from hicache.cache.pages import PageIds
 from hicache.cache.tiers.transfer import LoadBack
-from hicache.scheduler.job import Job
+from hicache.scheduler.request_state import RequestState
 
 
 @dataclass(frozen=True, slots=True)
 class Extend:
-    """Tokens `[start, end)` of a job, and the states to capture on the way: (length, slot)."""
+    """Tokens `[start, end)` of a req, and the states to capture on the way: (length, slot)."""
 
-    job: Job
+    req: RequestState
     start: int
     end: int
     saves: list[tuple[int, PageIds]]
@@ -22,7 +22,7 @@ class Batch:
     """What one step computes. `num_steps` > 1 only without extends."""
 
     extends: list[Extend] = field(default_factory=list)
-    decodes: list[Job] = field(default_factory=list)
+    decodes: list[RequestState] = field(default_factory=list)
     load_backs: list[LoadBack] = field(default_factory=list)
     num_steps: int = 1
 
@@ -31,6 +31,6 @@ class Batch:
 class Outcome:
     """Jobs that ended in a step or before it, and why those that were rejected were."""
 
-    finished: list[Job] = field(default_factory=list)
-    rejected: list[tuple[Job, str]] = field(default_factory=list)
-    aborted: list[Job] = field(default_factory=list)
+    finished: list[RequestState] = field(default_factory=list)
+    rejected: list[tuple[RequestState, str]] = field(default_factory=list)
+    aborted: list[RequestState] = field(default_factory=list)

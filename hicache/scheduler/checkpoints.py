@@ -9,7 +9,7 @@ from typing import Protocol
 from hicache.cache.pages import PageIds
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.match import MatchResult
-from hicache.scheduler.job import Job
+from hicache.scheduler.request_state import RequestState
 
 
 class Placement(Protocol):
@@ -76,23 +76,23 @@ class Checkpoints:
         self._cache = cache
         self._placement = placement
 
-    def lengths(self, job: Job, match: MatchResult) -> list[int]:
-        """Prompt lengths at which a state is to be captured while the job extends, ascending."""
+    def lengths(self, req: RequestState, match: MatchResult) -> list[int]:
+        """Prompt lengths at which a state is to be captured while the req extends, ascending."""
         if not self._cache.tree.has_states:
             return []
-        page, last = self._cache.page_size, self._last(job)
-        placed = self._placement.lengths(job.kv_len, last, match.branch_len)
+        page, last = self._cache.page_size, self._last(req)
+        placed = self._placement.lengths(req.kv_len, last, match.branch_len)
         lengths = {length // page * page for length in placed}
-        return sorted(length for length in lengths if job.kv_len < length <= last)
+        return sorted(length for length in lengths if req.kv_len < length <= last)
 
-    def slots(self, job: Job, end: int) -> list[tuple[int, PageIds]]:
-        """A slot for each of the job's lengths up to `end`; those without one are counted."""
+    def slots(self, req: RequestState, end: int) -> list[tuple[int, PageIds]]:
+        """A slot for each of the req's lengths up to `end`; those without one are counted."""
         saves = []
-        for length in job.saves:
-            if not job.kv_len < length <= end:
+        for length in req.saves:
+            if not req.kv_len < length <= end:
                 continue
-            if length == self._last(job):
-                slot, job.sequence.boundary_slot = job.sequence.boundary_slot, None
+            if length == self._last(req):
+                slot, req.sequence.boundary_slot = req.sequence.boundary_slot, None
             else:
                 slot = self._cache.take_state_slot()
             if slot is None:
@@ -101,6 +101,6 @@ class Checkpoints:
             saves.append((length, slot))
         return saves
 
-    def _last(self, job: Job) -> int:
+    def _last(self, req: RequestState) -> int:
         page = self._cache.page_size
-        return job.target_len // page * page
+        return req.target_len // page * page

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.node import FULL, SWA
 from hicache.config import WritePolicy
-from hicache.scheduler.job import Job
+from hicache.scheduler.request_state import RequestState
 
 
-def steps_with_pages(cache: PrefixCache, running: Sequence[Job], wanted: int) -> int:
+def steps_with_pages(cache: PrefixCache, running: Sequence[RequestState], wanted: int) -> int:
     """How many steps, at most `wanted`, the pools have pages for without looking again.
 
     A victim under write_back is saved before the next step, and pages that leave a window
@@ -29,20 +29,20 @@ def steps_with_pages(cache: PrefixCache, running: Sequence[Job], wanted: int) ->
     return wanted
 
 
-def must_evict(cache: PrefixCache, running: Sequence[Job]) -> bool:
+def must_evict(cache: PrefixCache, running: Sequence[RequestState]) -> bool:
     """Whether the next step takes pages that are not free."""
     return not all(_are_free(cache, kind, running, 1) for kind in _kinds(cache))
 
 
-def pages_for(running: Sequence[Job], page_size: int, num_steps: int) -> int:
+def pages_for(running: Sequence[RequestState], page_size: int, num_steps: int) -> int:
     """Pages of each kind that so many steps take."""
-    counts = [-(-(job.kv_len + num_steps) // page_size) - job.sequence.num_pages for job in running]
+    counts = [-(-(req.kv_len + num_steps) // page_size) - req.sequence.num_pages for req in running]
     return sum([count for count in counts if count > 0])
 
 
-def steps_in_page(running: Sequence[Job], page_size: int, wanted: int) -> int:
+def steps_in_page(running: Sequence[RequestState], page_size: int, wanted: int) -> int:
     """How many steps, at most `wanted` and at least one, until some request has filled a page."""
-    left = min([-job.kv_len % page_size for job in running])
+    left = min([-req.kv_len % page_size for req in running])
     return max(min(wanted, left), 1)
 
 
@@ -50,6 +50,8 @@ def _kinds(cache: PrefixCache) -> list[int]:
     return [FULL, SWA] if cache.tree.has_swa else [FULL]
 
 
-def _are_free(cache: PrefixCache, kind: int, running: Sequence[Job], num_steps: int) -> bool:
+def _are_free(
+    cache: PrefixCache, kind: int, running: Sequence[RequestState], num_steps: int
+) -> bool:
     page = cache.page_size
     return pages_for(running, page, num_steps) <= cache.available_size(kind) // page

@@ -1,8 +1,8 @@
 """In which order the scheduler looks at waiting requests.
 
 An order is any class that is built with the `scheduler` knobs and an estimate of computing, and
-has `rank`: the smallest is looked at first, equal ones as they came. A request is ranked once, when
-it is queued, and keeps its rank when it is sent back.
+has `sort_key`: the smallest is looked at first, equal ones as they came. A request is given one
+when it is queued, and keeps it when it is sent back.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from typing import Protocol
 
 from hicache.cache.tree.match import MatchResult
 from hicache.config import SchedulerConfig
-from hicache.scheduler.job import Job
+from hicache.scheduler.request_state import RequestState
 
 Estimate = Callable[[int, int], float]  # (cached, prompt) tokens: seconds that the rest takes
 
@@ -18,8 +18,8 @@ Estimate = Callable[[int, int], float]  # (cached, prompt) tokens: seconds that 
 class ServiceOrder(Protocol):
     """Ranks requests."""
 
-    def rank(self, job: Job, match: MatchResult) -> float:
-        """Its place; `match`: what of its prompt is held anywhere, at this moment."""
+    def sort_key(self, req: RequestState, match: MatchResult) -> float:
+        """What it is sorted by; `match`: what of its prompt is held anywhere, at this moment."""
         ...
 
 
@@ -29,9 +29,9 @@ class Fcfs:
     def __init__(self, config: SchedulerConfig, estimate_s: Estimate | None) -> None:
         pass
 
-    def rank(self, job: Job, match: MatchResult) -> float:
+    def sort_key(self, req: RequestState, match: MatchResult) -> float:
         """The number of its submission."""
-        return job.number
+        return req.number
 
 
 class LongestPrefix:
@@ -40,7 +40,7 @@ class LongestPrefix:
     def __init__(self, config: SchedulerConfig, estimate_s: Estimate | None) -> None:
         pass
 
-    def rank(self, job: Job, match: MatchResult) -> float:
+    def sort_key(self, req: RequestState, match: MatchResult) -> float:
         """Its length, the other way round."""
         return -match.usable_len
 
@@ -48,7 +48,7 @@ class LongestPrefix:
 class ShortestRemaining:
     """The least uncached work first, with aging.
 
-    Waiting forgives work at the rate `aging`, for all alike: so the rank can stand still, and work
+    Waiting forgives work at the rate `aging`, for all alike: so a key can stand still, and work
     that came later counts for more instead.
     """
 
@@ -57,10 +57,10 @@ class ShortestRemaining:
         self._aging = config.aging
         self._estimate_s = estimate_s
 
-    def rank(self, job: Job, match: MatchResult) -> float:
+    def sort_key(self, req: RequestState, match: MatchResult) -> float:
         """Seconds of work, and of lateness."""
-        work = self._estimate_s(match.usable_len, job.target_len)
-        return work + self._aging * job.submitted_ns * 1e-9
+        work = self._estimate_s(match.usable_len, req.target_len)
+        return work + self._aging * req.submitted_ns * 1e-9
 
 
 ORDERS: dict[str, Callable[..., ServiceOrder]] = {

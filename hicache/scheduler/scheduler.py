@@ -22,9 +22,9 @@ from hicache.scheduler.budget import StepBudget
 from hicache.scheduler.checkpoints import Checkpoints, Placement
 from hicache.scheduler.decision import Admit, Decision, Defer, Reason, Reject
 from hicache.scheduler.decoding import must_evict, steps_with_pages
-from hicache.scheduler.job import Job
 from hicache.scheduler.order import ORDERS, ServiceOrder
 from hicache.scheduler.queue_waits import STEP, QueueWaits
+from hicache.scheduler.request_state import RequestState
 
 MAX_RESTARTS = 3  # of a prompt that runs out of pages half way, with nobody else here
 MAX_JUMP = 64  # decode steps planned at once; most jumps are cut at about 8
@@ -33,7 +33,7 @@ MAX_JUMP = 64  # decode steps planned at once; most jumps are cut at about 8
 class Scheduler:
     """The queue and the running requests of one engine.
 
-    Invariant: a job is in exactly one of waiting, partial (some of its prompt computed) and
+    Invariant: a req is in exactly one of waiting, partial (some of its prompt computed) and
     running (decoding).
     """
 
@@ -67,9 +67,9 @@ class Scheduler:
         self.prefetcher = prefetcher
         self.config = config
         self.counters: Counter[str] = cache.counters
-        self.waiting: list[tuple[tuple[float, int], Job]] = []
-        self.partial: Job | None = None
-        self.running: list[Job] = []
+        self.waiting: list[tuple[tuple[float, int], RequestState]] = []
+        self.partial: RequestState | None = None
+        self.running: list[RequestState] = []
         self._max_len = max_len
         self._page = cache.page_size
         self._checkpoints = Checkpoints(cache, checkpoints)
@@ -79,7 +79,7 @@ class Scheduler:
             ORDERS,
             config,
             estimate_s,
-            wants={"rank": NUMBER},
+            wants={"sort_key": NUMBER},
             knobs=config.order_args,
         )
         self._max_jump = MAX_JUMP if may_jump else 1
@@ -87,13 +87,15 @@ class Scheduler:
         self._judge = judge
         self.queue_waits = QueueWaits()
         self._num_submitted = 0
-        self._ended = Outcome()  # jobs that ended outside `commit`
+        self._ended = Outcome()  # reqs that ended outside `commit`
         self._admission = Admission(cache, config)
         self._defer: Defer | None = None  # of the request that ended this step's scan
 
     # -- coming and going ----------------------------------------------------------------------
 
-    def submit(self, request: Request, now_ns: int, *, arrived_ns: int | None = None) -> Job:
+    def submit(
+        self, request: Request, now_ns: int, *, arrived_ns: int | None = None
+    ) -> RequestState:
         """Queue a request, and start its prefetch. One that can never run is rejected.
 
         `arrived_ns`: when it came, if it has waited for the end of a step since.
@@ -101,46 +103,46 @@ class Scheduler:
         self._num_submitted += 1
         tokens = self.cache.tree.names.tokens(request)
         came_ns = now_ns if arrived_ns is None else arrived_ns
-        job = Job(request, tokens, self._num_submitted, came_ns)
+        req = RequestState(request, tokens, self._num_submitted, came_ns)
         reason = self._never_fits(request)
         if reason is not None:
-            self._ended.rejected.append((job, reason))
-            return job
+            self._ended.rejected.append((req, reason))
+            return req
         if self._judge is not None:
-            job.sequence.chain = self._judge.chain_of(request)
-        match = self.cache.match(job.sequence, job.target_len)
-        job.came_len = match.usable_len
+            req.sequence.chain = self._judge.chain_of(request)
+        match = self.cache.match(req.sequence, req.target_len)
+        req.came_len = match.usable_len
         if self.prefetcher is not None:
             prefetch = self.prefetcher.prefetch_from_storage(
-                request.id, job.sequence, match, job.target_len, now_ns
+                request.id, req.sequence, match, req.target_len, now_ns
             )
-            job.prefetch, job.declined = prefetch, self.prefetcher.declined
+            req.prefetch, req.declined = prefetch, self.prefetcher.declined
             if prefetch is not None:
                 start = prefetch.start_page * self._page
-                job.prefetched = (start, start + prefetch.num_pages * self._page)
-        job.rank = (self._order.rank(job, match), job.number)
-        job.looked_ns = now_ns
-        job.queue_ns[STEP] = now_ns - came_ns
-        job.begin_queue(self.queue_waits.mark(now_ns))
-        insort(self.waiting, (job.rank, job))
-        return job
+                req.prefetched = (start, start + prefetch.num_pages * self._page)
+        req.place = (self._order.sort_key(req, match), req.number)
+        req.looked_ns = now_ns
+        req.queue_ns[STEP] = now_ns - came_ns
+        req.begin_queue(self.queue_waits.mark(now_ns))
+        insort(self.waiting, (req.place, req))
+        return req
 
-    def abort(self, request_id: int, now_ns: int) -> Job | None:
+    def abort(self, request_id: int, now_ns: int) -> RequestState | None:
         """Drop a request wherever it is; every count returns to what it was without it.
 
         Not while a step that it is part of runs. None if there is no such request.
         """
-        job = self._take_out(request_id)
-        if job is None:
+        req = self._take_out(request_id)
+        if req is None:
             return None
-        self._end_wait(job, now_ns)
-        job.end_queue(self.queue_waits.mark(now_ns))
+        self._end_wait(req, now_ns)
+        req.end_queue(self.queue_waits.mark(now_ns))
         if self.prefetcher is not None:
             self.prefetcher.abort(request_id)
-        self.cache.abandon(job.sequence)  # one that waits holds nothing
-        self._forget_pages(job)
-        self._ended.aborted.append(job)
-        return job
+        self.cache.abandon(req.sequence)  # one that waits holds nothing
+        self._forget_pages(req)
+        self._ended.aborted.append(req)
+        return req
 
     @property
     def is_idle(self) -> bool:
@@ -156,7 +158,7 @@ class Scheduler:
     @property
     def has_backlog(self) -> bool:
         """Whether the last plan left out a request that waits for no storage: it had no room."""
-        return any(job.blocked_since_ns is None for _, job in self.waiting)
+        return any(req.blocked_since_ns is None for _, req in self.waiting)
 
     def take_ended(self) -> Outcome:
         """Jobs that ended since the last call, outside a step."""
@@ -210,15 +212,15 @@ class Scheduler:
         """
         num_blocked = 0
         for entry in list(self.waiting):
-            job = entry[1]
+            req = entry[1]
             if self.partial is not None and not batch.extends:
                 return "tokens", self.partial.request.id  # it found no pages to go on with
             if budget.chunk_tokens <= 0 or self.partial is not None:
                 return "chunk", None
             if len(self.running) + len(batch.extends) >= self.config.max_running:
                 decision: Decision = Defer(Reason.running, stands=True)
-            elif self._prefetch_lets_go(job, now_ns):
-                decision = self._decide(job, batch, budget, now_ns)
+            elif self._prefetch_lets_go(req, now_ns):
+                decision = self._decide(req, batch, budget, now_ns)
             else:
                 num_blocked += 1
                 if num_blocked >= self.config.scan_limit:
@@ -228,127 +230,127 @@ class Scheduler:
                 case Admit():
                     self.waiting.remove(entry)
                 case Reject(why):
-                    self._forget_pages(job)
-                    self._count_deferral(job, Reason.never)
+                    self._forget_pages(req)
+                    self._count_deferral(req, Reason.never)
                     self.waiting.remove(entry)
-                    self._ended.rejected.append((job, why))
+                    self._ended.rejected.append((req, why))
                 case Defer(reason):
-                    self._count_deferral(job, reason)
+                    self._count_deferral(req, reason)
                     self._defer = decision
-                    return str(reason), job.request.id
+                    return str(reason), req.request.id
         return "step", None
 
-    def _prefetch_lets_go(self, job: Job, now_ns: int) -> bool:
-        if self.prefetcher is None or self.prefetcher.check(job.request.id, now_ns):
-            self._end_wait(job, now_ns)
+    def _prefetch_lets_go(self, req: RequestState, now_ns: int) -> bool:
+        if self.prefetcher is None or self.prefetcher.check(req.request.id, now_ns):
+            self._end_wait(req, now_ns)
             return True
-        if job.blocked_since_ns is None:
-            job.end_queue(self.queue_waits.mark(now_ns))
-            job.blocked_since_ns = now_ns
+        if req.blocked_since_ns is None:
+            req.end_queue(self.queue_waits.mark(now_ns))
+            req.blocked_since_ns = now_ns
         return False
 
     def _end_waits(self, now_ns: int) -> None:
         # also of those that the scan will not reach: what they wait for now is not storage
         if self.prefetcher is None:
             return
-        for _, job in self.waiting:
-            if job.blocked_since_ns is not None and not self.prefetcher.is_blocking(
-                job.request.id, now_ns
+        for _, req in self.waiting:
+            if req.blocked_since_ns is not None and not self.prefetcher.is_blocking(
+                req.request.id, now_ns
             ):
-                self._end_wait(job, now_ns)
+                self._end_wait(req, now_ns)
 
-    def _end_wait(self, job: Job, now_ns: int) -> None:
-        if job.blocked_since_ns is not None:
-            job.end_wait(now_ns)
-            job.begin_queue(self.queue_waits.mark(now_ns))
+    def _end_wait(self, req: RequestState, now_ns: int) -> None:
+        if req.blocked_since_ns is not None:
+            req.end_wait(now_ns)
+            req.begin_queue(self.queue_waits.mark(now_ns))
 
-    def _decide(self, job: Job, batch: Batch, budget: StepBudget, now_ns: int) -> Decision:
-        """Let the job begin, if there is room for it."""
-        match = self.cache.match(job.sequence, job.target_len)
-        decision = self._begin(job, match, batch, budget, now_ns)
+    def _decide(self, req: RequestState, batch: Batch, budget: StepBudget, now_ns: int) -> Decision:
+        """Let the req begin, if there is room for it."""
+        match = self.cache.match(req.sequence, req.target_len)
+        decision = self._begin(req, match, batch, budget, now_ns)
         if isinstance(decision, Admit) or not self._is_final(batch):
             return decision
         # a hit takes room as well: its window is locked, and what is loaded back is charged
         for lesser in (match.without_host(), match.without_hit()):
-            again = self._begin(job, lesser, batch, budget, now_ns)
+            again = self._begin(req, lesser, batch, budget, now_ns)
             if isinstance(again, Admit):
                 self.counters["scheduler/hit_given_up_count"] += 1
                 return again
         if self.prefetcher is not None:
-            self.prefetcher.forget(job.request.id, used_pages=0)
+            self.prefetcher.forget(req.request.id, used_pages=0)
         wanted = "pages" if decision.reason is Reason.prefill_oom else decision.reason
         return Reject(f"needs more {wanted} than the pools can give")
 
     def _begin(
-        self, job: Job, match: MatchResult, batch: Batch, budget: StepBudget, now_ns: int
+        self, req: RequestState, match: MatchResult, batch: Batch, budget: StepBudget, now_ns: int
     ) -> Admit | Defer:
-        """Let the job begin where the match ends, if there is room for it."""
-        taken = self._acquire(job, match, budget)
+        """Let the req begin where the match ends, if there is room for it."""
+        taken = self._acquire(req, match, budget)
         if isinstance(taken, Defer):
             return taken
         acquired, decision = taken
-        job.cached_len = job.kv_len = acquired.cached_len
-        job.saves = self._checkpoints.lengths(job, match)
+        req.cached_len = req.kv_len = acquired.cached_len
+        req.saves = self._checkpoints.lengths(req, match)
         if acquired.load_back is not None:
             batch.load_backs.append(acquired.load_back)
-        chunk_end = self._chunk_end(job, decision.chunk_tokens)
-        if not self.cache.extend(job.sequence, chunk_end):
-            self._prefill_out_of_memory(job)
+        chunk_end = self._chunk_end(req, decision.chunk_tokens)
+        if not self.cache.extend(req.sequence, chunk_end):
+            self._prefill_out_of_memory(req)
             return Defer(Reason.prefill_oom)
         if self.prefetcher is not None:
             used = acquired.storage_len // self._page
-            self.prefetcher.forget(job.request.id, used_pages=used)
-        self._account(job, acquired, now_ns)
-        self._admission.reserve(job, chunk_end, budget)
-        self._add_extend(job, chunk_end, batch, budget)
+            self.prefetcher.forget(req.request.id, used_pages=used)
+        self._account(req, acquired, now_ns)
+        self._admission.reserve(req, chunk_end, budget)
+        self._add_extend(req, chunk_end, batch, budget)
         return decision
 
     def _acquire(
-        self, job: Job, match: MatchResult, budget: StepBudget
+        self, req: RequestState, match: MatchResult, budget: StepBudget
     ) -> tuple[Acquired, Admit] | Defer:
         """Take hold of what the match found; nothing is held after a deferral."""
         cache, decide = self.cache, self._admission.decide
-        decision = decide(job, match, budget)
+        decision = decide(req, match, budget)
         if isinstance(decision, Defer):
             return decision
         lock = cache.tree.lock(match.best_node)  # its own path no longer counts as evictable
         try:
-            decision = decide(job, match, budget)
+            decision = decide(req, match, budget)
             if isinstance(decision, Defer):
                 return decision
-            start, end = job.prefetched
-            self._open_case(job, match)
-            acquired = cache.acquire(job.sequence, match, storage_start=start, storage_end=end)
+            start, end = req.prefetched
+            self._open_case(req, match)
+            acquired = cache.acquire(req.sequence, match, storage_start=start, storage_end=end)
         finally:
             cache.tree.release(lock)
         if acquired is None:
             return Defer(Reason.slots)
         if acquired.load_back is None and match.needs_host_load_back:
             # there is more to compute than was decided upon
-            decision = decide(job, match.without_host(), budget)
+            decision = decide(req, match.without_host(), budget)
             if isinstance(decision, Defer):
-                cache.abandon(job.sequence)
+                cache.abandon(req.sequence)
                 return Defer(decision.reason)
         return acquired, decision
 
-    def _open_case(self, job: Job, match: MatchResult) -> None:
+    def _open_case(self, req: RequestState, match: MatchResult) -> None:
         # why what the match has not found is not there, before anything is taken
-        chain = job.sequence.chain
+        chain = req.sequence.chain
         if self._judge is None or chain is None:
             return
-        job.case = self._judge.open(
+        req.case = self._judge.open(
             chain,
             match,
-            job.target_len,
-            came_len=job.came_len,
-            prefetch=job.prefetch,
-            declined=job.declined,
-            is_again=job.admitted_ns is not None,
+            req.target_len,
+            came_len=req.came_len,
+            prefetch=req.prefetch,
+            declined=req.declined,
+            is_again=req.admitted_ns is not None,
         )
 
-    def _forget_pages(self, job: Job) -> None:
-        if self._judge is not None and job.sequence.chain is not None:
-            self._judge.forget(job.sequence.chain)
+    def _forget_pages(self, req: RequestState) -> None:
+        if self._judge is not None and req.sequence.chain is not None:
+            self._judge.forget(req.sequence.chain)
 
     def _is_final(self, batch: Batch) -> bool:
         """Whether waiting cannot help: alone in the engine, nothing under way, still refused."""
@@ -366,40 +368,40 @@ class Scheduler:
         reads = self.prefetcher.active.values()
         return bool(self.prefetcher.lingering) or not all(each.is_settled for each in reads)
 
-    def _prefill_out_of_memory(self, job: Job) -> None:
+    def _prefill_out_of_memory(self, req: RequestState) -> None:
         # admission had promised pages that are not there (report 004); start over later
         self.counters["scheduler/prefill_oom_count"] += 1
-        self.cache.abandon(job.sequence)
-        prefetched = job.prefetched
-        job.restart()
-        job.prefetched = prefetched
+        self.cache.abandon(req.sequence)
+        prefetched = req.prefetched
+        req.restart()
+        req.prefetched = prefetched
 
-    def _count_deferral(self, job: Job, reason: Reason) -> None:
-        if job.defer_reason is not reason:
-            job.defer_reason = reason
+    def _count_deferral(self, req: RequestState, reason: Reason) -> None:
+        if req.defer_reason is not reason:
+            req.defer_reason = reason
             self.counters["scheduler/deferred_count"] += 1
             self.counters[f"scheduler/deferred_{reason}_count"] += 1
 
-    def _account(self, job: Job, acquired: Acquired, now_ns: int) -> None:
-        computed = job.target_len - job.cached_len
-        job.defer_reason = None
-        if self._judge is not None and job.case is not None:
-            spans = self._judge.close(job.case, job.cached_len)
-            job.spans[job.case.is_again].extend(spans)
-            job.case = None
-        if job.admitted_ns is not None:
-            job.recomputed_len += computed
+    def _account(self, req: RequestState, acquired: Acquired, now_ns: int) -> None:
+        computed = req.target_len - req.cached_len
+        req.defer_reason = None
+        if self._judge is not None and req.case is not None:
+            spans = self._judge.close(req.case, req.cached_len)
+            req.spans[req.case.is_again].extend(spans)
+            req.case = None
+        if req.admitted_ns is not None:
+            req.recomputed_len += computed
             self.counters["cache/recomputed_tokens"] += computed
             return
-        job.admitted_ns = now_ns
-        job.end_queue(self.queue_waits.mark(now_ns))
-        job.device_len = acquired.device_len
-        job.host_len = acquired.host_len
-        job.storage_len = acquired.storage_len
-        job.computed_len = computed
-        self.counters["cache/device_hit_tokens"] += job.device_len
-        self.counters["cache/host_hit_tokens"] += job.host_len
-        self.counters["cache/storage_hit_tokens"] += job.storage_len
+        req.admitted_ns = now_ns
+        req.end_queue(self.queue_waits.mark(now_ns))
+        req.device_len = acquired.device_len
+        req.host_len = acquired.host_len
+        req.storage_len = acquired.storage_len
+        req.computed_len = computed
+        self.counters["cache/device_hit_tokens"] += req.device_len
+        self.counters["cache/host_hit_tokens"] += req.host_len
+        self.counters["cache/storage_hit_tokens"] += req.storage_len
         self.counters["cache/computed_tokens"] += computed
 
     def _never_fits(self, request: Request) -> str | None:
@@ -412,76 +414,78 @@ class Scheduler:
             return f"{wanted} pages are more than the device pool's {pool.capacity}"
         return None
 
-    def _take_out(self, request_id: int) -> Job | None:
+    def _take_out(self, request_id: int) -> RequestState | None:
         for entry in self.waiting:
             if entry[1].request.id == request_id:
                 self.waiting.remove(entry)
                 return entry[1]
-        for job in self.running:
-            if job.request.id == request_id:
-                self.running.remove(job)
-                return job
-        job_half_way = self.partial
-        if job_half_way is not None and job_half_way.request.id == request_id:
+        for req in self.running:
+            if req.request.id == request_id:
+                self.running.remove(req)
+                return req
+        half_way = self.partial
+        if half_way is not None and half_way.request.id == request_id:
             self.partial = None
-            return job_half_way
+            return half_way
         return None
 
     # -- extending -----------------------------------------------------------------------------
 
-    def _chunk_end(self, job: Job, chunk_tokens: int) -> int:
-        if job.extend_len <= chunk_tokens:
-            return job.target_len
+    def _chunk_end(self, req: RequestState, chunk_tokens: int) -> int:
+        if req.extend_len <= chunk_tokens:
+            return req.target_len
         # a cut chunk ends at a page
-        end = (job.kv_len + chunk_tokens) // self._page * self._page
-        return max(end, job.kv_len + min(self._page, job.extend_len))
+        end = (req.kv_len + chunk_tokens) // self._page * self._page
+        return max(end, req.kv_len + min(self._page, req.extend_len))
 
-    def _continue_partial(self, job: Job, batch: Batch, budget: StepBudget) -> None:
+    def _continue_partial(self, req: RequestState, batch: Batch, budget: StepBudget) -> None:
         chunk = budget.chunk_tokens
         if self.cache.tree.has_swa:
             chunk = min(chunk, self.cache.room(SWA) - self._page)
-        chunk_end = self._chunk_end(job, max(chunk, self._page))
-        if not self.cache.extend(job.sequence, chunk_end):
+        chunk_end = self._chunk_end(req, max(chunk, self._page))
+        if not self.cache.extend(req.sequence, chunk_end):
             if self.running or self._may_get_room:
                 return
-            self._prefill_out_of_memory(job)
+            self._prefill_out_of_memory(req)
             self.partial = None
-            job.failed_prompts += 1
-            if job.failed_prompts > MAX_RESTARTS:
-                self._forget_pages(job)
-                self._ended.rejected.append((job, "needs more pages than the pools can give"))
+            req.failed_prompts += 1
+            if req.failed_prompts > MAX_RESTARTS:
+                self._forget_pages(req)
+                self._ended.rejected.append((req, "needs more pages than the pools can give"))
             else:
-                insort(self.waiting, (job.rank, job))
+                insort(self.waiting, (req.place, req))
             return
         self.partial = None
-        self._add_extend(job, chunk_end, batch, budget)
+        self._add_extend(req, chunk_end, batch, budget)
 
-    def _add_extend(self, job: Job, chunk_end: int, batch: Batch, budget: StepBudget) -> None:
-        saves = self._checkpoints.slots(job, chunk_end)
-        batch.extends.append(Extend(job, job.kv_len, chunk_end, saves))
-        budget.chunk_tokens -= chunk_end - job.kv_len
-        if chunk_end < job.target_len:
-            self.partial = job
+    def _add_extend(
+        self, req: RequestState, chunk_end: int, batch: Batch, budget: StepBudget
+    ) -> None:
+        saves = self._checkpoints.slots(req, chunk_end)
+        batch.extends.append(Extend(req, req.kv_len, chunk_end, saves))
+        budget.chunk_tokens -= chunk_end - req.kv_len
+        if chunk_end < req.target_len:
+            self.partial = req
 
     def _commit_extend(self, extend: Extend, now_ns: int, outcome: Outcome) -> None:
-        job, cache = extend.job, self.cache
-        job.num_steps += 1
-        job.kv_len = extend.end
+        req, cache = extend.req, self.cache
+        req.num_steps += 1
+        req.kv_len = extend.end
         for length, slot in extend.saves:
-            job.sequence.states[length // self._page] = slot
-        if job.kv_len < job.target_len:
-            cache.leave_window(job.sequence, job.kv_len)
+            req.sequence.states[length // self._page] = slot
+        if req.kv_len < req.target_len:
+            cache.leave_window(req.sequence, req.kv_len)
             return
-        job.decoded += 1
-        if job.first_token_ns is None:
-            job.first_token_ns = now_ns
-        if job.is_finished:
-            self._finish(job, outcome)
+        req.decoded += 1
+        if req.first_token_ns is None:
+            req.first_token_ns = now_ns
+        if req.is_finished:
+            self._finish(req, outcome)
             return
-        cache.publish(job.sequence, job.kv_len // self._page)
-        if cache.tree.has_states and job.sequence.boundary_slot is None:
-            job.sequence.boundary_slot = cache.take_state_slot()
-        self.running.append(job)
+        cache.publish(req.sequence, req.kv_len // self._page)
+        if cache.tree.has_states and req.sequence.boundary_slot is None:
+            req.sequence.boundary_slot = cache.take_state_slot()
+        self.running.append(req)
 
     # -- decoding ------------------------------------------------------------------------------
 
@@ -506,7 +510,7 @@ class Scheduler:
         """How many decode steps may pass before those that wait must be looked at again."""
         if self.partial is not None:
             return 1
-        wanted = min(self._max_jump, *[job.remaining_output for job in self.running])
+        wanted = min(self._max_jump, *[req.remaining_output for req in self.running])
         if self._defer is None:  # all that were looked at wait for storage
             return wanted
         return self._admission.steps_deferred(self._defer, self.running, wanted)
@@ -523,44 +527,44 @@ class Scheduler:
                 return False
             if self.partial is not None:  # the two wait for each other's
                 self._prefill_out_of_memory(self.partial)
-                insort(self.waiting, (self.partial.rank, self.partial))
+                insort(self.waiting, (self.partial.place, self.partial))
                 self.partial = None
                 return True
-        job = min(self.running, key=lambda each: (each.decoded, -each.request.prompt_len))
-        self.running.remove(job)
-        self.cache.abandon(job.sequence)
-        job.restart()
-        insort(self.waiting, (job.rank, job))
+        req = min(self.running, key=lambda each: (each.decoded, -each.request.prompt_len))
+        self.running.remove(req)
+        self.cache.abandon(req.sequence)
+        req.restart()
+        insort(self.waiting, (req.place, req))
         self.counters["scheduler/retracted_count"] += 1
         if not self.running:
             return False
         self._admission.retracted(self.running)
         return True
 
-    def _commit_decodes(self, jobs: list[Job], num_steps: int, outcome: Outcome) -> None:
+    def _commit_decodes(self, reqs: list[RequestState], num_steps: int, outcome: Outcome) -> None:
         self._admission.decoded(num_steps)
         cache, page = self.cache, self._page
         has_window = cache.tree.has_swa
-        for job in jobs:
-            job.kv_len = length = job.kv_len + num_steps
-            job.decoded += num_steps
-            job.num_steps += num_steps
-            if length > job.sequence.num_pages * page and not cache.extend(job.sequence, length):
+        for req in reqs:
+            req.kv_len = length = req.kv_len + num_steps
+            req.decoded += num_steps
+            req.num_steps += num_steps
+            if length > req.sequence.num_pages * page and not cache.extend(req.sequence, length):
                 raise AssertionError("a decode step was planned without pages for it")
             if has_window:
-                cache.leave_window(job.sequence, length)
-        for job in [job for job in jobs if job.is_finished]:
-            self.running.remove(job)
-            self._finish(job, outcome)
+                cache.leave_window(req.sequence, length)
+        for req in [req for req in reqs if req.is_finished]:
+            self.running.remove(req)
+            self._finish(req, outcome)
 
     def _take_decode_pages(self, num_steps: int) -> bool:
-        return all(self.cache.extend(job.sequence, job.kv_len + num_steps) for job in self.running)
+        return all(self.cache.extend(req.sequence, req.kv_len + num_steps) for req in self.running)
 
-    def _finish(self, job: Job, outcome: Outcome) -> None:
-        num_pages = job.kv_len // self._page
-        sequence = job.sequence
+    def _finish(self, req: RequestState, outcome: Outcome) -> None:
+        num_pages = req.kv_len // self._page
+        sequence = req.sequence
         if sequence.boundary_slot is not None and num_pages > sequence.tree_pages:
             sequence.states[num_pages] = sequence.boundary_slot
             sequence.boundary_slot = None
         self.cache.finish(sequence, num_pages)
-        outcome.finished.append(job)
+        outcome.finished.append(req)

@@ -157,8 +157,8 @@ def storage_of(rank: int, plan: Plan) -> FaultyStorage:
 def check_laws(engine: Engine) -> None:
     """Every law of the cache, with all that is running or about to."""
     scheduler, extends = engine.scheduler, engine.extending
-    jobs = [*scheduler.running, *([scheduler.partial] if scheduler.partial else [])]
-    sequences = {job.sequence for job in [*jobs, *(each.job for each in extends)]}
+    reqs = [*scheduler.running, *([scheduler.partial] if scheduler.partial else [])]
+    sequences = {req.sequence for req in [*reqs, *(each.req for each in extends)]}
     slots = [slot for extend in extends for _, slot in extend.saves]
     invariants.check(engine.cache, engine.prefetcher, sequences, slots)
 

@@ -365,7 +365,7 @@ def test_who_gives_up_is_dropped_by_every_rank_in_one_step() -> None:
     pair.engine.wake(1)
     pair.engine.abort(0, 2)
     outcome = pair.engine.wake(2)
-    assert [job.request.id for job in outcome.aborted] == [0]
+    assert [req.request.id for req in outcome.aborted] == [0]
     assert all(each.scheduler.is_idle for each in pair.all())
     assert all(hand.reads[0].is_settled for hand in pair.hands)
 
@@ -398,7 +398,7 @@ def test_a_vote_that_would_change_at_the_next_boundary_ends_the_run_there() -> N
     assert pair.engine.step_end_ns == 323
     outcome = pair.engine.wake(323)
     assert not outcome.finished
-    assert [extend.job.request.id for extend in pair.engine.extending] == [0]
+    assert [extend.req.request.id for extend in pair.engine.extending] == [0]
 
 
 def test_ranks_that_plan_other_batches_are_found() -> None:
@@ -457,7 +457,7 @@ def test_a_rank_whose_request_ends_otherwise_is_found_though_steps_are_alike(fat
     pair.engine.submit(request_of(0, range(20), [1]), 0)
     pair.engine.wake(0)
     (extend,) = pair.engine.extending
-    ended = (extend.job, "too long") if fate == "rejected" else extend.job
+    ended = (extend.req, "too long") if fate == "rejected" else extend.req
     follower = pair.engine.followers[0]
     wake = follower.wake
 

@@ -69,9 +69,9 @@ def test_a_step_that_stood_still_for_a_copy_says_so_until_the_first_token() -> N
     alone.submit(0, 0)
     alone.engine.wake(0)
     (extend,) = alone.engine.extending
-    assert extend.job.load_back_ns == 5
+    assert extend.req.load_back_ns == 5
     alone.engine.wake(STEP_NS)
-    assert extend.job.load_back_ns == 5
+    assert extend.req.load_back_ns == 5
 
 
 @pytest.mark.parametrize(("came_ns", "submitted_ns"), [(None, 130), (120, 120)])
@@ -80,8 +80,8 @@ def test_a_request_has_come_when_it_came(came_ns: int | None, submitted_ns: int)
     alone.decode()
     alone.submit(1, 130, came_ns=came_ns)
     alone.engine.wake(200)
-    ((_, job),) = alone.engine.scheduler.waiting
-    assert job.submitted_ns == submitted_ns
+    ((_, req),) = alone.engine.scheduler.waiting
+    assert req.submitted_ns == submitted_ns
 
 
 def test_who_has_no_room_is_a_backlog_as_of_the_last_arrival() -> None:
@@ -100,11 +100,11 @@ def test_who_has_no_room_is_a_backlog_as_of_the_last_arrival() -> None:
 def test_who_looks_sees_the_steps_that_ended_before_and_never_the_last() -> None:
     alone = Alone()
     alone.decode()
-    (job,) = alone.engine.scheduler.running
+    (req,) = alone.engine.scheduler.running
     seen = []
     for moment in (50, 200, 201, 300, 301, 899, 5000):
         alone.engine.catch_up(moment)
-        seen.append((job.decoded, alone.engine.num_steps, alone.count("busy_ns")))
+        seen.append((req.decoded, alone.engine.num_steps, alone.count("busy_ns")))
     assert seen == [
         (1, 1, 100),
         (1, 1, 100),
@@ -116,7 +116,7 @@ def test_who_looks_sees_the_steps_that_ended_before_and_never_the_last() -> None
     ]
     assert alone.engine.step_end_ns == 900
     outcome = alone.engine.wake(900)
-    assert outcome.finished == [job]
+    assert outcome.finished == [req]
     assert alone.count("busy_ns") == 900
 
 
@@ -148,7 +148,7 @@ def test_whoever_gives_up_ends_the_run_at_the_next_boundary() -> None:
     alone.decode()
     alone.engine.abort(0, 250)
     assert alone.engine.step_end_ns == 300
-    assert [job.request.id for job in alone.engine.wake(300).aborted] == [0]
+    assert [req.request.id for req in alone.engine.wake(300).aborted] == [0]
     assert alone.engine.is_idle
 
 
@@ -215,7 +215,7 @@ def test_a_request_counts_from_its_arrival_to_its_answer() -> None:
     engine.wake(200)
     assert (len(engine.scheduler.running), engine.num_requests) == (2, 3)  # and one waits
     (outcome,) = [engine.wake(300)]
-    assert [job.request.id for job in outcome.finished] == [0]
+    assert [req.request.id for req in outcome.finished] == [0]
     assert engine.num_requests == 2
 
 

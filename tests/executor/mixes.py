@@ -431,12 +431,12 @@ class AbortingEngine(Engine):
         if self._batch is not None or self._rng.random() >= self._share:
             return
         scheduler = self.scheduler
-        waiting = [job for _, job in scheduler.waiting]
+        waiting = [req for _, req in scheduler.waiting]
         partial = [scheduler.partial] if scheduler.partial else []
-        for name, jobs in (("waiting", waiting), ("running", [*scheduler.running, *partial])):
-            if jobs and self._rng.random() < 0.5:
-                job = jobs[int(self._rng.integers(len(jobs)))]
-                assert scheduler.abort(job.request.id, now_ns) is job
+        for name, reqs in (("waiting", waiting), ("running", [*scheduler.running, *partial])):
+            if reqs and self._rng.random() < 0.5:
+                req = reqs[int(self._rng.integers(len(reqs)))]
+                assert scheduler.abort(req.request.id, now_ns) is req
                 self._events[f"aborted while {name}"] += 1
                 return
 
@@ -451,23 +451,23 @@ class _Silent:
     def at(self, now_ns: int) -> None:
         pass
 
-    def finished(self, job, engine: int, now_ns: int) -> None:
+    def finished(self, req, engine: int, now_ns: int) -> None:
         self._seen["finished"] += 1
         for tier in ("device", "host", "storage"):
-            self._seen[f"{tier} hit"] += getattr(job, f"{tier}_len") > 0
-        self._seen["retracted"] += job.retractions > 0
+            self._seen[f"{tier} hit"] += getattr(req, f"{tier}_len") > 0
+        self._seen["retracted"] += req.retractions > 0
 
-    def rejected(self, job, reason: str, followers, engine: int, now_ns: int) -> None:
+    def rejected(self, req, reason: str, followers, engine: int, now_ns: int) -> None:
         self._seen["rejected"] += 1
 
-    def aborted(self, job, followers, engine: int, now_ns: int) -> None:
+    def aborted(self, req, followers, engine: int, now_ns: int) -> None:
         self._seen["aborted"] += 1
 
 
 def _check(engine: Engine) -> None:
     scheduler = engine.scheduler
-    jobs = [*scheduler.running, *([scheduler.partial] if scheduler.partial else [])]
-    sequences = {job.sequence for job in [*jobs, *(e.job for e in engine.extending)]}
+    reqs = [*scheduler.running, *([scheduler.partial] if scheduler.partial else [])]
+    sequences = {req.sequence for req in [*reqs, *(e.req for e in engine.extending)]}
     slots = [slot for extend in engine.extending for _, slot in extend.saves]
     invariants.check(engine.cache, engine.prefetcher, sequences, slots)
 

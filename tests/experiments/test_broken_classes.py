@@ -59,9 +59,9 @@ class Mine:
     def __init__(self, config, estimate_s):
         pass
 
-    def rank(self, job, match):
+    def sort_key(self, req, match):
         self.asked += 1
-        return job.number
+        return req.number
 """,
     "scheduler.swa_budget": """
 class Mine:
@@ -76,7 +76,7 @@ METHODS = {
     "cache.eviction": ("priority", "must give a tuple of finite numbers, got "),
     "cache.checkpoints": ("lengths", "must give a list of whole numbers, got "),
     "prefetch.stop": ("may_stop", "must give True or False, got "),
-    "scheduler.order": ("rank", "must give a finite number, got "),
+    "scheduler.order": ("sort_key", "must give a finite number, got "),
     "scheduler.swa_budget": ("tokens", "must give a whole number of tokens, got "),
 }
 CHANGED = "changed what it was shown, which is not its own"
@@ -101,7 +101,7 @@ for what, knob, meddles in (
     ("a node's time", "cache.eviction", "node.tick += 1"),
     ("a node's pages", "cache.eviction", "node.held[1][0][:] = [0]"),
     ("a prefetch", "prefetch.stop", "prefetch.completed_pages = 99"),
-    ("a request", "scheduler.order", "job.decoded = 99"),
+    ("a request", "scheduler.order", "req.decoded = 99"),
 ):
     BROKEN[f"{knob} changes {what}"] = (knob, COUNT, meddles, CHANGED)
 BROKEN |= {
@@ -113,9 +113,9 @@ BROKEN |= {
     ),
     "a method of another signature": (
         "scheduler.order",
-        "rank(self, job, match)",
-        "rank(self, job)",
-        "raised TypeError: Mine.rank() takes 2 positional arguments but 3 were given",
+        "sort_key(self, req, match)",
+        "sort_key(self, req)",
+        "raised TypeError: Mine.sort_key() takes 2 positional arguments but 3 were given",
     ),
     "a constructor that fails": (
         "scheduler.order",

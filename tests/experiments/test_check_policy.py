@@ -22,7 +22,7 @@ class Boom:
     def __init__(self, config, estimate_s):
         self._asked = 0
 
-    def rank(self, job, match):
+    def sort_key(self, req, match):
         self._asked += 1
         return 1 / (30 - self._asked)
 
@@ -46,7 +46,7 @@ def test_a_bad_class_ends_in_its_line_and_one_sentence(capsys):
     assert ended.value.code == 1
     told = capsys.readouterr().err.splitlines()
     assert any("return 1 / (30 - self._asked)" in line for line in told)
-    assert told[-1].startswith(f"scheduler.order={OWN}Boom: rank(")
+    assert told[-1].startswith(f"scheduler.order={OWN}Boom: sort_key(")
     assert told[-1].endswith("raised ZeroDivisionError: division by zero")
 
 
@@ -65,5 +65,5 @@ def test_a_run_leaves_the_line_the_class_and_the_question_behind(tmp_path, capsy
     assert explain(broken.value, tmp_path) == 1
     told = (tmp_path / "error.txt").read_text()
     assert "return 1 / (30 - self._asked)" in told
-    assert told.splitlines()[-1].startswith(f"scheduler.order={OWN}Boom: rank(")
+    assert told.splitlines()[-1].startswith(f"scheduler.order={OWN}Boom: sort_key(")
     assert capsys.readouterr().err == told

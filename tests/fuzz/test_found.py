@@ -3,7 +3,7 @@
 import pytest
 
 from hicache.cache.invariants import BrokenLawError
-from hicache.scheduler.job import Job
+from hicache.scheduler.request_state import RequestState
 from tests.fuzz.scenario import PLAIN
 from tests.fuzz.trial import try_choices
 
@@ -67,7 +67,7 @@ def test_a_row_sees_the_pages_of_a_step_when_it_has_ended() -> None:
 def test_a_wait_that_goes_on_when_a_request_has_begun_breaks_a_law(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Job, "end_wait", lambda job, now_ns: None)
+    monkeypatch.setattr(RequestState, "end_wait", lambda req, now_ns: None)
     slow = {"workload.start": "warm_storage", "storage.speed": "slow"}
     with pytest.raises(BrokenLawError, match=r"law 9: request .* its wait for storage goes on"):
         try_choices(PLAIN | slow, 12)

@@ -73,15 +73,15 @@ class Score:
 
     def finish(self, number: int, *, at_ns: int = 5000, **changes: Any) -> None:
         """This request is answered."""
-        self.recorder.finished(self.job(number, **changes), 1, at_ns)
+        self.recorder.finished(self.req(number, **changes), 1, at_ns)
 
     def give_up(
         self, number: int, *, followers: Sequence[Request] = (), at_ns: int = 9000, **changes: Any
     ) -> None:
         """Somebody gives up on this request."""
-        self.recorder.aborted(self.job(number, **changes), followers, 1, at_ns)
+        self.recorder.aborted(self.req(number, **changes), followers, 1, at_ns)
 
-    def job(self, number: int, **changes: Any) -> Any:
+    def req(self, number: int, **changes: Any) -> Any:
         values = {
             "request": self.requests[number],
             "submitted_ns": 1000,
@@ -139,8 +139,8 @@ def test_a_load_back_counts_no_longer_than_the_first_token_was_waited_for() -> N
 
 def test_whoever_waits_for_a_rejected_request_is_rejected_with_it() -> None:
     score = Score()
-    job: Any = SimpleNamespace(request=score.requests[0], submitted_ns=1000)
-    score.recorder.rejected(job, "too long", score.requests[250:], 0, 9000)
+    req: Any = SimpleNamespace(request=score.requests[0], submitted_ns=1000)
+    score.recorder.rejected(req, "too long", score.requests[250:], 0, 9000)
     records = score.recorder.records
     assert [record.id for record in records] == [0, 250, 251]
     assert {record.status for record in records} == {Status.rejected}

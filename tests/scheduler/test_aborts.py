@@ -41,15 +41,15 @@ def state_of(engine: Engine, request_id: int) -> set[str]:
     scheduler, found = engine.scheduler, set[str]()
     if any(request.id == request_id for _, request in engine._arrived):
         found.add("not looked at")
-    for _, job in scheduler.waiting:
-        if job.request.id == request_id:
+    for _, req in scheduler.waiting:
+        if req.request.id == request_id:
             found.add("waiting")
             prefetch = engine.prefetcher and engine.prefetcher.active.get(request_id)
             if prefetch and not prefetch.is_settled:
                 found.add("being read" if prefetch.is_reading else "being asked about")
-    if any(extend.job.request.id == request_id for extend in engine.extending):
+    if any(extend.req.request.id == request_id for extend in engine.extending):
         found.add("prefill")
-    if any(job.request.id == request_id for job in scheduler.running):
+    if any(req.request.id == request_id for req in scheduler.running):
         found.add("decode")
     if scheduler.partial is not None and scheduler.partial.request.id == request_id:
         found.add("half-way")
@@ -100,15 +100,15 @@ def given_up_on(world: World, requests: list[Request], seed: int) -> Counter[str
 
     world.engine.abort = look_and_abort  # type: ignore[method-assign]
     world.serve(requests, patience_ns=patience_ns)
-    ended = [job.request.id for job, _ in [*world.finished, *world.rejected, *world.aborted]]
+    ended = [req.request.id for req, _ in [*world.finished, *world.rejected, *world.aborted]]
     assert sorted(ended) == [request.id for request in requests]
-    assert {job.request.id for job, _ in world.aborted} <= set(patience_ns)
-    for job, end_ns in world.aborted:
-        assert end_ns >= job.submitted_ns + patience_ns[job.request.id]
-        assert not job.is_finished
-    for job, end_ns in world.finished:  # whoever was answered in time, or in the step at hand
-        if job.request.id in patience_ns:
-            limit_ns = job.submitted_ns + patience_ns[job.request.id]
+    assert {req.request.id for req, _ in world.aborted} <= set(patience_ns)
+    for req, end_ns in world.aborted:
+        assert end_ns >= req.submitted_ns + patience_ns[req.request.id]
+        assert not req.is_finished
+    for req, end_ns in world.finished:  # whoever was answered in time, or in the step at hand
+        if req.request.id in patience_ns:
+            limit_ns = req.submitted_ns + patience_ns[req.request.id]
             assert end_ns <= limit_ns + STEP_NS + 64 * TOKEN_NS
     assert_baseline(world)
     return seen
@@ -182,17 +182,17 @@ def test_a_request_that_was_sent_back_can_be_given_up_on() -> None:
     calm, world = World(plot), World(plot)
 
     def look(now_ns: int) -> None:
-        for _, job in calm.scheduler.waiting:
-            if job.retractions:
-                sent_back.append((job.request.id, now_ns))
+        for _, req in calm.scheduler.waiting:
+            if req.retractions:
+                sent_back.append((req.request.id, now_ns))
 
     calm.hooks.append(look)
     calm.serve(requests)
     request_id, when_ns = sent_back[0]
     world.serve(requests, patience_ns={request_id: when_ns})
-    ((job, _),) = world.aborted
-    assert job.retractions == 1
-    assert job.admitted_ns is not None
+    ((req, _),) = world.aborted
+    assert req.retractions == 1
+    assert req.admitted_ns is not None
     assert len(world.finished) == 5
     assert_baseline(world)
 
@@ -214,8 +214,8 @@ def test_an_aborted_request_leaves_with_what_it_had_said() -> None:
     prefill_ns = STEP_NS + 10 * TOKEN_NS
     patience_ns = {0: prefill_ns + 3 * STEP_NS + 1}
     world.serve([request_of(0, range(10), [1] * 9)], patience_ns=patience_ns)
-    ((job, end_ns),) = world.aborted
-    assert job.decoded == 5
+    ((req, end_ns),) = world.aborted
+    assert req.decoded == 5
     assert end_ns == prefill_ns + 4 * STEP_NS
     assert world.finished == []
 
@@ -224,7 +224,7 @@ def test_who_is_answered_in_the_step_in_which_they_give_up_is_answered() -> None
     world = World(plot_of("full", has_storage=False))
     prefill_ns = STEP_NS + 10 * TOKEN_NS
     world.serve([request_of(0, range(10), [1] * 3)], patience_ns={0: prefill_ns + STEP_NS + 1})
-    assert [job.request.id for job, _ in world.finished] == [0]
+    assert [req.request.id for req, _ in world.finished] == [0]
     assert world.aborted == []
 
 
@@ -242,9 +242,9 @@ def test_whoever_waits_is_looked_at_when_an_abort_makes_room() -> None:
     world = World(plot_of("full", has_storage=False, scheduler=limits))
     requests = [request_of(0, range(10), [1] * 200), request_of(1, range(90, 99), [1])]
     world.serve(requests, patience_ns={0: 5 * STEP_NS})
-    ((job, _),) = world.finished
+    ((req, _),) = world.finished
     ((_, end_ns),) = world.aborted
-    assert job.admitted_ns == end_ns
+    assert req.admitted_ns == end_ns
 
 
 def test_a_wait_for_storage_ends_with_the_abort() -> None:
@@ -257,8 +257,8 @@ def test_a_wait_for_storage_ends_with_the_abort() -> None:
     request = request_of(0, range(104), [1])
     warm_storage(world.storage, [request], world.cache.tree)
     world.serve([request], patience_ns={0: 7_000_000})
-    ((job, end_ns),) = world.aborted
-    assert end_ns == job.storage_wait_ns == 7_000_000
+    ((req, end_ns),) = world.aborted
+    assert end_ns == req.storage_wait_ns == 7_000_000
     assert world.counters["prefetch/aborted_count"] == 1
     assert world.counters["prefetch/discarded_aborted_pages"] == 0  # the reader has them still
     assert world.counters["prefetch/discarded_unread_pages"] == 12
@@ -268,7 +268,7 @@ def test_an_abort_of_nobody_changes_nothing() -> None:
     world = World(plot_of("full"))
     world.engine.abort(7, 0)
     world.serve([request_of(0, range(30), [1, 2])])
-    assert [job.request.id for job, _ in world.finished] == [0]
+    assert [req.request.id for req, _ in world.finished] == [0]
 
 
 def test_who_gives_up_first_comes_first_and_those_who_ended_do_not_come() -> None:

@@ -37,7 +37,7 @@ def admission(
     return Admission(cache, SchedulerConfig(**knobs))
 
 
-def job(prompt: int = 100, answer: int = 8, *, computed: int = 0) -> Any:
+def req(prompt: int = 100, answer: int = 8, *, computed: int = 0) -> Any:
     return SimpleNamespace(
         kv_len=computed, target_len=prompt, extend_len=prompt - computed, remaining_output=answer
     )
@@ -68,7 +68,7 @@ def least_room(asked: Any, found: Any = None, spent: StepBudget | None = None, *
     )
 
 
-BASE = least_room(job(100, 8))
+BASE = least_room(req(100, 8))
 
 
 def test_a_request_fits_when_prompt_answer_and_a_page_leave_something_over() -> None:
@@ -78,10 +78,10 @@ def test_a_request_fits_when_prompt_answer_and_a_page_leave_something_over() -> 
 @pytest.mark.parametrize(
     ("asked", "found", "more"),
     [
-        (job(101, 8), match(), 1),
-        (job(100, 9), match(), 1),
-        (job(100, 8), match(usable=48), -48),
-        (job(100, 8), match(usable=48, host=32), -16),  # what is loaded back takes pages too
+        (req(101, 8), match(), 1),
+        (req(100, 9), match(), 1),
+        (req(100, 8), match(usable=48), -48),
+        (req(100, 8), match(usable=48, host=32), -16),  # what is loaded back takes pages too
     ],
     ids=["prompt", "answer", "device_hit", "host_hit"],
 )
@@ -90,15 +90,15 @@ def test_each_token_that_takes_room_is_charged_once(asked: Any, found: Any, more
 
 
 def test_what_is_promised_to_others_is_not_there() -> None:
-    assert least_room(job(100, 8), spent=budget(reserved=50)) == BASE + 50
+    assert least_room(req(100, 8), spent=budget(reserved=50)) == BASE + 50
 
 
 def test_of_a_long_answer_no_more_than_the_clip_is_charged() -> None:
-    assert least_room(job(100, 500), clip_new_tokens=20) == BASE + 12
+    assert least_room(req(100, 500), clip_new_tokens=20) == BASE + 12
 
 
 def test_a_deferral_for_tokens_tells_what_was_wanted_and_what_there_was() -> None:
-    decision = admission(room=90).decide(job(100, 8), match(), budget())
+    decision = admission(room=90).decide(req(100, 8), match(), budget())
     assert decision == Defer(Reason.tokens, stands=True, needed=100 + 8 + PAGE, room=90)
 
 
@@ -117,14 +117,14 @@ SWA_NEEDED = 7 * PAGE + PAGE
 )
 def test_a_window_pool_with_room_to_spare_admits(found: Any, spent: StepBudget, more: int) -> None:
     least = SWA_NEEDED + more + 1
-    assert admission(swa_room=least).decide(job(), found, spent) == Admit(4096)
-    decision = admission(swa_room=least - 1).decide(job(), found, spent)
+    assert admission(swa_room=least).decide(req(), found, spent) == Admit(4096)
+    decision = admission(swa_room=least - 1).decide(req(), found, spent)
     assert decision == Defer(Reason.swa_tokens, stands=True)
 
 
 @pytest.mark.parametrize("pages", [10, None])
 def test_a_passing_shortage_of_window_pages_is_waited_for(pages: int | None) -> None:
-    decision = admission(swa_room=100, swa_pages=pages).decide(job(), match(), budget())
+    decision = admission(swa_room=100, swa_pages=pages).decide(req(), match(), budget())
     assert decision == Defer(Reason.swa_tokens, stands=True)
 
 
@@ -142,15 +142,15 @@ def test_a_prompt_that_a_window_pool_can_never_hold_starts_with_a_chunk_that_it_
     prompt: int, reserved: int, chunk: int | None
 ) -> None:
     judging = admission(swa_room=10 * PAGE, swa_pages=10)
-    decision = judging.decide(job(prompt), match(), budget(reserved_swa=reserved))
+    decision = judging.decide(req(prompt), match(), budget(reserved_swa=reserved))
     assert decision == (Defer(Reason.swa_tokens, stands=True) if chunk is None else Admit(chunk))
 
 
 def test_a_chunk_made_to_fit_is_no_longer_than_the_step_allows() -> None:
     judging = admission(swa_room=10 * PAGE, swa_pages=10)
-    assert judging.decide(job(4000), match(), budget(chunk=4096, reserved_swa=0)) == Admit(112)
+    assert judging.decide(req(4000), match(), budget(chunk=4096, reserved_swa=0)) == Admit(112)
     judging = admission(swa_room=10 * PAGE, swa_pages=4)
-    assert judging.decide(job(4000), match(), budget(chunk=64)) == Admit(64)
+    assert judging.decide(req(4000), match(), budget(chunk=64)) == Admit(64)
 
 
 def test_a_chunk_of_one_token_will_do_where_a_page_is_no_longer() -> None:
@@ -160,59 +160,59 @@ def test_a_chunk_of_one_token_will_do_where_a_page_is_no_longer() -> None:
         room={FULL: PLENTY, SWA: WINDOW + 2}.__getitem__,
         pools=[[None, PageAllocator(WINDOW + 2), None]],
     )
-    assert Admission(cache, SchedulerConfig()).decide(job(4000), match(), budget()) == Admit(1)
+    assert Admission(cache, SchedulerConfig()).decide(req(4000), match(), budget()) == Admit(1)
 
 
 def test_a_state_takes_two_slots_and_one_more_where_it_is_loaded_back() -> None:
-    assert admission(slots=2).decide(job(), match(), budget()) == Admit(4096)
-    assert admission(slots=1).decide(job(), match(), budget()) == Defer(Reason.slots, stands=True)
-    assert admission(slots=3).decide(job(), match(state_host=1), budget()) == Admit(4096)
-    decision = admission(slots=2).decide(job(), match(state_host=1), budget())
+    assert admission(slots=2).decide(req(), match(), budget()) == Admit(4096)
+    assert admission(slots=1).decide(req(), match(), budget()) == Defer(Reason.slots, stands=True)
+    assert admission(slots=3).decide(req(), match(state_host=1), budget()) == Admit(4096)
+    decision = admission(slots=2).decide(req(), match(state_host=1), budget())
     assert decision == Defer(Reason.slots, stands=True)
 
 
 def test_a_prompt_cut_short_is_promised_its_rest_and_a_page() -> None:
     spent = budget(reserved=7)
-    admission().reserve(job(100, 8), 64, spent)
+    admission().reserve(req(100, 8), 64, spent)
     assert spent.reserved_tokens == 7 + 36 + PAGE
 
 
 def test_a_whole_prompt_is_promised_its_answer_up_to_the_clip_and_a_page() -> None:
     for answer, promised in ((8, 8), (500, 20)):
         spent = budget(reserved=7)
-        admission(clip_new_tokens=20).reserve(job(100, answer), 100, spent)
+        admission(clip_new_tokens=20).reserve(req(100, answer), 100, spent)
         assert spent.reserved_tokens == 7 + promised + PAGE
 
 
 def test_a_window_is_promised_what_the_first_chunk_does_not_take() -> None:
     spent = budget(chunk=48, reserved_swa=5)
-    admission(swa_room=PLENTY).reserve(job(100), 48, spent)
+    admission(swa_room=PLENTY).reserve(req(100), 48, spent)
     assert spent.reserved_swa_tokens == 5 + PAGE  # the chunk of 48 is charged 48 and a page
     spent = budget(chunk=48, reserved_swa=5)
-    admission(swa_room=PLENTY).reserve(job(100, computed=60), 92, spent)
+    admission(swa_room=PLENTY).reserve(req(100, computed=60), 92, spent)
     assert spent.reserved_swa_tokens == 5 + 48 + PAGE - 32  # of three pages it takes two
 
 
 def test_a_window_that_takes_more_than_it_was_charged_is_promised_nothing() -> None:
     spent = budget(chunk=16, reserved_swa=5)
-    admission(swa_room=PLENTY).reserve(job(100), 96, spent)
+    admission(swa_room=PLENTY).reserve(req(100), 96, spent)
     assert spent.reserved_swa_tokens == 5
 
 
 def test_without_a_window_nothing_is_promised_of_one() -> None:
     spent = budget()
-    admission().reserve(job(100), 64, spent)
+    admission().reserve(req(100), 64, spent)
     assert spent.reserved_swa_tokens == 0
 
 
 def test_those_that_run_are_promised_a_share_of_their_answers() -> None:
     judging = admission(clip_new_tokens=60, new_token_ratio=0.5)
-    assert judging.reserved_tokens([job(answer=40), job(answer=100)], None) == 0.5 * (40 + 60)
+    assert judging.reserved_tokens([req(answer=40), req(answer=100)], None) == 0.5 * (40 + 60)
 
 
 def test_a_half_computed_prompt_is_promised_its_rest_a_page_and_a_share_of_its_answer() -> None:
     judging = admission(clip_new_tokens=60, new_token_ratio=0.5)
-    half = job(100, answer=100, computed=64)
+    half = req(100, answer=100, computed=64)
     assert judging.reserved_tokens([], half) == 36 + PAGE + 0.5 * 60
 
 

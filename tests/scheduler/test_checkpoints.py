@@ -56,7 +56,7 @@ def checkpoints(placement: Placement, *, slots: int = 9, has_states: bool = True
     return Checkpoints(cache, placement)
 
 
-def job(kv_len: int = 0, target_len: int = 250, boundary: int | None = 77) -> Any:
+def req(kv_len: int = 0, target_len: int = 250, boundary: int | None = 77) -> Any:
     slot = None if boundary is None else np.array([boundary], np.int32)
     return SimpleNamespace(
         kv_len=kv_len,
@@ -69,13 +69,13 @@ def job(kv_len: int = 0, target_len: int = 250, boundary: int | None = 77) -> An
 def test_lengths_are_whole_pages_ascending_once_and_only_where_it_computes() -> None:
     placement = Asked(240, 100, 98, 32, 47, 48, 31, 256)
     match: Any = SimpleNamespace(branch_len=98)
-    assert checkpoints(placement).lengths(job(kv_len=32), match) == [48, 96, 240]
+    assert checkpoints(placement).lengths(req(kv_len=32), match) == [48, 96, 240]
     assert placement.asked == (32, 240, 98)
 
 
 def test_without_states_there_are_none() -> None:
     match: Any = SimpleNamespace(branch_len=None)
-    assert checkpoints(Asked(240), has_states=False).lengths(job(), match) == []
+    assert checkpoints(Asked(240), has_states=False).lengths(req(), match) == []
 
 
 def slots_of(saves: list[tuple[int, Any]]) -> list[tuple[int, int]]:
@@ -84,19 +84,19 @@ def slots_of(saves: list[tuple[int, Any]]) -> list[tuple[int, int]]:
 
 def test_a_step_captures_the_states_of_its_own_tokens() -> None:
     kept = checkpoints(Asked())
-    assert slots_of(kept.slots(job(), 95)) == [(32, 0)]
-    assert slots_of(kept.slots(job(kv_len=32), 96)) == [(96, 1)]  # that at 32 is captured
+    assert slots_of(kept.slots(req(), 95)) == [(32, 0)]
+    assert slots_of(kept.slots(req(kv_len=32), 96)) == [(96, 1)]  # that at 32 is captured
 
 
 def test_the_state_at_the_end_takes_the_slot_that_the_request_runs_on() -> None:
-    asked = job(kv_len=96)
+    asked = req(kv_len=96)
     assert slots_of(checkpoints(Asked()).slots(asked, 250)) == [(240, 77)]
     assert asked.sequence.boundary_slot is None
 
 
 def test_a_state_without_a_slot_is_left_out_and_counted() -> None:
     kept = checkpoints(Asked(), slots=1)
-    assert slots_of(kept.slots(job(boundary=None), 250)) == [(32, 0)]
+    assert slots_of(kept.slots(req(boundary=None), 250)) == [(32, 0)]
     assert kept._cache.counters["scheduler/missed_checkpoint_count"] == 2
 
 
@@ -111,4 +111,4 @@ def test_a_prompt_that_leaves_another_goes_on_from_the_nearest_state(
     prompts = [[*range(70), *range(1000 * n, 1000 * n + 40)] for n in (1, 2, 3)]
     for number, prompt in enumerate(prompts):
         world.serve([request_of(number, prompt, [9, 9])])
-    assert [job.cached_len for job, _ in world.finished] == cached
+    assert [req.cached_len for req, _ in world.finished] == cached

@@ -12,7 +12,7 @@ from hicache.scheduler.decoding import pages_for, steps_in_page, steps_with_page
 PAGE = 16
 
 
-def job(kv_len: int, num_pages: int | None = None) -> Any:
+def req(kv_len: int, num_pages: int | None = None) -> Any:
     pages = -(-kv_len // PAGE) if num_pages is None else num_pages
     return SimpleNamespace(kv_len=kv_len, sequence=SimpleNamespace(num_pages=pages))
 
@@ -24,21 +24,21 @@ def job(kv_len: int, num_pages: int | None = None) -> Any:
 def test_a_page_is_taken_for_the_first_token_that_the_last_one_cannot_hold(
     kv_len: int, steps: int, pages: int
 ) -> None:
-    assert pages_for([job(kv_len)], PAGE, steps) == pages
+    assert pages_for([req(kv_len)], PAGE, steps) == pages
 
 
 def test_pages_add_up_and_one_taken_ahead_is_no_credit_to_others() -> None:
-    ahead = job(33, num_pages=5)
-    assert pages_for([job(32), job(40), ahead], PAGE, 16) == 2
+    ahead = req(33, num_pages=5)
+    assert pages_for([req(32), req(40), ahead], PAGE, 16) == 2
 
 
 @pytest.mark.parametrize(("wanted", "steps"), [(64, 3), (3, 3), (2, 2), (0, 1)])
 def test_steps_in_a_page_end_with_the_first_page_that_is_full(wanted: int, steps: int) -> None:
-    assert steps_in_page([job(40), job(45), job(33)], PAGE, wanted) == steps
+    assert steps_in_page([req(40), req(45), req(33)], PAGE, wanted) == steps
 
 
 def test_a_request_whose_page_is_full_takes_one_step_by_itself() -> None:
-    assert steps_in_page([job(40), job(48)], PAGE, 64) == 1
+    assert steps_in_page([req(40), req(48)], PAGE, 64) == 1
 
 
 def cache(
@@ -59,34 +59,34 @@ def cache(
 
 
 def test_with_pages_for_all_of_them_as_many_steps_are_taken_as_were_wanted() -> None:
-    assert steps_with_pages(cache(free={FULL: 2}), [job(32)], 32) == 32
+    assert steps_with_pages(cache(free={FULL: 2}), [req(32)], 32) == 32
 
 
 def test_evictable_pages_count_where_the_device_is_not_the_only_copy() -> None:
-    assert steps_with_pages(cache(free={FULL: 0}, evictable={FULL: 2}), [job(32)], 32) == 32
+    assert steps_with_pages(cache(free={FULL: 0}, evictable={FULL: 2}), [req(32)], 32) == 32
 
 
 def test_too_few_pages_halve_the_steps_until_they_do() -> None:
-    assert steps_with_pages(cache(free={FULL: 1}), [job(32)], 64) == 16
-    assert steps_with_pages(cache(free={FULL: 0}), [job(33)], 60) == 15
+    assert steps_with_pages(cache(free={FULL: 1}), [req(32)], 64) == 16
+    assert steps_with_pages(cache(free={FULL: 0}), [req(33)], 60) == 15
 
 
 def test_without_a_page_for_one_step_there_is_none() -> None:
-    assert steps_with_pages(cache(free={FULL: 0}), [job(32)], 64) == 0
+    assert steps_with_pages(cache(free={FULL: 0}), [req(32)], 64) == 0
 
 
 def test_a_victim_must_be_saved_first_so_steps_end_within_a_page() -> None:
     scarce = cache(free={FULL: 1}, evictable={FULL: 9}, policy=WritePolicy.write_back)
-    assert steps_with_pages(scarce, [job(33)], 64) == 15
-    assert steps_with_pages(scarce, [job(33)], 31) == 31  # one page, and it is free
+    assert steps_with_pages(scarce, [req(33)], 64) == 15
+    assert steps_with_pages(scarce, [req(33)], 31) == 31  # one page, and it is free
 
 
 def test_window_pages_are_taken_within_a_page_unless_they_are_free() -> None:
     roomy = cache(free={FULL: 9, SWA: 1}, evictable={SWA: 9})
-    assert steps_with_pages(roomy, [job(33)], 64) == 15
-    assert steps_with_pages(roomy, [job(33)], 31) == 31
+    assert steps_with_pages(roomy, [req(33)], 64) == 15
+    assert steps_with_pages(roomy, [req(33)], 31) == 31
 
 
 def test_the_kind_with_the_least_room_decides() -> None:
     scarce = cache(free={FULL: 9, SWA: 0})
-    assert steps_with_pages(scarce, [job(32)], 64) == 0
+    assert steps_with_pages(scarce, [req(32)], 64) == 0

@@ -28,10 +28,10 @@ def test_every_prompt_token_of_an_admitted_request_is_counted_once(
 ) -> None:
     world = served(plot_of(kind, write_policy=policy), seed=1)
     assert len(world.finished) == 25
-    for job, _ in world.finished:
-        parts = job.device_len + job.host_len + job.storage_len + job.computed_len
-        assert parts == job.request.prompt_len
-    tokens = sum(job.request.prompt_len for job, _ in world.finished)
+    for req, _ in world.finished:
+        parts = req.device_len + req.host_len + req.storage_len + req.computed_len
+        assert parts == req.request.prompt_len
+    tokens = sum(req.request.prompt_len for req, _ in world.finished)
     names = ("device_hit", "host_hit", "storage_hit", "computed")
     assert sum(world.counters[f"cache/{name}_tokens"] for name in names) == tokens
 
@@ -55,22 +55,22 @@ def test_two_equal_runs_are_equal(kind: str) -> None:
 def test_every_order_and_batching_answers_every_request(order: str, batching: Batching) -> None:
     config = SchedulerConfig(chunk_tokens=64, max_running=8, order=order, batching=batching)
     world = served(plot_of("all", scheduler=config), seed=3)
-    assert sorted(job.request.id for job, _ in world.finished) == list(range(25))
+    assert sorted(req.request.id for req, _ in world.finished) == list(range(25))
 
 
 def test_two_requests_that_do_not_fit_side_by_side_run_one_after_the_other() -> None:
     world = World(plot_of("full", device=(40, 0, 0), has_storage=False))
     prompts = [[first] * 200 for first in (1, 2)]
     world.serve([request_of(number, prompt, [9] * 30) for number, prompt in enumerate(prompts)])
-    assert [job.request.id for job, _ in world.finished] == [0, 1]
+    assert [req.request.id for req, _ in world.finished] == [0, 1]
     assert world.rejected == []
 
 
 def test_a_request_that_no_pool_could_ever_hold_is_rejected_alone() -> None:
     world = World(plot_of("full", device=(10, 0, 0)))
     world.serve([request_of(0, range(100), [1]), request_of(1, range(20), [1])])
-    assert [job.request.id for job, _ in world.rejected] == [0]
-    assert [job.request.id for job, _ in world.finished] == [1]
+    assert [req.request.id for req, _ in world.rejected] == [0]
+    assert [req.request.id for req, _ in world.finished] == [1]
 
 
 @pytest.mark.parametrize("kind", KIND_NAMES)
@@ -78,8 +78,8 @@ def test_a_prompt_longer_than_a_chunk_is_computed_in_chunks(kind: str) -> None:
     world = World(plot_of(kind))
     world.serve([request_of(0, range(1000, 1150), [1, 2, 3])])
     assert world.executor.batches[:3] == [(1, 0)] * 3  # 64 + 64 + 22
-    ((job, _),) = world.finished
-    assert job.computed_len == 150
+    ((req, _),) = world.finished
+    assert req.computed_len == 150
 
 
 def crowded(kind: str, **changes: object) -> Plot:
@@ -99,11 +99,11 @@ def test_answers_that_outgrow_the_pool_are_retracted_and_finish_later(kind: str)
     world.serve(requests)
     assert world.counters["scheduler/retracted_count"] > 0
     assert len(world.finished) == 6
-    retracted = [job for job, _ in world.finished if job.retractions]
+    retracted = [req for req, _ in world.finished if req.retractions]
     assert retracted
-    for job in retracted:
-        assert job.computed_len == 20
-        assert job.recomputed_len > 0
+    for req in retracted:
+        assert req.computed_len == 20
+        assert req.recomputed_len > 0
 
 
 def narrow_window(count: int, **changes: object) -> World:
@@ -120,9 +120,9 @@ def test_the_last_running_request_begins_again_where_its_window_finds_no_page(
 ) -> None:
     world = narrow_window(1, has_storage=has_storage)
     assert world.rejected == []
-    ((job, _),) = world.finished
-    assert world.counters["scheduler/retracted_count"] == job.retractions > 0
-    assert job.decoded == 150
+    ((req, _),) = world.finished
+    assert world.counters["scheduler/retracted_count"] == req.retractions > 0
+    assert req.decoded == 150
 
 
 @pytest.mark.parametrize("has_storage", [False, True])
@@ -133,7 +133,7 @@ def test_whoever_waits_for_the_last_running_request_is_looked_at_when_it_gives_w
     world = narrow_window(4, has_storage=has_storage, scheduler=config)
     assert world.rejected == []
     assert len(world.finished) == 4
-    assert any(job.retractions for job, _ in world.finished)
+    assert any(req.retractions for req, _ in world.finished)
 
 
 class FreeOfCharge:
@@ -165,7 +165,7 @@ def test_the_last_running_request_waits_for_a_prompt_in_the_same_step(num_pages:
     later = request_of(1, range(1000, 1060), [7] * 60, arrival_ns=70_000_000)
     world.serve([first, later])
     assert world.rejected == []
-    assert [job.request.id for job, _ in world.finished] == [0, 1]
+    assert [req.request.id for req, _ in world.finished] == [0, 1]
 
 
 def test_a_prompt_that_fails_half_way_again_and_again_is_rejected() -> None:
@@ -177,10 +177,10 @@ def test_a_prompt_that_fails_half_way_again_and_again_is_rejected() -> None:
     first = list(range(120))
     later = request_of(1, [*first, *range(1000, 1200)], [7], arrival_ns=10**9)
     world.serve([request_of(0, first, [7]), later])
-    assert [job.request.id for job, _ in world.finished] == [0]
-    ((job, reason),) = world.rejected
+    assert [req.request.id for req, _ in world.finished] == [0]
+    ((req, reason),) = world.rejected
     assert reason == "needs more pages than the pools can give"
-    assert world.counters["scheduler/prefill_oom_count"] == job.retractions == 4
+    assert world.counters["scheduler/prefill_oom_count"] == req.retractions == 4
 
 
 def host_window_world(budget: str) -> World:
@@ -229,5 +229,5 @@ def test_full_pages_behind_a_state_on_the_host_are_not_charged_again() -> None:
     while world.cache.device_allocator.evict(MAMBA, 1):
         pass
     world.serve([request_of(1, [*prompt, 8], [9] * 30)])
-    assert [job.request.id for job, _ in world.finished] == [0, 1]
+    assert [req.request.id for req, _ in world.finished] == [0, 1]
     assert world.finished[1][0].cached_len == 200

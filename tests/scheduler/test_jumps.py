@@ -107,7 +107,7 @@ def glances(plot: Plot, seed: int, every_ns: int) -> tuple[list[object], World]:
         while next_ns <= now_ns:
             world.engine.catch_up(next_ns)
             for rank in world.ranks:
-                running = [(job.request.id, job.decoded) for job in rank.scheduler.running]
+                running = [(req.request.id, req.decoded) for req in rank.scheduler.running]
                 free = rank.cache.pools[DEVICE][FULL].num_free
                 counters = sorted(item for item in rank.cache.counters.items() if item[1])
                 seen.append((next_ns, rank.num_steps, running, free, counters))
@@ -135,7 +135,7 @@ class Looker:
 
     def route(self, request: Request, engines: Sequence[Engine]) -> int:
         running = engines[0].scheduler.running
-        self.seen.append([(job.request.id, job.decoded) for job in running])
+        self.seen.append([(req.request.id, req.decoded) for req in running])
         return 0
 
 

@@ -8,23 +8,23 @@ from hicache.config import SchedulerConfig
 from hicache.scheduler.order import ORDERS
 
 
-def first_of(order: str, *jobs: dict[str, float], **knobs: Any) -> int:
+def first_of(order: str, *reqs: dict[str, float], **knobs: Any) -> int:
     """The index of the one that is looked at first: each has a prompt of 1,000 tokens."""
     ranking = ORDERS[order](
         SchedulerConfig(order=order, **knobs), lambda cached, total: (total - cached) * 1e-3
     )
 
     def rank(number: int) -> float:
-        told = jobs[number]
-        job: Any = SimpleNamespace(
+        told = reqs[number]
+        req: Any = SimpleNamespace(
             number=number,
             target_len=told.get("prompt", 1000),
             submitted_ns=int(told.get("came_s", 0) * SECOND_NS),
         )
         match: Any = SimpleNamespace(usable_len=told.get("cached", 0))
-        return ranking.rank(job, match)
+        return ranking.sort_key(req, match)
 
-    return min(range(len(jobs)), key=rank)
+    return min(range(len(reqs)), key=rank)
 
 
 def test_first_come_is_first_served_whatever_they_have() -> None:

@@ -22,7 +22,7 @@ def test_whoever_comes_during_a_run_of_steps_is_looked_at_when_the_step_at_hand_
     world = World(plot_of(kind, has_storage=False))
     came_ns = 20 * STEP_NS + STEP_NS // 2
     world.serve([stranger(0), stranger(1, answer=2, arrival_ns=came_ns)])
-    (second,) = (job for job, _ in world.finished if job.request.id == 1)
+    (second,) = (req for req, _ in world.finished if req.request.id == 1)
     assert second.admitted_ns is not None
     assert came_ns < second.admitted_ns <= came_ns + STEP_NS
     assert second.submitted_ns == came_ns
@@ -76,9 +76,9 @@ def test_ranks_go_on_with_what_all_of_their_storages_hold(num_ranks: int, num_lo
     assert counters["agreement/given_up_pages"] == num_lost
     assert counters["agreement/query_collectives_count"] == 1
     assert counters["agreement/illegal_lengths_count"] == 0
-    ((job, _),) = world.finished
-    assert job.storage_len == 8 * (14 - num_lost)
-    assert job.computed_len == 120 - job.storage_len
+    ((req, _),) = world.finished
+    assert req.storage_len == 8 * (14 - num_lost)
+    assert req.computed_len == 120 - req.storage_len
 
 
 def test_a_page_that_goes_missing_between_question_and_read_is_read_by_nobody() -> None:
@@ -95,8 +95,8 @@ def test_a_page_that_goes_missing_between_question_and_read_is_read_by_nobody() 
 
     world.hooks.append(lose)
     world.serve([request])
-    ((job, _),) = world.finished
-    assert job.storage_len == 8 * 9
+    ((req, _),) = world.finished
+    assert req.storage_len == 8 * 9
     assert world.counters["agreement/unequal_reads_count"] > 0
 
 

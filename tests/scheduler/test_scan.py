@@ -18,7 +18,7 @@ def begun(blocked: set[int], **knobs: int) -> tuple[list[int], World]:
     for number in range(4):
         world.scheduler.submit(request_of(number, [number] * 10, [1]), 0)
     batch = world.scheduler.plan(0)
-    return [each.job.request.id for each in batch.extends] if batch else [], world
+    return [each.req.request.id for each in batch.extends] if batch else [], world
 
 
 @pytest.mark.parametrize(
@@ -47,12 +47,12 @@ def test_whoever_waits_for_storage_is_no_backlog_and_whoever_lacks_room_is() -> 
 
 def test_whoever_a_scan_does_not_reach_waits_for_storage_no_longer_than_it_must() -> None:
     _, world = begun(set(), chunk_tokens=10)  # the first takes all that one step computes
-    jobs = [job for _, job in world.scheduler.waiting]
-    jobs[1].blocked_since_ns = jobs[2].blocked_since_ns = 5
+    reqs = [req for _, req in world.scheduler.waiting]
+    reqs[1].blocked_since_ns = reqs[2].blocked_since_ns = 5
     assert world.prefetcher is not None
     world.prefetcher.is_blocking = lambda request_id, now_ns: request_id == 3  # type: ignore[method-assign]
     world.scheduler.plan(100)
-    assert [(job.storage_wait_ns, job.blocked_since_ns) for job in jobs[1:]] == [(95, None), (0, 5)]
+    assert [(req.storage_wait_ns, req.blocked_since_ns) for req in reqs[1:]] == [(95, None), (0, 5)]
 
 
 def test_a_step_begins_with_no_window_promised() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hicache.cache.prefix_cache import Acquired
 from hicache.scheduler.batch import Batch, Extend
 from hicache.scheduler.decision import Reason
-from hicache.scheduler.job import Job
+from hicache.scheduler.request_state import RequestState
 from tests.scheduler.world import World, plot_of, request_of
 
 
@@ -16,9 +16,9 @@ def world_with(*running: tuple[int, int, int]) -> World:
     world = World(plot_of("full", has_storage=False))
     scheduler = world.scheduler
     for number, (prompt_len, output_len, decoded) in enumerate(running):
-        job = scheduler.submit(request_of(number, [number] * prompt_len, [7] * output_len), 0)
-        job.decoded = decoded
-        scheduler.running.append(job)
+        req = scheduler.submit(request_of(number, [number] * prompt_len, [7] * output_len), 0)
+        req.decoded = decoded
+        scheduler.running.append(req)
     scheduler.waiting.clear()
     return world
 
@@ -29,8 +29,8 @@ def acquired(cached: int, device: int, host: int, storage: int) -> Acquired:
     )
 
 
-def ids(jobs: Sequence[Job]) -> list[int]:
-    return [job.request.id for job in jobs]
+def ids(reqs: Sequence[RequestState]) -> list[int]:
+    return [req.request.id for req in reqs]
 
 
 @pytest.mark.parametrize(
@@ -44,16 +44,16 @@ def ids(jobs: Sequence[Job]) -> list[int]:
 def test_whoever_loses_least_is_sent_back(running: list[tuple[int, int, int]], victim: int) -> None:
     world = world_with(*running)
     assert world.scheduler._retract_one(Batch())
-    assert ids([job for _, job in world.scheduler.waiting]) == [victim]
+    assert ids([req for _, req in world.scheduler.waiting]) == [victim]
     assert ids(world.scheduler.running) == [each for each in range(3) if each != victim]
 
 
 def test_who_was_sent_back_has_its_answer_in_its_prompt_and_is_counted() -> None:
     world = world_with((10, 90, 5), (20, 80, 3))
     world.scheduler._retract_one(Batch())
-    ((rank, job),) = world.scheduler.waiting
-    assert rank == job.rank == (2, 2)
-    assert (job.target_len, job.kv_len, job.decoded, job.retractions) == (23, 0, 3, 1)
+    ((rank, req),) = world.scheduler.waiting
+    assert rank == req.place == (2, 2)
+    assert (req.target_len, req.kv_len, req.decoded, req.retractions) == (23, 0, 3, 1)
     assert world.counters["scheduler/retracted_count"] == 1
     world.scheduler._retract_one(Batch())
     assert world.counters["scheduler/retracted_count"] == 2
@@ -72,7 +72,7 @@ def test_the_last_one_is_sent_back_as_well_and_nothing_is_left_to_decode() -> No
     before = world.scheduler._admission._new_token_ratio.value
     assert not world.scheduler._retract_one(Batch())
     assert world.scheduler.running == []
-    assert ids([job for _, job in world.scheduler.waiting]) == [0]
+    assert ids([req for _, req in world.scheduler.waiting]) == [0]
     assert world.scheduler._admission._new_token_ratio.value == before
     assert world.scheduler.take_ended().rejected == []
 
@@ -101,7 +101,7 @@ def test_a_half_computed_prompt_gives_way_to_the_last_one() -> None:
     assert world.scheduler._retract_one(Batch())
     assert ids(world.scheduler.running) == [0]
     assert world.scheduler.partial is None
-    assert world.scheduler.waiting == [(half.rank, half)]
+    assert world.scheduler.waiting == [(half.place, half)]
     assert world.counters["scheduler/prefill_oom_count"] == half.retractions == 1
     assert world.counters["scheduler/retracted_count"] == 0
 
@@ -114,17 +114,17 @@ def test_a_request_fits_a_pool_that_has_a_page_more_than_its_tokens_fill(
     num_tokens: int, reason: str | None
 ) -> None:
     world = World(plot_of("full", device=(10, 0, 0), has_storage=False))
-    job = world.scheduler.submit(request_of(0, range(num_tokens - 2), [7, 7]), 0)
+    req = world.scheduler.submit(request_of(0, range(num_tokens - 2), [7, 7]), 0)
     rejected = world.scheduler.take_ended().rejected
-    assert rejected == ([] if reason is None else [(job, reason)])
+    assert rejected == ([] if reason is None else [(req, reason)])
 
 
 @pytest.mark.parametrize("num_tokens", [50, 51])
 def test_prompt_and_answer_are_no_longer_than_the_model_can_attend_to(num_tokens: int) -> None:
     world = World(plot_of("full", has_storage=False))
     world.scheduler._max_len = 50
-    job = world.scheduler.submit(request_of(0, range(num_tokens - 2), [7, 7]), 0)
-    told = [(job, "51 tokens are more than the model's 50")] if num_tokens == 51 else []
+    req = world.scheduler.submit(request_of(0, range(num_tokens - 2), [7, 7]), 0)
+    told = [(req, "51 tokens are more than the model's 50")] if num_tokens == 51 else []
     assert world.scheduler.take_ended().rejected == told
 
 
@@ -143,16 +143,16 @@ def test_a_chunk_is_all_that_is_left_or_ends_at_a_page(
     kv_len: int, extend_len: int, chunk_tokens: int, end: int
 ) -> None:
     world = world_with((kv_len + extend_len, 1, 0))
-    (job,) = world.scheduler.running
-    job.kv_len = kv_len
-    assert world.scheduler._chunk_end(job, chunk_tokens) == end
+    (req,) = world.scheduler.running
+    req.kv_len = kv_len
+    assert world.scheduler._chunk_end(req, chunk_tokens) == end
 
 
 def test_a_deferral_is_counted_once_until_the_reason_changes() -> None:
     world = world_with((10, 90, 0))
-    (job,) = world.scheduler.running
+    (req,) = world.scheduler.running
     for reason in (Reason.tokens, Reason.tokens, Reason.slots, Reason.tokens):
-        world.scheduler._count_deferral(job, reason)
+        world.scheduler._count_deferral(req, reason)
     assert world.counters["scheduler/deferred_count"] == 3
     assert world.counters["scheduler/deferred_tokens_count"] == 2
     assert world.counters["scheduler/deferred_slots_count"] == 1
@@ -160,13 +160,13 @@ def test_a_deferral_is_counted_once_until_the_reason_changes() -> None:
 
 def test_tokens_are_dealt_to_tiers_at_the_first_admission_and_recomputed_at_later_ones() -> None:
     world = world_with((100, 9, 0))
-    (job,) = world.scheduler.running
-    job.cached_len = 60
-    world.scheduler._account(job, acquired(60, 30, 20, 10), 77)
-    job.cached_len = 90
-    world.scheduler._account(job, acquired(90, 90, 0, 0), 99)
-    parts = (job.device_len, job.host_len, job.storage_len, job.computed_len, job.recomputed_len)
+    (req,) = world.scheduler.running
+    req.cached_len = 60
+    world.scheduler._account(req, acquired(60, 30, 20, 10), 77)
+    req.cached_len = 90
+    world.scheduler._account(req, acquired(90, 90, 0, 0), 99)
+    parts = (req.device_len, req.host_len, req.storage_len, req.computed_len, req.recomputed_len)
     assert parts == (30, 20, 10, 40, 10)
-    assert job.admitted_ns == 77
+    assert req.admitted_ns == 77
     names = ("device_hit", "host_hit", "storage_hit", "computed", "recomputed")
     assert [world.counters[f"cache/{name}_tokens"] for name in names] == list(parts)

@@ -29,8 +29,8 @@ class Watched:
         forward = self.world.executor.forward
 
         def watched(batch: Batch, now_ns: int) -> Any:
-            extends = {each.job.request.id: (each.start, each.end) for each in batch.extends}
-            self.steps.append((extends, [job.request.id for job in batch.decodes]))
+            extends = {each.req.request.id: (each.start, each.end) for each in batch.extends}
+            self.steps.append((extends, [req.request.id for req in batch.decodes]))
             return forward(batch, now_ns)
 
         self.world.executor.forward = watched  # type: ignore[method-assign]
@@ -112,7 +112,7 @@ def test_a_request_that_waits_for_room_is_counted_by_what_it_lacks() -> None:
 
 def test_a_refused_request_keeps_its_place_before_smaller_ones() -> None:
     watched = Watched(strangers(200, 200, 8, answer=2))
-    assert [job.request.id for job, _ in watched.world.finished] == [0, 1, 2]
+    assert [req.request.id for req, _ in watched.world.finished] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -144,9 +144,9 @@ def test_a_prompt_as_long_as_the_model_attends_to_is_not() -> None:
 def test_the_first_token_comes_with_the_prompt_and_the_others_one_a_step() -> None:
     watched = Watched(strangers(20, answer=4))
     assert [decodes for _, decodes in watched.steps] == [[], [0], [0], [0]]
-    ((job, end_ns),) = watched.world.finished
-    assert (job.num_steps, job.decoded) == (4, 4)
-    assert end_ns - job.first_token_ns == 3 * STEP_NS
+    ((req, end_ns),) = watched.world.finished
+    assert (req.num_steps, req.decoded) == (4, 4)
+    assert end_ns - req.first_token_ns == 3 * STEP_NS
 
 
 def test_an_answer_of_one_token_needs_no_decoding() -> None:
@@ -160,33 +160,33 @@ EAGER = {"new_token_ratio": 0.0, "new_token_ratio_floor": 0.0, "chunk_tokens": 2
 @pytest.mark.parametrize("kind", KIND_NAMES)
 def test_every_retraction_is_counted_and_what_it_lost_is_computed_again(kind: str) -> None:
     watched = Watched(strangers(*[20] * 6, answer=60), kind, pages=24, **EAGER)
-    jobs = [job for job, _ in watched.world.finished]
-    assert len(jobs) == 6
+    reqs = [req for req, _ in watched.world.finished]
+    assert len(reqs) == 6
     counters = watched.counters
-    assert counters["scheduler/retracted_count"] == sum(job.retractions for job in jobs) > 0
-    recomputed = sum(job.recomputed_len for job in jobs)
+    assert counters["scheduler/retracted_count"] == sum(req.retractions for req in reqs) > 0
+    recomputed = sum(req.recomputed_len for req in reqs)
     assert counters["cache/recomputed_tokens"] == recomputed > 0
-    assert counters["cache/computed_tokens"] == sum(job.computed_len for job in jobs) == 120
-    assert all(job.decoded == 60 for job in jobs)
+    assert counters["cache/computed_tokens"] == sum(req.computed_len for req in reqs) == 120
+    assert all(req.decoded == 60 for req in reqs)
 
 
 def test_of_two_that_have_decoded_as_much_the_longer_prompt_is_sent_back() -> None:
     watched = Watched(strangers(16, 40, answer=60), pages=17, **EAGER)
-    retracted = {job.request.id: job.retractions for job, _ in watched.world.finished}
+    retracted = {req.request.id: req.retractions for req, _ in watched.world.finished}
     assert retracted[0] == 0
     assert retracted[1] > 0
 
 
 def test_whoever_has_decoded_least_is_sent_back() -> None:
     watched = Watched(strangers(40, 16, answer=60, apart_ns=10 * STEP_NS), pages=19, **EAGER)
-    retracted = {job.request.id: job.retractions for job, _ in watched.world.finished}
+    retracted = {req.request.id: req.retractions for req, _ in watched.world.finished}
     assert retracted[0] == 0
     assert retracted[1] > 0
 
 
 def test_whoever_was_sent_back_goes_on_where_it_was() -> None:
     watched = Watched(strangers(16, 40, answer=60), pages=17, **EAGER)
-    (job,) = (job for job, _ in watched.world.finished if job.request.id == 1)
+    (req,) = (req for req, _ in watched.world.finished if req.request.id == 1)
     again = watched.chunks(1)[-1]
     assert again[1] > 40  # its answer so far is part of its prompt now
-    assert job.num_steps == 60  # and no token of it came twice
+    assert req.num_steps == 60  # and no token of it came twice

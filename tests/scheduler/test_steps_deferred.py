@@ -18,7 +18,7 @@ PAGE = 16
 FAR = 64
 
 
-def job(*, kv_len: int, remaining_output: int, target_len: int = 0) -> Any:
+def req(*, kv_len: int, remaining_output: int, target_len: int = 0) -> Any:
     return SimpleNamespace(
         kv_len=kv_len, remaining_output=remaining_output, target_len=target_len, extend_len=0
     )
@@ -39,7 +39,7 @@ def decide(admission: Admission, running: list[Any]) -> Admit | Defer:
     budget = StepBudget(
         chunk_tokens=8192, reserved_tokens=admission.reserved_tokens(running, partial=None)
     )
-    return admission.decide(job(kv_len=0, remaining_output=8, target_len=100), match, budget)
+    return admission.decide(req(kv_len=0, remaining_output=8, target_len=100), match, budget)
 
 
 def looks_deferred(admission: Admission, running: list[Any], steps: int) -> int:
@@ -64,44 +64,44 @@ def test_a_shortage_of_tokens_ends_when_the_promised_answers_have_come(
     running: list[tuple[int, int]], room: int
 ) -> None:
     admission = admission_of(room)
-    jobs = [job(kv_len=length, remaining_output=left) for length, left in running]
-    defer = decide(admission, jobs)
+    reqs = [req(kv_len=length, remaining_output=left) for length, left in running]
+    defer = decide(admission, reqs)
     assume(isinstance(defer, Defer))
     assert isinstance(defer, Defer)
-    foreseen = admission.steps_deferred(defer, jobs, FAR)
-    assert foreseen == looks_deferred(admission, jobs, FAR)
+    foreseen = admission.steps_deferred(defer, reqs, FAR)
+    assert foreseen == looks_deferred(admission, reqs, FAR)
 
 
 def test_a_shortage_of_tokens_can_end_within_a_page() -> None:
     admission = admission_of(170)
-    jobs = [job(kv_len=97, remaining_output=70)]
-    defer = decide(admission, jobs)
+    reqs = [req(kv_len=97, remaining_output=70)]
+    defer = decide(admission, reqs)
     assert isinstance(defer, Defer)
-    assert 1 < admission.steps_deferred(defer, jobs, FAR) < PAGE - 1
+    assert 1 < admission.steps_deferred(defer, reqs, FAR) < PAGE - 1
 
 
 def test_room_for_exactly_what_is_needed_is_no_room() -> None:
     whole = {"new_token_ratio": 1.0, "new_token_ratio_floor": 1.0}  # all that is promised counts
     admission = admission_of(100 + 8 + PAGE + 70 - 3, **whole)
-    jobs = [job(kv_len=97, remaining_output=70)]
-    defer = decide(admission, jobs)
+    reqs = [req(kv_len=97, remaining_output=70)]
+    defer = decide(admission, reqs)
     assert isinstance(defer, Defer)
-    assert admission.steps_deferred(defer, jobs, FAR) == 4  # with the third, nothing would be left
+    assert admission.steps_deferred(defer, reqs, FAR) == 4  # with the third, nothing would be left
 
 
 @pytest.mark.parametrize(("kv_len", "steps"), [(97, 15), (111, 1), (112, 1)])
 def test_a_shortage_of_window_pages_stands_until_a_page_is_full(kv_len: int, steps: int) -> None:
     admission = admission_of(100_000, swa_room=0)
-    jobs = [job(kv_len=kv_len, remaining_output=500), job(kv_len=96 + 1, remaining_output=500)]
-    defer = decide(admission, jobs)
+    reqs = [req(kv_len=kv_len, remaining_output=500), req(kv_len=96 + 1, remaining_output=500)]
+    defer = decide(admission, reqs)
     assert isinstance(defer, Defer)
     assert defer.reason is Reason.swa_tokens
-    assert admission.steps_deferred(defer, jobs, FAR) == steps
+    assert admission.steps_deferred(defer, reqs, FAR) == steps
 
 
 def test_what_was_deferred_after_it_had_taken_pages_is_looked_at_after_every_step() -> None:
     admission = admission_of(0)
     assert (
-        admission.steps_deferred(Defer(Reason.slots), [job(kv_len=97, remaining_output=9)], FAR)
+        admission.steps_deferred(Defer(Reason.slots), [req(kv_len=97, remaining_output=9)], FAR)
         == 1
     )

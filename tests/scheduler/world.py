@@ -33,7 +33,7 @@ from hicache.executor.simulated.executor import SimulatedIo
 from hicache.request import Request, TokenSpans
 from hicache.scheduler.batch import Batch
 from hicache.scheduler.checkpoints import PLACEMENTS
-from hicache.scheduler.job import Job
+from hicache.scheduler.request_state import RequestState
 from hicache.scheduler.scheduler import Scheduler
 from hicache.storage.engines.memory import MemoryStorage
 from hicache.workload.arrivals import Feeder
@@ -153,10 +153,10 @@ class PlainExecutor:
     def forward(self, batch: Batch, now_ns: int) -> StepRun:
         self.batches.append((len(batch.extends), len(batch.decodes)))
         for extend in batch.extends:
-            job = extend.job
-            assert job.kv_len == extend.start, f"{job.request.id} is not where its extend begins"
-            num_pages = job.sequence.num_pages
-            assert extend.end <= num_pages * self._page_size, f"{job.request.id} lacks pages"
+            req = extend.req
+            assert req.kv_len == extend.start, f"{req.request.id} is not where its extend begins"
+            num_pages = req.sequence.num_pages
+            assert extend.end <= num_pages * self._page_size, f"{req.request.id} lacks pages"
         tokens = sum(extend.end - extend.start for extend in batch.extends)
         step = STEP_NS + TOKEN_NS * tokens
         return StepRun(StepEnds(now_ns + step * (n + 1) for n in range(batch.num_steps)), 0)
@@ -191,9 +191,9 @@ class World:
         if num_ranks > 1:
             self.engine = lockstep(self.ranks, ParallelConfig(ranks=num_ranks), plot.storage)
             self.ranks[0] = self.engine
-        self.finished: list[tuple[Job, int]] = []
-        self.rejected: list[tuple[Job, str]] = []
-        self.aborted: list[tuple[Job, int]] = []
+        self.finished: list[tuple[RequestState, int]] = []
+        self.rejected: list[tuple[RequestState, str]] = []
+        self.aborted: list[tuple[RequestState, int]] = []
         self.clock = SimulatedClock()
         self.hooks: list[Callable[[int], None]] = []
 
@@ -225,28 +225,28 @@ class World:
 
     def outcome(self) -> dict[str, object]:
         """All that a summary is made of."""
-        jobs = [
+        reqs = [
             (
-                job.request.id,
+                req.request.id,
                 end,
-                job.first_token_ns,
-                job.admitted_ns,
-                job.storage_wait_ns,
-                job.device_len,
-                job.host_len,
-                job.storage_len,
-                job.computed_len,
-                job.recomputed_len,
-                job.num_steps,
-                job.retractions,
+                req.first_token_ns,
+                req.admitted_ns,
+                req.storage_wait_ns,
+                req.device_len,
+                req.host_len,
+                req.storage_len,
+                req.computed_len,
+                req.recomputed_len,
+                req.num_steps,
+                req.retractions,
             )
-            for job, end in self.finished
+            for req, end in self.finished
         ]
         counters = {name: count for name, count in self.counters.items() if count}
         return {
-            "jobs": jobs,
-            "aborted": [(job.request.id, end, job.decoded) for job, end in self.aborted],
-            "rejected": [(job.request.id, reason) for job, reason in self.rejected],
+            "reqs": reqs,
+            "aborted": [(req.request.id, end, req.decoded) for req, end in self.aborted],
+            "rejected": [(req.request.id, reason) for req, reason in self.rejected],
             "counters": counters,
             "io": dict(self.io.counters),
             "busy_ns": self.cache.counters["engine/busy_ns"],
@@ -257,8 +257,8 @@ class World:
 def check(engine: Engine) -> None:
     """Every law, of one rank."""
     scheduler = engine.scheduler
-    jobs = [*scheduler.running, *([scheduler.partial] if scheduler.partial else [])]
-    sequences = {job.sequence for job in (*jobs, *(each.job for each in engine.extending))}
+    reqs = [*scheduler.running, *([scheduler.partial] if scheduler.partial else [])]
+    sequences = {req.sequence for req in (*reqs, *(each.req for each in engine.extending))}
     slots = [slot for extend in engine.extending for _, slot in extend.saves]
     invariants.check(engine.cache, engine.prefetcher, sequences, slots)
 
@@ -316,13 +316,15 @@ class _Watch:
         for hook in self._world.hooks:
             hook(now_ns)
 
-    def finished(self, job: Job, engine: int, now_ns: int) -> None:
-        self._world.finished.append((job, now_ns))
+    def finished(self, req: RequestState, engine: int, now_ns: int) -> None:
+        self._world.finished.append((req, now_ns))
 
     def rejected(
-        self, job: Job, reason: str, followers: Sequence[Request], engine: int, now_ns: int
+        self, req: RequestState, reason: str, followers: Sequence[Request], engine: int, now_ns: int
     ) -> None:
-        self._world.rejected.append((job, reason))
+        self._world.rejected.append((req, reason))
 
-    def aborted(self, job: Job, followers: Sequence[Request], engine: int, now_ns: int) -> None:
-        self._world.aborted.append((job, now_ns))
+    def aborted(
+        self, req: RequestState, followers: Sequence[Request], engine: int, now_ns: int
+    ) -> None:
+        self._world.aborted.append((req, now_ns))

@@ -319,9 +319,9 @@ class RankedEngine(Engine):
 
 
 def _ended(outcome: Outcome) -> list[list[int]]:
-    rejected = [job for job, _ in outcome.rejected]
-    jobs = (outcome.finished, rejected, outcome.aborted)
-    return [[job.request.id for job in each] for each in jobs]
+    rejected = [req for req, _ in outcome.rejected]
+    reqs = (outcome.finished, rejected, outcome.aborted)
+    return [[req.request.id for req in each] for each in reqs]
 
 
 def lockstep(

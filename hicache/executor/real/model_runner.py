@@ -21,7 +21,7 @@ from hicache.executor.real.paged_kv import PagedKvView
 from hicache.executor.real.pools import Arrival, Sent, TorchPools
 from hicache.executor.real.tables import Row, StepTables, Stretch
 from hicache.scheduler.batch import Batch, Extend
-from hicache.scheduler.job import Job
+from hicache.scheduler.request_state import RequestState
 
 
 class Model(Protocol):
@@ -53,7 +53,7 @@ class CopyStreams(NamedTuple):
 class Observer(Protocol):
     """Whoever wants to see logits."""
 
-    def saw(self, job: Job, position: int, logits: Tensor) -> None:
+    def saw(self, req: RequestState, position: int, logits: Tensor) -> None:
         """The model has seen the token at `position` and says what it thinks comes next."""
         ...
 
@@ -147,14 +147,14 @@ class ModelRunner:
         self._fences = []
         if self._allocators is not None:
             self._poison(self._allocators)
-        stretches = [Stretch(each.job.sequence, each.start, each.end) for each in batch.extends]
-        stretches += [Stretch(job.sequence, job.kv_len, job.kv_len + 1) for job in batch.decodes]
+        stretches = [Stretch(each.req.sequence, each.start, each.end) for each in batch.extends]
+        stretches += [Stretch(req.sequence, req.kv_len, req.kv_len + 1) for req in batch.decodes]
         rows = iter(self._tables.rows(stretches))
         for extend in batch.extends:
             self._extend(extend, next(rows))
         self._boundaries = []
-        for job in batch.decodes:
-            self._decode(job, next(rows))
+        for req in batch.decodes:
+            self._decode(req, next(rows))
         if self._boundaries:
             sources, targets = zip(*self._boundaries, strict=True)
             self.pools.copy_states(joined(sources), joined(targets))
@@ -176,35 +176,35 @@ class ModelRunner:
         self.pools.load(sent, group)
 
     def _extend(self, extend: Extend, rows: dict[int, Row]) -> None:
-        job = extend.job
-        slot = job.sequence.working_slot
+        req = extend.req
+        slot = req.sequence.working_slot
         if slot is not None and extend.start == 0:
             self.pools.clear_state(slot)
-        memory = self._memory(job, rows)
+        memory = self._memory(req, rows)
         start = extend.start
         cuts = dict(extend.saves)
         for end in sorted({*cuts, extend.end}):
             if end > start:
-                logits = self._model.forward(job.tokens, start, end, memory, ready=self._ready)
+                logits = self._model.forward(req.tokens, start, end, memory, ready=self._ready)
                 start = end
             if end in cuts:
                 assert slot is not None
                 self.pools.copy_states(slot, cuts[end])
-        if extend.end == job.target_len and self._observer is not None:
-            self._observer.saw(job, extend.end - 1, logits[-1])
+        if extend.end == req.target_len and self._observer is not None:
+            self._observer.saw(req, extend.end - 1, logits[-1])
 
-    def _decode(self, job: Job, rows: dict[int, Row]) -> None:
-        sequence, position = job.sequence, job.kv_len
-        memory = self._memory(job, rows)
-        logits = self._model.forward(job.tokens, position, position + 1, memory, ready=self._ready)
+    def _decode(self, req: RequestState, rows: dict[int, Row]) -> None:
+        sequence, position = req.sequence, req.kv_len
+        memory = self._memory(req, rows)
+        logits = self._model.forward(req.tokens, position, position + 1, memory, ready=self._ready)
         if self._observer is not None:
-            self._observer.saw(job, position, logits[-1])
+            self._observer.saw(req, position, logits[-1])
         if sequence.boundary_slot is not None and (position + 1) % self.pools.page_size == 0:
             assert sequence.working_slot is not None
             self._boundaries.append((sequence.working_slot, sequence.boundary_slot))
 
-    def _memory(self, job: Job, rows: dict[int, Row]) -> PagedKvView:
-        sequence = job.sequence
+    def _memory(self, req: RequestState, rows: dict[int, Row]) -> PagedKvView:
+        sequence = req.sequence
         slot = -1 if sequence.working_slot is None else int(sequence.working_slot[0])
         tables = (
             sequence.full_pages[: sequence.num_pages],

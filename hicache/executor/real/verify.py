@@ -9,7 +9,7 @@ from hicache.cache.tree.node import DEVICE, FULL, MAMBA, SWA
 from hicache.executor.real.paged_kv import PagedKvView
 from hicache.executor.real.pools import TorchPools
 from hicache.executor.real.reference_model import ReferenceModel
-from hicache.scheduler.job import Job
+from hicache.scheduler.request_state import RequestState
 
 
 class Verdict(NamedTuple):
@@ -33,9 +33,9 @@ class Verifier:
         self._model = model
         self._seen: dict[int, tuple[bytes, dict[int, Tensor]]] = {}
 
-    def saw(self, job: Job, position: int, logits: Tensor) -> None:
+    def saw(self, req: RequestState, position: int, logits: Tensor) -> None:
         """Remember what the model said after the token at `position`."""
-        _, answers = self._seen.setdefault(job.request.id, (job.tokens, {}))
+        _, answers = self._seen.setdefault(req.request.id, (req.tokens, {}))
         answers[position] = logits.clone()
 
     def verify(self) -> Verdict:

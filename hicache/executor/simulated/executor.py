@@ -343,7 +343,7 @@ class SimulatedExecutor:
         """The ends of the batch's steps, by the cost model."""
         slowdown = self._slowdown if self._io.copying[self._engine] else 1.0
         is_backing_up = self._io.backing_up[self._engine] > 0
-        lens = [job.kv_len + 1 for job in batch.decodes]
+        lens = [req.kv_len + 1 for req in batch.decodes]
         if not batch.extends:
             steps = self._cost.decode_steps_ns(lens, batch.num_steps, slowdown=slowdown)
             return StepRun(StepEnds(islice(accumulate(steps, initial=now_ns), 1, None)), 0)

@@ -4,31 +4,31 @@ import pytest
 
 from hicache.cache.prefetch.prefetch import Phase
 from hicache.config import SchedulerConfig
-from hicache.scheduler.job import Job
+from hicache.scheduler.request_state import RequestState
 from tests.scheduler.world import World, plot_of, request_of
 
 
 def test_of_a_request_that_has_not_begun_no_token_is_counted() -> None:
-    job = Job(request_of(3, range(20), [1, 2]), b"", 7, 500)
-    counted = (job.device_len, job.host_len, job.storage_len, job.computed_len, job.recomputed_len)
+    req = RequestState(request_of(3, range(20), [1, 2]), b"", 7, 500)
+    counted = (req.device_len, req.host_len, req.storage_len, req.computed_len, req.recomputed_len)
     assert counted == (0, 0, 0, 0, 0)
-    assert (job.decoded, job.num_steps, job.retractions, job.storage_wait_ns) == (0, 0, 0, 0)
-    assert (job.load_back_ns, job.cached_len, job.kv_len) == (0, 0, 0)
-    assert (job.extend_len, job.remaining_output, job.is_finished) == (20, 2, False)
+    assert (req.decoded, req.num_steps, req.retractions, req.storage_wait_ns) == (0, 0, 0, 0)
+    assert (req.load_back_ns, req.cached_len, req.kv_len) == (0, 0, 0)
+    assert (req.extend_len, req.remaining_output, req.is_finished) == (20, 2, False)
 
 
 def test_a_request_that_is_sent_back_begins_again_where_its_answer_ends() -> None:
-    job = Job(request_of(3, range(20), [1, 2, 3]), b"tokens", 7, 500)
-    before = job.sequence
+    req = RequestState(request_of(3, range(20), [1, 2, 3]), b"tokens", 7, 500)
+    before = req.sequence
     before.namespace = "tenant"
-    object.__setattr__(job.request, "namespace", "tenant")
-    job.decoded, job.cached_len, job.kv_len, job.saves, job.prefetched = 2, 8, 21, [16], (8, 16)
-    job.restart()
-    assert job.sequence is not before
-    assert (job.sequence.tokens, job.sequence.namespace) == (b"tokens", "tenant")
-    assert (job.target_len, job.cached_len, job.kv_len, job.extend_len) == (22, 0, 0, 22)
-    assert (job.saves, job.prefetched) == ([], (0, 0))
-    assert (job.retractions, job.decoded, job.remaining_output) == (1, 2, 1)
+    object.__setattr__(req.request, "namespace", "tenant")
+    req.decoded, req.cached_len, req.kv_len, req.saves, req.prefetched = 2, 8, 21, [16], (8, 16)
+    req.restart()
+    assert req.sequence is not before
+    assert (req.sequence.tokens, req.sequence.namespace) == (b"tokens", "tenant")
+    assert (req.target_len, req.cached_len, req.kv_len, req.extend_len) == (22, 0, 0, 22)
+    assert (req.saves, req.prefetched) == ([], (0, 0))
+    assert (req.retractions, req.decoded, req.remaining_output) == (1, 2, 1)
 
 
 def test_a_chunk_may_be_a_single_token() -> None:
@@ -92,8 +92,8 @@ def test_the_queue_is_in_the_order_of_service(order: str, wanted: list[int]) -> 
     for number, length in enumerate((90, 30, 60)):
         start = 1000 * number
         scheduler.submit(request_of(number, range(start, start + length), [1]), number)
-    assert [job.request.id for _, job in scheduler.waiting] == wanted
-    assert [rank for rank, _ in scheduler.waiting] == [job.rank for _, job in scheduler.waiting]
+    assert [req.request.id for _, req in scheduler.waiting] == wanted
+    assert [rank for rank, _ in scheduler.waiting] == [req.place for _, req in scheduler.waiting]
 
 
 def test_nobody_is_idle_while_a_request_waits_is_half_way_or_runs() -> None:

@@ -9,7 +9,7 @@ from hicache.scheduler.decision import Reason
 from hicache.scheduler.queue_waits import CAUSES, Mark
 
 
-class Job:
+class RequestState:
     """One request from its submission to its last token.
 
     Token intervals of its sequence: `[0, cached_len)` came from the cache at the last admission,
@@ -38,11 +38,11 @@ class Job:
         "num_steps",
         "number",
         "own_ns",
+        "place",
         "prefetch",
         "prefetched",
         "queue_mark",
         "queue_ns",
-        "rank",
         "recomputed_len",
         "request",
         "retractions",
@@ -62,7 +62,7 @@ class Job:
         self.request = request
         self.tokens = tokens  # prompt and answer
         self.number = number  # order of submission
-        self.rank: tuple[float, int] = (number, number)  # its place in the queue
+        self.place: tuple[float, int] = (number, number)  # its place in the queue
         self.sequence = Sequence(tokens, request.namespace)
         self.submitted_ns = self.looked_ns = now_ns  # when it came; when it was queued
         self.target_len = request.prompt_len

@@ -10,14 +10,14 @@ from hicache.cache import invariants
 from hicache.cache.named import LENGTHS, RANKING, make_policy
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
-from hicache.cache.reasons.inquest import Setting
-from hicache.cache.reasons.judge import Judge
+from hicache.cache.reasons.explainer import Explainer
+from hicache.cache.reasons.missing_pages import Setting
 from hicache.cache.tiers.capacity import Capacity, capacities, make_pools, page_bytes
-from hicache.cache.tree.census import Census
 from hicache.cache.tree.eviction import POLICIES, EvictionPolicy
-from hicache.cache.tree.fates import Fates
 from hicache.cache.tree.keys import Digests, Numbers, PageNames
 from hicache.cache.tree.node import FULL, KIND_NAMES, MAMBA, SWA
+from hicache.cache.tree.page_history import PageHistory
+from hicache.cache.tree.page_registry import PageRegistry
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.clock import SECOND_NS
 from hicache.config import ExperimentConfig, StartState, WritePolicy
@@ -26,15 +26,15 @@ from hicache.engine.ports import Io
 from hicache.engine.ranks.lockstep import RankedEngine, lockstep
 from hicache.engine.routing import ROUTERS
 from hicache.engine.runtime import Runtime, SimulatedRuntime, make_runtime
-from hicache.engine.warm import warm_census, warm_storage
+from hicache.engine.warm import warm_registry, warm_storage
 from hicache.executor.simulated.cost import CostModel
 from hicache.models import GIB, ComponentKind
 from hicache.models.shapes import describe
 from hicache.request import Request, TokenSpans
-from hicache.results.chronicle import Chronicle
 from hicache.results.keys import COUNTERS
 from hicache.results.metrics import REQUIRED_MEASURES, Progress, RequestRecord, Result
 from hicache.results.recorder import Recorder
+from hicache.results.timeline import Timeline
 from hicache.scheduler.checkpoints import PLACEMENTS
 from hicache.scheduler.scheduler import Scheduler
 from hicache.workload.arrivals import Feeder, Releases
@@ -52,11 +52,11 @@ def run(
     *,
     workload: Workload | None = None,
     progress: Callable[[Progress], None] | None = None,
-    chronicle: Chronicle | None = None,
+    timeline: Timeline | None = None,
 ) -> Result:
     """One run of `config`, of `workload` in place of the one it names if one is given.
 
-    `chronicle`: takes down what happens.
+    `timeline`: takes down what happens.
 
     Raises:
         ValueError: a value that cannot be used, named.
@@ -81,28 +81,28 @@ def run(
     num_engines = config.parallel.replicas * num_ranks
     pages = page_numbers(workload.requests, config.cache.page_size)
     names = _page_names(config, pages)
-    census = Census(pages, config.cache.page_size) if config.engine.explain else None
+    registry = PageRegistry(pages, config.cache.page_size) if config.engine.explain else None
     parts = [
         _engine(
             config,
             names,
             # ranks decide alike, so the first one speaks for all
-            census if number % num_ranks == 0 else None,
+            registry if number % num_ranks == 0 else None,
             cost=cost,
             runtime=runtime,
             sizes=sizes,
             device=device,
             host=host,
-            names_evictions=chronicle is not None,
+            names_evictions=timeline is not None,
         )
         for number in range(num_engines)
     ]
-    if chronicle is not None:
+    if timeline is not None:
         for number, part in enumerate(parts[::num_ranks]):
-            part.executor = chronicle.watch(part, number, part.executor)
+            part.executor = timeline.watch(part, number, part.executor)
     engines = _in_lockstep(parts, config)
     if config.workload.start is StartState.warm_storage:
-        _warm(config, runtime, workload, parts[0].cache.tree, explains=census is not None)
+        _warm(config, runtime, workload, parts[0].cache.tree, explains=registry is not None)
     recorder = Recorder(
         engines,
         num_requests=len(workload.requests),
@@ -110,9 +110,9 @@ def run(
         warm_up_s=config.workload.warm_up_s,
         progress=progress,
         counters=[runtime.counters],
-        chronicle=chronicle,
+        timeline=timeline,
     )
-    io = runtime.io if chronicle is None else chronicle.watch_io(runtime.io)
+    io = runtime.io if timeline is None else timeline.watch_io(runtime.io)
     _serve(config, workload, engines, runtime, io, recorder)
     recorder.close()
     for part in parts:
@@ -159,7 +159,7 @@ def _warm(
     for storage in runtime.storages:
         warm_storage(storage.engine, workload.requests, tree)
     if explains:
-        warm_census(workload.requests, tree)
+        warm_registry(workload.requests, tree)
 
 
 def _serve(
@@ -251,7 +251,7 @@ def _page_names(config: ExperimentConfig, pages: Mapping[int, TokenSpans]) -> Pa
 def _engine(
     config: ExperimentConfig,
     names: PageNames,
-    census: Census | None,
+    registry: PageRegistry | None,
     *,
     cost: CostModel,
     runtime: Runtime,
@@ -277,7 +277,7 @@ def _engine(
         split_refreshes=cache_config.split_refreshes,
         leaving_refreshes=cache_config.leaving_refreshes,
         reclaims_duplicates=cache_config.write_policy is WritePolicy.write_back,
-        fates=Fates(census),
+        history=PageHistory(registry),
     )
     has_storage = runtime.has_storage
     cache = PrefixCache(
@@ -323,7 +323,7 @@ def _engine(
         may_jump=config.engine.jump and not is_real,
         takes_decode_pages_first=is_real,
         estimate_s=cost.prefill_s,
-        judge=None if census is None else Judge(tree.fates, setting),
+        explainer=None if registry is None else Explainer(tree.history, setting),
     )
     check = _check if config.engine.check_invariants else None
     return Engine(cache, prefetcher, scheduler, runtime.executor(cache), check=check)

@@ -33,7 +33,7 @@ ROOMS = {
         "invariants",
     ],
     "hicache.executor": ["completions", "storage_script", "simulated", "real"],
-    "hicache.engine": ["ports", "hang_ups", "loop", "routing", "warm", "ranks", "runtime"],
+    "hicache.engine": ["ports", "client_timeouts", "loop", "routing", "warm", "ranks", "runtime"],
     "hicache.storage": ["base", "digest", "guards", "engines", "build", "bench", "integrations"],
     "hicache.results": [
         "metrics",
@@ -41,7 +41,7 @@ ROOMS = {
         "verdict",
         "tracking",
         "report",
-        "chronicle",
+        "timeline",
         "recorder",
     ],
     "experiments": ["tables", "launch", "explain", "studies"],

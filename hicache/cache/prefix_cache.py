@@ -24,10 +24,10 @@ from hicache.cache.tiers.transfer import (
 )
 from hicache.cache.tree.actions import FreePages, free
 from hicache.cache.tree.arrivals import Arrivals
-from hicache.cache.tree.fates import Pressure
 from hicache.cache.tree.insertion import attach_state, insert, insert_host
 from hicache.cache.tree.match import MatchResult
 from hicache.cache.tree.node import DEVICE, FULL, MAMBA, SWA, Node
+from hicache.cache.tree.page_history import Pressure
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
 from hicache.config import StorageWrites, Tiering, WritePolicy
@@ -167,7 +167,7 @@ class PrefixCache:
         """
         load_back = None
         node = match.device_node
-        self.tree.fates.press(Pressure.load_back, sequence.chain)
+        self.tree.history.press(Pressure.load_back, sequence.chain)
         if match.needs_host_load_back:
             held_before = self._full_by_tier(match.best_node, storage_start, storage_end)
             load_back = self._load_backs.load(match)
@@ -208,7 +208,7 @@ class PrefixCache:
             return True
         chain = sequence.chain
         is_answer = chain is not None and num_tokens > chain.target_len
-        self.tree.fates.press(Pressure.decode if is_answer else Pressure.prefill, chain)
+        self.tree.history.press(Pressure.decode if is_answer else Pressure.prefill, chain)
         full = self.device_allocator.allocate(FULL, count)
         if full is None:
             return False
@@ -241,7 +241,7 @@ class PrefixCache:
 
     def take_state_slot(self) -> PageIds | None:
         """A slot for a state that is about to be captured, or None if every one is locked."""
-        self.tree.fates.press(Pressure.slot)
+        self.tree.history.press(Pressure.slot)
         return self.device_allocator.allocate(MAMBA, 1)
 
     def publish(self, sequence: Sequence, num_pages: int) -> None:
@@ -269,8 +269,8 @@ class PrefixCache:
             tree.release(lock)
             sequence.tree_pages = max(num_pages, first)
         if sequence.chain is not None:
-            tree.fates.press(Pressure.back_up, sequence.chain)
-            tree.fates.publish(sequence.chain, first, num_pages)
+            tree.history.press(Pressure.back_up, sequence.chain)
+            tree.history.publish(sequence.chain, first, num_pages)
         if self.write_policy is not WritePolicy.write_back:
             self._back_ups.save_path(node)
 
@@ -283,7 +283,7 @@ class PrefixCache:
         """Give back all that the sequence holds and the tree does not."""
         first, end = sequence.tree_pages, sequence.num_pages
         if sequence.chain is not None:
-            self.tree.fates.abandon(sequence.chain, first, end)
+            self.tree.history.abandon(sequence.chain, first, end)
         self.pools[DEVICE][FULL].free(sequence.full_pages[first:end])
         if self.tree.has_swa:
             own = max(first, sequence.swa_start)
@@ -345,7 +345,7 @@ class PrefixCache:
         return 1 if kind == MAMBA else self.page_size
 
     def _take_slots(self, sequence: Sequence, node: Node) -> bool:
-        self.tree.fates.press(Pressure.slot, sequence.chain)
+        self.tree.history.press(Pressure.slot, sequence.chain)
         slots = self.device_allocator.allocate(MAMBA, 2)
         if slots is None:
             return False

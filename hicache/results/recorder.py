@@ -8,8 +8,8 @@ from hicache.cache.tree.node import KIND_NAMES, MAMBA, SWA, TIER_NAMES, TIERS
 from hicache.clock import SECOND_NS
 from hicache.engine.loop import Engine
 from hicache.request import Request
-from hicache.results.chronicle import Chronicle
 from hicache.results.metrics import PREFILL_CAUSES, Progress, RequestRecord, Row, Status, check
+from hicache.results.timeline import Timeline
 from hicache.scheduler.queue_waits import CAUSES
 from hicache.scheduler.request_state import RequestState
 
@@ -29,9 +29,9 @@ class Recorder:
         warm_up_s: float,
         progress: Callable[[Progress], None] | None,
         counters: Iterable[Counter[str]] = (),
-        chronicle: Chronicle | None = None,
+        timeline: Timeline | None = None,
     ) -> None:
-        """`counters`: those to be summed up besides the engines' own. `chronicle`: told of every
+        """`counters`: those to be summed up besides the engines' own. `timeline`: told of every
         request that has ended."""
         self.records: list[RequestRecord] = []
         self._engines = engines
@@ -47,7 +47,7 @@ class Recorder:
         self._finished_before = 0
         self._counters = [engine.cache.counters for engine in engines] + list(counters)
         self._uncounted: Counter[str] = Counter()
-        self._chronicle = chronicle
+        self._timeline = timeline
         self.now_ns = 0
 
     def next_look_ns(self) -> int:
@@ -128,8 +128,8 @@ class Recorder:
         self, req: RequestState, status: Status, reason: str, engine: int, now_ns: int
     ) -> None:
         # the parts go up to the first token, or to where somebody gave up on it
-        if self._chronicle is not None:
-            self._chronicle.ended(req)
+        if self._timeline is not None:
+            self._timeline.ended(req)
         request = req.request
         until_ns = now_ns if req.first_token_ns is None else req.first_token_ns
         admitted_ns = until_ns if req.admitted_ns is None else req.admitted_ns

@@ -15,10 +15,10 @@ from hicache.cache.prefetch.prefetch import Phase, Prefetch
 from hicache.cache.prefetch.rates import RateEstimator
 from hicache.cache.prefetch.stop import POLICIES, StopPolicy
 from hicache.cache.prefix_cache import PrefixCache
-from hicache.cache.tree.census import Stored
-from hicache.cache.tree.fates import Pressure
 from hicache.cache.tree.match import MatchResult
 from hicache.cache.tree.node import FULL, HOST, KINDS, MAMBA, SWA
+from hicache.cache.tree.page_history import Pressure
+from hicache.cache.tree.page_registry import Stored
 from hicache.cache.tree.sequence import Sequence
 from hicache.config import CommitPolicy, CutPolicy, PrefetchConfig, StageAt
 
@@ -219,23 +219,23 @@ class Prefetcher:
 
     def _remember(self, prefetch: Prefetch) -> None:
         # what storage says that it has
-        fates, chain = self.cache.tree.fates, prefetch.sequence.chain
-        prefetch.answered_ns = fates.now_ns
+        history, chain = self.cache.tree.history, prefetch.sequence.chain
+        prefetch.answered_ns = history.now_ns
         if chain is None or not prefetch.restorable:
             return
         last = prefetch.start_page + prefetch.restorable[-1] - 1
-        if fates.census.stored[FULL][chain.numbers[last]] == Stored.written:
+        if history.registry.stored[FULL][chain.numbers[last]] == Stored.written:
             return  # as in every run that filled its storage itself
         ends = prefetch.start_page + np.array(prefetch.restorable)
-        fates.find(chain.numbers[prefetch.start_page : ends[-1]], FULL)
+        history.find(chain.numbers[prefetch.start_page : ends[-1]], FULL)
         if prefetch.has_state:
-            fates.find(chain.numbers[ends - 1], MAMBA)
+            history.find(chain.numbers[ends - 1], MAMBA)
         for back in range(1, prefetch.window_pages + 1):
-            fates.find(chain.numbers[np.maximum(ends - back, prefetch.start_page)], SWA)
+            history.find(chain.numbers[np.maximum(ends - back, prefetch.start_page)], SWA)
 
     def _stage(self, prefetch: Prefetch) -> bool:
         """Take host pages, cut to what there is (reports 000-002); all of it, or none."""
-        self.cache.tree.fates.press(Pressure.prefetch, prefetch.sequence.chain)
+        self.cache.tree.history.press(Pressure.prefetch, prefetch.sequence.chain)
         room, config = self.cache.host_allocator, self.config
         wanted = prefetch.num_pages
         full = room.allocate(FULL, wanted, evict=not config.evict_whole)

@@ -6,8 +6,8 @@ from hicache.cache.pages import joined
 from hicache.cache.tiers.host_allocator import HostAllocator
 from hicache.cache.tiers.transfer import BackUp, Bookings, Move, bytes_of
 from hicache.cache.tree.actions import Plan
-from hicache.cache.tree.fates import Pressure
 from hicache.cache.tree.node import DEVICE, FULL, HOST, KIND_NAMES, KINDS, MAMBA, SWA, Node
+from hicache.cache.tree.page_history import Pressure
 from hicache.cache.tree.radix_tree import RadixTree
 
 
@@ -53,7 +53,7 @@ class BackUps:
 
     def _back_up(self, node: Node, plan: Plan, *, is_fence: bool) -> None:
         tree = self._tree
-        before = tree.fates.press(Pressure.back_up)
+        before = tree.history.press(Pressure.back_up)
         lock = tree.lock(node)  # making room on the host may take other device data along
         moves: list[Move] = []
         counts = [0, 0, 0]
@@ -79,11 +79,11 @@ class BackUps:
             num_bytes = bytes_of(counts, self._page_bytes)
             self._book(plan, moves, num_bytes, is_fence=is_fence)
         tree.release(lock)
-        tree.fates.press(before)
+        tree.history.press(before)
         for kind in KINDS:
             for each in plan[kind]:
                 if each.held[HOST][kind] is None:
-                    tree.fates.drop_copy(each, kind)
+                    tree.history.drop_copy(each, kind)
 
     def _book(self, plan: Plan, moves: list[Move], num_bytes: int, *, is_fence: bool) -> None:
         tree = self._tree

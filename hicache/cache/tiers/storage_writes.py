@@ -4,10 +4,10 @@ from collections import Counter
 
 from hicache.cache.pages import PageIds
 from hicache.cache.tiers.transfer import BackUp, Bookings, StorageDelete, StorageWrite
-from hicache.cache.tree.census import PageNumbers, Stored
 from hicache.cache.tree.keys import keys_of
 from hicache.cache.tree.lock import Lock
 from hicache.cache.tree.node import FULL, HOST, MAMBA, SWA, Node
+from hicache.cache.tree.page_registry import PageNumbers, Stored
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.config import StorageWrites, Tiering
 
@@ -81,7 +81,7 @@ class StorageWriter:
         for each, kind in read:
             each.stored[kind] = not self._is_exclusive
             if self._is_exclusive:
-                self._tree.fates.take_out(each.numbers_of(kind), kind)
+                self._tree.history.take_out(each.numbers_of(kind), kind)
         if self._is_exclusive:
             keys = [key for each, kind in read for key in keys_of(self._tree.names, each, kind)]
             self._bookings.outbox.append(StorageDelete(keys=keys))
@@ -173,7 +173,7 @@ class StorageWriter:
 
     def _mark(self, write: StorageWrite, stored: int) -> None:
         for kind, numbers in write.numbers:
-            self._tree.fates.store(numbers, kind, stored)
+            self._tree.history.store(numbers, kind, stored)
 
     def _lock_alone(self, node: Node, kind: int) -> Lock:
         return self._tree.lock_host(

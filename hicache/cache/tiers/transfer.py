@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hicache.cache.pages import PageIds
-from hicache.cache.tree.census import PageNumbers
 from hicache.cache.tree.lock import Lock
 from hicache.cache.tree.node import Node
+from hicache.cache.tree.page_registry import PageNumbers
 
 
 class Move(NamedTuple):
@@ -71,7 +71,7 @@ class StorageWrite:
     num_bytes: int
     host_locks: list[Lock]
     is_given_away: bool = False
-    numbers: list[tuple[int, PageNumbers]] = field(default_factory=list)  # as the census has them
+    numbers: list[tuple[int, PageNumbers]] = field(default_factory=list)  # as the registry has them
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

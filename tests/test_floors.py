@@ -33,7 +33,17 @@ ROOMS = {
         "invariants",
     ],
     "hicache.executor": ["completions", "storage_script", "simulated", "real"],
-    "hicache.engine": ["ports", "client_timeouts", "loop", "routing", "warm", "ranks", "runtime"],
+    "hicache.engine": [
+        "ports",
+        "client_timeouts",
+        "loop",
+        "routing",
+        "warm",
+        "ranks",
+        "deployment",
+        "runtime",
+        "build",
+    ],
     "hicache.storage": ["base", "digest", "guards", "engines", "build", "bench", "integrations"],
     "hicache.results": [
         "metrics",
@@ -43,6 +53,7 @@ ROOMS = {
         "report",
         "timeline",
         "recorder",
+        "measures",
     ],
     "experiments": ["tables", "launch", "explain", "studies"],
 }

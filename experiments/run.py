@@ -54,6 +54,8 @@ PROGRAMS = {
     "capacity": "experiments.studies.capacity",
     "kernel_to_ttft": "experiments.studies.kernel_to_ttft",
     "sim_vs_real": "experiments.studies.sim_vs_real",
+    "stop_arms": "experiments.studies.stop_arms",
+    "stop_phase": "experiments.studies.stop_phase",
 }
 
 UNEQUAL = 3  # exit code of a run whose cache has given a model wrong bytes

@@ -53,6 +53,7 @@ from hicache.config import ExperimentConfig, inert_knobs
 PROGRAMS = {
     "capacity": "experiments.studies.capacity",
     "kernel_to_ttft": "experiments.studies.kernel_to_ttft",
+    "signs": "experiments.studies.signs",
     "sim_vs_real": "experiments.studies.sim_vs_real",
     "stop_arms": "experiments.studies.stop_arms",
     "stop_phase": "experiments.studies.stop_phase",

@@ -14,6 +14,7 @@ from hicache.cache.pages import PageIds
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.transfer import BackUp, LoadBack, StorageWrite
+from hicache.cache.tree.arrivals import FATES
 from hicache.cache.tree.node import (
     DEVICE,
     FULL,
@@ -59,6 +60,7 @@ def check(
     _check_counts(tree, survey)
     _check_queues(tree, survey)
     _check_pages(cache, prefetcher, survey.page_ids, list(sequences), loose_slots)
+    _check_arrivals(cache, survey.page_ids[HOST][FULL])
     _check_transfers(cache, prefetcher, survey.nodes)
 
 
@@ -128,7 +130,7 @@ def check_drained(cache: PrefixCache, prefetcher: Prefetcher | None) -> None:
         ended = sum(
             count for name, count in counters.items() if name.startswith("prefetch/discarded_")
         )
-        ended += counters["prefetch/used_pages"] + counters["prefetch/unused_pages"]
+        ended += counters["prefetch/read_pages"]
         _hold(
             counters["prefetch/staged_pages"] == ended,
             9,
@@ -246,6 +248,19 @@ def _check_pages(
             if taken != owned.keys():
                 what = f"{len(taken)} pages of {name} are out and {len(owned)} owned"
                 _break(5, f"{what}: {sorted(taken ^ owned.keys())} are one and not the other")
+
+
+def _check_arrivals(cache: PrefixCache, on_host: Iterable[PageIds]) -> None:
+    arrivals, counters = cache.arrivals, cache.counters
+    left = (arrivals.restorable | arrivals.unrestorable).difference(*on_host)
+    _hold(not left, 9, f"pages {left} came from storage, have no fate and are not on the host")
+    fates = sum(counters[f"prefetch/{fate}_pages"] for fate in FATES)
+    _hold(
+        counters["prefetch/read_pages"] == fates + arrivals.num_open,
+        9,
+        f"{counters['prefetch/read_pages']} pages were read, {fates} have a fate and "
+        f"{arrivals.num_open} may be used",
+    )
 
 
 def _check_transfers(cache: PrefixCache, prefetcher: Prefetcher | None, nodes: set[Node]) -> None:

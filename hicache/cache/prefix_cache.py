@@ -23,6 +23,7 @@ from hicache.cache.tiers.transfer import (
     Work,
 )
 from hicache.cache.tree.actions import FreePages, free
+from hicache.cache.tree.arrivals import Arrivals
 from hicache.cache.tree.insertion import attach_state, insert, insert_host
 from hicache.cache.tree.match import MatchResult
 from hicache.cache.tree.node import DEVICE, FULL, MAMBA, SWA, Node
@@ -75,6 +76,7 @@ class PrefixCache:
         self.page_size = tree.page_size
         self.write_policy = write_policy
         self.counters: Counter[str] = Counter()
+        self.arrivals = Arrivals(self.counters)
         self._bookings = Bookings()
         self.in_flight = self._bookings.in_flight
         self._writer = None
@@ -90,7 +92,7 @@ class PrefixCache:
                 write_hits=write_hits,
             )
         # each tier makes room with the help of the one below it
-        self.host_allocator = HostAllocator(tree, pools, self.counters, self._writer)
+        self.host_allocator = HostAllocator(tree, pools, self.counters, self.arrivals, self._writer)
         self._back_ups = BackUps(
             tree,
             self.host_allocator,
@@ -100,12 +102,15 @@ class PrefixCache:
             hits=2 if write_policy is WritePolicy.write_through_selective else 1,
         )
         write_back = self._back_ups if write_policy is WritePolicy.write_back else None
-        self.device_allocator = DeviceAllocator(tree, pools, self.counters, write_back)
+        self.device_allocator = DeviceAllocator(
+            tree, pools, self.counters, self.arrivals, write_back
+        )
         self._load_backs = LoadBacks(
             tree,
             self.device_allocator,
             self._bookings,
             self.counters,
+            self.arrivals,
             page_bytes=page_bytes,
             threshold=load_back_threshold,
         )
@@ -310,15 +315,29 @@ class PrefixCache:
     # -- what prefetch has brought -----------------------------------------------------------------
 
     def insert_host(
-        self, anchor: Node, sequence: Sequence, pages: tuple[PageIds, PageIds, PageIds]
+        self,
+        anchor: Node,
+        sequence: Sequence,
+        pages: tuple[PageIds, PageIds, PageIds],
+        *,
+        is_restorable: bool,
     ) -> int:
-        """Publish staged pages below `anchor`; returns how many full pages were there already."""
+        """Publish staged pages below `anchor`; returns how many full pages were new.
+
+        `is_restorable`: all that their use takes has come with them.
+        """
         actions: list[FreePages] = []
         node = insert_host(self.tree, anchor, sequence, pages, actions)
         free(actions, self.pools)
         if self._writer is not None:
             self._writer.on_read(node.span(anchor.end), node, pages)
-        return sum(len(action.page_ids) for action in actions if action.kind == FULL)
+        full = set(pages[FULL])
+        for action in actions:
+            if action.kind == FULL:
+                full.difference_update(action.page_ids)
+        self.arrivals.count(len(pages[FULL]) - len(full), "duplicate")
+        self.arrivals.publish(full, is_restorable=is_restorable)
+        return len(full)
 
     # -- inside --------------------------------------------------------------------------------
 

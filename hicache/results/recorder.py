@@ -61,6 +61,8 @@ class Recorder:
                 engine.catch_up(moment)
             if moment == self._warm_ns:
                 self._uncounted = self._all_counters()
+                # what the warm-up has read and nobody has used yet has its fate afterwards
+                self._uncounted["prefetch/read_pages"] -= sum(self._fates_now().values())
                 self._warm_ns = None
             if moment == self._next_row_ns:
                 self.now_ns = moment
@@ -73,8 +75,12 @@ class Recorder:
         self._close_row(self.now_ns)
 
     def totals(self) -> Counter[str]:
-        """All counters, less what they stood at when the warm-up ended."""
+        """All counters, less what they stood at when the warm-up ended.
+
+        Pages that have been read and not used count as if the run ended now.
+        """
         totals = self._all_counters()
+        totals.update(self._fates_now())
         totals.subtract(self._uncounted)
         return totals
 
@@ -114,6 +120,9 @@ class Recorder:
         for counters in self._counters:
             totals.update(counters)
         return totals
+
+    def _fates_now(self) -> Counter[str]:
+        return sum((engine.cache.arrivals.fates_now() for engine in self._engines), Counter())
 
     def _ended(
         self, req: RequestState, status: Status, reason: str, engine: int, now_ns: int

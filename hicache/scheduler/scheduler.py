@@ -277,7 +277,7 @@ class Scheduler:
                 self.counters["scheduler/hit_given_up_count"] += 1
                 return again
         if self.prefetcher is not None:
-            self.prefetcher.forget(req.request.id, used_pages=0)
+            self.prefetcher.forget(req.request.id)
         wanted = "pages" if decision.reason is Reason.prefill_oom else decision.reason
         return Reject(f"needs more {wanted} than the pools can give")
 
@@ -298,8 +298,7 @@ class Scheduler:
             self._prefill_out_of_memory(req)
             return Defer(Reason.prefill_oom)
         if self.prefetcher is not None:
-            used = acquired.storage_len // self._page
-            self.prefetcher.forget(req.request.id, used_pages=used)
+            self.prefetcher.forget(req.request.id)
         self._account(req, acquired, now_ns)
         self._admission.reserve(req, chunk_end, budget)
         self._add_extend(req, chunk_end, batch, budget)

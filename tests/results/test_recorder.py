@@ -10,6 +10,7 @@ import pytest
 
 from hicache.cache.pages import PageAllocator
 from hicache.cache.reasons.table import Span
+from hicache.cache.tree.arrivals import Arrivals
 from hicache.cache.tree.node import FULL, SWA
 from hicache.clock import SECOND_NS
 from hicache.request import Request, TokenSpans
@@ -41,8 +42,12 @@ class FakeEngine:
         self.caught_up: list[int] = []
         pools = [[PageAllocator(10), PageAllocator(0), PageAllocator(0)] for _ in range(2)]
         pools[0][FULL].allocate(used)
+        counters: Counter[str] = Counter()
         self.cache = SimpleNamespace(
-            counters=Counter(), tree=SimpleNamespace(kinds=[FULL, SWA]), pools=pools
+            counters=counters,
+            arrivals=Arrivals(counters),
+            tree=SimpleNamespace(kinds=[FULL, SWA]),
+            pools=pools,
         )
         self.scheduler = SimpleNamespace(waiting=[None] * waiting, running=[None] * running)
 
@@ -205,6 +210,27 @@ def test_counting_begins_when_the_warm_up_ends() -> None:
     score.recorder.at(8 * SECOND_NS)
     totals = score.recorder.totals()
     assert (totals["steps"], totals["reads"]) == (1, 4)
+
+
+def test_a_page_read_in_the_warm_up_counts_as_read_where_its_fate_falls() -> None:
+    score = Score(FakeEngine(), FakeEngine(), warm_up_s=3.0)
+    one, other = (engine.cache.arrivals for engine in score.engines)
+    one.publish([1, 2, 3], is_restorable=True)
+    other.publish([1, 2], is_restorable=False)
+    one.use([1])
+    other.count(9, "late")
+    score.recorder.at(3 * SECOND_NS)
+    one.use([2])
+    other.evict([1])
+    other.publish([3, 4, 5, 6], is_restorable=True)
+    score.recorder.at(8 * SECOND_NS)
+    totals = {key: count for key, count in score.recorder.totals().items() if count}
+    assert totals == {
+        "prefetch/read_pages": 8,
+        "prefetch/used_pages": 1,
+        "prefetch/not_restorable_pages": 2,
+        "prefetch/unused_at_end_pages": 5,
+    }
 
 
 def test_without_a_warm_up_everything_counts() -> None:

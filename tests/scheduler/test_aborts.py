@@ -261,7 +261,8 @@ def test_a_wait_for_storage_ends_with_the_abort() -> None:
     assert end_ns == req.storage_wait_ns == 7_000_000
     assert world.counters["prefetch/aborted_count"] == 1
     assert world.counters["prefetch/discarded_aborted_pages"] == 0  # the reader has them still
-    assert world.counters["prefetch/discarded_unread_pages"] == 12
+    assert world.counters["prefetch/late_pages"] == 2
+    assert world.counters["prefetch/discarded_unread_pages"] == 10
 
 
 def test_an_abort_of_nobody_changes_nothing() -> None:

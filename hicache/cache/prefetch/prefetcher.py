@@ -29,7 +29,8 @@ WANTS = {"waits": FLAG, "uses_clock": FLAG, "may_stop": FLAG, "deadline_ns": MOM
 class Prefetcher:
     """Starts, judges and settles the prefetches of one engine.
 
-    Every page it stages ends as used, unused or discarded for a reason (`counters`).
+    Every page it stages is read, or discarded for a reason (`counters`); `cache.arrivals` says what
+    becomes of those that are read.
     """
 
     def __init__(self, cache: PrefixCache, config: PrefetchConfig, host_tokens: int | None) -> None:
@@ -192,16 +193,11 @@ class Prefetcher:
                 self._end(prefetch, "aborted")
             else:
                 self._stop(prefetch)
-        self.forget(request_id, used_pages=0)
+        self.forget(request_id)
 
-    def forget(self, request_id: int, *, used_pages: int) -> None:
-        """The request has started (or never will): its published pages were used, or not."""
-        prefetch = self.active.pop(request_id, None)
-        if prefetch is None:
-            return
-        used = min(used_pages, prefetch.published_pages)
-        self.counters["prefetch/used_pages"] += used
-        self.counters["prefetch/unused_pages"] += prefetch.published_pages - used
+    def forget(self, request_id: int) -> None:
+        """The request has started, or never will."""
+        self.active.pop(request_id, None)
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -318,11 +314,12 @@ class Prefetcher:
         full, swa, state = prefetch.staged
         if completed and keeps:
             kept_swa, kept_state = (swa, state) if is_whole else (NO_PAGES, NO_PAGES)
-            already = self.cache.insert_host(
-                prefetch.anchor, prefetch.sequence, (full[:completed], kept_swa, kept_state)
+            prefetch.published_pages = self.cache.insert_host(
+                prefetch.anchor,
+                prefetch.sequence,
+                (full[:completed], kept_swa, kept_state),
+                is_restorable=is_whole or not prefetch.has_sidecars,
             )
-            prefetch.published_pages = completed - already
-            self.counters["prefetch/discarded_duplicate_pages"] += already
             prefetch.staged = [
                 full[completed:],
                 NO_PAGES if is_whole else swa,
@@ -330,7 +327,7 @@ class Prefetcher:
             ]
         elif completed:
             self.cache.host_allocator.free(FULL, full[:completed])
-            self.counters["prefetch/discarded_incomplete_pages"] += completed
+            self.cache.arrivals.count(completed, "not_restorable")
             prefetch.staged[FULL] = full[completed:]
         self._settle(prefetch)
 
@@ -341,7 +338,9 @@ class Prefetcher:
     def _end(self, prefetch: Prefetch, reason: str) -> None:
         # nobody reads any more: what is still staged goes back
         prefetch.phase = Phase.ended
-        self.counters[f"prefetch/discarded_{reason}_pages"] += len(prefetch.staged[FULL])
+        late = prefetch.completed_pages - prefetch.taken_pages
+        self.cache.arrivals.count(late, "late")
+        self.counters[f"prefetch/discarded_{reason}_pages"] += len(prefetch.staged[FULL]) - late
         for kind in KINDS:
             self.cache.host_allocator.free(kind, prefetch.staged[kind])
             prefetch.staged[kind] = NO_PAGES

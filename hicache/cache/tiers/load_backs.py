@@ -6,6 +6,7 @@ from itertools import pairwise
 from hicache.cache.pages import NO_PAGES, PageIds, joined
 from hicache.cache.tiers.device_allocator import DeviceAllocator
 from hicache.cache.tiers.transfer import Bookings, LoadBack, Move, bytes_of
+from hicache.cache.tree.arrivals import Arrivals
 from hicache.cache.tree.match import MatchResult
 from hicache.cache.tree.node import DEVICE, FULL, HOST, KINDS, MAMBA, SWA, Node
 from hicache.cache.tree.radix_tree import RadixTree
@@ -20,6 +21,7 @@ class LoadBacks:
         allocator: DeviceAllocator,
         bookings: Bookings,
         counters: Counter[str],
+        arrivals: Arrivals,
         *,
         page_bytes: tuple[int, int, int],
         threshold: int,
@@ -29,6 +31,7 @@ class LoadBacks:
         self._allocator = allocator
         self._bookings = bookings
         self._counters = counters
+        self._arrivals = arrivals
         self._page_bytes = page_bytes
         self._threshold = threshold
 
@@ -67,6 +70,8 @@ class LoadBacks:
                 sources.append(held)
                 tree.residency.put(each, DEVICE, kind, part)
             moves.append(Move(kind, joined(sources), taken[kind]))
+            if kind == FULL:
+                self._arrivals.use(moves[-1].sources)
         counts = (len(taken[FULL]), len(taken[SWA]), len(taken[MAMBA]))
         load_back = LoadBack(
             moves=moves,

@@ -77,7 +77,7 @@ class PrefixCache:
         self.write_policy = write_policy
         self.counters: Counter[str] = Counter()
         self.arrivals = Arrivals(self.counters)
-        self._bookings = Bookings()
+        self._bookings = Bookings(page_bytes)
         self.in_flight = self._bookings.in_flight
         self._writer = None
         if storage_queue_bytes is not None:
@@ -85,7 +85,6 @@ class PrefixCache:
                 tree,
                 self._bookings,
                 self.counters,
-                page_bytes=page_bytes,
                 queue_bytes=storage_queue_bytes,
                 tiering=tiering,
                 when=storage_writes,
@@ -98,7 +97,6 @@ class PrefixCache:
             self.host_allocator,
             self._bookings,
             self.counters,
-            page_bytes=page_bytes,
             hits=2 if write_policy is WritePolicy.write_through_selective else 1,
         )
         write_back = self._back_ups if write_policy is WritePolicy.write_back else None
@@ -111,7 +109,6 @@ class PrefixCache:
             self._bookings,
             self.counters,
             self.arrivals,
-            page_bytes=page_bytes,
             threshold=load_back_threshold,
         )
 

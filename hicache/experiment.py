@@ -63,6 +63,7 @@ def run(
         num_requests=len(workload.requests),
         interval_s=config.tracker.interval_s,
         warm_up_s=config.workload.warm_up_s,
+        is_timed=config.workload.is_timed,
         progress=progress,
         counters=[runtime.counters],
         timeline=timeline,

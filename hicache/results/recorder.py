@@ -27,17 +27,20 @@ class Recorder:
         num_requests: int,
         interval_s: float,
         warm_up_s: float,
+        is_timed: bool,
         progress: Callable[[Progress], None] | None,
         counters: Iterable[Counter[str]] = (),
         timeline: Timeline | None = None,
     ) -> None:
-        """`counters`: those to be summed up besides the engines' own. `timeline`: told of every
-        request that has ended."""
+        """`is_timed`: a request belongs to the warm-up by when it should come, not by when others
+        let it. `counters`: those to be summed up besides the engines' own. `timeline`: told of
+        every request that has ended."""
         self.records: list[RequestRecord] = []
         self._engines = engines
         self._num_requests = num_requests
         self._interval_ns = round(interval_s * SECOND_NS)
         self._warm_up_ns = round(warm_up_s * SECOND_NS)
+        self._is_timed = is_timed
         self._warm_ns: int | None = self._warm_up_ns or None  # when counting begins, if it has not
         self._progress = progress
         self._next_row_ns = self._interval_ns
@@ -138,6 +141,7 @@ class Recorder:
         known_ns = (req.own_ns, req.shared_ns, req.fence_ns)
         parts_ns = zip(PREFILL_CAUSES, (*known_ns, prefill_ns - sum(known_ns)), strict=True)
         self._record(
+            request,
             RequestRecord(
                 id=request.id,
                 session_id=request.session_id,
@@ -168,13 +172,14 @@ class Recorder:
                 prefill_for_ns={cause: ns for cause, ns in parts_ns if ns},
                 retractions=req.retractions,
                 num_steps=req.num_steps,
-            )
+            ),
         )
 
     def _never_ran(
         self, request: Request, status: Status, reason: str, engine: int, arrival_ns: int
     ) -> None:
         self._record(
+            request,
             RequestRecord(
                 id=request.id,
                 session_id=request.session_id,
@@ -184,12 +189,13 @@ class Recorder:
                 arrival_ns=arrival_ns,
                 prompt_len=request.prompt_len,
                 output_len=0,
-            )
+            ),
         )
 
-    def _record(self, record: RequestRecord) -> None:
+    def _record(self, request: Request, record: RequestRecord) -> None:
         check(record)
-        if record.arrival_ns >= self._warm_up_ns:
+        came_ns = request.arrival_ns if self._is_timed else record.arrival_ns
+        if came_ns >= self._warm_up_ns:
             self.records.append(record)
         self._num_done += 1
         if self._progress is not None and self._num_done % PROGRESS_EVERY == 0:

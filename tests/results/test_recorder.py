@@ -58,7 +58,13 @@ class FakeEngine:
 class Score:
     """A recorder over fake engines, and what it told of its progress."""
 
-    def __init__(self, *engines: FakeEngine, warm_up_s: float = 0.0, **extra: Any) -> None:
+    def __init__(
+        self,
+        *engines: FakeEngine,
+        warm_up_s: float = 0.0,
+        is_timed: bool = False,
+        **extra: Any,
+    ) -> None:
         self.engines = engines or (FakeEngine(),)
         self.told: list[Progress] = []
         self.requests = [request(number) for number in range(250)]
@@ -68,6 +74,7 @@ class Score:
             num_requests=252,
             interval_s=2.0,
             warm_up_s=warm_up_s,
+            is_timed=is_timed,
             progress=self.told.append,
             **extra,
         )
@@ -197,6 +204,13 @@ def test_requests_of_the_warm_up_have_no_record() -> None:
             first_token_ns=submitted_ns + 1600,
         )
     assert [record.arrival_ns for record in score.recorder.records] == [SECOND_NS]
+
+
+def test_who_should_have_come_in_the_warm_up_is_of_it_however_late_it_is() -> None:
+    score = Score(warm_up_s=1.0, is_timed=True)
+    late = {"submitted_ns": 2 * SECOND_NS, "admitted_ns": 2 * SECOND_NS + 600}
+    score.finish(1, at_ns=3 * SECOND_NS, first_token_ns=2 * SECOND_NS + 1600, **late)
+    assert score.recorder.records == []
 
 
 def test_counting_begins_when_the_warm_up_ends() -> None:

@@ -38,7 +38,7 @@ EXPLAINED = {
         ("model=gemma3_27b", *TIGHT, "parallel.ranks=2"),
         ("model=llama3_8b", *TIGHT, "storage.faults.error_rate=0.3", "storage.faults.delay_ms=1"),
         ("model=llama3_8b", *TIGHT, "storage.tiering=exclusive", "storage.write=on_host_eviction"),
-        ("executor=torch", "model=tiny_hybrid", "workload=agents", "executor.verify=true"),
+        ("executor=torch", "model=tiny_hybrid", "workload.limit=10", "executor.verify=true", "workload=agents"),
     ],
     ids=" ".join,
 )

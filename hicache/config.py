@@ -245,6 +245,9 @@ class WorkloadConfig:
     stagger_s: float = knob(0.0, least=0, only="workload.arrivals=closed")
     think_cap_s: float = knob(600.0, least=0)  # longer think times are cut to this
     warm_up_s: float = knob(0.0, least=0)  # requests that arrive earlier are served and not counted
+    # the workload in so many disjoint parts, each warmed up by what came before it; none: all of it
+    windows: int | None = knob(None, least=1)
+    window: int = knob(0, least=0)  # which of the windows is replayed
     start: StartState = StartState.cold
     abort_share: float = share(0.0)  # of the requests, whose users give up
     patience_s: float = knob(10.0, above=0)  # mean time after which they do
@@ -269,6 +272,16 @@ class WorkloadConfig:
 
     def __post_init__(self) -> None:
         check_limits("workload", self)
+        if self.window >= (self.windows or 1):
+            raise ValueError(
+                f"workload.window must be less than workload.windows ({self.windows}), got "
+                f"{self.window}"
+            )
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether requests come at times of their own, and not because others were answered."""
+        return self.arrivals is not Arrivals.closed and self.kind != "multi_turn"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

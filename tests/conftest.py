@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from hicache.cache.tree.arrivals import FATES
 from hicache.clock import SECOND_NS
 from hicache.config import WorkloadConfig
 from hicache.request import Request
@@ -100,8 +101,11 @@ def make_record() -> Callable[..., RequestRecord]:
 
 @pytest.fixture
 def measures() -> dict[str, float]:
-    """All that an engine must count, each another number."""
-    return {key: index / 100 for index, key in enumerate(REQUIRED_MEASURES)}
+    """All that an engine must count, each another number; the fates of pages add up."""
+    numbers = {key: float(index) for index, key in enumerate(REQUIRED_MEASURES)}
+    return numbers | {
+        "prefetch/read_pages": sum(numbers[f"prefetch/{fate}_pages"] for fate in FATES)
+    }
 
 
 @pytest.fixture

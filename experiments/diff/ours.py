@@ -114,7 +114,7 @@ class OurSide:
         self._settle()
         self._extend(sequence, prompt_len)
         if self._prefetcher is not None:
-            self._prefetcher.forget(number, used_pages=0)
+            self._prefetcher.forget(number)
         self._publish_prompt(sequence, match, prompt_len)
         self._settle()
         self._running[number] = _Running(sequence, prompt_len, len(tokens) - 1)

@@ -11,8 +11,6 @@ DISCARDED = (
     "no_room",
     "terminated",
     "unread",
-    "incomplete",
-    "duplicate",
     "short",
     "aborted",
 )

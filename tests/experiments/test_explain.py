@@ -59,11 +59,11 @@ def test_a_stored_configuration_is_read_back_as_it_was(run_dir: Path) -> None:
 
 
 def test_the_pieces_of_a_wait_are_those_that_the_run_has_measured(again: Rerun) -> None:
-    steps = Steps(again.chronicle, 0)
+    steps = Steps(again.timeline, 0)
     for record in again.records.values():
         if record.status is not Status.finished:
             continue
-        life, turns = again.chronicle.lives[record.id], again.chronicle.turns[0]
+        life, turns = again.timeline.lives[record.id], again.timeline.turns[0]
         segments = segments_of(record, life, turns, steps)
         at_ns = record.arrival_ns
         for segment in segments:
@@ -80,7 +80,7 @@ def test_the_pieces_of_a_wait_are_those_that_the_run_has_measured(again: Rerun) 
 def test_a_trace_is_what_its_format_wants(trace: dict[str, Any], again: Rerun) -> None:
     check_trace(trace)
     tracks = [each for each in trace["traceEvents"] if each["name"] == "thread_name"]
-    assert len(tracks) == 1 + len(again.chronicle.lives)
+    assert len(tracks) == 1 + len(again.timeline.lives)
 
 
 def test_the_spans_of_a_trace_add_up_to_the_summary(trace: dict[str, Any], again: Rerun) -> None:

@@ -1,5 +1,7 @@
 """The study of copy paths: its runs, and the conclusions it draws from them."""
 
+from dataclasses import replace
+
 import pytest
 
 from experiments.launch.schema import config_of
@@ -54,8 +56,8 @@ def test_without_a_host_tier_nothing_is_loaded_back():
 
 
 def test_goodput_is_a_rate_of_the_crowd_and_is_told_as_a_bound_where_all_of_it_is_served():
-    easy = AGENTS._replace(objective=AGENTS.objective.__class__(ttft_s=99, tpot_s=9, share=0.9))
-    hard = AGENTS._replace(objective=AGENTS.objective.__class__(ttft_s=0, tpot_s=0, share=0.9))
+    easy = AGENTS._replace(objective=replace(AGENTS.objective, ttft_s=99, tpot_s=9))
+    hard = AGENTS._replace(objective=replace(AGENTS.objective, ttft_s=1e-9, tpot_s=1e-9))
     few, many, none = (
         study.measure(SHARED, each, "copy_ours", 0, seeks_goodput=True)
         for each in (easy._replace(crowd=1), easy, hard)

@@ -118,7 +118,7 @@ def run(options: argparse.Namespace) -> int:
     unit_bytes = bytes_of(model, options.components)
     requests = chosen(options.workload, options.requests, pools.max_len)
     launches = prepare(engine, options.base, _say), prepare(engine, options.head, _say)
-    settings = {"core": options.core}
+    settings = {"core": options.core, "compat": engine.compat}
     sides = settings, settings | ({"eviction": options.eviction} if options.eviction else {})
     out = options.out or Path("outputs") / "diff" / f"{datetime.now():%Y-%m-%d_%H-%M-%S_%f}"
     out.mkdir(parents=True, exist_ok=True)

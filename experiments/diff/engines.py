@@ -40,7 +40,7 @@ class Engine:
         sources: where in a checkout the package lies.
         python_only: nothing that a release compiles is unpacked.
         has_storage: whether there is a tier below the host.
-        ours: the `open_side` of ours, with what this engine's scheduler does around its cache.
+        compat: the preset in `conf/compat` with which ours decides like it.
     """
 
     package: str
@@ -50,7 +50,7 @@ class Engine:
     sources: tuple[str, ...] = ("", "python", "src")
     python_only: bool = False
     has_storage: bool = True
-    ours: str = "experiments.diff.ours"
+    compat: str = "sglang_0_5_23"
 
 
 # what SGLang's cache and scheduler import, found by trying
@@ -72,17 +72,8 @@ VLLM = (
     *("aiohttp", "blake3", "cachetools", "cbor2", "cloudpickle", "diskcache", "einops", "fastapi"),
     *("filelock", "gguf", "jinja2", "llguidance", "msgspec", "numpy", "partial-json-parser"),
     *("pillow", "prometheus-client", "psutil", "py-cpuinfo", "pybase64", "pydantic", "pyyaml"),
-    "uvloop",
-    *(
-        "pyzmq",
-        "regex",
-        "requests",
-        "sentencepiece",
-        "setproctitle",
-        "setuptools",
-        "tiktoken",
-        "tqdm",
-    ),
+    *("pyzmq", "regex", "requests", "sentencepiece", "setproctitle", "setuptools", "tiktoken"),
+    *("tqdm", "uvloop"),
 )
 
 ENGINES = {
@@ -99,6 +90,7 @@ ENGINES = {
         alone=("xgrammar==0.2.8",),
         python_only=True,
         has_storage=False,
+        compat="vllm_0_33",
     ),
 }
 
@@ -120,7 +112,7 @@ def prepare(engine: Engine, spec: str, say: Callable[[str], None]) -> Launch:
         SideError: it cannot be had.
     """
     if spec == OURS:
-        return Launch(name=OURS, interpreter=sys.executable, module=engine.ours)
+        return Launch(name=OURS, interpreter=sys.executable, module="experiments.diff.ours")
     cache = user_cache_path(OURS) / "diff" / engine.package
     files, name = _files(engine, spec, cache, say)
     shared = _shared(engine, cache, say)

@@ -247,7 +247,8 @@ class PrefixCache:
     def publish(self, sequence: Sequence, num_pages: int, *, is_answer: bool = False) -> None:
         """Put the sequence's pages `[tree_pages, num_pages)` and its states into the tree.
 
-        The sequence goes on reading them, under a lock that has moved to their end.
+        The sequence goes on reading them, under a lock that has moved to their end. `is_answer`:
+        the prompt has been published before.
         """
         tree = self.tree
         lock = sequence.lock
@@ -276,9 +277,9 @@ class PrefixCache:
         ):
             self._back_ups.save_path(node)
 
-    def finish(self, sequence: Sequence, num_pages: int) -> None:
+    def finish(self, sequence: Sequence, num_pages: int, *, is_answer: bool = True) -> None:
         """Publish the first `num_pages` and give everything else back."""
-        self.publish(sequence, num_pages, is_answer=True)
+        self.publish(sequence, num_pages, is_answer=is_answer)
         self.abandon(sequence)
 
     def abandon(self, sequence: Sequence) -> None:

@@ -74,7 +74,7 @@ def test_one_that_was_touched_goes_later() -> None:
 )
 @pytest.mark.parametrize("tier", [DEVICE, HOST])
 def test_a_leaf_goes_whole_or_loses_the_pages_that_are_missing(
-    tier: int, trims_leaves: bool, left: list[tuple[int, int]]
+    tier: int, *, trims_leaves: bool, left: list[tuple[int, int]]
 ) -> None:
     host = (8, 0, 0) if tier == HOST else (0, 0, 0)
     cache = make_cache(device=(8, 0, 0), host=host, trims_leaves=trims_leaves)
@@ -106,7 +106,7 @@ def test_the_pages_that_are_left_of_a_leaf_go_before_a_leaf_that_was_used_later(
 
 @pytest.mark.parametrize(("backs_up_answers", "copied"), [(True, 4), (False, 2)])
 def test_an_answer_is_copied_to_the_host_if_it_is_to_be(
-    backs_up_answers: bool, copied: int
+    *, backs_up_answers: bool, copied: int
 ) -> None:
     cache = make_cache(device=(8, 0, 0), host=(8, 0, 0), backs_up_answers=backs_up_answers)
     sequence = Sequence(tokens_of(16))

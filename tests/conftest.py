@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from hicache.clock import SECOND_NS
+from hicache.compiled import is_compiled
 from hicache.results.metrics import REQUIRED_MEASURES, RequestRecord, Row, Status
 
 HAS_GPU = shutil.which("nvidia-smi") is not None
@@ -14,11 +15,17 @@ if not HAS_GPU:
 # read when torch is imported: tensors of tests are small, and its threads would only wait actively
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# their stand-ins are made as they are imported
+STAND_INS = ["executor/test_torch_plane.py", "scheduler/test_admission_terms.py"]
+collect_ignore = STAND_INS if is_compiled() else []
+
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what this machine cannot run, and long tests unless `-m` names them."""
     asked = config.getoption("markexpr")
     unwanted = {mark for mark in ("soak",) if mark not in asked}
+    if is_compiled():
+        unwanted.add("plain")
     if not HAS_GPU:
         unwanted.add("gpu")
     left_out = [item for item in items if any(item.get_closest_marker(m) for m in unwanted)]

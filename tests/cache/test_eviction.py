@@ -4,8 +4,9 @@ from collections import Counter
 
 import pytest
 
-from hicache.cache.tree.eviction import POLICIES, Random, VictimQueue
+from hicache.cache.tree.eviction import POLICIES, Random
 from hicache.cache.tree.node import Node
+from hicache.cache.tree.victims import VictimQueue
 from tests.cache.small import make_cache, run_request, tokens_of
 
 

@@ -245,6 +245,9 @@ class WorkloadConfig:
     stagger_s: float = knob(0.0, least=0, only="workload.arrivals=closed")
     think_cap_s: float = knob(600.0, least=0)  # longer think times are cut to this
     warm_up_s: float = knob(0.0, least=0)  # requests that arrive earlier are served and not counted
+    # the workload in so many disjoint parts, each warmed up by what came before it; none: all of it
+    windows: int | None = knob(None, least=1)
+    window: int = knob(0, least=0)  # which of the windows is replayed
     start: StartState = StartState.cold
     abort_share: float = share(0.0)  # of the requests, whose users give up
     patience_s: float = knob(10.0, above=0)  # mean time after which they do
@@ -269,6 +272,16 @@ class WorkloadConfig:
 
     def __post_init__(self) -> None:
         check_limits("workload", self)
+        if self.window >= (self.windows or 1):
+            raise ValueError(
+                f"workload.window must be less than workload.windows ({self.windows}), got "
+                f"{self.window}"
+            )
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether requests come at times of their own, and not because others were answered."""
+        return self.arrivals is not Arrivals.closed and self.kind != "multi_turn"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -527,6 +540,20 @@ class TrackerConfig:
         check_limits("tracker", self)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GoodputConfig:
+    """The rate up to which requests are served in time, sought by replays beside the run."""
+
+    num_rates: int = knob(0, least=0)  # at which the workload is replayed; 0: it is not sought
+    times: float = knob(1.0, above=0)  # the highest of them, in rates of the workload itself
+    ttft_s: float = knob(2.0, above=0)  # a request is in time with its first token by then
+    tpot_s: float = knob(0.05, above=0)  # and so long on the mean for each one after it
+    share: float = knob(0.9, above=0, most=1, least=0)  # of the requests that are to be in time
+
+    def __post_init__(self) -> None:
+        check_limits("goodput", self)
+
+
 METRICS = (
     "cache/token_hit_rate",
     "request/ttft_s_mean",
@@ -555,6 +582,7 @@ class ExperimentConfig:
     executor: ExecutorConfig = field(default_factory=ExecutorConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
+    goodput: GoodputConfig = field(default_factory=GoodputConfig)
 
     def __post_init__(self) -> None:
         check_name(self.name)

@@ -43,9 +43,10 @@ class Request:
     """One prompt and the answer the trace recorded for it.
 
     `output` holds the ids of the answer: a replay knows them beforehand, and publishes them in the
-    cache as they are decoded. `arrival_ns` is the time in the trace; under causal and closed
-    arrivals a request with a `parent_id` waits for that request's answer (and, when closed, for
-    `think_ns` more).
+    cache as they are decoded. `session_id` is made of the session's first request, and so the same
+    under every seed; ids are in order of arrival. `arrival_ns` is the time in the trace; under
+    causal and closed arrivals a request with a `parent_id` waits for that request's answer (and,
+    when closed, for `think_ns` more).
     """
 
     id: int

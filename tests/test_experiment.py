@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import pytest
 
 from experiments.launch import schema
-from hicache import experiment
 from hicache.cache import invariants
 from hicache.cache.named import PolicyError
 from hicache.cache.pages import Pools
@@ -30,6 +29,7 @@ from hicache.config import (
     PrefetchConfig,
     SchedulerConfig,
 )
+from hicache.engine.build import queue_bytes
 from hicache.experiment import run
 from hicache.models import GIB
 from hicache.results.metrics import Progress, Result, Row, Status, summarize
@@ -288,9 +288,10 @@ class Middle:
 def test_what_the_scheduler_decides_may_be_a_class_of_ones_own(
     knob: str, name: str, rest: str
 ) -> None:
-    overrides = [*rest.split(), "engine.check_invariants=true", "workload.limit=25"]
-    own = run(config_of(*overrides, f"{knob}=tests.test_experiment:{name}"))
-    assert len(own.records) == 25
+    overrides = [*rest.split(), "workload.limit=12"]
+    checked = (*overrides, "engine.check_invariants=true")
+    own = run(config_of(*checked, f"{knob}=tests.test_experiment:{name}"))
+    assert len(own.records) == 12
     defaults = [each for each in overrides if "_args" not in each]
     assert summary_of(own) != summary_of(run(config_of(*defaults)))
 
@@ -316,7 +317,7 @@ def test_what_pools_give_and_take_is_traced_where_ranks_are_compared(
         asked.append(is_traced)
         return make_pools(*told, is_traced=is_traced)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("hicache.experiment.make_pools", watched)
+    monkeypatch.setattr("hicache.engine.build.make_pools", watched)
     run(config_of("model=tiny_hybrid", "workload.limit=2", f"parallel.ranks={ranks}"))
     assert asked == [ranks > 1] * ranks
 
@@ -467,8 +468,8 @@ def test_a_workload_that_is_too_long_for_the_model_is_told_before_its_numbers() 
 
 def test_writes_may_pin_half_of_the_host_unless_told_otherwise() -> None:
     config = config_of("cache.host_gib=6")
-    assert experiment._queue_bytes(config) == 3 * GIB
-    assert experiment._queue_bytes(config_of("storage.write_queue_gib=0")) == 0
+    assert queue_bytes(config) == 3 * GIB
+    assert queue_bytes(config_of("storage.write_queue_gib=0")) == 0
 
 
 @pytest.mark.parametrize("asked", [0.003, 0.01])

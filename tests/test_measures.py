@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from experiments.launch.schema import config_of
+from hicache import experiment
 from hicache.clock import SECOND_NS
 from hicache.executor.simulated.cost import CostModel
 from hicache.experiment import _workload
 from hicache.models import ComponentKind
 from hicache.request import Request
-from hicache.results.metrics import Result
+from hicache.results.metrics import Result, summarize
 from hicache.workload.build import Workload, load_workload, repeat_sessions, sample_sessions
 from tests.validity import runs
 
@@ -160,3 +161,17 @@ def test_several_engines_share_the_load() -> None:
     assert shared.measures["load/rho_gpu"] == pytest.approx(alone.measures["load/rho_gpu"] / 2)
     assert [record.engine for record in shared.records] == [0, 1]
     assert np.isclose(shared.measures["gpu/busy_s"], alone.measures["gpu/busy_s"])
+
+
+@pytest.mark.parametrize("stop", ["best_effort", "timeout"])
+def test_the_pages_read_are_the_bytes_read_and_their_fates_add_up(stop: str) -> None:
+    more = ("model=llama3_8b", f"prefetch.stop={stop}", "storage.read_gbps=2", "cache.host_gib=8")
+    result = experiment.run(
+        config_of("workload.limit=60", "workload.start=warm_storage", "workload=builtin", *more)
+    )
+    summary = summarize(result.records, result.measures)
+    page_bytes = config_of(*more).model.page_bytes(ComponentKind.full, 64)
+    read = summary["prefetch/read_pages"]
+    assert read * page_bytes == summary["transfer/storage_read_bytes"] > 0
+    assert summary["prefetch/useful_share"] == pytest.approx(summary["prefetch/used_pages"] / read)
+    assert 0 < summary["prefetch/used_pages"] < read

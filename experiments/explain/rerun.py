@@ -11,8 +11,8 @@ from experiments.launch.job import CONFIG_FILE, SUMMARY_FILE
 from experiments.launch.schema import stored_config
 from hicache import experiment
 from hicache.config import ExperimentConfig
-from hicache.results.chronicle import Chronicle
 from hicache.results.metrics import RequestRecord, summarize
+from hicache.results.timeline import Timeline
 
 ASKED = ("computed", "recomputed")
 
@@ -24,7 +24,7 @@ class Rerun:
     config: ExperimentConfig
     records: dict[int, RequestRecord]
     summary: dict[str, float | int]
-    chronicle: Chronicle
+    timeline: Timeline
     differences: tuple[str, ...]
 
 
@@ -41,17 +41,17 @@ def rerun(run_dir: Path) -> Rerun:
             f"only a simulated replay comes out the same again, and {run_dir} has "
             f"executor.kind={config.executor.kind} and program={config.program}"
         )
-    chronicle = Chronicle()
+    timeline = Timeline()
     # one step at a time the result is the same, and every step is seen
     watched = replace(config, engine=replace(config.engine, jump=False, explain=True))
-    result = experiment.run(watched, chronicle=chronicle)
+    result = experiment.run(watched, timeline=timeline)
     summary = summarize(result.records, result.measures)
     stored = json.loads((run_dir / SUMMARY_FILE).read_text())
     return Rerun(
         config=config,
         records={record.id: record for record in result.records},
         summary=summary,
-        chronicle=chronicle,
+        timeline=timeline,
         differences=tuple(
             key
             for key in stored

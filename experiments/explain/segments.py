@@ -4,8 +4,8 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from hicache.results.chronicle import Chronicle, Life, Step
 from hicache.results.metrics import RequestRecord
+from hicache.results.timeline import Life, Step, Timeline
 from hicache.scheduler.queue_waits import Turn
 
 
@@ -30,8 +30,8 @@ class Segment(NamedTuple):
 class Steps:
     """The steps of one engine, to be asked for by time and by request."""
 
-    def __init__(self, chronicle: Chronicle, engine: int) -> None:
-        self._steps = [step for step in chronicle.steps if step.engine == engine]
+    def __init__(self, timeline: Timeline, engine: int) -> None:
+        self._steps = [step for step in timeline.steps if step.engine == engine]
         self._ends = [step.end_ns for step in self._steps]
         self._extending: dict[int, list[Step]] = {}
         for step in self._steps:
@@ -86,6 +86,6 @@ def _queued(turns: Sequence[Turn], start_ns: int, end_ns: int) -> Iterator[Segme
     while start_ns < end_ns:
         next_ns = turns[place + 1].at_ns if place + 1 < len(turns) else end_ns
         turn = turns[place]
-        yield Segment("queue", turn.cause, start_ns, min(next_ns, end_ns), turn.first)
+        yield Segment("queue", turn.lacks.cause, start_ns, min(next_ns, end_ns), turn.lacks.first)
         start_ns = min(next_ns, end_ns)
         place += 1

@@ -9,8 +9,8 @@ from experiments.explain.segments import Segment, Steps, segments_of
 from hicache.cache.prefetch.prefetch import Phase, Prefetch
 from hicache.cache.reasons.table import REASONS, Span
 from hicache.cache.tree.node import FULL, MAMBA
-from hicache.results.chronicle import Life
 from hicache.results.metrics import RequestRecord, Status
+from hicache.results.timeline import Life
 from hicache.scheduler.queue_waits import CAUSES
 
 MOST_NAMED = 3  # others that are called by their numbers
@@ -28,18 +28,18 @@ class Storyteller:
     def __init__(self, run: Rerun) -> None:
         self._run = run
         self._page = run.config.cache.page_size
-        self._steps = {number: Steps(run.chronicle, number) for number in run.chronicle.turns}
+        self._steps = {number: Steps(run.timeline, number) for number in run.timeline.turns}
 
     def tell(self, record: RequestRecord) -> Iterator[str]:
         """One line after the other."""
         yield f"Request {record.id}, session {record.session_id}, engine {record.engine}"
-        life = self._run.chronicle.lives.get(record.id)
+        life = self._run.timeline.lives.get(record.id)
         if life is None:
             yield f"  {record.status.value}: {record.reason}"
             return
         yield f"  {_size(record)}"
         segments = segments_of(
-            record, life, self._run.chronicle.turns[record.engine], self._steps[record.engine]
+            record, life, self._run.timeline.turns[record.engine], self._steps[record.engine]
         )
         yield f"  {_headline(record, segments)}"
         yield ""
@@ -114,7 +114,7 @@ class Storyteller:
         if life.prefetch is not None and life.prefetch.read_ns is not None:
             began_ns = min(life.prefetch.read_ns[0], segment.end_ns)
         before: list[str] = []
-        for number, other in self._run.chronicle.lives.items():
+        for number, other in self._run.timeline.lives.items():
             read_ns = other.prefetch.read_ns if other.prefetch is not None else None
             if read_ns is None or number == record.id:
                 continue

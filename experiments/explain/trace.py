@@ -12,8 +12,8 @@ from typing import Any
 
 from experiments.explain.rerun import Rerun
 from experiments.explain.segments import Steps, segments_of
-from hicache.results.chronicle import Step, Transfer
 from hicache.results.metrics import RequestRecord
+from hicache.results.timeline import Step, Transfer
 
 Event = dict[str, Any]
 REQUESTS = 1  # the process of requests; engines follow
@@ -39,21 +39,21 @@ def write_trace(path: Path, run: Rerun) -> int:
 def events_of(run: Rerun) -> Iterator[Event]:
     """All of it: names of processes and tracks first."""
     yield _named("process", "requests", REQUESTS)
-    for engine in run.chronicle.turns:
+    for engine in run.timeline.turns:
         yield _named("process", f"engine {engine}", REQUESTS + 1 + engine)
         yield _named("thread", "forward passes", REQUESTS + 1 + engine, FORWARD)
-    steps = {engine: Steps(run.chronicle, engine) for engine in run.chronicle.turns}
+    steps = {engine: Steps(run.timeline, engine) for engine in run.timeline.turns}
     for record in run.records.values():
-        if record.id in run.chronicle.lives:
+        if record.id in run.timeline.lives:
             yield from _request(run, record, steps[record.engine])
-    yield from _forward_passes(run.chronicle.steps)
-    for number, transfer in enumerate(run.chronicle.transfers):
+    yield from _forward_passes(run.timeline.steps)
+    for number, transfer in enumerate(run.timeline.transfers):
         if transfer.end_ns is not None:
             yield from _transfer(transfer, transfer.end_ns, number)
 
 
 def _request(run: Rerun, record: RequestRecord, steps: Steps) -> Iterator[Event]:
-    life = run.chronicle.lives[record.id]
+    life = run.timeline.lives[record.id]
     track = record.id + 1
     assert record.finish_ns is not None
     yield _named("thread", f"request {record.id}", REQUESTS, track)
@@ -72,7 +72,7 @@ def _request(run: Rerun, record: RequestRecord, steps: Steps) -> Iterator[Event]
         storage_hit_tokens=record.storage_hit_len,
         computed_tokens=dict(record.computed_for),
     )
-    for segment in segments_of(record, life, run.chronicle.turns[record.engine], steps):
+    for segment in segments_of(record, life, run.timeline.turns[record.engine], steps):
         name = "held" if segment.cause == "held" else SPAN_NAMES[segment.part]
         yield _span(
             name.format(segment.cause),

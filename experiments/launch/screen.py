@@ -9,6 +9,7 @@ from rich.text import Text
 from experiments.launch.job import Outcome
 from experiments.tables.console import console, show_table
 from hicache.cache.reasons.table import REASONS
+from hicache.cache.tree.arrivals import FATES
 from hicache.results.metrics import TTFT_PARTS
 from hicache.results.verdict import CLEAN, in_short, loads, objections
 from hicache.scheduler.queue_waits import CAUSES
@@ -33,8 +34,6 @@ TIMES = (
     ("  load-back", "load_back"),
     ("  prefill", "prefill"),
 )
-# read, and then thrown away: of a hybrid prefetch that fell short, or already there
-READ_FOR_NOTHING = ("prefetch/discarded_incomplete_pages", "prefetch/discarded_duplicate_pages")
 assert [key for _, key in TIMES[1:]] == list(TTFT_PARTS)
 
 
@@ -146,7 +145,6 @@ def _times(summary: Mapping[str, float]) -> Table:
 
 
 def _lines(summary: Mapping[str, float]) -> Sequence[str]:
-    read_for_nothing = sum(summary.get(key, 0) for key in READ_FOR_NOTHING)
     lines = [
         f"computed   {_reasons(summary)}",
         f"queue      {_shares(summary, 'request/queue_{}_s_mean', CAUSES)}",
@@ -154,10 +152,9 @@ def _lines(summary: Mapping[str, float]) -> Sequence[str]:
         f"price      {summary['gpu/prefill_seconds_per_request']:.4g} GPU-seconds a request in "
         f"prefill, {summary['gpu/seconds_per_request']:.4g} with decode, "
         f"TPOT {seconds(summary['request/tpot_s_mean'])}",
-        f"prefetch   {summary['prefetch/staged_pages']:,} pages staged: "
-        f"{summary['prefetch/used_pages']:,} used, {summary['prefetch/unused_pages']:,} unused, "
-        f"{read_for_nothing:,} read for nothing, "
-        f"{summary['prefetch/discarded_pages'] - read_for_nothing:,} given back unread; "
+        f"prefetch   {summary['prefetch/read_pages']:,} pages read: "
+        f"{_shares(summary, 'prefetch/{}_pages', FATES)}; "
+        f"{summary['prefetch/discarded_pages']:,} given back unread, "
         f"{summary['prefetch/cut_tokens']:,} tokens cut, "
         f"{summary['prefetch/abandoned_count']:,} abandoned",
         f"transfer   load-back {size(summary['transfer/load_back_bytes'])}, back-up "

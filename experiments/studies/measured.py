@@ -162,16 +162,8 @@ def measured(*, storage_delay_s: float = 0.0) -> Iterator[Log]:
         return passed - began.setdefault(id(self), passed) + self._skipped
 
     def throttled(inside: Callable[..., Any]) -> Callable[..., Any]:
-        def slow(self: TorchIo, *arguments: Any) -> Any:
-            due = now(self) + int(storage_delay_s * SECOND_NS)
-            result = inside(self, *arguments)
-            # that clock is never faster than the wall's while a call is under way; to look more
-            # often would take the interpreter from the engine, and slow it down
-            while (left := due - now(self)) > 0:
-                time.sleep(max(left, POLL_NS) / SECOND_NS)
-            return result
-
-        return slow if storage_delay_s else inside
+        delay_ns = int(storage_delay_s * SECOND_NS)
+        return _throttled(inside, delay_ns, now) if delay_ns else inside
 
     with ExitStack() as stack:
         replacements = {
@@ -185,6 +177,21 @@ def measured(*, storage_delay_s: float = 0.0) -> Iterator[Log]:
             stack.enter_context(mock.patch.object(TorchIo, name, replacement))
         stack.enter_context(mock.patch.object(TorchExecutor, "forward", timed_forward))
         yield log
+
+
+def _throttled(
+    inside: Callable[..., Any], delay_ns: int, now: Callable[[TorchIo], int]
+) -> Callable[..., Any]:
+    def slow(self: TorchIo, *arguments: Any) -> Any:
+        due = now(self) + delay_ns
+        result = inside(self, *arguments)
+        # that clock is never faster than the wall's while a call is under way; to look more often
+        # would take the interpreter from the engine, and slow it down
+        while (left := due - now(self)) > 0:
+            time.sleep(max(left, POLL_NS) / SECOND_NS)
+        return result
+
+    return slow
 
 
 def _timed(inside: Callable[..., Any], calls: list[Call], keys_at: int) -> Callable[..., Any]:

@@ -79,16 +79,11 @@ def main() -> None:
     simulated_s = []
     for name, mean_s in zip(names, real_s, strict=True):
         config = composed([*options.overrides, *POLICIES[name]])
-        simulated_s.append(
-            fmean(
-                mean_ttft_s(
-                    judged(
-                        run_simulated(replace(config, seed=seed), fit, options.delay_ms), summaries
-                    )
-                )
-                for seed in options.seeds
-            )
-        )
+        results = [
+            run_simulated(replace(config, seed=seed), fit, options.delay_ms)
+            for seed in options.seeds
+        ]
+        simulated_s.append(fmean(mean_ttft_s(judged(each, summaries)) for each in results))
         slower = slowness(steps[name], fit, base)
         print(
             f"{name:28} {mean_s:.3f} s real  {simulated_s[-1]:.3f} s simulated, "

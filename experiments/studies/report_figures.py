@@ -55,7 +55,7 @@ QUESTIONS = {
         },
         metrics={
             "prefetch/abandoned_count": "prefetches given up",
-            "prefetch/used_pages": "prefetched pages that were used",
+            "prefetch/useful_share": "pages used ÷ pages read",
             "cache/token_hit_rate": "token hit rate",
             "request/ttft_s_mean": "mean TTFT, s",
         },
@@ -68,7 +68,7 @@ QUESTIONS = {
         arm_key="prefetch.await_sidecars",
         arms={False: "may stop (before)", True: "waits for its state (report 003)"},
         metrics={
-            "prefetch/discarded_incomplete_pages": "pages read and thrown away",
+            "prefetch/useful_share": "pages used ÷ pages read",
             "cache/token_hit_rate": "token hit rate",
             "request/storage_wait_s_mean": "mean wait for storage, s",
             "request/ttft_s_mean": "mean TTFT, s",
@@ -104,7 +104,7 @@ QUESTIONS = {
         },
         metrics={
             "agreement/illegal_lengths_count": "lengths some rank cannot restore",
-            "prefetch/discarded_incomplete_pages": "pages read and thrown away",
+            "prefetch/useful_share": "pages used ÷ pages read",
             "cache/token_hit_rate": "token hit rate",
             "request/storage_wait_s_mean": "mean wait for storage, s",
         },

@@ -1,9 +1,9 @@
 """Runs read back from their directories, and grouped by what was different about them.
 
-Runs that differ in nothing but their seed are one group: a metric of a group is the median
-over seeds, with the range beside it. Runs of other code, or of another trace under the same name,
-are no such group, and two that disagree under one seed are not two seeds: keys that nobody typed
-(`cache.eviction source`, say, and in the end `run`) then tell them apart.
+Runs that differ in nothing but their seed and window are one group: a metric of a group is the
+median over them, with the range beside it. Runs of other code, or of another trace under the same
+name, are no such group, and two that disagree under one seed and window are not two of them: keys
+that nobody typed (`cache.eviction source`, say, and in the end `run`) then tell them apart.
 """
 
 import json
@@ -16,9 +16,12 @@ from omegaconf import OmegaConf
 from experiments.tables import provenance
 from hicache.config import METRICS
 from hicache.results.verdict import is_overloaded
+from hicache.workload.build import GENERATORS
 
 Value = str | int | float | bool | None
-NOT_A_QUESTION = ("seed", "name", "data_dir", "metrics")  # keys that may differ inside a group
+WINDOW = "workload.window"
+# keys that may differ inside a group
+NOT_A_QUESTION = ("seed", WINDOW, "name", "data_dir", "metrics")
 COUNTS = ("_count", "_pages", "_tokens", "_bytes")  # of what never happened, there is none
 
 STANDS_FOR_ITS_GROUP = ("model.name", "hardware.name")
@@ -52,6 +55,16 @@ class StoredRun:
         return self.config[key] if key in self.config else self.typed.get(key)
 
     @property
+    def served(self) -> tuple[Value, Value]:
+        """What tells it apart within its group: the window, and the seed."""
+        return self.config.get(WINDOW), self.config.get("seed")
+
+    @property
+    def replicate(self) -> tuple[Value, ...]:
+        """The window, and of a generated workload the seed too: it drew the sessions."""
+        return self.served if self.config.get("workload.kind") in GENERATORS else self.served[:1]
+
+    @property
     def is_overloaded(self) -> bool:
         """Whether its latencies mean nothing."""
         return is_overloaded(self.summary)
@@ -59,7 +72,7 @@ class StoredRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Runs of one configuration, in the order of their seeds. `settings`: what tells it apart."""
+    """Runs of one configuration, of other windows and seeds. `settings`: what tells it apart."""
 
     settings: dict[str, Value]
     runs: tuple[StoredRun, ...]
@@ -76,13 +89,9 @@ class Group:
         return [run.summary[metric] for run in self.runs]
 
     def ratios(self, baseline: "Group", metric: str) -> list[float]:
-        """The metric over the baseline's, seed by seed where both ran it."""
-        base = {run.config["seed"]: run.summary.get(metric, 0.0) for run in baseline.runs}
-        return [
-            run.summary[metric] / base[run.config["seed"]]
-            for run in self.runs
-            if base.get(run.config["seed"])
-        ]
+        """The metric over the baseline's, window by window and seed by seed where both ran it."""
+        base = {run.served: run.summary.get(metric, 0.0) for run in baseline.runs}
+        return [run.summary[metric] / base[run.served] for run in self.runs if base.get(run.served)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +171,7 @@ def job_order(path: Path) -> tuple[int, str]:
 
 
 def differing_keys(runs: Sequence[StoredRun]) -> list[str]:
-    """What tells the runs apart, the seed and the like left out, in the order it was typed.
+    """What tells the runs apart, seed, window and the like left out, in the order it was typed.
 
     Where what was typed does not account for every difference, the config keys that differ; of
     another model, or other hardware, only the name then: it stands for all the rest. What made the
@@ -182,9 +191,9 @@ def _disagree(runs: Sequence[StoredRun], key: str) -> bool:
 
 
 def _disagrees_with_itself(runs: Sequence[StoredRun]) -> bool:
-    """Whether one seed has given two results."""
-    first = {run.config.get("seed"): run.summary for run in reversed(runs)}
-    return any(run.summary != first[run.config.get("seed")] for run in runs)
+    """Whether one window has given two results under one seed."""
+    first = {run.served: run.summary for run in reversed(runs)}
+    return any(run.summary != first[run.served] for run in runs)
 
 
 def _differing_knobs(runs: Sequence[StoredRun]) -> list[str]:

@@ -23,9 +23,10 @@ TITLES = {
     "gpu/seconds_per_request": "GPU-s a request",
     "prefetch/abandoned_count": "prefetches\ngiven up",
     "prefetch/cut_tokens": "tokens cut",
-    "prefetch/discarded_incomplete_pages": "pages read and\nthrown away",
-    "prefetch/discarded_pages": "pages staged\nfor nothing",
+    "prefetch/discarded_pages": "pages given\nback unread",
+    "prefetch/not_restorable_pages": "pages read, not\nrestorable",
     "prefetch/used_pages": "prefetched pages\nthat were used",
+    "prefetch/useful_share": "pages used ÷\npages read",
     "request/storage_wait_s_mean": "storage wait\nmean, s",
     "request/ttft_s_mean": "TTFT mean, s",
     "request/ttft_s_p95": "TTFT p95, s",
@@ -96,8 +97,11 @@ def over_seeds(groups: Sequence[Group]) -> str:
     if sizes == {1}:
         return ""
     numbers = f"{min(sizes)}" if len(sizes) == 1 else f"{min(sizes)} to {max(sizes)}"
-    are_seeds = all(len({run.config["seed"] for run in g.runs}) == len(g.runs) for g in groups)
-    return f"median (lowest–highest) over {numbers} {'seeds' if are_seeds else 'runs'}"
+    windows, seeds = ({run.served[place] for g in groups for run in g.runs} for place in (0, 1))
+    word = "runs" if len(windows) > 1 < len(seeds) else "windows" if len(windows) > 1 else "seeds"
+    if any(len({run.served for run in group.runs}) < len(group.runs) for group in groups):
+        word = "runs"
+    return f"median (lowest–highest) over {numbers} {word}"
 
 
 def number(value: float) -> str:
@@ -124,12 +128,10 @@ def warnings(groups: Sequence[Group]) -> list[str]:
 
 
 def same_runs(groups: Sequence[Group]) -> list[str]:
-    """Which settings made no difference to anything under any seed."""
+    """Which settings made no difference to anything in any window, under any seed."""
     alike: dict[frozenset[object], list[Group]] = {}
     for group in groups:
-        results = frozenset(
-            (run.config["seed"], *sorted(run.summary.items())) for run in group.runs
-        )
+        results = frozenset((run.served, *sorted(run.summary.items())) for run in group.runs)
         alike.setdefault(results, []).append(group)
     found: dict[tuple[str, ...], list[list[Group]]] = {}  # by what they are called
     for members in alike.values():

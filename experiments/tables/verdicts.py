@@ -64,13 +64,14 @@ def on_runs(groups: Sequence[Group]) -> list[Objection]:
 
 
 def apart(groups: Sequence[Group]) -> list[float]:
-    """Under each seed the share of requests that finished in some groups only, if it is too large.
+    """The shares of requests that finished in some groups only, where they are too large.
 
-    Runs of different requests, or that have lost theirs, cannot be told apart by who survived.
+    Each is of one window and seed. Runs of different requests, or that have lost theirs, cannot be
+    told apart by who survived.
     """
     shares = []
-    for seed in dict.fromkeys(run.config.get("seed") for group in groups for run in group.runs):
-        runs = [run for group in groups for run in group.runs if run.config.get("seed") == seed]
+    for served in dict.fromkeys(run.served for group in groups for run in group.runs):
+        runs = [run for group in groups for run in group.runs if run.served == served]
         counts = {run.summary.get("request/count") for run in runs}
         is_known = all((run.path / REQUESTS).is_file() for run in runs)
         if len(counts) > 1 or not is_known or not any(map(_lost_some, runs)):

@@ -14,6 +14,7 @@ from hicache.cache.pages import PageIds
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.transfer import BackUp, LoadBack, StorageWrite
+from hicache.cache.tree.arrivals import FATES
 from hicache.cache.tree.node import (
     DEVICE,
     FULL,
@@ -50,19 +51,20 @@ def check(
         loose_slots: state slots that a step under way is about to fill.
     """
     tree = cache.tree
-    census = _Census(tree)
+    survey = _Survey(tree)
     # host copies without their parent's, and sidecars without full, are what write_back allows
     strict_host = cache.write_policy is not WritePolicy.write_back
     for node in tree.nodes():
         _check_node(tree, node, strict_host=strict_host)
-        census.count(node)
-    _check_counts(tree, census)
-    _check_queues(tree, census)
-    _check_pages(cache, prefetcher, census.page_ids, list(sequences), loose_slots)
-    _check_transfers(cache, prefetcher, census.nodes)
+        survey.count(node)
+    _check_counts(tree, survey)
+    _check_queues(tree, survey)
+    _check_pages(cache, prefetcher, survey.page_ids, list(sequences), loose_slots)
+    _check_arrivals(cache, survey.page_ids[HOST][FULL])
+    _check_transfers(cache, prefetcher, survey.nodes)
 
 
-class _Census:
+class _Survey:
     """What the tree holds, recomputed node by node."""
 
     def __init__(self, tree: RadixTree) -> None:
@@ -128,7 +130,7 @@ def check_drained(cache: PrefixCache, prefetcher: Prefetcher | None) -> None:
         ended = sum(
             count for name, count in counters.items() if name.startswith("prefetch/discarded_")
         )
-        ended += counters["prefetch/used_pages"] + counters["prefetch/unused_pages"]
+        ended += counters["prefetch/read_pages"]
         _hold(
             counters["prefetch/staged_pages"] == ended,
             9,
@@ -182,12 +184,12 @@ def _check_node(tree: RadixTree, node: Node, *, strict_host: bool) -> None:
         _break(4, f"{node} has a state locked without its window, whose eviction takes both")
 
 
-def _check_counts(tree: RadixTree, census: _Census) -> None:
-    residency, count = tree.residency, len(census.nodes)
+def _check_counts(tree: RadixTree, survey: _Survey) -> None:
+    residency, count = tree.residency, len(survey.nodes)
     _hold(tree.num_nodes == count, 6, f"{tree.num_nodes} nodes counted, {count} there")
     for tier in TIERS:
         for kind in KINDS:
-            found = (census.resident[tier][kind], census.protected[tier][kind])
+            found = (survey.resident[tier][kind], survey.protected[tier][kind])
             counted = (residency.resident[tier][kind], residency.protected[tier][kind])
             _hold(
                 found == counted,
@@ -197,20 +199,20 @@ def _check_counts(tree: RadixTree, census: _Census) -> None:
             )
 
 
-def _check_queues(tree: RadixTree, census: _Census) -> None:
+def _check_queues(tree: RadixTree, survey: _Survey) -> None:
     for root in tree.roots.values():
         held = [child.held[DEVICE][FULL] is not None for child in root.children.values()]
         if root.num_device_children != sum(held):
             _break(6, f"{root} counts {root.num_device_children} children on the device")
     for tier in TIERS:
         _hold(
-            tree.residency.leaves[tier].nodes() == census.leaves[tier],
+            tree.residency.leaves[tier].nodes() == survey.leaves[tier],
             6,
             f"the leaves of the {TIER_NAMES[tier]} are not those of the tree",
         )
         for kind in (SWA, MAMBA):
             _hold(
-                tree.residency.sidecars[tier][kind].nodes() == census.sidecars[tier][kind],
+                tree.residency.sidecars[tier][kind].nodes() == survey.sidecars[tier][kind],
                 6,
                 f"the {KIND_NAMES[kind]} queue of the {TIER_NAMES[tier]} is not that of the tree",
             )
@@ -246,6 +248,19 @@ def _check_pages(
             if taken != owned.keys():
                 what = f"{len(taken)} pages of {name} are out and {len(owned)} owned"
                 _break(5, f"{what}: {sorted(taken ^ owned.keys())} are one and not the other")
+
+
+def _check_arrivals(cache: PrefixCache, on_host: Iterable[PageIds]) -> None:
+    arrivals, counters = cache.arrivals, cache.counters
+    left = (arrivals.restorable | arrivals.unrestorable).difference(*on_host)
+    _hold(not left, 9, f"pages {left} came from storage, have no fate and are not on the host")
+    fates = sum(counters[f"prefetch/{fate}_pages"] for fate in FATES)
+    _hold(
+        counters["prefetch/read_pages"] == fates + arrivals.num_open,
+        9,
+        f"{counters['prefetch/read_pages']} pages were read, {fates} have a fate and "
+        f"{arrivals.num_open} may be used",
+    )
 
 
 def _check_transfers(cache: PrefixCache, prefetcher: Prefetcher | None, nodes: set[Node]) -> None:

@@ -23,10 +23,11 @@ from hicache.cache.tiers.transfer import (
     Work,
 )
 from hicache.cache.tree.actions import FreePages, free
-from hicache.cache.tree.fates import Pressure
+from hicache.cache.tree.arrivals import Arrivals
 from hicache.cache.tree.insertion import attach_state, insert, insert_host
 from hicache.cache.tree.match import MatchResult
 from hicache.cache.tree.node import DEVICE, FULL, MAMBA, SWA, Node
+from hicache.cache.tree.page_history import Pressure
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
 from hicache.config import StorageWrites, Tiering, WritePolicy
@@ -71,7 +72,8 @@ class PrefixCache:
         self.page_size = tree.page_size
         self.write_policy = write_policy
         self.counters: Counter[str] = Counter()
-        self._bookings = Bookings()
+        self.arrivals = Arrivals(self.counters)
+        self._bookings = Bookings(page_bytes)
         self.in_flight = self._bookings.in_flight
         self._writer = None
         if storage_queue_bytes is not None:
@@ -79,30 +81,30 @@ class PrefixCache:
                 tree,
                 self._bookings,
                 self.counters,
-                page_bytes=page_bytes,
                 queue_bytes=storage_queue_bytes,
                 tiering=tiering,
                 when=storage_writes,
                 write_hits=write_hits,
             )
         # each tier makes room with the help of the one below it
-        self.host_allocator = HostAllocator(tree, pools, self.counters, self._writer)
+        self.host_allocator = HostAllocator(tree, pools, self.counters, self.arrivals, self._writer)
         self._back_ups = BackUps(
             tree,
             self.host_allocator,
             self._bookings,
             self.counters,
-            page_bytes=page_bytes,
             hits=2 if write_policy is WritePolicy.write_through_selective else 1,
         )
         write_back = self._back_ups if write_policy is WritePolicy.write_back else None
-        self.device_allocator = DeviceAllocator(tree, pools, self.counters, write_back)
+        self.device_allocator = DeviceAllocator(
+            tree, pools, self.counters, self.arrivals, write_back
+        )
         self._load_backs = LoadBacks(
             tree,
             self.device_allocator,
             self._bookings,
             self.counters,
-            page_bytes=page_bytes,
+            self.arrivals,
             threshold=load_back_threshold,
         )
 
@@ -158,7 +160,7 @@ class PrefixCache:
         """
         load_back = None
         node = match.device_node
-        self.tree.fates.press(Pressure.load_back, sequence.chain)
+        self.tree.history.press(Pressure.load_back, sequence.chain)
         if match.needs_host_load_back:
             held_before = self._full_by_tier(match.best_node, storage_start, storage_end)
             load_back = self._load_backs.load(match)
@@ -199,7 +201,7 @@ class PrefixCache:
             return True
         chain = sequence.chain
         is_answer = chain is not None and num_tokens > chain.target_len
-        self.tree.fates.press(Pressure.decode if is_answer else Pressure.prefill, chain)
+        self.tree.history.press(Pressure.decode if is_answer else Pressure.prefill, chain)
         full = self.device_allocator.allocate(FULL, count)
         if full is None:
             return False
@@ -232,7 +234,7 @@ class PrefixCache:
 
     def take_state_slot(self) -> PageIds | None:
         """A slot for a state that is about to be captured, or None if every one is locked."""
-        self.tree.fates.press(Pressure.slot)
+        self.tree.history.press(Pressure.slot)
         return self.device_allocator.allocate(MAMBA, 1)
 
     def publish(self, sequence: Sequence, num_pages: int) -> None:
@@ -260,8 +262,8 @@ class PrefixCache:
             tree.release(lock)
             sequence.tree_pages = max(num_pages, first)
         if sequence.chain is not None:
-            tree.fates.press(Pressure.back_up, sequence.chain)
-            tree.fates.publish(sequence.chain, first, num_pages)
+            tree.history.press(Pressure.back_up, sequence.chain)
+            tree.history.publish(sequence.chain, first, num_pages)
         if self.write_policy is not WritePolicy.write_back:
             self._back_ups.save_path(node)
 
@@ -274,7 +276,7 @@ class PrefixCache:
         """Give back all that the sequence holds and the tree does not."""
         first, end = sequence.tree_pages, sequence.num_pages
         if sequence.chain is not None:
-            self.tree.fates.abandon(sequence.chain, first, end)
+            self.tree.history.abandon(sequence.chain, first, end)
         self.pools[DEVICE][FULL].free(sequence.full_pages[first:end])
         if self.tree.has_swa:
             own = max(first, sequence.swa_start)
@@ -306,15 +308,29 @@ class PrefixCache:
     # -- what prefetch has brought -----------------------------------------------------------------
 
     def insert_host(
-        self, anchor: Node, sequence: Sequence, pages: tuple[PageIds, PageIds, PageIds]
+        self,
+        anchor: Node,
+        sequence: Sequence,
+        pages: tuple[PageIds, PageIds, PageIds],
+        *,
+        is_restorable: bool,
     ) -> int:
-        """Publish staged pages below `anchor`; returns how many full pages were there already."""
+        """Publish staged pages below `anchor`; returns how many full pages were new.
+
+        `is_restorable`: all that their use takes has come with them.
+        """
         actions: list[FreePages] = []
         node = insert_host(self.tree, anchor, sequence, pages, actions)
         free(actions, self.pools)
         if self._writer is not None:
             self._writer.on_read(node.span(anchor.end), node, pages)
-        return sum(len(action.page_ids) for action in actions if action.kind == FULL)
+        full = set(pages[FULL])
+        for action in actions:
+            if action.kind == FULL:
+                full.difference_update(action.page_ids)
+        self.arrivals.count(len(pages[FULL]) - len(full), "duplicate")
+        self.arrivals.publish(full, is_restorable=is_restorable)
+        return len(full)
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -322,7 +338,7 @@ class PrefixCache:
         return 1 if kind == MAMBA else self.page_size
 
     def _take_slots(self, sequence: Sequence, node: Node) -> bool:
-        self.tree.fates.press(Pressure.slot, sequence.chain)
+        self.tree.history.press(Pressure.slot, sequence.chain)
         slots = self.device_allocator.allocate(MAMBA, 2)
         if slots is None:
             return False

@@ -19,7 +19,7 @@ from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.transfer import Reported
 from hicache.clock import Clock
 from hicache.config import WritePolicy
-from hicache.engine.hang_ups import HangUps
+from hicache.engine.client_timeouts import ClientTimeouts
 from hicache.engine.ports import Executor, Io, Observer
 from hicache.executor.completions import StepEnds
 from hicache.request import Request
@@ -157,7 +157,7 @@ class Engine:
     def wake(self, now_ns: int) -> Outcome:
         """End the step that ends now, take in what has happened, and begin the next one."""
         outcome = Outcome()
-        self.cache.tree.fates.now_ns = now_ns
+        self.cache.tree.history.now_ns = now_ns
         end = self.step_end_ns
         was_held = self._batch is not None and end is None
         if end is not None:
@@ -221,7 +221,7 @@ class Engine:
     def _commit(self, num_steps: int, now_ns: int) -> Outcome:
         # the next steps of the batch, the last of which ends now
         assert self._batch is not None
-        self.cache.tree.fates.now_ns = now_ns
+        self.cache.tree.history.now_ns = now_ns
         self.num_steps += num_steps
         step_ns = now_ns - self._started_ns
         self._started_ns = now_ns
@@ -305,13 +305,14 @@ def serve(
     """Serve all requests and drain: at the end nothing is under way anywhere.
 
     At one moment, copies are done before requests come, requests come before somebody gives up on
-    one, and all that before steps end. `patience_ns`: as `HangUps` has it; none: nobody gives up.
+    one, and all that before steps end. `patience_ns`: as `ClientTimeouts` has it; none: nobody
+    gives up.
     """
     coming = _Coming(feeder.initial())
     wakes: list[int | None] = [None] * len(engines)
-    hang_ups = HangUps(patience_ns or {})
+    timeouts = ClientTimeouts(patience_ns or {})
     while True:
-        moment = _earliest(*wakes, hang_ups.next_ns(), coming.next_ns())
+        moment = _earliest(*wakes, timeouts.next_ns(), coming.next_ns())
         event = io.pass_by(_earliest(moment, observer.next_look_ns()), clock)
         if event is not None and (moment is None or event < moment):
             moment = event
@@ -330,9 +331,9 @@ def serve(
                 engine.catch_up(now)  # a router may look at any of them
             number = router.route(request, engines)
             engines[number].submit(request, now, came_ns=due)
-            hang_ups.arrived(request, number, due)
+            timeouts.arrived(request, number, due)
             touched.add(number)
-        for number, request_id in hang_ups.until(now):
+        for number, request_id in timeouts.until(now):
             engines[number].abort(request_id, now)
             touched.add(number)
         for number in sorted(touched):
@@ -342,7 +343,7 @@ def serve(
                 engine.interrupt(now)
             else:
                 outcome = engine.wake(now)
-                hang_ups.ended(outcome)
+                timeouts.ended(outcome)
                 coming.add(_settle(outcome, number, now, feeder, observer), now)
             wakes[number] = engine.next_wake_ns(now)
     stuck = [engine for engine in engines if not engine.is_idle]

@@ -7,12 +7,11 @@ from itertools import count
 from typing import Protocol
 
 from hicache.cache.prefix_cache import PrefixCache
-from hicache.cache.tiers.capacity import Capacity
 from hicache.cache.tree.keys import COMPONENT_TAGS
 from hicache.clock import Clock, SimulatedClock
 from hicache.config import ExperimentConfig
+from hicache.engine.deployment import Deployment
 from hicache.engine.ports import Executor, Io
-from hicache.executor.simulated.cost import CostModel
 from hicache.executor.simulated.executor import SimulatedExecutor, SimulatedIo
 from hicache.executor.simulated.links import CopyPath, pcie_rate
 from hicache.storage.base import KEY_BYTES
@@ -51,18 +50,16 @@ class Runtime(Protocol):
 class SimulatedRuntime:
     """Everything by the cost model."""
 
-    def __init__(
-        self, config: ExperimentConfig, *, cost: CostModel, sizes: tuple[int, int, int], tp: int
-    ) -> None:
+    def __init__(self, config: ExperimentConfig, deployment: Deployment) -> None:
         num_ranks = config.parallel.ranks
-        rates = _copy_rates(config, tp)
+        rates = _copy_rates(config, deployment.tp)
         self.clock = SimulatedClock()
         self._config = config
-        self._cost = cost
+        self._cost = deployment.cost
         self._load_rate = rates["to_device"]
         self._shared_load_rate = _shared_load_rate(rates)
-        self._sizes = _part(sizes, num_ranks)
-        self.storages = _open_storages(config, sizes, self.clock)
+        self._sizes = _part(deployment.page_bytes, num_ranks)
+        self.storages = _open_storages(config, deployment.page_bytes, self.clock)
         self.has_storage = bool(self.storages)
         parts = {link: rate / num_ranks for link, rate in rates.items()}
         self.io = SimulatedIo(
@@ -101,15 +98,7 @@ class SimulatedRuntime:
         return [], dict(counts)
 
 
-def make_runtime(
-    config: ExperimentConfig,
-    *,
-    cost: CostModel,
-    sizes: tuple[int, int, int],
-    device: Capacity,
-    host: Capacity,
-    tp: int,
-) -> Runtime:
+def make_runtime(config: ExperimentConfig, deployment: Deployment) -> Runtime:
     """The runtime that a config names.
 
     Raises:
@@ -118,8 +107,9 @@ def make_runtime(
     if config.executor.kind == "torch":
         from hicache.executor.real.runtime import TorchRuntime  # a simulated run has no torch
 
-        return TorchRuntime(config, device_counts=device.counts, host_counts=host.counts, tp=tp)
-    return SimulatedRuntime(config, cost=cost, sizes=sizes, tp=tp)
+        counts = deployment.device.counts, deployment.host.counts
+        return TorchRuntime(config, *counts, tp=deployment.tp)
+    return SimulatedRuntime(config, deployment)
 
 
 def _open_storages(

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
-from hicache.cache.tree.census import Stored
 from hicache.cache.tree.keys import keys, make_root
 from hicache.cache.tree.node import FULL, MAMBA, SWA
+from hicache.cache.tree.page_registry import Stored
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
 from hicache.request import Request
@@ -31,16 +31,16 @@ def warm_storage(storage: Storage, requests: Iterable[Request], tree: RadixTree)
         storage.write(stored, [memoryview(key) for key in stored])
 
 
-def warm_census(requests: Iterable[Request], tree: RadixTree) -> None:
+def warm_registry(requests: Iterable[Request], tree: RadixTree) -> None:
     """Take down that all of this was seen, and what of it storage has."""
-    census = tree.fates.census
+    registry = tree.history.registry
     for request in requests:
-        numbers = census.numbers_of(request)
-        census.is_seen[numbers] = True
-        census.stored[FULL][numbers] = Stored.written
+        numbers = registry.numbers_of(request)
+        registry.is_seen[numbers] = True
+        registry.stored[FULL][numbers] = Stored.written
         for end in {request.prompt_len // tree.page_size, len(numbers)} - {0}:
             if tree.has_swa:
                 window = numbers[max(end - tree.window_pages, 0) : end]
-                census.stored[SWA][window] = Stored.written
+                registry.stored[SWA][window] = Stored.written
             if tree.has_states:
-                census.stored[MAMBA][numbers[end - 1]] = Stored.written
+                registry.stored[MAMBA][numbers[end - 1]] = Stored.written

@@ -105,6 +105,38 @@ def _attention(file: ConfigFile, words: list[str]) -> dict[str, int]:
     query = file.count("num_attention_heads")
     if "kv_lora_rank" in file.values:
         return _latent_attention(file, words.count("F"), hidden, query)
+    full, swa = _heads(file, hidden, query)
+    if "S" in words and swa[2:] != full[2:] and swa.head_dim != swa.value_dim:
+        raise ValueError(
+            f"{file.where}: window layers with swa_head_dim={swa.head_dim} and swa_v_head_dim="
+            f"{swa.value_dim} are not modelled beside full ones of {full.head_dim} and "
+            f"{full.value_dim}"
+        )
+
+    def params(heads: _Heads, *, has_values: bool) -> int:
+        queries = heads.query * heads.head_dim * (2 if file.has("attn_output_gate") else 1)
+        values = heads.kv * heads.value_dim if has_values else 0
+        kept = heads.kv * heads.head_dim + values
+        return hidden * (queries + kept) + heads.query * heads.value_dim * hidden
+
+    found = {
+        "num_query_heads": full.query,
+        "num_kv_heads": full.kv,
+        "head_dim": full.head_dim,
+        "value_dim": 0 if full.value_dim == full.head_dim else full.value_dim,
+        "dense_params": words.count("F") * params(full, has_values=not file.has("attention_k_eq_v"))
+        + words.count("S") * params(swa, has_values=True),
+    }
+    if "S" in words:
+        found["window_len"] = file.count("sliding_window")
+        found["swa_num_query_heads"] = 0 if swa.query == full.query else swa.query
+        found["swa_num_kv_heads"] = 0 if swa.kv == full.kv else swa.kv
+        found["swa_head_dim"] = 0 if swa[2:] == full[2:] else swa.head_dim
+    return found
+
+
+def _heads(file: ConfigFile, hidden: int, query: int) -> tuple[_Heads, _Heads]:
+    """Those of full layers, and of window layers."""
     if query > hidden:
         raise ValueError(
             f"{file.where}: num_attention_heads must be at most hidden_size={hidden}, got {query}"
@@ -133,33 +165,7 @@ def _attention(file: ConfigFile, words: list[str]) -> dict[str, int]:
                 f"{file.where}: the number of query heads must be a multiple of that of KV heads, "
                 f"got {heads.query} and {heads.kv}"
             )
-    if "S" in words and swa[2:] != full[2:] and swa.head_dim != swa.value_dim:
-        raise ValueError(
-            f"{file.where}: window layers with swa_head_dim={swa.head_dim} and swa_v_head_dim="
-            f"{swa.value_dim} are not modelled beside full ones of {full.head_dim} and "
-            f"{full.value_dim}"
-        )
-
-    def params(heads: _Heads, *, has_values: bool) -> int:
-        queries = heads.query * heads.head_dim * (2 if file.has("attn_output_gate") else 1)
-        values = heads.kv * heads.value_dim if has_values else 0
-        kept = heads.kv * heads.head_dim + values
-        return hidden * (queries + kept) + heads.query * heads.value_dim * hidden
-
-    found = {
-        "num_query_heads": full.query,
-        "num_kv_heads": full.kv,
-        "head_dim": full.head_dim,
-        "value_dim": 0 if full.value_dim == full.head_dim else full.value_dim,
-        "dense_params": words.count("F") * params(full, has_values=not file.has("attention_k_eq_v"))
-        + words.count("S") * params(swa, has_values=True),
-    }
-    if "S" in words:
-        found["window_len"] = file.count("sliding_window")
-        found["swa_num_query_heads"] = 0 if swa.query == full.query else swa.query
-        found["swa_num_kv_heads"] = 0 if swa.kv == full.kv else swa.kv
-        found["swa_head_dim"] = 0 if swa[2:] == full[2:] else swa.head_dim
-    return found
+    return full, swa
 
 
 def _latent_attention(file: ConfigFile, num_layers: int, hidden: int, query: int) -> dict[str, int]:

@@ -2,7 +2,8 @@
 
 The engine makes `RequestRecord`s and `Row`s and counts everything that is not a request's own;
 `summarize` turns them into the summary, and refuses numbers that do not add up: every prompt token
-is accounted for exactly once, and the parts of a time to first token fill it without a gap.
+is accounted for exactly once, the parts of a time to first token fill it without a gap, and every
+page read from storage has one fate.
 """
 
 from collections import Counter
@@ -12,6 +13,7 @@ from enum import Enum
 from math import fsum
 
 from hicache.cache.reasons.table import REASONS
+from hicache.cache.tree.arrivals import FATES
 from hicache.clock import SECOND_NS
 from hicache.scheduler.queue_waits import CAUSES
 
@@ -28,8 +30,8 @@ TTFT_PARTS = ("queue", "storage_wait", "load_back", "prefill")
 # what only the engine can count; `Result.measures` holds all of these, and may hold more
 REQUIRED_MEASURES = (
     "prefetch/staged_pages",
-    "prefetch/used_pages",
-    "prefetch/unused_pages",
+    "prefetch/read_pages",
+    *(f"prefetch/{fate}_pages" for fate in FATES),
     "prefetch/discarded_pages",
     "prefetch/cut_tokens",
     "prefetch/abandoned_count",
@@ -173,12 +175,13 @@ def summarize(
     TPOT is (finish - first token) / (answer - 1), over answers of at least two tokens.
 
     Raises:
-        AssertionError: tokens or times do not add up, or a required measure is missing.
+        AssertionError: tokens, times or pages do not add up, or a required measure is missing.
     """
     missing = [key for key in REQUIRED_MEASURES if key not in measures]
     assert not missing, f"measures lack {', '.join(missing)}"
     for record in records:
         check(record)
+    check_pages(measures)
 
     finished = [record for record in records if record.status is Status.finished]
     summary: dict[str, float | int] = {
@@ -186,6 +189,9 @@ def summarize(
         **_requests(records, finished),
         **_sample(finished),
         **_tokens(records, finished),
+        "prefetch/useful_share": _ratio(
+            measures["prefetch/used_pages"], measures["prefetch/read_pages"]
+        ),
         "gpu/seconds_per_request": _ratio(measures["gpu/busy_s"], len(finished)),
         "gpu/prefill_seconds_per_request": _ratio(measures["gpu/prefill_s"], len(finished)),
     }
@@ -198,6 +204,19 @@ def percentile(values: Sequence[float], percent: float) -> float:
         return 0.0
     rank = -(-len(values) * percent // 100)  # ceil
     return sorted(values)[max(int(rank), 1) - 1]
+
+
+def check_pages(measures: Mapping[str, float]) -> None:
+    """Law 9, of the pages read from storage.
+
+    Raises:
+        AssertionError: their fates do not add up to them.
+    """
+    fates = {fate: measures[f"prefetch/{fate}_pages"] for fate in FATES}
+    assert sum(fates.values()) == measures["prefetch/read_pages"], (
+        f"{measures['prefetch/read_pages']} pages were read from storage, and these are the fates "
+        f"of {sum(fates.values())}: {fates}"
+    )
 
 
 def check(record: RequestRecord) -> None:

@@ -8,8 +8,8 @@ from hicache.cache.tree.node import KIND_NAMES, MAMBA, SWA, TIER_NAMES, TIERS
 from hicache.clock import SECOND_NS
 from hicache.engine.loop import Engine
 from hicache.request import Request
-from hicache.results.chronicle import Chronicle
 from hicache.results.metrics import PREFILL_CAUSES, Progress, RequestRecord, Row, Status, check
+from hicache.results.timeline import Timeline
 from hicache.scheduler.queue_waits import CAUSES
 from hicache.scheduler.request_state import RequestState
 
@@ -27,17 +27,20 @@ class Recorder:
         num_requests: int,
         interval_s: float,
         warm_up_s: float,
+        is_timed: bool,
         progress: Callable[[Progress], None] | None,
         counters: Iterable[Counter[str]] = (),
-        chronicle: Chronicle | None = None,
+        timeline: Timeline | None = None,
     ) -> None:
-        """`counters`: those to be summed up besides the engines' own. `chronicle`: told of every
-        request that has ended."""
+        """`is_timed`: a request belongs to the warm-up by when it should come, not by when others
+        let it. `counters`: those to be summed up besides the engines' own. `timeline`: told of
+        every request that has ended."""
         self.records: list[RequestRecord] = []
         self._engines = engines
         self._num_requests = num_requests
         self._interval_ns = round(interval_s * SECOND_NS)
         self._warm_up_ns = round(warm_up_s * SECOND_NS)
+        self._is_timed = is_timed
         self._warm_ns: int | None = self._warm_up_ns or None  # when counting begins, if it has not
         self._progress = progress
         self._next_row_ns = self._interval_ns
@@ -47,7 +50,7 @@ class Recorder:
         self._finished_before = 0
         self._counters = [engine.cache.counters for engine in engines] + list(counters)
         self._uncounted: Counter[str] = Counter()
-        self._chronicle = chronicle
+        self._timeline = timeline
         self.now_ns = 0
 
     def next_look_ns(self) -> int:
@@ -61,6 +64,8 @@ class Recorder:
                 engine.catch_up(moment)
             if moment == self._warm_ns:
                 self._uncounted = self._all_counters()
+                # what the warm-up has read and nobody has used yet has its fate afterwards
+                self._uncounted["prefetch/read_pages"] -= sum(self._fates_now().values())
                 self._warm_ns = None
             if moment == self._next_row_ns:
                 self.now_ns = moment
@@ -73,8 +78,12 @@ class Recorder:
         self._close_row(self.now_ns)
 
     def totals(self) -> Counter[str]:
-        """All counters, less what they stood at when the warm-up ended."""
+        """All counters, less what they stood at when the warm-up ended.
+
+        Pages that have been read and not used count as if the run ended now.
+        """
         totals = self._all_counters()
+        totals.update(self._fates_now())
         totals.subtract(self._uncounted)
         return totals
 
@@ -115,12 +124,15 @@ class Recorder:
             totals.update(counters)
         return totals
 
+    def _fates_now(self) -> Counter[str]:
+        return sum((engine.cache.arrivals.fates_now() for engine in self._engines), Counter())
+
     def _ended(
         self, req: RequestState, status: Status, reason: str, engine: int, now_ns: int
     ) -> None:
         # the parts go up to the first token, or to where somebody gave up on it
-        if self._chronicle is not None:
-            self._chronicle.ended(req)
+        if self._timeline is not None:
+            self._timeline.ended(req)
         request = req.request
         until_ns = now_ns if req.first_token_ns is None else req.first_token_ns
         admitted_ns = until_ns if req.admitted_ns is None else req.admitted_ns
@@ -129,6 +141,7 @@ class Recorder:
         known_ns = (req.own_ns, req.shared_ns, req.fence_ns)
         parts_ns = zip(PREFILL_CAUSES, (*known_ns, prefill_ns - sum(known_ns)), strict=True)
         self._record(
+            request,
             RequestRecord(
                 id=request.id,
                 session_id=request.session_id,
@@ -159,13 +172,14 @@ class Recorder:
                 prefill_for_ns={cause: ns for cause, ns in parts_ns if ns},
                 retractions=req.retractions,
                 num_steps=req.num_steps,
-            )
+            ),
         )
 
     def _never_ran(
         self, request: Request, status: Status, reason: str, engine: int, arrival_ns: int
     ) -> None:
         self._record(
+            request,
             RequestRecord(
                 id=request.id,
                 session_id=request.session_id,
@@ -175,12 +189,13 @@ class Recorder:
                 arrival_ns=arrival_ns,
                 prompt_len=request.prompt_len,
                 output_len=0,
-            )
+            ),
         )
 
-    def _record(self, record: RequestRecord) -> None:
+    def _record(self, request: Request, record: RequestRecord) -> None:
         check(record)
-        if record.arrival_ns >= self._warm_up_ns:
+        came_ns = request.arrival_ns if self._is_timed else record.arrival_ns
+        if came_ns >= self._warm_up_ns:
             self.records.append(record)
         self._num_done += 1
         if self._progress is not None and self._num_done % PROGRESS_EVERY == 0:

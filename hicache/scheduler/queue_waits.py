@@ -5,33 +5,51 @@ wait for the same: what ended the last look at the queue. So it is enough to add
 request takes differences.
 """
 
+from enum import StrEnum
 from typing import NamedTuple
 
-# what a request that waits for no storage waits for
-CAUSES = {
-    "step": "the step that was under way when it came",
-    "chunk": "its turn: prompts before it filled the steps (scheduler.chunk_tokens)",
-    "tokens": "pages on the device",
-    "swa_tokens": "window pages on the device",
-    "slots": "state slots on the device",
-    "running": "a place among those that run (scheduler.max_running)",
-    "prefill_oom": "pages that admission had promised",
-    "scan_limit": "a look: too many before it waited for storage (scheduler.scan_limit)",
+
+class Cause(StrEnum):
+    """What a request that waits for no storage waits for; a deferral has its reason's name."""
+
+    step = "step"
+    chunk = "chunk"
+    tokens = "tokens"
+    swa_tokens = "swa_tokens"
+    slots = "slots"
+    running = "running"
+    prefill_oom = "prefill_oom"
+    scan_limit = "scan_limit"
+
+
+CAUSES: dict[str, str] = {
+    Cause.step: "the step that was under way when it came",
+    Cause.chunk: "its turn: prompts before it filled the steps (scheduler.chunk_tokens)",
+    Cause.tokens: "pages on the device",
+    Cause.swa_tokens: "window pages on the device",
+    Cause.slots: "state slots on the device",
+    Cause.running: "a place among those that run (scheduler.max_running)",
+    Cause.prefill_oom: "pages that admission had promised",
+    Cause.scan_limit: "a look: too many before it waited for storage (scheduler.scan_limit)",
 }
 
-Mark = list[int]  # nanoseconds by cause
+Mark = list[int]  # nanoseconds by cause, in the order of `CAUSES`
 _PLACES = {cause: place for place, cause in enumerate(CAUSES)}
+STEP = _PLACES[Cause.step]
 
 
-STEP = _PLACES["step"]
+class Shortage(NamedTuple):
+    """What those that are left in the queue lack; `first`: the request there is no room for."""
+
+    cause: Cause
+    first: int | None = None
 
 
 class Turn(NamedTuple):
-    """From `at_ns` on the queue waits for `cause`, which the request `first` of it lacks."""
+    """From `at_ns` on the queue lacks this."""
 
     at_ns: int
-    cause: str
-    first: int | None
+    lacks: Shortage
 
 
 class QueueWaits:
@@ -40,21 +58,20 @@ class QueueWaits:
     def __init__(self) -> None:
         self.turns: list[Turn] | None = None  # if they are kept
         self._spent = [0] * len(CAUSES)
-        self._cause = "step"
-        self._first: int | None = None
+        self._lacks = Shortage(Cause.step)
         self._since_ns = 0
 
-    def turn(self, now_ns: int, cause: str, first: int | None = None) -> None:
-        """From now on they wait for this; `first`: the request that there is no room for."""
+    def turn(self, now_ns: int, lacks: Shortage) -> None:
+        """From now on they wait for this."""
         if now_ns != self._since_ns:
-            self._spent[_PLACES[self._cause]] += now_ns - self._since_ns
+            self._spent[_PLACES[self._lacks.cause]] += now_ns - self._since_ns
             self._since_ns = now_ns
-        if self.turns is not None and (cause, first) != (self._cause, self._first):
-            self.turns.append(Turn(now_ns, cause, first))
-        self._cause, self._first = cause, first
+        if self.turns is not None and lacks != self._lacks:
+            self.turns.append(Turn(now_ns, lacks))
+        self._lacks = lacks
 
     def mark(self, now_ns: int) -> Mark:
         """What it has come to."""
         if now_ns != self._since_ns:
-            self.turn(now_ns, self._cause, self._first)
+            self.turn(now_ns, self._lacks)
         return self._spent.copy()

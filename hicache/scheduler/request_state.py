@@ -1,7 +1,7 @@
 """A request inside an engine: how far it is, and where its time and tokens went."""
 
 from hicache.cache.prefetch.prefetch import Prefetch
-from hicache.cache.reasons.judge import Case
+from hicache.cache.reasons.explainer import Explanation
 from hicache.cache.reasons.table import Span
 from hicache.cache.tree.sequence import Sequence
 from hicache.request import Request
@@ -22,12 +22,12 @@ class RequestState:
         "blocked_since_ns",
         "cached_len",
         "came_len",
-        "case",
         "computed_len",
         "declined",
         "decoded",
         "defer_reason",
         "device_len",
+        "explanation",
         "failed_prompts",
         "fence_ns",
         "first_token_ns",
@@ -75,7 +75,7 @@ class RequestState:
         self.recomputed_len = 0
         self.prefetch: Prefetch | None = None  # its own, or why it has none
         self.declined: str | None = None
-        self.case: Case | None = None  # while it is being admitted
+        self.explanation: Explanation | None = None  # while it is being admitted
         self.came_len = 0  # tokens that were usable when it came
         # why tokens are computed, and since a retraction computed again
         self.spans: tuple[list[Span], list[Span]] = ([], [])

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from hicache.cache.named import NUMBER, make_policy
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import Acquired, PrefixCache
-from hicache.cache.reasons.judge import Judge
+from hicache.cache.reasons.explainer import Explainer
 from hicache.cache.tree.match import MatchResult
 from hicache.cache.tree.node import DEVICE, FULL, SWA
 from hicache.config import Batching, SchedulerConfig, WritePolicy
@@ -23,7 +23,7 @@ from hicache.scheduler.checkpoints import Checkpoints, Placement
 from hicache.scheduler.decision import Admit, Decision, Defer, Reason, Reject
 from hicache.scheduler.decoding import must_evict, steps_with_pages
 from hicache.scheduler.order import ORDERS, ServiceOrder
-from hicache.scheduler.queue_waits import STEP, QueueWaits
+from hicache.scheduler.queue_waits import STEP, Cause, QueueWaits, Shortage
 from hicache.scheduler.request_state import RequestState
 
 MAX_RESTARTS = 3  # of a prompt that runs out of pages half way, with nobody else here
@@ -48,7 +48,7 @@ class Scheduler:
         may_jump: bool,
         takes_decode_pages_first: bool = False,
         estimate_s: Callable[[int, int], float] | None = None,
-        judge: Judge | None = None,
+        explainer: Explainer | None = None,
     ) -> None:
         """Bind what one engine's scheduler needs.
 
@@ -61,7 +61,7 @@ class Scheduler:
             may_jump: whether decode steps may be taken at once.
             takes_decode_pages_first: before a step and not after it, as real memory needs them.
             estimate_s: seconds that a prompt takes, given what of it is cached.
-            judge: says why tokens are computed; none: nobody asks.
+            explainer: says why tokens are computed; none: nobody asks.
         """
         self.cache = cache
         self.prefetcher = prefetcher
@@ -84,7 +84,7 @@ class Scheduler:
         )
         self._max_jump = MAX_JUMP if may_jump else 1
         self._takes_decode_pages_first = takes_decode_pages_first
-        self._judge = judge
+        self._explainer = explainer
         self.queue_waits = QueueWaits()
         self._num_submitted = 0
         self._ended = Outcome()  # reqs that ended outside `commit`
@@ -108,8 +108,8 @@ class Scheduler:
         if reason is not None:
             self._ended.rejected.append((req, reason))
             return req
-        if self._judge is not None:
-            req.sequence.chain = self._judge.chain_of(request)
+        if self._explainer is not None:
+            req.sequence.chain = self._explainer.chain_of(request)
         match = self.cache.match(req.sequence, req.target_len)
         req.came_len = match.usable_len
         if self.prefetcher is not None:
@@ -175,7 +175,7 @@ class Scheduler:
         if self.prefetcher is not None:
             self.prefetcher.begin_step(len(self.waiting))
         self._end_waits(now_ns)
-        cause, first = "step", None  # of whoever comes while it runs
+        lacks = Shortage(Cause.step)  # whoever comes while it runs
         if self.partial is not None or self.waiting:
             budget = StepBudget(
                 chunk_tokens=self.config.chunk_tokens,
@@ -183,8 +183,8 @@ class Scheduler:
             )
             if self.partial is not None:
                 self._continue_partial(self.partial, batch, budget)
-            cause, first = self._scan(batch, budget, now_ns)
-        self.queue_waits.turn(now_ns, cause, first)
+            lacks = self._scan(batch, budget, now_ns)
+        self.queue_waits.turn(now_ns, lacks)
         if self.running and (not batch.extends or self.config.batching is Batching.mixed):
             self._plan_decodes(batch)
         if batch.extends or batch.decodes:
@@ -204,19 +204,19 @@ class Scheduler:
 
     # -- admission -----------------------------------------------------------------------------
 
-    def _scan(self, batch: Batch, budget: StepBudget, now_ns: int) -> tuple[str, int | None]:
+    def _scan(self, batch: Batch, budget: StepBudget, now_ns: int) -> Shortage:
         """Look at the requests that wait, in order, until one of them must wait for room.
 
-        Returns what all those wait for who are left, but for those that wait for storage; and the
-        request that there is no room for.
+        Returns what all those lack who are left, but for those that wait for storage.
         """
         num_blocked = 0
         for entry in list(self.waiting):
             req = entry[1]
             if self.partial is not None and not batch.extends:
-                return "tokens", self.partial.request.id  # it found no pages to go on with
+                # it found no pages to go on with
+                return Shortage(Cause.tokens, self.partial.request.id)
             if budget.chunk_tokens <= 0 or self.partial is not None:
-                return "chunk", None
+                return Shortage(Cause.chunk)
             if len(self.running) + len(batch.extends) >= self.config.max_running:
                 decision: Decision = Defer(Reason.running, stands=True)
             elif self._prefetch_lets_go(req, now_ns):
@@ -224,7 +224,7 @@ class Scheduler:
             else:
                 num_blocked += 1
                 if num_blocked >= self.config.scan_limit:
-                    return "scan_limit", None
+                    return Shortage(Cause.scan_limit)
                 continue
             match decision:
                 case Admit():
@@ -237,8 +237,8 @@ class Scheduler:
                 case Defer(reason):
                     self._count_deferral(req, reason)
                     self._defer = decision
-                    return str(reason), req.request.id
-        return "step", None
+                    return Shortage(Cause(reason), req.request.id)
+        return Shortage(Cause.step)
 
     def _prefetch_lets_go(self, req: RequestState, now_ns: int) -> bool:
         if self.prefetcher is None or self.prefetcher.check(req.request.id, now_ns):
@@ -277,7 +277,7 @@ class Scheduler:
                 self.counters["scheduler/hit_given_up_count"] += 1
                 return again
         if self.prefetcher is not None:
-            self.prefetcher.forget(req.request.id, used_pages=0)
+            self.prefetcher.forget(req.request.id)
         wanted = "pages" if decision.reason is Reason.prefill_oom else decision.reason
         return Reject(f"needs more {wanted} than the pools can give")
 
@@ -298,8 +298,7 @@ class Scheduler:
             self._prefill_out_of_memory(req)
             return Defer(Reason.prefill_oom)
         if self.prefetcher is not None:
-            used = acquired.storage_len // self._page
-            self.prefetcher.forget(req.request.id, used_pages=used)
+            self.prefetcher.forget(req.request.id)
         self._account(req, acquired, now_ns)
         self._admission.reserve(req, chunk_end, budget)
         self._add_extend(req, chunk_end, batch, budget)
@@ -336,9 +335,9 @@ class Scheduler:
     def _open_case(self, req: RequestState, match: MatchResult) -> None:
         # why what the match has not found is not there, before anything is taken
         chain = req.sequence.chain
-        if self._judge is None or chain is None:
+        if self._explainer is None or chain is None:
             return
-        req.case = self._judge.open(
+        req.explanation = self._explainer.open(
             chain,
             match,
             req.target_len,
@@ -349,8 +348,8 @@ class Scheduler:
         )
 
     def _forget_pages(self, req: RequestState) -> None:
-        if self._judge is not None and req.sequence.chain is not None:
-            self._judge.forget(req.sequence.chain)
+        if self._explainer is not None and req.sequence.chain is not None:
+            self._explainer.forget(req.sequence.chain)
 
     def _is_final(self, batch: Batch) -> bool:
         """Whether waiting cannot help: alone in the engine, nothing under way, still refused."""
@@ -385,10 +384,10 @@ class Scheduler:
     def _account(self, req: RequestState, acquired: Acquired, now_ns: int) -> None:
         computed = req.target_len - req.cached_len
         req.defer_reason = None
-        if self._judge is not None and req.case is not None:
-            spans = self._judge.close(req.case, req.cached_len)
-            req.spans[req.case.is_again].extend(spans)
-            req.case = None
+        if self._explainer is not None and req.explanation is not None:
+            spans = self._explainer.close(req.explanation, req.cached_len)
+            req.spans[req.explanation.is_again].extend(spans)
+            req.explanation = None
         if req.admitted_ns is not None:
             req.recomputed_len += computed
             self.counters["cache/recomputed_tokens"] += computed

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from xxhash import xxh3_64
 
 from hicache.clock import SECOND_NS
 from hicache.config import WorkloadConfig
@@ -28,6 +29,7 @@ from hicache.workload.parsed import load_parsed
 from hicache.workload.trace import TraceError, read_records
 from hicache.workload.turns import INT32_IDS
 from hicache.workload.weka import load_weka
+from hicache.workload.windows import cut_window, trees
 
 GENERATORS = {
     "builtin": builtin,
@@ -48,6 +50,7 @@ TRACES = {
 }
 KINDS = (*GENERATORS, *TRACES)
 COPY_SPREAD_S = 60.0  # so that the busy minutes of a trace stay busy, and its clock does not show
+NAME_BITS = 40  # of 10,000 sessions two have one name in 1 of 20,000 traces; a float holds it
 MOST_CHILDREN = 16  # no request of Mooncake's conversation trace has more than 8
 
 
@@ -67,7 +70,7 @@ class Workload:
 
 
 def load_workload(config: WorkloadConfig, *, data_dir: str | None, seed: int) -> Workload:
-    """Load or generate what `config` names, stretched by `time_scale` and cut to `limit`.
+    """Load or generate what `config` names, stretched by `time_scale`, cut to `limit` and `window`.
 
     `config.load` and `config.arrivals` are for the caller: see `sample_sessions` and `Feeder`.
 
@@ -91,7 +94,7 @@ def load_workload(config: WorkloadConfig, *, data_dir: str | None, seed: int) ->
     else:
         raise ValueError(f"workload.kind must be one of {', '.join(KINDS)}, got {kind!r}")
     # parents arrive before their children, so a cut leaves none without
-    requests = requests[: config.limit]
+    requests = _with_session_names(requests[: config.limit])
     if config.token_stride > 1:
         requests = [
             replace(
@@ -108,6 +111,8 @@ def load_workload(config: WorkloadConfig, *, data_dir: str | None, seed: int) ->
         ]
     if config.start_jitter_s:
         requests = jitter_starts(requests, config.start_jitter_s, seed)
+    if config.windows is not None:
+        requests = _renumbered(cut_window(requests, config))
     notes = family_notes(requests) if kind in TRACES else []
     return _workload(kind, requests, has_start_times=kind != WEKA_AGENTIC.kind, notes=notes)
 
@@ -154,6 +159,18 @@ def form_of(path: Path) -> str:
     )
 
 
+def _with_session_names(requests: Sequence[Request]) -> list[Request]:
+    """Sessions called by the tokens of their first request, and so the same under every seed."""
+    names: dict[int, int] = {}
+    for request in requests:
+        if request.session_id not in names:
+            hasher = xxh3_64(request.namespace.encode())
+            for spans in (request.prompt, request.output):
+                hasher.update(np.stack([spans.starts, spans.counts]).tobytes())
+            names[request.session_id] = hasher.intdigest() >> (64 - NAME_BITS)
+    return [replace(request, session_id=names[request.session_id]) for request in requests]
+
+
 def jitter_starts(requests: Sequence[Request], jitter_s: float, seed: int) -> list[Request]:
     """Each session, sub-agents and all, later by a time drawn from `[0, jitter_s)`; ids anew.
 
@@ -161,15 +178,15 @@ def jitter_starts(requests: Sequence[Request], jitter_s: float, seed: int) -> li
     spreads them, and gives equal workloads of different seeds.
     """
     generator = np.random.default_rng(seed)
-    shift_of: dict[int, int] = {}
-    shifted: list[Request] = []
-    for request in requests:
-        if request.parent_id is None:
-            shift = int(generator.integers(0, round(jitter_s * SECOND_NS)))
-        else:
-            shift = shift_of[request.parent_id]
-        shift_of[request.id] = shift
-        shifted.append(replace(request, arrival_ns=request.arrival_ns + shift))
+    tree_of = trees(requests)
+    shift_of = {
+        tree: int(generator.integers(0, round(jitter_s * SECOND_NS)))
+        for tree in dict.fromkeys(tree_of.values())
+    }
+    shifted = [
+        replace(request, arrival_ns=request.arrival_ns + shift_of[tree_of[request.id]])
+        for request in requests
+    ]
     shifted.sort(key=lambda request: (request.arrival_ns, request.id))
     return _renumbered(shifted)
 
@@ -185,16 +202,13 @@ def sample_sessions(workload: Workload, share: float, seed: int) -> Workload:
             f"a share of sessions must be above 0 and at most 1, got {share:g}: more of them come "
             f"of repeat_sessions"
         )
-    root_of: dict[int, int] = {}
-    for request in workload.requests:
-        parent = request.parent_id
-        root_of[request.id] = request.id if parent is None else root_of[parent]
-    roots = [request.id for request in workload.requests if request.parent_id is None]
-    order = np.random.default_rng(seed).permutation(len(roots))
-    kept = {roots[place] for place in order[: max(round(share * len(roots)), 1)].tolist()}
+    tree_of = trees(workload.requests)
+    names = list(dict.fromkeys(tree_of.values()))
+    order = np.random.default_rng(seed).permutation(len(names))
+    kept = {names[place] for place in order[: max(round(share * len(names)), 1)].tolist()}
     return _workload(
         workload.name,
-        _renumbered([request for request in workload.requests if root_of[request.id] in kept]),
+        _renumbered([request for request in workload.requests if tree_of[request.id] in kept]),
         has_start_times=workload.has_start_times,
         notes=workload.notes,
     )
@@ -232,7 +246,7 @@ def repeat_sessions(workload: Workload, times: float, seed: int) -> Workload:
             replace(
                 request,
                 id=first_id + request.id,
-                session_id=first_id + request.session_id,
+                session_id=request.session_id + (copy << NAME_BITS),
                 parent_id=None if request.parent_id is None else first_id + request.parent_id,
                 prompt=TokenSpans(request.prompt.starts + first_token, request.prompt.counts),
                 output=TokenSpans(request.output.starts + first_token, request.output.counts),
@@ -277,13 +291,13 @@ def _thinned(spans: TokenSpans, stride: int) -> TokenSpans:
 
 
 def _renumbered(requests: Sequence[Request]) -> list[Request]:
+    """Ids anew; a parent that is not among the requests is taken to have been answered."""
     ids = {request.id: new_id for new_id, request in enumerate(requests)}
     return [
         replace(
             request,
             id=ids[request.id],
-            session_id=ids[request.session_id],
-            parent_id=None if request.parent_id is None else ids[request.parent_id],
+            parent_id=None if request.parent_id is None else ids.get(request.parent_id),
         )
         for request in requests
     ]

@@ -32,8 +32,8 @@ def complete(cache: PrefixCache, sort: type) -> None:
         cache.complete(work)
 
 
-def test_pages_that_are_published_go_down_the_tiers_as_far_as_there_is_room() -> None:
-    cache = make_cache(
+def three_small_tiers() -> PrefixCache:
+    return make_cache(
         device=(8, 8, 4),
         host=(6, 4, 1),
         window_len=8,
@@ -41,6 +41,10 @@ def test_pages_that_are_published_go_down_the_tiers_as_far_as_there_is_room() ->
         page_bytes=WEIGHTS,
         storage_queue_bytes=146,
     )
+
+
+def test_pages_that_are_published_go_down_the_tiers_as_far_as_there_is_room() -> None:
+    cache = three_small_tiers()
     ledger = Ledger(cache)
     run_request(cache, tokens_of(16), 16)  # 4 pages, a window of 2, a state
     assert ledger.entries() == {"transfer/back_up_bytes": 124}

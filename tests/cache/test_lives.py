@@ -9,6 +9,7 @@ import pytest
 from hicache.cache import invariants
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.prefetch.prefetcher import Prefetcher
+from hicache.cache.tree.arrivals import FATES
 from hicache.cache.tree.node import DEVICE, FULL, HOST
 from hicache.cache.tree.sequence import Sequence
 from hicache.config import CommitPolicy, CutPolicy, PrefetchConfig, StageAt
@@ -31,7 +32,11 @@ class Story:
         host_tokens: int | None = None,
     ) -> None:
         self.cache = make_cache(
-            device=(20, 20, 4), host=host, window_len=window_len, has_states=has_states
+            device=(20, 20, 4),
+            host=host,
+            window_len=window_len,
+            has_states=has_states,
+            load_back_threshold=0,
         )
         self.prefetcher = Prefetcher(self.cache, config, host_tokens)
 
@@ -61,9 +66,16 @@ class Story:
         self.prefetcher.on_read(prefetch)
 
     def go_on(self, number: int = 0, *, used: int = 0) -> None:
-        """The request is let go, and starts."""
+        """The request is let go, and starts; one for `used` pages may be another."""
         assert self.prefetcher.check(number, 0)
-        self.prefetcher.forget(number, used_pages=used)
+        self.prefetcher.forget(number)
+        if used:
+            run_request(self.cache, tokens_of(used * PAGE + 1), used * PAGE + 1)
+            complete_all(self.cache)
+
+    def evict(self) -> None:
+        """All that the host can spare leaves it."""
+        evict_all(self.cache, HOST, FULL)
 
 
 def read_and_used(story: Story) -> None:
@@ -123,6 +135,31 @@ def aborted_after_reading(story: Story) -> None:
     story.prefetcher.abort(0)
 
 
+def read_and_evicted(story: Story) -> None:
+    story.end(story.begin(5), 5)
+    story.go_on()
+    story.evict()
+
+
+def let_go_without_sidecars_and_evicted(story: Story) -> None:
+    let_go_without_sidecars(story)
+    story.evict()
+
+
+def let_go_without_sidecars_that_another_brings(story: Story) -> None:
+    let_go_without_sidecars(story)
+    story.end(story.begin(5, number=1), 5, sidecars=True)
+    story.go_on(number=1, used=5)
+
+
+def used_twice_and_evicted(story: Story) -> None:
+    story.end(story.begin(5), 5)
+    for _ in range(2):
+        story.go_on(used=5)
+        evict_all(story.cache, DEVICE, FULL)
+    story.evict()
+
+
 def two_bring_the_same(story: Story) -> None:
     first, second = story.begin(5), story.begin(4, number=1)
     story.end(first, 5)
@@ -164,7 +201,7 @@ LIVES: dict[str, tuple[Callable[[Story], object], Callable[[], Story], dict[str,
     "read and used": (
         read_and_used,
         partial(Story, LATE),
-        {**BEGUN, "used_pages": 3, "unused_pages": 2},
+        {**BEGUN, "used_pages": 3, "unused_at_end_pages": 2},
     ),
     "used for more than it brought": (
         used_for_more_than_it_brought,
@@ -174,7 +211,7 @@ LIVES: dict[str, tuple[Callable[[Story], object], Callable[[], Story], dict[str,
     "let go halfway": (
         let_go_halfway,
         partial(Story, LATE),
-        {**LET_GO, "used_pages": 2, "discarded_unread_pages": 3},
+        {**LET_GO, "used_pages": 2, "late_pages": 2, "discarded_unread_pages": 1},
     ),
     "let go before the answer, not staged": (
         let_go_before_the_answer,
@@ -189,12 +226,29 @@ LIVES: dict[str, tuple[Callable[[Story], object], Callable[[], Story], dict[str,
     "let go before its state came": (
         let_go_without_sidecars,
         partial(Story, LATE, has_states=True),
-        {**LET_GO, "terminated_without_sidecars_count": 1, "discarded_incomplete_pages": 5},
+        {**LET_GO, "terminated_without_sidecars_count": 1, "not_restorable_pages": 5},
     ),
     "let go before its window came, and of use": (
         let_go_without_sidecars,
         partial(Story, replace(LATE, commit=CommitPolicy.usable), **WINDOW),
-        {**LET_GO, "terminated_without_sidecars_count": 1, "unused_pages": 5},
+        {**LET_GO, "terminated_without_sidecars_count": 1, "not_restorable_pages": 5},
+    ),
+    "let go before its window came, of no use, and evicted": (
+        let_go_without_sidecars_and_evicted,
+        partial(Story, replace(LATE, commit=CommitPolicy.usable), **WINDOW),
+        {**LET_GO, "terminated_without_sidecars_count": 1, "not_restorable_pages": 5},
+    ),
+    "let go before its window came, which another brings": (
+        let_go_without_sidecars_that_another_brings,
+        partial(Story, replace(LATE, commit=CommitPolicy.usable), **WINDOW),
+        {
+            "started_count": 2,
+            "staged_pages": 10,
+            "terminated_count": 1,
+            "terminated_without_sidecars_count": 1,
+            "duplicate_pages": 5,
+            "used_pages": 5,
+        },
     ),
     "read short": (
         read_short,
@@ -204,7 +258,7 @@ LIVES: dict[str, tuple[Callable[[Story], object], Callable[[], Story], dict[str,
     "read short, with a window to come": (
         read_short,
         partial(Story, LATE, **WINDOW),
-        {**BEGUN, "discarded_incomplete_pages": 2, "discarded_short_pages": 3},
+        {**BEGUN, "not_restorable_pages": 2, "discarded_short_pages": 3},
     ),
     "read whole with window and state": (
         read_whole_with_sidecars,
@@ -219,17 +273,27 @@ LIVES: dict[str, tuple[Callable[[Story], object], Callable[[], Story], dict[str,
     "aborted while reading": (
         aborted_while_reading,
         partial(Story, EARLY),
-        {**BEGUN, "aborted_count": 1, "discarded_unread_pages": 5},
+        {**BEGUN, "aborted_count": 1, "late_pages": 3, "discarded_unread_pages": 2},
     ),
     "aborted after reading": (
         aborted_after_reading,
         partial(Story, LATE),
-        {**BEGUN, "unused_pages": 5},
+        {**BEGUN, "unused_at_end_pages": 5},
+    ),
+    "read and evicted": (
+        read_and_evicted,
+        partial(Story, LATE),
+        {**BEGUN, "evicted_unused_pages": 5},
+    ),
+    "used twice and evicted": (
+        used_twice_and_evicted,
+        partial(Story, LATE),
+        {**BEGUN, "used_pages": 5},
     ),
     "two bring the same": (
         two_bring_the_same,
         partial(Story, LATE),
-        {"started_count": 2, "staged_pages": 9, "used_pages": 5, "discarded_duplicate_pages": 4},
+        {"started_count": 2, "staged_pages": 9, "used_pages": 5, "duplicate_pages": 4},
     ),
     "found nowhere": (
         lambda story: story.begin(5, found=0),
@@ -254,7 +318,7 @@ LIVES: dict[str, tuple[Callable[[Story], object], Callable[[], Story], dict[str,
             "staged_pages": 3,
             "cut_count": 1,
             "cut_tokens": 2 * PAGE,
-            "unused_pages": 3,
+            "unused_at_end_pages": 3,
         },
     ),
     "no room as it is asked for": (
@@ -283,7 +347,7 @@ LIVES: dict[str, tuple[Callable[[Story], object], Callable[[], Story], dict[str,
         {
             "started_count": 1,
             "staged_pages": 3,
-            "unused_pages": 3,
+            "unused_at_end_pages": 3,
             "declined_count": 1,
             "declined_rate_limited_tokens": 4 * PAGE,
         },
@@ -303,8 +367,9 @@ def test_all_that_becomes_of_a_prefetch_is_counted_once(name: str) -> None:
     happens(story)
     for number in list(story.prefetcher.active):
         story.go_on(number)
-    counted = {key: count for key, count in story.cache.counters.items() if count}
-    counted = {key[9:]: n for key, n in counted.items() if key.startswith("prefetch/")}
+    totals = story.cache.counters + story.cache.arrivals.fates_now()
+    counted = {key[9:]: n for key, n in totals.items() if key.startswith("prefetch/")}
+    assert counted.pop("read_pages", 0) == sum(counted.get(f"{fate}_pages", 0) for fate in FATES)
     assert counted == wanted
     complete_all(story.cache)
     invariants.check(story.cache, story.prefetcher, [])

@@ -104,7 +104,7 @@ def test_a_prefetch_is_cut_to_the_pages_there_are(
         assert prefetch is None
         assert taken(prefetcher) == [0, 0, 0]
         assert prefetcher.occupied_tokens == 0
-        prefetcher.forget(0, used_pages=0)
+        prefetcher.forget(0)
         invariants.check_drained(prefetcher.cache, prefetcher)
         return
     assert prefetch is not None

@@ -41,7 +41,7 @@ def test_a_timeout_before_the_answer_of_storage_is_taken_in_leaves_nothing_stage
     prefetch.restorable = [1, 2]
     assert prefetcher.check(0, 1)
     prefetcher.on_queried(prefetch)
-    prefetcher.forget(0, used_pages=0)
+    prefetcher.forget(0)
     invariants.check_drained(cache, prefetcher)
 
 

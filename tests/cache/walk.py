@@ -344,7 +344,7 @@ class Walk:
             actor.saves = sorted(end for end in ends if end * page > actor.kv_len)
         self.waiting.remove(actor)
         self.running.append(actor)
-        self.prefetcher.forget(actor.id, used_pages=acquired.storage_len // page)
+        self.prefetcher.forget(actor.id)
         self._extend(actor)
 
     def serve(self) -> None:

@@ -42,7 +42,7 @@ def test_the_faults_came_to_pass(faulty: list[Report]) -> None:
     assert all(report.num_injected > 100 for report in faulty)
     counters = faulty[0].counters
     assert counters["prefetch/aborted_count"] > 0
-    assert counters["prefetch/discarded_incomplete_pages"] > 0
+    assert counters["prefetch/not_restorable_pages"] > 0
     assert counters["cache/storage_hit_tokens"] > 0
 
 

@@ -7,16 +7,16 @@ import pytest
 
 from experiments.launch.schema import config_of
 from hicache.config import ExperimentConfig
+from hicache.engine.deployment import deploy
 from hicache.engine.runtime import SimulatedRuntime
-from hicache.executor.simulated.cost import CostModel
 from hicache.executor.simulated.links import CopyPath, pcie_rate
 
 MB = 1_000_000
 
 
 def runtime_of(config: ExperimentConfig, tp: int = 1, size: int = 5 * MB) -> SimulatedRuntime:
-    cost = CostModel(config.model, config.hardware, tp=tp)
-    return SimulatedRuntime(config, cost=cost, sizes=(size, 0, 0), tp=tp)
+    deployment = deploy(replace(config, parallel=replace(config.parallel, tp=tp)))
+    return SimulatedRuntime(config, replace(deployment, page_bytes=(size, 0, 0)))
 
 
 def copy_ns(config: ExperimentConfig, tp: int, link: str, num_bytes: int) -> int:

@@ -1,6 +1,7 @@
 import csv
 import json
 import shutil
+from itertools import product
 from statistics import fmean, median
 
 import pytest
@@ -17,7 +18,7 @@ from experiments.tables.groups import (
     load_runs,
     question_key,
 )
-from experiments.tables.table import number
+from experiments.tables.table import number, over_seeds
 from hicache.results.tracking import write_json
 
 OTHER_CODE = "b" * 64
@@ -26,11 +27,12 @@ RATES = (0.5, 8.0)
 SEEDS = (0, 1, 2)
 
 
-def write_run(path, *, stop, rate, seed, ttft, rho=0.5, **counts):
+def write_run(path, *, stop, rate, seed, ttft, rho=0.5, window=0, **counts):
     path.mkdir(parents=True)
     config = {
         "name": "stops",
         "seed": seed,
+        "workload": {"window": window},
         "prefetch": {"stop": stop, "threshold": 256},
         "storage": {"read_gbps": rate, "root": None},
     }
@@ -163,6 +165,17 @@ def test_one_seed_with_two_results_is_not_two_seeds(tmp_path):
         {"run": str(tmp_path / "first")},
         {"run": str(tmp_path / "second")},
     ]
+
+
+def test_windows_are_one_group_and_compared_with_themselves(tmp_path):
+    for job, (stop, window) in enumerate(product(STOPS, range(3))):
+        ttft = (1 + window) * (2 if stop == "timeout" else 1)
+        write_run(tmp_path / str(job), stop=stop, rate=1.0, seed=0, window=window, ttft=ttft)
+    base, other = groups_of(tmp_path)
+    assert list(base.settings) == ["prefetch.stop"]
+    ratios = other.ratios(base, "request/ttft_s_mean")
+    assert ratios == [0.5 if STOPS[0] == "timeout" else 2] * 3
+    assert over_seeds([base, other]) == "median (lowest–highest) over 3 windows"
 
 
 def test_answers_to_the_question_stand_together(sweep):

@@ -3,6 +3,7 @@ from random import Random
 
 import pytest
 
+from hicache.cache.tree.arrivals import FATES
 from hicache.results.metrics import REQUIRED_MEASURES, TTFT_PARTS, Status, percentile, summarize
 
 TTFT_KEYS = [
@@ -18,7 +19,8 @@ REQUIRED_KEYS = [
     "cache/token_hit_rate",
     *(f"cache/{tier}_hit_tokens" for tier in ("device", "host", "storage")),
     *(f"cache/{kind}_tokens" for kind in ("computed", "recomputed", "rejected", "aborted")),
-    *(f"prefetch/{fate}_pages" for fate in ("staged", "used", "unused", "discarded")),
+    *(f"prefetch/{fate}_pages" for fate in ("staged", "read", "discarded", *FATES)),
+    "prefetch/useful_share",
     "prefetch/cut_tokens",
     "prefetch/abandoned_count",
     *(f"scheduler/{what}_count" for what in ("prefill_oom", "deferred", "retracted")),
@@ -122,6 +124,12 @@ def test_a_hit_of_a_rejected_request_is_refused(make_record, measures):
 def test_a_gap_in_a_ttft_is_refused(make_record, measures):
     with pytest.raises(AssertionError, match=r"waited 523 ns .* = 522"):
         summarize([make_record(0, queue_ns=99)], measures)
+
+
+def test_pages_read_that_have_no_fate_are_refused(make_record, measures):
+    measures["prefetch/late_pages"] -= 1
+    with pytest.raises(AssertionError, match="pages were read from storage, and these are the"):
+        summarize([make_record(0)], measures)
 
 
 @pytest.mark.parametrize("part", TTFT_PARTS)

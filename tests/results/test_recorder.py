@@ -10,6 +10,7 @@ import pytest
 
 from hicache.cache.pages import PageAllocator
 from hicache.cache.reasons.table import Span
+from hicache.cache.tree.arrivals import Arrivals
 from hicache.cache.tree.node import FULL, SWA
 from hicache.clock import SECOND_NS
 from hicache.request import Request, TokenSpans
@@ -41,8 +42,12 @@ class FakeEngine:
         self.caught_up: list[int] = []
         pools = [[PageAllocator(10), PageAllocator(0), PageAllocator(0)] for _ in range(2)]
         pools[0][FULL].allocate(used)
+        counters: Counter[str] = Counter()
         self.cache = SimpleNamespace(
-            counters=Counter(), tree=SimpleNamespace(kinds=[FULL, SWA]), pools=pools
+            counters=counters,
+            arrivals=Arrivals(counters),
+            tree=SimpleNamespace(kinds=[FULL, SWA]),
+            pools=pools,
         )
         self.scheduler = SimpleNamespace(waiting=[None] * waiting, running=[None] * running)
 
@@ -53,7 +58,13 @@ class FakeEngine:
 class Score:
     """A recorder over fake engines, and what it told of its progress."""
 
-    def __init__(self, *engines: FakeEngine, warm_up_s: float = 0.0, **extra: Any) -> None:
+    def __init__(
+        self,
+        *engines: FakeEngine,
+        warm_up_s: float = 0.0,
+        is_timed: bool = False,
+        **extra: Any,
+    ) -> None:
         self.engines = engines or (FakeEngine(),)
         self.told: list[Progress] = []
         self.requests = [request(number) for number in range(250)]
@@ -63,6 +74,7 @@ class Score:
             num_requests=252,
             interval_s=2.0,
             warm_up_s=warm_up_s,
+            is_timed=is_timed,
             progress=self.told.append,
             **extra,
         )
@@ -194,6 +206,13 @@ def test_requests_of_the_warm_up_have_no_record() -> None:
     assert [record.arrival_ns for record in score.recorder.records] == [SECOND_NS]
 
 
+def test_who_should_have_come_in_the_warm_up_is_of_it_however_late_it_is() -> None:
+    score = Score(warm_up_s=1.0, is_timed=True)
+    late = {"submitted_ns": 2 * SECOND_NS, "admitted_ns": 2 * SECOND_NS + 600}
+    score.finish(1, at_ns=3 * SECOND_NS, first_token_ns=2 * SECOND_NS + 1600, **late)
+    assert score.recorder.records == []
+
+
 def test_counting_begins_when_the_warm_up_ends() -> None:
     others: Counter[str] = Counter()
     score = Score(FakeEngine(), FakeEngine(), warm_up_s=3.0, counters=[others])
@@ -205,6 +224,27 @@ def test_counting_begins_when_the_warm_up_ends() -> None:
     score.recorder.at(8 * SECOND_NS)
     totals = score.recorder.totals()
     assert (totals["steps"], totals["reads"]) == (1, 4)
+
+
+def test_a_page_read_in_the_warm_up_counts_as_read_where_its_fate_falls() -> None:
+    score = Score(FakeEngine(), FakeEngine(), warm_up_s=3.0)
+    one, other = (engine.cache.arrivals for engine in score.engines)
+    one.publish([1, 2, 3], is_restorable=True)
+    other.publish([1, 2], is_restorable=False)
+    one.use([1])
+    other.count(9, "late")
+    score.recorder.at(3 * SECOND_NS)
+    one.use([2])
+    other.evict([1])
+    other.publish([3, 4, 5, 6], is_restorable=True)
+    score.recorder.at(8 * SECOND_NS)
+    totals = {key: count for key, count in score.recorder.totals().items() if count}
+    assert totals == {
+        "prefetch/read_pages": 8,
+        "prefetch/used_pages": 1,
+        "prefetch/not_restorable_pages": 2,
+        "prefetch/unused_at_end_pages": 5,
+    }
 
 
 def test_without_a_warm_up_everything_counts() -> None:

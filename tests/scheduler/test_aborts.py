@@ -17,7 +17,7 @@ from hicache.config import (
     StorageWrites,
     WritePolicy,
 )
-from hicache.engine.hang_ups import HangUps
+from hicache.engine.client_timeouts import ClientTimeouts
 from hicache.engine.loop import Engine
 from hicache.engine.warm import warm_storage
 from hicache.request import Request
@@ -264,7 +264,8 @@ def test_a_wait_for_storage_ends_with_the_abort() -> None:
     assert end_ns == req.storage_wait_ns == 7_000_000
     assert world.counters["prefetch/aborted_count"] == 1
     assert world.counters["prefetch/discarded_aborted_pages"] == 0  # the reader has them still
-    assert world.counters["prefetch/discarded_unread_pages"] == 12
+    assert world.counters["prefetch/late_pages"] == 2
+    assert world.counters["prefetch/discarded_unread_pages"] == 10
 
 
 def test_an_abort_of_nobody_changes_nothing() -> None:
@@ -275,7 +276,7 @@ def test_an_abort_of_nobody_changes_nothing() -> None:
 
 
 def test_who_gives_up_first_comes_first_and_those_who_ended_do_not_come() -> None:
-    line = HangUps({0: 50, 1: 10, 2: 30, 4: 20})
+    line = ClientTimeouts({0: 50, 1: 10, 2: 30, 4: 20})
     world = World(plot_of("full", has_storage=False))
     for number in range(5):
         line.arrived(request_of(number, [1], [1]), number % 2, number)

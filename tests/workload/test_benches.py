@@ -12,7 +12,7 @@ from hicache.config import WorkloadConfig
 from hicache.request import Request
 from hicache.workload.build import load_workload
 from hicache.workload.rounds import RoundFeeder
-from tests.workload.traces import ids, shared_len, whole
+from tests.workload.traces import ids, session_starts, shared_len, whole
 
 CLIENTS, ROUNDS = 5, 4
 TALK = WorkloadConfig(
@@ -33,7 +33,7 @@ def test_each_round_adds_to_the_whole_conversation() -> None:
         if request.parent_id is not None:
             parent = requests[request.parent_id]
             assert shared_len(whole(parent), ids(request.prompt)) == len(whole(parent))
-    assert Counter(r.session_id for r in requests) == dict.fromkeys(range(CLIENTS), ROUNDS)
+    assert Counter(session_starts(requests)) == dict.fromkeys(range(CLIENTS), ROUNDS)
 
 
 def test_clients_share_nothing() -> None:

@@ -15,7 +15,7 @@ from hicache.request import Request
 from hicache.workload import kept
 from hicache.workload.build import load_workload
 from hicache.workload.trace import TraceError
-from tests.workload.traces import ids, shared_len, whole, write_lines
+from tests.workload.traces import ids, session_starts, shared_len, whole, write_lines
 
 SYSTEM = {
     "role": "system",
@@ -85,7 +85,7 @@ def test_the_same_log_gives_the_same_requests(tmp_path: Path) -> None:
 def test_sessions_may_be_told(tmp_path: Path) -> None:
     told = [line | {"session_id": name} for line, name in zip(LOG, "aba", strict=True)]
     found = load(write_lines(tmp_path / "log.jsonl", told))
-    assert [r.session_id for r in found] == [0, 1, 0]
+    assert session_starts(found) == [0, 1, 0]
 
 
 def test_nothing_that_was_said_is_written_to_disk(

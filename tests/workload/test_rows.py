@@ -10,7 +10,7 @@ from hicache.request import Request
 from hicache.workload.build import Workload, load_workload
 from hicache.workload.mooncake import load_mooncake
 from hicache.workload.trace import TraceError
-from tests.workload.traces import ids, shared_len, whole, write_lines
+from tests.workload.traces import ids, session_starts, shared_len, whole, write_lines
 
 Turn = tuple[int, int, int, list[Any]]  # timestamp_ms, input_length, output_length, hash_ids
 
@@ -31,8 +31,8 @@ def load(path: Path, **settings: Any) -> Workload:
 
 def shape(requests: list[Request]) -> list[tuple[Any, ...]]:
     return [
-        (r.arrival_ns, r.parent_id, r.session_id, r.prompt_len, r.output_len, r.think_ns)
-        for r in requests
+        (r.arrival_ns, r.parent_id, session, r.prompt_len, r.output_len, r.think_ns)
+        for r, session in zip(requests, session_starts(requests), strict=True)
     ]
 
 
@@ -96,7 +96,7 @@ def test_sessions_may_be_told(tmp_path: Path) -> None:
     told = records(CHAINS, session_id=["a", "b", "b"])
     found = load(write_lines(tmp_path / "trace.jsonl", told)).requests
     assert [r.parent_id for r in found] == [None, None, 1]
-    assert [r.session_id for r in found] == [0, 1, 1]
+    assert session_starts(found) == [0, 1, 1]
 
 
 @pytest.mark.parametrize("nobody", [-1, None])

@@ -46,3 +46,9 @@ def shared_len(left: NDArray[np.int32], right: NDArray[np.int32]) -> int:
     shortest = min(len(left), len(right))
     differing = np.flatnonzero(left[:shortest] != right[:shortest])
     return int(differing[0]) if len(differing) else shortest
+
+
+def session_starts(requests: Iterable[Request]) -> list[int]:
+    """Of each request the id of the first one of its session."""
+    starts: dict[int, int] = {}
+    return [starts.setdefault(request.session_id, request.id) for request in requests]

@@ -6,6 +6,7 @@ compared: what a request is charged to the window pool, and the decision with th
 
 import sys
 from collections import Counter
+from dataclasses import dataclass
 from random import Random
 from types import SimpleNamespace
 
@@ -25,77 +26,35 @@ from sglang.srt.mem_cache.prefill_budget import (  # isort: skip
 CASES = 100_000
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """A request that may be admitted, and what there is: tokens, but for `swa_pages`."""
+
+    page: int
+    window: int
+    extend: int
+    new: int
+    chunk: int
+    swa_host_hit: int
+    device_prefix: int
+    host_prefix: int
+    full_room: int
+    swa_pages: int
+    swa_room: int
+    reserved: int
+    reserved_swa: int
+
+
 def main() -> None:
     """Compare, and exit with 1 if anything differs."""
     random = Random(0)
     differing: Counter[str] = Counter()
     admitted = 0
     for _ in range(CASES):
-        page = random.choice([1, 16, 64])
-        window = random.choice([1, 63, 64, 128, 1000, 1024, 4096])
-        extend, new = random.randint(1, 20_000), random.randint(0, 4096)
-        chunk = random.choice([64, 512, 2048, 8192])
-        host_hit = random.choice([0, 0, random.randint(1, window)])
-        differing["charge"] += estimate_swa_kv_tokens(
-            extend,
-            new,
-            sliding_window_size=window,
-            page_size=page,
-            allocation_limit=chunk,
-            host_hit_length=host_hit,
-        ) != swa_budget_for_req(
-            "sglang_0_5_23",
-            extend=extend,
-            chunk=chunk,
-            window=window,
-            page=page,
-            swa_host_hit_length=host_hit,
-            max_new=new,
-        )
-        device_prefix = random.randint(0, 400) * page
-        host_prefix = random.choice([0, random.randint(0, 40) * page])
-        full = random.randint(1, 1500) * page
-        swa_pages = random.randint(1, 400)
-        swa_free = random.randint(0, swa_pages) * page
-        reserved, reserved_swa = random.choice([0, 5000]), random.choice([0, page, 700])
-        target = device_prefix + host_prefix + extend
-        theirs = SWAPrefillBudget(
-            SimpleNamespace(
-                page_size=page,
-                size_swa=swa_pages * page,
-                full_available_size=lambda full=full: full,
-                swa_available_size=lambda swa_free=swa_free: swa_free,
-                _swa_req_ring=False,
-            ),
-            SimpleNamespace(
-                sliding_window_size=window,
-                full_evictable_size=lambda: 0,
-                swa_evictable_size=lambda: 0,
-            ),
-        )
-        theirs.total_offset, theirs.swa_offset = reserved, reserved_swa
-        may, their_chunk = theirs.check_prefill(
-            extend_input_len=extend,
-            total_tokens=target - device_prefix + new + page,
-            max_new_tokens=new,
-            input_tokens=extend,
-            swa_host_hit_length=host_hit,
-            chunk_limit=chunk,
-        )
-        ours = our_decision(
-            page=page,
-            window=window,
-            target=target,
-            device_prefix=device_prefix,
-            usable=device_prefix + host_prefix,
-            new=new,
-            host_hit=host_hit,
-            rooms={FULL: full, SWA: swa_free},
-            swa_pages=swa_pages,
-            budget=StepBudget(
-                chunk_tokens=chunk, reserved_tokens=reserved, reserved_swa_tokens=reserved_swa
-            ),
-        )
+        state = drawn(random)
+        differing["charge"] += their_charge(state) != our_charge(state)
+        may, their_chunk = their_decision(state)
+        ours = our_decision(state)
         admitted += bool(may)
         differing["decision"] += may != isinstance(ours, Admit)
         differing["chunk"] += may and isinstance(ours, Admit) and their_chunk != ours.chunk_tokens
@@ -103,39 +62,109 @@ def main() -> None:
     sys.exit(any(differing.values()))
 
 
-def our_decision(
-    *,
-    page: int,
-    window: int,
-    target: int,
-    device_prefix: int,
-    usable: int,
-    new: int,
-    host_hit: int,
-    rooms: dict[int, int],
-    swa_pages: int,
-    budget: StepBudget,
-) -> Admit | Defer:
+def drawn(random: Random) -> State:
+    """Any state."""
+    page, window = random.choice([1, 16, 64]), random.choice([1, 63, 64, 128, 1000, 1024, 4096])
+    swa_pages = random.randint(1, 400)
+    return State(
+        page=page,
+        window=window,
+        extend=random.randint(1, 20_000),
+        new=random.randint(0, 4096),
+        chunk=random.choice([64, 512, 2048, 8192]),
+        swa_host_hit=random.choice([0, 0, random.randint(1, window)]),
+        device_prefix=random.randint(0, 400) * page,
+        host_prefix=random.choice([0, random.randint(0, 40) * page]),
+        full_room=random.randint(1, 1500) * page,
+        swa_pages=swa_pages,
+        swa_room=random.randint(0, swa_pages) * page,
+        reserved=random.choice([0, 5000]),
+        reserved_swa=random.choice([0, page, 700]),
+    )
+
+
+def their_charge(state: State) -> int:
+    """Tokens that SGLang charges to the window pool."""
+    charge: int = estimate_swa_kv_tokens(
+        state.extend,
+        state.new,
+        sliding_window_size=state.window,
+        page_size=state.page,
+        allocation_limit=state.chunk,
+        host_hit_length=state.swa_host_hit,
+    )
+    return charge
+
+
+def our_charge(state: State) -> int:
+    """Tokens that we charge to it."""
+    return swa_budget_for_req(
+        "sglang_0_5_23",
+        extend=state.extend,
+        chunk=state.chunk,
+        window=state.window,
+        page=state.page,
+        swa_host_hit_length=state.swa_host_hit,
+        max_new=state.new,
+    )
+
+
+def their_decision(state: State) -> tuple[bool, int]:
+    """Whether SGLang admits it, and the tokens of its first chunk."""
+    budget = SWAPrefillBudget(
+        SimpleNamespace(
+            page_size=state.page,
+            size_swa=state.swa_pages * state.page,
+            full_available_size=lambda: state.full_room,
+            swa_available_size=lambda: state.swa_room,
+            _swa_req_ring=False,
+        ),
+        SimpleNamespace(
+            sliding_window_size=state.window,
+            full_evictable_size=lambda: 0,
+            swa_evictable_size=lambda: 0,
+        ),
+    )
+    budget.total_offset, budget.swa_offset = state.reserved, state.reserved_swa
+    may, chunk = budget.check_prefill(
+        extend_input_len=state.extend,
+        total_tokens=state.host_prefix + state.extend + state.new + state.page,
+        max_new_tokens=state.new,
+        input_tokens=state.extend,
+        swa_host_hit_length=state.swa_host_hit,
+        chunk_limit=state.chunk,
+    )
+    return may, chunk
+
+
+def our_decision(state: State) -> Admit | Defer:
     """`Admission.decide` in a state made by hand."""
     cache = SimpleNamespace(
-        page_size=page,
-        tree=SimpleNamespace(has_swa=True, has_states=False, window_len=window),
-        room=rooms.__getitem__,
-        pools=[[None, PageAllocator(swa_pages), None]],
+        page_size=state.page,
+        tree=SimpleNamespace(has_swa=True, has_states=False, window_len=state.window),
+        room={FULL: state.full_room, SWA: state.swa_room}.__getitem__,
+        pools=[[None, PageAllocator(state.swa_pages), None]],
     )
     admission = Admission(
         cache,  # type: ignore[arg-type]
         SchedulerConfig(swa_budget="sglang_0_5_23"),
     )
+    usable = state.device_prefix + state.host_prefix
     return admission.decide(
-        SimpleNamespace(target_len=target, remaining_output=new),  # type: ignore[arg-type]
+        SimpleNamespace(  # type: ignore[arg-type]
+            target_len=usable + state.extend, remaining_output=state.new
+        ),
         SimpleNamespace(  # type: ignore[arg-type]
             usable_len=usable,
-            device_prefix_len=device_prefix,
-            host_hit_length=usable - device_prefix,
-            swa_host_hit_length=host_hit,
+            device_prefix_len=state.device_prefix,
+            host_hit_length=state.host_prefix,
+            swa_host_hit_length=state.swa_host_hit,
         ),
-        budget,
+        StepBudget(
+            chunk_tokens=state.chunk,
+            reserved_tokens=state.reserved,
+            reserved_swa_tokens=state.reserved_swa,
+        ),
     )
 
 

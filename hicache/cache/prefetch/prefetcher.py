@@ -15,10 +15,10 @@ from hicache.cache.prefetch.prefetch import Phase, Prefetch
 from hicache.cache.prefetch.rates import RateEstimator
 from hicache.cache.prefetch.stop import POLICIES, StopPolicy
 from hicache.cache.prefix_cache import PrefixCache
-from hicache.cache.tree.census import Stored
-from hicache.cache.tree.fates import Pressure
 from hicache.cache.tree.match import MatchResult
 from hicache.cache.tree.node import FULL, HOST, KINDS, MAMBA, SWA
+from hicache.cache.tree.page_history import Pressure
+from hicache.cache.tree.page_registry import Stored
 from hicache.cache.tree.sequence import Sequence
 from hicache.config import CommitPolicy, CutPolicy, PrefetchConfig, StageAt
 
@@ -29,7 +29,8 @@ WANTS = {"waits": FLAG, "uses_clock": FLAG, "may_stop": FLAG, "deadline_ns": MOM
 class Prefetcher:
     """Starts, judges and settles the prefetches of one engine.
 
-    Every page it stages ends as used, unused or discarded for a reason (`counters`).
+    Every page it stages is read, or discarded for a reason (`counters`); `cache.arrivals` says what
+    becomes of those that are read.
     """
 
     def __init__(self, cache: PrefixCache, config: PrefetchConfig, host_tokens: int | None) -> None:
@@ -192,16 +193,11 @@ class Prefetcher:
                 self._end(prefetch, "aborted")
             else:
                 self._stop(prefetch)
-        self.forget(request_id, used_pages=0)
+        self.forget(request_id)
 
-    def forget(self, request_id: int, *, used_pages: int) -> None:
-        """The request has started (or never will): its published pages were used, or not."""
-        prefetch = self.active.pop(request_id, None)
-        if prefetch is None:
-            return
-        used = min(used_pages, prefetch.published_pages)
-        self.counters["prefetch/used_pages"] += used
-        self.counters["prefetch/unused_pages"] += prefetch.published_pages - used
+    def forget(self, request_id: int) -> None:
+        """The request has started, or never will."""
+        self.active.pop(request_id, None)
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -223,23 +219,23 @@ class Prefetcher:
 
     def _remember(self, prefetch: Prefetch) -> None:
         # what storage says that it has
-        fates, chain = self.cache.tree.fates, prefetch.sequence.chain
-        prefetch.answered_ns = fates.now_ns
+        history, chain = self.cache.tree.history, prefetch.sequence.chain
+        prefetch.answered_ns = history.now_ns
         if chain is None or not prefetch.restorable:
             return
         last = prefetch.start_page + prefetch.restorable[-1] - 1
-        if fates.census.stored[FULL][chain.numbers[last]] == Stored.written:
+        if history.registry.stored[FULL][chain.numbers[last]] == Stored.written:
             return  # as in every run that filled its storage itself
         ends = prefetch.start_page + np.array(prefetch.restorable)
-        fates.find(chain.numbers[prefetch.start_page : ends[-1]], FULL)
+        history.find(chain.numbers[prefetch.start_page : ends[-1]], FULL)
         if prefetch.has_state:
-            fates.find(chain.numbers[ends - 1], MAMBA)
+            history.find(chain.numbers[ends - 1], MAMBA)
         for back in range(1, prefetch.window_pages + 1):
-            fates.find(chain.numbers[np.maximum(ends - back, prefetch.start_page)], SWA)
+            history.find(chain.numbers[np.maximum(ends - back, prefetch.start_page)], SWA)
 
     def _stage(self, prefetch: Prefetch) -> bool:
         """Take host pages, cut to what there is (reports 000-002); all of it, or none."""
-        self.cache.tree.fates.press(Pressure.prefetch, prefetch.sequence.chain)
+        self.cache.tree.history.press(Pressure.prefetch, prefetch.sequence.chain)
         room, config = self.cache.host_allocator, self.config
         wanted = prefetch.num_pages
         full = room.allocate(FULL, wanted, evict=not config.evict_whole)
@@ -318,11 +314,12 @@ class Prefetcher:
         full, swa, state = prefetch.staged
         if completed and keeps:
             kept_swa, kept_state = (swa, state) if is_whole else (NO_PAGES, NO_PAGES)
-            already = self.cache.insert_host(
-                prefetch.anchor, prefetch.sequence, (full[:completed], kept_swa, kept_state)
+            prefetch.published_pages = self.cache.insert_host(
+                prefetch.anchor,
+                prefetch.sequence,
+                (full[:completed], kept_swa, kept_state),
+                is_restorable=is_whole or not prefetch.has_sidecars,
             )
-            prefetch.published_pages = completed - already
-            self.counters["prefetch/discarded_duplicate_pages"] += already
             prefetch.staged = [
                 full[completed:],
                 NO_PAGES if is_whole else swa,
@@ -330,7 +327,7 @@ class Prefetcher:
             ]
         elif completed:
             self.cache.host_allocator.free(FULL, full[:completed])
-            self.counters["prefetch/discarded_incomplete_pages"] += completed
+            self.cache.arrivals.count(completed, "not_restorable")
             prefetch.staged[FULL] = full[completed:]
         self._settle(prefetch)
 
@@ -341,7 +338,9 @@ class Prefetcher:
     def _end(self, prefetch: Prefetch, reason: str) -> None:
         # nobody reads any more: what is still staged goes back
         prefetch.phase = Phase.ended
-        self.counters[f"prefetch/discarded_{reason}_pages"] += len(prefetch.staged[FULL])
+        late = prefetch.completed_pages - prefetch.taken_pages
+        self.cache.arrivals.count(late, "late")
+        self.counters[f"prefetch/discarded_{reason}_pages"] += len(prefetch.staged[FULL]) - late
         for kind in KINDS:
             self.cache.host_allocator.free(kind, prefetch.staged[kind])
             prefetch.staged[kind] = NO_PAGES

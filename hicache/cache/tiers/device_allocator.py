@@ -5,6 +5,7 @@ from collections import Counter
 from hicache.cache.pages import PageIds, Pools
 from hicache.cache.tiers.back_ups import BackUps
 from hicache.cache.tree.actions import FreePages, free_evicted
+from hicache.cache.tree.arrivals import Arrivals
 from hicache.cache.tree.node import DEVICE, Node
 from hicache.cache.tree.radix_tree import RadixTree
 
@@ -13,12 +14,21 @@ class DeviceAllocator:
     """Hands out device pages (mamba: slots), evicting what the tree can spare."""
 
     def __init__(
-        self, tree: RadixTree, pools: Pools, counters: Counter[str], write_back: BackUps | None
+        self,
+        tree: RadixTree,
+        pools: Pools,
+        counters: Counter[str],
+        arrivals: Arrivals,
+        write_back: BackUps | None,
     ) -> None:
-        """`write_back`: copies what is about to be lost; none: it has a copy, or goes."""
+        """`write_back`: copies what is about to be lost; none: it has a copy, or goes.
+
+        `arrivals`: is told of what leaves the host with it.
+        """
         self._tree = tree
         self._pools = pools
         self._counters = counters
+        self._arrivals = arrivals
         self._write_back = write_back
 
     def evictable(self, kind: int) -> int:
@@ -65,6 +75,6 @@ class DeviceAllocator:
                     continue
             actions: list[FreePages] = []
             self._tree.evict_device(victim, kind, actions)
-            free_evicted(actions, self._pools, self._counters)
+            free_evicted(actions, self._pools, self._counters, self._arrivals)
             return True
         return False

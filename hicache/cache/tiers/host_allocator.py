@@ -5,6 +5,7 @@ from collections import Counter
 from hicache.cache.pages import PageIds, Pools
 from hicache.cache.tiers.storage_writes import StorageWriter
 from hicache.cache.tree.actions import FreePages, free_evicted
+from hicache.cache.tree.arrivals import Arrivals
 from hicache.cache.tree.node import HOST
 from hicache.cache.tree.radix_tree import RadixTree
 
@@ -13,12 +14,18 @@ class HostAllocator:
     """Hands out host pages (mamba: slots), evicting what the tree can spare."""
 
     def __init__(
-        self, tree: RadixTree, pools: Pools, counters: Counter[str], writer: StorageWriter | None
+        self,
+        tree: RadixTree,
+        pools: Pools,
+        counters: Counter[str],
+        arrivals: Arrivals,
+        writer: StorageWriter | None,
     ) -> None:
-        """`writer`: is told of what is about to leave; none without storage."""
+        """`arrivals`, `writer`: are told of what leaves; no writer without storage."""
         self._tree = tree
         self._pools = pools
         self._counters = counters
+        self._arrivals = arrivals
         self._writer = writer
 
     def allocate(self, kind: int, count: int, *, evict: bool = True) -> PageIds | None:
@@ -50,5 +57,5 @@ class HostAllocator:
             self._writer.on_leaving(victim, kind)
         actions: list[FreePages] = []
         self._tree.evict_host(victim, kind, actions)
-        free_evicted(actions, self._pools, self._counters)
+        free_evicted(actions, self._pools, self._counters, self._arrivals)
         return True

@@ -5,7 +5,8 @@ from itertools import pairwise
 
 from hicache.cache.pages import NO_PAGES, PageIds, joined
 from hicache.cache.tiers.device_allocator import DeviceAllocator
-from hicache.cache.tiers.transfer import Bookings, LoadBack, Move, bytes_of
+from hicache.cache.tiers.transfer import Bookings, LoadBack, Move
+from hicache.cache.tree.arrivals import Arrivals
 from hicache.cache.tree.match import MatchResult
 from hicache.cache.tree.node import DEVICE, FULL, HOST, KINDS, MAMBA, SWA, Node
 from hicache.cache.tree.radix_tree import RadixTree
@@ -20,8 +21,8 @@ class LoadBacks:
         allocator: DeviceAllocator,
         bookings: Bookings,
         counters: Counter[str],
+        arrivals: Arrivals,
         *,
-        page_bytes: tuple[int, int, int],
         threshold: int,
     ) -> None:
         """`threshold`: full tokens below which nothing is loaded but for a window or a state."""
@@ -29,7 +30,7 @@ class LoadBacks:
         self._allocator = allocator
         self._bookings = bookings
         self._counters = counters
-        self._page_bytes = page_bytes
+        self._arrivals = arrivals
         self._threshold = threshold
 
     def load(self, match: MatchResult) -> LoadBack | None:
@@ -67,10 +68,12 @@ class LoadBacks:
                 sources.append(held)
                 tree.residency.put(each, DEVICE, kind, part)
             moves.append(Move(kind, joined(sources), taken[kind]))
+            if kind == FULL:
+                self._arrivals.use(moves[-1].sources)
         counts = (len(taken[FULL]), len(taken[SWA]), len(taken[MAMBA]))
         load_back = LoadBack(
             moves=moves,
-            num_bytes=bytes_of(counts, self._page_bytes),
+            num_bytes=self._bookings.bytes_of(counts),
             node=node,
             locks=[lock],
             host_locks=[host_lock],

@@ -4,10 +4,10 @@ from collections import Counter
 
 from hicache.cache.pages import PageIds
 from hicache.cache.tiers.transfer import BackUp, Bookings, StorageDelete, StorageWrite
-from hicache.cache.tree.census import PageNumbers, Stored
 from hicache.cache.tree.keys import keys_of
 from hicache.cache.tree.lock import Lock
 from hicache.cache.tree.node import FULL, HOST, MAMBA, SWA, Node
+from hicache.cache.tree.page_registry import PageNumbers, Stored
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.config import StorageWrites, Tiering
 
@@ -24,7 +24,6 @@ class StorageWriter:
         bookings: Bookings,
         counters: Counter[str],
         *,
-        page_bytes: tuple[int, int, int],
         queue_bytes: int,
         tiering: Tiering,
         when: StorageWrites,
@@ -34,7 +33,6 @@ class StorageWriter:
         self._tree = tree
         self._bookings = bookings
         self._counters = counters
-        self._page_bytes = page_bytes
         self._queue_bytes = queue_bytes
         self._is_exclusive = tiering is Tiering.exclusive
         self._when = when
@@ -81,7 +79,7 @@ class StorageWriter:
         for each, kind in read:
             each.stored[kind] = not self._is_exclusive
             if self._is_exclusive:
-                self._tree.fates.take_out(each.numbers_of(kind), kind)
+                self._tree.history.take_out(each.numbers_of(kind), kind)
         if self._is_exclusive:
             keys = [key for each, kind in read for key in keys_of(self._tree.names, each, kind)]
             self._bookings.outbox.append(StorageDelete(keys=keys))
@@ -153,7 +151,7 @@ class StorageWriter:
             keys += keys_of(self._tree.names, node, kind)
             pages += [(kind, page_id) for page_id in page_ids]
             numbers.append((kind, node.numbers_of(kind)))
-            num_bytes += self._page_bytes[kind] * len(page_ids)
+            num_bytes += self._bookings.page_bytes[kind] * len(page_ids)
         return StorageWrite(
             keys=keys, pages=pages, num_bytes=num_bytes, host_locks=[], numbers=numbers
         )
@@ -173,7 +171,7 @@ class StorageWriter:
 
     def _mark(self, write: StorageWrite, stored: int) -> None:
         for kind, numbers in write.numbers:
-            self._tree.fates.store(numbers, kind, stored)
+            self._tree.history.store(numbers, kind, stored)
 
     def _lock_alone(self, node: Node, kind: int) -> Lock:
         return self._tree.lock_host(

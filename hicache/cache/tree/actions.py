@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from hicache.cache.pages import PageIds, Pools
-from hicache.cache.tree.node import KIND_NAMES, MAMBA, TIER_NAMES, Node
+from hicache.cache.tree.arrivals import Arrivals
+from hicache.cache.tree.node import FULL, HOST, KIND_NAMES, MAMBA, TIER_NAMES, Node
 
 
 class FreePages(NamedTuple):
@@ -35,8 +36,12 @@ def free(actions: Iterable[FreePages], pools: Pools) -> None:
         pools[tier][kind].free(page_ids)
 
 
-def free_evicted(actions: Iterable[FreePages], pools: Pools, counters: Counter[str]) -> None:
+def free_evicted(
+    actions: Iterable[FreePages], pools: Pools, counters: Counter[str], arrivals: Arrivals
+) -> None:
     """Carry out and count what an eviction frees."""
     for tier, kind, page_ids in actions:
+        if tier == HOST and kind == FULL:
+            arrivals.evict(page_ids)
         counters[f"evict/{TIER_NAMES[tier]}_{KIND_NAMES[kind]}_pages"] += len(page_ids)
         pools[tier][kind].free(page_ids)

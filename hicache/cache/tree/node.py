@@ -6,7 +6,7 @@ Components and tiers are small integers here, because they index lists on the ho
 from collections.abc import Iterator
 
 from hicache.cache.pages import PageIds
-from hicache.cache.tree.census import NO_NUMBERS, PageNumbers
+from hicache.cache.tree.page_registry import NO_NUMBERS, PageNumbers
 from hicache.models import ComponentKind
 
 FULL, SWA, MAMBA = 0, 1, 2
@@ -66,7 +66,7 @@ class Node:
         self.created = 0  # its number, in the order in which nodes grew; both halves keep it
         self.digests: list[bytes] | None = None  # one a page, once storage needed them
         self.stored = [False, False, False]  # by component: storage was given it, or had it
-        self.numbers = NO_NUMBERS  # of its pages in the census, if anybody counts
+        self.numbers = NO_NUMBERS  # of its pages in the registry, if anybody counts
         self.seed: bytes | None = None  # roots only: what the chain of digests starts from
 
     @property

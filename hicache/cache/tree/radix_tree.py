@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 from hicache.cache.tree.actions import FreePages, Plan
 from hicache.cache.tree.eviction import EvictionPolicy
-from hicache.cache.tree.fates import Fates
 from hicache.cache.tree.keys import Digests, PageNames, make_root
 from hicache.cache.tree.lock import Lock
 from hicache.cache.tree.match import MatchResult
 from hicache.cache.tree.node import DEVICE, FULL, HOST, MAMBA, SWA, Node
+from hicache.cache.tree.page_history import PageHistory
 from hicache.cache.tree.residency import Residency
 
 EVERYTHING = 1 << 40  # a run of window pages that began at the root is long enough for any window
@@ -35,10 +35,10 @@ class RadixTree:
         split_refreshes: bool = False,
         leaving_refreshes: bool = False,
         names: PageNames | None = None,
-        fates: Fates | None = None,
+        history: PageHistory | None = None,
     ) -> None:
-        """`names`: what its pages are called; by default their digests. `fates`: told of what comes
-        and goes."""
+        """`names`: what its pages are called; by default their digests. `history`: told of what
+        comes and goes."""
         self.page_size = page_size
         self.names = names or Digests(page_size)
         self.page_bytes = self.names.page_bytes
@@ -57,9 +57,9 @@ class RadixTree:
             has_states=has_states,
             reclaims_duplicates=reclaims_duplicates,
             leaving_refreshes=leaving_refreshes,
-            fates=fates,
+            history=history,
         )
-        self.fates = self.residency.fates
+        self.history = self.residency.history
 
     # -- finding ------------------------------------------------------------------------------
 

@@ -3,9 +3,9 @@
 from hicache.cache.pages import PageIds
 from hicache.cache.tree.actions import FreePages
 from hicache.cache.tree.eviction import EvictionPolicy, Priority
-from hicache.cache.tree.fates import Fates
 from hicache.cache.tree.lock import Lock
 from hicache.cache.tree.node import DEVICE, FULL, HOST, MAMBA, SWA, TIERS, Node
+from hicache.cache.tree.page_history import PageHistory
 from hicache.cache.tree.victims import VictimQueue
 
 
@@ -37,10 +37,10 @@ class Residency:
         has_states: bool,
         reclaims_duplicates: bool,
         leaving_refreshes: bool = False,
-        fates: Fates | None = None,
+        history: PageHistory | None = None,
     ) -> None:
         """`leaving_refreshes`: window or state on the host counts as used when it leaves the
-        device. `fates`: told of what comes and goes."""
+        device. `history`: told of what comes and goes."""
         self.resident = ([0, 0, 0], [0, 0, 0])
         self.protected = ([0, 0, 0], [0, 0, 0])
         self.leaves = (VictimQueue(policy.priority), VictimQueue(policy.priority))
@@ -48,7 +48,7 @@ class Residency:
             {SWA: VictimQueue(_swa_tick), MAMBA: VictimQueue(_mamba_tick)} for _ in TIERS
         )
         self.duplicates: dict[Node, None] = {}
-        self.fates = Fates() if fates is None else fates
+        self.history = PageHistory() if history is None else history
         self.tick = 0  # logical time: one more with each match and each insertion
         self._window_pages = window_pages
         self._has_states = has_states
@@ -75,7 +75,7 @@ class Residency:
         """A tombstone gets data, or will by a copy that is about to be made. O(log n)."""
         assert node.held[tier][kind] is None
         node.held[tier][kind] = page_ids
-        self.fates.put(node, tier, kind)
+        self.history.put(node, tier, kind)
         self.resident[tier][kind] += len(page_ids)
         if node.locks[tier][kind]:
             self.protected[tier][kind] += len(page_ids)
@@ -90,7 +90,7 @@ class Residency:
             return
         assert not node.locks[tier][kind], f"{node} is locked and may not be evicted"
         node.held[tier][kind] = None
-        self.fates.drop(node, tier, kind)
+        self.history.drop(node, tier, kind)
         self.resident[tier][kind] -= len(page_ids)
         actions.append(FreePages(tier, kind, page_ids))
         if self._leaving_refreshes and tier == DEVICE and node.held[HOST][kind] is not None:

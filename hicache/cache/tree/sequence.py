@@ -1,8 +1,8 @@
 """What one request holds of the cache while it runs."""
 
 from hicache.cache.pages import PageIds
-from hicache.cache.tree.census import Chain
 from hicache.cache.tree.lock import Lock
+from hicache.cache.tree.page_registry import Chain
 
 
 class Sequence:
@@ -36,7 +36,7 @@ class Sequence:
     def __init__(self, tokens: bytes, namespace: str = "") -> None:
         self.tokens = tokens
         self.namespace = namespace
-        self.chain: Chain | None = None  # its pages in the census, if anybody counts
+        self.chain: Chain | None = None  # its pages in the registry, if anybody counts
         self.full_pages: PageIds = []
         self.swa_pages: PageIds = []
         self.num_pages = 0

@@ -33,7 +33,7 @@ class TorchRuntime:
     """
 
     def __init__(
-        self, config: ExperimentConfig, *, device_counts: Counts, host_counts: Counts, tp: int
+        self, config: ExperimentConfig, device_counts: Counts, host_counts: Counts, *, tp: int
     ):
         self._config = config
         self._device_counts, self._host_counts = device_counts, host_counts

@@ -7,7 +7,7 @@ from hicache.request import Request
 from hicache.scheduler.batch import Outcome
 
 
-class HangUps:
+class ClientTimeouts:
     """Who waits for which request, and until when.
 
     Holds only requests that are here: nothing happens when the patience of an answered one ends.

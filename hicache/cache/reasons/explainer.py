@@ -1,18 +1,18 @@
-"""Judges the requests of one engine by the fates of its pages."""
+"""Explains the computed tokens of one engine by the history of its pages."""
 
 from dataclasses import dataclass
 
 from hicache.cache.prefetch.prefetch import Prefetch
-from hicache.cache.reasons.inquest import Inquest, Setting
+from hicache.cache.reasons.missing_pages import MissingPages, Setting
 from hicache.cache.reasons.table import Span
-from hicache.cache.tree.census import Chain, num_leading
-from hicache.cache.tree.fates import Fates
 from hicache.cache.tree.match import MatchResult
+from hicache.cache.tree.page_history import PageHistory
+from hicache.cache.tree.page_registry import Chain, num_leading
 from hicache.request import Request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class Explanation:
     """A request that may be admitted now, and why what it has not found is not there."""
 
     chain: Chain
@@ -22,17 +22,17 @@ class Case:
     spans: list[Span]  # from the end of what was found to the last page boundary
 
 
-class Judge:
+class Explainer:
     """Gives every token that is computed a reason. Decides nothing."""
 
-    def __init__(self, fates: Fates, setting: Setting) -> None:
-        self._fates = fates
+    def __init__(self, history: PageHistory, setting: Setting) -> None:
+        self._history = history
         self._setting = setting
         self._page = setting.page_size
 
     def chain_of(self, request: Request) -> Chain:
         """The pages of a request."""
-        return Chain(request.id, self._fates.census.numbers_of(request), request.prompt_len)
+        return Chain(request.id, self._history.registry.numbers_of(request), request.prompt_len)
 
     def open(
         self,
@@ -44,7 +44,7 @@ class Judge:
         prefetch: Prefetch | None,
         declined: str | None,
         is_again: bool,
-    ) -> Case:
+    ) -> Explanation:
         """Look at things as they are before the request takes anything.
 
         Args:
@@ -60,10 +60,10 @@ class Judge:
         first, reach = match.found_len // page, (target_len - 1) // page
         spans: list[Span] = []
         if first < reach:
-            seen = num_leading(self._fates.census.is_seen[chain.numbers[:reach]])
+            seen = num_leading(self._history.registry.is_seen[chain.numbers[:reach]])
             if first < seen:
-                inquest = Inquest(
-                    self._fates,
+                missing = MissingPages(
+                    self._history,
                     self._setting,
                     chain.numbers[:seen],
                     full_end=match.full_len // page,
@@ -71,30 +71,32 @@ class Judge:
                     prefetch=None if is_again else prefetch,
                     declined="retracted" if is_again else declined,
                 )
-                spans += inquest.spans(first)
+                spans += missing.spans(first)
             seen = max(first, seen)
             if seen < reach:
                 spans.append(Span(seen * page, reach * page, "first_seen"))
-        return Case(chain=chain, match=match, target_len=target_len, is_again=is_again, spans=spans)
+        return Explanation(
+            chain=chain, match=match, target_len=target_len, is_again=is_again, spans=spans
+        )
 
-    def close(self, case: Case, cached_len: int) -> list[Span]:
+    def close(self, explanation: Explanation, cached_len: int) -> list[Span]:
         """The request is admitted: a reason for each token `[cached_len, target_len)`."""
-        match, target_len, page = case.match, case.target_len, self._page
-        spans = list(case.spans)
+        match, target_len, page = explanation.match, explanation.target_len, self._page
+        spans = list(explanation.spans)
         if cached_len < match.found_len:
             spans.insert(0, Span(cached_len, match.found_len, self._unused(match)))
         last_page = max((target_len - 1) // page * page, cached_len)
         if last_page < target_len - 1:
             spans.append(Span(last_page, target_len - 1, "page_rounding"))
         spans.append(Span(target_len - 1, target_len, "last_token"))
-        self._fates.admit(case.chain, cached_len // page)
-        if case.is_again:
+        self._history.admit(explanation.chain, cached_len // page)
+        if explanation.is_again:
             spans = [_own(span) for span in spans]
         return spans
 
     def forget(self, chain: Chain) -> None:
         """A request has been given up on; what it had not computed, nobody has seen."""
-        self._fates.forget(chain)
+        self._history.forget(chain)
 
     def _unused(self, match: MatchResult) -> str:
         if match.usable_len < match.found_len:

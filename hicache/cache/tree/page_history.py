@@ -7,8 +7,8 @@ from typing import Final
 
 import numpy as np
 
-from hicache.cache.tree.census import Census, Chain, PageNumbers, Stored, place_of
 from hicache.cache.tree.node import DEVICE, FULL, KINDS, Node
+from hicache.cache.tree.page_registry import Chain, PageNumbers, PageRegistry, Stored, place_of
 
 
 class Pressure:
@@ -23,23 +23,23 @@ class Pressure:
     prefetch: Final = 6
 
 
-# of `Fates.marks`
+# of `PageHistory.marks`
 ON_DEVICE, ON_HOST, WAS_HELD, WAS_COPIED, COPY_DROPPED = (np.uint8(1 << bit) for bit in range(5))
 IS_HELD = ON_DEVICE | ON_HOST
 HAS_COPY = ON_HOST | WAS_HELD | WAS_COPIED
-NOBODY, THROWN_AWAY = 0, -1  # of `Fates.owners`; requests are one more than their number
+NOBODY, THROWN_AWAY = 0, -1  # of `PageHistory.owners`; requests are one more than their number
 
 
-class Fates:
-    """The marks and the last loss of every page of the census, by component and page number.
+class PageHistory:
+    """The marks and the last loss of every page of the registry, by component and page number.
 
     A node or sequence without page numbers leaves no trace. `owners` are the admitted requests that
     compute a page which they have not published yet.
     """
 
-    def __init__(self, census: Census | None = None) -> None:
-        self.census = Census({}, 1) if census is None else census
-        size = self.census.num_pages
+    def __init__(self, registry: PageRegistry | None = None) -> None:
+        self.registry = PageRegistry({}, 1) if registry is None else registry
+        size = self.registry.num_pages
         self.now_ns = 0
         self.marks = [np.zeros(size, np.uint8) for _ in KINDS]
         self.lost_for = [np.zeros(size, np.uint8) for _ in KINDS]  # a Pressure
@@ -69,7 +69,7 @@ class Fates:
         if len(numbers):
             place = place_of(numbers)
             self.marks[kind][place] |= ON_DEVICE | WAS_HELD if tier == DEVICE else HAS_COPY
-            self.census.is_seen[place] = True
+            self.registry.is_seen[place] = True
 
     def drop(self, node: Node, tier: int, kind: int) -> None:
         """The node has just lost it."""
@@ -94,20 +94,20 @@ class Fates:
         if not len(numbers):
             return
         place = place_of(numbers)
-        is_there = self.census.stored[kind][place] == Stored.written
+        is_there = self.registry.stored[kind][place] == Stored.written
         if is_there.any():
             place = numbers[~is_there]
-        self.census.stored[kind][place] = stored
+        self.registry.stored[kind][place] = stored
         if stored == Stored.written:
-            self.census.written_ns[kind][place] = self.now_ns
+            self.registry.written_ns[kind][place] = self.now_ns
 
     def take_out(self, numbers: PageNumbers, kind: int) -> None:
         """An exclusive storage has given pages away."""
-        self.census.stored[kind][numbers] = Stored.never
+        self.registry.stored[kind][numbers] = Stored.never
 
     def find(self, numbers: PageNumbers, kind: int) -> None:
         """Storage says that it has pages."""
-        self.census.is_seen[numbers] = True
+        self.registry.is_seen[numbers] = True
         self.store(numbers, kind, Stored.written)
 
     # -- what requests compute -----------------------------------------------------------------
@@ -117,7 +117,7 @@ class Fates:
         numbers = chain.numbers[first:]  # what it has found is in the tree, and was seen there
         if len(numbers):
             place = place_of(numbers)
-            self.census.is_seen[place] = True
+            self.registry.is_seen[place] = True
             self.owners[place] = chain.request_id + 1
 
     def publish(self, chain: Chain, first: int, end: int) -> None:
@@ -137,5 +137,7 @@ class Fates:
         """A request will not compute what it has not computed yet; nobody has seen that."""
         mine = chain.numbers[self.owners[chain.numbers] == chain.request_id + 1]
         self.owners[mine] = NOBODY
-        is_known = (self.marks[FULL][mine] > 0) | (self.census.stored[FULL][mine] == Stored.written)
-        self.census.is_seen[mine[~is_known]] = False
+        is_known = (self.marks[FULL][mine] > 0) | (
+            self.registry.stored[FULL][mine] == Stored.written
+        )
+        self.registry.is_seen[mine[~is_known]] = False

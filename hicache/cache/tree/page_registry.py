@@ -2,7 +2,7 @@
 
 A page's number stands for all tokens up to its end, so equal numbers mean equal prefixes; along a
 prefix they rise. The pages of one request are a `Chain`. Engines that share a storage share a
-census.
+registry.
 """
 
 from collections.abc import Mapping
@@ -42,7 +42,7 @@ class Chain:
     target_len: int
 
 
-class Census:
+class PageRegistry:
     """What is known of pages whatever engine they are on.
 
     `is_seen`: it was in an admitted request, or storage was found to have it. `stored`, and

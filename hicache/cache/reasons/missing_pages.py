@@ -10,17 +10,17 @@ from numpy.typing import NDArray
 
 from hicache.cache.prefetch.prefetch import Phase, Prefetch
 from hicache.cache.reasons.table import REASONS, Eviction, Span
-from hicache.cache.tree.census import PageNumbers, Stored, num_leading
-from hicache.cache.tree.fates import (
+from hicache.cache.tree.node import FULL, MAMBA, SWA
+from hicache.cache.tree.page_history import (
     COPY_DROPPED,
     IS_HELD,
     NOBODY,
     THROWN_AWAY,
     WAS_COPIED,
     WAS_HELD,
-    Fates,
+    PageHistory,
 )
-from hicache.cache.tree.node import FULL, MAMBA, SWA
+from hicache.cache.tree.page_registry import PageNumbers, Stored, num_leading
 
 Flags = NDArray[np.bool_]
 Codes = NDArray[np.int8]  # places in `REASONS`
@@ -63,12 +63,12 @@ class Setting:
     names_evictions: bool = False
 
 
-class Inquest:
+class MissingPages:
     """Into the pages of one request, as far as they were seen before. All places are pages."""
 
     def __init__(
         self,
-        fates: Fates,
+        history: PageHistory,
         setting: Setting,
         numbers: PageNumbers,
         *,
@@ -80,7 +80,7 @@ class Inquest:
         """Bind what is known.
 
         Args:
-            fates: of all pages.
+            history: of all pages.
             setting: what the engine has.
             numbers: of the request's pages, the first page first.
             full_end: up to where the tree holds full pages.
@@ -88,7 +88,7 @@ class Inquest:
             prefetch: the request's own.
             declined: why it had none.
         """
-        self._fates = fates
+        self._history = history
         self._setting = setting
         self._numbers = numbers
         self._full_end = min(full_end, len(numbers))
@@ -120,7 +120,7 @@ class Inquest:
         numbers = self._numbers[start:within]
         if not len(numbers):
             return start
-        stored = self._fates.census.stored
+        stored = self._history.registry.stored
         leads = num_leading(stored[FULL][numbers] == Stored.written)
         numbers = numbers[:leads]
         flags = np.ones(leads, bool)
@@ -182,14 +182,14 @@ class Inquest:
         # storage was given all of it, and did not say that it could restore it
         asked = self._start + len(prefetch.names)
         among = min(max(self._restorable_end(asked), first), end)
-        census, numbers = self._fates.census, self._numbers[first:among]
+        registry, numbers = self._history.registry, self._numbers[first:among]
         parts = []
         if first < among:
-            came = [census.written_ns[FULL][numbers[:1]]]
+            came = [registry.written_ns[FULL][numbers[:1]]]
             if self._setting.window_pages:
-                came.append(census.written_ns[SWA][numbers[-self._setting.window_pages :]])
+                came.append(registry.written_ns[SWA][numbers[-self._setting.window_pages :]])
             if self._setting.has_states:
-                came.append(census.written_ns[MAMBA][numbers[-1:]])
+                came.append(registry.written_ns[MAMBA][numbers[-1:]])
             answered_ns = prefetch.answered_ns
             assert answered_ns is not None
             is_late = max(int(each.max()) for each in came) >= answered_ns
@@ -209,7 +209,7 @@ class Inquest:
             return []
         held = min(self._full_end, end)
         if asks_storage and held < end:
-            stored = self._fates.census.stored[FULL][self._numbers[held:end]]
+            stored = self._history.registry.stored[FULL][self._numbers[held:end]]
             held += num_leading(stored == Stored.written)
         parts = []
         if first < held:
@@ -261,7 +261,7 @@ class Inquest:
                     return CODES["window_not_kept"], SWA
                 return int(self._story(SWA, place, place + 1, asks_storage=asks_storage)[0]), SWA
         # all of it is somewhere: the tree has one part, and storage another
-        stored = self._fates.census.stored
+        stored = self._history.registry.stored
         places = [(FULL, min(self._start, boundary - 1))]
         places += [(SWA, max(window, self._start))] if window < boundary else []
         places += [(MAMBA, boundary - 1)] if self._setting.has_states else []
@@ -275,31 +275,31 @@ class Inquest:
 
     def _story(self, kind: int, first: int, end: int, *, asks_storage: bool) -> Codes:
         """How data was lost; `NONE` for what storage has."""
-        fates, numbers = self._fates, self._numbers[first:end]
-        marks = fates.marks[kind][numbers]
-        codes: Codes = LOST_FOR[fates.lost_for[kind][numbers]]
+        history, numbers = self._history, self._numbers[first:end]
+        marks = history.marks[kind][numbers]
+        codes: Codes = LOST_FOR[history.lost_for[kind][numbers]]
         is_copied = (marks & WAS_COPIED) > 0
         codes[~is_copied & ((marks & COPY_DROPPED) > 0)] = CODES["back_up_dropped"]
-        stored = fates.census.stored[kind][numbers]
+        stored = history.registry.stored[kind][numbers]
         if asks_storage:
             codes[is_copied] = BY_STORED[stored[is_copied]]
             codes[stored == Stored.written] = NONE
         codes[((marks & WAS_HELD) == 0) & (stored != Stored.written)] = CODES["other_engine"]
         if kind == FULL:
-            owners = fates.owners[numbers]
+            owners = history.owners[numbers]
             codes[owners > NOBODY] = CODES["being_computed"]
             codes[owners == THROWN_AWAY] = CODES["thrown_away"]
         return codes
 
     def _is_there(self, kind: int, first: int, end: int, *, asks_storage: bool) -> Flags:
         numbers = self._numbers[first:end]
-        is_there: Flags = (self._fates.marks[kind][numbers] & IS_HELD) > 0
+        is_there: Flags = (self._history.marks[kind][numbers] & IS_HELD) > 0
         if asks_storage:
-            is_there |= self._fates.census.stored[kind][numbers] == Stored.written
+            is_there |= self._history.registry.stored[kind][numbers] == Stored.written
         return is_there
 
     def _was_there(self, kind: int, first: int, end: int) -> Flags:
-        was_there: Flags = (self._fates.marks[kind][self._numbers[first:end]] & WAS_HELD) > 0
+        was_there: Flags = (self._history.marks[kind][self._numbers[first:end]] & WAS_HELD) > 0
         return was_there
 
     def _has_window(self, flags: Flags) -> Flags:
@@ -326,9 +326,9 @@ class Inquest:
     def _evictions(self, kind: int, first: int, end: int) -> Iterator[Eviction]:
         if not self._setting.names_evictions:
             return
-        fates, numbers = self._fates, self._numbers[first:end]
-        lost = numbers[fates.lost_for[kind][numbers] > 0]
-        events = np.stack((fates.lost_ns[kind][lost], fates.lost_to[kind][lost]))
+        history, numbers = self._history, self._numbers[first:end]
+        lost = numbers[history.lost_for[kind][numbers] > 0]
+        events = np.stack((history.lost_ns[kind][lost], history.lost_to[kind][lost]))
         for (when_ns, request_id), count in zip(*_unique(events), strict=True):
             yield Eviction(int(when_ns), int(request_id), int(count))
 

@@ -1,6 +1,6 @@
 """Everything that happened in a run, and when: for whoever asks about one request, or for a trace.
 
-A chronicle listens at the ports of the serving loop. It makes a run slower, and decides nothing.
+A timeline listens at the ports of the serving loop. It makes a run slower, and decides nothing.
 Run it with `engine.jump=false`, so that every step ends where it was said to.
 """
 
@@ -14,7 +14,7 @@ from hicache.engine.loop import Engine
 from hicache.engine.ports import Executor, Io
 from hicache.executor.completions import Delivery, StepRun
 from hicache.scheduler.batch import Batch
-from hicache.scheduler.queue_waits import Turn
+from hicache.scheduler.queue_waits import Cause, Shortage, Turn
 from hicache.scheduler.request_state import RequestState
 
 
@@ -62,7 +62,7 @@ class Life:
 
 
 @dataclass(slots=True)
-class Chronicle:
+class Timeline:
     """In order of time; `turns`: of each engine, when its queue began to wait for what."""
 
     steps: list[Step] = field(default_factory=list)
@@ -73,7 +73,7 @@ class Chronicle:
 
     def watch(self, engine: Engine, number: int, executor: Executor) -> Executor:
         """The engine's executor, from now on listened to."""
-        self.turns[number] = engine.scheduler.queue_waits.turns = [Turn(0, "step", None)]
+        self.turns[number] = engine.scheduler.queue_waits.turns = [Turn(0, Shortage(Cause.step))]
         return _WatchedExecutor(executor, number, self)
 
     def watch_io(self, io: Io) -> Io:
@@ -95,10 +95,10 @@ class Chronicle:
 
 
 class _WatchedExecutor:
-    def __init__(self, inner: Executor, engine: int, chronicle: Chronicle) -> None:
+    def __init__(self, inner: Executor, engine: int, timeline: Timeline) -> None:
         self._inner = inner
         self._engine = engine
-        self._chronicle = chronicle
+        self._timeline = timeline
 
     @property
     def is_fenced(self) -> bool:
@@ -121,7 +121,7 @@ class _WatchedExecutor:
 
     def forward(self, batch: Batch, now_ns: int) -> StepRun:
         run = self._inner.forward(batch, now_ns)
-        self._chronicle.steps.append(
+        self._timeline.steps.append(
             Step(
                 engine=self._engine,
                 start_ns=now_ns,
@@ -148,14 +148,14 @@ class _WatchedExecutor:
         if prefetch is not None:
             transfer.request_id = prefetch.request_id
             transfer.num_pages = prefetch.num_pages
-        self._chronicle.transfers.append(transfer)
-        self._chronicle.open[what] = transfer
+        self._timeline.transfers.append(transfer)
+        self._timeline.open[what] = transfer
 
 
 class _WatchedIo:
-    def __init__(self, inner: Io, chronicle: Chronicle) -> None:
+    def __init__(self, inner: Io, timeline: Timeline) -> None:
         self._inner = inner
-        self._chronicle = chronicle
+        self._timeline = timeline
 
     def pass_by(self, limit_ns: int | None, clock: Clock) -> int | None:
         return self._inner.pass_by(limit_ns, clock)
@@ -163,11 +163,11 @@ class _WatchedIo:
     def advance(self, now_ns: int) -> list[Delivery]:
         deliveries = self._inner.advance(now_ns)
         for _, done in deliveries:
-            transfer = self._chronicle.open.get(done)
+            transfer = self._timeline.open.get(done)
             if transfer is None:
                 continue
             is_batch = isinstance(done, Prefetch) and not done.is_read
             if transfer.kind != "storage read" or not is_batch:
                 transfer.end_ns = now_ns
-                del self._chronicle.open[done]
+                del self._timeline.open[done]
         return deliveries

@@ -1,0 +1,148 @@
+"""Puts an engine together: its tree, its cache, its prefetcher and its scheduler."""
+
+from hicache.cache import invariants
+from hicache.cache.named import LENGTHS, RANKING, make_policy
+from hicache.cache.prefetch.prefetcher import Prefetcher
+from hicache.cache.prefix_cache import PrefixCache
+from hicache.cache.reasons.explainer import Explainer
+from hicache.cache.reasons.missing_pages import Setting
+from hicache.cache.tiers.capacity import make_pools
+from hicache.cache.tree.eviction import POLICIES, EvictionPolicy
+from hicache.cache.tree.keys import PageNames
+from hicache.cache.tree.node import FULL
+from hicache.cache.tree.page_history import PageHistory
+from hicache.cache.tree.page_registry import PageRegistry
+from hicache.cache.tree.radix_tree import RadixTree
+from hicache.config import ExperimentConfig, WritePolicy
+from hicache.engine.deployment import Deployment
+from hicache.engine.loop import Engine
+from hicache.engine.runtime import Runtime
+from hicache.models import GIB, ComponentKind
+from hicache.scheduler.checkpoints import PLACEMENTS, Placement
+from hicache.scheduler.scheduler import Scheduler
+
+
+def build_engine(
+    config: ExperimentConfig,
+    deployment: Deployment,
+    runtime: Runtime,
+    names: PageNames,
+    registry: PageRegistry | None,
+    *,
+    names_evictions: bool,
+) -> Engine:
+    """One engine, or one rank of it.
+
+    Args:
+        config: all knobs.
+        deployment: what they come to.
+        runtime: where it runs.
+        names: what pages are called.
+        registry: of the workload's pages, where computed tokens are to be explained.
+        names_evictions: whether an explanation says which evictions it was.
+    """
+    tree = _tree(config, names, registry)
+    cache = _cache(config, deployment, tree, has_storage=runtime.has_storage)
+    prefetcher = None
+    if runtime.has_storage:
+        capacity = deployment.host.counts[FULL]
+        tokens = None if capacity is None else capacity * config.cache.page_size
+        prefetcher = Prefetcher(cache, config.prefetch, tokens)
+    explainer = None
+    if registry is not None:
+        setting = Setting(
+            page_size=tree.page_size,
+            window_pages=tree.window_pages,
+            has_states=tree.has_states,
+            has_storage=runtime.has_storage,
+            prefetch_threshold=config.prefetch.threshold,
+            load_back_threshold=config.cache.load_back_threshold,
+            names_evictions=names_evictions,
+        )
+        explainer = Explainer(tree.history, setting)
+    is_real = config.executor.kind != "simulated"
+    scheduler = Scheduler(
+        cache,
+        prefetcher,
+        config.scheduler,
+        max_len=config.model.max_len,
+        checkpoints=_placement(config),
+        may_jump=config.engine.jump and not is_real,
+        takes_decode_pages_first=is_real,
+        estimate_s=deployment.cost.prefill_s,
+        explainer=explainer,
+    )
+    check = _check if config.engine.check_invariants else None
+    return Engine(cache, prefetcher, scheduler, runtime.executor(cache), check=check)
+
+
+def _tree(config: ExperimentConfig, names: PageNames, registry: PageRegistry | None) -> RadixTree:
+    knobs, model = config.cache, config.model
+    policy: EvictionPolicy = make_policy(
+        "cache.eviction",
+        knobs.eviction,
+        POLICIES,
+        wants={"priority": RANKING},
+        knobs=knobs.eviction_args,
+    )
+    return RadixTree(
+        page_size=knobs.page_size,
+        names=names,
+        policy=policy,
+        window_len=model.window_len,
+        has_states=ComponentKind.mamba in model.components,
+        split_refreshes=knobs.split_refreshes,
+        leaving_refreshes=knobs.leaving_refreshes,
+        reclaims_duplicates=knobs.write_policy is WritePolicy.write_back,
+        history=PageHistory(registry),
+    )
+
+
+def _cache(
+    config: ExperimentConfig, deployment: Deployment, tree: RadixTree, *, has_storage: bool
+) -> PrefixCache:
+    knobs, storage, is_traced = config.cache, config.storage, config.parallel.ranks > 1
+    return PrefixCache(
+        tree,
+        make_pools(deployment.device, deployment.host, config.model, is_traced=is_traced),
+        page_bytes=deployment.page_bytes,
+        write_policy=knobs.write_policy,
+        load_back_threshold=knobs.load_back_threshold,
+        storage_queue_bytes=queue_bytes(config) if has_storage else None,
+        tiering=storage.tiering,
+        storage_writes=storage.write,
+        write_hits=storage.write_hits,
+    )
+
+
+def _placement(config: ExperimentConfig) -> Placement:
+    knobs = config.cache
+    placement: Placement = make_policy(
+        "cache.checkpoints",
+        knobs.checkpoints,
+        PLACEMENTS,
+        knobs.page_size,
+        knobs.checkpoint_tokens,
+        wants={"lengths": LENGTHS},
+        knobs=knobs.checkpoints_args,
+    )
+    return placement
+
+
+def queue_bytes(config: ExperimentConfig) -> int:
+    """How much may wait to be written to storage: half of the host where nothing is said."""
+    queue_gib = config.storage.write_queue_gib
+    return int((config.cache.host_gib / 2 if queue_gib is None else queue_gib) * GIB)
+
+
+def _check(engine: Engine) -> None:
+    scheduler = engine.scheduler
+    reqs = [*scheduler.running, *([scheduler.partial] if scheduler.partial else [])]
+    reqs += [extend.req for extend in engine.extending]
+    slots = [slot for extend in engine.extending for _, slot in extend.saves]
+    invariants.check(engine.cache, engine.prefetcher, {req.sequence for req in reqs}, slots)
+    for req in reqs:
+        if req.blocked_since_ns is not None:
+            raise invariants.BrokenLawError(
+                f"law 9: request {req.request.id} has begun, and its wait for storage goes on"
+            )

@@ -1,0 +1,100 @@
+"""What a whole run comes to beside its requests: how loaded it was, and what its counters say."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from hicache.cache.tree.node import FULL
+from hicache.clock import SECOND_NS
+from hicache.config import ExperimentConfig
+from hicache.engine.deployment import Deployment
+from hicache.engine.loop import Engine
+from hicache.executor.simulated.cost import CostModel
+from hicache.request import Request
+from hicache.results.keys import COUNTERS
+from hicache.results.metrics import REQUIRED_MEASURES, RequestRecord
+from hicache.results.recorder import Recorder
+
+ENGINE_TIMES = ("engine/busy_ns", "engine/prefill_ns", "engine/backlog_ns")  # not keys themselves
+OFFERED_BATCH = 32  # answers decoded together, where an isolated request's decode cost is needed
+Lengths = tuple[int, int, int]  # tokens: cached, of the prompt, of the answer
+
+
+def run_measures(
+    config: ExperimentConfig,
+    deployment: Deployment,
+    records: Sequence[RequestRecord],
+    engines: Sequence[Engine],
+    recorder: Recorder,
+) -> dict[str, float]:
+    """Every measure of a run that is over, by its key; what did not happen is 0."""
+    counters, tp = recorder.totals(), deployment.tp
+    measures: dict[str, float] = {
+        name: count
+        for name, count in counters.items()
+        if not name.startswith("cache/") and name not in ENGINE_TIMES
+    }
+    discarded = [
+        count for name, count in counters.items() if name.startswith("prefetch/discarded_")
+    ]
+    span_s = _span_s([record.arrival_ns for record in records])
+    lengths = [
+        (record.prompt_len - record.computed_len, record.prompt_len, record.output_len)
+        for record in records
+        if record.output_len  # finished, or aborted when its answer had begun
+    ]
+    read_rate, write_rate = config.storage.read_gbps * 1e9, config.storage.write_gbps * 1e9
+    measures |= {
+        "prefetch/discarded_pages": sum(discarded),
+        "load/rho_gpu": _utilisation(deployment.cost, lengths, span_s, len(engines)),
+        "load/rho_read": counters["transfer/storage_read_bytes"] / span_s / read_rate,
+        "load/rho_write": counters["transfer/storage_write_bytes"] / span_s / write_rate,
+        # the time in which somebody could have begun, had there been room: in the step or in memory
+        "load/rho_queue": counters["engine/backlog_ns"] / SECOND_NS / span_s / len(engines),
+        "gpu/busy_s": counters["engine/busy_ns"] / SECOND_NS * tp,
+        "gpu/prefill_s": counters["engine/prefill_ns"] / SECOND_NS * tp,
+        "engine/steps_count": sum(engine.num_steps for engine in engines),
+        "engine/span_s": recorder.now_ns / SECOND_NS,
+        "tree/nodes_count": sum(engine.cache.tree.num_nodes for engine in engines),
+    }
+    return dict.fromkeys((*REQUIRED_MEASURES, *COUNTERS), 0) | measures
+
+
+def cold_load(requests: Sequence[Request], cost: CostModel, num_engines: int) -> float:
+    """Utilisation of the GPUs by these requests, if nothing were ever hit."""
+    lengths = [(0, request.prompt_len, request.output_len) for request in requests]
+    span_s = _span_s([request.arrival_ns for request in requests])
+    return _utilisation(cost, lengths, span_s, num_engines)
+
+
+def working_set(
+    requests: Sequence[Request], deployment: Deployment, page_size: int
+) -> dict[str, float]:
+    """Distinct tokens of the workload, and how much of their full KV the host could hold."""
+    parts = [part for each in requests for part in (each.prompt, each.output)]
+    starts = np.concatenate([part.starts for part in parts])
+    counts = np.concatenate([part.counts for part in parts])
+    order = np.argsort(starts, kind="stable")
+    firsts = starts[order].astype(np.int64)
+    ends = np.maximum.accumulate(firsts + counts[order])
+    before = np.concatenate(([firsts[0]], ends[:-1]))
+    tokens = int(np.maximum(ends - np.maximum(firsts, before), 0).sum())
+    capacity = deployment.host.counts[FULL]
+    measures: dict[str, float] = {"workload/distinct_tokens": tokens}
+    if capacity is not None:
+        measures["load/host_over_working_set"] = capacity * page_size / tokens
+    return measures
+
+
+def _utilisation(
+    cost: CostModel, requests: Sequence[Lengths], span_s: float, num_engines: int
+) -> float:
+    """Seconds of work offered a second, answers decoded in batches."""
+    offered = sum(cost.offered_s(*lengths, OFFERED_BATCH) for lengths in requests)
+    return offered / span_s / num_engines
+
+
+def _span_s(arrivals_ns: Sequence[int]) -> float:
+    if not arrivals_ns:
+        return 1.0
+    return max((max(arrivals_ns) - min(arrivals_ns)) / SECOND_NS, 1.0)

@@ -1,0 +1,72 @@
+"""Disjoint windows of a workload, each replayed alone: what a comparison has as replicates.
+
+Where requests come at times of their own a window is a stretch of time, and what came in
+`warm_up_s` before it is replayed before it, and not counted. All windows are equally long, and the
+first one begins where its warm-up ends. Where they come because others were
+answered a window is so many sessions, with their sub-agents, the same ones under every seed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hicache.clock import to_ns
+from hicache.config import WorkloadConfig
+from hicache.request import Request
+
+
+def cut_window(requests: Sequence[Request], config: WorkloadConfig) -> list[Request]:
+    """The requests of `config.window` and of its warm-up, ids unchanged, from time 0 on.
+
+    Raises:
+        ValueError: nothing comes in this window.
+    """
+    if not config.is_timed:
+        return _share_of_trees(requests, config)
+    assert config.windows is not None
+    warm_up_ns = to_ns(config.warm_up_s)
+    begin_ns = requests[0].arrival_ns + warm_up_ns
+    width_ns = (requests[-1].arrival_ns + 1 - begin_ns) / config.windows
+    opening_ns, start_ns, end_ns = (
+        begin_ns - warm_up_ns + round(config.window * width_ns),
+        begin_ns + round(config.window * width_ns),
+        begin_ns + round((config.window + 1) * width_ns),
+    )
+    if not any(start_ns <= request.arrival_ns < end_ns for request in requests):
+        raise _nothing_in(config, f"{len(requests)} requests, workload.warm_up_s set apart")
+    return [
+        replace(request, arrival_ns=request.arrival_ns - opening_ns)
+        for request in requests
+        if opening_ns <= request.arrival_ns < end_ns
+    ]
+
+
+def trees(requests: Sequence[Request]) -> dict[int, int]:
+    """Of each request, by id, the session that began it all: its own, or its sub-agent's parent's.
+
+    Turns of one session whose parents are not among the requests belong together all the same.
+    """
+    tree_of: dict[int, int] = {}
+    for request in requests:
+        parent = request.parent_id
+        tree_of[request.id] = request.session_id if parent is None else tree_of[parent]
+    return tree_of
+
+
+def _share_of_trees(requests: Sequence[Request], config: WorkloadConfig) -> list[Request]:
+    assert config.windows is not None
+    tree_of = trees(requests)
+    names = sorted(set(tree_of.values()))
+    first, end = (
+        round(edge * len(names) / config.windows) for edge in (config.window, config.window + 1)
+    )
+    kept = set(names[first:end])
+    if not kept:
+        raise _nothing_in(config, f"{len(names)} sessions")
+    return [request for request in requests if tree_of[request.id] in kept]
+
+
+def _nothing_in(config: WorkloadConfig, got: str) -> ValueError:
+    return ValueError(
+        f"workload.window={config.window} of workload.windows={config.windows} is empty: wanted at "
+        f"least a request in each, got {got}"
+    )

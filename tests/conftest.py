@@ -1,12 +1,19 @@
+import functools
+import gc
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 
 from hicache.cache.tree.arrivals import FATES
 from hicache.clock import SECOND_NS
+from hicache.compiled import is_compiled
+from hicache.config import WorkloadConfig
+from hicache.request import Request
 from hicache.results.metrics import REQUIRED_MEASURES, RequestRecord, Row, Status
+from hicache.workload import build
 
 HAS_GPU = shutil.which("nvidia-smi") is not None
 
@@ -14,12 +21,22 @@ if not HAS_GPU:
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel module is imported
 # read when torch is imported: tensors of tests are small, and its threads would only wait actively
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# what was imported is looked through at every full collection: a ninth of the time of whole runs
+gc.set_threshold(50_000, 20, 100)
+DRAWN = ("builtin", "chat", "agents")
+DRAWN_FROM = ("num_sessions", "session_rate", "think_cap_s")  # and a seed
+
+# their stand-ins are made as they are imported
+STAND_INS = ["executor/test_torch_plane.py", "scheduler/test_admission_terms.py"]
+collect_ignore = STAND_INS if is_compiled() else []
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what this machine cannot run, and long tests unless `-m` names them."""
     asked = config.getoption("markexpr")
     unwanted = {mark for mark in ("soak",) if mark not in asked}
+    if is_compiled():
+        unwanted.add("plain")
     if not HAS_GPU:
         unwanted.add("gpu")
     left_out = [item for item in items if any(item.get_closest_marker(m) for m in unwanted)]
@@ -33,6 +50,30 @@ def cache_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What is kept between runs is kept from the tests, which begin without."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def drawn_once() -> Iterator[None]:
+    """Equal workloads are drawn once: a run cut to a few requests would spend its time on that."""
+
+    @functools.lru_cache(maxsize=16)
+    def requests(kind: str, seed: int, *values: float) -> list[Request]:
+        # a generator that reads any other knob fails here
+        return drawing[kind](
+            SimpleNamespace(**dict(zip(DRAWN_FROM, values, strict=True))), seed=seed
+        )
+
+    def drawn(kind: str) -> Callable[..., list[Request]]:
+        def draw(config: WorkloadConfig, *, seed: int) -> list[Request]:
+            return requests(kind, seed, *(getattr(config, name) for name in DRAWN_FROM))
+
+        return draw
+
+    drawing = dict(build.GENERATORS)
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in DRAWN:
+            patch.setitem(build.GENERATORS, kind, drawn(kind))
         yield
 
 

@@ -32,7 +32,7 @@ def stored(directory: Path, *overrides: str) -> Path:
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return stored(tmp_path_factory.mktemp("run"), "workload.limit=500")
+    return stored(tmp_path_factory.mktemp("run"), "workload.limit=150")
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def trace(again: Rerun, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
 
 def test_a_run_comes_out_the_same_when_it_is_made_again(again: Rerun) -> None:
     assert again.differences == ()
-    assert len(again.records) == 500
+    assert len(again.records) == 150
 
 
 def test_a_stored_configuration_is_read_back_as_it_was(run_dir: Path) -> None:
@@ -127,11 +127,11 @@ def test_the_slowest_are_told_of(again: Rerun) -> None:
 
 def test_every_request_can_be_told_of(again: Rerun) -> None:
     told = lines(again, list(again.records), None, is_trace=False)
-    assert sum(line.startswith("Request ") for line in told) == 500
+    assert sum(line.startswith("Request ") for line in told) == 150
 
 
 def test_a_request_that_is_not_there_is_named(again: Rerun) -> None:
-    with pytest.raises(ValueError, match="no request 9999: they are numbered from 0 to 499"):
+    with pytest.raises(ValueError, match="no request 9999: they are numbered from 0 to 149"):
         lines(again, [9999], None, is_trace=False)
 
 

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 # on below the loop as if it had just been started. An engine that answers at once stands in for
 # hicache.experiment, so that these tests are about the program around it.
 PROGRAM = """
-import json, os, resource, socket, sys, types
+import gc, json, os, resource, socket, sys, types
 sys.path[:0] = [{root!r}, {tests!r}]
 from conftest import finished_request
 from hicache.results.metrics import REQUIRED_MEASURES, Progress, Result, Row
@@ -46,10 +46,13 @@ from experiments.launch.schema import config_of
 from experiments.run import main
 from experiments.tables import sheet, sweep_figure, table
 from hicache.results import report
+from hydra._internal.hydra import Hydra
 from hydra.core.plugins import Plugins
 
 Plugins.instance()  # looks for them in all that is installed
 config_of("seed=1")  # the first override is parsed slowly
+gc.freeze()
+gc.disable()
 asking = socket.socket(fileno=0)
 while True:
     told, streams, *_ = socket.recv_fds(asking, 1 << 16, 2)
@@ -73,6 +76,8 @@ sys.argv[1:] = call["arguments"]
 os.environ |= call["variables"]
 if "DRAW" not in os.environ:  # what half of a run is spent on
     report.save = lambda figure, path: path.touch()
+if not any(word.startswith("experiment=") for word in sys.argv):
+    Hydra.get_mode = lambda *told, **named: None  # composes all of it, for only they have a mode
 main()
 """
 RUN_FILES = {
@@ -248,7 +253,7 @@ def test_a_run_whose_summary_nobody_can_read_is_finished_all_the_same(program, t
 
 def test_a_sweep_whose_table_cannot_be_written_prints_it(program, tmp_path):
     (tmp_path / "sweep.csv").mkdir()  # so that no file of this name can be made
-    done = program("-m", "seed=0,1", f"hydra.sweep.dir={tmp_path}")
+    done = program("-m", "seed=0", f"hydra.sweep.dir={tmp_path}")
     assert done.returncode == 1
     assert "token hit rate" in done.stdout
     assert done.stdout.splitlines()[-1] == str(tmp_path)

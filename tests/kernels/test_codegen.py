@@ -43,7 +43,7 @@ while True:
     source = ast.unparse(delete.visit(ast.parse(inspect.getsource(copy))))
     if wanted > delete.seen:
         break
-    path = Path(sys.argv[1]) / f"copy_without_{wanted}.py"
+    path = folder / f"copy_without_{wanted}.py"
     path.write_text(source)
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
@@ -67,7 +67,7 @@ for case in cases():
                 else each
                 for each in case.arguments
             ))
-sys.path.insert(0, sys.argv[2])
+sys.path.insert(0, sys.argv[3])
 import loops
 
 def loop(kernel, arguments, num_warps, words):
@@ -97,28 +97,81 @@ print(json.dumps({
 NUM_PROMISES = 5  # source and target address, source and target offset, number of words
 
 
-def in_a_process_that_compiles(*arguments):
+WARM = """
+import json, torch
+from hicache.kernels import checksum, copy, copy_table, index
+from hicache.kernels.stand_in import stand_in
+
+driver = stand_in()
+kernels = (
+    copy._copy_kernel, checksum._copy_with_checksum_kernel,
+    index._page_table_kernel, index._window_table_kernel,
+)
+def num_compiled():
+    return [len(kernel.device_caches[0][0]) for kernel in kernels]
+
+table = copy_table([torch.zeros(9, 4096)], [torch.zeros(9, 4096)])
+copy.warm_up(table)
+checksum.warm_up(table)
+index.warm_up(table.device, page_size=16)
+warm = num_compiled()
+for start in range(4):
+    ids = torch.arange(8, dtype=torch.int32)[start:]
+    copy.copy_items(table, ids, ids)
+    checksum.copy_items_with_checksum(table, ids, ids)
+    pages = index.page_table(ids, ids[:2].view(1, 2), ids[:2], num_columns=3 + start)
+    index.window_table(pages, ids[:1], ids, page_size=16, window_len=7 + 16 * start)
+print(json.dumps({"warm": warm, "served": num_compiled(), "launches": driver.num_launches}))
+"""
+# every script in a process of its own, which begins with torch imported
+FORKING = """
+import json, os, sys
+from pathlib import Path
+import torch
+from hicache.kernels import codegen
+
+scripts, folder = json.loads(sys.argv[1]), Path(sys.argv[2])
+for name, script in scripts.items():
+    if os.fork() == 0:
+        os.dup2(os.open(folder / f"{name}.json", os.O_WRONLY | os.O_CREAT), 1)
+        exec(script)
+        break
+    os.wait()
+"""
+SCRIPTS = {
+    "reports": "sys.argv[1:] = ['--json']; codegen.main()",
+    "own": "sys.argv[1:] = ['--json', '--kernel', 'hicache.kernels.contract:ours']; codegen.main()",
+    "variants": VARIANTS,
+    "warm": WARM,
+}
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory):
+    """What each of the scripts printed."""
+    folder = tmp_path_factory.mktemp("compiled")
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    told = [json.dumps(SCRIPTS), str(folder), str(Path(__file__).parent)]
     run = subprocess.run(
-        [sys.executable, "-W", "ignore", *arguments],
+        [sys.executable, "-W", "ignore", "-c", FORKING, *told],
         env=environment,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert run.stdout, run.stderr
-    return json.loads(run.stdout)
+    texts = {name: (folder / f"{name}.json").read_text() for name in SCRIPTS}
+    assert all(texts.values()), run.stderr
+    return {name: json.loads(text) for name, text in texts.items()}
 
 
 @pytest.fixture(scope="module")
-def reports():
-    return in_a_process_that_compiles("-m", "hicache.kernels.codegen", "--json")
+def reports(said):
+    return said["reports"]
 
 
 @pytest.fixture(scope="module")
-def variants(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("patched")
-    return in_a_process_that_compiles("-c", VARIANTS, str(folder), str(Path(__file__).parent))
+def variants(said):
+    return said["variants"]
 
 
 @pytest.fixture
@@ -317,44 +370,14 @@ def test_each_limit_can_be_broken(change, sentence, reports):
     assert sentence in violation
 
 
-def test_a_kernel_of_ones_own_is_described():
-    document = in_a_process_that_compiles(
-        "-m", "hicache.kernels.codegen", "--json", "--kernel", "hicache.kernels.contract:ours"
-    )
-    assert len(document["reports"]) == 4
-    assert {report["flight_bytes"] for report in document["reports"]} == {64 * 1024}
+def test_a_kernel_of_ones_own_is_described(said):
+    reports = said["own"]["reports"]
+    assert len(reports) == 4
+    assert {report["flight_bytes"] for report in reports} == {64 * 1024}
 
 
-WARM = """
-import json, torch
-from hicache.kernels import checksum, copy, copy_table, index
-from hicache.kernels.stand_in import stand_in
-
-driver = stand_in()
-kernels = (
-    copy._copy_kernel, checksum._copy_with_checksum_kernel,
-    index._page_table_kernel, index._window_table_kernel,
-)
-def num_compiled():
-    return [len(kernel.device_caches[0][0]) for kernel in kernels]
-
-table = copy_table([torch.zeros(9, 4096)], [torch.zeros(9, 4096)])
-copy.warm_up(table)
-checksum.warm_up(table)
-index.warm_up(table.device, page_size=16)
-warm = num_compiled()
-for start in range(4):
-    ids = torch.arange(8, dtype=torch.int32)[start:]
-    copy.copy_items(table, ids, ids)
-    checksum.copy_items_with_checksum(table, ids, ids)
-    pages = index.page_table(ids, ids[:2].view(1, 2), ids[:2], num_columns=3 + start)
-    index.window_table(pages, ids[:1], ids, page_size=16, window_len=7 + 16 * start)
-print(json.dumps({"warm": warm, "served": num_compiled(), "launches": driver.num_launches}))
-"""
-
-
-def test_nothing_is_compiled_after_a_warm_up():
-    found = in_a_process_that_compiles("-c", WARM)
+def test_nothing_is_compiled_after_a_warm_up(said):
+    found = said["warm"]
     assert found["launches"] == 4 * 4
     assert found["served"] == found["warm"] == [1, 1, 1, 1]
 

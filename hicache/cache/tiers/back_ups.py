@@ -4,7 +4,7 @@ from collections import Counter
 
 from hicache.cache.pages import joined
 from hicache.cache.tiers.host_allocator import HostAllocator
-from hicache.cache.tiers.transfer import BackUp, Bookings, Move, bytes_of
+from hicache.cache.tiers.transfer import BackUp, Bookings, Move
 from hicache.cache.tree.actions import Plan
 from hicache.cache.tree.node import DEVICE, FULL, HOST, KIND_NAMES, KINDS, MAMBA, SWA, Node
 from hicache.cache.tree.page_history import Pressure
@@ -21,7 +21,6 @@ class BackUps:
         bookings: Bookings,
         counters: Counter[str],
         *,
-        page_bytes: tuple[int, int, int],
         hits: int,
     ) -> None:
         """`hits`: of a published node, from which on it is worth a copy."""
@@ -29,7 +28,6 @@ class BackUps:
         self._allocator = allocator
         self._bookings = bookings
         self._counters = counters
-        self._page_bytes = page_bytes
         self._hits = hits
 
     def save_path(self, node: Node) -> None:
@@ -76,7 +74,7 @@ class BackUps:
             if sources:
                 moves.append(Move(kind, joined(sources), joined(targets)))
         if moves:
-            num_bytes = bytes_of(counts, self._page_bytes)
+            num_bytes = self._bookings.bytes_of(counts)
             self._book(plan, moves, num_bytes, is_fence=is_fence)
         tree.release(lock)
         tree.history.press(before)

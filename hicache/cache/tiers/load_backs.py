@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from hicache.cache.pages import NO_PAGES, PageIds, joined
 from hicache.cache.tiers.device_allocator import DeviceAllocator
-from hicache.cache.tiers.transfer import Bookings, LoadBack, Move, bytes_of
+from hicache.cache.tiers.transfer import Bookings, LoadBack, Move
 from hicache.cache.tree.arrivals import Arrivals
 from hicache.cache.tree.match import MatchResult
 from hicache.cache.tree.node import DEVICE, FULL, HOST, KINDS, MAMBA, SWA, Node
@@ -23,7 +23,6 @@ class LoadBacks:
         counters: Counter[str],
         arrivals: Arrivals,
         *,
-        page_bytes: tuple[int, int, int],
         threshold: int,
     ) -> None:
         """`threshold`: full tokens below which nothing is loaded but for a window or a state."""
@@ -32,7 +31,6 @@ class LoadBacks:
         self._bookings = bookings
         self._counters = counters
         self._arrivals = arrivals
-        self._page_bytes = page_bytes
         self._threshold = threshold
 
     def load(self, match: MatchResult) -> LoadBack | None:
@@ -75,7 +73,7 @@ class LoadBacks:
         counts = (len(taken[FULL]), len(taken[SWA]), len(taken[MAMBA]))
         load_back = LoadBack(
             moves=moves,
-            num_bytes=bytes_of(counts, self._page_bytes),
+            num_bytes=self._bookings.bytes_of(counts),
             node=node,
             locks=[lock],
             host_locks=[host_lock],

@@ -24,7 +24,6 @@ class StorageWriter:
         bookings: Bookings,
         counters: Counter[str],
         *,
-        page_bytes: tuple[int, int, int],
         queue_bytes: int,
         tiering: Tiering,
         when: StorageWrites,
@@ -34,7 +33,6 @@ class StorageWriter:
         self._tree = tree
         self._bookings = bookings
         self._counters = counters
-        self._page_bytes = page_bytes
         self._queue_bytes = queue_bytes
         self._is_exclusive = tiering is Tiering.exclusive
         self._when = when
@@ -153,7 +151,7 @@ class StorageWriter:
             keys += keys_of(self._tree.names, node, kind)
             pages += [(kind, page_id) for page_id in page_ids]
             numbers.append((kind, node.numbers_of(kind)))
-            num_bytes += self._page_bytes[kind] * len(page_ids)
+            num_bytes += self._bookings.page_bytes[kind] * len(page_ids)
         return StorageWrite(
             keys=keys, pages=pages, num_bytes=num_bytes, host_locks=[], numbers=numbers
         )

@@ -92,7 +92,9 @@ class Bookings:
     and not yet reported done.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, page_bytes: tuple[int, int, int]) -> None:
+        """`page_bytes`: of one page (full, swa) or slot (mamba)."""
+        self.page_bytes = page_bytes
         self.outbox: list[Work] = []
         self.in_flight: set[LoadBack | BackUp | StorageWrite] = set()
 
@@ -101,7 +103,6 @@ class Bookings:
         self.in_flight.add(transfer)
         self.outbox.append(transfer)
 
-
-def bytes_of(counts: Iterable[int], page_bytes: tuple[int, int, int]) -> int:
-    """The bytes of this many pages (mamba: slots) of each component."""
-    return sum(count * size for count, size in zip(counts, page_bytes, strict=True))
+    def bytes_of(self, counts: Iterable[int]) -> int:
+        """The bytes of this many pages (mamba: slots) of each component."""
+        return sum(count * size for count, size in zip(counts, self.page_bytes, strict=True))

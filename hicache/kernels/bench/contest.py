@@ -150,7 +150,7 @@ def _shaped(session: Session, direction: str, shape: str) -> Transfer:
     """Two buffers of items of a shape, in random order; the target's lie side by side."""
     row_bytes, rows, pitch = SHAPES[shape]
     bench = session.bench
-    most = PROGRAM_BYTES if bench.on_gpu else DRY_SIZES[-1]
+    most = PROGRAM_BYTES if bench.on_gpu else DRY_SIZES[0]
     num_bytes = min(most, bench.host_bytes // 4)
     num_items = max(num_bytes // (2 * rows * row_bytes), 1)
     sides = []

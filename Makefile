@@ -6,6 +6,9 @@ CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 WORKERS ?= 2
 ARGS ?=
 
+# tests start many processes: what they compile is worth keeping, whatever the shell says
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 

@@ -46,7 +46,7 @@ from experiments.launch.resume import (
     sweep_has_begun,
 )
 from experiments.launch.screen import show_line, show_run
-from hicache import experiment
+from experiments.studies import goodput
 from hicache.config import ExperimentConfig, inert_knobs
 
 # what else than a replay `program` may name: each writes into the run's directory
@@ -102,7 +102,7 @@ def compose_and_run(cfg: DictConfig) -> int:
             line=not is_sweep,
         )
         outcome = run_job(
-            experiment.run,
+            goodput.run,
             config,
             out_dir,
             group=f"{config.name}/{out_dir.parent.name}" if is_sweep else config.name,

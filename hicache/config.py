@@ -540,6 +540,20 @@ class TrackerConfig:
         check_limits("tracker", self)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GoodputConfig:
+    """The rate up to which requests are served in time, sought by replays beside the run."""
+
+    num_rates: int = knob(0, least=0)  # at which the workload is replayed; 0: it is not sought
+    times: float = knob(1.0, above=0)  # the highest of them, in rates of the workload itself
+    ttft_s: float = knob(2.0, above=0)  # a request is in time with its first token by then
+    tpot_s: float = knob(0.05, above=0)  # and so long on the mean for each one after it
+    share: float = knob(0.9, above=0, most=1, least=0)  # of the requests that are to be in time
+
+    def __post_init__(self) -> None:
+        check_limits("goodput", self)
+
+
 METRICS = (
     "cache/token_hit_rate",
     "request/ttft_s_mean",
@@ -568,6 +582,7 @@ class ExperimentConfig:
     executor: ExecutorConfig = field(default_factory=ExecutorConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
+    goodput: GoodputConfig = field(default_factory=GoodputConfig)
 
     def __post_init__(self) -> None:
         check_name(self.name)

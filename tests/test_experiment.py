@@ -288,9 +288,10 @@ class Middle:
 def test_what_the_scheduler_decides_may_be_a_class_of_ones_own(
     knob: str, name: str, rest: str
 ) -> None:
-    overrides = [*rest.split(), "engine.check_invariants=true", "workload.limit=25"]
-    own = run(config_of(*overrides, f"{knob}=tests.test_experiment:{name}"))
-    assert len(own.records) == 25
+    overrides = [*rest.split(), "workload.limit=12"]
+    checked = (*overrides, "engine.check_invariants=true")
+    own = run(config_of(*checked, f"{knob}=tests.test_experiment:{name}"))
+    assert len(own.records) == 12
     defaults = [each for each in overrides if "_args" not in each]
     assert summary_of(own) != summary_of(run(config_of(*defaults)))
 

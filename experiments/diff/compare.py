@@ -54,7 +54,8 @@ class Row:
             (Kind.moved, "moved/"),
             (Kind.evicted, "evicted/"),
         ):
-            if kind is Kind.moved and base.admission != head.admission:
+            asked = None not in (base.admission, head.admission)
+            if kind is Kind.moved and asked and base.admission != head.admission:
                 return Kind.admission
             if _part(base, prefix) != _part(head, prefix):
                 return kind

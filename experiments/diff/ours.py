@@ -1,9 +1,10 @@
 """Our cache, driven one request at a time as the peer's is."""
 
 from collections import Counter, deque
+from types import SimpleNamespace
 from typing import NamedTuple
 
-from experiments.diff.counting import Tally, joined
+from experiments.diff.counting import CHUNK_TOKENS, Tally, joined, verdict_of
 from experiments.diff.protocol import Hits, Outcome, Pools, SideError, Span, Tokens
 from hicache.cache.named import RANKING, make_policy
 from hicache.cache.pages import PageAllocator
@@ -17,7 +18,10 @@ from hicache.cache.tree.match import MatchResult
 from hicache.cache.tree.node import DEVICE, FULL, HOST, KIND_NAMES, MAMBA, SWA, TIER_NAMES, Node
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
-from hicache.config import DeadlineFrom, PrefetchConfig, StageAt
+from hicache.config import DeadlineFrom, PrefetchConfig, SchedulerConfig, StageAt
+from hicache.scheduler.admission import Admission
+from hicache.scheduler.budget import StepBudget
+from hicache.scheduler.decision import Admit
 
 # what compat=sglang_0_5_23 sets, with the one stop policy whose outcome hangs on no clock
 PREFETCH = PrefetchConfig(
@@ -73,6 +77,7 @@ class OurSide:
             page_bytes=(1, 1, 1),
             storage_queue_bytes=1 << 60 if pools.has_storage else None,
         )
+        self._admission = Admission(self.cache, SchedulerConfig(swa_budget="sglang_0_5_23"))
         self._prefetcher = None
         if pools.has_storage:
             self._prefetcher = Prefetcher(self.cache, config, pools.host_tokens)
@@ -107,6 +112,7 @@ class OurSide:
                 new = prefetch.published_pages * self._page
         match = cache.match(sequence, prompt_len)
         lock = cache.tree.lock(match.best_node)
+        admission = self._decide(match, prompt_len, len(tokens) - prompt_len)
         acquired = cache.acquire(sequence, match, storage_start=start, storage_end=end)
         cache.tree.release(lock)
         if acquired is None:
@@ -129,8 +135,19 @@ class OurSide:
             self._held(),
             swa_loaded=match.swa_host_hit_length,
             states_loaded=match.mamba_host_hit_length,
-            admission=None,
+            admission=admission,
         )
+
+    def _decide(self, match: MatchResult, prompt_len: int, num_new: int) -> str:
+        answers = sum(each.total_len + 1 - each.prompt_len for each in self._running.values())
+        decision = self._admission.decide(
+            SimpleNamespace(  # type: ignore[arg-type]
+                target_len=prompt_len, remaining_output=num_new
+            ),
+            match,
+            StepBudget(chunk_tokens=CHUNK_TOKENS, reserved_tokens=answers),
+        )
+        return verdict_of(decision.chunk_tokens if isinstance(decision, Admit) else None)
 
     def _publish_prompt(self, sequence: Sequence, match: MatchResult, prompt_len: int) -> None:
         # as the peer's scheduler does: where the prompt left a longer match whose window or state

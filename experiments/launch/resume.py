@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -120,8 +121,9 @@ def jobs_of(config: DictConfig) -> list[list[str]] | None:
     return jobs
 
 
+@cache
 def sweep_config(directory: Path) -> DictConfig:
-    """What Hydra has written down of a sweep."""
+    """What Hydra has written down of a sweep, once, before its jobs."""
     config = OmegaConf.load(directory / "multirun.yaml")
     assert isinstance(config, DictConfig)
     return config

@@ -3,7 +3,7 @@
 python -m experiments.run experiment=kernel_to_ttft
 
 Every path (`conf/arm/copy_*.yaml`) serves every regime with three seeds, and with the first one so
-many sessions at once as it can serve in time (`max_rate`): its goodput. Leaves `rows.csv` with all
+many sessions at once as it can serve in time: its goodput. Leaves `rows.csv` with all
 runs, `table.md` and `kernel_to_ttft.png`. A conclusion is asked of each path by itself: does the
 host tier pay, and which page size is best? Where the answers differ, the path decides.
 """
@@ -29,9 +29,9 @@ from experiments.studies.copy_paths import (
     table,
     verdict_on,
 )
-from experiments.studies.max_rate import Objective, max_rate
+from experiments.studies.goodput import climb
 from hicache import experiment
-from hicache.config import ExperimentConfig
+from hicache.config import ExperimentConfig, GoodputConfig
 from hicache.executor.simulated.links import CopyPath, pcie_rate
 from hicache.results.metrics import summarize
 from hicache.results.tracking import write_json
@@ -40,7 +40,7 @@ from hicache.results.verdict import objections
 NUM_SEEDS = 3
 CONVERSATION = ("workload=mooncake_conversation", "parallel.tp=4")
 AGENTS = ("workload=agents", "cache.device_gib=24")
-TOLERANCE = 0.05  # of the share of sessions that are served in time
+NUM_RATES = 8
 
 
 class Regime(NamedTuple):
@@ -48,12 +48,12 @@ class Regime(NamedTuple):
 
     name: str
     overrides: tuple[str, ...]
-    objective: Objective
+    objective: GoodputConfig
     crowd: int = 1  # times as many sessions, as much denser, are more than can be served in time
 
 
-SLOW = Objective(ttft_s=2.0, tpot_s=0.05, share=0.9)
-QUICK = Objective(ttft_s=0.2, tpot_s=0.02, share=0.9)
+SLOW = GoodputConfig(num_rates=NUM_RATES, ttft_s=2.0, tpot_s=0.05)
+QUICK = GoodputConfig(num_rates=NUM_RATES, ttft_s=0.2, tpot_s=0.02)
 DISTURBED = "hardware.copy_slowdown.value=2.8"
 REGIMES = (
     Regime("conversation, pages of 64", (*CONVERSATION, "cache.page_size=64"), SLOW),
@@ -148,13 +148,15 @@ def _measure(shared: Sequence[str], job: tuple[Regime, str, int, bool]) -> Row:
 
 
 def _goodput(config: ExperimentConfig, regime: Regime) -> tuple[float, float]:
-    """The highest rate that the regime's crowd may come at, and the share of it that comes so."""
+    """The highest rate that the regime's crowd may come at, and its share of the crowd's own."""
     crowd = replace(
         config.workload,
         num_sessions=regime.crowd * config.workload.num_sessions,
         session_rate=regime.crowd * config.workload.session_rate,
     )
-    return max_rate(replace(config, workload=crowd), regime.objective, tolerance=TOLERANCE)
+    ladder = climb(replace(config, workload=crowd, goodput=regime.objective))
+    goodput = ladder.goodput(regime.objective.share)
+    return goodput, goodput / float(ladder.rates[-1])
 
 
 def _shared(config: ExperimentConfig) -> list[str]:

@@ -12,7 +12,7 @@ from hicache.executor.real.pools import Sent
 from tests.executor.mixes import run_mix
 
 PART = 10  # mixes a test
-NUM_MIXES = 40
+NUM_MIXES = 20
 EVENTS = (
     "finished",
     "device hit",

@@ -1,6 +1,7 @@
 """Shapes of models: closed forms, published sizes, and refusals."""
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ def thaw(node: DictConfig) -> DictConfig:
     return node
 
 
+@cache
 def load(cls: type, group: str, name: str) -> Any:
     node = OmegaConf.load(CONF / group / f"{name}.yaml")
     assert isinstance(node, DictConfig)

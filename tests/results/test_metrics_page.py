@@ -13,6 +13,7 @@ from tests.test_experiment import config_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 TIGHT = ("cache.device_gib=4", "cache.host_gib=4")
+AGENTS = ("workload=agents", "workload.limit=10")
 
 
 def expanded(name: str) -> list[str]:
@@ -38,7 +39,7 @@ EXPLAINED = {
         ("model=gemma3_27b", *TIGHT, "parallel.ranks=2"),
         ("model=llama3_8b", *TIGHT, "storage.faults.error_rate=0.3", "storage.faults.delay_ms=1"),
         ("model=llama3_8b", *TIGHT, "storage.tiering=exclusive", "storage.write=on_host_eviction"),
-        ("executor=torch", "model=tiny_hybrid", "workload=agents", "executor.verify=true"),
+        ("executor=torch", "model=tiny_hybrid", *AGENTS, "executor.verify=true"),
     ],
     ids=" ".join,
 )

@@ -83,7 +83,7 @@ def served(plot: Plot, seed: int, hook: Callable[[World, int], None] | None = No
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize(
-    "seeds", [range(12), pytest.param(range(12, 100), marks=pytest.mark.soak)], ids=str
+    "seeds", [range(8), pytest.param(range(8, 100), marks=pytest.mark.soak)], ids=str
 )
 def test_steps_taken_one_by_one_come_to_the_same(seeds: Sequence[int], ranks: int) -> None:
     num_hits = 0

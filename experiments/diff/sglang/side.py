@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.diff.counting import Tally, joined
+from experiments.diff.counting import CHUNK_TOKENS, Tally, joined, verdict_of
 from experiments.diff.protocol import Hits, Outcome, Pools, SideError, Span, Tokens
 from experiments.diff.sglang import device  # before anything of the package
 
@@ -127,6 +127,7 @@ class SglangSide:
             cache.check_hicache_events()
         req.init_next_round_input(cache)
         on_device = dialect.prefix_len(req)
+        admission = self._admission(req, prompt_len, len(tokens) - prompt_len)
         swa_loaded, states_loaded = req.swa_host_hit_length, req.mamba_host_hit_length
         if req.needs_host_load_back():
             self._load_back(req)
@@ -147,7 +148,7 @@ class SglangSide:
             self._held(),
             swa_loaded=swa_loaded,
             states_loaded=states_loaded,
-            admission=None,
+            admission=admission,
         )
 
     def finish(self, number: int) -> None:
@@ -180,6 +181,29 @@ class SglangSide:
             self.cache.cache_controller._stop_storage_threads()
 
     # -- what the scheduler does -------------------------------------------------------------------
+
+    def _admission(self, req: Any, prompt_len: int, num_new: int) -> str | None:
+        # until 0.5.21 no budget stands apart from the scheduler
+        make_budget = getattr(self._allocator, "create_prefill_budget", None)
+        if make_budget is None:
+            return None
+        cache, page = self.cache, self._page
+        extend = prompt_len - dialect.prefix_len(req)
+        computed = extend - req.host_hit_length
+        lock = cache.inc_lock_ref(req.last_node)
+        budget = make_budget(cache)
+        answers = [len(ids) - len(each.origin_input_ids) for each, ids in self._running.values()]
+        budget.total_offset += sum(answers)
+        may, chunk = budget.check_prefill(
+            extend_input_len=computed,
+            total_tokens=extend + num_new + page,
+            max_new_tokens=num_new,
+            input_tokens=computed,
+            swa_host_hit_length=req.swa_host_hit_length,
+            chunk_limit=CHUNK_TOKENS,
+        )
+        cache.dec_lock_ref(req.last_node, lock.to_dec_params())
+        return verdict_of(chunk if may else None)
 
     def _load_back(self, req: Any) -> None:
         cache = self.cache

@@ -565,5 +565,5 @@ class Scheduler:
         if sequence.boundary_slot is not None and num_pages > sequence.tree_pages:
             sequence.states[num_pages] = sequence.boundary_slot
             sequence.boundary_slot = None
-        self.cache.finish(sequence, num_pages)
+        self.cache.finish(sequence, num_pages, is_answer=req.decoded > 1)
         outcome.finished.append(req)

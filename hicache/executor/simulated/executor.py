@@ -11,6 +11,7 @@ from itertools import accumulate, count, islice
 from random import Random
 
 import numpy as np
+from mypy_extensions import mypyc_attr
 
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tiers.transfer import (
@@ -38,6 +39,7 @@ STORAGE_LINKS = ("storage_read", "storage_write", "storage")
 NO_STORAGE_LIMIT = 1e15  # bytes a second: a link that never binds
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class SimulatedIo:
     """Links, storage and storage workers under one event queue.
 

@@ -77,7 +77,7 @@ class CheckpointSaver:
         self._placement = placement
 
     def lengths(self, req: RequestState, match: MatchResult) -> list[int]:
-        """Prompt lengths at which a state is to be captured while the request extends, ascending."""
+        """Prompt lengths at which a state is to be captured on the way, ascending."""
         if not self._cache.tree.has_states:
             return []
         page, last = self._cache.page_size, self._last(req)

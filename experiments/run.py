@@ -51,6 +51,7 @@ from hicache.config import ExperimentConfig, inert_knobs
 
 # what else than a replay `program` may name: each writes into the run's directory
 PROGRAMS = {
+    "a_a": "experiments.studies.a_a",
     "capacity": "experiments.studies.capacity",
     "kernel_to_ttft": "experiments.studies.kernel_to_ttft",
     "signs": "experiments.studies.signs",

@@ -91,7 +91,7 @@ def answer_sets(groups: Sequence[Group]) -> list[list[Group]]:
     return [list(groups)] if question is None else by_question(groups, question)
 
 
-def over_seeds(groups: Sequence[Group]) -> str:
+def over_runs(groups: Sequence[Group]) -> str:
     """What a number and the range beside it are; empty where each group is one run."""
     sizes = {len(group.runs) for group in groups}
     if sizes == {1}:

@@ -93,6 +93,7 @@ def _tree(config: ExperimentConfig, names: PageNames, registry: PageRegistry | N
         has_states=ComponentKind.mamba in model.components,
         split_refreshes=knobs.split_refreshes,
         leaving_refreshes=knobs.leaving_refreshes,
+        trims_leaves=knobs.trims_leaves,
         reclaims_duplicates=knobs.write_policy is WritePolicy.write_back,
         history=PageHistory(registry),
     )
@@ -102,9 +103,16 @@ def _cache(
     config: ExperimentConfig, deployment: Deployment, tree: RadixTree, *, has_storage: bool
 ) -> PrefixCache:
     knobs, storage, is_traced = config.cache, config.storage, config.parallel.ranks > 1
+    is_checked = config.engine.check_invariants or config.executor.kind != "simulated"
     return PrefixCache(
         tree,
-        make_pools(deployment.device, deployment.host, config.model, is_traced=is_traced),
+        make_pools(
+            deployment.device,
+            deployment.host,
+            config.model,
+            is_traced=is_traced,
+            is_checked=is_checked,
+        ),
         page_bytes=deployment.page_bytes,
         write_policy=knobs.write_policy,
         load_back_threshold=knobs.load_back_threshold,
@@ -112,6 +120,7 @@ def _cache(
         tiering=storage.tiering,
         storage_writes=storage.write,
         write_hits=storage.write_hits,
+        backs_up_answers=knobs.backs_up_answers,
     )
 
 

@@ -4,9 +4,10 @@ python -m experiments.run experiment=signs
 
 `docs/claims.yaml` has every claim as the sign of a difference between two runs. Each is asked under
 every condition below; a run that several claims need is made once. A claim *stands* if its sign is
-kept as made and turned nowhere (a dot: the runs are equal), and *falls* if it is not kept as made;
-otherwise it is *bound* to the conditions that keep it. Leaves `signs.csv` with all values and
-`table.md`.
+kept as made and turned nowhere, and *falls* if it is turned as made; otherwise it is *bound* to the
+conditions that keep it. A dot: both runs have the same value, as where a pool is too large for the
+window to fill it; a claim that is so as made was *not asked*. Leaves `signs.csv` with all values
+and `table.md`.
 """
 
 import csv
@@ -56,11 +57,11 @@ class Claim:
     other: str
 
     def holds(self, value: float, other: float) -> str:
-        """Whether two values have the sign; mute where a difference was claimed and none is."""
-        if self.is_ == "even":
-            return KEPT if abs(value - other) <= EVEN * max(abs(value), abs(other)) else TURNED
+        """Whether two values have the sign; mute if they are the same: what differs did not act."""
         if value == other:
             return MUTE
+        if self.is_ == "even":
+            return KEPT if abs(value - other) <= EVEN * max(abs(value), abs(other)) else TURNED
         return KEPT if (value < other) == (self.is_ == "less") else TURNED
 
 
@@ -217,9 +218,9 @@ def table(rows: Mapping[Claim, Mapping[str, tuple[float, float]]]) -> str:
     ]
     for claim, found in rows.items():
         signs = [claim.holds(*values) for values in found.values()]
-        verdict = "stands" if stands(claim, found) else "bound"
-        if signs[0] != KEPT:
-            verdict = "falls"
+        verdict = {KEPT: "bound", TURNED: "falls", MUTE: "not asked"}[signs[0]]
+        if stands(claim, found):
+            verdict = "stands"
         lines.append(f"| {claim.where} | {claim.says} | {' | '.join(signs)} | {verdict} |")
     standing = sum(stands(claim, found) for claim, found in rows.items())
     lines += ["", f"{standing} of {len(rows)} claims stand."]

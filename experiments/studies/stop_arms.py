@@ -8,19 +8,16 @@ as it comes and at its best by TTFT. Leaves `rows.csv` with all runs and `table.
 """
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from experiments.launch.schema import config_of
 from experiments.studies.goodput import climb
 from hicache import experiment
-from hicache.clock import SECOND_NS
 from hicache.config import ExperimentConfig
-from hicache.results.metrics import RequestRecord, summarize
+from hicache.results.metrics import summarize
 from hicache.results.tracking import write_json
 from hicache.results.verdict import is_overloaded
 
@@ -31,7 +28,6 @@ PER_KI_TOKEN_S = (0.005, 0.03, 0.25)
 AS_IT_COMES = (1.0, 0.25)
 MODELS = ("llama3_8b", "qwen3_next_80b", "gemma3_27b")
 COLUMNS = ("cell", "arm", "ttft_s", "gpu_s", "rho_gpu", "rho_read", "is_overloaded")
-DRAWS = 2000
 
 
 class Arm(NamedTuple):
@@ -73,7 +69,6 @@ class Row(NamedTuple):
     rho_gpu: float
     rho_read: float
     is_overloaded: bool
-    sessions: Mapping[int, tuple[float, int]]  # seconds of TTFT, and of how many requests
     goodput: tuple[float, float, float, float] | None = None
 
 
@@ -116,7 +111,6 @@ def _row(cell: str, arm: Arm, config: ExperimentConfig) -> Row:
         rho_gpu=summary["load/rho_gpu"],
         rho_read=summary["load/rho_read"],
         is_overloaded=is_overloaded(summary),
-        sessions=_by_session(result.records),
     )
 
 
@@ -125,15 +119,6 @@ def _with_goodput(row: Row, config: ExperimentConfig) -> Row:
     share = config.goodput.share
     low, high = ladder.interval(share, config.seed) or (float("nan"), float("nan"))
     return row._replace(goodput=(ladder.goodput(share), low, high, float(ladder.rates[-1])))
-
-
-def _by_session(records: Sequence[RequestRecord]) -> dict[int, tuple[float, int]]:
-    sessions: dict[int, tuple[float, int]] = {}
-    for record in records:
-        if record.ttft_ns is not None:
-            waited_s, count = sessions.get(record.session_id, (0.0, 0))
-            sessions[record.session_id] = (waited_s + record.ttft_ns / SECOND_NS, count + 1)
-    return sessions
 
 
 def best_of(rows: Sequence[Row], policy: str, metric: str) -> Row:
@@ -156,27 +141,6 @@ def value_of(row: Row, metric: str) -> float:
     if metric != "goodput":
         return float(getattr(row, metric))
     return 0.0 if row.goodput is None else row.goodput[0]
-
-
-def is_clear(ours: Row, stock: Row, metric: str) -> bool | None:
-    """Whether sessions drawn anew leave the difference its sign; None: not known."""
-    if metric == "goodput":
-        if ours.goodput is None or stock.goodput is None:
-            return None
-        return ours.goodput[1] > stock.goodput[2] or ours.goodput[2] < stock.goodput[1]
-    if metric == "gpu_s":
-        return None
-    both = sorted(ours.sessions.keys() & stock.sessions.keys())
-    seconds, counts = (
-        np.array([[row.sessions[each][part] for each in both] for row in (ours, stock)])
-        for part in (0, 1)
-    )
-    draws = np.random.default_rng(0).multinomial(
-        len(both), np.full(len(both), 1 / len(both)), DRAWS
-    )
-    means = (draws @ seconds.T) / (draws @ counts.T)
-    low, high = np.quantile(means[:, 0] - means[:, 1], [0.025, 0.975])
-    return bool(low > 0 or high < 0)
 
 
 def table(rows: Sequence[Row]) -> str:

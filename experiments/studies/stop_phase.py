@@ -21,7 +21,6 @@ from experiments.studies.stop_arms import (
     Row,
     best_of,
     best_stock,
-    is_clear,
     measure,
     report,
     value_of,
@@ -68,8 +67,7 @@ def draw(rows: Sequence[Row]) -> Figure:
         _draw_panel(axes, rows, metric)
     figure.suptitle(
         "marginal ÷ the best stock arm of the cell, timeout tuned: simulated time on modelled H200s"
-        "\nblue: ours is better; bold: the 95 % interval over sessions excludes no difference; "
-        "!: best stock arm overloaded",
+        "\nblue: ours is better; !: the best stock arm is overloaded; one window, so no interval",
         x=0.01,
         ha="left",
     )
@@ -95,7 +93,6 @@ def _draw_panel(axes: Axes, rows: Sequence[Row], metric: str) -> None:
                 ha="center",
                 va="center",
                 fontsize="small",
-                fontweight="bold" if is_clear(ours, stock, metric) else "normal",
             )
     axes.imshow(sign * np.log(ratios), cmap="RdBu", vmin=-1, vmax=1, aspect="auto", origin="lower")
     axes.set_title(title, loc="left", fontsize="medium")

@@ -19,6 +19,7 @@ from experiments.tables.verdicts import Verdicts
 TITLES = {
     "agreement/illegal_lengths_count": "lengths some rank\ncannot restore",
     "cache/token_hit_rate": "token hit rate",
+    "goodput/requests_per_s": "goodput,\nrequests/s",
     "gpu/prefill_seconds_per_request": "prefill GPU-s\na request",
     "gpu/seconds_per_request": "GPU-s a request",
     "prefetch/abandoned_count": "prefetches\ngiven up",

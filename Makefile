@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup replay test soak check fix
+.PHONY: help setup replay test soak fast plain check fix
 
 help:  ## what there is
 	@sed -n 's/^\([a-z]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -44,6 +44,12 @@ test: $(READY)  ## all tests but the long ones
 
 soak: $(READY)  ## the long tests
 	$(BIN)/python -m pytest -m soak $(ARGS)
+
+fast: $(READY)  ## compile the core in place, an option: make fast test replay
+	$(BIN)/python -m experiments.compile
+
+plain: $(READY)  ## take the compiled core away again
+	$(BIN)/python -m experiments.compile --undo
 
 check: $(READY)  ## format, lint and types; writes nothing
 	$(BIN)/ruff format --check .

@@ -5,9 +5,9 @@ python -m experiments.compare SWEEP --metric request/ttft_s_p99 --metric cache/t
 python -m experiments.compare SWEEP --json            (or --csv, --latex, --markdown)
 python -m experiments.compare SWEEP --paired          request by request
 
-The first run given is the baseline. Runs that differ in their seed alone make one row: the median,
-with the range beside it. With --paired: the differences over the requests that both finished, and
-their 95 % intervals; of metrics that belong to whole runs, the range over seeds.
+The first run given is the baseline. Runs that differ in window and seed alone make one row: the
+median, with the range beside it. With --paired: the differences over the requests that both
+finished, with 95 % intervals where there are windows enough (`workload.windows`).
 """
 
 import argparse
@@ -19,7 +19,6 @@ from statistics import median
 
 from experiments.launch.job import one_sentence
 from experiments.tables.groups import Group, differing_keys, group_runs, load_runs
-from experiments.tables.paired import CONFIDENCE
 from experiments.tables.paired_table import compare_pairs, describe_pairs, sheet_of_pairs
 from experiments.tables.sheet import as_csv, as_latex, as_markdown, show_sheet
 from experiments.tables.table import (
@@ -27,7 +26,7 @@ from experiments.tables.table import (
     answer_sets,
     is_overloaded,
     makes_claim,
-    over_seeds,
+    over_runs,
     sheet_of,
 )
 from experiments.tables.verdicts import Verdicts
@@ -64,13 +63,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 print(json.dumps(describe_pairs(comparisons), indent=2))
                 return
             sheet = sheet_of_pairs(groups, comparisons)
-            heading = f"Difference to the first row, and its {CONFIDENCE:.0%} interval"
+            heading = "Difference to the first row"
         else:
             if options.json:
                 print(json.dumps(compared(groups, metrics), indent=2))
                 return
             sheet = sheet_of(groups, metrics, ratio_of=metrics[0] if options.metric else RATIO_OF)
-            heading = ": ".join(filter(None, [f"{len(runs)} runs", over_seeds(groups)]))
+            heading = ": ".join(filter(None, [f"{len(runs)} runs", over_runs(groups)]))
         if options.form:
             write, _ = FORMS[options.form]
             print(write(sheet))

@@ -313,9 +313,9 @@ def test_what_pools_give_and_take_is_traced_where_ranks_are_compared(
 ) -> None:
     asked: list[bool] = []
 
-    def watched(*told: object, is_traced: bool) -> Pools:
+    def watched(*told: object, is_traced: bool, is_checked: bool) -> Pools:
         asked.append(is_traced)
-        return make_pools(*told, is_traced=is_traced)  # type: ignore[arg-type]
+        return make_pools(*told, is_traced=is_traced, is_checked=is_checked)  # type: ignore[arg-type]
 
     monkeypatch.setattr("hicache.engine.build.make_pools", watched)
     run(config_of("model=tiny_hybrid", "workload.limit=2", f"parallel.ranks={ranks}"))

@@ -9,7 +9,14 @@ import pytest
 ROOT = Path(__file__).parents[1]
 # a name stands for itself and everything inside it
 FLOORS = [
-    ["hicache.config", "hicache.request", "hicache.clock", "hicache.models", "hicache.env"],
+    [
+        "hicache.compiled",
+        "hicache.config",
+        "hicache.request",
+        "hicache.clock",
+        "hicache.models",
+        "hicache.env",
+    ],
     ["hicache.kernels", "hicache.storage", "hicache.workload"],
     ["hicache.cache"],
     ["hicache.scheduler", "hicache.executor"],

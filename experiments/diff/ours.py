@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.diff.counting import CHUNK_TOKENS, Tally, joined, verdict_of
+from experiments.diff.counting import CHUNK_TOKENS, Tally, admission_word, joined
 from experiments.diff.protocol import Hits, Outcome, Pools, SideError, Span, Tokens
 from experiments.launch.schema import CONF
 from hicache.cache.named import RANKING, make_policy
@@ -167,7 +167,7 @@ class OurSide:
             match,
             StepBudget(chunk_tokens=CHUNK_TOKENS, reserved_tokens=answers),
         )
-        return verdict_of(decision.chunk_tokens if isinstance(decision, Admit) else None)
+        return admission_word(decision.chunk_tokens if isinstance(decision, Admit) else None)
 
     def _publish_prompt(self, sequence: Sequence, match: MatchResult, prompt_len: int) -> None:
         # as the peer's scheduler does: where the prompt left a longer match whose window or state

@@ -137,14 +137,14 @@ def profile(
         return Figure(value=value, source=source, status="measured")
 
     def table(rate: float) -> RateTable:
-        return RateTable(size=[1.0], rate=[rate], source=source, status="measured")
+        return RateTable(size=(1.0,), rate=(rate,), source=source, status="measured")
 
     def assumed(value: float) -> Figure:
         why = "not fitted: never binds" if value == FREE else "not fitted"
         return Figure(value=value, source=why, status="modelled")
 
     def assumed_table(rate: float) -> RateTable:
-        return RateTable(size=[1.0], rate=[rate], source=assumed(rate).source, status="modelled")
+        return RateTable(size=(1.0,), rate=(rate,), source=assumed(rate).source, status="modelled")
 
     # of one layer, in the units of hicache.executor.simulated.cost
     pair_flops = 2 * model.num_query_heads * 2 * model.head_dim

@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 from experiments.tables import provenance
 from hicache.config import METRICS
 from hicache.results.verdict import is_overloaded
+from hicache.workload.build import GENERATORS
 
 Value = str | int | float | bool | None
 WINDOW = "workload.window"
@@ -57,6 +58,11 @@ class StoredRun:
     def served(self) -> tuple[Value, Value]:
         """What tells it apart within its group: the window, and the seed."""
         return self.config.get(WINDOW), self.config.get("seed")
+
+    @property
+    def replicate(self) -> tuple[Value, ...]:
+        """The window, and of a generated workload the seed too: it drew the sessions."""
+        return self.served if self.config.get("workload.kind") in GENERATORS else self.served[:1]
 
     @property
     def is_overloaded(self) -> bool:

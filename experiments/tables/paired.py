@@ -1,37 +1,27 @@
 """Two policies request by request: what changed, and how sure one may be of it.
 
-The requests that both finished are compared under the same seed. A difference comes with a
-bootstrap interval that draws whole sessions, with replacement: the requests of a session share
-their prefix and their fate, and drawing them one by one would promise too much (Davison and
-Hinkley, Bootstrap Methods and their Application, 1997, section 3.8). The interval speaks of this
-trace with other sessions of its kind. It knows nothing of another arrival pattern, and sessions
-that wait in one queue are not quite independent: `workload.start_jitter_s` with seeds shows that.
+The requests that both finished are compared, window by window and under the same seed. What is
+drawn anew for an interval are windows and sessions (`experiments.tables.intervals`): it speaks of
+this trace with other windows and sessions of its kind. Seeds are no replicates of a trace, they
+move the same sessions by seconds and draw storage's delays: a session is drawn under all of them.
 
-What belongs to whole runs (a load, pages written) is compared too, run by run: the mean over seeds,
-with the range of the differences.
+What belongs to whole runs (a load, pages written) is compared window by window.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
-from statistics import fmean
 
 import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from experiments.tables.groups import Group
-from hicache.clock import SECOND_NS
-from hicache.results.metrics import PERCENTILES, TTFT_PARTS, Status
+from experiments.tables.intervals import Places, draws, ends, lacking
+from experiments.tables.request_metrics import METRICS, Columns, Numbers, Ratio, Statistic, times
+from hicache.results.metrics import TTFT_PARTS, Status
 
-Numbers = NDArray[np.float64]
-Columns = dict[str, Numbers]  # of requests.parquet, one number a request
-
-CONFIDENCE = 0.95
-NUM_DRAWS = 2_000
-DRAWS_AT_ONCE = 100  # so that the weights of 20,000 requests take megabytes
+BLOCK = 50  # requests in time, where there is but one window
 COLUMNS = (
     "id",
     "session_id",
@@ -50,197 +40,153 @@ COLUMNS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Ratio:
-    """A metric that is one sum over another: `above`, `below`: [requests]."""
-
-    above: Numbers
-    below: Numbers
-
-    def under(self, weights: Numbers) -> Numbers:
-        """The metric under each row of `weights` [draws, requests]: [draws]."""
-        above, below = weights @ self.above, weights @ self.below
-        return np.divide(above, below, out=np.zeros_like(above), where=below > 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Total:
-    """A metric that is a sum: `values`: [requests]."""
-
-    values: Numbers
-
-    def under(self, weights: Numbers) -> Numbers:
-        """The metric under each row of `weights` [draws, requests]: [draws]."""
-        return weights @ self.values
-
-
-class Percentile:
-    """A nearest-rank percentile, as `hicache.results.metrics.percentile` has it."""
-
-    def __init__(self, values: Numbers, percent: float) -> None:
-        """`values`: [requests]."""
-        self._order = np.argsort(values, kind="stable")
-        self._sorted = values[self._order]
-        self._percent = percent
-
-    def under(self, weights: Numbers) -> Numbers:
-        """The metric under each row of `weights` [draws, requests]: [draws]."""
-        counts = np.cumsum(weights[:, self._order], axis=1)
-        ranks = np.maximum(np.ceil(counts[:, -1] * self._percent / 100), 1)
-        places = [
-            np.searchsorted(row, rank) for row, rank in zip(counts, ranks.tolist(), strict=True)
-        ]
-        return self._sorted[places]
-
-
-def _token_hits(columns: Columns) -> Ratio:
-    return Ratio(columns["prompt_len"] - columns["computed_len"], columns["prompt_len"])
-
-
-def _time_per_token(columns: Columns) -> Ratio:
-    long = columns["output_len"] > 1
-    gaps = np.where(long, columns["output_len"] - 1, 1)
-    times = (columns["finish_ns"] - columns["first_token_ns"]) / gaps / SECOND_NS
-    return Ratio(np.where(long, times, 0.0), long.astype(float))
-
-
-def _times(columns: Columns, name: str) -> Numbers:
-    if name == "ttft":
-        return (columns["first_token_ns"] - columns["arrival_ns"]) / SECOND_NS
-    return columns[f"{name}_ns"] / SECOND_NS
-
-
-def _total(name: str) -> Callable[[Columns], Total]:
-    return lambda columns: Total(columns[name])
-
-
-def _mean_time(name: str) -> Callable[[Columns], Ratio]:
-    return lambda columns: Ratio(_times(columns, name), np.ones(len(columns["id"])))
-
-
-def _percentile_time(name: str, percent: int) -> Callable[[Columns], Percentile]:
-    return lambda columns: Percentile(_times(columns, name), percent)
-
-
-# keys of summary.json that requests can be compared by
-METRICS: dict[str, Callable[[Columns], Ratio | Total | Percentile]] = {
-    "cache/token_hit_rate": _token_hits,
-    "request/prompt_tokens": _total("prompt_len"),
-    "request/output_tokens": _total("output_len"),
-    "request/tpot_s_mean": _time_per_token,
-}
-for _name in ("device_hit", "host_hit", "storage_hit", "computed", "recomputed"):
-    METRICS[f"cache/{_name}_tokens"] = _total(f"{_name}_len")
-for _name in ("ttft", *TTFT_PARTS):
-    METRICS[f"request/{_name}_s_mean"] = _mean_time(_name)
-    for _percent in PERCENTILES:
-        METRICS[f"request/{_name}_s_p{_percent}"] = _percentile_time(_name, _percent)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
     """A metric of one group less the same of another, over the requests that both finished.
 
-    `is_of_runs`: it belongs to no request, and `low` and `high` are the range over seeds.
+    `interval`: its two ends, if there is one (`Pairs.lacks`). `largest_share`: how much of it lies
+    in the two blocks that have most of it (`Pairs.blocks`); more than all where others weigh
+    against it, and none of a percentile. `is_of_runs`: it belongs to no request.
     """
 
     baseline: float
     other: float
-    low: float
-    high: float
-    is_of_runs: bool = False
+    interval: tuple[float, float] | None
+    largest_share: float | None
+    is_of_runs: bool
 
     @property
     def middle(self) -> float:
-        """What was measured; `low` and `high` are the ends of its interval."""
+        """What was measured."""
         return self.other - self.baseline
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """What is drawn anew. `session_of`: [rows]; `window_of`: [sessions]; `block_of`: [rows]."""
+
+    session_of: Places
+    window_of: Places
+    block_of: Places
+
+
 class Pairs:
-    """The requests that two groups of runs both finished, seed by seed."""
+    """The requests that two groups of runs both finished, window by window and seed by seed."""
 
     def __init__(self, baseline: Group, other: Group) -> None:
         """Read `requests.parquet` of all runs.
 
         Raises:
-            ValueError: they share no seed, served other requests, or finished none in common.
+            ValueError: they share no window and seed, served other requests, or finished none in
+                common.
         """
-        bases = {run.config["seed"]: run for run in baseline.runs}
-        self._runs = [
-            (bases[run.config["seed"]], run) for run in other.runs if run.config["seed"] in bases
-        ]
+        bases = {run.served: run for run in baseline.runs}
+        self._runs = [(bases[run.served], run) for run in other.runs if run.served in bases]
         if not self._runs:
-            raise ValueError(f"{baseline.settings} and {other.settings} share no seed")
+            raise ValueError(f"{baseline.settings} and {other.settings} share no window and seed")
         parts = [_joined(base.path, run.path) for base, run in self._runs]
-        self.num_seeds = len(self._runs)
         self.num_unpaired = sum(unpaired for _, _, unpaired in parts)
         self.baseline = _stacked([part[0] for part in parts])
         self.other = _stacked([part[1] for part in parts])
-        sessions, self._places = np.unique(self.baseline["session_id"], return_inverse=True)
-        self.num_sessions = len(sessions)
+        replicates = [run.replicate for _, run in self._runs]
+        names = list(dict.fromkeys(replicates))
+        numbers = np.array([names.index(name) for name in replicates])
+        self.num_windows = len(names)
+        windows = np.repeat(numbers, [len(part[0]["id"]) for part in parts])
+        self._requests = self._drawn(windows)
+        self._whole_runs = Drawn(
+            session_of=numbers, window_of=np.arange(self.num_windows), block_of=numbers
+        )
+        self.num_sessions = len(self._requests.window_of)
 
     def __len__(self) -> int:
         """Pairs of requests."""
         return len(self.baseline["id"])
 
+    @property
+    def lacks(self) -> str | None:
+        """Why its differences have no intervals; none if they have."""
+        return lacking(self.num_windows, self.num_sessions)
+
+    @property
+    def blocks(self) -> str:
+        """Of what the two largest hold `Difference.largest_share`."""
+        count = int(self._requests.block_of.max()) + 1
+        what = "windows" if self.num_windows > 1 else f"blocks of {BLOCK} requests in time"
+        return f"{count} {what}"
+
     def sooner(self) -> float:
         """The share of requests whose first token came sooner than under the baseline."""
-        return float(np.mean(_times(self.other, "ttft") < _times(self.baseline, "ttft")))
+        return float(np.mean(times(self.other, "ttft") < times(self.baseline, "ttft")))
 
     def later(self) -> float:
         """The share of requests whose first token came later than under the baseline."""
-        return float(np.mean(_times(self.other, "ttft") > _times(self.baseline, "ttft")))
+        return float(np.mean(times(self.other, "ttft") > times(self.baseline, "ttft")))
 
     def differences(self, metrics: Sequence[str]) -> dict[str, Difference]:
-        """Each metric's difference, with the same draws of sessions for all that requests have.
+        """Each metric's difference, with the same draws for all that requests have.
 
         Raises:
             ValueError: a run has no such metric.
         """
-        found = self._of_requests([metric for metric in metrics if metric in METRICS])
-        return {metric: found.get(metric) or self._of_runs(metric) for metric in metrics}
+        of_requests = [metric for metric in metrics if metric in METRICS]
+        of_runs = [metric for metric in metrics if metric not in METRICS]
+        sides = [
+            (METRICS[metric](self.baseline), METRICS[metric](self.other)) for metric in of_requests
+        ]
+        found = dict(zip(of_requests, self._compared(sides, self._requests), strict=True))
+        means = [(self._of_runs(metric, 0), self._of_runs(metric, 1)) for metric in of_runs]
+        found |= dict(zip(of_runs, self._compared(means, self._whole_runs), strict=True))
+        return {metric: found[metric] for metric in metrics}
 
-    def _of_runs(self, metric: str) -> Difference:
-        for run in chain.from_iterable(self._runs):
+    def _of_runs(self, metric: str, side: int) -> Ratio:
+        runs = [pair[side] for pair in self._runs]
+        for run in runs:
             if metric not in run.summary:
                 raise ValueError(f"{run.path} has no metric {metric}")
-        sides = [(base.summary[metric], other.summary[metric]) for base, other in self._runs]
-        differences = [other - base for base, other in sides]
-        return Difference(
-            baseline=fmean(base for base, _ in sides),
-            other=fmean(other for _, other in sides),
-            low=min(differences),
-            high=max(differences),
-            is_of_runs=True,
-        )
+        return Ratio(np.array([run.summary[metric] for run in runs], float), np.ones(len(runs)))
 
-    def _of_requests(self, metrics: Sequence[str]) -> dict[str, Difference]:
-        makers = [METRICS[metric] for metric in metrics]
-        sides = [(make(self.baseline), make(self.other)) for make in makers]
-        once = np.ones((1, len(self)))
-        drawn: list[list[Numbers]] = [[] for _ in metrics]
-        for weights in self._draws():
-            for place, (base, other) in enumerate(sides):
-                drawn[place].append(other.under(weights) - base.under(weights))
-        tail = 50 * (1 - CONFIDENCE)
-        found = {}
-        for metric, (base, other), draws in zip(metrics, sides, drawn, strict=True):
-            low, high = np.percentile(np.concatenate(draws), [tail, 100 - tail])
-            found[metric] = Difference(
+    def _compared(
+        self, sides: Sequence[tuple[Statistic, Statistic]], drawn: Drawn
+    ) -> list[Difference]:
+        once = np.ones((1, len(drawn.session_of)))
+        values: list[list[Numbers]] = [[] for _ in sides]
+        if sides and self.lacks is None:
+            for counts in draws(drawn.window_of):
+                weights = counts[:, drawn.session_of]
+                for place, (base, other) in enumerate(sides):
+                    values[place].append(other.under(weights) - base.under(weights))
+        return [
+            Difference(
                 baseline=float(base.under(once)[0]),
                 other=float(other.under(once)[0]),
-                low=float(low),
-                high=float(high),
+                interval=ends(np.concatenate(found), self.num_windows) if found else None,
+                largest_share=_largest_share(base.parts(), other.parts(), drawn.block_of),
+                is_of_runs=drawn is self._whole_runs,
             )
-        return found
+            for (base, other), found in zip(sides, values, strict=True)
+        ]
 
-    def _draws(self) -> Iterator[Numbers]:
-        # how often each request is drawn, with all others of its session: [draws, requests] each
-        random = np.random.default_rng(0)
-        shares = np.full(self.num_sessions, 1 / self.num_sessions)
-        for _ in range(NUM_DRAWS // DRAWS_AT_ONCE):
-            counts = random.multinomial(self.num_sessions, shares, size=DRAWS_AT_ONCE)
-            yield counts[:, self._places].astype(float)
+    def _drawn(self, windows: Places) -> Drawn:
+        names = np.stack([windows, self.baseline["session_id"].astype(np.int64)], axis=1)
+        sessions, session_of = np.unique(names, axis=0, return_inverse=True)
+        block_of = windows
+        if self.num_windows == 1:
+            block_of = np.empty(len(self), np.int64)
+            in_time = np.argsort(self.baseline["arrival_ns"], kind="stable")
+            block_of[in_time] = np.arange(len(self)) // (BLOCK * len(self._runs))
+        return Drawn(session_of=session_of, window_of=sessions[:, 0], block_of=block_of)
+
+
+def _largest_share(
+    baseline: Numbers | None, other: Numbers | None, block_of: Places
+) -> float | None:
+    if baseline is None or other is None:
+        return None
+    parts = np.bincount(block_of, other - baseline)
+    if not parts.sum() or len(parts) <= 2:
+        return None
+    return float(np.sort(parts / parts.sum())[-2:].sum())
 
 
 def _joined(baseline: Path, other: Path) -> tuple[Columns, Columns, int]:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from experiments.tables.groups import Group
+from experiments.tables.intervals import CONFIDENCE
 from experiments.tables.paired import Difference, Pairs
 from experiments.tables.sheet import Row, Sheet
 from experiments.tables.table import (
@@ -17,7 +18,7 @@ from experiments.tables.table import (
 )
 from experiments.tables.verdicts import Verdicts
 
-PARTS = ("of the first row", "difference", "low", "high")
+PARTS = ("of the first row", "difference", "low", "high", "in the two largest")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +77,9 @@ def describe_pairs(comparisons: Sequence[Comparison]) -> list[dict[str, object]]
             "requests": len(each.pairs),
             "unpaired_requests": each.pairs.num_unpaired,
             "sessions": each.pairs.num_sessions,
-            "seeds": each.pairs.num_seeds,
+            "windows": each.pairs.num_windows,
+            "no_interval": each.pairs.lacks,
+            "blocks": each.pairs.blocks,
             "sooner_share": each.pairs.sooner(),
             "later_share": each.pairs.later(),
             "metrics": {
@@ -84,8 +87,8 @@ def describe_pairs(comparisons: Sequence[Comparison]) -> list[dict[str, object]]
                     "baseline": difference.baseline,
                     "other": difference.other,
                     "difference": difference.middle,
-                    "low": difference.low,
-                    "high": difference.high,
+                    "interval": difference.interval,
+                    "in_the_two_largest": difference.largest_share,
                     "of": "runs" if difference.is_of_runs else "requests",
                 }
                 for metric, difference in each.differences.items()
@@ -98,6 +101,7 @@ def describe_pairs(comparisons: Sequence[Comparison]) -> list[dict[str, object]]
 def _baseline_row(each: Comparison, keys: Sequence[str], verdicts: Verdicts) -> Row:
     row = setting_row(each.baseline, keys)
     _add_requests(row, None, each.baseline, verdicts)
+    row.add("windows", "", windows="")
     row.add("sessions", "", sessions="")
     for metric, found in each.differences.items():
         values = dict.fromkeys((f"{metric} {part}" for part in PARTS), "") | {
@@ -122,13 +126,16 @@ def _add_requests(row: Row, number: int | None, group: Group, verdicts: Verdicts
 def _difference_row(each: Comparison, keys: Sequence[str], verdicts: Verdicts) -> Row:
     row, pairs = setting_row(each.other, keys), each.pairs
     _add_requests(row, len(pairs), each.other, verdicts)
+    row.add("windows", f"{pairs.num_windows}", windows=pairs.num_windows)
     row.add("sessions", f"{pairs.num_sessions:,}", sessions=pairs.num_sessions)
     for metric, found in each.differences.items():
-        ends = f"{_signed(found.low)}, {_signed(found.high)}"
-        text = f"{_signed(found.middle)} [{ends}]"
-        if found.is_of_runs:
-            text = _signed(found.middle) + (f" ({ends})" if pairs.num_seeds > 1 else "")
-        parts = (found.baseline, found.middle, found.low, found.high)
+        text = _signed(found.middle)
+        if found.interval is not None:
+            text += f" [{', '.join(map(_signed, found.interval))}]"
+        if found.largest_share is not None:
+            text += f", {found.largest_share:.0%}"
+        told = (*(found.interval or ("", "")), found.largest_share)
+        parts = (found.baseline, found.middle, *("" if part is None else part for part in told))
         values = {f"{metric} {part}": value for part, value in zip(PARTS, parts, strict=True)}
         row.add(TITLES.get(metric, metric), text, **values)
     row.add("sooner", f"{pairs.sooner():.0%}", sooner=pairs.sooner())
@@ -138,11 +145,22 @@ def _difference_row(each: Comparison, keys: Sequence[str], verdicts: Verdicts) -
 
 def _notes(groups: Sequence[Group], comparisons: Sequence[Comparison]) -> list[str]:
     notes = [
-        "The same requests under the same seeds; intervals by drawing whole sessions anew.",
+        "The same requests in the same windows, under the same seeds.",
         "sooner, later: requests whose first token came sooner, or later, than in the first row.",
     ]
-    if any(found.is_of_runs for each in comparisons for found in each.differences.values()):
-        notes.append("(low, high): of whole runs, the range over seeds; it is no interval.")
+    lacks = list(dict.fromkeys(each.pairs.lacks for each in comparisons))
+    if None in lacks:
+        notes.append(
+            f"In brackets: {CONFIDENCE:.0%} intervals, windows and their sessions drawn anew."
+        )
+    notes += [f"No interval: {lack}." for lack in lacks if lack is not None]
+    shares = [f.largest_share for each in comparisons for f in each.differences.values()]
+    if any(share is not None for share in shares):
+        blocks = " or ".join(dict.fromkeys(each.pairs.blocks for each in comparisons))
+        notes.append(
+            f"%: how much of a difference lies in the two of {blocks} that have most of it "
+            f"(above 100%: others weigh against it)."
+        )
     num_unpaired = sum(each.pairs.num_unpaired for each in comparisons)
     if num_unpaired:
         share = num_unpaired / (num_unpaired + sum(len(each.pairs) for each in comparisons))

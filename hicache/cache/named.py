@@ -174,8 +174,13 @@ def _portrait(thing: object) -> list[object] | None:
     """What an object of ours holds, as deep as numbers and lists go; None of other things."""
     if not type(thing).__module__.startswith("hicache."):
         return None
-    names = getattr(type(thing), "__slots__", None) or vars(thing)
-    return [_flat(getattr(thing, name, None)) for name in names]
+    return [_flat(getattr(thing, name, None)) for name in attributes_of(thing)]
+
+
+def attributes_of(thing: object) -> Iterable[str]:
+    """The names of what an object holds, also of a compiled class."""
+    of = type(thing)
+    return getattr(of, "__slots__", None) or getattr(of, "__mypyc_attrs__", None) or vars(thing)
 
 
 def _flat(value: object) -> object:

@@ -17,17 +17,25 @@ class PageAllocator:
     very large number when the pool never fills. `taken`: those that are out.
     """
 
-    def __init__(self, capacity: int | None) -> None:
+    def __init__(self, capacity: int | None, *, is_checked: bool = True) -> None:
+        """`is_checked`: what is given back must be out, each id once."""
         self.capacity = capacity
         self.num_free = 1 << 60 if capacity is None else capacity
-        self.taken: set[int] = set()
+        self._out: set[int] | None = set() if is_checked else None
         self._returned: list[int] = []  # a stack of ids that were given back
         self._next_new = 0  # ids from here on were never handed out
 
     @property
     def num_taken(self) -> int:
         """Ids that are out."""
-        return len(self.taken)
+        return self._next_new - len(self._returned)
+
+    @property
+    def taken(self) -> set[int]:
+        """Those that are out; not to be written. O(ids ever handed out), where none is checked."""
+        if self._out is not None:
+            return self._out
+        return set(range(self._next_new)).difference(self._returned)
 
     def allocate(self, count: int) -> PageIds | None:
         """Take `count` ids, or none of them: None when fewer are free. O(count)."""
@@ -41,24 +49,30 @@ class PageAllocator:
         if missing:
             page_ids += range(self._next_new, self._next_new + missing)
             self._next_new += missing
-        self.taken.update(page_ids)
+        if self._out is not None:
+            self._out.update(page_ids)
         return page_ids
 
     def free(self, page_ids: PageIds) -> None:
         """Give ids back. O(len(page_ids)).
 
         Raises:
-            ValueError: an id is not taken, as after a double free.
+            ValueError: an id is not taken, as after a double free, if that is checked.
         """
-        if not self.taken.issuperset(page_ids):
-            culprit = next(page_id for page_id in page_ids if page_id not in self.taken)
-            raise ValueError(f"page {culprit} is freed but was not taken")
-        left = len(self.taken) - len(page_ids)
-        self.taken.difference_update(page_ids)
-        if len(self.taken) != left:
-            raise ValueError("a page is named twice in one free")
+        if self._out is not None:
+            _take_back(self._out, page_ids)
         self.num_free += len(page_ids)
         self._returned += page_ids
+
+
+def _take_back(taken: set[int], page_ids: PageIds) -> None:
+    if not taken.issuperset(page_ids):
+        culprit = next(page_id for page_id in page_ids if page_id not in taken)
+        raise ValueError(f"page {culprit} is freed but was not taken")
+    left = len(taken) - len(page_ids)
+    taken.difference_update(page_ids)
+    if len(taken) != left:
+        raise ValueError("a page is named twice in one free")
 
 
 Pools = tuple[list[PageAllocator], list[PageAllocator]]  # by tier and component
@@ -70,8 +84,8 @@ class TracedAllocator(PageAllocator):
     Every decision of a tree moves ids, so ranks whose decisions differ have different traffic.
     """
 
-    def __init__(self, capacity: int | None) -> None:
-        super().__init__(capacity)
+    def __init__(self, capacity: int | None, *, is_checked: bool = True) -> None:
+        super().__init__(capacity, is_checked=is_checked)
         self.traffic = 0
 
     def allocate(self, count: int) -> PageIds | None:

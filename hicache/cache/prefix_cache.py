@@ -33,10 +33,6 @@ from hicache.cache.tree.sequence import Sequence
 from hicache.config import StorageWrites, Tiering, WritePolicy
 
 
-class OutOfPagesError(RuntimeError):
-    """The prefill of an admitted request found no pages: admission had promised too much."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acquired:
     """Where a request starts: tokens it need not compute, by where they were held."""

@@ -103,9 +103,16 @@ def _cache(
     config: ExperimentConfig, deployment: Deployment, tree: RadixTree, *, has_storage: bool
 ) -> PrefixCache:
     knobs, storage, is_traced = config.cache, config.storage, config.parallel.ranks > 1
+    is_checked = config.engine.check_invariants or config.executor.kind != "simulated"
     return PrefixCache(
         tree,
-        make_pools(deployment.device, deployment.host, config.model, is_traced=is_traced),
+        make_pools(
+            deployment.device,
+            deployment.host,
+            config.model,
+            is_traced=is_traced,
+            is_checked=is_checked,
+        ),
         page_bytes=deployment.page_bytes,
         write_policy=knobs.write_policy,
         load_back_threshold=knobs.load_back_threshold,

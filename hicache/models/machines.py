@@ -13,12 +13,14 @@ class RateTable:
     `status` is measured or modelled, and `source` says by whom or from what.
     """
 
-    size: list[float] = field(default_factory=list)
-    rate: list[float] = field(default_factory=list)  # a second
+    size: tuple[float, ...] = ()
+    rate: tuple[float, ...] = ()  # a second
     source: str = "???"
     status: str = "modelled"
 
     def __post_init__(self) -> None:
+        for name in ("size", "rate"):  # YAML knows no tuples
+            object.__setattr__(self, name, tuple(getattr(self, name)))
         if len(self.size) != len(self.rate):
             raise ValueError(
                 f"a rate table needs one rate for each size, "

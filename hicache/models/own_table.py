@@ -48,9 +48,7 @@ def read_table(path: Path) -> dict[str, RateTable | Figure]:
             points.setdefault(curve, []).append((_number(row["size"], f"{where}: size"), rate))
             size, rates = zip(*sorted(points[curve]), strict=True)
             try:
-                found[curve] = RateTable(
-                    size=list(size), rate=list(rates), source=source, status="measured"
-                )
+                found[curve] = RateTable(size=size, rate=rates, source=source, status="measured")
             except ValueError as error:
                 raise ValueError(f"{where}: {error}") from error
     if not found:

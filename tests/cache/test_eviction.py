@@ -4,9 +4,10 @@ from collections import Counter
 
 import pytest
 
-from hicache.cache.tree.eviction import POLICIES, Random, VictimQueue
+from hicache.cache.tree.eviction import POLICIES, Random
 from hicache.cache.tree.node import DEVICE, FULL, HOST, Node
 from hicache.cache.tree.sequence import Sequence
+from hicache.cache.tree.victims import VictimQueue
 from tests.cache.small import complete_all, make_cache, run_request, tokens_of
 
 

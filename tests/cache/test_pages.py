@@ -87,3 +87,13 @@ def test_a_pool_without_an_end_gives_more_at_once_than_it_has_made_so_far() -> N
     pool = PageAllocator(None)
     taken(pool, 10)
     assert sorted(taken(pool, 5000)) == list(range(10, 5010))
+
+
+def test_an_unchecked_pool_knows_what_is_out_all_the_same() -> None:
+    pools = [PageAllocator(9, is_checked=each) for each in (True, False)]
+    for pool in pools:
+        pool.allocate(5)
+        pool.free([3, 1])
+        pool.allocate(1)
+    assert pools[0].taken == pools[1].taken
+    assert {pool.num_taken for pool in pools} == {4}

@@ -219,6 +219,7 @@ def test_a_request_counts_from_its_arrival_to_its_answer() -> None:
     assert engine.num_requests == 2
 
 
+@pytest.mark.plain
 def test_engines_that_nothing_will_wake_are_an_error() -> None:
     queues = SimpleNamespace(waiting=[1, 2], running=[3])
     stuck: Any = SimpleNamespace(is_idle=False, scheduler=queues)

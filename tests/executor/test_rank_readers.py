@@ -253,6 +253,7 @@ def test_a_wrong_page_is_counted() -> None:
     assert [reader.num_wrong_pages for reader in pair.readers] == [0, 1]
 
 
+@pytest.mark.plain
 def test_copies_are_done_at_once_and_writes_reach_the_shelf() -> None:
     pair = Pair()
     (reader, _), (shelf, _) = pair.readers, pair.shelves

@@ -25,6 +25,8 @@ from hicache.storage.guards.breaker import BreakerStorage
 from tests.executor.mixes import tiny
 from tests.executor.test_torch_io import drained
 
+pytestmark = pytest.mark.plain
+
 CONFIG = StorageConfig(kind="memory", batch_pages=2)
 NUM_PAGES = 5
 DIGESTS = [bytes([number]) * 16 for number in range(NUM_PAGES)]

@@ -6,17 +6,24 @@ import pytest
 from omegaconf import OmegaConf
 
 from experiments import compare
+from experiments.tables import intervals
 from experiments.tables.groups import differing_keys, group_runs, load_runs
-from experiments.tables.paired import METRICS, Pairs, Percentile
+from experiments.tables.paired import Pairs
+from experiments.tables.request_metrics import METRICS, Percentile
 from hicache.clock import SECOND_NS
 from hicache.results.metrics import Status, summarize
 from hicache.results.report import write_requests
 from hicache.results.tracking import write_json
 
 
-def write_run(path, records, measures, *, stop, seed=0):
+def write_run(path, records, measures, *, stop, seed=0, window=0, kind="trace"):
     path.mkdir(parents=True)
-    config = {"name": "stops", "seed": seed, "prefetch": {"stop": stop}}
+    config = {
+        "name": "stops",
+        "seed": seed,
+        "workload": {"window": window, "kind": kind},
+        "prefetch": {"stop": stop},
+    }
     (path / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(config)))
     write_json(path / "summary.json", summarize(records, measures))
     write_requests(path / "requests.parquet", records)
@@ -51,6 +58,18 @@ def two_runs(path, measures, first, second):
     return path
 
 
+def windows_of(path, measures, late, delays, *, turns=1):
+    """Two runs of each window, the second with these delays [windows, sessions]."""
+    for window, of_sessions in enumerate(delays):
+        sessions = np.repeat(np.arange(len(of_sessions)), turns).tolist()
+        for stop, factor in (("best_effort", 0), ("timeout", 1)):
+            records = [
+                late(n, factor * of_sessions[session], session_id=session)
+                for n, session in enumerate(sessions)
+            ]
+            write_run(path / f"{stop}{window}", records, measures, stop=stop, window=window)
+
+
 def test_metrics_of_all_requests_are_those_of_the_summary(tmp_path, measures, late):
     random = np.random.default_rng(3)
     records = [
@@ -68,28 +87,89 @@ def test_metrics_of_all_requests_are_those_of_the_summary(tmp_path, measures, la
 
 
 def test_the_same_delay_for_all_is_certain(tmp_path, measures, late):
-    shifted = [late(number, 2) for number in range(40)]
-    two_runs(tmp_path, measures, [late(number, 0) for number in range(40)], shifted)
+    windows_of(tmp_path, measures, late, np.full((8, 5), 2.0))
     pairs = pairs_in(tmp_path)
     for metric in ("request/ttft_s_mean", "request/queue_s_p95"):
         difference = pairs.differences([metric])[metric]
-        assert (difference.low, difference.middle, difference.high) == pytest.approx((2, 2, 2))
+        assert difference.middle == pytest.approx(2)
+        assert difference.interval == pytest.approx((2, 2))
     assert (pairs.sooner(), pairs.later()) == (0, 1)
 
 
-def test_the_interval_is_as_wide_as_sessions_differ(tmp_path, measures, late):
-    # ten requests of a session share their delay, so 200 sessions say as much as 200 requests
-    delays = 5 + np.random.default_rng(1).normal(size=200)
-    sessions = np.repeat(np.arange(200), 10).tolist()
-    before = [late(n, 0, session_id=s) for n, s in enumerate(sessions)]
-    after = [late(n, delays[s], session_id=s) for n, s in enumerate(sessions)]
-    found = pairs_in(two_runs(tmp_path, measures, before, after)).differences(
-        ["request/ttft_s_mean"]
-    )["request/ttft_s_mean"]
+def test_the_interval_of_windows_that_differ_is_students(tmp_path, measures, late):
+    # all sessions of a window share their delay, so ten windows say as much as ten numbers
+    delays = 5 + np.random.default_rng(1).normal(size=10)
+    windows_of(tmp_path, measures, late, np.repeat(delays[:, None], 6, axis=1))
+    found = pairs_in(tmp_path).differences(["request/ttft_s_mean"])["request/ttft_s_mean"]
+    low, high = found.interval
     assert found.middle == pytest.approx(delays.mean())
-    expected = 2 * 1.96 * delays.std() / np.sqrt(200)
-    assert found.high - found.low == pytest.approx(expected, rel=0.1)
-    assert found.low < found.middle < found.high
+    assert high - low == pytest.approx(2 * 2.262 * delays.std(ddof=1) / np.sqrt(10), rel=0.15)
+    assert low < found.middle < high
+
+
+def test_what_sessions_differ_by_is_drawn_twice(tmp_path, measures, late):
+    # windows are alike but for their sessions, of which each has three requests
+    delays = 5 + np.random.default_rng(1).normal(size=(8, 24))
+    windows_of(tmp_path, measures, late, delays, turns=3)
+    pairs = pairs_in(tmp_path)
+    low, high = pairs.differences(["request/ttft_s_mean"])["request/ttft_s_mean"].interval
+    of_students = 2 * 2.365 * np.sqrt(8 / 7) * delays.std() / np.sqrt(delays.size)
+    assert pairs.num_sessions == delays.size
+    assert 1.1 < (high - low) / of_students < 1.6
+
+
+@pytest.mark.parametrize(("degrees", "wanted"), [(7, 2.3646), (9, 2.2622), (30, 2.0423)])
+def test_students_quantile_is_that_of_the_tables(degrees, wanted):
+    assert intervals._student(degrees) == pytest.approx(wanted, abs=1e-3)
+
+
+def test_draws_take_as_many_sessions_of_a_window_as_it_has():
+    window_of = np.repeat([0, 1, 2], [1, 4, 2])
+    counts = np.concatenate(list(intervals.draws(window_of)))
+    assert counts.shape == (intervals.NUM_DRAWS, 7)
+    taken = np.add.reduceat(counts, [0, 1, 5], axis=1) / [1, 4, 2]  # times that a window was drawn
+    assert set(taken.sum(axis=1)) == {3}
+    assert set(taken.ravel()) == {0, 1, 2, 3}
+    assert counts.mean(axis=0) == pytest.approx(np.ones(7), abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("windows", "sessions", "lack"),
+    [
+        (7, 20, "7 window(s) (workload.windows), wanted at least 8"),
+        (9, 2, "18 session(s), wanted at least 20"),
+        (1, 3, "at least 8; 3 session(s), wanted at least 20"),
+    ],
+)
+def test_of_too_few_there_is_no_interval_and_the_table_says_why(
+    tmp_path, measures, late, capsys, windows, sessions, lack
+):
+    windows_of(tmp_path, measures, late, np.full((windows, sessions), 0.5))
+    compare.main([str(tmp_path), "--paired", "--metric", "request/ttft_s_p50"])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "No interval: " in printed
+    assert lack in printed
+
+
+def test_it_is_said_how_much_of_a_difference_two_windows_hold(tmp_path, measures, late, capsys):
+    delays = np.full((8, 5), 0.1)
+    delays[[1, 5]] = 3.0
+    windows_of(tmp_path, measures, late, delays)
+    compare.main([str(tmp_path), "--paired", "--metric", "request/ttft_s_mean"])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "], 91%" in printed  # 6 of 6.6
+    assert "the two of 8 windows that have most of it" in printed
+
+
+def test_of_one_window_it_is_said_of_blocks_in_time(tmp_path, measures, late):
+    delays = [0.01 * (number < 100) for number in range(200)]
+    first = [late(number, 0) for number in range(200)]
+    two_runs(tmp_path, measures, first, [late(n, delay) for n, delay in enumerate(delays)])
+    pairs = pairs_in(tmp_path)
+    found = pairs.differences(["request/ttft_s_mean", "request/ttft_s_p50"])
+    assert pairs.blocks == "4 blocks of 50 requests in time"
+    assert found["request/ttft_s_mean"].largest_share == pytest.approx(1)
+    assert found["request/ttft_s_p50"].largest_share is None
 
 
 def test_drawing_a_request_twice_counts_it_twice():
@@ -98,16 +178,19 @@ def test_drawing_a_request_twice_counts_it_twice():
     assert Percentile(values, 50).under(weights).tolist() == [2, 1, 3]
 
 
-def test_seeds_are_paired_with_themselves(tmp_path, measures, late):
+@pytest.mark.parametrize(("kind", "windows"), [("trace", 1), ("chat", 2)])
+def test_seeds_are_paired_with_themselves_and_are_windows_of_what_they_draw(
+    tmp_path, measures, late, kind, windows
+):
     for seed in (0, 1):
-        base = [late(number, seed) for number in range(6)]
-        other = [late(number, seed + 1) for number in range(6)]
-        write_run(tmp_path / f"{seed}", base, measures, stop="best_effort", seed=seed)
-        write_run(tmp_path / f"{seed + 2}", other, measures, stop="timeout", seed=seed)
+        for place, stop in enumerate(("best_effort", "timeout")):
+            records = [late(number, seed + place) for number in range(6)]
+            path = tmp_path / f"{seed + 2 * place}"
+            write_run(path, records, measures, stop=stop, seed=seed, kind=kind)
     pairs = pairs_in(tmp_path)
-    assert (len(pairs), pairs.num_seeds, pairs.num_sessions) == (12, 2, 3)
+    assert (len(pairs), pairs.num_windows, pairs.num_sessions) == (12, windows, 3 * windows)
     found = pairs.differences(["request/ttft_s_mean"])["request/ttft_s_mean"]
-    assert (found.low, found.high) == pytest.approx((1, 1))
+    assert found.middle == pytest.approx(1)
 
 
 def test_requests_that_one_side_rejected_are_left_out_and_counted(
@@ -146,7 +229,7 @@ def test_a_paired_comparison_is_printed(tmp_path, measures, late, capsys, form):
         assert row["settings"] == {"prefetch.stop": "timeout"}
         assert row["metrics"]["request/ttft_s_mean"]["difference"] == pytest.approx(0.5)
     else:
-        assert "+0.500 [+0.500, +0.500]" in text
+        assert "+0.500" in text
 
 
 def test_a_paired_comparison_as_csv_keeps_values_and_differences_apart(
@@ -164,31 +247,30 @@ def test_a_paired_comparison_as_csv_keeps_values_and_differences_apart(
 
 
 def test_overloaded_rows_are_marked(tmp_path, measures, late, capsys):
-    busy = {**measures, "load/rho_gpu": 0.95}
+    rhos = {f"load/rho_{name}": 0.5 for name in ("queue", "read", "write")}
+    busy = {**measures, **rhos, "load/rho_gpu": 0.95}
     two_runs(tmp_path, busy, [late(0, 0)], [late(0, 1)])
     compare.main([str(tmp_path), "--paired", "--metric", "request/ttft_s_mean"])
     (line,) = [row for row in capsys.readouterr().out.splitlines() if row.startswith("timeout")]
     assert line.split()[1:3] == ["1", "abcd"]  # with ρ 0.95 as all its TTFT in one minute
 
 
-def test_what_belongs_to_whole_runs_is_compared_run_by_run(tmp_path, measures, late, capsys):
+def test_what_belongs_to_whole_runs_is_compared_window_by_window(tmp_path, measures, late, capsys):
     key = "transfer/storage_write_bytes"
-    for seed, (base, other) in enumerate(((10, 12), (20, 26))):
-        for stop, written in (("best_effort", base), ("timeout", other)):
-            counts = {**measures, key: written}
-            write_run(tmp_path / f"{stop}{seed}", [late(0, 0)], counts, stop=stop, seed=seed)
+    written = {"best_effort": range(10, 18), "timeout": range(20, 36, 2)}
+    for stop, counts in written.items():
+        for window, count in enumerate(counts):
+            records = [late(number, 0, session_id=number) for number in range(3)]
+            counted = {**measures, key: count}
+            write_run(tmp_path / f"{stop}{window}", records, counted, stop=stop, window=window)
     compare.main([str(tmp_path), "--paired", "--metric", key, "--json"])
     [row] = json.loads(capsys.readouterr().out)
-    told = {"baseline": 15, "other": 19, "difference": 4, "low": 2, "high": 6, "of": "runs"}
-    assert row["metrics"][key] == told
-    compare.main([str(tmp_path), "--paired", "--metric", key])
-    assert "+4.00 (+2.00, +6.00)" in capsys.readouterr().out
-
-
-def test_of_one_seed_whole_runs_have_no_range(tmp_path, measures, late, capsys):
-    two_runs(tmp_path, measures, [late(0, 0)], [late(0, 1)])
-    compare.main([str(tmp_path), "--paired", "--metric", "load/rho_gpu"])
-    assert "(0, 0)" not in capsys.readouterr().out
+    found = row["metrics"][key]
+    assert (found["baseline"], found["difference"], found["of"]) == (13.5, 13.5, "runs")
+    half = 2.365 * np.std(range(10, 18), ddof=1) / np.sqrt(8)
+    assert found["interval"] == pytest.approx([13.5 - half, 13.5 + half], rel=0.05)
+    assert found["in_the_two_largest"] == pytest.approx((17 + 16) / 108)
+    assert (row["windows"], row["no_interval"]) == (8, None)
 
 
 def test_tokens_of_the_requests_that_both_finished_are_compared(tmp_path, measures, late):

@@ -306,4 +306,6 @@ UNDRAWN = {
     "workload.system_tokens",
     "workload.tokenizer",
     "workload.tokens",
+    "workload.window",  # which part of a long workload is served
+    "workload.windows",
 }

@@ -59,6 +59,7 @@ def looks_deferred(admission: Admission, running: list[Any], steps: int) -> int:
 answers = st.lists(st.tuples(st.integers(100, 131), st.integers(FAR, 6000)), min_size=1, max_size=4)
 
 
+@pytest.mark.plain
 @given(running=answers, room=st.integers(120, 3000))
 def test_a_shortage_of_tokens_ends_when_the_promised_answers_have_come(
     running: list[tuple[int, int]], room: int
@@ -72,6 +73,7 @@ def test_a_shortage_of_tokens_ends_when_the_promised_answers_have_come(
     assert foreseen == looks_deferred(admission, reqs, FAR)
 
 
+@pytest.mark.plain
 def test_a_shortage_of_tokens_can_end_within_a_page() -> None:
     admission = admission_of(170)
     reqs = [req(kv_len=97, remaining_output=70)]
@@ -80,6 +82,7 @@ def test_a_shortage_of_tokens_can_end_within_a_page() -> None:
     assert 1 < admission.steps_deferred(defer, reqs, FAR) < PAGE - 1
 
 
+@pytest.mark.plain
 def test_room_for_exactly_what_is_needed_is_no_room() -> None:
     whole = {"new_token_ratio": 1.0, "new_token_ratio_floor": 1.0}  # all that is promised counts
     admission = admission_of(100 + 8 + PAGE + 70 - 3, **whole)
@@ -89,6 +92,7 @@ def test_room_for_exactly_what_is_needed_is_no_room() -> None:
     assert admission.steps_deferred(defer, reqs, FAR) == 4  # with the third, nothing would be left
 
 
+@pytest.mark.plain
 @pytest.mark.parametrize(("kv_len", "steps"), [(97, 15), (111, 1), (112, 1)])
 def test_a_shortage_of_window_pages_stands_until_a_page_is_full(kv_len: int, steps: int) -> None:
     admission = admission_of(100_000, swa_room=0)
@@ -99,6 +103,7 @@ def test_a_shortage_of_window_pages_stands_until_a_page_is_full(kv_len: int, ste
     assert admission.steps_deferred(defer, reqs, FAR) == steps
 
 
+@pytest.mark.plain
 def test_what_was_deferred_after_it_had_taken_pages_is_looked_at_after_every_step() -> None:
     admission = admission_of(0)
     assert (

@@ -55,16 +55,25 @@ def capacities(
 
 
 def make_pools(
-    device: Capacity, host: Capacity, model: ModelConfig, *, is_traced: bool = False
+    device: Capacity,
+    host: Capacity,
+    model: ModelConfig,
+    *,
+    is_traced: bool = False,
+    is_checked: bool = True,
 ) -> Pools:
     """Allocators for the components the model has; the others' pools are empty.
 
-    `is_traced`: they keep the digest by which ranks are compared.
+    `is_traced`: they keep the digest by which ranks are compared; `is_checked`: they notice what is
+    given back twice.
     """
     kinds = {KIND_OF[component] for component in model.components}
     allocator = TracedAllocator if is_traced else PageAllocator
     return tuple(  # type: ignore[return-value]
-        [allocator(capacity.counts[kind] if kind in kinds else 0) for kind in (FULL, SWA, MAMBA)]
+        [
+            allocator(capacity.counts[kind] if kind in kinds else 0, is_checked=is_checked)
+            for kind in (FULL, SWA, MAMBA)
+        ]
         for capacity in (device, host)
     )
 

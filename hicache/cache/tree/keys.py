@@ -13,15 +13,14 @@ from typing import Protocol
 from hicache.cache.tree.node import MAMBA, Node
 from hicache.cache.tree.sequence import Sequence
 from hicache.request import TOKEN_BYTES, Request, TokenSpans
-from hicache.storage.base import DIGEST_BYTES
+from hicache.storage.base import DIGEST_BYTES, KEY_BYTES
 
 COMPONENT_TAGS = (b"f", b"s", b"m")  # by component number: full, swa, mamba
 NUMBER_BYTES = 4
-_PADDING = bytes(DIGEST_BYTES - NUMBER_BYTES)
 
 
 class PageNames(Protocol):
-    """Names of `DIGEST_BYTES`, equal where all tokens up to the end of a page are.
+    """Names of at most `DIGEST_BYTES`, all as long, equal where all tokens up to a page's end are.
 
     `page_bytes`: what one page is in a node's edge and in a sequence's tokens.
     """
@@ -88,7 +87,7 @@ class Numbers:
 def _names(numbers: bytes, first: int, end: int) -> list[bytes]:
     size = NUMBER_BYTES
     places = range(first * size, end * size, size)
-    return [numbers[place : place + size] + _PADDING for place in places]
+    return [numbers[place : place + size] for place in places]
 
 
 def chain_seed(namespace: str) -> bytes:
@@ -148,5 +147,7 @@ def keys_of(names: PageNames, node: Node, kind: int) -> list[bytes]:
 
 def keys(names: list[bytes], kind: int) -> list[bytes]:
     """The storage keys of pages of these names, of one component."""
-    tag = COMPONENT_TAGS[kind]
+    if not names:
+        return []
+    tag = COMPONENT_TAGS[kind].rjust(KEY_BYTES - len(names[0]), b"\0")
     return [name + tag for name in names]

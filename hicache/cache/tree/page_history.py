@@ -3,6 +3,8 @@
 Everybody who makes room says here what for; the tree says what went. Nothing here decides anything.
 """
 
+from typing import Final
+
 import numpy as np
 
 from hicache.cache.tree.node import DEVICE, FULL, KINDS, Node
@@ -12,13 +14,13 @@ from hicache.cache.tree.page_registry import Chain, PageNumbers, PageRegistry, S
 class Pressure:
     """What wanted the room of a page that was evicted; plain numbers, like `Stored`."""
 
-    none = 0
-    prefill = 1
-    decode = 2
-    load_back = 3
-    slot = 4  # a request's working states, or a checkpoint
-    back_up = 5
-    prefetch = 6
+    none: Final = 0
+    prefill: Final = 1
+    decode: Final = 2
+    load_back: Final = 3
+    slot: Final = 4  # a request's working states, or a checkpoint
+    back_up: Final = 5
+    prefetch: Final = 6
 
 
 # of `PageHistory.marks`

@@ -7,6 +7,7 @@ registry.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,10 +24,10 @@ class Stored:
     Plain numbers: an enum's members would be turned into numbers at every look at a table.
     """
 
-    never = 0  # nobody wanted it there
-    dropped = 1  # the write queue was full
-    under_way = 2
-    written = 3
+    never: Final = 0  # nobody wanted it there
+    dropped: Final = 1  # the write queue was full
+    under_way: Final = 2
+    written: Final = 3
 
 
 @dataclass(slots=True, eq=False)

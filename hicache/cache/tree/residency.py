@@ -2,10 +2,11 @@
 
 from hicache.cache.pages import PageIds
 from hicache.cache.tree.actions import FreePages
-from hicache.cache.tree.eviction import EvictionPolicy, Priority, VictimQueue
+from hicache.cache.tree.eviction import EvictionPolicy, Priority
 from hicache.cache.tree.lock import Lock
 from hicache.cache.tree.node import DEVICE, FULL, HOST, MAMBA, SWA, TIERS, Node
 from hicache.cache.tree.page_history import PageHistory
+from hicache.cache.tree.victims import VictimQueue
 
 
 def _swa_tick(node: Node) -> Priority:

@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterable, Sequence
 from itertools import accumulate, count, islice
 from random import Random
 
-import numpy as np
+from mypy_extensions import mypyc_attr
 
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tiers.transfer import (
@@ -21,7 +21,7 @@ from hicache.cache.tiers.transfer import (
     StorageWrite,
     Work,
 )
-from hicache.cache.tree.node import FULL, MAMBA, SWA
+from hicache.cache.tree.node import KINDS
 from hicache.clock import Clock, to_ns
 from hicache.config import StorageConfig
 from hicache.executor.completions import Delivery, StepEnds, StepRun
@@ -38,6 +38,7 @@ STORAGE_LINKS = ("storage_read", "storage_write", "storage")
 NO_STORAGE_LIMIT = 1e15  # bytes a second: a link that never binds
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class SimulatedIo:
     """Links, storage and storage workers under one event queue.
 
@@ -349,11 +350,11 @@ class SimulatedExecutor:
             return StepRun(StepEnds(islice(accumulate(steps, initial=now_ns), 1, None)), 0)
         load_layer_bytes = None
         if batch.load_backs:
-            counts = np.sum([load.num_pages for load in batch.load_backs], axis=0)
+            full, swa, states = (
+                sum([load.num_pages[kind] for load in batch.load_backs]) for kind in KINDS
+            )
             load_layer_bytes = self._cost.layer_bytes(
-                int(counts[FULL]) * self._page_size,
-                int(counts[SWA]) * self._page_size,
-                int(counts[MAMBA]),
+                full * self._page_size, swa * self._page_size, states
             )
         cost = self._cost.forward_ns(
             [(extend.start, extend.end) for extend in batch.extends],

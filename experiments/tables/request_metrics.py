@@ -1,0 +1,115 @@
+"""Metrics of `summary.json` as sums over requests, so that requests can be drawn anew."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hicache.clock import SECOND_NS
+from hicache.results.metrics import PERCENTILES, TTFT_PARTS
+
+Numbers = NDArray[np.float64]
+Columns = dict[str, Numbers]  # of requests.parquet, one number a request
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """A metric that is one sum over another: `above`, `below`: [requests]."""
+
+    above: Numbers
+    below: Numbers
+
+    def under(self, weights: Numbers) -> Numbers:
+        """The metric under each row of `weights` [draws, requests]: [draws]."""
+        above, below = weights @ self.above, weights @ self.below
+        return np.divide(above, below, out=np.zeros_like(above), where=below > 0)
+
+    def parts(self) -> Numbers:
+        """What each request adds to the metric: [requests]."""
+        return self.above / max(float(self.below.sum()), 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """A metric that is a sum: `values`: [requests]."""
+
+    values: Numbers
+
+    def under(self, weights: Numbers) -> Numbers:
+        """The metric under each row of `weights` [draws, requests]: [draws]."""
+        return weights @ self.values
+
+    def parts(self) -> Numbers:
+        """What each request adds to the metric: [requests]."""
+        return self.values
+
+
+class Percentile:
+    """A nearest-rank percentile, as `hicache.results.metrics.percentile` has it."""
+
+    def __init__(self, values: Numbers, percent: float) -> None:
+        """`values`: [requests]."""
+        self._order = np.argsort(values, kind="stable")
+        self._sorted = values[self._order]
+        self._percent = percent
+
+    def under(self, weights: Numbers) -> Numbers:
+        """The metric under each row of `weights` [draws, requests]: [draws]."""
+        counts = np.cumsum(weights[:, self._order], axis=1)
+        ranks = np.maximum(np.ceil(counts[:, -1] * self._percent / 100), 1)
+        places = [
+            np.searchsorted(row, rank) for row, rank in zip(counts, ranks.tolist(), strict=True)
+        ]
+        return self._sorted[places]
+
+    def parts(self) -> None:
+        """No request adds a part of its own."""
+
+
+Statistic = Ratio | Total | Percentile
+
+
+def _token_hits(columns: Columns) -> Ratio:
+    return Ratio(columns["prompt_len"] - columns["computed_len"], columns["prompt_len"])
+
+
+def _time_per_token(columns: Columns) -> Ratio:
+    long = columns["output_len"] > 1
+    gaps = np.where(long, columns["output_len"] - 1, 1)
+    times = (columns["finish_ns"] - columns["first_token_ns"]) / gaps / SECOND_NS
+    return Ratio(np.where(long, times, 0.0), long.astype(float))
+
+
+def times(columns: Columns, name: str) -> Numbers:
+    """Seconds of each request: its TTFT, or a part of that."""
+    if name == "ttft":
+        return (columns["first_token_ns"] - columns["arrival_ns"]) / SECOND_NS
+    return columns[f"{name}_ns"] / SECOND_NS
+
+
+def _total(name: str) -> Callable[[Columns], Total]:
+    return lambda columns: Total(columns[name])
+
+
+def _mean_time(name: str) -> Callable[[Columns], Ratio]:
+    return lambda columns: Ratio(times(columns, name), np.ones(len(columns["id"])))
+
+
+def _percentile_time(name: str, percent: int) -> Callable[[Columns], Percentile]:
+    return lambda columns: Percentile(times(columns, name), percent)
+
+
+# keys of summary.json that requests can be compared by
+METRICS: dict[str, Callable[[Columns], Statistic]] = {
+    "cache/token_hit_rate": _token_hits,
+    "request/prompt_tokens": _total("prompt_len"),
+    "request/output_tokens": _total("output_len"),
+    "request/tpot_s_mean": _time_per_token,
+}
+for _name in ("device_hit", "host_hit", "storage_hit", "computed", "recomputed"):
+    METRICS[f"cache/{_name}_tokens"] = _total(f"{_name}_len")
+for _name in ("ttft", *TTFT_PARTS):
+    METRICS[f"request/{_name}_s_mean"] = _mean_time(_name)
+    for _percent in PERCENTILES:
+        METRICS[f"request/{_name}_s_p{_percent}"] = _percentile_time(_name, _percent)

@@ -26,7 +26,7 @@ from experiments.tables.table import (
     answer_sets,
     is_overloaded,
     makes_claim,
-    over_seeds,
+    over_runs,
     sheet_of,
 )
 from experiments.tables.verdicts import Verdicts
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 print(json.dumps(compared(groups, metrics), indent=2))
                 return
             sheet = sheet_of(groups, metrics, ratio_of=metrics[0] if options.metric else RATIO_OF)
-            heading = ": ".join(filter(None, [f"{len(runs)} runs", over_seeds(groups)]))
+            heading = ": ".join(filter(None, [f"{len(runs)} runs", over_runs(groups)]))
         if options.form:
             write, _ = FORMS[options.form]
             print(write(sheet))

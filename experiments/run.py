@@ -51,9 +51,13 @@ from hicache.config import ExperimentConfig, inert_knobs
 
 # what else than a replay `program` may name: each writes into the run's directory
 PROGRAMS = {
+    "a_a": "experiments.studies.a_a",
     "capacity": "experiments.studies.capacity",
     "kernel_to_ttft": "experiments.studies.kernel_to_ttft",
+    "signs": "experiments.studies.signs",
     "sim_vs_real": "experiments.studies.sim_vs_real",
+    "stop_arms": "experiments.studies.stop_arms",
+    "stop_phase": "experiments.studies.stop_phase",
 }
 
 UNEQUAL = 3  # exit code of a run whose cache has given a model wrong bytes

@@ -333,6 +333,8 @@ class CacheConfig:
     split_refreshes: bool = False  # a split counts as a use of what lies below it, as in sglang
     # window and state on the host count as used when they leave the device, as in sglang
     leaving_refreshes: bool = False
+    trims_leaves: bool = False  # a leaf loses the pages that are missing, its last, as in vllm
+    backs_up_answers: bool = True  # else prompts alone are copied to the host, as in vllm
     # at which page boundaries of a prompt a Mamba state is kept: at its end; there and where it
     # left an edge that had no state; there and every `checkpoint_tokens`; as a class of yours says
     checkpoints: str = knob("end_branch", ours=CHECKPOINT_PLACEMENTS)

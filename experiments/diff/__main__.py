@@ -106,13 +106,19 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 def run(options: argparse.Namespace) -> int:
     """Compare and report; the exit status."""
     limits = [Limit.parse(text) for text in options.fail_on]
-    pools = pools_for(options.workload, options.components, options.pools, options.copies)
+    engine = ENGINES[options.engine]
+    pools = pools_for(
+        options.workload,
+        options.components,
+        options.pools,
+        options.copies,
+        has_storage=engine.has_storage,
+    )
     model = options.model or MODELS[options.components]
     unit_bytes = bytes_of(model, options.components)
     requests = chosen(options.workload, options.requests, pools.max_len)
-    engine = ENGINES[options.engine]
     launches = prepare(engine, options.base, _say), prepare(engine, options.head, _say)
-    settings = {"core": options.core}
+    settings = {"core": options.core, "compat": engine.compat}
     sides = settings, settings | ({"eviction": options.eviction} if options.eviction else {})
     out = options.out or Path("outputs") / "diff" / f"{datetime.now():%Y-%m-%d_%H-%M-%S_%f}"
     out.mkdir(parents=True, exist_ok=True)

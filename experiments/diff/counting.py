@@ -7,7 +7,7 @@ from experiments.diff.protocol import Hits, Outcome, Pools, Span
 CHUNK_TOKENS = 8_192  # of a prompt in one step, where a side is asked whether it would be admitted
 
 
-def verdict_of(chunk_tokens: int | None) -> str:
+def admission_word(chunk_tokens: int | None) -> str:
     """What a side says of a request that may have so many tokens in its first chunk; None: none."""
     if chunk_tokens is None:
         return "deferred"

@@ -2,8 +2,8 @@
 
 All releases of an engine share one environment of small dependencies, made on first use and kept in
 the user's cache folder. It takes torch from the interpreter that runs this, and never fetches
-another. A release is a folder of its package's files alone, laid over it; a checkout is used where
-it lies.
+another. A release is a folder of its package's files alone (or of those in Python), laid over it; a
+checkout is used where it lies.
 """
 
 import hashlib
@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import venv
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,9 @@ class Engine:
         requirements: of the shared environment; none of them asks for torch.
         alone: of the shared environment, installed without what they ask for.
         sources: where in a checkout the package lies.
+        python_only: nothing that a release compiles is unpacked.
+        has_storage: whether there is a tier below the host.
+        compat: the preset in `conf/compat` with which ours decides like it.
     """
 
     package: str
@@ -44,6 +48,9 @@ class Engine:
     requirements: tuple[str, ...]
     alone: tuple[str, ...] = ()
     sources: tuple[str, ...] = ("", "python", "src")
+    python_only: bool = False
+    has_storage: bool = True
+    compat: str = "sglang_0_5_23"
 
 
 # what SGLang's cache and scheduler import, found by trying
@@ -56,12 +63,34 @@ SGLANG = (
     *("pyzmq", "regex", "requests", "scipy", "sentencepiece", "starlette", "tqdm", "xxhash"),
 )
 
+# what vLLM's scheduler, cache and configuration import, found by trying
+VLLM = (
+    "transformers==5.19.0",
+    "openai==3.54.0",
+    "openai-harmony==0.0.8",
+    "apache-tvm-ffi==0.1.15.post2",
+    *("aiohttp", "blake3", "cachetools", "cbor2", "cloudpickle", "diskcache", "einops", "fastapi"),
+    *("filelock", "gguf", "jinja2", "llguidance", "msgspec", "numpy", "partial-json-parser"),
+    *("pillow", "prometheus-client", "psutil", "py-cpuinfo", "pybase64", "pydantic", "pyyaml"),
+    *("pyzmq", "regex", "requests", "sentencepiece", "setproctitle", "setuptools", "tiktoken"),
+    *("tqdm", "uvloop"),
+)
+
 ENGINES = {
     "sglang": Engine(
         package="sglang",
         module="experiments.diff.sglang.side",
         requirements=SGLANG,
         alone=("torchvision==0.28.0", "compressed-tensors==0.18.0", "xgrammar==0.2.7"),
+    ),
+    "vllm": Engine(
+        package="vllm",
+        module="experiments.diff.vllm.side",
+        requirements=VLLM,
+        alone=("xgrammar==0.2.8",),
+        python_only=True,
+        has_storage=False,
+        compat="vllm_0_33",
     ),
 }
 
@@ -99,7 +128,7 @@ def _files(engine: Engine, spec: str, cache: Path, say: Callable[[str], None]) -
     package, path = engine.package, Path(spec).expanduser()
     if path.suffix == ".whl" and path.is_file():
         digest = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
-        return _release(package, str(path.resolve()), cache / f"wheel-{digest}", say), path.stem
+        return _release(engine, str(path.resolve()), cache / f"wheel-{digest}", say), path.stem
     if path.is_dir():
         for folder in engine.sources:
             if (path / folder / package / "__init__.py").is_file():
@@ -109,19 +138,31 @@ def _files(engine: Engine, spec: str, cache: Path, say: Callable[[str], None]) -
             " is wanted"
         )
     if RELEASE.fullmatch(spec):
-        return _release(package, f"{package}=={spec}", cache / spec, say), f"{package} {spec}"
+        return _release(engine, f"{package}=={spec}", cache / spec, say), f"{package} {spec}"
     raise SideError(
         f"{spec} is neither a release such as 0.5.23, nor {OURS}, nor a path that exists"
     )
 
 
-def _release(package: str, wanted: str, folder: Path, say: Callable[[str], None]) -> Path:
+def _release(engine: Engine, wanted: str, folder: Path, say: Callable[[str], None]) -> Path:
     def install(made: Path) -> None:
-        _pip(sys.executable, "--no-deps", "--no-compile", "--target", str(made), wanted)
-        if not (made / package / "__init__.py").is_file():
-            raise SideError(f"{wanted} holds no {package}")
+        if engine.python_only:
+            _unpack_python(wanted, made)
+        else:
+            _pip(sys.executable, "--no-deps", "--no-compile", "--target", str(made), wanted)
+        if not (made / engine.package / "__init__.py").is_file():
+            raise SideError(f"{wanted} holds no {engine.package}")
 
     return _made(folder, install, f"fetching {wanted}", say)
+
+
+def _unpack_python(wanted: str, made: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=made.parent) as fetched:
+        arguments = ("--no-deps", "--only-binary", ":all:", "--dest", fetched, wanted)
+        _pip(sys.executable, *arguments, command="download")
+        with zipfile.ZipFile(next(Path(fetched).glob("*.whl"))) as wheel:
+            kept = (name for name in wheel.namelist() if name.endswith((".py", "/METADATA")))
+            wheel.extractall(made, kept)
 
 
 def _shared(engine: Engine, cache: Path, say: Callable[[str], None]) -> Path:
@@ -164,9 +205,9 @@ def _made(
     return folder
 
 
-def _pip(python: str, *arguments: str) -> None:
-    command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
+def _pip(python: str, *arguments: str, command: str = "install") -> None:
+    pip = [python, "-m", "pip", command, "--quiet", "--disable-pip-version-check"]
+    done = subprocess.run([*pip, *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
         reason = (lines or done.stderr.splitlines() or ["pip gave no reason"])[-1]

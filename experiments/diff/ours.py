@@ -2,10 +2,13 @@
 
 from collections import Counter, deque
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from experiments.diff.counting import CHUNK_TOKENS, Tally, joined, verdict_of
+from omegaconf import DictConfig, OmegaConf
+
+from experiments.diff.counting import CHUNK_TOKENS, Tally, admission_word, joined
 from experiments.diff.protocol import Hits, Outcome, Pools, SideError, Span, Tokens
+from experiments.launch.schema import CONF
 from hicache.cache.named import RANKING, make_policy
 from hicache.cache.pages import PageAllocator
 from hicache.cache.prefetch.prefetch import Prefetch
@@ -18,23 +21,27 @@ from hicache.cache.tree.match import MatchResult
 from hicache.cache.tree.node import DEVICE, FULL, HOST, KIND_NAMES, MAMBA, SWA, TIER_NAMES, Node
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
-from hicache.config import DeadlineFrom, PrefetchConfig, SchedulerConfig, StageAt
+from hicache.config import CacheConfig, PrefetchConfig, SchedulerConfig
 from hicache.scheduler.admission import Admission
 from hicache.scheduler.budget import StepBudget
 from hicache.scheduler.decision import Admit
 
-# what compat=sglang_0_5_23 sets, with the one stop policy whose outcome hangs on no clock
-PREFETCH = PrefetchConfig(
-    evict_whole=True,
-    stop="wait_complete",
-    stage_at=StageAt.hit,
-    deadline_from=DeadlineFrom.first_poll,
-)
+SGLANG = "sglang_0_5_23"
+Knobs = TypeVar("Knobs")
 
 
 def open_side(pools: Pools, options: dict[str, str]) -> "OurSide":
     """As the protocol asks for it."""
-    return OurSide(pools, PREFETCH, eviction=options.get("eviction") or "lru")
+    return OurSide(
+        pools, compat=options.get("compat", SGLANG), eviction=options.get("eviction") or "lru"
+    )
+
+
+def configured(kind: type[Knobs], values: Any, **more: object) -> Knobs:
+    """A group of knobs, as a preset sets them and `more` on top of it."""
+    made = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), values, more))
+    assert isinstance(made, kind)
+    return made
 
 
 class _Running(NamedTuple):
@@ -46,8 +53,11 @@ class _Running(NamedTuple):
 class OurSide:
     """`PrefixCache` and `Prefetcher`, with what the scheduler does around them."""
 
-    def __init__(self, pools: Pools, config: PrefetchConfig, *, eviction: str = "lru") -> None:
-        """`eviction`: one of ours, or `module:Class`."""
+    def __init__(self, pools: Pools, *, compat: str, eviction: str = "lru") -> None:
+        """`compat`: a preset in `conf/compat`; `eviction`: one of ours, or `module:Class`."""
+        preset = OmegaConf.load(CONF / "compat" / f"{compat}.yaml")
+        assert isinstance(preset, DictConfig)
+        knobs = configured(CacheConfig, preset.get("cache", {}))
         page = self._page = pools.page_size
         self._pools, self._eviction = pools, eviction
         self._tree = RadixTree(
@@ -55,13 +65,17 @@ class OurSide:
             policy=make_policy("--eviction", eviction, POLICIES, wants={"priority": RANKING}),
             window_len=pools.window_len,
             has_states=pools.num_states > 0,
-            split_refreshes=True,
-            leaving_refreshes=True,
+            split_refreshes=knobs.split_refreshes,
+            leaving_refreshes=knobs.leaving_refreshes,
+            trims_leaves=knobs.trims_leaves,
         )
         ratio = pools.host_ratio
-        has_host = int(pools.host_tokens > 0)  # the peer's host pools have a page more than asked
-        # the peer's requests hold a state more than ours: two to capture into, in turn
-        num_states = pools.num_states and pools.num_states - pools.num_running
+        is_sglang = self._is_sglang = compat == SGLANG
+        # its host pools have a page more than asked
+        has_host = int(is_sglang and pools.host_tokens > 0)
+        # its requests hold a state more than ours: two to capture into, in turn
+        spare_states = pools.num_running if is_sglang else 0
+        num_states = pools.num_states and pools.num_states - spare_states
         sizes = (
             (pools.device_tokens // page, pools.swa_tokens // page, num_states),
             (
@@ -75,12 +89,16 @@ class OurSide:
             self._tree,
             (device, host),
             page_bytes=(1, 1, 1),
+            load_back_threshold=knobs.load_back_threshold,
             storage_queue_bytes=1 << 60 if pools.has_storage else None,
+            backs_up_answers=knobs.backs_up_answers,
         )
         self._admission = Admission(self.cache, SchedulerConfig(swa_budget="sglang_0_5_23"))
         self._prefetcher = None
         if pools.has_storage:
-            self._prefetcher = Prefetcher(self.cache, config, pools.host_tokens)
+            # the one stop policy whose outcome hangs on no clock
+            prefetch = configured(PrefetchConfig, preset.get("prefetch", {}), stop="wait_complete")
+            self._prefetcher = Prefetcher(self.cache, prefetch, pools.host_tokens)
         self._stored: set[bytes] = set()
         self._num_stored = [0, 0, 0]
         self._running: dict[int, _Running] = {}
@@ -112,7 +130,9 @@ class OurSide:
                 new = prefetch.published_pages * self._page
         match = cache.match(sequence, prompt_len)
         lock = cache.tree.lock(match.best_node)
-        admission = self._decide(match, prompt_len, len(tokens) - prompt_len)
+        admission = None
+        if self._is_sglang:
+            admission = self._decide(match, prompt_len, len(tokens) - prompt_len)
         acquired = cache.acquire(sequence, match, storage_start=start, storage_end=end)
         cache.tree.release(lock)
         if acquired is None:
@@ -147,7 +167,7 @@ class OurSide:
             match,
             StepBudget(chunk_tokens=CHUNK_TOKENS, reserved_tokens=answers),
         )
-        return verdict_of(decision.chunk_tokens if isinstance(decision, Admit) else None)
+        return admission_word(decision.chunk_tokens if isinstance(decision, Admit) else None)
 
     def _publish_prompt(self, sequence: Sequence, match: MatchResult, prompt_len: int) -> None:
         # as the peer's scheduler does: where the prompt left a longer match whose window or state
@@ -253,7 +273,7 @@ class OurSide:
             for kind in self._tree.kinds
             for tier in (DEVICE, HOST)
         }
-        for kind in self._tree.kinds:
+        for kind in self._tree.kinds if self._pools.has_storage else ():
             held[f"{KIND_NAMES[kind]}/storage"] = self._num_stored[kind] * self._unit(kind)
         return held
 

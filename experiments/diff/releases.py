@@ -53,11 +53,11 @@ def run_missing(options: argparse.Namespace, workload: str, component: str) -> N
     ]
     if not missing:
         return
-    pools = pools_for(workload, component, "", "instant")
+    engine = ENGINES[options.engine]
+    pools = pools_for(workload, component, "", "instant", has_storage=engine.has_storage)
     requests = chosen(workload, options.requests, pools.max_len)
     for first, second in zip(missing[::2], [*missing[1::2], missing[-1]], strict=False):
         print(f"{workload} {component}: {first}, {second}", file=sys.stderr)
-        engine = ENGINES[options.engine]
         launches = tuple(prepare(engine, each, print) for each in (first, second))
         found = compare(requests, pools, (launches[0], launches[1]), ({}, {}), options.out)
         if found.failure is not None:

@@ -44,8 +44,12 @@ def chosen(kind: str, count: int, max_len: int) -> list[Request]:
     return requests
 
 
-def pools_for(kind: str, components: str, changes: str, copies: str) -> Pools:
+def pools_for(
+    kind: str, components: str, changes: str, copies: str, *, has_storage: bool = True
+) -> Pools:
     """The room that suits a workload, with what `--pools` and `--copies` change.
+
+    `has_storage`: whether the engine has any.
 
     Raises:
         SideError: a name or a number that does not make sense.
@@ -69,7 +73,7 @@ def pools_for(kind: str, components: str, changes: str, copies: str) -> Pools:
             raise SideError(f"--copies wants instant or delayed:N, got {copies!r}")
         values["copy_delay"] = int(delay)
     pools = replace(pools, **values)  # type: ignore[arg-type]
-    if pools.host_tokens == 0:
+    if pools.host_tokens == 0 or not has_storage:
         pools = replace(pools, has_storage=False)
     needed = pools.num_running * pools.page_size
     if pools.device_tokens < needed:

@@ -26,7 +26,7 @@ from hicache.results.report import save
 from hicache.results.tracking import write_json
 from hicache.workload.build import load_workload
 from hicache.workload.oracle import (
-    Checkpoints,
+    CheckpointRule,
     Curve,
     Visits,
     infinite,
@@ -70,7 +70,7 @@ def carry_out(config: ExperimentConfig, out_dir: Path) -> None:
     console().print(table(found))
 
 
-def placement(config: ExperimentConfig, sizes: Sequence[int]) -> Checkpoints | None:
+def placement(config: ExperimentConfig, sizes: Sequence[int]) -> CheckpointRule | None:
     """Where the model's prefixes may be continued; None: anywhere."""
     if not sizes[SWA] and not sizes[MAMBA]:
         return None
@@ -83,14 +83,14 @@ def placement(config: ExperimentConfig, sizes: Sequence[int]) -> Checkpoints | N
             f"{cache.checkpoints}"
         )
     every = cache.checkpoints == "every"
-    return Checkpoints(
+    return CheckpointRule(
         num_bytes=sizes[MAMBA] + window_pages * sizes[SWA],
         branch=cache.checkpoints != "end",
         every=cache.checkpoint_tokens // cache.page_size if every else 0,
     )
 
 
-def measure(visits: Visits, sizes: Sequence[int], checkpoints: Checkpoints | None) -> Findings:
+def measure(visits: Visits, sizes: Sequence[int], checkpoints: CheckpointRule | None) -> Findings:
     """LRU's curve, and what bounds it."""
     bounds: list[float | None] = [None] * len(CAPACITIES_GIB)
     if checkpoints is None:

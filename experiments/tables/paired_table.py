@@ -151,7 +151,7 @@ def _notes(groups: Sequence[Group], comparisons: Sequence[Comparison]) -> list[s
     lacks = list(dict.fromkeys(each.pairs.lacks for each in comparisons))
     if None in lacks:
         notes.append(
-            f"[low, high]: {CONFIDENCE:.0%} intervals, windows and their sessions drawn anew."
+            f"In brackets: {CONFIDENCE:.0%} intervals, windows and their sessions drawn anew."
         )
     notes += [f"No interval: {lack}." for lack in lacks if lack is not None]
     shares = [f.largest_share for each in comparisons for f in each.differences.values()]

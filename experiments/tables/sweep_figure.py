@@ -16,7 +16,7 @@ from experiments.tables.table import (
     TITLES,
     answer_sets,
     is_overloaded,
-    over_seeds,
+    over_runs,
     same_runs,
     short,
 )
@@ -94,7 +94,7 @@ def draw_sweep(groups: Sequence[Group], metrics: Sequence[str], *, title: str) -
             ncols=num_columns,
             frameon=False,
         )
-    told = [title, over_seeds(groups), Verdicts(answer_sets(groups)).line]
+    told = [title, over_runs(groups), Verdicts(answer_sets(groups)).line]
     if any(map(is_overloaded, groups)):
         told.append("hollow: overloaded, no latency claim")
     letters = int(width / TITLE_LETTER_INCHES)

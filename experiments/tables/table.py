@@ -19,6 +19,7 @@ from experiments.tables.verdicts import Verdicts
 TITLES = {
     "agreement/illegal_lengths_count": "lengths some rank\ncannot restore",
     "cache/token_hit_rate": "token hit rate",
+    "goodput/requests_per_s": "goodput,\nrequests/s",
     "gpu/prefill_seconds_per_request": "prefill GPU-s\na request",
     "gpu/seconds_per_request": "GPU-s a request",
     "prefetch/abandoned_count": "prefetches\ngiven up",
@@ -91,7 +92,7 @@ def answer_sets(groups: Sequence[Group]) -> list[list[Group]]:
     return [list(groups)] if question is None else by_question(groups, question)
 
 
-def over_seeds(groups: Sequence[Group]) -> str:
+def over_runs(groups: Sequence[Group]) -> str:
     """What a number and the range beside it are; empty where each group is one run."""
     sizes = {len(group.runs) for group in groups}
     if sizes == {1}:

@@ -52,6 +52,7 @@ class PrefixCache:
         storage_queue_bytes: host bytes that storage writes may pin; None: there is no storage.
         tiering: whether what is read from storage stays there.
         storage_writes: when host data is written to storage; `write_hits`: for `selective`.
+        backs_up_answers: whether what a request leaves at its end is copied to the host.
     """
 
     def __init__(
@@ -66,11 +67,13 @@ class PrefixCache:
         tiering: Tiering = Tiering.inclusive,
         storage_writes: StorageWrites = StorageWrites.on_back_up,
         write_hits: int = 1,
+        backs_up_answers: bool = True,
     ) -> None:
         self.tree = tree
         self.pools = pools
         self.page_size = tree.page_size
         self.write_policy = write_policy
+        self._backs_up_answers = backs_up_answers
         self.counters: Counter[str] = Counter()
         self.arrivals = Arrivals(self.counters)
         self._bookings = Bookings(page_bytes)
@@ -237,10 +240,11 @@ class PrefixCache:
         self.tree.history.press(Pressure.slot)
         return self.device_allocator.allocate(MAMBA, 1)
 
-    def publish(self, sequence: Sequence, num_pages: int) -> None:
+    def publish(self, sequence: Sequence, num_pages: int, *, is_answer: bool = False) -> None:
         """Put the sequence's pages `[tree_pages, num_pages)` and its states into the tree.
 
-        The sequence goes on reading them, under a lock that has moved to their end.
+        The sequence goes on reading them, under a lock that has moved to their end. `is_answer`:
+        the prompt has been published before.
         """
         tree = self.tree
         lock = sequence.lock
@@ -264,12 +268,14 @@ class PrefixCache:
         if sequence.chain is not None:
             tree.history.press(Pressure.back_up, sequence.chain)
             tree.history.publish(sequence.chain, first, num_pages)
-        if self.write_policy is not WritePolicy.write_back:
+        if self.write_policy is not WritePolicy.write_back and (
+            self._backs_up_answers or not is_answer
+        ):
             self._back_ups.save_path(node)
 
-    def finish(self, sequence: Sequence, num_pages: int) -> None:
+    def finish(self, sequence: Sequence, num_pages: int, *, is_answer: bool = True) -> None:
         """Publish the first `num_pages` and give everything else back."""
-        self.publish(sequence, num_pages)
+        self.publish(sequence, num_pages, is_answer=is_answer)
         self.abandon(sequence)
 
     def abandon(self, sequence: Sequence) -> None:

@@ -93,6 +93,7 @@ def _tree(config: ExperimentConfig, names: PageNames, registry: PageRegistry | N
         has_states=ComponentKind.mamba in model.components,
         split_refreshes=knobs.split_refreshes,
         leaving_refreshes=knobs.leaving_refreshes,
+        trims_leaves=knobs.trims_leaves,
         reclaims_duplicates=knobs.write_policy is WritePolicy.write_back,
         history=PageHistory(registry),
     )
@@ -119,6 +120,7 @@ def _cache(
         tiering=storage.tiering,
         storage_writes=storage.write,
         write_hits=storage.write_hits,
+        backs_up_answers=knobs.backs_up_answers,
     )
 
 

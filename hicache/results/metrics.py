@@ -189,6 +189,8 @@ def summarize(
         **_requests(records, finished),
         **_sample(finished),
         **_tokens(records, finished),
+        "prefetch/unused_pages": measures["prefetch/unused_at_end_pages"]
+        + measures["prefetch/evicted_unused_pages"],
         "prefetch/useful_share": _ratio(
             measures["prefetch/used_pages"], measures["prefetch/read_pages"]
         ),

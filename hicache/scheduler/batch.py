@@ -9,7 +9,7 @@ from hicache.scheduler.request_state import RequestState
 
 @dataclass(frozen=True, slots=True)
 class Extend:
-    """Tokens `[start, end)` of a req, and the states to capture on the way: (length, slot)."""
+    """Tokens `[start, end)` of a request, and the states to capture on the way: (length, slot)."""
 
     req: RequestState
     start: int

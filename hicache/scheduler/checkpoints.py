@@ -69,7 +69,7 @@ PLACEMENTS: dict[str, Callable[..., Placement]] = {
 }
 
 
-class Checkpoints:
+class CheckpointSaver:
     """Places checkpoints at page boundaries of prompts; without states there are none."""
 
     def __init__(self, cache: PrefixCache, placement: Placement) -> None:
@@ -77,7 +77,7 @@ class Checkpoints:
         self._placement = placement
 
     def lengths(self, req: RequestState, match: MatchResult) -> list[int]:
-        """Prompt lengths at which a state is to be captured while the req extends, ascending."""
+        """Prompt lengths at which a state is to be captured on the way, ascending."""
         if not self._cache.tree.has_states:
             return []
         page, last = self._cache.page_size, self._last(req)
@@ -86,7 +86,7 @@ class Checkpoints:
         return sorted(length for length in lengths if req.kv_len < length <= last)
 
     def slots(self, req: RequestState, end: int) -> list[tuple[int, PageIds]]:
-        """A slot for each of the req's lengths up to `end`; those without one are counted."""
+        """A slot for each of the request's lengths up to `end`; those without one are counted."""
         saves = []
         for length in req.saves:
             if not req.kv_len < length <= end:

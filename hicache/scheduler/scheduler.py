@@ -19,7 +19,7 @@ from hicache.request import Request
 from hicache.scheduler.admission import Admission
 from hicache.scheduler.batch import Batch, Extend, Outcome
 from hicache.scheduler.budget import StepBudget
-from hicache.scheduler.checkpoints import Checkpoints, Placement
+from hicache.scheduler.checkpoints import CheckpointSaver, Placement
 from hicache.scheduler.decision import Admit, Decision, Defer, Reason, Reject
 from hicache.scheduler.decoding import must_evict, steps_with_pages
 from hicache.scheduler.order import ORDERS, ServiceOrder
@@ -33,7 +33,7 @@ MAX_JUMP = 64  # decode steps planned at once; most jumps are cut at about 8
 class Scheduler:
     """The queue and the running requests of one engine.
 
-    Invariant: a req is in exactly one of waiting, partial (some of its prompt computed) and
+    Invariant: a request is in exactly one of waiting, partial (some of its prompt computed) and
     running (decoding).
     """
 
@@ -72,7 +72,7 @@ class Scheduler:
         self.running: list[RequestState] = []
         self._max_len = max_len
         self._page = cache.page_size
-        self._checkpoints = Checkpoints(cache, checkpoints)
+        self._checkpoints = CheckpointSaver(cache, checkpoints)
         self._order: ServiceOrder = make_policy(
             "scheduler.order",
             config.order,
@@ -87,7 +87,7 @@ class Scheduler:
         self._explainer = explainer
         self.queue_waits = QueueWaits()
         self._num_submitted = 0
-        self._ended = Outcome()  # reqs that ended outside `commit`
+        self._ended = Outcome()  # requests that ended outside `commit`
         self._admission = Admission(cache, config)
         self._defer: Defer | None = None  # of the request that ended this step's scan
 
@@ -161,7 +161,7 @@ class Scheduler:
         return any(req.blocked_since_ns is None for _, req in self.waiting)
 
     def take_ended(self) -> Outcome:
-        """Jobs that ended since the last call, outside a step."""
+        """Requests that ended since the last call, outside a step."""
         ended, self._ended = self._ended, Outcome()
         return ended
 
@@ -265,7 +265,7 @@ class Scheduler:
             req.begin_queue(self.queue_waits.mark(now_ns))
 
     def _decide(self, req: RequestState, batch: Batch, budget: StepBudget, now_ns: int) -> Decision:
-        """Let the req begin, if there is room for it."""
+        """Let the request begin, if there is room for it."""
         match = self.cache.match(req.sequence, req.target_len)
         decision = self._begin(req, match, batch, budget, now_ns)
         if isinstance(decision, Admit) or not self._is_final(batch):
@@ -284,7 +284,7 @@ class Scheduler:
     def _begin(
         self, req: RequestState, match: MatchResult, batch: Batch, budget: StepBudget, now_ns: int
     ) -> Admit | Defer:
-        """Let the req begin where the match ends, if there is room for it."""
+        """Let the request begin where the match ends, if there is room for it."""
         taken = self._acquire(req, match, budget)
         if isinstance(taken, Defer):
             return taken
@@ -565,5 +565,5 @@ class Scheduler:
         if sequence.boundary_slot is not None and num_pages > sequence.tree_pages:
             sequence.states[num_pages] = sequence.boundary_slot
             sequence.boundary_slot = None
-        self.cache.finish(sequence, num_pages)
+        self.cache.finish(sequence, num_pages, is_answer=req.decoded > 1)
         outcome.finished.append(req)

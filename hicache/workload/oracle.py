@@ -57,7 +57,7 @@ class Visits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoints:
+class CheckpointRule:
     """Where a hybrid model's prefix may be continued, and what that takes beside full KV.
 
     `end`: a checkpoint at the last whole page of the prompt and of the answer. `branch`: one where
@@ -126,7 +126,9 @@ def infinite(visits: Visits) -> int:
     return pages * visits.page_size
 
 
-def lru_curve(visits: Visits, *, page_bytes: int, checkpoints: Checkpoints | None = None) -> Curve:
+def lru_curve(
+    visits: Visits, *, page_bytes: int, checkpoints: CheckpointRule | None = None
+) -> Curve:
     """LRU's hits at every capacity, in one pass. O(pages read and written).
 
     Everything that was ever used lies on a stack, what was used last on top; a cache of C bytes
@@ -221,7 +223,7 @@ def _gains(stack: "_Stack", read: Ids, depths: Ids, page_size: int) -> list[tupl
     return gains
 
 
-def _places(stack: "_Stack", visit: Visit, hit: int, checkpoints: Checkpoints) -> Ids:
+def _places(stack: "_Stack", visit: Visit, hit: int, checkpoints: CheckpointRule) -> Ids:
     """[K] pages of the visit's chain after which a checkpoint is used or made."""
     chain = visit.chain
     places = set()

@@ -2,14 +2,14 @@
 
 Where requests come at times of their own a window is a stretch of time, and what came in
 `warm_up_s` before it is replayed before it, and not counted. All windows are equally long, and the
-first one begins where its warm-up ends. Where they come because others were
-answered a window is so many sessions, with their sub-agents, the same ones under every seed.
+first one begins where its warm-up ends. Where requests come because others were answered a window
+is so many sessions with their sub-agents, the same ones under every seed.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hicache.clock import to_ns
+from hicache.clock import SECOND_NS, to_ns
 from hicache.config import WorkloadConfig
 from hicache.request import Request
 
@@ -23,16 +23,19 @@ def cut_window(requests: Sequence[Request], config: WorkloadConfig) -> list[Requ
     if not config.is_timed:
         return _share_of_trees(requests, config)
     assert config.windows is not None
-    warm_up_ns = to_ns(config.warm_up_s)
+    warm_up_ns, last_ns = to_ns(config.warm_up_s), requests[-1].arrival_ns
     begin_ns = requests[0].arrival_ns + warm_up_ns
-    width_ns = (requests[-1].arrival_ns + 1 - begin_ns) / config.windows
-    opening_ns, start_ns, end_ns = (
-        begin_ns - warm_up_ns + round(config.window * width_ns),
-        begin_ns + round(config.window * width_ns),
-        begin_ns + round((config.window + 1) * width_ns),
+    start_ns, end_ns = (
+        begin_ns + round(edge * (last_ns + 1 - begin_ns) / config.windows)
+        for edge in (config.window, config.window + 1)
     )
     if not any(start_ns <= request.arrival_ns < end_ns for request in requests):
-        raise _nothing_in(config, f"{len(requests)} requests, workload.warm_up_s set apart")
+        raise _nothing_in(
+            config,
+            f"{len(requests)} requests within {(last_ns - begin_ns) / SECOND_NS:g} s after "
+            f"workload.warm_up_s={config.warm_up_s:g}",
+        )
+    opening_ns = start_ns - warm_up_ns
     return [
         replace(request, arrival_ns=request.arrival_ns - opening_ns)
         for request in requests

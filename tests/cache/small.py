@@ -30,11 +30,12 @@ def make_cache(
     storage_queue_bytes: int | None = None,
     page_size: int = PAGE,
     page_bytes: tuple[int, int, int] = (1, 1, 1),
-    **storage: Any,
+    trims_leaves: bool = False,
+    **more: Any,
 ) -> PrefixCache:
     """A cache, by default of pages that weigh one byte each; pools in pages and slots.
 
-    `storage`: more arguments of `PrefixCache`.
+    `more`: arguments of `PrefixCache`.
     """
     tree = RadixTree(
         page_size=page_size,
@@ -42,6 +43,7 @@ def make_cache(
         window_len=window_len,
         has_states=has_states,
         reclaims_duplicates=write_policy is WritePolicy.write_back,
+        trims_leaves=trims_leaves,
     )
     pools = tuple([PageAllocator(count) for count in counts] for counts in (device, host))
     return PrefixCache(
@@ -50,7 +52,7 @@ def make_cache(
         page_bytes=page_bytes,
         write_policy=write_policy,
         storage_queue_bytes=storage_queue_bytes,
-        **storage,
+        **more,
     )
 
 

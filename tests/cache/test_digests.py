@@ -106,7 +106,7 @@ def test_asking_finds_what_a_match_finds_and_changes_nothing(
     cache.device_allocator.evict(MAMBA if has_states else FULL, 3)
     if window_len:
         cache.device_allocator.evict(SWA, 9)
-        while cache.host_allocator.evict_one(SWA):
+        while cache.host_allocator.evict_one(SWA, 1):
             pass
     asked = 0
     for prompt in prompts:

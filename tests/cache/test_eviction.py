@@ -5,9 +5,10 @@ from collections import Counter
 import pytest
 
 from hicache.cache.tree.eviction import POLICIES, Random
-from hicache.cache.tree.node import Node
+from hicache.cache.tree.node import DEVICE, FULL, HOST, Node
+from hicache.cache.tree.sequence import Sequence
 from hicache.cache.tree.victims import VictimQueue
-from tests.cache.small import make_cache, run_request, tokens_of
+from tests.cache.small import complete_all, make_cache, run_request, tokens_of
 
 
 def leaves(count: int) -> list[Node]:
@@ -67,3 +68,57 @@ def test_one_that_was_touched_goes_later() -> None:
     assert queue.best() is old
     old.tick = new.tick + 1
     assert queue.best() is new
+
+
+@pytest.mark.parametrize(
+    ("trims_leaves", "left"), [(False, [(100, 0), (200, 4)]), (True, [(100, 1), (200, 4)])]
+)
+@pytest.mark.parametrize("tier", [DEVICE, HOST])
+def test_a_leaf_goes_whole_or_loses_the_pages_that_are_missing(
+    tier: int, *, trims_leaves: bool, left: list[tuple[int, int]]
+) -> None:
+    host = (8, 0, 0) if tier == HOST else (0, 0, 0)
+    cache = make_cache(device=(8, 0, 0), host=host, trims_leaves=trims_leaves)
+    for first, _ in left:
+        run_request(cache, tokens_of(16, first), 16)
+        complete_all(cache)
+    allocators = (cache.device_allocator, cache.host_allocator)
+    for above in range(tier + 1):  # what is on the device as well does not leave the host
+        assert allocators[above].allocate(FULL, 8 if above < tier else 3) is not None
+    for first, num_pages in left:
+        root = cache.tree.root("")
+        held = [
+            node.held[tier][FULL]
+            for node in cache.tree.nodes()
+            if node.edge.startswith(tokens_of(1, first)) and node.parent is root
+        ]
+        assert sum(len(page_ids or []) for page_ids in held) == num_pages
+
+
+def test_the_pages_that_are_left_of_a_leaf_go_before_a_leaf_that_was_used_later() -> None:
+    cache = make_cache(device=(8, 0, 0), host=(0, 0, 0), trims_leaves=True)
+    for first in (100, 200):
+        run_request(cache, tokens_of(16, first), 16)
+    for missing in (1, 2, 1):
+        assert cache.device_allocator.allocate(FULL, missing) is not None
+    (node,) = cache.tree.nodes()
+    assert node.edge == tokens_of(16, 200)
+
+
+@pytest.mark.parametrize(("backs_up_answers", "copied"), [(True, 4), (False, 2)])
+def test_an_answer_is_copied_to_the_host_if_it_is_to_be(
+    *, backs_up_answers: bool, copied: int
+) -> None:
+    cache = make_cache(device=(8, 0, 0), host=(8, 0, 0), backs_up_answers=backs_up_answers)
+    sequence = Sequence(tokens_of(16))
+    assert cache.acquire(sequence, cache.match(sequence, 8)) is not None
+    assert cache.extend(sequence, 8)
+    cache.publish(sequence, 2)
+    assert cache.extend(sequence, 16)
+    cache.finish(sequence, 4)
+    assert cache.tree.residency.resident[HOST][FULL] == copied
+    later = Sequence(tokens_of(20))  # whose prompt begins with all of it
+    assert cache.acquire(later, cache.match(later, 20)) is not None
+    assert cache.extend(later, 20)
+    cache.publish(later, 5)
+    assert cache.tree.residency.resident[HOST][FULL] == 5

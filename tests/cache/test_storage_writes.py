@@ -189,9 +189,9 @@ def test_late_writes_the_state_alone_where_only_that_leaves() -> None:
         run_request(cache, tokens_of(num_tokens), num_tokens)
         back_up(cache)
     evict_all(cache, DEVICE, FULL)
-    assert cache.host_allocator.evict_one(MAMBA)
+    assert cache.host_allocator.evict_one(MAMBA, 1)
     assert written(cache) == [0, 0, 1]
-    assert cache.host_allocator.evict_one(SWA)
+    assert cache.host_allocator.evict_one(SWA, 1)
     assert written(cache)[FULL] == 0
 
 
@@ -204,7 +204,7 @@ def test_late_does_not_write_what_the_device_still_has() -> None:
         MAMBA, 1
     ):  # of the lower two pages all, of the upper the state
         pass
-    while cache.host_allocator.evict_one(MAMBA):
+    while cache.host_allocator.evict_one(MAMBA, 1):
         pass
     assert written(cache) == [2, 2, 2]
 

@@ -64,6 +64,8 @@ class Setting:
     storage_writes: StorageWrites
     write_hits: int
     tiering: Tiering
+    trims_leaves: bool
+    backs_up_answers: bool
 
 
 def random_setting(seed: int, *, num_operations: int) -> Setting:
@@ -78,6 +80,7 @@ def random_setting(seed: int, *, num_operations: int) -> Setting:
     host_swa = rng.randint(0, window_pages + 12) if window else 0
     storage = Random(f"storage {seed}")  # draws of its own: those of the rest stay what they are
     storage_writes = storage.choice(list(StorageWrites))
+    habits = Random(f"habits {seed}")
     is_late = storage_writes is StorageWrites.on_host_eviction
     return Setting(
         seed=seed,
@@ -106,6 +109,8 @@ def random_setting(seed: int, *, num_operations: int) -> Setting:
         storage_writes=storage_writes,
         write_hits=storage.choice([0, 1, 2]),
         tiering=storage.choice(list(Tiering)) if is_late else Tiering.inclusive,
+        trims_leaves=habits.random() < 0.3,
+        backs_up_answers=habits.random() < 0.7,
     )
 
 
@@ -145,6 +150,7 @@ class Walk:
             window_len=setting.window_len,
             has_states=setting.has_states,
             reclaims_duplicates=setting.write_policy is WritePolicy.write_back,
+            trims_leaves=setting.trims_leaves,
         )
         pools = tuple(
             [PageAllocator(count) for count in counts] for counts in (setting.device, setting.host)
@@ -159,6 +165,7 @@ class Walk:
             storage_writes=setting.storage_writes,
             write_hits=setting.write_hits,
             tiering=setting.tiering,
+            backs_up_answers=setting.backs_up_answers,
         )
         host_tokens = setting.host[FULL] * setting.page_size
         self.prefetcher = Prefetcher(self.cache, setting.prefetch, host_tokens)

@@ -1,4 +1,5 @@
 import subprocess
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,13 @@ def installs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str,
     """The cache folder is empty, and pip writes an empty package and remembers what it was told."""
     told: list[tuple[str, ...]] = []
 
-    def pip(python: str, *arguments: str) -> None:
+    def pip(python: str, *arguments: str, command: str = "install") -> None:
         told.append(arguments)
+        if command == "download":
+            wheel = Path(arguments[arguments.index("--dest") + 1]) / "vllm-1-py3-none-any.whl"
+            with zipfile.ZipFile(wheel, "w") as packed:
+                for name in ("vllm/__init__.py", "vllm/_C.abi3.so", "vllm-1.dist-info/METADATA"):
+                    packed.writestr(name, "")
         if "--target" in arguments:
             package = Path(arguments[arguments.index("--target") + 1]) / "sglang"
             package.mkdir(parents=True)
@@ -46,8 +52,20 @@ def test_a_release_is_fetched_once_without_what_it_asks_for(
     assert environment_of(launches[0])["PYTHONPATH"].endswith("0.5.23")
 
 
-def test_no_environment_fetches_torch(installs: list[tuple[str, ...]]) -> None:
-    launch = prepare(SGLANG, "0.5.23", quiet)
+def test_of_a_release_of_vllm_nothing_compiled_is_kept(installs: list[tuple[str, ...]]) -> None:
+    launches = [prepare(ENGINES["vllm"], "0.33.0", quiet) for _ in range(2)]
+    (fetched,) = [told for told in installs if told[-1] == "vllm==0.33.0"]
+    assert "--no-deps" in fetched
+    (folder,) = launches[0].path
+    files = {path.name for path in Path(folder).rglob("*") if path.is_file()}
+    assert files == {"__init__.py", "METADATA"}
+
+
+@pytest.mark.parametrize(("engine", "release"), [("sglang", "0.5.23"), ("vllm", "0.33.0")])
+def test_no_environment_fetches_torch(
+    installs: list[tuple[str, ...]], engine: str, release: str
+) -> None:
+    launch = prepare(ENGINES[engine], release, quiet)
     wanted = {each.partition("==")[0] for told in installs for each in told}
     assert not wanted & {"torch", "triton"}
     site = next(Path(launch.interpreter).parents[1].glob("lib/python*/site-packages"))

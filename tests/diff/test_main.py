@@ -38,6 +38,18 @@ def test_ours_does_not_differ_from_itself(
     assert "hits differ in 0 of 30" in (tmp_path / "comment.md").read_text()
 
 
+def test_an_engine_without_storage_is_compared_without_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    same = ["--engine", "vllm", "--base", "hicache", "--head", "hicache"]
+    assert ask(monkeypatch, *same, "--out", str(tmp_path)) == 0
+    found = json.loads((tmp_path / "diff.json").read_text())
+    totals = found["totals"]["head"]
+    assert totals["hit/full/storage"] == 0
+    assert "held/full/storage" not in totals
+    assert totals["hit/full/device"] + totals["hit/full/host"] > 0
+
+
 def test_another_policy_differs_and_is_explained(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -72,6 +84,9 @@ def test_another_policy_differs_and_is_explained(
         (("--components", "swa", "--model", "llama3_8b"), "--model llama3_8b keeps no swa"),
         (("--workload", "nothing"), "workload.kind must be one of"),
         (("--head", "hicache", "--eviction", "no:Such"), "--eviction=no:Such cannot be loaded"),
+        (("--engine", "vllm", "--head", "tests"), "tests holds no vllm"),
+        (("--engine", "vllm", "--base", "no/such/path"), "no/such/path is neither a release"),
+        (("--engine", "vllm", "--pools", "max_len=600000"), "too long for its pools"),
     ],
 )
 def test_bad_input_gets_one_sentence(

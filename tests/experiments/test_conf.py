@@ -134,6 +134,12 @@ def test_compat_sets_its_choices_together():
     assert later.scheduler.swa_budget == "sglang_0_5_23"
 
 
+def test_compat_with_vllm_is_about_pages_and_answers():
+    knobs = load("compat=vllm_0_33").cache
+    assert knobs.trims_leaves
+    assert not knobs.backs_up_answers
+
+
 def test_a_single_knob_beats_the_preset():
     config = load("prefetch.stage_at=enqueue", "compat=sglang_0_5_23")
     assert config.prefetch.stage_at is StageAt.enqueue

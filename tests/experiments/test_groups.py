@@ -18,7 +18,7 @@ from experiments.tables.groups import (
     load_runs,
     question_key,
 )
-from experiments.tables.table import number, over_seeds
+from experiments.tables.table import number, over_runs
 from hicache.results.tracking import write_json
 
 OTHER_CODE = "b" * 64
@@ -175,7 +175,7 @@ def test_windows_are_one_group_and_compared_with_themselves(tmp_path):
     assert list(base.settings) == ["prefetch.stop"]
     ratios = other.ratios(base, "request/ttft_s_mean")
     assert ratios == [0.5 if STOPS[0] == "timeout" else 2] * 3
-    assert over_seeds([base, other]) == "median (lowest–highest) over 3 windows"
+    assert over_runs([base, other]) == "median (lowest–highest) over 3 windows"
 
 
 def test_answers_to_the_question_stand_together(sweep):

@@ -145,7 +145,7 @@ KNOBS = (
     # what it is served with
     Knob(
         name=COMPAT,
-        values={"reports": {}, "sglang_0_5_23": {}, "hicache": {}},
+        values={"reports": {}, "sglang_0_5_23": {}, "vllm_0_33": {}, "hicache": {}},
         plain_share=None,
     ),
     _each("cache.page_size", 16, 1, 2, 8, 64, 512, plain_share=None),
@@ -161,6 +161,8 @@ KNOBS = (
     _each("cache.load_back_threshold", 10, 0, 100),
     _or_preset("cache.split_refreshes", *OFF_ON),
     _or_preset("cache.leaving_refreshes", *OFF_ON),
+    _or_preset("cache.trims_leaves", *OFF_ON),
+    _or_preset("cache.backs_up_answers", *OFF_ON),
     _each("cache.checkpoints", "end_branch", "end", "every"),
     _or_preset("prefetch.stop", "best_effort", "wait_complete", "timeout", "marginal", USERS),
     _each("pages.prefetch.threshold", 2, 1, 6),
@@ -304,4 +306,6 @@ UNDRAWN = {
     "workload.system_tokens",
     "workload.tokenizer",
     "workload.tokens",
+    "workload.window",  # which part of a long workload is served
+    "workload.windows",
 }

@@ -83,7 +83,10 @@ class _Draft:
                     namespace=namespace,
                 )
             )
-            self._past.append(prompt + answer)
+            if (
+                len(prompt) <= LONGEST_UNITS * self._unit
+            ):  # two giants and pools would be their size
+                self._past.append(prompt + answer)
             parent = number
             time_s += rng.expovariate(1 / (4 * talk.gap_s))
             prompt = self._next_turn(prompt, answer)

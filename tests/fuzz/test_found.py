@@ -64,6 +64,20 @@ def test_a_row_sees_the_pages_of_a_step_when_it_has_ended() -> None:
     try_choices(PLAIN | choices, 8)
 
 
+def test_ranks_agree_on_what_the_steps_before_have_left() -> None:
+    # an answer of storage took host pages before steps taken at once had freed those on the device
+    choices = {
+        "talk.namespaces": "3",
+        "compat": "sglang_0_5_23",
+        "cache.page_size": "8",
+        "parallel.collective_s": "0.0",
+        "pools.full_device": "3.0",
+        "storage.query_s": "0.01",
+        "seam": "votes of a step ago",
+    }
+    try_choices(PLAIN | choices, 25)
+
+
 def test_a_wait_that_goes_on_when_a_request_has_begun_breaks_a_law(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

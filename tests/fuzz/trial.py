@@ -86,7 +86,7 @@ def _run(
         patches.enter_context(mock.patch("hicache.engine.runtime.SimulatedClock", BoundedClock))
         if names is not None:
             page_names = names(plan.config.cache.page_size)
-            named = mock.patch.object(experiment, "_page_names", return_value=page_names)
+            named = mock.patch.object(experiment, "Numbers", return_value=page_names)
             patches.enter_context(named)
         result = experiment.run(
             replace(plan.config, engine=engine), workload=plan.workload, progress=watch

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hicache.scheduler.checkpoints import PLACEMENTS, Checkpoints, Placement
+from hicache.scheduler.checkpoints import PLACEMENTS, CheckpointSaver, Placement
 from tests.scheduler.world import World, plot_of, request_of
 
 PAGE = 16
@@ -45,7 +45,9 @@ class Asked:
         return list(self._lengths)
 
 
-def checkpoints(placement: Placement, *, slots: int = 9, has_states: bool = True) -> Checkpoints:
+def checkpoints(
+    placement: Placement, *, slots: int = 9, has_states: bool = True
+) -> CheckpointSaver:
     free = list(range(slots))
     cache: Any = SimpleNamespace(
         page_size=PAGE,
@@ -53,7 +55,7 @@ def checkpoints(placement: Placement, *, slots: int = 9, has_states: bool = True
         counters=Counter(),
         take_state_slot=lambda: [free.pop(0)] if free else None,
     )
-    return Checkpoints(cache, placement)
+    return CheckpointSaver(cache, placement)
 
 
 def req(kv_len: int = 0, target_len: int = 250, boundary: int | None = 77) -> Any:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from hicache.cache.tree.node import FULL, HOST
 from hicache.config import Batching, SchedulerConfig
 from hicache.request import Request
 from hicache.scheduler.batch import Batch
@@ -152,6 +153,17 @@ def test_the_first_token_comes_with_the_prompt_and_the_others_one_a_step() -> No
 def test_an_answer_of_one_token_needs_no_decoding() -> None:
     watched = Watched(strangers(20, answer=1))
     assert [decodes for _, decodes in watched.steps] == [[]]
+
+
+@pytest.mark.parametrize(
+    ("answer", "backs_up_answers", "copied"), [(20, 1, 4), (20, 0, 2), (1, 0, 2)]
+)
+def test_a_prompt_is_backed_up_however_short_its_answer(
+    answer: int, backs_up_answers: int, copied: int
+) -> None:
+    world = World(plot_of("full", backs_up_answers=bool(backs_up_answers)))
+    world.serve(strangers(20, answer=answer))
+    assert world.cache.tree.residency.resident[HOST][FULL] == copied
 
 
 EAGER = {"new_token_ratio": 0.0, "new_token_ratio_floor": 0.0, "chunk_tokens": 256}

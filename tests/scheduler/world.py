@@ -75,6 +75,7 @@ class Plot:
     may_jump: bool = True
     num_ranks: int = 1
     eviction: str = "lru"
+    backs_up_answers: bool = True
 
 
 def plot_of(kind: str, **changes: object) -> Plot:
@@ -285,6 +286,7 @@ def engine_of(plot: Plot, executor: Executor, *, checks: bool) -> Engine:
         storage_queue_bytes=1 << 30 if plot.has_storage else None,
         tiering=plot.storage.tiering,
         storage_writes=plot.storage.write,
+        backs_up_answers=plot.backs_up_answers,
     )
     host_tokens = plot.host[FULL] * plot.page_size
     prefetcher = Prefetcher(cache, plot.prefetch, host_tokens) if plot.has_storage else None

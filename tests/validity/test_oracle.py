@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hicache.workload.oracle import (
-    Checkpoints,
+    CheckpointRule,
     Visit,
     Visits,
     infinite,
@@ -57,7 +57,7 @@ def best_of_all(visits: Visits, capacity: int) -> int:
 
 
 def lru_by_hand(
-    visits: Visits, capacity: int, page_bytes: int, checkpoints: Checkpoints | None
+    visits: Visits, capacity: int, page_bytes: int, checkpoints: CheckpointRule | None
 ) -> int:
     """Tokens hit by a list in order of use, cut to what fits after every request."""
     order: list[tuple[int, bool]] = []  # (page, is a checkpoint), the last used at the end
@@ -129,11 +129,11 @@ def test_no_capacity_lets_lru_hit_more_than_min(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(
     "checkpoints",
-    [None, Checkpoints(num_bytes=3), Checkpoints(num_bytes=7, branch=True)],
+    [None, CheckpointRule(num_bytes=3), CheckpointRule(num_bytes=7, branch=True)],
     ids=["pages", "end", "end_branch"],
 )
 def test_one_pass_gives_what_lru_hits_at_every_capacity(
-    seed: int, checkpoints: Checkpoints | None
+    seed: int, checkpoints: CheckpointRule | None
 ) -> None:
     visits = random_visits(seed, count=40, depth=6, branching=3)
     curve = lru_curve(visits, page_bytes=2, checkpoints=checkpoints)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.diff.counting import CHUNK_TOKENS, Tally, joined, verdict_of
+from experiments.diff.counting import CHUNK_TOKENS, Tally, admission_word, joined
 from experiments.diff.protocol import Hits, Outcome, Pools, SideError, Span, Tokens
 from experiments.diff.sglang import device  # before anything of the package
 
@@ -203,7 +203,7 @@ class SglangSide:
             chunk_limit=CHUNK_TOKENS,
         )
         cache.dec_lock_ref(req.last_node, lock.to_dec_params())
-        return verdict_of(chunk if may else None)
+        return admission_word(chunk if may else None)
 
     def _load_back(self, req: Any) -> None:
         cache = self.cache

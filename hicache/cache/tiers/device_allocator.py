@@ -6,7 +6,7 @@ from hicache.cache.pages import PageIds, Pools
 from hicache.cache.tiers.back_ups import BackUps
 from hicache.cache.tree.actions import FreePages, free_evicted
 from hicache.cache.tree.arrivals import Arrivals
-from hicache.cache.tree.node import DEVICE, Node
+from hicache.cache.tree.node import DEVICE, FULL, Node
 from hicache.cache.tree.radix_tree import RadixTree
 
 
@@ -54,19 +54,21 @@ class DeviceAllocator:
         pool = self._pools[DEVICE][kind]
         wanted = pool.num_free + count
         stuck: list[Node] = []
-        while pool.num_free < wanted and self._evict_one(kind, stuck):
+        while pool.num_free < wanted and self._evict_one(kind, wanted - pool.num_free, stuck):
             pass
         for node in stuck:
             self._tree.residency.reconsider(node, kind)
         return pool.num_free >= wanted
 
-    def _evict_one(self, kind: int, stuck: list[Node]) -> bool:
+    def _evict_one(self, kind: int, missing: int, stuck: list[Node]) -> bool:
         """Drop the data of the next victim that may go; those before it are passed over.
 
         False if there is none.
         """
         residency = self._tree.residency
         while (victim := residency.device_victim(kind)) is not None:
+            if kind == FULL:
+                self._tree.trim(victim, missing)
             if self._write_back is not None:
                 self._write_back.save_victim(victim, kind)
                 if not residency.may_leave_device(victim):

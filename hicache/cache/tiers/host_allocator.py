@@ -6,7 +6,7 @@ from hicache.cache.pages import PageIds, Pools
 from hicache.cache.tiers.storage_writes import StorageWriter
 from hicache.cache.tree.actions import FreePages, free_evicted
 from hicache.cache.tree.arrivals import Arrivals
-from hicache.cache.tree.node import HOST
+from hicache.cache.tree.node import FULL, HOST
 from hicache.cache.tree.radix_tree import RadixTree
 
 
@@ -33,7 +33,7 @@ class HostAllocator:
         pool = self._pools[HOST][kind]
         if evict:
             while pool.num_free < count:
-                if not self.evict_one(kind):
+                if not self.evict_one(kind, count - pool.num_free):
                     return None
         return pool.allocate(count)
 
@@ -45,14 +45,16 @@ class HostAllocator:
         """Drop this many, or all that may go, however many are free."""
         pool = self._pools[HOST][kind]
         wanted = pool.num_free + count
-        while pool.num_free < wanted and self.evict_one(kind):
+        while pool.num_free < wanted and self.evict_one(kind, wanted - pool.num_free):
             pass
 
-    def evict_one(self, kind: int) -> bool:
-        """Drop the next victim's data; False if there is none."""
+    def evict_one(self, kind: int, missing: int) -> bool:
+        """Drop the next victim's data, as much as is missing; False if there is none."""
         victim = self._tree.residency.host_victim(kind)
         if victim is None:
             return False
+        if kind == FULL:
+            self._tree.trim(victim, missing)
         if self._writer is not None:
             self._writer.on_leaving(victim, kind)
         actions: list[FreePages] = []

@@ -34,6 +34,7 @@ class RadixTree:
         reclaims_duplicates: bool = False,
         split_refreshes: bool = False,
         leaving_refreshes: bool = False,
+        trims_leaves: bool = False,
         names: PageNames | None = None,
         history: PageHistory | None = None,
     ) -> None:
@@ -48,6 +49,7 @@ class RadixTree:
         self.has_states = has_states
         self.kinds = [FULL, *[SWA] * self.has_swa, *[MAMBA] * has_states]
         self._split_refreshes = split_refreshes
+        self._trims_leaves = trims_leaves
         self.roots: dict[str, Node] = {}
         self.num_nodes = 0
         self.num_grown = 0
@@ -270,6 +272,11 @@ class RadixTree:
         return Plan(full[::-1], swa[::-1], [node] if state else [])
 
     # -- evicting -----------------------------------------------------------------------------
+
+    def trim(self, leaf: Node, missing: int) -> None:
+        """Cut a leaf that is about to be evicted: so many pages, its last, will do."""
+        if self._trims_leaves and missing < leaf.num_pages:
+            self._split(leaf, leaf.num_pages - missing)
 
     def evict_device(self, node: Node, kind: int, actions: list[FreePages]) -> None:
         """Drop a victim's device data: all of a leaf's, or a component and those below it."""

@@ -193,6 +193,7 @@ class RankedEngine(Engine):
         if end is not None and end > now_ns:
             self.interrupt(now_ns)
             return Outcome()
+        self.catch_up(now_ns)  # what is agreed may take pages that steps before have freed
         self._agree(now_ns)
         num_steps = self.num_steps
         outcome = super().wake(now_ns)

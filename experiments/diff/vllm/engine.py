@@ -1,0 +1,127 @@
+"""vLLM's scheduler over pools like ours, for a model that is never run."""
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from experiments.diff.protocol import Pools, SideError
+
+os.environ["VLLM_TARGET_DEVICE"] = "cpu"  # no GPU is looked for
+os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
+
+import torch  # isort: skip
+from vllm import config  # isort: skip
+from vllm.v1 import kv_cache_interface as kv  # isort: skip
+from vllm.v1.core.sched.scheduler import Scheduler  # isort: skip
+from vllm.v1.structured_output import StructuredOutputManager  # isort: skip
+from experiments.diff.vllm.dialect import known  # isort: skip
+
+HEAD_SIZE = 64
+SHAPE = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": HEAD_SIZE,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "num_hidden_layers": 1,
+    "intermediate_size": HEAD_SIZE,
+    "vocab_size": 64,
+    "max_position_embeddings": 1 << 24,
+    "torch_dtype": "bfloat16",
+}
+
+
+def make_scheduler(pools: Pools, *, eviction: str) -> Any:
+    """One that prefills any request in one step; `eviction`: of the CPU tier."""
+    longest = pools.max_len + pools.page_size
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(SHAPE))
+        model = config.ModelConfig(
+            model=folder, skip_tokenizer_init=True, max_model_len=longest, dtype="bfloat16"
+        )
+    cache = config.CacheConfig(block_size=pools.page_size, enable_prefix_caching=True)
+    num_blocks, num_on_host = room(pools)
+    layout = make_layout(pools, num_blocks + 1)  # one stands for no block
+    transfer = None
+    if num_on_host:
+        block_bytes = layout.kv_cache_groups[0].kv_cache_spec.page_size_bytes
+        transfer = config.KVTransferConfig(
+            kv_connector="OffloadingConnector",
+            kv_role="kv_both",
+            kv_connector_extra_config={
+                "cpu_bytes_to_use": num_on_host * block_bytes,
+                "eviction_policy": eviction,
+            },
+        )
+    settings = config.VllmConfig(
+        model_config=model,
+        cache_config=cache,
+        scheduler_config=known(
+            config.SchedulerConfig,
+            max_num_seqs=pools.num_running + 1,
+            max_num_batched_tokens=longest,
+            max_model_len=longest,
+            enable_chunked_prefill=True,
+            is_encoder_decoder=False,
+            async_scheduling=False,
+        ),
+        kv_transfer_config=transfer,
+        device_config=config.DeviceConfig("cpu"),
+    )
+    cache.num_gpu_blocks = num_blocks + 1
+    if pools.num_states:
+        cache.mamba_cache_mode = "align"
+    # some releases switch hybrid models off for a CPU
+    settings.scheduler_config.disable_hybrid_kv_cache_manager = len(pools.components) == 1
+    return Scheduler(
+        vllm_config=settings,
+        kv_cache_config=layout,
+        structured_output_manager=StructuredOutputManager(settings),
+        block_size=pools.page_size,
+    )
+
+
+def room(pools: Pools) -> tuple[int, int]:
+    """Blocks of device and host: one pool each, of which a component takes what it needs."""
+    blocks = (pools.device_tokens + pools.swa_tokens) // pools.page_size + pools.num_states
+    return blocks, int(blocks * pools.host_ratio)
+
+
+def make_layout(pools: Pools, num_blocks: int) -> Any:
+    """One group of layers a component, all with blocks of the same bytes."""
+    if pools.window_len and pools.num_states:
+        raise SideError("vllm: a window and states in one model are not driven")
+    shape: dict[str, Any] = {
+        "block_size": pools.page_size,
+        "num_kv_heads": 1,
+        "head_size": HEAD_SIZE,
+        "dtype": torch.bfloat16,
+    }
+    specs = [kv.FullAttentionSpec(**shape)]
+    block_bytes = specs[0].page_size_bytes
+    if pools.window_len:
+        specs.append(kv.SlidingWindowSpec(**shape, sliding_window=pools.window_len))
+    if pools.num_states:
+        specs.append(
+            kv.MambaSpec(
+                block_size=pools.page_size,
+                shapes=((block_bytes // torch.float32.itemsize,),),
+                dtypes=(torch.float32,),
+                mamba_cache_mode="align",
+            )
+        )
+    names = list(pools.components)
+    tensor = known(
+        kv.KVCacheTensor,
+        size=num_blocks * block_bytes,
+        shared_by=names,
+        layers=names[:1],
+        layer_stride=0,
+        block_stride=block_bytes,
+    )
+    groups = [kv.KVCacheGroupSpec([name], spec) for name, spec in zip(names, specs, strict=True)]
+    return kv.KVCacheConfig(
+        num_blocks=num_blocks, kv_cache_tensors=[tensor], kv_cache_groups=groups
+    )

@@ -1,0 +1,239 @@
+"""vLLM's scheduler, given one request at a time."""
+
+from collections import Counter, deque
+from typing import Any
+
+from experiments.diff.counting import Tally, joined
+from experiments.diff.protocol import Hits, Outcome, Pools, SideError, Span, Tokens
+from experiments.diff.vllm.engine import make_scheduler  # before anything else of the package
+
+import vllm  # isort: skip
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (  # isort: skip
+    OffloadingWorkerMetadata,
+)
+from vllm.sampling_params import SamplingParams  # isort: skip
+from vllm.utils.hashing import sha256  # isort: skip
+from vllm.v1.core.kv_cache_utils import (  # isort: skip
+    get_group_id,
+    get_request_block_hasher,
+    init_none_hash,
+)
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput  # isort: skip
+from vllm.v1.request import Request, RequestStatus  # isort: skip
+from experiments.diff.vllm.dialect import on_device  # isort: skip
+
+GROUP_BYTES = 4  # of an offloaded block's key, behind the hash
+
+
+def open_side(pools: Pools, options: dict[str, str]) -> "VllmSide":
+    """As the protocol asks for it."""
+    if options.get("core", "python") != "python":
+        raise SideError(f"vllm {vllm.__version__} has no {options['core']} core")
+    return VllmSide(pools, eviction=options.get("eviction") or "lru")
+
+
+class VllmSide:
+    """`Scheduler` with its block pool and `OffloadingConnector`, and a worker's answers."""
+
+    def __init__(self, pools: Pools, *, eviction: str) -> None:
+        """`eviction`: of the CPU tier; lru or arc, or `module:Class` where a release takes it."""
+        self._pools, self._eviction = pools, eviction
+        self._page, self._kinds = pools.page_size, pools.components
+        init_none_hash(sha256)
+        self._hash_blocks = get_request_block_hasher(self._page, sha256)
+        self._scheduler = make_scheduler(pools, eviction=eviction)
+        self._blocks = self._scheduler.kv_cache_manager.block_pool
+        self._tally = Tally(pools)
+        self._on_host: set[bytes] = set()  # keys that have been copied and not evicted since
+        self._loaded: Counter[str] = Counter()  # for the request that is being admitted
+        self._running: dict[int, tuple[Any, Tokens]] = {}
+        self._late: deque[tuple[int, int]] = deque()  # copies to the host: when done, number
+        self._now = 0
+        self._count_evictions()
+
+    def about(self) -> dict[str, str]:
+        """Release and policy."""
+        return {"engine": "vllm", "version": vllm.__version__, "eviction": self._eviction}
+
+    def admit(self, number: int, tokens: Tokens, prompt_len: int) -> Outcome:
+        """A request comes while nobody else takes a step, and is prefilled."""
+        self._now = number
+        request = self._make_request(str(number), tokens, prompt_len)
+        found = request.prefill_stats
+        self._loaded.clear()
+        scheduler = self._scheduler
+        others, scheduler.running = scheduler.running, []
+        scheduler.add_request(request)
+        # an answer of one token would end the request: it is told when it finishes
+        has_more = len(tokens) > prompt_len + 1
+        self._compute(request, prompt_len, tokens[prompt_len : prompt_len + has_more])
+        scheduler.running = [*others, *scheduler.running]
+        self._running[number] = request, tokens
+        return self._tally.outcome(
+            Hits(found.num_local_cached_tokens, found.num_external_cached_tokens, 0),
+            self._held(),
+            swa_loaded=self._loaded["swa"],
+            states_loaded=self._loaded["mamba"],
+            admission=None,
+        )
+
+    def finish(self, number: int) -> None:
+        """Its answer is decoded, a block of it in one step, and its blocks are given back."""
+        request, tokens = self._running.pop(number)
+        scheduler = self._scheduler
+        others = [each for each in scheduler.running if each is not request]
+        scheduler.running = [request]
+        last = len(tokens) - 1  # is sampled, and never computed
+        while request.num_computed_tokens < last:
+            end = min((request.num_computed_tokens // self._page + 1) * self._page, last)
+            request.append_output_token_ids(tokens[request.num_tokens : end].tolist())
+            self._compute(request, end, tokens[end : end + 1])
+        if not request.is_finished():
+            request.append_output_token_ids(int(tokens[-1]))
+            scheduler.finish_requests(request.request_id, RequestStatus.FINISHED_LENGTH_CAPPED)
+        scheduler.running = []
+        self._step()  # in which the connector hears of it and stores the last of it
+        scheduler.running = others
+
+    def probe(self, tokens: Tokens) -> dict[str, list[Span]]:
+        """Which of these tokens are held."""
+        hashes = self._make_request("probe", tokens, len(tokens)).block_hashes
+        found: dict[str, list[Span]] = {}
+        for group, kind in enumerate(self._kinds):
+            for place, block_hash in enumerate(hashes):
+                span = (place, place + 1)
+                if self._blocks.get_cached_block(block_hash, [group]):
+                    found.setdefault(f"{kind}/device", []).append(span)
+                if block_hash + group.to_bytes(GROUP_BYTES, "big") in self._on_host:
+                    found.setdefault(f"{kind}/host", []).append(span)
+        return {name: joined(spans, self._page, name) for name, spans in found.items()}
+
+    def close(self) -> None:
+        """Nothing of it runs beside."""
+
+    # -- what an engine's loop and its worker do -----------------------------------------------
+
+    def _make_request(self, name: str, tokens: Tokens, prompt_len: int) -> Any:
+        return Request(
+            request_id=name,
+            prompt_token_ids=tokens[:prompt_len].tolist(),
+            sampling_params=SamplingParams(
+                max_tokens=max(len(tokens) - prompt_len, 1), ignore_eos=True, temperature=0.0
+            ),
+            pooling_params=None,
+            block_hasher=self._hash_blocks,
+        )
+
+    def _compute(self, request: Any, end: int, sampled: Tokens) -> None:
+        # steps until tokens up to `end` are computed, the last of which samples
+        while request.num_computed_tokens < end:
+            before = request.num_computed_tokens, request.status
+            self._step(request, end, sampled.tolist())
+            if (request.num_computed_tokens, request.status) == before:
+                raise SideError(
+                    f"the device pools are too small: {end:,} tokens of one request and what"
+                    f" {self._pools.num_running - 1} others hold do not fit"
+                    f" {self._pools.device_tokens:,} tokens"
+                )
+
+    def _step(self, request: Any = None, end: int = 0, sampled: list[int] | None = None) -> None:
+        output = self._scheduler.schedule()
+        connected = self._copy(output.kv_connector_metadata)
+        names = list(output.num_scheduled_tokens)
+        is_end = request is not None and request.num_computed_tokens >= end
+        self._scheduler.update_from_output(
+            output,
+            ModelRunnerOutput(
+                req_ids=names,
+                req_id_to_index={name: place for place, name in enumerate(names)},
+                sampled_token_ids=[sampled or [] if is_end else [] for _ in names],
+                kv_connector_output=connected,
+            ),
+        )
+
+    def _copy(self, asked: Any) -> Any:
+        # load-backs are done in the step that asks for them: the request waits for nothing else
+        if asked is None:
+            return None
+        done = set(asked.jobs_to_flush or ())
+        received = set()
+        for number, job in asked.load_jobs.items():
+            done.add(number)
+            received.add(job.req_id)
+            self._loaded.update(self._count_copy(job, "load_back"))
+        for number, job in asked.store_jobs.items():
+            self._late.append((self._now + self._pools.copy_delay, number))
+            self._count_copy(job, "back_up")
+        while self._late and self._late[0][0] <= self._now:
+            done.add(self._late.popleft()[1])
+        self._late = deque(each for each in self._late if each[1] not in done)
+        return KVConnectorOutput(
+            finished_recving=received,
+            kv_connector_worker_meta=OffloadingWorkerMetadata(
+                completed_jobs=dict.fromkeys(sorted(done), 1)
+            ),
+        )
+
+    # -- what is counted -----------------------------------------------------------------------
+
+    def _count_copy(self, job: Any, how: str) -> dict[str, int]:
+        sizes = on_device(job, is_store=how == "back_up").group_sizes
+        amounts = {
+            kind: size * self._unit(kind) for kind, size in zip(self._kinds, sizes, strict=True)
+        }
+        for kind, amount in amounts.items():
+            self._tally.moved(kind, how, amount)
+        return amounts
+
+    def _count_evictions(self) -> None:
+        blocks = self._blocks
+        evict = blocks._maybe_evict_cached_block
+
+        def counting_evict(block: Any) -> bool:
+            key = block.block_hash
+            is_evicted = bool(evict(block))
+            if is_evicted:
+                kind = self._kinds[get_group_id(key)]
+                self._tally.evicted(f"{kind}/device", self._unit(kind))
+            return is_evicted
+
+        blocks._maybe_evict_cached_block = counting_evict
+        if self._scheduler.connector is None:
+            return
+        manager = self._scheduler.connector.connector_scheduler.manager
+        prepare, complete = manager.prepare_store, manager.complete_store
+
+        def counting_prepare(*args: Any, **more: Any) -> Any:
+            prepared = prepare(*args, **more)
+            for key in prepared.evicted_keys if prepared is not None else ():
+                self._on_host.discard(key)
+                kind = self._kind_of(key)
+                self._tally.evicted(f"{kind}/host", self._unit(kind))
+            return prepared
+
+        def counting_complete(keys: Any, *args: Any, **more: Any) -> None:
+            complete(keys, *args, **more)
+            self._on_host.update(keys)
+
+        manager.prepare_store, manager.complete_store = counting_prepare, counting_complete
+
+    def _held(self) -> dict[str, int]:
+        if len(self._kinds) == 1:
+            counts = {
+                "full/device": len(self._blocks.cached_block_hash_to_block),
+                "full/host": len(self._on_host),
+            }
+        else:
+            cached = self._blocks.cached_block_hash_to_block._cache
+            counts = Counter(f"{self._kinds[get_group_id(key)]}/device" for key in cached)
+            counts.update(f"{self._kind_of(key)}/host" for key in self._on_host)
+        return {
+            name: count * self._unit(name.partition("/")[0])
+            for name, count in sorted(counts.items())
+        }
+
+    def _kind_of(self, key: bytes) -> str:
+        return self._kinds[int.from_bytes(key[-GROUP_BYTES:], "big")]
+
+    def _unit(self, kind: str) -> int:
+        return 1 if kind == "mamba" else self._page

@@ -1,0 +1,199 @@
+"""Stop policies beside each other, every stock one tuned: what a claim about ours is held against.
+
+python -m experiments.run experiment=stop_baselines
+
+In each cell (here: a model) only what says when to stop waiting changes. Of `timeout` the best of a
+printed grid counts, by each metric anew; `marginal` is not tuned. Goodput is sought for `timeout`
+as it comes and at its best by TTFT. Leaves `rows.csv` with all runs and `table.md`.
+"""
+
+import csv
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from experiments.launch.schema import config_of
+from experiments.studies.goodput import climb
+from hicache import experiment
+from hicache.config import ExperimentConfig
+from hicache.results.metrics import summarize
+from hicache.results.tracking import write_json
+from hicache.results.verdict import is_overloaded
+
+OURS, TIMEOUT = "marginal", "timeout"
+STOCK = ("best_effort", "wait_complete", TIMEOUT)
+BASES_S = (0.0, 0.1, 1.0)
+PER_KI_TOKEN_S = (0.005, 0.03, 0.25)
+AS_IT_COMES = (1.0, 0.25)
+MODELS = ("llama3_8b", "qwen3_next_80b", "gemma3_27b")
+COLUMNS = ("cell", "arm", "ttft_s", "gpu_s", "rho_gpu", "rho_read", "is_overloaded")
+
+
+class Arm(NamedTuple):
+    """A policy, and of a timeout what it is made of: a base, and so much for 1,024 tokens."""
+
+    policy: str
+    timeout_s: tuple[float, float] | None = None
+
+    def applied(self, config: ExperimentConfig) -> ExperimentConfig:
+        """The same run, stopped by this."""
+        base_s, per_ki_token_s = self.timeout_s or AS_IT_COMES
+        return replace(
+            config,
+            prefetch=replace(
+                config.prefetch,
+                stop=self.policy,
+                timeout_base_s=base_s,
+                timeout_per_ki_token_s=per_ki_token_s,
+            ),
+        )
+
+    def __str__(self) -> str:
+        return (
+            self.policy if self.timeout_s is None else "timeout {:g} + {:g}".format(*self.timeout_s)
+        )
+
+
+TIMEOUTS = tuple(Arm(TIMEOUT, (base, rate)) for base in BASES_S for rate in PER_KI_TOKEN_S)
+ARMS = (Arm("best_effort"), Arm("wait_complete"), *TIMEOUTS, Arm(OURS))
+
+
+class Row(NamedTuple):
+    """One arm in one cell; `goodput`: requests a second, its interval, and the highest tried."""
+
+    cell: str
+    arm: Arm
+    ttft_s: float
+    gpu_s: float  # prefill GPU-seconds a request
+    rho_gpu: float
+    rho_read: float
+    is_overloaded: bool
+    goodput: tuple[float, float, float, float] | None = None
+
+
+def carry_out(config: ExperimentConfig, out_dir: Path) -> None:
+    """Measure three models, leave the tables, and print them."""
+    models = {name: replace(config, model=config_of(f"model={name}").model) for name in MODELS}
+    report([row for name, each in models.items() for row in measure(name, each)], out_dir)
+
+
+def report(rows: Sequence[Row], out_dir: Path) -> None:
+    """Leave what was found, and print it."""
+    out_dir.mkdir(parents=True, exist_ok=True)
+    with (out_dir / "rows.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow([*COLUMNS, "goodput", "low", "high", "tried"])
+        for row in rows:
+            writer.writerow([*(getattr(row, name) for name in COLUMNS), *(row.goodput or ())])
+    text = f"{table(rows)}\n\n{tuning_table(rows)}\n"
+    (out_dir / "table.md").write_text(text)
+    write_json(out_dir / "summary.json", summary_of(rows))
+    print(text)
+
+
+def measure(cell: str, config: ExperimentConfig) -> list[Row]:
+    """All arms of one cell."""
+    rows = [_row(cell, arm, arm.applied(config)) for arm in ARMS]
+    best = {best_of(rows, policy, "ttft_s").arm for policy in (*STOCK, OURS)}
+    sought = {*best, Arm(TIMEOUT, AS_IT_COMES)} if config.goodput.num_rates else set()
+    return [_with_goodput(row, config) if row.arm in sought else row for row in rows]
+
+
+def _row(cell: str, arm: Arm, config: ExperimentConfig) -> Row:
+    result = experiment.run(config)
+    summary = summarize(result.records, result.measures)
+    return Row(
+        cell=cell,
+        arm=arm,
+        ttft_s=summary["request/ttft_s_mean"],
+        gpu_s=summary["gpu/prefill_seconds_per_request"],
+        rho_gpu=summary["load/rho_gpu"],
+        rho_read=summary["load/rho_read"],
+        is_overloaded=is_overloaded(summary),
+    )
+
+
+def _with_goodput(row: Row, config: ExperimentConfig) -> Row:
+    ladder = climb(row.arm.applied(config))
+    share = config.goodput.share
+    low, high = ladder.interval(share, config.seed) or (float("nan"), float("nan"))
+    return row._replace(goodput=(ladder.goodput(share), low, high, float(ladder.rates[-1])))
+
+
+def best_of(rows: Sequence[Row], policy: str, metric: str) -> Row:
+    """The arm of a policy that is best by a metric: the least seconds, or the most requests."""
+    arms = [row for row in rows if row.arm.policy == policy]
+    if metric == "goodput":
+        return max(arms, key=lambda row: -1.0 if row.goodput is None else row.goodput[0])
+    return min(arms, key=lambda row: float(getattr(row, metric)))
+
+
+def best_stock(rows: Sequence[Row], metric: str) -> Row:
+    """The best arm of all stock policies."""
+    tuned = [best_of(rows, policy, metric) for policy in STOCK]
+    sign = 1.0 if metric == "goodput" else -1.0
+    return max(tuned, key=lambda row: sign * value_of(row, metric))
+
+
+def value_of(row: Row, metric: str) -> float:
+    """A metric of an arm."""
+    if metric != "goodput":
+        return float(getattr(row, metric))
+    return 0.0 if row.goodput is None else row.goodput[0]
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Every policy at its best by TTFT in every cell, as Markdown."""
+    lines = [
+        "| cell | best arm by TTFT | TTFT mean, s | prefill GPU-s a request | goodput, requests/s "
+        "| ρ GPU | ρ read |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for cell in dict.fromkeys(row.cell for row in rows):
+        here = [row for row in rows if row.cell == cell]
+        arms = [best_of(here, policy, "ttft_s").arm for policy in (*STOCK, OURS)]
+        for row in here:
+            if row.arm in arms or row.arm.timeout_s == AS_IT_COMES:
+                mark = " !" if row.is_overloaded else ""
+                lines.append(
+                    f"| {cell} | {row.arm}{mark} | {row.ttft_s:.3g} | {row.gpu_s:.3g} "
+                    f"| {goodput_text(row)} | {row.rho_gpu:.2f} | {row.rho_read:.2f} |"
+                )
+    return "\n".join([*lines, "", "`!`: overloaded, no latency claim."])
+
+
+def tuning_table(rows: Sequence[Row]) -> str:
+    """Mean TTFT of every timeout of the grid, as Markdown."""
+    cells = list(dict.fromkeys(row.cell for row in rows))
+    lines = [
+        f"| TTFT mean, s | {' | '.join(str(arm) for arm in TIMEOUTS)} |",
+        "| --- |" + " ---: |" * len(TIMEOUTS),
+    ]
+    for cell in cells:
+        ttft_s = {row.arm: row.ttft_s for row in rows if row.cell == cell}
+        lines.append(f"| {cell} | {' | '.join(f'{ttft_s[arm]:.3g}' for arm in TIMEOUTS)} |")
+    return "\n".join(lines)
+
+
+def goodput_text(row: Row) -> str:
+    """A rate with its interval; a bound if nothing higher was tried."""
+    if row.goodput is None:
+        return ""
+    rate, low, high, tried = row.goodput
+    return f"{'≥ ' if rate == tried else ''}{rate:.2f} [{low:.2f}, {high:.2f}]"
+
+
+def summary_of(rows: Sequence[Row]) -> dict[str, float]:
+    """Ours over the best stock arm of the cell, by goodput or else by TTFT."""
+    summary: dict[str, float] = {}
+    for cell in dict.fromkeys(row.cell for row in rows):
+        here = [row for row in rows if row.cell == cell]
+        ours = best_of(here, OURS, "ttft_s")
+        for metric in ("ttft_s", "gpu_s", "goodput"):
+            best = best_stock(here, "goodput" if metric == "goodput" else "ttft_s")
+            stock = value_of(best, metric)
+            summary[f"{cell}/{metric}_over_stock"] = (
+                value_of(ours, metric) / stock if stock else 0.0
+            )
+    return summary

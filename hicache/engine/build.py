@@ -67,7 +67,8 @@ def build_engine(
         config.scheduler,
         max_len=config.model.max_len,
         checkpoints=_placement(config),
-        may_jump=config.engine.jump and not is_real,
+        # where leaves lose single pages, what many steps take at once would cut them otherwise
+        may_jump=config.engine.jump and not is_real and not config.cache.trims_leaves,
         takes_decode_pages_first=is_real,
         estimate_s=deployment.cost.prefill_s,
         explainer=explainer,

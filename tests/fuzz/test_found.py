@@ -121,3 +121,7 @@ UNHEARD = {
 def test_what_came_after_a_prefetch_was_settled_explains_nothing(name: str) -> None:
     choices, limit = UNHEARD[name]
     try_choices(PLAIN | {"workload.start": "warm_storage"} | choices, limit)
+
+
+def test_leaves_that_lose_single_pages_are_cut_alike_however_many_steps_are_taken_at_once() -> None:
+    try_choices(PLAIN | {"compat": "vllm_0_33", "cache.page_size": "2"}, 18)

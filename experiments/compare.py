@@ -19,15 +19,15 @@ from statistics import median
 
 from experiments.launch.job import one_sentence
 from experiments.tables.groups import Group, differing_keys, group_runs, load_runs
-from experiments.tables.paired_table import compare_pairs, describe_pairs, sheet_of_pairs
-from experiments.tables.sheet import as_csv, as_latex, as_markdown, show_sheet
+from experiments.tables.paired_table import compare_pairs, describe_pairs, table_of_pairs
+from experiments.tables.result_table import as_csv, as_latex, as_markdown, show_result
 from experiments.tables.table import (
     RATIO_OF,
     answer_sets,
     is_overloaded,
     makes_claim,
     over_runs,
-    sheet_of,
+    table_of,
 )
 from experiments.tables.verdicts import Verdicts
 
@@ -62,19 +62,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if options.json:
                 print(json.dumps(describe_pairs(comparisons), indent=2))
                 return
-            sheet = sheet_of_pairs(groups, comparisons)
+            result = table_of_pairs(groups, comparisons)
             heading = "Difference to the first row"
         else:
             if options.json:
                 print(json.dumps(compared(groups, metrics), indent=2))
                 return
-            sheet = sheet_of(groups, metrics, ratio_of=metrics[0] if options.metric else RATIO_OF)
+            result = table_of(groups, metrics, ratio_of=metrics[0] if options.metric else RATIO_OF)
             heading = ": ".join(filter(None, [f"{len(runs)} runs", over_runs(groups)]))
         if options.form:
             write, _ = FORMS[options.form]
-            print(write(sheet))
+            print(write(result))
         else:
-            show_sheet(sheet, heading)
+            show_result(result, heading)
     except (OSError, ValueError) as error:
         sys.stderr.write(one_sentence(error) + "\n")
         sys.exit(2)

@@ -45,7 +45,7 @@ from experiments.launch.resume import (
     sweep_config,
     sweep_has_begun,
 )
-from experiments.launch.screen import show_line, show_run
+from experiments.launch.terminal import show_line, show_run
 from experiments.studies import goodput
 from hicache.config import ExperimentConfig, inert_knobs
 

@@ -57,8 +57,8 @@ class SweepEnd(Callback):
 
 def sum_up(directory: Path, runs: Sequence[StoredRun], *, title: str) -> None:
     """Print the table, and write `sweep.csv`, `sweep.json` and `sweep.png`/`.pdf`."""
-    from experiments.tables.sheet import show_sheet  # pandas takes half a second
-    from experiments.tables.table import over_runs, sheet_of
+    from experiments.tables.result_table import show_result  # pandas takes half a second
+    from experiments.tables.table import over_runs, table_of
 
     runs = with_counts(runs)
     keys = differing_keys(runs)
@@ -69,7 +69,7 @@ def sum_up(directory: Path, runs: Sequence[StoredRun], *, title: str) -> None:
         if metric not in known:
             sys.stderr.write(f"not every run has the metric {metric}\n")
     if len(runs) > 1:
-        show_sheet(sheet_of(groups, metrics), ": ".join(filter(None, [title, over_runs(groups)])))
+        show_result(table_of(groups, metrics), ": ".join(filter(None, [title, over_runs(groups)])))
     _write_csv(directory / "sweep.csv", runs, keys)
     _write_json(directory / "sweep.json", groups)
     if len(groups) > 1:

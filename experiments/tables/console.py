@@ -9,20 +9,20 @@ WIDTH = 140
 
 def console() -> Console:
     """Standard output, at one width wherever it is not a terminal; it prints text as it stands."""
-    screen = _console(None)
-    return screen if screen.is_terminal else _console(WIDTH)
+    terminal = _console(None)
+    return terminal if terminal.is_terminal else _console(WIDTH)
 
 
-def show_table(screen: Console, table: Table, *, wraps: bool = False) -> None:
+def show_table(terminal: Console, table: Table, *, wraps: bool = False) -> None:
     """Print a table as wide as it is; `wraps`: to a terminal as narrow as its words allow."""
-    size = Measurement.get(screen, screen.options.update(width=10_000), table)
-    is_narrow = wraps and screen.is_terminal
-    width = max(screen.width, size.minimum) if is_narrow else size.maximum
+    size = Measurement.get(terminal, terminal.options.update(width=10_000), table)
+    is_narrow = wraps and terminal.is_terminal
+    width = max(terminal.width, size.minimum) if is_narrow else size.maximum
     wide = _console(width)
     with wide.capture() as printed:
         wide.print(table)
     for line in printed.get().splitlines():
-        screen.print(line.rstrip(), soft_wrap=True)
+        terminal.print(line.rstrip(), soft_wrap=True)
 
 
 def _console(width: int | None) -> Console:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from experiments.tables.groups import Group
 from experiments.tables.intervals import CONFIDENCE
 from experiments.tables.paired import Difference, Pairs
-from experiments.tables.sheet import Row, Sheet
+from experiments.tables.result_table import ResultTable, Row
 from experiments.tables.table import (
     TITLES,
     answer_sets,
@@ -50,7 +50,7 @@ def compare_pairs(groups: Sequence[Group], metrics: Sequence[str]) -> list[Compa
     return found
 
 
-def sheet_of_pairs(groups: Sequence[Group], comparisons: Sequence[Comparison]) -> Sheet:
+def table_of_pairs(groups: Sequence[Group], comparisons: Sequence[Comparison]) -> ResultTable:
     """A row for each baseline, and under it the difference of every other group to it."""
     keys = setting_keys(groups)
     sections: list[list[Row]] = []
@@ -62,7 +62,7 @@ def sheet_of_pairs(groups: Sequence[Group], comparisons: Sequence[Comparison]) -
             sections.append([_baseline_row(each, keys, verdicts)])
         sections[-1].append(_difference_row(each, keys, verdicts))
     notes = [*_notes(groups, comparisons), *verdicts.notes]
-    return Sheet(sections=sections, notes=notes, num_names=len(keys))
+    return ResultTable(sections=sections, notes=notes, num_names=len(keys))
 
 
 def describe_pairs(comparisons: Sequence[Comparison]) -> list[dict[str, object]]:

@@ -13,7 +13,7 @@ from experiments.tables.groups import (
     by_question,
     question_key,
 )
-from experiments.tables.sheet import Row, Sheet
+from experiments.tables.result_table import ResultTable, Row
 from experiments.tables.verdicts import Verdicts
 
 TITLES = {
@@ -43,7 +43,9 @@ MAX_NAMED = 3  # sets of settings that a note of one line names
 UNSERVED = {"request/rejected_count": "rejected", "request/aborted_count": "aborted"}
 
 
-def sheet_of(groups: Sequence[Group], metrics: Sequence[str], *, ratio_of: str = RATIO_OF) -> Sheet:
+def table_of(
+    groups: Sequence[Group], metrics: Sequence[str], *, ratio_of: str = RATIO_OF
+) -> ResultTable:
     """One row a group, the answers to one question together: medians over seeds, with ranges.
 
     The ratio is to the first group that differs in the question alone.
@@ -69,7 +71,7 @@ def sheet_of(groups: Sequence[Group], metrics: Sequence[str], *, ratio_of: str =
             rows.append(row)
         sections.append(rows)
     notes = [*verdicts.notes, *_unserved(groups), *warnings(groups)]
-    return Sheet(sections=sections, notes=notes, num_names=len(keys))
+    return ResultTable(sections=sections, notes=notes, num_names=len(keys))
 
 
 def setting_row(group: Group, keys: Sequence[str]) -> Row:

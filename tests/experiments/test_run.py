@@ -44,7 +44,7 @@ module.run = run
 sys.modules["hicache.experiment"] = module
 from experiments.launch.schema import config_of
 from experiments.run import main
-from experiments.tables import sheet, sweep_figure, table
+from experiments.tables import result_table, sweep_figure, table
 from hicache.results import report
 from hydra._internal.hydra import Hydra
 from hydra.core.plugins import Plugins

@@ -14,7 +14,7 @@ from experiments import compare
 from experiments.launch.job import run_job
 from experiments.launch.progress import ProgressBar
 from experiments.launch.schema import config_of
-from experiments.launch.screen import show_line, show_run
+from experiments.launch.terminal import show_line, show_run
 from experiments.sweep import sum_up
 from experiments.tables.groups import differing_keys, group_runs, load_runs
 from experiments.tables.sweep_figure import draw_sweep

@@ -42,7 +42,7 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sheet:
+class ResultTable:
     """Rows in sections, and what a reader of them must know; names stand in the first columns."""
 
     sections: Sequence[Sequence[Row]]
@@ -61,53 +61,53 @@ class Sheet:
         return [left] * self.num_names + [right] * num_numbers
 
 
-def show_sheet(sheet: Sheet, title: str) -> None:
+def show_result(result: ResultTable, title: str) -> None:
     """Print a table with its notes."""
-    screen = console()
+    terminal = console()
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for place, heading in enumerate(sheet.texts):
-        is_name = place < sheet.num_names
+    for place, heading in enumerate(result.texts):
+        is_name = place < result.num_names
         table.add_column(
             Text(str(heading)), justify="left" if is_name else "right", overflow="fold"
         )
-    texts = sheet.texts.itertuples(index=False)
-    for section in sheet.sections:
+    texts = result.texts.itertuples(index=False)
+    for section in result.sections:
         for _ in section:
             table.add_row(*map(Text, next(texts)))
         table.add_section()
-    screen.print(f"\n{title}", style="italic", soft_wrap=True)
-    show_table(screen, table, wraps=True)
-    for note in sheet.notes:
-        screen.print(note, soft_wrap=not screen.is_terminal)
+    terminal.print(f"\n{title}", style="italic", soft_wrap=True)
+    show_table(terminal, table, wraps=True)
+    for note in result.notes:
+        terminal.print(note, soft_wrap=not terminal.is_terminal)
 
 
-def as_csv(sheet: Sheet) -> str:
+def as_csv(result: ResultTable) -> str:
     """Plain values for a program, every number with all its digits; without the notes."""
-    rows = [row.values for section in sheet.sections for row in section]
+    rows = [row.values for section in result.sections for row in section]
     text: str = pd.DataFrame(rows, dtype=object).to_csv(index=False, lineterminator="\n")
     return text.rstrip("\n")
 
 
-def as_markdown(sheet: Sheet) -> str:
+def as_markdown(result: ResultTable) -> str:
     """A table for a page, and notes under it."""
-    texts = sheet.texts.map(markdown).rename(columns=lambda each: markdown(on_one_line(each)))
-    aligned = sheet.places("left", "right")
+    texts = result.texts.map(markdown).rename(columns=lambda each: markdown(on_one_line(each)))
+    aligned = result.places("left", "right")
     table = texts.to_markdown(index=False, disable_numparse=True, colalign=aligned)
-    return "\n\n".join([str(table), *map(markdown, sheet.notes)])
+    return "\n\n".join([str(table), *map(markdown, result.notes)])
 
 
-def as_latex(sheet: Sheet) -> str:
+def as_latex(result: ResultTable) -> str:
     r"""A table for a paper that has `\usepackage{booktabs}`, and notes under it."""
-    texts = sheet.texts.rename(columns=on_one_line)
+    texts = result.texts.rename(columns=on_one_line)
     styler = texts.style.hide(axis="index").format(latex_cell)
     styler = styler.format_index(latex, axis="columns")
-    lines = styler.to_latex(hrules=True, column_format="".join(sheet.places("l", "r")))
+    lines = styler.to_latex(hrules=True, column_format="".join(result.places("l", "r")))
     head, body = lines.split("\\midrule\n")
     rows, foot = body.split("\\bottomrule\n")
     cells = iter(rows.splitlines())
-    parts = ["\n".join(next(cells) for _ in section) for section in sheet.sections]
+    parts = ["\n".join(next(cells) for _ in section) for section in result.sections]
     body = "\n\\addlinespace\n".join(parts)
-    notes = [rf"\par{{\footnotesize {latex(note)}\par}}" for note in sheet.notes]
+    notes = [rf"\par{{\footnotesize {latex(note)}\par}}" for note in result.notes]
     return "\n".join([f"{head}\\midrule\n{body}\n\\bottomrule\n{foot}".rstrip("\n"), *notes])
 
 

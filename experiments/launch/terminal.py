@@ -39,20 +39,22 @@ assert [key for _, key in TIMES[1:]] == list(TTFT_PARTS)
 
 def show_run(outcome: Outcome) -> None:
     """Print the summary of one run."""
-    summary, screen = outcome.summary, console()
-    screen.print(_title(outcome))
+    summary, terminal = outcome.summary, console()
+    terminal.print(_title(outcome))
     for note in outcome.notes:
-        screen.print(f"  {note}", soft_wrap=True, style="dim")
-    show_table(screen, _tokens(summary))
-    show_table(screen, _times(summary))
+        terminal.print(f"  {note}", soft_wrap=True, style="dim")
+    show_table(terminal, _tokens(summary))
+    show_table(terminal, _times(summary))
     for line in _lines(summary):
-        screen.print(line, soft_wrap=True)
+        terminal.print(line, soft_wrap=True)
     found = objections([summary])
     for each in found:
-        screen.print(Text.assemble(("verdict    ", "bold"), (each.sentence, "red")), soft_wrap=True)
+        terminal.print(
+            Text.assemble(("verdict    ", "bold"), (each.sentence, "red")), soft_wrap=True
+        )
     if not found:
-        screen.print(f"verdict    {CLEAN}")
-    screen.print(
+        terminal.print(f"verdict    {CLEAN}")
+    terminal.print(
         f"{outcome.timing['wall_s']:.1f} s of wall time to load and serve "
         f"({outcome.timing['requests_per_wall_s']:,.0f} requests a second), "
         f"{outcome.timing['total_wall_s']:.1f} s with reports",

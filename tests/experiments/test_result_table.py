@@ -3,8 +3,8 @@ import re
 import pytest
 from rich.console import Console
 
-from experiments.tables import sheet as forms
-from experiments.tables.sheet import Row, Sheet, as_csv, as_latex, as_markdown
+from experiments.tables import result_table as forms
+from experiments.tables.result_table import ResultTable, Row, as_csv, as_latex, as_markdown
 from experiments.tables.sweep_figure import wrapped
 
 
@@ -18,17 +18,17 @@ def row(name, middle):
 
 
 @pytest.fixture
-def sheet():
+def result():
     """Two sections of one row, and a note."""
     sections = [[row("lru", 0.54321)], [row("slru", 0.65432)]]
-    return Sheet(sections=sections, notes=["50 % & more"], num_names=1)
+    return ResultTable(sections=sections, notes=["50 % & more"], num_names=1)
 
 
-def shown(sheet, capsys, monkeypatch, width):
+def shown(result, capsys, monkeypatch, width):
     """The lines on a terminal of this width."""
     narrow = Console(width=width, force_terminal=True, color_system=None)
     monkeypatch.setattr(forms, "console", lambda: narrow)
-    forms.show_sheet(sheet, "a title")
+    forms.show_result(result, "a title")
     lines = capsys.readouterr().out.splitlines()
     return [re.sub(r"\x1b\[\d*m", "", line) for line in lines]
 
@@ -38,26 +38,26 @@ def widest(lines):
 
 
 @pytest.mark.parametrize("width", [200, 67, 61, 45, 29, 12])
-def test_no_width_of_the_terminal_elides_a_number(sheet, capsys, monkeypatch, width):
-    text = " ".join(shown(sheet, capsys, monkeypatch, width))
+def test_no_width_of_the_terminal_elides_a_number(result, capsys, monkeypatch, width):
+    text = " ".join(shown(result, capsys, monkeypatch, width))
     numbers = sorted(re.findall(r"0\.\d+", text))
     assert numbers == sorted(["0.12345", "0.98765"] * 4 + ["0.54321", "0.65432"] * 2)
 
 
 @pytest.mark.parametrize("width", [80, 72, 60])
-def test_a_table_is_made_as_narrow_as_the_terminal_wants(sheet, capsys, monkeypatch, width):
-    assert widest(shown(sheet, capsys, monkeypatch, width)) <= width
+def test_a_table_is_made_as_narrow_as_the_terminal_wants(result, capsys, monkeypatch, width):
+    assert widest(shown(result, capsys, monkeypatch, width)) <= width
 
 
-def test_the_range_stands_below_its_middle_where_both_do_not_fit(sheet, capsys, monkeypatch):
-    lines = shown(sheet, capsys, monkeypatch, 56)
+def test_the_range_stands_below_its_middle_where_both_do_not_fit(result, capsys, monkeypatch):
+    lines = shown(result, capsys, monkeypatch, 56)
     (place,) = [index for index, line in enumerate(lines) if line.startswith("lru")]
     assert lines[place].split() == ["lru", "0.54321", "0.54321"]
     assert lines[place + 1].split() == ["(0.12345–0.98765)"] * 2
 
 
-def test_a_table_that_is_piped_has_one_line_a_row_and_no_padding(sheet, capsys):
-    forms.show_sheet(sheet, "a title")
+def test_a_table_that_is_piped_has_one_line_a_row_and_no_padding(result, capsys):
+    forms.show_result(result, "a title")
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if line != line.rstrip()] == []
     (line,) = [line for line in lines if line.startswith("lru")]
@@ -67,7 +67,7 @@ def test_a_table_that_is_piped_has_one_line_a_row_and_no_padding(sheet, capsys):
 def test_what_a_user_named_is_no_markup(capsys):
     made = Row()
     made.add("[bold]x[/b]", "[/y]")
-    forms.show_sheet(Sheet(sections=[[made]], notes=["[/z]"], num_names=1), "[/t]")
+    forms.show_result(ResultTable(sections=[[made]], notes=["[/z]"], num_names=1), "[/t]")
     printed = capsys.readouterr().out
     assert all(text in printed for text in ("[bold]x[/b]", "[/y]", "[/z]", "[/t]"))
 
@@ -85,8 +85,8 @@ def test_headings_are_cut_between_words_and_inside_keys(text, width, lines):
     assert wrapped(text, width) == lines
 
 
-def test_what_latex_would_read_as_a_command_is_escaped(sheet):
-    text = as_latex(sheet)
+def test_what_latex_would_read_as_a_command_is_escaped(result):
+    text = as_latex(result)
     assert r"50 \% \& more" in text
     assert r"0.54321 (0.12345--0.98765) \\" in text
     assert text.count(r"\addlinespace") == 1
@@ -97,14 +97,14 @@ def test_a_negative_number_has_a_minus_in_latex_and_a_name_its_hyphen():
     made = Row()
     made.add("a", "my-policy_1")
     made.add("b", "-0.5 [-1, 2e-05]")
-    text = as_latex(Sheet(sections=[[made]], notes=[], num_names=1))
+    text = as_latex(ResultTable(sections=[[made]], notes=[], num_names=1))
     assert r"my-policy\_1 & $-$0.5 [$-$1, 2e-05] \\" in text
 
 
 def test_a_row_of_latex_is_no_argument_of_the_line_before():
     made = Row()
     made.add("a", "[1]")
-    assert r"{}[1] \\" in as_latex(Sheet(sections=[[made]], notes=[], num_names=1))
+    assert r"{}[1] \\" in as_latex(ResultTable(sections=[[made]], notes=[], num_names=1))
 
 
 def test_a_program_gets_every_digit_and_an_empty_field_for_what_is_not_there():
@@ -112,12 +112,12 @@ def test_a_program_gets_every_digit_and_an_empty_field_for_what_is_not_there():
     first.add("a", "x", a="x")
     first.add("b", "0.333", **{"b low": 1 / 3, "b high": 2 / 3})
     second.add("a", "y", a="y")
-    lines = as_csv(Sheet(sections=[[first, second]], notes=["n"], num_names=1)).splitlines()
+    lines = as_csv(ResultTable(sections=[[first, second]], notes=["n"], num_names=1)).splitlines()
     assert lines == ["a,b low,b high", "x,0.3333333333333333,0.6666666666666666", "y,,"]
 
 
-def test_a_page_gets_the_note_under_the_table(sheet):
-    lines = as_markdown(sheet).splitlines()
+def test_a_page_gets_the_note_under_the_table(result):
+    lines = as_markdown(result).splitlines()
     assert lines[1].startswith("|:--")
     assert lines[-2:] == ["", "50 % & more"]
 
@@ -126,7 +126,7 @@ def test_what_a_page_would_read_as_markup_is_escaped():
     made = Row()
     made.add("a|b", "x|*y*")
     made.add("b", "_i_ my_policies:Mine [1, 2](there) <b> $x$")
-    lines = as_markdown(Sheet(sections=[[made]], notes=["`n`"], num_names=1)).splitlines()
+    lines = as_markdown(ResultTable(sections=[[made]], notes=["`n`"], num_names=1)).splitlines()
     cells = [" ".join(line.split()) for line in (lines[0], lines[2])]
     assert cells[0] == r"| a\|b | b |"
     assert cells[1] == r"| x\|\*y\* | \_i\_ my_policies:Mine [1, 2\](there) \<b> \$x\$ |"

@@ -1,12 +1,15 @@
 """What a user's own class may do, and what ends the run."""
 
 import math
+from collections import Counter, deque
 from fractions import Fraction
 
 import numpy as np
 import pytest
 
 from hicache.cache.named import (
+    ALL_COMPARED,
+    COMPARED_EVERY,
     FLAG,
     LENGTHS,
     MOMENT,
@@ -164,6 +167,20 @@ def test_a_class_that_changes_what_it_is_shown_ends_the_run(meddle):
     policy = make_policy("eviction", f"{__name__}:Meddles", {}, meddle, wants={"priority": RANKING})
     with pytest.raises(PolicyError, match="changed what it was shown"):
         policy.priority(Node(None, b"", 0, 0))
+
+
+def test_a_class_that_begins_to_meddle_late_is_still_found():
+    asked = Counter()
+
+    def meddle(node):
+        asked["times"] += 1
+        node.tick = asked["times"] // (2 * ALL_COMPARED)
+
+    policy = make_policy("eviction", f"{__name__}:Meddles", {}, meddle, wants={"priority": RANKING})
+    nodes = (Node(None, b"", 0, 0) for _ in range(3 * ALL_COMPARED))
+    with pytest.raises(PolicyError, match="changed what it was shown"):
+        deque(map(policy.priority, nodes), maxlen=0)
+    assert 0 <= asked["times"] - 2 * ALL_COMPARED <= COMPARED_EVERY
 
 
 class Waits:

@@ -298,6 +298,7 @@ def test_an_experiment_runs_its_whole_grid_and_ends_with_a_figure(program):
         "experiment=prefetch_stop",
         "workload=builtin",  # a trace may not be there
         "hydra/launcher=basic",  # joblib's workers would not have the engine above
+        "goodput.num_rates=0",  # the engine above takes no workload
         "storage.read_gbps=2",
         "seed=0",
     )

@@ -143,6 +143,11 @@ def value_of(row: Row, metric: str) -> float:
     return 0.0 if row.goodput is None else row.goodput[0]
 
 
+def is_bound(row: Row) -> bool:
+    """Whether its goodput is the highest rate that was tried."""
+    return row.goodput is not None and row.goodput[0] == row.goodput[3]
+
+
 def table(rows: Sequence[Row]) -> str:
     """Every policy at its best by TTFT in every cell, as Markdown."""
     lines = [
@@ -180,8 +185,8 @@ def goodput_text(row: Row) -> str:
     """A rate with its interval; a bound if nothing higher was tried."""
     if row.goodput is None:
         return ""
-    rate, low, high, tried = row.goodput
-    return f"{'≥ ' if rate == tried else ''}{rate:.2f} [{low:.2f}, {high:.2f}]"
+    rate, low, high, _ = row.goodput
+    return f"{'≥ ' if is_bound(row) else ''}{rate:.2f} [{low:.2f}, {high:.2f}]"
 
 
 def summary_of(rows: Sequence[Row]) -> dict[str, float]:

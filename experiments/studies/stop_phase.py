@@ -21,6 +21,7 @@ from experiments.studies.stop_arms import (
     Row,
     best_of,
     best_stock,
+    is_bound,
     measure,
     report,
     value_of,
@@ -86,13 +87,17 @@ def _draw_panel(axes: Axes, rows: Sequence[Row], metric: str) -> None:
             below = value_of(stock, metric)
             ratios[y, x] = value_of(ours, metric) / below if below else np.nan
             mark = " !" if stock.is_overloaded else ""
+            told = f"{ratios[y, x]:.2f}\n{SHORT[stock.arm.policy]}{mark}"
+            if metric == "goodput" and is_bound(ours) and is_bound(stock):
+                told = "above all rates\ntried, both"
             axes.text(
                 x,
                 y,
-                f"{ratios[y, x]:.2f}\n{SHORT[stock.arm.policy]}{mark}",
+                told,
                 ha="center",
                 va="center",
                 fontsize="small",
+                color="white" if abs(np.log(ratios[y, x])) > 0.6 else "black",
             )
     axes.imshow(sign * np.log(ratios), cmap="RdBu", vmin=-1, vmax=1, aspect="auto", origin="lower")
     axes.set_title(title, loc="left", fontsize="medium")

@@ -52,6 +52,21 @@ def test_a_release_is_fetched_once_without_what_it_asks_for(
     assert environment_of(launches[0])["PYTHONPATH"].endswith("0.5.23")
 
 
+def test_a_set_is_in_the_same_order_in_every_process() -> None:
+    launch = prepare(SGLANG, "hicache", quiet)
+    program = "print(*{bytes([number]) for number in range(50)})"
+    orders = {
+        subprocess.run(
+            [launch.interpreter, "-c", program],
+            env=environment_of(launch),
+            capture_output=True,
+            check=True,
+        ).stdout
+        for _ in range(3)
+    }
+    assert len(orders) == 1
+
+
 def test_of_a_release_of_vllm_nothing_compiled_is_kept(installs: list[tuple[str, ...]]) -> None:
     launches = [prepare(ENGINES["vllm"], "0.33.0", quiet) for _ in range(2)]
     (fetched,) = [told for told in installs if told[-1] == "vllm==0.33.0"]

@@ -1,11 +1,12 @@
-"""The replay bench, against a checkout of its own."""
+"""The benches of replays, against a checkout of its own, and of trees."""
 
+import json
 import shutil
 import sys
 
 import pytest
 
-from experiments.bench import replay
+from experiments.bench import one_tree, replay
 
 TINY = ["workload=builtin", "workload.limit=5", "storage=memory"]
 
@@ -52,3 +53,11 @@ def test_a_replay_that_says_something_else_is_noticed(told):
 
 def test_only_what_both_summaries_have_is_compared():
     assert replay.differences({"a": 1, "b": 2.0, "c": 0}, {"a": 1, "b": 2, "d": 5}) == ["b"]
+
+
+@pytest.mark.parametrize("window_len", [0, 1024])
+def test_every_row_of_the_bench_of_trees_takes_time(window_len, capsys):
+    one_tree.main("ours", window_len)
+    took_us = json.loads(capsys.readouterr().out)
+    assert len(took_us) == 6
+    assert min(took_us.values()) > 0

@@ -43,7 +43,9 @@ def make_scheduler(pools: Pools, *, eviction: str) -> Any:
         )
     cache = config.CacheConfig(block_size=pools.page_size, enable_prefix_caching=True)
     num_blocks, num_on_host = room(pools)
-    layout = make_layout(pools, num_blocks + 1)  # one stands for no block
+    # one block stands for none; which windows and states are kept is the release's own choice
+    kept = getattr(cache, "prefix_cache_retention_interval", None)
+    layout = make_layout(pools, num_blocks + 1, kept)
     transfer = None
     if num_on_host:
         block_bytes = layout.kv_cache_groups[0].kv_cache_spec.page_size_bytes
@@ -89,8 +91,12 @@ def room(pools: Pools) -> tuple[int, int]:
     return blocks, int(blocks * pools.host_ratio)
 
 
-def make_layout(pools: Pools, num_blocks: int) -> Any:
-    """One group of layers a component, all with blocks of the same bytes."""
+def make_layout(pools: Pools, num_blocks: int, kept: int | None) -> Any:
+    """One group of layers a component, all with blocks of the same bytes.
+
+    `kept`: a window or a state every so many tokens; 0: at the ends of prompts and branch points
+    alone; None: all.
+    """
     if pools.window_len and pools.num_states:
         raise SideError("vllm: a window and states in one model are not driven")
     shape: dict[str, Any] = {
@@ -122,6 +128,12 @@ def make_layout(pools: Pools, num_blocks: int) -> Any:
         block_stride=block_bytes,
     )
     groups = [kv.KVCacheGroupSpec([name], spec) for name, spec in zip(names, specs, strict=True)]
-    return kv.KVCacheConfig(
-        num_blocks=num_blocks, kv_cache_tensors=[tensor], kv_cache_groups=groups
+    return known(
+        kv.KVCacheConfig,
+        num_blocks=num_blocks,
+        kv_cache_tensors=[tensor],
+        kv_cache_groups=groups,
+        prefix_cache_retention_interval=kept,
+        hash_block_size=pools.page_size,
+        cache_hit_alignment_tokens=pools.page_size,
     )

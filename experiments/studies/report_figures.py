@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from experiments.launch.job import one_sentence
 from experiments.tables.groups import Group, Value, differing_keys, group_runs, load_runs
-from experiments.tables.table import answer_sets, short
+from experiments.tables.table import answer_sets, over_runs, short
 from experiments.tables.verdicts import Verdicts
 from hicache.results.report import save
 
@@ -138,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def draw(groups: Sequence[Group], question: Question) -> Figure:
-    """Bars at the median, with the range over seeds."""
+    """Bars at the median, with the range over the runs of each."""
     rows: list[Value] = [None]
     if question.row is not None:
         rows = list(dict.fromkeys(group.settings[question.row] for group in groups))
@@ -153,9 +153,8 @@ def draw(groups: Sequence[Group], question: Question) -> Figure:
                 axes.set_xlabel(question.axis_label)
     handles, names = panels[0][0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=4, frameon=False)
-    num_seeds = max(len(group.runs) for group in groups)
     verdict = wrap(Verdicts(answer_sets(groups)).line, VERDICT_LETTERS)
-    title = f"{question.title} — median and range over {num_seeds} seeds"
+    title = ": ".join(filter(None, [question.title, over_runs(groups)]))
     figure.suptitle("\n".join([title, *verdict]), x=0.5)
     figure.set_figheight(figure.get_figheight() + LINE_INCHES * len(verdict))
     return figure

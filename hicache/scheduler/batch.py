@@ -1,6 +1,7 @@
 """What one step computes, and which requests ended in it."""
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from hicache.cache.pages import PageIds
 from hicache.cache.tiers.transfer import LoadBack
@@ -34,3 +35,11 @@ class Outcome:
     finished: list[RequestState] = field(default_factory=list)
     rejected: list[tuple[RequestState, str]] = field(default_factory=list)
     aborted: list[RequestState] = field(default_factory=list)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether none ended."""
+        return not (self.finished or self.rejected or self.aborted)
+
+
+NOTHING: Final = Outcome()  # not to be added to

@@ -363,7 +363,9 @@ class CarriedIo(SimulatedIo):
         flags = [storage.contains(keys) for storage in self._rank_storages]
         return [all(each) for each in zip(*flags, strict=True)]
 
-    def _store(self, engine, keys, items):
+    def _store(self, engine, work, keys):
+        item_of = dict(zip(work.keys, work.pages, strict=True))
+        items = [item_of[key] for key in keys]
         stored = [True] * len(keys)
         for storage, rank in zip(
             self._rank_storages, self._runners[engine].pools.ranks, strict=True
@@ -372,8 +374,8 @@ class CarriedIo(SimulatedIo):
             stored = [all(each) for each in zip(stored, flags, strict=True)]
         return stored.count(False)
 
-    def _load(self, engine, keys, items):
-        items = list(items)
+    def _load(self, engine, load):
+        keys, items = load.keys, load.items
         least = len(keys)
         for storage, rank in zip(
             self._rank_storages, self._runners[engine].pools.ranks, strict=True

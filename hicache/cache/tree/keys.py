@@ -153,6 +153,11 @@ def keys(names: Items[Key], kind: int) -> Items[Key]:
     return [name + tag for name in names if isinstance(name, bytes)]
 
 
+def kinds_of(keys: Items[Key]) -> list[int]:
+    """The component of each key."""
+    return [key & 3 if isinstance(key, int) else COMPONENT_TAGS.index(key[-1:]) for key in keys]
+
+
 def key_bytes(keys: Items[Key]) -> list[bytes]:
     """Keys as real stores take them, `KEY_BYTES` each."""
     return [key if isinstance(key, bytes) else _number_key(key) for key in keys]

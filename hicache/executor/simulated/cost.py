@@ -193,7 +193,7 @@ class CostModel:
         num_decodes = len(context_lens)
         fixed_s, _ = self._fixed_s(0, 0, 0, num_decodes, 0)
         num_keys = sum(context_lens)
-        window_len = self._swa.window_len
+        window_len = self._swa.window_len if self._swa.num_layers else 0
         # window tokens that each request has not yet
         room = sorted([window_len - length for length in context_lens if length < window_len])
         window_keys = num_decodes * window_len - sum(room)

@@ -348,7 +348,7 @@ def serve(
                 engine.interrupt(now)
             else:
                 outcome = engine.wake(now)
-                if not outcome.is_empty:
+                if outcome is not NOTHING:
                     timeouts.ended(outcome)
                     coming.add(_settle(outcome, number, now, feeder, observer), now)
             wakes[number] = engine.next_wake_ns(now)

@@ -36,10 +36,5 @@ class Outcome:
     rejected: list[tuple[RequestState, str]] = field(default_factory=list)
     aborted: list[RequestState] = field(default_factory=list)
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether none ended."""
-        return not (self.finished or self.rejected or self.aborted)
 
-
-NOTHING: Final = Outcome()  # not to be added to
+NOTHING: Final = Outcome()  # what is said where none ended; not to be added to

@@ -23,7 +23,7 @@ from hicache.scheduler.checkpoints import CheckpointSaver, Placement
 from hicache.scheduler.decision import Admit, Decision, Defer, Reason, Reject
 from hicache.scheduler.decoding import must_evict, steps_with_pages
 from hicache.scheduler.order import ORDERS, ServiceOrder
-from hicache.scheduler.queue_waits import STEP, Cause, QueueWaits, Shortage
+from hicache.scheduler.queue_waits import NO_CHUNK, NO_STEP, STEP, Cause, QueueWaits, Shortage
 from hicache.scheduler.request_state import RequestState
 
 MAX_RESTARTS = 3  # of a prompt that runs out of pages half way, with nobody else here
@@ -162,9 +162,10 @@ class Scheduler:
 
     def take_ended(self) -> Outcome:
         """Requests that ended since the last call."""
-        if self._ended.is_empty:
+        ended = self._ended
+        if not (ended.finished or ended.rejected or ended.aborted):
             return NOTHING
-        ended, self._ended = self._ended, Outcome()
+        self._ended = Outcome()
         return ended
 
     # -- planning ------------------------------------------------------------------------------
@@ -177,7 +178,7 @@ class Scheduler:
         if self.prefetcher is not None:
             self.prefetcher.begin_step(len(self.waiting))
         self._end_waits(now_ns)
-        lacks = Shortage(Cause.step)  # whoever comes while it runs
+        lacks = NO_STEP  # whoever comes while it runs
         if self.partial is not None or self.waiting:
             budget = StepBudget(
                 chunk_tokens=self.config.chunk_tokens,
@@ -216,7 +217,7 @@ class Scheduler:
                 # it found no pages to go on with
                 return Shortage(Cause.tokens, self.partial.request.id)
             if budget.chunk_tokens <= 0 or self.partial is not None:
-                return Shortage(Cause.chunk)
+                return NO_CHUNK
             if len(self.running) + len(batch.extends) >= self.config.max_running:
                 decision: Decision = Defer(Reason.running, stands=True)
             elif self._prefetch_lets_go(req, now_ns):
@@ -238,7 +239,7 @@ class Scheduler:
                     self._count_deferral(req, reason)
                     self._defer = decision
                     return Shortage(Cause(reason), req.request.id)
-        return Shortage(Cause.step)
+        return NO_STEP
 
     def _prefetch_lets_go(self, req: RequestState, now_ns: int) -> bool:
         if self.prefetcher is None or self.prefetcher.check(req.request.id, now_ns):

@@ -1,9 +1,8 @@
 """Builds the workload that a configuration names."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -72,6 +71,8 @@ class Workload:
 def load_workload(config: WorkloadConfig, *, data_dir: str | None, seed: int) -> Workload:
     """Load or generate what `config` names, stretched by `time_scale`, cut to `limit` and `window`.
 
+    Parents arrive before their children, so a limit leaves none without.
+
     `config.load` and `config.arrivals` are for the caller: see `sample_sessions` and `Feeder`.
 
     Raises:
@@ -80,7 +81,7 @@ def load_workload(config: WorkloadConfig, *, data_dir: str | None, seed: int) ->
     """
     kind = config.kind
     if kind in GENERATORS:
-        requests = GENERATORS[kind](config, seed=seed)
+        requests = _with_session_names(GENERATORS[kind](config, seed=seed)[: config.limit])
     elif kind in TRACES:
         path = find_trace(TRACES[kind], path=config.path, data_dir=data_dir)
         try:
@@ -93,8 +94,6 @@ def load_workload(config: WorkloadConfig, *, data_dir: str | None, seed: int) ->
             ) from error
     else:
         raise ValueError(f"workload.kind must be one of {', '.join(KINDS)}, got {kind!r}")
-    # parents arrive before their children, so a cut leaves none without
-    requests = _with_session_names(requests[: config.limit])
     if config.token_stride > 1:
         requests = [
             replace(
@@ -137,8 +136,14 @@ def _load_trace(kind: str, path: Path, config: WorkloadConfig, seed: int) -> lis
             tokens=config.tokens,
             think_cap_s=config.think_cap_s,
         )
-        return chats[: config.limit]
-    return load_parsed(path, partial(parse, path, **settings), config.limit, kind, settings)
+        return _with_session_names(chats[: config.limit])
+    return load_parsed(
+        path,
+        lambda: _with_session_names(parse(path, **settings)),
+        config.limit,
+        kind,
+        settings,
+    )
 
 
 def form_of(path: Path) -> str:
@@ -183,12 +188,8 @@ def jitter_starts(requests: Sequence[Request], jitter_s: float, seed: int) -> li
         tree: int(generator.integers(0, round(jitter_s * SECOND_NS)))
         for tree in dict.fromkeys(tree_of.values())
     }
-    shifted = [
-        replace(request, arrival_ns=request.arrival_ns + shift_of[tree_of[request.id]])
-        for request in requests
-    ]
-    shifted.sort(key=lambda request: (request.arrival_ns, request.id))
-    return _renumbered(shifted)
+    shifted = {each.id: each.arrival_ns + shift_of[tree_of[each.id]] for each in requests}
+    return _renumbered(sorted(requests, key=lambda each: (shifted[each.id], each.id)), shifted)
 
 
 def sample_sessions(workload: Workload, share: float, seed: int) -> Workload:
@@ -290,14 +291,20 @@ def _thinned(spans: TokenSpans, stride: int) -> TokenSpans:
     return TokenSpans(firsts[kept], counts[kept])
 
 
-def _renumbered(requests: Sequence[Request]) -> list[Request]:
-    """Ids anew; a parent that is not among the requests is taken to have been answered."""
+def _renumbered(
+    requests: Sequence[Request], arrivals_ns: Mapping[int, int] | None = None
+) -> list[Request]:
+    """Ids anew, and arrivals if there are others, by the old ids.
+
+    A parent that is not among the requests is taken to have been answered.
+    """
     ids = {request.id: new_id for new_id, request in enumerate(requests)}
     return [
         replace(
             request,
             id=ids[request.id],
             parent_id=None if request.parent_id is None else ids.get(request.parent_id),
+            arrival_ns=request.arrival_ns if arrivals_ns is None else arrivals_ns[request.id],
         )
         for request in requests
     ]

@@ -205,6 +205,7 @@ class SimulatedIo:
     def write(self, engine: int, work: StorageWrite, page_bytes: tuple[int, int, int]) -> IoJob:
         """Pages in batches, skipping those that storage has; each batch is visible when written."""
         links = ("storage_write", "storage", f"host_memory{engine}")
+        sizes = {page_bytes[kind] for kind, _ in work.parts}
         if work.is_given_away:  # to a buffer first
             yield 0, work.num_bytes, (f"host_memory{engine}",)
         for part in write_script(work, self.config.batch_pages):
@@ -212,7 +213,9 @@ class SimulatedIo:
                 part.present = self._storage_of(engine).contains(part.keys)
                 yield to_ns(self.config.query_s) + self._stall_ns(engine), 0, ()
                 continue
-            num_bytes = sum([page_bytes[kind] for kind in kinds_of(part.keys)])
+            num_bytes = len(part.keys) * max(sizes)
+            if len(sizes) > 1:
+                num_bytes = sum([page_bytes[kind] for kind in kinds_of(part.keys)])
             yield to_ns(self.config.operation_s), num_bytes, links
             self.counters["transfer/storage_write_bytes"] += num_bytes
             num_refused = self._store(engine, work, part.keys)

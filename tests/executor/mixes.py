@@ -42,6 +42,7 @@ from hicache.executor.completions import StepRun
 from hicache.executor.real.copy_streams import CudaStream, LateStream, PromptStream
 from hicache.executor.real.model_runner import CopyStreams, ModelRunner
 from hicache.executor.real.pools import TorchPools
+from hicache.executor.real.rank_pools import PoolSpec
 from hicache.executor.real.reference_model import ReferenceModel
 from hicache.executor.real.verify import Verdict, Verifier
 from hicache.executor.simulated.cost import CostModel
@@ -205,13 +206,15 @@ class _Shape:
 
     def pools(self, device: torch.device) -> TorchPools:
         return TorchPools(
-            self.model,
-            page_size=self.page_size,
-            device_counts=self.counts[0],
-            host_counts=self.counts[1],
-            device=device,
-            tp=self.tp,
-            layer_groups=self.groups,
+            PoolSpec(
+                model=self.model,
+                page_size=self.page_size,
+                device_counts=self.counts[0],
+                host_counts=self.counts[1],
+                device=device,
+                tp=self.tp,
+                layer_groups=self.groups,
+            )
         )
 
 

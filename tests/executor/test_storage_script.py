@@ -19,6 +19,7 @@ from hicache.executor.real.copy_streams import PromptStream
 from hicache.executor.real.io import TorchIo
 from hicache.executor.real.model_runner import CopyStreams, ModelRunner
 from hicache.executor.real.pools import TorchPools
+from hicache.executor.real.rank_pools import PoolSpec
 from hicache.executor.simulated.executor import SimulatedIo
 from hicache.storage.base import StorageError
 from hicache.storage.guards.breaker import BreakerStorage
@@ -121,13 +122,15 @@ class Simulated:
 class Real:
     def __init__(self, storage):
         pools = TorchPools(
-            tiny("F S M", 4),
-            page_size=4,
-            device_counts=(8, 8, 2),
-            host_counts=(8, 8, 2),
-            device=torch.device("cpu"),
-            tp=1,
-            layer_groups=[range(3)],
+            PoolSpec(
+                model=tiny("F S M", 4),
+                page_size=4,
+                device_counts=(8, 8, 2),
+                host_counts=(8, 8, 2),
+                device=torch.device("cpu"),
+                tp=1,
+                layer_groups=[range(3)],
+            )
         )
         self._io = TorchIo(CONFIG, [guarded(storage)])
         model = SimpleNamespace(words=("F", "S", "M"))

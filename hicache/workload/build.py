@@ -39,17 +39,25 @@ MOST_CHILDREN = 16  # no request of Mooncake's conversation trace has more than 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Requests in order of arrival, with ids 0, 1, ... in that order.
-
-    `description` is one line for people. Without `has_start_times` the times at which sessions
-    begin were drawn, not recorded.
-    """
+    """Requests in order of arrival, with ids 0, 1, ... in that order."""
 
     name: str
     requests: Sequence[Request]
-    description: str
-    has_start_times: bool
     notes: tuple[str, ...] = ()
+
+    @property
+    def description(self) -> str:
+        """One line for people."""
+        num_sessions = len({request.session_id for request in self.requests})
+        prompt_tokens = sum(request.prompt_len for request in self.requests)
+        answer_tokens = sum(request.output_len for request in self.requests)
+        span_s = (self.requests[-1].arrival_ns - self.requests[0].arrival_ns) / SECOND_NS
+        drawn = ", session starts drawn" if self.name == "weka_agentic" else ""
+        return (
+            f"{self.name}: {len(self.requests):,} requests in {num_sessions:,} sessions, "
+            f"{prompt_tokens / 1e6:,.1f} M prompt and {answer_tokens / 1e6:,.1f} M answer tokens, "
+            f"arriving over {span_s:,.0f} s{drawn}"
+        )
 
 
 def load_workload(config: WorkloadConfig, *, data_dir: str | None, seed: int) -> Workload:
@@ -97,7 +105,7 @@ def load_workload(config: WorkloadConfig, *, data_dir: str | None, seed: int) ->
     if config.windows is not None:
         requests = _renumbered(cut_window(requests, config))
     notes = family_notes(requests) if kind in TRACES else []
-    return _workload(kind, requests, has_start_times=kind != "weka_agentic", notes=notes)
+    return Workload(name=kind, requests=requests, notes=tuple(notes))
 
 
 def _load_trace(kind: str, path: Path, config: WorkloadConfig, seed: int) -> list[Request]:
@@ -188,12 +196,8 @@ def sample_sessions(workload: Workload, share: float, seed: int) -> Workload:
     names = list(dict.fromkeys(tree_of.values()))
     order = np.random.default_rng(seed).permutation(len(names))
     kept = {names[place] for place in order[: max(round(share * len(names)), 1)].tolist()}
-    return _workload(
-        workload.name,
-        _renumbered([request for request in workload.requests if tree_of[request.id] in kept]),
-        has_start_times=workload.has_start_times,
-        notes=workload.notes,
-    )
+    requests = [request for request in workload.requests if tree_of[request.id] in kept]
+    return replace(workload, requests=_renumbered(requests))
 
 
 def repeat_sessions(workload: Workload, times: float, seed: int) -> Workload:
@@ -236,12 +240,7 @@ def repeat_sessions(workload: Workload, times: float, seed: int) -> Workload:
             for request in requests
         ]
     repeated.sort(key=lambda request: (request.arrival_ns, request.id))
-    return _workload(
-        workload.name,
-        _renumbered(repeated),
-        has_start_times=workload.has_start_times,
-        notes=workload.notes,
-    )
+    return replace(workload, requests=_renumbered(repeated))
 
 
 def family_notes(requests: Sequence[Request]) -> list[str]:
@@ -283,24 +282,3 @@ def _renumbered(requests: Sequence[Request]) -> list[Request]:
         )
         for request in requests
     ]
-
-
-def _workload(
-    name: str, requests: Sequence[Request], *, has_start_times: bool, notes: Sequence[str] = ()
-) -> Workload:
-    num_sessions = len({request.session_id for request in requests})
-    prompt_tokens = sum(request.prompt_len for request in requests)
-    answer_tokens = sum(request.output_len for request in requests)
-    span_s = (requests[-1].arrival_ns - requests[0].arrival_ns) / SECOND_NS
-    drawn = "" if has_start_times else ", session starts drawn"
-    return Workload(
-        name=name,
-        requests=requests,
-        description=(
-            f"{name}: {len(requests):,} requests in {num_sessions:,} sessions, "
-            f"{prompt_tokens / 1e6:,.1f} M prompt and {answer_tokens / 1e6:,.1f} M answer tokens, "
-            f"arriving over {span_s:,.0f} s{drawn}"
-        ),
-        has_start_times=has_start_times,
-        notes=tuple(notes),
-    )

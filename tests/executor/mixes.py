@@ -34,6 +34,7 @@ from hicache.config import (
     SchedulerConfig,
     StageAt,
     StorageConfig,
+    WorkloadConfig,
     WritePolicy,
 )
 from hicache.engine.loop import Engine, serve
@@ -179,7 +180,7 @@ def run_mix(
         engines.append(choices.engine(shape, pages, executor, bool(storages), rng, seen))
     serve(
         engines,
-        Feeder(requests, Arrivals.open, concurrency=1),
+        Feeder(requests, WorkloadConfig(arrivals=Arrivals.open)),
         clock=SimulatedClock(),
         io=io,
         router=RoundRobin(),

@@ -23,6 +23,7 @@ from hicache.config import (
     PrefetchConfig,
     SchedulerConfig,
     StorageConfig,
+    WorkloadConfig,
     WritePolicy,
 )
 from hicache.engine.loop import Engine, Router, serve
@@ -212,7 +213,7 @@ class World:
         """Serve all of them and drain."""
         serve(
             [self.engine],
-            Feeder(requests, Arrivals.open, concurrency=1),
+            Feeder(requests, WorkloadConfig(arrivals=Arrivals.open)),
             clock=self.clock,
             io=self.io,
             router=router or _First(),

@@ -89,12 +89,13 @@ class Session:
         op: str,
         case: str,
         transfer: Transfer,
-        launch: Callable[[], object],
+        launch: Callable[[], object] | None = None,
         *,
         repeats: int | None = None,
         **parameters: int | str,
     ) -> float:
-        """Verify a launch that makes `transfer`, then time it."""
+        """Verify a launch that makes `transfer`, our own if none is given, then time it."""
+        launch = launch or transfer.launch
         self.bench.verify(transfer, launch)
         return self.time(op, case, launch, transfer.num_bytes, repeats=repeats, **parameters)
 

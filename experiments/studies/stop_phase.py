@@ -6,8 +6,9 @@ The same requests on fewer or more devices, after a restart, with storage that i
 the loads are those of `best_effort` computing all it can, and of `wait_complete` reading all there
 is. In each cell the stock arms (`stop_arms`) are tuned on some windows of the trace, and the best
 by TTFT and the best by goodput are held against ours, which is not tuned, on others: a difference
-is told where its interval leaves out zero. Leaves `stop_phase.png`, `table.md`, `tuning.md` and
-`cells.json`.
+is told where its interval leaves out zero. A goodput of few windows hangs on the busiest of them,
+so which one is higher is told by the share in time at the rate that the stock arm just serves:
+there both have the same requests. Leaves `stop_phase.png`, `table.md`, `tuning.md`, `cells.json`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -56,7 +57,8 @@ class Tuned:
 class Cell:
     """Ours beside the best stock arms of a cell, in the windows for comparing.
 
-    `differences` by the names of `PANELS`; `bounds`: arms that no rate tried was too high for.
+    `differences` by the names of `PANELS`, and of the share `in_time` at the stock arm's goodput;
+    `bounds`: arms that no rate tried was too high for, or all were.
     """
 
     tp: int
@@ -70,6 +72,16 @@ class Cell:
     def name(self) -> str:
         """In tables."""
         return name_of(self.tp, self.read_gbps)
+
+    def is_told(self, metric: str) -> bool:
+        """Whether ours is better or worse, beyond chance and by a number that may be read."""
+        found = self.differences[metric]
+        if metric == "ttft_s":
+            return found.is_told and not self.overloaded
+        if metric == "goodput":
+            shares = self.differences["in_time"]
+            return shares.is_told and (shares.low > 0) == (found.ours > found.other)
+        return found.is_told
 
     def arm(self, metric: str) -> Arm:
         """The stock arm that ours is held against."""
@@ -126,7 +138,7 @@ def tune(config: ExperimentConfig, windows: Windows, cell: str) -> Tuned:
         by_goodput=by_goodput,
         times={
             by_goodput: times,
-            ours: ladder.goodput(config.goodput.share) / windows.rate(alone[ours]),
+            ours: ladder.goodput(config.goodput.share) / windows.own_rate,
         },
     )
 
@@ -149,7 +161,7 @@ def _best_by_goodput(
                 continue
         goodput = windows.bracket(here, times, first).goodput(config.goodput.share)
         if goodput:
-            best, times = arm, goodput / windows.rate(rung)
+            best, times = arm, goodput / windows.own_rate
     if best is None:
         raise ValueError("goodput.ttft_s and .tpot_s: no stock arm keeps them at any rate tried")
     return best, times
@@ -171,6 +183,9 @@ def measure(
     }
     first, second = (partial(ladders[arm].goodput, share) for arm in (ours, tuned.by_goodput))
     differences = {"goodput": at_others.difference(first, second)}
+    times = second(np.ones(len(at_others.window_of))) / at_others.own_rate
+    both = (at_its_rate.replay(arm.applied(config), times) for arm in (ours, tuned.by_goodput))
+    differences["in_time"] = at_its_rate.difference(*map(at_its_rate.share_in_time, both))
     for name, metric in (
         ("ttft_s", at_its_rate.mean_ttft_s),
         ("gpu_s", at_its_rate.gpu_s_per_request),
@@ -233,8 +248,7 @@ def _draw_panel(axes: Axes, cells: Mapping[str, Cell], metric: str) -> None:
         for x, read_gbps in enumerate(READ_GBPS):
             cell = cells[name_of(tp, read_gbps)]
             found = cell.differences[metric]
-            has_claim = metric != "ttft_s" or not cell.overloaded
-            if has_claim and found.is_told:
+            if cell.is_told(metric):
                 shades[y, x] = sign * np.log(found.ours / found.other)
             axes.text(
                 x,
@@ -285,21 +299,21 @@ def _ratio(cell: Cell, metric: str) -> str:
     told = f"{found.ours / found.other:.2f}"
     if metric == "goodput" and cell.bounds:
         told += " (bound)"
-    return told if found.is_told else f"≈ {told}"
+    return told if cell.is_told(metric) else f"≈ {told}"
 
 
 def table(cells: Sequence[Cell]) -> str:
     """Both sides of every cell, as Markdown."""
-    titles = ("TTFT mean, s", "prefill GPU-s a request", "goodput, requests/s")
     lines = [
-        f"| cell | best by TTFT | {titles[0]} | {titles[1]} | best by goodput | {titles[2]} |",
-        "| --- | --- | ---: | ---: | --- | ---: |",
+        "| cell | best by TTFT | TTFT mean, s | prefill GPU-s a request | best by goodput "
+        "| goodput, requests/s | in time at the former's |",
+        "| --- | --- | ---: | ---: | --- | ---: | ---: |",
     ]
     for cell in cells:
-        ttft, gpu, goodput = (_told(cell, metric) for metric in PANELS)
+        ttft, gpu, goodput, in_time = (_told(cell, name) for name in (*PANELS, "in_time"))
         lines.append(
             f"| {cell.name} | {cell.tuned.by_ttft} | {ttft} | {gpu} | {cell.tuned.by_goodput} "
-            f"| {goodput} |"
+            f"| {goodput} | {in_time} |"
         )
     return "\n".join(lines)
 

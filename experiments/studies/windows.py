@@ -13,7 +13,7 @@ import numpy as np
 
 from experiments.studies.goodput import SPAN, Floats, Ladder, is_in_time, replay, span_s
 from experiments.tables.intervals import Places, draws, ends, lacking
-from hicache.clock import SECOND_NS
+from hicache.clock import SECOND_NS, to_ns
 from hicache.config import ExperimentConfig
 from hicache.results.metrics import RequestRecord
 from hicache.results.verdict import is_overloaded
@@ -83,6 +83,12 @@ class Windows:
         ]
         self._place_of = {name: place for place, name in enumerate(names)}
         self.window_of: Places = np.array([window for window, _ in names], np.int64)
+        counted = sum(
+            request.arrival_ns >= to_ns(warm_up_s)
+            for whole in self._wholes.values()
+            for request in whole.requests
+        )
+        self.own_rate = counted / self._span_s  # requests a second
 
     def replay(self, config: ExperimentConfig, times: float) -> Rung:
         """All windows at so many times their own rate."""
@@ -129,13 +135,13 @@ class Windows:
                 break
         return self.ladder([found[times] for times in sorted(found)])
 
-    def rate(self, rung: Rung) -> float:
-        """Requests a second."""
-        return float(rung.served.sum() / self._span_s)
-
     def mean_ttft_s(self, rung: Rung) -> Metric:
         """Of the finished requests."""
         return lambda weights: float(rung.ttft_s @ weights / (rung.finished @ weights))
+
+    def share_in_time(self, rung: Rung) -> Metric:
+        """Of all requests."""
+        return lambda weights: float(rung.in_time @ weights / (rung.served @ weights))
 
     def gpu_s_per_request(self, rung: Rung) -> Metric:
         """Prefill GPU-seconds; a window counts as often as its sessions do on the mean."""

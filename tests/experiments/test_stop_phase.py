@@ -18,7 +18,8 @@ from hicache.config import ExperimentConfig
 BEST_EFFORT, TIMEOUT = ARMS[0], ARMS[4]
 TTFT = Difference(ours=0.4, other=0.5, low=-0.2, high=-0.05)
 GPU = Difference(ours=0.3, other=0.2, low=0.05, high=0.15)
-GOODPUT = Difference(ours=3.3, other=3.0, low=-0.1, high=0.7)
+GOODPUT = Difference(ours=3.3, other=3.0, low=0.1, high=0.7)
+IN_TIME = Difference(ours=0.93, other=0.9, low=-0.01, high=0.07)
 
 
 def cell(tp: int, read_gbps: float) -> Cell:
@@ -38,7 +39,7 @@ def cell(tp: int, read_gbps: float) -> Cell:
         tp=tp,
         read_gbps=read_gbps,
         tuned=Tuned(rows=rows, by_ttft=BEST_EFFORT, by_goodput=TIMEOUT, times={}),
-        differences={"ttft_s": TTFT, "gpu_s": GPU, "goodput": GOODPUT},
+        differences={"ttft_s": TTFT, "gpu_s": GPU, "goodput": GOODPUT, "in_time": IN_TIME},
         overloaded=[],
         bounds=[],
     )
@@ -69,6 +70,20 @@ def test_only_what_can_be_told_has_a_colour() -> None:
     assert np.all(goodput == 0)
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "is_told"), [(0.01, 0.05, True), (-0.05, -0.01, False), (-0.01, 0.05, False)]
+)
+def test_which_goodput_is_higher_is_told_by_who_is_in_time_at_one_rate(
+    low: float, high: float, *, is_told: bool
+) -> None:
+    found = cell(2, 6.0)
+    shares = replace(IN_TIME, low=low, high=high)
+    assert (
+        replace(found, differences={**found.differences, "in_time": shares}).is_told("goodput")
+        is is_told
+    )
+
+
 def test_an_overloaded_cell_has_no_latency_and_a_bound_is_called_one() -> None:
     found = [replace(each, overloaded=["marginal"], bounds=["marginal"]) for each in cells()]
     ttft, gpu, goodput = panels(found)
@@ -90,11 +105,10 @@ class Fake:
     def __init__(self, limits: Mapping[str, float]) -> None:
         """`limits` by policy, of timeouts by base."""
         self.limits = limits
-        self.replays = 0
+        self.own_rate = 10.0
 
     def replay(self, config: ExperimentConfig, times: float) -> Rung:
-        """Ten requests a second and rate."""
-        self.replays += 1
+        """One session."""
         ones = np.ones(1)
         return Rung(
             served=10 * times * ones,
@@ -113,10 +127,6 @@ class Fake:
             in_time=np.array([[9.0], [0.0]]),
             served=np.array([[10.0], [10.0]]),
         )
-
-    def rate(self, rung: Rung) -> float:
-        """Requests a second."""
-        return float(rung.served[0])
 
     def _limit(self, config: ExperimentConfig) -> float:
         stop = config.prefetch

@@ -320,7 +320,7 @@ class CarriedIo(SimulatedIo):
         ):
             flags = storage.write(keys, [rank.payload(*item) for item in items])
             stored = [all(each) for each in zip(stored, flags, strict=True)]
-        return stored
+        return stored.count(False)
 
     def _load(self, engine, keys, items):
         items = list(items)

@@ -170,10 +170,8 @@ class RadixTree:
 
     def lock(self, node: Node) -> Lock:
         """Forbid eviction from the device of the path, its last window and the node's state."""
-        swa_start = node.window_start(self.window_pages) if self.has_swa else node.end
-        lock = Lock(DEVICE, node, 0, swa_start, with_state=True)
-        self.residency.count_locks(lock, 1)
-        return lock
+        swa_start = self.residency.lock_path(node)
+        return Lock(DEVICE, node, 0, swa_start, with_state=True)
 
     def lock_host(
         self, node: Node, full_start: int, *, swa_start: int | None = None, with_state: bool = False
@@ -185,7 +183,7 @@ class RadixTree:
         swa_start = node.end if swa_start is None else swa_start
         swa_start = min(swa_start, node.start) if with_state else swa_start
         lock = Lock(HOST, node, full_start, swa_start, with_state=with_state)
-        self.residency.count_locks(lock, 1)
+        self.residency.count_host_locks(lock, 1)
         return lock
 
     def lock_copies(
@@ -198,7 +196,10 @@ class RadixTree:
 
     def release(self, lock: Lock) -> None:
         """Undo one `lock` or `lock_host`."""
-        self.residency.count_locks(lock, -1)
+        if lock.tier == DEVICE:
+            self.residency.release_path(lock.node, lock.swa_start)
+        else:
+            self.residency.count_host_locks(lock, -1)
 
     # -- growing ------------------------------------------------------------------------------
 
@@ -239,7 +240,7 @@ class RadixTree:
             if not self.has_swa
             else [
                 above
-                for above in node.path(node.window_start(self.window_pages))
+                for above in node.path(node.end - self.window_pages)
                 if above.held[HOST][SWA] is None and above.held[DEVICE][SWA] is not None
             ]
         )
@@ -261,7 +262,7 @@ class RadixTree:
         swa: list[Node] = []
         if self.has_swa:
             edge = node.end - self.window_pages
-            for above in list(node.path(node.window_start(self.window_pages))):
+            for above in list(node.path(edge)):
                 if above.held[DEVICE][SWA] is not None:
                     continue
                 if above.start < edge:
@@ -332,7 +333,6 @@ class RadixTree:
         lower.parent = upper
         lower.edge = lower.edge[cut:]
         lower.start += pages
-        lower.num_pages -= pages
         upper.children[lower.edge[: self.page_bytes]] = lower
         upper.hit_count, upper.tick, upper.created = lower.hit_count, lower.tick, lower.created
         if self._split_refreshes:

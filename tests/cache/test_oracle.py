@@ -72,9 +72,9 @@ def test_a_tree_that_forgets_its_window_is_found_out() -> None:
         wanted = walk.tree.match
 
         def match(*args: object) -> object:
-            walk.tree.window_len, kept = 0, walk.tree.window_len
+            walk.tree.window_pages, kept = 0, walk.tree.window_pages
             result = wanted(*args)  # type: ignore[arg-type]
-            walk.tree.window_len = kept
+            walk.tree.window_pages = kept
             return result
 
         walk.tree.match = match  # type: ignore[assignment, method-assign]

@@ -1,7 +1,7 @@
 """Builds the workload that a configuration names."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -173,6 +173,31 @@ def jitter_starts(requests: Sequence[Request], jitter_s: float, seed: int) -> li
         tree: int(generator.integers(0, round(jitter_s * SECOND_NS)))
         for tree in dict.fromkeys(tree_of.values())
     }
+    return _shifted(requests, tree_of, shift_of)
+
+
+def _within(requests: Sequence[Request], seed: int) -> list[Request]:
+    """Each session later by up to `COPY_SPREAD_S`; what would outlast the workload comes early."""
+    tree_of = trees(requests)
+    end_ns = requests[-1].arrival_ns + 1
+    generator = np.random.default_rng(seed)
+    begin_of: dict[int, int] = {}
+    last_of: dict[int, int] = {}
+    for request in requests:
+        begin_of.setdefault(tree_of[request.id], request.arrival_ns)
+        last_of[tree_of[request.id]] = request.arrival_ns
+    shift_of = {}
+    for tree, begin_ns in begin_of.items():
+        passed_ns = begin_ns - requests[0].arrival_ns
+        room_ns = end_ns - last_of[tree] + passed_ns  # for beginnings, from the first arrival on
+        later_ns = int(generator.integers(0, round(COPY_SPREAD_S * SECOND_NS)))
+        shift_of[tree] = (passed_ns + later_ns) % room_ns - passed_ns
+    return _shifted(requests, tree_of, shift_of)
+
+
+def _shifted(
+    requests: Sequence[Request], tree_of: Mapping[int, int], shift_of: Mapping[int, int]
+) -> list[Request]:
     shifted = [
         replace(request, arrival_ns=request.arrival_ns + shift_of[tree_of[request.id]])
         for request in requests
@@ -204,7 +229,9 @@ def repeat_sessions(workload: Workload, times: float, seed: int) -> Workload:
     """The workload `times` over, at least once: all sessions, again with tokens of their own.
 
     Sessions of a copy share what they share, and nothing with those of another. Each begins within
-    `COPY_SPREAD_S` after the one it repeats. Of a part of a copy the sessions are drawn.
+    `COPY_SPREAD_S` after the one it repeats, or, where it would then end after all of the workload,
+    early in it: so many times the requests come in the same time. Of a part of a copy the sessions
+    are drawn.
 
     Raises:
         ValueError: an int32 does not hold so many tokens.
@@ -226,7 +253,7 @@ def repeat_sessions(workload: Workload, times: float, seed: int) -> Workload:
     for copy, part in enumerate(parts):
         requests = part.requests
         if copy:
-            requests = jitter_starts(requests, COPY_SPREAD_S, seed + copy)
+            requests = _within(requests, seed + copy)
         first_id, first_token = len(repeated), copy * ids_end
         repeated += [
             replace(

@@ -14,7 +14,7 @@ from experiments.launch.schema import known_keys
 from hicache.results.metrics import RequestRecord
 from hicache.workload.build import load_workload
 from tests.fuzz.knobs import KNOBS, UNDRAWN
-from tests.fuzz.scenario import CONF, PLAIN, Choices, draw, plan_of
+from tests.fuzz.scenario import PLAIN, Choices, draw, plan_of
 from tests.fuzz.shrink import Finding, examine, find
 from tests.fuzz.survey import Survey, all_pairs, numbered, pairs_of, survey
 from tests.fuzz.trial import (
@@ -170,7 +170,7 @@ def test_a_command_line_asks_for_the_same_run(kind: str) -> None:
     plan = plan_of(draw(SEED, 3) | {"workload": kind})
     assert plan.command is not None
     overrides = [word.strip("'") for word in plan.command.split()[3:]]
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with initialize_config_dir(str(schema.CONF), version_base="1.3"):
         config = schema.to_config(compose("config", overrides=overrides))
     unchecked = replace(config, engine=plan.config.engine)
     assert unchecked == plan.config

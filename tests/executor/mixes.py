@@ -1,7 +1,7 @@
 """Random requests through real memory in simulated time.
 
 The cost model says when a thing is done, the data runner does it: as late as it may be done
-(`LateStream`), or as early (`PromptStream`). So a run is the same every time, and a wait that is
+or as early (`PlacedStream`). So a run is the same every time, and a wait that is
 missing somewhere is a wrong logit.
 """
 
@@ -34,7 +34,7 @@ from hicache.config import (
 from hicache.engine.loop import Engine, serve
 from hicache.engine.routing import RoundRobin
 from hicache.executor.completions import StepRun
-from hicache.executor.real.copy_streams import CudaStream, LateStream, PromptStream
+from hicache.executor.real.copy_streams import CudaStream
 from hicache.executor.real.model_runner import CopyStreams, ModelRunner
 from hicache.executor.real.pools import TorchPools
 from hicache.executor.real.rank_pools import PoolSpec
@@ -47,6 +47,7 @@ from hicache.request import Request
 from hicache.storage.engines.memory import MemoryStorage
 from hicache.workload.arrivals import Feeder
 from tests.cache.small import make_pools
+from tests.executor.streams import PlacedStream
 from tests.models.test_shapes import load
 from tests.scheduler.world import Plot, engine_of, request_of
 
@@ -419,8 +420,7 @@ def _streams(rng: np.random.Generator, device: torch.device) -> CopyStreams:
     kinds = rng.integers(2, size=2)
     if device.type == "cuda":
         return CopyStreams(CudaStream(device, is_urgent=True), CudaStream(device, is_urgent=False))
-    load, save = ((LateStream, PromptStream)[int(kind)]() for kind in kinds)
-    return CopyStreams(load, save)
+    return CopyStreams(*(PlacedStream(is_late=kind == 0) for kind in kinds))
 
 
 def _groups(rng: np.random.Generator, num_layers: int) -> list[range]:

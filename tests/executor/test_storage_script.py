@@ -15,7 +15,6 @@ from hicache.cache.tree.sequence import Sequence
 from hicache.clock import SimulatedClock
 from hicache.config import StorageConfig
 from hicache.engine.ranks.processes import RankedReader
-from hicache.executor.real.copy_streams import PromptStream
 from hicache.executor.real.io import TorchIo
 from hicache.executor.real.model_runner import CopyStreams, ModelRunner
 from hicache.executor.real.pools import TorchPools
@@ -25,6 +24,7 @@ from hicache.executor.simulated.stores import StandIns
 from hicache.storage.base import StorageError
 from hicache.storage.guards.breaker import BreakerStorage
 from tests.executor.mixes import tiny
+from tests.executor.streams import PlacedStream
 from tests.executor.test_torch_io import drained
 
 pytestmark = pytest.mark.plain
@@ -135,7 +135,11 @@ class Real:
         )
         self._io = TorchIo(CONFIG, [guarded(storage)])
         model = SimpleNamespace(words=("F", "S", "M"))
-        self._io.attach(ModelRunner(model, pools, CopyStreams(PromptStream(), PromptStream())))
+        self._io.attach(
+            ModelRunner(
+                model, pools, CopyStreams(PlacedStream(is_late=False), PlacedStream(is_late=False))
+            )
+        )
 
     def read(self, prefetch):
         self._io.read(0, prefetch)

@@ -1,8 +1,8 @@
 """Random requests through real memory in simulated time.
 
-The cost model says when a thing is done, the data runner does it: as late as it may be done
-or as early (`PlacedStream`). So a run is the same every time, and a wait that is
-missing somewhere is a wrong logit.
+The cost model says when a thing is done, the data runner does it: as late as it may be done or as
+early (`PlacedStream`). So a run is the same every time, and a wait that is missing somewhere is a
+wrong logit.
 """
 
 import functools

@@ -135,11 +135,8 @@ class Real:
         )
         self._io = TorchIo(CONFIG, [guarded(storage)])
         model = SimpleNamespace(words=("F", "S", "M"))
-        self._io.attach(
-            ModelRunner(
-                model, pools, CopyStreams(PlacedStream(is_late=False), PlacedStream(is_late=False))
-            )
-        )
+        at_once = PlacedStream(is_late=False)
+        self._io.attach(ModelRunner(model, pools, CopyStreams(at_once, at_once)))
 
     def read(self, prefetch):
         self._io.read(0, prefetch)

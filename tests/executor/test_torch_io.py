@@ -72,13 +72,9 @@ def pools() -> TorchPools:
 
 def opened(pools: TorchPools, *storages) -> TorchIo:
     io = TorchIo(StorageConfig(kind="memory"), storages)
-    io.attach(
-        ModelRunner(
-            SimpleNamespace(words=("F",)),
-            pools,
-            CopyStreams(PlacedStream(is_late=False), PlacedStream(is_late=False)),
-        )
-    )
+    at_once = PlacedStream(is_late=False)
+    streams = CopyStreams(at_once, at_once)
+    io.attach(ModelRunner(SimpleNamespace(words=("F",)), pools, streams))
     return io
 
 

@@ -140,7 +140,7 @@ def run_mix(
     allocators = [make_pools(*shape.counts) for _ in pools]
     runners = [
         ModelRunner(
-            model, each, _streams(rng, torch.device(device)), observer=verifier, allocators=pages
+            model, each, _streams(rng, torch.device(device)), verifier=verifier, allocators=pages
         )
         for each, pages in zip(pools, allocators, strict=True)
     ]

@@ -140,7 +140,7 @@ def _files(engine: Engine, spec: str, cache: Path, say: Callable[[str], None]) -
     if RELEASE.fullmatch(spec):
         return _release(engine, f"{package}=={spec}", cache / spec, say), f"{package} {spec}"
     raise SideError(
-        f"{spec} is neither a release such as 0.5.23, nor {OURS}, nor a path that exists"
+        f"{spec} is neither a release of {engine.package}, nor {OURS}, nor a path that exists"
     )
 
 

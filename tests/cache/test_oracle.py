@@ -55,7 +55,8 @@ def test_an_untouched_walk_raises_nothing() -> None:
 
 @pytest.mark.plain
 def test_a_cache_that_locks_nothing_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Residency, "count_locks", lambda *args, **kwargs: None)
+    for verb in ("lock_path", "release_path", "count_host_locks"):
+        monkeypatch.setattr(Residency, verb, lambda self, node, *args: 0)
     assert breaks(lambda walk: None)
 
 
@@ -73,9 +74,9 @@ def test_a_tree_that_forgets_its_window_is_found_out() -> None:
         wanted = walk.tree.match
 
         def match(*args: object) -> object:
-            walk.tree.window_len, kept = 0, walk.tree.window_len
+            walk.tree.window_pages, kept = 0, walk.tree.window_pages
             result = wanted(*args)  # type: ignore[arg-type]
-            walk.tree.window_len = kept
+            walk.tree.window_pages = kept
             return result
 
         walk.tree.match = match  # type: ignore[assignment, method-assign]

@@ -16,7 +16,7 @@ import numpy as np
 
 from hicache.cache import invariants
 from hicache.clock import WallClock
-from hicache.config import HitAgreement, PrefetchConfig, SchedulerConfig
+from hicache.config import FaultsConfig, HitAgreement, PrefetchConfig, SchedulerConfig
 from hicache.engine.build import check_laws
 from hicache.engine.loop import Engine
 from hicache.engine.ranks.agreement import RankAgreement, tree_digest
@@ -24,20 +24,20 @@ from hicache.engine.ranks.processes import GlooChannel, RankedReader, join, leav
 from hicache.request import Request, TokenSpans
 from hicache.storage.engines.memory import MemoryStorage
 from hicache.storage.guards.checked import CheckedStorage
-from hicache.storage.guards.faults import FaultPlan, FaultyStorage
+from hicache.storage.guards.faults import FaultyStorage
 from tests.scheduler.world import Plot, engine_of
 
 PAGE = 4
 STEP_NS = 1_000_000
-QUIET = FaultPlan()
-FAULTS = FaultPlan(
-    delay_median_s=1e-4,
+QUIET = FaultsConfig()
+FAULTS = FaultsConfig(
+    delay_ms=0.1,
     delay_sigma=1.0,
-    missing_share=0.02,
-    short_share=0.01,
-    corrupt_share=0.01,
-    full_share=0.05,
-    error_share=0.01,
+    missing_rate=0.02,
+    short_rate=0.01,
+    corrupt_rate=0.01,
+    full_rate=0.05,
+    error_rate=0.01,
 )
 
 
@@ -48,7 +48,7 @@ class Plan:
     num_ranks: int
     num_steps: int
     seed: int = 0
-    faults: Sequence[FaultPlan] = ()
+    faults: Sequence[FaultsConfig] = ()
     stop: str = "timeout"
     rule: HitAgreement = HitAgreement.restorable
     abort_share: float = 0.02  # of steps, in which one rank hears that a request is gone

@@ -36,6 +36,7 @@ from hicache.executor.completions import StepRun
 from hicache.executor.real.copy_streams import CudaStream, LateStream, PromptStream
 from hicache.executor.real.model_runner import CopyStreams, ModelRunner
 from hicache.executor.real.pools import TorchPools
+from hicache.executor.real.rank_pools import PoolSpec
 from hicache.executor.real.reference_model import ReferenceModel
 from hicache.executor.real.verify import Verdict, Verifier
 from hicache.executor.simulated.cost import CostModel
@@ -128,18 +129,16 @@ def run_mix(
     verifier = Verifier(reference)
     seen: Counter[str] = Counter()
     # two engines with one storage: what one has computed, the other reads
-    pools = [
-        TorchPools(
-            shape,
-            page_size=page_size,
-            device_counts=plot.device,
-            host_counts=plot.host,
-            device=torch.device(device),
-            tp=tp,
-            layer_groups=groups,
-        )
-        for _ in range(int(rng.choice([1, 2, 2])))
-    ]
+    spec = PoolSpec(
+        model=shape,
+        page_size=page_size,
+        device_counts=plot.device,
+        host_counts=plot.host,
+        device=torch.device(device),
+        tp=tp,
+        layer_groups=groups,
+    )
+    pools = [TorchPools(spec) for _ in range(int(rng.choice([1, 2, 2])))]
     allocators = [make_pools(plot.device, plot.host) for _ in pools]
     runners = [
         ModelRunner(
@@ -298,11 +297,11 @@ class CarriedIo(SimulatedIo):
         for storage, payloads in self._parts(engine, items):
             flags = storage.write(keys, payloads)
             stored = [all(each) for each in zip(stored, flags, strict=True)]
-        return stored
+        return stored.count(False)
 
     def _load(self, engine, keys, items):
         least = len(keys)
-        for storage, payloads in self._parts(engine, list(items)):
+        for storage, payloads in self._parts(engine, items):
             flags = storage.read(keys, payloads)
             least = min(least, flags.index(False) if False in flags else len(flags))
         return least

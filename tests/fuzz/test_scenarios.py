@@ -30,11 +30,11 @@ from tests.fuzz.trial import (
 
 SEED = 0
 SMALL = 40
-SLOW = 8  # takes as long as ten others: pages of one token; it is one of the many
+SLOW = {8, 14, 20}  # each takes as long as ten others: pages of one token; they are among the many
 LARGE = 2000
 
 
-@pytest.mark.parametrize("name", numbered(SEED, sorted({*range(SMALL + 1)} - {SLOW})))
+@pytest.mark.parametrize("name", numbered(SEED, sorted({*range(SMALL + len(SLOW))} - SLOW)))
 def test_a_scenario_breaks_no_law(name: str) -> None:
     found = find(name)
     assert not isinstance(found, Finding), f"\n{found}"

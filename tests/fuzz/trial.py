@@ -2,12 +2,14 @@
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import count
 from unittest import mock
 
 from hicache import experiment
+from hicache.cache import invariants
 from hicache.cache.tree.keys import Digests
 from hicache.clock import SimulatedClock
 from hicache.config import StartState
@@ -18,6 +20,7 @@ from tests.fuzz.scenario import Choices, Plan, plan_of
 from tests.workload.infinite_cache import page_chain
 
 MOST_MOMENTS = 300_000  # some 40 requests take a few thousand
+STEPS_CHECKED = 2_000  # each of them; of those of a longer run, one in 16
 
 
 class BrokenPromiseError(AssertionError):
@@ -40,6 +43,18 @@ class BoundedClock(SimulatedClock):
         if self._moments_left < 0:
             raise HangError(f"{MOST_MOMENTS} moments have passed, it is {self.now()} ns")
         super().wait_until(time_ns)
+
+
+def thinned(check: Callable[..., None]) -> Callable[..., None]:
+    """The same check, left out after most steps of a long run."""
+    steps = count()
+
+    def check_now_and_then(*args: object) -> None:
+        step = next(steps)
+        if step < STEPS_CHECKED or step % 16 == 0:
+            check(*args)
+
+    return check_now_and_then
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +101,7 @@ def _run(
 
     with ExitStack() as patches:
         patches.enter_context(mock.patch("hicache.engine.runtime.SimulatedClock", BoundedClock))
+        patches.enter_context(mock.patch.object(invariants, "check", thinned(invariants.check)))
         if names is not None:
             page_names = names(plan.config.cache.page_size)
             named = mock.patch.object(experiment, "Numbers", return_value=page_names)

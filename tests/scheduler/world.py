@@ -29,6 +29,7 @@ from hicache.engine.ports import Executor
 from hicache.engine.ranks.lockstep import RankedEngine, lockstep
 from hicache.executor.completions import StepEnds, StepRun
 from hicache.executor.simulated.executor import SimulatedIo
+from hicache.executor.simulated.stores import StandIns
 from hicache.request import Request, TokenSpans
 from hicache.scheduler.batch import Batch
 from hicache.scheduler.checkpoints import PLACEMENTS
@@ -169,7 +170,7 @@ class PlainExecutor:
             assert extend.end <= num_pages * self._page_size, f"{req.request.id} lacks pages"
         tokens = sum(extend.end - extend.start for extend in batch.extends)
         step = STEP_NS + TOKEN_NS * tokens
-        return StepRun(StepEnds(now_ns + step * (n + 1) for n in range(batch.num_steps)), 0)
+        return StepRun(StepEnds([[now_ns + step * (n + 1) for n in range(batch.num_steps)]]), 0)
 
 
 class World:
@@ -188,7 +189,10 @@ class World:
         self.storage = self.storages[0]
         rates = {"to_device": 1e9, "to_host": 1e9, "host_memory": 4e9}
         self.io = SimulatedIo(
-            plot.storage, self.storages if plot.has_storage else [], [rates] * num_ranks, seed=0
+            plot.storage,
+            [StandIns(each) for each in self.storages] if plot.has_storage else [],
+            [rates] * num_ranks,
+            seed=0,
         )
         self.executors = [
             PlainExecutor(self.io, plot.page_size, rank, num_ranks) for rank in range(num_ranks)

@@ -230,6 +230,25 @@ def test_sessions_are_repeated_with_tokens_of_their_own() -> None:
             assert parent.arrival_ns <= request.arrival_ns
 
 
+def test_repeated_sessions_come_in_the_time_of_the_workload_and_keep_their_own() -> None:
+    plain = load_workload(CHAT, data_dir=None, seed=0)
+    more = repeat_sessions(plain, 3, 0)
+    arrivals, first, last = (
+        sorted(request.arrival_ns for request in requests)
+        for requests in (more.requests, plain.requests[:1], plain.requests[-1:])
+    )
+    assert first[0] <= arrivals[0] <= arrivals[-1] <= last[0]
+    gaps = [
+        sorted(
+            request.arrival_ns - workload.requests[request.parent_id].arrival_ns
+            for request in workload.requests
+            if request.parent_id is not None
+        )
+        for workload in (plain, more)
+    ]
+    assert gaps[1] == sorted(3 * gaps[0])
+
+
 def test_more_tokens_than_there_are_ids_is_refused() -> None:
     plain = load_workload(CHAT, data_dir=None, seed=0)
     with pytest.raises(ValueError, match="can be replayed at most"):

@@ -15,6 +15,7 @@ from experiments.diff.explain import Explanation, explain
 from experiments.diff.protocol import COMPONENTS, TIERS, Pools, SideError
 from experiments.diff.report import dump, names_of, to_json, to_markdown, write_figure
 from experiments.diff.rooms import MODELS, bytes_of, chosen, pools_for
+from experiments.launch.command import parser_of
 from hicache.request import Request
 from hicache.workload.build import KINDS
 
@@ -72,11 +73,7 @@ def main() -> None:
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.diff",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("experiments.diff", __doc__)
     parser.add_argument("--engine", choices=sorted(ENGINES), default="sglang")
     what = f"a release, a checkout, a wheel, or {OURS}"
     parser.add_argument("--base", required=True, help=what)

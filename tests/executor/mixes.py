@@ -318,6 +318,7 @@ class CarriedExecutor:
     def __init__(self, runner, simulated, seen, *, computes: bool) -> None:
         self._runner = runner
         self._simulated = simulated
+        self.query, self.read = simulated.query, simulated.read
         self._seen = seen
         self._computes = computes
 
@@ -335,12 +336,6 @@ class CarriedExecutor:
             full, swa, state = work.num_pages
             self._seen["load back of a window alone"] += bool(swa and not full)
             self._seen["load back of a state alone"] += bool(state and not full and not swa)
-
-    def query(self, prefetch, now_ns) -> None:
-        self._simulated.query(prefetch, now_ns)
-
-    def read(self, prefetch, now_ns) -> None:
-        self._simulated.read(prefetch, now_ns)
 
     def forward(self, batch, now_ns) -> StepRun:
         run = self._simulated.forward(batch, now_ns)

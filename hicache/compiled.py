@@ -23,7 +23,7 @@ MODULES = (
     *(f"cache/tree/{name}.py" for name in ("residency", "sequence", "victims")),
     *(f"engine/{name}.py" for name in ("client_timeouts", "loop")),
     *(f"executor/{name}.py" for name in ("completions", "storage_script")),
-    *(f"executor/simulated/{name}.py" for name in ("cost", "executor", "links")),
+    *(f"executor/simulated/{name}.py" for name in ("cost", "executor", "links", "stores")),
     "results/recorder.py",
     *(f"scheduler/{name}.py" for name in ("admission", "batch", "decision", "decoding")),
     *(f"scheduler/{name}.py" for name in ("queue_waits", "request_state", "scheduler")),

@@ -141,13 +141,13 @@ def _in_lockstep(parts: Sequence[Engine], config: ExperimentConfig) -> Sequence[
 
 def _warm(config: ExperimentConfig, runtime: Runtime, workload: Workload, tree: RadixTree) -> None:
     """Put into storage what a first pass over the workload would leave there."""
-    if not isinstance(runtime, SimulatedRuntime) or not runtime.storages:
+    if not isinstance(runtime, SimulatedRuntime) or not runtime.has_storage:
         raise ValueError(
             "workload.start=warm_storage needs a storage and executor=simulated, got "
             f"storage.kind={config.storage.kind} and executor.kind={config.executor.kind}"
         )
-    for storage in runtime.storages:
-        warm_storage(storage.engine, workload.requests, tree)
+    for store in runtime.unguarded:
+        warm_storage(store, workload.requests, tree)
     if config.engine.explain:
         warm_registry(workload.requests, tree)
 

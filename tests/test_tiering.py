@@ -8,10 +8,11 @@ import pytest
 from experiments.launch.schema import config_of
 from hicache import experiment
 from hicache.cache.tiers.transfer import StorageDelete, StorageWrite
+from hicache.cache.tree.keys import Key
 from hicache.config import ExperimentConfig, StorageConfig, StorageWrites, Tiering
 from hicache.engine import runtime
+from hicache.executor.simulated.stores import EndlessStore
 from hicache.results.metrics import Result
-from hicache.storage.engines.memory import MemoryStorage
 
 POLICIES = {
     "inclusive": {},
@@ -63,10 +64,9 @@ class Watched:
     ) -> None:
         self.writes: list[StorageWrite] = []
         self.deletes: list[StorageDelete] = []
-        self.last: dict[bytes, type] = {}  # what was last asked of a key
-        self.engines: list[MemoryStorage] = []
+        self.last: dict[Key, type] = {}  # what was last asked of a key
+        self.stores: list[EndlessStore] = []
         submit = runtime.SimulatedExecutor.submit
-        opened = runtime.open_simulated_storage
 
         def watch(executor: object, work: object, now_ns: int) -> None:
             if isinstance(work, StorageWrite):
@@ -77,19 +77,16 @@ class Watched:
                 self.last |= dict.fromkeys(work.keys, type(work))
             submit(executor, work, now_ns)  # type: ignore[arg-type]
 
-        def open_watched(*args: object, **kwargs: object) -> object:
-            found = opened(*args, **kwargs)  # type: ignore[arg-type]
-            assert found is not None
-            self.engines.append(found.engine)  # type: ignore[arg-type]
-            monkeypatch.setattr(found.engine, "close", lambda: None)
-            return found
+        def open_watched() -> EndlessStore:
+            self.stores.append(EndlessStore())
+            return self.stores[-1]
 
         monkeypatch.setattr(runtime.SimulatedExecutor, "submit", watch)
-        monkeypatch.setattr(runtime, "open_simulated_storage", open_watched)
+        monkeypatch.setattr(runtime, "EndlessStore", open_watched)
         self.result = run(policy, model, **storage)
 
     @property
-    def written(self) -> set[bytes]:
+    def written(self) -> set[Key]:
         return {key for work in self.writes for key in work.keys}
 
 
@@ -138,13 +135,13 @@ def test_what_the_host_has_read_leaves_an_exclusive_store_until_it_is_written_ag
     assert watched.result.measures["storage/dropped_read_pages"] == len(dropped) > 0
     assert StorageDelete in watched.last.values()
     for key, last in watched.last.items():
-        assert watched.engines[0].contains([key])[0] == (last is StorageWrite)
+        assert watched.stores[0].contains([key])[0] == (last is StorageWrite)
 
 
 def test_an_inclusive_store_loses_nothing_by_being_read(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched("late", monkeypatch)
     assert not watched.deletes
-    assert all(watched.engines[0].contains(sorted(watched.written)))
+    assert all(watched.stores[0].contains(sorted(watched.written)))
 
 
 def test_a_page_is_given_to_an_inclusive_store_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.transfer import BackUp, CopyState, LoadBack, StorageDelete, StorageWrite
 from hicache.cache.tree.eviction import POLICIES
-from hicache.cache.tree.keys import COMPONENT_TAGS, chain_seed, page_digests
+from hicache.cache.tree.keys import COMPONENT_TAGS, Key, chain_seed, page_digests
 from hicache.cache.tree.match import MatchResult
 from hicache.cache.tree.node import DEVICE, FULL, HOST, KIND_NAMES, MAMBA, SWA, TIER_NAMES, Node
 from hicache.cache.tree.radix_tree import RadixTree
@@ -99,7 +99,7 @@ class OurSide:
             # the one stop policy whose outcome hangs on no clock
             prefetch = configured(PrefetchConfig, preset.get("prefetch", {}), stop="wait_complete")
             self._prefetcher = Prefetcher(self.cache, prefetch, pools.host_tokens)
-        self._stored: set[bytes] = set()
+        self._stored: set[Key] = set()
         self._num_stored = [0, 0, 0]
         self._running: dict[int, _Running] = {}
         self._tally = Tally(pools)

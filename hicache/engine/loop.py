@@ -106,7 +106,7 @@ class Engine:
             return
         place = ends.first_from(now_ns, self._first, self._horizon)
         if place > self._first:
-            outcome = self._commit(place - self._first, ends[place - 1])
+            outcome = self._commit(place - self._first, ends.known[place - 1])
             assert not outcome.finished, "a run goes on after an answer is complete"
             self._first = place
 
@@ -118,7 +118,7 @@ class Engine:
     @property
     def step_end_ns(self) -> int | None:
         """When the steps at hand end, as far as they are looked at; None if none is under way."""
-        return None if self._ends is None else self._ends[self._horizon]
+        return None if self._ends is None else self._ends.known[self._horizon]
 
     def next_wake_ns(self, now_ns: int) -> int | None:
         """When this engine has something to do by itself."""

@@ -9,11 +9,12 @@ from typing import Protocol
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.keys import COMPONENT_TAGS
 from hicache.clock import Clock, SimulatedClock
-from hicache.config import ExperimentConfig
+from hicache.config import ExperimentConfig, StorageConfig
 from hicache.engine.deployment import Deployment
 from hicache.engine.ports import Executor, Io
 from hicache.executor.simulated.executor import SimulatedExecutor, SimulatedIo
 from hicache.executor.simulated.links import CopyPath, pcie_rate
+from hicache.executor.simulated.stores import EndlessStore, KeyStore, StandIns
 from hicache.storage.base import KEY_BYTES
 from hicache.storage.build import SimulatedStorage, open_simulated_storage
 
@@ -59,12 +60,19 @@ class SimulatedRuntime:
         self._load_rate = rates["to_device"]
         self._shared_load_rate = _shared_load_rate(rates)
         self._sizes = _part(deployment.page_bytes, num_ranks)
-        self.storages = _open_storages(config, deployment.page_bytes, self.clock)
-        self.has_storage = bool(self.storages)
+        self.storages: list[SimulatedStorage] = []
+        if _is_endless(config.storage):
+            self.stores: list[KeyStore] = [EndlessStore() for _ in range(num_ranks)]
+            self.unguarded = self.stores
+        else:
+            self.storages = _open_storages(config, deployment.page_bytes, self.clock)
+            self.stores = [StandIns(each.storage) for each in self.storages]
+            self.unguarded = [StandIns(each.engine) for each in self.storages]
+        self.has_storage = bool(self.stores)
         parts = {link: rate / num_ranks for link, rate in rates.items()}
         self.io = SimulatedIo(
             config.storage,
-            [each.storage for each in self.storages],
+            self.stores,
             [parts] * (config.parallel.replicas * num_ranks),
             stalls=[each.stall for each in self.storages],
             seed=config.seed,
@@ -110,6 +118,11 @@ def make_runtime(config: ExperimentConfig, deployment: Deployment) -> Runtime:
         counts = deployment.device.counts, deployment.host.counts
         return TorchRuntime(config, *counts, tp=deployment.tp)
     return SimulatedRuntime(config, deployment)
+
+
+def _is_endless(config: StorageConfig) -> bool:
+    is_unbounded = config.kind == "memory" and config.capacity_gib is None
+    return is_unbounded and config.faults.is_harmless
 
 
 def _open_storages(

@@ -7,11 +7,11 @@ from hicache.cache.tree.node import FULL, MAMBA, SWA
 from hicache.cache.tree.page_registry import Stored
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
+from hicache.executor.simulated.stores import KeyStore
 from hicache.request import Request
-from hicache.storage.base import Storage
 
 
-def warm_storage(storage: Storage, requests: Iterable[Request], tree: RadixTree) -> None:
+def warm_storage(storage: KeyStore, requests: Iterable[Request], tree: RadixTree) -> None:
     """Store every page of every prompt and answer, and windows and states where both end.
 
     Keys stand for pages, as in any simulated run; the tree, which stays as it is, knows which.
@@ -22,13 +22,13 @@ def warm_storage(storage: Storage, requests: Iterable[Request], tree: RadixTree)
         lengths = (request.prompt_len, request.prompt_len + request.output_len - 1)
         sequence = Sequence(names.tokens(request))
         pages = names.of_span(make_root(request.namespace), sequence, lengths[1] // page_size)
-        stored = keys(pages, FULL)
+        stored = [*keys(pages, FULL)]
         for end in {length // page_size for length in lengths} - {0}:
             if tree.has_swa:
                 stored += keys(pages[max(end - tree.window_pages, 0) : end], SWA)
             if tree.has_states:
                 stored += keys(pages[end - 1 : end], MAMBA)
-        storage.write(stored, [memoryview(key) for key in stored])
+        storage.write(stored)
 
 
 def warm_registry(requests: Iterable[Request], tree: RadixTree) -> None:

@@ -6,11 +6,13 @@ engines in a thread, and the ranks of an engine agree on how far they are.
 """
 
 from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from itertools import compress
 
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tiers.transfer import StorageWrite
+from hicache.cache.tree.keys import Key
 from hicache.cache.tree.node import FULL, MAMBA, SWA
 
 Item = tuple[int, int]  # (component, host page id)
@@ -20,7 +22,7 @@ Item = tuple[int, int]  # (component, host page id)
 class Load:
     """Pages to be read into the host. `found`: how many lead without a gap."""
 
-    keys: list[bytes]
+    keys: Items[Key]
     items: list[Item]
     is_sidecar: bool = False  # the window and the state, and not full pages
     found: int = 0
@@ -35,7 +37,7 @@ class Load:
 class Ask:
     """Keys to be looked for. `present`: whether each is stored."""
 
-    keys: list[bytes]
+    keys: Items[Key]
     present: list[bool] = field(default_factory=list)
 
 
@@ -43,7 +45,7 @@ class Ask:
 class Store:
     """Pages to be written."""
 
-    keys: list[bytes]
+    keys: Items[Key]
     items: list[Item]
 
 
@@ -77,7 +79,8 @@ def write_script(work: StorageWrite, batch_pages: int) -> Iterator[Ask | Store]:
     """Pages in batches, without those that storage has; each batch is visible when written."""
     ask = Ask(work.keys)
     yield ask
-    keys, items = work.keys, work.pages
+    keys: Items[Key] = work.keys
+    items = work.pages
     if True in ask.present:
         is_missing = [not is_there for is_there in ask.present]
         keys, items = list(compress(keys, is_missing)), list(compress(items, is_missing))

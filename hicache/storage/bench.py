@@ -20,10 +20,8 @@ from statistics import median
 
 from hicache.config import StorageConfig
 from hicache.storage.base import KEY_BYTES, Storage
-from hicache.storage.engines.file import FileStorage
-from hicache.storage.engines.memory import MemoryStorage
+from hicache.storage.build import open_storage
 from hicache.storage.engines.mooncake import MooncakeStorage
-from hicache.storage.engines.redis import RedisStorage
 from hicache.storage.engines.slab import SlabStorage
 
 LOCAL = ("slab", "slab-direct", "file", "memory")
@@ -103,25 +101,20 @@ def _measure(name: str, page_bytes: int, options: argparse.Namespace) -> list[Sp
 
 
 def _open(name: str, root: Path, options: argparse.Namespace) -> Storage:
-    match name:
-        case "slab" | "slab-direct":
-            return SlabStorage(
-                root,
-                namespace="bench",
-                capacity_bytes=None,
-                direct=name == "slab-direct",
-                num_threads=options.threads,
-            )
-        case "file":
-            return FileStorage(root, namespace="bench", capacity_bytes=None)
-        case "memory":
-            return MemoryStorage(capacity_bytes=None)
-        case "redis":
-            return RedisStorage(options.redis, namespace="bench")
-        case "mooncake":
-            return MooncakeStorage(options.mooncake, namespace="bench", deadline_s=30.0)
-        case unknown:
-            raise ValueError(f"no engine {unknown!r}")
+    if name.startswith("slab"):
+        return SlabStorage(
+            root,
+            namespace="bench",
+            capacity_bytes=None,
+            direct=name == "slab-direct",
+            num_threads=options.threads,
+        )
+    if name == "mooncake":
+        return MooncakeStorage(options.mooncake, namespace="bench", deadline_s=30.0)
+    config = StorageConfig(kind=name, root=options.redis if name == "redis" else str(root))
+    storage = open_storage(config, namespace="bench", page_bytes=None)
+    assert storage is not None
+    return storage
 
 
 def _round(

@@ -32,8 +32,6 @@ class Releases(Protocol):
     def initial(self) -> list[Release]: ...  # noqa: D102 - see `Feeder`
     def on_answered(self, request_id: int, now_ns: int) -> list[Release]: ...  # noqa: D102
     def on_dropped(self, request_id: int, now_ns: int) -> Dropped: ...  # noqa: D102
-    @property
-    def num_unsettled(self) -> int: ...  # noqa: D102
 
 
 class Feeder:
@@ -117,11 +115,6 @@ class Feeder:
             gone.append(request)
         gone.sort(key=lambda request: request.id)
         return Dropped(gone, self._start_trees(now_ns))
-
-    @property
-    def num_unsettled(self) -> int:
-        """Requests neither answered nor dropped, released or not."""
-        return len(self._unsettled)
 
     def _settle(self, request_id: int) -> None:
         if request_id not in self._unsettled:

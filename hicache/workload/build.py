@@ -1,7 +1,7 @@
 """Builds the workload that a configuration names."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,14 +14,7 @@ from hicache.config import WorkloadConfig
 from hicache.request import Request, TokenSpans
 from hicache.workload.benches import multi_turn, shared_prefix
 from hicache.workload.chat_log import load_chat_log
-from hicache.workload.data import (
-    MOONCAKE_CONVERSATION,
-    MOONCAKE_SYNTHETIC,
-    MOONCAKE_TOOLAGENT,
-    WEKA_AGENTIC,
-    YOURS,
-    find_trace,
-)
+from hicache.workload.data import TRACES, find_trace
 from hicache.workload.generators import agents, builtin, chat
 from hicache.workload.lengths import load_lengths
 from hicache.workload.mooncake import load_mooncake
@@ -37,16 +30,6 @@ GENERATORS = {
     "agents": agents,
     "multi_turn": multi_turn,
     "shared_prefix": shared_prefix,
-}
-TRACES = {
-    trace.kind: trace
-    for trace in (
-        MOONCAKE_CONVERSATION,
-        MOONCAKE_SYNTHETIC,
-        MOONCAKE_TOOLAGENT,
-        WEKA_AGENTIC,
-        YOURS,
-    )
 }
 KINDS = (*GENERATORS, *TRACES)
 COPY_SPREAD_S = 60.0  # so that the busy minutes of a trace stay busy, and its clock does not show
@@ -86,7 +69,7 @@ def load_workload(config: WorkloadConfig, *, data_dir: str | None, seed: int) ->
         try:
             requests = _load_trace(kind, path, config, seed)
         except TraceError as error:
-            if config.path is None or kind == YOURS.kind:
+            if config.path is None or kind == "trace":
                 raise
             raise TraceError(
                 f"{error}; workload={kind} reads its own form alone, workload=trace finds out"
@@ -114,31 +97,30 @@ def load_workload(config: WorkloadConfig, *, data_dir: str | None, seed: int) ->
     if config.windows is not None:
         requests = _renumbered(cut_window(requests, config))
     notes = family_notes(requests) if kind in TRACES else []
-    return _workload(kind, requests, has_start_times=kind != WEKA_AGENTIC.kind, notes=notes)
+    return _workload(kind, requests, has_start_times=kind != "weka_agentic", notes=notes)
 
 
 def _load_trace(kind: str, path: Path, config: WorkloadConfig, seed: int) -> list[Request]:
-    settings: dict[str, object] = {"tokens": config.tokens, "think_cap_s": config.think_cap_s}
-    parse: Callable[..., list[Request]] = load_mooncake
-    if kind == WEKA_AGENTIC.kind:
-        parse = load_weka
-        settings |= {"session_rate": config.session_rate, "seed": seed}
-    elif kind != YOURS.kind or form_of(path) == "blocks":
-        settings["system_tokens"] = config.system_tokens
-        if kind == YOURS.kind:
-            settings["block_tokens"] = config.block_tokens
-    elif form_of(path) == "lengths":
-        parse = load_lengths
-    else:  # of what people said nothing is kept
-        chats = load_chat_log(
-            path,
-            tokenizer=config.tokenizer,
-            system_tokens=config.system_tokens,
-            tokens=config.tokens,
-            think_cap_s=config.think_cap_s,
-        )
-        return chats[: config.limit]
-    return load_parsed(path, partial(parse, path, **settings), config.limit, kind, settings)
+    form = form_of(path) if kind == "trace" else kind
+    if form == "chats":  # of what people said nothing is kept
+        return load_chat_log(path, config)[: config.limit]
+    # all that what is kept depends on
+    settings: tuple[object, ...] = (
+        form,
+        config.tokens,
+        config.think_cap_s,
+        config.system_tokens,
+        config.block_tokens,
+    )
+    parse = partial(load_mooncake, path, config)
+    if form == "weka_agentic":
+        parse = partial(load_weka, path, config, seed=seed)
+        settings = (*settings, config.session_rate, seed)
+    elif form == "lengths":
+        parse = partial(load_lengths, path, config)
+    elif form == "blocks":
+        parse = partial(load_mooncake, path, config, block_tokens=config.block_tokens)
+    return load_parsed(path, parse, config.limit, settings)
 
 
 def form_of(path: Path) -> str:

@@ -72,11 +72,6 @@ class RoundFeeder:
             child = self._child.get(child.id)
         return Dropped(gone, self._send(now_ns))
 
-    @property
-    def num_unsettled(self) -> int:
-        """Requests neither answered nor dropped, released or not."""
-        return len(self._unsettled)
-
     def _settle(self, request_id: int) -> None:
         if request_id not in self._unsettled:
             raise ValueError(f"request {request_id} is settled already, or of another workload")

@@ -42,7 +42,7 @@ class Hand:
 
     def forward(self, batch: Batch, now_ns: int) -> StepRun:
         self.num_forwards += 1
-        return StepRun(StepEnds(now_ns + STEP_NS * (n + 1) for n in range(batch.num_steps)), 5)
+        return StepRun(StepEnds([[now_ns + STEP_NS * (n + 1) for n in range(batch.num_steps)]]), 5)
 
 
 def ends_of(engine: Engine) -> list[int]:

@@ -181,9 +181,11 @@ def test_an_engine_wakes_for_what_comes_first() -> None:
     deadline_ns = alone.engine.next_wake_ns(0)
     assert deadline_ns is not None
     assert deadline_ns > SECOND_NS
-    alone.engine._ends = StepEnds([700])
+    alone.engine._ends = StepEnds([[700]])
+    alone.engine._ends.look(0)
     assert alone.engine.next_wake_ns(0) == 700
-    alone.engine._ends = StepEnds([5 * SECOND_NS])
+    alone.engine._ends = StepEnds([[5 * SECOND_NS]])
+    alone.engine._ends.look(0)
     assert alone.engine.next_wake_ns(0) == deadline_ns
     assert alone.engine.next_wake_ns(deadline_ns) == 5 * SECOND_NS
 

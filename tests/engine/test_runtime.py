@@ -54,10 +54,10 @@ def stored_pages(config: ExperimentConfig, num_pages: int) -> list[int]:
     """How many pages each rank's storage keeps of so many."""
     runtime = runtime_of(config)
     kept = []
-    for each in runtime.storages:
-        keys = [bytes([page]) * 16 + b"f" for page in range(num_pages)]
-        each.storage.write(keys, [memoryview(key) for key in keys])
-        kept.append(sum(each.storage.contains(keys)))
+    for each in runtime.stores:
+        keys = [4 * page for page in range(num_pages)]
+        each.write(keys)
+        kept.append(sum(each.contains(keys)))
     runtime.close()
     return kept
 
@@ -78,8 +78,7 @@ def test_every_rank_has_a_namespace_of_its_own_where_they_share_a_store(
 ) -> None:
     config = config_of("model=llama3_8b", "storage=file", f"storage.root={tmp_path}")
     runtime = runtime_of(replace(config, parallel=replace(config.parallel, ranks=ranks)))
-    page_key = bytes(16) + b"f"
-    runtime.storages[0].storage.write([page_key], [memoryview(page_key)])
-    found = [each.storage.contains([page_key]) for each in runtime.storages]
+    runtime.stores[0].write([4])
+    found = [each.contains([4]) for each in runtime.stores]
     runtime.close()
     assert found == [[rank == 0] for rank in range(ranks)]

@@ -18,11 +18,10 @@ class Kept:
     def __init__(self) -> None:
         self.keys: list[bytes] = []
 
-    def write(self, keys: list[bytes], pages: list[memoryview]) -> list[bool]:
+    def write(self, keys: list[bytes]) -> int:
         assert {type(key) for key in keys} <= {bytes}
-        assert [bytes(page) for page in pages] == keys
         self.keys += keys
-        return [True] * len(keys)
+        return 0
 
 
 def spans(first: int, count: int) -> TokenSpans:

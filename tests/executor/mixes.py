@@ -15,13 +15,7 @@ import numpy as np
 import torch
 
 from hicache.cache import invariants
-from hicache.cache.pages import PageAllocator, Pools
-from hicache.cache.prefetch.prefetcher import Prefetcher
-from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.transfer import BackUp, LoadBack, StorageWrite
-from hicache.cache.tree.eviction import POLICIES
-from hicache.cache.tree.node import FULL
-from hicache.cache.tree.radix_tree import RadixTree
 from hicache.clock import SimulatedClock
 from hicache.config import (
     CHECKPOINT_PLACEMENTS,
@@ -42,17 +36,18 @@ from hicache.executor.completions import StepRun
 from hicache.executor.real.copy_streams import CudaStream, LateStream, PromptStream
 from hicache.executor.real.model_runner import CopyStreams, ModelRunner
 from hicache.executor.real.pools import TorchPools
+from hicache.executor.real.rank_pools import PoolSpec
 from hicache.executor.real.reference_model import ReferenceModel
 from hicache.executor.real.verify import Verdict, Verifier
 from hicache.executor.simulated.cost import CostModel
 from hicache.executor.simulated.executor import SimulatedExecutor, SimulatedIo
 from hicache.models import ComponentKind, HardwareConfig, ModelConfig
-from hicache.request import Request, TokenSpans
-from hicache.scheduler.checkpoints import PLACEMENTS
-from hicache.scheduler.scheduler import Scheduler
+from hicache.request import Request
 from hicache.storage.engines.memory import MemoryStorage
 from hicache.workload.arrivals import Feeder
+from tests.cache.small import make_pools
 from tests.models.test_shapes import load
+from tests.scheduler.world import Plot, engine_of, request_of
 
 PATTERNS = ("F S M D", "F S M D", "S D F M", "F S", "M F", "F", "D S F")
 Fault = Callable[[ModelRunner], None]
@@ -117,16 +112,8 @@ def requests_of(rng: np.random.Generator, page_size: int) -> list[Request]:
         output = rng.integers(0, 1000, output_len, dtype=np.int32)
         known.append(np.concatenate([prompt, output]))
         arrival_ns += int(rng.exponential(gap_ns))
-        requests.append(
-            Request(
-                id=number,
-                session_id=number,
-                arrival_ns=arrival_ns,
-                prompt=_spans(prompt),
-                output=_spans(output),
-                namespace="tenant" if rng.random() < 0.1 else "",
-            )
-        )
+        namespace = "tenant" if rng.random() < 0.1 else ""
+        requests.append(request_of(number, prompt, output, arrival_ns, namespace))
     return requests
 
 
@@ -148,9 +135,7 @@ def run_mix(
     seen: Counter[str] = Counter()
     # two engines with one storage: what one has computed, the other reads
     pools = [shape.pools(torch.device(device)) for _ in range(int(rng.choice([1, 2, 2])))]
-    allocators = [
-        tuple([PageAllocator(count) for count in counts] for counts in shape.counts) for _ in pools
-    ]
+    allocators = [make_pools(*shape.counts) for _ in pools]
     runners = [
         ModelRunner(
             model, each, _streams(rng, torch.device(device)), observer=verifier, allocators=pages
@@ -162,8 +147,8 @@ def run_mix(
     rate = float(rng.choice([1e6, 1e8, 1e10]))
     storage_config, storages = _draw_storage(rng, shape)
     io = CarriedIo(storage_config, storages, runners, rate, computes=computes)
-    choices = _Choices.draw(rng, page_size)
-    engines: list[Engine] = []
+    plot, abort_share = _draw_plot(rng, shape, has_storage=bool(storages))
+    engines: list[AbortingEngine] = []
     for number, (runner, pages) in enumerate(zip(runners, allocators, strict=True)):
         simulated = SimulatedExecutor(
             number,
@@ -175,7 +160,9 @@ def run_mix(
             slowdown=1.0,
         )
         executor = CarriedExecutor(runner, simulated, seen, computes=computes)
-        engines.append(choices.engine(shape, pages, executor, bool(storages), rng, seen))
+        engine = engine_of(plot, executor, checks=True, kind=AbortingEngine, pools=pages)
+        engine.begin_aborting(np.random.default_rng(rng.integers(1 << 30)), abort_share, seen)
+        engines.append(engine)
     serve(
         engines,
         Feeder(requests, Arrivals.open, concurrency=1),
@@ -205,13 +192,15 @@ class _Shape:
 
     def pools(self, device: torch.device) -> TorchPools:
         return TorchPools(
-            self.model,
-            page_size=self.page_size,
-            device_counts=self.counts[0],
-            host_counts=self.counts[1],
-            device=device,
-            tp=self.tp,
-            layer_groups=self.groups,
+            PoolSpec(
+                model=self.model,
+                page_size=self.page_size,
+                device_counts=self.counts[0],
+                host_counts=self.counts[1],
+                device=device,
+                tp=self.tp,
+                layer_groups=self.groups,
+            )
         )
 
 
@@ -260,80 +249,41 @@ def _draw_storage(
     return config, storages
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Choices:
-    """Policies, the same for all engines of a run."""
-
-    write_policy: WritePolicy
-    checkpoints: str
-    load_back_threshold: int
-    prefetch: PrefetchConfig
-    scheduler: SchedulerConfig
-    abort_share: float
-
-    @classmethod
-    def draw(cls, rng: np.random.Generator, page_size: int) -> "_Choices":
-        return cls(
-            write_policy=_draw(rng, [*WritePolicy, WritePolicy.write_through]),
-            checkpoints=_draw(rng, [*CHECKPOINT_PLACEMENTS, "every"]),
-            load_back_threshold=int(rng.choice([1, 10])),
-            prefetch=PrefetchConfig(
-                stop=_draw(rng, [*STOP_POLICIES, "wait_complete"]),
-                threshold=page_size * int(rng.choice([1, 2])),
-                cut=_draw(rng, CutPolicy),
-                stage_at=_draw(rng, StageAt),
-                commit=_draw(rng, CommitPolicy),
-                timeout_base_s=float(rng.choice([1e-4, 1e-2])),
-                timeout_per_ki_token_s=1e-3,
-                occupied_share=1.0,
-            ),
-            scheduler=SchedulerConfig(
-                chunk_tokens=page_size * int(rng.choice([1, 3, 100])),
-                batching=_draw(rng, Batching),
-                new_token_ratio=float(rng.choice([0.0, 0.7])),
-                new_token_ratio_floor=0.0,
-            ),
-            abort_share=float(rng.choice([0.0, 0.0, 0.03])),
-        )
-
-    def engine(
-        self,
-        shape: _Shape,
-        pools: Pools,
-        executor: "CarriedExecutor",
-        has_storage: bool,  # noqa: FBT001
-        rng: np.random.Generator,
-        seen: Counter[str],
-    ) -> Engine:
-        tree = RadixTree(
-            page_size=shape.page_size,
-            policy=POLICIES["lru"](),
-            window_len=shape.model.window_len,
-            has_states=shape.model.num_mamba_layers > 0,
-            reclaims_duplicates=self.write_policy is WritePolicy.write_back,
-        )
-        cache = PrefixCache(
-            tree,
-            pools,
-            page_bytes=shape.page_bytes,
-            write_policy=self.write_policy,
-            load_back_threshold=self.load_back_threshold,
-            storage_queue_bytes=1 << 30 if has_storage else None,
-        )
-        host_tokens = shape.counts[1][FULL] * shape.page_size
-        prefetcher = Prefetcher(cache, self.prefetch, host_tokens) if has_storage else None
-        scheduler = Scheduler(
-            cache,
-            prefetcher,
-            self.scheduler,
-            max_len=shape.model.max_len,
-            checkpoints=PLACEMENTS[self.checkpoints](shape.page_size, shape.page_size),
-            may_jump=False,
-            takes_decode_pages_first=True,
-        )
-        engine = AbortingEngine(cache, prefetcher, scheduler, executor, check=_check)
-        engine.begin_aborting(np.random.default_rng(rng.integers(1 << 30)), self.abort_share, seen)
-        return engine
+def _draw_plot(rng: np.random.Generator, shape: _Shape, *, has_storage: bool) -> tuple[Plot, float]:
+    """Policies, the same for all engines of a run, and the share of steps with an abort."""
+    page_size = shape.page_size
+    plot = Plot(
+        window_len=shape.model.window_len,
+        has_states=shape.model.num_mamba_layers > 0,
+        device=shape.counts[0],
+        host=shape.counts[1],
+        page_size=page_size,
+        page_bytes=shape.page_bytes,
+        has_storage=has_storage,
+        write_policy=_draw(rng, [*WritePolicy, WritePolicy.write_through]),
+        checkpoints=_draw(rng, [*CHECKPOINT_PLACEMENTS, "every"]),
+        checkpoint_pages=1,
+        may_jump=False,
+        takes_decode_pages_first=True,
+        load_back_threshold=int(rng.choice([1, 10])),
+        prefetch=PrefetchConfig(
+            stop=_draw(rng, [*STOP_POLICIES, "wait_complete"]),
+            threshold=page_size * int(rng.choice([1, 2])),
+            cut=_draw(rng, CutPolicy),
+            stage_at=_draw(rng, StageAt),
+            commit=_draw(rng, CommitPolicy),
+            timeout_base_s=float(rng.choice([1e-4, 1e-2])),
+            timeout_per_ki_token_s=1e-3,
+            occupied_share=1.0,
+        ),
+        scheduler=SchedulerConfig(
+            chunk_tokens=page_size * int(rng.choice([1, 3, 100])),
+            batching=_draw(rng, Batching),
+            new_token_ratio=float(rng.choice([0.0, 0.7])),
+            new_token_ratio_floor=0.0,
+        ),
+    )
+    return plot, float(rng.choice([0.0, 0.0, 0.03]))
 
 
 @functools.cache
@@ -370,7 +320,7 @@ class CarriedIo(SimulatedIo):
         ):
             flags = storage.write(keys, [rank.payload(*item) for item in items])
             stored = [all(each) for each in zip(stored, flags, strict=True)]
-        return stored
+        return stored.count(False)
 
     def _load(self, engine, keys, items):
         items = list(items)
@@ -464,14 +414,6 @@ class _Silent:
         self._seen["aborted"] += 1
 
 
-def _check(engine: Engine) -> None:
-    scheduler = engine.scheduler
-    reqs = [*scheduler.running, *([scheduler.partial] if scheduler.partial else [])]
-    sequences = {req.sequence for req in [*reqs, *(e.req for e in engine.extending)]}
-    slots = [slot for extend in engine.extending for _, slot in extend.saves]
-    invariants.check(engine.cache, engine.prefetcher, sequences, slots)
-
-
 def _streams(rng: np.random.Generator, device: torch.device) -> CopyStreams:
     kinds = rng.integers(2, size=2)
     if device.type == "cuda":
@@ -487,7 +429,3 @@ def _groups(rng: np.random.Generator, num_layers: int) -> list[range]:
 
 def _draw(rng: np.random.Generator, kinds):
     return list(kinds)[int(rng.integers(len(kinds)))]
-
-
-def _spans(tokens: np.ndarray) -> TokenSpans:
-    return TokenSpans(tokens.astype(np.int32), np.ones(len(tokens), np.int32))

@@ -1,5 +1,6 @@
 """Copies and storage in simulated time, to the nanosecond."""
 
+from itertools import takewhile
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,13 +32,13 @@ class Kept:
         self.asked.append(keys)
         return [key in self.keys for key in keys]
 
-    def read(self, keys: list[bytes], buffers: list[memoryview]) -> list[bool]:
-        return [key in self.keys for key in keys]
+    def read(self, keys: list[bytes]) -> int:
+        return len(list(takewhile(self.keys.__contains__, keys)))
 
-    def write(self, keys: list[bytes], pages: list[memoryview]) -> list[bool]:
-        fit = [len(self.keys) + place < self._room for place in range(len(keys))]
-        self.keys |= {key for key, fits in zip(keys, fit, strict=True) if fits}
-        return fit
+    def write(self, keys: list[bytes]) -> int:
+        num_fit = min(len(keys), self._room - len(self.keys))
+        self.keys |= set(keys[:num_fit])
+        return len(keys) - num_fit
 
     def delete(self, keys: list[bytes]) -> None:
         self.keys -= set(keys)
@@ -354,7 +355,7 @@ class Priced:
 
     def decode_steps_ns(self, lens: Any, num_steps: int, *, slowdown: float) -> Any:
         self.told = {"lens": lens}
-        return [round(100 * slowdown)] * num_steps
+        return [[round(100 * slowdown)] * num_steps]
 
     def layer_bytes(self, *counts: int) -> Any:
         return counts

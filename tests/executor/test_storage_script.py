@@ -19,7 +19,9 @@ from hicache.executor.real.copy_streams import PromptStream
 from hicache.executor.real.io import TorchIo
 from hicache.executor.real.model_runner import CopyStreams, ModelRunner
 from hicache.executor.real.pools import TorchPools
+from hicache.executor.real.rank_pools import PoolSpec
 from hicache.executor.simulated.executor import SimulatedIo
+from hicache.executor.simulated.stores import StandIns
 from hicache.storage.base import StorageError
 from hicache.storage.guards.breaker import BreakerStorage
 from tests.executor.mixes import tiny
@@ -101,7 +103,7 @@ def prefetch_of(num_pages):
 class Simulated:
     def __init__(self, storage):
         rates = {"to_device": 1e9, "to_host": 1e9, "host_memory": 4e9}
-        self._io = SimulatedIo(CONFIG, [guarded(storage)], [rates], seed=0)
+        self._io = SimulatedIo(CONFIG, [StandIns(guarded(storage))], [rates], seed=0)
 
     def read(self, prefetch):
         self._io.begin(self._io.read(0, prefetch, PAGE_BYTES), 0)
@@ -121,13 +123,15 @@ class Simulated:
 class Real:
     def __init__(self, storage):
         pools = TorchPools(
-            tiny("F S M", 4),
-            page_size=4,
-            device_counts=(8, 8, 2),
-            host_counts=(8, 8, 2),
-            device=torch.device("cpu"),
-            tp=1,
-            layer_groups=[range(3)],
+            PoolSpec(
+                model=tiny("F S M", 4),
+                page_size=4,
+                device_counts=(8, 8, 2),
+                host_counts=(8, 8, 2),
+                device=torch.device("cpu"),
+                tp=1,
+                layer_groups=[range(3)],
+            )
         )
         self._io = TorchIo(CONFIG, [guarded(storage)])
         model = SimpleNamespace(words=("F", "S", "M"))

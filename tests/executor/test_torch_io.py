@@ -18,6 +18,7 @@ from hicache.executor.real.copy_streams import PromptStream
 from hicache.executor.real.io import TorchIo
 from hicache.executor.real.model_runner import CopyStreams, ModelRunner
 from hicache.executor.real.pools import TorchPools
+from hicache.executor.real.rank_pools import PoolSpec
 from hicache.storage.base import StorageError
 from hicache.storage.engines.memory import MemoryStorage
 from tests.executor.mixes import tiny
@@ -57,13 +58,15 @@ class Wrong(MemoryStorage):
 @pytest.fixture
 def pools() -> TorchPools:
     return TorchPools(
-        tiny("F", 4),
-        page_size=4,
-        device_counts=(4, 0, 0),
-        host_counts=(4, 0, 0),
-        device=torch.device("cpu"),
-        tp=2,
-        layer_groups=[range(1)],
+        PoolSpec(
+            model=tiny("F", 4),
+            page_size=4,
+            device_counts=(4, 0, 0),
+            host_counts=(4, 0, 0),
+            device=torch.device("cpu"),
+            tp=2,
+            layer_groups=[range(1)],
+        )
     )
 
 

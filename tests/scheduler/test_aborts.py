@@ -20,6 +20,7 @@ from hicache.config import (
 from hicache.engine.client_timeouts import ClientTimeouts
 from hicache.engine.loop import Engine
 from hicache.engine.warm import warm_storage
+from hicache.executor.simulated.stores import StandIns
 from hicache.request import Request
 from hicache.scheduler.batch import Outcome
 from tests.scheduler.world import (
@@ -87,7 +88,7 @@ def given_up_on(world: World, requests: list[Request], seed: int) -> Counter[str
     }
     for storage in world.storages:
         warm_storage(
-            storage,
+            StandIns(storage),
             [request for request in requests if request.id % 3],
             world.cache.tree,
         )
@@ -258,7 +259,7 @@ def test_a_wait_for_storage_ends_with_the_abort() -> None:
     )
     world = World(plot)
     request = request_of(0, range(104), [1])
-    warm_storage(world.storage, [request], world.cache.tree)
+    warm_storage(StandIns(world.storage), [request], world.cache.tree)
     world.serve([request], patience_ns={0: 7_000_000})
     ((req, end_ns),) = world.aborted
     assert end_ns == req.storage_wait_ns == 7_000_000

@@ -21,6 +21,7 @@ from hicache.config import (
 )
 from hicache.engine.loop import Engine
 from hicache.engine.warm import warm_storage
+from hicache.executor.simulated.stores import StandIns
 from hicache.request import Request
 from tests.scheduler.world import KINDS, Plot, World, plot_of, random_requests
 
@@ -74,7 +75,7 @@ def served(plot: Plot, seed: int, hook: Callable[[World, int], None] | None = No
     ]
     known = [each for each in requests if rng.random() < 0.7]
     for storage in world.storages:
-        warm_storage(storage, known, world.cache.tree)
+        warm_storage(StandIns(storage), known, world.cache.tree)
     if hook is not None:
         world.hooks.append(lambda now_ns: hook(world, now_ns))
     world.serve(requests)

@@ -6,6 +6,7 @@ from hicache.cache.tree.keys import COMPONENT_TAGS, chain_seed, page_digests
 from hicache.cache.tree.node import DEVICE, FULL, SWA
 from hicache.config import PrefetchConfig, StorageConfig
 from hicache.engine.warm import warm_storage
+from hicache.executor.simulated.stores import StandIns
 from hicache.request import Request
 from tests.scheduler.world import STEP_NS, World, plot_of, request_of
 
@@ -50,7 +51,7 @@ def ranked(num_lost: int, num_ranks: int = 2) -> World:
     world = World(plot_of("full", storage=STORED, prefetch=WAITING, num_ranks=num_ranks))
     request = stranger(0, prompt_len=120, answer=2)
     for storage in world.storages:
-        warm_storage(storage, [request], world.cache.tree)
+        warm_storage(StandIns(storage), [request], world.cache.tree)
     digests = page_digests(chain_seed(""), request.prompt.to_bytes(), 8 * 4)[:14]
     lost = digests[len(digests) - num_lost :]
     world.storages[-1].delete([digest + COMPONENT_TAGS[FULL] for digest in lost])
@@ -85,7 +86,7 @@ def test_a_page_that_goes_missing_between_question_and_read_is_read_by_nobody() 
     world = World(plot_of("full", storage=STORED, prefetch=WAITING, num_ranks=2))
     request = stranger(0, prompt_len=120, answer=2)
     for storage in world.storages:
-        warm_storage(storage, [request], world.cache.tree)
+        warm_storage(StandIns(storage), [request], world.cache.tree)
     key = page_digests(chain_seed(""), request.prompt.to_bytes(), 8 * 4)[9] + COMPONENT_TAGS[FULL]
 
     def lose(now_ns: int) -> None:

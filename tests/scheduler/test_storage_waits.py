@@ -7,6 +7,7 @@ import pytest
 from hicache.clock import SECOND_NS
 from hicache.config import PrefetchConfig, SchedulerConfig, StorageConfig
 from hicache.engine.warm import warm_storage
+from hicache.executor.simulated.stores import StandIns
 from hicache.request import Request
 from hicache.scheduler.request_state import RequestState
 from tests.scheduler.world import (
@@ -46,7 +47,7 @@ def served(plot: Plot, *requests: Request) -> list[RequestState]:
     """The reqs of requests that storage knows all about, in order of their numbers."""
     world = World(plot)
     for storage in world.storages:
-        warm_storage(storage, requests, world.cache.tree)
+        warm_storage(StandIns(storage), requests, world.cache.tree)
     world.serve(requests)
     assert world.rejected == []
     return sorted((req for req, _ in world.finished), key=lambda req: req.request.id)

@@ -9,13 +9,11 @@ import numpy as np
 
 from hicache.cache import invariants
 from hicache.cache.named import make_policy
-from hicache.cache.pages import TracedAllocator
+from hicache.cache.pages import Pools, TracedAllocator
 from hicache.cache.prefetch.prefetcher import Prefetcher
-from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.transfer import CopyState, StorageDelete, StorageWrite
 from hicache.cache.tree.eviction import POLICIES
 from hicache.cache.tree.node import FULL
-from hicache.cache.tree.radix_tree import RadixTree
 from hicache.clock import SimulatedClock
 from hicache.config import (
     Arrivals,
@@ -25,11 +23,13 @@ from hicache.config import (
     StorageConfig,
     WritePolicy,
 )
+from hicache.engine.build import check_laws
 from hicache.engine.loop import Engine, Router, serve
 from hicache.engine.ports import Executor
 from hicache.engine.ranks.lockstep import RankedEngine, lockstep
 from hicache.executor.completions import StepEnds, StepRun
 from hicache.executor.simulated.executor import SimulatedIo
+from hicache.executor.simulated.stores import StandIns
 from hicache.request import Request, TokenSpans
 from hicache.scheduler.batch import Batch
 from hicache.scheduler.checkpoints import PLACEMENTS
@@ -37,6 +37,7 @@ from hicache.scheduler.request_state import RequestState
 from hicache.scheduler.scheduler import Scheduler
 from hicache.storage.engines.memory import MemoryStorage
 from hicache.workload.arrivals import Feeder
+from tests.cache.small import make_cache, make_pools
 
 PAGE_BYTES = (1 << 20, 1 << 20, 1 << 20)
 STEP_NS = 10_000_000
@@ -58,6 +59,8 @@ class Plot:
     device: tuple[int, int, int] = (40, 30, 12)
     host: tuple[int, int, int] = (80, 60, 16)
     page_size: int = 8
+    page_bytes: tuple[int, int, int] = PAGE_BYTES
+    load_back_threshold: int = 10
     write_policy: WritePolicy = WritePolicy.write_through
     scheduler: SchedulerConfig = field(
         default_factory=lambda: SchedulerConfig(chunk_tokens=64, max_running=8)
@@ -72,7 +75,9 @@ class Plot:
     )
     has_storage: bool = True
     checkpoints: str = "end_branch"
+    checkpoint_pages: int = 4
     may_jump: bool = True
+    takes_decode_pages_first: bool = False
     num_ranks: int = 1
     eviction: str = "lru"
     backs_up_answers: bool = True
@@ -90,7 +95,11 @@ def spans(tokens: Sequence[int]) -> TokenSpans:
 
 
 def request_of(
-    number: int, prompt: Sequence[int], answer: Sequence[int], arrival_ns: int = 0
+    number: int,
+    prompt: Sequence[int],
+    answer: Sequence[int],
+    arrival_ns: int = 0,
+    namespace: str = "",
 ) -> Request:
     """A request of its own session."""
     return Request(
@@ -99,6 +108,7 @@ def request_of(
         arrival_ns=arrival_ns,
         prompt=spans(prompt),
         output=spans(answer),
+        namespace=namespace,
     )
 
 
@@ -160,7 +170,7 @@ class PlainExecutor:
             assert extend.end <= num_pages * self._page_size, f"{req.request.id} lacks pages"
         tokens = sum(extend.end - extend.start for extend in batch.extends)
         step = STEP_NS + TOKEN_NS * tokens
-        return StepRun(StepEnds(now_ns + step * (n + 1) for n in range(batch.num_steps)), 0)
+        return StepRun(StepEnds([[now_ns + step * (n + 1) for n in range(batch.num_steps)]]), 0)
 
 
 class World:
@@ -179,7 +189,10 @@ class World:
         self.storage = self.storages[0]
         rates = {"to_device": 1e9, "to_host": 1e9, "host_memory": 4e9}
         self.io = SimulatedIo(
-            plot.storage, self.storages if plot.has_storage else [], [rates] * num_ranks, seed=0
+            plot.storage,
+            [StandIns(each) for each in self.storages] if plot.has_storage else [],
+            [rates] * num_ranks,
+            seed=0,
         )
         self.executors = [
             PlainExecutor(self.io, plot.page_size, rank, num_ranks) for rank in range(num_ranks)
@@ -255,34 +268,24 @@ class World:
         }
 
 
-def check(engine: Engine) -> None:
-    """Every law, of one rank."""
-    scheduler = engine.scheduler
-    reqs = [*scheduler.running, *([scheduler.partial] if scheduler.partial else [])]
-    sequences = {req.sequence for req in (*reqs, *(each.req for each in engine.extending))}
-    slots = [slot for extend in engine.extending for _, slot in extend.saves]
-    invariants.check(engine.cache, engine.prefetcher, sequences, slots)
-
-
-def engine_of(plot: Plot, executor: Executor, *, checks: bool) -> Engine:
-    """One rank, or all there is."""
-    tree = RadixTree(
+def engine_of(
+    plot: Plot,
+    executor: Executor,
+    *,
+    checks: bool,
+    kind: type[Engine] = Engine,
+    pools: Pools | None = None,
+) -> Engine:
+    """One rank, or all there is, with these pools or with new ones."""
+    cache = make_cache(
+        pools or make_pools(plot.device, plot.host, TracedAllocator),
         page_size=plot.page_size,
         policy=make_policy("cache.eviction", plot.eviction, POLICIES, wants={}, knobs={}),
         window_len=plot.window_len,
         has_states=plot.has_states,
-        reclaims_duplicates=plot.write_policy is WritePolicy.write_back,
-    )
-    kept = (True, plot.window_len > 0, plot.has_states)
-    pools = tuple(
-        [TracedAllocator(count if keep else 0) for count, keep in zip(counts, kept, strict=True)]
-        for counts in (plot.device, plot.host)
-    )
-    cache = PrefixCache(
-        tree,
-        pools,  # type: ignore[arg-type]
-        page_bytes=PAGE_BYTES,
+        page_bytes=plot.page_bytes,
         write_policy=plot.write_policy,
+        load_back_threshold=plot.load_back_threshold,
         storage_queue_bytes=1 << 30 if plot.has_storage else None,
         tiering=plot.storage.tiering,
         storage_writes=plot.storage.write,
@@ -295,11 +298,14 @@ def engine_of(plot: Plot, executor: Executor, *, checks: bool) -> Engine:
         prefetcher,
         plot.scheduler,
         max_len=100_000,
-        checkpoints=PLACEMENTS[plot.checkpoints](plot.page_size, 4 * plot.page_size),
+        checkpoints=PLACEMENTS[plot.checkpoints](
+            plot.page_size, plot.checkpoint_pages * plot.page_size
+        ),
         may_jump=plot.may_jump,
+        takes_decode_pages_first=plot.takes_decode_pages_first,
         estimate_s=lambda cached, total: (total - cached) * TOKEN_NS * 1e-9,
     )
-    return Engine(cache, prefetcher, scheduler, executor, check=check if checks else None)
+    return kind(cache, prefetcher, scheduler, executor, check=check_laws if checks else None)
 
 
 class _First:

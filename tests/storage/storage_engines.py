@@ -12,7 +12,7 @@ from hicache.storage.engines.file import FileStorage
 from hicache.storage.engines.memory import MemoryStorage
 from hicache.storage.engines.mooncake import MooncakeStorage
 from hicache.storage.engines.redis import RedisStorage
-from hicache.storage.engines.slab import Eviction, SlabStorage
+from hicache.storage.engines.slab import SlabStorage
 
 Open = Callable[..., Storage]
 
@@ -39,14 +39,13 @@ ENGINES = {
             Path(root), namespace=namespace, capacity_bytes=capacity
         ),
     ),
-    "slab-fifo-direct": Engine(
+    "slab-direct": Engine(
         kind="slab",
         open=lambda root, namespace, capacity: SlabStorage(
             Path(root),
             namespace=namespace,
             capacity_bytes=capacity,
             page_bytes={0: PAGE_BYTES},
-            eviction=Eviction.fifo,
             direct=True,
             num_threads=1,
         ),

@@ -7,6 +7,8 @@ requests is far from its limit whatever the code does, so the engine is held to 
 the nanosecond, and the recursion to the formula, over a million.
 """
 
+from itertools import chain
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -40,7 +42,7 @@ def service_ns(prompt_len: int, output_len: int) -> int:
         end = min(prompt_len, start + config.scheduler.chunk_tokens)
         total += cost.forward_ns([(start, end)], []).total_ns
         start = end
-    return total + sum(cost.decode_steps_ns([prompt_len + 1], output_len - 1))
+    return total + sum(chain(*cost.decode_steps_ns([prompt_len + 1], output_len - 1)))
 
 
 def lindley(gaps: NDArray[np.float64], services: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -5,7 +5,7 @@ from hicache import experiment
 from hicache.clock import SECOND_NS
 from hicache.config import StorageConfig
 from hicache.executor.simulated.executor import SimulatedExecutor, SimulatedIo
-from hicache.storage.engines.memory import MemoryStorage
+from hicache.executor.simulated.stores import EndlessStore
 from tests.validity import runs
 
 SECOND = SECOND_NS
@@ -37,7 +37,7 @@ def answered_ns(io: SimulatedIo) -> list[tuple[int, int]]:
 
 def two_engines(query_s: float) -> SimulatedIo:
     config = StorageConfig(kind="memory", query_s=query_s)
-    return SimulatedIo(config, [MemoryStorage(capacity_bytes=None)], [RATES, RATES], seed=0)
+    return SimulatedIo(config, [EndlessStore()], [RATES, RATES], seed=0)
 
 
 def test_an_engine_asks_storage_about_one_request_after_another() -> None:

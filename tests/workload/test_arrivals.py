@@ -120,7 +120,7 @@ def test_a_drop_under_open_arrivals_takes_nothing_along() -> None:
     assert feed.on_dropped(0, 11).requests == []
     for number in (2, 3, 4):
         feed.on_answered(number, 50)
-    assert feed.num_unsettled == 3
+    assert len(feed._unsettled) == 3
 
 
 @pytest.mark.parametrize("mode", list(Arrivals))
@@ -136,7 +136,7 @@ def test_every_request_is_released_once_and_settled(mode: Arrivals) -> None:
         served.append(released.id)
         waiting += feed.on_answered(released.id, now_ns)
     assert sorted(served) == [0, 1, 2, 3, 4, 5, 6]
-    assert feed.num_unsettled == 0
+    assert len(feed._unsettled) == 0
 
 
 def test_a_request_settled_twice_is_refused() -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from hicache.cache.pages import NO_PAGES, PageIds
-from hicache.cache.tree.keys import keys
+from hicache.cache.tree.keys import Key, keys
 from hicache.cache.tree.lock import Lock
 from hicache.cache.tree.node import FULL, MAMBA, SWA, Node
 from hicache.cache.tree.sequence import Sequence
@@ -36,7 +36,7 @@ class Prefetch:
     start_page: int
     asked_pages: int  # before any cut
     num_pages: int  # to be read: cut, then what storage has
-    names: list[bytes]  # of its pages
+    names: Items[Key]  # of its pages
     enqueued_ns: int
     window_pages: int  # swa pages that a restorable prefix needs; 0 without swa
     has_state: bool
@@ -80,22 +80,22 @@ class Prefetch:
         """Whether state or window must be read besides the pages."""
         return self.window_pages > 0 or self.has_state
 
-    def keys(self, kind: int, first: int, end: int) -> list[bytes]:
+    def keys(self, kind: int, first: int, end: int) -> Items[Key]:
         """Storage keys of a component for pages `[first, end)` of the span."""
         return keys(self.names[first:end], kind)
 
-    def sidecar_keys(self) -> list[bytes]:
+    def sidecar_keys(self) -> list[Key]:
         """Storage keys of the window before the end of the span, and of the state at it."""
         end = self.num_pages
         windows = self.keys(SWA, self.swa_first(end), end) if self.window_pages else []
         states = self.keys(MAMBA, end - 1, end) if self.has_state else []
-        return windows + states
+        return [*windows, *states]
 
     def swa_first(self, num_pages: int) -> int:
         """Where the window begins that a prefix of `num_pages` needs."""
         return max(num_pages - self.window_pages, 0)
 
-    def ask(self, contains: Callable[[list[bytes]], list[bool]]) -> list[int]:
+    def ask(self, contains: Callable[[Items[Key]], list[bool]]) -> list[int]:
         """The prefix lengths, in pages, that storage could restore, ascending; empty if none.
 
         `contains` is asked about the full pages, and about windows and states as far as those lead
@@ -117,6 +117,9 @@ class Prefetch:
         Full pages must lead without a gap; the window before the end and the state at it must be
         there as well. Ascending; empty if none.
         """
+        if not self.has_sidecars:
+            num_leading = full.index(False) if False in full else len(full)
+            return list(range(1, num_leading + 1))
         lengths = []
         swa_run = 0
         for index, present in enumerate(full):

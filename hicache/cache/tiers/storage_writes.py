@@ -4,7 +4,7 @@ from collections import Counter
 
 from hicache.cache.pages import PageIds
 from hicache.cache.tiers.transfer import BackUp, Bookings, StorageDelete, StorageWrite
-from hicache.cache.tree.keys import keys_of
+from hicache.cache.tree.keys import Key, keys_of
 from hicache.cache.tree.lock import Lock
 from hicache.cache.tree.node import FULL, HOST, MAMBA, SWA, Node
 from hicache.cache.tree.page_registry import PageNumbers, Stored
@@ -141,7 +141,7 @@ class StorageWriter:
 
     def _write_of(self, items: list[tuple[Node, int]]) -> StorageWrite:
         # of these nodes' components, all on the host; nothing is locked yet
-        keys: list[bytes] = []
+        keys: list[Key] = []
         pages: list[tuple[int, int]] = []
         numbers: list[tuple[int, PageNumbers]] = []
         num_bytes = 0

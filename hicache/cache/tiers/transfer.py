@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hicache.cache.pages import PageIds
+from hicache.cache.tree.keys import Key
 from hicache.cache.tree.lock import Lock
 from hicache.cache.tree.node import Node
 from hicache.cache.tree.page_registry import PageNumbers
@@ -66,7 +67,7 @@ class StorageWrite:
     their bytes when `submit` returns.
     """
 
-    keys: list[bytes]
+    keys: list[Key]
     pages: list[tuple[int, int]]  # (component, host page id), as long as `keys`
     num_bytes: int
     host_locks: list[Lock]
@@ -78,7 +79,7 @@ class StorageWrite:
 class StorageDelete:
     """Pages that storage need not keep any more; done at once and reported by nobody."""
 
-    keys: list[bytes]
+    keys: list[Key]
 
 
 Reported = LoadBack | BackUp | StorageWrite  # whose end is reported

@@ -2,25 +2,31 @@
 
 In a real store a page's digest stands for its tokens and every token before them, and each chain
 starts from the namespace: equal tokens of two adapters or tenants never share a page. A simulated
-run knows all its pages beforehand, and calls each by its number.
+run knows all its pages beforehand, and calls each by a number.
 """
 
 import hashlib
 from collections.abc import Mapping
+from collections.abc import Sequence as Items
 from functools import lru_cache
 from typing import Protocol
 
-from hicache.cache.tree.node import MAMBA, Node
+import numpy as np
+
+from hicache.cache.tree.node import FULL, MAMBA, Node
 from hicache.cache.tree.sequence import Sequence
 from hicache.request import TOKEN_BYTES, Request, TokenSpans
-from hicache.storage.base import DIGEST_BYTES, KEY_BYTES
+from hicache.storage.base import DIGEST_BYTES
 
 COMPONENT_TAGS = (b"f", b"s", b"m")  # by component number: full, swa, mamba
 NUMBER_BYTES = 4
+# of a page: its name, and with its component its key in storage. A digest gets the component's tag,
+# a number has two bits left for it
+Key = bytes | int
 
 
 class PageNames(Protocol):
-    """Names of at most `DIGEST_BYTES`, all as long, equal where all tokens up to a page's end are.
+    """Names of pages, equal where all tokens up to a page's end are.
 
     `page_bytes`: what one page is in a node's edge and in a sequence's tokens.
     """
@@ -31,11 +37,11 @@ class PageNames(Protocol):
         """Prompt and answer as the tree takes them."""
         ...
 
-    def of_node(self, node: Node, start: int = 0) -> list[bytes]:
+    def of_node(self, node: Node, start: int = 0) -> Items[Key]:
         """The names of a node's pages, from its `start`-th on."""
         ...
 
-    def of_span(self, anchor: Node, sequence: Sequence, num_pages: int) -> list[bytes]:
+    def of_span(self, anchor: Node, sequence: Sequence, num_pages: int) -> Items[Key]:
         """The names of the pages of a sequence that follow those up to the anchor."""
         ...
 
@@ -63,7 +69,7 @@ class Digests:
 
 
 class Numbers:
-    """Pages called by their numbers in a workload."""
+    """Pages called by four times their numbers in a workload."""
 
     page_bytes = NUMBER_BYTES
 
@@ -72,22 +78,16 @@ class Numbers:
         self._pages = pages
 
     def tokens(self, request: Request) -> bytes:
-        """The numbers of its pages."""
-        return self._pages[request.id].to_bytes()
+        """The names of its pages."""
+        return (4 * np.frombuffer(self._pages[request.id].to_bytes(), np.int32)).tobytes()
 
-    def of_node(self, node: Node, start: int = 0) -> list[bytes]:
-        """The numbers in its edge."""
-        return _names(node.edge, start, node.num_pages)
+    def of_node(self, node: Node, start: int = 0) -> list[int]:
+        """The names in its edge."""
+        return memoryview(node.edge).cast("i")[start:].tolist()
 
-    def of_span(self, anchor: Node, sequence: Sequence, num_pages: int) -> list[bytes]:
-        """The numbers among its tokens."""
-        return _names(sequence.tokens, anchor.end, anchor.end + num_pages)
-
-
-def _names(numbers: bytes, first: int, end: int) -> list[bytes]:
-    size = NUMBER_BYTES
-    places = range(first * size, end * size, size)
-    return [numbers[place : place + size] for place in places]
+    def of_span(self, anchor: Node, sequence: Sequence, num_pages: int) -> list[int]:
+        """The names among its tokens."""
+        return memoryview(sequence.tokens).cast("i")[anchor.end : anchor.end + num_pages].tolist()
 
 
 def chain_seed(namespace: str) -> bytes:
@@ -139,15 +139,24 @@ def last_digest(node: Node) -> bytes:
     return digests_of(node)[-1]
 
 
-def keys_of(names: PageNames, node: Node, kind: int) -> list[bytes]:
+def keys_of(names: PageNames, node: Node, kind: int) -> Items[Key]:
     """The storage keys of a node's pages, or of the state after it, of one component."""
     start = node.num_pages - 1 if kind == MAMBA else 0
     return keys(names.of_node(node, start), kind)
 
 
-def keys(names: list[bytes], kind: int) -> list[bytes]:
+def keys(names: Items[Key], kind: int) -> Items[Key]:
     """The storage keys of pages of these names, of one component."""
-    if not names:
-        return []
-    tag = COMPONENT_TAGS[kind].rjust(KEY_BYTES - len(names[0]), b"\0")
-    return [name + tag for name in names]
+    if names and isinstance(names[0], int):
+        return names if kind == FULL else [name + kind for name in names if isinstance(name, int)]
+    tag = COMPONENT_TAGS[kind]
+    return [name + tag for name in names if isinstance(name, bytes)]
+
+
+def key_bytes(keys: Items[Key]) -> list[bytes]:
+    """Keys as real stores take them, `KEY_BYTES` each."""
+    return [key if isinstance(key, bytes) else _number_key(key) for key in keys]
+
+
+def _number_key(key: int) -> bytes:
+    return (key >> 2).to_bytes(DIGEST_BYTES, "little") + COMPONENT_TAGS[key & 3]

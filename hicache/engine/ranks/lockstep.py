@@ -93,10 +93,9 @@ class RankExecutor:
         leader = self._ranks[0]
         if leader is self:
             ends, load_stall_ns = self.inner.forward(batch, now_ns)
-            steps = range(batch.num_steps)
-            late = StepEnds([ends[step] + self._collective_ns * (step + 1) for step in steps])
-            late.look(steps[-1])  # to agree is part of a step: no run may go on unnoticed
-            self._run = StepRun(late, load_stall_ns)
+            ends.look(batch.num_steps - 1)  # to agree is part of a step: no run goes on unnoticed
+            late = [end + self._collective_ns * step for step, end in enumerate(ends.known, 1)]
+            self._run = StepRun(StepEnds([late]), load_stall_ns)
         assert leader._run is not None
         return leader._run
 

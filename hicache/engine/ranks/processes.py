@@ -16,6 +16,7 @@ from torch import distributed
 
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tiers.transfer import CopyState, StorageDelete, StorageWrite, Work
+from hicache.cache.tree.keys import Key, key_bytes
 from hicache.config import HitAgreement
 from hicache.engine.ranks.agreement import RankAgreement, ReadProgress, offer, taken
 from hicache.executor.completions import StepEnds, StepRun
@@ -135,12 +136,13 @@ class RankedReader:
             return
         if isinstance(work, StorageDelete):
             with suppress(StorageError):  # a page that stays is never wrong, only unwanted
-                self._storage.delete(work.keys)
+                self._storage.delete(key_bytes(work.keys))
             return
         if isinstance(work, StorageWrite):
-            pages = [memoryview(self._payload(key)) for key in work.keys]
+            keys = key_bytes(work.keys)
+            pages = [memoryview(self._payload(key)) for key in keys]
             with suppress(StorageError):  # pages that are not there are found missing
-                self._storage.write(work.keys, pages)
+                self._storage.write(keys, pages)
         self._agreement.submitted(work)
         self._agreement.copied(work)
 
@@ -154,7 +156,7 @@ class RankedReader:
 
     def forward(self, batch: Batch, now_ns: int) -> StepRun:
         """All steps end now."""
-        return StepRun(StepEnds([now_ns] * batch.num_steps), 0)
+        return StepRun(StepEnds([[now_ns] * batch.num_steps]), 0)
 
     def check(self) -> None:
         """Raise what a thread has died of."""
@@ -184,7 +186,7 @@ class RankedReader:
     def _query(self, prefetch: Prefetch) -> None:
         num_pages = prefetch.num_pages
         try:
-            restorable = prefetch.ask(self._storage.contains)
+            restorable = prefetch.ask(lambda keys: self._storage.contains(key_bytes(keys)))
         except StorageError:
             restorable = []
         offered = offer(restorable, num_pages, self._rule)
@@ -222,8 +224,9 @@ class RankedReader:
         self._agreement.progress.append(ReadProgress(prefetch, completed_pages=agreed))
         return agreed
 
-    def _load(self, keys: list[bytes]) -> int:
+    def _load(self, names: Sequence[Key]) -> int:
         # how many lead without a gap
+        keys = key_bytes(names)
         wanted = [self._payload(key) for key in keys]
         buffers = [bytearray(len(page)) for page in wanted]
         try:

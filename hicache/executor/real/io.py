@@ -21,6 +21,7 @@ from hicache.cache.tiers.transfer import (
     StorageWrite,
     Work,
 )
+from hicache.cache.tree.keys import Key, key_bytes
 from hicache.cache.tree.node import FULL
 from hicache.clock import SECOND_NS, Clock
 from hicache.config import StorageConfig
@@ -155,7 +156,7 @@ class TorchIo:
             began_ns = self.now()
             sidecars: Items = []
             for load in script:
-                load.found = self._load(engine, load.keys, load.items)
+                load.found = self._load(engine, key_bytes(load.keys), load.items)
                 if not load.is_sidecar:
                     self._posts.put(partial(progress, load.found))
                 elif load.is_whole:
@@ -178,12 +179,12 @@ class TorchIo:
 
     def write(self, engine: int, work: StorageWrite) -> None:
         """Write pages that storage has not, in batches; those given away from a copy of them."""
-        ranks = self.runners[engine].pools.ranks
+        ranks, keys = self.runners[engine].pools.ranks, key_bytes(work.keys)
         payloads = [
-            {key: rank.payload(*item) for key, item in zip(work.keys, work.pages, strict=True)}
+            {key: rank.payload(*item) for key, item in zip(keys, work.pages, strict=True)}
             for rank in ranks
         ]
-        sums = [dict(zip(work.keys, rank.sums(work.pages), strict=True)) for rank in ranks]
+        sums = [dict(zip(keys, rank.sums(work.pages), strict=True)) for rank in ranks]
         if work.is_given_away:
             payloads = [
                 {key: memoryview(bytes(page)) for key, page in each.items()} for each in payloads
@@ -216,21 +217,22 @@ class TorchIo:
 
     def delete(self, work: StorageDelete) -> None:
         """Forget pages, in the order of writes."""
+        keys = key_bytes(work.keys)
 
         def forget() -> None:
             for storage in self._storages:
                 with suppress(StorageError):  # a page that stays is never wrong, only unwanted
-                    storage.delete(work.keys)
+                    storage.delete(keys)
             for known in self._sums:
-                for key in work.keys:
+                for key in keys:
                     known.pop(key, None)
 
         self._writers.submit(forget)  # nobody waits for it
 
     # -- in threads ----------------------------------------------------------------------------
 
-    def _on_all_ranks(self, keys: list[bytes]) -> list[bool]:
-        flags = [storage.contains(keys) for storage in self._storages]
+    def _on_all_ranks(self, keys: Sequence[Key]) -> list[bool]:
+        flags = [storage.contains(key_bytes(keys)) for storage in self._storages]
         return [all(each) for each in zip(*flags, strict=True)]
 
     def _load(self, engine: int, keys: list[bytes], items: Items) -> int:
@@ -261,11 +263,12 @@ class TorchIo:
         sums: Sequence[dict[bytes, int]],
     ) -> Items:
         """The items that every rank's storage has now."""
-        stored = [True] * len(part.keys)
+        keys = key_bytes(part.keys)
+        stored = [True] * len(keys)
         ranks = zip(self._storages, payloads, sums, self._sums, strict=True)
         for storage, pages, its_sums, known in ranks:
-            known.update((key, its_sums[key]) for key in part.keys)
-            flags = storage.write(part.keys, [pages[key] for key in part.keys])
+            known.update((key, its_sums[key]) for key in keys)
+            flags = storage.write(keys, [pages[key] for key in keys])
             stored = [was and flag for was, flag in zip(stored, flags, strict=True)]
         return [item for item, is_stored in zip(part.items, stored, strict=True) if is_stored]
 
@@ -311,7 +314,7 @@ class TorchExecutor:
         """Compute one step, to its end."""
         assert batch.num_steps == 1, f"real steps are taken one by one, got {batch.num_steps}"
         self._runner.compute(batch)
-        return StepRun(StepEnds([self._io.now()]), self._runner.exposed_ns)
+        return StepRun(StepEnds([[self._io.now()]]), self._runner.exposed_ns)
 
 
 def _raise(error: BaseException) -> Delivery | None:

@@ -13,7 +13,7 @@ Axes: row (token of a page), token (of the pages read), head, dim, state, tap, c
 """
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,37 +21,18 @@ from einops import rearrange, repeat
 from torch import Tensor
 from torch.nn import functional
 
+from hicache.executor.real.paged_kv import PagedKvView
+from hicache.executor.real.rank_pools import DTYPES
 from hicache.models import ModelConfig
 
 ROPE_BASE = 10_000.0
 EPSILON = 1e-6
 SLOWEST, FASTEST = 0.002, 0.05  # decay of a state by one token: it forgets in 20 to 500
-DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
 STATE_DTYPES = {
     torch.bfloat16: torch.float32,
     torch.float32: torch.float32,
     torch.float64: torch.float64,
 }
-
-
-class Memory(Protocol):
-    """Keys, values and states of one sequence."""
-
-    def write_kv(self, layer: int, page: int, rows: slice, keys: Tensor, values: Tensor) -> None:
-        """Put keys and values [row, head, dim] into some rows of a page."""
-        ...
-
-    def read_kv(self, layer: int, first: int, end: int) -> tuple[Tensor, Tensor]:
-        """Keys and values [token, head, dim] of pages [first, end), each head as often as read."""
-        ...
-
-    def read_state(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Taps [head, tap, channel] and state [head, state, dim] after the last token."""
-        ...
-
-    def write_state(self, layer: int, taps: Tensor, state: Tensor) -> None:
-        """Put the taps and the state after the last token."""
-        ...
 
 
 def _always_ready(layer: int) -> None:
@@ -89,7 +70,7 @@ class ReferenceModel:
         tokens: bytes,
         start: int,
         end: int,
-        memory: Memory,
+        memory: PagedKvView,
         *,
         logits_from: int | None = None,
         ready: Callable[[int], None] = _always_ready,
@@ -156,7 +137,7 @@ class ReferenceModel:
         ids[rows] = held % self.vocab_size
         return self._embedding[torch.from_numpy(ids).to(self.device)]
 
-    def _attend(self, layer: int, x: Tensor, block: "_Block", memory: Memory) -> Tensor:
+    def _attend(self, layer: int, x: Tensor, block: "_Block", memory: PagedKvView) -> Tensor:
         config, weights, word = self.config, self._layers[layer], self.words[layer]
         heads, kv_heads, rows = config.num_query_heads, config.num_kv_heads, block.rows
         projected = rearrange(
@@ -181,7 +162,7 @@ class ReferenceModel:
         mixed = torch.bmm(shares, values)
         return rearrange(mixed, "head row dim -> row (head dim)") @ weights["out"]
 
-    def _scan(self, layer: int, x: Tensor, block: "_Block", memory: Memory) -> Tensor:
+    def _scan(self, layer: int, x: Tensor, block: "_Block", memory: PagedKvView) -> Tensor:
         config, weights, rows = self.config, self._layers[layer], block.rows
         heads, dim, state_dim = (
             config.recurrent_heads,

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from hicache.models import ComponentKind, HardwareConfig, ModelConfig, RateTable
 
 CHUNK_TOKENS = 8192  # of an isolated prefill, unless the caller knows better
+FIRST_BLOCK = 8  # decode steps priced at first
 
 
 class ForwardCost(NamedTuple):
@@ -50,6 +51,20 @@ class Rates:
             return self._rates[-1]
         i = bisect_right(self._sizes, size) - 1
         return self._rates[i] + (size - self._sizes[i]) * self._slopes[i]
+
+    def line(self, low: float, high: float) -> tuple[float, float, float] | None:
+        """(rate, size, slope) with `at(x)` = rate + (x - size) * slope for all x of [low, high].
+
+        None where the table has a point between them.
+        """
+        if low >= self._sizes[-1]:
+            return self._rates[-1], 0.0, 0.0
+        if high <= self._sizes[0]:
+            return self._rates[0], 0.0, 0.0
+        i = bisect_right(self._sizes, low) - 1
+        if i < 0 or high >= self._sizes[i + 1]:
+            return None
+        return self._rates[i], self._sizes[i], self._slopes[i]
 
 
 class CostModel:
@@ -169,25 +184,38 @@ class CostModel:
 
     def decode_steps_ns(
         self, context_lens: Sequence[int], num_steps: int, *, slowdown: float = 1.0
-    ) -> Iterator[int]:
+    ) -> Iterator[list[int]]:
         """Durations of pure-decode steps, each context one token longer than before.
 
-        Equals `forward_ns([], context_lens + j)` for j in range(num_steps), bit for bit.
+        Equals `forward_ns([], context_lens + j)` for j in range(num_steps), bit for bit. In blocks,
+        each twice as long as the one before: most runs are cut short.
         """
         num_decodes = len(context_lens)
         fixed_s, _ = self._fixed_s(0, 0, 0, num_decodes, 0)
         num_keys = sum(context_lens)
         window_len = self._swa.window_len
         # window tokens that each request has not yet
-        room = sorted(window_len - length for length in context_lens if length < window_len)
+        room = sorted([window_len - length for length in context_lens if length < window_len])
         window_keys = num_decodes * window_len - sum(room)
-        for step in range(num_steps):
-            seconds = fixed_s + self._full.decode_s(num_keys)
-            if self._swa.num_layers:
-                seconds += self._swa.decode_s(window_keys)
-            yield int(seconds * slowdown * 1e9 + 0.5)
-            num_keys += num_decodes
-            window_keys += len(room) - bisect_right(room, step)
+        first = 0
+        while first < num_steps:
+            end = min(2 * first + FIRST_BLOCK, num_steps)
+            keys_end = num_keys + (end - first) * num_decodes
+            full_s = self._full.decode_each_s(range(num_keys, keys_end, num_decodes))
+            num_keys = keys_end
+            if room and room[-1] > first:
+                keys_of = []
+                for step in range(first, end):
+                    keys_of.append(window_keys)
+                    window_keys += len(room) - bisect_right(room, step)
+                swa_s = self._swa.decode_each_s(keys_of)
+            else:
+                swa_s = [self._swa.decode_s(window_keys)] * (end - first)
+            yield [
+                int((fixed_s + full + swa) * slowdown * 1e9 + 0.5)
+                for full, swa in zip(full_s, swa_s, strict=True)
+            ]
+            first = end
 
     def prefill_s(self, start: int, end: int, *, chunk_tokens: int = CHUNK_TOKENS) -> float:
         """Seconds to compute tokens [start, end) alone on the machine, in chunks."""
@@ -359,6 +387,18 @@ class _Attention:
             return 0.0
         read = num_keys * self._token_bytes
         return read / self._bandwidth.at(read) * self.num_layers
+
+    def decode_each_s(self, num_keys: Sequence[int]) -> list[float]:
+        """`decode_s` of each of these, which do not fall."""
+        token_bytes, num_layers = self._token_bytes, self.num_layers
+        line = self._bandwidth.line(num_keys[0] * token_bytes, num_keys[-1] * token_bytes)
+        if line is None or not num_layers:
+            return [self.decode_s(each) for each in num_keys]
+        rate, size, slope = line
+        return [
+            (read := each * token_bytes) / (rate + (read - size) * slope) * num_layers
+            for each in num_keys
+        ]
 
     def _window_pairs(self, num_queries: int) -> int:
         """Pairs of query and key of a prompt's first `num_queries` tokens."""

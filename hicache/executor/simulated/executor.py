@@ -6,8 +6,8 @@ keys only: what is stored, evicted and found is real, bytes are charged to links
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Generator, Iterable, Sequence
-from itertools import accumulate, count, islice
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from itertools import accumulate, count
 from random import Random
 
 from mypy_extensions import mypyc_attr
@@ -21,15 +21,16 @@ from hicache.cache.tiers.transfer import (
     StorageWrite,
     Work,
 )
+from hicache.cache.tree.keys import Key
 from hicache.cache.tree.node import KINDS
 from hicache.clock import Clock, to_ns
 from hicache.config import StorageConfig
 from hicache.executor.completions import Delivery, StepEnds, StepRun
 from hicache.executor.simulated.cost import CostModel
 from hicache.executor.simulated.links import Links
+from hicache.executor.simulated.stores import KeyStore
 from hicache.executor.storage_script import Ask, Item, read_script, write_script
 from hicache.scheduler.batch import Batch
-from hicache.storage.base import Storage
 from hicache.storage.guards.faults import Stall
 
 Wait = tuple[int, int, tuple[str, ...]]  # (latency in ns, then bytes, links they cross)
@@ -49,7 +50,7 @@ class SimulatedIo:
     def __init__(
         self,
         config: StorageConfig,
-        storages: Sequence[Storage],
+        storages: Sequence[KeyStore],
         copy_rates: Sequence[dict[str, float]],
         *,
         stalls: Sequence[Stall] = (),
@@ -211,8 +212,8 @@ class SimulatedIo:
             num_bytes = sum([page_bytes[kind] for kind, _ in part.items])
             yield to_ns(self.config.operation_s), num_bytes, links
             self.counters["transfer/storage_write_bytes"] += num_bytes
-            stored = self._store(engine, part.keys, part.items)
-            self.counters["storage/refused_write_pages"] += stored.count(False)
+            num_refused = self._store(engine, part.keys, part.items)
+            self.counters["storage/refused_write_pages"] += num_refused
             yield self._stall_ns(engine), 0, ()
         self._done.append((engine, work))
 
@@ -232,15 +233,15 @@ class SimulatedIo:
             else:
                 self._go_on(work)
 
-    def _storage_of(self, engine: int) -> Storage:
+    def _storage_of(self, engine: int) -> KeyStore:
         return self.storages[engine % self._num_ranks]
 
     def _stall_ns(self, engine: int) -> int:
         return self._stalls[engine % self._num_ranks].take()
 
-    def _store(self, engine: int, keys: list[bytes], items: Iterable[Item]) -> list[bool]:
-        # a page's stand-in is its key; whoever moves real bytes takes them from the items
-        return self._storage_of(engine).write(keys, [memoryview(key) for key in keys])
+    def _store(self, engine: int, keys: Sequence[Key], items: Iterable[Item]) -> int:
+        # whoever moves real bytes takes them from the items
+        return self._storage_of(engine).write(keys)
 
     def _latency_ns(self, engine: int) -> int:
         # before the first byte of a batch that is read
@@ -250,14 +251,8 @@ class SimulatedIo:
             delay_s = draws.expovariate(1 / delay_s)
         return to_ns(self.config.operation_s + delay_s)
 
-    def _load(self, engine: int, keys: list[bytes], items: Iterable[Item]) -> int:
-        # how many lead without a gap; what is read is the key itself, so that damage shows
-        buffers = [bytearray(key) for key in keys]
-        flags = self._storage_of(engine).read(keys, [memoryview(buffer) for buffer in buffers])
-        for index, (key, buffer, flag) in enumerate(zip(keys, buffers, flags, strict=True)):
-            if not flag or buffer != key:
-                return index
-        return len(keys)
+    def _load(self, engine: int, keys: Sequence[Key], items: Iterable[Item]) -> int:
+        return self._storage_of(engine).read(keys)
 
     def _dispatch(self, worker: str) -> None:
         queue = self._queues[worker]
@@ -347,7 +342,7 @@ class SimulatedExecutor:
         lens = [req.kv_len + 1 for req in batch.decodes]
         if not batch.extends:
             steps = self._cost.decode_steps_ns(lens, batch.num_steps, slowdown=slowdown)
-            return StepRun(StepEnds(islice(accumulate(steps, initial=now_ns), 1, None)), 0)
+            return StepRun(StepEnds(_ends(steps, now_ns)), 0)
         load_layer_bytes = None
         if batch.load_backs:
             full, swa, states = (
@@ -364,4 +359,11 @@ class SimulatedExecutor:
             slowdown=slowdown,
             saved_states=sum(len(extend.saves) for extend in batch.extends),
         )
-        return StepRun(StepEnds([now_ns + cost.total_ns]), cost.load_stall_ns)
+        return StepRun(StepEnds([[now_ns + cost.total_ns]]), cost.load_stall_ns)
+
+
+def _ends(blocks: Iterable[list[int]], now_ns: int) -> Iterator[list[int]]:
+    for block in blocks:
+        ends = list(accumulate(block, initial=now_ns))
+        now_ns = ends[-1]
+        yield ends[1:]

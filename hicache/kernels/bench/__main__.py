@@ -31,8 +31,8 @@ import triton
 from hicache.kernels.bench.cases import CASES
 from hicache.kernels.bench.contest import contest, table
 from hicache.kernels.bench.figures import roofline_figure, sweep_figure
-from hicache.kernels.bench.measure import Bench
-from hicache.kernels.bench.session import MIB, Goal, Record, Session
+from hicache.kernels.bench.measure import MIB, Bench
+from hicache.kernels.bench.session import Goal, Record, Session
 from hicache.kernels.contract import CopyKernel, named
 
 NUM_LAYERS = 16

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from hicache.kernels.bench.measure import Bench, Shape, Timing, Transfer
 from hicache.kernels.contract import CopyKernel
 
-KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
@@ -121,48 +119,22 @@ class Session:
             why = "nothing is timed without a GPU"
         self.goals.append(Goal(goal=goal, what=what, wanted=wanted, got=got, holds=holds, why=why))
 
-    def within_device(self, page_size: int, row_bytes: int, src: str, dst: str) -> Transfer:
-        """A transfer between two pools of the device."""
-        return self.bench.transfer(
-            Shape(
-                page_size=page_size,
-                row_bytes=row_bytes,
-                num_bytes=self.bench.device_bytes,
-                num_layers=self.bench.num_layers,
-            ),
-            src="device",
-            dst="device_target",
-            src_layout=src,
-            dst_layout=dst,
-        )
-
-    def across(
+    def transfer(
         self,
         direction: str,
         page_size: int,
         row_bytes: int,
         *,
         num_bytes: int | None = None,
+        other: str = "page_first",
         contiguous: bool = False,
-        host_layout: str = "page_first",
     ) -> Transfer:
-        """A load-back (`to_device`) or a back-up (`to_host`) between the usual layouts."""
+        """Pages within the device, or a load-back (`to_device`) or a back-up (`to_host`)."""
+        bench = self.bench
         shape = Shape(
             page_size=page_size,
             row_bytes=row_bytes,
-            num_bytes=num_bytes or self.bench.host_bytes,
-            num_layers=self.bench.num_layers,
+            num_bytes=num_bytes or bench.room(direction),
+            num_layers=bench.num_layers,
         )
-        sides = {
-            "to_device": ("host", "device_target", host_layout, "layer_first"),
-            "to_host": ("device", "host_target", "layer_first", host_layout),
-        }
-        src, dst, src_layout, dst_layout = sides[direction]
-        return self.bench.transfer(
-            shape,
-            src=src,
-            dst=dst,
-            src_layout=src_layout,
-            dst_layout=dst_layout,
-            contiguous=contiguous,
-        )
+        return bench.transfer(direction, shape, other=other, contiguous=contiguous)

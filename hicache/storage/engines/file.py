@@ -11,6 +11,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 from uuid import uuid4
@@ -61,12 +62,9 @@ class FileStorage:
         self._owner = current_owner()
         self._lock = Lock()
         self._pages: OrderedDict[bytes, int] = OrderedDict()  # oldest first, with charged bytes
+        self._stats = StorageStats()
         self._used_bytes = 0
         self._unscanned_bytes = 0
-        self._evicted_pages = 0
-        self._read_bytes = 0
-        self._written_bytes = 0
-        self._damaged_pages = 0
         with self._reached():
             self._root.mkdir(parents=True, exist_ok=True)
         with self._opened() as directory:
@@ -107,13 +105,8 @@ class FileStorage:
         """Counts so far. Scans the directory: what is stored is of all processes."""
         with self._opened() as directory, self._lock:
             self._scan(directory)
-            return StorageStats(
-                stored_pages=len(self._pages),
-                stored_bytes=self._used_bytes,
-                evicted_pages=self._evicted_pages,
-                read_bytes=self._read_bytes,
-                written_bytes=self._written_bytes,
-                damaged_pages=self._damaged_pages,
+            return replace(
+                self._stats, stored_pages=len(self._pages), stored_bytes=self._used_bytes
             )
 
     def close(self) -> None:
@@ -178,11 +171,11 @@ class FileStorage:
         with self._lock:
             if not whole:
                 # or it would stay: a write keeps what is there
-                self._damaged_pages += 1
+                self._stats.damaged_pages += 1
                 self._remove(directory, key)
             if right:
                 self._refresh(key)
-                self._read_bytes += buffer.nbytes
+                self._stats.read_bytes += buffer.nbytes
         return right
 
     def _write(self, directory: int, key: bytes, buffer: memoryview) -> bool:
@@ -211,7 +204,7 @@ class FileStorage:
             with self._lock:
                 if written and key not in self._pages:
                     self._pages[key] = charged_bytes
-                    self._written_bytes += buffer.nbytes
+                    self._stats.written_bytes += buffer.nbytes
                 else:
                     self._used_bytes -= charged_bytes
         return written
@@ -259,7 +252,7 @@ class FileStorage:
             if not self._pages:
                 return False  # all the room is taken by pages that are being written
             self._remove(directory, next(iter(self._pages)))
-            self._evicted_pages += 1
+            self._stats.evicted_pages += 1
         return True
 
     def _remove(self, directory: int, key: bytes) -> None:

@@ -98,10 +98,9 @@ class Written:
 class SlotTable:
     """The table of one slab. Callers lock: a table is used by one thread at a time.
 
-    With `refresh`, pages that are used become the youngest (least recently used leave first);
-    without, pages leave in the order of their writing. `free_space` is called within the
-    transaction for every slot that becomes free and is not used again at once, so that no other
-    process can hold that slot yet. `num_slots` tells how many slots the file of a size has.
+    Pages that are used become the youngest: least recently used leave first. `free_space` is called
+    within the transaction for every slot that becomes free and is not used again at once, so that
+    no other process can hold that slot yet. `num_slots` tells how many slots a size's file has.
 
     Raises:
         ValueError: The file is a database of somebody else.
@@ -114,14 +113,12 @@ class SlotTable:
         namespace: str,
         owner: Owner,
         capacity_bytes: int | None,
-        refresh: bool,
         busy_s: float,
         free_space: Callable[[Place], None],
         num_slots: Callable[[int], int],
     ) -> None:
         self._owner = str(owner)
         self._capacity_bytes = capacity_bytes
-        self._refresh = refresh
         self._free_space = free_space
         self.evicted_pages = 0
         self._db = sqlite3.connect(
@@ -244,11 +241,6 @@ class SlotTable:
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield
-        except BaseException:
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
-            raise
-        try:
             self._db.execute("COMMIT")
         except BaseException:
             if self._db.in_transaction:
@@ -313,8 +305,6 @@ class SlotTable:
         return int(newest.fetchone()[0]) + 1
 
     def _touch(self, keys: Iterable[bytes]) -> None:
-        if not self._refresh:
-            return
         tick = self._next_tick()
         self._db.executemany(
             "UPDATE slots SET tick = ? WHERE key = ?",

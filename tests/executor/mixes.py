@@ -294,14 +294,17 @@ class CarriedIo(SimulatedIo):
         flags = [storage.contains(keys) for storage in self._rank_storages]
         return [all(each) for each in zip(*flags, strict=True)]
 
-    def _store(self, engine, keys, items):
+    def _store(self, engine, work, keys):
+        item_of = dict(zip(work.keys, work.pages, strict=True))
+        items = [item_of[key] for key in keys]
         stored = [True] * len(keys)
         for storage, payloads in self._parts(engine, items):
             flags = storage.write(keys, payloads)
             stored = [all(each) for each in zip(stored, flags, strict=True)]
         return stored.count(False)
 
-    def _load(self, engine, keys, items):
+    def _load(self, engine, load):
+        keys, items = load.keys, load.items
         least = len(keys)
         for storage, payloads in self._parts(engine, items):
             flags = storage.read(keys, payloads)

@@ -63,6 +63,8 @@ class Workload:
 def load_workload(config: WorkloadConfig, *, data_dir: str | None, seed: int) -> Workload:
     """Load or generate what `config` names, stretched by `time_scale`, cut to `limit` and `window`.
 
+    Parents arrive before their children, so a limit leaves none without.
+
     `config.load` and `config.arrivals` are for the caller: see `sample_sessions` and `Feeder`.
 
     Raises:
@@ -71,7 +73,7 @@ def load_workload(config: WorkloadConfig, *, data_dir: str | None, seed: int) ->
     """
     kind = config.kind
     if kind in GENERATORS:
-        requests = GENERATORS[kind](config, seed=seed)
+        requests = _with_session_names(GENERATORS[kind](config, seed=seed)[: config.limit])
     elif kind in TRACES:
         path = find_trace(TRACES[kind], path=config.path, data_dir=data_dir)
         try:
@@ -84,8 +86,6 @@ def load_workload(config: WorkloadConfig, *, data_dir: str | None, seed: int) ->
             ) from error
     else:
         raise ValueError(f"workload.kind must be one of {', '.join(KINDS)}, got {kind!r}")
-    # parents arrive before their children, so a cut leaves none without
-    requests = _with_session_names(requests[: config.limit])
     if config.token_stride > 1:
         requests = [
             replace(
@@ -111,7 +111,7 @@ def load_workload(config: WorkloadConfig, *, data_dir: str | None, seed: int) ->
 def _load_trace(kind: str, path: Path, config: WorkloadConfig, seed: int) -> list[Request]:
     form = form_of(path) if kind == "trace" else kind
     if form == "chats":  # of what people said nothing is kept
-        return load_chat_log(path, config)[: config.limit]
+        return _with_session_names(load_chat_log(path, config)[: config.limit])
     # all that what is kept depends on
     settings: tuple[object, ...] = (
         form,
@@ -128,7 +128,7 @@ def _load_trace(kind: str, path: Path, config: WorkloadConfig, seed: int) -> lis
         parse = partial(load_lengths, path, config)
     elif form == "blocks":
         parse = partial(load_mooncake, path, config, block_tokens=config.block_tokens)
-    return load_parsed(path, parse, config.limit, settings)
+    return load_parsed(path, lambda: _with_session_names(parse()), config.limit, settings)
 
 
 def form_of(path: Path) -> str:
@@ -198,12 +198,8 @@ def _within(requests: Sequence[Request], seed: int) -> list[Request]:
 def _shifted(
     requests: Sequence[Request], tree_of: Mapping[int, int], shift_of: Mapping[int, int]
 ) -> list[Request]:
-    shifted = [
-        replace(request, arrival_ns=request.arrival_ns + shift_of[tree_of[request.id]])
-        for request in requests
-    ]
-    shifted.sort(key=lambda request: (request.arrival_ns, request.id))
-    return _renumbered(shifted)
+    shifted = {each.id: each.arrival_ns + shift_of[tree_of[each.id]] for each in requests}
+    return _renumbered(sorted(requests, key=lambda each: (shifted[each.id], each.id)), shifted)
 
 
 def sample_sessions(workload: Workload, share: float, seed: int) -> Workload:
@@ -298,14 +294,20 @@ def _thinned(spans: TokenSpans, stride: int) -> TokenSpans:
     return TokenSpans(firsts[kept], counts[kept])
 
 
-def _renumbered(requests: Sequence[Request]) -> list[Request]:
-    """Ids anew; a parent that is not among the requests is taken to have been answered."""
+def _renumbered(
+    requests: Sequence[Request], arrivals_ns: Mapping[int, int] | None = None
+) -> list[Request]:
+    """Ids anew, and arrivals if there are others, by the old ids.
+
+    A parent that is not among the requests is taken to have been answered.
+    """
     ids = {request.id: new_id for new_id, request in enumerate(requests)}
     return [
         replace(
             request,
             id=ids[request.id],
             parent_id=None if request.parent_id is None else ids.get(request.parent_id),
+            arrival_ns=request.arrival_ns if arrivals_ns is None else arrivals_ns[request.id],
         )
         for request in requests
     ]

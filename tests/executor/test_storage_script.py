@@ -222,9 +222,9 @@ def test_a_read_goes_the_same_way_whoever_drives_it(
 @pytest.mark.parametrize("driver", [Simulated, Real])
 def test_a_write_goes_the_same_way_whoever_drives_it(driver):
     keys = [page(0), page(1), page(2), page(1, b"s"), page(2, b"m")]
-    items = [(FULL, 0), (FULL, 1), (FULL, 2), (SWA, 0), (MAMBA, 0)]
+    parts = [(FULL, [0, 1, 2]), (SWA, [0]), (MAMBA, [0])]
     storage = Plotted(missing=[keys[0], keys[2], keys[4]])
-    driver(storage).write(StorageWrite(keys=keys, pages=items, num_bytes=0, host_locks=[]))
+    driver(storage).write(StorageWrite(keys=keys, parts=parts, num_bytes=0, host_locks=[]))
     assert storage.calls == [
         ("contains", tuple(keys)),
         ("write", (keys[0], keys[2])),

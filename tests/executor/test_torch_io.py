@@ -100,7 +100,7 @@ def back_up(pools: TorchPools) -> None:
 def write(*pages: int) -> StorageWrite:
     return StorageWrite(
         keys=KEYS[: len(pages)],
-        pages=[(FULL, page) for page in pages],
+        parts=[(FULL, list(pages))],
         num_bytes=0,
         host_locks=[],
     )

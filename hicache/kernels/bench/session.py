@@ -67,6 +67,7 @@ class Session:
         self.notes: dict[str, object] = {}
         self.cells: list[Cell] = []
         self.failures: dict[str, str] = {}  # kernels that moved wrong bytes, or raised
+        self.broken: dict[str, str] = {}  # cases that raised
 
     def time(
         self,

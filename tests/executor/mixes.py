@@ -1,8 +1,8 @@
 """Random requests through real memory in simulated time.
 
-The cost model says when a thing is done, the data runner does it: as late as it may be done
-(`LateStream`), or as early (`PromptStream`). So a run is the same every time, and a wait that is
-missing somewhere is a wrong logit.
+The cost model says when a thing is done, the data runner does it: as late as it may be done or as
+early (`PlacedStream`). So a run is the same every time, and a wait that is missing somewhere is a
+wrong logit.
 """
 
 import functools
@@ -28,12 +28,13 @@ from hicache.config import (
     SchedulerConfig,
     StageAt,
     StorageConfig,
+    WorkloadConfig,
     WritePolicy,
 )
 from hicache.engine.loop import Engine, serve
 from hicache.engine.routing import RoundRobin
 from hicache.executor.completions import StepRun
-from hicache.executor.real.copy_streams import CudaStream, LateStream, PromptStream
+from hicache.executor.real.copy_streams import CudaStream
 from hicache.executor.real.model_runner import CopyStreams, ModelRunner
 from hicache.executor.real.pools import TorchPools
 from hicache.executor.real.rank_pools import PoolSpec
@@ -46,6 +47,7 @@ from hicache.request import Request
 from hicache.storage.engines.memory import MemoryStorage
 from hicache.workload.arrivals import Feeder
 from tests.cache.small import make_pools
+from tests.executor.streams import PlacedStream
 from tests.models.test_shapes import load, model
 from tests.scheduler.world import Plot, engine_of, request_of
 
@@ -174,7 +176,7 @@ def run_mix(
         engines.append(engine)
     serve(
         engines,
-        Feeder(requests, Arrivals.open, concurrency=1),
+        Feeder(requests, WorkloadConfig(arrivals=Arrivals.open)),
         clock=SimulatedClock(),
         io=io,
         router=RoundRobin(),
@@ -292,14 +294,17 @@ class CarriedIo(SimulatedIo):
         flags = [storage.contains(keys) for storage in self._rank_storages]
         return [all(each) for each in zip(*flags, strict=True)]
 
-    def _store(self, engine, keys, items):
+    def _store(self, engine, work, keys):
+        item_of = dict(zip(work.keys, work.pages, strict=True))
+        items = [item_of[key] for key in keys]
         stored = [True] * len(keys)
         for storage, payloads in self._parts(engine, items):
             flags = storage.write(keys, payloads)
             stored = [all(each) for each in zip(stored, flags, strict=True)]
         return stored.count(False)
 
-    def _load(self, engine, keys, items):
+    def _load(self, engine, load):
+        keys, items = load.keys, load.items
         least = len(keys)
         for storage, payloads in self._parts(engine, items):
             flags = storage.read(keys, payloads)
@@ -392,8 +397,7 @@ def _streams(rng: np.random.Generator, device: torch.device) -> CopyStreams:
     kinds = rng.integers(2, size=2)
     if device.type == "cuda":
         return CopyStreams(CudaStream(device, is_urgent=True), CudaStream(device, is_urgent=False))
-    load, save = ((LateStream, PromptStream)[int(kind)]() for kind in kinds)
-    return CopyStreams(load, save)
+    return CopyStreams(*(PlacedStream(is_late=kind == 0) for kind in kinds))
 
 
 def _groups(rng: np.random.Generator, num_layers: int) -> list[range]:

@@ -20,6 +20,7 @@ from hicache.config import (
     PrefetchConfig,
     SchedulerConfig,
     StorageConfig,
+    WorkloadConfig,
     WritePolicy,
 )
 from hicache.engine.build import check_laws
@@ -217,7 +218,7 @@ class World:
         """Serve all of them and drain."""
         serve(
             [self.engine],
-            Feeder(requests, Arrivals.open, concurrency=1),
+            Feeder(requests, WorkloadConfig(arrivals=Arrivals.open)),
             clock=self.clock,
             io=self.io,
             router=router or RoundRobin(),

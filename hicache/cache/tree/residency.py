@@ -124,22 +124,20 @@ class Residency:
     def refresh(self, node: Node) -> None:
         """Bring the leaf sets up to date with a node, as when its children change. O(log n)."""
         device, host = node.held
-        full_on_device = device[FULL] is not None
+        on_device, on_host = self.leaves
+        is_there, is_copied = device[FULL] is not None, host[FULL] is not None
         is_free = not node.path_locks and node.parent is not None
-        if full_on_device and is_free and not node.num_device_children:
-            if node not in self.leaves[DEVICE]:
-                self.leaves[DEVICE].add(node)
+        host_is_free = is_copied and not any(node.locks[HOST])
+        if is_free and is_there and not node.num_device_children:
+            on_device.add(node)
         else:
-            self.leaves[DEVICE].discard(node)
-        host_is_free = not any(node.locks[HOST])
-        on_host = host[FULL] is not None
-        if on_host and is_free and host_is_free and not full_on_device and not node.children:
-            if node not in self.leaves[HOST]:
-                self.leaves[HOST].add(node)
+            on_device.discard(node)
+        if is_free and host_is_free and not is_there and not node.children:
+            on_host.add(node)
         else:
-            self.leaves[HOST].discard(node)
+            on_host.discard(node)
         if self._reclaims_duplicates:
-            if on_host and full_on_device and host_is_free:
+            if host_is_free and is_there:
                 self.duplicates.setdefault(node)
             else:
                 self.duplicates.pop(node, None)

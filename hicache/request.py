@@ -21,10 +21,14 @@ class TokenSpans:
 
     starts: NDArray[np.int32]
     counts: NDArray[np.int32]
+    _len: int = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_len", int(self.counts.sum()))
 
     def __len__(self) -> int:
         """Tokens, not spans."""
-        return int(self.counts.sum())
+        return self._len
 
     def to_bytes(self) -> bytes:
         """The ids as packed little-endian int32, `4 * len(self)` bytes. O(tokens)."""

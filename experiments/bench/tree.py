@@ -24,8 +24,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--release", default=RELEASE)
     options = parser.parse_args()
-    theirs = prepare(ENGINES["sglang"], options.release, print)
-    ours = prepare(ENGINES["sglang"], "hicache", print)
+    theirs = prepare(ENGINES["sglang"], options.release)
+    ours = prepare(ENGINES["sglang"], "hicache")
     sides = {"ours": (ours, "ours"), "Python": (theirs, "python"), "Rust": (theirs, "rust")}
     for components in COMPONENTS:
         best: dict[str, dict[str, float]] = {name: {} for name in sides}

@@ -62,7 +62,6 @@ def explain(
     requests: Sequence[Request],
     pools: Pools,
     launches: tuple[Launch, Launch],
-    options: tuple[dict[str, str], dict[str, str]],
     logs: Path,
 ) -> Explanation:
     """Run both sides up to `row` and look where they part.
@@ -82,7 +81,7 @@ def explain(
     base_held: Held = {}
     head_held: Held = {}
     with ExitStack() as stack:
-        base, head = sides = open_sides(stack, pools, launches, options, logs)
+        base, head = sides = open_sides(stack, pools, launches, logs)
         base.about(), head.about()
         for number in range(row.number):
             earlier = next_row(sides, requests, number, pools)

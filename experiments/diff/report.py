@@ -8,7 +8,7 @@ from typing import Any
 
 from experiments.diff.compare import HIT_KINDS, Comparison, Kind, Row
 from experiments.diff.explain import Explanation, hits_in_words, in_words
-from experiments.diff.protocol import COMPONENTS, MOVES, TIERS, outcome_to_json
+from experiments.diff.protocol import COMPONENTS, MOVES, TIERS
 
 GIB = 1 << 30
 # rows of the table, by the prefix of a count
@@ -160,8 +160,8 @@ def _row_to_json(row: Row) -> dict[str, Any]:
         "number": row.number,
         "prompt_len": row.prompt_len,
         "kind": row.kind.name,
-        "base": outcome_to_json(row.base),
-        "head": outcome_to_json(row.head),
+        "base": asdict(row.base),
+        "head": asdict(row.head),
     }
 
 

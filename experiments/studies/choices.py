@@ -29,7 +29,7 @@ HEADINGS = ("choice", "metric", "with it", "without it", "change", "in a window"
 def main() -> None:
     """Run every choice both ways and write a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--limit", type=int, default=300, help="requests of a window")
+    parser.add_argument("--limit", type=int, default=200, help="requests of a window")
     parser.add_argument("--windows", type=int, default=8, help="of the trace")
     parser.add_argument("--only", default="", help="choices whose name holds this")
     parser.add_argument("--out", type=Path)

@@ -21,7 +21,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.studies.goodput import Ladder
-from experiments.studies.stop_arms import ARMS, OURS, Arm, Row, tuning_table, value_of
+from experiments.studies.stop_arms import ARMS, OURS, Arm, Row, value_of
 from experiments.studies.windows import STEP, Difference, Rung, Windows
 from hicache.config import ExperimentConfig
 from hicache.results.report import save
@@ -112,11 +112,10 @@ def carry_out(config: ExperimentConfig, out_dir: Path) -> None:
     out_dir.mkdir(parents=True, exist_ok=True)
     save(draw(cells), out_dir / "stop_phase.png")
     (out_dir / "table.md").write_text(table(cells) + "\n")
-    rows = [row for cell in cells for row in cell.tuned.rows]
-    (out_dir / "tuning.md").write_text(tuning_table(rows) + "\n")
+    (out_dir / "tuning.md").write_text(tuning_table(cells) + "\n")
     write_json(out_dir / "cells.json", {cell.name: described(cell) for cell in cells})
     write_json(out_dir / "summary.json", summary_of(cells))
-    print(table(cells), tuning_table(rows), sep="\n\n")
+    print(table(cells), tuning_table(cells), sep="\n\n")
 
 
 def name_of(tp: int, read_gbps: float) -> str:
@@ -283,7 +282,8 @@ def _loads(cells: Mapping[str, Cell], metric: str) -> list[str]:
             for row in cells[name].tuned.rows
             if row.arm.policy == policy
         ]
-        labels.append(f"{value}\n({min(loads):.2f}–{max(loads):.2f})")
+        ends = dict.fromkeys(f"{load:.2f}" for load in (min(loads), max(loads)))
+        labels.append(f"{value}\n({'–'.join(ends)})")
     return labels
 
 
@@ -325,6 +325,28 @@ def _told(cell: Cell, metric: str) -> str:
     if metric == "ttft_s" and cell.overloaded:
         return f"{both} !"
     return f"{both} [{found.low:+.2g}, {found.high:+.2g}]"
+
+
+def tuning_table(cells: Sequence[Cell]) -> str:
+    """Mean TTFT of every arm in the windows for tuning, as Markdown.
+
+    The last column: how far it is from the best stock arm where it is farthest, of the cells in
+    which neither is overloaded.
+    """
+    lines = [
+        f"| TTFT mean, s | {' | '.join(cell.name for cell in cells)} | ÷ the best, at worst |",
+        "| --- |" + " ---: |" * (len(cells) + 1),
+    ]
+    for arm in ARMS:
+        texts, apart = [], []
+        for cell in cells:
+            rows = {row.arm: row for row in cell.tuned.rows}
+            own, best = rows[arm], rows[cell.tuned.by_ttft]
+            texts.append(f"{own.ttft_s:.3g}{' !' if own.is_overloaded else ''}")
+            if not own.is_overloaded and not best.is_overloaded:
+                apart.append(own.ttft_s / best.ttft_s)
+        lines.append(f"| {arm} | {' | '.join(texts)} | {max(apart, default=np.nan):.2f} |")
+    return "\n".join(lines)
 
 
 def described(cell: Cell) -> dict[str, object]:

@@ -1,7 +1,7 @@
 """Those who give up on a request that is not answered in time, in the order in which they do."""
 
 import heapq
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from hicache.request import Request
 from hicache.scheduler.batch import Outcome
@@ -37,8 +37,10 @@ class ClientTimeouts:
             heapq.heappop(self._line)
         return self._line[0][0] if self._line else None
 
-    def until(self, now_ns: int) -> Iterable[tuple[int, int]]:
+    def until(self, now_ns: int) -> list[tuple[int, int]]:
         """Who gives up by now: (engine, request)."""
+        gone: list[tuple[int, int]] = []
         while (moment := self.next_ns()) is not None and moment <= now_ns:
             request_id = heapq.heappop(self._line)[1]
-            yield self._engines.pop(request_id), request_id
+            gone.append((self._engines.pop(request_id), request_id))
+        return gone

@@ -23,7 +23,7 @@ from hicache.engine.client_timeouts import ClientTimeouts
 from hicache.engine.ports import Executor, Io, Observer
 from hicache.executor.completions import StepEnds
 from hicache.request import Request
-from hicache.scheduler.batch import Batch, Extend, Outcome
+from hicache.scheduler.batch import NOTHING, Batch, Extend, Outcome
 from hicache.scheduler.scheduler import Scheduler
 from hicache.workload.arrivals import Release, Releases
 
@@ -106,8 +106,7 @@ class Engine:
             return
         place = ends.first_from(now_ns, self._first, self._horizon)
         if place > self._first:
-            outcome = self._commit(place - self._first, ends.known[place - 1])
-            assert not outcome.finished, "a run goes on after an answer is complete"
+            self._commit(place - self._first, ends.known[place - 1])
             self._first = place
 
     def interrupt(self, now_ns: int) -> None:
@@ -155,9 +154,12 @@ class Engine:
     # -- what it does --------------------------------------------------------------------------
 
     def wake(self, now_ns: int) -> Outcome:
-        """End the step that ends now, take in what has happened, and begin the next one."""
-        outcome = Outcome()
+        """End the step that ends now, take in what has happened, and begin the next one.
+
+        Returns the requests that ended.
+        """
         self.cache.tree.history.now_ns = now_ns
+        outcome = NOTHING
         end = self.step_end_ns
         was_held = self._batch is not None and end is None
         if end is not None:
@@ -175,9 +177,7 @@ class Engine:
             self._batch = self.scheduler.plan(now_ns)
             self._planned_ns = now_ns
             self._backlog_since_ns = now_ns if self.scheduler.has_backlog else None
-            ended = self.scheduler.take_ended()
-            outcome.rejected += ended.rejected
-            outcome.aborted += ended.aborted
+            outcome = self.scheduler.take_ended()
         self._hand_out(now_ns)
         if self._batch is not None and not self.executor.is_fenced:
             run = self.executor.forward(self._batch, now_ns)
@@ -197,14 +197,14 @@ class Engine:
 
     def _end_step(self, now_ns: int) -> Outcome:
         assert self._batch is not None
-        outcome = self._commit(self._horizon + 1 - self._first, now_ns)
+        self._commit(self._horizon + 1 - self._first, now_ns)
         num_left = self._batch.num_steps - (self._horizon + 1)
         self._ends = None
         if num_left and self._only_gained_room():
             self._batch.num_steps = num_left
-        else:
-            self._batch = None
-        return outcome
+            return self.scheduler.take_ended()
+        self._batch = None
+        return NOTHING  # what is planned next may end more
 
     def _only_gained_room(self) -> bool:
         """Whether what cut the run leaves the rest of it as it was planned: copies that are done.
@@ -218,7 +218,7 @@ class Engine:
             return False
         return not any(isinstance(done, Prefetch) for done in self._delivered)
 
-    def _commit(self, num_steps: int, now_ns: int) -> Outcome:
+    def _commit(self, num_steps: int, now_ns: int) -> None:
         # the next steps of the batch, the last of which ends now
         assert self._batch is not None
         self.cache.tree.history.now_ns = now_ns
@@ -233,7 +233,7 @@ class Engine:
             self._share_out(self._batch, num_tokens, step_ns)
             if self.prefetcher is not None:
                 self.prefetcher.rates.was_computed(num_tokens, step_ns)
-        return self.scheduler.commit(self._batch, num_steps, now_ns)
+        self.scheduler.commit(self._batch, num_steps, now_ns)
 
     def _share_out(self, batch: Batch, num_tokens: int, step_ns: int) -> None:
         """What a step that extends prompts took of each: its own tokens' share, and the rest's."""
@@ -311,9 +311,12 @@ def serve(
     coming = _Coming(feeder.initial())
     wakes: list[int | None] = [None] * len(engines)
     timeouts = ClientTimeouts(patience_ns or {})
+    look = observer.next_look_ns()
     while True:
-        moment = _earliest(*wakes, timeouts.next_ns(), coming.next_ns())
-        event = io.pass_by(_earliest(moment, observer.next_look_ns()), clock)
+        moment = _earlier(timeouts.next_ns(), coming.next_ns())
+        for wake in wakes:
+            moment = _earlier(moment, wake)
+        event = io.pass_by(_earlier(moment, look), clock)
         if event is not None and (moment is None or event < moment):
             moment = event
         if moment is None:
@@ -321,7 +324,9 @@ def serve(
             break
         clock.wait_until(moment)
         now = clock.now()
-        observer.at(now)
+        if look is not None and look <= now:
+            observer.at(now)
+            look = observer.next_look_ns()
         touched = {number for number, wake in enumerate(wakes) if wake is not None and wake <= now}
         for number, done in io.advance(now):
             if engines[number].deliver(done, now):
@@ -343,8 +348,9 @@ def serve(
                 engine.interrupt(now)
             else:
                 outcome = engine.wake(now)
-                timeouts.ended(outcome)
-                coming.add(_settle(outcome, number, now, feeder, observer), now)
+                if outcome is not NOTHING:
+                    timeouts.ended(outcome)
+                    coming.add(_settle(outcome, number, now, feeder, observer), now)
             wakes[number] = engine.next_wake_ns(now)
     stuck = [engine for engine in engines if not engine.is_idle]
     if stuck:
@@ -354,8 +360,10 @@ def serve(
         )
 
 
-def _earliest(*moments: int | None) -> int | None:
-    return min([moment for moment in moments if moment is not None], default=None)
+def _earlier(moment: int | None, other: int | None) -> int | None:
+    if moment is None or (other is not None and other < moment):
+        return other
+    return moment
 
 
 class _Coming:
@@ -373,10 +381,12 @@ class _Coming:
     def next_ns(self) -> int | None:
         return self._line[0][0] if self._line else None
 
-    def until(self, now_ns: int) -> Iterable[Release]:
+    def until(self, now_ns: int) -> list[Release]:
+        come: list[Release] = []
         while self._line and self._line[0][0] <= now_ns:
             due, _, request = heapq.heappop(self._line)
-            yield due, request
+            come.append((due, request))
+        return come
 
 
 def _settle(

@@ -65,7 +65,10 @@ class Observer(Protocol):
         ...
 
     def at(self, now_ns: int) -> None:
-        """Time has come to this point; nothing of it has happened that anybody was told of."""
+        """Time has come to where it wanted to look, or to an end.
+
+        Nothing of this moment has happened that anybody was told of.
+        """
         ...
 
     def finished(self, req: RequestState, engine: int, now_ns: int) -> None:

@@ -5,11 +5,11 @@ drives it has written into the thing. Simulated time charges links for each, rea
 engines in a thread, and the ranks of an engine agree on how far they are.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
-from itertools import compress
 
+from hicache.cache.pages import PageIds
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tiers.transfer import StorageWrite
 from hicache.cache.tree.keys import Key
@@ -23,9 +23,14 @@ class Load:
     """Pages to be read into the host. `found`: how many lead without a gap."""
 
     keys: Items[Key]
-    items: list[Item]
+    parts: list[tuple[int, PageIds]]
     is_sidecar: bool = False  # the window and the state, and not full pages
     found: int = 0
+
+    @property
+    def items(self) -> list[Item]:
+        """Where they go, as long as the keys."""
+        return [(kind, int(page_id)) for kind, page_ids in self.parts for page_id in page_ids]
 
     @property
     def is_whole(self) -> bool:
@@ -46,7 +51,6 @@ class Store:
     """Pages to be written."""
 
     keys: Items[Key]
-    items: list[Item]
 
 
 def read_script(prefetch: Prefetch, batch_pages: int) -> Iterator[Load]:
@@ -55,22 +59,21 @@ def read_script(prefetch: Prefetch, batch_pages: int) -> Iterator[Load]:
     Nothing more after the batch at hand once the prefetch is settled, which may be while
     another thread drives this: what it has staged is taken down at the call.
     """
-    staged = [_items(kind, page_ids) for kind, page_ids in enumerate(prefetch.staged)]
-    return _loads(prefetch, staged, prefetch.num_pages, batch_pages)
+    return _loads(prefetch, list(prefetch.staged), prefetch.num_pages, batch_pages)
 
 
 def _loads(
-    prefetch: Prefetch, staged: list[list[Item]], num_pages: int, batch_pages: int
+    prefetch: Prefetch, staged: list[PageIds], num_pages: int, batch_pages: int
 ) -> Iterator[Load]:
     for first in range(0, num_pages, batch_pages):
         if prefetch.is_settled:
             return
         end = min(first + batch_pages, num_pages)
-        load = Load(prefetch.keys(FULL, first, end), staged[FULL][first:end])
+        load = Load(prefetch.keys(FULL, first, end), [(FULL, staged[FULL][first:end])])
         yield load
         if not load.is_whole:
             return
-    sidecars = staged[SWA] + staged[MAMBA]
+    sidecars = [(kind, staged[kind]) for kind in (SWA, MAMBA) if len(staged[kind])]
     if sidecars and not prefetch.is_settled:
         yield Load(prefetch.sidecar_keys(), sidecars, is_sidecar=True)
 
@@ -80,14 +83,7 @@ def write_script(work: StorageWrite, batch_pages: int) -> Iterator[Ask | Store]:
     ask = Ask(work.keys)
     yield ask
     keys: Items[Key] = work.keys
-    items = work.pages
     if True in ask.present:
-        is_missing = [not is_there for is_there in ask.present]
-        keys, items = list(compress(keys, is_missing)), list(compress(items, is_missing))
+        keys = [key for key, is_there in zip(keys, ask.present, strict=True) if not is_there]
     for first in range(0, len(keys), batch_pages):
-        end = first + batch_pages
-        yield Store(keys[first:end], items[first:end])
-
-
-def _items(kind: int, page_ids: Iterable[int]) -> list[Item]:
-    return [(kind, int(page_id)) for page_id in page_ids]
+        yield Store(keys[first : first + batch_pages])

@@ -1,6 +1,7 @@
 """What one step computes, and which requests ended in it."""
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from hicache.cache.pages import PageIds
 from hicache.cache.tiers.transfer import LoadBack
@@ -34,3 +35,6 @@ class Outcome:
     finished: list[RequestState] = field(default_factory=list)
     rejected: list[tuple[RequestState, str]] = field(default_factory=list)
     aborted: list[RequestState] = field(default_factory=list)
+
+
+NOTHING: Final = Outcome()  # what is said where none ended; not to be added to

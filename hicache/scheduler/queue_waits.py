@@ -45,6 +45,9 @@ class Shortage(NamedTuple):
     first: int | None = None
 
 
+NO_STEP, NO_CHUNK = Shortage(Cause.step), Shortage(Cause.chunk)
+
+
 class Turn(NamedTuple):
     """From `at_ns` on the queue lacks this."""
 
@@ -58,7 +61,7 @@ class QueueWaits:
     def __init__(self) -> None:
         self.turns: list[Turn] | None = None  # if they are kept
         self._spent = [0] * len(CAUSES)
-        self._lacks = Shortage(Cause.step)
+        self._lacks = NO_STEP
         self._since_ns = 0
 
     def turn(self, now_ns: int, lacks: Shortage) -> None:

@@ -17,13 +17,13 @@ from hicache.cache.tree.node import DEVICE, FULL, SWA
 from hicache.config import Batching, SchedulerConfig, WritePolicy
 from hicache.request import Request
 from hicache.scheduler.admission import Admission
-from hicache.scheduler.batch import Batch, Extend, Outcome
+from hicache.scheduler.batch import NOTHING, Batch, Extend, Outcome
 from hicache.scheduler.budget import StepBudget
 from hicache.scheduler.checkpoints import CheckpointSaver, Placement
 from hicache.scheduler.decision import Admit, Decision, Defer, Reason, Reject
 from hicache.scheduler.decoding import must_evict, steps_with_pages
 from hicache.scheduler.order import ORDERS, ServiceOrder
-from hicache.scheduler.queue_waits import STEP, Cause, QueueWaits, Shortage
+from hicache.scheduler.queue_waits import NO_CHUNK, NO_STEP, STEP, Cause, QueueWaits, Shortage
 from hicache.scheduler.request_state import RequestState
 
 MAX_RESTARTS = 3  # of a prompt that runs out of pages half way, with nobody else here
@@ -87,7 +87,7 @@ class Scheduler:
         self._explainer = explainer
         self.queue_waits = QueueWaits()
         self._num_submitted = 0
-        self._ended = Outcome()  # requests that ended outside `commit`
+        self._ended = Outcome()  # requests that ended since they were last asked for
         self._admission = Admission(cache, config)
         self._defer: Defer | None = None  # of the request that ended this step's scan
 
@@ -161,8 +161,11 @@ class Scheduler:
         return any(req.blocked_since_ns is None for _, req in self.waiting)
 
     def take_ended(self) -> Outcome:
-        """Requests that ended since the last call, outside a step."""
-        ended, self._ended = self._ended, Outcome()
+        """Requests that ended since the last call."""
+        ended = self._ended
+        if not (ended.finished or ended.rejected or ended.aborted):
+            return NOTHING
+        self._ended = Outcome()
         return ended
 
     # -- planning ------------------------------------------------------------------------------
@@ -175,7 +178,7 @@ class Scheduler:
         if self.prefetcher is not None:
             self.prefetcher.begin_step(len(self.waiting))
         self._end_waits(now_ns)
-        lacks = Shortage(Cause.step)  # whoever comes while it runs
+        lacks = NO_STEP  # whoever comes while it runs
         if self.partial is not None or self.waiting:
             budget = StepBudget(
                 chunk_tokens=self.config.chunk_tokens,
@@ -193,14 +196,12 @@ class Scheduler:
             return self.plan(now_ns)  # the last one gave its pages back: another may begin
         return None
 
-    def commit(self, batch: Batch, num_steps: int, now_ns: int) -> Outcome:
+    def commit(self, batch: Batch, num_steps: int, now_ns: int) -> None:
         """Take in a batch that ended at `now_ns` after `num_steps` steps."""
-        outcome = self.take_ended()
         if batch.decodes:
-            self._commit_decodes(batch.decodes, num_steps, outcome)
+            self._commit_decodes(batch.decodes, num_steps)
         for extend in batch.extends:
-            self._commit_extend(extend, now_ns, outcome)
-        return outcome
+            self._commit_extend(extend, now_ns)
 
     # -- admission -----------------------------------------------------------------------------
 
@@ -216,7 +217,7 @@ class Scheduler:
                 # it found no pages to go on with
                 return Shortage(Cause.tokens, self.partial.request.id)
             if budget.chunk_tokens <= 0 or self.partial is not None:
-                return Shortage(Cause.chunk)
+                return NO_CHUNK
             if len(self.running) + len(batch.extends) >= self.config.max_running:
                 decision: Decision = Defer(Reason.running, stands=True)
             elif self._prefetch_lets_go(req, now_ns):
@@ -238,7 +239,7 @@ class Scheduler:
                     self._count_deferral(req, reason)
                     self._defer = decision
                     return Shortage(Cause(reason), req.request.id)
-        return Shortage(Cause.step)
+        return NO_STEP
 
     def _prefetch_lets_go(self, req: RequestState, now_ns: int) -> bool:
         if self.prefetcher is None or self.prefetcher.check(req.request.id, now_ns):
@@ -466,7 +467,7 @@ class Scheduler:
         if chunk_end < req.target_len:
             self.partial = req
 
-    def _commit_extend(self, extend: Extend, now_ns: int, outcome: Outcome) -> None:
+    def _commit_extend(self, extend: Extend, now_ns: int) -> None:
         req, cache = extend.req, self.cache
         req.num_steps += 1
         req.kv_len = extend.end
@@ -479,7 +480,7 @@ class Scheduler:
         if req.first_token_ns is None:
             req.first_token_ns = now_ns
         if req.is_finished:
-            self._finish(req, outcome)
+            self._finish(req)
             return
         cache.publish(req.sequence, req.kv_len // self._page)
         if cache.tree.has_states and req.sequence.boundary_slot is None:
@@ -509,7 +510,8 @@ class Scheduler:
         """How many decode steps may pass before those that wait must be looked at again."""
         if self.partial is not None:
             return 1
-        wanted = min(self._max_jump, *[req.remaining_output for req in self.running])
+        wanted = min([req.request.output_len - req.decoded for req in self.running])
+        wanted = min(wanted, self._max_jump)
         if self._defer is None:  # all that were looked at wait for storage
             return wanted
         return self._admission.steps_deferred(self._defer, self.running, wanted)
@@ -540,10 +542,11 @@ class Scheduler:
         self._admission.retracted(self.running)
         return True
 
-    def _commit_decodes(self, reqs: list[RequestState], num_steps: int, outcome: Outcome) -> None:
+    def _commit_decodes(self, reqs: list[RequestState], num_steps: int) -> None:
         self._admission.decoded(num_steps)
         cache, page = self.cache, self._page
         has_window = cache.tree.has_swa
+        finished = []
         for req in reqs:
             req.kv_len = length = req.kv_len + num_steps
             req.decoded += num_steps
@@ -552,18 +555,20 @@ class Scheduler:
                 raise AssertionError("a decode step was planned without pages for it")
             if has_window:
                 cache.leave_window(req.sequence, length)
-        for req in [req for req in reqs if req.is_finished]:
+            if req.decoded == req.request.output_len:
+                finished.append(req)
+        for req in finished:
             self.running.remove(req)
-            self._finish(req, outcome)
+            self._finish(req)
 
     def _take_decode_pages(self, num_steps: int) -> bool:
         return all(self.cache.extend(req.sequence, req.kv_len + num_steps) for req in self.running)
 
-    def _finish(self, req: RequestState, outcome: Outcome) -> None:
+    def _finish(self, req: RequestState) -> None:
         num_pages = req.kv_len // self._page
         sequence = req.sequence
         if sequence.boundary_slot is not None and num_pages > sequence.tree_pages:
             sequence.states[num_pages] = sequence.boundary_slot
             sequence.boundary_slot = None
         self.cache.finish(sequence, num_pages, is_answer=req.decoded > 1)
-        outcome.finished.append(req)
+        self._ended.finished.append(req)

@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from hicache.config import Arrivals
+from hicache.clock import to_ns
+from hicache.config import Arrivals, WorkloadConfig
 from hicache.request import Request
 
 Release = tuple[int, Request]  # (nanoseconds, request)
@@ -40,22 +41,15 @@ class Feeder:
     - `open`: at its arrival, whatever becomes of those before it.
     - `causal`: at its arrival, but never before its parent's answer.
     - `closed`: `think_ns` after its parent's answer. Trees start in order of arrival,
-      `concurrency` of them from time 0 on, `stagger_ns` apart, and one more whenever all of a tree
+      `concurrency` of them from time 0 on, `stagger_s` apart, and one more whenever all of a tree
       is settled.
 
     A request is settled when it is answered or dropped, and must be settled once at most. All lists
     are ordered by time and then by request id, so that equal runs get equal lists.
     """
 
-    def __init__(
-        self,
-        requests: Sequence[Request],
-        mode: Arrivals,
-        *,
-        concurrency: int,
-        stagger_ns: int = 0,
-    ) -> None:
-        self._mode = mode
+    def __init__(self, requests: Sequence[Request], config: WorkloadConfig) -> None:
+        self._mode = config.arrivals
         self._requests = {request.id: request for request in requests}
         self._unsettled = set(self._requests)
         self._children: dict[int, list[Request]] = {}
@@ -77,8 +71,8 @@ class Feeder:
             self._root_of[request.id] = root_id
             self._tree_left[root_id] = self._tree_left.get(root_id, 0) + 1
         self._waiting_roots = deque(roots)
-        self._free_places = concurrency
-        self._stagger_ns = stagger_ns
+        self._free_places = config.concurrency
+        self._stagger_ns = to_ns(config.stagger_s)
 
     def initial(self) -> list[Release]:
         """What is released whatever the engine does. Call it once, before anything else."""

@@ -39,21 +39,31 @@ MOST_CHILDREN = 16  # no request of Mooncake's conversation trace has more than 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Requests in order of arrival, with ids 0, 1, ... in that order.
-
-    `description` is one line for people. Without `has_start_times` the times at which sessions
-    begin were drawn, not recorded.
-    """
+    """Requests in order of arrival, with ids 0, 1, ... in that order."""
 
     name: str
     requests: Sequence[Request]
-    description: str
-    has_start_times: bool
     notes: tuple[str, ...] = ()
+
+    @property
+    def description(self) -> str:
+        """One line for people."""
+        num_sessions = len({request.session_id for request in self.requests})
+        prompt_tokens = sum(request.prompt_len for request in self.requests)
+        answer_tokens = sum(request.output_len for request in self.requests)
+        span_s = (self.requests[-1].arrival_ns - self.requests[0].arrival_ns) / SECOND_NS
+        drawn = ", session starts drawn" if self.name == "weka_agentic" else ""
+        return (
+            f"{self.name}: {len(self.requests):,} requests in {num_sessions:,} sessions, "
+            f"{prompt_tokens / 1e6:,.1f} M prompt and {answer_tokens / 1e6:,.1f} M answer tokens, "
+            f"arriving over {span_s:,.0f} s{drawn}"
+        )
 
 
 def load_workload(config: WorkloadConfig, *, data_dir: str | None, seed: int) -> Workload:
     """Load or generate what `config` names, stretched by `time_scale`, cut to `limit` and `window`.
+
+    Parents arrive before their children, so a limit leaves none without.
 
     `config.load` and `config.arrivals` are for the caller: see `sample_sessions` and `Feeder`.
 
@@ -63,7 +73,7 @@ def load_workload(config: WorkloadConfig, *, data_dir: str | None, seed: int) ->
     """
     kind = config.kind
     if kind in GENERATORS:
-        requests = GENERATORS[kind](config, seed=seed)
+        requests = _with_session_names(GENERATORS[kind](config, seed=seed)[: config.limit])
     elif kind in TRACES:
         path = find_trace(TRACES[kind], path=config.path, data_dir=data_dir)
         try:
@@ -76,8 +86,6 @@ def load_workload(config: WorkloadConfig, *, data_dir: str | None, seed: int) ->
             ) from error
     else:
         raise ValueError(f"workload.kind must be one of {', '.join(KINDS)}, got {kind!r}")
-    # parents arrive before their children, so a cut leaves none without
-    requests = _with_session_names(requests[: config.limit])
     if config.token_stride > 1:
         requests = [
             replace(
@@ -97,13 +105,13 @@ def load_workload(config: WorkloadConfig, *, data_dir: str | None, seed: int) ->
     if config.windows is not None:
         requests = _renumbered(cut_window(requests, config))
     notes = family_notes(requests) if kind in TRACES else []
-    return _workload(kind, requests, has_start_times=kind != "weka_agentic", notes=notes)
+    return Workload(name=kind, requests=requests, notes=tuple(notes))
 
 
 def _load_trace(kind: str, path: Path, config: WorkloadConfig, seed: int) -> list[Request]:
     form = form_of(path) if kind == "trace" else kind
     if form == "chats":  # of what people said nothing is kept
-        return load_chat_log(path, config)[: config.limit]
+        return _with_session_names(load_chat_log(path, config)[: config.limit])
     # all that what is kept depends on
     settings: tuple[object, ...] = (
         form,
@@ -120,7 +128,7 @@ def _load_trace(kind: str, path: Path, config: WorkloadConfig, seed: int) -> lis
         parse = partial(load_lengths, path, config)
     elif form == "blocks":
         parse = partial(load_mooncake, path, config, block_tokens=config.block_tokens)
-    return load_parsed(path, parse, config.limit, settings)
+    return load_parsed(path, lambda: _with_session_names(parse()), config.limit, settings)
 
 
 def form_of(path: Path) -> str:
@@ -190,12 +198,8 @@ def _within(requests: Sequence[Request], seed: int) -> list[Request]:
 def _shifted(
     requests: Sequence[Request], tree_of: Mapping[int, int], shift_of: Mapping[int, int]
 ) -> list[Request]:
-    shifted = [
-        replace(request, arrival_ns=request.arrival_ns + shift_of[tree_of[request.id]])
-        for request in requests
-    ]
-    shifted.sort(key=lambda request: (request.arrival_ns, request.id))
-    return _renumbered(shifted)
+    shifted = {each.id: each.arrival_ns + shift_of[tree_of[each.id]] for each in requests}
+    return _renumbered(sorted(requests, key=lambda each: (shifted[each.id], each.id)), shifted)
 
 
 def sample_sessions(workload: Workload, share: float, seed: int) -> Workload:
@@ -213,12 +217,8 @@ def sample_sessions(workload: Workload, share: float, seed: int) -> Workload:
     names = list(dict.fromkeys(tree_of.values()))
     order = np.random.default_rng(seed).permutation(len(names))
     kept = {names[place] for place in order[: max(round(share * len(names)), 1)].tolist()}
-    return _workload(
-        workload.name,
-        _renumbered([request for request in workload.requests if tree_of[request.id] in kept]),
-        has_start_times=workload.has_start_times,
-        notes=workload.notes,
-    )
+    requests = [request for request in workload.requests if tree_of[request.id] in kept]
+    return replace(workload, requests=_renumbered(requests))
 
 
 def repeat_sessions(workload: Workload, times: float, seed: int) -> Workload:
@@ -263,12 +263,7 @@ def repeat_sessions(workload: Workload, times: float, seed: int) -> Workload:
             for request in requests
         ]
     repeated.sort(key=lambda request: (request.arrival_ns, request.id))
-    return _workload(
-        workload.name,
-        _renumbered(repeated),
-        has_start_times=workload.has_start_times,
-        notes=workload.notes,
-    )
+    return replace(workload, requests=_renumbered(repeated))
 
 
 def family_notes(requests: Sequence[Request]) -> list[str]:
@@ -299,35 +294,20 @@ def _thinned(spans: TokenSpans, stride: int) -> TokenSpans:
     return TokenSpans(firsts[kept], counts[kept])
 
 
-def _renumbered(requests: Sequence[Request]) -> list[Request]:
-    """Ids anew; a parent that is not among the requests is taken to have been answered."""
+def _renumbered(
+    requests: Sequence[Request], arrivals_ns: Mapping[int, int] | None = None
+) -> list[Request]:
+    """Ids anew, and arrivals if there are others, by the old ids.
+
+    A parent that is not among the requests is taken to have been answered.
+    """
     ids = {request.id: new_id for new_id, request in enumerate(requests)}
     return [
         replace(
             request,
             id=ids[request.id],
             parent_id=None if request.parent_id is None else ids.get(request.parent_id),
+            arrival_ns=request.arrival_ns if arrivals_ns is None else arrivals_ns[request.id],
         )
         for request in requests
     ]
-
-
-def _workload(
-    name: str, requests: Sequence[Request], *, has_start_times: bool, notes: Sequence[str] = ()
-) -> Workload:
-    num_sessions = len({request.session_id for request in requests})
-    prompt_tokens = sum(request.prompt_len for request in requests)
-    answer_tokens = sum(request.output_len for request in requests)
-    span_s = (requests[-1].arrival_ns - requests[0].arrival_ns) / SECOND_NS
-    drawn = "" if has_start_times else ", session starts drawn"
-    return Workload(
-        name=name,
-        requests=requests,
-        description=(
-            f"{name}: {len(requests):,} requests in {num_sessions:,} sessions, "
-            f"{prompt_tokens / 1e6:,.1f} M prompt and {answer_tokens / 1e6:,.1f} M answer tokens, "
-            f"arriving over {span_s:,.0f} s{drawn}"
-        ),
-        has_start_times=has_start_times,
-        notes=tuple(notes),
-    )

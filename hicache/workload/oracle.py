@@ -60,13 +60,12 @@ class Visits:
 class CheckpointRule:
     """Where a hybrid model's prefix may be continued, and what that takes beside full KV.
 
-    `end`: a checkpoint at the last whole page of the prompt and of the answer. `branch`: one where
-    a prompt leaves what was known of it, too. `every`: one each so many pages; 0: none such.
+    A checkpoint is at the last whole page of the prompt and of the answer. `branch`: one where a
+    prompt leaves what was known of it, too. `every`: one each so many pages; 0: none such.
     `num_bytes`: of the state and the window that a checkpoint keeps.
     """
 
     num_bytes: int
-    end: bool = True
     branch: bool = False
     every: int = 0
 
@@ -215,13 +214,11 @@ def _gains(stack: "_Stack", read: Ids, depths: Ids, page_size: int) -> list[tupl
 def _places(stack: "_Stack", visit: Visit, hit: int, checkpoints: CheckpointRule) -> Ids:
     """[K] pages of the visit's chain after which a checkpoint is used or made."""
     chain = visit.chain
-    places = set()
+    places = {visit.prompt_pages, len(chain)}
     used = stack.checkpointed[chain[:hit]].nonzero()[0]
     start = int(used[-1]) + 1 if len(used) else 0
     if start:
         places.add(start)
-    if checkpoints.end:
-        places |= {visit.prompt_pages, len(chain)}
     if checkpoints.branch and hit > start:
         places.add(hit)
     if checkpoints.every:

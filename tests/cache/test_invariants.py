@@ -336,7 +336,7 @@ def test_a_lock_on_what_is_not_held_is_found() -> None:
 
 def test_what_is_still_under_way_is_counted() -> None:
     world = World().done()
-    world.cache.in_flight.add(StorageWrite(keys=[], pages=[], num_bytes=0, host_locks=[]))
+    world.cache.in_flight.add(StorageWrite(keys=[], parts=[], num_bytes=0, host_locks=[]))
     with pytest.raises(BrokenLawError, match="law 7: 1 transfers are still under way"):
         world.check_drained()
 

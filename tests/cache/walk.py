@@ -112,11 +112,8 @@ class Actor:
     """A request: waiting until it has been acquired, then computed up to `kv_len`."""
 
     id: int
-    tokens: bytes
-    namespace: str
-    prompt_len: int
-    total_len: int
     sequence: Sequence
+    prompt_len: int
     prefetched: tuple[int, int] = (0, 0)
     kv_len: int = 0
     saves: list[int] = field(default_factory=list)
@@ -221,27 +218,16 @@ class Walk:
         rng, page = self.rng, self.page
         past = rng.choice(self.past)
         shared = past[: 4 * rng.randint(0, len(past) // 4)] if rng.random() < 0.3 else past
-        fresh = np.array(
-            [rng.randint(0, 1) for _ in range(rng.randint(1, 4 * page + 2))], "<i4"
-        ).tobytes()
+        fresh = self._bits(rng.randint(1, 4 * page + 2))
         longest = 4 * page * max(self.device_pages * 2 // 3, 2)
         tokens = (shared + fresh)[:longest]
         prompt_len = len(tokens) // 4
-        answer = np.array(
-            [rng.randint(0, 1) for _ in range(rng.randint(1, 2 * page + 1))], "<i4"
-        ).tobytes()
-        tokens += answer
+        tokens += self._bits(rng.randint(1, 2 * page + 1))
         self.past.append(tokens)
         namespace = "n1" if rng.random() < 0.2 and self.setting.num_namespaces > 1 else "n0"
         self.num_actors += 1
-        actor = Actor(
-            id=self.num_actors,
-            tokens=tokens,
-            namespace=namespace,
-            prompt_len=prompt_len,
-            total_len=len(tokens) // 4,
-            sequence=Sequence(tokens, namespace),
-        )
+        sequence = Sequence(tokens, namespace)
+        actor = Actor(id=self.num_actors, sequence=sequence, prompt_len=prompt_len)
         self.waiting.append(actor)
         match = self.match(actor)
         prefetch = self.prefetcher.prefetch_from_storage(
@@ -253,12 +239,10 @@ class Walk:
 
     def match(self, actor: Actor) -> MatchResult:
         """The tree's match, compared with the oracle's, and with what it says when only asked."""
-        max_len = actor.prompt_len - 1
-        wanted = longest_match(
-            flatten(self.tree), shape_of(self.tree), actor.tokens, max_len, actor.namespace
-        )
+        sought = (actor.sequence.tokens, actor.prompt_len - 1, actor.sequence.namespace)
+        wanted = longest_match(flatten(self.tree), shape_of(self.tree), *sought)
         before = portrait(self.tree)
-        told = self.tree.usable_len(actor.tokens, max_len, actor.namespace)
+        told = self.tree.usable_len(*sought)
         if told != wanted.usable_len:
             raise WrongMatchError(f"asked, the tree says {told}, the oracle {wanted.usable_len}")
         if portrait(self.tree) != before:
@@ -280,16 +264,9 @@ class Walk:
         """Look for something that was there once."""
         tokens = self.rng.choice(self.past)
         if tokens:
-            actor = Actor(
-                id=0,
-                tokens=tokens,
-                namespace=f"n{self.rng.randrange(self.setting.num_namespaces)}",
-                prompt_len=self.rng.randint(1, len(tokens) // 4),
-                total_len=0,
-                sequence=Sequence(tokens),
-            )
-            actor.sequence.namespace = actor.namespace
-            self.match(actor)
+            sequence = Sequence(tokens, f"n{self.rng.randrange(self.setting.num_namespaces)}")
+            prompt_len = self.rng.randint(1, len(tokens) // 4)
+            self.match(Actor(id=0, sequence=sequence, prompt_len=prompt_len))
 
     def start(self) -> None:
         """Admit a waiting request, if its prefetch lets it and the pools do."""
@@ -370,14 +347,14 @@ class Walk:
             end = actor.prompt_len if end >= actor.prompt_len else end // page * page
             end = max(end, actor.kv_len + 1)
         else:
-            end = min(actor.kv_len + self.rng.randint(1, page + 1), actor.total_len)
+            end = min(actor.kv_len + self.rng.randint(1, page + 1), len(sequence.tokens) // 4)
         if end <= actor.kv_len:
             return
         if not cache.extend(sequence, end):
             self._hand_over()
             self.running.remove(actor)
             cache.abandon(sequence)
-            actor.sequence = Sequence(actor.tokens, actor.namespace)
+            actor.sequence = Sequence(sequence.tokens, sequence.namespace)
             actor.kv_len, actor.saves, actor.prefetched = 0, [], (0, 0)
             self.waiting.append(actor)
             return
@@ -405,13 +382,15 @@ class Walk:
         else:
             cache.leave_window(sequence, end)
 
+    def _bits(self, count: int) -> bytes:
+        # of two tokens alone, so that prefixes meet
+        return np.array([self.rng.randint(0, 1) for _ in range(count)], "<i4").tobytes()
+
     def _store_document(self) -> None:
         # another engine has written a prompt, not all of it survives
         rng, tree = self.rng, self.tree
         num_pages = rng.randint(1, max(self.device_pages * 2 // 3, 1))
-        tokens = np.array(
-            [rng.randint(0, 1) for _ in range(num_pages * tree.page_size)], "<i4"
-        ).tobytes()
+        tokens = self._bits(num_pages * tree.page_size)
         self.past.append(tokens)
         seed = chain_seed("n0")
         for page, digest in enumerate(page_digests(seed, tokens, tree.page_bytes)):

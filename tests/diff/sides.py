@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,6 +13,11 @@ from hicache.request import Request, TokenSpans
 PAGE = 4
 POOLS = Pools(page_size=PAGE, device_tokens=400, host_tokens=0, has_storage=False, max_len=200)
 FAKE = Launch(name="fake", interpreter=sys.executable, module="tests.diff.fake_side")
+
+
+def fake(options: dict[str, str] | None) -> Launch:
+    """One with these options."""
+    return replace(FAKE, options=options or {})
 
 
 def prompt(name: int, num_pages: int) -> list[int]:

@@ -1,6 +1,6 @@
 """The cost of steps, against closed forms and against itself."""
 
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
@@ -241,10 +241,11 @@ def test_steps_priced_together_equal_steps_priced_alone(
     name: str, lens: list[int], num_steps: int
 ) -> None:
     cost = COSTS[name]
-    together = list(chain(*cost.decode_steps_ns(lens, num_steps)))
-    assert together == [
+    together = list(chain(*cost.decode_ends_ns(lens, num_steps, 5)))
+    alone = [
         cost.forward_ns([], [each + step for each in lens]).total_ns for step in range(num_steps)
     ]
+    assert together == list(accumulate(alone, initial=5))[1:]
 
 
 @pytest.mark.plain
@@ -253,9 +254,9 @@ def test_steps_priced_together_cross_a_point_of_the_bandwidth_table() -> None:
     low = machine.decode_bandwidth.size[0]
     cost = COSTS["llama3_8b"]
     near = int(low / 1024) - 20  # 4 KiB a token and layer over 4 devices
-    together = chain(*cost.decode_steps_ns(contexts(near), 40))
+    together = chain(*cost.decode_ends_ns(contexts(near), 40, 0))
     alone = [cost.forward_ns([], contexts(near + step)).total_ns for step in range(40)]
-    assert list(together) == alone
+    assert list(together) == list(accumulate(alone))
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -263,7 +263,9 @@ def test_copies_are_done_at_once_and_writes_reach_the_shelf() -> None:
     reader.submit(StorageDelete(keys=[pair.key(0)]), 0)
     assert pair.key(0) not in shelf.pages
     assert agreement.pack(0)[2:5] == [0, 0, 0]
-    reader.submit(StorageWrite(keys=[b"12345678a"], pages=[(0, 0)], num_bytes=1, host_locks=[]), 0)
+    reader.submit(
+        StorageWrite(keys=[b"12345678a"], parts=[(0, [0])], num_bytes=1, host_locks=[]), 0
+    )
     assert shelf.pages[b"12345678a"] == b"1234567812345678"
     back_up = BackUp(
         moves=[],
@@ -283,7 +285,9 @@ def test_a_storage_that_takes_nothing_stops_nobody() -> None:
     pair = Pair()
     reader, shelf = pair.readers[0], pair.shelves[0]
     shelf.is_broken = True
-    reader.submit(StorageWrite(keys=[b"12345678a"], pages=[(0, 0)], num_bytes=1, host_locks=[]), 0)
+    reader.submit(
+        StorageWrite(keys=[b"12345678a"], parts=[(0, [0])], num_bytes=1, host_locks=[]), 0
+    )
     reader.submit(StorageDelete(keys=[b"12345678a"]), 0)
     assert pair.ranks[0].agreement.pack(0)[2:5] == [0, 0, 1]
     pair.do(lambda *_: None)

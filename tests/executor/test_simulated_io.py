@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hicache.cache.tiers.transfer import BackUp, CopyState, LoadBack, StorageDelete, StorageWrite
-from hicache.cache.tree.node import FULL, MAMBA, SWA
+from hicache.cache.tree.node import FULL, SWA
 from hicache.config import StorageConfig
 from hicache.executor.simulated.executor import SimulatedExecutor, SimulatedIo
 from hicache.storage.guards.faults import Stall
@@ -220,7 +220,7 @@ def test_delays_of_a_seed_and_an_engine_are_its_own() -> None:
 def test_a_limit_on_all_of_storage_is_shared_by_reads_and_writes() -> None:
     io, read = io_of(Kept(b"a"), shared_gbps=1.0, query_s=1e-4), Read(1)
     start_read(io, read)
-    write = StorageWrite(keys=[b"x"], pages=[(FULL, 0)], num_bytes=SIZES[FULL], host_locks=[])
+    write = StorageWrite(keys=[b"xf"], parts=[(FULL, [0])], num_bytes=SIZES[FULL], host_locks=[])
     io.enqueue("write", io.write(0, write, SIZES), 0)
     # the write waits for its question first: 0.1 ms more
     assert [moment for moment, _, _ in events(io)] == [2 * MS, 2 * MS + MS // 10]
@@ -229,26 +229,27 @@ def test_a_limit_on_all_of_storage_is_shared_by_reads_and_writes() -> None:
 # -- writing -----------------------------------------------------------------------------------
 
 
-def write_of(*keys: bytes, kinds: tuple[int, ...] | None = None, **more: Any) -> StorageWrite:
-    pages = [(kind, number) for number, kind in enumerate(kinds or (FULL,) * len(keys))]
-    num_bytes = sum(SIZES[kind] for kind, _ in pages)
-    return StorageWrite(keys=list(keys), pages=pages, num_bytes=num_bytes, host_locks=[], **more)
+def write_of(*keys: bytes, **more: Any) -> StorageWrite:
+    """Of keys that end with their component's tag."""
+    parts: Any = [(b"fsm".index(key[-1]), [number]) for number, key in enumerate(keys)]
+    num_bytes = sum(SIZES[kind] for kind, _ in parts)
+    return StorageWrite(keys=list(keys), parts=parts, num_bytes=num_bytes, host_locks=[], **more)
 
 
 def test_only_pages_that_storage_lacks_are_written_in_batches_after_a_question() -> None:
-    storage = Kept(b"b")
-    io, write = io_of(storage), write_of(b"a", b"b", b"c", b"d", kinds=(FULL, FULL, SWA, MAMBA))
+    storage = Kept(b"bf")
+    io, write = io_of(storage), write_of(b"af", b"bf", b"cs", b"dm")
     io.enqueue("write", io.write(0, write, SIZES), 0)
     io.advance(MS + 3 * MS + MS // 10 - 1)
-    assert storage.keys == {b"b"}
+    assert storage.keys == {b"bf"}
     assert events(io) == [(MS + 3 * MS + MS // 2 + 2 * MS // 10, 0, write)]
-    assert storage.keys == {b"a", b"b", b"c", b"d"}
+    assert storage.keys == {b"af", b"bf", b"cs", b"dm"}
     assert io.counters["transfer/storage_write_bytes"] == 3_500_000
     assert io.counters["storage/refused_write_pages"] == 0
 
 
 def test_pages_that_storage_refuses_are_counted() -> None:
-    io, write = io_of(Kept(room=1)), write_of(b"a", b"b", b"c")
+    io, write = io_of(Kept(room=1)), write_of(b"af", b"bf", b"cf")
     io.enqueue("write", io.write(0, write, SIZES), 0)
     events(io)
     assert io.counters["storage/refused_write_pages"] == 2
@@ -258,7 +259,7 @@ def test_pages_that_were_given_away_go_to_a_buffer_first() -> None:
     config: Any = {"to_device": 1e9, "to_host": 1e9, "host_memory": 1e9}
     knobs = StorageConfig(kind="memory", write_gbps=1e6, query_s=1e-3, operation_s=0.0)
     io = SimulatedIo(knobs, [Kept()], [config], seed=0)  # type: ignore[list-item]
-    write = write_of(b"a", is_given_away=True)
+    write = write_of(b"af", is_given_away=True)
     io.enqueue("write", io.write(0, write, SIZES), 0)
     assert events(io) == [(MS + MS + MS, 0, write)]  # to the buffer, the question, to storage
 
@@ -353,9 +354,9 @@ class Priced:
     def __init__(self) -> None:
         self.told: dict[str, Any] = {}
 
-    def decode_steps_ns(self, lens: Any, num_steps: int, *, slowdown: float) -> Any:
+    def decode_ends_ns(self, lens: Any, num_steps: int, now_ns: int, *, slowdown: float) -> Any:
         self.told = {"lens": lens}
-        return [[round(100 * slowdown)] * num_steps]
+        return [[now_ns + round(100 * slowdown) * (step + 1) for step in range(num_steps)]]
 
     def layer_bytes(self, *counts: int) -> Any:
         return counts
@@ -455,11 +456,11 @@ def test_work_goes_where_it_belongs() -> None:
     fence = copy_of(BackUp, 1_000_000, is_fence=True)
     executor.submit(fence, 0)
     assert executor.is_fenced
-    write, read = write_of(b"x"), Read(1)
+    write, read = write_of(b"xf"), Read(1)
     executor.submit(write, 0)
     executor.query(read, 0)  # type: ignore[arg-type]
     executor.read(read, 0)  # type: ignore[arg-type]
     done = [each for _, _, each in events(io)]
     assert not executor.is_fenced
     assert {id(each) for each in done} == {id(fence), id(write), id(read)}
-    assert storage.keys == {b"x"}
+    assert storage.keys == {b"xf"}

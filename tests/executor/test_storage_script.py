@@ -15,7 +15,6 @@ from hicache.cache.tree.sequence import Sequence
 from hicache.clock import SimulatedClock
 from hicache.config import StorageConfig
 from hicache.engine.ranks.processes import RankedReader
-from hicache.executor.real.copy_streams import PromptStream
 from hicache.executor.real.io import TorchIo
 from hicache.executor.real.model_runner import CopyStreams, ModelRunner
 from hicache.executor.real.pools import TorchPools
@@ -25,6 +24,7 @@ from hicache.executor.simulated.stores import StandIns
 from hicache.storage.base import StorageError
 from hicache.storage.guards.breaker import BreakerStorage
 from tests.executor.mixes import tiny
+from tests.executor.streams import PlacedStream
 from tests.executor.test_torch_io import drained
 
 pytestmark = pytest.mark.plain
@@ -135,7 +135,8 @@ class Real:
         )
         self._io = TorchIo(CONFIG, [guarded(storage)])
         model = SimpleNamespace(words=("F", "S", "M"))
-        self._io.attach(ModelRunner(model, pools, CopyStreams(PromptStream(), PromptStream())))
+        at_once = PlacedStream(is_late=False)
+        self._io.attach(ModelRunner(model, pools, CopyStreams(at_once, at_once)))
 
     def read(self, prefetch):
         self._io.read(0, prefetch)
@@ -221,9 +222,9 @@ def test_a_read_goes_the_same_way_whoever_drives_it(
 @pytest.mark.parametrize("driver", [Simulated, Real])
 def test_a_write_goes_the_same_way_whoever_drives_it(driver):
     keys = [page(0), page(1), page(2), page(1, b"s"), page(2, b"m")]
-    items = [(FULL, 0), (FULL, 1), (FULL, 2), (SWA, 0), (MAMBA, 0)]
+    parts = [(FULL, [0, 1, 2]), (SWA, [0]), (MAMBA, [0])]
     storage = Plotted(missing=[keys[0], keys[2], keys[4]])
-    driver(storage).write(StorageWrite(keys=keys, pages=items, num_bytes=0, host_locks=[]))
+    driver(storage).write(StorageWrite(keys=keys, parts=parts, num_bytes=0, host_locks=[]))
     assert storage.calls == [
         ("contains", tuple(keys)),
         ("write", (keys[0], keys[2])),

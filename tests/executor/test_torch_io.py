@@ -14,7 +14,6 @@ from hicache.cache.tree.lock import Lock
 from hicache.cache.tree.node import FULL, HOST, Node
 from hicache.cache.tree.sequence import Sequence
 from hicache.config import StorageConfig
-from hicache.executor.real.copy_streams import PromptStream
 from hicache.executor.real.io import TorchIo
 from hicache.executor.real.model_runner import CopyStreams, ModelRunner
 from hicache.executor.real.pools import TorchPools
@@ -22,6 +21,7 @@ from hicache.executor.real.rank_pools import PoolSpec
 from hicache.storage.base import StorageError
 from hicache.storage.engines.memory import MemoryStorage
 from tests.executor.mixes import tiny
+from tests.executor.streams import PlacedStream
 
 KEYS = [bytes(16) + b"f", b"\x01" * 16 + b"f"]
 LIMIT_S = 30.0
@@ -72,11 +72,9 @@ def pools() -> TorchPools:
 
 def opened(pools: TorchPools, *storages) -> TorchIo:
     io = TorchIo(StorageConfig(kind="memory"), storages)
-    io.attach(
-        ModelRunner(
-            SimpleNamespace(words=("F",)), pools, CopyStreams(PromptStream(), PromptStream())
-        )
-    )
+    at_once = PlacedStream(is_late=False)
+    streams = CopyStreams(at_once, at_once)
+    io.attach(ModelRunner(SimpleNamespace(words=("F",)), pools, streams))
     return io
 
 
@@ -102,7 +100,7 @@ def back_up(pools: TorchPools) -> None:
 def write(*pages: int) -> StorageWrite:
     return StorageWrite(
         keys=KEYS[: len(pages)],
-        pages=[(FULL, page) for page in pages],
+        parts=[(FULL, list(pages))],
         num_bytes=0,
         host_locks=[],
     )

@@ -93,10 +93,22 @@ def test_an_overloaded_cell_has_no_latency_and_a_bound_is_called_one() -> None:
     assert "| 0.5 → 0.4 ! |" in stop_phase.table(found)
 
 
+def test_the_tuning_tells_how_far_an_arm_is_where_it_is_farthest_and_may_be_read() -> None:
+    found = []
+    for each, ttft_s in zip(cells()[:3], (0.6, 0.9, 5.0), strict=True):
+        rows = [
+            row._replace(ttft_s=ttft_s, is_overloaded=ttft_s > 1) for row in each.tuned.rows[1:]
+        ]
+        found.append(replace(each, tuned=replace(each.tuned, rows=[each.tuned.rows[0], *rows])))
+    lines = stop_phase.tuning_table(found).splitlines()
+    assert lines[2].endswith("| 0.5 | 0.5 | 0.5 | 1.00 |")
+    assert lines[-1].endswith("| 0.6 | 0.9 | 5 ! | 1.80 |")
+
+
 def test_loads_are_those_of_never_waiting_and_of_waiting_for_all() -> None:
     axes = stop_phase.draw(cells()).axes[0]
-    assert axes.get_xticklabels()[0].get_text() == "2\n(0.50–0.50)"
-    assert axes.get_yticklabels()[-1].get_text() == "8\n(0.12–0.12)"
+    assert axes.get_xticklabels()[0].get_text() == "2\n(0.50)"
+    assert axes.get_yticklabels()[-1].get_text() == "8\n(0.12)"
 
 
 class Fake:

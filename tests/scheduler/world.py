@@ -11,7 +11,6 @@ from hicache.cache import invariants
 from hicache.cache.named import make_policy
 from hicache.cache.pages import Pools, TracedAllocator
 from hicache.cache.prefetch.prefetcher import Prefetcher
-from hicache.cache.tiers.transfer import CopyState, StorageDelete, StorageWrite
 from hicache.cache.tree.eviction import POLICIES
 from hicache.cache.tree.node import FULL
 from hicache.clock import SimulatedClock
@@ -21,14 +20,16 @@ from hicache.config import (
     PrefetchConfig,
     SchedulerConfig,
     StorageConfig,
+    WorkloadConfig,
     WritePolicy,
 )
 from hicache.engine.build import check_laws
 from hicache.engine.loop import Engine, Router, serve
 from hicache.engine.ports import Executor
 from hicache.engine.ranks.lockstep import RankedEngine, lockstep
+from hicache.engine.routing import RoundRobin
 from hicache.executor.completions import StepEnds, StepRun
-from hicache.executor.simulated.executor import SimulatedIo
+from hicache.executor.simulated.executor import SimulatedExecutor, SimulatedIo
 from hicache.executor.simulated.stores import StandIns
 from hicache.request import Request, TokenSpans
 from hicache.scheduler.batch import Batch
@@ -134,32 +135,24 @@ class PlainExecutor:
     def __init__(
         self, io: SimulatedIo, page_size: int, number: int = 0, num_ranks: int = 1
     ) -> None:
-        self._io = io
         self._page_size = page_size
-        self._number = number
         full, swa, mamba = PAGE_BYTES  # of which a rank has its part
-        self._page_bytes = (full // num_ranks, swa // num_ranks, mamba // num_ranks)
+        self._simulated = SimulatedExecutor(
+            number,
+            None,  # type: ignore[arg-type]  # it is asked for no step
+            io,
+            page_size=page_size,
+            page_bytes=(full // num_ranks, swa // num_ranks, mamba // num_ranks),
+            load_rate=1.0,
+            slowdown=1.0,
+        )
+        self.submit = self._simulated.submit
+        self.query, self.read = self._simulated.query, self._simulated.read
         self.batches: list[tuple[int, int]] = []
 
     @property
     def is_fenced(self) -> bool:
-        return self._io.fences[self._number] > 0
-
-    def submit(self, work: object, now_ns: int) -> None:
-        if isinstance(work, CopyState):
-            return
-        if isinstance(work, StorageDelete):
-            self._io.begin(self._io.delete(self._number, work), now_ns)
-        elif isinstance(work, StorageWrite):
-            self._io.enqueue("write", self._io.write(self._number, work, self._page_bytes), now_ns)
-        else:
-            self._io.begin(self._io.copy(self._number, work), now_ns)  # type: ignore[arg-type]
-
-    def query(self, prefetch: object, now_ns: int) -> None:
-        self._io.begin(self._io.query(self._number, prefetch), now_ns)  # type: ignore[arg-type]
-
-    def read(self, prefetch: object, now_ns: int) -> None:
-        self._io.enqueue("read", self._io.read(self._number, prefetch, self._page_bytes), now_ns)  # type: ignore[arg-type]
+        return self._simulated.is_fenced
 
     def forward(self, batch: Batch, now_ns: int) -> StepRun:
         self.batches.append((len(batch.extends), len(batch.decodes)))
@@ -225,10 +218,10 @@ class World:
         """Serve all of them and drain."""
         serve(
             [self.engine],
-            Feeder(requests, Arrivals.open, concurrency=1),
+            Feeder(requests, WorkloadConfig(arrivals=Arrivals.open)),
             clock=self.clock,
             io=self.io,
-            router=router or _First(),
+            router=router or RoundRobin(),
             observer=_Watch(self),
             patience_ns=patience_ns,
         )
@@ -306,11 +299,6 @@ def engine_of(
         estimate_s=lambda cached, total: (total - cached) * TOKEN_NS * 1e-9,
     )
     return kind(cache, prefetcher, scheduler, executor, check=check_laws if checks else None)
-
-
-class _First:
-    def route(self, request: Request, engines: Sequence[Engine]) -> int:
-        return 0
 
 
 class _Watch:

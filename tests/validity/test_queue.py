@@ -42,7 +42,7 @@ def service_ns(prompt_len: int, output_len: int) -> int:
         end = min(prompt_len, start + config.scheduler.chunk_tokens)
         total += cost.forward_ns([(start, end)], []).total_ns
         start = end
-    return total + sum(chain(*cost.decode_steps_ns([prompt_len + 1], output_len - 1)))
+    return [total, *chain(*cost.decode_ends_ns([prompt_len + 1], output_len - 1, total))][-1]
 
 
 def lindley(gaps: NDArray[np.float64], services: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from hicache.config import Arrivals
+from hicache.config import Arrivals, WorkloadConfig
 from hicache.request import Request, TokenSpans
 from hicache.workload.arrivals import Feeder, Release
 
@@ -33,7 +33,7 @@ TREES = [
 
 
 def feeder(mode: Arrivals, *, concurrency: int = 1) -> Feeder:
-    return Feeder(TREES, mode, concurrency=concurrency)
+    return Feeder(TREES, WorkloadConfig(arrivals=mode, concurrency=concurrency))
 
 
 def named(releases: list[Release]) -> list[tuple[int, int]]:
@@ -66,7 +66,8 @@ def test_closed_arrivals_start_as_many_trees_as_there_are_places() -> None:
 
 
 def test_the_first_trees_of_a_closed_workload_may_start_one_after_another():
-    apart = Feeder(TREES, Arrivals.closed, concurrency=2, stagger_ns=7)
+    config = WorkloadConfig(arrivals=Arrivals.closed, concurrency=2, stagger_s=7e-9)
+    apart = Feeder(TREES, config)
     assert named(apart.initial()) == [(0, 0), (7, 1)]
 
 
@@ -148,4 +149,4 @@ def test_a_request_settled_twice_is_refused() -> None:
 
 def test_a_child_without_its_parent_is_refused() -> None:
     with pytest.raises(ValueError, match="request 4 follows request 2, which does not come before"):
-        Feeder([TREES[0], TREES[4]], Arrivals.open, concurrency=1)
+        Feeder([TREES[0], TREES[4]], WorkloadConfig(arrivals=Arrivals.open))

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -64,9 +65,10 @@ def served(
     return sorted(done, key=lambda each: (each[0], each[2].id))
 
 
-def feeder_of(requests: list[Request], **settings: object) -> RoundFeeder:
-    plain = {"rate": 10.0, "parallel": None, "barrier": False, "seed": 0}
-    return RoundFeeder(requests, **(plain | settings))  # type: ignore[arg-type]
+def feeder_of(
+    requests: list[Request], rate: float = 10.0, seed: int = 0, **settings: Any
+) -> RoundFeeder:
+    return RoundFeeder(requests, WorkloadConfig(request_rate=rate, **settings), seed=seed)
 
 
 @pytest.mark.parametrize("parallel", [1, 3, None])

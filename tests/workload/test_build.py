@@ -114,7 +114,7 @@ def test_a_mooncake_trace_is_found_in_the_data_directory(tmp_path: Path) -> None
     config = WorkloadConfig(kind="mooncake_conversation")
     workload = load_workload(config, data_dir=str(tmp_path), seed=0)
     assert [r.prompt_len for r in workload.requests] == [600]
-    assert workload.has_start_times
+    assert not workload.description.endswith("session starts drawn")
 
 
 def test_weka_sessions_have_no_start_times(tmp_path: Path) -> None:
@@ -123,7 +123,8 @@ def test_weka_sessions_have_no_start_times(tmp_path: Path) -> None:
     }
     path = write_lines(tmp_path / "sessions.jsonl", [packed])
     config = WorkloadConfig(kind="weka_agentic", path=str(path))
-    assert not load_workload(config, data_dir=None, seed=0).has_start_times
+    workload = load_workload(config, data_dir=None, seed=0)
+    assert workload.description.endswith("session starts drawn")
 
 
 def test_every_kind_is_known() -> None:

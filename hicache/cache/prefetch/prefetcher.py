@@ -152,13 +152,14 @@ class Prefetcher:
         """The next moment at which a prefetch will have waited for too long."""
         if not self.stop.uses_clock:
             return None
-        deadlines = (
-            deadline + 1
-            for prefetch in self.active.values()
-            if not prefetch.is_settled
-            if (deadline := self.stop.deadline_ns(prefetch)) is not None
-        )
-        return min((each for each in deadlines if each > now_ns), default=None)
+        earliest: int | None = None
+        for prefetch in self.active.values():
+            if not prefetch.is_settled:
+                deadline = self.stop.deadline_ns(prefetch)
+                if deadline is not None and deadline >= now_ns:
+                    deadline += 1  # the first moment after it
+                    earliest = deadline if earliest is None else min(earliest, deadline)
+        return earliest
 
     def check(self, request_id: int, now_ns: int) -> bool:
         """Whether the request may be considered now; terminates its prefetch if it must stop."""

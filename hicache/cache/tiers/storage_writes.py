@@ -117,7 +117,7 @@ class StorageWriter:
 
     def _write_nodes(self, items: list[tuple[Node, int]], *, is_given_away: bool = False) -> None:
         write = self._write_of(items)
-        if not write.pages or not self._has_room(write):
+        if not write.keys or not self._has_room(write):
             return
         write.is_given_away = is_given_away
         if not is_given_away:
@@ -142,30 +142,30 @@ class StorageWriter:
     def _write_of(self, items: list[tuple[Node, int]]) -> StorageWrite:
         # of these nodes' components, all on the host; nothing is locked yet
         keys: list[Key] = []
-        pages: list[tuple[int, int]] = []
+        parts: list[tuple[int, PageIds]] = []
         numbers: list[tuple[int, PageNumbers]] = []
         num_bytes = 0
         for node, kind in items:
             page_ids = node.held[HOST][kind]
             assert page_ids is not None
             keys += keys_of(self._tree.names, node, kind)
-            pages += [(kind, page_id) for page_id in page_ids]
+            parts.append((kind, page_ids))
             numbers.append((kind, node.numbers_of(kind)))
             num_bytes += self._bookings.page_bytes[kind] * len(page_ids)
         return StorageWrite(
-            keys=keys, pages=pages, num_bytes=num_bytes, host_locks=[], numbers=numbers
+            keys=keys, parts=parts, num_bytes=num_bytes, host_locks=[], numbers=numbers
         )
 
     def _has_room(self, write: StorageWrite) -> bool:
         if self.queued_bytes + write.num_bytes <= self._queue_bytes:
             return True
-        self._counters["storage/dropped_write_pages"] += len(write.pages)
+        self._counters["storage/dropped_write_pages"] += len(write.keys)
         self._mark(write, Stored.dropped)
         return False
 
     def _book(self, write: StorageWrite) -> None:
         self.queued_bytes += write.num_bytes
-        self._counters["storage/queued_write_pages"] += len(write.pages)
+        self._counters["storage/queued_write_pages"] += len(write.keys)
         self._bookings.book(write)
         self._mark(write, Stored.under_way)
 

@@ -63,16 +63,23 @@ class CopyState:
 class StorageWrite:
     """Host pages to storage: `keys[i]` names the page that `pages` lists i-th.
 
+    `parts`: the host page ids that belong together, after their component.
+
     `is_given_away`: the pages have been given away already, so whoever carries this out has taken
     their bytes when `submit` returns.
     """
 
     keys: list[Key]
-    pages: list[tuple[int, int]]  # (component, host page id), as long as `keys`
+    parts: list[tuple[int, PageIds]]
     num_bytes: int
     host_locks: list[Lock]
     is_given_away: bool = False
     numbers: list[tuple[int, PageNumbers]] = field(default_factory=list)  # as the registry has them
+
+    @property
+    def pages(self) -> list[tuple[int, int]]:
+        """(component, host page id) of each, as long as `keys`."""
+        return [(kind, int(page_id)) for kind, page_ids in self.parts for page_id in page_ids]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -9,13 +9,14 @@ import hashlib
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from functools import lru_cache
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
 
 from hicache.cache.tree.node import FULL, MAMBA, Node
 from hicache.cache.tree.sequence import Sequence
-from hicache.request import TOKEN_BYTES, Request, TokenSpans
+from hicache.request import EMPTY_SPANS, TOKEN_BYTES, Request, TokenSpans
 from hicache.storage.base import DIGEST_BYTES
 
 COMPONENT_TAGS = (b"f", b"s", b"m")  # by component number: full, swa, mamba
@@ -75,11 +76,19 @@ class Numbers:
 
     def __init__(self, pages: Mapping[int, TokenSpans]) -> None:
         """`pages`: of each request, by its id, the numbers of its whole pages."""
-        self._pages = pages
+        spans = list(pages.values()) or [EMPTY_SPANS]
+        counts = np.concatenate([each.counts for each in spans])
+        ends = counts.cumsum(dtype=np.int32)
+        firsts = np.concatenate([each.starts for each in spans]) - ends + counts
+        numbers = firsts.repeat(counts) + np.arange(len(firsts) and ends[-1], dtype=np.int32)
+        self._names: bytes = (4 * numbers).tobytes()
+        bounds = np.append(0, NUMBER_BYTES * ends)[np.cumsum([0, *(len(s.starts) for s in spans)])]
+        self._places = dict(zip(pages, pairwise(bounds.tolist()), strict=False))
 
     def tokens(self, request: Request) -> bytes:
         """The names of its pages."""
-        return (4 * np.frombuffer(self._pages[request.id].to_bytes(), np.int32)).tobytes()
+        first, end = self._places[request.id]
+        return self._names[first:end]
 
     def of_node(self, node: Node, start: int = 0) -> list[int]:
         """The names in its edge."""
@@ -151,6 +160,11 @@ def keys(names: Items[Key], kind: int) -> Items[Key]:
         return names if kind == FULL else [name + kind for name in names if isinstance(name, int)]
     tag = COMPONENT_TAGS[kind]
     return [name + tag for name in names if isinstance(name, bytes)]
+
+
+def kinds_of(keys: Items[Key]) -> list[int]:
+    """The component of each key."""
+    return [key & 3 if isinstance(key, int) else COMPONENT_TAGS.index(key[-1:]) for key in keys]
 
 
 def key_bytes(keys: Items[Key]) -> list[bytes]:

@@ -21,7 +21,7 @@ from hicache.cache.tiers.transfer import (
     StorageWrite,
     Work,
 )
-from hicache.cache.tree.keys import Key, key_bytes
+from hicache.cache.tree.keys import Key, key_bytes, kinds_of
 from hicache.cache.tree.node import FULL
 from hicache.clock import SECOND_NS, Clock
 from hicache.config import StorageConfig
@@ -154,21 +154,21 @@ class TorchIo:
 
         def fetch() -> None:
             began_ns = self.now()
-            sidecars: Items = []
+            sidecars: list[int] = []
             for load in script:
                 load.found = self._load(engine, key_bytes(load.keys), load.items)
                 if not load.is_sidecar:
                     self._posts.put(partial(progress, load.found))
                 elif load.is_whole:
-                    sidecars = load.items
+                    sidecars = [kind for kind, _ in load.items]
             read_ns = began_ns, self.now()
             self._posts.put(lambda: let_go(sidecars, read_ns))
 
         def progress(found: int) -> None:
             prefetch.completed_pages += found
-            self._count("transfer/storage_read_bytes", engine, [(FULL, 0)] * found)
+            self._count("transfer/storage_read_bytes", engine, [FULL] * found)
 
-        def let_go(sidecars: Items, read_ns: tuple[int, int]) -> Delivery:
+        def let_go(sidecars: list[int], read_ns: tuple[int, int]) -> Delivery:
             self._count("transfer/storage_read_bytes", engine, sidecars)
             prefetch.sidecars_found = bool(sidecars)
             prefetch.read_ns = read_ns
@@ -200,7 +200,7 @@ class TorchIo:
                         self._posts.put(partial(count, self._store(part, payloads, sums)))
             self._posts.put(lambda: (engine, work))
 
-        def count(stored: Items) -> None:
+        def count(stored: list[int]) -> None:
             self._count("transfer/storage_write_bytes", engine, stored)
 
         self._call(self._writers, store)
@@ -261,8 +261,8 @@ class TorchIo:
         part: Store,
         payloads: Sequence[dict[bytes, memoryview]],
         sums: Sequence[dict[bytes, int]],
-    ) -> Items:
-        """The items that every rank's storage has now."""
+    ) -> list[int]:
+        """The components of the pages that every rank's storage has now."""
         keys = key_bytes(part.keys)
         stored = [True] * len(keys)
         ranks = zip(self._storages, payloads, sums, self._sums, strict=True)
@@ -270,11 +270,11 @@ class TorchIo:
             known.update((key, its_sums[key]) for key in keys)
             flags = storage.write(keys, [pages[key] for key in keys])
             stored = [was and flag for was, flag in zip(stored, flags, strict=True)]
-        return [item for item, is_stored in zip(part.items, stored, strict=True) if is_stored]
+        return [kind for kind, is_stored in zip(kinds_of(keys), stored, strict=True) if is_stored]
 
-    def _count(self, name: str, engine: int, items: Items) -> None:
+    def _count(self, name: str, engine: int, kinds: list[int]) -> None:
         ranks = self.runners[engine].pools.ranks
-        self.counters[name] += sum(rank.host[kind].shape[1] for rank in ranks for kind, _ in items)
+        self.counters[name] += sum(rank.host[kind].shape[1] for rank in ranks for kind in kinds)
 
 
 class TorchExecutor:

@@ -2,7 +2,7 @@
 
 A step costs a constant plus the sum over its operations of max(flops / rate, bytes / bandwidth).
 Weights are read once a step, tensor parallelism divides weights and heads and adds all-reduces.
-The cost of a step is a function of its arguments alone, and `decode_steps_ns` gives, bit for bit,
+The cost of a step is a function of its arguments alone, and `decode_ends_ns` gives, bit for bit,
 what as many calls of `forward_ns` would: contexts are summed as integers, and both do the same
 operations on the same doubles in the same order.
 """
@@ -182,18 +182,18 @@ class CostModel:
         stall_ns = int(stall_s * 1e9 + 0.5)
         return ForwardCost(compute_ns + stall_ns, compute_ns, stall_ns)
 
-    def decode_steps_ns(
-        self, context_lens: Sequence[int], num_steps: int, *, slowdown: float = 1.0
+    def decode_ends_ns(
+        self, context_lens: Sequence[int], num_steps: int, now_ns: int, *, slowdown: float = 1.0
     ) -> Iterator[list[int]]:
-        """Durations of pure-decode steps, each context one token longer than before.
+        """When pure-decode steps end that begin now, each context one token longer than before.
 
-        Equals `forward_ns([], context_lens + j)` for j in range(num_steps), bit for bit. In blocks,
-        each twice as long as the one before: most runs are cut short.
+        They take `forward_ns([], context_lens + j)` for j in range(num_steps), bit for bit. In
+        blocks, each twice as long as the one before: most runs are cut short.
         """
         num_decodes = len(context_lens)
         fixed_s, _ = self._fixed_s(0, 0, 0, num_decodes, 0)
         num_keys = sum(context_lens)
-        window_len = self._swa.window_len
+        window_len = self._swa.window_len if self._swa.num_layers else 0
         # window tokens that each request has not yet
         room = sorted([window_len - length for length in context_lens if length < window_len])
         window_keys = num_decodes * window_len - sum(room)
@@ -211,10 +211,11 @@ class CostModel:
                 swa_s = self._swa.decode_each_s(keys_of)
             else:
                 swa_s = [self._swa.decode_s(window_keys)] * (end - first)
-            yield [
-                int((fixed_s + full + swa) * slowdown * 1e9 + 0.5)
-                for full, swa in zip(full_s, swa_s, strict=True)
-            ]
+            ends = []
+            for full, swa in zip(full_s, swa_s, strict=True):
+                now_ns += int((fixed_s + full + swa) * slowdown * 1e9 + 0.5)
+                ends.append(now_ns)
+            yield ends
             first = end
 
     def prefill_s(self, start: int, end: int, *, chunk_tokens: int = CHUNK_TOKENS) -> float:

@@ -6,8 +6,8 @@ keys only: what is stored, evicted and found is real, bytes are charged to links
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from itertools import accumulate, count
+from collections.abc import Generator, Sequence
+from itertools import count
 from random import Random
 
 from mypy_extensions import mypyc_attr
@@ -21,15 +21,15 @@ from hicache.cache.tiers.transfer import (
     StorageWrite,
     Work,
 )
-from hicache.cache.tree.keys import Key
-from hicache.cache.tree.node import KINDS
+from hicache.cache.tree.keys import Key, kinds_of
+from hicache.cache.tree.node import FULL, KINDS
 from hicache.clock import Clock, to_ns
 from hicache.config import StorageConfig
 from hicache.executor.completions import Delivery, StepEnds, StepRun
 from hicache.executor.simulated.cost import CostModel
 from hicache.executor.simulated.links import Links
 from hicache.executor.simulated.stores import KeyStore
-from hicache.executor.storage_script import Ask, Item, read_script, write_script
+from hicache.executor.storage_script import Ask, Load, read_script, write_script
 from hicache.scheduler.batch import Batch
 from hicache.storage.guards.faults import Stall
 
@@ -123,18 +123,21 @@ class SimulatedIo:
         while (event := self._next_ns()) is not None and event <= now_ns:
             self._happen(event)
         self._now = now_ns
+        if not self._done:
+            return []
         # a read whose last batch and end fall together is told of once
         done, self._done = dict.fromkeys(self._done), []
         return [(number // self._num_ranks, each) for number, each in done]
 
     def pass_by(self, limit_ns: int | None, clock: Clock) -> int | None:
         """Let everything before `limit_ns` happen, until something is done; when the next is."""
-        while (event := self.next_event_ns()) is not None and not self._done:
-            if limit_ns is not None and event >= limit_ns:
-                break
+        while not self._done:
+            event = self._next_ns()
+            if event is None or (limit_ns is not None and event >= limit_ns):
+                return event
             clock.wait_until(event)
             self._happen(event)
-        return event
+        return self._now
 
     def begin(self, work: IoJob, now_ns: int) -> None:
         """Start something that waits for nobody."""
@@ -180,13 +183,13 @@ class SimulatedIo:
         links = ("storage_read", "storage", f"host_memory{engine}")
         began_ns = self._now
         for load in read_script(prefetch, self.config.batch_pages):
-            load.found = self._load(engine, load.keys, load.items)
-            came = load.items[: load.found]
+            load.found = self._load(engine, load)
             late_ns = self._stall_ns(engine)
+            num_bytes = load.found * page_bytes[FULL]
             if load.is_sidecar:
-                came = came if load.is_whole else []
                 late_ns += to_ns(self.config.sidecar_s)
-            num_bytes = sum([page_bytes[kind] for kind, _ in came])
+                sizes = [len(page_ids) * page_bytes[kind] for kind, page_ids in load.parts]
+                num_bytes = sum(sizes) if load.is_whole else 0
             yield self._latency_ns(engine) + late_ns, num_bytes, links
             self.counters["transfer/storage_read_bytes"] += num_bytes
             if load.is_sidecar:
@@ -202,6 +205,7 @@ class SimulatedIo:
     def write(self, engine: int, work: StorageWrite, page_bytes: tuple[int, int, int]) -> IoJob:
         """Pages in batches, skipping those that storage has; each batch is visible when written."""
         links = ("storage_write", "storage", f"host_memory{engine}")
+        sizes = {page_bytes[kind] for kind, _ in work.parts}
         if work.is_given_away:  # to a buffer first
             yield 0, work.num_bytes, (f"host_memory{engine}",)
         for part in write_script(work, self.config.batch_pages):
@@ -209,10 +213,12 @@ class SimulatedIo:
                 part.present = self._storage_of(engine).contains(part.keys)
                 yield to_ns(self.config.query_s) + self._stall_ns(engine), 0, ()
                 continue
-            num_bytes = sum([page_bytes[kind] for kind, _ in part.items])
+            num_bytes = len(part.keys) * max(sizes)
+            if len(sizes) > 1:
+                num_bytes = sum([page_bytes[kind] for kind in kinds_of(part.keys)])
             yield to_ns(self.config.operation_s), num_bytes, links
             self.counters["transfer/storage_write_bytes"] += num_bytes
-            num_refused = self._store(engine, part.keys, part.items)
+            num_refused = self._store(engine, work, part.keys)
             self.counters["storage/refused_write_pages"] += num_refused
             yield self._stall_ns(engine), 0, ()
         self._done.append((engine, work))
@@ -239,8 +245,8 @@ class SimulatedIo:
     def _stall_ns(self, engine: int) -> int:
         return self._stalls[engine % self._num_ranks].take()
 
-    def _store(self, engine: int, keys: Sequence[Key], items: Iterable[Item]) -> int:
-        # whoever moves real bytes takes them from the items
+    def _store(self, engine: int, work: StorageWrite, keys: Sequence[Key]) -> int:
+        # whoever moves real bytes finds them by the work's pages
         return self._storage_of(engine).write(keys)
 
     def _latency_ns(self, engine: int) -> int:
@@ -251,8 +257,8 @@ class SimulatedIo:
             delay_s = draws.expovariate(1 / delay_s)
         return to_ns(self.config.operation_s + delay_s)
 
-    def _load(self, engine: int, keys: Sequence[Key], items: Iterable[Item]) -> int:
-        return self._storage_of(engine).read(keys)
+    def _load(self, engine: int, load: Load) -> int:
+        return self._storage_of(engine).read(load.keys)
 
     def _dispatch(self, worker: str) -> None:
         queue = self._queues[worker]
@@ -341,8 +347,8 @@ class SimulatedExecutor:
         is_backing_up = self._io.backing_up[self._engine] > 0
         lens = [req.kv_len + 1 for req in batch.decodes]
         if not batch.extends:
-            steps = self._cost.decode_steps_ns(lens, batch.num_steps, slowdown=slowdown)
-            return StepRun(StepEnds(_ends(steps, now_ns)), 0)
+            ends = self._cost.decode_ends_ns(lens, batch.num_steps, now_ns, slowdown=slowdown)
+            return StepRun(StepEnds(ends), 0)
         load_layer_bytes = None
         if batch.load_backs:
             full, swa, states = (
@@ -360,10 +366,3 @@ class SimulatedExecutor:
             saved_states=sum(len(extend.saves) for extend in batch.extends),
         )
         return StepRun(StepEnds([[now_ns + cost.total_ns]]), cost.load_stall_ns)
-
-
-def _ends(blocks: Iterable[list[int]], now_ns: int) -> Iterator[list[int]]:
-    for block in blocks:
-        ends = list(accumulate(block, initial=now_ns))
-        now_ns = ends[-1]
-        yield ends[1:]

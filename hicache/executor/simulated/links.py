@@ -8,7 +8,6 @@ nanosecond end in the order of their ids.
 """
 
 from bisect import insort
-from collections import Counter
 from collections.abc import Mapping
 from enum import Enum
 from functools import lru_cache
@@ -66,6 +65,8 @@ class Links:
         self._capacities = {link: float(capacity) for link, capacity in capacities.items()}
         self._now_ns = 0
         self._flows: dict[int, _Flow] = {}  # under way
+        self._routes: dict[tuple[str, ...], _Route] = {}  # by the links that were asked for
+        self._loads: dict[_Route, int] = {}
         # the same loads come again and again
         self._rates_of = lru_cache(self._fair_rates)
         self._ended: list[tuple[int, int]] = []  # (finish_ns, flow_id), not told yet
@@ -77,6 +78,13 @@ class Links:
             raise ValueError(f"flow {flow_id} is under way already")
         if num_bytes < 0:
             raise ValueError(f"bytes of flow {flow_id} must be 0 or more, got {num_bytes}")
+        route = self._routes.get(links) or self._route_of(flow_id, links)
+        self._advance(now_ns)
+        self._flows[flow_id] = _Flow(flow_id, num_bytes, route, now_ns)
+        self._loads[route] = self._loads.get(route, 0) + 1
+        self._share()
+
+    def _route_of(self, flow_id: int, links: tuple[str, ...]) -> _Route:
         route = tuple(sorted(set(links)))
         unknown = [link for link in route if link not in self._capacities]
         if unknown or not route:
@@ -84,9 +92,8 @@ class Links:
                 f"flow {flow_id} must take links among {sorted(self._capacities)}, "
                 f"got {list(links)}"
             )
-        self._advance(now_ns)
-        self._flows[flow_id] = _Flow(flow_id, num_bytes, route, now_ns)
-        self._share()
+        self._routes[links] = route
+        return route
 
     def next_finish_ns(self) -> int | None:
         """When the next flow ends if none is started before; None without flows."""
@@ -118,6 +125,9 @@ class Links:
             # a flow of 0 bytes that began at this time may come after others told for it
             insort(self._ended, (now_ns, flow.flow_id))
             del self._flows[flow.flow_id]
+            self._loads[flow.route] -= 1
+            if not self._loads[flow.route]:
+                del self._loads[flow.route]
         self._share()
 
     def _share(self) -> None:
@@ -126,7 +136,7 @@ class Links:
         Flows over the same links have the same rate, so routes are filled instead of flows.
         """
         flows = self._flows.values()
-        rates = self._rates_of(frozenset(Counter([flow.route for flow in flows]).items()))
+        rates = self._rates_of(frozenset(self._loads.items()))
         for flow in flows:
             # also when the rate stays: what a flow has left must not depend on whether the
             # rate went elsewhere and back between calls at one time

@@ -36,7 +36,6 @@ from hicache.kernels.bench.session import Goal, Record, Session
 from hicache.kernels.contract import CopyKernel, named
 
 NUM_LAYERS = 16
-TOY_BYTES, TOY_LAYERS = MIB, 2
 CONTEST = "contest"  # when it is asked for: it takes as long as all the rest
 
 
@@ -72,19 +71,12 @@ def main() -> int:
 
 
 def _bench(options: argparse.Namespace) -> Bench:
-    if options.dry_run:
-        return Bench(
-            torch.device("cpu"),
-            device_bytes=TOY_BYTES,
-            host_bytes=TOY_BYTES,
-            num_layers=TOY_LAYERS,
-            repeats=1,
-        )
+    is_dry = options.dry_run
     return Bench(
-        torch.device("cuda", 0),
-        device_bytes=options.device_mib * MIB,
-        host_bytes=options.host_mib * MIB,
-        num_layers=NUM_LAYERS,
+        torch.device("cpu") if is_dry else torch.device("cuda", 0),
+        device_bytes=MIB if is_dry else options.device_mib * MIB,
+        host_bytes=MIB if is_dry else options.host_mib * MIB,
+        num_layers=2 if is_dry else NUM_LAYERS,
         repeats=options.repeats,
     )
 

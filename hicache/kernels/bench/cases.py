@@ -28,21 +28,11 @@ def ceilings(session: Session) -> None:
     size = bench.host_bytes
     for direction in ("to_device", "to_host"):
         from_, to = (arenas[name][:size] for name in DIRECTIONS[direction])
-        engine = session.time(
-            "ceiling",
-            f"copy engine {direction}",
-            partial(to.copy_, from_, non_blocking=True),
-            size,
-        )
+        by_engine = partial(to.copy_, from_, non_blocking=True)
+        engine = session.time("ceiling", f"copy engine {direction}", by_engine, size)
         transfer = session.transfer(direction, 64, 2 * KIB, contiguous=True)
-        num_programs = copy.num_sms(bench.device)
-        sms = session.verified(
-            "ceiling",
-            f"all SMs {direction}",
-            transfer,
-            partial(transfer.launch, num_programs),
-            num_programs=num_programs,
-        )
+        by_all = partial(transfer.launch, copy.num_sms(bench.device))
+        sms = session.verified("ceiling", f"all SMs {direction}", transfer, by_all)
         session.ceilings[f"engine_{direction}"] = engine
         session.ceilings[f"sm_{direction}"] = sms
         session.notes[f"sm_over_engine_{direction}"] = sms / engine
@@ -52,7 +42,7 @@ def checksums(session: Session) -> None:
     """The checksum fused into the copy: what it costs within the device and across the link."""
     for name in ("device", "to_host"):
         transfer = session.transfer(name, 64, 2 * KIB)
-        plain = session.verified("checksum", f"{name}, plain", transfer, transfer.launch)
+        plain = session.verified("checksum", f"{name}, plain", transfer)
         launch = partial(
             copy_pages_with_checksum,
             transfer.table,

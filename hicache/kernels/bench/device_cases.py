@@ -24,35 +24,20 @@ def pages(session: Session) -> None:
     wanted = {(16, 2 * KIB): 0.92, (64, 2 * KIB): 0.92, (1, 2 * KIB): 0.80, (16, 256): 0.85}
     for (page_size, row_bytes), ratio in wanted.items():
         transfer = session.transfer("device", page_size, row_bytes, other="layer_first")
-        rate = session.verified(
-            "pages",
-            f"device, page {page_size}, rows of {row_bytes} B",
-            transfer,
-            transfer.launch,
-            page_size=page_size,
-            row_bytes=row_bytes,
-        )
-        what = f"page {page_size}, rows of {row_bytes} B, gather + scatter, over device copy_"
+        what = f"page {page_size}, rows of {row_bytes} B"
+        rate = session.verified("pages", f"device, {what}", transfer)
+        what += ", gather + scatter, over device copy_"
         session.at_least("G1", what, rate / ceiling, ratio)
         if page_size == 1 or row_bytes != 2 * KIB:
             continue
+        page = f"page {page_size}"
         transposed = session.transfer("device", page_size, row_bytes)
-        changed = session.verified(
-            "layout",
-            f"layer-first to page-first, page {page_size}",
-            transposed,
-            transposed.launch,
-            page_size=page_size,
-        )
-        session.at_least(
-            "G2", f"change of layout over plain, page {page_size}", changed / rate, 0.95
-        )
-        two_pass = session.verified(
-            "layout", f"two passes, page {page_size}", transposed, _two_pass(transposed)
-        )
-        session.at_least(
-            "G2", f"change of layout over two passes, page {page_size}", changed / two_pass, 1.8
-        )
+        changed = session.verified("layout", f"layer-first to page-first, {page}", transposed)
+        session.at_least("G2", f"change of layout over plain, {page}", changed / rate, 0.95)
+        launch = _two_pass(transposed)
+        two_pass = session.verified("layout", f"two passes, {page}", transposed, launch)
+        what = f"change of layout over two passes, {page}"
+        session.at_least("G2", what, changed / two_pass, 1.8)
 
 
 def slots(session: Session) -> None:
@@ -73,30 +58,24 @@ def slots(session: Session) -> None:
             if num_moved == 8 and name != "conv":
                 flat = bench.arenas["device"][: min(transfer.num_bytes, bench.device_bytes)]
                 into = bench.arenas["device_target"][: flat.numel()]
-                ceiling = session.time(
-                    "slots",
-                    "copy_ of as many bytes",
-                    partial(into.copy_, flat),
-                    flat.numel(),
-                )
+                copy_flat = partial(into.copy_, flat)
+                ceiling = session.time("slots", "copy_ of as many bytes", copy_flat, flat.numel())
                 session.at_least("G8", f"{case}, over device copy_", rate / ceiling, 0.88)
             if num_moved == 8 and name == "conv" and bench.on_gpu:
                 peer = transfer.by(peers.sglang_slots, 4 * copy.num_sms(bench.device))
                 two_bytes = session.time("slots", f"{case}, 16-bit peer", peer, transfer.num_bytes)
                 session.at_least("G8", f"{case}, over a 16-bit copy", rate / two_bytes, 1.15)
             if num_moved == 1 and name != "conv":
-                each = session.time(
-                    "slots", f"{case}, a launch for each tensor",
-                    transfer.by(peers.memcpy_each), transfer.num_bytes,
-                )  # fmt: skip
-                session.at_least("G8", f"{case}, over a launch for each tensor", rate / each, 5.0)
+                what, by_each = "a launch for each tensor", transfer.by(peers.memcpy_each)
+                each = session.time("slots", f"{case}, {what}", by_each, transfer.num_bytes)
+                session.at_least("G8", f"{case}, over {what}", rate / each, 5.0)
 
 
 def windows(session: Session) -> None:
     """The sliding window, translated on the way, against the plain copy of the same pages."""
     transfer = session.transfer("device", 64, KIB, other="layer_first")
     table, ids = transfer.table, transfer.src_ids
-    plain = session.verified("window", "plain", transfer, transfer.launch)
+    plain = session.verified("window", "plain", transfer)
     to_swa = torch.full((2 * len(ids) + 5,), -1, dtype=torch.int32, device=ids.device)
     full_ids = torch.randperm(
         len(to_swa), generator=torch.Generator().manual_seed(1)

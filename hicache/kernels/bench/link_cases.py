@@ -30,17 +30,12 @@ def links(session: Session) -> None:
             transfer = session.transfer(direction, page_size, 2 * KIB)
             session.bench.verify(transfer, transfer.launch)
             for num_programs, wanted in ((1, None), (2, 0.90), (4, 0.97), (8, None)):
-                rate = session.time(
-                    direction,
-                    f"page {page_size}, {num_programs} programs",
-                    partial(transfer.launch, num_programs),
-                    transfer.num_bytes,
-                    page_size=page_size,
-                    num_programs=num_programs,
-                )
+                case = f"page {page_size}, {num_programs} programs"
+                launch = partial(transfer.launch, num_programs)
+                rate = session.time(direction, case, launch, transfer.num_bytes)
                 if wanted is None:
                     continue
-                what = f"{direction}, page {page_size}, {num_programs} programs, over "
+                what = f"{direction}, {case}, over "
                 session.at_least(goal, what + "all SMs", rate / ceiling, wanted)
                 if num_programs == 4 and ceiling >= 0.93 * engine:
                     session.at_least(goal, what + "the copy engine", rate / engine, 0.90)
@@ -64,7 +59,7 @@ def against_peers(session: Session) -> None:
     """G5: the same bytes moved by other means, most of them slow, so fewer bytes are taken."""
     bench = session.bench
     within = session.transfer("device", 16, 2 * KIB, other="layer_first")
-    ours = session.verified("peers", "device, ours", within, within.launch)
+    ours = session.verified("peers", "device, ours", within)
     other = session.verified("peers", "device, torch index", within, within.by(peers.torch_index))
     session.notes["over_torch_index"] = ours / other
     num_bytes = max(bench.host_bytes // 4, 1)
@@ -72,13 +67,10 @@ def against_peers(session: Session) -> None:
         transfer = session.transfer(
             direction, 16, 2 * KIB, num_bytes=num_bytes, other="layer_first"
         )
-        rates = {
-            n: session.verified(
-                "peers", f"{direction}, ours, {n} programs", transfer,
-                partial(transfer.launch, n), num_programs=n,
-            )
-            for n in (2, 4)
-        }  # fmt: skip
+        rates = {}
+        for n in (2, 4):
+            case, ours_by = f"{direction}, ours, {n} programs", partial(transfer.launch, n)
+            rates[n] = session.verified("peers", case, transfer, ours_by)
         if not bench.on_gpu:
             session.unmeasured("G5", f"{direction}, peers", ">= 1", "peers need a GPU")
             continue
@@ -102,13 +94,10 @@ def against_peers(session: Session) -> None:
             small = session.transfer(
                 direction, page_size, 2 * KIB, num_bytes=num_bytes, other="layer_first"
             )
-            item = f"{page_size * 2} KiB items"
-            ours = session.verified(
-                "peers", f"{direction}, ours, {item}", small, partial(small.launch, 4)
-            )
-            batch = session.verified(
-                "peers", f"{direction}, batched memcpy, {item}", small, small.by(peers.memcpy_batch)
-            )
+            item, ours_by = f"{page_size * 2} KiB items", partial(small.launch, 4)
+            ours = session.verified("peers", f"{direction}, ours, {item}", small, ours_by)
+            case, by_batch = f"{direction}, batched memcpy, {item}", small.by(peers.memcpy_batch)
+            batch = session.verified("peers", case, small, by_batch)
             session.at_least("G5", f"{direction}, {item}, over batched memcpy", ours / batch, 5.0)
         few = session.transfer(
             direction, 16, 2 * KIB, num_bytes=min(num_bytes, 32 * MIB), other="layer_first"
@@ -139,10 +128,8 @@ def interference(session: Session) -> None:
     alone_s = bench.timed(gemms, repeats=5).p50_s
     for direction in ("to_device", "to_host"):
         transfer = session.transfer(direction, 16, 2 * KIB)
-        solo = session.time(
-            "interference", f"{direction} alone", partial(transfer.launch, 4),
-            transfer.num_bytes, repeats=5,
-        )  # fmt: skip
+        launch, num_bytes = partial(transfer.launch, 4), transfer.num_bytes
+        solo = session.time("interference", f"{direction} alone", launch, num_bytes, repeats=5)
         num_copies = math.ceil(1.3 * alone_s * solo * 1e9 / transfer.num_bytes)
         rounds = [_beside(gemms, transfer, side, num_copies) for _ in range(NUM_ROUNDS)]
         beside_s = statistics.median(seconds for seconds, _ in rounds)

@@ -89,35 +89,35 @@ class Session:
         op: str,
         case: str,
         transfer: Transfer,
-        launch: Callable[[], object],
+        launch: Callable[[], object] | None = None,
         *,
         repeats: int | None = None,
         **parameters: int | str,
     ) -> float:
-        """Verify a launch that makes `transfer`, then time it."""
+        """Verify a launch that makes `transfer`, our own if none is given, then time it."""
+        launch = launch or transfer.launch
         self.bench.verify(transfer, launch)
         return self.time(op, case, launch, transfer.num_bytes, repeats=repeats, **parameters)
 
-    def at_least(self, goal: str, what: str, got: float, wanted: float, why: str = "") -> None:
+    def at_least(self, goal: str, what: str, got: float, wanted: float) -> None:
         """Judge a ratio that should be high."""
-        holds = None if math.isnan(got) else got >= wanted
-        self._judge(goal, what, f">= {wanted:g}", got, holds=holds, why=why)
+        self._judge(goal, what, f">= {wanted:g}", got, holds=got >= wanted)
 
-    def at_most(self, goal: str, what: str, got: float, wanted: float, why: str = "") -> None:
+    def at_most(self, goal: str, what: str, got: float, wanted: float) -> None:
         """Judge a number that should be low."""
-        holds = None if math.isnan(got) else got <= wanted
-        self._judge(goal, what, f"<= {wanted:g}", got, holds=holds, why=why)
+        self._judge(goal, what, f"<= {wanted:g}", got, holds=got <= wanted)
 
     def unmeasured(self, goal: str, what: str, wanted: str, why: str) -> None:
         """Name a goal that cannot be judged here, and why."""
-        self._judge(goal, what, wanted, math.nan, holds=None, why=why)
+        self.goals.append(
+            Goal(goal=goal, what=what, wanted=wanted, got=math.nan, holds=None, why=why)
+        )
 
-    def _judge(
-        self, goal: str, what: str, wanted: str, got: float, *, holds: bool | None, why: str
-    ) -> None:
-        if holds is None and not why:
-            why = "nothing is timed without a GPU"
-        self.goals.append(Goal(goal=goal, what=what, wanted=wanted, got=got, holds=holds, why=why))
+    def _judge(self, goal: str, what: str, wanted: str, got: float, *, holds: bool) -> None:
+        if math.isnan(got):
+            self.unmeasured(goal, what, wanted, "nothing is timed without a GPU")
+        else:
+            self.goals.append(Goal(goal=goal, what=what, wanted=wanted, got=got, holds=holds))
 
     def transfer(
         self,

@@ -9,7 +9,7 @@ import errno
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -149,7 +149,7 @@ class FileStorage:
             with _bucket(directory, key) as bucket:
                 file = open_own(_name(key), os.O_RDONLY, bucket)
             try:
-                num_bytes = _read_all(file, buffer, memoryview(trailer))
+                num_bytes = _move_all(os.preadv, file, buffer, memoryview(trailer))
                 if self._capacity_bytes is not None:
                     _refresh_file(file)
             finally:
@@ -217,7 +217,7 @@ class FileStorage:
                 try:
                     file = open_own(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, writing)
                     try:
-                        _write_all(file, buffer, memoryview(digest))
+                        _move_all(os.pwritev, file, buffer, memoryview(digest))
                     finally:
                         os.close(file)
                     # may replace what another process has just published: the same page by contract
@@ -334,20 +334,17 @@ def _refresh_file(file: int | str, directory: int | None = None) -> None:
             os.utime(file, dir_fd=directory, follow_symlinks=False)
 
 
-def _read_all(file: int, buffer: memoryview, trailer: memoryview) -> int:
-    """Fill both from the start of the file, as far as it goes; the number of bytes read."""
+def _move_all(
+    move: Callable[[int, list[memoryview], int], int],
+    file: int,
+    buffer: memoryview,
+    trailer: memoryview,
+) -> int:
+    """Read or write both from the start of the file, as far as it goes; the number of bytes."""
     done = 0
-    wanted = buffer.nbytes + trailer.nbytes
-    while done < wanted:
-        got = os.preadv(file, [buffer[done:], trailer[max(done - buffer.nbytes, 0) :]], done)
-        if got == 0:
+    while done < buffer.nbytes + trailer.nbytes:
+        moved = move(file, [buffer[done:], trailer[max(done - buffer.nbytes, 0) :]], done)
+        if moved == 0:
             break
-        done += got
+        done += moved
     return done
-
-
-def _write_all(file: int, buffer: memoryview, trailer: memoryview) -> None:
-    done = 0
-    wanted = buffer.nbytes + trailer.nbytes
-    while done < wanted:
-        done += os.pwritev(file, [buffer[done:], trailer[max(done - buffer.nbytes, 0) :]], done)

@@ -54,7 +54,6 @@ def carry_out(config: ExperimentConfig, out_dir: Path) -> None:
         "calibration/steps_count": fit.num_steps,
         "calibration/step_error_p50": fit.median_step_error,
     }
-    out_dir.mkdir(parents=True, exist_ok=True)
     write_json(out_dir / "summary.json", summary)
     console().print(table(summary))
     console().print(f"verdict: {in_short(objections(summaries))}", markup=False)

@@ -8,13 +8,12 @@ Pools are tight, storage is slow, every law of the cache is checked after every 
 repeated, taken one decode step at a time, and carried out by two ranks, which must decide alike.
 """
 
-import argparse
 import importlib
 import json
 import sys
 from collections.abc import Iterator, Sequence
 
-from experiments.launch.job import explain
+from experiments.launch.command import in_one_sentence, parser_of
 from experiments.launch.schema import config_of
 from hicache import experiment
 from hicache.config import ExperimentConfig
@@ -40,23 +39,17 @@ POOLS = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Try the class, and end with 1 if it broke its word."""
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.check_policy",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("experiments.check_policy", __doc__)
     parser.add_argument("policy", metavar="module:Class")
     parser.add_argument("--knob", choices=POINTS, help="needed only if it could be more than one")
     parser.add_argument("--args", nargs="*", default=[], metavar="NAME=NUMBER")
     options = parser.parse_args(arguments)
-    try:
+    with in_one_sentence():
         knob = options.knob or knob_of(options.policy)
         settings = [f"{knob}={options.policy}", *(f"{knob}_args.{each}" for each in options.args)]
         print(f"{options.policy} as {knob}")
         for told in findings(knob, settings):
             print(f"  {told}")
-    except Exception as error:
-        sys.exit(explain(error))
 
 
 def knob_of(policy: str) -> str:

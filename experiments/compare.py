@@ -10,14 +10,12 @@ median, with the range beside it. With --paired: the differences over the reques
 finished, with 95 % intervals where there are windows enough (`workload.windows`).
 """
 
-import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from experiments.launch.job import one_sentence
+from experiments.launch.command import in_one_sentence, parser_of
 from experiments.tables.groups import Group, differing_keys, group_runs, load_runs
 from experiments.tables.paired_table import compare_pairs, describe_pairs, table_of_pairs
 from experiments.tables.result_table import as_csv, as_latex, as_markdown, show_result
@@ -40,11 +38,7 @@ FORMS = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print a table, or JSON."""
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.compare",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("experiments.compare", __doc__)
     parser.add_argument("paths", nargs="+", type=Path, metavar="RUN_OR_SWEEP")
     parser.add_argument("--metric", action="append", help="a key of summary.json; may be repeated")
     form = parser.add_mutually_exclusive_group()
@@ -53,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         form.add_argument(f"--{name}", action="store_const", dest="form", const=name, help=purpose)
     parser.add_argument("--paired", action="store_true", help="compare request by request")
     options = parser.parse_args(arguments)
-    try:
+    with in_one_sentence():
         runs = load_runs(options.paths)
         metrics = tuple(options.metric or runs[0].metrics)
         groups = group_runs(runs, differing_keys(runs))
@@ -75,9 +69,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(write(result))
         else:
             show_result(result, heading)
-    except (OSError, ValueError) as error:
-        sys.stderr.write(one_sentence(error) + "\n")
-        sys.exit(2)
 
 
 def compared(groups: Sequence[Group], metrics: Sequence[str]) -> list[dict[str, object]]:

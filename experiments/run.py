@@ -49,16 +49,8 @@ from experiments.launch.terminal import show_line, show_run
 from experiments.studies import goodput
 from hicache.config import ExperimentConfig, inert_knobs
 
-# what else than a replay `program` may name: each writes into the run's directory
-PROGRAMS = {
-    "a_a": "experiments.studies.a_a",
-    "capacity": "experiments.studies.capacity",
-    "kernel_to_ttft": "experiments.studies.kernel_to_ttft",
-    "signs": "experiments.studies.signs",
-    "sim_vs_real": "experiments.studies.sim_vs_real",
-    "stop_arms": "experiments.studies.stop_arms",
-    "stop_phase": "experiments.studies.stop_phase",
-}
+# what else than a replay `program` may name, in `studies/`: each writes into the run's directory
+PROGRAMS = ("a_a", "capacity", "kernel_to_ttft", "signs", "sim_vs_real", "stop_arms", "stop_phase")
 
 UNEQUAL = 3  # exit code of a run whose cache has given a model wrong bytes
 INTERRUPTED = 130  # exit code of a process that Ctrl-C ended: 128 + 2
@@ -192,13 +184,13 @@ def swept(out_dir: Path) -> list[str]:
 
 def carry_out(config: ExperimentConfig, out_dir: Path) -> None:
     """Do what `program` names."""
-    module = PROGRAMS.get(config.program)
-    if module is None:
+    if config.program not in PROGRAMS:
         raise ValueError(
             f"program must be replay or one of {', '.join(PROGRAMS)}, got {config.program!r}"
         )
     begin(config, out_dir)
-    importlib.import_module(module).carry_out(config, out_dir)  # a simulation needs no torch
+    study = importlib.import_module(f"experiments.studies.{config.program}")
+    study.carry_out(config, out_dir)  # imported here: a simulation needs no torch
 
 
 def main() -> None:

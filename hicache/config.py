@@ -8,7 +8,7 @@ check that concerns one knob stands in `__post_init__` and names it.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
-from math import isfinite
+from math import inf, isfinite
 from operator import attrgetter
 from pathlib import PurePath
 from typing import Any
@@ -437,6 +437,20 @@ class FaultsConfig:
                 "storage.faults.gone_for_s needs storage.faults.gone_from_s, got "
                 f"{self.gone_for_s} and none"
             )
+
+    @property
+    def is_harmless(self) -> bool:
+        """Whether nothing ever goes wrong."""
+        rates = (self.error_rate, self.missing_rate, self.short_rate, self.corrupt_rate)
+        is_gone = self.gone_from_s is not None
+        return not (self.delay_ms or any(rates) or self.full_rate or is_gone)
+
+    def is_gone(self, now_s: float) -> bool:
+        """Whether every call raises then."""
+        if self.gone_from_s is None:
+            return False
+        end_s = inf if self.gone_for_s is None else self.gone_from_s + self.gone_for_s
+        return self.gone_from_s <= now_s < end_s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

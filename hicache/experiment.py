@@ -8,7 +8,6 @@ from hicache.cache import invariants
 from hicache.cache.tree.keys import Digests, Numbers
 from hicache.cache.tree.page_registry import PageRegistry
 from hicache.cache.tree.radix_tree import RadixTree
-from hicache.clock import SECOND_NS
 from hicache.config import ExperimentConfig, StartState
 from hicache.engine.build import build_engine
 from hicache.engine.deployment import Deployment, deploy, describe
@@ -60,10 +59,8 @@ def run(
         _warm(config, runtime, workload, parts[0].cache.tree)
     recorder = Recorder(
         engines,
+        config,
         num_requests=len(workload.requests),
-        interval_s=config.tracker.interval_s,
-        warm_up_s=config.workload.warm_up_s,
-        is_timed=config.workload.is_timed,
         progress=progress,
         counters=[runtime.counters],
         timeline=timeline,
@@ -207,18 +204,6 @@ def _too_long(requests: Sequence[Request], max_len: int) -> list[str]:
 
 
 def _feeder(config: ExperimentConfig, workload: Workload) -> Releases:
-    knobs = config.workload
-    if knobs.kind != "multi_turn":
-        return Feeder(
-            workload.requests,
-            knobs.arrivals,
-            concurrency=knobs.concurrency,
-            stagger_ns=round(knobs.stagger_s * SECOND_NS),
-        )
-    return RoundFeeder(
-        workload.requests,
-        rate=knobs.request_rate,
-        parallel=knobs.parallel,
-        barrier=knobs.barrier,
-        seed=config.seed,
-    )
+    if config.workload.kind == "multi_turn":
+        return RoundFeeder(workload.requests, config.workload, seed=config.seed)
+    return Feeder(workload.requests, config.workload)

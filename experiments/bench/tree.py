@@ -3,8 +3,9 @@
     python -m experiments.bench.tree
 
 Each tree runs in a process of its own, SGLang's in the environment that `experiments.diff` keeps,
-in turns; the least of the turns counts, for whatever else runs can only add. Full attention, or
-full and a window of 1,024 tokens, on the device alone, 64 tokens a page, 64 pages a request.
+in turns; the least of the turns counts, for whatever else runs can only add. Full attention, full
+and a window of 1,024 tokens, or these and states, on the device alone, 64 tokens a page, 64 pages a
+request.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from experiments.diff.engines import ENGINES, environment_of, prepare
 
 TURNS = 3
 RELEASE = "0.5.23"
+COMPONENTS = ("full", "full,swa", "full,swa,mamba")
 
 
 def main() -> None:
@@ -22,15 +24,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--release", default=RELEASE)
     options = parser.parse_args()
-    theirs = prepare(ENGINES["sglang"], options.release, print)
-    ours = prepare(ENGINES["sglang"], "hicache", print)
+    theirs = prepare(ENGINES["sglang"], options.release)
+    ours = prepare(ENGINES["sglang"], "hicache")
     sides = {"ours": (ours, "ours"), "Python": (theirs, "python"), "Rust": (theirs, "rust")}
-    for window_len in (0, 1024):
+    for components in COMPONENTS:
         best: dict[str, dict[str, float]] = {name: {} for name in sides}
         for _ in range(TURNS):
             for name, (launch, core) in sides.items():
                 done = subprocess.run(
-                    [launch.interpreter, "-m", "experiments.bench.one_tree", core, str(window_len)],
+                    [launch.interpreter, "-m", "experiments.bench.one_tree", core, components],
                     env=environment_of(launch) if core != "ours" else None,
                     stdout=subprocess.PIPE,
                     text=True,
@@ -38,7 +40,7 @@ def main() -> None:
                 )
                 for row, took_us in json.loads(done.stdout.splitlines()[-1]).items():
                     best[name][row] = min(took_us, best[name].get(row, took_us))
-        print(f"full{' and a window' if window_len else ''}: microseconds; times as fast as Rust")
+        print(f"{components}: microseconds of ours, Python's, Rust's; times as fast as Rust's")
         for row, took_us in best["ours"].items():
             python, rust = best["Python"][row], best["Rust"][row]
             print(f"{row:24} {took_us:8.1f} {python:8.1f} {rust:8.1f} {rust / took_us:8.2f}x")

@@ -5,17 +5,17 @@ python -m experiments.diff --engine sglang --base 0.5.22 --head 0.5.23
 
 import argparse
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from pathlib import Path
 
 from experiments.diff.compare import Comparison, compare
-from experiments.diff.engines import ENGINES, OURS, Launch, prepare
-from experiments.diff.explain import Explanation, explain
+from experiments.diff.engines import ENGINES, OURS, prepare, say
+from experiments.diff.explain import explain
 from experiments.diff.protocol import COMPONENTS, TIERS, Pools, SideError
 from experiments.diff.report import dump, names_of, to_json, to_markdown, write_figure
 from experiments.diff.rooms import MODELS, bytes_of, chosen, pools_for
-from hicache.request import Request
+from experiments.launch.command import parser_of
 from hicache.workload.build import KINDS
 
 
@@ -72,11 +72,7 @@ def main() -> None:
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.diff",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("experiments.diff", __doc__)
     parser.add_argument("--engine", choices=sorted(ENGINES), default="sglang")
     what = f"a release, a checkout, a wheel, or {OURS}"
     parser.add_argument("--base", required=True, help=what)
@@ -117,17 +113,20 @@ def run(options: argparse.Namespace) -> int:
     model = options.model or MODELS[options.components]
     unit_bytes = bytes_of(model, options.components)
     requests = chosen(options.workload, options.requests, pools.max_len)
-    launches = prepare(engine, options.base, _say), prepare(engine, options.head, _say)
     settings = {"core": options.core, "compat": engine.compat}
-    sides = settings, settings | ({"eviction": options.eviction} if options.eviction else {})
+    evicting = settings | ({"eviction": options.eviction} if options.eviction else {})
+    launches = (
+        replace(prepare(engine, options.base), options=settings),
+        replace(prepare(engine, options.head), options=evicting),
+    )
     out = options.out or Path("outputs") / "diff" / f"{datetime.now():%Y-%m-%d_%H-%M-%S_%f}"
     out.mkdir(parents=True, exist_ok=True)
-    comparison = compare(
-        requests, pools, launches, sides, out, _say, until_first=options.until_first
-    )
-    explanation = None
-    if not options.no_explanation:
-        explanation = explained(comparison, requests, launches, sides, out)
+    comparison = compare(requests, pools, launches, out, until_first=options.until_first)
+    explanation, row = None, comparison.first_hit or comparison.first
+    if row is not None and not options.no_explanation:
+        base, _ = names_of(comparison)
+        say(f"request {row.number} differs from {base}'s; running up to it once more")
+        explanation = explain(row, requests, pools, launches, out)
     question = (
         f"{len(requests):,} requests of {options.workload}, {options.components} attention,"
         f" {pools.device_tokens:,} tokens on the device and {pools.host_tokens:,} on the host,"
@@ -150,22 +149,6 @@ def run(options: argparse.Namespace) -> int:
     return 2 if comparison.failure is not None else int(bool(broken))
 
 
-def explained(
-    comparison: Comparison,
-    requests: list[Request],
-    launches: tuple[Launch, Launch],
-    sides: tuple[dict[str, str], dict[str, str]],
-    logs: Path,
-) -> Explanation | None:
-    """Why the first request differs: the first whose hits do, if there is one."""
-    row = comparison.first_hit or comparison.first
-    if row is None:
-        return None
-    base, _ = names_of(comparison)
-    _say(f"request {row.number} differs from {base}'s; running up to it once more")
-    return explain(row, requests, comparison.pools, launches, sides, logs)
-
-
 def measure(comparison: Comparison, side: str, metric: str, unit_bytes: dict[str, int]) -> int:
     """One of `METRICS`, of `base` or `head`."""
     totals = comparison.totals(side)
@@ -177,10 +160,6 @@ def measure(comparison: Comparison, side: str, metric: str, unit_bytes: dict[str
         )
     tiers = TIERS if metric == "hits" else (metric.removesuffix("_hits"),)
     return sum(totals.get(f"hit/full/{tier}", 0) for tier in tiers)
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ def main() -> None:
     parser.add_argument("--release", default="0.5.23", help="0.5.21 or later, or a checkout")
     options = parser.parse_args()
     try:
-        launch = prepare(ENGINES["sglang"], options.release, print)
+        launch = prepare(ENGINES["sglang"], options.release)
     except SideError as error:
         sys.exit(f"experiments.diff.admission: {error}")
     command = [launch.interpreter, "-P", "-c", PROGRAM, str(ROOT)]

@@ -1,7 +1,7 @@
 """Two sides, the same requests: every answer of both, and how they differ."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.diff.engines import Launch
+from experiments.diff.engines import Launch, say
 from experiments.diff.process import SideProcess
 from experiments.diff.protocol import Outcome, Pools, SideError, Tokens
 from hicache.request import Request
@@ -121,9 +121,7 @@ def compare(
     requests: Sequence[Request],
     pools: Pools,
     launches: tuple[Launch, Launch],
-    options: tuple[dict[str, str], dict[str, str]],
     logs: Path,
-    say: Callable[[str], None] = lambda _: None,
     *,
     until_first: bool = False,
 ) -> Comparison:
@@ -138,7 +136,7 @@ def compare(
     rows: list[Row] = []
     failure = None
     with ExitStack() as stack:
-        sides = open_sides(stack, pools, launches, options, logs)
+        sides = open_sides(stack, pools, launches, logs)
         about = sides[0].about(), sides[1].about()
         try:
             for number in range(len(requests)):
@@ -153,17 +151,12 @@ def compare(
 
 
 def open_sides(
-    stack: ExitStack,
-    pools: Pools,
-    launches: tuple[Launch, Launch],
-    options: tuple[dict[str, str], dict[str, str]],
-    logs: Path,
+    stack: ExitStack, pools: Pools, launches: tuple[Launch, Launch], logs: Path
 ) -> tuple[SideProcess, SideProcess]:
     """Both processes, which end with `stack`."""
-    names = ("base", "head")
     base, head = (
-        stack.enter_context(SideProcess(launch, pools, mine, logs / f"{name}.log"))
-        for launch, mine, name in zip(launches, options, names, strict=True)
+        stack.enter_context(SideProcess(launch, pools, logs / f"{name}.log"))
+        for launch, name in zip(launches, ("base", "head"), strict=True)
     )
     return base, head
 

@@ -16,7 +16,7 @@ import tempfile
 import venv
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from platformdirs import user_cache_path
@@ -103,9 +103,10 @@ class Launch:
     interpreter: str
     module: str
     path: tuple[str, ...] = ()  # before everything else
+    options: dict[str, str] = field(default_factory=dict)  # of its `open_side`
 
 
-def prepare(engine: Engine, spec: str, say: Callable[[str], None]) -> Launch:
+def prepare(engine: Engine, spec: str) -> Launch:
     """The environment of `spec`: a release, a checkout, a wheel, or `hicache`.
 
     Raises:
@@ -114,8 +115,8 @@ def prepare(engine: Engine, spec: str, say: Callable[[str], None]) -> Launch:
     if spec == OURS:
         return Launch(name=OURS, interpreter=sys.executable, module="experiments.diff.ours")
     cache = user_cache_path(OURS) / "diff" / engine.package
-    files, name = _files(engine, spec, cache, say)
-    shared = _shared(engine, cache, say)
+    files, name = _files(engine, spec, cache)
+    shared = _shared(engine, cache)
     return Launch(
         name=name,
         interpreter=str(shared / "bin" / "python"),
@@ -124,11 +125,11 @@ def prepare(engine: Engine, spec: str, say: Callable[[str], None]) -> Launch:
     )
 
 
-def _files(engine: Engine, spec: str, cache: Path, say: Callable[[str], None]) -> tuple[Path, str]:
+def _files(engine: Engine, spec: str, cache: Path) -> tuple[Path, str]:
     package, path = engine.package, Path(spec).expanduser()
     if path.suffix == ".whl" and path.is_file():
         digest = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
-        return _release(engine, str(path.resolve()), cache / f"wheel-{digest}", say), path.stem
+        return _release(engine, str(path.resolve()), cache / f"wheel-{digest}"), path.stem
     if path.is_dir():
         for folder in engine.sources:
             if (path / folder / package / "__init__.py").is_file():
@@ -138,13 +139,13 @@ def _files(engine: Engine, spec: str, cache: Path, say: Callable[[str], None]) -
             " is wanted"
         )
     if RELEASE.fullmatch(spec):
-        return _release(engine, f"{package}=={spec}", cache / spec, say), f"{package} {spec}"
+        return _release(engine, f"{package}=={spec}", cache / spec), f"{package} {spec}"
     raise SideError(
-        f"{spec} is neither a release such as 0.5.23, nor {OURS}, nor a path that exists"
+        f"{spec} is neither a release of {engine.package}, nor {OURS}, nor a path that exists"
     )
 
 
-def _release(engine: Engine, wanted: str, folder: Path, say: Callable[[str], None]) -> Path:
+def _release(engine: Engine, wanted: str, folder: Path) -> Path:
     def install(made: Path) -> None:
         if engine.python_only:
             _unpack_python(wanted, made)
@@ -153,7 +154,7 @@ def _release(engine: Engine, wanted: str, folder: Path, say: Callable[[str], Non
         if not (made / engine.package / "__init__.py").is_file():
             raise SideError(f"{wanted} holds no {engine.package}")
 
-    return _made(folder, install, f"fetching {wanted}", say)
+    return _made(folder, install, f"fetching {wanted}")
 
 
 def _unpack_python(wanted: str, made: Path) -> None:
@@ -165,7 +166,7 @@ def _unpack_python(wanted: str, made: Path) -> None:
             wheel.extractall(made, kept)
 
 
-def _shared(engine: Engine, cache: Path, say: Callable[[str], None]) -> Path:
+def _shared(engine: Engine, cache: Path) -> Path:
     torch = importlib.util.find_spec("torch")
     if torch is None or torch.origin is None:
         raise SideError("torch cannot be imported here, and the sides share it")
@@ -183,12 +184,10 @@ def _shared(engine: Engine, cache: Path, say: Callable[[str], None]) -> Path:
         (site / "zz_shared.pth").write_text(f"{library}\n")
 
     said = f"making the environment of {engine.package} (some minutes, once)"
-    return _made(cache / f"shared-{digest}", install, said, say)
+    return _made(cache / f"shared-{digest}", install, said)
 
 
-def _made(
-    folder: Path, make: Callable[[Path], None], what: str, say: Callable[[str], None]
-) -> Path:
+def _made(folder: Path, make: Callable[[Path], None], what: str) -> Path:
     # beside its place and moved there, so that what is there is whole
     if folder.is_dir():
         return folder
@@ -212,6 +211,11 @@ def _pip(python: str, *arguments: str, command: str = "install") -> None:
         lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
         reason = (lines or done.stderr.splitlines() or ["pip gave no reason"])[-1]
         raise SideError(f"{arguments[-1]} cannot be installed: {reason.removeprefix('ERROR: ')}")
+
+
+def say(text: str) -> None:
+    """Tell the person who waits."""
+    print(text, file=sys.stderr)
 
 
 def environment_of(launch: Launch) -> dict[str, str]:

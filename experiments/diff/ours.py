@@ -1,6 +1,7 @@
 """Our cache, driven one request at a time as the peer's is."""
 
 from collections import Counter, deque
+from os.path import commonprefix
 from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar
 
@@ -222,16 +223,7 @@ class OurSide:
             node = node.children.get(text[start * size : (start + 1) * size])
             if node is None:
                 break
-            edge = text[start * size : node.end * size]
-            same = next(
-                (
-                    place
-                    for place in range(len(edge) // size)
-                    if edge[place * size : (place + 1) * size]
-                    != node.edge[place * size : (place + 1) * size]
-                ),
-                len(edge) // size,
-            )
+            same = len(commonprefix([text[start * size :], node.edge])) // size  # noqa: RUF071 - bytes
             for tier, name in zip((DEVICE, HOST), TIER_NAMES, strict=True):
                 for kind in self._tree.kinds:
                     if node.held[tier][kind] is None:
@@ -257,14 +249,10 @@ class OurSide:
 
     def _extend(self, sequence: Sequence, num_tokens: int) -> None:
         if not self.cache.extend(sequence, num_tokens):
-            raise SideError(
-                f"the device pools are too small: {num_tokens:,} tokens of one request and what"
-                f" {self._pools.num_running - 1} others hold do not fit"
-                f" {self._pools.device_tokens:,} tokens"
-            )
+            raise self._pools.too_small(num_tokens)
 
     def _unit(self, kind: int) -> int:
-        return 1 if kind == MAMBA else self._page
+        return self._pools.unit(KIND_NAMES[kind])
 
     def _held(self) -> dict[str, int]:
         resident = self._tree.residency.resident

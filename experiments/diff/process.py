@@ -3,8 +3,8 @@
 import json
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
 from experiments.diff.engines import ROOT, Launch, environment_of
@@ -15,7 +15,6 @@ from experiments.diff.protocol import (
     Span,
     Tokens,
     outcome_from_json,
-    pools_to_json,
     tokens_to_json,
 )
 
@@ -33,7 +32,7 @@ class SideProcess:
     `ask_admit` and `take_outcome` are apart so that two sides can work at the same time.
     """
 
-    def __init__(self, launch: Launch, pools: Pools, options: dict[str, str], log: Path) -> None:
+    def __init__(self, launch: Launch, pools: Pools, log: Path) -> None:
         """`log`: what the process writes besides its answers."""
         self.name = launch.name
         self._log_path = log
@@ -49,8 +48,7 @@ class SideProcess:
             text=True,
             env=environment_of(launch),
         )
-        self._settings = {"pools": pools_to_json(pools), "options": options}
-        self._say({"open": self._settings})
+        self._say({"open": {"pools": asdict(pools), "options": launch.options}})
 
     def about(self) -> dict[str, str]:
         """Version and the like; waits until the side has been opened. Once, before the rest."""
@@ -83,12 +81,7 @@ class SideProcess:
     def __enter__(self) -> "SideProcess":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if kind is None:
                 self._say({"close": True})

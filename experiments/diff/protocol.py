@@ -19,7 +19,7 @@ counted one by one, and a name such as `swa/host` says component and tier.
 
 import base64
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -71,6 +71,17 @@ class Pools:
         there = (True, self.window_len > 0, self.num_states > 0)
         return tuple(name for name, is_there in zip(COMPONENTS, there, strict=True) if is_there)
 
+    def unit(self, component: str) -> int:
+        """Tokens of a page, or one state."""
+        return 1 if component == "mamba" else self.page_size
+
+    def too_small(self, num_tokens: int) -> SideError:
+        """What to raise where so many tokens of one request find no room on the device."""
+        return SideError(
+            f"the device pools are too small: {num_tokens:,} tokens of one request and what"
+            f" {self.num_running - 1} others hold do not fit {self.device_tokens:,} tokens"
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
@@ -116,16 +127,6 @@ class Side(Protocol):
         ...
 
 
-def pools_to_json(pools: Pools) -> dict[str, object]:
-    """As `open` carries them."""
-    return asdict(pools)
-
-
-def pools_from_json(values: Mapping[str, object]) -> Pools:
-    """The reverse."""
-    return Pools(**values)  # type: ignore[arg-type]
-
-
 def tokens_to_json(tokens: Tokens) -> str:
     """As `admit` and `probe` carry them."""
     return base64.b64encode(tokens.astype("<i4").tobytes()).decode()
@@ -136,12 +137,7 @@ def tokens_from_json(text: str) -> Tokens:
     return np.frombuffer(base64.b64decode(text), "<i4")
 
 
-def outcome_to_json(outcome: Outcome) -> dict[str, object]:
-    """The answer to `admit`."""
-    return asdict(outcome) | {"hits": list(outcome.hits)}
-
-
 def outcome_from_json(values: Mapping[str, object]) -> Outcome:
-    """The reverse."""
+    """The answer to `admit`, which carries an outcome's fields."""
     hits = Hits(*values["hits"])  # type: ignore[misc]
     return Outcome(**{**values, "hits": hits})  # type: ignore[arg-type]

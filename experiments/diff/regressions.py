@@ -9,7 +9,6 @@ requests end. The first row is a copy without any change, which must not differ 
 import argparse
 import os
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -130,7 +129,7 @@ def main() -> None:
     parser.add_argument("--only", type=int, nargs="*", help="0: the copy; 1, 2, ...: as listed")
     options = parser.parse_args()
     engine = ENGINES["sglang"]
-    launch = prepare(engine, RELEASE, _say)
+    launch = prepare(engine, RELEASE)
     release = Path(launch.path[0])
     print("| planted | components | caught | first request | released hit | with it hit | s |")
     print("|---|---|---|---:|---|---|---:|", flush=True)
@@ -138,7 +137,7 @@ def main() -> None:
         copy = Path(folder)
         # links: what is not changed need not be written again
         shutil.copytree(release / "sglang", copy / "sglang", copy_function=os.link)
-        planted = prepare(engine, folder, _say)
+        planted = prepare(engine, folder)
         for number, regression in enumerate((NOTHING, *REGRESSIONS)):
             if options.only and number not in options.only:
                 continue
@@ -146,9 +145,7 @@ def main() -> None:
             pools = pools_for(options.workload, regression.component, "", "instant")
             requests = chosen(options.workload, options.requests, pools.max_len)
             with planted_in(regression, copy):
-                found = compare(
-                    requests, pools, (launch, planted), ({}, {}), copy, _say, until_first=True
-                )
+                found = compare(requests, pools, (launch, planted), copy, until_first=True)
             print(row(regression, found, time.monotonic() - started), flush=True)
 
 
@@ -190,10 +187,6 @@ def row(regression: Regression, found: Comparison, seconds: float) -> str:
         said = f"{found.first.kind.value}"
         return f"{start} hits do not differ | {found.first.number} | | {said} | {seconds:.0f} |"
     return f"{start} no difference in {len(found.rows):,} requests | | | | {seconds:.0f} |"
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)
 
 
 if __name__ == "__main__":

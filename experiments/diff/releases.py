@@ -9,12 +9,11 @@ more from one release to the next, and `python -m experiments.diff` says why.
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 from experiments.diff.compare import compare
-from experiments.diff.engines import ENGINES, prepare
+from experiments.diff.engines import ENGINES, prepare, say
 from experiments.diff.protocol import COMPONENTS, SideError
 from experiments.diff.report import GIB
 from experiments.diff.rooms import MODELS, bytes_of, chosen, pools_for
@@ -39,7 +38,7 @@ def main() -> None:
             try:
                 run_missing(options, workload, component)
             except SideError as error:
-                print(f"experiments.diff.releases: {error}", file=sys.stderr)
+                say(f"experiments.diff.releases: {error}")
             lines += table(options, workload, component)
     text = "\n".join(lines)
     (options.out / "releases.md").write_text(text + "\n")
@@ -57,9 +56,9 @@ def run_missing(options: argparse.Namespace, workload: str, component: str) -> N
     pools = pools_for(workload, component, "", "instant", has_storage=engine.has_storage)
     requests = chosen(workload, options.requests, pools.max_len)
     for first, second in zip(missing[::2], [*missing[1::2], missing[-1]], strict=False):
-        print(f"{workload} {component}: {first}, {second}", file=sys.stderr)
-        launches = tuple(prepare(engine, each, print) for each in (first, second))
-        found = compare(requests, pools, (launches[0], launches[1]), ({}, {}), options.out)
+        say(f"{workload} {component}: {first}, {second}")
+        launches = prepare(engine, first), prepare(engine, second)
+        found = compare(requests, pools, launches, options.out)
         if found.failure is not None:
             raise SideError(f"{workload} {component}: {found.failure}")
         for side, release in (("base", first), ("head", second)):

@@ -5,15 +5,10 @@ import json
 import os
 import sys
 import traceback
-from typing import IO
+from dataclasses import asdict
+from typing import IO, Any
 
-from experiments.diff.protocol import (
-    Side,
-    SideError,
-    outcome_to_json,
-    pools_from_json,
-    tokens_from_json,
-)
+from experiments.diff.protocol import Pools, Side, SideError, tokens_from_json
 
 
 def main(module: str) -> None:
@@ -47,13 +42,13 @@ def serve(module: str, questions: IO[str], answers: IO[str]) -> None:
             return
 
 
-def _open(module: str, settings: dict[str, dict[str, object]]) -> tuple[Side, dict[str, object]]:
+def _open(module: str, settings: dict[str, dict[str, Any]]) -> tuple[Side, dict[str, object]]:
     try:
         opener = importlib.import_module(module).open_side
     except Exception as error:  # whatever a release does when it is imported
         traceback.print_exc()
         raise SideError(f"it does not import: {type(error).__name__}: {error}") from error
-    side: Side = opener(pools_from_json(settings["pools"]), settings["options"])
+    side: Side = opener(Pools(**settings["pools"]), settings["options"])
     return side, {"about": side.about()}
 
 
@@ -64,7 +59,7 @@ def _answer(side: Side, question: dict[str, object]) -> dict[str, object]:
             side.finish(number)
         tokens = tokens_from_json(str(question["tokens"]))
         outcome = side.admit(int(question["admit"]), tokens, int(question["prompt_len"]))  # type: ignore[call-overload]
-        return outcome_to_json(outcome)
+        return asdict(outcome)
     if "probe" in question:
         return {"spans": side.probe(tokens_from_json(str(question["probe"])))}
     if "close" in question:

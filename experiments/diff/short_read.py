@@ -39,10 +39,10 @@ def main() -> None:
     options = parser.parse_args()
     for spec in options.sides:
         try:
-            launch = prepare(ENGINES["sglang"], spec, lambda text: print(text, file=sys.stderr))
+            launch = prepare(ENGINES["sglang"], spec)
             with (
                 tempfile.TemporaryDirectory() as folder,
-                SideProcess(launch, POOLS, {}, Path(folder) / "side.log") as side,
+                SideProcess(launch, POOLS, Path(folder) / "side.log") as side,
             ):
                 side.about()
                 print("\n".join(tell(side)))

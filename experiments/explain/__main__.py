@@ -9,31 +9,25 @@ A simulated run is made again from its config.yaml, which takes as long as it to
 that happens is taken down. The trace opens in https://ui.perfetto.dev and in chrome://tracing.
 """
 
-import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.explain.rerun import Rerun, rerun
 from experiments.explain.story import Storyteller
 from experiments.explain.trace import write_trace
-from experiments.launch.job import explain
+from experiments.launch.command import in_one_sentence, parser_of
 from hicache.results.metrics import RequestRecord
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Tell the lives that were asked for, and write the trace."""
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.explain",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("experiments.explain", __doc__)
     parser.add_argument("run", type=Path, metavar="RUN")
     parser.add_argument("--request", type=int, action="append", default=[], metavar="N")
     parser.add_argument("--slowest", type=int, metavar="COUNT", help="by time to first token")
     parser.add_argument("--perfetto", type=Path, metavar="FILE", help="write a trace of the run")
     options = parser.parse_args(arguments)
-    try:
+    with in_one_sentence():
         run = rerun(options.run)
         is_trace = options.perfetto is not None
         for line in lines(run, options.request, options.slowest, is_trace=is_trace):
@@ -41,8 +35,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if options.perfetto is not None:
             num_events = write_trace(options.perfetto, run)
             print(f"{num_events:,} events in {options.perfetto}")
-    except Exception as error:
-        sys.exit(explain(error))
 
 
 def lines(run: Rerun, requests: Sequence[int], slowest: int | None, *, is_trace: bool) -> list[str]:

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
@@ -40,14 +39,7 @@ BAD_INPUT = (ValueError, OSError, StorageError, *CONFIG_ERRORS)
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-class Run(Protocol):
-    """What carries out an experiment: `hicache.experiment.run`."""
-
-    def __call__(
-        self, config: ExperimentConfig, *, progress: Callable[[Progress], None] | None = None
-    ) -> Result:
-        """Build everything from the config and run it to the end."""
-        ...
+Run = Callable[..., Result]  # what carries out an experiment: `hicache.experiment.run`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,6 @@ other: `line` and `bar` leave out what would be too much.
 """
 
 import sys
-from types import TracebackType
 from typing import Self
 
 from rich import progress as rich_progress
@@ -49,12 +48,7 @@ class ProgressBar:
             self._bar.start()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
         elif self._line and self._last is not None:

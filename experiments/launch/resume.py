@@ -11,8 +11,7 @@ import difflib
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,8 @@ from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from experiments.launch.job import CONFIG_FILE, as_yaml, explain, is_finished
+from experiments.launch.command import in_one_sentence
+from experiments.launch.job import CONFIG_FILE, as_yaml, is_finished
 from experiments.launch.schema import to_config
 from experiments.sweep import sum_up
 from experiments.tables import provenance
@@ -59,15 +59,6 @@ class UsedDirectories(Callback):
             _look_at_jobs(config, directory)
         # known from here on to whoever sums up what an interrupt has left
         HydraConfig.instance().set_config(copy.deepcopy(config))
-
-
-@contextmanager
-def in_one_sentence() -> Iterator[None]:
-    """End the program where Hydra would turn what a callback raises into a warning."""
-    try:
-        yield
-    except Exception as error:
-        sys.exit(explain(error))
 
 
 def refuse_other(config: ExperimentConfig, directory: Path) -> None:

@@ -7,8 +7,8 @@ A request is in time if its first token and its mean time a token after that are
 replayed at rates that grow by one factor, and load is changed by leaving sessions out (or repeating
 them with tokens of their own), not by stretching time: who is there at one rate is there at every
 higher one. The share in time is made monotone over the rates (isotonic regression, weighted by
-requests), and where it falls below the objective is interpolated. The interval draws sessions anew,
-the same ones at all rates.
+requests), and where it falls below the objective is interpolated. One replay has no interval: that
+takes windows (`experiments.compare --paired`, `experiments.studies.windows`).
 """
 
 from collections.abc import Callable, Sequence
@@ -24,8 +24,6 @@ from hicache.results.metrics import Progress, RequestRecord, Result, Status
 from hicache.workload.build import Workload, load_workload, repeat_sessions, sample_sessions
 
 SPAN = 24.0  # from the lowest rate to the highest
-DRAWS = 1000
-FEWEST_SESSIONS = 20  # for an interval
 Floats = NDArray[np.float64]
 
 
@@ -51,17 +49,6 @@ class Ladder:
         shares = np.divide(self.in_time @ drawn, counts, out=np.ones_like(counts), where=counts > 0)
         return crossing(self.rates, falling(shares, counts), share)
 
-    def interval(self, share: float, seed: int) -> tuple[float, float] | None:
-        """The middle 95 % of the goodputs of so many sessions drawn anew; None of too few."""
-        num_sessions = self.served.shape[1]
-        if num_sessions < FEWEST_SESSIONS:
-            return None
-        generator = np.random.default_rng(seed)
-        even = np.full(num_sessions, 1 / num_sessions)
-        draws = generator.multinomial(num_sessions, even, DRAWS).astype(np.float64)
-        low, high = np.quantile([self.goodput(share, draw) for draw in draws], [0.025, 0.975])
-        return float(low), float(high)
-
 
 def run(config: ExperimentConfig, *, progress: Callable[[Progress], None] | None = None) -> Result:
     """One run, and what its `goodput` asks besides."""
@@ -70,18 +57,12 @@ def run(config: ExperimentConfig, *, progress: Callable[[Progress], None] | None
         return result
     ladder = climb(config)
     share = config.goodput.share
-    interval = ladder.interval(share, config.seed)
     shares = ladder.shares()
     measures = {
         "goodput/requests_per_s": ladder.goodput(share),
         "goodput/tried_requests_per_s": float(ladder.rates[-1]),
         "goodput/mended_share": float(np.max(shares - np.minimum.accumulate(shares))),
     }
-    if interval is not None:
-        measures |= {
-            "goodput/low_requests_per_s": interval[0],
-            "goodput/high_requests_per_s": interval[1],
-        }
     return replace(result, measures={**result.measures, **measures})
 
 
@@ -97,14 +78,19 @@ def climb(config: ExperimentConfig) -> Ladder:
             f"workload.arrivals={config.workload.arrivals.name} of workload={config.workload.kind}"
         )
     whole = load_workload(config.workload, data_dir=config.data_dir, seed=config.seed)
-    plain = replace(config, workload=replace(config.workload, load=None))
     highest = config.goodput.times
-    found = []
-    for share in np.geomspace(highest / SPAN, highest, config.goodput.num_rates).tolist():
-        change = sample_sessions if share <= 1 else repeat_sessions
-        part: Workload = change(whole, share, config.seed)
-        found.append(experiment.run(plain, workload=part).records)
+    rates = np.geomspace(highest / SPAN, highest, config.goodput.num_rates)
+    found = [replay(config, whole, times).records for times in rates.tolist()]
     return ladder_of(found, config.goodput, span_s(whole, config.workload.warm_up_s))
+
+
+def replay(config: ExperimentConfig, whole: Workload, times: float) -> Result:
+    """A run of the workload at so many times its own rate."""
+    change = sample_sessions if times <= 1 else repeat_sessions
+    part: Workload = change(whole, times, config.seed)
+    return experiment.run(
+        replace(config, workload=replace(config.workload, load=None)), workload=part
+    )
 
 
 def ladder_of(

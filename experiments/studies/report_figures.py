@@ -3,8 +3,6 @@
 python -m experiments.studies.report_figures outputs/prefetch_cut/SWEEP docs/reports
 """
 
-import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +12,7 @@ from textwrap import wrap
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.launch.job import one_sentence
+from experiments.launch.command import in_one_sentence, parser_of
 from experiments.tables.groups import Group, Value, differing_keys, group_runs, load_runs
 from experiments.tables.table import answer_sets, over_runs, short
 from experiments.tables.verdicts import Verdicts
@@ -114,23 +112,16 @@ QUESTIONS = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Draw one sweep; the last line is the path of the figure."""
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.studies.report_figures",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("experiments.studies.report_figures", __doc__)
     parser.add_argument("sweep", type=Path)
     parser.add_argument("directory", type=Path)
     options = parser.parse_args(arguments)
-    try:
+    with in_one_sentence():
         runs = load_runs([options.sweep])
         name = str(runs[0].config["name"])
         if name not in QUESTIONS:
             raise ValueError(f"wanted a sweep of {', '.join(QUESTIONS)}, got one of {name}")
         figure = draw(group_runs(runs, differing_keys(runs)), QUESTIONS[name])
-    except (OSError, ValueError) as error:
-        sys.stderr.write(one_sentence(error) + "\n")
-        sys.exit(2)
     options.directory.mkdir(parents=True, exist_ok=True)
     path = options.directory / f"{name}.png"
     save(figure, path)

@@ -28,15 +28,17 @@ from hicache.results.tracking import write_json
 CLAIMS = CONF.parent / "docs" / "claims.yaml"
 EVEN = 0.05  # of the larger: no difference
 COMPUTE = (
-    *("gemm_bf16", "gemm_fp8", "moe_narrow", "moe_wide", "moe_two_matrix"),
-    *(
-        "attention_d64",
-        "attention_d128",
-        "attention_window",
-        "delta_rate",
-        "mamba_rate",
-        "conv_rate",
-    ),
+    "gemm_bf16",
+    "gemm_fp8",
+    "moe_narrow",
+    "moe_wide",
+    "moe_two_matrix",
+    "attention_d64",
+    "attention_d128",
+    "attention_window",
+    "delta_rate",
+    "mamba_rate",
+    "conv_rate",
 )
 CONVERSATION = "mooncake_conversation"
 NUM_WINDOWS = 3

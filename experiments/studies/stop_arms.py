@@ -60,7 +60,7 @@ ARMS = (Arm("best_effort"), Arm("wait_complete"), *TIMEOUTS, Arm(OURS))
 
 
 class Row(NamedTuple):
-    """One arm in one cell; `goodput`: requests a second, its interval, and the highest tried."""
+    """One arm in one cell; `goodput`: requests a second, and the highest rate tried."""
 
     cell: str
     arm: Arm
@@ -69,7 +69,7 @@ class Row(NamedTuple):
     rho_gpu: float
     rho_read: float
     is_overloaded: bool
-    goodput: tuple[float, float, float, float] | None = None
+    goodput: tuple[float, float] | None = None
 
 
 def carry_out(config: ExperimentConfig, out_dir: Path) -> None:
@@ -83,7 +83,7 @@ def report(rows: Sequence[Row], out_dir: Path) -> None:
     out_dir.mkdir(parents=True, exist_ok=True)
     with (out_dir / "rows.csv").open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow([*COLUMNS, "goodput", "low", "high", "tried"])
+        writer.writerow([*COLUMNS, "goodput", "tried"])
         for row in rows:
             writer.writerow([*(getattr(row, name) for name in COLUMNS), *(row.goodput or ())])
     text = f"{table(rows)}\n\n{tuning_table(rows)}\n"
@@ -116,9 +116,7 @@ def _row(cell: str, arm: Arm, config: ExperimentConfig) -> Row:
 
 def _with_goodput(row: Row, config: ExperimentConfig) -> Row:
     ladder = climb(row.arm.applied(config))
-    share = config.goodput.share
-    low, high = ladder.interval(share, config.seed) or (float("nan"), float("nan"))
-    return row._replace(goodput=(ladder.goodput(share), low, high, float(ladder.rates[-1])))
+    return row._replace(goodput=(ladder.goodput(config.goodput.share), float(ladder.rates[-1])))
 
 
 def best_of(rows: Sequence[Row], policy: str, metric: str) -> Row:
@@ -145,7 +143,7 @@ def value_of(row: Row, metric: str) -> float:
 
 def is_bound(row: Row) -> bool:
     """Whether its goodput is the highest rate that was tried."""
-    return row.goodput is not None and row.goodput[0] == row.goodput[3]
+    return row.goodput is not None and row.goodput[0] == row.goodput[1]
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -182,11 +180,10 @@ def tuning_table(rows: Sequence[Row]) -> str:
 
 
 def goodput_text(row: Row) -> str:
-    """A rate with its interval; a bound if nothing higher was tried."""
+    """A rate; a bound if nothing higher was tried."""
     if row.goodput is None:
         return ""
-    rate, low, high, _ = row.goodput
-    return f"{'≥ ' if is_bound(row) else ''}{rate:.2f} [{low:.2f}, {high:.2f}]"
+    return f"{'≥ ' if is_bound(row) else ''}{row.goodput[0]:.2f}"
 
 
 def summary_of(rows: Sequence[Row]) -> dict[str, float]:

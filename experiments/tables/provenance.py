@@ -26,8 +26,7 @@ import hicache
 from hicache.compiled import is_compiled
 from hicache.config import ExperimentConfig, StorageConfig, WorkloadConfig
 from hicache.results.tracking import write_json
-from hicache.workload.build import TRACES
-from hicache.workload.data import find_trace
+from hicache.workload.data import TRACES, find_trace
 
 FILE = "provenance.json"
 GIT_S = 2.0  # a file system may be slow; the commit is not worth more

@@ -57,6 +57,7 @@ def check(
     for node in tree.nodes():
         _check_node(tree, node, strict_host=strict_host)
         survey.count(node)
+    _check_locks(tree)
     _check_counts(tree, survey)
     _check_queues(tree, survey)
     _check_pages(cache, prefetcher, survey.page_ids, list(sequences), loose_slots)
@@ -81,14 +82,14 @@ class _Survey:
         self.nodes.add(node)
         device = node.held[DEVICE]
         for tier in TIERS:
-            held, locks = node.held[tier], node.locks[tier]
+            held = node.held[tier]
             for kind in self._kinds:
                 page_ids = held[kind]
                 if page_ids is None:
                     continue
                 self.page_ids[tier][kind].append(page_ids)
                 self.resident[tier][kind] += len(page_ids)
-                if locks[kind]:
+                if node.is_locked(tier, kind):
                     self.protected[tier][kind] += len(page_ids)
                 elif kind != FULL and (tier == DEVICE or device[kind] is None):
                     self.sidecars[tier][kind].add(node)
@@ -97,7 +98,7 @@ class _Survey:
             on_device += child.held[DEVICE][FULL] is not None
         if node.num_device_children != on_device:
             _break(6, f"{node} counts {node.num_device_children} children on the device")
-        if node.locks[DEVICE][FULL]:
+        if node.path_locks:
             return
         if device[FULL] is not None:
             if not on_device:
@@ -115,7 +116,8 @@ def check_drained(cache: PrefixCache, prefetcher: Prefetcher | None) -> None:
             what = f"{KIND_NAMES[kind]} pages are still locked on the {TIER_NAMES[tier]}"
             _hold(protected == 0, 5, f"{protected} {what}")
     for node in cache.tree.nodes():
-        _hold(not any(map(any, node.locks)), 4, f"{node} is locked and nobody is there")
+        is_locked = node.path_locks or any(map(any, node.locks))
+        _hold(not is_locked, 4, f"{node} is locked and nobody is there")
     _hold(not cache.in_flight, 7, f"{len(cache.in_flight)} transfers are still under way")
     _hold(cache.queued_write_bytes == 0, 7, f"{cache.queued_write_bytes} bytes wait to be written")
     if prefetcher is not None:
@@ -174,14 +176,24 @@ def _check_node(tree: RadixTree, node: Node, *, strict_host: bool) -> None:
             wanted = 1 if kind == MAMBA else node.num_pages
             if page_ids is not None and len(page_ids) != wanted:
                 _break(5, f"{node} holds {len(page_ids)} ids, not {wanted}")
-    full, swa, mamba = node.locks[DEVICE]
-    if full < swa or full < mamba:
-        _break(4, f"{node} has a sidecar locked more often than its full pages")
-    if full > parent.locks[DEVICE][FULL] and not parent.is_root:
-        _break(4, f"{node} is locked more often than its parent")
     _, swa, mamba = node.locks[HOST]
     if mamba > swa and host[SWA] is not None:
         _break(4, f"{node} has a state locked without its window, whose eviction takes both")
+
+
+def _check_locks(tree: RadixTree) -> None:
+    num_ending: dict[Node, int] = {}  # locks of the device that end at a node or below
+    for node in reversed(list(tree.nodes())):  # children before their parents
+        children = node.children.values()
+        own = node.path_locks - sum(child.path_locks > 0 for child in children)
+        if own < 0:
+            _break(4, f"{node} has fewer locks than locked children")
+        num_ending[node] = own + sum(num_ending[child] for child in children)
+        _, swa, mamba = node.locks[DEVICE]
+        if (tree.has_swa and swa < own) or swa > num_ending[node]:
+            _break(4, f"{node} has a window locked otherwise than its full pages")
+        if mamba != own * tree.has_states:
+            _break(4, f"{node} has a state locked otherwise than its full pages")
 
 
 def _check_counts(tree: RadixTree, survey: _Survey) -> None:
@@ -211,8 +223,10 @@ def _check_queues(tree: RadixTree, survey: _Survey) -> None:
             f"the leaves of the {TIER_NAMES[tier]} are not those of the tree",
         )
         for kind in (SWA, MAMBA):
+            queued = tree.residency.sidecars[tier][kind].nodes()
             _hold(
-                tree.residency.sidecars[tier][kind].nodes() == survey.sidecars[tier][kind],
+                {node for node in queued if not node.locks[tier][kind]}
+                == survey.sidecars[tier][kind],
                 6,
                 f"the {KIND_NAMES[kind]} queue of the {TIER_NAMES[tier]} is not that of the tree",
             )
@@ -284,7 +298,7 @@ def _check_ends(cache: PrefixCache, nodes: set[Node]) -> None:
         for tier in TIERS:
             for kind in KINDS:
                 page_ids = node.held[tier][kind]
-                if page_ids is not None and node.locks[tier][kind]:
+                if page_ids is not None and node.is_locked(tier, kind):
                     locked[tier][kind].update(page_ids)
     for transfer in cache.in_flight:
         for tier, kind, moving in _ends(transfer):

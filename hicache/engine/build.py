@@ -73,7 +73,7 @@ def build_engine(
         estimate_s=deployment.cost.prefill_s,
         explainer=explainer,
     )
-    check = _check if config.engine.check_invariants else None
+    check = check_laws if config.engine.check_invariants else None
     return Engine(cache, prefetcher, scheduler, runtime.executor(cache), check=check)
 
 
@@ -145,7 +145,8 @@ def queue_bytes(config: ExperimentConfig) -> int:
     return int((config.cache.host_gib / 2 if queue_gib is None else queue_gib) * GIB)
 
 
-def _check(engine: Engine) -> None:
+def check_laws(engine: Engine) -> None:
+    """Every law of the cache, with all that runs or is about to, of one engine or rank."""
     scheduler = engine.scheduler
     reqs = [*scheduler.running, *([scheduler.partial] if scheduler.partial else [])]
     reqs += [extend.req for extend in engine.extending]

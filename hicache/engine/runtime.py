@@ -17,7 +17,6 @@ from hicache.executor.simulated.links import CopyPath, pcie_rate
 from hicache.executor.simulated.stores import EndlessStore, KeyStore, StandIns
 from hicache.storage.base import KEY_BYTES
 from hicache.storage.build import SimulatedStorage, open_simulated_storage
-from hicache.storage.guards.faults import FaultPlan
 
 
 class Runtime(Protocol):
@@ -123,7 +122,7 @@ def make_runtime(config: ExperimentConfig, deployment: Deployment) -> Runtime:
 
 def _is_endless(config: StorageConfig) -> bool:
     is_unbounded = config.kind == "memory" and config.capacity_gib is None
-    return is_unbounded and FaultPlan.of(config.faults).is_harmless
+    return is_unbounded and config.faults.is_harmless
 
 
 def _open_storages(

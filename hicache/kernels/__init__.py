@@ -5,33 +5,15 @@ triton and einops are needed. README.md says how, and what each operation costs.
 """
 
 from hicache.kernels import library as library  # registers the operators
-from hicache.kernels.layout import (
-    layer_first_buffers,
-    page_first_buffers,
-    token_buffers,
-)
-from hicache.kernels.ops import (
-    copy_pages,
-    copy_pages_with_checksum,
-    page_table,
-    send,
-    send_ids,
-    warm_up,
-    window_table,
-)
-from hicache.kernels.table import CopyTable, copy_table
-
-__all__ = [
-    "CopyTable",
-    "copy_pages",
-    "copy_pages_with_checksum",
-    "copy_table",
-    "layer_first_buffers",
-    "page_first_buffers",
-    "page_table",
-    "send",
-    "send_ids",
-    "token_buffers",
-    "warm_up",
-    "window_table",
-]
+from hicache.kernels.layout import layer_first_buffers as layer_first_buffers
+from hicache.kernels.layout import page_first_buffers as page_first_buffers
+from hicache.kernels.layout import token_buffers as token_buffers
+from hicache.kernels.ops import copy_pages as copy_pages
+from hicache.kernels.ops import copy_pages_with_checksum as copy_pages_with_checksum
+from hicache.kernels.ops import page_table as page_table
+from hicache.kernels.ops import send as send
+from hicache.kernels.ops import send_ids as send_ids
+from hicache.kernels.ops import warm_up as warm_up
+from hicache.kernels.ops import window_table as window_table
+from hicache.kernels.table import CopyTable as CopyTable
+from hicache.kernels.table import copy_table as copy_table

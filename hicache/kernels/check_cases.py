@@ -24,18 +24,6 @@ DTYPES = (torch.uint8, torch.bfloat16, torch.float32, torch.int64)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Shape:
-    """What both pools of a case agree in."""
-
-    layers: int
-    kv: int
-    tokens: int
-    heads: int
-    dim_bytes: int
-    dtype: torch.dtype
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
     """How pages lie in a slab: its axes from outer to inner, with more heads and more room."""
 
@@ -118,21 +106,22 @@ def _pages(
     number: int, draw: Random, place: Callable[[int, str], Tensor], src: str, dst: str
 ) -> Case:
     is_long = draw.random() < 0.1
-    shape = Shape(
-        layers=1 if is_long else draw.randint(1, 3),
-        kv=draw.randint(1, 2),
-        tokens=draw.choice((1, 1, 2, 3, 16)) if not is_long else 1,
-        heads=draw.randint(1, 3) if not is_long else 1,
-        dim_bytes=draw.choice(LONG_ROW_BYTES if is_long else ROW_BYTES),
-        dtype=draw.choice(DTYPES),
-    )
-    pools = [
-        _pool(LAYOUTS[name], shape, draw.randint(1, 4 if is_long else 9), draw, place, side)
-        for name, side in ((src, "source"), (dst, "target"))
-    ]
-    item = f"{shape.tokens} × {shape.heads} × {shape.dim_bytes} B"
+    sizes = {  # what both pools agree in, dim in bytes
+        "layer": 1 if is_long else draw.randint(1, 3),
+        "kv": draw.randint(1, 2),
+        "token": draw.choice((1, 1, 2, 3, 16)) if not is_long else 1,
+        "head": draw.randint(1, 3) if not is_long else 1,
+        "dim": draw.choice(LONG_ROW_BYTES if is_long else ROW_BYTES),
+    }
+    dtype = draw.choice(DTYPES)
+    pools = []
+    for name, side in ((src, "source"), (dst, "target")):
+        pages = sizes | {"page": draw.randint(1, 4 if is_long else 9)}
+        pools.append(_pool(LAYOUTS[name], pages, dtype, draw, place, side))
+    item = f"{sizes['token']} × {sizes['head']} × {sizes['dim']} B"
+    num_buffers = sizes["layer"] * sizes["kv"]
     return Case(
-        name=f"case {number}: {src} to {dst}, {shape.layers * shape.kv} buffers, items of {item}",
+        name=f"case {number}: {src} to {dst}, {num_buffers} buffers, items of {item}",
         src=pools[0],
         dst=pools[1],
         in_place=False,
@@ -168,34 +157,28 @@ def _slots(number: int, draw: Random, place: Callable[[int, str], Tensor]) -> Ca
 
 def _pool(
     layout: Layout,
-    shape: Shape,
-    num_pages: int,
+    sizes: dict[str, int],
+    dtype: torch.dtype,
     draw: Random,
     place: Callable[[int, str], Tensor],
     side: str,
 ) -> Pool:
     names = layout.axes.split()
-    sizes = {
-        "layer": shape.layers,
-        "kv": shape.kv,
-        "page": num_pages,
-        "token": shape.tokens,
-        "head": shape.heads + layout.other_heads,
-        "dim": shape.dim_bytes // shape.dtype.itemsize,
-    }
+    heads = sizes["head"]
+    sizes = sizes | {"head": heads + layout.other_heads, "dim": sizes["dim"] // dtype.itemsize}
     run = math.prod(sizes[name] for name in names[1:])  # of the first axis, in elements
-    pitch = run + layout.padding_bytes // shape.dtype.itemsize
+    pitch = run + layout.padding_bytes // dtype.itemsize
     lead = 16 * draw.randrange(4)
-    num_bytes = sizes[names[0]] * pitch * shape.dtype.itemsize
+    num_bytes = sizes[names[0]] * pitch * dtype.itemsize
     arena = place(lead + num_bytes + 2 * GUARD_BYTES, side)
-    start = (GUARD_BYTES + lead) // shape.dtype.itemsize
-    slab = arena.view(shape.dtype)[start : start + sizes[names[0]] * pitch]
+    start = (GUARD_BYTES + lead) // dtype.itemsize
+    slab = arena.view(dtype)[start : start + sizes[names[0]] * pitch]
     slab = slab.view(sizes[names[0]], pitch)[:, :run]
     lengths = {name: sizes[name] for name in names[1:]}
     slab = rearrange(slab, f"{names[0]} ({' '.join(names[1:])}) -> {layout.axes}", **lengths)
     # not one einops pattern: the layers of a padded slab do not merge into one axis
     slab = rearrange(slab, f"{layout.axes} -> layer kv page token head dim")
-    slab = slab[..., : shape.heads, :]
+    slab = slab[..., :heads, :]
     return Pool(arena=arena, buffers=tuple(b for layer in slab.unbind(0) for b in layer.unbind(0)))
 
 

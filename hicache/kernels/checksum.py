@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hicache.kernels import copy
-from hicache.kernels.copy import ID_POINTERS, _lines, _read, _write, launch
+from hicache.kernels.copy import ID_POINTERS, _lines, _read, _write
 from hicache.kernels.table import CopyTable
 
 
@@ -71,14 +71,13 @@ def copy_items_with_checksum(
     src_ids: Tensor,
     dst_ids: Tensor,
     *,
-    src_map: Tensor | None = None,
-    dst_map: Tensor | None = None,
     num_programs: int | None = None,
 ) -> Tensor:
     """Launch `copy.copy_items` and return [G] int64, the checksum of each item (0 for a hole)."""
     sums = torch.zeros(len(src_ids), dtype=torch.int64, device=table.device)
-    launch(
-        _copy_with_checksum_kernel, table, src_ids, dst_ids, src_map, dst_map, num_programs, sums
+    kernel = _copy_with_checksum_kernel
+    copy.copy_items(
+        table, src_ids, dst_ids, num_programs=num_programs, kernel=kernel, results=(sums,)
     )
     return sums
 

@@ -23,10 +23,9 @@ from pathlib import Path
 
 import torch
 import triton
-from torch import Tensor
 
 from hicache.kernels import scoreboard
-from hicache.kernels.codegen_cases import KIB, Case, Limits, cases
+from hicache.kernels.codegen_cases import KIB, SHAPES, Case, Limits, cases, shaped
 from hicache.kernels.contract import DECLINED, named
 from hicache.kernels.stand_in import stand_in
 
@@ -108,8 +107,10 @@ def launched_by(name: str) -> list[Report]:
     kernel = named(name)
     driver = stand_in()
     reports, declined = [], []
-    for what, src, dst in _pools():
-        ids = torch.arange(8, dtype=torch.int32)
+    ids = torch.arange(8, dtype=torch.int32)
+    arenas = torch.zeros(2, 2 * len(ids) * 128 * KIB, dtype=torch.uint8)
+    for what in SHAPES:
+        src, dst = shaped(what, len(ids), *arenas)
         try:
             kernel(src, dst)(ids, ids.flip(0))
         except DECLINED as error:
@@ -127,26 +128,6 @@ def launched_by(name: str) -> list[Report]:
     if not reports:
         raise ValueError(f"{name} launched no kernel: {'; '.join(declined) or 'nothing is known'}")
     return reports
-
-
-def _pools() -> list[tuple[str, list[Tensor], list[Tensor]]]:
-    """Pairs of pools that a copy kernel may be asked for."""
-
-    def pair(*shape: int) -> tuple[list[Tensor], list[Tensor]]:
-        slabs = torch.zeros(2, 2, *shape, dtype=torch.int64)
-        return list(slabs[0]), list(slabs[1])
-
-    heads = torch.zeros(2, 8, 16, 8, 32, dtype=torch.int64)
-    return [
-        ("pages of 128 KiB", *pair(8, 16384)),
-        ("pages of 4 KiB", *pair(8, 512)),
-        ("rows of 256 B", *pair(8, 32)),
-        (
-            "2 of 8 heads",
-            list(heads[:, :, :, 2:4]),
-            list(torch.zeros(2, 8, 16, 2, 32, dtype=torch.int64)),
-        ),
-    ]
 
 
 def read_cubin(name: str, cubin: bytes, *, num_warps: int, shared_bytes: int) -> Report:

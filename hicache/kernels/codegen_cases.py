@@ -10,6 +10,33 @@ from hicache.kernels import checksum, copy, index
 from hicache.kernels.table import copy_table
 
 KIB = 1 << 10
+# what a kernel of one's own is shown: bytes of an item's row, its rows, and bytes from row to row
+SHAPES = {
+    "pages of 128 KiB": (128 * KIB, 1, 128 * KIB),
+    "pages of 4 KiB": (4 * KIB, 1, 4 * KIB),
+    "rows of 256 B": (256, 1, 256),
+    "2 of 8 heads": (512, 16, 2 * KIB),
+}
+HEAD_BYTES = 256
+
+
+def item_bytes_of(shape: str) -> int:
+    """Bytes of an item."""
+    row_bytes, rows, _ = SHAPES[shape]
+    return rows * row_bytes
+
+
+def shaped(shape: str, num_items: int, src: Tensor, dst: Tensor) -> list[tuple[Tensor, ...]]:
+    """Two pools of two buffers each, cut out of bytes; the rows of the target lie side by side."""
+    row_bytes, rows, pitch = SHAPES[shape]
+    pools = []
+    for arena, apart in ((src, pitch), (dst, row_bytes)):
+        slab = arena[: 2 * num_items * rows * apart]
+        slab = slab.view(2, num_items, rows, apart)[..., :row_bytes]
+        # a head slice as such, and not as a row: token, head, dim
+        heads = slab.unflatten(-1, (-1, HEAD_BYTES)) if rows > 1 else slab.flatten(2)
+        pools.append(heads.unbind(0))
+    return pools
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

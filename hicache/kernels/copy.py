@@ -135,6 +135,8 @@ def copy_items(
     src_map: Tensor | None = None,
     dst_map: Tensor | None = None,
     num_programs: int | None = None,
+    kernel: Any = _copy_kernel,
+    results: tuple[Tensor, ...] = (),
 ) -> None:
     """Launch the copy of items `src_ids` of the source to items `dst_ids` of the target.
 
@@ -144,21 +146,9 @@ def copy_items(
         src_map: [any] int32: the source item is `src_map[src_id]`.
         dst_map: [any] int32: the target item is `dst_map[dst_id]`.
         num_programs: how many programs share the work; None: few across a link, else many.
+        kernel: that walks the lines of the transfer.
+        results: what it gives besides.
     """
-    launch(_copy_kernel, table, src_ids, dst_ids, src_map, dst_map, num_programs)
-
-
-def launch(
-    kernel: Any,
-    table: CopyTable,
-    src_ids: Tensor,
-    dst_ids: Tensor,
-    src_map: Tensor | None,
-    dst_map: Tensor | None,
-    num_programs: int | None,
-    *results: Tensor,
-) -> None:
-    """Launch a kernel that walks the lines of a transfer."""
     num_items = src_ids.shape[0]
     if num_items == 0:
         return

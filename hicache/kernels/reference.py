@@ -38,13 +38,11 @@ def copy_items_with_checksum(
     src_ids: Tensor,
     dst_ids: Tensor,
     *,
-    src_map: Tensor | None = None,
-    dst_map: Tensor | None = None,
     num_programs: int | None = None,
 ) -> Tensor:
     """Reference for `checksum.copy_items_with_checksum`."""
-    copy_items(table, src_ids, dst_ids, src_map=src_map, dst_map=dst_map)
-    sources, _, moved = _moved(src_ids, dst_ids, src_map, dst_map)
+    copy_items(table, src_ids, dst_ids)
+    sources, _, moved = _moved(src_ids, dst_ids, None, None)
     sums = torch.zeros(len(src_ids), dtype=torch.int64)
     first_place = 0
     for src in table.src:

@@ -30,10 +30,7 @@ class RateTable:
             raise ValueError(f"the sizes of a rate table must rise, got {list(self.size)}")
         if any(rate <= 0 for rate in self.rate):
             raise ValueError(f"the rates of a rate table must be positive, got {list(self.rate)}")
-        if self.status not in ("measured", "modelled"):
-            raise ValueError(
-                f"status of a rate table must be measured or modelled, got {self.status!r}"
-            )
+        _check_status("a rate table", self.status)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,10 +42,12 @@ class Figure:
     status: str = "modelled"
 
     def __post_init__(self) -> None:
-        if self.status not in ("measured", "modelled"):
-            raise ValueError(
-                f"status of a figure must be measured or modelled, got {self.status!r}"
-            )
+        _check_status("a figure", self.status)
+
+
+def _check_status(what: str, status: str) -> None:
+    if status not in ("measured", "modelled"):
+        raise ValueError(f"status of {what} must be measured or modelled, got {status!r}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

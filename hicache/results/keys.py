@@ -62,10 +62,10 @@ SAID = (
     "tree/nodes_count",
     "workload/distinct_tokens",
 )
-# only where there is such a thing: a goodput that was sought, of enough sessions for an interval;
-# pools that fill up; a real executor, and copies that it hid
+# only where there is such a thing: a goodput that was sought; pools that fill up; a real executor,
+# and copies that it hid
 SOMETIMES = (
-    *(f"goodput/{what}_per_s" for what in ("requests", "low_requests", "high_requests")),
+    "goodput/requests_per_s",
     "goodput/tried_requests_per_s",
     "goodput/mended_share",
     "load/host_over_working_set",

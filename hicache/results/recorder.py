@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from hicache.cache.reasons.table import Span
 from hicache.cache.tree.node import KIND_NAMES, MAMBA, SWA, TIER_NAMES, TIERS
 from hicache.clock import SECOND_NS
+from hicache.config import ExperimentConfig
 from hicache.engine.loop import Engine
 from hicache.request import Request
 from hicache.results.metrics import PREFILL_CAUSES, Progress, RequestRecord, Row, Status, check
@@ -23,24 +24,22 @@ class Recorder:
     def __init__(
         self,
         engines: Sequence[Engine],
+        config: ExperimentConfig,
         *,
         num_requests: int,
-        interval_s: float,
-        warm_up_s: float,
-        is_timed: bool,
         progress: Callable[[Progress], None] | None,
         counters: Iterable[Counter[str]] = (),
         timeline: Timeline | None = None,
     ) -> None:
-        """`is_timed`: a request belongs to the warm-up by when it should come, not by when others
-        let it. `counters`: those to be summed up besides the engines' own. `timeline`: told of
-        every request that has ended."""
+        """`counters`: those to be summed up besides the engines' own. `timeline`: told of every
+        request that has ended."""
         self.records: list[RequestRecord] = []
         self._engines = engines
         self._num_requests = num_requests
-        self._interval_ns = round(interval_s * SECOND_NS)
-        self._warm_up_ns = round(warm_up_s * SECOND_NS)
-        self._is_timed = is_timed
+        self._interval_ns = round(config.tracker.interval_s * SECOND_NS)
+        self._warm_up_ns = round(config.workload.warm_up_s * SECOND_NS)
+        # whether a request is of the warm-up by when it should come, not by when others let it
+        self._is_timed = config.workload.is_timed
         self._warm_ns: int | None = self._warm_up_ns or None  # when counting begins, if it has not
         self._progress = progress
         self._next_row_ns = self._interval_ns

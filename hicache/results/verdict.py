@@ -90,7 +90,7 @@ def loads(summary: Summary) -> str:
 
 def is_overloaded(summary: Summary) -> bool:
     """Whether something was so busy that latencies mean nothing: GPU, memory, storage, queue."""
-    return any(each.name in OVERLOADS for each in objections([summary]))
+    return any(_raised(condition, [summary]) for condition in OVERLOADS)
 
 
 def _raised(condition: Condition, summaries: Sequence[Summary]) -> list[Objection]:
@@ -132,13 +132,6 @@ def _idle(summary: Summary, threshold: float) -> float | None:
     return max(loads) if loads and max(loads) < threshold else None
 
 
-def _busy(*rhos: str) -> Callable[[Summary, float], float | None]:
-    def number(summary: Summary, threshold: float) -> float | None:
-        return _above(max(summary.get(_rho(rho), 0.0) for rho in rhos), threshold)
-
-    return number
-
-
 def _few_sessions(summary: Summary, threshold: float) -> float | None:
     count = summary.get("request/sessions_count")
     return None if count is None or count >= threshold else count
@@ -148,8 +141,28 @@ def _collapsed(summary: Summary, threshold: float) -> float | None:
     return _above(summary.get("request/largest_session_share"), threshold)
 
 
-LONG = "no latency claim, for a latency only measures how long the trace is"
+def _overloaded(what: str, *rhos: str, origin: str) -> Condition:
+    def number(summary: Summary, threshold: float) -> float | None:
+        return _above(max(summary.get(_rho(rho), 0.0) for rho in rhos), threshold)
+
+    return Condition(
+        name=f"overloaded {what}",
+        threshold=0.9,
+        origin=origin,
+        number=number,
+        phrase=f"{what} overloaded, ρ {{}}",
+        means="no latency claim, for a latency only measures how long the trace is",
+        is_share=False,
+    )
+
+
 SATURATED = "an M/M/1 queue holds 9 jobs at 0.9 and 19 at 0.95, which no trace is long enough for"
+KEPT_OUT = "as for the GPU: hardly a moment in which nobody was kept out of a step"
+OVERLOADS = (
+    _overloaded("GPU", "gpu", origin=SATURATED),
+    _overloaded("queue", "queue", origin=KEPT_OUT),
+    _overloaded("storage", "read", "write", origin="as for the GPU, of reads or of writes"),
+)
 
 CONDITIONS = (
     Condition(
@@ -188,33 +201,7 @@ CONDITIONS = (
         "workload.session_rate)",
         is_share=False,
     ),
-    Condition(
-        name="overloaded GPU",
-        threshold=0.9,
-        origin=SATURATED,
-        number=_busy("gpu"),
-        phrase="GPU overloaded, ρ {}",
-        means=LONG,
-        is_share=False,
-    ),
-    Condition(
-        name="overloaded queue",
-        threshold=0.9,
-        origin="as for the GPU: hardly a moment in which nobody was kept out of a step",
-        number=_busy("queue"),
-        phrase="queue overloaded, ρ {}",
-        means=LONG,
-        is_share=False,
-    ),
-    Condition(
-        name="overloaded storage",
-        threshold=0.9,
-        origin="as for the GPU, of reads or of writes",
-        number=_busy("read", "write"),
-        phrase="storage overloaded, ρ {}",
-        means=LONG,
-        is_share=False,
-    ),
+    *OVERLOADS,
     Condition(
         name="few sessions",
         threshold=20,
@@ -242,4 +229,3 @@ SURVIVORS = Condition(
     phrase="{} of the requests finished in some rows and not in others",
     means="rows are over different requests, so neither means nor hit rates compare",
 )
-OVERLOADS = ("overloaded GPU", "overloaded queue", "overloaded storage")

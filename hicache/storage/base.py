@@ -18,9 +18,9 @@ class StorageError(RuntimeError):
     """The engine cannot be reached or opened. A missing or damaged page is a miss, not an error."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class StorageStats:
-    """What an engine holds and has done since it was opened."""
+    """What an engine holds and has done since it was opened; what `stats` hands out is a copy."""
 
     stored_pages: int = 0
     stored_bytes: int = 0

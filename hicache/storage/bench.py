@@ -20,10 +20,8 @@ from statistics import median
 
 from hicache.config import StorageConfig
 from hicache.storage.base import KEY_BYTES, Storage
-from hicache.storage.engines.file import FileStorage
-from hicache.storage.engines.memory import MemoryStorage
+from hicache.storage.build import open_storage
 from hicache.storage.engines.mooncake import MooncakeStorage
-from hicache.storage.engines.redis import RedisStorage
 from hicache.storage.engines.slab import SlabStorage
 
 LOCAL = ("slab", "slab-direct", "file", "memory")
@@ -103,25 +101,20 @@ def _measure(name: str, page_bytes: int, options: argparse.Namespace) -> list[Sp
 
 
 def _open(name: str, root: Path, options: argparse.Namespace) -> Storage:
-    match name:
-        case "slab" | "slab-direct":
-            return SlabStorage(
-                root,
-                namespace="bench",
-                capacity_bytes=None,
-                direct=name == "slab-direct",
-                num_threads=options.threads,
-            )
-        case "file":
-            return FileStorage(root, namespace="bench", capacity_bytes=None)
-        case "memory":
-            return MemoryStorage(capacity_bytes=None)
-        case "redis":
-            return RedisStorage(options.redis, namespace="bench")
-        case "mooncake":
-            return MooncakeStorage(options.mooncake, namespace="bench", deadline_s=30.0)
-        case unknown:
-            raise ValueError(f"no engine {unknown!r}")
+    if name.startswith("slab"):
+        return SlabStorage(
+            root,
+            namespace="bench",
+            capacity_bytes=None,
+            direct=name == "slab-direct",
+            num_threads=options.threads,
+        )
+    if name == "mooncake":
+        return MooncakeStorage(options.mooncake, namespace="bench", deadline_s=30.0)
+    config = StorageConfig(kind=name, root=options.redis if name == "redis" else str(root))
+    storage = open_storage(config, namespace="bench", page_bytes=None)
+    assert storage is not None
+    return storage
 
 
 def _round(
@@ -151,11 +144,11 @@ def _round(
     plain = root / "plain"
     file = os.open(plain, os.O_RDWR | os.O_CREAT)
     try:
-        plain_write = _seconds(lambda: _write_plain(file, source))
+        plain_write = _seconds(lambda: _move_plain(os.pwritev, file, source))
         own_write = _seconds(write)
         if options.cold:
             _drop_cache(root)
-        plain_read = _seconds(lambda: _read_plain(file, target))
+        plain_read = _seconds(lambda: _move_plain(os.preadv, file, target))
         own_read = _seconds(read)
         assert target == source, f"wrong bytes in round {turn}"
     finally:
@@ -175,14 +168,11 @@ def _pages(num_pages: int, page_bytes: int) -> list[memoryview]:
     return [arena[i * page_bytes : (i + 1) * page_bytes] for i in range(num_pages)]
 
 
-def _write_plain(file: int, pages: list[memoryview]) -> None:
+def _move_plain(
+    move: Callable[[int, list[memoryview], int], int], file: int, pages: list[memoryview]
+) -> None:
     for index, page in enumerate(pages):
-        assert os.pwritev(file, [page], index * page.nbytes) == page.nbytes, "a short write"
-
-
-def _read_plain(file: int, pages: list[memoryview]) -> None:
-    for index, page in enumerate(pages):
-        assert os.preadv(file, [page], index * page.nbytes) == page.nbytes, "a short read"
+        assert move(file, [page], index * page.nbytes) == page.nbytes, "a short read or write"
 
 
 def _drop_cache(root: Path) -> None:

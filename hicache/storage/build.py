@@ -20,7 +20,7 @@ from hicache.storage.engines.slab import SlabStorage
 from hicache.storage.guards.breaker import BreakerStorage
 from hicache.storage.guards.checked import CheckedStorage
 from hicache.storage.guards.deadline import DeadlineStorage
-from hicache.storage.guards.faults import Fault, FaultPlan, FaultyStorage, Stall
+from hicache.storage.guards.faults import Fault, FaultyStorage, Stall
 
 KINDS = ("none", "memory", "slab", "file", "redis", "mooncake")
 
@@ -124,13 +124,13 @@ def open_guarded_storage(
     storage = open_storage(config, namespace=namespace, page_bytes=page_bytes)
     if storage is None:
         return None
-    plan = FaultPlan.of(config.faults)
+    faults = config.faults
     faulty = None
-    if not plan.is_harmless:
-        storage = faulty = FaultyStorage(storage, plan, seed=seed, clock=clock)
-        if plan.corrupt_share:
+    if not faults.is_harmless:
+        storage = faulty = FaultyStorage(storage, faults, seed=seed, clock=clock)
+        if faults.corrupt_rate:
             storage = CheckedStorage(storage)
-    if config.kind not in ("memory", "redis", "mooncake") or not plan.is_harmless:
+    if config.kind not in ("memory", "redis", "mooncake") or faulty is not None:
         storage = DeadlineStorage(storage, deadline_s=config.deadline_s)
     return GuardedStorage(storage=_behind_breaker(storage, config, clock), faulty=faulty)
 
@@ -193,10 +193,16 @@ def open_simulated_storage(
     if engine is None:
         return None
     stall = Stall()
-    plan = FaultPlan.of(config.faults, deadline_s=config.deadline_s)
     faulty = None
-    if not plan.is_harmless:
-        faulty = FaultyStorage(engine, plan, seed=seed, clock=clock, wait=stall.add)
+    if not config.faults.is_harmless:
+        faulty = FaultyStorage(
+            engine,
+            config.faults,
+            seed=seed,
+            clock=clock,
+            wait=stall.add,
+            deadline_s=config.deadline_s,
+        )
     return SimulatedStorage(
         engine=engine,
         storage=_behind_breaker(faulty or engine, config, clock),

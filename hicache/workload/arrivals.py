@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from hicache.config import Arrivals
+from hicache.clock import to_ns
+from hicache.config import Arrivals, WorkloadConfig
 from hicache.request import Request
 
 Release = tuple[int, Request]  # (nanoseconds, request)
@@ -32,8 +33,6 @@ class Releases(Protocol):
     def initial(self) -> list[Release]: ...  # noqa: D102 - see `Feeder`
     def on_answered(self, request_id: int, now_ns: int) -> list[Release]: ...  # noqa: D102
     def on_dropped(self, request_id: int, now_ns: int) -> Dropped: ...  # noqa: D102
-    @property
-    def num_unsettled(self) -> int: ...  # noqa: D102
 
 
 class Feeder:
@@ -42,22 +41,15 @@ class Feeder:
     - `open`: at its arrival, whatever becomes of those before it.
     - `causal`: at its arrival, but never before its parent's answer.
     - `closed`: `think_ns` after its parent's answer. Trees start in order of arrival,
-      `concurrency` of them from time 0 on, `stagger_ns` apart, and one more whenever all of a tree
+      `concurrency` of them from time 0 on, `stagger_s` apart, and one more whenever all of a tree
       is settled.
 
     A request is settled when it is answered or dropped, and must be settled once at most. All lists
     are ordered by time and then by request id, so that equal runs get equal lists.
     """
 
-    def __init__(
-        self,
-        requests: Sequence[Request],
-        mode: Arrivals,
-        *,
-        concurrency: int,
-        stagger_ns: int = 0,
-    ) -> None:
-        self._mode = mode
+    def __init__(self, requests: Sequence[Request], config: WorkloadConfig) -> None:
+        self._mode = config.arrivals
         self._requests = {request.id: request for request in requests}
         self._unsettled = set(self._requests)
         self._children: dict[int, list[Request]] = {}
@@ -79,8 +71,8 @@ class Feeder:
             self._root_of[request.id] = root_id
             self._tree_left[root_id] = self._tree_left.get(root_id, 0) + 1
         self._waiting_roots = deque(roots)
-        self._free_places = concurrency
-        self._stagger_ns = stagger_ns
+        self._free_places = config.concurrency
+        self._stagger_ns = to_ns(config.stagger_s)
 
     def initial(self) -> list[Release]:
         """What is released whatever the engine does. Call it once, before anything else."""
@@ -117,11 +109,6 @@ class Feeder:
             gone.append(request)
         gone.sort(key=lambda request: request.id)
         return Dropped(gone, self._start_trees(now_ns))
-
-    @property
-    def num_unsettled(self) -> int:
-        """Requests neither answered nor dropped, released or not."""
-        return len(self._unsettled)
 
     def _settle(self, request_id: int) -> None:
         if request_id not in self._unsettled:

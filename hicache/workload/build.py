@@ -1,8 +1,9 @@
 """Builds the workload that a configuration names."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,14 +14,7 @@ from hicache.config import WorkloadConfig
 from hicache.request import Request, TokenSpans
 from hicache.workload.benches import multi_turn, shared_prefix
 from hicache.workload.chat_log import load_chat_log
-from hicache.workload.data import (
-    MOONCAKE_CONVERSATION,
-    MOONCAKE_SYNTHETIC,
-    MOONCAKE_TOOLAGENT,
-    WEKA_AGENTIC,
-    YOURS,
-    find_trace,
-)
+from hicache.workload.data import TRACES, find_trace
 from hicache.workload.generators import agents, builtin, chat
 from hicache.workload.lengths import load_lengths
 from hicache.workload.mooncake import load_mooncake
@@ -37,16 +31,6 @@ GENERATORS = {
     "multi_turn": multi_turn,
     "shared_prefix": shared_prefix,
 }
-TRACES = {
-    trace.kind: trace
-    for trace in (
-        MOONCAKE_CONVERSATION,
-        MOONCAKE_SYNTHETIC,
-        MOONCAKE_TOOLAGENT,
-        WEKA_AGENTIC,
-        YOURS,
-    )
-}
 KINDS = (*GENERATORS, *TRACES)
 COPY_SPREAD_S = 60.0  # so that the busy minutes of a trace stay busy, and its clock does not show
 NAME_BITS = 40  # of 10,000 sessions two have one name in 1 of 20,000 traces; a float holds it
@@ -55,17 +39,25 @@ MOST_CHILDREN = 16  # no request of Mooncake's conversation trace has more than 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Requests in order of arrival, with ids 0, 1, ... in that order.
-
-    `description` is one line for people. Without `has_start_times` the times at which sessions
-    begin were drawn, not recorded.
-    """
+    """Requests in order of arrival, with ids 0, 1, ... in that order."""
 
     name: str
     requests: Sequence[Request]
-    description: str
-    has_start_times: bool
     notes: tuple[str, ...] = ()
+
+    @property
+    def description(self) -> str:
+        """One line for people."""
+        num_sessions = len({request.session_id for request in self.requests})
+        prompt_tokens = sum(request.prompt_len for request in self.requests)
+        answer_tokens = sum(request.output_len for request in self.requests)
+        span_s = (self.requests[-1].arrival_ns - self.requests[0].arrival_ns) / SECOND_NS
+        drawn = ", session starts drawn" if self.name == "weka_agentic" else ""
+        return (
+            f"{self.name}: {len(self.requests):,} requests in {num_sessions:,} sessions, "
+            f"{prompt_tokens / 1e6:,.1f} M prompt and {answer_tokens / 1e6:,.1f} M answer tokens, "
+            f"arriving over {span_s:,.0f} s{drawn}"
+        )
 
 
 def load_workload(config: WorkloadConfig, *, data_dir: str | None, seed: int) -> Workload:
@@ -87,7 +79,7 @@ def load_workload(config: WorkloadConfig, *, data_dir: str | None, seed: int) ->
         try:
             requests = _load_trace(kind, path, config, seed)
         except TraceError as error:
-            if config.path is None or kind == YOURS.kind:
+            if config.path is None or kind == "trace":
                 raise
             raise TraceError(
                 f"{error}; workload={kind} reads its own form alone, workload=trace finds out"
@@ -113,37 +105,30 @@ def load_workload(config: WorkloadConfig, *, data_dir: str | None, seed: int) ->
     if config.windows is not None:
         requests = _renumbered(cut_window(requests, config))
     notes = family_notes(requests) if kind in TRACES else []
-    return _workload(kind, requests, has_start_times=kind != WEKA_AGENTIC.kind, notes=notes)
+    return Workload(name=kind, requests=requests, notes=tuple(notes))
 
 
 def _load_trace(kind: str, path: Path, config: WorkloadConfig, seed: int) -> list[Request]:
-    settings: dict[str, object] = {"tokens": config.tokens, "think_cap_s": config.think_cap_s}
-    parse: Callable[..., list[Request]] = load_mooncake
-    if kind == WEKA_AGENTIC.kind:
-        parse = load_weka
-        settings |= {"session_rate": config.session_rate, "seed": seed}
-    elif kind != YOURS.kind or form_of(path) == "blocks":
-        settings["system_tokens"] = config.system_tokens
-        if kind == YOURS.kind:
-            settings["block_tokens"] = config.block_tokens
-    elif form_of(path) == "lengths":
-        parse = load_lengths
-    else:  # of what people said nothing is kept
-        chats = load_chat_log(
-            path,
-            tokenizer=config.tokenizer,
-            system_tokens=config.system_tokens,
-            tokens=config.tokens,
-            think_cap_s=config.think_cap_s,
-        )
-        return _with_session_names(chats[: config.limit])
-    return load_parsed(
-        path,
-        lambda: _with_session_names(parse(path, **settings)),
-        config.limit,
-        kind,
-        settings,
+    form = form_of(path) if kind == "trace" else kind
+    if form == "chats":  # of what people said nothing is kept
+        return _with_session_names(load_chat_log(path, config)[: config.limit])
+    # all that what is kept depends on
+    settings: tuple[object, ...] = (
+        form,
+        config.tokens,
+        config.think_cap_s,
+        config.system_tokens,
+        config.block_tokens,
     )
+    parse = partial(load_mooncake, path, config)
+    if form == "weka_agentic":
+        parse = partial(load_weka, path, config, seed=seed)
+        settings = (*settings, config.session_rate, seed)
+    elif form == "lengths":
+        parse = partial(load_lengths, path, config)
+    elif form == "blocks":
+        parse = partial(load_mooncake, path, config, block_tokens=config.block_tokens)
+    return load_parsed(path, lambda: _with_session_names(parse()), config.limit, settings)
 
 
 def form_of(path: Path) -> str:
@@ -188,6 +173,31 @@ def jitter_starts(requests: Sequence[Request], jitter_s: float, seed: int) -> li
         tree: int(generator.integers(0, round(jitter_s * SECOND_NS)))
         for tree in dict.fromkeys(tree_of.values())
     }
+    return _shifted(requests, tree_of, shift_of)
+
+
+def _within(requests: Sequence[Request], seed: int) -> list[Request]:
+    """Each session later by up to `COPY_SPREAD_S`; what would outlast the workload comes early."""
+    tree_of = trees(requests)
+    end_ns = requests[-1].arrival_ns + 1
+    generator = np.random.default_rng(seed)
+    begin_of: dict[int, int] = {}
+    last_of: dict[int, int] = {}
+    for request in requests:
+        begin_of.setdefault(tree_of[request.id], request.arrival_ns)
+        last_of[tree_of[request.id]] = request.arrival_ns
+    shift_of = {}
+    for tree, begin_ns in begin_of.items():
+        passed_ns = begin_ns - requests[0].arrival_ns
+        room_ns = end_ns - last_of[tree] + passed_ns  # for beginnings, from the first arrival on
+        later_ns = int(generator.integers(0, round(COPY_SPREAD_S * SECOND_NS)))
+        shift_of[tree] = (passed_ns + later_ns) % room_ns - passed_ns
+    return _shifted(requests, tree_of, shift_of)
+
+
+def _shifted(
+    requests: Sequence[Request], tree_of: Mapping[int, int], shift_of: Mapping[int, int]
+) -> list[Request]:
     shifted = {each.id: each.arrival_ns + shift_of[tree_of[each.id]] for each in requests}
     return _renumbered(sorted(requests, key=lambda each: (shifted[each.id], each.id)), shifted)
 
@@ -207,19 +217,17 @@ def sample_sessions(workload: Workload, share: float, seed: int) -> Workload:
     names = list(dict.fromkeys(tree_of.values()))
     order = np.random.default_rng(seed).permutation(len(names))
     kept = {names[place] for place in order[: max(round(share * len(names)), 1)].tolist()}
-    return _workload(
-        workload.name,
-        _renumbered([request for request in workload.requests if tree_of[request.id] in kept]),
-        has_start_times=workload.has_start_times,
-        notes=workload.notes,
-    )
+    requests = [request for request in workload.requests if tree_of[request.id] in kept]
+    return replace(workload, requests=_renumbered(requests))
 
 
 def repeat_sessions(workload: Workload, times: float, seed: int) -> Workload:
     """The workload `times` over, at least once: all sessions, again with tokens of their own.
 
     Sessions of a copy share what they share, and nothing with those of another. Each begins within
-    `COPY_SPREAD_S` after the one it repeats. Of a part of a copy the sessions are drawn.
+    `COPY_SPREAD_S` after the one it repeats, or, where it would then end after all of the workload,
+    early in it: so many times the requests come in the same time. Of a part of a copy the sessions
+    are drawn.
 
     Raises:
         ValueError: an int32 does not hold so many tokens.
@@ -241,7 +249,7 @@ def repeat_sessions(workload: Workload, times: float, seed: int) -> Workload:
     for copy, part in enumerate(parts):
         requests = part.requests
         if copy:
-            requests = jitter_starts(requests, COPY_SPREAD_S, seed + copy)
+            requests = _within(requests, seed + copy)
         first_id, first_token = len(repeated), copy * ids_end
         repeated += [
             replace(
@@ -255,12 +263,7 @@ def repeat_sessions(workload: Workload, times: float, seed: int) -> Workload:
             for request in requests
         ]
     repeated.sort(key=lambda request: (request.arrival_ns, request.id))
-    return _workload(
-        workload.name,
-        _renumbered(repeated),
-        has_start_times=workload.has_start_times,
-        notes=workload.notes,
-    )
+    return replace(workload, requests=_renumbered(repeated))
 
 
 def family_notes(requests: Sequence[Request]) -> list[str]:
@@ -308,24 +311,3 @@ def _renumbered(
         )
         for request in requests
     ]
-
-
-def _workload(
-    name: str, requests: Sequence[Request], *, has_start_times: bool, notes: Sequence[str] = ()
-) -> Workload:
-    num_sessions = len({request.session_id for request in requests})
-    prompt_tokens = sum(request.prompt_len for request in requests)
-    answer_tokens = sum(request.output_len for request in requests)
-    span_s = (requests[-1].arrival_ns - requests[0].arrival_ns) / SECOND_NS
-    drawn = "" if has_start_times else ", session starts drawn"
-    return Workload(
-        name=name,
-        requests=requests,
-        description=(
-            f"{name}: {len(requests):,} requests in {num_sessions:,} sessions, "
-            f"{prompt_tokens / 1e6:,.1f} M prompt and {answer_tokens / 1e6:,.1f} M answer tokens, "
-            f"arriving over {span_s:,.0f} s{drawn}"
-        ),
-        has_start_times=has_start_times,
-        notes=tuple(notes),
-    )

@@ -14,16 +14,15 @@ import json
 import re
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
 from hashlib import blake2b
 from importlib import import_module
 from pathlib import Path
 from typing import cast
 
-from hicache.config import TraceTokens
+from hicache.config import WorkloadConfig
 from hicache.request import Request
 from hicache.workload.rows import Row, rows_to_requests
-from hicache.workload.trace import Record, TraceError, integer, name_of, read_records, text
+from hicache.workload.trace import Record, TraceError, date_ns, integer, name_of, read_records, text
 
 BLOCK_TOKENS = 16
 # a stand-in for a tokenizer: words, with a token for each four letters, and every other sign
@@ -31,33 +30,20 @@ PIECES = re.compile(r"\s?\w{1,4}|\s?[^\w\s]|\s+")
 Encode = Callable[[str], Sequence[int | str]]
 
 
-def load_chat_log(
-    path: Path,
-    *,
-    tokenizer: str | None,
-    system_tokens: int,
-    tokens: TraceTokens,
-    think_cap_s: float,
-) -> list[Request]:
+def load_chat_log(path: Path, config: WorkloadConfig) -> list[Request]:
     """Requests in order of arrival; the first comes at 0.
 
     Raises:
         TraceError: with file and line number, for a line that cannot be understood.
         ValueError: there is no such tokenizer.
     """
-    rows = list(_rows(path, _encoder(tokenizer)))
+    rows = list(_rows(path, _encoder(config.tokenizer)))
     if not rows:
         raise TraceError(f"{path}: wanted a request on each line, the file has none")
     first_ns = min(row.arrival_ns for row in rows)
     for row in rows:
         row.arrival_ns -= first_ns
-    return rows_to_requests(
-        rows,
-        block_tokens=BLOCK_TOKENS,
-        system_tokens=system_tokens,
-        tokens=tokens,
-        think_cap_s=think_cap_s,
-    )
+    return rows_to_requests(rows, config, block_tokens=BLOCK_TOKENS)
 
 
 def _encoder(tokenizer: str | None) -> Encode:
@@ -151,14 +137,13 @@ def _time_ns(record: Record, where: str) -> int:
     if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
         return round(value * 1e9)
     try:
-        when = datetime.fromisoformat(cast(str, value))
+        return date_ns(cast(str, value))
     except (TypeError, ValueError):
         # what stands there may be anything: it is not shown
         raise TraceError(
             f"{where}: created or timestamp must be a number of seconds or a date, got "
             f"{_kind(value)}"
         ) from None
-    return round(when.replace(tzinfo=when.tzinfo or UTC).timestamp() * 1e6) * 1000
 
 
 def _kind(value: object) -> str:

@@ -31,43 +31,45 @@ MOONCAKE_RELEASE = (
     "https://raw.githubusercontent.com/kvcache-ai/Mooncake/main/FAST25-release/traces"
 )
 
-MOONCAKE_CONVERSATION = Source(
-    kind="mooncake_conversation",
-    names=(
-        "mooncake_conversation.jsonl.gz",
-        "mooncake_conversation.jsonl",
-        "conversation_trace.jsonl",
+
+def _mooncake(name: str, *, sha256: str | None) -> Source:
+    file, kept = f"{name}_trace.jsonl", f"mooncake_{name}.jsonl"
+    url = f"{MOONCAKE_RELEASE}/{file}"
+    return Source(
+        kind=f"mooncake_{name}",
+        names=(f"{kept}.gz", kept, file),
+        obtain=f"download {url}",
+        url=url,
+        sha256=sha256,
+    )
+
+
+SOURCES = (
+    _mooncake(
+        "conversation",
+        sha256="b8cbb061a85206d729d91cdc2981f43c9e0d99209dce588d3af5f7934408b9df",
     ),
-    obtain=f"download {MOONCAKE_RELEASE}/conversation_trace.jsonl",
-    url=f"{MOONCAKE_RELEASE}/conversation_trace.jsonl",
-    sha256="b8cbb061a85206d729d91cdc2981f43c9e0d99209dce588d3af5f7934408b9df",
-)
-MOONCAKE_SYNTHETIC = Source(
-    kind="mooncake_synthetic",
-    names=("mooncake_synthetic.jsonl.gz", "mooncake_synthetic.jsonl", "synthetic_trace.jsonl"),
-    obtain=f"download {MOONCAKE_RELEASE}/synthetic_trace.jsonl",
-)
-MOONCAKE_TOOLAGENT = Source(
-    kind="mooncake_toolagent",
-    names=("mooncake_toolagent.jsonl.gz", "mooncake_toolagent.jsonl", "toolagent_trace.jsonl"),
-    obtain=f"download {MOONCAKE_RELEASE}/toolagent_trace.jsonl",
-    url=f"{MOONCAKE_RELEASE}/toolagent_trace.jsonl",
-    sha256="48a2db1a13d3bc05e6330140c64f604ba366df20d3c9e128b5c35a01c1fa5f71",
-)
-WEKA_AGENTIC = Source(
-    kind="weka_agentic",
-    names=(
-        "weka_agentic_coding.packed.jsonl.gz",
-        "weka_agentic_coding.dev.packed.jsonl.gz",
-        "weka_agentic_coding/traces",
-        "kv-cache-tester/traces",
+    _mooncake("synthetic", sha256=None),
+    _mooncake(
+        "toolagent",
+        sha256="48a2db1a13d3bc05e6330140c64f604ba366df20d3c9e128b5c35a01c1fa5f71",
     ),
-    obtain=(
-        "clone https://github.com/callanjfox/kv-cache-tester (and pack its folder traces/ with "
-        "`python -m hicache.workload.weka_pack`, which loads much faster)"
+    Source(
+        kind="weka_agentic",
+        names=(
+            "weka_agentic_coding.packed.jsonl.gz",
+            "weka_agentic_coding.dev.packed.jsonl.gz",
+            "weka_agentic_coding/traces",
+            "kv-cache-tester/traces",
+        ),
+        obtain=(
+            "clone https://github.com/callanjfox/kv-cache-tester (and pack its folder traces/ with "
+            "`python -m hicache.workload.weka_pack`, which loads much faster)"
+        ),
     ),
+    Source(kind="trace", names=(), obtain="name the file of yours with workload.path"),
 )
-YOURS = Source(kind="trace", names=(), obtain="name the file of yours with workload.path")
+TRACES = {source.kind: source for source in SOURCES}
 
 
 def find_trace(source: Source, *, path: str | None, data_dir: str | None) -> Path:

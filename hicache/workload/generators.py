@@ -69,27 +69,27 @@ AGENT_TOKENS_PER_S = 50.0
 AGENTS_EVERY = 5  # chosen: of `builtin`, every fifth session is an agent's
 
 
-def chat(config: WorkloadConfig, *, seed: int, num_namespaces: int = 1) -> list[Request]:
+def chat(config: WorkloadConfig, *, seed: int) -> list[Request]:
     """Conversations: a long first prompt, few turns, minutes between them."""
-    draft = _Draft(config, seed, num_namespaces)
+    draft = _Draft(config, seed)
     system = draft.new_ids(CHAT_SYSTEM_TOKENS)
     for start_s in draft.session_starts():
         _add_chat(draft, system, start_s)
     return draft.requests()
 
 
-def agents(config: WorkloadConfig, *, seed: int, num_namespaces: int = 1) -> list[Request]:
+def agents(config: WorkloadConfig, *, seed: int) -> list[Request]:
     """Coding agents: a shared prompt, many turns, seconds after tool calls, context drops."""
-    draft = _Draft(config, seed, num_namespaces)
+    draft = _Draft(config, seed)
     shared = draft.new_ids(AGENT_SHARED_TOKENS)
     for start_s in draft.session_starts():
         _add_agent(draft, shared, start_s)
     return draft.requests()
 
 
-def builtin(config: WorkloadConfig, *, seed: int, num_namespaces: int = 1) -> list[Request]:
+def builtin(config: WorkloadConfig, *, seed: int) -> list[Request]:
     """Both: every fifth session is an agent's."""
-    draft = _Draft(config, seed, num_namespaces)
+    draft = _Draft(config, seed)
     system = draft.new_ids(CHAT_SYSTEM_TOKENS)
     shared = draft.new_ids(AGENT_SHARED_TOKENS)
     for index, start_s in enumerate(draft.session_starts(), start=1):
@@ -143,14 +143,11 @@ def _add_agent(draft: "_Draft", shared: Runs, start_s: float) -> None:
 class _Draft:
     """The turns made so far, and where new token ids and random numbers come from."""
 
-    def __init__(self, config: WorkloadConfig, seed: int, num_namespaces: int) -> None:
-        if num_namespaces < 1:
-            raise ValueError(f"num_namespaces must be at least 1, got {num_namespaces}")
+    def __init__(self, config: WorkloadConfig, seed: int) -> None:
         self.config = config
         self.rng = np.random.default_rng((seed, 0))
         self.turns: list[Turn] = []
         self._seed = seed
-        self._num_namespaces = num_namespaces
         self._next_id = 0
 
     def session_starts(self) -> list[float]:
@@ -168,12 +165,6 @@ class _Draft:
         self._next_id += count
         return runs
 
-    def new_namespace(self) -> str:
-        """The namespace of a new session: one of `num_namespaces`, or none."""
-        if self._num_namespaces == 1:
-            return ""
-        return f"tenant-{self.rng.integers(self._num_namespaces)}"
-
     def requests(self) -> list[Request]:
         """All turns as requests in order of arrival."""
         # a prompt holds the answers before it, which is where the answers get their ids from
@@ -185,7 +176,6 @@ class _Session:
 
     def __init__(self, draft: _Draft, shared: Runs, prompt_len: int, start_s: float) -> None:
         self._draft = draft
-        self._namespace = draft.new_namespace()
         self._first = len(draft.turns)
         self._arrival_s = start_s
         self._think_s = 0.0
@@ -224,7 +214,6 @@ class _Session:
                 continues=self._continues,
                 think_ns=to_ns(min(self._think_s, self._draft.config.think_cap_s)),
                 stop_reason=stop_reason,
-                namespace=self._namespace,
             )
         )
 

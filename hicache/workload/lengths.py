@@ -9,13 +9,12 @@ and its answer, and adds to them.
 import csv
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
-from hicache.config import TraceTokens
+from hicache.config import WorkloadConfig
 from hicache.request import Request
 from hicache.workload.rows import Row, rows_to_requests
-from hicache.workload.trace import TraceError
+from hicache.workload.trace import TraceError, date_ns
 
 COLUMNS = {
     "time": ("timestamp", "timestamp_ms", "time", "time_ms", "arrived_at", "arrival_s"),
@@ -25,7 +24,7 @@ COLUMNS = {
 }
 
 
-def load_lengths(path: Path, *, tokens: TraceTokens, think_cap_s: float) -> list[Request]:
+def load_lengths(path: Path, config: WorkloadConfig) -> list[Request]:
     """Requests in order of arrival; the first comes at 0.
 
     Raises:
@@ -37,7 +36,7 @@ def load_lengths(path: Path, *, tokens: TraceTokens, think_cap_s: float) -> list
     first_ns = min(row.arrival_ns for row in rows)
     for row in rows:
         row.arrival_ns -= first_ns
-    return rows_to_requests(rows, block_tokens=1, tokens=tokens, think_cap_s=think_cap_s)
+    return rows_to_requests(rows, config, block_tokens=1)
 
 
 def _rows(path: Path) -> Iterator[Row]:
@@ -97,7 +96,6 @@ def _time_ns(record: Mapping[str, str], column: str, where: str) -> int:
     except (TypeError, ValueError, OverflowError):
         pass
     try:
-        when = datetime.fromisoformat(value[:26])  # Azure writes a seventh digit
+        return date_ns(value[:26])  # Azure writes a seventh digit
     except (TypeError, ValueError) as error:
         raise TraceError(f"{where}: {column} must be a number or a date, got {value!r}") from error
-    return round(when.replace(tzinfo=when.tzinfo or UTC).timestamp() * 1e6) * 1000

@@ -12,7 +12,7 @@ call blocks by long hashes.
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hicache.config import TraceTokens
+from hicache.config import WorkloadConfig
 from hicache.request import Request
 from hicache.workload.rows import Name, Row, rows_to_requests
 from hicache.workload.trace import (
@@ -30,18 +30,13 @@ SIZES = tuple(1 << power for power in range(16))  # that a trace may be found to
 
 
 def load_mooncake(
-    path: Path,
-    *,
-    tokens: TraceTokens,
-    think_cap_s: float,
-    block_tokens: int | None = BLOCK_TOKENS,
-    system_tokens: int = 0,
+    path: Path, config: WorkloadConfig, *, block_tokens: int | None = BLOCK_TOKENS
 ) -> list[Request]:
     """Requests of the trace in order of arrival. O(blocks).
 
     The parent of a request is the one it names, or else the latest earlier one whose full blocks,
-    at least two and more than `system_tokens`, all prefix its own. Without `block_tokens` it is
-    the one power of two that suits every line.
+    at least two and more than `config.system_tokens`, all prefix its own. Without `block_tokens`
+    it is the one power of two that suits every line.
 
     Raises:
         TraceError: with file and line number, for a line that cannot be understood.
@@ -53,13 +48,7 @@ def load_mooncake(
         block_tokens = _found_size(path, rows)
     if not _suits(rows, block_tokens, 1):
         _check_counts(rows, block_tokens)
-    return rows_to_requests(
-        rows,
-        block_tokens=block_tokens,
-        system_tokens=system_tokens,
-        tokens=tokens,
-        think_cap_s=think_cap_s,
-    )
+    return rows_to_requests(rows, config, block_tokens=block_tokens)
 
 
 def _rows(path: Path) -> Iterator[Row]:

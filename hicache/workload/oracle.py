@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
-from hicache.request import TOKEN_BYTES, Request
+from hicache.request import Request
+from hicache.workload.page_numbers import page_numbers
 
 Ids = NDArray[np.int64]
 BLOCK = 1024  # marks summed at once
@@ -60,13 +60,12 @@ class Visits:
 class CheckpointRule:
     """Where a hybrid model's prefix may be continued, and what that takes beside full KV.
 
-    `end`: a checkpoint at the last whole page of the prompt and of the answer. `branch`: one where
-    a prompt leaves what was known of it, too. `every`: one each so many pages; 0: none such.
+    A checkpoint is at the last whole page of the prompt and of the answer. `branch`: one where a
+    prompt leaves what was known of it, too. `every`: one each so many pages; 0: none such.
     `num_bytes`: of the state and the window that a checkpoint keeps.
     """
 
     num_bytes: int
-    end: bool = True
     branch: bool = False
     every: int = 0
 
@@ -91,29 +90,18 @@ class Curve:
 
 
 def visits_of(requests: Sequence[Request], page_size: int) -> Visits:
-    """The pages of every request, named by all tokens up to their end.
-
-    64-bit hashes: two of 2**22 different pages are taken for one with probability 2**-21.
-    """
-    ids: dict[int, int] = {}
-    seeds: dict[str, int] = {}
-    step = page_size * TOKEN_BYTES
-    digest = xxhash.xxh3_64_intdigest
+    """The pages of every request, named by all tokens up to their end."""
+    numbers = page_numbers(requests, page_size)
     visits = []
     for request in requests:
-        name = request.namespace
-        seed = seeds.setdefault(name, digest(name.encode()))
-        tokens = request.prompt.to_bytes() + request.output.to_bytes()
+        pages = np.frombuffer(numbers[request.id].to_bytes(), "<i4").astype(np.int64)
         # the last token of an answer is never fed back, so nothing is kept of it
-        num_pages = (request.prompt_len + request.output_len - 1) // page_size
-        chain = np.empty(num_pages, np.int64)
-        for page in range(num_pages):
-            seed = digest(tokens[page * step : (page + 1) * step], seed)
-            chain[page] = ids.setdefault(seed, len(ids))
+        chain = pages[: (request.prompt_len + request.output_len - 1) // page_size]
         reach = (request.prompt_len - 1) // page_size
         prompt_pages = request.prompt_len // page_size
         visits.append(Visit(chain, reach, prompt_pages, request.prompt_len))
-    return Visits(visits=visits, num_pages=len(ids), page_size=page_size)
+    num_pages = 1 + max((int(visit.chain.max(initial=-1)) for visit in visits), default=-1)
+    return Visits(visits=visits, num_pages=num_pages, page_size=page_size)
 
 
 def infinite(visits: Visits) -> int:
@@ -226,13 +214,11 @@ def _gains(stack: "_Stack", read: Ids, depths: Ids, page_size: int) -> list[tupl
 def _places(stack: "_Stack", visit: Visit, hit: int, checkpoints: CheckpointRule) -> Ids:
     """[K] pages of the visit's chain after which a checkpoint is used or made."""
     chain = visit.chain
-    places = set()
+    places = {visit.prompt_pages, len(chain)}
     used = stack.checkpointed[chain[:hit]].nonzero()[0]
     start = int(used[-1]) + 1 if len(used) else 0
     if start:
         places.add(start)
-    if checkpoints.end:
-        places |= {visit.prompt_pages, len(chain)}
     if checkpoints.branch and hit > start:
         places.add(hit)
     if checkpoints.every:

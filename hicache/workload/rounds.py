@@ -2,8 +2,8 @@
 
 Clients ask in rounds. Who of those that are ready is sent next is drawn, as in SGLang's
 bench_multiturn by default. At most `parallel` requests are under way at a time, and the gaps
-between them are those of a Poisson process of `rate` a second. A barrier holds the next round back
-until the last client has its answer.
+between them are those of a Poisson process of `request_rate` a second. A barrier holds the next
+round back until the last client has its answer.
 """
 
 from collections import deque
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hicache.clock import to_ns
+from hicache.config import WorkloadConfig
 from hicache.request import Request
 from hicache.workload.arrivals import Dropped, Release
 
@@ -19,20 +20,12 @@ from hicache.workload.arrivals import Dropped, Release
 class RoundFeeder:
     """Releases every request once; of each session one after another. See `Feeder`."""
 
-    def __init__(
-        self,
-        requests: Sequence[Request],
-        *,
-        rate: float,
-        parallel: int | None,
-        barrier: bool,
-        seed: int,
-    ) -> None:
+    def __init__(self, requests: Sequence[Request], config: WorkloadConfig, *, seed: int) -> None:
         self._rng = np.random.default_rng((seed, 2))
-        gaps = np.random.default_rng((seed, 3)).exponential(1 / rate, len(requests))
+        gaps = np.random.default_rng((seed, 3)).exponential(1 / config.request_rate, len(requests))
         self._gaps_ns = deque(to_ns(gap) for gap in gaps.tolist())
-        self._parallel = parallel
-        self._barrier = barrier
+        self._parallel = config.parallel
+        self._barrier = config.barrier
         self._unsettled = {request.id: request for request in requests}
         self._child = {each.parent_id: each for each in requests if each.parent_id is not None}
         self._round: dict[int, int] = {}
@@ -71,11 +64,6 @@ class RoundFeeder:
             gone.append(child)
             child = self._child.get(child.id)
         return Dropped(gone, self._send(now_ns))
-
-    @property
-    def num_unsettled(self) -> int:
-        """Requests neither answered nor dropped, released or not."""
-        return len(self._unsettled)
 
     def _settle(self, request_id: int) -> None:
         if request_id not in self._unsettled:

@@ -8,7 +8,7 @@ earlier one whose full blocks all prefix its own.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hicache.config import TraceTokens
+from hicache.config import WorkloadConfig
 from hicache.request import Request
 from hicache.workload.runs import Runs, append_run, cut_runs, is_prefix, runs_len
 from hicache.workload.trace import TraceError
@@ -39,18 +39,13 @@ class Row:
 
 
 def rows_to_requests(
-    rows: Sequence[Row],
-    *,
-    block_tokens: int,
-    system_tokens: int = 0,
-    tokens: TraceTokens,
-    think_cap_s: float,
+    rows: Sequence[Row], config: WorkloadConfig, *, block_tokens: int
 ) -> list[Request]:
     """Requests in order of arrival. O(blocks).
 
     A trace knows no time of completion, so the think time of closed arrivals is the time between
-    the two arrivals, at most `think_cap_s`: an upper bound. With `system_tokens` a prompt is no
-    parent whose full blocks end within so many tokens: everybody begins with them.
+    the two arrivals, at most `config.think_cap_s`: an upper bound. A prompt is no parent whose
+    full blocks end within `config.system_tokens`: everybody begins with them.
 
     Raises:
         TraceError: a line names a parent that is not before it, or there are too many tokens.
@@ -60,9 +55,9 @@ def rows_to_requests(
     if any(row.session is not None or row.name is not None for row in rows):
         parents = _told(rows)
     else:
-        parents = _inferred(rows, numbers, block_tokens, system_tokens)
+        parents = _inferred(rows, numbers, block_tokens, config.system_tokens)
     fresh = (1 + max((block for each in numbers for block in each), default=-1)) * block_tokens
-    think_cap_ns = round(think_cap_s * 1e9)
+    think_cap_ns = round(config.think_cap_s * 1e9)
     turns: list[Turn] = []
     for index, (row, blocks, parent) in enumerate(zip(rows, numbers, parents, strict=True)):
         before = None if parent is None else turns[parent]
@@ -90,7 +85,7 @@ def rows_to_requests(
             if is_prefix(cut_runs(before.prompt, 0, before.full_len), prompt):
                 turn.continues = parent
         turns.append(turn)
-    return to_requests(turns, first_fresh=fresh, tokens=tokens)
+    return to_requests(turns, first_fresh=fresh, tokens=config.tokens)
 
 
 def _block_numbers(rows: Sequence[Row], block_tokens: int) -> list[list[int]]:

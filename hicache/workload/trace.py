@@ -4,6 +4,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import cast
 
@@ -67,6 +68,12 @@ def text(record: Record, name: str, *, where: str) -> str:
     if not isinstance(value, str):
         raise TraceError(f"{where}: {name} must be text, got {value!r}")
     return value
+
+
+def date_ns(date: str) -> int:
+    """An ISO date and time, in nanoseconds of Unix time; in UTC where it names no zone."""
+    when = datetime.fromisoformat(date)
+    return round(when.replace(tzinfo=when.tzinfo or UTC).timestamp() * 1e6) * 1000
 
 
 def name_of(record: Record, *names: str, where: str) -> int | str | None:

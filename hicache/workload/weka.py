@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from hicache.clock import to_ns
-from hicache.config import TraceTokens
+from hicache.config import WorkloadConfig
 from hicache.request import Request
 from hicache.workload.runs import Runs, append_run, cut_runs, extend_runs, is_prefix, runs_len
 from hicache.workload.trace import Record, TraceError, integer, number, read_records, text
@@ -25,14 +25,12 @@ from hicache.workload.weka_pack import BLOCK_TOKENS, nested, read_raw_sessions
 LEAST_SHARED_BLOCKS = 2
 
 
-def load_weka(
-    path: Path, *, tokens: TraceTokens, think_cap_s: float, session_rate: float, seed: int
-) -> list[Request]:
+def load_weka(path: Path, config: WorkloadConfig, *, seed: int) -> list[Request]:
     """Requests in order of arrival, of a packed file or a folder of raw sessions.
 
     Sessions have no start time: they begin in an order and at times drawn from `seed`, as a Poisson
-    process of `session_rate` a second. Within a session times are the trace's, with every think
-    time cut to `think_cap_s`.
+    process of `config.session_rate` a second. Within a session times are the trace's, with every
+    think time cut to `config.think_cap_s`.
 
     Raises:
         TraceError: with file and line number, for a session that cannot be understood.
@@ -47,12 +45,12 @@ def load_weka(
         raise TraceError(f"{path}: wanted sessions of requests, got none")
 
     rng = np.random.default_rng(seed)
-    starts_s = np.cumsum(rng.exponential(1 / session_rate, len(checked)))
+    starts_s = np.cumsum(rng.exponential(1 / config.session_rate, len(checked)))
     places = rng.permutation(len(checked))
-    reader = _Reader(think_cap_s)
+    reader = _Reader(config.think_cap_s)
     for (where, session), place in zip(checked, places, strict=True):
         reader.add_session(session, starts_s[place].item(), where)
-    return to_requests(reader.turns, first_fresh=reader.first_free, tokens=tokens)
+    return to_requests(reader.turns, first_fresh=reader.first_free, tokens=config.tokens)
 
 
 class _Reader:

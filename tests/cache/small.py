@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from hicache.cache.pages import PageAllocator
+from hicache.cache.pages import PageAllocator, Pools
 from hicache.cache.prefix_cache import PrefixCache
-from hicache.cache.tree.eviction import Lru
+from hicache.cache.tree.eviction import EvictionPolicy, Lru
 from hicache.cache.tree.node import Node
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
@@ -20,40 +20,42 @@ def tokens_of(count: int, first: int = 0) -> bytes:
     return np.arange(first, first + count, dtype="<i4").tobytes()
 
 
+Counts = tuple[int | None, int | None, int | None]
+
+
+def make_pools(device: Counts, host: Counts, kind: type[PageAllocator] = PageAllocator) -> Pools:
+    """Pools of so many pages and slots."""
+    return [kind(count) for count in device], [kind(count) for count in host]
+
+
 def make_cache(
+    pools: Pools | None = None,
     *,
-    device: tuple[int | None, int | None, int | None],
-    host: tuple[int | None, int | None, int | None],
+    device: Counts = (0, 0, 0),
+    host: Counts = (0, 0, 0),
     window_len: int = 0,
     has_states: bool = False,
+    policy: EvictionPolicy | None = None,
     write_policy: WritePolicy = WritePolicy.write_through,
-    storage_queue_bytes: int | None = None,
     page_size: int = PAGE,
     page_bytes: tuple[int, int, int] = (1, 1, 1),
     trims_leaves: bool = False,
     **more: Any,
 ) -> PrefixCache:
-    """A cache, by default of pages that weigh one byte each; pools in pages and slots.
+    """A cache of these pools, or of new ones; by default its pages weigh one byte each.
 
     `more`: arguments of `PrefixCache`.
     """
     tree = RadixTree(
         page_size=page_size,
-        policy=Lru(),
+        policy=policy or Lru(),
         window_len=window_len,
         has_states=has_states,
         reclaims_duplicates=write_policy is WritePolicy.write_back,
         trims_leaves=trims_leaves,
     )
-    pools = tuple([PageAllocator(count) for count in counts] for counts in (device, host))
-    return PrefixCache(
-        tree,
-        pools,  # type: ignore[arg-type]
-        page_bytes=page_bytes,
-        write_policy=write_policy,
-        storage_queue_bytes=storage_queue_bytes,
-        **more,
-    )
+    pools = pools or make_pools(device, host)
+    return PrefixCache(tree, pools, page_bytes=page_bytes, write_policy=write_policy, **more)
 
 
 def run_request(
@@ -95,8 +97,7 @@ def complete_all(cache: PrefixCache) -> None:
 def evict_all(cache: PrefixCache, tier: int, kind: int) -> None:
     """Take all pages that a pool can give, and give them back."""
     pool = cache.pools[tier][kind]
-    assert pool.capacity is not None
-    for count in range(pool.capacity, 0, -1):
+    for count in range(pool.capacity or 0, 0, -1):
         page_ids = (cache.device_allocator, cache.host_allocator)[tier].allocate(kind, count)
         if page_ids is not None:
             pool.free(page_ids)

@@ -158,7 +158,7 @@ class Meddles:
     "meddle",
     [
         lambda node: setattr(node, "tick", 3),
-        lambda node: node.locks[0].__setitem__(0, 1),
+        lambda node: node.locks[1].__setitem__(0, 1),
         lambda node: node.held[0].__setitem__(1, NO_PAGES),
         lambda node: node.children.__setitem__(b"a", node),
     ],

@@ -142,7 +142,7 @@ def test_a_lock_pins_nodes_until_a_window_is_covered() -> None:
     first, second, third = path_of(cache, 4, 5, 6)  # 16, 4 and 4 tokens
     lock = cache.tree.lock(third)
     assert [node.locks[DEVICE][SWA] for node in (first, second, third)] == [0, 1, 1]
-    assert [node.locks[DEVICE][FULL] for node in (first, second, third)] == [1, 1, 1]
+    assert [node.path_locks for node in (first, second, third)] == [1, 1, 1]
     cache.tree.release(lock)
 
 
@@ -448,7 +448,7 @@ def test_a_load_back_holds_both_tiers_until_it_is_done() -> None:
     assert load_back is not None
     cache.abandon(sequence)
     (node,) = cache.tree.nodes()
-    assert node.locks[DEVICE][FULL] == node.locks[HOST][FULL] == 1
+    assert node.path_locks == node.locks[HOST][FULL] == 1
     evict_all(cache, DEVICE, FULL)
     evict_all(cache, HOST, FULL)
     assert node.held[DEVICE][FULL] is not None

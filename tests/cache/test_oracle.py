@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,18 +21,19 @@ from tests.cache.oracle import Answer, Shape, longest_match, nothing_held
 from tests.cache.walk import Setting, Walk, WrongMatchError, random_setting
 
 
-def hybrid_setting(seed: int) -> Setting:
-    """All components, write-through, room for storage writes."""
-    return replace(
-        random_setting(seed, num_operations=80),
-        page_size=4,
-        window_len=9,
-        has_states=True,
-        write_policy=WritePolicy.write_through,
-        device=(20, 14, 8),
-        host=(24, 16, 6),
-        storage_queue_bytes=10_000,
-    )
+def hybrid_setting(seed: int, **changes: Any) -> Setting:
+    """All components, write-through, room for storage writes; `changes`: of its cache."""
+    setting = random_setting(seed, num_operations=80)
+    hybrid = {
+        "page_size": 4,
+        "window_len": 9,
+        "has_states": True,
+        "write_policy": WritePolicy.write_through,
+        "device": (20, 14, 8),
+        "host": (24, 16, 6),
+        "storage_queue_bytes": 10_000,
+    }
+    return replace(setting, cache=setting.cache | hybrid | changes)
 
 
 def breaks(mutate: Callable[[Walk], None], num_seeds: int = 12) -> set[str]:
@@ -53,7 +55,8 @@ def test_an_untouched_walk_raises_nothing() -> None:
 
 @pytest.mark.plain
 def test_a_cache_that_locks_nothing_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Residency, "count_locks", lambda *args, **kwargs: None)
+    for verb in ("lock_path", "release_path", "count_host_locks"):
+        monkeypatch.setattr(Residency, verb, lambda self, node, *args: 0)
     assert breaks(lambda walk: None)
 
 
@@ -71,9 +74,9 @@ def test_a_tree_that_forgets_its_window_is_found_out() -> None:
         wanted = walk.tree.match
 
         def match(*args: object) -> object:
-            walk.tree.window_len, kept = 0, walk.tree.window_len
+            walk.tree.window_pages, kept = 0, walk.tree.window_pages
             result = wanted(*args)  # type: ignore[arg-type]
-            walk.tree.window_len = kept
+            walk.tree.window_pages = kept
             return result
 
         walk.tree.match = match  # type: ignore[assignment, method-assign]
@@ -167,7 +170,8 @@ def test_a_prefetch_that_publishes_one_page_too_many_is_found_out() -> None:
         walk.prefetcher._publish = publish  # type: ignore[assignment, method-assign]
 
     def full_only(walk: Walk) -> None:
-        walk.__init__(replace(walk.setting, window_len=0, has_states=False))  # type: ignore[misc]
+        seed = walk.setting.seed
+        walk.__init__(hybrid_setting(seed, window_len=0, has_states=False))  # type: ignore[misc]
         hasten(walk)
 
     assert breaks(full_only, num_seeds=40)
@@ -177,7 +181,7 @@ def test_a_prefetch_that_publishes_one_page_too_many_is_found_out() -> None:
 
 
 def tree_of(**sizes: int) -> RadixTree:
-    return Walk(replace(hybrid_setting(0), **sizes)).tree  # type: ignore[arg-type]
+    return Walk(hybrid_setting(0, **sizes)).tree
 
 
 def computed_sequence(memory: GhostMemory) -> Sequence:

@@ -8,20 +8,19 @@ that a request reads is looked at.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
 import numpy as np
 
 from hicache.cache import invariants
-from hicache.cache.pages import PageAllocator, PageIds
+from hicache.cache.pages import PageIds
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.prefetch.prefetcher import Prefetcher
-from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.transfer import CopyState, StorageDelete
 from hicache.cache.tree.eviction import POLICIES
 from hicache.cache.tree.keys import COMPONENT_TAGS, chain_seed, page_digests
 from hicache.cache.tree.match import MatchResult
 from hicache.cache.tree.node import FULL, MAMBA, SWA, TIERS
-from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
 from hicache.clock import SECOND_NS
 from hicache.config import (
@@ -38,6 +37,7 @@ from hicache.config import (
 from tests.cache.ghost import GhostMemory, Payload
 from tests.cache.oracle import answer_of, flatten, longest_match, shape_of
 from tests.cache.portrait import portrait
+from tests.cache.small import evict_all, make_cache
 
 
 class WrongMatchError(AssertionError):
@@ -46,26 +46,14 @@ class WrongMatchError(AssertionError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What a walk runs in. `device` and `host`: pages and slots by component."""
+    """What a walk runs in. `cache`: arguments of `make_cache`."""
 
     seed: int
-    page_size: int
-    window_len: int
-    has_states: bool
-    write_policy: WritePolicy
-    device: tuple[int, int, int]
-    host: tuple[int, int, int]
+    num_operations: int
+    num_namespaces: int
     prefetch: PrefetchConfig
     eviction: str
-    num_operations: int
-    load_back_threshold: int
-    storage_queue_bytes: int | None
-    num_namespaces: int
-    storage_writes: StorageWrites
-    write_hits: int
-    tiering: Tiering
-    trims_leaves: bool
-    backs_up_answers: bool
+    cache: dict[str, Any]
 
 
 def random_setting(seed: int, *, num_operations: int) -> Setting:
@@ -82,14 +70,14 @@ def random_setting(seed: int, *, num_operations: int) -> Setting:
     storage_writes = storage.choice(list(StorageWrites))
     habits = Random(f"habits {seed}")
     is_late = storage_writes is StorageWrites.on_host_eviction
+    pools = {
+        "write_policy": rng.choice(list(WritePolicy)),
+        "device": (rng.randint(8, 24), swa, rng.randint(4, 12) if has_states else 0),
+        "host": (rng.choice([0, 6, 12, 24, 48]), host_swa, rng.randint(0, 8) if has_states else 0),
+    }
     return Setting(
         seed=seed,
-        page_size=page,
-        window_len=window,
-        has_states=has_states,
-        write_policy=rng.choice(list(WritePolicy)),
-        device=(rng.randint(8, 24), swa, rng.randint(4, 12) if has_states else 0),
-        host=(rng.choice([0, 6, 12, 24, 48]), host_swa, rng.randint(0, 8) if has_states else 0),
+        num_operations=num_operations,
         prefetch=PrefetchConfig(
             stop=rng.choice([*STOP_POLICIES, "wait_complete"]),
             timeout_base_s=rng.choice([0.0, 1.0, 10.0]),
@@ -102,15 +90,20 @@ def random_setting(seed: int, *, num_operations: int) -> Setting:
             occupied_share=rng.choice([0.5, 1.0, 1.0]),
         ),
         eviction=rng.choice(sorted(POLICIES)),
-        num_operations=num_operations,
-        load_back_threshold=rng.choice([1, 10]),
-        storage_queue_bytes=rng.choice([None, 8, 10_000, 10_000, 10_000, 10_000]),
+        cache={
+            **pools,
+            "page_size": page,
+            "window_len": window,
+            "has_states": has_states,
+            "load_back_threshold": rng.choice([1, 10]),
+            "storage_queue_bytes": rng.choice([None, 8, 10_000, 10_000, 10_000, 10_000]),
+            "storage_writes": storage_writes,
+            "write_hits": storage.choice([0, 1, 2]),
+            "tiering": storage.choice(list(Tiering)) if is_late else Tiering.inclusive,
+            "trims_leaves": habits.random() < 0.3,
+            "backs_up_answers": habits.random() < 0.7,
+        },
         num_namespaces=rng.choice([1, 2]),
-        storage_writes=storage_writes,
-        write_hits=storage.choice([0, 1, 2]),
-        tiering=storage.choice(list(Tiering)) if is_late else Tiering.inclusive,
-        trims_leaves=habits.random() < 0.3,
-        backs_up_answers=habits.random() < 0.7,
     )
 
 
@@ -119,11 +112,8 @@ class Actor:
     """A request: waiting until it has been acquired, then computed up to `kv_len`."""
 
     id: int
-    tokens: bytes
-    namespace: str
-    prompt_len: int
-    total_len: int
     sequence: Sequence
+    prompt_len: int
     prefetched: tuple[int, int] = (0, 0)
     kv_len: int = 0
     saves: list[int] = field(default_factory=list)
@@ -144,30 +134,11 @@ class Walk:
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self.rng = Random(setting.seed + 1)
-        self.tree = RadixTree(
-            page_size=setting.page_size,
-            policy=POLICIES[setting.eviction](),
-            window_len=setting.window_len,
-            has_states=setting.has_states,
-            reclaims_duplicates=setting.write_policy is WritePolicy.write_back,
-            trims_leaves=setting.trims_leaves,
-        )
-        pools = tuple(
-            [PageAllocator(count) for count in counts] for counts in (setting.device, setting.host)
-        )
-        self.cache = PrefixCache(
-            self.tree,
-            pools,  # type: ignore[arg-type]
-            page_bytes=(1, 1, 1),
-            write_policy=setting.write_policy,
-            load_back_threshold=setting.load_back_threshold,
-            storage_queue_bytes=setting.storage_queue_bytes,
-            storage_writes=setting.storage_writes,
-            write_hits=setting.write_hits,
-            tiering=setting.tiering,
-            backs_up_answers=setting.backs_up_answers,
-        )
-        host_tokens = setting.host[FULL] * setting.page_size
+        self.cache = make_cache(policy=POLICIES[setting.eviction](), **setting.cache)
+        self.tree = self.cache.tree
+        self.page = self.tree.page_size
+        self.device_pages = setting.cache["device"][FULL]
+        host_tokens = setting.cache["host"][FULL] * self.page
         self.prefetcher = Prefetcher(self.cache, setting.prefetch, host_tokens)
         self.memory = GhostMemory(self.tree)
         self.waiting: list[Actor] = []
@@ -181,7 +152,7 @@ class Walk:
         self.num_actors = 0
         self.past: list[bytes] = [b""]
         self.log: list[str] = []
-        if setting.storage_queue_bytes is not None:
+        if setting.cache["storage_queue_bytes"] is not None:
             for _ in range(3):
                 self._store_document()
 
@@ -244,30 +215,19 @@ class Walk:
         """A request comes; what it shares with earlier ones is cut anywhere."""
         if len(self.waiting) >= 6:
             return
-        rng, page = self.rng, self.setting.page_size
+        rng, page = self.rng, self.page
         past = rng.choice(self.past)
         shared = past[: 4 * rng.randint(0, len(past) // 4)] if rng.random() < 0.3 else past
-        fresh = np.array(
-            [rng.randint(0, 1) for _ in range(rng.randint(1, 4 * page + 2))], "<i4"
-        ).tobytes()
-        longest = 4 * page * max(self.setting.device[FULL] * 2 // 3, 2)
+        fresh = self._bits(rng.randint(1, 4 * page + 2))
+        longest = 4 * page * max(self.device_pages * 2 // 3, 2)
         tokens = (shared + fresh)[:longest]
         prompt_len = len(tokens) // 4
-        answer = np.array(
-            [rng.randint(0, 1) for _ in range(rng.randint(1, 2 * page + 1))], "<i4"
-        ).tobytes()
-        tokens += answer
+        tokens += self._bits(rng.randint(1, 2 * page + 1))
         self.past.append(tokens)
         namespace = "n1" if rng.random() < 0.2 and self.setting.num_namespaces > 1 else "n0"
         self.num_actors += 1
-        actor = Actor(
-            id=self.num_actors,
-            tokens=tokens,
-            namespace=namespace,
-            prompt_len=prompt_len,
-            total_len=len(tokens) // 4,
-            sequence=Sequence(tokens, namespace),
-        )
+        sequence = Sequence(tokens, namespace)
+        actor = Actor(id=self.num_actors, sequence=sequence, prompt_len=prompt_len)
         self.waiting.append(actor)
         match = self.match(actor)
         prefetch = self.prefetcher.prefetch_from_storage(
@@ -279,12 +239,10 @@ class Walk:
 
     def match(self, actor: Actor) -> MatchResult:
         """The tree's match, compared with the oracle's, and with what it says when only asked."""
-        max_len = actor.prompt_len - 1
-        wanted = longest_match(
-            flatten(self.tree), shape_of(self.tree), actor.tokens, max_len, actor.namespace
-        )
+        sought = (actor.sequence.tokens, actor.prompt_len - 1, actor.sequence.namespace)
+        wanted = longest_match(flatten(self.tree), shape_of(self.tree), *sought)
         before = portrait(self.tree)
-        told = self.tree.usable_len(actor.tokens, max_len, actor.namespace)
+        told = self.tree.usable_len(*sought)
         if told != wanted.usable_len:
             raise WrongMatchError(f"asked, the tree says {told}, the oracle {wanted.usable_len}")
         if portrait(self.tree) != before:
@@ -300,28 +258,15 @@ class Walk:
         if self.rng.random() < 0.5:
             wanted = [self.rng.choice(wanted)]
         for tier, kind in wanted:
-            pool = self.cache.pools[tier][kind]
-            room = (self.cache.device_allocator, self.cache.host_allocator)[tier]
-            for count in range(pool.capacity or 0, 0, -1):
-                page_ids = room.allocate(kind, count)
-                if page_ids is not None:
-                    pool.free(page_ids)
-                    break
+            evict_all(self.cache, tier, kind)
 
     def probe(self) -> None:
         """Look for something that was there once."""
         tokens = self.rng.choice(self.past)
         if tokens:
-            actor = Actor(
-                id=0,
-                tokens=tokens,
-                namespace=f"n{self.rng.randrange(self.setting.num_namespaces)}",
-                prompt_len=self.rng.randint(1, len(tokens) // 4),
-                total_len=0,
-                sequence=Sequence(tokens),
-            )
-            actor.sequence.namespace = actor.namespace
-            self.match(actor)
+            sequence = Sequence(tokens, f"n{self.rng.randrange(self.setting.num_namespaces)}")
+            prompt_len = self.rng.randint(1, len(tokens) // 4)
+            self.match(Actor(id=0, sequence=sequence, prompt_len=prompt_len))
 
     def start(self) -> None:
         """Admit a waiting request, if its prefetch lets it and the pools do."""
@@ -344,9 +289,9 @@ class Walk:
         self._hand_over()
         actor.kv_len = acquired.cached_len
         self.memory.check_readable(actor.sequence, actor.kv_len)
-        page = self.setting.page_size
+        page = self.page
         last_page = actor.prompt_len // page
-        if self.setting.has_states:
+        if self.tree.has_states:
             ends = {last_page, self.rng.randint(0, last_page)}
             actor.saves = sorted(end for end in ends if end * page > actor.kv_len)
         self.waiting.remove(actor)
@@ -375,7 +320,7 @@ class Walk:
             return
         actor = self.rng.choice(done)
         sequence = actor.sequence
-        num_pages = actor.kv_len // self.setting.page_size
+        num_pages = actor.kv_len // self.page
         if sequence.boundary_slot is not None and num_pages > sequence.tree_pages:
             sequence.states[num_pages] = sequence.boundary_slot
             sequence.boundary_slot = None
@@ -395,21 +340,21 @@ class Walk:
             self.prefetcher.abort(actor.id)
 
     def _extend(self, actor: Actor) -> None:
-        cache, sequence, page = self.cache, actor.sequence, self.setting.page_size
+        cache, sequence, page = self.cache, actor.sequence, self.page
         in_prompt = actor.kv_len < actor.prompt_len
         if in_prompt:
             end = actor.kv_len + self.rng.randint(1, 4) * page
             end = actor.prompt_len if end >= actor.prompt_len else end // page * page
             end = max(end, actor.kv_len + 1)
         else:
-            end = min(actor.kv_len + self.rng.randint(1, page + 1), actor.total_len)
+            end = min(actor.kv_len + self.rng.randint(1, page + 1), len(sequence.tokens) // 4)
         if end <= actor.kv_len:
             return
         if not cache.extend(sequence, end):
             self._hand_over()
             self.running.remove(actor)
             cache.abandon(sequence)
-            actor.sequence = Sequence(actor.tokens, actor.namespace)
+            actor.sequence = Sequence(sequence.tokens, sequence.namespace)
             actor.kv_len, actor.saves, actor.prefetched = 0, [], (0, 0)
             self.waiting.append(actor)
             return
@@ -432,18 +377,20 @@ class Walk:
         actor.kv_len = end
         if in_prompt and end == actor.prompt_len:
             cache.publish(sequence, end // page)
-            if self.setting.has_states and sequence.boundary_slot is None:
+            if self.tree.has_states and sequence.boundary_slot is None:
                 sequence.boundary_slot = cache.take_state_slot()
         else:
             cache.leave_window(sequence, end)
 
+    def _bits(self, count: int) -> bytes:
+        # of two tokens alone, so that prefixes meet
+        return np.array([self.rng.randint(0, 1) for _ in range(count)], "<i4").tobytes()
+
     def _store_document(self) -> None:
         # another engine has written a prompt, not all of it survives
         rng, tree = self.rng, self.tree
-        num_pages = rng.randint(1, max(self.setting.device[FULL] * 2 // 3, 1))
-        tokens = np.array(
-            [rng.randint(0, 1) for _ in range(num_pages * tree.page_size)], "<i4"
-        ).tobytes()
+        num_pages = rng.randint(1, max(self.device_pages * 2 // 3, 1))
+        tokens = self._bits(num_pages * tree.page_size)
         self.past.append(tokens)
         seed = chain_seed("n0")
         for page, digest in enumerate(page_digests(seed, tokens, tree.page_bytes)):

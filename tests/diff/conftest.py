@@ -5,7 +5,7 @@ import pytest
 
 from experiments.diff.compare import Comparison, compare
 from hicache.request import Request
-from tests.diff.sides import FAKE, POOLS
+from tests.diff.sides import POOLS, fake
 
 
 @pytest.fixture
@@ -16,7 +16,6 @@ def compared(tmp_path: Path) -> Callable[..., Comparison]:
         head: dict[str, str] | None = None,
         **more: bool,
     ) -> Comparison:
-        sides = (base or {}, head or {})
-        return compare(requests, POOLS, (FAKE, FAKE), sides, tmp_path, **more)
+        return compare(requests, POOLS, (fake(base), fake(head)), tmp_path, **more)
 
     return run

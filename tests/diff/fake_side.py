@@ -3,6 +3,7 @@
 from collections import Counter
 from sys import stdout
 
+from experiments.diff.counting import joined
 from experiments.diff.protocol import Hits, Outcome, Pools, SideError, Span, Tokens
 
 
@@ -49,15 +50,9 @@ class FakeSide:
         self._finished.append(number)
 
     def probe(self, tokens: Tokens) -> dict[str, list[Span]]:
-        page = self._page
-        there = [key in self._held for key in self._keys(tokens)]
-        spans: list[Span] = []
-        for place, is_there in enumerate(there):
-            if is_there and spans and spans[-1][1] == place * page:
-                spans[-1] = (spans[-1][0], (place + 1) * page)
-            elif is_there:
-                spans.append((place * page, (place + 1) * page))
-        return {"full/device": spans} if spans else {}
+        keys = enumerate(self._keys(tokens))
+        pages = [(place, place + 1) for place, key in keys if key in self._held]
+        return {"full/device": joined(pages, self._page, "full")} if pages else {}
 
     def close(self) -> None:
         stdout.write(f"finished {self._finished}\n")

@@ -11,10 +11,6 @@ from experiments.diff.protocol import SideError
 SGLANG = ENGINES["sglang"]
 
 
-def quiet(_: str) -> None:
-    """Nobody wants to know."""
-
-
 @pytest.fixture
 def installs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, ...]]:
     """The cache folder is empty, and pip writes an empty package and remembers what it was told."""
@@ -44,7 +40,7 @@ def installs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str,
 def test_a_release_is_fetched_once_without_what_it_asks_for(
     installs: list[tuple[str, ...]],
 ) -> None:
-    launches = [prepare(SGLANG, "0.5.23", quiet) for _ in range(2)]
+    launches = [prepare(SGLANG, "0.5.23") for _ in range(2)]
     assert launches[0] == launches[1]
     fetched = [told for told in installs if told[-1] == "sglang==0.5.23"]
     assert len(fetched) == 1
@@ -53,7 +49,7 @@ def test_a_release_is_fetched_once_without_what_it_asks_for(
 
 
 def test_a_set_is_in_the_same_order_in_every_process() -> None:
-    launch = prepare(SGLANG, "hicache", quiet)
+    launch = prepare(SGLANG, "hicache")
     program = "print(*{bytes([number]) for number in range(50)})"
     orders = {
         subprocess.run(
@@ -68,7 +64,7 @@ def test_a_set_is_in_the_same_order_in_every_process() -> None:
 
 
 def test_of_a_release_of_vllm_nothing_compiled_is_kept(installs: list[tuple[str, ...]]) -> None:
-    launches = [prepare(ENGINES["vllm"], "0.33.0", quiet) for _ in range(2)]
+    launches = [prepare(ENGINES["vllm"], "0.33.0") for _ in range(2)]
     (fetched,) = [told for told in installs if told[-1] == "vllm==0.33.0"]
     assert "--no-deps" in fetched
     (folder,) = launches[0].path
@@ -80,7 +76,7 @@ def test_of_a_release_of_vllm_nothing_compiled_is_kept(installs: list[tuple[str,
 def test_no_environment_fetches_torch(
     installs: list[tuple[str, ...]], engine: str, release: str
 ) -> None:
-    launch = prepare(ENGINES[engine], release, quiet)
+    launch = prepare(ENGINES[engine], release)
     wanted = {each.partition("==")[0] for told in installs for each in told}
     assert not wanted & {"torch", "triton"}
     site = next(Path(launch.interpreter).parents[1].glob("lib/python*/site-packages"))
@@ -89,7 +85,7 @@ def test_no_environment_fetches_torch(
 
 
 def test_two_releases_share_one_environment(installs: list[tuple[str, ...]]) -> None:
-    first, second = (prepare(SGLANG, release, quiet) for release in ("0.5.22", "0.5.23"))
+    first, second = (prepare(SGLANG, release) for release in ("0.5.22", "0.5.23"))
     assert first.interpreter == second.interpreter
     assert first.path != second.path
 
@@ -98,7 +94,7 @@ def test_a_checkout_is_used_where_it_lies(installs: list[tuple[str, ...]], tmp_p
     package = tmp_path / "mine" / "python" / "sglang"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
-    launch = prepare(SGLANG, str(tmp_path / "mine"), quiet)
+    launch = prepare(SGLANG, str(tmp_path / "mine"))
     assert launch.path == (str(package.parent),)
     assert launch.name == "mine"
 
@@ -108,12 +104,12 @@ def test_a_wheel_is_known_by_its_content(installs: list[tuple[str, ...]], tmp_pa
     paths = []
     for text in ("one", "two", "one"):
         wheel.write_text(text)
-        paths.append(prepare(SGLANG, str(wheel), quiet).path)
+        paths.append(prepare(SGLANG, str(wheel)).path)
     assert paths[0] == paths[2] != paths[1]
 
 
 def test_ours_needs_no_environment() -> None:
-    assert prepare(SGLANG, "hicache", quiet).path == ()
+    assert prepare(SGLANG, "hicache").path == ()
 
 
 def test_what_failed_half_way_is_not_taken_for_made(
@@ -126,9 +122,9 @@ def test_what_failed_half_way_is_not_taken_for_made(
     with monkeypatch.context() as broken:
         broken.setattr(engines, "_pip", fail)
         with pytest.raises(SideError, match="the index is gone"):
-            prepare(SGLANG, "0.5.23", quiet)
+            prepare(SGLANG, "0.5.23")
     assert not list((tmp_path / "cache" / "diff" / "sglang").iterdir())
-    assert prepare(SGLANG, "0.5.23", quiet).name == "sglang 0.5.23"
+    assert prepare(SGLANG, "0.5.23").name == "sglang 0.5.23"
 
 
 def test_pip_gives_its_reason_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

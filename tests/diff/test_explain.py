@@ -4,7 +4,7 @@ from pathlib import Path
 from experiments.diff.compare import Comparison
 from experiments.diff.explain import Explanation, explain, in_words, spans_in_words
 from hicache.request import Request
-from tests.diff.sides import FAKE, POOLS, prompt, requests_of
+from tests.diff.sides import FAKE, POOLS, fake, prompt, requests_of
 
 Compared = Callable[..., Comparison]
 # room for nine pages: the third prompt takes three pages of the first, the fourth sees it
@@ -16,7 +16,7 @@ def explained(
 ) -> Explanation:
     row = compared(requests, head=head).first_hit
     assert row is not None
-    return explain(row, requests, POOLS, (FAKE, FAKE), ({}, head), folder)
+    return explain(row, requests, POOLS, (FAKE, fake(head)), folder)
 
 
 def test_the_request_that_took_the_pages_is_named(compared: Compared, tmp_path: Path) -> None:
@@ -26,8 +26,8 @@ def test_the_request_that_took_the_pages_is_named(compared: Compared, tmp_path: 
     assert found.head_held == {"full/device": [(0, 4)]}
     parting = found.parting
     assert parting is not None
-    assert (parting.number, parting.parts) == (2, ("full/device",))
-    assert parting.head.counts == {"evicted/full/device": 12}
+    assert (parting.row.number, parting.parts) == (2, ("full/device",))
+    assert parting.row.head.counts == {"evicted/full/device": 12}
 
 
 def test_the_words_say_what_each_held_hit_and_evicted(compared: Compared, tmp_path: Path) -> None:
@@ -46,10 +46,10 @@ def test_a_difference_that_was_made_good_is_no_parting(compared: Compared, tmp_p
     head = {"pages": "7"}
     rows = compared(requests, head=head).rows
     found = [
-        explain(rows[number], requests, POOLS, (FAKE, FAKE), ({}, head), tmp_path).parting
+        explain(rows[number], requests, POOLS, (FAKE, fake(head)), tmp_path).parting
         for number in (2, 4)
     ]
-    assert [parting and parting.number for parting in found] == [1, 3]
+    assert [parting and parting.row.number for parting in found] == [1, 3]
 
 
 def test_a_request_that_nobody_came_before_is_said_to_be_new(
@@ -57,7 +57,7 @@ def test_a_request_that_nobody_came_before_is_said_to_be_new(
 ) -> None:
     requests = requests_of(prompt(1, 4))
     row = compared(requests, head={"says": "later"}).rows[0]
-    found = explain(row, requests, POOLS, (FAKE, FAKE), ({}, {"says": "later"}), tmp_path)
+    found = explain(row, requests, POOLS, (FAKE, fake({"says": "later"})), tmp_path)
     said = " ".join(in_words(found, ("old", "new")))
     assert "Admission: None against later." in said
     assert "No earlier request begins like it." in said

@@ -6,11 +6,11 @@ import pytest
 
 from experiments.diff.process import SideProcess
 from experiments.diff.protocol import SideError
-from tests.diff.sides import FAKE, POOLS
+from tests.diff.sides import FAKE, POOLS, fake
 
 
 def side(folder: Path, **options: str) -> SideProcess:
-    return SideProcess(FAKE, POOLS, options, folder / "side.log")
+    return SideProcess(fake(options), POOLS, folder / "side.log")
 
 
 def test_what_an_engine_prints_goes_to_the_log(tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_an_error_names_its_side(tmp_path: Path) -> None:
 def test_a_process_that_dies_leaves_its_last_words(tmp_path: Path) -> None:
     launch = replace(FAKE, module="tests.diff.dying_side")
     with (
-        SideProcess(launch, POOLS, {}, tmp_path / "side.log") as fake,
+        SideProcess(launch, POOLS, tmp_path / "side.log") as fake,
         pytest.raises(SideError, match=r"its process ended; the last line of .* is: farewell"),
     ):
         fake.about()

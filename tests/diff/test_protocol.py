@@ -1,5 +1,6 @@
 import io
 import json
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -7,17 +8,15 @@ import pytest
 from experiments.diff.protocol import (
     Hits,
     Outcome,
+    Pools,
     outcome_from_json,
-    outcome_to_json,
-    pools_from_json,
-    pools_to_json,
     tokens_from_json,
     tokens_to_json,
 )
 from experiments.diff.serve import serve
 from tests.diff.sides import POOLS
 
-OPEN = {"open": {"pools": pools_to_json(POOLS), "options": {}}}
+OPEN = {"open": {"pools": asdict(POOLS), "options": {}}}
 
 
 def answers_to(*questions: dict[str, object], module: str = "tests.diff.fake_side") -> list[object]:
@@ -33,7 +32,7 @@ def admit(number: int, *, finish: tuple[int, ...] = ()) -> dict[str, object]:
 
 
 def test_pools_come_through_the_wire() -> None:
-    assert pools_from_json(json.loads(json.dumps(pools_to_json(POOLS)))) == POOLS
+    assert Pools(**json.loads(json.dumps(asdict(POOLS)))) == POOLS
 
 
 def test_tokens_come_through_the_wire() -> None:
@@ -45,7 +44,7 @@ def test_an_outcome_comes_through_the_wire() -> None:
     outcome = Outcome(
         hits=Hits(64, 0, 128), counts={"moved/full/read": 128}, held={"full/host": 1}, admission="x"
     )
-    assert outcome_from_json(json.loads(json.dumps(outcome_to_json(outcome)))) == outcome
+    assert outcome_from_json(json.loads(json.dumps(asdict(outcome)))) == outcome
 
 
 def test_every_question_has_one_answer() -> None:
@@ -60,12 +59,12 @@ def test_every_question_has_one_answer() -> None:
 
 
 def test_nothing_is_answered_after_an_error() -> None:
-    failing = {"open": {"pools": pools_to_json(POOLS), "options": {"fail_at": "0"}}}
+    failing = {"open": {"pools": asdict(POOLS), "options": {"fail_at": "0"}}}
     assert answers_to(failing, admit(0), admit(1))[1:] == [{"error": "no room is left"}]
 
 
 def test_what_an_engine_raises_is_one_line() -> None:
-    crashing = {"open": {"pools": pools_to_json(POOLS), "options": {"crash_at": "0"}}}
+    crashing = {"open": {"pools": asdict(POOLS), "options": {"crash_at": "0"}}}
     assert answers_to(crashing, admit(0))[1:] == [{"error": "RuntimeError: boom"}]
 
 

@@ -26,8 +26,8 @@ def test_ours_hits_what_sglang_hits(tmp_path: Path, component: str, more: str) -
     pools = pools_for("builtin", component, sizes, "instant")
     requests = chosen("builtin", 12, pools.max_len)
     engine = ENGINES["sglang"]
-    launches = prepare(engine, "0.5.23", print), prepare(engine, "hicache", print)
-    found = compare(requests, pools, launches, ({}, {}), tmp_path)
+    launches = prepare(engine, "0.5.23"), prepare(engine, "hicache")
+    found = compare(requests, pools, launches, tmp_path)
     assert found.failure is None
     assert found.hit_rate("base") > 0
     differing = {Kind.fewer, Kind.more, Kind.tier} & set(found.kinds)

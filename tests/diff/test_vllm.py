@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,10 +26,10 @@ def compared(
 ) -> Comparison:
     more = {"full": "", "swa": ",swa_tokens=32768", "mamba": ",num_states=48"}[component]
     pools = pools_for("builtin", component, SIZES + more, copies, has_storage=False)
-    base, head = (prepare(ENGINE, side, print) for side in sides)
     options = {"compat": ENGINE.compat}
+    base, head = (replace(prepare(ENGINE, side), options=options) for side in sides)
     requests = chosen("builtin", 40, pools.max_len)
-    return compare(requests, pools, (base, head), (options, options), tmp_path)
+    return compare(requests, pools, (base, head), tmp_path)
 
 
 def test_ours_decides_as_vllm_does(tmp_path: Path) -> None:

@@ -5,44 +5,37 @@ long anything takes, except which of the faults meet.
 """
 
 import multiprocessing
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 from random import Random
 from typing import Any
 
-import numpy as np
-
 from hicache.cache import invariants
-from hicache.cache.pages import TracedAllocator
-from hicache.cache.prefetch.prefetcher import Prefetcher
-from hicache.cache.prefix_cache import PrefixCache
-from hicache.cache.tree.eviction import Lru
-from hicache.cache.tree.radix_tree import RadixTree
 from hicache.clock import WallClock
-from hicache.config import HitAgreement, PrefetchConfig, SchedulerConfig
+from hicache.config import FaultsConfig, HitAgreement, PrefetchConfig, SchedulerConfig
+from hicache.engine.build import check_laws
 from hicache.engine.loop import Engine
 from hicache.engine.ranks.agreement import RankAgreement, tree_digest
 from hicache.engine.ranks.processes import GlooChannel, RankedReader, join, leave
-from hicache.request import Request, TokenSpans
-from hicache.scheduler.checkpoints import End
-from hicache.scheduler.scheduler import Scheduler
+from hicache.request import Request
 from hicache.storage.engines.memory import MemoryStorage
 from hicache.storage.guards.checked import CheckedStorage
-from hicache.storage.guards.faults import FaultPlan, FaultyStorage
+from hicache.storage.guards.faults import FaultyStorage
+from tests.scheduler.world import Plot, engine_of, request_of
 
 PAGE = 4
 STEP_NS = 1_000_000
-QUIET = FaultPlan()
-FAULTS = FaultPlan(
-    delay_median_s=1e-4,
+QUIET = FaultsConfig()
+FAULTS = FaultsConfig(
+    delay_ms=0.1,
     delay_sigma=1.0,
-    missing_share=0.02,
-    short_share=0.01,
-    corrupt_share=0.01,
-    full_share=0.05,
-    error_share=0.01,
+    missing_rate=0.02,
+    short_rate=0.01,
+    corrupt_rate=0.01,
+    full_rate=0.05,
+    error_rate=0.01,
 )
 
 
@@ -53,7 +46,7 @@ class Plan:
     num_ranks: int
     num_steps: int
     seed: int = 0
-    faults: Sequence[FaultPlan] = ()
+    faults: Sequence[FaultsConfig] = ()
     stop: str = "timeout"
     rule: HitAgreement = HitAgreement.restorable
     abort_share: float = 0.02  # of steps, in which one rank hears that a request is gone
@@ -69,18 +62,18 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What one rank found."""
+    """What one rank found, or why it failed."""
 
     rank: int
-    num_steps: int
-    digests: tuple[int, ...]  # of the whole tree, after every 25th step and at the end
-    num_collectives: dict[str, int]
-    counters: dict[str, int]
-    num_wrong_pages: int
-    num_injected: int
-    num_ended: int  # answered, rejected or dropped
-    num_submitted: int
     failure: str = ""
+    num_steps: int = 0
+    digests: tuple[int, ...] = ()  # of the whole tree, after every 25th step and at the end
+    num_collectives: Mapping[str, int] = field(default_factory=dict)
+    counters: Mapping[str, int] = field(default_factory=dict)
+    num_wrong_pages: int = 0
+    num_injected: int = 0
+    num_ended: int = 0  # answered, rejected or dropped
+    num_submitted: int = 0
 
 
 def payload(key: bytes) -> bytes:
@@ -88,60 +81,34 @@ def payload(key: bytes) -> bytes:
     return blake2b(key, digest_size=32).digest()
 
 
-def build(plan: Plan) -> tuple[Engine, RankAgreement]:
-    """An engine of small pools; its executor is still to come."""
-    tree = RadixTree(
-        page_size=PAGE,
-        policy=Lru(),
+def plot_of(plan: Plan) -> Plot:
+    """An engine of small pools."""
+    return Plot(
         window_len=12 if plan.has_swa else 0,
         has_states=plan.has_states,
-    )
-    device, host = (120, 80, 12), (160, 64, 12)
-    pools = tuple([TracedAllocator(count) for count in counts] for counts in (device, host))
-    cache = PrefixCache(
-        tree,
-        pools,  # type: ignore[arg-type]
-        page_bytes=(64, 64, 64),
+        device=(120, 80, 12),
+        host=(160, 64, 12),
+        page_size=PAGE,
         load_back_threshold=4,
-        storage_queue_bytes=1 << 20,
+        checkpoints="end",
+        prefetch=PrefetchConfig(
+            stop=plan.stop,
+            threshold=8,
+            timeout_base_s=plan.timeout_base_s,
+            timeout_per_ki_token_s=0.1,
+            await_sidecars=plan.await_sidecars,
+        ),
+        scheduler=SchedulerConfig(chunk_tokens=64, max_running=6),
     )
-    config = PrefetchConfig(
-        stop=plan.stop,
-        threshold=8,
-        timeout_base_s=plan.timeout_base_s,
-        timeout_per_ki_token_s=0.1,
-        await_sidecars=plan.await_sidecars,
-    )
-    prefetcher = Prefetcher(cache, config, host[0] * PAGE)
-    scheduler = Scheduler(
-        cache,
-        prefetcher,
-        SchedulerConfig(chunk_tokens=64, max_running=6),
-        max_len=4096,
-        checkpoints=End(PAGE, PAGE),
-        may_jump=True,
-    )
-    engine = Engine(cache, prefetcher, scheduler, executor=None)  # type: ignore[arg-type]
-    return engine, RankAgreement(cache, prefetcher)
 
 
 def random_request(rng: Random, number: int) -> Request:
     """A prompt that shares its start with others of its family, and goes on by itself or not."""
     family, shared = rng.randrange(10), rng.choice((25, 41, 57, 73))
     own = rng.choice((0, 0, rng.randrange(1, 40)))
-    starts, counts = [family * 1000], [shared]
-    if own:
-        starts.append(100_000 + number * 100)
-        counts.append(own)
-    return Request(
-        id=number,
-        session_id=number,
-        arrival_ns=0,
-        prompt=TokenSpans(np.array(starts, np.int32), np.array(counts, np.int32)),
-        output=TokenSpans(
-            np.array([200_000 + number * 100], np.int32), np.array([rng.randrange(1, 9)], np.int32)
-        ),
-    )
+    first, answer = 100_000 + number * 100, 200_000 + number * 100
+    prompt = [*range(family * 1000, family * 1000 + shared), *range(first, first + own)]
+    return request_of(number, prompt, range(answer, answer + rng.randrange(1, 9)))
 
 
 def storage_of(rank: int, plan: Plan) -> FaultyStorage:
@@ -154,15 +121,6 @@ def storage_of(rank: int, plan: Plan) -> FaultyStorage:
     )
 
 
-def check_laws(engine: Engine) -> None:
-    """Every law of the cache, with all that is running or about to."""
-    scheduler, extends = engine.scheduler, engine.extending
-    reqs = [*scheduler.running, *([scheduler.partial] if scheduler.partial else [])]
-    sequences = {req.sequence for req in [*reqs, *(each.req for each in extends)]}
-    slots = [slot for extend in extends for _, slot in extend.saves]
-    invariants.check(engine.cache, engine.prefetcher, sequences, slots)
-
-
 def is_quiet(engine: Engine) -> bool:
     """Whether nothing is left to be done, copied or read."""
     assert engine.prefetcher is not None
@@ -173,8 +131,9 @@ def is_quiet(engine: Engine) -> bool:
 
 def serve(rank: int, plan: Plan, channels: dict[str, GlooChannel]) -> Report:
     """Carry the plan out as one of its ranks."""
-    engine, agreement = build(plan)
+    engine = engine_of(plot_of(plan), None, checks=False)  # type: ignore[arg-type]
     assert engine.prefetcher is not None
+    agreement = RankAgreement(engine.cache, engine.prefetcher)
     memory = storage_of(rank, plan)
     reader = RankedReader(
         CheckedStorage(memory), agreement, channels, payload=payload, batch_pages=4, rule=plan.rule
@@ -231,17 +190,6 @@ def serve(rank: int, plan: Plan, channels: dict[str, GlooChannel]) -> Report:
 
 def run_rank(rank: int, plan: Plan, store_path: str, results: Any) -> None:
     """The body of a process."""
-    empty = Report(
-        rank=rank,
-        num_steps=0,
-        digests=(),
-        num_collectives={},
-        counters={},
-        num_wrong_pages=0,
-        num_injected=0,
-        num_ended=0,
-        num_submitted=0,
-    )
     try:
         import torch
 
@@ -251,7 +199,7 @@ def run_rank(rank: int, plan: Plan, store_path: str, results: Any) -> None:
         report = serve(rank, plan, channels)
         leave()
     except BaseException as error:
-        report = replace(empty, failure=f"{type(error).__name__}: {error}")
+        report = Report(rank=rank, failure=f"{type(error).__name__}: {error}")
     results.put(report)
 
 

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from hicache.config import STOP_POLICIES
+from hicache.config import STOP_POLICIES, FaultsConfig
 from hicache.engine.ranks.processes import groups_of
-from hicache.storage.guards.faults import FaultPlan
 from tests.engine.rank_program import FAULTS, QUIET, Plan, Report, run_ranks
 
 
@@ -53,8 +52,8 @@ def test_there_is_one_collective_a_step_and_one_a_query(faulty: list[Report]) ->
 
 
 def test_ranks_of_two_axes_agree_while_one_misses_pages_and_one_is_slow(tmp_path: Path) -> None:
-    misses = FaultPlan(missing_share=0.3, full_share=0.3)
-    slow = FaultPlan(delay_median_s=2e-3, delay_sigma=1.0)
+    misses = FaultsConfig(missing_rate=0.3, full_rate=0.3)
+    slow = FaultsConfig(delay_ms=2.0, delay_sigma=1.0)
     plan = Plan(
         num_ranks=4,
         num_steps=200,

@@ -1,27 +1,21 @@
 """Random requests through real memory in simulated time.
 
-The cost model says when a thing is done, the data runner does it: as late as it may be done
-(`LateStream`), or as early (`PromptStream`). So a run is the same every time, and a wait that is
-missing somewhere is a wrong logit.
+The cost model says when a thing is done, the data runner does it: as late as it may be done or as
+early (`PlacedStream`). So a run is the same every time, and a wait that is missing somewhere is a
+wrong logit.
 """
 
 import functools
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 
 import numpy as np
 import torch
 
 from hicache.cache import invariants
-from hicache.cache.pages import PageAllocator, Pools
-from hicache.cache.prefetch.prefetcher import Prefetcher
-from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.transfer import BackUp, LoadBack, StorageWrite
-from hicache.cache.tree.eviction import POLICIES
-from hicache.cache.tree.node import FULL
-from hicache.cache.tree.radix_tree import RadixTree
 from hicache.clock import SimulatedClock
 from hicache.config import (
     CHECKPOINT_PLACEMENTS,
@@ -34,25 +28,28 @@ from hicache.config import (
     SchedulerConfig,
     StageAt,
     StorageConfig,
+    WorkloadConfig,
     WritePolicy,
 )
 from hicache.engine.loop import Engine, serve
 from hicache.engine.routing import RoundRobin
 from hicache.executor.completions import StepRun
-from hicache.executor.real.copy_streams import CudaStream, LateStream, PromptStream
+from hicache.executor.real.copy_streams import CudaStream
 from hicache.executor.real.model_runner import CopyStreams, ModelRunner
 from hicache.executor.real.pools import TorchPools
+from hicache.executor.real.rank_pools import PoolSpec
 from hicache.executor.real.reference_model import ReferenceModel
 from hicache.executor.real.verify import Verdict, Verifier
 from hicache.executor.simulated.cost import CostModel
 from hicache.executor.simulated.executor import SimulatedExecutor, SimulatedIo
 from hicache.models import ComponentKind, HardwareConfig, ModelConfig
-from hicache.request import Request, TokenSpans
-from hicache.scheduler.checkpoints import PLACEMENTS
-from hicache.scheduler.scheduler import Scheduler
+from hicache.request import Request
 from hicache.storage.engines.memory import MemoryStorage
 from hicache.workload.arrivals import Feeder
-from tests.models.test_shapes import load
+from tests.cache.small import make_pools
+from tests.executor.streams import PlacedStream
+from tests.models.test_shapes import load, model
+from tests.scheduler.world import Plot, engine_of, request_of
 
 PATTERNS = ("F S M D", "F S M D", "S D F M", "F S", "M F", "F", "D S F")
 Fault = Callable[[ModelRunner], None]
@@ -68,11 +65,11 @@ class Mix:
 
 
 def tiny(pattern: str, page_size: int) -> ModelConfig:
+    """The small hybrid model, smaller still, with these layers."""
     words = pattern.split()
     num_swa, num_mamba = words.count("S"), words.count("M") + words.count("D")
-    return ModelConfig(
-        name="tiny",
-        source="this test",
+    return replace(
+        model("tiny_hybrid"),
         pattern=pattern,
         num_layers=len(words),
         num_full_layers=words.count("F"),
@@ -80,18 +77,13 @@ def tiny(pattern: str, page_size: int) -> ModelConfig:
         num_mamba_layers=num_mamba,
         window_len=2 * page_size + page_size // 2 if num_swa else 0,
         hidden_size=32,
-        num_query_heads=4,
-        num_kv_heads=2,
         head_dim=8,
-        kv_dtype_bytes=4,
-        recurrent_heads=4,
         recurrent_head_dim=8,
         recurrent_state_dim=8,
-        recurrent_groups=4,
-        recurrent_key_heads=4,
-        conv_dtype_bytes=4,
         dense_params=50_000,
+        dense_param_bytes=2.0,
         head_params=32 * 64,
+        embedding_params=0,
         max_len=4096,
     )
 
@@ -117,16 +109,8 @@ def requests_of(rng: np.random.Generator, page_size: int) -> list[Request]:
         output = rng.integers(0, 1000, output_len, dtype=np.int32)
         known.append(np.concatenate([prompt, output]))
         arrival_ns += int(rng.exponential(gap_ns))
-        requests.append(
-            Request(
-                id=number,
-                session_id=number,
-                arrival_ns=arrival_ns,
-                prompt=_spans(prompt),
-                output=_spans(output),
-                namespace="tenant" if rng.random() < 0.1 else "",
-            )
-        )
+        namespace = "tenant" if rng.random() < 0.1 else ""
+        requests.append(request_of(number, prompt, output, arrival_ns, namespace))
     return requests
 
 
@@ -139,46 +123,60 @@ def run_mix(
     """
     rng = np.random.default_rng(seed)
     page_size = int(rng.choice([4, 8]))
-    model = ReferenceModel(
-        tiny(str(rng.choice(PATTERNS)), page_size), page_size=page_size, device=device
-    )
+    shape = tiny(str(rng.choice(PATTERNS)), page_size)
+    reference = ReferenceModel(shape, page_size=page_size, device=device)
     requests = requests_of(rng, page_size)
-    shape = _draw_shape(rng, model.config, page_size, requests)
-    verifier = Verifier(model)
+    plot, tp = _draw_room(rng, shape, page_size, requests)
+    groups = _groups(rng, len(shape.layer_words))
+    verifier = Verifier(reference)
     seen: Counter[str] = Counter()
     # two engines with one storage: what one has computed, the other reads
-    pools = [shape.pools(torch.device(device)) for _ in range(int(rng.choice([1, 2, 2])))]
-    allocators = [
-        tuple([PageAllocator(count) for count in counts] for counts in shape.counts) for _ in pools
-    ]
+    spec = PoolSpec(
+        model=shape,
+        page_size=page_size,
+        device_counts=plot.device,
+        host_counts=plot.host,
+        device=torch.device(device),
+        tp=tp,
+        layer_groups=groups,
+    )
+    pools = [TorchPools(spec) for _ in range(int(rng.choice([1, 2, 2])))]
+    allocators = [make_pools(plot.device, plot.host) for _ in pools]
     runners = [
         ModelRunner(
-            model, each, _streams(rng, torch.device(device)), observer=verifier, allocators=pages
+            reference,
+            each,
+            _streams(rng, torch.device(device)),
+            verifier=verifier,
+            allocators=pages,
         )
         for each, pages in zip(pools, allocators, strict=True)
     ]
     for runner in runners if fault is not None else ():
         fault(runner)
     rate = float(rng.choice([1e6, 1e8, 1e10]))
-    storage_config, storages = _draw_storage(rng, shape)
+    storage_config, storages = _draw_storage(rng, plot, tp)
     io = CarriedIo(storage_config, storages, runners, rate, computes=computes)
-    choices = _Choices.draw(rng, page_size)
-    engines: list[Engine] = []
+    plot = _with_policies(rng, plot, has_storage=bool(storages))
+    abort_share = float(rng.choice([0.0, 0.0, 0.03]))
+    engines: list[AbortingEngine] = []
     for number, (runner, pages) in enumerate(zip(runners, allocators, strict=True)):
         simulated = SimulatedExecutor(
             number,
-            CostModel(model.config, _h200(), tp=1),
+            CostModel(shape, _h200(), tp=1),
             io,
             page_size=page_size,
-            page_bytes=shape.page_bytes,
+            page_bytes=plot.page_bytes,
             load_rate=rate,
             slowdown=1.0,
         )
         executor = CarriedExecutor(runner, simulated, seen, computes=computes)
-        engines.append(choices.engine(shape, pages, executor, bool(storages), rng, seen))
+        engine = engine_of(plot, executor, checks=True, kind=AbortingEngine, pools=pages)
+        engine.begin_aborting(np.random.default_rng(rng.integers(1 << 30)), abort_share, seen)
+        engines.append(engine)
     serve(
         engines,
-        Feeder(requests, Arrivals.open, concurrency=1),
+        Feeder(requests, WorkloadConfig(arrivals=Arrivals.open)),
         clock=SimulatedClock(),
         io=io,
         router=RoundRobin(),
@@ -192,32 +190,10 @@ def run_mix(
     return Mix(verifier.verify(), counters, seen)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Shape:
-    """How large the memory of an engine is."""
-
-    model: ModelConfig
-    page_size: int
-    tp: int
-    groups: list[range]
-    counts: tuple[tuple[int, int, int], tuple[int, int, int]]  # device, host
-    page_bytes: tuple[int, int, int]
-
-    def pools(self, device: torch.device) -> TorchPools:
-        return TorchPools(
-            self.model,
-            page_size=self.page_size,
-            device_counts=self.counts[0],
-            host_counts=self.counts[1],
-            device=device,
-            tp=self.tp,
-            layer_groups=self.groups,
-        )
-
-
-def _draw_shape(
+def _draw_room(
     rng: np.random.Generator, model: ModelConfig, page_size: int, requests: list[Request]
-) -> _Shape:
+) -> tuple[Plot, int]:
+    """How large the memory of an engine is, and over how many ranks."""
     longest = max(each.prompt_len + each.output_len for each in requests)
     pages, window_pages = -(-longest // page_size) + 2, -(-model.window_len // page_size)
     full = int(rng.integers(pages, 2 * pages))
@@ -225,12 +201,12 @@ def _draw_shape(
     device = (full, swa * (model.num_swa_layers > 0), int(rng.integers(6, 24)))
     scale = float(rng.choice([0.7, 1.0, 3.0]))
     tp = int(rng.choice([1, 1, 2, 4]))
-    return _Shape(
-        model=model,
+    plot = Plot(
+        window_len=model.window_len,
+        has_states=model.num_mamba_layers > 0,
+        device=device,
+        host=tuple(int(count * scale) + 1 for count in device),
         page_size=page_size,
-        tp=tp,
-        groups=_groups(rng, len(model.layer_words)),
-        counts=(device, tuple(int(count * scale) + 1 for count in device)),
         page_bytes=tuple(
             model.page_bytes(kind, page_size) * model.kv_copies(kind, tp)
             if kind in model.components
@@ -238,10 +214,11 @@ def _draw_shape(
             for kind in ComponentKind
         ),
     )
+    return plot, tp
 
 
 def _draw_storage(
-    rng: np.random.Generator, shape: _Shape
+    rng: np.random.Generator, plot: Plot, tp: int
 ) -> tuple[StorageConfig, list[MemoryStorage]]:
     """How fast storage is, and that of each rank, if there is any."""
     config = StorageConfig(
@@ -254,86 +231,40 @@ def _draw_storage(
     )
     storages = [
         # some ranks keep less than others
-        MemoryStorage(capacity_bytes=1 << 30 if rng.random() < 0.7 else 6 * max(shape.page_bytes))
-        for _ in range(shape.tp if rng.random() < 0.85 else 0)
+        MemoryStorage(capacity_bytes=1 << 30 if rng.random() < 0.7 else 6 * max(plot.page_bytes))
+        for _ in range(tp if rng.random() < 0.85 else 0)
     ]
     return config, storages
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Choices:
+def _with_policies(rng: np.random.Generator, plot: Plot, *, has_storage: bool) -> Plot:
     """Policies, the same for all engines of a run."""
-
-    write_policy: WritePolicy
-    checkpoints: str
-    load_back_threshold: int
-    prefetch: PrefetchConfig
-    scheduler: SchedulerConfig
-    abort_share: float
-
-    @classmethod
-    def draw(cls, rng: np.random.Generator, page_size: int) -> "_Choices":
-        return cls(
-            write_policy=_draw(rng, [*WritePolicy, WritePolicy.write_through]),
-            checkpoints=_draw(rng, [*CHECKPOINT_PLACEMENTS, "every"]),
-            load_back_threshold=int(rng.choice([1, 10])),
-            prefetch=PrefetchConfig(
-                stop=_draw(rng, [*STOP_POLICIES, "wait_complete"]),
-                threshold=page_size * int(rng.choice([1, 2])),
-                cut=_draw(rng, CutPolicy),
-                stage_at=_draw(rng, StageAt),
-                commit=_draw(rng, CommitPolicy),
-                timeout_base_s=float(rng.choice([1e-4, 1e-2])),
-                timeout_per_ki_token_s=1e-3,
-                occupied_share=1.0,
-            ),
-            scheduler=SchedulerConfig(
-                chunk_tokens=page_size * int(rng.choice([1, 3, 100])),
-                batching=_draw(rng, Batching),
-                new_token_ratio=float(rng.choice([0.0, 0.7])),
-                new_token_ratio_floor=0.0,
-            ),
-            abort_share=float(rng.choice([0.0, 0.0, 0.03])),
-        )
-
-    def engine(
-        self,
-        shape: _Shape,
-        pools: Pools,
-        executor: "CarriedExecutor",
-        has_storage: bool,  # noqa: FBT001
-        rng: np.random.Generator,
-        seen: Counter[str],
-    ) -> Engine:
-        tree = RadixTree(
-            page_size=shape.page_size,
-            policy=POLICIES["lru"](),
-            window_len=shape.model.window_len,
-            has_states=shape.model.num_mamba_layers > 0,
-            reclaims_duplicates=self.write_policy is WritePolicy.write_back,
-        )
-        cache = PrefixCache(
-            tree,
-            pools,
-            page_bytes=shape.page_bytes,
-            write_policy=self.write_policy,
-            load_back_threshold=self.load_back_threshold,
-            storage_queue_bytes=1 << 30 if has_storage else None,
-        )
-        host_tokens = shape.counts[1][FULL] * shape.page_size
-        prefetcher = Prefetcher(cache, self.prefetch, host_tokens) if has_storage else None
-        scheduler = Scheduler(
-            cache,
-            prefetcher,
-            self.scheduler,
-            max_len=shape.model.max_len,
-            checkpoints=PLACEMENTS[self.checkpoints](shape.page_size, shape.page_size),
-            may_jump=False,
-            takes_decode_pages_first=True,
-        )
-        engine = AbortingEngine(cache, prefetcher, scheduler, executor, check=_check)
-        engine.begin_aborting(np.random.default_rng(rng.integers(1 << 30)), self.abort_share, seen)
-        return engine
+    return replace(
+        plot,
+        has_storage=has_storage,
+        write_policy=_draw(rng, [*WritePolicy, WritePolicy.write_through]),
+        checkpoints=_draw(rng, [*CHECKPOINT_PLACEMENTS, "every"]),
+        checkpoint_pages=1,
+        may_jump=False,
+        takes_decode_pages_first=True,
+        load_back_threshold=int(rng.choice([1, 10])),
+        prefetch=PrefetchConfig(
+            stop=_draw(rng, [*STOP_POLICIES, "wait_complete"]),
+            threshold=plot.page_size * int(rng.choice([1, 2])),
+            cut=_draw(rng, CutPolicy),
+            stage_at=_draw(rng, StageAt),
+            commit=_draw(rng, CommitPolicy),
+            timeout_base_s=float(rng.choice([1e-4, 1e-2])),
+            timeout_per_ki_token_s=1e-3,
+            occupied_share=1.0,
+        ),
+        scheduler=SchedulerConfig(
+            chunk_tokens=plot.page_size * int(rng.choice([1, 3, 100])),
+            batching=_draw(rng, Batching),
+            new_token_ratio=float(rng.choice([0.0, 0.7])),
+            new_token_ratio_floor=0.0,
+        ),
+    )
 
 
 @functools.cache
@@ -367,22 +298,23 @@ class CarriedIo(SimulatedIo):
         item_of = dict(zip(work.keys, work.pages, strict=True))
         items = [item_of[key] for key in keys]
         stored = [True] * len(keys)
-        for storage, rank in zip(
-            self._rank_storages, self._runners[engine].pools.ranks, strict=True
-        ):
-            flags = storage.write(keys, [rank.payload(*item) for item in items])
+        for storage, payloads in self._parts(engine, items):
+            flags = storage.write(keys, payloads)
             stored = [all(each) for each in zip(stored, flags, strict=True)]
         return stored.count(False)
 
     def _load(self, engine, load):
         keys, items = load.keys, load.items
         least = len(keys)
-        for storage, rank in zip(
-            self._rank_storages, self._runners[engine].pools.ranks, strict=True
-        ):
-            flags = storage.read(keys, [rank.payload(*item) for item in items])
+        for storage, payloads in self._parts(engine, items):
+            flags = storage.read(keys, payloads)
             least = min(least, flags.index(False) if False in flags else len(flags))
         return least
+
+    def _parts(self, engine, items):
+        ranks = self._runners[engine].pools.ranks
+        for storage, rank in zip(self._rank_storages, ranks, strict=True):
+            yield storage, [rank.payload(*item) for item in items]
 
 
 class CarriedExecutor:
@@ -391,6 +323,7 @@ class CarriedExecutor:
     def __init__(self, runner, simulated, seen, *, computes: bool) -> None:
         self._runner = runner
         self._simulated = simulated
+        self.query, self.read = simulated.query, simulated.read
         self._seen = seen
         self._computes = computes
 
@@ -408,12 +341,6 @@ class CarriedExecutor:
             full, swa, state = work.num_pages
             self._seen["load back of a window alone"] += bool(swa and not full)
             self._seen["load back of a state alone"] += bool(state and not full and not swa)
-
-    def query(self, prefetch, now_ns) -> None:
-        self._simulated.query(prefetch, now_ns)
-
-    def read(self, prefetch, now_ns) -> None:
-        self._simulated.read(prefetch, now_ns)
 
     def forward(self, batch, now_ns) -> StepRun:
         run = self._simulated.forward(batch, now_ns)
@@ -466,20 +393,11 @@ class _Silent:
         self._seen["aborted"] += 1
 
 
-def _check(engine: Engine) -> None:
-    scheduler = engine.scheduler
-    reqs = [*scheduler.running, *([scheduler.partial] if scheduler.partial else [])]
-    sequences = {req.sequence for req in [*reqs, *(e.req for e in engine.extending)]}
-    slots = [slot for extend in engine.extending for _, slot in extend.saves]
-    invariants.check(engine.cache, engine.prefetcher, sequences, slots)
-
-
 def _streams(rng: np.random.Generator, device: torch.device) -> CopyStreams:
     kinds = rng.integers(2, size=2)
     if device.type == "cuda":
         return CopyStreams(CudaStream(device, is_urgent=True), CudaStream(device, is_urgent=False))
-    load, save = ((LateStream, PromptStream)[int(kind)]() for kind in kinds)
-    return CopyStreams(load, save)
+    return CopyStreams(*(PlacedStream(is_late=kind == 0) for kind in kinds))
 
 
 def _groups(rng: np.random.Generator, num_layers: int) -> list[range]:
@@ -489,7 +407,3 @@ def _groups(rng: np.random.Generator, num_layers: int) -> list[range]:
 
 def _draw(rng: np.random.Generator, kinds):
     return list(kinds)[int(rng.integers(len(kinds)))]
-
-
-def _spans(tokens: np.ndarray) -> TokenSpans:
-    return TokenSpans(tokens.astype(np.int32), np.ones(len(tokens), np.int32))

@@ -15,7 +15,7 @@ from hicache.config import RealModel
 from hicache.executor.real.page_origin import NEUTRAL, PageOrigin
 from hicache.executor.real.paged_kv import PagedKvView
 from hicache.executor.real.pools import TorchPools
-from hicache.executor.real.rank_pools import RankPools
+from hicache.executor.real.rank_pools import PoolSpec, RankPools
 from hicache.executor.real.reference_model import ReferenceModel
 from hicache.executor.real.timing_model import TimingModel
 from hicache.models import ModelConfig
@@ -95,11 +95,13 @@ def test_a_field_that_shapes_pages_would_be_noticed_among_the_neutral() -> None:
 
 def pools_of(config: ModelConfig) -> TorchPools:
     return TorchPools(
-        config,
-        page_size=PAGE,
-        device_counts=(5, 5, 1),
-        host_counts=(0, 0, 0),
-        device=torch.device("cpu"),
+        PoolSpec(
+            model=config,
+            page_size=PAGE,
+            device_counts=(5, 5, 1),
+            host_counts=(0, 0, 0),
+            device=torch.device("cpu"),
+        )
     )
 
 

@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from hicache.executor.real.paged_kv import HoleError, PagedKvView
 from hicache.executor.real.pools import TorchPools
+from hicache.executor.real.rank_pools import PoolSpec
 from hicache.executor.real.reference_model import ReferenceModel
 from tests.executor.mixes import tiny
 
@@ -20,12 +21,14 @@ def memory_of(model: ReferenceModel, *, tp: int = 1, seed: int = 0) -> PagedKvVi
     """Pages in any order, poisoned: what is not written is NaN."""
     num_pages = -(-LENGTH // PAGE)
     pools = TorchPools(
-        model.config,
-        page_size=model.page_size,
-        device_counts=(num_pages, num_pages, 1),
-        host_counts=(0, 0, 0),
-        device=torch.device("cpu"),
-        tp=tp,
+        PoolSpec(
+            model=model.config,
+            page_size=model.page_size,
+            device_counts=(num_pages, num_pages, 1),
+            host_counts=(0, 0, 0),
+            device=torch.device("cpu"),
+            tp=tp,
+        )
     )
     pages = np.random.default_rng(seed).permutation(num_pages).astype(np.int32)
     for kind in (0, 1):

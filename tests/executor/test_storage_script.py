@@ -15,15 +15,16 @@ from hicache.cache.tree.sequence import Sequence
 from hicache.clock import SimulatedClock
 from hicache.config import StorageConfig
 from hicache.engine.ranks.processes import RankedReader
-from hicache.executor.real.copy_streams import PromptStream
 from hicache.executor.real.io import TorchIo
 from hicache.executor.real.model_runner import CopyStreams, ModelRunner
 from hicache.executor.real.pools import TorchPools
+from hicache.executor.real.rank_pools import PoolSpec
 from hicache.executor.simulated.executor import SimulatedIo
 from hicache.executor.simulated.stores import StandIns
 from hicache.storage.base import StorageError
 from hicache.storage.guards.breaker import BreakerStorage
 from tests.executor.mixes import tiny
+from tests.executor.streams import PlacedStream
 from tests.executor.test_torch_io import drained
 
 pytestmark = pytest.mark.plain
@@ -122,17 +123,20 @@ class Simulated:
 class Real:
     def __init__(self, storage):
         pools = TorchPools(
-            tiny("F S M", 4),
-            page_size=4,
-            device_counts=(8, 8, 2),
-            host_counts=(8, 8, 2),
-            device=torch.device("cpu"),
-            tp=1,
-            layer_groups=[range(3)],
+            PoolSpec(
+                model=tiny("F S M", 4),
+                page_size=4,
+                device_counts=(8, 8, 2),
+                host_counts=(8, 8, 2),
+                device=torch.device("cpu"),
+                tp=1,
+                layer_groups=[range(3)],
+            )
         )
         self._io = TorchIo(CONFIG, [guarded(storage)])
         model = SimpleNamespace(words=("F", "S", "M"))
-        self._io.attach(ModelRunner(model, pools, CopyStreams(PromptStream(), PromptStream())))
+        at_once = PlacedStream(is_late=False)
+        self._io.attach(ModelRunner(model, pools, CopyStreams(at_once, at_once)))
 
     def read(self, prefetch):
         self._io.read(0, prefetch)

@@ -14,13 +14,14 @@ from hicache.cache.tree.lock import Lock
 from hicache.cache.tree.node import FULL, HOST, Node
 from hicache.cache.tree.sequence import Sequence
 from hicache.config import StorageConfig
-from hicache.executor.real.copy_streams import PromptStream
 from hicache.executor.real.io import TorchIo
 from hicache.executor.real.model_runner import CopyStreams, ModelRunner
 from hicache.executor.real.pools import TorchPools
+from hicache.executor.real.rank_pools import PoolSpec
 from hicache.storage.base import StorageError
 from hicache.storage.engines.memory import MemoryStorage
 from tests.executor.mixes import tiny
+from tests.executor.streams import PlacedStream
 
 KEYS = [bytes(16) + b"f", b"\x01" * 16 + b"f"]
 LIMIT_S = 30.0
@@ -57,23 +58,23 @@ class Wrong(MemoryStorage):
 @pytest.fixture
 def pools() -> TorchPools:
     return TorchPools(
-        tiny("F", 4),
-        page_size=4,
-        device_counts=(4, 0, 0),
-        host_counts=(4, 0, 0),
-        device=torch.device("cpu"),
-        tp=2,
-        layer_groups=[range(1)],
+        PoolSpec(
+            model=tiny("F", 4),
+            page_size=4,
+            device_counts=(4, 0, 0),
+            host_counts=(4, 0, 0),
+            device=torch.device("cpu"),
+            tp=2,
+            layer_groups=[range(1)],
+        )
     )
 
 
 def opened(pools: TorchPools, *storages) -> TorchIo:
     io = TorchIo(StorageConfig(kind="memory"), storages)
-    io.attach(
-        ModelRunner(
-            SimpleNamespace(words=("F",)), pools, CopyStreams(PromptStream(), PromptStream())
-        )
-    )
+    at_once = PlacedStream(is_late=False)
+    streams = CopyStreams(at_once, at_once)
+    io.attach(ModelRunner(SimpleNamespace(words=("F",)), pools, streams))
     return io
 
 

@@ -9,6 +9,7 @@ from hicache.cache.tree.node import FULL, MAMBA
 from hicache.executor.real import pools as torch_pools
 from hicache.executor.real import rank_pools
 from hicache.executor.real.pools import Arrival, TorchPools
+from hicache.executor.real.rank_pools import PoolSpec
 from hicache.kernels import copy_pages, copy_pages_with_checksum
 from tests.executor.mixes import tiny
 
@@ -27,13 +28,15 @@ def test_copies_across_the_link_take_the_programs_of_the_profile(link_programs, 
     for module, copy in ((torch_pools, copy_pages), (rank_pools, copy_pages_with_checksum)):
         monkeypatch.setattr(module, copy.__name__, seen(copy))
     pools = TorchPools(
-        tiny("F M", 4),
-        page_size=4,
-        device_counts=(4, 0, 4),
-        host_counts=(4, 0, 4),
-        device=torch.device("cpu"),
-        layer_groups=[range(2)],
-        link_programs=link_programs,
+        PoolSpec(
+            model=tiny("F M", 4),
+            page_size=4,
+            device_counts=(4, 0, 4),
+            host_counts=(4, 0, 4),
+            device=torch.device("cpu"),
+            layer_groups=[range(2)],
+            link_programs=link_programs,
+        )
     )
     one, two = np.array([1], np.int32), np.array([2], np.int32)
     pools.save([Move(FULL, one, two)])

@@ -6,6 +6,7 @@ import torch
 from hicache.cache.tree.node import FULL, SWA
 from hicache.cache.tree.sequence import Sequence
 from hicache.executor.real.pools import TorchPools
+from hicache.executor.real.rank_pools import PoolSpec
 from hicache.executor.real.tables import StepTables, Stretch
 from tests.executor.mixes import tiny
 
@@ -16,11 +17,13 @@ END = 26  # pages [0, 7)
 @pytest.fixture
 def pools() -> TorchPools:
     return TorchPools(
-        tiny("F S", PAGE),
-        page_size=PAGE,
-        device_counts=(20, 20, 0),
-        host_counts=(1, 1, 0),
-        device=torch.device("cpu"),
+        PoolSpec(
+            model=tiny("F S", PAGE),
+            page_size=PAGE,
+            device_counts=(20, 20, 0),
+            host_counts=(1, 1, 0),
+            device=torch.device("cpu"),
+        )
     )
 
 

@@ -8,6 +8,7 @@ import torch
 
 from hicache.executor.real.paged_kv import PagedKvView
 from hicache.executor.real.pools import TorchPools
+from hicache.executor.real.rank_pools import PoolSpec
 from hicache.executor.real.timing_model import TimingModel
 from tests.executor.mixes import tiny
 
@@ -17,7 +18,9 @@ TOKENS = np.arange(40, dtype=np.int32).tobytes()
 
 def pools_of(config):
     return TorchPools(
-        config, page_size=8, device_counts=(5, 5, 1), host_counts=(0, 0, 0), device=CPU
+        PoolSpec(
+            model=config, page_size=8, device_counts=(5, 5, 1), host_counts=(0, 0, 0), device=CPU
+        )
     )
 
 

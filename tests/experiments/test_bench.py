@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from experiments.bench import one_tree, replay
+from experiments.bench import one_tree, replay, scale
 
 TINY = ["workload=builtin", "workload.limit=5", "storage=memory"]
 
@@ -55,9 +55,34 @@ def test_only_what_both_summaries_have_is_compared():
     assert replay.differences({"a": 1, "b": 2.0, "c": 0}, {"a": 1, "b": 2, "d": 5}) == ["b"]
 
 
-@pytest.mark.parametrize("window_len", [0, 1024])
-def test_every_row_of_the_bench_of_trees_takes_time(window_len, capsys):
-    one_tree.main("ours", window_len)
+@pytest.mark.parametrize("components", [["full"], ["full", "swa"], ["full", "swa", "mamba"]])
+def test_every_row_of_the_bench_of_trees_takes_time(components, capsys):
+    one_tree.main("ours", *components)
     took_us = json.loads(capsys.readouterr().out)
     assert len(took_us) == 6
     assert min(took_us.values()) > 0
+
+
+def test_a_figure_counts_warm_runs_and_keeps_what_the_other_build_left(
+    tmp_path, monkeypatch, capsys
+):
+    asked = []
+
+    def one_run(root, overrides, environment):
+        asked.append(overrides)
+        seconds = [9.0, 2.0, 4.0, 1.0][asked.count(overrides) - 1]  # the first is cold
+        summary = {"request/count": 10, "engine/steps_count": 50, "tree/nodes_count": 7}
+        return {"processor_s": seconds, "peak_mb": 60 + seconds, "summary": summary}
+
+    monkeypatch.setattr(scale, "one_run", one_run)
+    monkeypatch.setattr(sys, "argv", ["scale", str(tmp_path)])
+    for compiled in (False, True):
+        monkeypatch.setattr(scale, "is_compiled", lambda compiled=compiled: compiled)
+        asked.clear()
+        scale.main()
+    builds = json.loads((tmp_path / "scale.json").read_text())
+    assert list(builds) == ["plain", "compiled"]
+    assert [each["place"] for each in builds["plain"]["replicas"]] == [1, 2, 4, 8, 16]
+    assert len(asked) == 4 * 9  # what is the middle of each axis is measured once
+    assert "| 10 times the trace | 5 | 5.0 | 7 | 64 MB |" in capsys.readouterr().out
+    assert (tmp_path / "scale.png").stat().st_size > 1000

@@ -1,12 +1,12 @@
-"""Stop policies beside each other: which arm counts, what is clear, what tables and figure say."""
+"""Stop policies beside each other: which arm counts, and what the tables say."""
 
 from dataclasses import replace
 
 from experiments.launch.schema import config_of
-from experiments.studies import stop_arms, stop_phase
+from experiments.studies import stop_arms
 from experiments.studies.stop_arms import ARMS, OURS, TIMEOUT, TIMEOUTS, Arm, Row, best_of
 
-CELL = stop_phase.name_of(2, 6.0)
+CELL = "here"
 
 
 def row(arm: Arm, ttft_s: float, *, cell: str = CELL, goodput: float | None = None) -> Row:
@@ -19,7 +19,7 @@ def row(arm: Arm, ttft_s: float, *, cell: str = CELL, goodput: float | None = No
         rho_gpu=0.5,
         rho_read=0.4,
         is_overloaded=False,
-        goodput=None if goodput is None else (goodput, 0.9 * goodput, 1.1 * goodput, 3.0),
+        goodput=None if goodput is None else (goodput, 3.0),
     )
 
 
@@ -27,7 +27,7 @@ def rows(cell: str = CELL) -> list[Row]:
     """The third timeout is the best of all stock arms."""
     found = [row(arm, 1.0 + 0.1 * place, cell=cell) for place, arm in enumerate(ARMS)]
     found[4] = row(ARMS[4], 0.5, cell=cell, goodput=1.0)
-    found[0] = found[0]._replace(goodput=(3.0, 2.9, 3.0, 3.0))
+    found[0] = found[0]._replace(goodput=(3.0, 3.0))
     found[-1] = row(Arm(OURS), 0.4, cell=cell, goodput=1.05)
     return found
 
@@ -50,22 +50,8 @@ def test_a_timeout_is_the_best_of_its_grid_by_each_metric() -> None:
 def test_tables_print_the_whole_grid_and_tell_a_bound() -> None:
     best, grid = stop_arms.table(rows()), stop_arms.tuning_table(rows())
     assert "| timeout 0 + 0.25 | 0.5 |" in best
-    assert "| ≥ 3.00 [2.90, 3.00] |" in best
+    assert "| ≥ 3.00 |" in best
     assert all(str(arm) in grid for arm in TIMEOUTS)
-
-
-def test_the_figure_says_in_each_cell_what_ours_is_over_the_best_stock_arm() -> None:
-    names = [
-        stop_phase.name_of(tp, gbps) for tp in stop_phase.DEVICES for gbps in stop_phase.READ_GBPS
-    ]
-    figure = stop_phase.draw([each for name in names for each in rows(name)])
-    told = [text.get_text() for axes in figure.axes for text in axes.texts]
-    assert len(told) == 3 * len(names)
-    assert {told[0], told[len(names)], told[-1]} == {
-        "0.80\ntimeout",
-        "0.35\nbest effort",
-        "1.25\ntimeout",
-    }
 
 
 def test_all_arms_of_a_cell_are_run_and_without_rates_no_goodput_is_sought() -> None:

@@ -57,7 +57,6 @@ def _layers(pattern: str, full: int, swa: int, mamba: int) -> Overrides:
 USERS = "tests.fuzz.policies:FirstQuarter"
 FICKLE = "tests.fuzz.policies:UntilPagesCome"
 OFF_ON = (False, True)
-COMPAT = "compat"  # its values are the files of conf/compat
 WORKLOAD = "workload"
 
 KNOBS = (
@@ -143,11 +142,7 @@ KNOBS = (
     _each("workload.warm_up_s", 0.0, 0.03),
     _each("workload.start", "cold", "warm_storage", plain_share=0.3),
     # what it is served with
-    Knob(
-        name=COMPAT,
-        values={"reports": {}, "sglang_0_5_23": {}, "vllm_0_33": {}, "hicache": {}},
-        plain_share=None,
-    ),
+    _each("compat", "reports", "sglang_0_5_23", "vllm_0_33", "hicache", plain_share=None),
     _each("cache.page_size", 16, 1, 2, 8, 64, 512, plain_share=None),
     _each("cache.unlimited", *OFF_ON, plain_share=0.93),
     _each("pools.full_device", 1.3, 0.8, 3.0),

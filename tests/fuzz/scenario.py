@@ -3,19 +3,15 @@
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from enum import Enum
-from functools import cache
 from random import Random
 from typing import Any
 
-from omegaconf import OmegaConf
-
-from experiments.launch.schema import CONF, config_of
+from experiments.launch.schema import config_of
 from hicache.cache.tiers.capacity import page_bytes
 from hicache.config import ExperimentConfig
 from hicache.models import GIB
 from hicache.workload.build import Workload, load_workload
-from tests.fuzz.knobs import BARRED, COMPAT, KNOBS, WORKLOAD, Knob
+from tests.fuzz.knobs import BARRED, KNOBS, WORKLOAD, Knob
 from tests.fuzz.talk import NUM_REQUESTS, TALK, Talk, make_talk, unit_tokens
 
 BASE = (
@@ -66,8 +62,6 @@ def overrides_of(choices: Choices) -> dict[str, object]:
     merged: dict[str, object] = {"seed": int(choices[SEED])}
     for knob in KNOBS:
         merged |= knob.values[choices[knob.name]]
-        if knob.name == COMPAT:
-            merged |= _preset(choices[COMPAT])
     return merged
 
 
@@ -84,19 +78,18 @@ class Plan:
         """How to ask for it elsewhere; None if no command line can name its requests."""
         if self.workload.name == TALK:
             return None
-        words = [*BASE, "engine.check_invariants=true"]
-        words += [f"{key}={_word(value)}" for key, value in self.overrides.items()]
+        words = [*BASE, "engine.check_invariants=true", *_words(self.overrides)]
         return shlex.join(["python", "-m", "experiments.run", *words])
 
 
 def plan_of(choices: Choices, limit: int | None = None) -> Plan:
     """What to run; `limit`: the first requests only."""
-    overrides = overrides_of(choices)
-    ours = {key: value for key, value in overrides.items() if key.split(".")[0] in OURS}
-    overrides = {key: value for key, value in overrides.items() if key not in ours}
-    config = with_overrides(config_of(*BASE), overrides)
+    told = overrides_of(choices)
+    ours = {key: value for key, value in told.items() if key.split(".")[0] in OURS}
+    overrides = {key: value for key, value in told.items() if key not in ours}
+    config = config_of(*BASE, *_words(overrides))
     page = config.cache.page_size
-    derived: dict[str, object] = {
+    overrides |= {
         "prefetch.threshold": page * int(ours["pages.prefetch.threshold"]),
         "scheduler.chunk_tokens": page * int(ours["pages.scheduler.chunk_tokens"]),
         "cache.checkpoint_tokens": 2 * unit_tokens(page),
@@ -113,16 +106,16 @@ def plan_of(choices: Choices, limit: int | None = None) -> Plan:
             )
         )
     else:
-        derived |= _thinned(choices[WORKLOAD], page, float(ours["talk.gap_s"]))
-        derived["workload.limit"] = limit or NUM_REQUESTS
-        workload = load_workload(
-            with_overrides(config, derived).workload, data_dir=None, seed=config.seed
-        )
-    config = with_overrides(config, derived)
-    sizes = _pools(config, workload, ours)
-    config = with_overrides(config, sizes)
-    workload = replace(workload, requests=workload.requests[:limit])
-    return Plan(config=config, workload=workload, overrides=overrides | derived | sizes)
+        overrides |= _thinned(choices[WORKLOAD], page, float(ours["talk.gap_s"]))
+        overrides["workload.limit"] = limit or NUM_REQUESTS
+        settings = config_of(*BASE, *_words(overrides)).workload
+        workload = load_workload(settings, data_dir=None, seed=config.seed)
+    overrides |= _pools(config, workload, ours)
+    return Plan(
+        config=config_of(*BASE, *_words(overrides)),
+        workload=replace(workload, requests=workload.requests[:limit]),
+        overrides=overrides,
+    )
 
 
 def _thinned(kind: str, page: int, gap_s: float) -> dict[str, object]:
@@ -175,35 +168,8 @@ def _longest_pages(workload: Workload, page: int) -> int:
     return -(-lengths[len(lengths) * 19 // 20] // page) + 1
 
 
-# -- configurations ----------------------------------------------------------------------------
-
-
-def with_overrides(config: Any, overrides: Mapping[str, object]) -> Any:
-    """A configuration with some knobs set, by their names on the command line."""
-    changes: dict[str, object] = {}
-    areas: dict[str, dict[str, object]] = {}
-    for key, value in overrides.items():
-        head, _, rest = key.partition(".")
-        if rest:
-            areas.setdefault(head, {})[rest] = value
-        else:
-            changes[head] = _typed(getattr(config, head), value)
-    for head, below in areas.items():
-        changes[head] = with_overrides(getattr(config, head), below)
-    return replace(config, **changes)
-
-
-def _typed(before: object, value: object) -> object:
-    return type(before)[value] if isinstance(before, Enum) else value  # type: ignore[misc]
-
-
-@cache
-def _preset(name: str) -> dict[str, object]:
-    return {
-        f"{area}.{knob}": value
-        for area, knobs in OmegaConf.load(CONF / "compat" / f"{name}.yaml").items()
-        for knob, value in knobs.items()
-    }
+def _words(overrides: Mapping[str, object]) -> list[str]:
+    return [f"{key}={_word(value)}" for key, value in overrides.items()]
 
 
 def _word(value: object) -> str:

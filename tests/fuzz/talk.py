@@ -41,12 +41,7 @@ def make_talk(talk: Talk) -> Workload:
     while len(draft.requests) < NUM_REQUESTS:
         draft.add_session()
     requests = sorted(draft.requests[:NUM_REQUESTS], key=lambda each: (each.arrival_ns, each.id))
-    return Workload(
-        name=TALK,
-        requests=_numbered(requests),
-        description=f"talk: {len(requests)} requests",
-        has_start_times=True,
-    )
+    return Workload(name=TALK, requests=_numbered(requests))
 
 
 class _Draft:

@@ -1,21 +1,26 @@
 """Runs a scenario and holds it to every law."""
 
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import count
 from unittest import mock
 
 from hicache import experiment
+from hicache.cache import invariants
 from hicache.cache.tree.keys import Digests
 from hicache.clock import SimulatedClock
 from hicache.config import StartState
-from hicache.request import Request
+from hicache.request import TOKEN_BYTES, Request
 from hicache.results.metrics import TTFT_PARTS, Progress, RequestRecord, Row, Status, summarize
 from hicache.workload.build import Workload
 from tests.fuzz.scenario import Choices, Plan, plan_of
+from tests.workload.infinite_cache import page_chain
 
 MOST_MOMENTS = 300_000  # some 40 requests take a few thousand
+STEPS_CHECKED = 2_000  # each of them; of those of a longer run, one in 16
 
 
 class BrokenPromiseError(AssertionError):
@@ -38,6 +43,18 @@ class BoundedClock(SimulatedClock):
         if self._moments_left < 0:
             raise HangError(f"{MOST_MOMENTS} moments have passed, it is {self.now()} ns")
         super().wait_until(time_ns)
+
+
+def thinned(check: Callable[..., None]) -> Callable[..., None]:
+    """The same check, left out after most steps of a long run."""
+    steps = count()
+
+    def check_now_and_then(*args: object) -> None:
+        step = next(steps)
+        if step < STEPS_CHECKED or step % 16 == 0:
+            check(*args)
+
+    return check_now_and_then
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +101,7 @@ def _run(
 
     with ExitStack() as patches:
         patches.enter_context(mock.patch("hicache.engine.runtime.SimulatedClock", BoundedClock))
+        patches.enter_context(mock.patch.object(invariants, "check", thinned(invariants.check)))
         if names is not None:
             page_names = names(plan.config.cache.page_size)
             named = mock.patch.object(experiment, "Numbers", return_value=page_names)
@@ -135,35 +153,18 @@ def check_records(plan: Plan, records: Sequence[RequestRecord]) -> None:
 
 def shared_lengths(workload: Workload, page: int) -> dict[int, int]:
     """For each request, the tokens of its prompt that an infinite cache could have had."""
-    tokens = {each.id: _kept_tokens(each) for each in workload.requests}
-    longest = {}
-    for request in workload.requests:
-        own = tokens[request.id][: (request.prompt_len - 1) // page * page * 4]
-        longest[request.id] = max(
-            (
-                _common_pages(own, tokens[other.id], page * 4) * page
-                for other in workload.requests
-                if other.id != request.id and other.namespace == request.namespace
-            ),
-            default=0,
-        )
-    return longest
+    chains = {each.id: list(page_chain(*_kept(each), page)) for each in workload.requests}
+    num_having = Counter(prefix for chain in chains.values() for prefix in chain)
+    return {
+        each.id: page
+        * sum(num_having[prefix] > 1 for prefix in chains[each.id][: (each.prompt_len - 1) // page])
+        for each in workload.requests
+    }
 
 
-def _kept_tokens(request: Request) -> bytes:
+def _kept(request: Request) -> tuple[bytes, str]:
     # the last answer token is never fed back
-    return (request.prompt.to_bytes() + request.output.to_bytes())[:-4]
-
-
-def _common_pages(left: bytes, right: bytes, page_bytes: int) -> int:
-    low, high = 0, min(len(left), len(right)) // page_bytes
-    while low < high:
-        middle = (low + high + 1) // 2
-        if left[: middle * page_bytes] == right[: middle * page_bytes]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    return (request.prompt.to_bytes() + request.output.to_bytes())[:-TOKEN_BYTES], request.namespace
 
 
 def check_equal(trial: Trial, other: Trial, what: str) -> None:

@@ -13,8 +13,8 @@ from hicache.kernels.bench import __main__ as bench
 from hicache.kernels.bench import cases as bench_cases
 from hicache.kernels.bench import contest as bench_contest
 from hicache.kernels.bench import figures as bench_figures
-from hicache.kernels.bench.measure import Bench, quantiles
-from hicache.kernels.bench.session import KIB, Cell, Session
+from hicache.kernels.bench.measure import KIB, Bench, quantiles
+from hicache.kernels.bench.session import Cell, Session
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def toy():
 
 @pytest.fixture
 def toy_transfer(toy):
-    return Session(toy).across("to_host", 16, 256)
+    return toy.transfer("to_host", 16, 256)
 
 
 def run(monkeypatch, *arguments):

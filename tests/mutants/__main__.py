@@ -1,7 +1,6 @@
 """`python -m tests.mutants`: how many small mistakes in a package the tests notice."""
 
 import argparse
-import json
 import random
 import subprocess
 import tomllib
@@ -36,9 +35,6 @@ def main() -> None:
     print("|---|---:|---:|---:|---:|---:|---:|")
     for package, drawn, same in rows:
         print(_row(package, [verdicts[m] for m in drawn if m not in same], len(same)))
-    if told.out is not None:
-        lines = (json.dumps(_flat(verdict)) + "\n" for verdict in verdicts.values())
-        told.out.write_text("".join(lines))
 
 
 def draw(package: str, count: int, seed: int) -> list[Mutant]:
@@ -101,21 +97,6 @@ def _tell(verdict: Verdict) -> None:
     print(f"\n{where} ({tests})\n  - {before}\n  + {after}", flush=True)
 
 
-def _flat(verdict: Verdict) -> dict[str, object]:
-    mutant = verdict.trial.mutant
-    before, after = mutant.change(_source(mutant))
-    return {
-        "path": mutant.path,
-        "line": mutant.lines[0],
-        "operator": mutant.operator,
-        "before": before,
-        "after": after,
-        "fate": verdict.fate,
-        "killer": verdict.killer,
-        "tests": len(verdict.trial.tests),
-    }
-
-
 def equivalents() -> list[dict[str, str]]:
     """Mutants that nobody could tell from the original, each with a line of proof."""
     return tomllib.loads(EQUIVALENT.read_text())["mutant"] if EQUIVALENT.exists() else []
@@ -143,7 +124,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--budget", type=float, default=60, help="seconds of tests a mutant")
     parser.add_argument("--tests", nargs="+", default=["tests"], help="which tests; default: all")
     parser.add_argument("--fresh", action="store_true", help="record anew which lines tests run")
-    parser.add_argument("--out", type=Path, help="one JSON line a mutant")
     return parser
 
 

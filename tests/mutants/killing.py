@@ -59,11 +59,10 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """`killer`: the test that failed, where one did."""
+    """What became of a trial."""
 
     trial: Trial
     fate: Fate
-    killer: str | None
 
 
 def judge(
@@ -76,7 +75,7 @@ def judge(
         sys.exit(f"pytest could not load the tests: exit status {status}")
     for trial in trials:
         if not trial.tests:
-            court.conclude(Verdict(trial=trial, fate=Fate.survived, killer=None))
+            court.conclude(Verdict(trial=trial, fate=Fate.survived))
     return court.verdicts
 
 
@@ -163,14 +162,13 @@ class _Witness:
         _limit(SLACK_S + SLACK * self._reach.seconds[item.nodeid])
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self.fail_if(report.nodeid, is_failure=report.failed)
+        self.fail_if(is_failure=report.failed)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        self.fail_if(report.nodeid, is_failure=report.failed)
+        self.fail_if(is_failure=report.failed)
 
-    def fail_if(self, name: str, *, is_failure: bool) -> None:
+    def fail_if(self, *, is_failure: bool) -> None:
         if is_failure:
-            (self.directory / "killer").write_text(name)
             os._exit(FAILED)
 
 
@@ -213,7 +211,7 @@ def _run_afresh(trial: Trial, witness: _Witness) -> int:
     status = pytest.main(told, plugins=[witness])
     if status in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         return 0
-    witness.fail_if("loading the tests", is_failure=status == pytest.ExitCode.INTERRUPTED)
+    witness.fail_if(is_failure=status == pytest.ExitCode.INTERRUPTED)  # loading the tests
     raise RuntimeError(f"pytest ended with {status}")
 
 
@@ -249,13 +247,10 @@ def _place(code: CodeType) -> tuple[str, int]:
 
 
 def _verdict(trial: Trial, status: int, directory: Path) -> Verdict:
-    killer = directory / "killer"
-    if killer.exists():
-        return Verdict(trial=trial, fate=Fate.killed, killer=killer.read_text())
     if status in (-signal.SIGPROF, -signal.SIGALRM):
-        return Verdict(trial=trial, fate=Fate.timed_out, killer=None)
+        return Verdict(trial=trial, fate=Fate.timed_out)
+    if status == FAILED or status < 0:
+        return Verdict(trial=trial, fate=Fate.killed)
     if status == 0:
-        return Verdict(trial=trial, fate=Fate.survived, killer=None)
-    if status < 0:
-        return Verdict(trial=trial, fate=Fate.killed, killer=signal.Signals(-status).name)
+        return Verdict(trial=trial, fate=Fate.survived)
     sys.exit(f"the trial of {trial.mutant} broke:\n{(directory / 'log').read_text()}")

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hicache import config
 from hicache.cache.pages import PageAllocator
 from hicache.cache.reasons.table import Span
 from hicache.cache.tree.arrivals import Arrivals
@@ -71,10 +72,14 @@ class Score:
         self.requests += [request(250, parent=0), request(251, parent=250)]
         self.recorder = Recorder(
             self.engines,  # type: ignore[arg-type]
+            config.ExperimentConfig(
+                tracker=config.TrackerConfig(interval_s=2.0),
+                workload=config.WorkloadConfig(
+                    warm_up_s=warm_up_s,
+                    arrivals=config.Arrivals.open if is_timed else config.Arrivals.closed,
+                ),
+            ),
             num_requests=252,
-            interval_s=2.0,
-            warm_up_s=warm_up_s,
-            is_timed=is_timed,
             progress=self.told.append,
             **extra,
         )

@@ -9,13 +9,10 @@ import numpy as np
 
 from hicache.cache import invariants
 from hicache.cache.named import make_policy
-from hicache.cache.pages import TracedAllocator
+from hicache.cache.pages import Pools, TracedAllocator
 from hicache.cache.prefetch.prefetcher import Prefetcher
-from hicache.cache.prefix_cache import PrefixCache
-from hicache.cache.tiers.transfer import CopyState, StorageDelete, StorageWrite
 from hicache.cache.tree.eviction import POLICIES
 from hicache.cache.tree.node import FULL
-from hicache.cache.tree.radix_tree import RadixTree
 from hicache.clock import SimulatedClock
 from hicache.config import (
     Arrivals,
@@ -23,13 +20,16 @@ from hicache.config import (
     PrefetchConfig,
     SchedulerConfig,
     StorageConfig,
+    WorkloadConfig,
     WritePolicy,
 )
+from hicache.engine.build import check_laws
 from hicache.engine.loop import Engine, Router, serve
 from hicache.engine.ports import Executor
 from hicache.engine.ranks.lockstep import RankedEngine, lockstep
+from hicache.engine.routing import RoundRobin
 from hicache.executor.completions import StepEnds, StepRun
-from hicache.executor.simulated.executor import SimulatedIo
+from hicache.executor.simulated.executor import SimulatedExecutor, SimulatedIo
 from hicache.executor.simulated.stores import StandIns
 from hicache.request import Request, TokenSpans
 from hicache.scheduler.batch import Batch
@@ -38,6 +38,7 @@ from hicache.scheduler.request_state import RequestState
 from hicache.scheduler.scheduler import Scheduler
 from hicache.storage.engines.memory import MemoryStorage
 from hicache.workload.arrivals import Feeder
+from tests.cache.small import make_cache, make_pools
 
 PAGE_BYTES = (1 << 20, 1 << 20, 1 << 20)
 STEP_NS = 10_000_000
@@ -59,6 +60,8 @@ class Plot:
     device: tuple[int, int, int] = (40, 30, 12)
     host: tuple[int, int, int] = (80, 60, 16)
     page_size: int = 8
+    page_bytes: tuple[int, int, int] = PAGE_BYTES
+    load_back_threshold: int = 10
     write_policy: WritePolicy = WritePolicy.write_through
     scheduler: SchedulerConfig = field(
         default_factory=lambda: SchedulerConfig(chunk_tokens=64, max_running=8)
@@ -73,7 +76,9 @@ class Plot:
     )
     has_storage: bool = True
     checkpoints: str = "end_branch"
+    checkpoint_pages: int = 4
     may_jump: bool = True
+    takes_decode_pages_first: bool = False
     num_ranks: int = 1
     eviction: str = "lru"
     backs_up_answers: bool = True
@@ -91,7 +96,11 @@ def spans(tokens: Sequence[int]) -> TokenSpans:
 
 
 def request_of(
-    number: int, prompt: Sequence[int], answer: Sequence[int], arrival_ns: int = 0
+    number: int,
+    prompt: Sequence[int],
+    answer: Sequence[int],
+    arrival_ns: int = 0,
+    namespace: str = "",
 ) -> Request:
     """A request of its own session."""
     return Request(
@@ -100,6 +109,7 @@ def request_of(
         arrival_ns=arrival_ns,
         prompt=spans(prompt),
         output=spans(answer),
+        namespace=namespace,
     )
 
 
@@ -125,32 +135,24 @@ class PlainExecutor:
     def __init__(
         self, io: SimulatedIo, page_size: int, number: int = 0, num_ranks: int = 1
     ) -> None:
-        self._io = io
         self._page_size = page_size
-        self._number = number
         full, swa, mamba = PAGE_BYTES  # of which a rank has its part
-        self._page_bytes = (full // num_ranks, swa // num_ranks, mamba // num_ranks)
+        self._simulated = SimulatedExecutor(
+            number,
+            None,  # type: ignore[arg-type]  # it is asked for no step
+            io,
+            page_size=page_size,
+            page_bytes=(full // num_ranks, swa // num_ranks, mamba // num_ranks),
+            load_rate=1.0,
+            slowdown=1.0,
+        )
+        self.submit = self._simulated.submit
+        self.query, self.read = self._simulated.query, self._simulated.read
         self.batches: list[tuple[int, int]] = []
 
     @property
     def is_fenced(self) -> bool:
-        return self._io.fences[self._number] > 0
-
-    def submit(self, work: object, now_ns: int) -> None:
-        if isinstance(work, CopyState):
-            return
-        if isinstance(work, StorageDelete):
-            self._io.begin(self._io.delete(self._number, work), now_ns)
-        elif isinstance(work, StorageWrite):
-            self._io.enqueue("write", self._io.write(self._number, work, self._page_bytes), now_ns)
-        else:
-            self._io.begin(self._io.copy(self._number, work), now_ns)  # type: ignore[arg-type]
-
-    def query(self, prefetch: object, now_ns: int) -> None:
-        self._io.begin(self._io.query(self._number, prefetch), now_ns)  # type: ignore[arg-type]
-
-    def read(self, prefetch: object, now_ns: int) -> None:
-        self._io.enqueue("read", self._io.read(self._number, prefetch, self._page_bytes), now_ns)  # type: ignore[arg-type]
+        return self._simulated.is_fenced
 
     def forward(self, batch: Batch, now_ns: int) -> StepRun:
         self.batches.append((len(batch.extends), len(batch.decodes)))
@@ -216,10 +218,10 @@ class World:
         """Serve all of them and drain."""
         serve(
             [self.engine],
-            Feeder(requests, Arrivals.open, concurrency=1),
+            Feeder(requests, WorkloadConfig(arrivals=Arrivals.open)),
             clock=self.clock,
             io=self.io,
-            router=router or _First(),
+            router=router or RoundRobin(),
             observer=_Watch(self),
             patience_ns=patience_ns,
         )
@@ -259,34 +261,24 @@ class World:
         }
 
 
-def check(engine: Engine) -> None:
-    """Every law, of one rank."""
-    scheduler = engine.scheduler
-    reqs = [*scheduler.running, *([scheduler.partial] if scheduler.partial else [])]
-    sequences = {req.sequence for req in (*reqs, *(each.req for each in engine.extending))}
-    slots = [slot for extend in engine.extending for _, slot in extend.saves]
-    invariants.check(engine.cache, engine.prefetcher, sequences, slots)
-
-
-def engine_of(plot: Plot, executor: Executor, *, checks: bool) -> Engine:
-    """One rank, or all there is."""
-    tree = RadixTree(
+def engine_of(
+    plot: Plot,
+    executor: Executor,
+    *,
+    checks: bool,
+    kind: type[Engine] = Engine,
+    pools: Pools | None = None,
+) -> Engine:
+    """One rank, or all there is, with these pools or with new ones."""
+    cache = make_cache(
+        pools or make_pools(plot.device, plot.host, TracedAllocator),
         page_size=plot.page_size,
         policy=make_policy("cache.eviction", plot.eviction, POLICIES, wants={}, knobs={}),
         window_len=plot.window_len,
         has_states=plot.has_states,
-        reclaims_duplicates=plot.write_policy is WritePolicy.write_back,
-    )
-    kept = (True, plot.window_len > 0, plot.has_states)
-    pools = tuple(
-        [TracedAllocator(count if keep else 0) for count, keep in zip(counts, kept, strict=True)]
-        for counts in (plot.device, plot.host)
-    )
-    cache = PrefixCache(
-        tree,
-        pools,  # type: ignore[arg-type]
-        page_bytes=PAGE_BYTES,
+        page_bytes=plot.page_bytes,
         write_policy=plot.write_policy,
+        load_back_threshold=plot.load_back_threshold,
         storage_queue_bytes=1 << 30 if plot.has_storage else None,
         tiering=plot.storage.tiering,
         storage_writes=plot.storage.write,
@@ -299,16 +291,14 @@ def engine_of(plot: Plot, executor: Executor, *, checks: bool) -> Engine:
         prefetcher,
         plot.scheduler,
         max_len=100_000,
-        checkpoints=PLACEMENTS[plot.checkpoints](plot.page_size, 4 * plot.page_size),
+        checkpoints=PLACEMENTS[plot.checkpoints](
+            plot.page_size, plot.checkpoint_pages * plot.page_size
+        ),
         may_jump=plot.may_jump,
+        takes_decode_pages_first=plot.takes_decode_pages_first,
         estimate_s=lambda cached, total: (total - cached) * TOKEN_NS * 1e-9,
     )
-    return Engine(cache, prefetcher, scheduler, executor, check=check if checks else None)
-
-
-class _First:
-    def route(self, request: Request, engines: Sequence[Engine]) -> int:
-        return 0
+    return kind(cache, prefetcher, scheduler, executor, check=check_laws if checks else None)
 
 
 class _Watch:

@@ -24,32 +24,33 @@ from hicache.storage.base import Storage, StorageError
 from hicache.storage.engines.memory import MemoryStorage
 from hicache.storage.guards.breaker import BreakerStorage
 from hicache.storage.guards.checked import CheckedStorage
-from hicache.storage.guards.faults import Fault, FaultPlan, FaultyStorage, Stall
+from hicache.storage.guards.faults import Fault, FaultyStorage, Stall
 
-FIELDS = [field.name for field in fields(FaultPlan)]
-ALL_AT_ONCE = FaultPlan(
-    delay_median_s=0.01,
+FIELDS = [field.name for field in fields(FaultsConfig)]
+ALL_AT_ONCE = FaultsConfig(
+    delay_ms=10.0,
     delay_sigma=1.0,
-    error_share=0.1,
-    missing_share=0.1,
-    short_share=0.1,
-    corrupt_share=0.1,
-    full_share=0.1,
-    gone_s=((0.5, 1.0),),
+    error_rate=0.1,
+    missing_rate=0.1,
+    short_rate=0.1,
+    corrupt_rate=0.1,
+    full_rate=0.1,
+    gone_from_s=0.5,
+    gone_for_s=0.5,
 )
 PLANS = {
-    "delay": FaultPlan(delay_median_s=0.01, delay_sigma=1.0),
-    "error": FaultPlan(error_share=0.3),
-    "missing": FaultPlan(missing_share=0.3),
-    "short": FaultPlan(short_share=0.3),
-    "corrupt": FaultPlan(corrupt_share=0.3),
-    "full": FaultPlan(full_share=0.3),
-    "gone": FaultPlan(delay_median_s=0.01, gone_s=((0.2, 0.6),)),
+    "delay": FaultsConfig(delay_ms=10.0, delay_sigma=1.0),
+    "error": FaultsConfig(error_rate=0.3),
+    "missing": FaultsConfig(missing_rate=0.3),
+    "short": FaultsConfig(short_rate=0.3),
+    "corrupt": FaultsConfig(corrupt_rate=0.3),
+    "full": FaultsConfig(full_rate=0.3),
+    "gone": FaultsConfig(delay_ms=10.0, gone_from_s=0.2, gone_for_s=0.4),
     "all": ALL_AT_ONCE,
 }
 
 
-def faulty(plan: FaultPlan, *, seed: int = 0) -> FaultyStorage:
+def faulty(plan: FaultsConfig, *, seed: int = 0) -> FaultyStorage:
     return FaultyStorage(
         MemoryStorage(capacity_bytes=None), plan, seed=seed, clock=SimulatedClock()
     )
@@ -68,7 +69,7 @@ def use(storage: Storage) -> int:
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 @pytest.mark.parametrize("name", ["memory", "slab", "file"])
 def test_no_fault_gives_a_wrong_byte_or_an_error(
-    name: str, plan: FaultPlan, tmp_path: Path
+    name: str, plan: FaultsConfig, tmp_path: Path
 ) -> None:
     clock = SimulatedClock()
     engine = ENGINES[name].open(str(tmp_path), "test", 12 * PAGE_BYTES)
@@ -90,11 +91,11 @@ def test_a_plan_injects_its_fault(fault: Fault) -> None:
 
 def test_corrupt_pages_get_through_without_the_check() -> None:
     with pytest.raises(AssertionError, match="wrong bytes"):
-        use(faulty(FaultPlan(corrupt_share=0.3)))
+        use(faulty(FaultsConfig(corrupt_rate=0.3)))
 
 
 def test_corrupt_pages_are_counted_as_damaged() -> None:
-    spoilt = faulty(FaultPlan(corrupt_share=0.3))
+    spoilt = faulty(FaultsConfig(corrupt_rate=0.3))
     storage = CheckedStorage(spoilt)
     use(storage)
     assert storage.stats().damaged_pages == spoilt.injected[Fault.corrupt]
@@ -107,14 +108,14 @@ def test_a_page_whose_digest_is_not_known_is_a_miss() -> None:
 
 
 def test_the_same_seed_gives_the_same_faults() -> None:
-    plan = replace(ALL_AT_ONCE, error_share=0.0, corrupt_share=0.0, gone_s=())
+    plan = replace(ALL_AT_ONCE, error_rate=0.0, corrupt_rate=0.0, gone_from_s=None, gone_for_s=None)
     assert use(faulty(plan, seed=5)) == use(faulty(plan, seed=5))
     assert use(faulty(plan, seed=5)) != use(faulty(plan, seed=6))
 
 
 def test_delays_pass_on_the_clock() -> None:
     clock = SimulatedClock()
-    plan = FaultPlan(delay_median_s=0.25)
+    plan = FaultsConfig(delay_ms=250.0)
     FaultyStorage(MemoryStorage(capacity_bytes=None), plan, seed=0, clock=clock).contains([])
     assert clock.now() == to_ns(0.25)
 
@@ -125,7 +126,7 @@ def test_delays_pass_on_the_clock() -> None:
 def test_an_engine_is_gone_from_the_first_nanosecond_to_the_last(now_ns: int, is_gone: int) -> None:
     clock = SimulatedClock()
     clock.wait_until(now_ns)
-    plan = FaultPlan(gone_s=((1.0, 2.0),))
+    plan = FaultsConfig(gone_from_s=1.0, gone_for_s=1.0)
     storage = FaultyStorage(MemoryStorage(capacity_bytes=None), plan, seed=0, clock=clock)
     with suppress(StorageError):
         storage.contains([])
@@ -136,75 +137,49 @@ def test_a_failed_write_may_have_stored_its_pages() -> None:
     stored = set()
     for seed in range(20):
         inner = MemoryStorage(capacity_bytes=None)
-        plan = FaultPlan(error_share=1.0)
+        plan = FaultsConfig(error_rate=1.0)
         with pytest.raises(StorageError, match="injected"):
             write(FaultyStorage(inner, plan, seed=seed, clock=SimulatedClock()), keys(1))
         stored.update(inner.contains(keys(1)))
     assert stored == {True, False}
 
 
-@pytest.mark.parametrize("name", [name for name in FIELDS if name.endswith("_share")])
-def test_a_share_lies_between_none_and_all(name: str) -> None:
+@pytest.mark.parametrize("name", [name for name in FIELDS if name.endswith("_rate")])
+def test_a_rate_lies_between_none_and_all(name: str) -> None:
     for share in (-0.01, 1.5):
-        with pytest.raises(ValueError, match=rf"{name} must be .* between 0 and 1, got {share}"):
-            FaultPlan(**{name: share})
-    assert FaultPlan(**{name: 0.0}).is_harmless
-    assert not FaultPlan(**{name: 1.0}).is_harmless
+        with pytest.raises(ValueError, match=rf"{name} must be between 0 and 1, got {share}"):
+            FaultsConfig(**{name: share})
+    assert FaultsConfig(**{name: 0.0}).is_harmless
+    assert not FaultsConfig(**{name: 1.0}).is_harmless
 
 
-@pytest.mark.parametrize("name", ["delay_median_s", "delay_sigma", "failure_s"])
+@pytest.mark.parametrize("name", ["delay_ms", "delay_sigma", "failure_ms"])
 def test_a_time_is_not_negative(name: str) -> None:
     with pytest.raises(ValueError, match=rf"{name} must be at least 0, got -0.1"):
-        FaultPlan(**{name: -0.1})
-    FaultPlan(**{name: 0.0})
+        FaultsConfig(**{name: -0.1})
+    FaultsConfig(**{name: 0.0})
 
 
 def test_what_does_nothing_by_itself_is_harmless() -> None:
-    assert FaultPlan(delay_sigma=1.0, failure_s=1.0, deadline_s=1.0).is_harmless
-    assert not FaultPlan(delay_median_s=0.1).is_harmless
-    assert not FaultPlan(gone_s=((1.0, 2.0),)).is_harmless
-
-
-def test_a_plan_is_what_the_configuration_says() -> None:
-    assert FaultPlan.of(FaultsConfig()) == FaultPlan()
-    config = FaultsConfig(
-        delay_ms=20.0,
-        delay_sigma=0.5,
-        error_rate=0.1,
-        missing_rate=0.2,
-        short_rate=0.3,
-        corrupt_rate=0.4,
-        full_rate=0.5,
-        gone_from_s=3.0,
-        gone_for_s=4.0,
-        failure_ms=7.0,
-    )
-    wanted = FaultPlan(
-        delay_median_s=0.02,
-        delay_sigma=0.5,
-        error_share=0.1,
-        missing_share=0.2,
-        short_share=0.3,
-        corrupt_share=0.4,
-        full_share=0.5,
-        gone_s=((3.0, 7.0),),
-        failure_s=0.007,
-        deadline_s=9.0,
-    )
-    assert FaultPlan.of(config, deadline_s=9.0) == wanted
-    for_good = FaultPlan.of(replace(config, gone_for_s=None))
-    assert for_good.gone_s == ((3.0, math.inf),)
+    assert FaultsConfig(delay_sigma=1.0, failure_ms=1.0).is_harmless
+    assert not FaultsConfig(delay_ms=100.0).is_harmless
+    assert not FaultsConfig(gone_from_s=1.0, gone_for_s=1.0).is_harmless
 
 
 class Waiting:
     """What an engine waits for, where nobody sleeps."""
 
-    def __init__(self, plan: FaultPlan, *, seed: int = 0) -> None:
+    def __init__(self, plan: FaultsConfig, *, seed: int = 0, deadline_s: float = math.inf) -> None:
         self.clock = SimulatedClock()
         self.waited_ns: list[int] = []
         self.inner = MemoryStorage(capacity_bytes=None)
         self.storage = FaultyStorage(
-            self.inner, plan, seed=seed, clock=self.clock, wait=self.waited_ns.append
+            self.inner,
+            plan,
+            seed=seed,
+            clock=self.clock,
+            wait=self.waited_ns.append,
+            deadline_s=deadline_s,
         )
 
     def fails(self) -> bool:
@@ -216,7 +191,7 @@ class Waiting:
 
 
 def test_delays_are_log_normal_around_their_median() -> None:
-    waiting = Waiting(FaultPlan(delay_median_s=0.25, delay_sigma=0.5))
+    waiting = Waiting(FaultsConfig(delay_ms=250.0, delay_sigma=0.5))
     for _ in range(400):
         waiting.storage.contains([])
     logs = [math.log(each / to_ns(0.25)) for each in waiting.waited_ns]
@@ -226,29 +201,35 @@ def test_delays_are_log_normal_around_their_median() -> None:
 
 
 def test_a_call_that_would_take_too_long_fails_at_its_deadline() -> None:
-    late = Waiting(FaultPlan(delay_median_s=0.25, deadline_s=0.2))
+    late = Waiting(FaultsConfig(delay_ms=250.0), deadline_s=0.2)
     with pytest.raises(StorageError, match=r"no answer within 0\.2 s"):
         late.storage.contains([])
     assert late.waited_ns == [to_ns(0.2)]
-    just = Waiting(FaultPlan(delay_median_s=0.25, deadline_s=0.25))
+    just = Waiting(FaultsConfig(delay_ms=250.0), deadline_s=0.25)
     assert not just.fails()
     assert just.waited_ns == [to_ns(0.25)]
 
 
 def test_an_engine_is_gone_from_one_moment_to_another() -> None:
-    waiting = Waiting(FaultPlan(gone_s=((1.0, 2.0), (3.0, 4.0)), failure_s=0.01))
-    moments = (0, 0.999, 1.0, 1.999, 2.0, 3.5, 4.0)  # an end is not part of it
+    waiting = Waiting(FaultsConfig(gone_from_s=1.0, gone_for_s=1.0, failure_ms=10.0))
+    moments = (0, 0.999, 1.0, 1.999, 2.0, 3.5)  # an end is not part of it
     gone = []
     for moment in moments:
         waiting.clock.wait_until(to_ns(moment))
         gone.append(waiting.fails())
-    assert gone == [False, False, True, True, False, True, False]
-    assert waiting.storage.injected[Fault.gone] == 3
-    assert waiting.waited_ns == [to_ns(0.01)] * 3
+    assert gone == [False, False, True, True, False, False]
+    assert waiting.storage.injected[Fault.gone] == 2
+    assert waiting.waited_ns == [to_ns(0.01)] * 2
+
+
+def test_an_engine_that_does_not_come_back_is_gone_for_good() -> None:
+    waiting = Waiting(FaultsConfig(gone_from_s=1.0))
+    waiting.clock.wait_until(to_ns(1e6))
+    assert waiting.fails()
 
 
 def test_an_engine_is_gone_when_a_delayed_call_gets_there() -> None:
-    plan = FaultPlan(delay_median_s=0.5, gone_s=((1.0, 2.0),))
+    plan = FaultsConfig(delay_ms=500.0, gone_from_s=1.0, gone_for_s=1.0)
     waiting = Waiting(plan)  # the clock does not see the delay
     waiting.clock.wait_until(to_ns(0.5))
     assert waiting.fails()
@@ -266,17 +247,17 @@ def test_a_clock_that_oversleeps_is_not_put_back() -> None:
         def wait_until(self, time_ns: int) -> None:
             super().wait_until(time_ns + to_ns(0.5))
 
-    plan = FaultPlan(delay_median_s=0.5, gone_s=((1.0, 2.0),))
+    plan = FaultsConfig(delay_ms=500.0, gone_from_s=1.0, gone_for_s=1.0)
     storage = FaultyStorage(MemoryStorage(capacity_bytes=None), plan, seed=0, clock=Oversleeping())
     with pytest.raises(StorageError, match="gone at 1 s"):
         storage.contains([])
 
 
 def test_failing_takes_its_time_and_none_without() -> None:
-    slow = Waiting(FaultPlan(error_share=1.0, failure_s=0.3))
+    slow = Waiting(FaultsConfig(error_rate=1.0, failure_ms=300.0))
     assert slow.fails()
     assert slow.waited_ns == [to_ns(0.3)]
-    quick = Waiting(FaultPlan(error_share=1.0))
+    quick = Waiting(FaultsConfig(error_rate=1.0))
     assert quick.fails()
     assert quick.waited_ns == []
 
@@ -291,7 +272,7 @@ def test_a_stall_is_taken_once() -> None:
 
 @pytest.mark.parametrize("num_bytes", [1, 7, PAGE_BYTES])
 def test_a_short_page_is_a_miss_whose_second_half_is_not_the_pages(num_bytes: int) -> None:
-    waiting = Waiting(FaultPlan(short_share=1.0))
+    waiting = Waiting(FaultsConfig(short_rate=1.0))
     page = payload(keys(1)[0], num_bytes)
     waiting.inner.write(keys(1), [page])
     buffer = poisoned(num_bytes)
@@ -301,7 +282,7 @@ def test_a_short_page_is_a_miss_whose_second_half_is_not_the_pages(num_bytes: in
 
 
 def test_nothing_of_a_missing_page_is_left() -> None:
-    waiting = Waiting(FaultPlan(missing_share=1.0))
+    waiting = Waiting(FaultsConfig(missing_rate=1.0))
     write(waiting.inner, keys(1))
     buffer = poisoned()
     assert waiting.storage.read(keys(1), [buffer]) == [False]
@@ -310,7 +291,7 @@ def test_nothing_of_a_missing_page_is_left() -> None:
 
 
 def test_one_bit_of_a_corrupt_page_is_wrong_and_anywhere() -> None:
-    waiting = Waiting(FaultPlan(corrupt_share=1.0))
+    waiting = Waiting(FaultsConfig(corrupt_rate=1.0))
     waiting.inner.write(keys(1), [memoryview(bytes(4))])
     wrong = set()
     for _ in range(500):
@@ -321,38 +302,38 @@ def test_one_bit_of_a_corrupt_page_is_wrong_and_anywhere() -> None:
 
 
 def test_a_page_of_no_bytes_cannot_be_corrupt() -> None:
-    waiting = Waiting(FaultPlan(corrupt_share=1.0))
+    waiting = Waiting(FaultsConfig(corrupt_rate=1.0))
     waiting.inner.write(keys(1), [memoryview(b"")])
     assert waiting.storage.read(keys(1, 2), [memoryview(b""), poisoned()]) == [True, False]
     assert waiting.storage.injected[Fault.corrupt] == 0
 
 
 def test_pages_that_are_missing_anyway_meet_no_fault() -> None:
-    waiting = Waiting(FaultPlan(missing_share=1.0, short_share=1.0, corrupt_share=1.0))
+    waiting = Waiting(FaultsConfig(missing_rate=1.0, short_rate=1.0, corrupt_rate=1.0))
     assert read(waiting.storage, keys(1)) == [None]
     assert not waiting.storage.injected
 
 
 def test_pages_are_refused_one_by_one() -> None:
-    waiting = Waiting(FaultPlan(full_share=0.5))
+    waiting = Waiting(FaultsConfig(full_rate=0.5))
     some = keys(*range(40))
     results = write(waiting.storage, some)
     assert 0 < sum(results) < 40
     assert waiting.inner.contains(some) == results
     assert waiting.storage.injected == {Fault.full: 40 - sum(results)}
-    assert write(Waiting(FaultPlan(full_share=1.0)).storage, some) == [False] * 40
+    assert write(Waiting(FaultsConfig(full_rate=1.0)).storage, some) == [False] * 40
 
 
 def test_a_page_that_the_engine_refuses_is_refused() -> None:
     inner = MemoryStorage(capacity_bytes=1)
-    plan = FaultPlan(delay_median_s=0.1)
+    plan = FaultsConfig(delay_ms=100.0)
     assert write(FaultyStorage(inner, plan, seed=0, clock=SimulatedClock()), keys(1)) == [False]
 
 
 @pytest.mark.parametrize("name", ["contains", "read", "write", "delete"])
 def test_every_call_can_fail_and_be_delayed(name: str) -> None:
     arguments = (keys(1), [poisoned()]) if name in ("read", "write") else (keys(1),)
-    waiting = Waiting(FaultPlan(error_share=1.0, delay_median_s=0.1))
+    waiting = Waiting(FaultsConfig(error_rate=1.0, delay_ms=100.0))
     write(waiting.inner, keys(1))
     with pytest.raises(StorageError, match="injected"):
         getattr(waiting.storage, name)(*arguments)
@@ -362,7 +343,7 @@ def test_every_call_can_fail_and_be_delayed(name: str) -> None:
 
 
 def test_what_is_left_passes_through() -> None:
-    waiting = Waiting(FaultPlan(delay_median_s=0.1))
+    waiting = Waiting(FaultsConfig(delay_ms=100.0))
     write(waiting.storage, keys(1, 2))
     waiting.storage.delete(keys(1))
     assert waiting.storage.contains(keys(1, 2)) == [False, True]

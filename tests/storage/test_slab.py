@@ -16,8 +16,8 @@ from storage_pages import PAGE_BYTES, key, keys, payload, poisoned, read, write
 from hicache.storage.base import StorageError
 from hicache.storage.digest import namespace_name
 from hicache.storage.engines.owner import current_owner
-from hicache.storage.engines.slab import Eviction, SlabStorage
-from hicache.storage.engines.slot_table import Place
+from hicache.storage.engines.slab import SlabStorage
+from hicache.storage.engines.slot_files import Place
 
 SMALL, LARGE = 4096, 5 * 4096
 
@@ -63,15 +63,6 @@ def test_existing_writes_refresh_a_page(tmp_path: Path) -> None:
         write(storage, keys(1))
         write(storage, keys(3))
         assert storage.contains(keys(1, 2, 3)) == [True, False, True]
-
-
-def test_fifo_is_not_refreshed(tmp_path: Path) -> None:
-    with closing(open_slab(tmp_path, 2 * PAGE_BYTES, eviction=Eviction.fifo)) as storage:
-        write(storage, keys(1, 2))
-        read(storage, keys(1))
-        write(storage, keys(1))
-        write(storage, keys(3))
-        assert storage.contains(keys(1, 2, 3)) == [False, True, True]
 
 
 def test_what_was_read_stays_young_when_the_slab_is_opened_again(tmp_path: Path) -> None:
@@ -292,15 +283,6 @@ def test_reads_are_told_to_the_table_in_time(
         assert told == [[*some[1:1024], some[0], some[1024]]]
 
 
-def test_without_refreshing_reads_are_told_to_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with closing(open_slab(tmp_path, eviction=Eviction.fifo)) as storage:
-        write(storage, keys(1))
-        read(storage, keys(1))
-        assert storage._take_touched() == []
-
-
 def test_what_a_batch_reads_is_counted_by_its_hits(tmp_path: Path) -> None:
     with closing(open_slab(tmp_path)) as storage:
         write_sized(storage, key(1), 100)
@@ -484,7 +466,7 @@ def test_a_slot_that_is_overwritten_at_once_is_not_given_back_before(
     with closing(open_slab(tmp_path, 2 * PAGE_BYTES)) as storage:
         write(storage, keys(1, 2))
         freed: list[object] = []
-        monkeypatch.setattr(storage._table, "_free_space", freed.append)
+        monkeypatch.setattr(storage._files, "free_space", freed.append)
         assert write(storage, keys(3)) == [True]
         assert freed == []
         assert write_sized(storage, key(4), SMALL)

@@ -48,7 +48,7 @@ def strangers(
 
 def workload(requests: Sequence[Request]) -> Workload:
     """Requests in order of arrival as a workload."""
-    return Workload(name="by hand", requests=requests, description="by hand", has_start_times=True)
+    return Workload(name="by hand", requests=requests)
 
 
 def run(made: Workload, *overrides: str) -> Result:

@@ -7,9 +7,9 @@ from hicache.request import TOKEN_BYTES, Request
 PAGE = 64
 
 
-def page_chain(tokens: bytes, namespace: str) -> Iterator[int]:
+def page_chain(tokens: bytes, namespace: str, page: int = PAGE) -> Iterator[int]:
     """A chained hash for each whole page of `tokens`."""
-    step = PAGE * TOKEN_BYTES
+    step = page * TOKEN_BYTES
     chained = hash(namespace)
     for begin in range(0, len(tokens) - step + 1, step):
         chained = hash((chained, tokens[begin : begin + step]))

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from hicache.config import Arrivals
+from hicache.config import Arrivals, WorkloadConfig
 from hicache.request import Request, TokenSpans
 from hicache.workload.arrivals import Feeder, Release
 
@@ -33,7 +33,7 @@ TREES = [
 
 
 def feeder(mode: Arrivals, *, concurrency: int = 1) -> Feeder:
-    return Feeder(TREES, mode, concurrency=concurrency)
+    return Feeder(TREES, WorkloadConfig(arrivals=mode, concurrency=concurrency))
 
 
 def named(releases: list[Release]) -> list[tuple[int, int]]:
@@ -66,7 +66,8 @@ def test_closed_arrivals_start_as_many_trees_as_there_are_places() -> None:
 
 
 def test_the_first_trees_of_a_closed_workload_may_start_one_after_another():
-    apart = Feeder(TREES, Arrivals.closed, concurrency=2, stagger_ns=7)
+    config = WorkloadConfig(arrivals=Arrivals.closed, concurrency=2, stagger_s=7e-9)
+    apart = Feeder(TREES, config)
     assert named(apart.initial()) == [(0, 0), (7, 1)]
 
 
@@ -120,7 +121,7 @@ def test_a_drop_under_open_arrivals_takes_nothing_along() -> None:
     assert feed.on_dropped(0, 11).requests == []
     for number in (2, 3, 4):
         feed.on_answered(number, 50)
-    assert feed.num_unsettled == 3
+    assert len(feed._unsettled) == 3
 
 
 @pytest.mark.parametrize("mode", list(Arrivals))
@@ -136,7 +137,7 @@ def test_every_request_is_released_once_and_settled(mode: Arrivals) -> None:
         served.append(released.id)
         waiting += feed.on_answered(released.id, now_ns)
     assert sorted(served) == [0, 1, 2, 3, 4, 5, 6]
-    assert feed.num_unsettled == 0
+    assert len(feed._unsettled) == 0
 
 
 def test_a_request_settled_twice_is_refused() -> None:
@@ -148,4 +149,4 @@ def test_a_request_settled_twice_is_refused() -> None:
 
 def test_a_child_without_its_parent_is_refused() -> None:
     with pytest.raises(ValueError, match="request 4 follows request 2, which does not come before"):
-        Feeder([TREES[0], TREES[4]], Arrivals.open, concurrency=1)
+        Feeder([TREES[0], TREES[4]], WorkloadConfig(arrivals=Arrivals.open))

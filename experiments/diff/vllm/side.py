@@ -130,11 +130,7 @@ class VllmSide:
             before = request.num_computed_tokens, request.status
             self._step(request, end, sampled.tolist())
             if (request.num_computed_tokens, request.status) == before:
-                raise SideError(
-                    f"the device pools are too small: {end:,} tokens of one request and what"
-                    f" {self._pools.num_running - 1} others hold do not fit"
-                    f" {self._pools.device_tokens:,} tokens"
-                )
+                raise self._pools.too_small(end)
 
     def _step(self, request: Any = None, end: int = 0, sampled: list[int] | None = None) -> None:
         output = self._scheduler.schedule()
@@ -179,7 +175,8 @@ class VllmSide:
     def _count_copy(self, job: Any, how: str) -> dict[str, int]:
         sizes = on_device(job, is_store=how == "back_up").group_sizes
         amounts = {
-            kind: size * self._unit(kind) for kind, size in zip(self._kinds, sizes, strict=True)
+            kind: size * self._pools.unit(kind)
+            for kind, size in zip(self._kinds, sizes, strict=True)
         }
         for kind, amount in amounts.items():
             self._tally.moved(kind, how, amount)
@@ -194,7 +191,7 @@ class VllmSide:
             is_evicted = bool(evict(block))
             if is_evicted:
                 kind = self._kinds[get_group_id(key)]
-                self._tally.evicted(f"{kind}/device", self._unit(kind))
+                self._tally.evicted(f"{kind}/device", self._pools.unit(kind))
             return is_evicted
 
         blocks._maybe_evict_cached_block = counting_evict
@@ -208,7 +205,7 @@ class VllmSide:
             for key in prepared.evicted_keys if prepared is not None else ():
                 self._on_host.discard(key)
                 kind = self._kind_of(key)
-                self._tally.evicted(f"{kind}/host", self._unit(kind))
+                self._tally.evicted(f"{kind}/host", self._pools.unit(kind))
             return prepared
 
         def counting_complete(keys: Any, *args: Any, **more: Any) -> None:
@@ -228,12 +225,9 @@ class VllmSide:
             counts = Counter(f"{self._kinds[get_group_id(key)]}/device" for key in cached)
             counts.update(f"{self._kind_of(key)}/host" for key in self._on_host)
         return {
-            name: count * self._unit(name.partition("/")[0])
+            name: count * self._pools.unit(name.partition("/")[0])
             for name, count in sorted(counts.items())
         }
 
     def _kind_of(self, key: bytes) -> str:
         return self._kinds[int.from_bytes(key[-GROUP_BYTES:], "big")]
-
-    def _unit(self, kind: str) -> int:
-        return 1 if kind == "mamba" else self._page

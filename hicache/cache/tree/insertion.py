@@ -21,8 +21,10 @@ def insert(
     """
     residency, has_swa = tree.residency, tree.has_swa
     tick = residency.next_tick()
-    for above in node.path():
+    above = node
+    while above.parent is not None:
         above.tick = tick  # whoever publishes has used the prefix until now
+        above = above.parent
     while node.end < end:
         start = node.end
         child = tree.descend(node, sequence.tokens, end)

@@ -1,9 +1,12 @@
 """One edge of the radix tree, and what is kept of its tokens.
 
-Components and tiers are small integers here, because they index lists on the hottest paths.
+Components and tiers are small integers here, because they index lists on the hottest paths. Tiers
+are final, so that a compiler knows them; components are not, because mypy would take what
+`held[tier][kind]` once was for what it is after a change, and leave out looking.
 """
 
 from collections.abc import Iterator
+from typing import Final
 
 from hicache.cache.pages import PageIds
 from hicache.cache.tree.page_registry import NO_NUMBERS, PageNumbers
@@ -13,17 +16,20 @@ FULL, SWA, MAMBA = 0, 1, 2
 KINDS = (FULL, SWA, MAMBA)
 KIND_OF = {ComponentKind.full: FULL, ComponentKind.swa: SWA, ComponentKind.mamba: MAMBA}
 KIND_NAMES = ("full", "swa", "mamba")
-DEVICE, HOST = 0, 1
+DEVICE: Final = 0
+HOST: Final = 1
 TIERS = (DEVICE, HOST)
 TIER_NAMES = ("device", "host")
 
 
 class Node:
-    """The pages `[start, start + num_pages)` of every sequence that passes through here.
+    """The pages `[start, end)` of every sequence that passes through here.
 
     `held[tier][kind]` are the page ids (full and swa: one per page; mamba: one slot, the state
     after the last token) or None. A node whose value is None while the node stays is a
-    *tombstone* of that component. `locks[tier][kind]` forbid eviction there.
+    *tombstone* of that component. `locks[tier][kind]` forbid eviction there; of full on the device,
+    which is locked by whole paths, it is `path_locks` that does: the locks that end here, and one
+    for each child that is locked.
 
     A split keeps this object as the lower half, so whoever remembers a node by its end may go on
     doing so.
@@ -35,13 +41,14 @@ class Node:
         "created",
         "digests",
         "edge",
+        "end",
         "held",
         "hit_count",
         "locks",
         "num_device_children",
-        "num_pages",
         "numbers",
         "parent",
+        "path_locks",
         "seed",
         "start",
         "stored",
@@ -52,13 +59,14 @@ class Node:
         self.parent = parent
         self.edge = edge
         self.start = start
-        self.num_pages = num_pages
+        self.end = start + num_pages
         self.children: dict[bytes, Node] = {}
         self.held: tuple[list[PageIds | None], list[PageIds | None]] = (
             [None, None, None],
             [None, None, None],
         )
         self.locks = ([0, 0, 0], [0, 0, 0])
+        self.path_locks = 0
         self.num_device_children = 0  # children with full on the device
         self.hit_count = 0
         self.tick = 0  # when it was last touched
@@ -70,14 +78,19 @@ class Node:
         self.seed: bytes | None = None  # roots only: what the chain of digests starts from
 
     @property
-    def end(self) -> int:
-        """Pages from the root to the end of this node."""
-        return self.start + self.num_pages
+    def num_pages(self) -> int:
+        """Pages of this node alone."""
+        return self.end - self.start
 
     @property
     def is_root(self) -> bool:
         """Whether this is where a namespace begins."""
         return self.parent is None
+
+    def is_locked(self, tier: int, kind: int) -> bool:
+        """Whether a component may not be evicted from a tier."""
+        locks = self.path_locks if tier == DEVICE and kind == FULL else self.locks[tier][kind]
+        return locks > 0
 
     def path(self, start: int = 0) -> Iterator["Node"]:
         """This node and those above it up to the one that holds page `start`, from the bottom."""
@@ -89,13 +102,6 @@ class Node:
     def span(self, start: int = 0) -> list["Node"]:
         """The nodes of pages `[start, end)`, from the top; `start` was once a node's start."""
         return list(self.path(start))[::-1]
-
-    def window_start(self, window_pages: int) -> int:
-        """Where the topmost node begins that holds some of the last `window_pages` before `end`."""
-        start = self.end
-        for above in self.path(self.end - window_pages):
-            start = above.start
-        return start
 
     def numbers_of(self, kind: int) -> PageNumbers:
         """The numbers of the pages of one component; a state's is that of the page before it."""
@@ -111,4 +117,5 @@ class Node:
             or "-"
             for tier in TIERS
         )
-        return f"<Node pages [{self.start}, {self.end}) {tiers} locks {self.locks}>"
+        locks = f"{self.path_locks} {self.locks}"
+        return f"<Node pages [{self.start}, {self.end}) {tiers} locks {locks}>"

@@ -15,8 +15,6 @@ from hicache.cache.tree.node import DEVICE, FULL, HOST, MAMBA, SWA, Node
 from hicache.cache.tree.page_history import PageHistory
 from hicache.cache.tree.residency import Residency
 
-EVERYTHING = 1 << 40  # a run of window pages that began at the root is long enough for any window
-
 
 class RadixTree:
     """Full, swa and mamba data of shared prefixes on device and host.
@@ -72,43 +70,20 @@ class RadixTree:
         O(matched pages + matched nodes).
         """
         size = self.page_size
-        end = max_len // size
-        has_swa, has_states, window = self.has_swa, self.has_states, self.window_len
-        node = best = on_device = self.root(namespace)
-        tick = self.residency.next_tick()
-        run_any = run_device = EVERYTHING
-        while node.end < end:
-            child = self.descend(node, tokens, end)
-            if child is None:
-                break
-            node = child
-            node.tick = tick
-            device, host = node.held
-            usable, usable_on_device = True, device[FULL] is not None
-            if has_swa:
-                pages = node.num_pages
-                run_device = run_device + pages if device[SWA] is not None else 0
-                run_any = run_any + pages if device[SWA] is not None or host[SWA] is not None else 0
-                usable = run_any * size >= window
-                usable_on_device &= run_device * size >= window
-            if has_states:
-                usable &= device[MAMBA] is not None or host[MAMBA] is not None
-                usable_on_device &= device[MAMBA] is not None
-            if usable:
-                best = node
-            if usable_on_device:
-                on_device = node
+        node = self._descend_all(tokens, max_len // size, namespace)
+        best = self._boundary(node, is_device=False)
+        on_device = self._boundary(best, is_device=True)
         self.residency.touch_sidecars(best)
-        full_host = sum(
-            passed.num_pages
-            for passed in best.path(on_device.end)
-            if passed.held[DEVICE][FULL] is None
-        )
-        swa_host = state_host = 0
+        full_host = swa_host = state_host = 0
         if best is not on_device:
-            if has_swa:
+            full_host = sum(
+                passed.num_pages
+                for passed in best.path(on_device.end)
+                if passed.held[DEVICE][FULL] is None
+            )
+            if self.has_swa:
                 swa_host = min(self._host_only_window(best), self.window_pages)
-            state_host = int(has_states and best.held[DEVICE][MAMBA] is None)
+            state_host = int(self.has_states and best.held[DEVICE][MAMBA] is None)
         return MatchResult(
             device_prefix_len=on_device.end * size,
             usable_len=best.end * size,
@@ -129,7 +104,7 @@ class RadixTree:
         end = max_len // self.page_size
         node = self.roots.get(namespace)
         usable = 0  # pages
-        run = EVERYTHING  # of window pages
+        run = self.window_pages  # of window pages; one from the root on is long enough
         while node is not None and node.end < end:
             first = node.end * self.page_bytes
             child = node.children.get(tokens[first : first + self.page_bytes])
@@ -142,7 +117,7 @@ class RadixTree:
             if self.has_swa:
                 is_held = device[SWA] is not None or host[SWA] is not None
                 run = run + pages if is_held else 0
-                is_usable = run * self.page_size >= self.window_len
+                is_usable = run >= self.window_pages
             if self.has_states:  # a state stands at the end of its node
                 is_held = device[MAMBA] is not None or host[MAMBA] is not None
                 is_usable &= is_whole and is_held
@@ -170,10 +145,8 @@ class RadixTree:
 
     def lock(self, node: Node) -> Lock:
         """Forbid eviction from the device of the path, its last window and the node's state."""
-        swa_start = node.window_start(self.window_pages) if self.has_swa else node.end
-        lock = Lock(DEVICE, node, 0, swa_start, with_state=True)
-        self.residency.count_locks(lock, 1)
-        return lock
+        swa_start = self.residency.lock_path(node)
+        return Lock(DEVICE, node, 0, swa_start, with_state=True)
 
     def lock_host(
         self, node: Node, full_start: int, *, swa_start: int | None = None, with_state: bool = False
@@ -185,7 +158,7 @@ class RadixTree:
         swa_start = node.end if swa_start is None else swa_start
         swa_start = min(swa_start, node.start) if with_state else swa_start
         lock = Lock(HOST, node, full_start, swa_start, with_state=with_state)
-        self.residency.count_locks(lock, 1)
+        self.residency.count_host_locks(lock, 1)
         return lock
 
     def lock_copies(
@@ -198,7 +171,10 @@ class RadixTree:
 
     def release(self, lock: Lock) -> None:
         """Undo one `lock` or `lock_host`."""
-        self.residency.count_locks(lock, -1)
+        if lock.tier == DEVICE:
+            self.residency.release_path(lock.node, lock.swa_start)
+        else:
+            self.residency.count_host_locks(lock, -1)
 
     # -- growing ------------------------------------------------------------------------------
 
@@ -211,11 +187,7 @@ class RadixTree:
         child = node.children.get(tokens[first : first + self.page_bytes])
         if child is None:
             return None
-        pages = child.num_pages
-        if (
-            node.end + pages <= end
-            and tokens[first : first + pages * self.page_bytes] == child.edge
-        ):
+        if child.end <= end and tokens.startswith(child.edge, first):
             return child  # as most do
         return self._split(child, self._num_shared(child, tokens, end))
 
@@ -239,7 +211,7 @@ class RadixTree:
             if not self.has_swa
             else [
                 above
-                for above in node.path(node.window_start(self.window_pages))
+                for above in node.path(node.end - self.window_pages)
                 if above.held[HOST][SWA] is None and above.held[DEVICE][SWA] is not None
             ]
         )
@@ -261,7 +233,7 @@ class RadixTree:
         swa: list[Node] = []
         if self.has_swa:
             edge = node.end - self.window_pages
-            for above in list(node.path(node.window_start(self.window_pages))):
+            for above in list(node.path(edge)):
                 if above.held[DEVICE][SWA] is not None:
                     continue
                 if above.start < edge:
@@ -302,6 +274,51 @@ class RadixTree:
 
     # -- inside -------------------------------------------------------------------------------
 
+    def _descend_all(self, tokens: bytes, end: int, namespace: str) -> Node:
+        """Touch the nodes that go on like `tokens` up to page `end`; returns the last of them."""
+        size, tick = self.page_bytes, self.residency.next_tick()
+        node = self.root(namespace)
+        while node.end < end:
+            first = node.end * size
+            child = node.children.get(tokens[first : first + size])
+            if child is None:
+                return node
+            if child.end > end or not tokens.startswith(child.edge, first):
+                node = self._split(child, self._num_shared(child, tokens, end))
+                node.tick = tick
+                return node
+            node = child
+            node.tick = tick
+        return node
+
+    def _boundary(self, node: Node, *, is_device: bool) -> Node:
+        """The last of a path's nodes after which a request can go on.
+
+        The state there and the window before it are held, on the device or anywhere, and so are
+        the full pages of it all. O(nodes of the window), if nothing is missing.
+        """
+        while (missing := self._missing(node, is_device=is_device)) is not None:
+            assert missing.parent is not None
+            node = missing.parent
+        return node
+
+    def _missing(self, node: Node, *, is_device: bool) -> Node | None:
+        # the node of a path that lacks what a request needs that goes on after it
+        if node.parent is None:
+            return None
+        device, host = node.held
+        if is_device and device[FULL] is None:
+            return node
+        if self.has_states and device[MAMBA] is None and (is_device or host[MAMBA] is None):
+            return node
+        edge, above = node.end - self.window_pages, node
+        while above.end > edge and above.parent is not None:
+            device, host = above.held
+            if device[SWA] is None and (is_device or host[SWA] is None):
+                return above
+            above = above.parent
+        return None
+
     def _num_shared(self, child: Node, tokens: bytes, end: int) -> int:
         # leading pages that a child, which begins like `tokens`, has in common with them up to
         # page `end`
@@ -332,7 +349,6 @@ class RadixTree:
         lower.parent = upper
         lower.edge = lower.edge[cut:]
         lower.start += pages
-        lower.num_pages -= pages
         upper.children[lower.edge[: self.page_bytes]] = lower
         upper.hit_count, upper.tick, upper.created = lower.hit_count, lower.tick, lower.created
         if self._split_refreshes:

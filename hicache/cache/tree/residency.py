@@ -20,12 +20,13 @@ def _mamba_tick(node: Node) -> Priority:
 class Residency:
     """The data and the locks of all nodes of one tree, counted and queued for eviction.
 
-    Nobody else writes a node's `held`, `locks`, `aux_ticks` or `num_device_children`. Invariant:
-    the counts and queues below equal their definitions, recomputed from the nodes.
+    Nobody else writes a node's `held`, `locks`, `path_locks`, `aux_ticks` or `num_device_children`.
+    Invariant: the counts and queues below equal their definitions, recomputed from the nodes.
 
     - `resident`, `protected`: pages (mamba: slots) held, and held under a lock, by tier and kind;
     - `leaves`, by tier: unlocked full data with none below it; on the host, held nowhere else;
-    - `sidecars`, by tier and kind: unlocked swa and mamba data; on the host, held nowhere else;
+    - `sidecars`, by tier and kind: unlocked swa and mamba data; on the host, held nowhere else; and
+      what was locked since and has not come first;
     - `duplicates`: full on both tiers and unlocked on the host; kept only if they are reclaimed.
     """
 
@@ -65,8 +66,11 @@ class Residency:
     def touch_sidecars(self, node: Node) -> None:
         """Use the last window and the state before `node.end`, and no others of its path."""
         if self._window_pages:
-            for above in node.path(node.end - self._window_pages):
-                above.aux_ticks[SWA] = self.tick
+            tick, edge = self.tick, node.end - self._window_pages
+            above = node
+            while above.end > edge and above.parent is not None:
+                above.aux_ticks[SWA] = tick
+                above = above.parent
         node.aux_ticks[MAMBA] = self.tick
 
     # -- holding ------------------------------------------------------------------------------
@@ -77,7 +81,7 @@ class Residency:
         node.held[tier][kind] = page_ids
         self.history.put(node, tier, kind)
         self.resident[tier][kind] += len(page_ids)
-        if node.locks[tier][kind]:
+        if node.is_locked(tier, kind):
             self.protected[tier][kind] += len(page_ids)
         if kind != FULL:
             node.aux_ticks[kind] = max(node.aux_ticks[kind], self.tick)
@@ -88,7 +92,7 @@ class Residency:
         page_ids = node.held[tier][kind]
         if page_ids is None:
             return
-        assert not node.locks[tier][kind], f"{node} is locked and may not be evicted"
+        assert not node.is_locked(tier, kind), f"{node} is locked and may not be evicted"
         node.held[tier][kind] = None
         self.history.drop(node, tier, kind)
         self.resident[tier][kind] -= len(page_ids)
@@ -103,6 +107,7 @@ class Residency:
         Pages are sliced, locks doubled; a state and its lock stay with the lower half.
         """
         pages = upper.num_pages
+        upper.path_locks = int(lower.path_locks > 0)
         upper.aux_ticks[SWA] = lower.aux_ticks[SWA]
         for tier in TIERS:
             for kind in (FULL, SWA):
@@ -119,44 +124,76 @@ class Residency:
     def refresh(self, node: Node) -> None:
         """Bring the leaf sets up to date with a node, as when its children change. O(log n)."""
         device, host = node.held
-        full_on_device = device[FULL] is not None
-        is_free = not node.locks[DEVICE][FULL] and node.parent is not None
-        if full_on_device and is_free and not node.num_device_children:
-            if node not in self.leaves[DEVICE]:
-                self.leaves[DEVICE].add(node)
+        on_device, on_host = self.leaves
+        is_there, is_copied = device[FULL] is not None, host[FULL] is not None
+        is_free = not node.path_locks and node.parent is not None
+        host_is_free = is_copied and not any(node.locks[HOST])
+        if is_free and is_there and not node.num_device_children:
+            on_device.add(node)
         else:
-            self.leaves[DEVICE].discard(node)
-        host_is_free = not any(node.locks[HOST])
-        on_host = host[FULL] is not None
-        if on_host and is_free and host_is_free and not full_on_device and not node.children:
-            if node not in self.leaves[HOST]:
-                self.leaves[HOST].add(node)
+            on_device.discard(node)
+        if is_free and host_is_free and not is_there and not node.children:
+            on_host.add(node)
         else:
-            self.leaves[HOST].discard(node)
+            on_host.discard(node)
         if self._reclaims_duplicates:
-            if on_host and full_on_device and host_is_free:
+            if host_is_free and is_there:
                 self.duplicates.setdefault(node)
             else:
                 self.duplicates.pop(node, None)
 
     # -- locking ------------------------------------------------------------------------------
 
-    def count_locks(self, lock: Lock, change: int) -> None:
+    def lock_path(self, node: Node) -> int:
+        """Forbid eviction from the device of a path, its last window and the node's state.
+
+        Returns where the topmost node of the window begins. O(nodes of the path that nobody had
+        locked + nodes of the window).
+        """
+        above = node
+        while not above.path_locks and above.parent is not None:
+            above.path_locks = 1
+            above = above.parent
+        above.path_locks += 1
+        if above is not node:
+            self._count_path(node, above, 1)
+        if self._has_states and node.parent is not None:
+            self._lock_sidecar(node, MAMBA)
+        swa_start, edge = node.end, node.end - self._window_pages
+        while node.end > edge and node.parent is not None:
+            self._lock_sidecar(node, SWA)
+            swa_start = node.start
+            node = node.parent
+        return swa_start
+
+    def release_path(self, node: Node, swa_start: int) -> None:
+        """Undo one `lock_path`. O(nodes of the path that nobody else has locked + its window's)."""
+        assert node.path_locks, f"{node} is released more often than it was locked"
+        above = node
+        above.path_locks -= 1
+        while not above.path_locks and above.parent is not None:
+            above = above.parent
+            above.path_locks -= 1
+        if above is not node:
+            self._count_path(node, above, -1)
+        if self._has_states and node.parent is not None:
+            self._release_sidecar(node, MAMBA)
+        while node.start >= swa_start and node.parent is not None:
+            self._release_sidecar(node, SWA)
+            node = node.parent
+
+    def count_host_locks(self, lock: Lock, change: int) -> None:
         """Lock (1) or release (-1) all that a receipt covers. O(nodes it covers)."""
-        tier, node, full_start, swa_start, with_state = lock
+        _, node, full_start, swa_start, with_state = lock
         if with_state and self._has_states and not node.is_root:
-            self._count_lock(node, tier, MAMBA, change)
+            self._count_host_lock(node, MAMBA, change)
         first = min(full_start, swa_start)
         has_swa = self._window_pages > 0
         while node.parent is not None and node.start >= first:
             if has_swa and node.start >= swa_start:
-                self._count_lock(node, tier, SWA, change)
+                self._count_host_lock(node, SWA, change)
             if node.start >= full_start:
-                locks = node.locks[tier]
-                if locks[FULL] and locks[FULL] + change:
-                    locks[FULL] += change  # most of a path is locked by others, too
-                else:
-                    self._count_lock(node, tier, FULL, change)
+                self._count_host_lock(node, FULL, change)
             node = node.parent
 
     # -- leaving ------------------------------------------------------------------------------
@@ -165,7 +202,7 @@ class Residency:
         """Whose data of this component leaves the device next; it stays for now."""
         if kind == FULL:
             return self.leaves[DEVICE].best()
-        return self.sidecars[DEVICE][kind].best()
+        return self._first_sidecar(DEVICE, kind)
 
     def pass_over(self, node: Node, kind: int) -> None:
         """Another victim first, until `reconsider`."""
@@ -188,7 +225,7 @@ class Residency:
             if leaf is None and self.duplicates:
                 return self._duplicate()
             return leaf
-        return self.sidecars[HOST][kind].best()
+        return self._first_sidecar(HOST, kind)
 
     def may_leave_device(self, node: Node) -> bool:
         """Whether a victim can go: it has a host copy, or nothing it takes along is locked there.
@@ -202,7 +239,7 @@ class Residency:
         stack = list(node.children.values())
         while stack:
             below = stack.pop()
-            if any(below.locks[HOST]) or any(below.locks[DEVICE]):
+            if any(below.locks[HOST]) or below.path_locks:
                 return False
             stack.extend(below.children.values())
         return True
@@ -220,20 +257,54 @@ class Residency:
             self.refresh(node.parent)
         self.refresh(node)
 
-    def _count_lock(self, node: Node, tier: int, kind: int, change: int) -> None:
-        locks = node.locks[tier]
+    def _count_path(self, node: Node, above: Node, change: int) -> None:
+        # a path has just been locked (1) or released (-1) from `node` up to below `above`; of what
+        # is on the device, all but the deepest have a child there and are no leaves anyhow
+        self.refresh(node)
+        lowest = node
+        while node is not above and node.held[DEVICE][FULL] is None:
+            assert node.parent is not None
+            node = node.parent
+        if node is not lowest:
+            self.refresh(node)
+        self.protected[DEVICE][FULL] += (node.end - above.end) * change
+
+    def _lock_sidecar(self, node: Node, kind: int) -> None:
+        locks = node.locks[DEVICE]
+        locks[kind] += 1
+        if locks[kind] == 1:
+            page_ids = node.held[DEVICE][kind]
+            if page_ids is not None:  # its place in the queue is lost when it comes first
+                self.protected[DEVICE][kind] += len(page_ids)
+
+    def _release_sidecar(self, node: Node, kind: int) -> None:
+        locks = node.locks[DEVICE]
+        locks[kind] -= 1
+        if not locks[kind]:
+            page_ids = node.held[DEVICE][kind]
+            if page_ids is not None:
+                self.protected[DEVICE][kind] -= len(page_ids)
+                self.sidecars[DEVICE][kind].enter_last(node)
+
+    def _count_host_lock(self, node: Node, kind: int, change: int) -> None:
+        locks = node.locks[HOST]
         before = locks[kind]
         locks[kind] = after = before + change
         assert after >= 0, f"{node} is released more often than it was locked"
         if before and after:
             return
-        page_ids = node.held[tier][kind]
+        page_ids = node.held[HOST][kind]
         if page_ids is not None:
-            self.protected[tier][kind] += len(page_ids) * change
+            self.protected[HOST][kind] += len(page_ids) * change
         if kind != FULL:
-            self._refresh_sidecar(node, tier, kind)
-        if kind == FULL or tier == HOST:
-            self.refresh(node)
+            self._refresh_sidecar(node, HOST, kind)
+        self.refresh(node)
+
+    def _first_sidecar(self, tier: int, kind: int) -> Node | None:
+        queue = self.sidecars[tier][kind]
+        while (node := queue.best()) is not None and node.locks[tier][kind]:
+            queue.discard(node)  # until its release
+        return node
 
     def _refresh_sidecar(self, node: Node, tier: int, kind: int) -> None:
         evictable = (

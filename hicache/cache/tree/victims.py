@@ -2,24 +2,24 @@
 
 import heapq
 from collections.abc import Callable
-from itertools import count
 
 from hicache.cache.tree.eviction import Priority
 from hicache.cache.tree.node import Node
 
 
 class VictimQueue:
-    """The nodes that may be evicted, best victim first.
+    """The nodes that may be evicted, best victim first; of equal ones, the first that came.
 
-    A heap whose stale entries are skipped, and whose outdated ones are ranked anew, when they
-    surface: so touching a node costs nothing.
+    A heap in which each node has one entry, which stays when the node leaves and is put right when
+    it surfaces: so touching a node costs nothing, and leaving for a while next to nothing.
     """
 
     def __init__(self, priority: Callable[[Node], Priority]) -> None:
         self._priority = priority
-        self._heap: list[tuple[Priority, int, Node]] = []
+        self._heap: list[tuple[Priority, int, Node]] = []  # with each one's number, or an older
+        self._entered: set[Node] = set()  # those with an entry
         self._valid: dict[Node, int] = {}
-        self._numbers = count()
+        self._next_number = 0
 
     def __len__(self) -> int:
         return len(self._valid)
@@ -28,14 +28,22 @@ class VictimQueue:
         return node in self._valid
 
     def add(self, node: Node) -> None:
-        """Enter a node; nothing if it is there. O(log n)."""
-        if node in self._valid:
+        """Enter a node; nothing if it is there. O(log n), or O(1) if it was here before."""
+        if node not in self._valid:
+            self.enter_last(node)
+
+    def enter_last(self, node: Node) -> None:
+        """Enter a node, after all its equals even if it is there."""
+        valid, entered = self._valid, self._entered
+        valid[node] = number = self._next_number
+        self._next_number = number + 1
+        if node in entered:
             return
-        number = next(self._numbers)
-        self._valid[node] = number
+        entered.add(node)
         heapq.heappush(self._heap, (self._priority(node), number, node))
-        if len(self._heap) > 64 + 4 * len(self._valid):
-            self._heap = [entry for entry in self._heap if self._valid.get(entry[2]) == entry[1]]
+        if len(entered) > 64 + 4 * len(valid):
+            self._heap = [entry for entry in self._heap if entry[2] in valid]
+            self._entered = set(valid)
             heapq.heapify(self._heap)
 
     def discard(self, node: Node) -> None:
@@ -48,14 +56,16 @@ class VictimQueue:
         anew: set[int] = set()  # ranked in this call: a policy of a user's may draw each time
         while heap:
             ranked, number, node = heap[0]
-            if valid.get(node) != number:
+            current = valid.get(node)
+            if current is None:
                 heapq.heappop(heap)
+                self._entered.discard(node)
                 continue
             priority = self._priority(node)
-            if priority == ranked or number in anew:
+            if current == number and (priority == ranked or current in anew):
                 return node
-            anew.add(number)
-            heapq.heapreplace(heap, (priority, number, node))
+            anew.add(current)
+            heapq.heapreplace(heap, (priority, current, node))
         return None
 
     def nodes(self) -> set[Node]:

@@ -231,7 +231,8 @@ def tree_digest(tree: RadixTree) -> int:
     while stack:
         node = stack.pop()
         hasher.update(node.edge)
-        hasher.update(repr((node.start, node.locks, node.hit_count)).encode())
+        locks = (node.path_locks, node.locks)
+        hasher.update(repr((node.start, locks, node.hit_count)).encode())
         for tier in TIERS:
             for kind in KINDS:
                 page_ids = node.held[tier][kind]

@@ -6,10 +6,9 @@ caller.
 """
 
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -82,22 +81,19 @@ def _timed(action: Action) -> int:
     return time.perf_counter_ns() - started
 
 
-class _CudaEvent:
-    def __init__(
-        self, start: torch.cuda.Event, event: torch.cuda.Event, device: torch.device
-    ) -> None:
-        self._start = start
-        self._event = event
-        self._device = device
+class _CudaEvent(NamedTuple):
+    start: torch.cuda.Event
+    end: torch.cuda.Event
+    device: torch.device
 
     def is_done(self) -> bool:
-        return bool(self._event.query())  # type: ignore[no-untyped-call]
+        return bool(self.end.query())  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
-        torch.cuda.current_stream(self._device).wait_event(self._event)
+        torch.cuda.current_stream(self.device).wait_event(self.end)
 
     def duration_ns(self) -> int:
-        return round(float(self._start.elapsed_time(self._event)) * 1e6)
+        return round(float(self.start.elapsed_time(self.end)) * 1e6)
 
 
 def timed_event() -> torch.cuda.Event:
@@ -126,65 +122,3 @@ class CudaStream:
     def close(self) -> None:
         """Wait for the stream."""
         self._stream.synchronize()
-
-
-class _LateEvent:
-    def __init__(self, stream: "LateStream", number: int) -> None:
-        self._stream = stream
-        self._number = number
-
-    def is_done(self) -> bool:
-        return self._stream.num_run > self._number
-
-    def wait(self) -> None:
-        self._stream.run_until(self._number)
-
-    def duration_ns(self) -> int:
-        return 0  # whoever waits for it does it
-
-
-class LateStream:
-    """Runs nothing before somebody waits for it: the worst case for whoever forgets to wait."""
-
-    def __init__(self) -> None:
-        self._waiting: deque[Action] = deque()
-        self.num_run = 0
-
-    def run(self, action: Action) -> CopyEvent:
-        """Put a copy off."""
-        self._waiting.append(action)
-        return _LateEvent(self, self.num_run + len(self._waiting) - 1)
-
-    def run_until(self, number: int) -> None:
-        """Run all up to and including copy `number`."""
-        while self.num_run <= number:
-            action = self._waiting.popleft()
-            self.num_run += 1
-            action()
-
-    def close(self) -> None:
-        """Run what is left."""
-        self.run_until(self.num_run + len(self._waiting) - 1)
-
-
-class _DoneEvent:
-    def is_done(self) -> bool:
-        return True
-
-    def wait(self) -> None:
-        return
-
-    def duration_ns(self) -> int:
-        return 0  # it was over before anyone could wait for it
-
-
-class PromptStream:
-    """Runs everything at once: the other extreme."""
-
-    def run(self, action: Action) -> CopyEvent:
-        """Copy now."""
-        action()
-        return _DoneEvent()
-
-    def close(self) -> None:
-        """Nothing is left."""

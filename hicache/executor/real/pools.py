@@ -13,7 +13,7 @@ from torch import Tensor
 from hicache.cache.pages import PageIds
 from hicache.cache.tiers.transfer import Move
 from hicache.cache.tree.node import DEVICE, FULL, HOST, KINDS, MAMBA, SWA
-from hicache.executor.real.rank_pools import Counts, RankPools, count_of, there
+from hicache.executor.real.rank_pools import PoolSpec, RankPools, count_of, there
 from hicache.kernels import CopyTable, copy_pages, send_ids, warm_up
 from hicache.models import ModelConfig
 
@@ -37,50 +37,22 @@ class Sent(NamedTuple):
 
 
 class TorchPools:
-    """The pools of all ranks of an engine; what happens, happens on all of them.
+    """The pools of all ranks of an engine; what happens, happens on all of them."""
 
-    Args:
-        layer_groups: layers whose load-back is one launch, from the first.
-        link_programs: of a copy across the link; none: as many as the kernel takes by itself.
-    """
-
-    def __init__(
-        self,
-        config: ModelConfig,
-        *,
-        page_size: int,
-        device_counts: Counts,
-        host_counts: Counts,
-        device: torch.device,
-        tp: int = 1,
-        layer_groups: Sequence[range] = (),
-        link_programs: int | None = None,
-    ) -> None:
-        _check_ranks(config, tp)
-        self._link_programs = link_programs
-        self.page_size = page_size
-        self.device = device
-        self.layer_groups = list(layer_groups)
-        self.ranks = [
-            RankPools(
-                config,
-                rank=rank,
-                tp=tp,
-                page_size=page_size,
-                device_counts=device_counts,
-                host_counts=host_counts,
-                device=device,
-                layer_groups=layer_groups,
-            )
-            for rank in range(tp)
-        ]
-        self.holders = _holders(config)
+    def __init__(self, spec: PoolSpec) -> None:
+        _check_ranks(spec.model, spec.tp)
+        self._link_programs = spec.link_programs
+        self.page_size = spec.page_size
+        self.device = spec.device
+        self.layer_groups = list(spec.layer_groups)
+        self.ranks = [RankPools(spec, rank) for rank in range(spec.tp)]
+        self.holders = _holders(spec.model)
         first = self.ranks[0]  # tables of one shape share what is compiled
         tables = [*first.saves.values(), *first.copies]
         tables += [table for group in first.loads for table in group.values()]
-        warm_up(*(table for table in tables if table is not None), page_size=page_size)
-        self.num_full_pages = count_of(device_counts, FULL)
-        self.window_len = config.window_len
+        warm_up(*(table for table in tables if table is not None), page_size=spec.page_size)
+        self.num_full_pages = count_of(spec.device_counts, FULL)
+        self.window_len = spec.model.window_len
 
     def send(self, arrivals: Sequence[Arrival]) -> list[Sent]:
         """Check the ids of copies into the device, and send all of them ahead in one piece."""
@@ -108,7 +80,7 @@ class TorchPools:
         first = [there(self.ranks[0].saves[move.kind]) for move in moves]
         for move, (sources, targets) in zip(moves, _sent(first, moves), strict=True):
             for rank in self.ranks:
-                rank.save(move.kind, sources, targets, num_programs=self._link_programs)
+                rank.save(move.kind, sources, targets)
 
     def copy_states(self, sources: PageIds, targets: PageIds) -> None:
         """State slots to others on the device, all layers in one launch."""
@@ -165,10 +137,6 @@ def _holders(config: ModelConfig) -> list[int]:
 
 
 def _check_ranks(config: ModelConfig, tp: int) -> None:
-    heads = [config.num_kv_heads, config.swa_num_kv_heads]
-    for count in heads:
-        if count and count % tp and tp % count:
-            raise ValueError(f"{count} KV heads cannot be dealt to parallel.tp={tp} ranks")
     if config.recurrent_heads % tp:
         raise ValueError(
             f"{config.recurrent_heads} recurrent heads cannot be dealt to parallel.tp={tp} ranks"

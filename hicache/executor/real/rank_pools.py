@@ -7,6 +7,7 @@ Axes: layer (that keeps this component), kv (keys and values), page or slot, tok
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -38,6 +39,20 @@ class Buffer(NamedTuple):
     host: Tensor  # [item, ...], as many bytes an item
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoolSpec:
+    """What the pools of all ranks of an engine hold, and how copies go between them."""
+
+    model: ModelConfig
+    page_size: int
+    device_counts: Counts
+    host_counts: Counts
+    device: torch.device
+    tp: int = 1
+    layer_groups: Sequence[range] = ()  # layers whose load-back is one launch, from the first
+    link_programs: int | None = None  # of a copy across the link; none: as the kernel has it
+
+
 class RankPools:
     """The pools of one rank.
 
@@ -45,36 +60,23 @@ class RankPools:
     [slot, ...]. `host[kind]` is [item, bytes]; `layout` names the pieces of every item in order.
     """
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        *,
-        rank: int,
-        tp: int,
-        page_size: int,
-        device_counts: Counts,
-        host_counts: Counts,
-        device: torch.device,
-        layer_groups: Sequence[range],
-    ) -> None:
+    def __init__(self, spec: PoolSpec, rank: int) -> None:
+        config = spec.model
+        self._spec = spec
         self.kv: dict[int, Tensor] = {}
         self.taps: list[Tensor] = []
         self.states: list[Tensor] = []
         self.host: dict[int, Tensor] = {}
-        self.heads = {kind: _heads(config, kind, rank, tp) for kind in (FULL, SWA)}
-        share = config.recurrent_heads // tp
+        self.heads = {kind: _heads(config, kind, rank, spec.tp) for kind in (FULL, SWA)}
+        share = config.recurrent_heads // spec.tp
         self.recurrent_heads = slice(rank * share, (rank + 1) * share)
         buffers: dict[int, list[Buffer]] = {}
         for kind, letter in KV_LETTERS.items():
             layers = [layer for layer, word in enumerate(config.layer_words) if letter in word]
             if layers:
-                shape = (page_size, *_head_shape(config, kind, self.heads[kind]))
-                counts = count_of(device_counts, kind), count_of(host_counts, kind)
-                buffers[kind] = self._make_pages(
-                    kind, layers, shape, counts, DTYPES[config.kv_dtype_bytes], device
-                )
+                buffers[kind] = self._make_pages(kind, layers)
         if config.num_mamba_layers:
-            buffers[MAMBA] = self._make_states(config, tp, device_counts, host_counts, device)
+            buffers[MAMBA] = self._make_states()
         self.layout = tuple(
             f"{COMPONENT_TAGS[kind].decode()}{each.layer} {each.device.dtype} "
             f"{tuple(each.device.shape[1:])}"
@@ -83,7 +85,7 @@ class RankPools:
         )
         self.loads = [
             {kind: _table(each, group, to_device=True) for kind, each in buffers.items()}
-            for group in layer_groups
+            for group in spec.layer_groups
         ]
         everything = range(len(config.layer_words))
         self.saves = {
@@ -91,51 +93,39 @@ class RankPools:
         }
         self.copies = [
             _in_place(buffers[MAMBA], group) if MAMBA in buffers else None
-            for group in (*layer_groups, everything)
+            for group in (*spec.layer_groups, everything)
         ]
         # of what each host item holds, as it was copied or read there
         self._sums = {
-            kind: torch.zeros(len(host), dtype=torch.int64, device=device)
+            kind: torch.zeros(len(host), dtype=torch.int64, device=spec.device)
             for kind, host in self.host.items()
         }
         self._sum_tables = {
             kind: _summing(each) for kind, each in buffers.items() if len(self.host[kind])
         }
-        self._sum_stream = _stream(device)
+        self._sum_stream = _stream(spec.device)
 
-    def _make_pages(
-        self,
-        kind: int,
-        layers: Sequence[int],
-        page_shape: tuple[int, ...],
-        counts: tuple[int, int],
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> list[Buffer]:
-        shape = (len(layers), 2, counts[0], *page_shape)
-        self.kv[kind] = kv = torch.zeros(shape, dtype=dtype, device=device)
-        item_bytes = kv[:, :, 0].numel() * dtype.itemsize
-        self.host[kind] = _host_slab(counts[1], item_bytes, device)
-        host = self.host[kind].view(dtype).view(counts[1], len(layers), 2, *page_shape)
+    def _make_pages(self, kind: int, layers: Sequence[int]) -> list[Buffer]:
+        spec = self._spec
+        dtype = DTYPES[spec.model.kv_dtype_bytes]
+        page_shape = (spec.page_size, *_head_shape(spec.model, kind, self.heads[kind]))
+        shape = (len(layers), 2, count_of(spec.device_counts, kind), *page_shape)
+        self.kv[kind] = kv = torch.zeros(shape, dtype=dtype, device=spec.device)
+        slab = self._make_host(kind, kv[:, :, 0].numel() * dtype.itemsize)
+        host = slab.view(dtype).view(len(slab), len(layers), 2, *page_shape)
         pairs = zip(layer_first_buffers(kv), page_first_buffers(host), strict=True)
         return [Buffer(layers[place // 2], *pair) for place, pair in enumerate(pairs)]
 
-    def _make_states(
-        self,
-        config: ModelConfig,
-        tp: int,
-        device_counts: Counts,
-        host_counts: Counts,
-        device: torch.device,
-    ) -> list[Buffer]:
+    def _make_states(self) -> list[Buffer]:
+        spec, config = self._spec, self._spec.model
         layers = [layer for layer, word in enumerate(config.layer_words) if set("MD") & set(word)]
-        num_slots = count_of(device_counts, MAMBA)
+        num_slots = count_of(spec.device_counts, MAMBA)
         for layer in layers:
-            taps, state = _state_shapes(config, config.layer_words[layer], tp)
+            taps, state = _state_shapes(config, config.layer_words[layer], spec.tp)
             dtype = DTYPES[config.conv_dtype_bytes]
-            self.taps.append(torch.zeros(num_slots, *taps, dtype=dtype, device=device))
+            self.taps.append(torch.zeros(num_slots, *taps, dtype=dtype, device=spec.device))
             dtype = DTYPES[config.state_dtype_bytes]
-            self.states.append(torch.zeros(num_slots, *state, dtype=dtype, device=device))
+            self.states.append(torch.zeros(num_slots, *state, dtype=dtype, device=spec.device))
         parts = [
             (layer, part)
             for layer, pair in zip(layers, zip(self.taps, self.states, strict=True), strict=True)
@@ -143,18 +133,25 @@ class RankPools:
             if part[:1].numel()
         ]
         sizes = [part[:1].numel() * part.element_size() for _, part in parts]
-        self.host[MAMBA] = slab = _host_slab(count_of(host_counts, MAMBA), sum(sizes), device)
-        pieces = torch.split(slab, sizes, dim=1)
+        pieces = torch.split(self._make_host(MAMBA, sum(sizes)), sizes, dim=1)
         return [
             Buffer(layer, part, piece) for (layer, part), piece in zip(parts, pieces, strict=True)
         ]
 
-    def save(
-        self, kind: int, sources: Tensor, targets: Tensor, *, num_programs: int | None
-    ) -> None:
+    def _make_host(self, kind: int, item_bytes: int) -> Tensor:
+        shape = (count_of(self._spec.host_counts, kind), item_bytes)
+        pinned = self._spec.device.type == "cuda"
+        self.host[kind] = slab = torch.zeros(shape, dtype=torch.uint8, pin_memory=pinned)
+        return slab
+
+    def save(self, kind: int, sources: Tensor, targets: Tensor) -> None:
         """Device to host, all layers in one launch; ids are those of `send_ids`."""
         sums = copy_pages_with_checksum(
-            there(self.saves[kind]), sources, targets, num_programs=num_programs, trusted=True
+            there(self.saves[kind]),
+            sources,
+            targets,
+            num_programs=self._spec.link_programs,
+            trusted=True,
         )
         self._sums[kind][targets.long()] = sums
 
@@ -216,10 +213,6 @@ def _stream(device: torch.device) -> torch.cuda.Stream | None:
 def _in_place(buffers: Sequence[Buffer], layers: range) -> CopyTable | None:
     chosen = [buffer.device for buffer in buffers if buffer.layer in layers]
     return copy_table(chosen, chosen) if chosen else None
-
-
-def _host_slab(count: int, item_bytes: int, device: torch.device) -> Tensor:
-    return torch.zeros(count, item_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
 
 
 def count_of(counts: Counts, kind: int) -> int:

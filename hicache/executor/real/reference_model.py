@@ -12,8 +12,8 @@ hundreds of tokens: a wrong one shows.
 Axes: row (token of a page), token (of the pages read), head, dim, state, tap, channel.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,12 +21,13 @@ from einops import rearrange, repeat
 from torch import Tensor
 from torch.nn import functional
 
+from hicache.executor.real.paged_kv import PagedKvView
+from hicache.executor.real.rank_pools import DTYPES
 from hicache.models import ModelConfig
 
 ROPE_BASE = 10_000.0
 EPSILON = 1e-6
 SLOWEST, FASTEST = 0.002, 0.05  # decay of a state by one token: it forgets in 20 to 500
-DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
 STATE_DTYPES = {
     torch.bfloat16: torch.float32,
     torch.float32: torch.float32,
@@ -34,24 +35,7 @@ STATE_DTYPES = {
 }
 
 
-class Memory(Protocol):
-    """Keys, values and states of one sequence."""
-
-    def write_kv(self, layer: int, page: int, rows: slice, keys: Tensor, values: Tensor) -> None:
-        """Put keys and values [row, head, dim] into some rows of a page."""
-        ...
-
-    def read_kv(self, layer: int, first: int, end: int) -> tuple[Tensor, Tensor]:
-        """Keys and values [token, head, dim] of pages [first, end), each head as often as read."""
-        ...
-
-    def read_state(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Taps [head, tap, channel] and state [head, state, dim] after the last token."""
-        ...
-
-    def write_state(self, layer: int, taps: Tensor, state: Tensor) -> None:
-        """Put the taps and the state after the last token."""
-        ...
+Inputs = Sequence[Tensor]  # of a scan: values, keys and queries [row, head, ...]
 
 
 def _always_ready(layer: int) -> None:
@@ -89,7 +73,7 @@ class ReferenceModel:
         tokens: bytes,
         start: int,
         end: int,
-        memory: Memory,
+        memory: PagedKvView,
         *,
         logits_from: int | None = None,
         ready: Callable[[int], None] = _always_ready,
@@ -156,7 +140,7 @@ class ReferenceModel:
         ids[rows] = held % self.vocab_size
         return self._embedding[torch.from_numpy(ids).to(self.device)]
 
-    def _attend(self, layer: int, x: Tensor, block: "_Block", memory: Memory) -> Tensor:
+    def _attend(self, layer: int, x: Tensor, block: "_Block", memory: PagedKvView) -> Tensor:
         config, weights, word = self.config, self._layers[layer], self.words[layer]
         heads, kv_heads, rows = config.num_query_heads, config.num_kv_heads, block.rows
         projected = rearrange(
@@ -181,7 +165,7 @@ class ReferenceModel:
         mixed = torch.bmm(shares, values)
         return rearrange(mixed, "head row dim -> row (head dim)") @ weights["out"]
 
-    def _scan(self, layer: int, x: Tensor, block: "_Block", memory: Memory) -> Tensor:
+    def _scan(self, layer: int, x: Tensor, block: "_Block", memory: PagedKvView) -> Tensor:
         config, weights, rows = self.config, self._layers[layer], block.rows
         heads, dim, state_dim = (
             config.recurrent_heads,
@@ -204,9 +188,9 @@ class ReferenceModel:
         for tap in range(1, num_taps + 1):
             mixed = mixed + line[tap : tap + self.page_size] * weights["conv"][tap]
         mixed = functional.silu(mixed).to(state.dtype)
-        values, keys, queries = torch.split(mixed, [dim, state_dim, state_dim], dim=-1)
+        parts = torch.split(mixed, [dim, state_dim, state_dim], dim=-1)
         scan = _mamba if self.words[layer] == "M" else _delta
-        outputs, state = scan(weights, gates.to(state.dtype), values, keys, queries, state, rows)
+        outputs, state = scan(weights, gates.to(state.dtype), parts, state, rows)
         last = line[rows.stop : rows.stop + num_taps]
         memory.write_state(layer, last.transpose(0, 1), state)
         outputs = rearrange(_normed(outputs).to(x.dtype), "row head dim -> row (head dim)")
@@ -273,15 +257,10 @@ def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def _mamba(
-    weights: dict[str, Tensor],
-    gates: Tensor,
-    values: Tensor,
-    keys: Tensor,
-    queries: Tensor,
-    state: Tensor,
-    rows: slice,
+    weights: dict[str, Tensor], gates: Tensor, inputs: Inputs, state: Tensor, rows: slice
 ) -> tuple[Tensor, Tensor]:
     """Mamba-2: the state decays by a scalar of each head, and takes in an outer product."""
+    values, keys, queries = inputs
     delta = functional.softplus(gates)
     decay = torch.exp(-weights["decay"] * delta)[..., None, None]
     added = keys[..., None] * (delta[..., None] * values)[..., None, :]
@@ -293,15 +272,10 @@ def _mamba(
 
 
 def _delta(
-    weights: dict[str, Tensor],
-    gates: Tensor,
-    values: Tensor,
-    keys: Tensor,
-    queries: Tensor,
-    state: Tensor,
-    rows: slice,
+    weights: dict[str, Tensor], gates: Tensor, inputs: Inputs, state: Tensor, rows: slice
 ) -> tuple[Tensor, Tensor]:
     """Gated delta rule: what the state answers to a key is moved towards the value."""
+    values, keys, queries = inputs
     keys = functional.normalize(keys, dim=-1)[..., None]
     queries = functional.normalize(queries, dim=-1)[..., None]
     strength, gate = gates.chunk(2, dim=-1)

@@ -16,7 +16,7 @@ from hicache.executor.real.io import TorchExecutor, TorchIo
 from hicache.executor.real.model_runner import CopyStreams, Model, ModelRunner
 from hicache.executor.real.page_origin import PageOrigin
 from hicache.executor.real.pools import TorchPools
-from hicache.executor.real.rank_pools import Counts
+from hicache.executor.real.rank_pools import Counts, PoolSpec
 from hicache.executor.real.reference_model import ReferenceModel
 from hicache.executor.real.timing_model import TimingModel
 from hicache.executor.real.verify import Verifier
@@ -36,16 +36,23 @@ class TorchRuntime:
         self, config: ExperimentConfig, device_counts: Counts, host_counts: Counts, *, tp: int
     ):
         self._config = config
-        self._device_counts, self._host_counts = device_counts, host_counts
-        self._tp = tp
         self._device = _device(config.executor.device)
         if self._device.type == "cpu":
             torch.set_num_threads(1)  # blocks are small: a second thread costs more than it does
         self._verifier: Verifier | None = None
         self._model: Model = self._make_model(config)
-        self._groups = _layer_groups(len(config.model.layer_words))
+        self._spec = PoolSpec(
+            model=config.model,
+            page_size=config.cache.page_size,
+            device_counts=device_counts,
+            host_counts=host_counts,
+            device=self._device,
+            tp=tp,
+            layer_groups=_layer_groups(len(config.model.layer_words)),
+            link_programs=config.hardware.copy_kernel.link_programs,
+        )
         self._directory: tempfile.TemporaryDirectory[str] | None = None
-        first = self._pools()  # sizes of a rank's items name the storage's pages
+        first = TorchPools(self._spec)  # sizes of a rank's items name the storage's pages
         self._spare: TorchPools | None = first
         opened = [self._open(rank, first) for rank in range(tp)]
         self._storages = [each for each in opened if each is not None]
@@ -56,7 +63,7 @@ class TorchRuntime:
 
     def executor(self, cache: PrefixCache) -> TorchExecutor:
         """The executor of one more engine."""
-        pools, self._spare = self._spare or self._pools(), None
+        pools, self._spare = self._spare or TorchPools(self._spec), None
         if self._device.type == "cuda":
             streams = CopyStreams(
                 CudaStream(self._device, is_urgent=True), CudaStream(self._device, is_urgent=False)
@@ -67,7 +74,7 @@ class TorchRuntime:
             self._model,
             pools,
             streams,
-            observer=self._verifier,
+            verifier=self._verifier,
             allocators=cache.pools if self._config.engine.check_invariants else None,
         )
         return TorchExecutor(runner, self.io)
@@ -116,30 +123,18 @@ class TorchRuntime:
             self._verifier = Verifier(model)
         return model
 
-    def _pools(self) -> TorchPools:
-        return TorchPools(
-            self._config.model,
-            page_size=self._config.cache.page_size,
-            device_counts=self._device_counts,
-            host_counts=self._host_counts,
-            device=self._device,
-            tp=self._tp,
-            layer_groups=self._groups,
-            link_programs=self._config.hardware.copy_kernel.link_programs,
-        )
-
     def _open(self, rank: int, pools: TorchPools) -> GuardedStorage | None:
         config = self._config.storage
         if config.kind in ("slab", "file") and config.root is None:
             self._directory = self._directory or tempfile.TemporaryDirectory(prefix="hicache-")
             config = replace(config, root=str(Path(self._directory.name)))
         if config.capacity_gib is not None:
-            config = replace(config, capacity_gib=config.capacity_gib / self._tp)
+            config = replace(config, capacity_gib=config.capacity_gib / self._spec.tp)
         origin = PageOrigin(
             model=self._config.model,
             page_size=self._config.cache.page_size,
             rank=rank,
-            tp=self._tp,
+            tp=self._spec.tp,
             weights=f"{self._config.executor.model.value}, seed {self._config.seed}",
             arithmetic=_arithmetic(self._device),
             layout=pools.ranks[rank].layout,
@@ -152,7 +147,7 @@ class TorchRuntime:
             namespace=origin.namespace,
             page_bytes=sizes,
             clock=WallClock(),
-            seed=self._config.seed * self._tp + rank,
+            seed=self._config.seed * self._spec.tp + rank,
         )
 
 

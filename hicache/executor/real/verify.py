@@ -8,6 +8,7 @@ from torch import Tensor
 from hicache.cache.tree.node import DEVICE, FULL, MAMBA, SWA
 from hicache.executor.real.paged_kv import PagedKvView
 from hicache.executor.real.pools import TorchPools
+from hicache.executor.real.rank_pools import PoolSpec
 from hicache.executor.real.reference_model import ReferenceModel
 from hicache.scheduler.request_state import RequestState
 
@@ -45,13 +46,14 @@ class Verifier:
         page_size = self._model.page_size
         longest = max(max(answers) for _, answers in self._seen.values()) + 1
         num_pages = -(-longest // page_size)
-        pools = TorchPools(
-            self._model.config,
+        spec = PoolSpec(
+            model=self._model.config,
             page_size=page_size,
             device_counts=(num_pages, num_pages, 1),
             host_counts=(0, 0, 0),
             device=self._model.device,
         )
+        pools = TorchPools(spec)
         pages = list(range(num_pages))
         memory = PagedKvView(pools, self._model.words, (pages, pages), 0)
         num_equal, worst = 0, 0.0

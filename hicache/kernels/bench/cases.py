@@ -3,19 +3,17 @@
 Those about the whole machine are here, the others in `device_cases` and `link_cases`.
 """
 
+import itertools
 from collections.abc import Callable
 from functools import partial
 
-from hicache.kernels import checksum, copy, reference
+from hicache.kernels import copy
 from hicache.kernels.bench.contest import programs
 from hicache.kernels.bench.device_cases import indices, pages, slots, windows
-from hicache.kernels.bench.link_cases import (
-    against_peers,
-    interference,
-    launches,
-    links,
-)
-from hicache.kernels.bench.session import KIB, Session
+from hicache.kernels.bench.link_cases import against_peers, interference, launches, links
+from hicache.kernels.bench.measure import DIRECTIONS, KIB
+from hicache.kernels.bench.session import Session
+from hicache.kernels.ops import copy_pages_with_checksum
 
 
 def ceilings(session: Session) -> None:
@@ -28,24 +26,13 @@ def ceilings(session: Session) -> None:
         "ceiling", "device copy_", lambda: dst.copy_(src), size
     )
     size = bench.host_bytes
-    pairs = {"to_device": ("host", "device_target"), "to_host": ("device", "host_target")}
-    for direction, (from_name, to_name) in pairs.items():
-        from_, to = arenas[from_name][:size], arenas[to_name][:size]
-        engine = session.time(
-            "ceiling",
-            f"copy engine {direction}",
-            partial(to.copy_, from_, non_blocking=True),
-            size,
-        )
-        transfer = session.across(direction, 64, 2 * KIB, contiguous=True)
-        num_programs = copy.num_sms(bench.device)
-        sms = session.verified(
-            "ceiling",
-            f"all SMs {direction}",
-            transfer,
-            partial(transfer.launch, num_programs),
-            num_programs=num_programs,
-        )
+    for direction in ("to_device", "to_host"):
+        from_, to = (arenas[name][:size] for name in DIRECTIONS[direction])
+        by_engine = partial(to.copy_, from_, non_blocking=True)
+        engine = session.time("ceiling", f"copy engine {direction}", by_engine, size)
+        transfer = session.bench.transfer(direction, 64, 2 * KIB, contiguous=True)
+        by_all = partial(transfer.launch, copy.num_sms(bench.device))
+        sms = session.verified("ceiling", f"all SMs {direction}", transfer, by_all)
         session.ceilings[f"engine_{direction}"] = engine
         session.ceilings[f"sm_{direction}"] = sms
         session.notes[f"sm_over_engine_{direction}"] = sms / engine
@@ -53,54 +40,46 @@ def ceilings(session: Session) -> None:
 
 def checksums(session: Session) -> None:
     """The checksum fused into the copy: what it costs within the device and across the link."""
-    plane = checksum if session.bench.on_gpu else reference
-    for name, transfer in (
-        ("device", session.within_device(64, 2 * KIB, "layer_first", "page_first")),
-        ("to_host", session.across("to_host", 64, 2 * KIB)),
-    ):
-        plain = session.verified("checksum", f"{name}, plain", transfer, transfer.launch)
-        rate = session.verified(
-            "checksum",
-            f"{name}, with checksum",
-            transfer,
-            partial(
-                plane.copy_items_with_checksum, transfer.table, transfer.src_ids, transfer.dst_ids
-            ),
+    for name in ("device", "to_host"):
+        transfer = session.bench.transfer(name, 64, 2 * KIB)
+        plain = session.verified("checksum", f"{name}, plain", transfer)
+        launch = partial(
+            copy_pages_with_checksum,
+            transfer.table,
+            transfer.src_ids,
+            transfer.dst_ids,
+            trusted=True,
         )
+        rate = session.verified("checksum", f"{name}, with checksum", transfer, launch)
         session.notes[f"checksum_over_plain_{name}"] = rate / plain
 
 
 def sweep(session: Session) -> None:
     """Bandwidth against page size, row bytes, contiguity and programs, in every direction."""
-    for direction in ("device", "to_device", "to_host"):
-        for row_bytes in (256, 2 * KIB):
-            for page_size in (1, 4, 16, 64, 128):
-                for contiguous in (False, True):
-                    if contiguous and (page_size, row_bytes) != (16, 2 * KIB):
-                        continue
-                    if direction == "device":
-                        transfer = session.within_device(
-                            page_size, row_bytes, "layer_first", "page_first"
-                        )
-                    else:
-                        num_bytes = session.bench.host_bytes // 4
-                        transfer = session.across(
-                            direction, page_size, row_bytes,
-                            num_bytes=num_bytes, contiguous=contiguous,
-                        )  # fmt: skip
-                    session.bench.verify(transfer, transfer.launch)
-                    for num_programs in (None,) if direction == "device" else (2, 4, 16):
-                        session.time(
-                            "sweep",
-                            direction,
-                            partial(transfer.launch, num_programs),
-                            transfer.num_bytes,
-                            repeats=5,
-                            page_size=page_size,
-                            row_bytes=row_bytes,
-                            contiguous=int(contiguous),
-                            num_programs=num_programs or 0,
-                        )
+    pages = [(row, page, False) for row in (256, 2 * KIB) for page in (1, 4, 16, 64, 128)]
+    pages.append((2 * KIB, 16, True))
+    for direction, (row_bytes, page_size, contiguous) in itertools.product(DIRECTIONS, pages):
+        is_link = direction != "device"
+        transfer = session.bench.transfer(
+            direction,
+            page_size,
+            row_bytes,
+            num_bytes=session.bench.host_bytes // 4 if is_link else None,
+            contiguous=contiguous,
+        )
+        session.bench.verify(transfer, transfer.launch)
+        for num_programs in (2, 4, 16) if is_link else (None,):
+            session.time(
+                "sweep",
+                direction,
+                partial(transfer.launch, num_programs),
+                transfer.num_bytes,
+                repeats=5,
+                page_size=page_size,
+                row_bytes=row_bytes,
+                contiguous=int(contiguous),
+                num_programs=num_programs or 0,
+            )
 
 
 CASES: dict[str, Callable[[Session], None]] = {

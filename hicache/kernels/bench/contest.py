@@ -12,25 +12,20 @@ import torch
 
 from hicache.kernels import contract
 from hicache.kernels.bench import peers
-from hicache.kernels.bench.measure import Shape, Transfer, transfer_between
-from hicache.kernels.bench.session import GIB, KIB, MIB, Cell, Session
+from hicache.kernels.bench.measure import (
+    DIRECTIONS,
+    GIB,
+    KIB,
+    MIB,
+    Transfer,
+)
+from hicache.kernels.bench.session import Cell, Session
+from hicache.kernels.codegen_cases import SHAPES, item_bytes_of, shaped
 from hicache.kernels.contract import CopyKernel
 
 ITEM_BYTES = 32 * KIB  # a page of 16 tokens of 2 KiB, K or V, of one layer
 SIZES = (*(KIB << k for k in range(2, 20, 2)), 512 * MIB)  # from 4 KiB
 DRY_SIZES = (4 * KIB, 64 * KIB)
-DIRECTIONS = {
-    "device": ("device", "device_target"),
-    "to_device": ("host", "device_target"),
-    "to_host": ("device", "host_target"),
-}
-# shapes as `codegen --kernel` compiles them: bytes of an item's row, its rows, bytes between rows
-SHAPES = {
-    "pages of 128 KiB": (128 * KIB, 1, 128 * KIB),
-    "pages of 4 KiB": (4 * KIB, 1, 4 * KIB),
-    "rows of 256 B": (256, 1, 256),
-    "2 of 8 heads": (512, 16, 2 * KIB),
-}
 ONE_PROGRAM = ("vllm_blocks", "vllm_states", "sgl_warps", "sglang_slots", "sglang_unified")
 PROGRAM_BYTES = 8 * MIB
 SLOW_S = 0.1  # a launch that takes longer ends its series
@@ -128,8 +123,8 @@ def _enter(
 
 def _sizes(session: Session, direction: str) -> list[int]:
     bench = session.bench
-    room = bench.device_bytes if direction == "device" else bench.host_bytes
-    return [size for size in (SIZES if bench.on_gpu else DRY_SIZES) if size <= room]
+    sizes = SIZES if bench.on_gpu else DRY_SIZES
+    return [size for size in sizes if size <= bench.room(direction)]
 
 
 def _of_size(session: Session, direction: str, size: int) -> Transfer:
@@ -137,52 +132,32 @@ def _of_size(session: Session, direction: str, size: int) -> Transfer:
     item = min(size // 2, ITEM_BYTES)
     row_bytes = min(item, 2 * KIB)
     num_layers = max(1, min(session.bench.num_layers, size // (2 * item)))
-    shape = Shape(
-        page_size=item // row_bytes, row_bytes=row_bytes, num_bytes=size, num_layers=num_layers
-    )
-    src, dst = DIRECTIONS[direction]
     return session.bench.transfer(
-        shape, src=src, dst=dst, src_layout="layer_first", dst_layout="layer_first"
+        direction,
+        item // row_bytes,
+        row_bytes,
+        num_bytes=size,
+        num_layers=num_layers,
+        other="layer_first",
     )
 
 
 def _shaped(session: Session, direction: str, shape: str) -> Transfer:
     """Two buffers of items of a shape, in random order; the target's lie side by side."""
-    row_bytes, rows, pitch = SHAPES[shape]
     bench = session.bench
     most = PROGRAM_BYTES if bench.on_gpu else DRY_SIZES[0]
-    num_bytes = min(most, bench.host_bytes // 4)
-    num_items = max(num_bytes // (2 * rows * row_bytes), 1)
-    sides = []
-    for arena, apart in zip(DIRECTIONS[direction], (pitch, row_bytes), strict=True):
-        slab = bench.arenas[arena][: 4 * num_items * rows * apart]
-        slab = slab.view(2, 2 * num_items, rows, apart)[..., :row_bytes]
-        # a head slice as such, and not as a row: token, head, dim
-        heads = slab.unflatten(-1, (-1, 256)) if rows > 1 else slab.flatten(2)
-        sides.append(heads.unbind(0))
-    generator = torch.Generator().manual_seed(0)
-    src_ids, dst_ids = (
-        torch.randperm(2 * num_items, generator=generator)[:num_items].int().to(bench.device)
-        for _ in range(2)
-    )
-    return transfer_between(sides[0], sides[1], src_ids, dst_ids)
+    item_bytes = item_bytes_of(shape)
+    num_items = 2 * max(min(most, bench.host_bytes // 4) // (2 * item_bytes), 1)
+    arenas = [bench.arenas[name] for name in DIRECTIONS[direction]]
+    src, dst = shaped(shape, num_items, *arenas)
+    return Transfer(src, dst, *bench.half_of(num_items))
 
 
 def _states(session: Session, num_slots: int) -> Transfer:
     """Mamba slots of many layers, conv and SSM, from one pool to another in the device."""
-    bench = session.bench
-    num_layers, conv_bytes, ssm_bytes = (36, 48 * KIB, 2 * MIB) if bench.on_gpu else (2, 768, 4096)
-    sides = []
-    for name in ("device", "device_target"):
-        buffers, start = [], 0
-        for size in [conv_bytes] * num_layers + [ssm_bytes] * num_layers:
-            # slots as apart as they would be in a pool of their own
-            part = bench.arenas[name][start : start + 2 * num_slots * size]
-            buffers.append(part.view(2 * num_slots, size))
-            start += part.numel()
-        sides.append(buffers)
-    ids = torch.arange(num_slots, dtype=torch.int32, device=bench.device)
-    return transfer_between(sides[0], sides[1], 2 * ids, 2 * ids + 1)
+    src, dst = (session.bench.states(name, 2 * num_slots) for name in DIRECTIONS["device"])
+    ids = torch.arange(num_slots, dtype=torch.int32, device=session.bench.device)
+    return Transfer(src, dst, 2 * ids, 2 * ids + 1)
 
 
 def _text(cell: Cell | None) -> str:

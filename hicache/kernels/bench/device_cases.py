@@ -10,10 +10,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from hicache.kernels import copy, index, reference
+from hicache.kernels import copy, ops
 from hicache.kernels.bench import peers
-from hicache.kernels.bench.measure import Transfer, graphed, transfer_between
-from hicache.kernels.bench.session import KIB, MIB, Session
+from hicache.kernels.bench.measure import KIB, Transfer, graphed
+from hicache.kernels.bench.session import Session
+
+NUM_SLOTS = 17  # 8 to 8 others, and one more
 
 
 def pages(session: Session) -> None:
@@ -21,58 +23,31 @@ def pages(session: Session) -> None:
     ceiling = session.ceilings.get("device", math.nan)
     wanted = {(16, 2 * KIB): 0.92, (64, 2 * KIB): 0.92, (1, 2 * KIB): 0.80, (16, 256): 0.85}
     for (page_size, row_bytes), ratio in wanted.items():
-        transfer = session.within_device(page_size, row_bytes, "layer_first", "layer_first")
-        rate = session.verified(
-            "pages",
-            f"device, page {page_size}, rows of {row_bytes} B",
-            transfer,
-            transfer.launch,
-            page_size=page_size,
-            row_bytes=row_bytes,
-        )
-        what = f"page {page_size}, rows of {row_bytes} B, gather + scatter, over device copy_"
+        transfer = session.bench.transfer("device", page_size, row_bytes, other="layer_first")
+        what = f"page {page_size}, rows of {row_bytes} B"
+        rate = session.verified("pages", f"device, {what}", transfer)
+        what += ", gather + scatter, over device copy_"
         session.at_least("G1", what, rate / ceiling, ratio)
         if page_size == 1 or row_bytes != 2 * KIB:
             continue
-        transposed = session.within_device(page_size, row_bytes, "layer_first", "page_first")
-        changed = session.verified(
-            "layout",
-            f"layer-first to page-first, page {page_size}",
-            transposed,
-            transposed.launch,
-            page_size=page_size,
-        )
-        session.at_least(
-            "G2", f"change of layout over plain, page {page_size}", changed / rate, 0.95
-        )
-        two_pass = session.verified(
-            "layout", f"two passes, page {page_size}", transposed, _two_pass(transposed)
-        )
-        session.at_least(
-            "G2", f"change of layout over two passes, page {page_size}", changed / two_pass, 1.8
-        )
+        page = f"page {page_size}"
+        transposed = session.bench.transfer("device", page_size, row_bytes)
+        changed = session.verified("layout", f"layer-first to page-first, {page}", transposed)
+        session.at_least("G2", f"change of layout over plain, {page}", changed / rate, 0.95)
+        launch = _two_pass(transposed)
+        two_pass = session.verified("layout", f"two passes, {page}", transposed, launch)
+        what = f"change of layout over two passes, {page}"
+        session.at_least("G2", what, changed / two_pass, 1.8)
 
 
 def slots(session: Session) -> None:
     """G8: Mamba slots of all layers, conv and SSM, in one launch."""
     bench = session.bench
-    num_layers, num_slots = (36, 24) if bench.on_gpu else (2, 24)
-    conv_words, ssm_words = (48 * KIB // 8, 2 * MIB // 8) if bench.on_gpu else (96, 1024)
-    generator = torch.Generator(bench.device).manual_seed(0)
-
-    def pools(words: int) -> list[Tensor]:
-        return [
-            torch.randint(
-                -(2**62), 2**62, (num_slots, words), generator=generator, device=bench.device
-            )
-            for _ in range(num_layers)
-        ]
-
-    conv, ssm = pools(conv_words), pools(ssm_words)
-    every = torch.arange(num_slots, dtype=torch.int32, device=bench.device)
+    states = bench.states("device", NUM_SLOTS)
+    every = torch.arange(NUM_SLOTS, dtype=torch.int32, device=bench.device)
     for num_moved, src_ids, dst_ids in ((8, every[:8], every[8:16]), (1, every[:1], every[16:17])):
-        for name, buffers in (("conv and SSM", conv + ssm), ("conv", conv)):
-            transfer = transfer_between(buffers, buffers, src_ids, dst_ids)
+        for name, buffers in (("conv and SSM", states), ("conv", states[: len(states) // 2])):
+            transfer = Transfer(buffers, buffers, src_ids, dst_ids)
             transfer.launch()
             bench.synchronize()
             for buffer in buffers:
@@ -83,43 +58,34 @@ def slots(session: Session) -> None:
             if num_moved == 8 and name != "conv":
                 flat = bench.arenas["device"][: min(transfer.num_bytes, bench.device_bytes)]
                 into = bench.arenas["device_target"][: flat.numel()]
-                ceiling = session.time(
-                    "slots",
-                    "copy_ of as many bytes",
-                    partial(into.copy_, flat),
-                    flat.numel(),
-                )
+                copy_flat = partial(into.copy_, flat)
+                ceiling = session.time("slots", "copy_ of as many bytes", copy_flat, flat.numel())
                 session.at_least("G8", f"{case}, over device copy_", rate / ceiling, 0.88)
             if num_moved == 8 and name == "conv" and bench.on_gpu:
                 peer = transfer.by(peers.sglang_slots, 4 * copy.num_sms(bench.device))
                 two_bytes = session.time("slots", f"{case}, 16-bit peer", peer, transfer.num_bytes)
                 session.at_least("G8", f"{case}, over a 16-bit copy", rate / two_bytes, 1.15)
             if num_moved == 1 and name != "conv":
-                each = session.time(
-                    "slots", f"{case}, a launch for each tensor",
-                    transfer.by(peers.memcpy_each), transfer.num_bytes,
-                )  # fmt: skip
-                session.at_least("G8", f"{case}, over a launch for each tensor", rate / each, 5.0)
+                what, by_each = "a launch for each tensor", transfer.by(peers.memcpy_each)
+                each = session.time("slots", f"{case}, {what}", by_each, transfer.num_bytes)
+                session.at_least("G8", f"{case}, over {what}", rate / each, 5.0)
 
 
 def windows(session: Session) -> None:
     """The sliding window, translated on the way, against the plain copy of the same pages."""
-    transfer = session.within_device(64, KIB, "layer_first", "layer_first")
+    transfer = session.bench.transfer("device", 64, KIB, other="layer_first")
     table, ids = transfer.table, transfer.src_ids
-    plain = session.verified("window", "plain", transfer, transfer.launch)
+    plain = session.verified("window", "plain", transfer)
     to_swa = torch.full((2 * len(ids) + 5,), -1, dtype=torch.int32, device=ids.device)
     full_ids = torch.randperm(
         len(to_swa), generator=torch.Generator().manual_seed(1)
     )[: len(ids)].to(ids.device)  # fmt: skip
     to_swa[full_ids] = ids
     full_ids = full_ids.int()
-    plane = copy if session.bench.on_gpu else reference
-    rate = session.verified(
-        "window",
-        "translated",
-        transfer,
-        lambda: plane.copy_items(table, full_ids, transfer.dst_ids, src_map=to_swa),
+    launch = partial(
+        ops.copy_pages, table, full_ids, transfer.dst_ids, src_map=to_swa, trusted=True
     )
+    rate = session.verified("window", "translated", transfer, launch)
     session.notes["window_translated_over_plain"] = rate / plain
 
 
@@ -127,7 +93,6 @@ def indices(session: Session) -> None:
     """G9: page tables and windows of 256 requests with a context of 128 Ki tokens, page 64."""
     bench = session.bench
     num_requests, num_columns = (256, 2048) if bench.on_gpu else (4, 64)
-    plane = index if bench.on_gpu else reference
 
     def to_device(values: Tensor) -> Tensor:
         return values.to(torch.int32).to(bench.device)
@@ -140,8 +105,8 @@ def indices(session: Session) -> None:
     page_ids = to_device(torch.arange(num_columns))
     seq_lens = to_device(torch.full((num_requests,), 64 * num_columns))
     launches: dict[str, Callable[[], Tensor]] = {
-        "page table": lambda: plane.page_table(page_ids, spans, bounds, num_columns=num_columns),
-        "window table": lambda: plane.window_table(
+        "page table": lambda: ops.page_table(page_ids, spans, bounds, num_columns=num_columns),
+        "window table": lambda: ops.window_table(
             page_table, seq_lens, page_ids, page_size=64, window_len=1024
         ),
     }

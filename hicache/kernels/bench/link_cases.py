@@ -13,8 +13,8 @@ from functools import partial
 import torch
 
 from hicache.kernels.bench import copy_engine, peers
-from hicache.kernels.bench.measure import SPIN_CYCLES, Transfer, graphed
-from hicache.kernels.bench.session import KIB, MIB, Session
+from hicache.kernels.bench.measure import KIB, MIB, SPIN_CYCLES, Transfer, graphed
+from hicache.kernels.bench.session import Session
 
 GEMM_SIZE = 8192
 NUM_GEMMS = 40
@@ -27,24 +27,19 @@ def links(session: Session) -> None:
         ceiling = session.ceilings.get(f"sm_{direction}", math.nan)
         engine = session.ceilings.get(f"engine_{direction}", math.nan)
         for page_size in (16, 64):
-            transfer = session.across(direction, page_size, 2 * KIB)
+            transfer = session.bench.transfer(direction, page_size, 2 * KIB)
             session.bench.verify(transfer, transfer.launch)
             for num_programs, wanted in ((1, None), (2, 0.90), (4, 0.97), (8, None)):
-                rate = session.time(
-                    direction,
-                    f"page {page_size}, {num_programs} programs",
-                    partial(transfer.launch, num_programs),
-                    transfer.num_bytes,
-                    page_size=page_size,
-                    num_programs=num_programs,
-                )
+                case = f"page {page_size}, {num_programs} programs"
+                launch = partial(transfer.launch, num_programs)
+                rate = session.time(direction, case, launch, transfer.num_bytes)
                 if wanted is None:
                     continue
-                what = f"{direction}, page {page_size}, {num_programs} programs, over "
+                what = f"{direction}, {case}, over "
                 session.at_least(goal, what + "all SMs", rate / ceiling, wanted)
                 if num_programs == 4 and ceiling >= 0.93 * engine:
                     session.at_least(goal, what + "the copy engine", rate / engine, 0.90)
-        staged = session.across(direction, 64, 2 * KIB, host_layout="layer_first")
+        staged = session.bench.transfer(direction, 64, 2 * KIB, other="layer_first")
         if session.bench.on_gpu:
             session.notes["memcpy_is_batched"] = copy_engine.is_batched(session.bench.device)
             rate = session.verified(
@@ -54,7 +49,7 @@ def links(session: Session) -> None:
                 session.at_least(
                     goal, f"{direction} by copy engine, pages of 128 KiB", rate / engine, 0.93
                 )
-    rows = session.across("to_device", 1, 2 * KIB)
+    rows = session.bench.transfer("to_device", 1, 2 * KIB)
     rate = session.verified("to_device", "page 1, 8 programs", rows, partial(rows.launch, 8))
     ceiling = session.ceilings.get("sm_to_device", math.nan)
     session.at_least("G6", "page 1, rows of 2 KiB, 8 programs, over all SMs", rate / ceiling, 0.90)
@@ -63,22 +58,19 @@ def links(session: Session) -> None:
 def against_peers(session: Session) -> None:
     """G5: the same bytes moved by other means, most of them slow, so fewer bytes are taken."""
     bench = session.bench
-    within = session.within_device(16, 2 * KIB, "layer_first", "layer_first")
-    ours = session.verified("peers", "device, ours", within, within.launch)
+    within = session.bench.transfer("device", 16, 2 * KIB, other="layer_first")
+    ours = session.verified("peers", "device, ours", within)
     other = session.verified("peers", "device, torch index", within, within.by(peers.torch_index))
     session.notes["over_torch_index"] = ours / other
     num_bytes = max(bench.host_bytes // 4, 1)
     for direction in ("to_device", "to_host"):
-        transfer = session.across(
-            direction, 16, 2 * KIB, num_bytes=num_bytes, host_layout="layer_first"
+        transfer = session.bench.transfer(
+            direction, 16, 2 * KIB, num_bytes=num_bytes, other="layer_first"
         )
-        rates = {
-            n: session.verified(
-                "peers", f"{direction}, ours, {n} programs", transfer,
-                partial(transfer.launch, n), num_programs=n,
-            )
-            for n in (2, 4)
-        }  # fmt: skip
+        rates = {}
+        for n in (2, 4):
+            case, ours_by = f"{direction}, ours, {n} programs", partial(transfer.launch, n)
+            rates[n] = session.verified("peers", case, transfer, ours_by)
         if not bench.on_gpu:
             session.unmeasured("G5", f"{direction}, peers", ">= 1", "peers need a GPU")
             continue
@@ -99,19 +91,16 @@ def against_peers(session: Session) -> None:
             else:
                 session.at_least("G5", what, rates[n] / rate, wanted)
         for page_size in (2, 8):
-            small = session.across(
-                direction, page_size, 2 * KIB, num_bytes=num_bytes, host_layout="layer_first"
+            small = session.bench.transfer(
+                direction, page_size, 2 * KIB, num_bytes=num_bytes, other="layer_first"
             )
-            item = f"{page_size * 2} KiB items"
-            ours = session.verified(
-                "peers", f"{direction}, ours, {item}", small, partial(small.launch, 4)
-            )
-            batch = session.verified(
-                "peers", f"{direction}, batched memcpy, {item}", small, small.by(peers.memcpy_batch)
-            )
+            item, ours_by = f"{page_size * 2} KiB items", partial(small.launch, 4)
+            ours = session.verified("peers", f"{direction}, ours, {item}", small, ours_by)
+            case, by_batch = f"{direction}, batched memcpy, {item}", small.by(peers.memcpy_batch)
+            batch = session.verified("peers", case, small, by_batch)
             session.at_least("G5", f"{direction}, {item}, over batched memcpy", ours / batch, 5.0)
-        few = session.across(
-            direction, 16, 2 * KIB, num_bytes=min(num_bytes, 32 * MIB), host_layout="layer_first"
+        few = session.bench.transfer(
+            direction, 16, 2 * KIB, num_bytes=min(num_bytes, 32 * MIB), other="layer_first"
         )
         each = session.verified(
             "peers", f"{direction}, memcpy per page", few, few.by(peers.memcpy_each), repeats=3
@@ -138,11 +127,9 @@ def interference(session: Session) -> None:
     side = torch.cuda.Stream(bench.device, priority=-1)
     alone_s = bench.timed(gemms, repeats=5).p50_s
     for direction in ("to_device", "to_host"):
-        transfer = session.across(direction, 16, 2 * KIB)
-        solo = session.time(
-            "interference", f"{direction} alone", partial(transfer.launch, 4),
-            transfer.num_bytes, repeats=5,
-        )  # fmt: skip
+        transfer = session.bench.transfer(direction, 16, 2 * KIB)
+        launch, num_bytes = partial(transfer.launch, 4), transfer.num_bytes
+        solo = session.time("interference", f"{direction} alone", launch, num_bytes, repeats=5)
         num_copies = math.ceil(1.3 * alone_s * solo * 1e9 / transfer.num_bytes)
         rounds = [_beside(gemms, transfer, side, num_copies) for _ in range(NUM_ROUNDS)]
         beside_s = statistics.median(seconds for seconds, _ in rounds)
@@ -187,7 +174,7 @@ def launches(session: Session) -> None:
     if not session.bench.on_gpu:
         session.unmeasured("G10", "host time of a launch, µs", "<= 30", "it needs a GPU")
         return
-    transfer = session.across("to_device", 16, 2 * KIB, num_bytes=8 * MIB)
+    transfer = session.bench.transfer("to_device", 16, 2 * KIB, num_bytes=8 * MIB)
     transfer.launch()
     session.bench.synchronize()
     times = []
@@ -207,7 +194,7 @@ def _queueing_delay_us(
     session: Session, gemms: Callable[[], None], side: torch.cuda.Stream, direction: str
 ) -> float:
     """How much longer a small copy takes when it is asked for in the middle of the products."""
-    small = session.across(direction, 16, 2 * KIB, num_bytes=MIB)
+    small = session.bench.transfer(direction, 16, 2 * KIB, num_bytes=MIB)
 
     def seconds() -> float:
         start = time.perf_counter()

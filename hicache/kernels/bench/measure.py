@@ -18,16 +18,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hicache.kernels import copy, reference
+from hicache.kernels import ops
 from hicache.kernels.contract import CopyKernel, bound
 from hicache.kernels.layout import layer_first_buffers, page_first_buffers
-from hicache.kernels.table import WORD_BYTES, CopyTable, copy_table
+from hicache.kernels.table import WORD_BYTES, copy_table
 
 POISON_WORD = int.from_bytes(b"\xa5" * 8, "little", signed=True)
 SPIN_CYCLES = 1_000_000  # about half a millisecond
 CACHE_BYTES = 256 << 20  # several times the second level of cache of any GPU
 WARM_UP_S = 0.5
 LAYOUTS = {"layer_first": layer_first_buffers, "page_first": page_first_buffers}
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+DIRECTIONS = {  # arenas
+    "device": ("device", "device_target"),
+    "to_device": ("host", "device_target"),
+    "to_host": ("device", "host_target"),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,36 +48,15 @@ class Timing:
 UNTIMED = Timing(p20_s=math.nan, p50_s=math.nan, p80_s=math.nan)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Shape:
-    """What is moved: `num_bytes` in pages of `page_size` tokens, whose rows lie in 2·layers
-    buffers."""
-
-    page_size: int
-    row_bytes: int
-    num_bytes: int
-    num_layers: int
-
-    @property
-    def page_bytes(self) -> int:
-        """Bytes of a page over all buffers."""
-        return self.page_size * self.row_bytes * 2 * self.num_layers
-
-    @property
-    def num_pages(self) -> int:
-        """Pages moved; the pools hold twice as many."""
-        return max(self.num_bytes // self.page_bytes, 1)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Transfer:
-    """A copy between two pools, with the ids of what is moved."""
+    """A copy between two pools, given as their buffers, with the ids of what is moved."""
 
-    src: tuple[Tensor, ...]
-    dst: tuple[Tensor, ...]
-    table: CopyTable
-    src_ids: Tensor
-    dst_ids: Tensor
+    def __init__(
+        self, src: Sequence[Tensor], dst: Sequence[Tensor], src_ids: Tensor, dst_ids: Tensor
+    ):
+        self.src, self.dst = src, dst
+        self.table = copy_table(src, dst)
+        self.src_ids, self.dst_ids = src_ids, dst_ids
 
     @property
     def num_bytes(self) -> int:
@@ -80,26 +65,14 @@ class Transfer:
 
     def launch(self, num_programs: int | None = None) -> None:
         """The copy by our kernel (by the reference on a CPU)."""
-        plane = reference if self.table.device.type == "cpu" else copy
-        plane.copy_items(self.table, self.src_ids, self.dst_ids, num_programs=num_programs)
+        ops.copy_pages(
+            self.table, self.src_ids, self.dst_ids, num_programs=num_programs, trusted=True
+        )
 
     def by(self, kernel: CopyKernel, num_programs: int | None = None) -> Callable[[], object]:
         """The same copy by another kernel, made ready."""
         launch = kernel(self.src, self.dst)
         return bound(launch, self.src_ids, self.dst_ids, num_programs=num_programs)
-
-
-def transfer_between(
-    src: Sequence[Tensor], dst: Sequence[Tensor], src_ids: Tensor, dst_ids: Tensor
-) -> Transfer:
-    """A transfer between two lists of buffers."""
-    return Transfer(
-        src=tuple(src),
-        dst=tuple(dst),
-        table=copy_table(src, dst),
-        src_ids=src_ids,
-        dst_ids=dst_ids,
-    )
 
 
 class Bench:
@@ -139,6 +112,10 @@ class Bench:
         """Whether anything is timed."""
         return self.device.type == "cuda"
 
+    def room(self, direction: str) -> int:
+        """The most bytes that are moved at once."""
+        return self.device_bytes if direction == "device" else self.host_bytes
+
     def stream(self) -> AbstractContextManager[object]:
         """A stream to run on that is not the default one: that takes no batched memcpy."""
         if not self.on_gpu:
@@ -155,26 +132,56 @@ class Bench:
 
     def transfer(
         self,
-        shape: Shape,
+        direction: str,
+        page_size: int,
+        row_bytes: int,
         *,
-        src: str,
-        dst: str,
-        src_layout: str,
-        dst_layout: str,
+        num_bytes: int | None = None,
+        num_layers: int | None = None,
+        other: str = "page_first",
         contiguous: bool = False,
     ) -> Transfer:
-        """Pools of twice the pages moved, in two arenas; ids in random order or in a row."""
-        generator = torch.Generator().manual_seed(0)
-        ids = []
-        for _ in range(2):
-            order = torch.randperm(2 * shape.num_pages, generator=generator)
-            order = torch.arange(2 * shape.num_pages) if contiguous else order
-            ids.append(order[: shape.num_pages].to(torch.int32).to(self.device))
-        return transfer_between(
-            pool_buffers(self.arenas[src], shape, src_layout),
-            pool_buffers(self.arenas[dst], shape, dst_layout),
-            *ids,
+        """Pages within the device, or a load-back (`to_device`) or a back-up (`to_host`).
+
+        Args:
+            direction: one of `DIRECTIONS`.
+            page_size: tokens of a page.
+            row_bytes: of a token in each of the 2·layers buffers.
+            num_bytes: moved, in whole pages; the pools hold twice as many. None: all there is.
+            num_layers: None: as the bench has them.
+            other: how the target lies, across the link the pool on the host; the one on the device
+                that data comes from or goes to lies layer-first.
+            contiguous: ids are in a row, else in random order.
+        """
+        num_layers = num_layers or self.num_layers
+        page_bytes = page_size * row_bytes * 2 * num_layers
+        num_pages = 2 * max((num_bytes or self.room(direction)) // page_bytes, 1)
+        page = (page_size, 1, row_bytes)
+        sizes = {
+            "layer_first": (num_layers, 2, num_pages, *page),
+            "page_first": (num_pages, num_layers, 2, *page),
+        }
+        layouts = (other, "layer_first") if direction == "to_device" else ("layer_first", other)
+        src, dst = (
+            LAYOUTS[layout](self.arenas[name][: num_pages * page_bytes].view(sizes[layout]))
+            for name, layout in zip(DIRECTIONS[direction], layouts, strict=True)
         )
+        return Transfer(src, dst, *self.half_of(num_pages, contiguous=contiguous))
+
+    def half_of(self, num_items: int, *, contiguous: bool = False) -> list[Tensor]:
+        """Ids of half the items of two pools."""
+        generator = torch.Generator().manual_seed(0)
+        orders = [torch.randperm(num_items, generator=generator) for _ in range(2)]
+        if contiguous:
+            orders = [torch.arange(num_items)] * 2
+        return [order[: num_items // 2].int().to(self.device) for order in orders]
+
+    def states(self, arena: str, num_slots: int) -> list[Tensor]:
+        """Mamba slots of many layers in an arena, first conv and then SSM of each."""
+        num_layers, *sizes = (36, 48 * KIB, 2 * MIB) if self.on_gpu else (2, 768, 8 * KIB)
+        widths = [size for size in sizes for _ in range(num_layers)]
+        parts = self.arenas[arena][: num_slots * sum(widths)].split([num_slots * w for w in widths])
+        return [part.view(num_slots, -1) for part in parts]
 
     def verify(self, transfer: Transfer, launch: Callable[[], object]) -> None:
         """Run a copy once and refuse a wrong, a missing or a stray byte.
@@ -259,17 +266,3 @@ def quantiles(times: list[float]) -> Timing:
         torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64)
     )
     return Timing(p20_s=float(low), p50_s=float(middle), p80_s=float(high))
-
-
-def pool_buffers(arena: Tensor, shape: Shape, layout: str) -> tuple[Tensor, ...]:
-    """The buffers of a pool of 2·num_pages pages at the start of an arena."""
-    num_pages, num_layers = 2 * shape.num_pages, shape.num_layers
-    page = (shape.page_size, 1, shape.row_bytes)
-    sizes = {
-        "layer_first": (num_layers, 2, num_pages, *page),
-        "page_first": (num_pages, num_layers, 2, *page),
-    }[layout]
-    wanted = math.prod(sizes)
-    if wanted > arena.numel():
-        raise ValueError(f"a pool of {wanted} bytes does not fit an arena of {arena.numel()}")
-    return LAYOUTS[layout](arena[:wanted].view(sizes))

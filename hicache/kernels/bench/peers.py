@@ -20,7 +20,7 @@ SGLang's own kernels (`sglang_registers`, `sglang_tma`) are called when its pack
 
 import importlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -124,12 +124,16 @@ class PointerCopy:
 
     def __call__(self, src: Buffers, dst: Buffers) -> CopyLaunch:
         """As `contract.CopyKernel`."""
-        pieces = _Pieces(src, dst)
+        for buffer in (*src, *dst):
+            if not buffer[:1].is_contiguous():
+                raise NotImplementedError("items in one piece wanted, got strided rows")
+        item_bytes = torch.tensor([buffer[:1].nbytes for buffer in src])
 
         def bind(src_ids: Tensor, dst_ids: Tensor, num_programs: int | None) -> Launch:
-            addresses = pieces.addresses(src_ids, dst_ids)
-            words = pieces.item_bytes.repeat_interleave(len(src_ids))
-            words = words.to(pieces.device) * 8 // self.word.primitive_bitwidth
+            is_moved = (src_ids >= 0) & (dst_ids >= 0)
+            addresses = [_addresses(src, src_ids, is_moved), _addresses(dst, dst_ids, is_moved)]
+            words = item_bytes.repeat_interleave(len(src_ids))
+            words = words.to(device_of(src, dst)) * 8 // self.word.primitive_bitwidth
             grid = (min(num_programs or self.programs, len(words)), self.tiles)
             if not len(words):
                 return lambda: None
@@ -210,31 +214,6 @@ def memcpy_batch(src: Buffers, dst: Buffers) -> CopyLaunch:
     return _Bound(bind=bind)
 
 
-def sglang_registers(src: Buffers, dst: Buffers) -> CopyLaunch:
-    """SGLang's own register kernel, 2 programs."""
-    return _sglang(src, dst, programs=2, uses_tma=False)
-
-
-def sglang_tma(src: Buffers, dst: Buffers) -> CopyLaunch:
-    """SGLang's own TMA kernel, 4 programs."""
-    return _sglang(src, dst, programs=4, uses_tma=True)
-
-
-PEERS: dict[str, CopyKernel] = {
-    "vllm_blocks": vllm_blocks,
-    "vllm_states": vllm_states,
-    "vllm_states_tiled": vllm_states_tiled,
-    "sgl_warps": sgl_warps,
-    "sglang_slots": sglang_slots,
-    "sglang_unified": sglang_unified,
-    "sglang_registers": sglang_registers,
-    "sglang_tma": sglang_tma,
-    "torch_index": torch_index,
-    "memcpy_each": memcpy_each,
-    "memcpy_batch": memcpy_batch,
-}
-
-
 def _sglang(src: Buffers, dst: Buffers, *, programs: int, uses_tma: bool) -> CopyLaunch:
     """SGLang's `transfer_hicache_all_layer` between layer-first pools, K and V alternating.
 
@@ -287,37 +266,34 @@ def _sglang(src: Buffers, dst: Buffers, *, programs: int, uses_tma: bool) -> Cop
     return _Bound(bind=bind)
 
 
+sglang_registers = partial(_sglang, programs=2, uses_tma=False)
+sglang_tma = partial(_sglang, programs=4, uses_tma=True)
+
+PEERS: dict[str, CopyKernel] = {
+    "vllm_blocks": vllm_blocks,
+    "vllm_states": vllm_states,
+    "vllm_states_tiled": vllm_states_tiled,
+    "sgl_warps": sgl_warps,
+    "sglang_slots": sglang_slots,
+    "sglang_unified": sglang_unified,
+    "sglang_registers": sglang_registers,
+    "sglang_tma": sglang_tma,
+    "torch_index": torch_index,
+    "memcpy_each": memcpy_each,
+    "memcpy_batch": memcpy_batch,
+}
+
+
 def device_of(src: Buffers, dst: Buffers) -> torch.device:
     """Where a copy runs: the CUDA device if either pool is on one."""
     return next((b.device for b in (*src, *dst) if b.is_cuda), torch.device("cpu"))
 
 
-@dataclass(slots=True)
-class _Pieces:
-    """Where items in one piece lie, buffer by buffer."""
-
-    src: Buffers
-    dst: Buffers
-    device: torch.device = field(init=False)
-    item_bytes: Tensor = field(init=False)  # [NB]
-
-    def __post_init__(self) -> None:
-        for buffer in (*self.src, *self.dst):
-            if not buffer[:1].is_contiguous():
-                raise NotImplementedError("items in one piece wanted, got strided rows")
-        self.device = device_of(self.src, self.dst)
-        self.item_bytes = torch.tensor([buffer[:1].nbytes for buffer in self.src])
-
-    def addresses(self, src_ids: Tensor, dst_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """[NB · G] source and target address of every item, layer by layer; 0 for a hole."""
-        is_moved = (src_ids >= 0) & (dst_ids >= 0)
-
-        def listed(buffers: Buffers, ids: Tensor) -> Tensor:
-            strides = [buffer.stride(0) * buffer.element_size() for buffer in buffers]
-            each = [b.data_ptr() + ids.long() * s for b, s in zip(buffers, strides, strict=True)]
-            return torch.cat([torch.where(is_moved, a, 0) for a in each])
-
-        return listed(self.src, src_ids), listed(self.dst, dst_ids)
+def _addresses(buffers: Buffers, ids: Tensor, is_moved: Tensor) -> Tensor:
+    """[NB · G] address of every item, layer by layer; 0 for a hole."""
+    strides = [buffer.stride(0) * buffer.element_size() for buffer in buffers]
+    each = [b.data_ptr() + ids.long() * s for b, s in zip(buffers, strides, strict=True)]
+    return torch.cat([torch.where(is_moved, addresses, 0) for addresses in each])
 
 
 def _rows(buffer: Tensor) -> Tensor:

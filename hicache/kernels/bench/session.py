@@ -7,10 +7,8 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from hicache.kernels.bench.measure import Bench, Shape, Timing, Transfer
+from hicache.kernels.bench.measure import Bench, Timing, Transfer
 from hicache.kernels.contract import CopyKernel
-
-KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,6 +67,7 @@ class Session:
         self.notes: dict[str, object] = {}
         self.cells: list[Cell] = []
         self.failures: dict[str, str] = {}  # kernels that moved wrong bytes, or raised
+        self.broken: dict[str, str] = {}  # cases that raised
 
     def time(
         self,
@@ -91,78 +90,32 @@ class Session:
         op: str,
         case: str,
         transfer: Transfer,
-        launch: Callable[[], object],
+        launch: Callable[[], object] | None = None,
         *,
         repeats: int | None = None,
         **parameters: int | str,
     ) -> float:
-        """Verify a launch that makes `transfer`, then time it."""
+        """Verify a launch that makes `transfer`, our own if none is given, then time it."""
+        launch = launch or transfer.launch
         self.bench.verify(transfer, launch)
         return self.time(op, case, launch, transfer.num_bytes, repeats=repeats, **parameters)
 
-    def at_least(self, goal: str, what: str, got: float, wanted: float, why: str = "") -> None:
+    def at_least(self, goal: str, what: str, got: float, wanted: float) -> None:
         """Judge a ratio that should be high."""
-        holds = None if math.isnan(got) else got >= wanted
-        self._judge(goal, what, f">= {wanted:g}", got, holds=holds, why=why)
+        self._judge(goal, what, f">= {wanted:g}", got, holds=got >= wanted)
 
-    def at_most(self, goal: str, what: str, got: float, wanted: float, why: str = "") -> None:
+    def at_most(self, goal: str, what: str, got: float, wanted: float) -> None:
         """Judge a number that should be low."""
-        holds = None if math.isnan(got) else got <= wanted
-        self._judge(goal, what, f"<= {wanted:g}", got, holds=holds, why=why)
+        self._judge(goal, what, f"<= {wanted:g}", got, holds=got <= wanted)
 
     def unmeasured(self, goal: str, what: str, wanted: str, why: str) -> None:
         """Name a goal that cannot be judged here, and why."""
-        self._judge(goal, what, wanted, math.nan, holds=None, why=why)
-
-    def _judge(
-        self, goal: str, what: str, wanted: str, got: float, *, holds: bool | None, why: str
-    ) -> None:
-        if holds is None and not why:
-            why = "nothing is timed without a GPU"
-        self.goals.append(Goal(goal=goal, what=what, wanted=wanted, got=got, holds=holds, why=why))
-
-    def within_device(self, page_size: int, row_bytes: int, src: str, dst: str) -> Transfer:
-        """A transfer between two pools of the device."""
-        return self.bench.transfer(
-            Shape(
-                page_size=page_size,
-                row_bytes=row_bytes,
-                num_bytes=self.bench.device_bytes,
-                num_layers=self.bench.num_layers,
-            ),
-            src="device",
-            dst="device_target",
-            src_layout=src,
-            dst_layout=dst,
+        self.goals.append(
+            Goal(goal=goal, what=what, wanted=wanted, got=math.nan, holds=None, why=why)
         )
 
-    def across(
-        self,
-        direction: str,
-        page_size: int,
-        row_bytes: int,
-        *,
-        num_bytes: int | None = None,
-        contiguous: bool = False,
-        host_layout: str = "page_first",
-    ) -> Transfer:
-        """A load-back (`to_device`) or a back-up (`to_host`) between the usual layouts."""
-        shape = Shape(
-            page_size=page_size,
-            row_bytes=row_bytes,
-            num_bytes=num_bytes or self.bench.host_bytes,
-            num_layers=self.bench.num_layers,
-        )
-        sides = {
-            "to_device": ("host", "device_target", host_layout, "layer_first"),
-            "to_host": ("device", "host_target", "layer_first", host_layout),
-        }
-        src, dst, src_layout, dst_layout = sides[direction]
-        return self.bench.transfer(
-            shape,
-            src=src,
-            dst=dst,
-            src_layout=src_layout,
-            dst_layout=dst_layout,
-            contiguous=contiguous,
-        )
+    def _judge(self, goal: str, what: str, wanted: str, got: float, *, holds: bool) -> None:
+        if math.isnan(got):
+            self.unmeasured(goal, what, wanted, "nothing is timed without a GPU")
+        else:
+            self.goals.append(Goal(goal=goal, what=what, wanted=wanted, got=got, holds=holds))

@@ -9,8 +9,9 @@ import errno
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 from uuid import uuid4
@@ -61,12 +62,9 @@ class FileStorage:
         self._owner = current_owner()
         self._lock = Lock()
         self._pages: OrderedDict[bytes, int] = OrderedDict()  # oldest first, with charged bytes
+        self._stats = StorageStats()
         self._used_bytes = 0
         self._unscanned_bytes = 0
-        self._evicted_pages = 0
-        self._read_bytes = 0
-        self._written_bytes = 0
-        self._damaged_pages = 0
         with self._reached():
             self._root.mkdir(parents=True, exist_ok=True)
         with self._opened() as directory:
@@ -107,13 +105,8 @@ class FileStorage:
         """Counts so far. Scans the directory: what is stored is of all processes."""
         with self._opened() as directory, self._lock:
             self._scan(directory)
-            return StorageStats(
-                stored_pages=len(self._pages),
-                stored_bytes=self._used_bytes,
-                evicted_pages=self._evicted_pages,
-                read_bytes=self._read_bytes,
-                written_bytes=self._written_bytes,
-                damaged_pages=self._damaged_pages,
+            return replace(
+                self._stats, stored_pages=len(self._pages), stored_bytes=self._used_bytes
             )
 
     def close(self) -> None:
@@ -156,7 +149,7 @@ class FileStorage:
             with _bucket(directory, key) as bucket:
                 file = open_own(_name(key), os.O_RDONLY, bucket)
             try:
-                num_bytes = _read_all(file, buffer, memoryview(trailer))
+                num_bytes = _move_all(os.preadv, file, buffer, memoryview(trailer))
                 if self._capacity_bytes is not None:
                     _refresh_file(file)
             finally:
@@ -178,11 +171,11 @@ class FileStorage:
         with self._lock:
             if not whole:
                 # or it would stay: a write keeps what is there
-                self._damaged_pages += 1
+                self._stats.damaged_pages += 1
                 self._remove(directory, key)
             if right:
                 self._refresh(key)
-                self._read_bytes += buffer.nbytes
+                self._stats.read_bytes += buffer.nbytes
         return right
 
     def _write(self, directory: int, key: bytes, buffer: memoryview) -> bool:
@@ -211,7 +204,7 @@ class FileStorage:
             with self._lock:
                 if written and key not in self._pages:
                     self._pages[key] = charged_bytes
-                    self._written_bytes += buffer.nbytes
+                    self._stats.written_bytes += buffer.nbytes
                 else:
                     self._used_bytes -= charged_bytes
         return written
@@ -224,7 +217,7 @@ class FileStorage:
                 try:
                     file = open_own(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, writing)
                     try:
-                        _write_all(file, buffer, memoryview(digest))
+                        _move_all(os.pwritev, file, buffer, memoryview(digest))
                     finally:
                         os.close(file)
                     # may replace what another process has just published: the same page by contract
@@ -259,7 +252,7 @@ class FileStorage:
             if not self._pages:
                 return False  # all the room is taken by pages that are being written
             self._remove(directory, next(iter(self._pages)))
-            self._evicted_pages += 1
+            self._stats.evicted_pages += 1
         return True
 
     def _remove(self, directory: int, key: bytes) -> None:
@@ -341,20 +334,17 @@ def _refresh_file(file: int | str, directory: int | None = None) -> None:
             os.utime(file, dir_fd=directory, follow_symlinks=False)
 
 
-def _read_all(file: int, buffer: memoryview, trailer: memoryview) -> int:
-    """Fill both from the start of the file, as far as it goes; the number of bytes read."""
+def _move_all(
+    move: Callable[[int, list[memoryview], int], int],
+    file: int,
+    buffer: memoryview,
+    trailer: memoryview,
+) -> int:
+    """Read or write both from the start of the file, as far as it goes; the number of bytes."""
     done = 0
-    wanted = buffer.nbytes + trailer.nbytes
-    while done < wanted:
-        got = os.preadv(file, [buffer[done:], trailer[max(done - buffer.nbytes, 0) :]], done)
-        if got == 0:
+    while done < buffer.nbytes + trailer.nbytes:
+        moved = move(file, [buffer[done:], trailer[max(done - buffer.nbytes, 0) :]], done)
+        if moved == 0:
             break
-        done += got
+        done += moved
     return done
-
-
-def _write_all(file: int, buffer: memoryview, trailer: memoryview) -> None:
-    done = 0
-    wanted = buffer.nbytes + trailer.nbytes
-    while done < wanted:
-        done += os.pwritev(file, [buffer[done:], trailer[max(done - buffer.nbytes, 0) :]], done)

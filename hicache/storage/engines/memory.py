@@ -5,6 +5,7 @@ Least recently used pages leave first, so that the bytes held never exceed the c
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from threading import Lock
 
 from hicache.storage.base import StorageStats
@@ -29,10 +30,7 @@ class MemoryStorage:
         self._page_bytes = None if page_bytes is None else dict(page_bytes)
         self._pages: OrderedDict[bytes, bytes] = OrderedDict()
         self._lock = Lock()
-        self._stored_bytes = 0
-        self._evicted_pages = 0
-        self._read_bytes = 0
-        self._written_bytes = 0
+        self._stats = StorageStats()
 
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
         """Whether each key is stored now."""
@@ -56,24 +54,18 @@ class MemoryStorage:
             for key in keys:
                 payload = self._pages.pop(key, None)
                 if payload is not None:
-                    self._stored_bytes -= self._size(key, payload)
+                    self._stats.stored_bytes -= self._size(key, payload)
 
     def stats(self) -> StorageStats:
         """Counts so far; bytes of stand-ins are nominal."""
         with self._lock:
-            return StorageStats(
-                stored_pages=len(self._pages),
-                stored_bytes=self._stored_bytes,
-                evicted_pages=self._evicted_pages,
-                read_bytes=self._read_bytes,
-                written_bytes=self._written_bytes,
-            )
+            return replace(self._stats, stored_pages=len(self._pages))
 
     def close(self) -> None:
         """Give the memory back."""
         with self._lock:
             self._pages.clear()
-            self._stored_bytes = 0
+            self._stats.stored_bytes = 0
 
     def _size(self, key: bytes, payload: bytes | memoryview) -> int:
         if self._page_bytes is None:
@@ -82,14 +74,12 @@ class MemoryStorage:
 
     def _read(self, key: bytes, buffer: memoryview) -> bool:
         payload = self._pages.get(key)
-        if payload is None:
-            return False
-        if len(payload) != buffer.nbytes:
+        if payload is None or len(payload) != buffer.nbytes:
             return False
         if payload:  # the buffer of an empty stand-in may be read-only
             buffer[:] = payload
         self._pages.move_to_end(key)
-        self._read_bytes += self._size(key, payload)
+        self._stats.read_bytes += self._size(key, payload)
         return True
 
     def _write(self, key: bytes, buffer: memoryview) -> bool:
@@ -101,11 +91,11 @@ class MemoryStorage:
         if self._capacity_bytes is not None:
             if size_bytes > self._capacity_bytes:
                 return False
-            while self._stored_bytes + size_bytes > self._capacity_bytes:
+            while self._stats.stored_bytes + size_bytes > self._capacity_bytes:
                 oldest, evicted = self._pages.popitem(last=False)
-                self._stored_bytes -= self._size(oldest, evicted)
-                self._evicted_pages += 1
+                self._stats.stored_bytes -= self._size(oldest, evicted)
+                self._stats.evicted_pages += 1
         self._pages[key] = payload
-        self._stored_bytes += size_bytes
-        self._written_bytes += size_bytes
+        self._stats.stored_bytes += size_bytes
+        self._stats.written_bytes += size_bytes
         return True

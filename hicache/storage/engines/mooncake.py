@@ -11,10 +11,9 @@ import ctypes
 import importlib
 import mmap
 import socket
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from threading import Lock
-from typing import Protocol
 
 from hicache.storage.base import StorageError, StorageStats
 from hicache.storage.digest import PAGE_DIGEST_BYTES, namespace_name, page_digest
@@ -60,11 +59,9 @@ class MooncakeStorage:
         self._lock = Lock()  # held while staging memory is in use
         self._staging = memoryview(mmap.mmap(-1, staging_bytes))
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._staging))
-        self._read_bytes = 0
-        self._written_bytes = 0
-        self._damaged_pages = 0
+        self._stats = StorageStats()
         self._threads = DeadlineThreads(num_threads=1, deadline_s=deadline_s)
-        self._store: _Store = store.MooncakeDistributedStore()
+        self._store = store.MooncakeDistributedStore()  # whose codes below 0 are errors
         try:
             self._threads.call(lambda: self._set_up(host, segment_bytes), deadline_s=_SETUP_S)
         except StorageError:
@@ -84,15 +81,10 @@ class MooncakeStorage:
         """Fill the buffers, as many at a time as staging memory holds."""
         results: list[bool] = []
         for part, places in self._parts(buffers):
-            names = self._names(keys[part])
-            pointers = [self._address + place.start for place in places]
-            sizes = [place.stop - place.start for place in places]
             with self._lock:
-                answers = self._threads.call(
-                    partial(self._store.batch_get_into, names, pointers, sizes)
-                )
+                answers = self._batch(self._store.batch_get_into, keys[part], places)
                 for key, buffer, place, got in zip(
-                    keys[part], buffers[part], places, self._checked(answers), strict=True
+                    keys[part], buffers[part], places, answers, strict=True
                 ):
                     whole = got == place.stop - place.start
                     results.append(whole and self._unpack(key, place, buffer))
@@ -102,9 +94,6 @@ class MooncakeStorage:
         """Store pages; False where no node has room."""
         results: list[bool] = []
         for part, places in self._parts(buffers):
-            names = self._names(keys[part])
-            pointers = [self._address + place.start for place in places]
-            sizes = [place.stop - place.start for place in places]
             with self._lock:
                 # nothing may touch staging memory while a call that was given up still runs
                 self._threads.call(lambda: None)
@@ -112,11 +101,9 @@ class MooncakeStorage:
                     end = place.stop - PAGE_DIGEST_BYTES
                     self._staging[place.start : end] = buffer
                     self._staging[end : place.stop] = page_digest(self._namespace, key, buffer)
-                answers = self._threads.call(
-                    partial(self._store.batch_put_from, names, pointers, sizes)
-                )
-                stored = [code == 0 for code in self._checked(answers)]
-                self._written_bytes += sum(
+                answers = self._batch(self._store.batch_put_from, keys[part], places)
+                stored = [code == 0 for code in answers]
+                self._stats.written_bytes += sum(
                     buffer.nbytes
                     for buffer, done in zip(buffers[part], stored, strict=True)
                     if done
@@ -141,11 +128,7 @@ class MooncakeStorage:
     def stats(self) -> StorageStats:
         """What this process moved; the store does not tell its clients what it holds."""
         with self._lock:
-            return StorageStats(
-                read_bytes=self._read_bytes,
-                written_bytes=self._written_bytes,
-                damaged_pages=self._damaged_pages,
-            )
+            return replace(self._stats)
 
     def close(self) -> None:
         """Leave the store, and take this process's segment out of it."""
@@ -163,6 +146,18 @@ class MooncakeStorage:
         code = self._store.register_buffer(self._address, self._staging.nbytes)
         if code:
             raise StorageError(f"Mooncake declined {self._staging.nbytes} bytes: code {code}")
+
+    def _batch(
+        self,
+        call: Callable[[list[str], list[int], list[int]], list[int]],
+        keys: Sequence[bytes],
+        places: Sequence[slice],
+    ) -> list[int]:
+        """What the store answers for these pages, which lie in staging memory."""
+        names = self._names(keys)
+        pointers = [self._address + place.start for place in places]
+        sizes = [place.stop - place.start for place in places]
+        return self._checked(self._threads.call(lambda: call(names, pointers, sizes)))
 
     def _names(self, keys: Sequence[bytes]) -> list[str]:
         return [f"{self._prefix}/{key.hex()}" for key in keys]
@@ -190,10 +185,10 @@ class MooncakeStorage:
         end = place.stop - PAGE_DIGEST_BYTES
         payload = self._staging[place.start : end]
         if page_digest(self._namespace, key, payload) != self._staging[end : place.stop]:
-            self._damaged_pages += 1
+            self._stats.damaged_pages += 1
             return False
         buffer[:] = payload
-        self._read_bytes += buffer.nbytes
+        self._stats.read_bytes += buffer.nbytes
         return True
 
     def _checked(self, codes: list[int]) -> list[int]:
@@ -211,36 +206,3 @@ def _reach(master: str, *, timeout_s: float) -> None:
         socket.create_connection((host, int(port)), timeout_s).close()
     except OSError as error:
         raise StorageError(f"no Mooncake master at {master}: {error}") from error
-
-
-class _Store(Protocol):
-    """What is used of `MooncakeDistributedStore`; codes below 0 are errors."""
-
-    def setup(
-        self,
-        host: str,
-        metadata: str,
-        segment_bytes: int,
-        client_bytes: int,
-        protocol: str,
-        device: str,
-        master: str,
-    ) -> int: ...
-
-    def register_buffer(self, address: int, num_bytes: int) -> int: ...
-
-    def batch_is_exist(self, names: list[str]) -> list[int]: ...
-
-    def batch_get_into(
-        self, names: list[str], addresses: list[int], sizes: list[int]
-    ) -> list[int]: ...
-
-    def batch_put_from(
-        self, names: list[str], addresses: list[int], sizes: list[int]
-    ) -> list[int]: ...
-
-    def remove(self, name: str, *, force: bool) -> int: ...
-
-    def remove_by_regex(self, pattern: str, force: bool) -> int: ...  # noqa: FBT001
-
-    def close(self) -> int: ...

@@ -11,8 +11,8 @@ import importlib
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from threading import Lock
-from typing import Protocol
 
 from hicache.storage.base import StorageError, StorageStats
 from hicache.storage.digest import PAGE_DIGEST_BYTES, namespace_name, page_digest
@@ -41,10 +41,8 @@ class RedisStorage:
         self._namespace = namespace.encode()
         self._prefix = bytes.fromhex(namespace_name(namespace))
         self._lock = Lock()
-        self._read_bytes = 0
-        self._written_bytes = 0
-        self._damaged_pages = 0
-        self._client: _Client = redis.Redis.from_url(
+        self._stats = StorageStats()
+        self._client = redis.Redis.from_url(
             url,
             socket_timeout=deadline_s,
             socket_connect_timeout=deadline_s,
@@ -97,7 +95,8 @@ class RedisStorage:
                         raise answer
                     results[index] = True  # by us, or by another who was first
                     if answer:
-                        self._count(written_bytes=buffers[index].nbytes)
+                        with self._lock:
+                            self._stats.written_bytes += buffers[index].nbytes
         return results
 
     def delete(self, keys: Sequence[bytes]) -> None:
@@ -110,25 +109,19 @@ class RedisStorage:
         """Forget every page of the namespace. O(keys on the server)."""
         pattern = re.sub(rb"([*?\[\]\\])", rb"\\\1", self._prefix) + b"*"
         with self._reached():
-            cursor = 0
-            while True:
-                cursor, names = self._client.scan(cursor, match=pattern, count=_SCANNED_KEYS)
-                if names:
-                    self._client.unlink(*names)
-                if cursor == 0:
-                    return
+            names = list(self._client.scan_iter(match=pattern, count=_SCANNED_KEYS))
+            for first in range(0, len(names), _SCANNED_KEYS):
+                self._client.unlink(*names[first : first + _SCANNED_KEYS])
 
     def stats(self) -> StorageStats:
         """Counts so far. What is stored and evicted is of the whole server, for all clients."""
         with self._reached():
-            return StorageStats(
+            evicted = int(self._client.info("stats")["evicted_keys"])
+            return replace(
+                self._stats,
                 stored_pages=self._client.dbsize(),
                 stored_bytes=int(self._client.info("memory")["used_memory"]),
-                evicted_pages=int(self._client.info("stats")["evicted_keys"])
-                - self._evicted_before,
-                read_bytes=self._read_bytes,
-                written_bytes=self._written_bytes,
-                damaged_pages=self._damaged_pages,
+                evicted_pages=evicted - self._evicted_before,
             )
 
     def close(self) -> None:
@@ -138,22 +131,16 @@ class RedisStorage:
     def _unpack(self, key: bytes, value: bytes, buffer: memoryview) -> bool:
         payload = memoryview(value)[:-PAGE_DIGEST_BYTES]
         if page_digest(self._namespace, key, payload) != value[-PAGE_DIGEST_BYTES:]:
-            self._count(damaged_pages=1)
+            with self._lock:
+                self._stats.damaged_pages += 1
             self.delete([key])
             return False
         if payload.nbytes != buffer.nbytes:
             return False
         buffer[:] = payload
-        self._count(read_bytes=buffer.nbytes)
-        return True
-
-    def _count(
-        self, *, read_bytes: int = 0, written_bytes: int = 0, damaged_pages: int = 0
-    ) -> None:
         with self._lock:
-            self._read_bytes += read_bytes
-            self._written_bytes += written_bytes
-            self._damaged_pages += damaged_pages
+            self._stats.read_bytes += buffer.nbytes
+        return True
 
     @contextmanager
     def _reached(self) -> Iterator[None]:
@@ -161,34 +148,6 @@ class RedisStorage:
             yield
         except self._errors as error:
             raise StorageError(f"no use of Redis at {self._url}: {error}") from error
-
-
-class _Pipeline(Protocol):
-    """What is used of redis-py's pipeline."""
-
-    def exists(self, name: bytes) -> object: ...
-
-    def set(self, name: bytes, value: bytes, *, nx: bool) -> object: ...
-
-    def execute(self, raise_on_error: bool = True) -> list[object]: ...  # noqa: FBT001, FBT002
-
-
-class _Client(Protocol):
-    """What is used of redis-py's client, which is not installed everywhere."""
-
-    def pipeline(self, *, transaction: bool) -> _Pipeline: ...
-
-    def mget(self, names: list[bytes]) -> list[bytes | None]: ...
-
-    def unlink(self, *names: bytes) -> int: ...
-
-    def scan(self, cursor: int, *, match: bytes, count: int) -> tuple[int, list[bytes]]: ...
-
-    def dbsize(self) -> int: ...
-
-    def info(self, section: str) -> dict[str, str | int]: ...
-
-    def close(self) -> None: ...
 
 
 def _parts(buffers: Sequence[memoryview]) -> Iterator[slice]:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from enum import Enum
+from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 from typing import TypeVar
@@ -22,9 +22,8 @@ from typing import TypeVar
 from hicache.storage.base import StorageError, StorageStats
 from hicache.storage.digest import namespace_name, page_digest, page_hasher
 from hicache.storage.engines.own_files import open_own, own_directory, own_status
-from hicache.storage.engines.owner import current_owner
-from hicache.storage.engines.slot_files import ALIGN_BYTES, SlotFiles
-from hicache.storage.engines.slot_table import Place, Reservation, SlotTable, StoredPage, Written
+from hicache.storage.engines.slot_files import ALIGN_BYTES, Place, SlotFiles
+from hicache.storage.engines.slot_table import Reservation, SlotTable, StoredPage, Written
 
 Where = TypeVar("Where")
 Result = TypeVar("Result")
@@ -33,13 +32,6 @@ _PART_BYTES = 256 * 1024  # fits the second level of cache beside the source
 _TABLE_FILES = ("slots.sqlite", "slots.sqlite-wal", "slots.sqlite-shm", "slots.sqlite-journal")
 _LOCK_POLL_S = 0.01
 _TOUCHED_AT_MOST = 1024  # reads whose refresh may wait for the next write
-
-
-class Eviction(Enum):
-    """Which page leaves when the slab is full."""
-
-    lru = "lru"  # the least recently read or written
-    fifo = "fifo"  # the first written
 
 
 class _DiskFullError(StorageError):
@@ -63,7 +55,6 @@ class SlabStorage:
         namespace: str,
         capacity_bytes: int | None,
         page_bytes: Mapping[int, int] | None = None,
-        eviction: Eviction = Eviction.lru,
         direct: bool = False,
         num_threads: int = 2,
         busy_s: float = 5.0,
@@ -74,14 +65,11 @@ class SlabStorage:
         self._direct = direct
         self._num_threads = num_threads
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="slab")
-        self._refresh = eviction is Eviction.lru
         self._touched: dict[bytes, None] = {}
         self._lock = Lock()  # held for the table, never while pages move
         self._num_calls = 0  # that move pages, or are about to
         self._is_closed = False
-        self._read_bytes = 0
-        self._written_bytes = 0
-        self._damaged_pages = 0
+        self._stats = StorageStats()
         try:
             self._root.mkdir(parents=True, exist_ok=True)
             with own_directory(self._root) as directory, _opening(directory, busy_s):
@@ -91,13 +79,10 @@ class SlabStorage:
                 try:
                     self._table = SlotTable(
                         self._root / _TABLE_FILES[0],
+                        self._files,
                         namespace=namespace,
-                        owner=current_owner(),
                         capacity_bytes=capacity_bytes,
-                        refresh=self._refresh,
                         busy_s=busy_s,
-                        free_space=self._files.free_space,
-                        num_slots=self._files.num_slots,
                     )
                 except BaseException:
                     self._files.close()
@@ -131,13 +116,11 @@ class SlabStorage:
         those of slots."""
         with self._in_use(), self._use_table() as table:
             stored_pages, stored_bytes = table.stored()
-            return StorageStats(
+            return replace(
+                self._stats,
                 stored_pages=stored_pages,
                 stored_bytes=stored_bytes,
                 evicted_pages=table.evicted_pages,
-                read_bytes=self._read_bytes,
-                written_bytes=self._written_bytes,
-                damaged_pages=self._damaged_pages,
             )
 
     def close(self) -> None:
@@ -187,13 +170,12 @@ class SlabStorage:
         hits = [key for key, result in zip(keys, results, strict=True) if result]
         num_bytes = sum(b.nbytes for b, result in zip(buffers, results, strict=True) if result)
         with self._use_table() as table:
-            self._read_bytes += num_bytes
-            if self._refresh:
-                for key in hits:
-                    self._touched.pop(key, None)
-                    self._touched[key] = None
-                if len(self._touched) > _TOUCHED_AT_MOST:
-                    table.touch(self._take_touched())
+            self._stats.read_bytes += num_bytes
+            for key in hits:
+                self._touched.pop(key, None)
+                self._touched[key] = None
+            if len(self._touched) > _TOUCHED_AT_MOST:
+                table.touch(self._take_touched())
         return results
 
     def _write_all(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
@@ -243,7 +225,7 @@ class SlabStorage:
         with self._use_table() as table:
             # a slot that was used again meanwhile holds another page by now: an ordinary miss
             if table.forget_page(key, page):
-                self._damaged_pages += 1
+                self._stats.damaged_pages += 1
         return False
 
     def _is_whole(self, key: bytes, page: StoredPage) -> bool:
@@ -292,7 +274,7 @@ class SlabStorage:
         try:
             with self._use_table() as table:
                 stored = table.publish(pages, failed=failed)
-                self._written_bytes += sum(page.length for page in pages)
+                self._stats.written_bytes += sum(page.length for page in pages)
         except _DiskFullError:
             self._withdraw([*(page.reservation for page in pages), *failed])
             return set()

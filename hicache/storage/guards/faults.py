@@ -3,7 +3,6 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
 from enum import Enum, auto
 from random import Random
 from threading import Lock
@@ -27,63 +26,6 @@ class Fault(Enum):
     full = auto()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FaultPlan:
-    """How often each fault happens.
-
-    A call is delayed by a log-normal time of this median and spread (0: always the median). The
-    shares are of calls for `error`, and of pages for the rest. A call that fails, or finds the
-    engine gone, takes `failure_s` to say so; one that would take longer than `deadline_s` fails
-    then.
-    """
-
-    delay_median_s: float = 0.0
-    delay_sigma: float = 0.0
-    error_share: float = 0.0  # the call raises; a write may have stored its pages all the same
-    missing_share: float = 0.0  # a page that exists cannot be read
-    short_share: float = 0.0  # half a page comes, and is reported as a miss
-    corrupt_share: float = 0.0  # one byte is wrong, and reported as a hit
-    full_share: float = 0.0  # a write finds no room
-    gone_s: tuple[tuple[float, float], ...] = ()  # [from, to) on the clock: every call raises
-    failure_s: float = 0.0
-    deadline_s: float | None = None
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name.endswith("_share") and not 0 <= value <= 1:
-                raise ValueError(f"{field.name} must be a share between 0 and 1, got {value}")
-        for name in ("delay_median_s", "delay_sigma", "failure_s"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
-
-    @classmethod
-    def of(cls, config: FaultsConfig, *, deadline_s: float | None = None) -> "FaultPlan":
-        """The plan that a configuration asks for."""
-        gone: tuple[tuple[float, float], ...] = ()
-        if config.gone_from_s is not None:
-            length = math.inf if config.gone_for_s is None else config.gone_for_s
-            gone = ((config.gone_from_s, config.gone_from_s + length),)
-        return cls(
-            delay_median_s=config.delay_ms / 1000,
-            delay_sigma=config.delay_sigma,
-            error_share=config.error_rate,
-            missing_share=config.missing_rate,
-            short_share=config.short_rate,
-            corrupt_share=config.corrupt_rate,
-            full_share=config.full_rate,
-            gone_s=gone,
-            failure_s=config.failure_ms / 1000,
-            deadline_s=deadline_s,
-        )
-
-    @property
-    def is_harmless(self) -> bool:
-        """Whether nothing ever goes wrong."""
-        shares = (self.error_share, self.missing_share, self.short_share, self.corrupt_share)
-        return not (self.delay_median_s or any(shares) or self.full_share or self.gone_s)
-
-
 class Stall:
     """Time that calls have taken where nobody sleeps: a simulation charges it to the caller."""
 
@@ -103,22 +45,26 @@ class Stall:
 class FaultyStorage(GuardStorage):
     """An engine with the faults of a plan, drawn from a seed in the order of the calls.
 
-    Corrupt pages come back as hits: what stands above has to notice. The stored pages stay as
-    they are, so a page that was corrupt once is read well the next time. `injected` counts. Time
-    passes on the clock, or by `wait` if it is given, which is told nanoseconds.
+    A call that fails may be a write that has stored its pages. A page that cannot be read and one
+    that is read in half are reported as misses, corrupt ones as hits: what stands above has to
+    notice. The stored pages stay as they are, so a page that was corrupt once is read well the next
+    time. `injected` counts. Time passes on the clock, or by `wait` if it is given, which is told
+    nanoseconds. A call that would take longer than `deadline_s` fails then.
     """
 
     def __init__(
         self,
         inner: Storage,
-        plan: FaultPlan,
+        plan: FaultsConfig,
         *,
         seed: int,
         clock: Clock,
         wait: Callable[[int], None] | None = None,
+        deadline_s: float = math.inf,
     ) -> None:
         super().__init__(inner)
         self._plan = plan
+        self._deadline_s = deadline_s
         self._clock = clock
         self._wait = self._sleep if wait is None else wait
         self._rng = Random(seed)
@@ -128,7 +74,7 @@ class FaultyStorage(GuardStorage):
     def read(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
         """Fill the buffers, more or less."""
         results = super().read(keys, buffers)
-        if not (self._plan.missing_share or self._plan.short_share or self._plan.corrupt_share):
+        if not (self._plan.missing_rate or self._plan.short_rate or self._plan.corrupt_rate):
             return results
         return [
             result and self._spoil(buffer) for buffer, result in zip(buffers, results, strict=True)
@@ -137,10 +83,10 @@ class FaultyStorage(GuardStorage):
     def write(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
         """Store pages, except those that find the disk full."""
         self._delay()
-        fails = self._draw(Fault.error, self._plan.error_share)
+        fails = self._draw(Fault.error, self._plan.error_rate)
         if fails and self._draw_half():
             self._fail("the write failed")
-        refused = [self._draw(Fault.full, self._plan.full_share) for _ in keys]
+        refused = [self._draw(Fault.full, self._plan.full_rate) for _ in keys]
         kept = [
             (key, buffer)
             for key, buffer, full in zip(keys, buffers, refused, strict=True)
@@ -153,7 +99,7 @@ class FaultyStorage(GuardStorage):
 
     def _call(self, call: Callable[[], Result], otherwise: Result) -> Result:
         self._delay()
-        if self._draw(Fault.error, self._plan.error_share):
+        if self._draw(Fault.error, self._plan.error_rate):
             self._fail("the call failed")
         return call()
 
@@ -161,26 +107,27 @@ class FaultyStorage(GuardStorage):
         """Let the call take its time, and fail it if the engine is gone by then."""
         plan = self._plan
         delay_ns = 0
-        if plan.delay_median_s:
+        if plan.delay_ms:
             with self._lock:
                 factor = math.exp(self._rng.gauss(0.0, plan.delay_sigma))
                 self.injected[Fault.delay] += 1
-            delay_ns = to_ns(plan.delay_median_s * factor)
-            if plan.deadline_s is not None and delay_ns > to_ns(plan.deadline_s):
-                self._wait(to_ns(plan.deadline_s))
-                raise StorageError(f"injected: no answer within {plan.deadline_s:g} s")
+            delay_s = plan.delay_ms / 1000 * factor
+            if delay_s > self._deadline_s:
+                self._wait(to_ns(self._deadline_s))
+                raise StorageError(f"injected: no answer within {self._deadline_s:g} s")
+            delay_ns = to_ns(delay_s)
             before = self._clock.now()
             self._wait(delay_ns)
             delay_ns -= self._clock.now() - before  # what of it the clock has not seen
         now_s = (self._clock.now() + max(delay_ns, 0)) / SECOND_NS
-        if any(start <= now_s < end for start, end in plan.gone_s):
+        if plan.is_gone(now_s):
             with self._lock:
                 self.injected[Fault.gone] += 1
             self._fail(f"the engine is gone at {now_s:g} s")
 
     def _fail(self, reason: str) -> NoReturn:
-        if self._plan.failure_s:
-            self._wait(to_ns(self._plan.failure_s))
+        if self._plan.failure_ms:
+            self._wait(to_ns(self._plan.failure_ms / 1000))
         raise StorageError(f"injected: {reason}")
 
     def _sleep(self, duration_ns: int) -> None:
@@ -200,13 +147,13 @@ class FaultyStorage(GuardStorage):
 
     def _spoil(self, buffer: memoryview) -> bool:
         """Whether a page that was read is still reported as a hit."""
-        if self._draw(Fault.missing, self._plan.missing_share):
+        if self._draw(Fault.missing, self._plan.missing_rate):
             self._overwrite(buffer)
             return False
-        if self._draw(Fault.short, self._plan.short_share):
+        if self._draw(Fault.short, self._plan.short_rate):
             self._overwrite(buffer[buffer.nbytes // 2 :])
             return False
-        if buffer.nbytes and self._draw(Fault.corrupt, self._plan.corrupt_share):
+        if buffer.nbytes and self._draw(Fault.corrupt, self._plan.corrupt_rate):
             with self._lock:
                 at = self._rng.randrange(buffer.nbytes)
                 buffer[at] ^= 1 << self._rng.randrange(8)

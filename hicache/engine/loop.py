@@ -107,6 +107,7 @@ class Engine:
         place = ends.first_from(now_ns, self._first, self._horizon)
         if place > self._first:
             self._commit(place - self._first, ends.known[place - 1])
+            assert not self.scheduler.has_finished, "a run goes on after an answer is complete"
             self._first = place
 
     def interrupt(self, now_ns: int) -> None:

@@ -163,6 +163,11 @@ class Scheduler:
                 return True
         return False
 
+    @property
+    def has_finished(self) -> bool:
+        """Whether answers are complete that nobody was told of."""
+        return bool(self._ended.finished)
+
     def take_ended(self) -> Outcome:
         """Requests that ended since the last call."""
         ended = self._ended

@@ -1,9 +1,12 @@
 """One edge of the radix tree, and what is kept of its tokens.
 
-Components and tiers are small integers here, because they index lists on the hottest paths.
+Components and tiers are small integers here, because they index lists on the hottest paths. Tiers
+are final, so that a compiler knows them; components are not, because mypy would take what
+`held[tier][kind]` once was for what it is after a change, and leave out looking.
 """
 
 from collections.abc import Iterator
+from typing import Final
 
 from hicache.cache.pages import PageIds
 from hicache.cache.tree.page_registry import NO_NUMBERS, PageNumbers
@@ -13,7 +16,8 @@ FULL, SWA, MAMBA = 0, 1, 2
 KINDS = (FULL, SWA, MAMBA)
 KIND_OF = {ComponentKind.full: FULL, ComponentKind.swa: SWA, ComponentKind.mamba: MAMBA}
 KIND_NAMES = ("full", "swa", "mamba")
-DEVICE, HOST = 0, 1
+DEVICE: Final = 0
+HOST: Final = 1
 TIERS = (DEVICE, HOST)
 TIER_NAMES = ("device", "host")
 

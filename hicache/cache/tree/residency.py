@@ -261,10 +261,11 @@ class Residency:
         # a path has just been locked (1) or released (-1) from `node` up to below `above`; of what
         # is on the device, all but the deepest have a child there and are no leaves anyhow
         self.refresh(node)
-        if node.held[DEVICE][FULL] is None:
-            while node.held[DEVICE][FULL] is None and node is not above:
-                assert node.parent is not None
-                node = node.parent
+        lowest = node
+        while node is not above and node.held[DEVICE][FULL] is None:
+            assert node.parent is not None
+            node = node.parent
+        if node is not lowest:
             self.refresh(node)
         self.protected[DEVICE][FULL] += (node.end - above.end) * change
 

@@ -7,7 +7,6 @@ python -m tests.remove_fixes 003 004      those whose name begins so
 Works on a copy of the source; ends with 1 if a removal goes unnoticed or cannot be made.
 """
 
-import argparse
 import os
 import shutil
 import subprocess
@@ -16,6 +15,8 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from experiments.launch.command import parser_of
 
 ROOT = Path(__file__).parents[1]
 FIXES = ROOT / "tests" / "fixes.diff"
@@ -65,11 +66,7 @@ def _edit(text: str) -> Edit:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Try the removals and print one line each."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.remove_fixes",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("tests.remove_fixes", __doc__)
     parser.add_argument("names", nargs="*", help="how names of removals begin; none: all")
     parser.add_argument("--list", action="store_true", help="only say which there are")
     options = parser.parse_args(arguments)

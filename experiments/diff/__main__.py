@@ -10,13 +10,12 @@ from datetime import datetime
 from pathlib import Path
 
 from experiments.diff.compare import Comparison, compare
-from experiments.diff.engines import ENGINES, OURS, Launch, prepare, say
-from experiments.diff.explain import Explanation, explain
+from experiments.diff.engines import ENGINES, OURS, prepare, say
+from experiments.diff.explain import explain
 from experiments.diff.protocol import COMPONENTS, TIERS, Pools, SideError
 from experiments.diff.report import dump, names_of, to_json, to_markdown, write_figure
 from experiments.diff.rooms import MODELS, bytes_of, chosen, pools_for
 from experiments.launch.command import parser_of
-from hicache.request import Request
 from hicache.workload.build import KINDS
 
 
@@ -123,9 +122,11 @@ def run(options: argparse.Namespace) -> int:
     out = options.out or Path("outputs") / "diff" / f"{datetime.now():%Y-%m-%d_%H-%M-%S_%f}"
     out.mkdir(parents=True, exist_ok=True)
     comparison = compare(requests, pools, launches, out, until_first=options.until_first)
-    explanation = None
-    if not options.no_explanation:
-        explanation = explained(comparison, requests, launches, out)
+    explanation, row = None, comparison.first_hit or comparison.first
+    if row is not None and not options.no_explanation:
+        base, _ = names_of(comparison)
+        say(f"request {row.number} differs from {base}'s; running up to it once more")
+        explanation = explain(row, requests, pools, launches, out)
     question = (
         f"{len(requests):,} requests of {options.workload}, {options.components} attention,"
         f" {pools.device_tokens:,} tokens on the device and {pools.host_tokens:,} on the host,"
@@ -146,21 +147,6 @@ def run(options: argparse.Namespace) -> int:
         print(f"not finished: {comparison.failure}")
     print(out)
     return 2 if comparison.failure is not None else int(bool(broken))
-
-
-def explained(
-    comparison: Comparison,
-    requests: list[Request],
-    launches: tuple[Launch, Launch],
-    logs: Path,
-) -> Explanation | None:
-    """Why the first request differs: the first whose hits do, if there is one."""
-    row = comparison.first_hit or comparison.first
-    if row is None:
-        return None
-    base, _ = names_of(comparison)
-    say(f"request {row.number} differs from {base}'s; running up to it once more")
-    return explain(row, requests, comparison.pools, launches, logs)
 
 
 def measure(comparison: Comparison, side: str, metric: str, unit_bytes: dict[str, int]) -> int:

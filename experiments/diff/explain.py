@@ -23,20 +23,17 @@ class Parting:
     """Where two sides began to hold other parts of one prompt.
 
     Attributes:
-        number: the request during which it happened.
+        row: the request during which it happened, and their answers.
         parts: `component/tier` that differ then.
         before: what both held before it.
         base_after, head_after: what each held after it.
-        base, head: their answers to that request.
     """
 
-    number: int
+    row: Row
     parts: tuple[str, ...]
     before: Held
     base_after: Held
     head_after: Held
-    base: Outcome
-    head: Outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,13 +89,11 @@ def explain(
                 parting = None  # what differed meanwhile is equal again
             elif parting is None:
                 parting = Parting(
-                    number=number,
+                    row=earlier,
                     parts=differing(base_held, head_held),
                     before=before,
                     base_after=base_held,
                     head_after=head_held,
-                    base=earlier.base,
-                    head=earlier.head,
                 )
             before = base_held
     return Explanation(
@@ -159,11 +154,11 @@ def in_words(explanation: Explanation, names: tuple[str, str]) -> list[str]:
     parting = explanation.parting
     if parting is not None:
         sentences.append(
-            f"They parted during request {parting.number}, over {', '.join(parting.parts)}."
+            f"They parted during request {parting.row.number}, over {', '.join(parting.parts)}."
         )
         for side, outcome, after in (
-            (names[0], parting.base, parting.base_after),
-            (names[1], parting.head, parting.head_after),
+            (names[0], parting.row.base, parting.base_after),
+            (names[1], parting.row.head, parting.head_after),
         ):
             evicted = {
                 name.removeprefix("evicted/"): amount

@@ -6,6 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from experiments.diff.compare import HIT_KINDS, Comparison, Kind, Row
 from experiments.diff.explain import Explanation, hits_in_words, in_words
 from experiments.diff.protocol import COMPONENTS, MOVES, TIERS
@@ -115,28 +117,19 @@ def names_of(comparison: Comparison) -> tuple[str, str]:
 
 def write_figure(comparison: Comparison, path: Path) -> None:
     """Hits up to each request of both sides, and the difference between them."""
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure  # a second to import
 
-    mpl.use("Agg")
     base, head = names_of(comparison)
     figure = Figure(figsize=(8, 5), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True)
-    prompts = 0
-    hits = {"base": 0, "head": 0}
-    curves: dict[str, list[float]] = {"base": [], "head": []}
-    gaps: list[float] = []
-    for row in comparison.rows:
-        prompts += row.prompt_len
-        for side in hits:
-            hits[side] += sum(getattr(row, side).hits)
-            curves[side].append(100 * hits[side] / prompts)
-        gaps.append((hits["head"] - hits["base"]) / 1e3)
-    above.plot(curves["base"], label=base)
-    above.plot(curves["head"], label=head, linestyle="--")
+    prompts = np.cumsum([row.prompt_len for row in comparison.rows])
+    base_hits = np.cumsum([sum(row.base.hits) for row in comparison.rows])
+    head_hits = np.cumsum([sum(row.head.hits) for row in comparison.rows])
+    above.plot(100 * base_hits / prompts, label=base)
+    above.plot(100 * head_hits / prompts, label=head, linestyle="--")
     above.set_ylabel("hit rate so far (%)")
     above.legend()
-    below.plot(gaps, color="black")
+    below.plot((head_hits - base_hits) / 1e3, color="black")
     below.axhline(0, linewidth=0.5, color="grey")
     below.set_ylabel("head − base (thousand tokens)")
     below.set_xlabel("request")

@@ -3,12 +3,9 @@
 import os
 from dataclasses import fields, replace
 
-from omegaconf import OmegaConf
-
 from experiments.diff.protocol import Pools, SideError
-from experiments.launch.schema import CONF
+from experiments.launch.schema import CONF, config_of
 from hicache.config import WorkloadConfig
-from hicache.models import ModelConfig
 from hicache.request import Request
 from hicache.workload.build import load_workload
 
@@ -99,10 +96,7 @@ def bytes_of(model: str, component: str) -> dict[str, int]:
     if not path.is_file():
         known = ", ".join(sorted(each.stem for each in path.parent.glob("*.yaml")))
         raise SideError(f"--model wants one of {known}, got {model!r}")
-    values = OmegaConf.to_container(OmegaConf.load(path))
-    assert isinstance(values, dict)
-    values.pop("defaults", None)  # the schema, for Hydra
-    shape = ModelConfig(**values)  # type: ignore[arg-type]
+    shape = config_of(f"model={model}").model
     unit_bytes = {
         "full": shape.full_token_bytes,
         "swa": shape.swa_token_bytes,

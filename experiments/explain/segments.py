@@ -31,16 +31,16 @@ class Steps:
     """The steps of one engine, to be asked for by time and by request."""
 
     def __init__(self, timeline: Timeline, engine: int) -> None:
-        self._steps = [step for step in timeline.steps if step.engine == engine]
-        self._ends = [step.end_ns for step in self._steps]
+        self.all = [step for step in timeline.steps if step.engine == engine]
+        self._ends = [step.end_ns for step in self.all]
         self._extending: dict[int, list[Step]] = {}
-        for step in self._steps:
+        for step in self.all:
             for request_id, _, _ in step.extends:
                 self._extending.setdefault(request_id, []).append(step)
 
     def during(self, start_ns: int, end_ns: int) -> Iterator[Step]:
         """Those that overlap an interval."""
-        for step in self._steps[bisect_right(self._ends, start_ns) :]:
+        for step in self.all[bisect_right(self._ends, start_ns) :]:
             if step.start_ns >= end_ns:
                 return
             yield step

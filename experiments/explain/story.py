@@ -246,19 +246,17 @@ def _found(record: RequestRecord) -> str:
     return f"{hit:,} tokens that it need not compute" if hit else "nothing that it need not compute"
 
 
-def _joined(segments: list[Segment]) -> Iterator[Segment]:
+def _joined(segments: list[Segment]) -> list[Segment]:
     # neighbours of one part and cause are one
-    last: Segment | None = None
+    joined: list[Segment] = []
     for segment in segments:
-        is_same = last is not None and (*last[:2], last.first) == (*segment[:2], segment.first)
-        if last is not None and is_same and last.end_ns == segment.start_ns:
-            last = last._replace(end_ns=segment.end_ns)
-            continue
-        if last is not None:
-            yield last
-        last = segment
-    if last is not None:
-        yield last
+        last = joined[-1] if joined else None
+        begins = (segment.part, segment.cause, segment.first, segment.start_ns)
+        if last is not None and (last.part, last.cause, last.first, last.end_ns) == begins:
+            joined[-1] = last._replace(end_ns=segment.end_ns)
+        else:
+            joined.append(segment)
+    return joined
 
 
 def _seconds(ns: int, *, sign: str = "") -> str:

@@ -6,7 +6,7 @@ Times are microseconds since the beginning.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,8 @@ def events_of(run: Rerun) -> Iterator[Event]:
     for record in run.records.values():
         if record.id in run.timeline.lives:
             yield from _request(run, record, steps[record.engine])
-    yield from _forward_passes(run.timeline.steps)
+    for engine, each in steps.items():
+        yield from _forward_passes(engine, each.all)
     for number, transfer in enumerate(run.timeline.transfers):
         if transfer.end_ns is not None:
             yield from _transfer(transfer, transfer.end_ns, number)
@@ -86,43 +87,33 @@ def _request(run: Rerun, record: RequestRecord, steps: Steps) -> Iterator[Event]
         yield _span("answer", "decode", record.first_token_ns, record.finish_ns, where)
 
 
-def _forward_passes(steps: list[Step]) -> Iterator[Event]:
+def _forward_passes(engine: int, steps: Sequence[Step]) -> Iterator[Event]:
     """Steps; those that decode for the same requests, one right after the other, are one."""
-    last: dict[int, Step] = {}
-    since: dict[int, tuple[int, int]] = {}  # when the first of them began, and how many they are
-
-    def flush(engine: int) -> Iterator[Event]:
-        step = last.pop(engine, None)
-        if step is not None:
-            start_ns, count = since.pop(engine)
-            num_tokens = sum(end - first for _, first, end in step.extends)
-            yield _span(
-                f"prefill {num_tokens} tokens" if step.extends else "decode",
-                "forward",
-                start_ns,
-                step.end_ns,
-                (REQUESTS + 1 + engine, FORWARD),
-                steps=count,
-                prompts=[request_id for request_id, _, _ in step.extends],
-                answers=len(step.decodes),
-                waited_for_load_back_us=step.load_stall_ns / 1000,
-            )
-
+    passes: list[list[Step]] = []
     for step in steps:
-        before = last.get(step.engine)
-        goes_on = (
-            before is not None
-            and not (before.extends or step.extends)
-            and before.end_ns == step.start_ns
-            and before.decodes == step.decodes
+        if passes and _goes_on(passes[-1][-1], step):
+            passes[-1].append(step)
+        else:
+            passes.append([step])
+    for each in passes:
+        first, last = each[0], each[-1]
+        num_tokens = sum(end - start for _, start, end in first.extends)
+        yield _span(
+            f"prefill {num_tokens} tokens" if first.extends else "decode",
+            "forward",
+            first.start_ns,
+            last.end_ns,
+            (REQUESTS + 1 + engine, FORWARD),
+            steps=len(each),
+            prompts=[request_id for request_id, _, _ in first.extends],
+            answers=len(first.decodes),
+            waited_for_load_back_us=last.load_stall_ns / 1000,
         )
-        if not goes_on:
-            yield from flush(step.engine)
-        start_ns, count = since.get(step.engine, (step.start_ns, 0))
-        since[step.engine] = (start_ns, count + 1)
-        last[step.engine] = step
-    for engine in list(last):
-        yield from flush(engine)
+
+
+def _goes_on(before: Step, step: Step) -> bool:
+    is_decode = not (before.extends or step.extends)
+    return is_decode and before.end_ns == step.start_ns and before.decodes == step.decodes
 
 
 def _transfer(transfer: Transfer, end_ns: int, number: int) -> Iterator[Event]:

@@ -60,7 +60,6 @@ def carry_out(config: ExperimentConfig, out_dir: Path) -> None:
     visits = visits_of(workload.requests, page)
     sizes = page_bytes(config.model, page, 1)
     found = measure(visits, sizes, placement(config, sizes))
-    out_dir.mkdir(parents=True, exist_ok=True)
     title = f"{workload.name}, {config.model.name}"
     if found.bounds[0] is None:
         title += f", checkpoints {config.cache.checkpoints}"

@@ -21,7 +21,7 @@ from experiments.launch.schema import config_of
 from hicache import experiment
 from hicache.executor.simulated.cost import CostModel
 from hicache.results.metrics import summarize
-from hicache.results.verdict import in_short, objections
+from hicache.results.verdict import CLEAN, objections
 
 HEADINGS = ("choice", "metric", "with it", "without it", "change", "in a window", "verdict")
 
@@ -63,7 +63,7 @@ def row(choice: dict[str, Any], base: str, num_windows: int) -> str:
         f"{without:.4g} ({runs[1]['says']})",
         f"{without / with_it - 1:+.1%}",
         f"{apart.min():+.1%} to {apart.max():+.1%}",
-        in_short(objections(summaries[0] + summaries[1])),
+        ", ".join(each.name for each in objections(summaries[0] + summaries[1])) or CLEAN,
     )
     return f"| {choice['name']} | `{choice['metric']}` | {' | '.join(told)} |"
 

@@ -97,7 +97,6 @@ def carry_out(config: ExperimentConfig, out_dir: Path) -> None:
         rows = list(pool.map(partial(_measure, shared), jobs))
     names = [regime.name for regime in REGIMES]
     rows.sort(key=lambda row: (names.index(row.regime), row.seed))
-    out_dir.mkdir(parents=True, exist_ok=True)
     with (out_dir / "rows.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerows([Row._fields, *rows])

@@ -9,6 +9,7 @@ and simulated with it, and every request's time to first token is compared. Both
 
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from statistics import fmean, median
 
@@ -43,19 +44,16 @@ def carry_out(config: ExperimentConfig, out_dir: Path) -> None:
         with measured():
             runs.append(judged(experiment.run(replace(config, seed=seed)), summaries))
     fit = fit_to(log, config)
-    real: list[RequestRecord] = []
-    simulated: list[RequestRecord] = []
+    pairs: list[tuple[RequestRecord, RequestRecord]] = []
     for records, seed in zip(runs, HELD_OUT, strict=True):
         result = experiment.run(fit.onto(replace(config, seed=seed)))
-        for pair in paired(records, judged(result, summaries)):
-            real.append(pair[0])
-            simulated.append(pair[1])
+        pairs += paired(records, judged(result, summaries))
+    real, simulated = zip(*pairs, strict=True)
     summary = compare(real, simulated)
     summary |= {
         "calibration/steps_count": fit.num_steps,
         "calibration/step_error_p50": fit.median_step_error,
     }
-    out_dir.mkdir(parents=True, exist_ok=True)
     write_json(out_dir / "summary.json", summary)
     console().print(table(summary))
     console().print(f"verdict: {in_short(objections(summaries))}", markup=False)
@@ -100,16 +98,11 @@ def compare(
         theirs = sum(getattr(each, f"{part}_ns") for each in simulated) / SECOND_NS
         summary[f"real/{part}_share"] = ours / total
         summary[f"residual/{part}_share"] = (theirs - ours) / total
-    equal = 0
-    for tier in TIERS:
-        name = f"{tier}_hit_len"
-        summary[f"real/{tier}_hit_tokens"] = sum(getattr(each, name) for each in real)
-        summary[f"simulated/{tier}_hit_tokens"] = sum(getattr(each, name) for each in simulated)
-    for ours_, theirs_ in zip(real, simulated, strict=True):
-        equal += all(
-            getattr(ours_, f"{tier}_hit_len") == getattr(theirs_, f"{tier}_hit_len")
-            for tier in TIERS
-        )
+    hits = attrgetter(*(f"{tier}_hit_len" for tier in TIERS))
+    for side, records in (("real", real), ("simulated", simulated)):
+        for tier, lens in zip(TIERS, zip(*map(hits, records), strict=True), strict=True):
+            summary[f"{side}/{tier}_hit_tokens"] = sum(lens)
+    equal = sum(hits(one) == hits(other) for one, other in zip(real, simulated, strict=True))
     summary["request/equal_hits_share"] = equal / len(real)
     return summary
 

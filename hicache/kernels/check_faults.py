@@ -19,24 +19,22 @@ class Fault:
     sentence: str
 
 
+@dataclass
 class Seen:
     """What one launch left behind. All arenas are in host memory."""
 
-    def __init__(
-        self,
-        case: Case,
-        each: Round,
-        src_before: Tensor,
-        before: Tensor,
-        got: Tensor,
-        earlier: Sequence[tuple[Round, Tensor]],
-    ):
-        self.case, self.each, self.earlier = case, each, earlier
-        self.src_before, self.before, self.got = src_before, before, got
-        self.want = self._copied(each, src_before)
-        self.named = torch.zeros_like(got)  # bytes of targets, by 1
-        for buffer in case.dst.twin(self.named).buffers:
-            buffer.view(torch.uint8)[_moved(each)[1]] = 1
+    case: Case
+    each: Round
+    src_before: Tensor
+    before: Tensor
+    got: Tensor
+    earlier: Sequence[tuple[Round, Tensor]]
+
+    def __post_init__(self) -> None:
+        self.want = self._copied(self.each, self.src_before)
+        self.named = torch.zeros_like(self.got)  # bytes of targets, by 1
+        for buffer in self.case.dst.twin(self.named).buffers:
+            buffer.view(torch.uint8)[_moved(self.each)[1]] = 1
 
     def faults(self) -> list[Fault]:
         """One for each kind that shows."""

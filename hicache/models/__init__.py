@@ -1,14 +1,9 @@
 """Models and machines: what is kept and computed, and how fast."""
 
-from hicache.models.machines import CopyKernelConfig, Figure, HardwareConfig, RateTable
-from hicache.models.shapes import GIB, ComponentKind, ModelConfig
-
-__all__ = [
-    "GIB",
-    "ComponentKind",
-    "CopyKernelConfig",
-    "Figure",
-    "HardwareConfig",
-    "ModelConfig",
-    "RateTable",
-]
+from hicache.models.machines import CopyKernelConfig as CopyKernelConfig
+from hicache.models.machines import Figure as Figure
+from hicache.models.machines import HardwareConfig as HardwareConfig
+from hicache.models.machines import RateTable as RateTable
+from hicache.models.shapes import GIB as GIB
+from hicache.models.shapes import ComponentKind as ComponentKind
+from hicache.models.shapes import ModelConfig as ModelConfig

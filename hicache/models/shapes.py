@@ -137,12 +137,8 @@ class ModelConfig:
     @property
     def components(self) -> tuple[ComponentKind, ...]:
         """The kinds of state this model keeps; full always among them."""
-        kinds = [ComponentKind.full]
-        if self.num_swa_layers:
-            kinds.append(ComponentKind.swa)
-        if self.num_mamba_layers:
-            kinds.append(ComponentKind.mamba)
-        return tuple(kinds)
+        counts = (1, self.num_swa_layers, self.num_mamba_layers)
+        return tuple(kind for kind, count in zip(ComponentKind, counts, strict=True) if count)
 
     @property
     def layer_words(self) -> tuple[str, ...]:

@@ -144,11 +144,11 @@ def _round(
     plain = root / "plain"
     file = os.open(plain, os.O_RDWR | os.O_CREAT)
     try:
-        plain_write = _seconds(lambda: _write_plain(file, source))
+        plain_write = _seconds(lambda: _move_plain(os.pwritev, file, source))
         own_write = _seconds(write)
         if options.cold:
             _drop_cache(root)
-        plain_read = _seconds(lambda: _read_plain(file, target))
+        plain_read = _seconds(lambda: _move_plain(os.preadv, file, target))
         own_read = _seconds(read)
         assert target == source, f"wrong bytes in round {turn}"
     finally:
@@ -168,14 +168,11 @@ def _pages(num_pages: int, page_bytes: int) -> list[memoryview]:
     return [arena[i * page_bytes : (i + 1) * page_bytes] for i in range(num_pages)]
 
 
-def _write_plain(file: int, pages: list[memoryview]) -> None:
+def _move_plain(
+    move: Callable[[int, list[memoryview], int], int], file: int, pages: list[memoryview]
+) -> None:
     for index, page in enumerate(pages):
-        assert os.pwritev(file, [page], index * page.nbytes) == page.nbytes, "a short write"
-
-
-def _read_plain(file: int, pages: list[memoryview]) -> None:
-    for index, page in enumerate(pages):
-        assert os.preadv(file, [page], index * page.nbytes) == page.nbytes, "a short read"
+        assert move(file, [page], index * page.nbytes) == page.nbytes, "a short read or write"
 
 
 def _drop_cache(root: Path) -> None:

@@ -5,7 +5,6 @@ computed into it depends on nothing else. Copies move payloads in the order they
 page that is given away, overwritten or swapped too early shows as a wrong payload.
 """
 
-from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from hicache.cache.pages import PageIds
@@ -175,10 +174,3 @@ def _words(payload: Payload | None) -> str:
     if payload is None:
         return "nothing"
     return f"{len(payload.tokens) // TOKEN_BYTES} tokens of {payload.namespace!r}"
-
-
-def run_copies(memory: GhostMemory, outbox: Iterable[object]) -> None:
-    """Book all that stands in an outbox, in order."""
-    book: Callable[..., None] = memory.book
-    for work in outbox:
-        book(work)

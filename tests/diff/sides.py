@@ -4,11 +4,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from experiments.diff.engines import Launch
 from experiments.diff.protocol import Pools
-from hicache.request import Request, TokenSpans
+from hicache.request import Request
+from tests.scheduler.world import request_of
 
 PAGE = 4
 POOLS = Pools(page_size=PAGE, device_tokens=400, host_tokens=0, has_storage=False, max_len=200)
@@ -28,17 +27,6 @@ def prompt(name: int, num_pages: int) -> list[int]:
 def requests_of(*prompts: Sequence[int]) -> list[Request]:
     """One after the other, with answers that nobody else has."""
     return [
-        Request(
-            id=number,
-            session_id=number,
-            arrival_ns=number,
-            prompt=spans(each),
-            output=spans([900_000 + number, 910_000 + number]),
-        )
+        request_of(number, each, [900_000 + number, 910_000 + number], number)
         for number, each in enumerate(prompts)
     ]
-
-
-def spans(tokens: Sequence[int]) -> TokenSpans:
-    """Each token a run of its own."""
-    return TokenSpans(np.array(tokens, np.int32), np.ones(len(tokens), np.int32))

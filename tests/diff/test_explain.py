@@ -26,8 +26,8 @@ def test_the_request_that_took_the_pages_is_named(compared: Compared, tmp_path: 
     assert found.head_held == {"full/device": [(0, 4)]}
     parting = found.parting
     assert parting is not None
-    assert (parting.number, parting.parts) == (2, ("full/device",))
-    assert parting.head.counts == {"evicted/full/device": 12}
+    assert (parting.row.number, parting.parts) == (2, ("full/device",))
+    assert parting.row.head.counts == {"evicted/full/device": 12}
 
 
 def test_the_words_say_what_each_held_hit_and_evicted(compared: Compared, tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_a_difference_that_was_made_good_is_no_parting(compared: Compared, tmp_p
         explain(rows[number], requests, POOLS, (FAKE, fake(head)), tmp_path).parting
         for number in (2, 4)
     ]
-    assert [parting and parting.number for parting in found] == [1, 3]
+    assert [parting and parting.row.number for parting in found] == [1, 3]
 
 
 def test_a_request_that_nobody_came_before_is_said_to_be_new(

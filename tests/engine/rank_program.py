@@ -12,8 +12,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import numpy as np
-
 from hicache.cache import invariants
 from hicache.clock import WallClock
 from hicache.config import FaultsConfig, HitAgreement, PrefetchConfig, SchedulerConfig
@@ -21,11 +19,11 @@ from hicache.engine.build import check_laws
 from hicache.engine.loop import Engine
 from hicache.engine.ranks.agreement import RankAgreement, tree_digest
 from hicache.engine.ranks.processes import GlooChannel, RankedReader, join, leave
-from hicache.request import Request, TokenSpans
+from hicache.request import Request
 from hicache.storage.engines.memory import MemoryStorage
 from hicache.storage.guards.checked import CheckedStorage
 from hicache.storage.guards.faults import FaultyStorage
-from tests.scheduler.world import Plot, engine_of
+from tests.scheduler.world import Plot, engine_of, request_of
 
 PAGE = 4
 STEP_NS = 1_000_000
@@ -108,19 +106,9 @@ def random_request(rng: Random, number: int) -> Request:
     """A prompt that shares its start with others of its family, and goes on by itself or not."""
     family, shared = rng.randrange(10), rng.choice((25, 41, 57, 73))
     own = rng.choice((0, 0, rng.randrange(1, 40)))
-    starts, counts = [family * 1000], [shared]
-    if own:
-        starts.append(100_000 + number * 100)
-        counts.append(own)
-    return Request(
-        id=number,
-        session_id=number,
-        arrival_ns=0,
-        prompt=TokenSpans(np.array(starts, np.int32), np.array(counts, np.int32)),
-        output=TokenSpans(
-            np.array([200_000 + number * 100], np.int32), np.array([rng.randrange(1, 9)], np.int32)
-        ),
-    )
+    first, answer = 100_000 + number * 100, 200_000 + number * 100
+    prompt = [*range(family * 1000, family * 1000 + shared), *range(first, first + own)]
+    return request_of(number, prompt, range(answer, answer + rng.randrange(1, 9)))
 
 
 def storage_of(rank: int, plan: Plan) -> FaultyStorage:

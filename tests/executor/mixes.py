@@ -147,7 +147,7 @@ def run_mix(
             reference,
             each,
             _streams(rng, torch.device(device)),
-            observer=verifier,
+            verifier=verifier,
             allocators=pages,
         )
         for each, pages in zip(pools, allocators, strict=True)

@@ -47,10 +47,7 @@ def random_bytes(device, generator) -> Callable[..., Tensor]:
     def make(*shape: int, dtype: torch.dtype = torch.uint8, host: bool = False) -> Tensor:
         last = shape[-1] * dtype.itemsize
         values = torch.randint(0, 256, (*shape[:-1], last), generator=generator, dtype=torch.uint8)
-        values = values.view(dtype)
-        if device.type == "cpu":
-            return values
-        return values.pin_memory() if host else values.to(device)
+        return _placed(values, device, host=host).view(dtype)
 
     return make
 
@@ -62,11 +59,15 @@ def poisoned(device) -> Callable[..., Tensor]:
     def make(*shape: int, dtype: torch.dtype = torch.uint8, host: bool = False) -> Tensor:
         last = shape[-1] * dtype.itemsize
         slab = torch.full((*shape[:-1], last), POISON, dtype=torch.uint8)
-        if device.type == "cuda":
-            slab = slab.pin_memory() if host else slab.to(device)
-        return slab.view(dtype)
+        return _placed(slab, device, host=host).view(dtype)
 
     return make
+
+
+def _placed(values: Tensor, device: torch.device, *, host: bool) -> Tensor:
+    if device.type == "cpu":
+        return values
+    return values.pin_memory() if host else values.to(device)
 
 
 @pytest.fixture

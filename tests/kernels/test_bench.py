@@ -26,7 +26,7 @@ def toy():
 
 @pytest.fixture
 def toy_transfer(toy):
-    return Session(toy).transfer("to_host", 16, 256)
+    return toy.transfer("to_host", 16, 256)
 
 
 def run(monkeypatch, *arguments):

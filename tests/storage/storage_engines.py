@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from storage_pages import PAGE_BYTES
@@ -27,28 +29,19 @@ class Engine:
     bounded: bool = True  # it keeps a capacity itself
 
 
+def slab(root: str, namespace: str, capacity: int | None, **more: Any) -> Storage:
+    return SlabStorage(Path(root), namespace=namespace, capacity_bytes=capacity, **more)
+
+
 ENGINES = {
     "memory": Engine(
         kind="memory",
         open=lambda root, namespace, capacity: MemoryStorage(capacity_bytes=capacity),
         durable=False,
     ),
-    "slab": Engine(
-        kind="slab",
-        open=lambda root, namespace, capacity: SlabStorage(
-            Path(root), namespace=namespace, capacity_bytes=capacity
-        ),
-    ),
+    "slab": Engine(kind="slab", open=slab),
     "slab-direct": Engine(
-        kind="slab",
-        open=lambda root, namespace, capacity: SlabStorage(
-            Path(root),
-            namespace=namespace,
-            capacity_bytes=capacity,
-            page_bytes={0: PAGE_BYTES},
-            direct=True,
-            num_threads=1,
-        ),
+        kind="slab", open=partial(slab, page_bytes={0: PAGE_BYTES}, direct=True, num_threads=1)
     ),
     "file": Engine(
         kind="file",

@@ -1,5 +1,6 @@
 """Keys, and payloads that follow from them, so that any process can tell a wrong byte."""
 
+import json
 import os
 import resource
 import subprocess
@@ -52,19 +53,12 @@ def assert_whole_or_absent(storage: Storage, page_keys: Sequence[bytes]) -> int:
 
 
 def start_writer(
-    kind: str,
-    root: str,
-    first: int,
-    count: int,
-    *,
-    namespace: str = "test",
-    capacity_kib: int | None = None,
-    file_kib: int | None = None,
+    kind: str, root: str, first: int, count: int, **more: object
 ) -> "subprocess.Popen[str]":
     """Run `main` in a process of its own."""
-    limits = ["none" if limit is None else str(limit) for limit in (capacity_kib, file_kib)]
+    told = json.dumps({"kind": kind, "root": root, "first": first, "count": count, **more})
     return subprocess.Popen(
-        [sys.executable, __file__, kind, root, namespace, *limits, str(first), str(count)],
+        [sys.executable, __file__, told],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": str(Path(hicache.__file__).parents[1])},
@@ -72,25 +66,28 @@ def start_writer(
 
 
 def main(
-    kind: str, root: str, namespace: str, capacity_kib: str, file_kib: str, first: str, count: str
+    kind: str,
+    root: str,
+    first: int,
+    count: int,
+    namespace: str = "test",
+    capacity_kib: int | None = None,
+    file_kib: int | None = None,
 ) -> None:
     """Write pages [first, first + count) in batches of 4, and print each number once stored.
 
     With `file_kib` no file grows longer than that once the store is open, as on a full disk; what
     was not stored is said too.
     """
-    config = StorageConfig(
-        kind=kind,
-        root=root,
-        capacity_gib=None if capacity_kib == "none" else int(capacity_kib) / 2**20,
-    )
+    capacity_gib = None if capacity_kib is None else capacity_kib / 2**20
+    config = StorageConfig(kind=kind, root=root, capacity_gib=capacity_gib)
     storage = open_storage(config, namespace=namespace, page_bytes={0: PAGE_BYTES})
     assert storage is not None
     say("open")
-    if file_kib != "none":
-        limit = int(file_kib) * 1024
+    if file_kib is not None:
+        limit = file_kib * 1024
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-    for start in range(int(first), int(first) + int(count), 4):
+    for start in range(first, first + count, 4):
         numbers = range(start, start + 4)
         try:
             results = write(storage, keys(*numbers))
@@ -100,7 +97,7 @@ def main(
         for number, stored in zip(numbers, results, strict=True):
             if stored:
                 say(str(number))
-            elif file_kib != "none":
+            elif file_kib is not None:
                 say("refused")
     storage.close()
 
@@ -111,4 +108,4 @@ def say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(**json.loads(sys.argv[1]))

@@ -17,7 +17,7 @@ from hicache.storage.base import StorageError
 from hicache.storage.digest import namespace_name
 from hicache.storage.engines.owner import current_owner
 from hicache.storage.engines.slab import SlabStorage
-from hicache.storage.engines.slot_table import Place
+from hicache.storage.engines.slot_files import Place
 
 SMALL, LARGE = 4096, 5 * 4096
 
@@ -466,7 +466,7 @@ def test_a_slot_that_is_overwritten_at_once_is_not_given_back_before(
     with closing(open_slab(tmp_path, 2 * PAGE_BYTES)) as storage:
         write(storage, keys(1, 2))
         freed: list[object] = []
-        monkeypatch.setattr(storage._table, "_free_space", freed.append)
+        monkeypatch.setattr(storage._files, "free_space", freed.append)
         assert write(storage, keys(3)) == [True]
         assert freed == []
         assert write_sized(storage, key(4), SMALL)

@@ -8,7 +8,7 @@ caller.
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -81,22 +81,19 @@ def _timed(action: Action) -> int:
     return time.perf_counter_ns() - started
 
 
-class _CudaEvent:
-    def __init__(
-        self, start: torch.cuda.Event, event: torch.cuda.Event, device: torch.device
-    ) -> None:
-        self._start = start
-        self._event = event
-        self._device = device
+class _CudaEvent(NamedTuple):
+    start: torch.cuda.Event
+    end: torch.cuda.Event
+    device: torch.device
 
     def is_done(self) -> bool:
-        return bool(self._event.query())  # type: ignore[no-untyped-call]
+        return bool(self.end.query())  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
-        torch.cuda.current_stream(self._device).wait_event(self._event)
+        torch.cuda.current_stream(self.device).wait_event(self.end)
 
     def duration_ns(self) -> int:
-        return round(float(self._start.elapsed_time(self._event)) * 1e6)
+        return round(float(self.start.elapsed_time(self.end)) * 1e6)
 
 
 def timed_event() -> torch.cuda.Event:

@@ -20,6 +20,7 @@ from hicache.executor.real.copy_streams import CopyEvent, CopyStream, timed_even
 from hicache.executor.real.paged_kv import PagedKvView
 from hicache.executor.real.pools import Arrival, Sent, TorchPools
 from hicache.executor.real.tables import Row, StepTables, Stretch
+from hicache.executor.real.verify import Verifier
 from hicache.scheduler.batch import Batch, Extend
 from hicache.scheduler.request_state import RequestState
 
@@ -50,14 +51,6 @@ class CopyStreams(NamedTuple):
     save: CopyStream
 
 
-class Observer(Protocol):
-    """Whoever wants to see logits."""
-
-    def saw(self, req: RequestState, position: int, logits: Tensor) -> None:
-        """The model has seen the token at `position` and says what it thinks comes next."""
-        ...
-
-
 class ModelRunner:
     """The real memory of one engine, and the model that uses it.
 
@@ -71,14 +64,14 @@ class ModelRunner:
         pools: TorchPools,
         streams: CopyStreams,
         *,
-        observer: Observer | None = None,
+        verifier: Verifier | None = None,
         allocators: Pools | None = None,
     ) -> None:
         self.pools = pools
         self._tables = StepTables(pools, pools.window_len)
         self._model = model
         self._streams = streams
-        self._observer = observer
+        self._verifier = verifier
         self._allocators = allocators
         self._were_taken: dict[tuple[int, int], set[int]] = {}
         self._pending: list[LoadBack | CopyState] = []
@@ -190,15 +183,15 @@ class ModelRunner:
             if end in cuts:
                 assert slot is not None
                 self.pools.copy_states(slot, cuts[end])
-        if extend.end == req.target_len and self._observer is not None:
-            self._observer.saw(req, extend.end - 1, logits[-1])
+        if extend.end == req.target_len and self._verifier is not None:
+            self._verifier.saw(req, extend.end - 1, logits[-1])
 
     def _decode(self, req: RequestState, rows: dict[int, Row]) -> None:
         sequence, position = req.sequence, req.kv_len
         memory = self._memory(req, rows)
         logits = self._model.forward(req.tokens, position, position + 1, memory, ready=self._ready)
-        if self._observer is not None:
-            self._observer.saw(req, position, logits[-1])
+        if self._verifier is not None:
+            self._verifier.saw(req, position, logits[-1])
         if sequence.boundary_slot is not None and (position + 1) % self.pools.page_size == 0:
             assert sequence.working_slot is not None
             self._boundaries.append((sequence.working_slot, sequence.boundary_slot))

@@ -12,7 +12,7 @@ hundreds of tokens: a wrong one shows.
 Axes: row (token of a page), token (of the pages read), head, dim, state, tap, channel.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -33,6 +33,9 @@ STATE_DTYPES = {
     torch.float32: torch.float32,
     torch.float64: torch.float64,
 }
+
+
+Inputs = Sequence[Tensor]  # of a scan: values, keys and queries [row, head, ...]
 
 
 def _always_ready(layer: int) -> None:
@@ -185,9 +188,9 @@ class ReferenceModel:
         for tap in range(1, num_taps + 1):
             mixed = mixed + line[tap : tap + self.page_size] * weights["conv"][tap]
         mixed = functional.silu(mixed).to(state.dtype)
-        values, keys, queries = torch.split(mixed, [dim, state_dim, state_dim], dim=-1)
+        parts = torch.split(mixed, [dim, state_dim, state_dim], dim=-1)
         scan = _mamba if self.words[layer] == "M" else _delta
-        outputs, state = scan(weights, gates.to(state.dtype), values, keys, queries, state, rows)
+        outputs, state = scan(weights, gates.to(state.dtype), parts, state, rows)
         last = line[rows.stop : rows.stop + num_taps]
         memory.write_state(layer, last.transpose(0, 1), state)
         outputs = rearrange(_normed(outputs).to(x.dtype), "row head dim -> row (head dim)")
@@ -254,15 +257,10 @@ def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def _mamba(
-    weights: dict[str, Tensor],
-    gates: Tensor,
-    values: Tensor,
-    keys: Tensor,
-    queries: Tensor,
-    state: Tensor,
-    rows: slice,
+    weights: dict[str, Tensor], gates: Tensor, inputs: Inputs, state: Tensor, rows: slice
 ) -> tuple[Tensor, Tensor]:
     """Mamba-2: the state decays by a scalar of each head, and takes in an outer product."""
+    values, keys, queries = inputs
     delta = functional.softplus(gates)
     decay = torch.exp(-weights["decay"] * delta)[..., None, None]
     added = keys[..., None] * (delta[..., None] * values)[..., None, :]
@@ -274,15 +272,10 @@ def _mamba(
 
 
 def _delta(
-    weights: dict[str, Tensor],
-    gates: Tensor,
-    values: Tensor,
-    keys: Tensor,
-    queries: Tensor,
-    state: Tensor,
-    rows: slice,
+    weights: dict[str, Tensor], gates: Tensor, inputs: Inputs, state: Tensor, rows: slice
 ) -> tuple[Tensor, Tensor]:
     """Gated delta rule: what the state answers to a key is moved towards the value."""
+    values, keys, queries = inputs
     keys = functional.normalize(keys, dim=-1)[..., None]
     queries = functional.normalize(queries, dim=-1)[..., None]
     strength, gate = gates.chunk(2, dim=-1)

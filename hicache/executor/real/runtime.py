@@ -74,7 +74,7 @@ class TorchRuntime:
             self._model,
             pools,
             streams,
-            observer=self._verifier,
+            verifier=self._verifier,
             allocators=cache.pools if self._config.engine.check_invariants else None,
         )
         return TorchExecutor(runner, self.io)

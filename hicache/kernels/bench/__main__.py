@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,14 +60,14 @@ def main() -> int:
     chosen = options.op or ([CONTEST] if kernels or options.roofline else list(CASES))
     with bench.stream():
         bench.warm_up()
-        failed = _measured(session, ["ceilings", *chosen], options.json)
+        _measure(session, ["ceilings", *chosen], options.json)
     print(_machine(bench))
-    _print_results(session, failed)
+    _print_results(session)
     for path, draw in ((options.figure, sweep_figure), (options.roofline, roofline_figure)):
         if path is not None:
             _write_figure(path, draw, session)
     answered_for = {"ours", *kernels}  # a peer that fails is the peer's affair
-    return 1 if failed or not session.failures.keys().isdisjoint(answered_for) else 0
+    return 1 if session.broken or not session.failures.keys().isdisjoint(answered_for) else 0
 
 
 def _bench(options: argparse.Namespace) -> Bench:
@@ -81,24 +81,22 @@ def _bench(options: argparse.Namespace) -> Bench:
     )
 
 
-def _measured(session: Session, names: Sequence[str], path: Path | None) -> dict[str, str]:
-    """Run cases one after another; returns how those that failed did."""
-    failed: dict[str, str] = {}
+def _measure(session: Session, names: Sequence[str], path: Path | None) -> None:
+    """Run cases one after another."""
     for name in dict.fromkeys(names):
         start = time.perf_counter()
         try:
             (contest if name == CONTEST else CASES[name])(session)
         except Exception:  # one broken case must not cost the others their results
-            failed[name] = traceback.format_exc()
-            print(failed[name], file=sys.stderr, flush=True)
+            session.broken[name] = traceback.format_exc()
+            print(session.broken[name], file=sys.stderr, flush=True)
         seconds = time.perf_counter() - start
         print(f"… {name}: {seconds:.1f} s", file=sys.stderr, flush=True)
         if path is not None:  # whoever is stopped half way keeps what there is
-            _write_json(path, session, failed)
-    return failed
+            _write_json(path, session)
 
 
-def _print_results(session: Session, failed: Mapping[str, str]) -> None:
+def _print_results(session: Session) -> None:
     print("\n".join(_line(record) for record in session.records))
     print(_goals(session.goals))
     for name, value in session.notes.items():
@@ -110,7 +108,7 @@ def _print_results(session: Session, failed: Mapping[str, str]) -> None:
         print(f"µs / GB/s at the median, by bytes of a transfer{table(session.cells)}")
     for name, sentence in session.failures.items():
         print(f"FAILED {name}: {sentence}")
-    for name, trace in failed.items():
+    for name, trace in session.broken.items():
         print(f"FAILED {name}: {trace.strip().splitlines()[-1]}")
 
 
@@ -162,7 +160,7 @@ def _goals(goals: list[Goal]) -> str:
     return "\n".join(lines)
 
 
-def _write_json(path: Path, session: Session, failed: dict[str, str]) -> None:
+def _write_json(path: Path, session: Session) -> None:
     records = [
         {**dataclasses.asdict(record), "gb_per_s": record.gb_per_s} for record in session.records
     ]
@@ -175,7 +173,7 @@ def _write_json(path: Path, session: Session, failed: dict[str, str]) -> None:
         "contest": [
             {**dataclasses.asdict(cell), "gb_per_s": cell.gb_per_s} for cell in session.cells
         ],
-        "failed": failed,
+        "failed": session.broken,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(_without_nan(document), indent=1) + "\n")

@@ -30,7 +30,7 @@ def ceilings(session: Session) -> None:
         from_, to = (arenas[name][:size] for name in DIRECTIONS[direction])
         by_engine = partial(to.copy_, from_, non_blocking=True)
         engine = session.time("ceiling", f"copy engine {direction}", by_engine, size)
-        transfer = session.transfer(direction, 64, 2 * KIB, contiguous=True)
+        transfer = session.bench.transfer(direction, 64, 2 * KIB, contiguous=True)
         by_all = partial(transfer.launch, copy.num_sms(bench.device))
         sms = session.verified("ceiling", f"all SMs {direction}", transfer, by_all)
         session.ceilings[f"engine_{direction}"] = engine
@@ -41,7 +41,7 @@ def ceilings(session: Session) -> None:
 def checksums(session: Session) -> None:
     """The checksum fused into the copy: what it costs within the device and across the link."""
     for name in ("device", "to_host"):
-        transfer = session.transfer(name, 64, 2 * KIB)
+        transfer = session.bench.transfer(name, 64, 2 * KIB)
         plain = session.verified("checksum", f"{name}, plain", transfer)
         launch = partial(
             copy_pages_with_checksum,
@@ -60,7 +60,7 @@ def sweep(session: Session) -> None:
     pages.append((2 * KIB, 16, True))
     for direction, (row_bytes, page_size, contiguous) in itertools.product(DIRECTIONS, pages):
         is_link = direction != "device"
-        transfer = session.transfer(
+        transfer = session.bench.transfer(
             direction,
             page_size,
             row_bytes,

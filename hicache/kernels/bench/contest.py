@@ -17,7 +17,6 @@ from hicache.kernels.bench.measure import (
     GIB,
     KIB,
     MIB,
-    Shape,
     Transfer,
 )
 from hicache.kernels.bench.session import Cell, Session
@@ -133,10 +132,14 @@ def _of_size(session: Session, direction: str, size: int) -> Transfer:
     item = min(size // 2, ITEM_BYTES)
     row_bytes = min(item, 2 * KIB)
     num_layers = max(1, min(session.bench.num_layers, size // (2 * item)))
-    shape = Shape(
-        page_size=item // row_bytes, row_bytes=row_bytes, num_bytes=size, num_layers=num_layers
+    return session.bench.transfer(
+        direction,
+        item // row_bytes,
+        row_bytes,
+        num_bytes=size,
+        num_layers=num_layers,
+        other="layer_first",
     )
-    return session.bench.transfer(direction, shape, other="layer_first")
 
 
 def _shaped(session: Session, direction: str, shape: str) -> Transfer:

@@ -23,7 +23,7 @@ def pages(session: Session) -> None:
     ceiling = session.ceilings.get("device", math.nan)
     wanted = {(16, 2 * KIB): 0.92, (64, 2 * KIB): 0.92, (1, 2 * KIB): 0.80, (16, 256): 0.85}
     for (page_size, row_bytes), ratio in wanted.items():
-        transfer = session.transfer("device", page_size, row_bytes, other="layer_first")
+        transfer = session.bench.transfer("device", page_size, row_bytes, other="layer_first")
         what = f"page {page_size}, rows of {row_bytes} B"
         rate = session.verified("pages", f"device, {what}", transfer)
         what += ", gather + scatter, over device copy_"
@@ -31,7 +31,7 @@ def pages(session: Session) -> None:
         if page_size == 1 or row_bytes != 2 * KIB:
             continue
         page = f"page {page_size}"
-        transposed = session.transfer("device", page_size, row_bytes)
+        transposed = session.bench.transfer("device", page_size, row_bytes)
         changed = session.verified("layout", f"layer-first to page-first, {page}", transposed)
         session.at_least("G2", f"change of layout over plain, {page}", changed / rate, 0.95)
         launch = _two_pass(transposed)
@@ -73,7 +73,7 @@ def slots(session: Session) -> None:
 
 def windows(session: Session) -> None:
     """The sliding window, translated on the way, against the plain copy of the same pages."""
-    transfer = session.transfer("device", 64, KIB, other="layer_first")
+    transfer = session.bench.transfer("device", 64, KIB, other="layer_first")
     table, ids = transfer.table, transfer.src_ids
     plain = session.verified("window", "plain", transfer)
     to_swa = torch.full((2 * len(ids) + 5,), -1, dtype=torch.int32, device=ids.device)

@@ -27,7 +27,7 @@ def links(session: Session) -> None:
         ceiling = session.ceilings.get(f"sm_{direction}", math.nan)
         engine = session.ceilings.get(f"engine_{direction}", math.nan)
         for page_size in (16, 64):
-            transfer = session.transfer(direction, page_size, 2 * KIB)
+            transfer = session.bench.transfer(direction, page_size, 2 * KIB)
             session.bench.verify(transfer, transfer.launch)
             for num_programs, wanted in ((1, None), (2, 0.90), (4, 0.97), (8, None)):
                 case = f"page {page_size}, {num_programs} programs"
@@ -39,7 +39,7 @@ def links(session: Session) -> None:
                 session.at_least(goal, what + "all SMs", rate / ceiling, wanted)
                 if num_programs == 4 and ceiling >= 0.93 * engine:
                     session.at_least(goal, what + "the copy engine", rate / engine, 0.90)
-        staged = session.transfer(direction, 64, 2 * KIB, other="layer_first")
+        staged = session.bench.transfer(direction, 64, 2 * KIB, other="layer_first")
         if session.bench.on_gpu:
             session.notes["memcpy_is_batched"] = copy_engine.is_batched(session.bench.device)
             rate = session.verified(
@@ -49,7 +49,7 @@ def links(session: Session) -> None:
                 session.at_least(
                     goal, f"{direction} by copy engine, pages of 128 KiB", rate / engine, 0.93
                 )
-    rows = session.transfer("to_device", 1, 2 * KIB)
+    rows = session.bench.transfer("to_device", 1, 2 * KIB)
     rate = session.verified("to_device", "page 1, 8 programs", rows, partial(rows.launch, 8))
     ceiling = session.ceilings.get("sm_to_device", math.nan)
     session.at_least("G6", "page 1, rows of 2 KiB, 8 programs, over all SMs", rate / ceiling, 0.90)
@@ -58,13 +58,13 @@ def links(session: Session) -> None:
 def against_peers(session: Session) -> None:
     """G5: the same bytes moved by other means, most of them slow, so fewer bytes are taken."""
     bench = session.bench
-    within = session.transfer("device", 16, 2 * KIB, other="layer_first")
+    within = session.bench.transfer("device", 16, 2 * KIB, other="layer_first")
     ours = session.verified("peers", "device, ours", within)
     other = session.verified("peers", "device, torch index", within, within.by(peers.torch_index))
     session.notes["over_torch_index"] = ours / other
     num_bytes = max(bench.host_bytes // 4, 1)
     for direction in ("to_device", "to_host"):
-        transfer = session.transfer(
+        transfer = session.bench.transfer(
             direction, 16, 2 * KIB, num_bytes=num_bytes, other="layer_first"
         )
         rates = {}
@@ -91,7 +91,7 @@ def against_peers(session: Session) -> None:
             else:
                 session.at_least("G5", what, rates[n] / rate, wanted)
         for page_size in (2, 8):
-            small = session.transfer(
+            small = session.bench.transfer(
                 direction, page_size, 2 * KIB, num_bytes=num_bytes, other="layer_first"
             )
             item, ours_by = f"{page_size * 2} KiB items", partial(small.launch, 4)
@@ -99,7 +99,7 @@ def against_peers(session: Session) -> None:
             case, by_batch = f"{direction}, batched memcpy, {item}", small.by(peers.memcpy_batch)
             batch = session.verified("peers", case, small, by_batch)
             session.at_least("G5", f"{direction}, {item}, over batched memcpy", ours / batch, 5.0)
-        few = session.transfer(
+        few = session.bench.transfer(
             direction, 16, 2 * KIB, num_bytes=min(num_bytes, 32 * MIB), other="layer_first"
         )
         each = session.verified(
@@ -127,7 +127,7 @@ def interference(session: Session) -> None:
     side = torch.cuda.Stream(bench.device, priority=-1)
     alone_s = bench.timed(gemms, repeats=5).p50_s
     for direction in ("to_device", "to_host"):
-        transfer = session.transfer(direction, 16, 2 * KIB)
+        transfer = session.bench.transfer(direction, 16, 2 * KIB)
         launch, num_bytes = partial(transfer.launch, 4), transfer.num_bytes
         solo = session.time("interference", f"{direction} alone", launch, num_bytes, repeats=5)
         num_copies = math.ceil(1.3 * alone_s * solo * 1e9 / transfer.num_bytes)
@@ -174,7 +174,7 @@ def launches(session: Session) -> None:
     if not session.bench.on_gpu:
         session.unmeasured("G10", "host time of a launch, µs", "<= 30", "it needs a GPU")
         return
-    transfer = session.transfer("to_device", 16, 2 * KIB, num_bytes=8 * MIB)
+    transfer = session.bench.transfer("to_device", 16, 2 * KIB, num_bytes=8 * MIB)
     transfer.launch()
     session.bench.synchronize()
     times = []
@@ -194,7 +194,7 @@ def _queueing_delay_us(
     session: Session, gemms: Callable[[], None], side: torch.cuda.Stream, direction: str
 ) -> float:
     """How much longer a small copy takes when it is asked for in the middle of the products."""
-    small = session.transfer(direction, 16, 2 * KIB, num_bytes=MIB)
+    small = session.bench.transfer(direction, 16, 2 * KIB, num_bytes=MIB)
 
     def seconds() -> float:
         start = time.perf_counter()

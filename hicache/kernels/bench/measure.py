@@ -48,27 +48,6 @@ class Timing:
 UNTIMED = Timing(p20_s=math.nan, p50_s=math.nan, p80_s=math.nan)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Shape:
-    """What is moved: `num_bytes` in pages of `page_size` tokens, whose rows lie in 2·layers
-    buffers."""
-
-    page_size: int
-    row_bytes: int
-    num_bytes: int
-    num_layers: int
-
-    @property
-    def page_bytes(self) -> int:
-        """Bytes of a page over all buffers."""
-        return self.page_size * self.row_bytes * 2 * self.num_layers
-
-    @property
-    def num_pages(self) -> int:
-        """Pages moved; the pools hold twice as many."""
-        return max(self.num_bytes // self.page_bytes, 1)
-
-
 class Transfer:
     """A copy between two pools, given as their buffers, with the ids of what is moved."""
 
@@ -152,19 +131,42 @@ class Bench:
             self.synchronize()
 
     def transfer(
-        self, direction: str, shape: Shape, *, other: str = "page_first", contiguous: bool = False
+        self,
+        direction: str,
+        page_size: int,
+        row_bytes: int,
+        *,
+        num_bytes: int | None = None,
+        num_layers: int | None = None,
+        other: str = "page_first",
+        contiguous: bool = False,
     ) -> Transfer:
-        """Pools of twice the pages moved; ids in random order or in a row.
+        """Pages within the device, or a load-back (`to_device`) or a back-up (`to_host`).
 
-        `other`: how the target lies, across the link the pool on the host; the one on the device
-        that data comes from or goes to lies layer-first.
+        Args:
+            direction: one of `DIRECTIONS`.
+            page_size: tokens of a page.
+            row_bytes: of a token in each of the 2·layers buffers.
+            num_bytes: moved, in whole pages; the pools hold twice as many. None: all there is.
+            num_layers: None: as the bench has them.
+            other: how the target lies, across the link the pool on the host; the one on the device
+                that data comes from or goes to lies layer-first.
+            contiguous: ids are in a row, else in random order.
         """
+        num_layers = num_layers or self.num_layers
+        page_bytes = page_size * row_bytes * 2 * num_layers
+        num_pages = 2 * max((num_bytes or self.room(direction)) // page_bytes, 1)
+        page = (page_size, 1, row_bytes)
+        sizes = {
+            "layer_first": (num_layers, 2, num_pages, *page),
+            "page_first": (num_pages, num_layers, 2, *page),
+        }
         layouts = (other, "layer_first") if direction == "to_device" else ("layer_first", other)
         src, dst = (
-            pool_buffers(self.arenas[name], shape, layout)
+            LAYOUTS[layout](self.arenas[name][: num_pages * page_bytes].view(sizes[layout]))
             for name, layout in zip(DIRECTIONS[direction], layouts, strict=True)
         )
-        return Transfer(src, dst, *self.half_of(2 * shape.num_pages, contiguous=contiguous))
+        return Transfer(src, dst, *self.half_of(num_pages, contiguous=contiguous))
 
     def half_of(self, num_items: int, *, contiguous: bool = False) -> list[Tensor]:
         """Ids of half the items of two pools."""
@@ -264,17 +266,3 @@ def quantiles(times: list[float]) -> Timing:
         torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64)
     )
     return Timing(p20_s=float(low), p50_s=float(middle), p80_s=float(high))
-
-
-def pool_buffers(arena: Tensor, shape: Shape, layout: str) -> tuple[Tensor, ...]:
-    """The buffers of a pool of 2·num_pages pages at the start of an arena."""
-    num_pages, num_layers = 2 * shape.num_pages, shape.num_layers
-    page = (shape.page_size, 1, shape.row_bytes)
-    sizes = {
-        "layer_first": (num_layers, 2, num_pages, *page),
-        "page_first": (num_pages, num_layers, 2, *page),
-    }[layout]
-    wanted = math.prod(sizes)
-    if wanted > arena.numel():
-        raise ValueError(f"a pool of {wanted} bytes does not fit an arena of {arena.numel()}")
-    return LAYOUTS[layout](arena[:wanted].view(sizes))

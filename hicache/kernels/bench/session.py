@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from hicache.kernels.bench.measure import Bench, Shape, Timing, Transfer
+from hicache.kernels.bench.measure import Bench, Timing, Transfer
 from hicache.kernels.contract import CopyKernel
 
 
@@ -67,6 +67,7 @@ class Session:
         self.notes: dict[str, object] = {}
         self.cells: list[Cell] = []
         self.failures: dict[str, str] = {}  # kernels that moved wrong bytes, or raised
+        self.broken: dict[str, str] = {}  # cases that raised
 
     def time(
         self,
@@ -118,23 +119,3 @@ class Session:
             self.unmeasured(goal, what, wanted, "nothing is timed without a GPU")
         else:
             self.goals.append(Goal(goal=goal, what=what, wanted=wanted, got=got, holds=holds))
-
-    def transfer(
-        self,
-        direction: str,
-        page_size: int,
-        row_bytes: int,
-        *,
-        num_bytes: int | None = None,
-        other: str = "page_first",
-        contiguous: bool = False,
-    ) -> Transfer:
-        """Pages within the device, or a load-back (`to_device`) or a back-up (`to_host`)."""
-        bench = self.bench
-        shape = Shape(
-            page_size=page_size,
-            row_bytes=row_bytes,
-            num_bytes=num_bytes or bench.room(direction),
-            num_layers=bench.num_layers,
-        )
-        return bench.transfer(direction, shape, other=other, contiguous=contiguous)

@@ -22,9 +22,8 @@ from typing import TypeVar
 from hicache.storage.base import StorageError, StorageStats
 from hicache.storage.digest import namespace_name, page_digest, page_hasher
 from hicache.storage.engines.own_files import open_own, own_directory, own_status
-from hicache.storage.engines.owner import current_owner
-from hicache.storage.engines.slot_files import ALIGN_BYTES, SlotFiles
-from hicache.storage.engines.slot_table import Place, Reservation, SlotTable, StoredPage, Written
+from hicache.storage.engines.slot_files import ALIGN_BYTES, Place, SlotFiles
+from hicache.storage.engines.slot_table import Reservation, SlotTable, StoredPage, Written
 
 Where = TypeVar("Where")
 Result = TypeVar("Result")
@@ -80,12 +79,10 @@ class SlabStorage:
                 try:
                     self._table = SlotTable(
                         self._root / _TABLE_FILES[0],
+                        self._files,
                         namespace=namespace,
-                        owner=current_owner(),
                         capacity_bytes=capacity_bytes,
                         busy_s=busy_s,
-                        free_space=self._files.free_space,
-                        num_slots=self._files.num_slots,
                     )
                 except BaseException:
                     self._files.close()

@@ -7,15 +7,27 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
+from typing import NamedTuple
 
 from hicache.storage.engines.own_files import open_own, open_own_directory, own_status
-from hicache.storage.engines.slot_table import Place
 
 ALIGN_BYTES = 4096  # what O_DIRECT and holes in files ask for: slot sizes are multiples of it
 
 _FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 1, 2  # linux/falloc.h
 
 _Move = Callable[[int, Sequence[memoryview], int], int]
+
+
+class Place(NamedTuple):
+    """A slot: number `slot` in the file of slots of `slot_bytes`."""
+
+    slot_bytes: int
+    slot: int
+
+    @property
+    def offset(self) -> int:
+        """First byte in that file."""
+        return self.slot_bytes * self.slot
 
 
 class SlotFiles:
@@ -35,19 +47,11 @@ class SlotFiles:
 
     def read(self, place: Place, start: int, buffer: memoryview) -> bool:
         """Fill the buffer from byte `start` of the slot; False where that cannot be read."""
-        try:
-            buffered, direct = self._open(place.slot_bytes)
-            return _transfer(os.preadv, buffered, direct, buffer, place.offset + start)
-        except OSError:
-            return False
+        return self._move(os.preadv, place, start, buffer)
 
     def write(self, place: Place, start: int, buffer: memoryview) -> bool:
         """Store the buffer from byte `start` of the slot; False without space or with a fault."""
-        try:
-            buffered, direct = self._open(place.slot_bytes)
-            return _transfer(os.pwritev, buffered, direct, buffer, place.offset + start)
-        except OSError:
-            return False
+        return self._move(os.pwritev, place, start, buffer)
 
     def free_space(self, place: Place) -> None:
         """Make the slot a hole. Where the file system cannot, its space waits to be used again."""
@@ -73,6 +77,13 @@ class SlotFiles:
                         os.close(file)
             self._files.clear()
             os.close(self._directory)
+
+    def _move(self, move: _Move, place: Place, start: int, buffer: memoryview) -> bool:
+        try:
+            buffered, direct = self._open(place.slot_bytes)
+            return _transfer(move, buffered, direct, buffer, place.offset + start)
+        except OSError:
+            return False
 
     def _open(self, slot_bytes: int) -> tuple[int, int | None]:
         pair = self._files.get(slot_bytes)

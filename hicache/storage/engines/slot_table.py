@@ -11,13 +11,14 @@ row that cannot be put in order, because it lies where SQLite does not find it.
 """
 
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from hicache.storage.engines.owner import Owner, is_alive, parse_owner
+from hicache.storage.engines.owner import current_owner, is_alive, parse_owner
+from hicache.storage.engines.slot_files import Place, SlotFiles
 
 _FREE, _WRITING, _LIVE = 0, 1, 2
 _KEYS_A_QUERY = 128  # at most: each number of keys is a statement of its own, prepared once
@@ -56,18 +57,6 @@ _STORED = (
 )
 
 
-class Place(NamedTuple):
-    """A slot: number `slot` in the file of slots of `slot_bytes`."""
-
-    slot_bytes: int
-    slot: int
-
-    @property
-    def offset(self) -> int:
-        """First byte in that file."""
-        return self.slot_bytes * self.slot
-
-
 @dataclass(frozen=True, slots=True)
 class Reservation:
     """A slot that is being written; `tick` tells it from later reservations of the same slot."""
@@ -98,9 +87,9 @@ class Written:
 class SlotTable:
     """The table of one slab. Callers lock: a table is used by one thread at a time.
 
-    Pages that are used become the youngest: least recently used leave first. `free_space` is called
-    within the transaction for every slot that becomes free and is not used again at once, so that
-    no other process can hold that slot yet. `num_slots` tells how many slots a size's file has.
+    Pages that are used become the youngest: least recently used leave first. The space of a slot
+    that becomes free, and is not used again at once, is given back within the transaction, so that
+    no other process can hold that slot yet.
 
     Raises:
         ValueError: The file is a database of somebody else.
@@ -109,17 +98,15 @@ class SlotTable:
     def __init__(
         self,
         path: Path,
+        files: SlotFiles,
         *,
         namespace: str,
-        owner: Owner,
         capacity_bytes: int | None,
         busy_s: float,
-        free_space: Callable[[Place], None],
-        num_slots: Callable[[int], int],
     ) -> None:
-        self._owner = str(owner)
+        self._files = files
+        self._owner = str(current_owner())
         self._capacity_bytes = capacity_bytes
-        self._free_space = free_space
         self.evicted_pages = 0
         self._db = sqlite3.connect(
             path,
@@ -137,7 +124,7 @@ class SlotTable:
             with self._transaction():
                 if is_new:
                     _make(self._db)
-                self._mend(num_slots)
+                self._mend()
                 self._count(namespace)
         except BaseException:
             self._db.close()
@@ -257,7 +244,7 @@ class SlotTable:
             raise ValueError(f"the database has other tables, among them {got[0][0]!r}")
         return not got
 
-    def _mend(self, num_slots: Callable[[int], int]) -> None:
+    def _mend(self) -> None:
         """Free what dead owners were writing, and put in order what makes no sense."""
         self._db.execute(f"DELETE FROM slots WHERE NOT ({_PLACED})")
         self._take_back()
@@ -272,7 +259,7 @@ class SlotTable:
         for (slot_bytes,) in sizes:
             self._db.execute(
                 "DELETE FROM slots WHERE slot_bytes = ? AND slot >= ? AND state != ?",
-                (slot_bytes, num_slots(_place(slot_bytes, 0).slot_bytes), _WRITING),
+                (slot_bytes, self._files.num_slots(_place(slot_bytes, 0).slot_bytes), _WRITING),
             )
 
     def _count(self, namespace: str) -> None:
@@ -373,7 +360,7 @@ class SlotTable:
         if not freed:
             raise sqlite3.DatabaseError(f"{place} is in the table and cannot be found in it")
         self._charge(-place.slot_bytes)
-        self._free_space(place)
+        self._files.free_space(place)
 
     def _charge(self, num_bytes: int) -> None:
         self._db.execute("UPDATE totals SET used_bytes = used_bytes + ?", (num_bytes,))

@@ -24,8 +24,10 @@ MODULES = (
     *(f"engine/{name}.py" for name in ("client_timeouts", "loop")),
     *(f"executor/{name}.py" for name in ("completions", "storage_script")),
     *(f"executor/simulated/{name}.py" for name in ("cost", "executor", "links", "stores")),
+    "clock.py",
+    "request.py",
     "results/recorder.py",
-    *(f"scheduler/{name}.py" for name in ("admission", "batch", "decision", "decoding")),
+    *(f"scheduler/{name}.py" for name in ("admission", "batch", "budget", "decision", "decoding")),
     *(f"scheduler/{name}.py" for name in ("queue_waits", "request_state", "scheduler")),
 )
 

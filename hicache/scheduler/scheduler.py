@@ -158,7 +158,10 @@ class Scheduler:
     @property
     def has_backlog(self) -> bool:
         """Whether the last plan left out a request that waits for no storage: it had no room."""
-        return any(req.blocked_since_ns is None for _, req in self.waiting)
+        for _, req in self.waiting:  # noqa: SIM110
+            if req.blocked_since_ns is None:
+                return True
+        return False
 
     def take_ended(self) -> Outcome:
         """Requests that ended since the last call."""

@@ -27,13 +27,15 @@ def _packed(requests: list[Request]) -> Arrays:
         (r.id, r.session_id, r.arrival_ns, -1 if r.parent_id is None else r.parent_id, r.think_ns)
         for r in requests
     ]
-    texts = json.dumps([(r.stop_reason, r.namespace) for r in requests])
+    texts = [(r.stop_reason, r.namespace) for r in requests]
+    places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
     return {
         "starts": np.concatenate([part.starts for part in spans]),
         "counts": np.concatenate([part.counts for part in spans]),
         "bounds": np.cumsum([0, *(len(part.starts) for part in spans)]),
         "numbers": np.array(numbers, np.int64),
-        "texts": np.frombuffer(texts.encode(), np.uint8),
+        "texts": np.frombuffer(json.dumps([*places]).encode(), np.uint8),
+        "text_of": np.array([places[text] for text in texts], np.int64),
     }
 
 
@@ -42,7 +44,8 @@ def _unpacked(arrays: Arrays, limit: int | None) -> list[Request]:
     bounds = arrays["bounds"][: 2 * len(numbers) + 1].tolist()
     starts, counts = (arrays[name].astype(np.int32, copy=False) for name in ("starts", "counts"))
     spans = [TokenSpans(starts[first:end], counts[first:end]) for first, end in pairwise(bounds)]
-    texts = json.loads(arrays["texts"].tobytes())[:limit]
+    texts = json.loads(arrays["texts"].tobytes())
+    text_of = [texts[place] for place in arrays["text_of"][:limit].tolist()]
     return [
         Request(
             id=number,
@@ -58,5 +61,5 @@ def _unpacked(arrays: Arrays, limit: int | None) -> list[Request]:
         for (number, session, arrival_ns, parent, think_ns), prompt, output, (
             stop_reason,
             namespace,
-        ) in zip(numbers, spans[::2], spans[1::2], texts, strict=True)
+        ) in zip(numbers, spans[::2], spans[1::2], text_of, strict=True)
     ]

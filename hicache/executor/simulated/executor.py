@@ -73,14 +73,23 @@ class SimulatedIo:
             "storage_write": config.write_gbps * 1e9,
             "storage": NO_STORAGE_LIMIT if shared is None else shared * 1e9,
         }
-        self._duplex: tuple[str, ...] = ()
+        duplex: tuple[str, ...] = ()
         for engine, rates in enumerate(copy_rates):
-            self._duplex = ("both_ways",) if "both_ways" in rates else ()
+            duplex = ("both_ways",) if "both_ways" in rates else ()
             capacities |= {f"{name}{engine}": rate for name, rate in rates.items()}
+        self._routes = {
+            direction: [
+                tuple([f"{link}{engine}" for link in (direction, "host_memory", *duplex)])
+                for engine in range(len(copy_rates))
+            ]
+            for direction in ("to_host", "to_device")
+        }
         self.links = Links(capacities)
         self.storages = storages
         self._stalls = stalls or [Stall() for _ in storages]
         self.config = config
+        self._query_ns, self._operation_ns = to_ns(config.query_s), to_ns(config.operation_s)
+        self._sidecar_ns = to_ns(config.sidecar_s)
         self._num_ranks = max(len(storages), 1)
         self._seed = seed
         self._delays: dict[int, Random] = {}
@@ -160,8 +169,7 @@ class SimulatedIo:
         self.copying[engine] += 1
         self.fences[engine] += is_fence
         self.backing_up[engine] += direction == "to_host"
-        route = tuple(f"{link}{engine}" for link in (direction, "host_memory", *self._duplex))
-        yield 0, work.num_bytes // self._num_ranks, route
+        yield 0, work.num_bytes // self._num_ranks, self._routes[direction][engine]
         self.copying[engine] -= 1
         self.fences[engine] -= is_fence
         self.backing_up[engine] -= direction == "to_host"
@@ -169,7 +177,7 @@ class SimulatedIo:
 
     def query(self, engine: int, prefetch: Prefetch) -> IoJob:
         """One round trip to storage."""
-        yield to_ns(self.config.query_s), 0, ()
+        yield self._query_ns, 0, ()
         if not prefetch.is_settled:
             restorable = prefetch.ask(self._storage_of(engine).contains)
             yield self._stall_ns(engine), 0, ()
@@ -187,7 +195,7 @@ class SimulatedIo:
             late_ns = self._stall_ns(engine)
             num_bytes = load.found * page_bytes[FULL]
             if load.is_sidecar:
-                late_ns += to_ns(self.config.sidecar_s)
+                late_ns += self._sidecar_ns
                 sizes = [len(page_ids) * page_bytes[kind] for kind, page_ids in load.parts]
                 num_bytes = sum(sizes) if load.is_whole else 0
             yield self._latency_ns(engine) + late_ns, num_bytes, links
@@ -211,12 +219,12 @@ class SimulatedIo:
         for part in write_script(work, self.config.batch_pages):
             if isinstance(part, Ask):
                 part.present = self._storage_of(engine).contains(part.keys)
-                yield to_ns(self.config.query_s) + self._stall_ns(engine), 0, ()
+                yield self._query_ns + self._stall_ns(engine), 0, ()
                 continue
             num_bytes = len(part.keys) * max(sizes)
             if len(sizes) > 1:
                 num_bytes = sum([page_bytes[kind] for kind in kinds_of(part.keys)])
-            yield to_ns(self.config.operation_s), num_bytes, links
+            yield self._operation_ns, num_bytes, links
             self.counters["transfer/storage_write_bytes"] += num_bytes
             num_refused = self._store(engine, work, part.keys)
             self.counters["storage/refused_write_pages"] += num_refused
@@ -226,7 +234,7 @@ class SimulatedIo:
     def delete(self, engine: int, work: StorageDelete) -> IoJob:
         """Forget pages, in one round trip that nobody waits for."""
         self._storage_of(engine).delete(work.keys)
-        yield to_ns(self.config.query_s) + self._stall_ns(engine), 0, ()
+        yield self._query_ns + self._stall_ns(engine), 0, ()
 
     def _happen(self, event: int) -> None:
         self._now = event

@@ -483,3 +483,8 @@ def test_a_load_is_asked_and_reached(asked: float) -> None:
     num_sessions = len({record.session_id for record in result.records})
     assert num_sessions == pytest.approx(40 * float(told[2]), abs=1)
     assert (asked == 0.01) == (num_sessions > 40)
+
+
+def test_the_first_note_says_what_was_served() -> None:
+    result = run(config_of("workload=chat", "workload.num_sessions=2", "storage=none"))
+    assert result.notes[0].startswith("chat: ")

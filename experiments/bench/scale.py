@@ -20,7 +20,6 @@ from experiments.bench.replay import ROOT, Told, one_run
 from hicache.compiled import is_compiled
 from hicache.results.report import save
 
-TURNS = 3
 BASE = (
     *("workload=mooncake_conversation", "model=llama3_8b", "storage=memory"),
     "storage.write_queue_gib=4",
@@ -39,21 +38,23 @@ def main() -> None:
     """Measure this build, and draw what is there of both."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path)
-    folder: Path = parser.parse_args().folder
+    parser.add_argument("--turns", type=int, default=3)
+    options = parser.parse_args()
+    folder: Path = options.folder
     folder.mkdir(parents=True, exist_ok=True)
     build = "compiled" if is_compiled() else "plain"
-    told: dict[tuple[str, ...], list[Told]] = {}
-    for turn in range(TURNS + 1):  # the first keeps the trace, and does not count
-        for knobs in dict.fromkeys(
-            overrides(axis, place) for axis in AXES for place in places(axis)
-        ):
-            run = one_run(ROOT, [*BASE, *knobs], dict(os.environ))
-            told.setdefault(knobs, [])[turn:] = [run]
+    for place in places("times the trace"):  # what is kept of a trace does not count
+        measure(overrides("times the trace", place))
+    told: dict[tuple[str, ...], list[Told]] = {
+        overrides(axis, place): [] for axis in AXES for place in places(axis)
+    }
+    for _ in range(options.turns):
+        for knobs, runs in told.items():
+            runs.append(measure(knobs))
     kept = folder / "scale.json"
     builds = json.loads(kept.read_text()) if kept.is_file() else {}
     builds[build] = {
-        axis: [row(place, told[overrides(axis, place)][1:]) for place in places(axis)]
-        for axis in AXES
+        axis: [row(place, told[overrides(axis, place)]) for place in places(axis)] for axis in AXES
     }
     kept.write_text(json.dumps(builds, indent=1) + "\n")
     save(draw(builds), folder / "scale.png")
@@ -69,6 +70,11 @@ def overrides(axis: str, place: int) -> tuple[str, ...]:
     """The knobs of one measurement: the middle of all, but for the axis's own."""
     knob, values = AXES[axis]
     return tuple(f"{name}={value}" for name, value in (MIDDLE | {knob: values[place]}).items())
+
+
+def measure(knobs: tuple[str, ...]) -> Told:
+    """One run of this checkout."""
+    return one_run(ROOT, [*BASE, *knobs], dict(os.environ))
 
 
 def row(place: int, runs: list[Told]) -> dict[str, float]:

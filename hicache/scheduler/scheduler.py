@@ -343,9 +343,10 @@ class Scheduler:
 
     def _open_case(self, req: RequestState, match: MatchResult) -> None:
         # why what the match has not found is not there, before anything is taken
-        chain = req.sequence.chain
-        if self._explainer is None or chain is None:
+        if self._explainer is None:
             return
+        chain = req.sequence.chain
+        assert chain is not None
         req.explanation = self._explainer.open(
             chain,
             match,
@@ -357,7 +358,8 @@ class Scheduler:
         )
 
     def _forget_pages(self, req: RequestState) -> None:
-        if self._explainer is not None and req.sequence.chain is not None:
+        if self._explainer is not None:
+            assert req.sequence.chain is not None
             self._explainer.forget(req.sequence.chain)
 
     def _is_final(self, batch: Batch) -> bool:

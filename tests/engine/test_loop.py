@@ -221,6 +221,29 @@ def test_a_request_counts_from_its_arrival_to_its_answer() -> None:
     assert engine.num_requests == 2
 
 
+def test_an_engine_is_idle_with_nobody_here_and_nothing_under_way() -> None:
+    alone = Alone()
+    engine = alone.engine
+    idle = [engine.is_idle]
+    alone.submit(0, 0, answer=1)
+    idle.append(engine.is_idle)  # it has come
+    engine.wake(0)
+    idle.append(engine.is_idle)  # its step is under way
+    engine.wake(STEP_NS)
+    idle.append(engine.is_idle)
+    assert idle == [True, False, False, True]
+
+
+def test_a_step_is_each_prompts_own_for_its_share_of_the_tokens() -> None:
+    alone = Alone()
+    for number in range(2):
+        alone.submit(number, 0)
+    alone.engine.wake(0)
+    reqs = [extend.req for extend in alone.engine.extending]
+    alone.engine.wake(STEP_NS)  # of which 5 ns stood still
+    assert [(req.own_ns, req.shared_ns) for req in reqs] == [(47, 48), (47, 48)]
+
+
 @pytest.mark.plain
 def test_engines_that_nothing_will_wake_are_an_error() -> None:
     queues = SimpleNamespace(waiting=[1, 2], running=[3])

@@ -5,8 +5,10 @@ import pytest
 
 from hicache.cache.tree.eviction import Lru
 from hicache.cache.tree.keys import chain_seed, page_digests
+from hicache.cache.tree.page_history import PageHistory
+from hicache.cache.tree.page_registry import PageRegistry, Stored
 from hicache.cache.tree.radix_tree import RadixTree
-from hicache.engine.warm import warm_storage
+from hicache.engine.warm import warm_registry, warm_storage
 from hicache.request import Request, TokenSpans
 
 PAGE = 4
@@ -97,3 +99,19 @@ def test_a_request_shorter_than_a_page_leaves_nothing() -> None:
 
 def test_a_prompt_of_one_page_leaves_its_state() -> None:
     assert set(warmed(4, 1, has_states=True).keys) == keys(b"f", 0) | keys(b"m", 0)
+
+
+def test_what_storage_has_is_known_to_the_registry_and_all_of_it_was_seen() -> None:
+    request = Request(id=0, session_id=0, arrival_ns=0, prompt=spans(0, 20), output=spans(20, 13))
+    registry = PageRegistry({0: spans(0, 8)}, PAGE)
+    tree = RadixTree(
+        page_size=PAGE,
+        policy=Lru(),
+        window_len=2 * PAGE,
+        has_states=True,
+        history=PageHistory(registry),
+    )
+    warm_registry([request], tree)
+    assert registry.is_seen.all()
+    stored = [np.flatnonzero(each == Stored.written).tolist() for each in registry.stored]
+    assert stored == [[*range(8)], [3, 4, 6, 7], [4, 7]]

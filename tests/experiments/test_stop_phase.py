@@ -2,16 +2,17 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import cast
 
 import numpy as np
 import pytest
 
 from experiments.launch.schema import config_of
-from experiments.studies import stop_phase
+from experiments.studies import stop_cells, stop_phase
 from experiments.studies.goodput import Ladder
 from experiments.studies.stop_arms import ARMS, OURS, Arm, Row
-from experiments.studies.stop_phase import Cell, Tuned
+from experiments.studies.stop_cells import Cell, Tuned
 from experiments.studies.windows import Difference, Rung, Windows
 from hicache.config import ExperimentConfig
 
@@ -25,7 +26,7 @@ IN_TIME = Difference(ours=0.93, other=0.9, low=-0.01, high=0.07)
 def cell(tp: int, read_gbps: float) -> Cell:
     rows = [
         Row(
-            cell=stop_phase.name_of(tp, read_gbps),
+            cell=stop_cells.name_of(tp, read_gbps),
             arm=arm,
             ttft_s=0.5,
             gpu_s=0.2,
@@ -159,6 +160,11 @@ def test_the_best_stock_arm_by_goodput_is_that_of_the_highest(
     config = config_of("compat=hicache")
     windows = Fake({**limits, OURS: 99.0})
     alone = {arm: windows.replay(arm.applied(config), 1.0) for arm in ARMS}
-    arm, times = stop_phase._best_by_goodput(config, cast(Windows, windows), alone)
+    arm, times = stop_cells._best_by_goodput(config, cast(Windows, windows), alone)
     assert times == max(limits.values())
     assert arm == best or (best is None and arm.timeout_s is not None and arm.timeout_s[0] == 0.1)
+
+
+def test_too_few_windows_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"in 3 windows and compares in 16.*windows=18"):
+        stop_phase.carry_out(config_of("experiment=stop_phase", "workload.windows=18"), tmp_path)

@@ -48,11 +48,13 @@ def draw(package: str, count: int, seed: int) -> list[Mutant]:
 def trial(mutant: Mutant, found: Reach, budget_s: float) -> Trial:
     """Tests that run it, for at most `budget_s` of processor time together.
 
-    One that acts at import is shown to others that run anything of its module as well; of a module
-    that has nothing to run, which is data alone, to any.
+    One that acts at import is shown to tests whose file imports its module, and to others that run
+    anything of it; of a module that has nothing to run, which is data alone, to any.
     """
     reached = found.tests_of(mutant.path, mutant.lines)
     afresh = mutant.at_import or IMPORT in reached
+    if mutant.at_import:
+        reached = reached | _importing(mutant.path, found)
     near = in_turn(reached - {IMPORT}, found.seconds)
     all_of_it = found.tests_of(mutant.path, None) - {IMPORT} if afresh else set()
     if afresh and not all_of_it:
@@ -65,6 +67,13 @@ def trial(mutant: Mutant, found: Reach, budget_s: float) -> Trial:
             break
         tests.append(test)
     return Trial(mutant=mutant, tests=tests, afresh=afresh)
+
+
+def _importing(path: str, found: Reach) -> set[str]:
+    module = path.removesuffix(".py").replace("/", ".")
+    files = {test.partition("::")[0] for test in found.seconds} - {IMPORT}
+    naming = {file for file in files if f"from {module} import" in (ROOT / file).read_text()}
+    return {test for test in found.seconds if test.partition("::")[0] in naming}
 
 
 def in_turn(tests: Iterable[str], seconds: Mapping[str, float]) -> list[str]:

@@ -7,7 +7,7 @@ import pytest
 
 from hicache.cache.tree.node import FULL, SWA
 from hicache.config import WritePolicy
-from hicache.scheduler.decoding import pages_for, steps_in_page, steps_with_pages
+from hicache.scheduler.decoding import must_evict, pages_for, steps_in_page, steps_with_pages
 
 pytestmark = pytest.mark.plain
 
@@ -92,3 +92,12 @@ def test_window_pages_are_taken_within_a_page_unless_they_are_free() -> None:
 def test_the_kind_with_the_least_room_decides() -> None:
     scarce = cache(free={FULL: 9, SWA: 0})
     assert steps_with_pages(scarce, [req(32)], 64) == 0
+
+
+@pytest.mark.parametrize(
+    ("kv_len", "free", "must"), [(31, 0, False), (32, 0, True), (32, 1, False)]
+)
+def test_the_next_step_must_evict_if_the_pages_of_that_step_alone_are_not_free(
+    kv_len: int, free: int, *, must: bool
+) -> None:
+    assert must_evict(cache(free={FULL: free}), [req(kv_len)]) is must

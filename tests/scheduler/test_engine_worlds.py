@@ -7,9 +7,19 @@ from dataclasses import replace
 
 import pytest
 
-from hicache.cache.tree.node import MAMBA
+from hicache.cache.tree.node import FULL, MAMBA
 from hicache.config import SERVICE_ORDERS, Batching, SchedulerConfig, WritePolicy
-from tests.scheduler.world import KINDS, Plot, World, plot_of, random_requests, request_of
+from hicache.executor.completions import StepRun
+from hicache.scheduler.batch import Batch
+from tests.scheduler.world import (
+    KINDS,
+    SCHEDULER,
+    Plot,
+    World,
+    plot_of,
+    random_requests,
+    request_of,
+)
 
 KIND_NAMES = sorted(KINDS)
 POLICIES = list(WritePolicy)
@@ -231,3 +241,36 @@ def test_full_pages_behind_a_state_on_the_host_are_not_charged_again() -> None:
     world.serve([request_of(1, [*prompt, 8], [9] * 30)])
     assert [req.request.id for req, _ in world.finished] == [0, 1]
     assert world.finished[1][0].cached_len == 200
+
+
+def test_a_step_carries_what_is_loaded_back_for_its_requests() -> None:
+    world = World(plot_of("full", device=(20, 0, 0), has_storage=False))
+    loaded: list[int] = []
+    forward = world.executor.forward
+
+    def watch(batch: Batch, now_ns: int) -> StepRun:
+        loaded.extend(load.num_pages[FULL] for load in batch.load_backs)
+        return forward(batch, now_ns)
+
+    world.executor.forward = watch  # type: ignore[method-assign]
+    prompts = ([1] * 80, [2] * 120, [1] * 96)  # the second takes the first one's place
+    world.serve([request_of(n, prompt, [1], n * 1_000_000_000) for n, prompt in enumerate(prompts)])
+    assert loaded == [10]
+
+
+def test_a_decode_step_that_evicts_under_write_back_sends_nobody_back() -> None:
+    no_promise = replace(SCHEDULER, new_token_ratio=0, new_token_ratio_floor=0)
+    world = World(
+        plot_of(
+            "full",
+            device=(20, 0, 0),
+            write_policy=WritePolicy.write_back,
+            has_storage=False,
+            scheduler=no_promise,
+        )
+    )
+    first = request_of(0, [1] * 80, [1])  # what it leaves is in the way of the others' answers
+    others = [request_of(n, [n] * 24, [n] * 50, 1_000_000_000) for n in (2, 3)]
+    world.serve([first, *others])
+    assert world.counters["transfer/back_up_bytes"] > 0
+    assert world.counters["scheduler/retracted_count"] == 0

@@ -4,6 +4,7 @@ import pytest
 
 from hicache.cache.prefetch.prefetch import Phase
 from hicache.config import SchedulerConfig
+from hicache.scheduler.queue_waits import CAUSES, NO_CHUNK, Cause, QueueWaits, Shortage, Turn
 from hicache.scheduler.request_state import RequestState
 from tests.scheduler.world import World, plot_of, request_of
 
@@ -149,3 +150,18 @@ def test_steps_are_cut_short_only_while_somebody_waits_for_room(*, is_dropped: b
     batch = scheduler.plan(20)
     assert batch is not None
     assert (batch.num_steps > 8) == is_dropped
+
+
+def test_a_wait_counts_for_what_was_lacking_since_the_last_turn() -> None:
+    waits = QueueWaits()
+    waits.turns = []
+    lacks = Shortage(Cause.tokens, first=3)
+    for now_ns, shortage in ((10, NO_CHUNK), (25, lacks), (30, lacks)):
+        waits.turn(now_ns, shortage)
+    spent = dict(zip(CAUSES, waits.mark(60), strict=True))
+    assert {cause: ns for cause, ns in spent.items() if ns} == {
+        Cause.step: 10,
+        Cause.chunk: 15,
+        Cause.tokens: 35,
+    }
+    assert waits.turns == [Turn(10, NO_CHUNK), Turn(25, lacks)]

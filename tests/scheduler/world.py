@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from random import Random
 
 import numpy as np
@@ -43,6 +43,9 @@ from tests.cache.small import make_cache, make_pools
 PAGE_BYTES = (1 << 20, 1 << 20, 1 << 20)
 STEP_NS = 10_000_000
 TOKEN_NS = 20_000
+SCHEDULER = SchedulerConfig(chunk_tokens=64, max_running=8)
+PREFETCH = PrefetchConfig(threshold=16, occupied_share=1.0)
+STORAGE = StorageConfig(kind="memory", read_gbps=0.5, write_gbps=0.5, batch_pages=4)
 KINDS = {
     "full": (0, False),
     "full_swa": (20, False),
@@ -63,17 +66,9 @@ class Plot:
     page_bytes: tuple[int, int, int] = PAGE_BYTES
     load_back_threshold: int = 10
     write_policy: WritePolicy = WritePolicy.write_through
-    scheduler: SchedulerConfig = field(
-        default_factory=lambda: SchedulerConfig(chunk_tokens=64, max_running=8)
-    )
-    prefetch: PrefetchConfig = field(
-        default_factory=lambda: PrefetchConfig(threshold=16, occupied_share=1.0)
-    )
-    storage: StorageConfig = field(
-        default_factory=lambda: StorageConfig(
-            kind="memory", read_gbps=0.5, write_gbps=0.5, batch_pages=4
-        )
-    )
+    scheduler: SchedulerConfig = SCHEDULER
+    prefetch: PrefetchConfig = PREFETCH
+    storage: StorageConfig = STORAGE
     has_storage: bool = True
     checkpoints: str = "end_branch"
     checkpoint_pages: int = 4

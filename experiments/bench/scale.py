@@ -6,6 +6,7 @@ A tenth of the conversation trace, three tenths, and all of it; of three tenths,
 and 2,400 GiB, and 1 to 16 replicas. Processor seconds of whole runs that read the trace as it is
 kept, each in a process of its own, in turns; the median of them counts. The folder gets
 `scale.json`, in which what the other build has left stays, plain or compiled, and `scale.png`.
+Peaks are no less than what this process takes itself.
 """
 
 import argparse

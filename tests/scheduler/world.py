@@ -3,10 +3,12 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from random import Random
 
 import numpy as np
 
+from experiments.launch.schema import config_of
 from hicache.cache import invariants
 from hicache.cache.named import make_policy
 from hicache.cache.pages import Pools, TracedAllocator
@@ -29,6 +31,7 @@ from hicache.engine.ports import Executor
 from hicache.engine.ranks.lockstep import RankedEngine, lockstep
 from hicache.engine.routing import RoundRobin
 from hicache.executor.completions import StepEnds, StepRun
+from hicache.executor.simulated.cost import CostModel
 from hicache.executor.simulated.executor import SimulatedExecutor, SimulatedIo
 from hicache.executor.simulated.stores import StandIns
 from hicache.request import Request, TokenSpans
@@ -124,6 +127,12 @@ def random_requests(seed: int, count: int = 40, longest: int = 200) -> list[Requ
     return requests
 
 
+@cache
+def _unasked_cost() -> CostModel:
+    config = config_of("model=tiny_hybrid")
+    return CostModel(config.model, config.hardware, tp=1)
+
+
 class PlainExecutor:
     """Costs a step by its tokens; copies and storage are those of the simulated machinery."""
 
@@ -134,7 +143,7 @@ class PlainExecutor:
         full, swa, mamba = PAGE_BYTES  # of which a rank has its part
         self._simulated = SimulatedExecutor(
             number,
-            None,  # type: ignore[arg-type]  # it is asked for no step
+            _unasked_cost(),
             io,
             page_size=page_size,
             page_bytes=(full // num_ranks, swa // num_ranks, mamba // num_ranks),

@@ -111,6 +111,19 @@ def all_pairs() -> set[Pair]:
     return pairs - {*BARRED, *((other, one) for one, other in BARRED)}
 
 
+def enough(seed: int, least: int) -> list[int]:
+    """The numbers of the first scenarios, and of later ones that have a pair none before had."""
+    missed, numbers = all_pairs(), list[int]()
+    number = 0
+    while missed or number < least:
+        found = pairs_of(draw(seed, number)) & missed
+        if number < least or found:
+            numbers.append(number)
+            missed -= found
+        number += 1
+    return numbers
+
+
 def numbered(seed: int, numbers: Iterable[int]) -> list[str]:
     """The names of scenarios."""
     return [f"{seed}/{number}" for number in numbers]

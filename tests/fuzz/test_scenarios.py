@@ -16,7 +16,7 @@ from hicache.workload.build import load_workload
 from tests.fuzz.knobs import KNOBS, UNDRAWN
 from tests.fuzz.scenario import PLAIN, Choices, draw, plan_of
 from tests.fuzz.shrink import Finding, examine, find
-from tests.fuzz.survey import Survey, all_pairs, numbered, pairs_of, survey
+from tests.fuzz.survey import Survey, all_pairs, enough, numbered, pairs_of, survey
 from tests.fuzz.trial import (
     MOST_MOMENTS,
     BoundedClock,
@@ -42,7 +42,7 @@ def test_a_scenario_breaks_no_law(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def large() -> Survey:
-    return Survey(visits=list(survey(numbered(SEED, range(LARGE)))))
+    return Survey(visits=list(survey(numbered(SEED, enough(SEED, LARGE)))))
 
 
 @pytest.mark.soak
@@ -71,6 +71,14 @@ def test_fewer_than_a_fifth_of_all_requests_are_rejected(large: Survey) -> None:
 def test_a_scenario_is_the_same_whatever_was_drawn_before() -> None:
     alone = draw(SEED, 7)
     assert [draw(SEED, number) for number in range(8)][7] == alone
+
+
+def test_what_few_scenarios_lack_later_ones_have() -> None:
+    numbers = enough(SEED, 40)
+    assert numbers[:40] == list(range(40))
+    drawn = [pairs_of(draw(SEED, number)) for number in numbers]
+    assert set().union(*drawn) == all_pairs()
+    assert drawn[-1] - set().union(*drawn[:-1])
 
 
 def test_pairs_are_missed_until_they_are_drawn() -> None:

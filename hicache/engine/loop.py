@@ -333,10 +333,7 @@ def serve(
             if engines[number].deliver(done, now):
                 touched.add(number)
         for due, request in coming.until(now):
-            for engine in engines:
-                engine.catch_up(now)  # a router may look at any of them
-            number = router.route(request, engines)
-            engines[number].submit(request, now, came_ns=due)
+            number = _hand_in(request, due, now, engines, router)
             timeouts.arrived(request, number, due)
             touched.add(number)
         for number, request_id in timeouts.until(now):
@@ -353,12 +350,26 @@ def serve(
                     timeouts.ended(outcome)
                     coming.add(_settle(outcome, number, now, feeder, observer), now)
             wakes[number] = engine.next_wake_ns(now)
+    _refuse_stuck(engines)
+
+
+def _refuse_stuck(engines: Sequence[Engine]) -> None:
     stuck = [engine for engine in engines if not engine.is_idle]
     if stuck:
         raise RuntimeError(
             f"{len(stuck)} engines are stuck: {len(stuck[0].scheduler.waiting)} requests wait and "
             f"{len(stuck[0].scheduler.running)} run, and nothing will ever happen"
         )
+
+
+def _hand_in(
+    request: Request, due_ns: int, now_ns: int, engines: Sequence[Engine], router: Router
+) -> int:
+    for engine in engines:
+        engine.catch_up(now_ns)  # a router may look at any of them
+    number = router.route(request, engines)
+    engines[number].submit(request, now_ns, came_ns=due_ns)
+    return number
 
 
 def _earlier(moment: int | None, other: int | None) -> int | None:

@@ -131,15 +131,7 @@ def run_mix(
     verifier = Verifier(reference)
     seen: Counter[str] = Counter()
     # two engines with one storage: what one has computed, the other reads
-    spec = PoolSpec(
-        model=shape,
-        page_size=page_size,
-        device_counts=plot.device,
-        host_counts=plot.host,
-        device=torch.device(device),
-        tp=tp,
-        layer_groups=groups,
-    )
+    spec = _spec(shape, plot, torch.device(device), tp, groups)
     pools = [TorchPools(spec) for _ in range(int(rng.choice([1, 2, 2])))]
     allocators = [make_pools(plot.device, plot.host) for _ in pools]
     runners = [
@@ -161,15 +153,7 @@ def run_mix(
     abort_share = float(rng.choice([0.0, 0.0, 0.03]))
     engines: list[AbortingEngine] = []
     for number, (runner, pages) in enumerate(zip(runners, allocators, strict=True)):
-        simulated = SimulatedExecutor(
-            number,
-            CostModel(shape, _h200(), tp=1),
-            io,
-            page_size=page_size,
-            page_bytes=plot.page_bytes,
-            load_rate=rate,
-            slowdown=1.0,
-        )
+        simulated = _simulated(number, shape, plot, io, rate)
         executor = CarriedExecutor(runner, simulated, seen, computes=computes)
         engine = engine_of(plot, executor, checks=True, kind=AbortingEngine, pools=pages)
         engine.begin_aborting(np.random.default_rng(rng.integers(1 << 30)), abort_share, seen)
@@ -188,6 +172,34 @@ def run_mix(
         invariants.check_drained(engine.cache, engine.prefetcher)
         counters += engine.cache.counters
     return Mix(verifier.verify(), counters, seen)
+
+
+def _spec(
+    shape: ModelConfig, plot: Plot, device: torch.device, tp: int, groups: list[range]
+) -> PoolSpec:
+    return PoolSpec(
+        model=shape,
+        page_size=plot.page_size,
+        device_counts=plot.device,
+        host_counts=plot.host,
+        device=device,
+        tp=tp,
+        layer_groups=groups,
+    )
+
+
+def _simulated(
+    number: int, shape: ModelConfig, plot: Plot, io: SimulatedIo, rate: float
+) -> SimulatedExecutor:
+    return SimulatedExecutor(
+        number,
+        CostModel(shape, _h200(), tp=1),
+        io,
+        page_size=plot.page_size,
+        page_bytes=plot.page_bytes,
+        load_rate=rate,
+        slowdown=1.0,
+    )
 
 
 def _draw_room(

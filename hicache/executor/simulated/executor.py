@@ -67,16 +67,7 @@ class SimulatedIo:
             stalls: of each storage, what its calls took besides what links and latencies say.
             seed: of storage delays.
         """
-        shared = config.shared_gbps
-        capacities = {
-            "storage_read": config.read_gbps * 1e9,
-            "storage_write": config.write_gbps * 1e9,
-            "storage": NO_STORAGE_LIMIT if shared is None else shared * 1e9,
-        }
-        duplex: tuple[str, ...] = ()
-        for engine, rates in enumerate(copy_rates):
-            duplex = ("both_ways",) if "both_ways" in rates else ()
-            capacities |= {f"{name}{engine}": rate for name, rate in rates.items()}
+        duplex = ("both_ways",) if any("both_ways" in rates for rates in copy_rates) else ()
         self._routes = {
             direction: [
                 tuple([f"{link}{engine}" for link in (direction, "host_memory", *duplex)])
@@ -84,7 +75,7 @@ class SimulatedIo:
             ]
             for direction in ("to_host", "to_device")
         }
-        self.links = Links(capacities)
+        self.links = Links(_capacities(config, copy_rates))
         self.storages = storages
         self._stalls = stalls or [Stall() for _ in storages]
         self.config = config
@@ -102,15 +93,10 @@ class SimulatedIo:
         self._workers = {
             "read": config.read_workers * self._num_ranks,
             "write": config.write_workers * self._num_ranks,
-        }
-        self._queues: dict[str, deque[IoJob]] = {
-            "read": deque(),
-            "write": deque(),
-        }
-        for engine in range(len(copy_rates)):
             # an engine asks about one request after another (so does SGLang's prefetch thread)
-            self._workers[f"query{engine}"] = 1
-            self._queues[f"query{engine}"] = deque()
+            **{f"query{engine}": 1 for engine in range(len(copy_rates))},
+        }
+        self._queues: dict[str, deque[IoJob]] = {name: deque() for name in self._workers}
         self.copying: Counter[int] = Counter()  # copies under way, by engine
         self.backing_up: Counter[int] = Counter()  # those to the host
         self.fences: Counter[int] = Counter()  # those that the engine's next step waits for
@@ -374,3 +360,16 @@ class SimulatedExecutor:
             saved_states=sum(len(extend.saves) for extend in batch.extends),
         )
         return StepRun(StepEnds([[now_ns + cost.total_ns]]), cost.load_stall_ns)
+
+
+def _capacities(config: StorageConfig, copy_rates: Sequence[dict[str, float]]) -> dict[str, float]:
+    # bytes a second of every link
+    shared = config.shared_gbps
+    capacities = {
+        "storage_read": config.read_gbps * 1e9,
+        "storage_write": config.write_gbps * 1e9,
+        "storage": NO_STORAGE_LIMIT if shared is None else shared * 1e9,
+    }
+    for engine, rates in enumerate(copy_rates):
+        capacities |= {f"{name}{engine}": rate for name, rate in rates.items()}
+    return capacities

@@ -122,3 +122,19 @@ def test_an_answer_is_copied_to_the_host_if_it_is_to_be(
     assert cache.extend(later, 20)
     cache.publish(later, 5)
     assert cache.tree.residency.resident[HOST][FULL] == 5
+
+
+def test_those_that_left_for_good_are_swept_out_and_the_others_stay() -> None:
+    queue = VictimQueue(POLICIES["lru"]().priority)
+    nodes = [Node(None, b"", 0, 1) for _ in range(500)]
+    for tick, node in enumerate(nodes):
+        node.tick = tick
+        queue.add(node)
+        if tick % 100:
+            queue.discard(node)
+    kept = nodes[::100]
+    came = []
+    while (node := queue.best()) is not None:
+        came.append(node)
+        queue.discard(node)
+    assert came == kept

@@ -341,3 +341,10 @@ def test_a_rate_is_linear_between_points_and_constant_outside(size: float) -> No
 def test_a_machine_without_a_table_is_refused() -> None:
     with pytest.raises(ValueError, match=r"hardware\.some must have at least one size"):
         Rates(RateTable(), "some")
+
+
+def test_the_bytes_of_layers_add_up_over_tokens_windows_and_states() -> None:
+    cost = CostModel(model("qwen3_next_80b"), load(HardwareConfig, "hardware", "h200"), tp=8)
+    tokens, states = cost.layer_bytes(64, 0, 0), cost.layer_bytes(0, 0, 3)
+    assert (cost.layer_bytes(64, 0, 3) == tokens + states).all()
+    assert states.sum() == 3 * cost.layer_bytes(0, 0, 1).sum() > 0

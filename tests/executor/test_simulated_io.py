@@ -464,3 +464,10 @@ def test_work_goes_where_it_belongs() -> None:
     assert not executor.is_fenced
     assert {id(each) for each in done} == {id(fence), id(write), id(read)}
     assert storage.keys == {b"xf"}
+
+
+def test_a_read_is_late_by_the_configured_delay_on_the_mean() -> None:
+    io = io_of(Kept(), delay_s=0.01)
+    late_s = [io._latency_ns(0) * 1e-9 - 1e-4 for _ in range(2000)]
+    assert min(late_s) >= 0
+    assert sum(late_s) / len(late_s) == pytest.approx(0.01, rel=0.1)

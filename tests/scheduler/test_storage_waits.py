@@ -109,7 +109,8 @@ def test_no_part_of_a_time_to_first_token_is_negative_though_requests_are_retrac
         roomy,
         scheduler=limits,
         device=(24, 0, 0),
-        storage=replace(roomy.storage, batch_pages=1, query_s=0.0),  # there is news half way
+        # a page at a time, and slowly: there is news half way
+        storage=replace(roomy.storage, batch_pages=1, query_s=0.0001, read_gbps=0.25),
     )
     reqs = served(
         tight,

@@ -19,7 +19,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.studies.stop_arms import ARMS, Arm, value_of
+from experiments.studies.stop_arms import ARMS, Arm
 from experiments.studies.stop_cells import Cell, measure, name_of, tune
 from experiments.studies.windows import Windows
 from hicache.config import ExperimentConfig
@@ -35,6 +35,7 @@ PANELS = {
     "gpu_s": ("prefill GPU-seconds, of the arm best by TTFT", -1),
     "goodput": ("goodput, of the arm best by goodput", 1),
 }
+TUNING = ("cell", "ttft_s", "gpu_s", "rho_gpu", "rho_read", "is_overloaded", "goodput")
 SHORT = {"best_effort": "best effort", "wait_complete": "wait", "timeout": "timeout"}
 
 
@@ -67,7 +68,6 @@ def carry_out(config: ExperimentConfig, out_dir: Path) -> None:
             tuned = tune(here, tuning, name_of(tp, read_gbps))
             cells.append(measure(tp, read_gbps, here, at_its_rate, at_others, tuned))
             print(table(cells[-1:]).splitlines()[-1], flush=True)
-    out_dir.mkdir(parents=True, exist_ok=True)
     save(draw(cells), out_dir / "stop_phase.png")
     (out_dir / "table.md").write_text(table(cells) + "\n")
     (out_dir / "tuning.md").write_text(tuning_table(cells) + "\n")
@@ -128,7 +128,7 @@ def _loads(cells: Mapping[str, Cell], metric: str) -> list[str]:
     labels = []
     for value, column in names.items():
         loads = [
-            value_of(row, metric)
+            float(getattr(row, metric))
             for name in column
             for row in cells[name].tuned.rows
             if row.arm.policy == policy
@@ -208,7 +208,10 @@ def described(cell: Cell) -> dict[str, object]:
         "stock": {metric: str(cell.arm(metric)) for metric in PANELS},
         "differences": {metric: asdict(found) for metric, found in cell.differences.items()},
         "tuning_times": {str(arm): times for arm, times in cell.tuned.times.items()},
-        "tuning": [row._asdict() | {"arm": str(row.arm)} for row in cell.tuned.rows],
+        "tuning": [
+            {"arm": str(row.arm)} | {key: getattr(row, key) for key in TUNING}
+            for row in cell.tuned.rows
+        ],
     }
 
 

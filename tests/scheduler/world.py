@@ -89,8 +89,10 @@ def plot_of(kind: str, **changes: object) -> Plot:
 
 
 def spans(tokens: Sequence[int]) -> TokenSpans:
-    """Token ids, each its own run."""
-    return TokenSpans(np.array(tokens, np.int32), np.ones(len(tokens), np.int32))
+    """Token ids as runs of consecutive ones."""
+    ids = np.array(tokens, np.int32)
+    firsts = np.flatnonzero(np.diff(ids, prepend=-2) != 1)
+    return TokenSpans(ids[firsts], np.diff(firsts, append=len(ids)).astype(np.int32))
 
 
 def request_of(

@@ -7,7 +7,6 @@ Run it with `engine.jump=false`, so that every step ends where it was said to.
 from dataclasses import dataclass, field
 
 from hicache.cache.prefetch.prefetch import Prefetch
-from hicache.cache.reasons.table import Span
 from hicache.cache.tiers.transfer import BackUp, LoadBack, StorageWrite, Work
 from hicache.clock import Clock
 from hicache.engine.loop import Engine
@@ -43,31 +42,13 @@ class Transfer:
     num_pages: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Life:
-    """What only the engine knew of a request.
-
-    `looked_ns`: when the step that was under way when it came had ended. `storage_waits`: (from,
-    to). `spans`: why tokens are computed. `declined`: why it had no prefetch.
-    """
-
-    looked_ns: int
-    admitted_ns: int | None
-    came_len: int
-    storage_waits: tuple[tuple[int, int], ...]
-    spans: tuple[Span, ...]
-    again: tuple[Span, ...]
-    prefetch: Prefetch | None
-    declined: str | None
-
-
 @dataclass(slots=True)
 class Timeline:
     """In order of time; `turns`: of each engine, when its queue began to wait for what."""
 
     steps: list[Step] = field(default_factory=list)
     transfers: list[Transfer] = field(default_factory=list)
-    lives: dict[int, Life] = field(default_factory=dict)
+    lives: dict[int, RequestState] = field(default_factory=dict)  # as they ended
     turns: dict[int, list[Turn]] = field(default_factory=dict)
     open: dict[Work | Prefetch, Transfer] = field(default_factory=dict)  # under way
 
@@ -82,16 +63,7 @@ class Timeline:
 
     def ended(self, req: RequestState) -> None:
         """A request has been answered or given up on."""
-        self.lives[req.request.id] = Life(
-            looked_ns=req.looked_ns,
-            admitted_ns=req.admitted_ns,
-            came_len=req.came_len,
-            storage_waits=tuple(req.storage_waits),
-            spans=tuple(req.spans[0]),
-            again=tuple(req.spans[1]),
-            prefetch=req.prefetch,
-            declined=req.declined,
-        )
+        self.lives[req.request.id] = req
 
 
 class _WatchedExecutor:

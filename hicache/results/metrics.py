@@ -9,7 +9,7 @@ page read from storage has one fate.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from math import fsum
 
 from hicache.cache.reasons.table import REASONS
@@ -52,7 +52,7 @@ REQUIRED_MEASURES = (
 START_UP_NS = 60 * SECOND_NS  # from the first arrival that counts
 
 
-class Status(Enum):
+class Status(StrEnum):
     """How a request ended."""
 
     finished = "finished"
@@ -347,23 +347,12 @@ def _reasons(records: Sequence[RequestRecord], finished: Sequence[RequestRecord]
         "computed/window_missing_tokens": sum(record.window_missing_len for record in finished),
         "computed/state_missing_tokens": sum(record.state_missing_len for record in finished),
     }
-    for area, total, parts in (
-        (
-            "computed",
-            sum(record.computed_len for record in finished),
-            [record.computed_for for record in finished],
-        ),
-        (
-            "recomputed",
-            sum(record.recomputed_len for record in records),
-            [record.recomputed_for for record in records],
-        ),
-    ):
-        totals = dict.fromkeys(REASONS, 0)
-        for part in parts:
-            for reason, num_tokens in part.items():
-                totals[reason] += num_tokens
-        totals["not_asked"] = total - sum(totals.values())
+    for area, some in (("computed", finished), ("recomputed", records)):
+        totals = Counter(dict.fromkeys((*REASONS, "not_asked"), 0))
+        for record in some:
+            totals.update(getattr(record, f"{area}_for"))
+        num_tokens = sum(getattr(record, f"{area}_len") for record in some)
+        totals["not_asked"] = num_tokens - totals.total()
         keys |= {f"{area}/{reason}_tokens": tokens for reason, tokens in totals.items()}
     return keys
 

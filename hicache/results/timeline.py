@@ -16,6 +16,8 @@ from hicache.scheduler.batch import Batch
 from hicache.scheduler.queue_waits import Cause, Shortage, Turn
 from hicache.scheduler.request_state import RequestState
 
+KINDS = {LoadBack: "load-back", BackUp: "back-up", StorageWrite: "storage write"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
@@ -77,18 +79,16 @@ class _WatchedExecutor:
         return self._inner.is_fenced
 
     def submit(self, work: Work, now_ns: int) -> None:
-        kinds = {LoadBack: "load-back", BackUp: "back-up", StorageWrite: "storage write"}
-        kind = kinds.get(type(work))
-        if kind is not None and isinstance(work, LoadBack | BackUp | StorageWrite):
-            self._begin(work, kind, now_ns, num_bytes=work.num_bytes)
+        if isinstance(work, LoadBack | BackUp | StorageWrite):
+            self._begin(work, KINDS[type(work)], now_ns)
         self._inner.submit(work, now_ns)
 
     def query(self, prefetch: Prefetch, now_ns: int) -> None:
-        self._begin(prefetch, "storage query", now_ns, prefetch=prefetch)
+        self._begin(prefetch, "storage query", now_ns)
         self._inner.query(prefetch, now_ns)
 
     def read(self, prefetch: Prefetch, now_ns: int) -> None:
-        self._begin(prefetch, "storage read", now_ns, prefetch=prefetch)
+        self._begin(prefetch, "storage read", now_ns)
         self._inner.read(prefetch, now_ns)
 
     def forward(self, batch: Batch, now_ns: int) -> StepRun:
@@ -108,18 +108,13 @@ class _WatchedExecutor:
         return run
 
     def _begin(
-        self,
-        what: Work | Prefetch,
-        kind: str,
-        now_ns: int,
-        *,
-        num_bytes: int | None = None,
-        prefetch: Prefetch | None = None,
+        self, what: LoadBack | BackUp | StorageWrite | Prefetch, kind: str, now_ns: int
     ) -> None:
-        transfer = Transfer(kind=kind, engine=self._engine, start_ns=now_ns, num_bytes=num_bytes)
-        if prefetch is not None:
-            transfer.request_id = prefetch.request_id
-            transfer.num_pages = prefetch.num_pages
+        transfer = Transfer(kind=kind, engine=self._engine, start_ns=now_ns)
+        if isinstance(what, Prefetch):
+            transfer.request_id, transfer.num_pages = what.request_id, what.num_pages
+        else:
+            transfer.num_bytes = what.num_bytes
         self._timeline.transfers.append(transfer)
         self._timeline.open[what] = transfer
 

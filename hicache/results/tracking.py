@@ -69,7 +69,7 @@ class Tracker:
             folder = Path(self._wandb.dir)
             for path in paths:
                 # left to itself W&B makes a symbolic link, which a run that is moved loses
-                _link(path, folder / path.name)
+                shutil.copyfile(path, folder / path.name)
                 self._wandb.save(folder / path.name, base_path=folder, policy="end")
 
     def summarize(self, summary: Mapping[str, float]) -> None:
@@ -170,13 +170,6 @@ def write_json(path: Path, values: Mapping[str, object]) -> None:
     unfinished.replace(path)
 
 
-def _link(path: Path, target: Path) -> None:
-    try:
-        os.link(path, target)
-    except OSError:  # a file system without links
-        shutil.copyfile(path, target)
-
-
 def _has_key() -> bool:
     if os.environ.get("WANDB_API_KEY"):
         return True
@@ -192,11 +185,9 @@ def _exit(signum: int, frame: FrameType | None) -> None:
 
 
 def _exit_code(exc: BaseException | None) -> int:
-    if exc is None:
-        return 0
     if isinstance(exc, SystemExit) and isinstance(exc.code, int):
         return exc.code
-    return 1
+    return 0 if exc is None else 1
 
 
 def _say(sentence: str) -> None:

@@ -513,7 +513,7 @@ class ExecutorConfig:
     kind: str = knob("simulated", one_of=("simulated", "torch"))
     # simulated: what copies pages, a kernel or the copy_engine
     copy_path: str = knob("kernel", one_of=("kernel", "copy_engine"), only=SIMULATED)
-    device: str = knob("auto", only=REAL)  # torch: cpu, cuda or auto
+    device: str = knob("auto", one_of=("auto", "cpu", "cuda"), only=REAL)  # torch: where
     model: RealModel = knob(RealModel.exact, only=REAL)  # torch
     verify: bool = knob(False, only=REAL)  # torch: compare logits with a cold recompute
     # torch: a call that takes longer has failed

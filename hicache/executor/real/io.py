@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tiers.transfer import (
@@ -105,15 +105,12 @@ class TorchIo:
             else:
                 still.append((engine, work))
         self._copies = still
-        while True:
-            try:
-                post = self._posts.get_nowait()
-            except Empty:
-                return done
-            delivery = post()
+        while not self._posts.empty():  # nobody else takes any
+            delivery = self._posts.get()()
             if delivery is not None:
                 self._num_calls -= 1
                 done.append(delivery)
+        return done
 
     def track(self, engine: int, work: LoadBack | BackUp) -> None:
         """Report a copy when it is over."""

@@ -243,11 +243,8 @@ def _state_shapes(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The taps and the state of one slot and layer."""
     groups = config.recurrent_groups if "M" in word else config.recurrent_key_heads
-    heads, dim, state_dim = (
-        config.recurrent_heads // tp,
-        config.recurrent_head_dim,
-        config.recurrent_state_dim,
-    )
+    heads, dim = config.recurrent_heads // tp, config.recurrent_head_dim
+    state_dim = config.recurrent_state_dim
     state = (heads, state_dim, dim)
     if groups == config.recurrent_heads:
         return (heads, config.conv_taps - 1, dim + 2 * state_dim), state

@@ -128,7 +128,7 @@ def _tried(
             torch.cuda.synchronize(device)
         seen = Seen(case, each, src_before, before, case.dst.arena.cpu(), earlier)
         faults = seen.faults()
-        if not case.in_place and not torch.equal(case.src.arena.cpu(), src_before):
+        if case.src is not case.dst and not torch.equal(case.src.arena.cpu(), src_before):
             faults.append(fault_of("stray", case, each, "the source was written to"))
         given = (src_ids[:count].tolist(), dst_ids[:count].tolist())
         if given != (list(each.src_ids), list(each.dst_ids)):

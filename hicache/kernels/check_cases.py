@@ -75,12 +75,11 @@ class Round:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Case:
-    """Two pools and the launches between them. In place, they are one."""
+    """Two pools, or one that is copied to itself, and the launches between them."""
 
     name: str
     src: Pool
     dst: Pool
-    in_place: bool
     rounds: tuple[Round, ...]
 
 
@@ -120,13 +119,8 @@ def _pages(
         pools.append(_pool(LAYOUTS[name], pages, dtype, draw, place, side))
     item = f"{sizes['token']} × {sizes['head']} × {sizes['dim']} B"
     num_buffers = sizes["layer"] * sizes["kv"]
-    return Case(
-        name=f"case {number}: {src} to {dst}, {num_buffers} buffers, items of {item}",
-        src=pools[0],
-        dst=pools[1],
-        in_place=False,
-        rounds=_rounds(draw, pools[0].num_items, pools[1].num_items, in_place=False),
-    )
+    name = f"case {number}: {src} to {dst}, {num_buffers} buffers, items of {item}"
+    return Case(name=name, src=pools[0], dst=pools[1], rounds=_rounds(draw, *pools))
 
 
 def _slots(number: int, draw: Random, place: Callable[[int, str], Tensor]) -> Case:
@@ -144,15 +138,10 @@ def _slots(number: int, draw: Random, place: Callable[[int, str], Tensor]) -> Ca
             buffers.append(part.view(num_slots, size // dtype.itemsize))
             start += num_slots * size
         pools.append(Pool(arena=arena, buffers=tuple(buffers)))
+    name = f"case {number}: slots of {', '.join(f'{size} B' for size, _ in items)}"
+    name += " within one pool" if in_place else ""
     src, dst = pools[0], pools[-1]
-    return Case(
-        name=f"case {number}: slots of {', '.join(f'{size} B' for size, _ in items)}"
-        + (" within one pool" if in_place else ""),
-        src=src,
-        dst=dst,
-        in_place=in_place,
-        rounds=_rounds(draw, src.num_items, dst.num_items, in_place=in_place),
-    )
+    return Case(name=name, src=src, dst=dst, rounds=_rounds(draw, src, dst))
 
 
 def _pool(
@@ -182,17 +171,16 @@ def _pool(
     return Pool(arena=arena, buffers=tuple(b for layer in slab.unbind(0) for b in layer.unbind(0)))
 
 
-def _rounds(draw: Random, num_src: int, num_dst: int, *, in_place: bool) -> tuple[Round, ...]:
+def _rounds(draw: Random, src: Pool, dst: Pool) -> tuple[Round, ...]:
     """Launches after one another: random, in a row, backwards, with holes, with nothing to do."""
     rounds = []
     kinds = draw.sample(("random", "in a row", "backwards", "one", "none"), 2)
     for kind in ("random", "with holes", *kinds):
-        sources, targets = list(range(num_src)), list(range(num_dst))
-        if in_place:  # no item may be a source and a target
+        sources, targets = list(range(src.num_items)), list(range(dst.num_items))
+        if src is dst:  # no item may be a source and a target
             draw.shuffle(sources)
-            sources, targets = sources[: num_src // 2], sources[num_src // 2 :]
-            sources.sort()
-            targets.sort()
+            half = src.num_items // 2
+            sources, targets = sorted(sources[:half]), sorted(sources[half:])
         if kind in ("random", "with holes"):
             draw.shuffle(targets)
         count = {"one": 1, "none": 0}.get(kind, draw.randint(1, len(targets)))

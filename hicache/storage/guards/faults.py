@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
+from itertools import compress
 from random import Random
 from threading import Lock
 from typing import NoReturn
@@ -86,16 +87,11 @@ class FaultyStorage(GuardStorage):
         fails = self._draw(Fault.error, self._plan.error_rate)
         if fails and self._draw_half():
             self._fail("the write failed")
-        refused = [self._draw(Fault.full, self._plan.full_rate) for _ in keys]
-        kept = [
-            (key, buffer)
-            for key, buffer, full in zip(keys, buffers, refused, strict=True)
-            if not full
-        ]
-        results = iter(self._inner.write([key for key, _ in kept], [buffer for _, buffer in kept]))
+        kept = [not self._draw(Fault.full, self._plan.full_rate) for _ in keys]
+        results = iter(self._inner.write(list(compress(keys, kept)), list(compress(buffers, kept))))
         if fails:
             self._fail("the write failed after its pages were stored")
-        return [not full and next(results) for full in refused]
+        return [is_kept and next(results) for is_kept in kept]
 
     def _call(self, call: Callable[[], Result], otherwise: Result) -> Result:
         self._delay()

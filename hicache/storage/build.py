@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
 from shutil import rmtree
@@ -47,12 +48,7 @@ def open_storage(
             return MemoryStorage(capacity_bytes=capacity_bytes, page_bytes=page_bytes)
         case "slab" | "file":
             engine = SlabStorage if config.kind == "slab" else FileStorage
-            return engine(
-                Path(_root(config)),
-                namespace=namespace,
-                capacity_bytes=capacity_bytes,
-                page_bytes=page_bytes,
-            )
+            make: Callable[..., Storage] = partial(engine, Path(_root(config)))
         case "redis":
             if capacity_bytes is not None:
                 raise ValueError(
@@ -65,17 +61,12 @@ def open_storage(
                 _root(config), namespace=namespace, segment_bytes=capacity_bytes or 0
             )
         case kind if ":" in kind:
-            own: Storage = _class_of(kind)(
-                config.root,
-                namespace=namespace,
-                capacity_bytes=capacity_bytes,
-                page_bytes=page_bytes,
-            )
-            return own
+            make = partial(_class_of(kind), config.root)
         case unknown:
             raise ValueError(
                 f"storage.kind must be one of {', '.join(KINDS)} or module:Class, got {unknown!r}"
             )
+    return make(namespace=namespace, capacity_bytes=capacity_bytes, page_bytes=page_bytes)
 
 
 def _class_of(kind: str) -> Callable[..., Storage]:

@@ -138,7 +138,9 @@ class ReferenceModel:
         )
         turned = _rotate(projected[:, : heads + kv_heads], block.rotation)
         queries, keys, values = turned[:, :heads], turned[:, heads:], projected[:, -kv_heads:]
-        memory.write_kv(layer, block.page, rows, keys[rows], values[rows])
+        memory.write_tokens(
+            layer, block.page * self.page_size + rows.start, keys[rows], values[rows]
+        )
         keys, values = memory.read_kv(layer, block.first[word], block.page + 1)
         # rows of this page that nobody has computed yet: weight 0 times garbage must be 0
         num_held = (block.page - block.first[word]) * self.page_size + rows.stop

@@ -9,7 +9,7 @@ Axes: layer, kv, page, token, head, dim.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 
@@ -17,6 +17,8 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
+CPU = torch.device("cpu")
+Devices = tuple[torch.device, torch.device]  # of the source and of the target
 GUARD_BYTES = 1 << 17  # more than any tile
 ROW_BYTES = (16, 32, 48, 80, 128, 256, 1040)
 LONG_ROW_BYTES = (36_880, 70_000)
@@ -83,27 +85,26 @@ class Case:
     rounds: tuple[Round, ...]
 
 
-def cases(num_cases: int, seed: int, *, place: Callable[[int, str], Tensor]) -> Iterator[Case]:
+def cases(num_cases: int, seed: int, *, device: torch.device = CPU) -> Iterator[Case]:
     """Random cases, the same for the same seed.
 
     Args:
         num_cases: how many; the first go through all pairs of layouts.
         seed: of the draws.
-        place: makes memory, as bytes, for a `source` or a `target`.
+        device: where pools lie; of a GPU's, one lies in pinned host memory, or the other, or none.
     """
     pairs = [(src, dst) for src in LAYOUTS for dst in LAYOUTS]
     for number in range(num_cases):
         draw = Random(f"{seed}/{number}")
+        devices = ((CPU, device), (device, device), (device, CPU))[number % 3]
         if number % 10 == 9:
-            yield _slots(number, draw, place)
+            yield _slots(number, draw, devices)
         else:
             src, dst = pairs[(number - number // 10) % len(pairs)]
-            yield _pages(number, draw, place, src, dst)
+            yield _pages(number, draw, devices, src, dst)
 
 
-def _pages(
-    number: int, draw: Random, place: Callable[[int, str], Tensor], src: str, dst: str
-) -> Case:
+def _pages(number: int, draw: Random, devices: Devices, src: str, dst: str) -> Case:
     is_long = draw.random() < 0.1
     sizes = {  # what both pools agree in, dim in bytes
         "layer": 1 if is_long else draw.randint(1, 3),
@@ -114,24 +115,24 @@ def _pages(
     }
     dtype = draw.choice(DTYPES)
     pools = []
-    for name, side in ((src, "source"), (dst, "target")):
+    for name, device in zip((src, dst), devices, strict=True):
         pages = sizes | {"page": draw.randint(1, 4 if is_long else 9)}
-        pools.append(_pool(LAYOUTS[name], pages, dtype, draw, place, side))
+        pools.append(_pool(LAYOUTS[name], pages, dtype, draw, device))
     item = f"{sizes['token']} × {sizes['head']} × {sizes['dim']} B"
     num_buffers = sizes["layer"] * sizes["kv"]
     name = f"case {number}: {src} to {dst}, {num_buffers} buffers, items of {item}"
     return Case(name=name, src=pools[0], dst=pools[1], rounds=_rounds(draw, *pools))
 
 
-def _slots(number: int, draw: Random, place: Callable[[int, str], Tensor]) -> Case:
+def _slots(number: int, draw: Random, devices: Devices) -> Case:
     """Slots of states: buffers of different sizes and dtypes, often within one pool."""
     in_place = draw.random() < 0.7
     items = [(draw.choice(ROW_BYTES), draw.choice(DTYPES)) for _ in range(draw.randint(1, 4))]
     pools = []
-    for side in ("source",) if in_place else ("source", "target"):
+    for device in devices[:1] if in_place else devices:
         num_slots = draw.randint(2, 9)
         lead = 16 * draw.randrange(4)
-        arena = place(lead + num_slots * sum(size for size, _ in items) + 2 * GUARD_BYTES, side)
+        arena = _arena(lead + num_slots * sum(size for size, _ in items), device)
         buffers, start = [], GUARD_BYTES + lead
         for size, dtype in items:
             part = arena[start : start + num_slots * size].view(dtype)
@@ -149,8 +150,7 @@ def _pool(
     sizes: dict[str, int],
     dtype: torch.dtype,
     draw: Random,
-    place: Callable[[int, str], Tensor],
-    side: str,
+    device: torch.device,
 ) -> Pool:
     names = layout.axes.split()
     heads = sizes["head"]
@@ -159,7 +159,7 @@ def _pool(
     pitch = run + layout.padding_bytes // dtype.itemsize
     lead = 16 * draw.randrange(4)
     num_bytes = sizes[names[0]] * pitch * dtype.itemsize
-    arena = place(lead + num_bytes + 2 * GUARD_BYTES, side)
+    arena = _arena(lead + num_bytes, device)
     start = (GUARD_BYTES + lead) // dtype.itemsize
     slab = arena.view(dtype)[start : start + sizes[names[0]] * pitch]
     slab = slab.view(sizes[names[0]], pitch)[:, :run]
@@ -169,6 +169,13 @@ def _pool(
     slab = rearrange(slab, f"{layout.axes} -> layer kv page token head dim")
     slab = slab[..., :heads, :]
     return Pool(arena=arena, buffers=tuple(b for layer in slab.unbind(0) for b in layer.unbind(0)))
+
+
+def _arena(num_bytes: int, device: torch.device) -> Tensor:
+    """So many bytes and the guards."""
+    is_pinned = device.type == "cpu" and torch.cuda.is_available()
+    size = num_bytes + 2 * GUARD_BYTES
+    return torch.empty(size, dtype=torch.uint8, device=device, pin_memory=is_pinned)
 
 
 def _rounds(draw: Random, src: Pool, dst: Pool) -> tuple[Round, ...]:

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlparse
 
@@ -73,7 +73,7 @@ class Tracker:
     def __enter__(self) -> Self:
         self._metrics = (self.out_dir / "metrics.jsonl").open("wb", buffering=0)
         if threading.current_thread() is threading.main_thread():
-            self._old_handler = signal.signal(signal.SIGTERM, _exit)
+            self._old_handler = signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
         if self.tracker.wandb_mode is not WandbMode.disabled:
             self._wandb = self._open_wandb()
             self._wandb.define_metric("*", step_metric="time_s")  # the x-axis of its charts
@@ -170,10 +170,6 @@ def _has_key() -> bool:
         return netrc.netrc().authenticators(host) is not None
     except (OSError, netrc.NetrcParseError):
         return False
-
-
-def _exit(signum: int, frame: FrameType | None) -> None:
-    sys.exit(TERMINATED)
 
 
 def _exit_code(exc: BaseException | None) -> int:

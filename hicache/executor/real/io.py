@@ -246,12 +246,9 @@ class TorchIo:
             for place, now in zip(found, sums, strict=True):
                 if known.get(keys[place], now) != now:
                     flags[place] = False
-                    self._posts.put(self._note_a_changed_page)
+                    self._posts.put(partial(self.counters.update, ["storage/changed_pages"]))
             least = min(least, flags.index(False) if False in flags else len(flags))
         return least
-
-    def _note_a_changed_page(self) -> None:
-        self.counters["storage/changed_pages"] += 1
 
     def _store(
         self,

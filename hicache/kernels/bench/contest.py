@@ -31,7 +31,9 @@ def contest(session: Session) -> None:
     kernels: dict[str, CopyKernel] = {"ours": contract.ours, **peers.PEERS, **session.kernels}
     for direction in DIRECTIONS:
         entered = dict(kernels)
-        for size in _sizes(session, direction):
+        for size in SIZES if session.bench.on_gpu else DRY_SIZES:
+            if size > session.bench.room(direction):
+                break
             transfer = _of_size(session, direction, size)
             _enter(session, direction, transfer, entered)
     for num_slots in (1, 8) if session.bench.on_gpu else (1,):
@@ -113,12 +115,6 @@ def _enter(
                 remark=remark,
             )
         )
-
-
-def _sizes(session: Session, direction: str) -> list[int]:
-    bench = session.bench
-    sizes = SIZES if bench.on_gpu else DRY_SIZES
-    return [size for size in sizes if size <= bench.room(direction)]
 
 
 def _of_size(session: Session, direction: str, size: int) -> Transfer:

@@ -67,7 +67,7 @@ class FaultyStorage(GuardStorage):
         self._plan = plan
         self._deadline_s = deadline_s
         self._clock = clock
-        self._wait = self._sleep if wait is None else wait
+        self._wait = wait or (lambda delay_ns: clock.wait_until(clock.now() + delay_ns))
         self._rng = Random(seed)
         self._lock = Lock()
         self.injected: Counter[Fault] = Counter()
@@ -125,9 +125,6 @@ class FaultyStorage(GuardStorage):
         if self._plan.failure_ms:
             self._wait(to_ns(self._plan.failure_ms / 1000))
         raise StorageError(f"injected: {reason}")
-
-    def _sleep(self, duration_ns: int) -> None:
-        self._clock.wait_until(self._clock.now() + duration_ns)
 
     def _draw_half(self) -> bool:
         with self._lock:

@@ -139,11 +139,8 @@ class ModelConfig:
         """What every layer is, in the letters of `pattern`, from the first layer."""
         words = self.pattern.split()
         if not words:
-            return (
-                ("F",) * self.num_full_layers
-                + ("S",) * self.num_swa_layers
-                + ("M",) * self.num_mamba_layers
-            )
+            full_swa = "F" * self.num_full_layers + "S" * self.num_swa_layers
+            return tuple(full_swa + "M" * self.num_mamba_layers)
         return tuple(words[layer % len(words)] for layer in range(self.num_layers))
 
     @property

@@ -128,7 +128,8 @@ def copy_table(src: Sequence[Tensor], dst: Sequence[Tensor]) -> CopyTable:
         raise ValueError(f"as many source as target buffers wanted, got {len(src)} and {len(dst)}")
     devices = {buffer.device for buffer in (*src, *dst)}
     if len(devices - {torch.device("cpu")}) > 1:
-        raise ValueError(f"one device and the host wanted, got buffers on {_listed(devices)}")
+        listed = ", ".join(sorted(map(str, devices)))
+        raise ValueError(f"one device and the host wanted, got buffers on {listed}")
     device = max(devices, key=lambda d: d.type != "cpu")
     for what, buffers in (("source", src), ("target", dst)):
         for i, buffer in enumerate(buffers):
@@ -341,7 +342,3 @@ def _refuse_overlaps(
     found = first_overlap(Progressions(*map(torch.cat, zip(*columns, strict=True))))
     if found is not None:
         raise ValueError(f"{owners[found[0]].name} and {owners[found[1]].name} overlap")
-
-
-def _listed(devices: set[torch.device]) -> str:
-    return ", ".join(sorted(map(str, devices)))

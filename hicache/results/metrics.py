@@ -9,7 +9,7 @@ page read from storage has one fate.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from math import fsum
 
 from hicache.cache.reasons.table import REASONS
@@ -52,7 +52,7 @@ REQUIRED_MEASURES = (
 START_UP_NS = 60 * SECOND_NS  # from the first arrival that counts
 
 
-class Status(Enum):
+class Status(StrEnum):
     """How a request ended."""
 
     finished = "finished"
@@ -227,9 +227,8 @@ def check(record: RequestRecord) -> None:
     Raises:
         AssertionError: its tokens or the parts of its time to first token do not add up.
     """
-    split = (
-        record.device_hit_len + record.host_hit_len + record.storage_hit_len + record.computed_len
-    )
+    came = {tier: getattr(record, f"{tier}_hit_len") for tier in ("device", "host", "storage")}
+    came["computed"] = record.computed_len
     # an abort may come before or after admission
     allowed = {
         Status.finished: (record.prompt_len,),
@@ -245,27 +244,23 @@ def check(record: RequestRecord) -> None:
         assert not told or (sum(told.values()) == total and min(told.values()) >= 0), (
             f"request {record.id} has {total} {what}, and is told of {dict(told)}"
         )
-    assert split in allowed, (
-        f"request {record.id} ({record.status.value}) has a prompt of {record.prompt_len} tokens, "
-        f"and {record.device_hit_len} device + {record.host_hit_len} host + "
-        f"{record.storage_hit_len} storage + {record.computed_len} computed = {split}"
+    assert sum(came.values()) in allowed, (
+        f"request {record.id} ({record.status}) has a prompt of {record.prompt_len} tokens, and "
+        f"{came} = {sum(came.values())}"
     )
     if record.status is Status.finished:
         assert record.first_token_ns is not None, f"request {record.id} finished with no token"
         assert record.finish_ns is not None, f"request {record.id} finished at no time"
-    for part in TTFT_PARTS:
-        part_ns = getattr(record, f"{part}_ns")
+    parts = {part: getattr(record, f"{part}_ns") for part in TTFT_PARTS}
+    for part, part_ns in parts.items():
         assert part_ns >= 0, f"request {record.id} spent {part_ns} ns in {part}"
     waited_ns = record.ttft_ns
     if waited_ns is None and record.finish_ns is not None:
         waited_ns = record.finish_ns - record.arrival_ns
-    if waited_ns is not None:
-        parts = record.queue_ns + record.storage_wait_ns + record.load_back_ns + record.prefill_ns
-        assert parts == waited_ns, (
-            f"request {record.id} waited {waited_ns} ns for its first token, and the parts "
-            f"queue {record.queue_ns} + storage wait {record.storage_wait_ns} + load-back "
-            f"{record.load_back_ns} + prefill {record.prefill_ns} = {parts}"
-        )
+    assert waited_ns in (None, sum(parts.values())), (
+        f"request {record.id} waited {waited_ns} ns for its first token, and the parts {parts} = "
+        f"{sum(parts.values())}"
+    )
 
 
 def _requests(
@@ -347,23 +342,12 @@ def _reasons(records: Sequence[RequestRecord], finished: Sequence[RequestRecord]
         "computed/window_missing_tokens": sum(record.window_missing_len for record in finished),
         "computed/state_missing_tokens": sum(record.state_missing_len for record in finished),
     }
-    for area, total, parts in (
-        (
-            "computed",
-            sum(record.computed_len for record in finished),
-            [record.computed_for for record in finished],
-        ),
-        (
-            "recomputed",
-            sum(record.recomputed_len for record in records),
-            [record.recomputed_for for record in records],
-        ),
-    ):
-        totals = dict.fromkeys(REASONS, 0)
-        for part in parts:
-            for reason, num_tokens in part.items():
-                totals[reason] += num_tokens
-        totals["not_asked"] = total - sum(totals.values())
+    for area, some in (("computed", finished), ("recomputed", records)):
+        totals = Counter(dict.fromkeys((*REASONS, "not_asked"), 0))
+        for record in some:
+            totals.update(getattr(record, f"{area}_for"))
+        num_tokens = sum(getattr(record, f"{area}_len") for record in some)
+        totals["not_asked"] = num_tokens - totals.total()
         keys |= {f"{area}/{reason}_tokens": tokens for reason, tokens in totals.items()}
     return keys
 

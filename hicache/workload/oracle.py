@@ -239,9 +239,8 @@ class _Stack:
         self.checkpointed = np.zeros(visits.num_pages, bool)
         self._checkpoint_bytes = checkpoint_bytes
         self._page_bytes = page_bytes
-        size = sum(2 * len(visit.chain) for visit in visits.visits) + BLOCK
-        if not checkpoint_bytes:
-            size = sum(len(visit.chain) for visit in visits.visits) + BLOCK
+        uses = sum(len(visit.chain) for visit in visits.visits)
+        size = uses * (2 if checkpoint_bytes else 1) + BLOCK
         self._weight = np.zeros(-(-size // BLOCK) * BLOCK, np.int64)
         self._sums = np.zeros(len(self._weight) // BLOCK, np.int64)
         self._place = np.full(2 * visits.num_pages, -1, np.int64)

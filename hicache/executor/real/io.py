@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tiers.transfer import (
@@ -105,15 +105,12 @@ class TorchIo:
             else:
                 still.append((engine, work))
         self._copies = still
-        while True:
-            try:
-                post = self._posts.get_nowait()
-            except Empty:
-                return done
-            delivery = post()
+        while not self._posts.empty():  # nobody else takes any
+            delivery = self._posts.get()()
             if delivery is not None:
                 self._num_calls -= 1
                 done.append(delivery)
+        return done
 
     def track(self, engine: int, work: LoadBack | BackUp) -> None:
         """Report a copy when it is over."""
@@ -249,12 +246,9 @@ class TorchIo:
             for place, now in zip(found, sums, strict=True):
                 if known.get(keys[place], now) != now:
                     flags[place] = False
-                    self._posts.put(self._note_a_changed_page)
+                    self._posts.put(partial(self.counters.update, ["storage/changed_pages"]))
             least = min(least, flags.index(False) if False in flags else len(flags))
         return least
-
-    def _note_a_changed_page(self) -> None:
-        self.counters["storage/changed_pages"] += 1
 
     def _store(
         self,

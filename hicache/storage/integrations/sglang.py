@@ -230,10 +230,9 @@ class HiCacheStore(HiCacheStorage):
             keys = transfer.keys or []
             pool = self.registered_pools[PoolName(transfer.name).value]
             rows = [] if transfer.host_indices is None else _first_rows(pool, transfer.host_indices)
-            if len(rows) == len(keys):
-                results[transfer.name] = move(transfer.name, pool, keys, rows)
-            else:
-                results[transfer.name] = [False] * len(keys)
+            is_whole = len(rows) == len(keys)
+            moved = move(transfer.name, pool, keys, rows) if is_whole else [False] * len(keys)
+            results[transfer.name] = moved
         return results
 
     def _read(self, name: str, pool: HostPool, keys: Sequence[str], rows: list[int]) -> list[bool]:

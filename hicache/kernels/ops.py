@@ -92,9 +92,7 @@ def copy_pages_with_checksum(
     return result
 
 
-def send_ids(
-    *pairs: tuple[CopyTable, Tensor, Tensor],
-) -> list[tuple[Tensor, Tensor]]:
+def send_ids(*pairs: tuple[CopyTable, Tensor, Tensor]) -> list[tuple[Tensor, Tensor]]:
     """Check the ids of some transfers and send them ahead, all in one piece of pinned memory.
 
     What comes back serves `copy_*` with `trusted=True` as often as wanted: for each group of layers
@@ -191,19 +189,11 @@ def window_table(
     if debug or device.type == "cpu":
         check_range(page_table.flatten(), name="page table", limit=len(full_to_swa))
         check_range(
-            seq_lens,
-            name="sequence lengths",
-            least=0,
-            limit=page_table.shape[1] * page_size + 1,
+            seq_lens, name="sequence lengths", least=0, limit=page_table.shape[1] * page_size + 1
         )
     plane = reference if device.type == "cpu" else index
     result: Tensor = plane.window_table(
-        page_table,
-        seq_lens,
-        full_to_swa,
-        page_size=page_size,
-        window_len=window_len,
-        hole=hole,
+        page_table, seq_lens, full_to_swa, page_size=page_size, window_len=window_len, hole=hole
     )
     return result
 

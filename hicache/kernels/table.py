@@ -264,11 +264,7 @@ def _as_words(buffer: Tensor, axes: tuple[_Axis, ...], *, side: int) -> Tensor:
     return view.set_(
         buffer.untyped_storage(),
         buffer.storage_offset() * size // WORD_BYTES,
-        (
-            buffer.shape[0],
-            *(axis.length for axis in axes[:-1]),
-            axes[-1].length // WORD_BYTES,
-        ),
+        (buffer.shape[0], *(axis.length for axis in axes[:-1]), axes[-1].length // WORD_BYTES),
         (
             buffer.stride(0) * size // WORD_BYTES,
             *(axis[1 + side] // WORD_BYTES for axis in axes[:-1]),

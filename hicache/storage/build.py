@@ -146,12 +146,7 @@ def open_guarded_storage(
 
 
 def open_simulated_storage(
-    config: StorageConfig,
-    *,
-    namespace: str,
-    page_bytes: Mapping[int, int],
-    clock: Clock,
-    seed: int,
+    config: StorageConfig, *, namespace: str, page_bytes: Mapping[int, int], clock: Clock, seed: int
 ) -> GuardedStorage | None:
     """A fresh store of the configured engine, behind its faults, drawn from `seed`, and a breaker.
 
@@ -194,10 +189,7 @@ def open_simulated_storage(
 
 def _behind_breaker(storage: Storage, config: StorageConfig, clock: Clock) -> BreakerStorage:
     return BreakerStorage(
-        storage,
-        clock=clock,
-        max_failures=config.breaker_failures,
-        retry_s=config.breaker_retry_s,
+        storage, clock=clock, max_failures=config.breaker_failures, retry_s=config.breaker_retry_s
     )
 
 

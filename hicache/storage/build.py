@@ -172,14 +172,10 @@ def open_simulated_storage(
         return None
     stall = Stall()
     faulty = None
-    if not config.faults.is_harmless:
+    faults, deadline_s = config.faults, config.deadline_s
+    if not faults.is_harmless:
         faulty = FaultyStorage(
-            engine,
-            config.faults,
-            seed=seed,
-            clock=clock,
-            wait=stall.add,
-            deadline_s=config.deadline_s,
+            engine, faults, seed=seed, clock=clock, wait=stall.add, deadline_s=deadline_s
         )
     behind = _behind_breaker(faulty or engine, config, clock)
     return GuardedStorage(

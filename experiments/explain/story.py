@@ -96,10 +96,8 @@ class Storyteller:
             for request_id, first, end in step.extends:
                 prompts[request_id] += inside_ns * (end - first) // num_tokens
             running.update(step.decodes)
-        others = [f"{number} ({_seconds(ns)})" for number, ns in prompts.most_common(MOST_NAMED)]
+        others = [f"{number} ({_seconds(ns)})" for number, ns in prompts.most_common()]
         if others:
-            more = len(prompts) - len(others)
-            others += [f"{more} more"] if more else []
             told += f"; meanwhile prompts were computed: of {_and(others)}"
         known = [self._run.records[number] for number in running if number in self._run.records]
         if known and segment.cause not in ("step", "chunk"):
@@ -122,9 +120,7 @@ class Storyteller:
             if read_ns[0] < began_ns and read_ns[1] > segment.start_ns:
                 before.append(str(number))
         if before:
-            named = before[:MOST_NAMED]
-            named += [f"{len(before) - len(named)} more"] if len(before) > len(named) else []
-            told += f"; storage read for others before it began with this: {_and(named)}"
+            told += f"; storage read for others before it began with this: {_and(before)}"
         return told
 
     def _prefetch(self, life: RequestState) -> Iterator[tuple[int, str]]:
@@ -175,8 +171,7 @@ class Storyteller:
         told += f"{_seconds(parts.get('own', 0))} for its own {record.computed_len:,} tokens"
         others = {other for step in steps for other, _, _ in step.extends} - {record.id}
         if parts.get("shared"):
-            named = [str(other) for other in sorted(others)[:MOST_NAMED]]
-            named += [f"{len(others) - len(named)} more"] if len(others) > len(named) else []
+            named = [str(other) for other in sorted(others)]
             whose = f"request{'s' * (len(others) > 1)} {_and(named)}" if named else "answers"
             told += f", {_seconds(parts['shared'])} for those of {whose} in the same steps"
         if record.load_back_ns:
@@ -271,4 +266,6 @@ def _count(number: int, what: str) -> str:
 
 
 def _and(items: list[str]) -> str:
+    if len(items) > MOST_NAMED:
+        items = [*items[:MOST_NAMED], f"{len(items) - MOST_NAMED} more"]
     return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else items)

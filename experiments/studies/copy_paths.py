@@ -6,7 +6,6 @@ from statistics import median
 from typing import NamedTuple
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.tables.sweep_figure import COLOURS
@@ -124,10 +123,8 @@ def summary_of(rows: Sequence[Row]) -> dict[str, float]:
     summary: dict[str, float] = {}
     for number, regime in enumerate(dict.fromkeys(row.regime for row in rows)):
         for path in (*PATHS, NO_HOST):
-            name = path.replace(" ", "_")
-            summary[f"regime_{number}/{name}_ttft_s_mean"] = spread(
-                of(rows, regime, path), "ttft_s"
-            )[0]
+            middle, _, _ = spread(of(rows, regime, path), "ttft_s")
+            summary[f"regime_{number}/{path.replace(' ', '_')}_ttft_s_mean"] = middle
         ratios = [gains(rows, regime, "copy_ours", path)[0] for path in PATHS]
         summary[f"regime_{number}/slowest_over_ours"] = max(ratios)
     return summary
@@ -142,7 +139,19 @@ def draw(rows: Sequence[Row]) -> Figure:
     num_seeds = len({row.seed for row in rows})
     for axes, field, factor in ((above, "ttft_s", 1e3), (below, "goodput_per_s", 1)):
         for number, path in enumerate(PATHS):
-            _draw_bars(axes, rows, regimes, path, number, field, factor, statuses[path])
+            told = [spread(of(rows, regime, path), field) for regime in regimes]
+            middles, lows, highs = factor * np.array(told).T
+            axes.bar(
+                np.arange(len(regimes)) + (number - (len(PATHS) - 1) / 2) * 0.14,
+                middles,
+                width=0.13,
+                yerr=[middles - lows, highs - middles],
+                error_kw={"lw": 0.8},
+                color=COLOURS[number],
+                hatch="//" if statuses[path] == "modelled" else None,
+                edgecolor="white",
+                label=f"{PATHS[path]} ({statuses[path]})",
+            )
         for place, regime in enumerate(regimes):
             height = spread(of(rows, regime, NO_HOST), field)[0] * factor
             label = NO_HOST if place == 0 else None
@@ -165,31 +174,6 @@ def draw(rows: Sequence[Row]) -> Figure:
         ha="left",
     )
     return figure
-
-
-def _draw_bars(
-    axes: Axes,
-    rows: Sequence[Row],
-    regimes: Sequence[str],
-    path: str,
-    number: int,
-    field: str,
-    factor: float,
-    status: str,
-) -> None:
-    spreads = np.array([spread(of(rows, regime, path), field) for regime in regimes]) * factor
-    places = np.arange(len(regimes)) + (number - (len(PATHS) - 1) / 2) * 0.14
-    axes.bar(
-        places,
-        spreads[:, 0],
-        width=0.13,
-        yerr=[spreads[:, 0] - spreads[:, 1], spreads[:, 2] - spreads[:, 0]],
-        error_kw={"lw": 0.8},
-        color=COLOURS[number],
-        hatch="//" if status == "modelled" else None,
-        edgecolor="white",
-        label=f"{PATHS[path]} ({status})",
-    )
 
 
 def _goodput(row: Row) -> str:

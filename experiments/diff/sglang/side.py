@@ -5,6 +5,7 @@ import time
 from array import array
 from collections.abc import Callable
 from dataclasses import fields
+from os.path import commonprefix
 from typing import Any
 
 import numpy as np
@@ -370,14 +371,7 @@ class SglangSide:
             if node is None:
                 return
             key = list(node.key.token_ids[: len(node.key)])
-            same = next(
-                (
-                    place
-                    for place in range(0, len(key), page)
-                    if key[place : place + page] != ids[start + place : start + place + page]
-                ),
-                len(key),
-            )
+            same = len(commonprefix([key, ids[start:]])) // page * page  # noqa: RUF071 - lists
             for kind in self._kinds:
                 held = node.component_data[kind]
                 for tier, value in (("device", held.value), ("host", held.host_value)):

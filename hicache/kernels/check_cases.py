@@ -146,11 +146,7 @@ def _slots(number: int, draw: Random, devices: Devices) -> Case:
 
 
 def _pool(
-    layout: Layout,
-    sizes: dict[str, int],
-    dtype: torch.dtype,
-    draw: Random,
-    device: torch.device,
+    layout: Layout, sizes: dict[str, int], dtype: torch.dtype, draw: Random, device: torch.device
 ) -> Pool:
     names = layout.axes.split()
     heads = sizes["head"]

@@ -90,11 +90,8 @@ def compile_case(case: Case) -> Report:
     """Compile a case for sm_90 and read its machine code."""
     stand_in()
     compiled = case.kernel.warmup(*case.arguments, grid=(8,), **case.constants)
-    return read_cubin(
-        Loaded(
-            case.name, compiled.asm["cubin"], compiled.metadata.num_warps, compiled.metadata.shared
-        )
-    )
+    cubin, made = compiled.asm["cubin"], compiled.metadata
+    return read_cubin(Loaded(case.name, cubin, made.num_warps, made.shared))
 
 
 def launched_by(name: str) -> list[Report]:

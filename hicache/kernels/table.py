@@ -260,21 +260,12 @@ def _axes_of(buffer: _Geometry) -> list[tuple[int, int]]:
 def _as_words(buffer: Tensor, axes: tuple[_Axis, ...], *, side: int) -> Tensor:
     """View [P, ...] of any dtype as [P, *rows, words] int64."""
     size = buffer.element_size()
-    view = torch.empty(0, dtype=torch.int64, device=buffer.device)
-    return view.set_(
-        buffer.untyped_storage(),
-        buffer.storage_offset() * size // WORD_BYTES,
-        (
-            buffer.shape[0],
-            *(axis.length for axis in axes[:-1]),
-            axes[-1].length // WORD_BYTES,
-        ),
-        (
-            buffer.stride(0) * size // WORD_BYTES,
-            *(axis[1 + side] // WORD_BYTES for axis in axes[:-1]),
-            1,
-        ),
-    )
+    words = torch.empty(0, dtype=torch.int64, device=buffer.device)
+    offset = buffer.storage_offset() * size // WORD_BYTES
+    item = buffer.stride(0) * size // WORD_BYTES
+    lengths = (buffer.shape[0], *(axis.length for axis in axes[:-1]), axes[-1].length // WORD_BYTES)
+    strides = (item, *(axis[1 + side] // WORD_BYTES for axis in axes[:-1]), 1)
+    return words.set_(buffer.untyped_storage(), offset, lengths, strides)
 
 
 def _piece_words(rows: Sequence[tuple[int, int]]) -> int:

@@ -146,12 +146,7 @@ def open_guarded_storage(
 
 
 def open_simulated_storage(
-    config: StorageConfig,
-    *,
-    namespace: str,
-    page_bytes: Mapping[int, int],
-    clock: Clock,
-    seed: int,
+    config: StorageConfig, *, namespace: str, page_bytes: Mapping[int, int], clock: Clock, seed: int
 ) -> GuardedStorage | None:
     """A fresh store of the configured engine, behind its faults, drawn from `seed`, and a breaker.
 
@@ -177,14 +172,10 @@ def open_simulated_storage(
         return None
     stall = Stall()
     faulty = None
-    if not config.faults.is_harmless:
+    faults, deadline_s = config.faults, config.deadline_s
+    if not faults.is_harmless:
         faulty = FaultyStorage(
-            engine,
-            config.faults,
-            seed=seed,
-            clock=clock,
-            wait=stall.add,
-            deadline_s=config.deadline_s,
+            engine, faults, seed=seed, clock=clock, wait=stall.add, deadline_s=deadline_s
         )
     behind = _behind_breaker(faulty or engine, config, clock)
     return GuardedStorage(
@@ -194,10 +185,7 @@ def open_simulated_storage(
 
 def _behind_breaker(storage: Storage, config: StorageConfig, clock: Clock) -> BreakerStorage:
     return BreakerStorage(
-        storage,
-        clock=clock,
-        max_failures=config.breaker_failures,
-        retry_s=config.breaker_retry_s,
+        storage, clock=clock, max_failures=config.breaker_failures, retry_s=config.breaker_retry_s
     )
 
 

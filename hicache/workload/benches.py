@@ -59,11 +59,7 @@ def shared_prefix(config: WorkloadConfig, *, seed: int) -> list[Request]:
 
 
 def _turn(
-    config: WorkloadConfig,
-    arrival_s: float,
-    prompt: Runs,
-    session: int,
-    before: int | None = None,
+    config: WorkloadConfig, arrival_s: float, prompt: Runs, session: int, before: int | None = None
 ) -> Turn:
     prompt_len = runs_len(prompt)
     return Turn(

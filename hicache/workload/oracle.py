@@ -138,11 +138,9 @@ def lru_curve(
             stack.push(visit.chain, _places(stack, visit, hit, checkpoints))
         known[visit.chain] = True
     gains.sort()
-    table = np.array(gains, np.int64).reshape(-1, 2)
+    sizes, tokens = np.array(gains, np.int64).reshape(-1, 2).T
     return Curve(
-        capacity_bytes=table[:, 0],
-        hit_tokens=np.cumsum(table[:, 1]),
-        prompt_tokens=visits.prompt_tokens,
+        capacity_bytes=sizes, hit_tokens=np.cumsum(tokens), prompt_tokens=visits.prompt_tokens
     )
 
 

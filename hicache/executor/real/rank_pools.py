@@ -148,14 +148,10 @@ class RankPools:
 
     def save(self, kind: int, sources: Tensor, targets: Tensor) -> None:
         """Device to host, all layers in one launch; ids are those of `send_ids`."""
-        sums = copy_pages_with_checksum(
-            there(self.saves[kind]),
-            sources,
-            targets,
-            num_programs=self._spec.link_programs,
-            trusted=True,
+        table, programs = there(self.saves[kind]), self._spec.link_programs
+        self._sums[kind][targets.long()] = copy_pages_with_checksum(
+            table, sources, targets, num_programs=programs, trusted=True
         )
-        self._sums[kind][targets.long()] = sums
 
     def sums(self, items: Sequence[tuple[int, int]]) -> list[int]:
         """Checksums of host items (component, id), as they were when they came there."""

@@ -91,6 +91,7 @@ def _enter(
     session: Session, direction: str, transfer: Transfer, kernels: dict[str, CopyKernel]
 ) -> None:
     """Verify and time each kernel; take out those that are done with."""
+    size = transfer.num_bytes
     for name, kernel in list(kernels.items()):
         seconds, remark = math.nan, ""
         try:
@@ -102,18 +103,12 @@ def _enter(
             remark = f"declined: {error}"
         except Exception as error:  # of others' code: it loses its cell, and nobody else does
             remark = f"{type(error).__name__}: {error}"[:200]
-            where = f"{direction}, {_size(transfer.num_bytes)}"
+            where = f"{direction}, {_size(size)}"
             session.failures.setdefault(name, f"{where}: {remark}")
         if name in session.failures or seconds > SLOW_S:
             del kernels[name]
         session.cells.append(
-            Cell(
-                direction=direction,
-                num_bytes=transfer.num_bytes,
-                kernel=name,
-                p50_s=seconds,
-                remark=remark,
-            )
+            Cell(direction=direction, num_bytes=size, kernel=name, p50_s=seconds, remark=remark)
         )
 
 

@@ -156,10 +156,7 @@ class HiCacheStore(HiCacheStorage):
         return self.batch_get([key], [target_location])[0]
 
     def batch_get(
-        self,
-        keys: list[str],
-        target_locations: Any | None = None,
-        target_sizes: Any | None = None,
+        self, keys: list[str], target_locations: Any | None = None, target_sizes: Any | None = None
     ) -> list[torch.Tensor | None]:
         """Read pages into contiguous tensors; none where there is no page."""
         assert target_locations is not None, "hicache reads into the caller's tensors"

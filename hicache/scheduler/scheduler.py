@@ -486,7 +486,7 @@ class Scheduler:
         if req.kv_len < req.target_len:
             cache.leave_window(req.sequence, req.kv_len)
             return
-        req.decoded += 1
+        req.remaining_output -= 1
         if req.first_token_ns is None:
             req.first_token_ns = now_ns
         if req.is_finished:
@@ -520,7 +520,7 @@ class Scheduler:
         """How many decode steps may pass before those that wait must be looked at again."""
         if self.partial is not None:
             return 1
-        wanted = min([req.request.output_len - req.decoded for req in self.running])
+        wanted = min([req.remaining_output for req in self.running])
         wanted = min(wanted, self._max_jump)
         if self._defer is None:  # all that were looked at wait for storage
             return wanted
@@ -559,13 +559,13 @@ class Scheduler:
         finished = []
         for req in reqs:
             req.kv_len = length = req.kv_len + num_steps
-            req.decoded += num_steps
+            req.remaining_output -= num_steps
             req.num_steps += num_steps
             if length > req.sequence.num_pages * page and not cache.extend(req.sequence, length):
                 raise AssertionError("a decode step was planned without pages for it")
             if has_window:
                 cache.leave_window(req.sequence, length)
-            if req.decoded == req.request.output_len:
+            if not req.remaining_output:
                 finished.append(req)
         for req in finished:
             self.running.remove(req)

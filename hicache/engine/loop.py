@@ -62,6 +62,7 @@ class Engine:
         self._backlog_since_ns: int | None = None  # when the last plan left somebody out
         # whether anybody asks how far a read is, and may go on because of that
         self._follows_reads = prefetcher is not None and prefetcher.stop.waits
+        self._history = cache.tree.history
 
     # -- what happens to it --------------------------------------------------------------------
 
@@ -125,7 +126,7 @@ class Engine:
         ends = self._ends
         if ends is None:
             return
-        self._commit_until(ends.first_from(now_ns, self._first, self._horizon), ends.known)
+        self._take_in_until(ends.first_from(now_ns, self._first, self._horizon), ends.known)
         assert not self.scheduler.has_finished, "a run goes on after an answer is complete"
 
     def interrupt(self, now_ns: int) -> None:
@@ -150,8 +151,9 @@ class Engine:
 
     def next_wake_ns(self, now_ns: int) -> int | None:
         """When this engine has something to do by itself."""
-        self._deadline_ns = deadline = self.scheduler.next_deadline_ns(now_ns)
-        end = self.step_end_ns
+        scheduler, end = self.scheduler, self.step_end_ns
+        deadline = scheduler.next_deadline_ns(now_ns) if scheduler.waiting else None
+        self._deadline_ns = deadline
         if deadline is None or end is None:
             return end if deadline is None else deadline
         return min(deadline, end)
@@ -185,22 +187,23 @@ class Engine:
     def wake(self, now_ns: int) -> Outcome:
         """End the step that ends now, take in what has happened, and begin the next one.
 
-        Returns the requests that ended.
+        One that ends later is the last of its run. Returns the requests that ended.
         """
-        self.cache.tree.history.now_ns = now_ns
         outcome = NOTHING
         end = self.step_end_ns
         was_held = self._batch is not None and end is None
         if end is not None:
             if end > now_ns:
-                self.interrupt(now_ns)  # a deadline has passed
+                self.interrupt(now_ns)
                 return outcome
             is_late = self._deadline_ns is not None and self._deadline_ns <= now_ns
             if self._ends is not None and self._horizon < self._last and not is_late:
                 self._horizon = min(self._ends.look(now_ns + 1), self._last)
                 return outcome
             outcome = self._end_step(now_ns)
-        self._take_in(now_ns)
+        self._history.now_ns = now_ns
+        if self._delivered or self._arrived or self._aborted:
+            self._take_in(now_ns)
         if self._batch is None:
             self._count_backlog(now_ns)
             self._batch = self.scheduler.plan(now_ns)
@@ -227,7 +230,7 @@ class Engine:
     def _end_step(self, now_ns: int) -> Outcome:
         assert self._batch is not None
         assert self._ends is not None
-        self._commit_until(self._horizon + 1, self._ends.known)
+        self._take_in_until(self._horizon + 1, self._ends.known)
         num_left = self._batch.num_steps - (self._horizon + 1)
         self._ends = None
         if num_left and self._only_gained_room():
@@ -248,23 +251,21 @@ class Engine:
             return False
         return not any(isinstance(done, Prefetch) for done in self._delivered)
 
-    def _commit_until(self, end: int, ends_ns: Sequence[int]) -> None:
+    def _take_in_until(self, end: int, ends_ns: Sequence[int]) -> None:
         # all steps before `end`, and what was written meanwhile at the end of its step
         while self._written and self._written[0][0] < end:
             step, write = self._written.pop(0)
-            self._commit_to(step + 1, ends_ns)
+            self._commit(step + 1 - self._first, ends_ns[step])
             self.cache.complete(write)
-        self._commit_to(end, ends_ns)
-
-    def _commit_to(self, end: int, ends_ns: Sequence[int]) -> None:
-        if end > self._first:
-            self._commit(end - self._first, ends_ns[end - 1])
-            self._first = end
+        self._commit(end - self._first, ends_ns[end - 1])
 
     def _commit(self, num_steps: int, now_ns: int) -> None:
-        # the next steps of the batch, the last of which ends now
+        # the next steps of the batch, if any, the last of which ends now
+        if not num_steps:
+            return
         assert self._batch is not None
-        self.cache.tree.history.now_ns = now_ns
+        self._history.now_ns = now_ns
+        self._first += num_steps
         self.num_steps += num_steps
         step_ns = now_ns - self._started_ns
         self._started_ns = now_ns
@@ -314,17 +315,21 @@ class Engine:
             self._aborted.clear()
 
     def _hand_out(self, now_ns: int) -> None:
-        outbox, self.cache.outbox = self.cache.outbox, []
-        for work in outbox:
-            self.executor.submit(work, now_ns)
-        if self.prefetcher is None:
+        outbox, prefetcher = self.cache.outbox, self.prefetcher
+        if outbox:
+            self.cache.outbox = []
+            for work in outbox:
+                self.executor.submit(work, now_ns)
+        if prefetcher is None:
             return
-        queries, self.prefetcher.outbox = self.prefetcher.outbox, []
-        for prefetch in queries:
-            self.executor.query(prefetch, now_ns)
-        reads, self.prefetcher.reads = self.prefetcher.reads, []
-        for prefetch in reads:
-            self.executor.read(prefetch, now_ns)
+        if prefetcher.outbox:
+            queries, prefetcher.outbox = prefetcher.outbox, []
+            for prefetch in queries:
+                self.executor.query(prefetch, now_ns)
+        if prefetcher.reads:
+            reads, prefetcher.reads = prefetcher.reads, []
+            for prefetch in reads:
+                self.executor.read(prefetch, now_ns)
 
 
 class Router(Protocol):
@@ -386,17 +391,13 @@ def serve(
                 touched.append(number)
         for number in sorted(set(touched)) if len(touched) > 1 else touched:
             engine = engines[number]
-            end = engine.step_end_ns
-            if end is not None and end > now:
-                engine.interrupt(now)
-            else:
-                outcome = engine.wake(now)
-                if outcome is not NOTHING:
-                    timeouts.ended(outcome)
-                    coming.add(_settle(outcome, number, now, feeder, observer), now)
+            outcome = engine.wake(now)
+            if outcome is not NOTHING:
+                timeouts.ended(outcome)
+                coming.add(_settle(outcome, number, now, feeder, observer), now)
             if engine.may_look_on:
-                outside = _earlier(coming.next_ns, timeouts.next_ns())
-                engine.look_on(_earlier(outside, io.pass_by(now, clock)))
+                soonest = _earlier(coming.next_ns, timeouts.next_ns())
+                engine.look_on(_earlier(soonest, io.pass_by(now, clock)))
             wakes[number] = engine.next_wake_ns(now)
     _refuse_stuck(engines)
 

@@ -27,7 +27,7 @@ from hicache.scheduler.queue_waits import NO_CHUNK, NO_STEP, STEP, Cause, QueueW
 from hicache.scheduler.request_state import RequestState
 
 MAX_RESTARTS = 3  # of a prompt that runs out of pages half way, with nobody else here
-MAX_JUMP = 64  # decode steps planned at once; most jumps are cut at about 8
+MAX_JUMP = 256  # decode steps planned at once; they are priced as far as nothing comes between
 
 
 class Scheduler:
@@ -150,8 +150,11 @@ class Scheduler:
         return not (self.waiting or self.running or self.partial)
 
     def next_deadline_ns(self, now_ns: int) -> int | None:
-        """When the next waiting request's prefetch will have waited for too long."""
-        if self.prefetcher is None or not self.waiting:
+        """When the next waiting request's prefetch will have waited for too long.
+
+        Only to be asked while some request waits.
+        """
+        if self.prefetcher is None:
             return None
         return self.prefetcher.next_deadline_ns(now_ns)
 

@@ -17,9 +17,9 @@ from hicache.config import StorageConfig
 from hicache.executor.real.io import TorchIo
 from hicache.executor.real.model_runner import CopyStreams, ModelRunner
 from hicache.executor.real.pools import TorchPools
-from hicache.executor.real.rank_pools import PoolSpec
 from hicache.storage.base import StorageError
 from hicache.storage.engines.memory import MemoryStorage
+from tests.executor.cpu_pools import cpu_pools
 from tests.executor.mixes import tiny
 from tests.executor.streams import PlacedStream
 
@@ -57,17 +57,7 @@ class Wrong(MemoryStorage):
 
 @pytest.fixture
 def pools() -> TorchPools:
-    return TorchPools(
-        PoolSpec(
-            model=tiny("F", 4),
-            page_size=4,
-            device_counts=(4, 0, 0),
-            host_counts=(4, 0, 0),
-            device=torch.device("cpu"),
-            tp=2,
-            layer_groups=[range(1)],
-        )
-    )
+    return cpu_pools(tiny("F", 4), 4, (4, 0, 0), (4, 0, 0), tp=2, layer_groups=[range(1)])
 
 
 def opened(pools: TorchPools, *storages) -> TorchIo:

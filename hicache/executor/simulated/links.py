@@ -142,7 +142,7 @@ class Links:
             # also when the rate stays: what a flow has left must not depend on whether the
             # rate went elsewhere and back between calls at one time
             flow.set_rate(rates[flow.route], self._now_ns)
-        self._next_end_ns = min([flow.finish_ns for flow in flows], default=None)
+        self._next_end_ns = min([flow.finish_ns for flow in flows]) if flows else None
 
     def _fair_rates(self, of_routes: _Loads) -> dict[_Route, float]:
         """Bytes a second of a flow on each route: progressive filling."""

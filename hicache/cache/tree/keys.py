@@ -163,7 +163,9 @@ def keys(names: Items[Key], kind: int) -> Items[Key]:
 
 def kinds_of(keys: Items[Key]) -> list[int]:
     """The component of each key."""
-    return [key & 3 if isinstance(key, int) else COMPONENT_TAGS.index(key[-1:]) for key in keys]
+    if keys and isinstance(keys[0], int):
+        return [key & 3 for key in cast(Items[int], keys)]
+    return [COMPONENT_TAGS.index(key[-1:]) for key in cast(Items[bytes], keys)]
 
 
 def key_bytes(keys: Items[Key]) -> list[bytes]:

@@ -93,6 +93,7 @@ def test_jobs_of_a_sweep_run_side_by_side(directory, side_by_side):
     assert "as before" not in side_by_side
 
 
+@pytest.mark.soak
 def test_jobs_of_such_a_sweep_are_not_made_twice(directory, side_by_side):
     printed = sweep(directory, num_workers=1).stdout
     assert "cache.eviction=my_policies:Mine  →  as before" in printed

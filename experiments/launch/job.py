@@ -101,7 +101,7 @@ def _write_reports(outcome: Outcome, result: Result, name: str) -> None:
 
     out_dir = outcome.out_dir
     report.write_requests(out_dir / "requests.parquet", result.records)
-    report.write_report(out_dir, title=name, summary=outcome.summary)
+    report.write_report(out_dir, title=name, summary=outcome.summary, config=outcome.config)
 
 
 def _run(run: Run, config: ExperimentConfig, on_progress: Callable[[Progress], None]) -> Result:

@@ -9,7 +9,7 @@ page read from storage has one fate.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from math import fsum
 
 from hicache.cache.reasons.table import REASONS
@@ -52,7 +52,7 @@ REQUIRED_MEASURES = (
 START_UP_NS = 60 * SECOND_NS  # from the first arrival that counts
 
 
-class Status(Enum):
+class Status(StrEnum):
     """How a request ended."""
 
     finished = "finished"
@@ -231,11 +231,9 @@ def check(record: RequestRecord) -> None:
         record.device_hit_len + record.host_hit_len + record.storage_hit_len + record.computed_len
     )
     # an abort may come before or after admission
-    allowed = {
-        Status.finished: (record.prompt_len,),
-        Status.rejected: (0,),
-        Status.aborted: (0, record.prompt_len),
-    }[record.status]
+    is_allowed = (split == 0 and record.status is not Status.finished) or (
+        split == record.prompt_len and record.status is not Status.rejected
+    )
     for what, total, told in (
         ("tokens computed", record.computed_len, record.computed_for),
         ("tokens computed again", record.recomputed_len, record.recomputed_for),
@@ -245,26 +243,24 @@ def check(record: RequestRecord) -> None:
         assert not told or (sum(told.values()) == total and min(told.values()) >= 0), (
             f"request {record.id} has {total} {what}, and is told of {dict(told)}"
         )
-    assert split in allowed, (
-        f"request {record.id} ({record.status.value}) has a prompt of {record.prompt_len} tokens, "
+    assert is_allowed, (
+        f"request {record.id} ({record.status}) has a prompt of {record.prompt_len} tokens, "
         f"and {record.device_hit_len} device + {record.host_hit_len} host + "
         f"{record.storage_hit_len} storage + {record.computed_len} computed = {split}"
     )
     if record.status is Status.finished:
         assert record.first_token_ns is not None, f"request {record.id} finished with no token"
         assert record.finish_ns is not None, f"request {record.id} finished at no time"
-    for part in TTFT_PARTS:
-        part_ns = getattr(record, f"{part}_ns")
+    parts_ns = (record.queue_ns, record.storage_wait_ns, record.load_back_ns, record.prefill_ns)
+    for part, part_ns in zip(TTFT_PARTS, parts_ns, strict=True):
         assert part_ns >= 0, f"request {record.id} spent {part_ns} ns in {part}"
     waited_ns = record.ttft_ns
     if waited_ns is None and record.finish_ns is not None:
         waited_ns = record.finish_ns - record.arrival_ns
     if waited_ns is not None:
-        parts = record.queue_ns + record.storage_wait_ns + record.load_back_ns + record.prefill_ns
-        assert parts == waited_ns, (
+        assert sum(parts_ns) == waited_ns, (
             f"request {record.id} waited {waited_ns} ns for its first token, and the parts "
-            f"queue {record.queue_ns} + storage wait {record.storage_wait_ns} + load-back "
-            f"{record.load_back_ns} + prefill {record.prefill_ns} = {parts}"
+            f"{dict(zip(TTFT_PARTS, parts_ns, strict=True))} = {sum(parts_ns)}"
         )
 
 

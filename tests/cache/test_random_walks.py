@@ -8,7 +8,7 @@ import pytest
 
 from tests.cache.walk import Walk, random_setting
 
-NUM_WALKS = 250
+NUM_WALKS = 150
 NUM_SOAK_WALKS = 5000
 
 

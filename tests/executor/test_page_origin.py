@@ -15,11 +15,12 @@ from hicache.config import RealModel
 from hicache.executor.real.page_origin import NEUTRAL, PageOrigin
 from hicache.executor.real.paged_kv import PagedKvView
 from hicache.executor.real.pools import TorchPools
-from hicache.executor.real.rank_pools import PoolSpec, RankPools
+from hicache.executor.real.rank_pools import RankPools
 from hicache.executor.real.reference_model import ReferenceModel
 from hicache.executor.real.timing_model import TimingModel
 from hicache.models import ModelConfig
 from hicache.results.metrics import Result
+from tests.executor.cpu_pools import cpu_pools
 from tests.executor.mixes import tiny
 
 PAGE = 8
@@ -94,15 +95,7 @@ def test_a_field_that_shapes_pages_would_be_noticed_among_the_neutral() -> None:
 
 
 def pools_of(config: ModelConfig) -> TorchPools:
-    return TorchPools(
-        PoolSpec(
-            model=config,
-            page_size=PAGE,
-            device_counts=(5, 5, 1),
-            host_counts=(0, 0, 0),
-            device=torch.device("cpu"),
-        )
-    )
+    return cpu_pools(config, PAGE, (5, 5, 1))
 
 
 def pages_of(config: ModelConfig) -> list[torch.Tensor]:

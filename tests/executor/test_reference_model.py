@@ -7,9 +7,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from hicache.executor.real.paged_kv import HoleError, PagedKvView
-from hicache.executor.real.pools import TorchPools
-from hicache.executor.real.rank_pools import PoolSpec
 from hicache.executor.real.reference_model import ReferenceModel
+from tests.executor.cpu_pools import cpu_pools
 from tests.executor.mixes import tiny
 
 PAGE = 8
@@ -20,16 +19,7 @@ TOKENS = np.random.default_rng(0).integers(0, 10_000, LENGTH, dtype=np.int32).to
 def memory_of(model: ReferenceModel, *, tp: int = 1, seed: int = 0) -> PagedKvView:
     """Pages in any order, poisoned: what is not written is NaN."""
     num_pages = -(-LENGTH // PAGE)
-    pools = TorchPools(
-        PoolSpec(
-            model=model.config,
-            page_size=model.page_size,
-            device_counts=(num_pages, num_pages, 1),
-            host_counts=(0, 0, 0),
-            device=torch.device("cpu"),
-            tp=tp,
-        )
-    )
+    pools = cpu_pools(model.config, model.page_size, (num_pages, num_pages, 1), tp=tp)
     pages = np.random.default_rng(seed).permutation(num_pages).astype(np.int32)
     for kind in (0, 1):
         pools.poison(0, kind, pages)

@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 
 from hicache.cache.pages import NO_PAGES
 from hicache.cache.prefetch.prefetch import Phase, Prefetch
@@ -17,12 +16,11 @@ from hicache.config import StorageConfig
 from hicache.engine.ranks.processes import RankedReader
 from hicache.executor.real.io import TorchIo
 from hicache.executor.real.model_runner import CopyStreams, ModelRunner
-from hicache.executor.real.pools import TorchPools
-from hicache.executor.real.rank_pools import PoolSpec
 from hicache.executor.simulated.executor import SimulatedIo
 from hicache.executor.simulated.stores import StandIns
 from hicache.storage.base import StorageError
 from hicache.storage.guards.breaker import BreakerStorage
+from tests.executor.cpu_pools import cpu_pools
 from tests.executor.mixes import tiny
 from tests.executor.streams import PlacedStream
 from tests.executor.test_torch_io import drained
@@ -122,17 +120,7 @@ class Simulated:
 
 class Real:
     def __init__(self, storage):
-        pools = TorchPools(
-            PoolSpec(
-                model=tiny("F S M", 4),
-                page_size=4,
-                device_counts=(8, 8, 2),
-                host_counts=(8, 8, 2),
-                device=torch.device("cpu"),
-                tp=1,
-                layer_groups=[range(3)],
-            )
-        )
+        pools = cpu_pools(tiny("F S M", 4), 4, (8, 8, 2), (8, 8, 2), layer_groups=[range(3)])
         self._io = TorchIo(CONFIG, [guarded(storage)])
         model = SimpleNamespace(words=("F", "S", "M"))
         at_once = PlacedStream(is_late=False)

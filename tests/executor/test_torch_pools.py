@@ -2,15 +2,14 @@
 
 import numpy as np
 import pytest
-import torch
 
 from hicache.cache.tiers.transfer import Move
 from hicache.cache.tree.node import FULL, MAMBA
 from hicache.executor.real import pools as torch_pools
 from hicache.executor.real import rank_pools
-from hicache.executor.real.pools import Arrival, TorchPools
-from hicache.executor.real.rank_pools import PoolSpec
+from hicache.executor.real.pools import Arrival
 from hicache.kernels import copy_pages, copy_pages_with_checksum
+from tests.executor.cpu_pools import cpu_pools
 from tests.executor.mixes import tiny
 
 
@@ -27,16 +26,13 @@ def test_copies_across_the_link_take_the_programs_of_the_profile(link_programs, 
 
     for module, copy in ((torch_pools, copy_pages), (rank_pools, copy_pages_with_checksum)):
         monkeypatch.setattr(module, copy.__name__, seen(copy))
-    pools = TorchPools(
-        PoolSpec(
-            model=tiny("F M", 4),
-            page_size=4,
-            device_counts=(4, 0, 4),
-            host_counts=(4, 0, 4),
-            device=torch.device("cpu"),
-            layer_groups=[range(2)],
-            link_programs=link_programs,
-        )
+    pools = cpu_pools(
+        tiny("F M", 4),
+        4,
+        (4, 0, 4),
+        (4, 0, 4),
+        layer_groups=[range(2)],
+        link_programs=link_programs,
     )
     one, two = np.array([1], np.int32), np.array([2], np.int32)
     pools.save([Move(FULL, one, two)])

@@ -1,13 +1,12 @@
 """The rows of a step name the pages of its sequences, and of windows those that they look at."""
 
 import pytest
-import torch
 
 from hicache.cache.tree.node import FULL, SWA
 from hicache.cache.tree.sequence import Sequence
 from hicache.executor.real.pools import TorchPools
-from hicache.executor.real.rank_pools import PoolSpec
 from hicache.executor.real.tables import StepTables, Stretch
+from tests.executor.cpu_pools import cpu_pools
 from tests.executor.mixes import tiny
 
 PAGE, WINDOW = 4, 8
@@ -16,15 +15,7 @@ END = 26  # pages [0, 7)
 
 @pytest.fixture
 def pools() -> TorchPools:
-    return TorchPools(
-        PoolSpec(
-            model=tiny("F S", PAGE),
-            page_size=PAGE,
-            device_counts=(20, 20, 0),
-            host_counts=(1, 1, 0),
-            device=torch.device("cpu"),
-        )
-    )
+    return cpu_pools(tiny("F S", PAGE), PAGE, (20, 20, 0), (1, 1, 0))
 
 
 def sequence(full: list[int], swa: list[int]) -> Sequence:

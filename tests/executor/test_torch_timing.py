@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from hicache.executor.real.paged_kv import PagedKvView
-from hicache.executor.real.pools import TorchPools
-from hicache.executor.real.rank_pools import PoolSpec
 from hicache.executor.real.timing_model import TimingModel
+from tests.executor.cpu_pools import cpu_pools
 from tests.executor.mixes import tiny
 
 CPU = torch.device("cpu")
@@ -17,11 +16,7 @@ TOKENS = np.arange(40, dtype=np.int32).tobytes()
 
 
 def pools_of(config):
-    return TorchPools(
-        PoolSpec(
-            model=config, page_size=8, device_counts=(5, 5, 1), host_counts=(0, 0, 0), device=CPU
-        )
-    )
+    return cpu_pools(config, 8, (5, 5, 1))
 
 
 @pytest.mark.parametrize("pattern", ["F", "S"])

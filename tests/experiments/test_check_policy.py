@@ -32,7 +32,7 @@ class Everything(Longest, Boom):
 
 
 def test_a_good_class_is_told_what_was_tried(capsys, monkeypatch):
-    monkeypatch.setattr(check_policy, "TIGHT", (*check_policy.TIGHT, "workload.limit=12"))
+    monkeypatch.setattr(check_policy, "TIGHT", (*check_policy.TIGHT, "workload.limit=10"))
     check_policy.main([OWN + "Longest"])
     printed = capsys.readouterr().out
     assert "Longest as cache.eviction" in printed

@@ -19,6 +19,7 @@ from hicache.config import (
     WandbMode,
 )
 from hicache.results.keys import KNOWN
+from tests.models.texts import LLAMA_8B
 
 OPTIONS = {
     folder.name: sorted(f"{folder.name}={path.stem}" for path in folder.glob("*.yaml"))
@@ -50,21 +51,11 @@ TO_SAY = {
     "model=from_hf": ("model.from_hf={folder}/config.json",),
     "workload=trace": ("workload.path=trace.jsonl",),
 }
-LLAMA = {
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "max_position_embeddings": 131072,
-    "model_type": "llama",
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-}
 
 
 @pytest.mark.parametrize("options", TURNS, ids=" ".join)
 def test_every_file_in_conf_composes(options, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
     said = [each.format(folder=tmp_path) for option in options for each in TO_SAY.get(option, ())]
     load(*options, *said)
 

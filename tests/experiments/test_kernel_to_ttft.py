@@ -8,7 +8,7 @@ from experiments.launch.schema import config_of
 from experiments.studies import copy_paths
 from experiments.studies import kernel_to_ttft as study
 
-SHARED = ["model=llama3_8b", "storage=none", "workload.num_sessions=3", "workload.limit=20"]
+SHARED = ["model=llama3_8b", "storage=none", "workload.num_sessions=3", "workload.limit=8"]
 AGENTS = study.REGIMES[4]
 
 

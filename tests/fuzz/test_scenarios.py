@@ -29,7 +29,7 @@ from tests.fuzz.trial import (
 )
 
 SEED = 0
-SMALL = 40
+SMALL = 30
 SLOW = {8, 14, 20}  # each takes as long as ten others: pages of one token; they are among the many
 LARGE = 2000
 

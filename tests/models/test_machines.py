@@ -9,6 +9,7 @@ import yaml
 
 from experiments.launch.schema import CONF, config_of
 from hicache import experiment
+from hicache.config import ExperimentConfig
 from hicache.executor.simulated.cost import CostModel
 from hicache.models import CopyKernelConfig, Figure, HardwareConfig, RateTable
 from hicache.models.own_table import read_table
@@ -17,8 +18,12 @@ from hicache.results.metrics import Result
 MACHINES = sorted(path.stem for path in (CONF / "hardware").glob("*.yaml"))
 
 
+def running_an_8b_model(name: str) -> ExperimentConfig:
+    return config_of(f"hardware={name}", "model=qwen3_8b", "parallel.tp=1")
+
+
 def machine(name: str) -> HardwareConfig:
-    return config_of(f"hardware={name}").hardware
+    return running_an_8b_model(name).hardware
 
 
 def text_of(name: str) -> str:
@@ -77,7 +82,7 @@ def test_a_profile_is_named_after_its_machine(name: str) -> None:
 
 @pytest.mark.parametrize("name", MACHINES)
 def test_an_8b_model_runs_on_every_machine(name: str) -> None:
-    config = config_of(f"hardware={name}", "model=qwen3_8b", "parallel.tp=1")
+    config = running_an_8b_model(name)
     cost = CostModel(config.model, config.hardware, tp=1)
     assert 0.003 < cost.prefill_s(0, 1000) < 0.1
 

@@ -8,7 +8,6 @@ from hicache.cache.pages import PageIds, Pools
 from hicache.cache.tree.arrivals import Arrivals
 from hicache.cache.tree.node import FULL, HOST, KIND_NAMES, MAMBA, TIER_NAMES, Node
 
-
 _EVICTED = [[f"evict/{tier}_{kind}_pages" for kind in KIND_NAMES] for tier in TIER_NAMES]
 
 

@@ -54,13 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _storage_knobs(fit: Fit) -> str:
     """What the storage of these runs took, where they came to use it."""
-    found = {
-        "read_gbps": fit.read_gbps,
-        "write_gbps": fit.write_gbps,
-        "query_s": fit.query_s,
-        "operation_s": fit.operation_s,
-    }
-    used = {name: value for name, value in found.items() if value < FREE / 1e9}
+    used = {name: value for name, value in fit.storage.items() if value < FREE / 1e9}
     return " ".join(f"storage.{name}={value:.2g}" for name, value in used.items())
 
 

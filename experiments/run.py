@@ -21,14 +21,12 @@ from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from experiments.launch import knobs, schema
 from experiments.launch.job import (
     CONFIG_ERRORS,
     SUMMARY_FILE,
-    NotWrittenError,
     Outcome,
     begin,
     explain,
@@ -61,62 +59,61 @@ schema.register()
 @hydra.main(version_base="1.3", config_path=str(schema.CONF), config_name="config")
 def compose_and_run(cfg: DictConfig) -> int:
     """Run one job; of a sweep, return the exit code so that the other jobs still run."""
-    hydra_config = HydraConfig.get()
-    out_dir = Path(hydra_config.runtime.output_dir)
-    is_sweep = hydra_config.mode is RunMode.MULTIRUN
+    out_dir = Path(HydraConfig.get().runtime.output_dir)
+    is_sweep = sweep_has_begun()
     try:
-        title = str(cfg.name)
-        if is_sweep:
-            title = f"{job_title(out_dir)}: {' '.join(swept(out_dir))}"
-        config = schema.to_config(cfg)
-        refuse_unknown(config.metrics)
-        for note in unheeded(config, swept(out_dir) if is_sweep else hydra_config.overrides.task):
-            sys.stderr.write(f"{note}\n")
-    except Exception as error:
-        return failed(error, out_dir, is_sweep=is_sweep)
-    try:
-        refuse_other(config, out_dir)
-        changed = changes(config, out_dir) if is_finished(out_dir) else None
-    except (ValueError, OSError) as error:  # an error.txt would spoil the run that is there
-        return failed(error, None, is_sweep=is_sweep)
-    if changed == []:
-        print(f"{title}  →  as before" if is_sweep else f"as before\n{out_dir}")
-        summary = json.loads((out_dir / SUMMARY_FILE).read_text())
-        return 0 if is_sweep else exit_code_of(summary)
-    if changed:
-        sys.stderr.write(f"{title}: made again, for this has changed: {', '.join(changed)}\n")
-    try:
-        if config.program != "replay":
-            carry_out(config, out_dir)
-            print(out_dir)
-            return 0
-        is_alone = not str(hydra_config.launcher._target_).endswith("JoblibLauncher")
-        bar = ProgressBar(
-            f"{config.name}, {job_title(out_dir)}" if is_sweep else config.name,
-            bar=is_alone or not is_sweep,
-            line=not is_sweep,
-        )
-        outcome = run_job(
-            goodput.run,
-            config,
-            out_dir,
-            group=f"{config.name}/{out_dir.parent.name}" if is_sweep else config.name,
-            name=f"{config.name}/{out_dir.relative_to(out_dir.parents[int(is_sweep)])}",
-            bar=bar,
-        )
-    except NotWrittenError as error:
-        with suppress(OSError):
-            show(error.outcome, title if is_sweep else None)
-        return failed(error.reason, out_dir, is_sweep=is_sweep)
+        summary = make(cfg, out_dir, is_sweep=is_sweep)
+        code = UNEQUAL if summary.get("verify/unequal_count") and not is_sweep else 0
     except Exception as error:  # whatever it was, the other jobs of the sweep are not to blame
-        return failed(error, out_dir, is_sweep=is_sweep)
-    try:
-        show(outcome, title if is_sweep else None)
-        if not is_sweep:
-            print(out_dir, flush=True)
-    except OSError as error:  # nobody can read it, and the run is there
-        return failed(error, None, is_sweep=is_sweep)
-    return 0 if is_sweep else exit_code_of(outcome.summary)
+        # an error.txt would spoil a run that is there
+        code = explain(error, None if is_finished(out_dir) else out_dir)
+    if code and not is_sweep:
+        sys.exit(code)
+    return code
+
+
+def make(cfg: DictConfig, out_dir: Path, *, is_sweep: bool) -> Mapping[str, float]:
+    """Run one job, unless it is there already, and print what came of it; returns its summary."""
+    hydra_config = HydraConfig.get()
+    title = f"{job_title(out_dir)}: {' '.join(swept(out_dir))}" if is_sweep else str(cfg.name)
+    config = schema.to_config(cfg)
+    refuse_unknown(config.metrics)
+    for note in unheeded(config, swept(out_dir) if is_sweep else hydra_config.overrides.task):
+        sys.stderr.write(f"{note}\n")
+    refuse_other(config, out_dir)
+    if is_finished(out_dir):
+        changed = changes(config, out_dir)
+        if not changed:
+            print(f"{title}  →  as before" if is_sweep else f"as before\n{out_dir}")
+            stored: dict[str, float] = json.loads((out_dir / SUMMARY_FILE).read_text())
+            return stored
+        sys.stderr.write(f"{title}: made again, for this has changed: {', '.join(changed)}\n")
+    if config.program != "replay":
+        carry_out(config, out_dir)
+        print(out_dir)
+        return {}
+    is_alone = not str(hydra_config.launcher._target_).endswith("JoblibLauncher")
+    bar = ProgressBar(
+        f"{config.name}, {job_title(out_dir)}" if is_sweep else config.name,
+        bar=is_alone or not is_sweep,
+        line=not is_sweep,
+    )
+    outcome = run_job(
+        goodput.run,
+        config,
+        out_dir,
+        group=f"{config.name}/{out_dir.parent.name}" if is_sweep else config.name,
+        name=f"{config.name}/{out_dir.relative_to(out_dir.parents[int(is_sweep)])}",
+        bar=bar,
+    )
+    if outcome.unwritten is not None:
+        with suppress(OSError):
+            show(outcome, title if is_sweep else None)
+        raise outcome.unwritten
+    show(outcome, title if is_sweep else None)
+    if not is_sweep:
+        print(out_dir, flush=True)
+    return outcome.summary
 
 
 def show(outcome: Outcome, title: str | None) -> None:
@@ -148,21 +145,6 @@ def unheeded(config: ExperimentConfig, overrides: Sequence[str]) -> list[str]:
             "name: choose one with hardware=, or set the rates as well"
         )
     return notes
-
-
-def failed(error: Exception, out_dir: Path | None, *, is_sweep: bool) -> int:
-    """Say what went wrong; the end of a single run, and a bad job of a sweep."""
-    code = explain(error, out_dir)
-    if not is_sweep:
-        sys.exit(code)
-    return code
-
-
-def exit_code_of(summary: Mapping[str, float]) -> int:
-    """End a single run that gave a model wrong bytes as a failure."""
-    if summary.get("verify/unequal_count"):
-        sys.exit(UNEQUAL)
-    return 0
 
 
 def job_title(out_dir: Path) -> str:

@@ -31,6 +31,9 @@ BLOCKS = "workload.kind=trace,mooncake_conversation,mooncake_synthetic,mooncake_
 TRACED = BLOCKS + ",weka_agentic"
 YOURS = "workload.kind=trace"
 TIMED = "prefetch.stop=timeout,module:Class"
+AGED = "scheduler.order=shortest_remaining,module:Class"
+GRID = "cache.checkpoints=every,module:Class"
+SIMULATED, REAL = "executor.kind=simulated", "executor.kind=torch"
 MISSING = "???"  # OmegaConf's mark of a value that must be given
 
 
@@ -339,9 +342,7 @@ class CacheConfig:
     # left an edge that had no state; there and every `checkpoint_tokens`; as a class of yours says
     checkpoints: str = knob("end_branch", ours=CHECKPOINT_PLACEMENTS)
     checkpoints_args: dict[str, float] = field(default_factory=dict)  # of that class, by name
-    checkpoint_tokens: int = knob(
-        8192, least=1, only="cache.checkpoints=every,module:Class"
-    )  # grid of checkpoints=every
+    checkpoint_tokens: int = knob(8192, least=1, only=GRID)  # grid of checkpoints=every
 
     def __post_init__(self) -> None:
         check_limits("cache", self)
@@ -367,13 +368,11 @@ class PrefetchConfig:
     stage_at: StageAt = StageAt.enqueue
     commit: CommitPolicy = CommitPolicy.all_or_nothing
     await_sidecars: bool = True  # report 003: complete pages wait for their state and window
-    deadline_from: DeadlineFrom = knob(
-        DeadlineFrom.enqueue, only="prefetch.stop=timeout,module:Class"
-    )
+    deadline_from: DeadlineFrom = knob(DeadlineFrom.enqueue, only=TIMED)
     # that a prefetch may take whatever its length
-    timeout_base_s: float = knob(1.0, least=0, only="prefetch.stop=timeout,module:Class")
+    timeout_base_s: float = knob(1.0, least=0, only=TIMED)
     # that it may take for each 1,024 tokens more
-    timeout_per_ki_token_s: float = knob(0.25, least=0, only="prefetch.stop=timeout,module:Class")
+    timeout_per_ki_token_s: float = knob(0.25, least=0, only=TIMED)
     evict_whole: bool = False  # short of host room, evict all that is wanted, as sglang does
     # of host tokens that prefetches may hold before more are declined
     occupied_share: float = share(0.5)
@@ -398,9 +397,8 @@ class SchedulerConfig:
     # the formulas; double is wrong on purpose), or a class of yours as module:Class
     swa_budget: str = knob("reports", ours=SWA_BUDGETS)
     swa_budget_args: dict[str, float] = field(default_factory=dict)  # of that class, by name
-    aging: float = knob(
-        0.1, least=0, only="scheduler.order=shortest_remaining,module:Class"
-    )  # seconds of remaining work forgiven for each second waited
+    # seconds of remaining work forgiven for each second waited
+    aging: float = knob(0.1, least=0, only=AGED)
     clip_new_tokens: int = 4096  # answer tokens that admission reserves at most
     new_token_ratio: float = share(0.7)  # share of them it reserves at first
     new_token_ratio_floor: float = share(0.098)  # share of them it reserves at last
@@ -483,9 +481,8 @@ class StorageConfig:
     deadline_s: float = knob(5.0, above=0)  # a call that takes longer has failed
     tiering: Tiering = Tiering.inclusive
     write: StorageWrites = StorageWrites.on_back_up
-    write_hits: int = knob(
-        1, least=1, only="storage.write=selective"
-    )  # write=selective: hits after which a page is worth writing
+    # write=selective: hits after which a page is worth writing
+    write_hits: int = knob(1, least=1, only="storage.write=selective")
     # failed calls in a row after which the tier is left alone
     breaker_failures: int = knob(3, least=1)
     breaker_retry_s: float = knob(5.0, least=0)  # for how long
@@ -515,17 +512,12 @@ class ExecutorConfig:
     # the cost model, or real memory and a real model
     kind: str = knob("simulated", one_of=("simulated", "torch"))
     # simulated: what copies pages, a kernel or the copy_engine
-    copy_path: str = knob(
-        "kernel", one_of=("kernel", "copy_engine"), only="executor.kind=simulated"
-    )
-    device: str = knob("auto", only="executor.kind=torch")  # torch: cpu, cuda or auto
-    model: RealModel = knob(RealModel.exact, only="executor.kind=torch")  # torch
-    verify: bool = knob(
-        False, only="executor.kind=torch"
-    )  # torch: compare logits with a cold recompute
-    storage_deadline_s: float = knob(
-        10.0, above=0, only="executor.kind=torch"
-    )  # torch: a call that takes longer has failed
+    copy_path: str = knob("kernel", one_of=("kernel", "copy_engine"), only=SIMULATED)
+    device: str = knob("auto", one_of=("auto", "cpu", "cuda"), only=REAL)  # torch: where
+    model: RealModel = knob(RealModel.exact, only=REAL)  # torch
+    verify: bool = knob(False, only=REAL)  # torch: compare logits with a cold recompute
+    # torch: a call that takes longer has failed
+    storage_deadline_s: float = knob(10.0, above=0, only=REAL)
 
     def __post_init__(self) -> None:
         check_limits("executor", self)

@@ -19,7 +19,6 @@ from hicache.engine.runtime import Runtime, SimulatedRuntime, make_runtime
 from hicache.engine.warm import warm_registry, warm_storage
 from hicache.executor.simulated.cost import CostModel
 from hicache.models.shapes import describe as describe_shape
-from hicache.request import Request
 from hicache.results.measures import cold_load, run_measures, working_set
 from hicache.results.metrics import Progress, Result
 from hicache.results.recorder import Recorder
@@ -86,7 +85,14 @@ def run(
 
 def _remarks(config: ExperimentConfig, deployment: Deployment, workload: Workload) -> list[str]:
     """What whoever reads the results should know of what was run."""
-    notes = _too_long(workload.requests, config.model.max_len)
+    notes = []
+    max_len = config.model.max_len
+    too_long = sum(each.prompt_len + each.output_len > max_len for each in workload.requests)
+    if too_long:
+        notes.append(
+            f"{too_long:,} requests are longer than model.max_len={max_len:,}: they are rejected, "
+            f"with all that follow them"
+        )
     if config.model.from_hf is not None:
         notes.append(describe_shape(config.model))
     if config.hardware.table is not None:
@@ -158,12 +164,15 @@ def _serve(
     recorder: Recorder,
 ) -> None:
     """Serve the workload, and close what it ran on."""
+    feeder: Releases = Feeder(workload.requests, config.workload)
+    if config.workload.kind == "multi_turn":
+        feeder = RoundFeeder(workload.requests, config.workload, seed=config.seed)
     collects = gc.isenabled()
     gc.disable()  # the loop leaves no cycles behind, and looking for them took 5 % of its time
     try:
         serve(
             engines,
-            _feeder(config, workload),
+            feeder,
             clock=runtime.clock,
             io=io,
             router=ROUTERS[config.parallel.router](),
@@ -191,19 +200,3 @@ def _workload(config: ExperimentConfig, cost: CostModel, notes: list[str]) -> Wo
     notes += workload.notes
     notes.insert(0, workload.description)
     return workload
-
-
-def _too_long(requests: Sequence[Request], max_len: int) -> list[str]:
-    count = sum(request.prompt_len + request.output_len > max_len for request in requests)
-    if not count:
-        return []
-    return [
-        f"{count:,} requests are longer than model.max_len={max_len:,}: they are rejected, with "
-        f"all that follow them"
-    ]
-
-
-def _feeder(config: ExperimentConfig, workload: Workload) -> Releases:
-    if config.workload.kind == "multi_turn":
-        return RoundFeeder(workload.requests, config.workload, seed=config.seed)
-    return Feeder(workload.requests, config.workload)

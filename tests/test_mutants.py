@@ -7,8 +7,8 @@ import pytest
 from tests.mutants import killing
 from tests.mutants import reach as reaching
 from tests.mutants.__main__ import draw, equivalents, in_turn
-from tests.mutants.killing import Fate, Trial, Verdict, judge
-from tests.mutants.operators import mutants
+from tests.mutants.killing import Fate, Trial, judge
+from tests.mutants.operators import Mutant, mutants
 from tests.mutants.packages import PACKAGES, ROOT, modules
 from tests.mutants.reach import Reach, reach
 
@@ -173,14 +173,16 @@ def test_planted_mistakes_are_killed_or_survive_as_they_should(
         if m.change(PLANTED) in PLANTED_FATES
     ]
 
-    heard: list[Verdict] = []
-    verdicts = judge(
-        trials, Reach(seconds=dict.fromkeys(tests, 0.1), lines={}), jobs=1, tell=heard.append
+    heard: dict[Mutant, Fate] = {}
+    fates = judge(
+        trials,
+        Reach(seconds=dict.fromkeys(tests, 0.1), lines={}),
+        jobs=1,
+        tell=lambda trial, fate: heard.setdefault(trial.mutant, fate),
     )
 
-    found = {verdict.trial.mutant.change(PLANTED): verdict.fate for verdict in verdicts}
-    assert found == PLANTED_FATES
-    assert heard == verdicts
+    assert {mutant.change(PLANTED): fate for mutant, fate in fates.items()} == PLANTED_FATES
+    assert heard == fates
 
 
 def test_a_line_is_reached_by_the_tests_that_run_it(

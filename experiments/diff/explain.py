@@ -24,16 +24,13 @@ class Parting:
 
     Attributes:
         row: the request during which it happened, and their answers.
-        parts: `component/tier` that differ then.
         before: what both held before it.
-        base_after, head_after: what each held after it.
+        after: what base and head held after it.
     """
 
     row: Row
-    parts: tuple[str, ...]
     before: Held
-    base_after: Held
-    head_after: Held
+    after: tuple[Held, Held]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,14 +40,13 @@ class Explanation:
     Attributes:
         row: it and both answers.
         last_use: the latest earlier request that begins with the same page; None: there is none.
-        base_held, head_held: of its prompt, before it came.
+        held: by base and by head, of its prompt, before it came.
         parting: None if both held the same of it until it came.
     """
 
     row: Row
     last_use: int | None
-    base_held: Held
-    head_held: Held
+    held: tuple[Held, Held]
     parting: Parting | None
 
 
@@ -74,9 +70,7 @@ def explain(
         if (token_ids(requests[number])[:page] == prompt[:page]).all()
     ]
     parting = None
-    before: Held = {}
-    base_held: Held = {}
-    head_held: Held = {}
+    held: tuple[Held, Held] = ({}, {})
     with ExitStack() as stack:
         base, head = sides = open_sides(stack, pools, launches, logs)
         base.about(), head.about()
@@ -84,25 +78,12 @@ def explain(
             earlier = next_row(sides, requests, number, pools)
             if not users or number < users[0]:
                 continue  # nobody has had this prefix yet
-            base_held, head_held = base.probe(prompt), head.probe(prompt)
-            if base_held == head_held:
+            before, held = held[0], (base.probe(prompt), head.probe(prompt))
+            if held[0] == held[1]:
                 parting = None  # what differed meanwhile is equal again
             elif parting is None:
-                parting = Parting(
-                    row=earlier,
-                    parts=differing(base_held, head_held),
-                    before=before,
-                    base_after=base_held,
-                    head_after=head_held,
-                )
-            before = base_held
-    return Explanation(
-        row=row,
-        last_use=users[-1] if users else None,
-        base_held=base_held,
-        head_held=head_held,
-        parting=parting,
-    )
+                parting = Parting(row=earlier, before=before, after=held)
+    return Explanation(row=row, last_use=users[-1] if users else None, held=held, parting=parting)
 
 
 def differing(base: Held, head: Held) -> tuple[str, ...]:
@@ -134,46 +115,42 @@ def in_words(explanation: Explanation, names: tuple[str, str]) -> list[str]:
         sentences.append("No earlier request begins like it.")
     else:
         sentences.append(f"The last request that begins like it was {explanation.last_use}.")
-    parts = differing(explanation.base_held, explanation.head_held)
+    base_held, head_held = explanation.held
+    parts = differing(base_held, head_held)
     if not parts:
+        same = "; ".join(f"{name} {spans_in_words(base_held[name])}" for name in sorted(base_held))
         sentences.append(
-            "Before it came both held the same of its prompt ("
-            + "; ".join(
-                f"{name} {spans_in_words(spans)}"
-                for name, spans in sorted(explanation.base_held.items())
-            )
-            + "), so they differ in what they made of it: the match, the prefetch or the load-back."
+            f"Before it came both held the same of its prompt ({same}), so they differ in what they"
+            " made of it: the match, the prefetch or the load-back."
         )
-        return sentences
     for name in parts:
         sentences.append(
-            f"Before it came, of {name} {names[0]} held"
-            f" {spans_in_words(explanation.base_held.get(name))} and {names[1]}"
-            f" {spans_in_words(explanation.head_held.get(name))}."
+            f"Before it came, of {name} {names[0]} held {spans_in_words(base_held.get(name))} and"
+            f" {names[1]} {spans_in_words(head_held.get(name))}."
         )
-    parting = explanation.parting
-    if parting is not None:
+    if parts and explanation.parting is not None:
+        sentences += _parting_in_words(explanation.parting, names)
+    return sentences
+
+
+def _parting_in_words(parting: Parting, names: tuple[str, str]) -> list[str]:
+    row, parts = parting.row, differing(*parting.after)
+    sentences = [f"They parted during request {row.number}, over {', '.join(parts)}."]
+    for side, outcome, after in zip(names, (row.base, row.head), parting.after, strict=True):
+        evicted = [
+            f"{amount:,} of {name.removeprefix('evicted/')}"
+            for name, amount in sorted(outcome.counts.items())
+            if name.startswith("evicted/")
+        ]
+        was = "; ".join(
+            f"{name} from {spans_in_words(parting.before.get(name))}"
+            f" to {spans_in_words(after.get(name))}"
+            for name in parts
+        )
         sentences.append(
-            f"They parted during request {parting.row.number}, over {', '.join(parting.parts)}."
+            f"During it {side} evicted {', '.join(evicted) or 'nothing'}; of this prompt it went:"
+            f" {was}."
         )
-        for side, outcome, after in (
-            (names[0], parting.row.base, parting.base_after),
-            (names[1], parting.row.head, parting.head_after),
-        ):
-            evicted = {
-                name.removeprefix("evicted/"): amount
-                for name, amount in outcome.counts.items()
-                if name.startswith("evicted/")
-            }
-            was = "; ".join(
-                f"{name} from {spans_in_words(parting.before.get(name))}"
-                f" to {spans_in_words(after.get(name))}"
-                for name in parting.parts
-            )
-            gone = ", ".join(f"{amount:,} of {name}" for name, amount in sorted(evicted.items()))
-            sentences.append(
-                f"During it {side} evicted {gone or 'nothing'}; of this prompt it went: {was}."
-            )
     return sentences
 
 

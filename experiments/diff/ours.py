@@ -1,6 +1,7 @@
 """Our cache, driven one request at a time as the peer's is."""
 
 from collections import Counter, deque
+from collections.abc import Mapping
 from os.path import commonprefix
 from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar
@@ -12,14 +13,13 @@ from experiments.diff.protocol import Hits, Outcome, Pools, SideError, Span, Tok
 from experiments.launch.schema import CONF
 from hicache.cache.named import RANKING, make_policy
 from hicache.cache.pages import PageAllocator
-from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.transfer import BackUp, CopyState, LoadBack, StorageDelete, StorageWrite
 from hicache.cache.tree.eviction import POLICIES
 from hicache.cache.tree.keys import COMPONENT_TAGS, Key, chain_seed, page_digests
 from hicache.cache.tree.match import MatchResult
-from hicache.cache.tree.node import DEVICE, FULL, HOST, KIND_NAMES, MAMBA, SWA, TIER_NAMES, Node
+from hicache.cache.tree.node import DEVICE, HOST, KIND_NAMES, MAMBA, TIER_NAMES, Node
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
 from hicache.config import CacheConfig, PrefetchConfig, SchedulerConfig
@@ -29,13 +29,6 @@ from hicache.scheduler.decision import Admit
 
 SGLANG = "sglang_0_5_23"
 Knobs = TypeVar("Knobs")
-
-
-def open_side(pools: Pools, options: dict[str, str]) -> "OurSide":
-    """As the protocol asks for it."""
-    return OurSide(
-        pools, compat=options.get("compat", SGLANG), eviction=options.get("eviction") or "lru"
-    )
 
 
 def configured(kind: type[Knobs], values: Any, **more: object) -> Knobs:
@@ -54,8 +47,9 @@ class _Running(NamedTuple):
 class OurSide:
     """`PrefixCache` and `Prefetcher`, with what the scheduler does around them."""
 
-    def __init__(self, pools: Pools, *, compat: str, eviction: str = "lru") -> None:
+    def __init__(self, pools: Pools, options: Mapping[str, str]) -> None:
         """`compat`: a preset in `conf/compat`; `eviction`: one of ours, or `module:Class`."""
+        compat, eviction = options.get("compat", SGLANG), options.get("eviction", "lru")
         preset = OmegaConf.load(CONF / "compat" / f"{compat}.yaml")
         assert isinstance(preset, DictConfig)
         knobs = configured(CacheConfig, preset.get("cache", {}))
@@ -226,14 +220,10 @@ class OurSide:
             same = len(commonprefix([text[start * size :], node.edge])) // size  # noqa: RUF071 - bytes
             for tier, name in zip((DEVICE, HOST), TIER_NAMES, strict=True):
                 for kind in self._tree.kinds:
-                    if node.held[tier][kind] is None:
-                        continue
-                    first, end = start, start + same
-                    if kind == MAMBA:
-                        if same < node.num_pages:
-                            continue
-                        first = end - 1
-                    found.setdefault(f"{KIND_NAMES[kind]}/{name}", []).append((first, end))
+                    is_usable = kind != MAMBA or same == node.num_pages
+                    if node.held[tier][kind] is not None and is_usable:
+                        span = (start, start + same)
+                        found.setdefault(f"{KIND_NAMES[kind]}/{name}", []).append(span)
             if same < node.num_pages:
                 break
         digests = page_digests(chain_seed(""), text, size)
@@ -301,8 +291,7 @@ class OurSide:
 
     def _carry_out(self, prefetcher: Prefetcher) -> None:
         for prefetch in prefetcher.outbox:
-            found = (self._there(prefetch, kind) for kind in (FULL, SWA, MAMBA))
-            prefetch.restorable = prefetch.find_restorable(*found)
+            prefetch.restorable = prefetch.ask(lambda keys: [key in self._stored for key in keys])
             prefetcher.on_queried(prefetch)
         prefetcher.outbox.clear()
         for prefetch in prefetcher.reads:
@@ -313,6 +302,5 @@ class OurSide:
             prefetcher.on_read(prefetch)
         prefetcher.reads.clear()
 
-    def _there(self, prefetch: Prefetch, kind: int) -> list[bool]:
-        keys = prefetch.keys(kind, 0, prefetch.num_pages)
-        return [key in self._stored for key in keys]
+
+open_side = OurSide  # as the protocol asks for it

@@ -1,29 +1,22 @@
-"""One side of a comparison, as the program that compares sees it: a process behind two pipes."""
+"""One side of a comparison, as the program that compares sees it: a process behind a pipe."""
 
-import json
 import subprocess
 import sys
-from dataclasses import asdict
+from contextlib import suppress
+from multiprocessing import Pipe
 from pathlib import Path
-from typing import IO, Any
+from typing import TypeVar
 
 from experiments.diff.engines import ROOT, Launch, environment_of
-from experiments.diff.protocol import (
-    Outcome,
-    Pools,
-    SideError,
-    Span,
-    Tokens,
-    outcome_from_json,
-    tokens_to_json,
-)
+from experiments.diff.protocol import Outcome, Pools, SideError, Span, Tokens
 
 # what the process may import besides its own: ours, and the modules of whoever started it
 PROGRAM = (
-    "import sys; module, *more = sys.argv[1:]; sys.path += more;"
-    " from experiments.diff.serve import main; main(module)"
+    "import sys; module, wire, *more = sys.argv[1:]; sys.path += more;"
+    " from experiments.diff.serve import main; main(module, wire)"
 )
 PATIENCE_S = 10.0  # for a process that was told to close
+Answer = TypeVar("Answer")
 
 
 class SideProcess:
@@ -33,85 +26,76 @@ class SideProcess:
     """
 
     def __init__(self, launch: Launch, pools: Pools, log: Path) -> None:
-        """`log`: what the process writes besides its answers."""
+        """`log`: what the process writes."""
         self.name = launch.name
-        self._log_path = log
-        self._log: IO[str] = log.open("w")
-        self._process = subprocess.Popen(
-            [
-                *(launch.interpreter, "-P", "-c", PROGRAM, launch.module),
-                *dict.fromkeys([str(ROOT), str(Path.cwd()), *(sys.path[:1] or [])]),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-            env=environment_of(launch),
-        )
-        self._say({"open": {"pools": asdict(pools), "options": launch.options}})
+        self._log = log
+        self._wire, theirs = Pipe()
+        paths = dict.fromkeys([str(ROOT), str(Path.cwd()), *(sys.path[:1] or [])])
+        with theirs, log.open("w") as written:
+            self._process = subprocess.Popen(
+                [
+                    launch.interpreter,
+                    "-P",
+                    "-c",
+                    PROGRAM,
+                    launch.module,
+                    f"{theirs.fileno()}",
+                    *paths,
+                ],
+                stdout=written,
+                stderr=written,
+                pass_fds=[theirs.fileno()],
+                env=environment_of(launch),
+            )
+        self._send((pools, launch.options))
 
     def about(self) -> dict[str, str]:
         """Version and the like; waits until the side has been opened. Once, before the rest."""
-        about: dict[str, str] = self._hear()["about"]
-        return about
+        return self._hear(dict)
 
     def ask_admit(
         self, number: int, tokens: Tokens, prompt_len: int, *, finished: list[int]
     ) -> None:
         """A request comes, after the answers of `finished` were complete."""
-        self._say(
-            {
-                "admit": number,
-                "prompt_len": prompt_len,
-                "tokens": tokens_to_json(tokens),
-                "finish": finished,
-            }
+        self._send(
+            [*(("finish", each) for each in finished), ("admit", number, tokens, prompt_len)]
         )
 
     def take_outcome(self) -> Outcome:
         """The answer to the oldest question."""
-        return outcome_from_json(self._hear())
+        return self._hear(Outcome)
 
     def probe(self, tokens: Tokens) -> dict[str, list[Span]]:
         """Which of these tokens are held, by component and tier."""
-        self._say({"probe": tokens_to_json(tokens)})
-        spans: dict[str, list[list[int]]] = self._hear()["spans"]
-        return {name: [(start, end) for start, end in each] for name, each in spans.items()}
+        self._send([("probe", tokens)])
+        return self._hear(dict)
 
     def __enter__(self) -> "SideProcess":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        try:
-            if kind is None:
-                self._say({"close": True})
+        if kind is None:
+            self._send([])
+            with suppress(subprocess.TimeoutExpired):  # it has answered all that was asked
                 self._process.wait(PATIENCE_S)
-        except (SideError, subprocess.TimeoutExpired):
-            pass  # it has answered all that was asked
-        finally:
-            self._process.kill()
-            self._process.communicate()
-            self._log.close()
+        self._process.kill()
+        self._process.wait()
+        self._wire.close()
 
-    def _say(self, question: dict[str, Any]) -> None:
-        assert self._process.stdin is not None
+    def _send(self, told: object) -> None:
+        with suppress(ConnectionError):  # what it said before it ended is still to be heard
+            self._wire.send(told)
+
+    def _hear(self, kind: type[Answer]) -> Answer:
         try:
-            self._process.stdin.write(json.dumps(question) + "\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            self._hear()  # an error that it gave before it ended says more
-            raise
-
-    def _hear(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise SideError(f"{self.name}: its process ended; {self._last_words()}")
-        answer: dict[str, Any] = json.loads(line)
-        if "error" in answer:
-            raise SideError(f"{self.name}: {answer['error']}")
+            answer = self._wire.recv()
+        except (EOFError, ConnectionError) as error:
+            raise SideError(f"{self.name}: its process ended; {self._last_words()}") from error
+        if isinstance(answer, SideError):
+            raise SideError(f"{self.name}: {answer}")
+        assert isinstance(answer, kind)
         return answer
 
     def _last_words(self) -> str:
-        lines = self._log_path.read_text(errors="replace").strip().splitlines()
-        return f"the last line of {self._log_path} is: {lines[-1]}" if lines else "it said nothing"
+        lines = self._log.read_text(errors="replace").strip().splitlines()
+        return f"the last line of {self._log} is: {lines[-1]}" if lines else "it said nothing"

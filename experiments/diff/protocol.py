@@ -1,23 +1,19 @@
 """What two caches that are compared have in common: the questions, the answers, the wire.
 
-One *side* is one process with an environment of its own. It is asked one line of JSON at a time on
-its standard input and answers each with one line:
+One *side* is one process with an environment of its own. It is given pools and options and answers
+with what it says about itself; then it is given a list of calls of its methods at a time,
 
-    {"open": {"pools": {...}, "options": {...}}}           -> {"about": {"version": "0.5.23", ...}}
-    {"admit": 7, "prompt_len": 900, "tokens": "...", "finish": [3]}
-        -> {"hits": [512, 0, 64], "counts": {...}, "held": {...}, "admission": "..."}
-    {"probe": "..."}                                       -> {"spans": {"full/device": [...], ...}}
-    {"close": true}                                        -> {}
+    [("finish", 3), ("admit", 7, tokens, prompt_len)], or [("probe", tokens)]
 
-`tokens` and `probe` are ids of prompt and answer as little-endian int32 in base64. An answer
-`{"error": "one sentence"}` ends the side. Whatever else the engine writes goes to its log.
+and answers with what the last of them has returned, or with a `SideError`, which ends it; an empty
+list ends it too. All of it goes through a pipe as Python's own objects; what the engine writes goes
+to its log.
 
 To add an engine: a module with `open_side(pools, options) -> Side` that runs in the environment
 that `experiments.diff.engines` describes, and a line there. All lengths are tokens, states are
 counted one by one, and a name such as `swa/host` says component and tier.
 """
 
-import base64
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -125,19 +121,3 @@ class Side(Protocol):
     def close(self) -> None:
         """Stop whatever runs beside."""
         ...
-
-
-def tokens_to_json(tokens: Tokens) -> str:
-    """As `admit` and `probe` carry them."""
-    return base64.b64encode(tokens.astype("<i4").tobytes()).decode()
-
-
-def tokens_from_json(text: str) -> Tokens:
-    """The reverse."""
-    return np.frombuffer(base64.b64decode(text), "<i4")
-
-
-def outcome_from_json(values: Mapping[str, object]) -> Outcome:
-    """The answer to `admit`, which carries an outcome's fields."""
-    hits = Hits(*values["hits"])  # type: ignore[misc]
-    return Outcome(**{**values, "hits": hits})  # type: ignore[arg-type]

@@ -31,46 +31,41 @@ class Regression:
     """One line of the release, and what is put in its place; `place` counts equal ones from 0."""
 
     name: str
-    component: str
+    component: str = "full"
     file: str
     line: str
     instead: str
     place: int = 0
 
 
-NOTHING = Regression(name="nothing (a copy)", component="full", file="", line="", instead="")
+NOTHING = Regression(name="nothing (a copy)", file="", line="", instead="")
 REGRESSIONS = (
     Regression(
         name="the lock of a finished back-up is not released",
-        component="full",
         file="unified_radix_cache.py",
         line="self.dec_lock_ref(lock_node_id, lock_params)",
         instead="pass",
     ),
     Regression(
         name="eviction order reversed",
-        component="full",
         file="evict_policy.py",
         line="return node.last_access_time",
         instead="return -node.last_access_time",
     ),
     Regression(
         name="a prefetch is never committed",
-        component="full",
         file="unified_radix_cache.py",
         line="completed_tokens = operation.completed_tokens",
         instead="completed_tokens = 0",
     ),
     Regression(
         name="what is backed up is not written to storage",
-        component="full",
         file="unified_radix_cache.py",
         line="self.write_backup_storage(node_id)",
         instead="pass",
     ),
     Regression(
         name="back-up waits for one hit more",
-        component="full",
         file="unified_cache/unified_tree_core.py",
         line="and node.hit_count >= self.write_through_threshold",
         instead="and node.hit_count > self.write_through_threshold",
@@ -78,14 +73,12 @@ REGRESSIONS = (
     ),
     Regression(
         name="storage is asked for four times the least length",
-        component="full",
         file="unified_radix_cache.py",
         line="if len(prefetch_key) < self.prefetch_threshold:",
         instead="if len(prefetch_key) < 4 * self.prefetch_threshold:",
     ),
     Regression(
         name="a match is no use",
-        component="full",
         file="unified_cache/unified_tree_core.py",
         line="node.last_access_time = get_and_increase_time_counter()",
         instead="pass",

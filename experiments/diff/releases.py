@@ -14,7 +14,7 @@ from typing import Any
 
 from experiments.diff.compare import compare
 from experiments.diff.engines import ENGINES, prepare, say
-from experiments.diff.protocol import COMPONENTS, SideError
+from experiments.diff.protocol import COMPONENTS, MOVES, TIERS, SideError
 from experiments.diff.report import GIB
 from experiments.diff.rooms import MODELS, bytes_of, chosen, pools_for
 
@@ -81,10 +81,6 @@ def place(options: argparse.Namespace, workload: str, component: str, release: s
 
 def table(options: argparse.Namespace, workload: str, component: str) -> list[str]:
     """Lines of Markdown: a release each."""
-    found: dict[str, Any] = {}
-    for release in options.releases:
-        path = place(options, workload, component, release)
-        found[release] = json.loads(path.read_text()) if path.is_file() else None
     unit_bytes = bytes_of(MODELS[component], component)
     lines = [
         f"**{workload}, {component}**, the first {options.requests:,} requests",
@@ -95,12 +91,13 @@ def table(options: argparse.Namespace, workload: str, component: str) -> list[st
     ]
     before = None
     for release in options.releases:
-        values = found[release]
-        if values is None:
+        path = place(options, workload, component, release)
+        if path.is_file():
+            values = json.loads(path.read_text())
+            lines.append(_row(values, before, unit_bytes))
+            before = values
+        else:
             lines.append(f"| {release} | not run |" + " |" * 8)
-            continue
-        lines.append(_row(values, before, unit_bytes))
-        before = values
     return [*lines, ""]
 
 
@@ -116,11 +113,8 @@ def _row(values: dict[str, Any], before: dict[str, Any] | None, unit: dict[str, 
             mine != theirs for mine, theirs in zip(values["hits"], before["hits"], strict=True)
         )
         other = f"{count:,}"
-    tokens = [f"{totals.get(f'hit/full/{tier}', 0):,}" for tier in ("device", "host", "storage")]
-    copied = [
-        f"{_bytes(totals, how, unit) / GIB:,.1f} GiB"
-        for how in ("back_up", "load_back", "write", "read")
-    ]
+    tokens = [f"{totals.get(f'hit/full/{tier}', 0):,}" for tier in TIERS]
+    copied = [f"{_bytes(totals, how, unit) / GIB:,.1f} GiB" for how in MOVES]
     return f"| {values['release']} | {rate} | {' | '.join([*tokens, *copied, other])} |"
 
 

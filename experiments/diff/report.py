@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.diff.compare import HIT_KINDS, Comparison, Kind, Row
+from experiments.diff.compare import HIT_KINDS, Comparison, Kind
 from experiments.diff.explain import Explanation, hits_in_words, in_words
 from experiments.diff.protocol import COMPONENTS, MOVES, TIERS
 
@@ -45,7 +45,7 @@ def to_json(
         "first": None if comparison.first is None else comparison.first.number,
         "first_hit": None if comparison.first_hit is None else comparison.first_hit.number,
         "explanation": None if explanation is None else in_words(explanation, names_of(comparison)),
-        "differing": [_row_to_json(row) for row in differing[:50]],
+        "differing": [asdict(row) | {"kind": row.kind.name} for row in differing[:50]],
     }
 
 
@@ -146,16 +146,6 @@ def _options_of(about: Mapping[str, str]) -> str:
         about[key] for key in ("core", "eviction") if about.get(key) not in (None, "python", "lru")
     ]
     return f" ({', '.join(more)})" if more else ""
-
-
-def _row_to_json(row: Row) -> dict[str, Any]:
-    return {
-        "number": row.number,
-        "prompt_len": row.prompt_len,
-        "kind": row.kind.name,
-        "base": asdict(row.base),
-        "head": asdict(row.head),
-    }
 
 
 def _table_row(label: str, pair: tuple[int, int], unit_bytes: int, component: str) -> str:

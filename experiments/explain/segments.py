@@ -5,8 +5,9 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from hicache.results.metrics import RequestRecord
-from hicache.results.timeline import Life, Step, Timeline
+from hicache.results.timeline import Step, Timeline
 from hicache.scheduler.queue_waits import Turn
+from hicache.scheduler.request_state import RequestState
 
 
 class Segment(NamedTuple):
@@ -52,7 +53,7 @@ class Steps:
 
 
 def segments_of(
-    record: RequestRecord, life: Life, turns: Sequence[Turn], steps: Steps
+    record: RequestRecord, life: RequestState, turns: Sequence[Turn], steps: Steps
 ) -> list[Segment]:
     """From arrival to first token, or to where it was given up on, without a gap.
 

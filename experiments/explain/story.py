@@ -10,8 +10,8 @@ from hicache.cache.prefetch.prefetch import Phase, Prefetch
 from hicache.cache.reasons.table import REASONS, Span
 from hicache.cache.tree.node import FULL, MAMBA
 from hicache.results.metrics import RequestRecord, Status
-from hicache.results.timeline import Life
 from hicache.scheduler.queue_waits import CAUSES
+from hicache.scheduler.request_state import RequestState
 
 MOST_NAMED = 3  # others that are called by their numbers
 DECLINED = {
@@ -47,14 +47,15 @@ class Storyteller:
         for at_ns, told in sorted(self._events(record, life, segments), key=lambda each: each[0]):
             yield f"    {_seconds(at_ns - record.arrival_ns, sign='+'):>10}  {told}"
         yield ""
-        yield from _reasons("Why it computed", record, record.computed_len, life.spans)
+        yield from _reasons("Why it computed", record, record.computed_len, life.spans[0])
         if record.recomputed_len:
-            yield from _reasons("Why it computed again", record, record.recomputed_len, life.again)
+            again = life.spans[1]
+            yield from _reasons("Why it computed again", record, record.recomputed_len, again)
 
     # -- what happened -------------------------------------------------------------------------
 
     def _events(
-        self, record: RequestRecord, life: Life, segments: list[Segment]
+        self, record: RequestRecord, life: RequestState, segments: list[Segment]
     ) -> Iterator[tuple[int, str]]:
         arrival_ns = record.arrival_ns
         yield (
@@ -95,10 +96,8 @@ class Storyteller:
             for request_id, first, end in step.extends:
                 prompts[request_id] += inside_ns * (end - first) // num_tokens
             running.update(step.decodes)
-        others = [f"{number} ({_seconds(ns)})" for number, ns in prompts.most_common(MOST_NAMED)]
+        others = [f"{number} ({_seconds(ns)})" for number, ns in prompts.most_common()]
         if others:
-            more = len(prompts) - len(others)
-            others += [f"{more} more"] if more else []
             told += f"; meanwhile prompts were computed: of {_and(others)}"
         known = [self._run.records[number] for number in running if number in self._run.records]
         if known and segment.cause not in ("step", "chunk"):
@@ -108,7 +107,7 @@ class Storyteller:
             told += f" and {len(known) - MOST_NAMED} smaller ones" * (len(known) > MOST_NAMED)
         return told
 
-    def _storage_wait(self, record: RequestRecord, life: Life, segment: Segment) -> str:
+    def _storage_wait(self, record: RequestRecord, life: RequestState, segment: Segment) -> str:
         told = f"waited {_seconds(segment.length_ns)} for its prefetch"
         began_ns = segment.end_ns
         if life.prefetch is not None and life.prefetch.read_ns is not None:
@@ -121,12 +120,10 @@ class Storyteller:
             if read_ns[0] < began_ns and read_ns[1] > segment.start_ns:
                 before.append(str(number))
         if before:
-            named = before[:MOST_NAMED]
-            named += [f"{len(before) - len(named)} more"] if len(before) > len(named) else []
-            told += f"; storage read for others before it began with this: {_and(named)}"
+            told += f"; storage read for others before it began with this: {_and(before)}"
         return told
 
-    def _prefetch(self, life: Life) -> Iterator[tuple[int, str]]:
+    def _prefetch(self, life: RequestState) -> Iterator[tuple[int, str]]:
         prefetch = life.prefetch
         if prefetch is None:
             if life.declined is not None:
@@ -164,7 +161,7 @@ class Storyteller:
             return f"stopped by {self._run.config.prefetch.stop}; {published:,} were of use"
         return f"{published:,} new to the host"
 
-    def _prefill(self, record: RequestRecord, life: Life) -> Iterator[tuple[int, str]]:
+    def _prefill(self, record: RequestRecord, life: RequestState) -> Iterator[tuple[int, str]]:
         until_ns = record.first_token_ns or record.finish_ns or 0
         steps = self._steps[record.engine].extending(record.id, until_ns)
         if not steps or life.admitted_ns is None:
@@ -174,8 +171,7 @@ class Storyteller:
         told += f"{_seconds(parts.get('own', 0))} for its own {record.computed_len:,} tokens"
         others = {other for step in steps for other, _, _ in step.extends} - {record.id}
         if parts.get("shared"):
-            named = [str(other) for other in sorted(others)[:MOST_NAMED]]
-            named += [f"{len(others) - len(named)} more"] if len(others) > len(named) else []
+            named = [str(other) for other in sorted(others)]
             whose = f"request{'s' * (len(others) > 1)} {_and(named)}" if named else "answers"
             told += f", {_seconds(parts['shared'])} for those of {whose} in the same steps"
         if record.load_back_ns:
@@ -270,4 +266,6 @@ def _count(number: int, what: str) -> str:
 
 
 def _and(items: list[str]) -> str:
+    if len(items) > MOST_NAMED:
+        items = [*items[:MOST_NAMED], f"{len(items) - MOST_NAMED} more"]
     return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else items)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in three parts, each of which ends within ten minutes:
 #   kernels   their tests for real, machine code as the local triton makes it, the bench with sweeps
-#             and peers, compute-sanitizer on small copies, Nsight Compute on the copy kernels
+#             and peers, compute-sanitizer on the copies of the tests, Nsight Compute on the copy kernels
 #   contest   ours, the peers and, named in KERNELS, those of the user's own, by size and direction
 #   executor  random mixes through Triton kernels and CUDA streams with equal logits, one of them
 #             under compute-sanitizer, a verified run, overlap of load-back from CUDA events
@@ -83,8 +83,13 @@ if [[ " $parts " == *" kernels "* ]]; then
         step 10 profile "$python" -m experiments.gpu.profile "$out/bench.json"
         LINES_SHOWN=80 step 20 predictions "$python" -m experiments.gpu.predictions --bench "$out/bench.json"
     fi
-    sanitize memcheck copies "$python" experiments/gpu/small_copies.py
-    sanitize racecheck copies "$python" experiments/gpu/small_copies.py  # the checksum's sums
+    # what the tests above have compiled; every pool lies in an allocation of its own, so that a byte
+    # beyond it is an error that is seen
+    kernels=("${pytest[@]}" --confcutdir=tests/kernels tests/kernels/test_copy.py)
+    export PYTORCH_NO_CUDA_MEMORY_CACHING=1
+    sanitize memcheck copies "${kernels[@]}" tests/kernels/test_index.py
+    sanitize racecheck copies "${kernels[@]}" -k checksum  # its sums
+    unset PYTORCH_NO_CUDA_MEMORY_CACHING
     if command -v ncu >/dev/null; then
         # four launches a case: across the link both ways, then pages within the device
         step 60 ncu ncu --clock-control none --set basic --section MemoryWorkloadAnalysis \

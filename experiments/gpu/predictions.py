@@ -18,15 +18,12 @@ from typing import Any
 import triton
 
 from hicache.kernels import codegen
+from hicache.kernels.bench.contest import ONE_PROGRAM
 from hicache.kernels.codegen_cases import cases
 
 STORED = Path(__file__).parents[1] / "results" / "predictions.json"
-KERNELS = {
-    "ours": "hicache.kernels.contract:ours",
-    **{
-        name: f"hicache.kernels.bench.peers:{name}"
-        for name in ("vllm_blocks", "vllm_states", "sgl_warps", "sglang_slots", "sglang_unified")
-    },
+KERNELS = {"ours": "hicache.kernels.contract:ours"} | {
+    name: f"hicache.kernels.bench.peers:{name}" for name in ONE_PROGRAM
 }
 # where a program reads decides its latency: a back-up reads the device
 READS_FROM = {"device": "device", "to_host": "device", "to_device": "link"}

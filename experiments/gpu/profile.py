@@ -10,7 +10,6 @@ a copy beside it costs a matrix product. Paste them over those of the profile.
 
 import argparse
 import json
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +33,12 @@ def main() -> None:
     path = CONF / "hardware" / f"{options.hardware}.yaml"
     profile = OmegaConf.to_container(OmegaConf.load(path))
     assert isinstance(profile, dict), f"{path} is no mapping"
-    print(entries(json.loads(options.bench.read_text()), profile["copy_kernel"]), end="")
+    measured = entries(json.loads(options.bench.read_text()), profile["copy_kernel"])
+    print(OmegaConf.to_yaml(measured), end="")
 
 
-def entries(bench: dict[str, Any], launched: dict[str, Any]) -> str:
-    """YAML of the measured entries; `launched`: the profile's `copy_kernel`.
+def entries(bench: dict[str, Any], launched: dict[str, Any]) -> dict[str, Any]:
+    """The measured entries; `launched`: the profile's `copy_kernel`.
 
     Raises:
         ValueError: nothing was timed, or not with as many programs as the executor launches.
@@ -48,7 +48,7 @@ def entries(bench: dict[str, Any], launched: dict[str, Any]) -> str:
     ceiling = bench["ceilings_gb_per_s"].get("engine_to_device")
     if ceiling is None:
         raise ValueError(f"a bench on a GPU is wanted, got one of {bench['machine']}")
-    text = _figure("pcie_bandwidth", ceiling * 1e9, f"copy engine to the device; {source}")
+    found = {"pcie_bandwidth": _figure(ceiling * 1e9, f"copy engine to the device; {source}")}
     for name, direction in DIRECTIONS.items():
         rates: dict[int, float] = {}  # by piece size
         measured: set[int] = set()  # numbers of programs
@@ -58,44 +58,41 @@ def entries(bench: dict[str, Any], launched: dict[str, Any]) -> str:
                 piece = parameters["page_size"] * parameters["row_bytes"]
                 measured.add(parameters["num_programs"])
                 if parameters["num_programs"] == programs:  # what the executor launches
-                    rates[piece] = max(rates.get(piece, 0.0), record["gb_per_s"])
+                    rates[piece] = max(rates.get(piece, 0.0), record["gb_per_s"] * 1e9)
         if measured and not rates:
             raise ValueError(
                 f"the profile launches {programs} programs, the bench measured {sorted(measured)}"
             )
-        if not rates:  # the bench was stopped before its sweep
-            continue
-        sizes = sorted(rates)
-        text += f"{name}:\n  size: {sizes}\n"
-        text += f"  rate: [{', '.join(f'{rates[size]:.4g}e9' for size in sizes)}]\n"
-        text += f"  source: {programs} programs; {source}\n  status: measured\n"
+        if rates:  # else the bench was stopped before its sweep
+            found[name] = {
+                "size": sorted(rates),
+                "rate": [_rounded(rates[size]) for size in sorted(rates)],
+                "source": f"{programs} programs; {source}",
+                "status": "measured",
+            }
     for goal in bench["goals"]:
         if goal["what"] == SLOWDOWN and goal["got"] is not None:
-            text += _figure("copy_slowdown", goal["got"], f"bf16 GEMM of 8192; {source}")
-    return text + _copy_kernel(bench, launched, source)
-
-
-def _copy_kernel(bench: dict[str, Any], launched: dict[str, Any], source: str) -> str:
-    """How our kernel is launched, with what one program of it moved; nothing if none was timed."""
+            found["copy_slowdown"] = _figure(goal["got"], f"bf16 GEMM of 8192; {source}")
     alone = {
         record["parameters"]["direction"]: record["gb_per_s"]
         for record in bench["records"]
         if record["op"] == "program"
         and (record["parameters"]["kernel"], record["parameters"]["shape"]) == PROGRAM
     }
-    if not alone.keys() >= {"to_device", "to_host"}:
-        return ""
-    text = "copy_kernel:\n"
-    for name in ("link_programs", "tile_bytes", "warps"):
-        text += f"  {name}: {launched[name]}\n"
-    for direction in ("to_device", "to_host"):
-        entry = _figure(direction, alone[direction] * 1e9, f"one program, {PROGRAM[1]}; {source}")
-        text += textwrap.indent(entry, "  ")
-    return text
+    if alone.keys() >= {"to_device", "to_host"}:
+        found["copy_kernel"] = launched | {
+            direction: _figure(alone[direction] * 1e9, f"one program, {PROGRAM[1]}; {source}")
+            for direction in ("to_device", "to_host")
+        }
+    return found
 
 
-def _figure(name: str, value: float, source: str) -> str:
-    return f"{name}:\n  value: {value:.6g}\n  source: {source}\n  status: measured\n"
+def _figure(value: float, source: str) -> dict[str, Any]:
+    return {"value": _rounded(value), "source": source, "status": "measured"}
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.6g}")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hydra.errors import HydraException
@@ -44,22 +44,14 @@ Run = Callable[..., Result]  # what carries out an experiment: `hicache.experime
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """A run that came to its end."""
+    """A run that came to its end. `unwritten`: why not all that came of it could be written."""
 
     out_dir: Path
     config: ExperimentConfig
     summary: dict[str, float | int]
     timing: dict[str, float]
     notes: tuple[str, ...]
-
-
-class NotWrittenError(Exception):
-    """A run came to its end, and not all that came of it could be written."""
-
-    def __init__(self, outcome: Outcome, reason: OSError) -> None:
-        super().__init__(f"{outcome.out_dir} lacks some of what the run has left: {reason}")
-        self.outcome = outcome
-        self.reason = reason
+    unwritten: OSError | None = None
 
 
 def run_job(
@@ -69,7 +61,6 @@ def run_job(
 
     Raises:
         ValueError: there is nothing to report, or no memory for it.
-        NotWrittenError: all of it is done, and cannot be written.
     """
     started = time.perf_counter()
     begin(config, out_dir)
@@ -101,7 +92,7 @@ def run_job(
             tracker.summarize(outcome.summary)
         except OSError as error:
             outcome.timing["total_wall_s"] = time.perf_counter() - started
-            raise NotWrittenError(outcome, error) from error
+            return replace(outcome, unwritten=error)
     return outcome
 
 
@@ -110,7 +101,7 @@ def _write_reports(outcome: Outcome, result: Result, name: str) -> None:
 
     out_dir = outcome.out_dir
     report.write_requests(out_dir / "requests.parquet", result.records)
-    report.write_report(out_dir, title=name, summary=outcome.summary)
+    report.write_report(out_dir, title=name, summary=outcome.summary, config=outcome.config)
 
 
 def _run(run: Run, config: ExperimentConfig, on_progress: Callable[[Progress], None]) -> Result:

@@ -13,16 +13,13 @@ and the ends that `experiments.compare --paired` has:
 What is planted scales all of one arm's numbers. Leaves `table.md` and `summary.json`.
 """
 
-import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import product
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
+from joblib import Parallel, delayed
 
 from experiments.tables.intervals import CONFIDENCE, LEAST_WINDOWS, Places, draws, ends
 from experiments.tables.request_metrics import Numbers, Ratio
@@ -86,20 +83,16 @@ def carry_out(config: ExperimentConfig, out_dir: Path) -> None:
             f"{LEAST_WINDOWS}, got {num_windows}"
         )
     jobs = list(product(range(num_windows), range(config.seed, config.seed + NUM_SEEDS)))
-    num_jobs = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-    with ProcessPoolExecutor(min(num_jobs, len(jobs)), mp_context=get_context("spawn")) as pool:
-        served = list(pool.map(partial(serve, config), jobs))
+    served = Parallel(n_jobs=-1)(delayed(serve)(config, *job) for job in jobs)
     found = list(compared(gathered(jobs, served), NUM_COMPARISONS))
-    out_dir.mkdir(parents=True, exist_ok=True)
     text = table(found)
     (out_dir / "table.md").write_text(text)
     write_json(out_dir / "summary.json", summary_of(found))
     print(text)
 
 
-def serve(config: ExperimentConfig, job: tuple[int, int]) -> Numbers:
+def serve(config: ExperimentConfig, window: int, seed: int) -> Numbers:
     """Of each request of one window under one seed: session, TTFT, prompt, and hit tokens."""
-    window, seed = job
     workload = replace(config.workload, window=window)
     result = experiment.run(replace(config, workload=workload, seed=seed))
     rows = [

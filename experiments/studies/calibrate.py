@@ -8,15 +8,16 @@ least squares on errors relative to the fit, none below zero; what the scheduler
 steps is added to the first.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from experiments.studies.measured import Call, Log, features, measured
 from hicache import experiment
-from hicache.config import ExperimentConfig, StorageConfig
+from hicache.config import ExperimentConfig
 from hicache.models import Figure, HardwareConfig, ModelConfig, RateTable
 
 SLICES = (101, 102, 103)  # seeds
@@ -27,36 +28,29 @@ REAL = ("experiment=sim_vs_real",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """A profile, the storage's numbers, and how far the fit is from what it was fitted to."""
+    """A profile, knobs of the storage, and how far the fit is from what it was fitted to."""
 
     hardware: HardwareConfig
-    read_gbps: float
-    write_gbps: float
-    query_s: float
-    operation_s: float
+    storage: dict[str, Any]
     median_step_error: float
     num_steps: int
 
     def onto(self, config: ExperimentConfig) -> ExperimentConfig:
         """The configuration of a real run, for simulated time on this machine."""
+        real = config.storage
+        # keys alone, which take as long as the real one's pages
+        storage = replace(
+            real, kind="none" if real.kind == "none" else "memory", root=None, **self.storage
+        )
         return replace(
             config,
             hardware=self.hardware,
             executor=replace(config.executor, kind="simulated"),
-            storage=self.storage(config.storage),
-        )
-
-    def storage(self, config: StorageConfig) -> StorageConfig:
-        """A storage of keys that takes as long as the real one."""
-        kind = "none" if config.kind == "none" else "memory"
-        return replace(
-            config,
-            kind=kind,
-            root=None,
-            read_gbps=min(config.read_gbps, self.read_gbps),
-            write_gbps=min(config.write_gbps, self.write_gbps),
-            query_s=self.query_s,
-            operation_s=self.operation_s,
+            storage=replace(
+                storage,
+                read_gbps=min(real.read_gbps, storage.read_gbps),
+                write_gbps=min(real.write_gbps, storage.write_gbps),
+            ),
         )
 
 
@@ -85,10 +79,12 @@ def fit_to(log: Log, config: ExperimentConfig) -> Fit:
     _, write_rate = line(log.writes, page)
     return Fit(
         hardware=profile(rates, model, config.hardware, tile),
-        read_gbps=read_rate / 1e9,
-        write_gbps=write_rate / 1e9,
-        query_s=float(np.median([call.seconds for call in log.queries] or [0.0])),
-        operation_s=operation_s,
+        storage={
+            "read_gbps": read_rate / 1e9,
+            "write_gbps": write_rate / 1e9,
+            "query_s": float(np.median([call.seconds for call in log.queries] or [0.0])),
+            "operation_s": operation_s,
+        },
         median_step_error=float(np.median(errors)),
         num_steps=len(log.steps),
     )
@@ -131,20 +127,13 @@ def profile(
 ) -> HardwareConfig:
     """Fitted seconds as a profile: everything that was not fitted is free."""
     step_s, token_s, pair_s, state_s, key_s, extend_s = np.maximum(rates, 1e-15).tolist()
-    source = "experiments.calibrate"
+    fitted = {"source": "experiments.calibrate", "status": "measured"}
+    assumed = {"source": "not fitted", "status": "modelled"}
+    free = assumed | {"source": "not fitted: never binds"}
+    never_binds = Figure(value=FREE, **free)
 
-    def figure(value: float) -> Figure:
-        return Figure(value=value, source=source, status="measured")
-
-    def table(rate: float) -> RateTable:
-        return RateTable(size=(1.0,), rate=(rate,), source=source, status="measured")
-
-    def assumed(value: float) -> Figure:
-        why = "not fitted: never binds" if value == FREE else "not fitted"
-        return Figure(value=value, source=why, status="modelled")
-
-    def assumed_table(rate: float) -> RateTable:
-        return RateTable(size=(1.0,), rate=(rate,), source=assumed(rate).source, status="modelled")
+    def curve(rate: float, told: Mapping[str, str] = fitted) -> RateTable:
+        return RateTable(size=(1.0,), rate=(rate,), **told)
 
     # of one layer, in the units of hicache.executor.simulated.cost
     pair_flops = 2 * model.num_query_heads * 2 * model.head_dim
@@ -153,23 +142,23 @@ def profile(
         base,
         name="fitted",
         num_devices=1,
-        step_s=figure(step_s),
-        extend_s=figure(extend_s),
+        step_s=Figure(value=step_s, **fitted),
+        extend_s=Figure(value=extend_s, **fitted),
         tile_tokens=tile,
-        gemm_bf16=table(2 * model.dense_params / token_s),
-        gemm_fp8=table(2 * model.dense_params / token_s),
-        weight_bandwidth=assumed(FREE),
-        attention_d64=table(pair_flops / pair_s),
-        attention_d128=table(pair_flops / pair_s),
-        attention_window=table(pair_flops / pair_s),
-        decode_bandwidth=table(model.full_layer_token_bytes / key_s),
-        delta_rate=assumed(FREE),
-        mamba_rate=assumed(FREE),
-        conv_rate=assumed(FREE),
-        state_bandwidth=figure(state_bytes / max(state_s, 1e-12)),
-        copy_engine=assumed_table(FREE),
-        kernel_to_device=assumed_table(2e9),
-        kernel_to_host=assumed_table(2e9),
-        pcie_bandwidth=assumed(2e9),
-        copy_slowdown=assumed(1.0),
+        gemm_bf16=curve(2 * model.dense_params / token_s),
+        gemm_fp8=curve(2 * model.dense_params / token_s),
+        weight_bandwidth=never_binds,
+        attention_d64=curve(pair_flops / pair_s),
+        attention_d128=curve(pair_flops / pair_s),
+        attention_window=curve(pair_flops / pair_s),
+        decode_bandwidth=curve(model.full_layer_token_bytes / key_s),
+        delta_rate=never_binds,
+        mamba_rate=never_binds,
+        conv_rate=never_binds,
+        state_bandwidth=Figure(value=state_bytes / max(state_s, 1e-12), **fitted),
+        copy_engine=curve(FREE, free),
+        kernel_to_device=curve(2e9, assumed),
+        kernel_to_host=curve(2e9, assumed),
+        pcie_bandwidth=Figure(value=2e9, **assumed),
+        copy_slowdown=Figure(value=1.0, **assumed),
     )

@@ -2,13 +2,12 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import median
 from typing import NamedTuple
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from experiments.tables.groups import Spread
 from experiments.tables.sweep_figure import COLOURS
 from hicache.results.verdict import CLEAN
 
@@ -47,10 +46,10 @@ class Row(NamedTuple):
     verdict: str  # the conditions that speak against this run
 
 
-def spread(rows: Iterable[Row], field: str) -> tuple[float, float, float]:
+def spread(rows: Iterable[Row], field: str) -> Spread:
     """Median, lowest and highest of a field over the seeds that have it."""
     values = [value for row in rows if (value := getattr(row, field)) is not None]
-    return median(values), min(values), max(values)
+    return Spread.of(values)
 
 
 def of(rows: Iterable[Row], regime: str, path: str) -> list[Row]:
@@ -58,11 +57,10 @@ def of(rows: Iterable[Row], regime: str, path: str) -> list[Row]:
     return [row for row in rows if row.regime == regime and row.path == path]
 
 
-def gains(rows: Sequence[Row], regime: str, path: str, over: str) -> tuple[float, float, float]:
+def gains(rows: Sequence[Row], regime: str, path: str, over: str) -> Spread:
     """Mean TTFT of `over` ÷ that of `path`, seed by seed: median, lowest, highest."""
     pairs = zip(of(rows, regime, over), of(rows, regime, path), strict=True)
-    ratios = [mine.ttft_s / other.ttft_s for mine, other in pairs]
-    return median(ratios), min(ratios), max(ratios)
+    return Spread.of([mine.ttft_s / other.ttft_s for mine, other in pairs])
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -124,10 +122,8 @@ def summary_of(rows: Sequence[Row]) -> dict[str, float]:
     summary: dict[str, float] = {}
     for number, regime in enumerate(dict.fromkeys(row.regime for row in rows)):
         for path in (*PATHS, NO_HOST):
-            name = path.replace(" ", "_")
-            summary[f"regime_{number}/{name}_ttft_s_mean"] = spread(
-                of(rows, regime, path), "ttft_s"
-            )[0]
+            middle, _, _ = spread(of(rows, regime, path), "ttft_s")
+            summary[f"regime_{number}/{path.replace(' ', '_')}_ttft_s_mean"] = middle
         ratios = [gains(rows, regime, "copy_ours", path)[0] for path in PATHS]
         summary[f"regime_{number}/slowest_over_ours"] = max(ratios)
     return summary
@@ -142,7 +138,19 @@ def draw(rows: Sequence[Row]) -> Figure:
     num_seeds = len({row.seed for row in rows})
     for axes, field, factor in ((above, "ttft_s", 1e3), (below, "goodput_per_s", 1)):
         for number, path in enumerate(PATHS):
-            _draw_bars(axes, rows, regimes, path, number, field, factor, statuses[path])
+            told = [spread(of(rows, regime, path), field) for regime in regimes]
+            middles, lows, highs = factor * np.array(told).T
+            axes.bar(
+                np.arange(len(regimes)) + (number - (len(PATHS) - 1) / 2) * 0.14,
+                middles,
+                width=0.13,
+                yerr=[middles - lows, highs - middles],
+                error_kw={"lw": 0.8},
+                color=COLOURS[number],
+                hatch="//" if statuses[path] == "modelled" else None,
+                edgecolor="white",
+                label=f"{PATHS[path]} ({statuses[path]})",
+            )
         for place, regime in enumerate(regimes):
             height = spread(of(rows, regime, NO_HOST), field)[0] * factor
             label = NO_HOST if place == 0 else None
@@ -167,31 +175,6 @@ def draw(rows: Sequence[Row]) -> Figure:
     return figure
 
 
-def _draw_bars(
-    axes: Axes,
-    rows: Sequence[Row],
-    regimes: Sequence[str],
-    path: str,
-    number: int,
-    field: str,
-    factor: float,
-    status: str,
-) -> None:
-    spreads = np.array([spread(of(rows, regime, path), field) for regime in regimes]) * factor
-    places = np.arange(len(regimes)) + (number - (len(PATHS) - 1) / 2) * 0.14
-    axes.bar(
-        places,
-        spreads[:, 0],
-        width=0.13,
-        yerr=[spreads[:, 0] - spreads[:, 1], spreads[:, 2] - spreads[:, 0]],
-        error_kw={"lw": 0.8},
-        color=COLOURS[number],
-        hatch="//" if status == "modelled" else None,
-        edgecolor="white",
-        label=f"{PATHS[path]} ({status})",
-    )
-
-
 def _goodput(row: Row) -> str:
     """A rate, and the share of the crowd that came at it; a bound, if all of it did."""
     assert row.goodput_per_s is not None, "only the first seed has it"
@@ -200,7 +183,7 @@ def _goodput(row: Row) -> str:
     return f"{bound}{_number(row.goodput_per_s)} ({row.goodput_share:.0%})"
 
 
-def _told(values: tuple[float, float, float], factor: float) -> str:
+def _told(values: Spread, factor: float) -> str:
     middle, low, high = (_number(value * factor) for value in values)
     return middle if low == high else f"{middle} ({low}–{high})"
 
@@ -209,7 +192,7 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
-def _verdict(gain: tuple[float, float, float]) -> str:
+def _verdict(gain: Spread) -> str:
     _, low, high = gain
     if low > 1.05:
         return "pays"

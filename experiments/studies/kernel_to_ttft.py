@@ -8,15 +8,14 @@ runs, `table.md` and `kernel_to_ttft.png`. A conclusion is asked of each path by
 host tier pay, and which page size is best? Where the answers differ, the path decides.
 """
 
-import csv
-import os
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from functools import partial
-from multiprocessing import get_context
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
+
+import pandas as pd
+from joblib import Parallel, delayed
 
 from experiments.launch.schema import config_of
 from experiments.studies.copy_paths import (
@@ -83,23 +82,17 @@ REGIMES = (
 
 def carry_out(config: ExperimentConfig, out_dir: Path) -> None:
     """Run all, write the table and the figure, print the table."""
-    jobs = [
-        (regime, path, seed, seed == config.seed)
-        for regime in REGIMES
-        for path in (*PATHS, NO_HOST)
-        for seed in range(config.seed, config.seed + NUM_SEEDS)
-    ]
+    seeds = range(config.seed, config.seed + NUM_SEEDS)
+    jobs = list(product(REGIMES, (*PATHS, NO_HOST), seeds))
     # the longest first
-    jobs.sort(key=lambda job: (not job[3], -job[0].crowd, job[0].name != "agents, token pages"))
-    num_jobs = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    jobs.sort(key=lambda job: (job[2] > config.seed, -job[0].crowd, "token" not in job[0].name))
     shared = _shared(config)
-    with ProcessPoolExecutor(min(num_jobs, len(jobs)), mp_context=get_context("spawn")) as pool:
-        rows = list(pool.map(partial(_measure, shared), jobs))
+    rows = Parallel(n_jobs=-1)(
+        delayed(measure)(shared, *job, seeks_goodput=job[2] == config.seed) for job in jobs
+    )
     names = [regime.name for regime in REGIMES]
     rows.sort(key=lambda row: (names.index(row.regime), row.seed))
-    with (out_dir / "rows.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerows([Row._fields, *rows])
+    pd.DataFrame(rows).to_csv(out_dir / "rows.csv", index=False)
     told = [*conclusions(rows), verdict_on(rows)]
     text = table(rows) + "\n\n" + "\n".join(f"- {line}" for line in told) + "\n"
     (out_dir / "table.md").write_text(text)
@@ -139,11 +132,6 @@ def measure(
         load_back_bytes=int(summary["transfer/load_back_bytes"]),
         verdict=", ".join(each.name for each in objections([summary])),
     )
-
-
-def _measure(shared: Sequence[str], job: tuple[Regime, str, int, bool]) -> Row:
-    regime, path, seed, seeks_goodput = job
-    return measure(shared, regime, path, seed, seeks_goodput=seeks_goodput)
 
 
 def _goodput(config: ExperimentConfig, regime: Regime) -> tuple[float, float]:

@@ -10,9 +10,11 @@ import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import combinations
 from pathlib import Path
 from statistics import fmean
+from typing import Any
+
+import numpy as np
 
 from experiments.launch.schema import config_of
 from experiments.studies.calibrate import REAL, SLICES, Fit, fit_to
@@ -75,34 +77,29 @@ def main() -> None:
             steps[name].add(part)
     base = composed(options.overrides)
     fit = fit_to(log, base)
-    real_s = [fmean(real[name]) for name in names]
-    simulated_s = []
-    for name, mean_s in zip(names, real_s, strict=True):
+    rows = []
+    for name in names:
         config = composed([*options.overrides, *POLICIES[name]])
         results = [
             run_simulated(replace(config, seed=seed), fit, options.delay_ms)
             for seed in options.seeds
         ]
-        simulated_s.append(fmean(mean_ttft_s(judged(each, summaries)) for each in results))
-        slower = slowness(steps[name], fit, base)
+        found: dict[str, Any] = {
+            "policy": name,
+            "real_s": fmean(real[name]),
+            "simulated_s": fmean(mean_ttft_s(judged(each, summaries)) for each in results),
+            "step_over_fit": slowness(steps[name], fit, base),
+        }
+        rows.append(found)
         print(
-            f"{name:28} {mean_s:.3f} s real  {simulated_s[-1]:.3f} s simulated, "
-            f"a step took {slower:.2f} times what the fit says",
+            "{policy:28} {real_s:.3f} s real  {simulated_s:.3f} s simulated, a step took "
+            "{step_over_fit:.2f} times what the fit says".format(**found),
             flush=True,
         )
-    tau = kendall_tau(real_s, simulated_s)
+    tau = kendall_tau(*([row[side] for row in rows] for side in ("real_s", "simulated_s")))
     print(f"Kendall's tau of {len(names)} policies: {tau:.2f}")
     print(f"verdict: {in_short(objections(summaries))}")
     if options.out is not None:
-        rows = [
-            {
-                "policy": name,
-                "real_s": real_mean,
-                "simulated_s": simulated_mean,
-                "step_over_fit": slowness(steps[name], fit, base),
-            }
-            for name, real_mean, simulated_mean in zip(names, real_s, simulated_s, strict=True)
-        ]
         options.out.write_text(json.dumps({"tau": tau, "policies": rows}, indent=1) + "\n")
 
 
@@ -114,10 +111,8 @@ def composed(overrides: Sequence[str]) -> ExperimentConfig:
 def run_simulated(config: ExperimentConfig, fit: Fit, delay_ms: float) -> Result:
     """A simulated run whose storage takes as much longer."""
     config = fit.onto(config)
-    storage = replace(
-        config.storage,
-        operation_s=config.storage.operation_s + delay_ms / 1000,
-    )
+    operation_s = config.storage.operation_s + delay_ms / 1000
+    storage = replace(config.storage, operation_s=operation_s)
     return experiment.run(replace(config, storage=storage))
 
 
@@ -142,12 +137,8 @@ def mean_ttft_s(records: Sequence[RequestRecord]) -> float:
 
 def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float:
     """Pairs in the same order less pairs in opposite order, as a share of all pairs."""
-    agreeing = 0
-    pairs = list(combinations(range(len(first)), 2))
-    for left, right in pairs:
-        product = (first[left] - first[right]) * (second[left] - second[right])
-        agreeing += (product > 0) - (product < 0)
-    return agreeing / len(pairs)
+    apart, others = (np.sign(np.subtract.outer(side, side)) for side in (first, second))
+    return float((apart * others).sum() / (len(first) * (len(first) - 1)))
 
 
 if __name__ == "__main__":

@@ -10,12 +10,12 @@ window to fill it; a claim that is so as made was *not asked*. Leaves `signs.csv
 and `table.md`.
 """
 
-import csv
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from omegaconf import OmegaConf
 
 from experiments.launch.schema import CONF, config_of
@@ -27,19 +27,7 @@ from hicache.results.tracking import write_json
 
 CLAIMS = CONF.parent / "docs" / "claims.yaml"
 EVEN = 0.05  # of the larger: no difference
-COMPUTE = (
-    "gemm_bf16",
-    "gemm_fp8",
-    "moe_narrow",
-    "moe_wide",
-    "moe_two_matrix",
-    "attention_d64",
-    "attention_d128",
-    "attention_window",
-    "delta_rate",
-    "mamba_rate",
-    "conv_rate",
-)
+COMPUTE = ("gemm", "moe", "attention", "delta", "mamba", "conv")  # how names of rates begin
 CONVERSATION = "mooncake_conversation"
 NUM_WINDOWS = 3
 AGENTIC = 0.4  # of as many requests, which are longer
@@ -82,13 +70,14 @@ def faster(factor: float) -> Callable[[ExperimentConfig], ExperimentConfig]:
 
     def change(config: ExperimentConfig) -> ExperimentConfig:
         scaled: dict[str, Any] = {}
-        for name in COMPUTE:
+        for name in (each.name for each in fields(config.hardware)):
             known = getattr(config.hardware, name)
-            scaled[name] = (
-                replace(known, value=known.value * factor)
-                if isinstance(known, Figure)
-                else replace(known, rate=tuple(rate * factor for rate in known.rate))
-            )
+            if name.startswith(COMPUTE):
+                scaled[name] = (
+                    replace(known, value=known.value * factor)
+                    if isinstance(known, Figure)
+                    else replace(known, rate=tuple(rate * factor for rate in known.rate))
+                )
         return replace(config, hardware=replace(config.hardware, **scaled))
 
     return change
@@ -177,14 +166,13 @@ def carry_out(config: ExperimentConfig, out_dir: Path) -> None:
     """Ask every claim under every condition, leave the table and print it."""
     runs, claims = Runs(config), read_claims()
     rows = {claim: ask(claim, runs) for claim in claims}
-    out_dir.mkdir(parents=True, exist_ok=True)
-    with (out_dir / "signs.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["where", "says", "metric", "condition", "arm", "other", "kept"])
-        for claim, found in rows.items():
-            for name, (value, other) in found.items():
-                told = [claim.where, claim.says, claim.metric, name, value, other]
-                writer.writerow([*told, claim.holds(value, other)])
+    told = [
+        {"where": claim.where, "says": claim.says, "metric": claim.metric, "condition": name}
+        | {"arm": value, "other": other, "kept": claim.holds(value, other)}
+        for claim, found in rows.items()
+        for name, (value, other) in found.items()
+    ]
+    pd.DataFrame(told).to_csv(out_dir / "signs.csv", index=False)
     text = table(rows)
     (out_dir / "table.md").write_text(text)
     standing = sum(stands(claim, found) for claim, found in rows.items())

@@ -7,11 +7,12 @@ printed grid counts, by each metric anew; `marginal` is not tuned. Goodput is so
 as it comes and at its best by TTFT. Leaves `rows.csv` with all runs and `table.md`.
 """
 
-import csv
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
+
+import pandas as pd
 
 from experiments.launch.schema import config_of
 from experiments.studies.goodput import climb
@@ -27,7 +28,6 @@ BASES_S = (0.0, 0.1, 1.0)
 PER_KI_TOKEN_S = (0.005, 0.03, 0.25)
 AS_IT_COMES = (1.0, 0.25)
 MODELS = ("llama3_8b", "qwen3_next_80b", "gemma3_27b")
-COLUMNS = ("cell", "arm", "ttft_s", "gpu_s", "rho_gpu", "rho_read", "is_overloaded")
 
 
 class Arm(NamedTuple):
@@ -60,7 +60,7 @@ ARMS = (Arm("best_effort"), Arm("wait_complete"), *TIMEOUTS, Arm(OURS))
 
 
 class Row(NamedTuple):
-    """One arm in one cell; `goodput`: requests a second, and the highest rate tried."""
+    """One arm in one cell; some have no goodput."""
 
     cell: str
     arm: Arm
@@ -69,23 +69,15 @@ class Row(NamedTuple):
     rho_gpu: float
     rho_read: float
     is_overloaded: bool
-    goodput: tuple[float, float] | None = None
+    goodput: float | None = None  # requests a second
+    tried: float | None = None  # the highest rate
 
 
 def carry_out(config: ExperimentConfig, out_dir: Path) -> None:
     """Measure three models, leave the tables, and print them."""
     models = {name: replace(config, model=config_of(f"model={name}").model) for name in MODELS}
-    report([row for name, each in models.items() for row in measure(name, each)], out_dir)
-
-
-def report(rows: Sequence[Row], out_dir: Path) -> None:
-    """Leave what was found, and print it."""
-    out_dir.mkdir(parents=True, exist_ok=True)
-    with (out_dir / "rows.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow([*COLUMNS, "goodput", "tried"])
-        for row in rows:
-            writer.writerow([*(getattr(row, name) for name in COLUMNS), *(row.goodput or ())])
+    rows = [row for name, each in models.items() for row in measure(name, each)]
+    pd.DataFrame(rows).to_csv(out_dir / "rows.csv", index=False)
     text = f"{table(rows)}\n\n{tuning_table(rows)}\n"
     (out_dir / "table.md").write_text(text)
     write_json(out_dir / "summary.json", summary_of(rows))
@@ -95,7 +87,7 @@ def report(rows: Sequence[Row], out_dir: Path) -> None:
 def measure(cell: str, config: ExperimentConfig) -> list[Row]:
     """All arms of one cell."""
     rows = [_row(cell, arm, arm.applied(config)) for arm in ARMS]
-    best = {best_of(rows, policy, "ttft_s").arm for policy in (*STOCK, OURS)}
+    best = {best_of(rows, [policy], "ttft_s").arm for policy in (*STOCK, OURS)}
     sought = {*best, Arm(TIMEOUT, AS_IT_COMES)} if config.goodput.num_rates else set()
     return [_with_goodput(row, config) if row.arm in sought else row for row in rows]
 
@@ -116,34 +108,18 @@ def _row(cell: str, arm: Arm, config: ExperimentConfig) -> Row:
 
 def _with_goodput(row: Row, config: ExperimentConfig) -> Row:
     ladder = climb(row.arm.applied(config))
-    return row._replace(goodput=(ladder.goodput(config.goodput.share), float(ladder.rates[-1])))
+    return row._replace(goodput=ladder.goodput(config.goodput.share), tried=float(ladder.rates[-1]))
 
 
-def best_of(rows: Sequence[Row], policy: str, metric: str) -> Row:
-    """The arm of a policy that is best by a metric: the least seconds, or the most requests."""
-    arms = [row for row in rows if row.arm.policy == policy]
-    if metric == "goodput":
-        return max(arms, key=lambda row: -1.0 if row.goodput is None else row.goodput[0])
-    return min(arms, key=lambda row: float(getattr(row, metric)))
+def best_of(rows: Sequence[Row], policies: Collection[str], metric: str) -> Row:
+    """The arm of these policies that is best by a metric: the least seconds, or most requests."""
 
+    def merit(row: Row) -> float:
+        if metric == "goodput":
+            return -1.0 if row.goodput is None else row.goodput
+        return -float(getattr(row, metric))
 
-def best_stock(rows: Sequence[Row], metric: str) -> Row:
-    """The best arm of all stock policies."""
-    tuned = [best_of(rows, policy, metric) for policy in STOCK]
-    sign = 1.0 if metric == "goodput" else -1.0
-    return max(tuned, key=lambda row: sign * value_of(row, metric))
-
-
-def value_of(row: Row, metric: str) -> float:
-    """A metric of an arm."""
-    if metric != "goodput":
-        return float(getattr(row, metric))
-    return 0.0 if row.goodput is None else row.goodput[0]
-
-
-def is_bound(row: Row) -> bool:
-    """Whether its goodput is the highest rate that was tried."""
-    return row.goodput is not None and row.goodput[0] == row.goodput[1]
+    return max((row for row in rows if row.arm.policy in policies), key=merit)
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -155,7 +131,7 @@ def table(rows: Sequence[Row]) -> str:
     ]
     for cell in dict.fromkeys(row.cell for row in rows):
         here = [row for row in rows if row.cell == cell]
-        arms = [best_of(here, policy, "ttft_s").arm for policy in (*STOCK, OURS)]
+        arms = [best_of(here, [policy], "ttft_s").arm for policy in (*STOCK, OURS)]
         for row in here:
             if row.arm in arms or row.arm.timeout_s == AS_IT_COMES:
                 mark = " !" if row.is_overloaded else ""
@@ -183,7 +159,7 @@ def goodput_text(row: Row) -> str:
     """A rate; a bound if nothing higher was tried."""
     if row.goodput is None:
         return ""
-    return f"{'≥ ' if is_bound(row) else ''}{row.goodput[0]:.2f}"
+    return f"{'≥ ' if row.goodput == row.tried else ''}{row.goodput:.2f}"
 
 
 def summary_of(rows: Sequence[Row]) -> dict[str, float]:
@@ -191,11 +167,10 @@ def summary_of(rows: Sequence[Row]) -> dict[str, float]:
     summary: dict[str, float] = {}
     for cell in dict.fromkeys(row.cell for row in rows):
         here = [row for row in rows if row.cell == cell]
-        ours = best_of(here, OURS, "ttft_s")
+        ours = best_of(here, [OURS], "ttft_s")
         for metric in ("ttft_s", "gpu_s", "goodput"):
-            best = best_stock(here, "goodput" if metric == "goodput" else "ttft_s")
-            stock = value_of(best, metric)
-            summary[f"{cell}/{metric}_over_stock"] = (
-                value_of(ours, metric) / stock if stock else 0.0
-            )
+            best = best_of(here, STOCK, "goodput" if metric == "goodput" else "ttft_s")
+            stock = getattr(best, metric)
+            over = getattr(ours, metric) / stock if stock else 0.0
+            summary[f"{cell}/{metric}_over_stock"] = over
     return summary

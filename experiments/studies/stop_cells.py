@@ -39,17 +39,11 @@ class Cell:
     `bounds`: arms that no rate tried was too high for, or all were.
     """
 
-    tp: int
-    read_gbps: float
+    name: str
     tuned: Tuned
     differences: Mapping[str, Difference]
     overloaded: Sequence[str]
     bounds: Sequence[str]
-
-    @property
-    def name(self) -> str:
-        """In tables."""
-        return name_of(self.tp, self.read_gbps)
 
     def is_told(self, metric: str) -> bool:
         """Whether ours is better or worse, beyond chance and by a number that may be read."""
@@ -66,15 +60,15 @@ class Cell:
         return self.tuned.by_goodput if metric == "goodput" else self.tuned.by_ttft
 
 
-def name_of(tp: int, read_gbps: float) -> str:
-    """A cell."""
-    return f"{tp} devices, {read_gbps:g} GB/s"
+def name_of(config: ExperimentConfig) -> str:
+    """A cell, in tables."""
+    return f"{config.parallel.tp} devices, {config.storage.read_gbps:g} GB/s"
 
 
-def tune(config: ExperimentConfig, windows: Windows, cell: str) -> Tuned:
+def tune(config: ExperimentConfig, windows: Windows) -> Tuned:
     """All arms at the trace's rate; then the goodput of the best stock arm and of ours."""
     alone = {arm: windows.replay(arm.applied(config), 1.0) for arm in ARMS}
-    rows = [_row(cell, arm, rung, windows) for arm, rung in alone.items()]
+    rows = [_row(name_of(config), arm, rung, windows) for arm, rung in alone.items()]
     stock = [row for row in rows if row.arm.policy != OURS]
     by_goodput, times = _best_by_goodput(config, windows, alone)
     ours = Arm(OURS)
@@ -115,12 +109,7 @@ def _best_by_goodput(
 
 
 def measure(
-    tp: int,
-    read_gbps: float,
-    config: ExperimentConfig,
-    at_its_rate: Windows,
-    at_others: Windows,
-    tuned: Tuned,
+    config: ExperimentConfig, at_its_rate: Windows, at_others: Windows, tuned: Tuned
 ) -> Cell:
     """Ours and the best stock arms in windows that they were not tuned on."""
     ours, share = Arm(OURS), config.goodput.share
@@ -141,8 +130,7 @@ def measure(
             metric(alone[ours]), metric(alone[tuned.by_ttft])
         )
     return Cell(
-        tp=tp,
-        read_gbps=read_gbps,
+        name=name_of(config),
         tuned=tuned,
         differences=differences,
         overloaded=[str(arm) for arm, rung in alone.items() if rung.is_overloaded],

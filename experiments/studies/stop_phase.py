@@ -11,16 +11,18 @@ so which one is higher is told by the share in time at the rate that the stock a
 there both have the same requests. Leaves `stop_phase.png`, `table.md`, `tuning.md`, `cells.json`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
-from experiments.studies.stop_arms import ARMS, Arm, value_of
-from experiments.studies.stop_cells import Cell, measure, name_of, tune
+from experiments.studies.stop_arms import ARMS, Arm
+from experiments.studies.stop_cells import Cell, measure, tune
 from experiments.studies.windows import Windows
 from hicache.config import ExperimentConfig
 from hicache.results.report import save
@@ -35,6 +37,7 @@ PANELS = {
     "gpu_s": ("prefill GPU-seconds, of the arm best by TTFT", -1),
     "goodput": ("goodput, of the arm best by goodput", 1),
 }
+TUNING = ("cell", "ttft_s", "gpu_s", "rho_gpu", "rho_read", "is_overloaded", "goodput")
 SHORT = {"best_effort": "best effort", "wait_complete": "wait", "timeout": "timeout"}
 
 
@@ -57,17 +60,14 @@ def carry_out(config: ExperimentConfig, out_dir: Path) -> None:
         Windows(config, numbers) for numbers in (for_tuning, others, others[::2])
     )
     cells = []
-    for tp in DEVICES:
-        for read_gbps in READ_GBPS:
-            here = replace(
-                config,
-                parallel=replace(config.parallel, tp=tp),
-                storage=replace(config.storage, read_gbps=read_gbps),
-            )
-            tuned = tune(here, tuning, name_of(tp, read_gbps))
-            cells.append(measure(tp, read_gbps, here, at_its_rate, at_others, tuned))
-            print(table(cells[-1:]).splitlines()[-1], flush=True)
-    out_dir.mkdir(parents=True, exist_ok=True)
+    for tp, read_gbps in product(DEVICES, READ_GBPS):
+        here = replace(
+            config,
+            parallel=replace(config.parallel, tp=tp),
+            storage=replace(config.storage, read_gbps=read_gbps),
+        )
+        cells.append(measure(here, at_its_rate, at_others, tune(here, tuning)))
+        print(table(cells[-1:]).splitlines()[-1], flush=True)
     save(draw(cells), out_dir / "stop_phase.png")
     (out_dir / "table.md").write_text(table(cells) + "\n")
     (out_dir / "tuning.md").write_text(tuning_table(cells) + "\n")
@@ -79,8 +79,9 @@ def carry_out(config: ExperimentConfig, out_dir: Path) -> None:
 def draw(cells: Sequence[Cell]) -> Figure:
     """A panel a metric; a cell says what ours is over the best stock arm, and which that is."""
     figure = Figure(figsize=(15, 4.6), layout="constrained")
+    grid = np.array(cells, object).reshape(len(DEVICES), len(READ_GBPS))
     for axes, metric in zip(figure.subplots(1, 3), PANELS, strict=True):
-        _draw_panel(axes, {cell.name: cell for cell in cells}, metric)
+        _draw_panel(axes, grid, metric)
     figure.suptitle(
         "marginal ÷ the best stock arm of the cell, tuned on other windows: simulated time on "
         "modelled H200s\nblue: ours is better, red: worse, white and ≈: no difference can be told "
@@ -91,50 +92,40 @@ def draw(cells: Sequence[Cell]) -> Figure:
     return figure
 
 
-def _draw_panel(axes: Axes, cells: Mapping[str, Cell], metric: str) -> None:
+def _draw_panel(axes: Axes, grid: NDArray[np.object_], metric: str) -> None:
     title, sign = PANELS[metric]
-    shades = np.zeros((len(DEVICES), len(READ_GBPS)))
-    for y, tp in enumerate(DEVICES):
-        for x, read_gbps in enumerate(READ_GBPS):
-            cell = cells[name_of(tp, read_gbps)]
-            found = cell.differences[metric]
-            if cell.is_told(metric):
-                shades[y, x] = sign * np.log(found.ours / found.other)
-            axes.text(
-                x,
-                y,
-                f"{_ratio(cell, metric)}\n{_short(cell.arm(metric))}",
-                ha="center",
-                va="center",
-                fontsize="small",
-                color="white" if abs(shades[y, x]) > 0.6 else "black",
-            )
+    shades = np.zeros(grid.shape)
+    for (y, x), cell in np.ndenumerate(grid):
+        found = cell.differences[metric]
+        if cell.is_told(metric):
+            shades[y, x] = sign * np.log(found.ours / found.other)
+        axes.text(
+            x,
+            y,
+            f"{_ratio(cell, metric)}\n{_short(cell.arm(metric))}",
+            ha="center",
+            va="center",
+            fontsize="small",
+            color="white" if abs(shades[y, x]) > 0.6 else "black",
+        )
     axes.imshow(shades, cmap="RdBu", vmin=-1, vmax=1, aspect="auto", origin="lower")
     axes.set_title(title, loc="left", fontsize="medium")
-    axes.set_xticks(range(len(READ_GBPS)), _loads(cells, "rho_read"))
-    axes.set_yticks(range(len(DEVICES)), _loads(cells, "rho_gpu"))
+    axes.set_xticks(range(len(READ_GBPS)), _loads(READ_GBPS, grid.T, "wait_complete", "rho_read"))
+    axes.set_yticks(range(len(DEVICES)), _loads(DEVICES, grid, "best_effort", "rho_gpu"))
     axes.set_xlabel("storage, GB/s (ρ read of waiting for all of it)")
     axes.set_ylabel("devices (ρ GPU of never waiting)")
 
 
-def _loads(cells: Mapping[str, Cell], metric: str) -> list[str]:
+def _loads(
+    values: Sequence[float], lines: NDArray[np.object_], policy: str, metric: str
+) -> list[str]:
     """What was varied, each with the load that it makes over the values of the other."""
-    if metric == "rho_read":
-        names = {f"{gbps:g}": [name_of(tp, gbps) for tp in DEVICES] for gbps in READ_GBPS}
-        policy = "wait_complete"
-    else:
-        names = {f"{tp}": [name_of(tp, gbps) for gbps in READ_GBPS] for tp in DEVICES}
-        policy = "best_effort"
     labels = []
-    for value, column in names.items():
-        loads = [
-            value_of(row, metric)
-            for name in column
-            for row in cells[name].tuned.rows
-            if row.arm.policy == policy
-        ]
-        ends = dict.fromkeys(f"{load:.2f}" for load in (min(loads), max(loads)))
-        labels.append(f"{value}\n({'–'.join(ends)})")
+    for value, cells in zip(values, lines, strict=True):
+        rows = [row for cell in cells for row in cell.tuned.rows if row.arm.policy == policy]
+        loads = sorted(getattr(row, metric) for row in rows)
+        ends = dict.fromkeys(f"{load:.2f}" for load in (loads[0], loads[-1]))
+        labels.append(f"{value:g}\n({'–'.join(ends)})")
     return labels
 
 
@@ -208,7 +199,10 @@ def described(cell: Cell) -> dict[str, object]:
         "stock": {metric: str(cell.arm(metric)) for metric in PANELS},
         "differences": {metric: asdict(found) for metric, found in cell.differences.items()},
         "tuning_times": {str(arm): times for arm, times in cell.tuned.times.items()},
-        "tuning": [row._asdict() | {"arm": str(row.arm)} for row in cell.tuned.rows],
+        "tuning": [
+            {"arm": str(row.arm)} | {key: getattr(row, key) for key in TUNING}
+            for row in cell.tuned.rows
+        ],
     }
 
 

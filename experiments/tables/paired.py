@@ -9,35 +9,19 @@ What belongs to whole runs (a load, pages written) is compared window by window.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
+import pandas as pd
 
 from experiments.tables.groups import Group
 from experiments.tables.intervals import Places, draws, ends, lacking
 from experiments.tables.request_metrics import METRICS, Columns, Numbers, Ratio, Statistic, times
-from hicache.results.metrics import TTFT_PARTS, Status
+from hicache.results.metrics import Status
 
+ASKED = ["session_id", "prompt_len"]
 BLOCK = 50  # requests in time, where there is but one window
-COLUMNS = (
-    "id",
-    "session_id",
-    "status",
-    "prompt_len",
-    "output_len",
-    "device_hit_len",
-    "host_hit_len",
-    "storage_hit_len",
-    "computed_len",
-    "recomputed_len",
-    "arrival_ns",
-    "first_token_ns",
-    "finish_ns",
-    *(f"{part}_ns" for part in TTFT_PARTS),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +54,9 @@ class Drawn:
     block_of: Places
 
 
+Sides = dict[str, tuple[Statistic, Statistic]]  # by metric
+
+
 class Pairs:
     """The requests that two groups of runs both finished, window by window and seed by seed."""
 
@@ -81,18 +68,22 @@ class Pairs:
                 common.
         """
         bases = {run.served: run for run in baseline.runs}
-        self._runs = [(bases[run.served], run) for run in other.runs if run.served in bases]
-        if not self._runs:
+        runs = tuple(run for run in other.runs if run.served in bases)
+        if not runs:
             raise ValueError(f"{baseline.settings} and {other.settings} share no window and seed")
-        parts = [_joined(base.path, run.path) for base, run in self._runs]
+        self._runs = (
+            replace(baseline, runs=tuple(bases[run.served] for run in runs)),
+            replace(other, runs=runs),
+        )
+        parts = [_joined(bases[run.served].path, run.path) for run in runs]
         self.num_unpaired = sum(unpaired for _, _, unpaired in parts)
-        self.baseline = _stacked([part[0] for part in parts])
-        self.other = _stacked([part[1] for part in parts])
-        replicates = [run.replicate for _, run in self._runs]
+        self.baseline = pd.concat([part[0] for part in parts])
+        self.other = pd.concat([part[1] for part in parts])
+        replicates = [run.replicate for run in runs]
         names = list(dict.fromkeys(replicates))
         numbers = np.array([names.index(name) for name in replicates])
         self.num_windows = len(names)
-        windows = np.repeat(numbers, [len(part[0]["id"]) for part in parts])
+        windows = np.repeat(numbers, [len(part[0]) for part in parts])
         self._requests = self._drawn(windows)
         self._whole_runs = Drawn(
             session_of=numbers, window_of=np.arange(self.num_windows), block_of=numbers
@@ -101,7 +92,7 @@ class Pairs:
 
     def __len__(self) -> int:
         """Pairs of requests."""
-        return len(self.baseline["id"])
+        return len(self.baseline)
 
     @property
     def lacks(self) -> str | None:
@@ -129,43 +120,37 @@ class Pairs:
         Raises:
             ValueError: a run has no such metric.
         """
-        of_requests = [metric for metric in metrics if metric in METRICS]
-        of_runs = [metric for metric in metrics if metric not in METRICS]
-        sides = [
-            (METRICS[metric](self.baseline), METRICS[metric](self.other)) for metric in of_requests
-        ]
-        found = dict(zip(of_requests, self._compared(sides, self._requests), strict=True))
-        means = [(self._of_runs(metric, 0), self._of_runs(metric, 1)) for metric in of_runs]
-        found |= dict(zip(of_runs, self._compared(means, self._whole_runs), strict=True))
+        of_requests: Sides = {
+            metric: (METRICS[metric](self.baseline), METRICS[metric](self.other))
+            for metric in metrics
+            if metric in METRICS
+        }
+        of_runs: Sides = {}
+        for metric in [metric for metric in metrics if metric not in METRICS]:
+            base, other = (np.array(group.values(metric), float) for group in self._runs)
+            of_runs[metric] = Ratio(base, np.ones(len(base))), Ratio(other, np.ones(len(base)))
+        found = self._compared(of_requests, self._requests)
+        found |= self._compared(of_runs, self._whole_runs)
         return {metric: found[metric] for metric in metrics}
 
-    def _of_runs(self, metric: str, side: int) -> Ratio:
-        runs = [pair[side] for pair in self._runs]
-        for run in runs:
-            if metric not in run.summary:
-                raise ValueError(f"{run.path} has no metric {metric}")
-        return Ratio(np.array([run.summary[metric] for run in runs], float), np.ones(len(runs)))
-
-    def _compared(
-        self, sides: Sequence[tuple[Statistic, Statistic]], drawn: Drawn
-    ) -> list[Difference]:
+    def _compared(self, sides: Sides, drawn: Drawn) -> dict[str, Difference]:
         once = np.ones((1, len(drawn.session_of)))
-        values: list[list[Numbers]] = [[] for _ in sides]
+        values: dict[str, list[Numbers]] = {metric: [] for metric in sides}
         if sides and self.lacks is None:
             for counts in draws(drawn.window_of):
                 weights = counts[:, drawn.session_of]
-                for place, (base, other) in enumerate(sides):
-                    values[place].append(other.under(weights) - base.under(weights))
-        return [
-            Difference(
+                for metric, (base, other) in sides.items():
+                    values[metric].append(other.under(weights) - base.under(weights))
+        return {
+            metric: Difference(
                 baseline=float(base.under(once)[0]),
                 other=float(other.under(once)[0]),
                 interval=ends(np.concatenate(found), self.num_windows) if found else None,
                 largest_share=_largest_share(base.parts(), other.parts(), drawn.block_of),
                 is_of_runs=drawn is self._whole_runs,
             )
-            for (base, other), found in zip(sides, values, strict=True)
-        ]
+            for (metric, (base, other)), found in zip(sides.items(), values.values(), strict=True)
+        }
 
     def _drawn(self, windows: Places) -> Drawn:
         names = np.stack([windows, self.baseline["session_id"].astype(np.int64)], axis=1)
@@ -174,7 +159,7 @@ class Pairs:
         if self.num_windows == 1:
             block_of = np.empty(len(self), np.int64)
             in_time = np.argsort(self.baseline["arrival_ns"], kind="stable")
-            block_of[in_time] = np.arange(len(self)) // (BLOCK * len(self._runs))
+            block_of[in_time] = np.arange(len(self)) // (BLOCK * len(self._runs[0].runs))
         return Drawn(session_of=session_of, window_of=sessions[:, 0], block_of=block_of)
 
 
@@ -192,24 +177,16 @@ def _largest_share(
 def _joined(baseline: Path, other: Path) -> tuple[Columns, Columns, int]:
     """The rows of two runs for the requests that both finished, and how many one of them did."""
     first, second = _finished(baseline), _finished(other)
-    ids, in_first, in_second = np.intersect1d(first["id"], second["id"], return_indices=True)
-    if not len(ids):
+    both = first.index.intersection(second.index)
+    if both.empty:
         raise ValueError(f"{baseline} and {other} finished no request in common")
-    rows = [
-        {name: column[places] for name, column in columns.items()}
-        for columns, places in ((first, in_first), (second, in_second))
-    ]
-    for name in ("session_id", "prompt_len"):
-        if not np.array_equal(rows[0][name], rows[1][name]):
-            raise ValueError(f"{baseline} and {other} did not serve the same requests")
-    return rows[0], rows[1], len(first["id"]) + len(second["id"]) - 2 * len(ids)
+    rows, others = first.loc[both], second.loc[both]
+    if not rows[ASKED].equals(others[ASKED]):
+        raise ValueError(f"{baseline} and {other} did not serve the same requests")
+    return rows, others, len(first) + len(second) - 2 * len(both)
 
 
 def _finished(run: Path) -> Columns:
-    table = pq.read_table(run / "requests.parquet", columns=list(COLUMNS))
-    finished = table.filter(pc.equal(table["status"], Status.finished.value)).drop(["status"])
-    return {name: finished[name].to_numpy().astype(float) for name in finished.column_names}
-
-
-def _stacked(parts: Sequence[Columns]) -> Columns:
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    is_finished = ("status", "==", Status.finished.value)
+    rows = pd.read_parquet(run / "requests.parquet", filters=[is_finished])
+    return rows.set_index("id").sort_index().select_dtypes("number").astype(float)

@@ -59,8 +59,8 @@ def table_of_pairs(groups: Sequence[Group], comparisons: Sequence[Comparison]) -
     for each in comparisons:
         if each.baseline is not baseline:
             baseline = each.baseline
-            sections.append([_baseline_row(each, keys, verdicts)])
-        sections[-1].append(_difference_row(each, keys, verdicts))
+            sections.append([_row(each.baseline, each, keys, verdicts)])
+        sections[-1].append(_row(each.other, each, keys, verdicts))
     notes = [*_notes(groups, comparisons), *verdicts.notes]
     return ResultTable(sections=sections, notes=notes, num_names=len(keys))
 
@@ -98,49 +98,39 @@ def describe_pairs(comparisons: Sequence[Comparison]) -> list[dict[str, object]]
     ]
 
 
-def _baseline_row(each: Comparison, keys: Sequence[str], verdicts: Verdicts) -> Row:
-    row = setting_row(each.baseline, keys)
-    _add_requests(row, None, each.baseline, verdicts)
-    row.add("windows", "", windows="")
-    row.add("sessions", "", sessions="")
+def _row(group: Group, each: Comparison, keys: Sequence[str], verdicts: Verdicts) -> Row:
+    """What each metric of the baseline is, or how the other group differs from it."""
+    row, pairs, is_baseline = setting_row(group, keys), each.pairs, group is each.baseline
+
+    def add(name: str, value: float, shown: str) -> None:
+        row.add(name, "" if is_baseline else shown, **{name: "" if is_baseline else value})
+
+    add("requests", len(pairs), f"{len(pairs):,}")
+    row.values |= {"overloaded": is_overloaded(group), "verdict": verdicts.names(group)}
+    row.texts["requests"] = verdicts.marked(row.texts["requests"], group)
+    add("windows", pairs.num_windows, f"{pairs.num_windows}")
+    add("sessions", pairs.num_sessions, f"{pairs.num_sessions:,}")
     for metric, found in each.differences.items():
-        values = dict.fromkeys((f"{metric} {part}" for part in PARTS), "") | {
-            f"{metric} {PARTS[0]}": found.baseline
+        parts: list[float | None] = [found.baseline, None, None, None, None]
+        text = number(found.baseline)
+        if not is_baseline:
+            parts[1:] = [found.middle, *(found.interval or (None, None)), found.largest_share]
+            text = _told(found)
+        values = {
+            f"{metric} {name}": "" if part is None else part
+            for name, part in zip(PARTS, parts, strict=True)
         }
-        row.add(TITLES.get(metric, metric), number(found.baseline), **values)
-    row.add("sooner", "", sooner="")
-    row.add("later", "", later="")
-    return row
-
-
-def _add_requests(row: Row, number: int | None, group: Group, verdicts: Verdicts) -> None:
-    row.add(
-        "requests",
-        verdicts.marked("" if number is None else f"{number:,}", group),
-        requests="" if number is None else number,
-        overloaded=is_overloaded(group),
-        verdict=verdicts.names(group),
-    )
-
-
-def _difference_row(each: Comparison, keys: Sequence[str], verdicts: Verdicts) -> Row:
-    row, pairs = setting_row(each.other, keys), each.pairs
-    _add_requests(row, len(pairs), each.other, verdicts)
-    row.add("windows", f"{pairs.num_windows}", windows=pairs.num_windows)
-    row.add("sessions", f"{pairs.num_sessions:,}", sessions=pairs.num_sessions)
-    for metric, found in each.differences.items():
-        text = _signed(found.middle)
-        if found.interval is not None:
-            text += f" [{', '.join(map(_signed, found.interval))}]"
-        if found.largest_share is not None:
-            text += f", {found.largest_share:.0%}"
-        told = (*(found.interval or ("", "")), found.largest_share)
-        parts = (found.baseline, found.middle, *("" if part is None else part for part in told))
-        values = {f"{metric} {part}": value for part, value in zip(PARTS, parts, strict=True)}
         row.add(TITLES.get(metric, metric), text, **values)
-    row.add("sooner", f"{pairs.sooner():.0%}", sooner=pairs.sooner())
-    row.add("later", f"{pairs.later():.0%}", later=pairs.later())
+    add("sooner", pairs.sooner(), f"{pairs.sooner():.0%}")
+    add("later", pairs.later(), f"{pairs.later():.0%}")
     return row
+
+
+def _told(found: Difference) -> str:
+    text = _signed(found.middle)
+    if found.interval is not None:
+        text += f" [{', '.join(map(_signed, found.interval))}]"
+    return text if found.largest_share is None else f"{text}, {found.largest_share:.0%}"
 
 
 def _notes(groups: Sequence[Group], comparisons: Sequence[Comparison]) -> list[str]:

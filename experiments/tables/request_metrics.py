@@ -4,13 +4,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from hicache.clock import SECOND_NS
 from hicache.results.metrics import PERCENTILES, TTFT_PARTS
 
 Numbers = NDArray[np.float64]
-Columns = dict[str, Numbers]  # of requests.parquet, one number a request
+Columns = pd.DataFrame  # of requests.parquet, one row a request
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +72,12 @@ Statistic = Ratio | Total | Percentile
 
 
 def _token_hits(columns: Columns) -> Ratio:
-    return Ratio(columns["prompt_len"] - columns["computed_len"], columns["prompt_len"])
+    prompt_len = columns["prompt_len"].to_numpy()
+    return Ratio(prompt_len - columns["computed_len"].to_numpy(), prompt_len)
 
 
 def _time_per_token(columns: Columns) -> Ratio:
-    long = columns["output_len"] > 1
+    long = columns["output_len"].to_numpy() > 1
     gaps = np.where(long, columns["output_len"] - 1, 1)
     times = (columns["finish_ns"] - columns["first_token_ns"]) / gaps / SECOND_NS
     return Ratio(np.where(long, times, 0.0), long.astype(float))
@@ -84,16 +86,16 @@ def _time_per_token(columns: Columns) -> Ratio:
 def times(columns: Columns, name: str) -> Numbers:
     """Seconds of each request: its TTFT, or a part of that."""
     if name == "ttft":
-        return (columns["first_token_ns"] - columns["arrival_ns"]) / SECOND_NS
-    return columns[f"{name}_ns"] / SECOND_NS
+        return (columns["first_token_ns"] - columns["arrival_ns"]).to_numpy() / SECOND_NS
+    return columns[f"{name}_ns"].to_numpy() / SECOND_NS
 
 
 def _total(name: str) -> Callable[[Columns], Total]:
-    return lambda columns: Total(columns[name])
+    return lambda columns: Total(columns[name].to_numpy())
 
 
 def _mean_time(name: str) -> Callable[[Columns], Ratio]:
-    return lambda columns: Ratio(times(columns, name), np.ones(len(columns["id"])))
+    return lambda columns: Ratio(times(columns, name), np.ones(len(columns)))
 
 
 def _percentile_time(name: str, percent: int) -> Callable[[Columns], Percentile]:

@@ -3,9 +3,9 @@
 import re
 from collections.abc import Sequence
 from itertools import pairwise
-from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -42,7 +42,7 @@ class Look(NamedTuple):
 
     color: str
     marker: str
-    dashes: str
+    ls: str
 
 
 def draw_sweep(groups: Sequence[Group], metrics: Sequence[str], *, title: str) -> Figure:
@@ -67,8 +67,9 @@ def draw_sweep(groups: Sequence[Group], metrics: Sequence[str], *, title: str) -
         for name, members in lines.items():
             points = [(places[short(group.settings[x_key])], group) for group in members]
             points.sort(key=lambda point: point[0])
-            is_joined = _is_axis(groups, x_key)
-            _draw_line(axes, points, metric, looks[name], ", ".join(name), is_joined=is_joined)
+            look = looks[name]._asdict() | {"markersize": 5}
+            look |= {} if _is_axis(groups, x_key) else {"ls": "none"}
+            _draw_line(axes, points, metric, ", ".join(name), look)
         numbers = sorted(places.values())
         if _is_axis(groups, x_key) and numbers[0] > 0 and numbers[-1] / numbers[0] >= LOG_SPAN:
             axes.set_xscale("log")
@@ -180,46 +181,17 @@ def _is_apart(boxes: Sequence[Bbox]) -> bool:
 
 
 def _draw_line(
-    axes: Axes,
-    points: Sequence[tuple[float, Group]],
-    metric: str,
-    look: Look,
-    name: str,
-    *,
-    is_joined: bool,
+    axes: Axes, points: Sequence[tuple[float, Group]], metric: str, name: str, look: dict[str, Any]
 ) -> None:
-    spreads = [Spread.of(group.values(metric), median) for _, group in points]
-    axes.errorbar(
-        [place for place, _ in points],
-        [spread.middle for spread in spreads],
-        yerr=[
-            [spread.middle - spread.low for spread in spreads],
-            [spread.high - spread.middle for spread in spreads],
-        ],
-        label=name or None,
-        color=look.color,
-        marker=look.marker,
-        markersize=5,
-        capsize=3,
-        lw=1.5,
-        ls=look.dashes if is_joined else "none",
-    )
-    hollow = [
-        (place, spread.middle)
-        for (place, group), spread in zip(points, spreads, strict=True)
-        if is_overloaded(group)
-    ]
-    if hollow:
-        axes.plot(
-            [place for place, _ in hollow],
-            [middle for _, middle in hollow],
-            color=look.color,
-            marker=look.marker,
-            markersize=5,
-            markerfacecolor="white",
-            ls="none",
-            zorder=3,
-        )
+    places = np.array([place for place, _ in points])
+    spreads = [Spread.of(group.values(metric)) for _, group in points]
+    middles, lows, highs = np.array(spreads).T
+    around = [middles - lows, highs - middles]
+    axes.errorbar(places, middles, around, label=name or None, capsize=3, lw=1.5, **look)
+    hollow = [is_overloaded(group) for _, group in points]
+    if any(hollow):
+        shown = look | {"ls": "none", "markerfacecolor": "white"}
+        axes.plot(places[hollow], middles[hollow], zorder=3, **shown)
 
 
 def _is_axis(groups: Sequence[Group], key: str) -> bool:

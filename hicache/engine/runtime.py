@@ -16,7 +16,7 @@ from hicache.executor.simulated.executor import SimulatedExecutor, SimulatedIo
 from hicache.executor.simulated.links import CopyPath, pcie_rate
 from hicache.executor.simulated.stores import EndlessStore, KeyStore, StandIns
 from hicache.storage.base import KEY_BYTES
-from hicache.storage.build import SimulatedStorage, open_simulated_storage
+from hicache.storage.build import GuardedStorage, open_simulated_storage
 
 
 class Runtime(Protocol):
@@ -60,7 +60,7 @@ class SimulatedRuntime:
         self._load_rate = rates["to_device"]
         self._shared_load_rate = _shared_load_rate(rates)
         self._sizes = _part(deployment.page_bytes, num_ranks)
-        self.storages: list[SimulatedStorage] = []
+        self.storages: list[GuardedStorage] = []
         if _is_endless(config.storage):
             self.stores: list[KeyStore] = [EndlessStore() for _ in range(num_ranks)]
             self.unguarded = self.stores
@@ -96,7 +96,7 @@ class SimulatedRuntime:
     def close(self) -> None:
         """Close storage."""
         for each in self.storages:
-            each.close()
+            each.forget()
 
     def report(self) -> tuple[list[str], dict[str, float]]:
         """What storage refused, and which faults it was given."""
@@ -127,7 +127,7 @@ def _is_endless(config: StorageConfig) -> bool:
 
 def _open_storages(
     config: ExperimentConfig, sizes: tuple[int, int, int], clock: Clock
-) -> list[SimulatedStorage]:
+) -> list[GuardedStorage]:
     """None, or one for each rank, which holds its part of every page."""
     # simulated time moves keys, not pages: memory counts nominal bytes, others hold the keys
     nominal = config.storage.kind == "memory"
@@ -140,7 +140,7 @@ def _open_storages(
     settings = config.storage
     if settings.capacity_gib is not None:
         settings = replace(settings, capacity_gib=settings.capacity_gib / num_ranks)
-    storages: list[SimulatedStorage] = []
+    storages: list[GuardedStorage] = []
     for rank in range(num_ranks):
         part = f"-rank{rank}of{num_ranks}" if num_ranks > 1 else ""
         namespace = f"{config.model.name}-p{config.cache.page_size}{part}-simulated"

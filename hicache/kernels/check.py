@@ -32,7 +32,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hicache.kernels.check_cases import Case, Round, cases
+from hicache.kernels.check_cases import CPU, Case, Round, cases
 from hicache.kernels.check_faults import Fault, Seen, fault_of
 from hicache.kernels.contract import DECLINED, CopyKernel, CopyLaunch, named
 
@@ -72,7 +72,7 @@ def check(
     *,
     num_cases: int = 100,
     seed: int = 0,
-    device: torch.device | None = None,
+    device: torch.device = CPU,
     told: Callable[[str], object] = lambda _: None,
 ) -> Verdict:
     """Try a kernel.
@@ -81,12 +81,12 @@ def check(
         kernel: of the user's own.
         num_cases: how many random pairs of pools, each with a few launches.
         seed: of the cases; the same seed draws the same cases.
-        device: where it runs; None or the CPU: in this process's memory.
+        device: where it runs.
         told: hears of each case before it is tried.
     """
     verdict = Verdict()
     generator = torch.Generator().manual_seed(seed)
-    for case in cases(num_cases, seed, place=_places(device)):
+    for case in cases(num_cases, seed, device=device):
         told(case.name)
         try:
             launch = kernel(case.src.buffers, case.dst.buffers)
@@ -105,14 +105,12 @@ def check(
 
 
 def _tried(
-    launch: CopyLaunch, case: Case, generator: torch.Generator, device: torch.device | None
+    launch: CopyLaunch, case: Case, generator: torch.Generator, device: torch.device
 ) -> list[Fault]:
     """The faults of the first launch of a case that has any."""
     longest = max(len(each.src_ids) for each in case.rounds)
     # every launch finds its ids at the same address: who keeps them from the last one is found out
-    src_ids, dst_ids = (
-        torch.zeros(longest, dtype=torch.int32, device=device or "cpu") for _ in range(2)
-    )
+    src_ids, dst_ids = (torch.zeros(longest, dtype=torch.int32, device=device) for _ in range(2))
     earlier: list[tuple[Round, Tensor]] = []
     for number, each in enumerate(case.rounds):
         count = len(each.src_ids)
@@ -124,11 +122,11 @@ def _tried(
         src_before, before = case.src.arena.cpu().clone(), case.dst.arena.cpu().clone()
         with _programs_in_order(backwards=number % 2 == 1):
             launch(src_ids[:count], dst_ids[:count], num_programs=each.num_programs)
-        if device is not None and device.type == "cuda":
+        if device.type == "cuda":
             torch.cuda.synchronize(device)
         seen = Seen(case, each, src_before, before, case.dst.arena.cpu(), earlier)
         faults = seen.faults()
-        if not case.in_place and not torch.equal(case.src.arena.cpu(), src_before):
+        if case.src is not case.dst and not torch.equal(case.src.arena.cpu(), src_before):
             faults.append(fault_of("stray", case, each, "the source was written to"))
         given = (src_ids[:count].tolist(), dst_ids[:count].tolist())
         if given != (list(each.src_ids), list(each.dst_ids)):
@@ -147,23 +145,6 @@ def _where(error: Exception) -> str:
         if installed not in Path(frame.filename).parents:
             found = f" ({Path(frame.filename).name}, line {frame.lineno})"
     return found
-
-
-def _places(device: torch.device | None) -> Callable[[int, str], Tensor]:
-    """Makes arenas; on a GPU, pools lie in the device and in pinned host memory by turns."""
-    turn = 0
-
-    def place(num_bytes: int, side: str) -> Tensor:
-        nonlocal turn
-        if device is None or device.type == "cpu":
-            return torch.empty(num_bytes, dtype=torch.uint8)
-        turn += side == "source"
-        in_host = ("target", "source", "")[turn % 3] == side
-        if in_host:
-            return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
-        return torch.empty(num_bytes, dtype=torch.uint8, device=device)
-
-    return place
 
 
 @contextmanager

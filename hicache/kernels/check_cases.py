@@ -9,7 +9,7 @@ Axes: layer, kv, page, token, head, dim.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 
@@ -17,6 +17,8 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
+CPU = torch.device("cpu")
+Devices = tuple[torch.device, torch.device]  # of the source and of the target
 GUARD_BYTES = 1 << 17  # more than any tile
 ROW_BYTES = (16, 32, 48, 80, 128, 256, 1040)
 LONG_ROW_BYTES = (36_880, 70_000)
@@ -75,36 +77,34 @@ class Round:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Case:
-    """Two pools and the launches between them. In place, they are one."""
+    """Two pools, or one that is copied to itself, and the launches between them."""
 
     name: str
     src: Pool
     dst: Pool
-    in_place: bool
     rounds: tuple[Round, ...]
 
 
-def cases(num_cases: int, seed: int, *, place: Callable[[int, str], Tensor]) -> Iterator[Case]:
+def cases(num_cases: int, seed: int, *, device: torch.device = CPU) -> Iterator[Case]:
     """Random cases, the same for the same seed.
 
     Args:
         num_cases: how many; the first go through all pairs of layouts.
         seed: of the draws.
-        place: makes memory, as bytes, for a `source` or a `target`.
+        device: where pools lie; of a GPU's, one lies in pinned host memory, or the other, or none.
     """
     pairs = [(src, dst) for src in LAYOUTS for dst in LAYOUTS]
     for number in range(num_cases):
         draw = Random(f"{seed}/{number}")
+        devices = ((CPU, device), (device, device), (device, CPU))[number % 3]
         if number % 10 == 9:
-            yield _slots(number, draw, place)
+            yield _slots(number, draw, devices)
         else:
             src, dst = pairs[(number - number // 10) % len(pairs)]
-            yield _pages(number, draw, place, src, dst)
+            yield _pages(number, draw, devices, src, dst)
 
 
-def _pages(
-    number: int, draw: Random, place: Callable[[int, str], Tensor], src: str, dst: str
-) -> Case:
+def _pages(number: int, draw: Random, devices: Devices, src: str, dst: str) -> Case:
     is_long = draw.random() < 0.1
     sizes = {  # what both pools agree in, dim in bytes
         "layer": 1 if is_long else draw.randint(1, 3),
@@ -115,53 +115,38 @@ def _pages(
     }
     dtype = draw.choice(DTYPES)
     pools = []
-    for name, side in ((src, "source"), (dst, "target")):
+    for name, device in zip((src, dst), devices, strict=True):
         pages = sizes | {"page": draw.randint(1, 4 if is_long else 9)}
-        pools.append(_pool(LAYOUTS[name], pages, dtype, draw, place, side))
+        pools.append(_pool(LAYOUTS[name], pages, dtype, draw, device))
     item = f"{sizes['token']} × {sizes['head']} × {sizes['dim']} B"
     num_buffers = sizes["layer"] * sizes["kv"]
-    return Case(
-        name=f"case {number}: {src} to {dst}, {num_buffers} buffers, items of {item}",
-        src=pools[0],
-        dst=pools[1],
-        in_place=False,
-        rounds=_rounds(draw, pools[0].num_items, pools[1].num_items, in_place=False),
-    )
+    name = f"case {number}: {src} to {dst}, {num_buffers} buffers, items of {item}"
+    return Case(name=name, src=pools[0], dst=pools[1], rounds=_rounds(draw, *pools))
 
 
-def _slots(number: int, draw: Random, place: Callable[[int, str], Tensor]) -> Case:
+def _slots(number: int, draw: Random, devices: Devices) -> Case:
     """Slots of states: buffers of different sizes and dtypes, often within one pool."""
     in_place = draw.random() < 0.7
     items = [(draw.choice(ROW_BYTES), draw.choice(DTYPES)) for _ in range(draw.randint(1, 4))]
     pools = []
-    for side in ("source",) if in_place else ("source", "target"):
+    for device in devices[:1] if in_place else devices:
         num_slots = draw.randint(2, 9)
         lead = 16 * draw.randrange(4)
-        arena = place(lead + num_slots * sum(size for size, _ in items) + 2 * GUARD_BYTES, side)
+        arena = _arena(lead + num_slots * sum(size for size, _ in items), device)
         buffers, start = [], GUARD_BYTES + lead
         for size, dtype in items:
             part = arena[start : start + num_slots * size].view(dtype)
             buffers.append(part.view(num_slots, size // dtype.itemsize))
             start += num_slots * size
         pools.append(Pool(arena=arena, buffers=tuple(buffers)))
+    name = f"case {number}: slots of {', '.join(f'{size} B' for size, _ in items)}"
+    name += " within one pool" if in_place else ""
     src, dst = pools[0], pools[-1]
-    return Case(
-        name=f"case {number}: slots of {', '.join(f'{size} B' for size, _ in items)}"
-        + (" within one pool" if in_place else ""),
-        src=src,
-        dst=dst,
-        in_place=in_place,
-        rounds=_rounds(draw, src.num_items, dst.num_items, in_place=in_place),
-    )
+    return Case(name=name, src=src, dst=dst, rounds=_rounds(draw, src, dst))
 
 
 def _pool(
-    layout: Layout,
-    sizes: dict[str, int],
-    dtype: torch.dtype,
-    draw: Random,
-    place: Callable[[int, str], Tensor],
-    side: str,
+    layout: Layout, sizes: dict[str, int], dtype: torch.dtype, draw: Random, device: torch.device
 ) -> Pool:
     names = layout.axes.split()
     heads = sizes["head"]
@@ -170,7 +155,7 @@ def _pool(
     pitch = run + layout.padding_bytes // dtype.itemsize
     lead = 16 * draw.randrange(4)
     num_bytes = sizes[names[0]] * pitch * dtype.itemsize
-    arena = place(lead + num_bytes + 2 * GUARD_BYTES, side)
+    arena = _arena(lead + num_bytes, device)
     start = (GUARD_BYTES + lead) // dtype.itemsize
     slab = arena.view(dtype)[start : start + sizes[names[0]] * pitch]
     slab = slab.view(sizes[names[0]], pitch)[:, :run]
@@ -182,17 +167,23 @@ def _pool(
     return Pool(arena=arena, buffers=tuple(b for layer in slab.unbind(0) for b in layer.unbind(0)))
 
 
-def _rounds(draw: Random, num_src: int, num_dst: int, *, in_place: bool) -> tuple[Round, ...]:
+def _arena(num_bytes: int, device: torch.device) -> Tensor:
+    """So many bytes and the guards."""
+    is_pinned = device.type == "cpu" and torch.cuda.is_available()
+    size = num_bytes + 2 * GUARD_BYTES
+    return torch.empty(size, dtype=torch.uint8, device=device, pin_memory=is_pinned)
+
+
+def _rounds(draw: Random, src: Pool, dst: Pool) -> tuple[Round, ...]:
     """Launches after one another: random, in a row, backwards, with holes, with nothing to do."""
     rounds = []
     kinds = draw.sample(("random", "in a row", "backwards", "one", "none"), 2)
     for kind in ("random", "with holes", *kinds):
-        sources, targets = list(range(num_src)), list(range(num_dst))
-        if in_place:  # no item may be a source and a target
+        sources, targets = list(range(src.num_items)), list(range(dst.num_items))
+        if src is dst:  # no item may be a source and a target
             draw.shuffle(sources)
-            sources, targets = sources[: num_src // 2], sources[num_src // 2 :]
-            sources.sort()
-            targets.sort()
+            half = src.num_items // 2
+            sources, targets = sorted(sources[:half]), sorted(sources[half:])
         if kind in ("random", "with holes"):
             draw.shuffle(targets)
         count = {"one": 1, "none": 0}.get(kind, draw.randint(1, len(targets)))

@@ -67,11 +67,7 @@ def _copy_with_checksum_kernel(
 
 
 def copy_items_with_checksum(
-    table: CopyTable,
-    src_ids: Tensor,
-    dst_ids: Tensor,
-    *,
-    num_programs: int | None = None,
+    table: CopyTable, src_ids: Tensor, dst_ids: Tensor, *, num_programs: int | None = None
 ) -> Tensor:
     """Launch `copy.copy_items` and return [G] int64, the checksum of each item (0 for a hole)."""
     sums = torch.zeros(len(src_ids), dtype=torch.int64, device=table.device)

@@ -27,7 +27,7 @@ import triton
 from hicache.kernels import scoreboard
 from hicache.kernels.codegen_cases import KIB, SHAPES, Case, Limits, cases, shaped
 from hicache.kernels.contract import DECLINED, named
-from hicache.kernels.stand_in import stand_in
+from hicache.kernels.stand_in import Loaded, stand_in
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 LATENCIES_NS = {"device": 700, "link": 1300, "slow link": 2000}
@@ -90,12 +90,8 @@ def compile_case(case: Case) -> Report:
     """Compile a case for sm_90 and read its machine code."""
     stand_in()
     compiled = case.kernel.warmup(*case.arguments, grid=(8,), **case.constants)
-    return read_cubin(
-        case.name,
-        compiled.asm["cubin"],
-        num_warps=compiled.metadata.num_warps,
-        shared_bytes=compiled.metadata.shared,
-    )
+    cubin, made = compiled.asm["cubin"], compiled.metadata
+    return read_cubin(Loaded(case.name, cubin, made.num_warps, made.shared))
 
 
 def launched_by(name: str) -> list[Report]:
@@ -115,29 +111,24 @@ def launched_by(name: str) -> list[Report]:
             kernel(src, dst)(ids, ids.flip(0))
         except DECLINED as error:
             declined.append(f"{what}: {error}")
-        for loaded in driver.loaded:
-            reports.append(
-                read_cubin(
-                    f"{loaded.name}, {what}",
-                    loaded.cubin,
-                    num_warps=loaded.num_warps,
-                    shared_bytes=loaded.shared_bytes,
-                )
-            )
+        reports += [
+            read_cubin(each._replace(name=f"{each.name}, {what}")) for each in driver.loaded
+        ]
         driver.loaded.clear()
     if not reports:
         raise ValueError(f"{name} launched no kernel: {'; '.join(declined) or 'nothing is known'}")
     return reports
 
 
-def read_cubin(name: str, cubin: bytes, *, num_warps: int, shared_bytes: int) -> Report:
+def read_cubin(loaded: Loaded) -> Report:
     """Read the machine code of a kernel."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
-        path.write_bytes(cubin)
+        path.write_bytes(loaded.cubin)
         usage = _tool("cuobjdump", "--dump-resource-usage", str(path))
         sass = _tool("nvdisasm", "-hex", "-c", str(path))
-    return read_sass(name, sass, usage, num_warps=num_warps, shared_bytes=shared_bytes)
+    sizes = {"num_warps": loaded.num_warps, "shared_bytes": loaded.shared_bytes}
+    return read_sass(loaded.name, sass, usage, **sizes)
 
 
 def read_sass(name: str, sass: str, usage: str, *, num_warps: int, shared_bytes: int) -> Report:

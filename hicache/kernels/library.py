@@ -27,14 +27,8 @@ def copy_items(
     num_programs: int | None = None,
 ) -> None:
     """`ops.copy_pages` over `copy_table(src, dst)`."""
-    ops.copy_pages(
-        copy_table(src, dst),
-        src_ids,
-        dst_ids,
-        src_map=src_map,
-        dst_map=dst_map,
-        num_programs=num_programs,
-    )
+    table, ids = copy_table(src, dst), (src_ids, dst_ids)
+    ops.copy_pages(table, *ids, src_map=src_map, dst_map=dst_map, num_programs=num_programs)
 
 
 @custom_op("hicache::copy_items_with_checksum", mutates_args={"dst"})
@@ -46,9 +40,8 @@ def copy_items_with_checksum(
     num_programs: int | None = None,
 ) -> Tensor:
     """`ops.copy_pages_with_checksum` over `copy_table(src, dst)`."""
-    return ops.copy_pages_with_checksum(
-        copy_table(src, dst), src_ids, dst_ids, num_programs=num_programs
-    )
+    table = copy_table(src, dst)
+    return ops.copy_pages_with_checksum(table, src_ids, dst_ids, num_programs=num_programs)
 
 
 page_table = custom_op("hicache::page_table", mutates_args=())(ops.page_table)

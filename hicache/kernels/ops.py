@@ -54,19 +54,11 @@ def copy_pages(
             are always read, and sent ahead of the launch.
         trusted: look at nothing: `send_ids` has, and the ids are what it gave back.
     """
+    ids = src_page_ids, dst_page_ids
     if not trusted:
-        src_page_ids, dst_page_ids = _ready(
-            table, src_page_ids, dst_page_ids, src_map, dst_map, debug=debug
-        )
+        ids = _ready(table, *ids, src_map, dst_map, debug=debug)
     plane = reference if table.device.type == "cpu" else copy
-    plane.copy_items(
-        table,
-        src_page_ids,
-        dst_page_ids,
-        src_map=src_map,
-        dst_map=dst_map,
-        num_programs=num_programs,
-    )
+    plane.copy_items(table, *ids, src_map=src_map, dst_map=dst_map, num_programs=num_programs)
 
 
 def copy_pages_with_checksum(
@@ -83,18 +75,15 @@ def copy_pages_with_checksum(
     Equal content has equal checksums in every layout, as long as tables name the buffers in the
     same order. Arguments as `copy_pages`.
     """
+    ids = src_page_ids, dst_page_ids
     if not trusted:
-        src_page_ids, dst_page_ids = _ready(table, src_page_ids, dst_page_ids, debug=debug)
+        ids = _ready(table, *ids, debug=debug)
     plane = reference if table.device.type == "cpu" else checksum
-    result: Tensor = plane.copy_items_with_checksum(
-        table, src_page_ids, dst_page_ids, num_programs=num_programs
-    )
-    return result
+    sums: Tensor = plane.copy_items_with_checksum(table, *ids, num_programs=num_programs)
+    return sums
 
 
-def send_ids(
-    *pairs: tuple[CopyTable, Tensor, Tensor],
-) -> list[tuple[Tensor, Tensor]]:
+def send_ids(*pairs: tuple[CopyTable, Tensor, Tensor]) -> list[tuple[Tensor, Tensor]]:
     """Check the ids of some transfers and send them ahead, all in one piece of pinned memory.
 
     What comes back serves `copy_*` with `trusted=True` as often as wanted: for each group of layers
@@ -191,19 +180,11 @@ def window_table(
     if debug or device.type == "cpu":
         check_range(page_table.flatten(), name="page table", limit=len(full_to_swa))
         check_range(
-            seq_lens,
-            name="sequence lengths",
-            least=0,
-            limit=page_table.shape[1] * page_size + 1,
+            seq_lens, name="sequence lengths", least=0, limit=page_table.shape[1] * page_size + 1
         )
     plane = reference if device.type == "cpu" else index
     result: Tensor = plane.window_table(
-        page_table,
-        seq_lens,
-        full_to_swa,
-        page_size=page_size,
-        window_len=window_len,
-        hole=hole,
+        page_table, seq_lens, full_to_swa, page_size=page_size, window_len=window_len, hole=hole
     )
     return result
 
@@ -226,7 +207,5 @@ def _ready(
     check_copy_form(table, src_ids, dst_ids, src_map, dst_map, device=device)
     if debug or in_host:
         check_copy_ids(table, src_ids, dst_ids, src_map, dst_map)
-    return (
-        src_ids.to(table.device, non_blocking=True),
-        dst_ids.to(table.device, non_blocking=True),
-    )
+    src_ids = src_ids.to(table.device, non_blocking=True)
+    return src_ids, dst_ids.to(table.device, non_blocking=True)

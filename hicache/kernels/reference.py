@@ -34,11 +34,7 @@ def copy_items(
 
 
 def copy_items_with_checksum(
-    table: CopyTable,
-    src_ids: Tensor,
-    dst_ids: Tensor,
-    *,
-    num_programs: int | None = None,
+    table: CopyTable, src_ids: Tensor, dst_ids: Tensor, *, num_programs: int | None = None
 ) -> Tensor:
     """Reference for `checksum.copy_items_with_checksum`."""
     copy_items(table, src_ids, dst_ids)

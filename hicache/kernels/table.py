@@ -128,7 +128,8 @@ def copy_table(src: Sequence[Tensor], dst: Sequence[Tensor]) -> CopyTable:
         raise ValueError(f"as many source as target buffers wanted, got {len(src)} and {len(dst)}")
     devices = {buffer.device for buffer in (*src, *dst)}
     if len(devices - {torch.device("cpu")}) > 1:
-        raise ValueError(f"one device and the host wanted, got buffers on {_listed(devices)}")
+        listed = ", ".join(sorted(map(str, devices)))
+        raise ValueError(f"one device and the host wanted, got buffers on {listed}")
     device = max(devices, key=lambda d: d.type != "cpu")
     for what, buffers in (("source", src), ("target", dst)):
         for i, buffer in enumerate(buffers):
@@ -259,21 +260,12 @@ def _axes_of(buffer: _Geometry) -> list[tuple[int, int]]:
 def _as_words(buffer: Tensor, axes: tuple[_Axis, ...], *, side: int) -> Tensor:
     """View [P, ...] of any dtype as [P, *rows, words] int64."""
     size = buffer.element_size()
-    view = torch.empty(0, dtype=torch.int64, device=buffer.device)
-    return view.set_(
-        buffer.untyped_storage(),
-        buffer.storage_offset() * size // WORD_BYTES,
-        (
-            buffer.shape[0],
-            *(axis.length for axis in axes[:-1]),
-            axes[-1].length // WORD_BYTES,
-        ),
-        (
-            buffer.stride(0) * size // WORD_BYTES,
-            *(axis[1 + side] // WORD_BYTES for axis in axes[:-1]),
-            1,
-        ),
-    )
+    words = torch.empty(0, dtype=torch.int64, device=buffer.device)
+    offset = buffer.storage_offset() * size // WORD_BYTES
+    item = buffer.stride(0) * size // WORD_BYTES
+    lengths = (buffer.shape[0], *(axis.length for axis in axes[:-1]), axes[-1].length // WORD_BYTES)
+    strides = (item, *(axis[1 + side] // WORD_BYTES for axis in axes[:-1]), 1)
+    return words.set_(buffer.untyped_storage(), offset, lengths, strides)
 
 
 def _piece_words(rows: Sequence[tuple[int, int]]) -> int:
@@ -341,7 +333,3 @@ def _refuse_overlaps(
     found = first_overlap(Progressions(*map(torch.cat, zip(*columns, strict=True))))
     if found is not None:
         raise ValueError(f"{owners[found[0]].name} and {owners[found[1]].name} overlap")
-
-
-def _listed(devices: set[torch.device]) -> str:
-    return ", ".join(sorted(map(str, devices)))

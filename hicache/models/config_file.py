@@ -61,12 +61,8 @@ LAYER_WORDS: dict[str, dict[object, str]] = {
 }
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 MOST = 1 << 32  # of any number in such a file
-OUTER = (
-    "quantization_config",
-    "tie_word_embeddings",
-    "torch_dtype",
-    "dtype",
-)  # of text_config, where there is one
+# beside text_config, where there is one
+OUTER = ("quantization_config", "tie_word_embeddings", "torch_dtype", "dtype")
 
 
 class ConfigFile:

@@ -18,14 +18,11 @@ class ComponentKind(Enum):
     mamba = "mamba"
 
 
-_KIND_OF = {
-    "F": ComponentKind.full,
-    "f": ComponentKind.full,
-    "S": ComponentKind.swa,
-    "s": ComponentKind.swa,
-    "M": ComponentKind.mamba,
-    "D": ComponentKind.mamba,
-}
+_KIND_OF = (
+    dict.fromkeys("Ff", ComponentKind.full)
+    | dict.fromkeys("Ss", ComponentKind.swa)
+    | dict.fromkeys("MD", ComponentKind.mamba)
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,16 +102,13 @@ class ModelConfig:
                 f"got {self.pattern!r}"
             )
         if self.pattern.strip():
-            for kind, field_name in (
-                (ComponentKind.full, "num_full_layers"),
-                (ComponentKind.swa, "num_swa_layers"),
-                (ComponentKind.mamba, "num_mamba_layers"),
-            ):
-                said = getattr(self, field_name)
+            for kind in ComponentKind:
+                name = f"num_{kind.value}_layers"
+                said = getattr(self, name)
                 shown = sum(kind in kinds for kinds in self.layer_kinds)
                 if said != shown:
                     raise ValueError(
-                        f"model {self.name}: {field_name} is {said}, but pattern over "
+                        f"model {self.name}: {name} is {said}, but pattern over "
                         f"{self.num_layers} layers has {shown}"
                     )
         for tier in ("device", "host"):
@@ -145,11 +139,8 @@ class ModelConfig:
         """What every layer is, in the letters of `pattern`, from the first layer."""
         words = self.pattern.split()
         if not words:
-            return (
-                ("F",) * self.num_full_layers
-                + ("S",) * self.num_swa_layers
-                + ("M",) * self.num_mamba_layers
-            )
+            full_swa = "F" * self.num_full_layers + "S" * self.num_swa_layers
+            return tuple(full_swa + "M" * self.num_mamba_layers)
         return tuple(words[layer % len(words)] for layer in range(self.num_layers))
 
     @property
@@ -246,9 +237,7 @@ class ModelConfig:
             return 1
         if kind is ComponentKind.full and self.latent_dim:
             return tp
-        heads = self.num_kv_heads
-        if kind is ComponentKind.swa and self.swa_num_kv_heads:
-            heads = self.swa_num_kv_heads
+        heads = (kind is ComponentKind.swa and self.swa_num_kv_heads) or self.num_kv_heads
         return max(1, tp // max(1, heads))
 
 
@@ -287,21 +276,17 @@ def tier_shares(model: ModelConfig) -> dict[str, float]:
     tokens, a window and half a chunk, 2 states.
     """
 
-    def shared(tokens: int, window: int, states: float) -> tuple[float, float]:
-        parts = (
-            tokens * model.full_token_bytes,
-            window * model.swa_token_bytes,
-            states * model.mamba_slot_bytes,
-        )
-        return parts[1] / sum(parts), parts[2] / sum(parts)
+    bytes_each = (model.full_token_bytes, model.swa_token_bytes, model.mamba_slot_bytes)
 
-    host = shared(7900, model.window_len, 0.85)
-    running = shared(12200, model.window_len + 4096, 2)
+    def shares(*counts: float) -> list[float]:
+        parts = [count * size for count, size in zip(counts, bytes_each, strict=True)]
+        return [part / sum(parts) for part in parts[1:]]
+
+    host = shares(7900, model.window_len, 0.85)
+    running = shares(12200, model.window_len + 4096, 2)
+    device = [sum(both) / 2 for both in zip(host, running, strict=True)]
     return {
         f"{kind}_{tier}_share": round(value, 2)
-        for place, kind in enumerate(("swa", "mamba"))
-        for tier, value in (
-            ("host", host[place]),
-            ("device", (host[place] + running[place]) / 2),
-        )
+        for tier, values in (("host", host), ("device", device))
+        for kind, value in zip(("swa", "mamba"), values, strict=True)
     }

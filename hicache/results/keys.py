@@ -6,14 +6,7 @@ from hicache.scheduler.decision import Reason
 
 DECLINED = ("too_short", "rate_limited", "anchor_not_on_host")
 ABANDONED = ("host_room", "sidecar_room")
-DISCARDED = (
-    "miss",
-    "no_room",
-    "terminated",
-    "unread",
-    "short",
-    "aborted",
-)
+DISCARDED = ("miss", "no_room", "terminated", "unread", "short", "aborted")
 FAULTS = ("delay", "error", "missing", "short", "corrupt", "full", "gone")
 
 # what is counted while a run goes on, each from the first time on that it happens
@@ -56,12 +49,7 @@ COUNTERS = (
     "verify/unequal_count",
 )
 # what a run says of itself at its end
-SAID = (
-    "engine/span_s",
-    "engine/steps_count",
-    "tree/nodes_count",
-    "workload/distinct_tokens",
-)
+SAID = ("engine/span_s", "engine/steps_count", "tree/nodes_count", "workload/distinct_tokens")
 # only where there is such a thing: a goodput that was sought; pools that fill up; a real executor,
 # and copies that it hid
 SOMETIMES = (

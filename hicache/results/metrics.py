@@ -9,7 +9,7 @@ page read from storage has one fate.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from math import fsum
 
 from hicache.cache.reasons.table import REASONS
@@ -52,7 +52,7 @@ REQUIRED_MEASURES = (
 START_UP_NS = 60 * SECOND_NS  # from the first arrival that counts
 
 
-class Status(Enum):
+class Status(StrEnum):
     """How a request ended."""
 
     finished = "finished"
@@ -244,7 +244,7 @@ def check(record: RequestRecord) -> None:
             f"request {record.id} has {total} {what}, and is told of {dict(told)}"
         )
     assert is_allowed, (
-        f"request {record.id} ({record.status.value}) has a prompt of {record.prompt_len} tokens, "
+        f"request {record.id} ({record.status}) has a prompt of {record.prompt_len} tokens, "
         f"and {record.device_hit_len} device + {record.host_hit_len} host + "
         f"{record.storage_hit_len} storage + {record.computed_len} computed = {split}"
     )

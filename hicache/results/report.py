@@ -1,7 +1,6 @@
 """The pictures and the page of a run, made from the files it left.
 
-The figures and the page need only `summary.json`, `metrics.jsonl` and `config.yaml`: a report
-can be made again from a run directory alone.
+The page shows the summary and the config, and reads `metrics.jsonl` and `config.yaml`.
 """
 
 import base64
@@ -9,8 +8,8 @@ import html
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
-from enum import Enum
 from itertools import pairwise
+from operator import attrgetter
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -24,7 +23,9 @@ from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter
 
 from hicache.cache.reasons.table import REASONS
+from hicache.config import ExperimentConfig
 from hicache.results.metrics import PREFILL_CAUSES, TTFT_PARTS, RequestRecord
+from hicache.results.tracking import plain
 from hicache.results.verdict import CLEAN, Objection, in_short, loads, objections
 from hicache.scheduler.queue_waits import CAUSES
 
@@ -81,7 +82,7 @@ def write_requests(path: Path, records: Sequence[RequestRecord]) -> None:
     for item in fields(RequestRecord):
         values = [getattr(record, item.name) for record in records]
         if item.name not in PARTS:
-            columns[item.name] = [_cell(value) for value in values]
+            columns[item.name] = values
             continue
         for part in PARTS[item.name]:
             columns[f"{item.name}_{part}"] = [value.get(part, 0) for value in values]
@@ -90,25 +91,23 @@ def write_requests(path: Path, records: Sequence[RequestRecord]) -> None:
     pq.write_table(pa.table(columns, schema=schema), path)
 
 
-def write_report(run_dir: Path, *, title: str, summary: Mapping[str, float] | None = None) -> Path:
-    """Draw the figures of a run and the page that shows them; return the page.
-
-    `summary` stands in for `summary.json`, which a run writes last.
-    """
-    if summary is None:
-        summary = json.loads((run_dir / "summary.json").read_text())
-    assert summary is not None
+def write_report(
+    run_dir: Path, *, title: str, summary: Mapping[str, float], config: ExperimentConfig
+) -> Path:
+    """Draw the figures of a run and the page that shows them; return the page."""
     lines = (run_dir / "metrics.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
     tokens_path, ttft_path = run_dir / "tokens.png", run_dir / "ttft.png"
     found = objections([summary])
     save(draw_tokens(rows, run=title, verdict=in_short(found)), tokens_path)
     save(draw_ttft(summary, run=title, verdict=in_short(found)), ttft_path)
+    knobs = {name: plain(attrgetter(key)(config)) for key, name in KNOBS.items()}
     page = run_dir / "report.html"
     page.write_text(
         _page(
             title=title,
             summary=summary,
+            told=", ".join(f"{name} {value}" for name, value in knobs.items() if value is not None),
             config=(run_dir / "config.yaml").read_text(),
             figures=(tokens_path, ttft_path),
             found=found,
@@ -158,15 +157,10 @@ def draw_tokens(rows: Sequence[Mapping[str, float]], *, run: str = "", verdict: 
     _in_one_unit(COUNTS, top)
     top.set_title("Where prompt tokens came from", loc="left")
     top.legend(ncols=4, frameon=False, loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0.2)
-    for key, colour, name in (
-        (
-            "queue/waiting_count",
-            "#D55E00",
-            "waiting" if len(merged) == len(rows) else "waiting (most)",
-        ),
-        ("queue/running_count", "#0072B2", "running"),
-    ):
-        bottom.plot(ends, [row[key] for row in merged], color=colour, label=name, lw=1.4)
+    waiting = "waiting" if len(merged) == len(rows) else "waiting (most)"
+    for key, colour, name in (("waiting", "#D55E00", waiting), ("running", "#0072B2", "running")):
+        counts = [row[f"queue/{key}_count"] for row in merged]
+        bottom.plot(ends, counts, color=colour, label=name, lw=1.4)
     bottom.set_ylabel("requests")
     bottom.set_xlabel("time in the run (min)")
     bottom.set_ylim(bottom=0)
@@ -243,38 +237,18 @@ def _in_one_unit(units: Sequence[tuple[str, float]], *all_axes: Axes) -> tuple[s
     return name, unit
 
 
-def _knobs(config: str) -> dict[str, str]:
-    """The values in the YAML of a run by their full names; lists are left out.
-
-    The file is one that OmegaConf wrote: a level is two blanks, a line one key.
-    """
-    knobs, path = {}, [""]
-    for line in config.splitlines():
-        name, colon, value = line.partition(":")
-        depth = (len(name) - len(name.lstrip())) // 2
-        if not colon or name.lstrip().startswith("-"):
-            continue
-        path[depth:] = [name.strip()]
-        if value.strip() not in ("", "null"):
-            knobs[".".join(path)] = value.strip().strip("'\"")
-    return knobs
-
-
-def _plain_axes(*all_axes: object) -> None:
+def _plain_axes(*all_axes: Axes) -> None:
     for axes in all_axes:
-        axes.spines[["top", "right"]].set_visible(False)  # type: ignore[attr-defined]
-        axes.grid(axis="y", color="#E5E5E5", lw=0.8)  # type: ignore[attr-defined]
-        axes.set_axisbelow(True)  # type: ignore[attr-defined]
-
-
-def _cell(value: object) -> object:
-    return value.value if isinstance(value, Enum) else value
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", color="#E5E5E5", lw=0.8)
+        axes.set_axisbelow(True)
 
 
 def _page(
     *,
     title: str,
     summary: Mapping[str, float],
+    told: str,
     config: str,
     figures: Sequence[Path],
     found: Sequence[Objection],
@@ -290,8 +264,6 @@ def _page(
         areas.setdefault(key.partition("/")[0], []).append(
             f"<tr><td>{html.escape(key)}</td><td class=number>{shown}</td></tr>"
         )
-    knobs = _knobs(config)
-    told = ", ".join(f"{name} {knobs[key]}" for key, name in KNOBS.items() if key in knobs)
     ends = ", ".join(
         f"{summary[f'request/{end}_count']:,} {end}" for end in ("finished", "rejected", "aborted")
     )

@@ -7,7 +7,6 @@ Run it with `engine.jump=false`, so that every step ends where it was said to.
 from dataclasses import dataclass, field
 
 from hicache.cache.prefetch.prefetch import Prefetch
-from hicache.cache.reasons.table import Span
 from hicache.cache.tiers.transfer import BackUp, LoadBack, StorageWrite, Work
 from hicache.clock import Clock
 from hicache.engine.loop import Engine
@@ -16,6 +15,8 @@ from hicache.executor.completions import Delivery, StepRun
 from hicache.scheduler.batch import Batch
 from hicache.scheduler.queue_waits import Cause, Shortage, Turn
 from hicache.scheduler.request_state import RequestState
+
+KINDS = {LoadBack: "load-back", BackUp: "back-up", StorageWrite: "storage write"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,31 +44,13 @@ class Transfer:
     num_pages: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Life:
-    """What only the engine knew of a request.
-
-    `looked_ns`: when the step that was under way when it came had ended. `storage_waits`: (from,
-    to). `spans`: why tokens are computed. `declined`: why it had no prefetch.
-    """
-
-    looked_ns: int
-    admitted_ns: int | None
-    came_len: int
-    storage_waits: tuple[tuple[int, int], ...]
-    spans: tuple[Span, ...]
-    again: tuple[Span, ...]
-    prefetch: Prefetch | None
-    declined: str | None
-
-
 @dataclass(slots=True)
 class Timeline:
     """In order of time; `turns`: of each engine, when its queue began to wait for what."""
 
     steps: list[Step] = field(default_factory=list)
     transfers: list[Transfer] = field(default_factory=list)
-    lives: dict[int, Life] = field(default_factory=dict)
+    lives: dict[int, RequestState] = field(default_factory=dict)  # as they ended
     turns: dict[int, list[Turn]] = field(default_factory=dict)
     open: dict[Work | Prefetch, Transfer] = field(default_factory=dict)  # under way
 
@@ -82,16 +65,7 @@ class Timeline:
 
     def ended(self, req: RequestState) -> None:
         """A request has been answered or given up on."""
-        self.lives[req.request.id] = Life(
-            looked_ns=req.looked_ns,
-            admitted_ns=req.admitted_ns,
-            came_len=req.came_len,
-            storage_waits=tuple(req.storage_waits),
-            spans=tuple(req.spans[0]),
-            again=tuple(req.spans[1]),
-            prefetch=req.prefetch,
-            declined=req.declined,
-        )
+        self.lives[req.request.id] = req
 
 
 class _WatchedExecutor:
@@ -105,18 +79,16 @@ class _WatchedExecutor:
         return self._inner.is_fenced
 
     def submit(self, work: Work, now_ns: int) -> None:
-        kinds = {LoadBack: "load-back", BackUp: "back-up", StorageWrite: "storage write"}
-        kind = kinds.get(type(work))
-        if kind is not None and isinstance(work, LoadBack | BackUp | StorageWrite):
-            self._begin(work, kind, now_ns, num_bytes=work.num_bytes)
+        if isinstance(work, LoadBack | BackUp | StorageWrite):
+            self._begin(work, KINDS[type(work)], now_ns)
         self._inner.submit(work, now_ns)
 
     def query(self, prefetch: Prefetch, now_ns: int) -> None:
-        self._begin(prefetch, "storage query", now_ns, prefetch=prefetch)
+        self._begin(prefetch, "storage query", now_ns)
         self._inner.query(prefetch, now_ns)
 
     def read(self, prefetch: Prefetch, now_ns: int) -> None:
-        self._begin(prefetch, "storage read", now_ns, prefetch=prefetch)
+        self._begin(prefetch, "storage read", now_ns)
         self._inner.read(prefetch, now_ns)
 
     def forward(self, batch: Batch, now_ns: int) -> StepRun:
@@ -136,18 +108,13 @@ class _WatchedExecutor:
         return run
 
     def _begin(
-        self,
-        what: Work | Prefetch,
-        kind: str,
-        now_ns: int,
-        *,
-        num_bytes: int | None = None,
-        prefetch: Prefetch | None = None,
+        self, what: LoadBack | BackUp | StorageWrite | Prefetch, kind: str, now_ns: int
     ) -> None:
-        transfer = Transfer(kind=kind, engine=self._engine, start_ns=now_ns, num_bytes=num_bytes)
-        if prefetch is not None:
-            transfer.request_id = prefetch.request_id
-            transfer.num_pages = prefetch.num_pages
+        transfer = Transfer(kind=kind, engine=self._engine, start_ns=now_ns)
+        if isinstance(what, Prefetch):
+            transfer.request_id, transfer.num_pages = what.request_id, what.num_pages
+        else:
+            transfer.num_bytes = what.num_bytes
         self._timeline.transfers.append(transfer)
         self._timeline.open[what] = transfer
 

@@ -13,10 +13,10 @@ import signal
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlparse
 
@@ -32,6 +32,7 @@ INIT_TIMEOUT_S = 30.0  # W&B waits 90 s for a server that does not answer
 TERMINATED = 143  # exit code of a process that SIGTERM ended: 128 + 15
 
 
+@dataclass
 class Tracker:
     """Keeps `metrics.jsonl` and `summary.json` in `out_dir`, and W&B beside them if asked.
 
@@ -39,22 +40,13 @@ class Tracker:
     preempted run is recorded as failed and not as running for ever.
     """
 
-    def __init__(
-        self,
-        out_dir: Path,
-        tracker: TrackerConfig,
-        *,
-        config: Mapping[str, object],
-        group: str,
-        name: str,
-    ) -> None:
-        self._out_dir = out_dir
-        self._tracker = tracker
-        self._config = config
-        self._group = group
-        self._name = name
-        self._wandb: wandb.Run | None = None
-        self._old_handler: Any = None  # what signal.signal returns has no narrower type
+    out_dir: Path
+    tracker: TrackerConfig
+    config: Mapping[str, object]
+    group: str
+    name: str
+    _wandb: "wandb.Run | None" = field(default=None, init=False)
+    _old_handler: Any = field(default=None, init=False)  # what signal.signal returns
 
     def log(self, row: Row) -> None:
         """Record one interval."""
@@ -69,20 +61,20 @@ class Tracker:
             folder = Path(self._wandb.dir)
             for path in paths:
                 # left to itself W&B makes a symbolic link, which a run that is moved loses
-                _link(path, folder / path.name)
+                shutil.copyfile(path, folder / path.name)
                 self._wandb.save(folder / path.name, base_path=folder, policy="end")
 
     def summarize(self, summary: Mapping[str, float]) -> None:
         """Record the numbers that stand for the whole run."""
-        write_json(self._out_dir / "summary.json", summary)
+        write_json(self.out_dir / "summary.json", summary)
         if self._wandb is not None:
             self._wandb.summary.update({**summary, "verdict": in_short(objections([summary]))})
 
     def __enter__(self) -> Self:
-        self._metrics = (self._out_dir / "metrics.jsonl").open("wb", buffering=0)
+        self._metrics = (self.out_dir / "metrics.jsonl").open("wb", buffering=0)
         if threading.current_thread() is threading.main_thread():
-            self._old_handler = signal.signal(signal.SIGTERM, _exit)
-        if self._tracker.wandb_mode is not WandbMode.disabled:
+            self._old_handler = signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+        if self.tracker.wandb_mode is not WandbMode.disabled:
             self._wandb = self._open_wandb()
             self._wandb.define_metric("*", step_metric="time_s")  # the x-axis of its charts
         return self
@@ -117,12 +109,12 @@ class Tracker:
 
         def start(mode: WandbMode) -> "wandb.Run":
             return wandb.init(
-                project=self._tracker.project,
-                group=self._group,
-                name=self._name,
+                project=self.tracker.project,
+                group=self.group,
+                name=self.name,
                 mode=mode.value,
-                dir=self._out_dir,
-                config=dict(self._config),
+                dir=self.out_dir,
+                config=dict(self.config),
                 reinit="create_new",  # a sweep opens several in one process
                 settings=wandb.Settings(
                     console="off",
@@ -134,7 +126,7 @@ class Tracker:
                 ),
             )
 
-        if self._tracker.wandb_mode is WandbMode.online:
+        if self.tracker.wandb_mode is WandbMode.online:
             if not _has_key():
                 _say("W&B has no API key here, so this run is logged offline")
                 return start(WandbMode.offline)
@@ -170,13 +162,6 @@ def write_json(path: Path, values: Mapping[str, object]) -> None:
     unfinished.replace(path)
 
 
-def _link(path: Path, target: Path) -> None:
-    try:
-        os.link(path, target)
-    except OSError:  # a file system without links
-        shutil.copyfile(path, target)
-
-
 def _has_key() -> bool:
     if os.environ.get("WANDB_API_KEY"):
         return True
@@ -187,16 +172,10 @@ def _has_key() -> bool:
         return False
 
 
-def _exit(signum: int, frame: FrameType | None) -> None:
-    sys.exit(TERMINATED)
-
-
 def _exit_code(exc: BaseException | None) -> int:
-    if exc is None:
-        return 0
     if isinstance(exc, SystemExit) and isinstance(exc.code, int):
         return exc.code
-    return 1
+    return 0 if exc is None else 1
 
 
 def _say(sentence: str) -> None:

@@ -2,10 +2,11 @@
 
 The yardstick is one file that is written and read in order, a page a call, by the same buffers in
 the same round. Rounds alternate between the two, and the ratios are medians over rounds: absolute
-figures drift on a shared machine, ratios much less. Reads are from the page cache unless --cold.
+figures drift on a shared machine, ratios much less. Reads are from the page cache.
 """
 
 import argparse
+import itertools
 import mmap
 import os
 import platform
@@ -13,10 +14,10 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from statistics import median
+from typing import NamedTuple
 
 from hicache.config import StorageConfig
 from hicache.storage.base import KEY_BYTES, Storage
@@ -27,8 +28,7 @@ from hicache.storage.engines.slab import SlabStorage
 LOCAL = ("slab", "slab-direct", "file", "memory")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Speed:
+class Speed(NamedTuple):
     """Bytes a second of one round."""
 
     plain_write: float
@@ -43,27 +43,19 @@ def main() -> None:
     print(f"{platform.platform()}, Python {platform.python_version()}, {os.cpu_count()} cores")
     print(
         f"{options.mib} MiB in batches of {options.batch} pages, medians of {options.rounds}"
-        f" rounds, reads from {'disk' if options.cold else 'the page cache'}; GB/s and ratios"
+        f" rounds, reads from the page cache; GB/s and ratios"
     )
     print("engine       KiB | plain write  read | write  ratio | read   ratio")
-    names = options.engine or [
-        *LOCAL,
-        *(["redis"] if options.redis else []),
-        *(["mooncake"] if options.mooncake else []),
-    ]
-    for name in names:
-        for page_kib in options.page_kib:
-            speeds = _measure(name, page_kib * 1024, options)
-            gb = [
-                median(getattr(speed, field) for speed in speeds) / 1e9
-                for field in ("plain_write", "plain_read", "write", "read")
-            ]
-            write_ratio = median(speed.write / speed.plain_write for speed in speeds)
-            read_ratio = median(speed.read / speed.plain_read for speed in speeds)
-            print(
-                f"{name:12} {page_kib:4} | {gb[0]:11.2f} {gb[1]:5.2f} |"
-                f" {gb[2]:5.2f}  {write_ratio:5.2f} | {gb[3]:5.2f}  {read_ratio:5.2f}"
-            )
+    servers = [name for name in ("redis", "mooncake") if getattr(options, name)]
+    for name, page_kib in itertools.product(options.engine or [*LOCAL, *servers], options.page_kib):
+        speeds = _measure(name, page_kib * 1024, options)
+        gb = Speed(*(median(column) / 1e9 for column in zip(*speeds, strict=True)))
+        write_ratio = median(speed.write / speed.plain_write for speed in speeds)
+        read_ratio = median(speed.read / speed.plain_read for speed in speeds)
+        print(
+            f"{name:12} {page_kib:4} | {gb.plain_write:11.2f} {gb.plain_read:5.2f} |"
+            f" {gb.write:5.2f}  {write_ratio:5.2f} | {gb.read:5.2f}  {read_ratio:5.2f}"
+        )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -75,11 +67,9 @@ def _parser() -> argparse.ArgumentParser:
         "--batch", type=int, default=StorageConfig().batch_pages, help="pages of a call"
     )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=2, help="threads of the slab")
     parser.add_argument("--root", type=Path, help="a directory on the disk to measure")
     parser.add_argument("--redis", help="URL of a server")
     parser.add_argument("--mooncake", help="HOST:PORT of a master")
-    parser.add_argument("--cold", action="store_true", help="drop the page cache before reads")
     return parser
 
 
@@ -102,13 +92,8 @@ def _measure(name: str, page_bytes: int, options: argparse.Namespace) -> list[Sp
 
 def _open(name: str, root: Path, options: argparse.Namespace) -> Storage:
     if name.startswith("slab"):
-        return SlabStorage(
-            root,
-            namespace="bench",
-            capacity_bytes=None,
-            direct=name == "slab-direct",
-            num_threads=options.threads,
-        )
+        direct = name == "slab-direct"
+        return SlabStorage(root, namespace="bench", capacity_bytes=None, direct=direct)
     if name == "mooncake":
         return MooncakeStorage(options.mooncake, namespace="bench", deadline_s=30.0)
     config = StorageConfig(kind=name, root=options.redis if name == "redis" else str(root))
@@ -146,8 +131,6 @@ def _round(
     try:
         plain_write = _seconds(lambda: _move_plain(os.pwritev, file, source))
         own_write = _seconds(write)
-        if options.cold:
-            _drop_cache(root)
         plain_read = _seconds(lambda: _move_plain(os.preadv, file, target))
         own_read = _seconds(read)
         assert target == source, f"wrong bytes in round {turn}"
@@ -155,12 +138,7 @@ def _round(
         os.close(file)
         plain.unlink()
         storage.delete(keys)
-    return Speed(
-        plain_write=num_bytes / plain_write,
-        plain_read=num_bytes / plain_read,
-        write=num_bytes / own_write,
-        read=num_bytes / own_read,
-    )
+    return Speed(*(num_bytes / took for took in (plain_write, plain_read, own_write, own_read)))
 
 
 def _pages(num_pages: int, page_bytes: int) -> list[memoryview]:
@@ -173,18 +151,6 @@ def _move_plain(
 ) -> None:
     for index, page in enumerate(pages):
         assert move(file, [page], index * page.nbytes) == page.nbytes, "a short read or write"
-
-
-def _drop_cache(root: Path) -> None:
-    """Write everything below `root` to the disk and forget it."""
-    for path in root.rglob("*"):
-        if path.is_file():
-            file = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(file)
-                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-            finally:
-                os.close(file)
 
 
 def _seconds(call: Callable[[], None]) -> float:

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from importlib import import_module
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from shutil import rmtree
 from tempfile import mkdtemp
 from uuid import uuid4
@@ -47,12 +48,7 @@ def open_storage(
             return MemoryStorage(capacity_bytes=capacity_bytes, page_bytes=page_bytes)
         case "slab" | "file":
             engine = SlabStorage if config.kind == "slab" else FileStorage
-            return engine(
-                Path(_root(config)),
-                namespace=namespace,
-                capacity_bytes=capacity_bytes,
-                page_bytes=page_bytes,
-            )
+            make: Callable[..., Storage] = partial(engine, Path(_root(config)))
         case "redis":
             if capacity_bytes is not None:
                 raise ValueError(
@@ -65,44 +61,58 @@ def open_storage(
                 _root(config), namespace=namespace, segment_bytes=capacity_bytes or 0
             )
         case kind if ":" in kind:
-            own: Storage = _class_of(kind)(
-                config.root,
-                namespace=namespace,
-                capacity_bytes=capacity_bytes,
-                page_bytes=page_bytes,
-            )
-            return own
+            make = partial(_class_of(kind), config.root)
         case unknown:
             raise ValueError(
                 f"storage.kind must be one of {', '.join(KINDS)} or module:Class, got {unknown!r}"
             )
+    return make(namespace=namespace, capacity_bytes=capacity_bytes, page_bytes=page_bytes)
 
 
 def _class_of(kind: str) -> Callable[..., Storage]:
-    module, _, name = kind.partition(":")
     try:
-        found: Callable[..., Storage] = getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
+        found: Callable[..., Storage] = resolve_name(kind)
+    except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"storage.kind={kind} cannot be loaded: {error}") from error
     return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardedStorage:
-    """An engine for use in earnest: `storage` is what to talk to, the rest counts."""
+    """An engine behind its faults and a breaker: `storage` is what to talk to.
 
+    Where nobody sleeps, `stall` collects the time that calls would have taken.
+    """
+
+    engine: Storage
     storage: BreakerStorage
     faulty: FaultyStorage | None
+    stall: Stall = field(default_factory=Stall)
+    scratch: Path | None = None  # a directory of a simulation's own
 
     def counts(self) -> dict[str, int]:
         """Calls that failed or were not made, pages found damaged, and faults by their name.
 
         Damaged pages are those that the engine had counted when it was closed.
         """
-        return {
+        counts = {
             "storage/damaged_pages": self.storage.last_stats.damaged_pages,
-            **_counts(self.storage, self.faulty),
+            "storage/failed_count": self.storage.failed_calls,
+            "storage/bypassed_count": self.storage.bypassed_calls,
         }
+        if self.faulty is not None:
+            injected = self.faulty.injected
+            counts |= {f"storage/injected_{fault.name}_count": injected[fault] for fault in Fault}
+        return counts
+
+    def forget(self) -> None:
+        """Forget what a simulation stored, close the engine and remove its files."""
+        if isinstance(self.engine, RedisStorage | MooncakeStorage):
+            with suppress(StorageError):  # a server that is gone holds nothing up
+                self.engine.forget_all()
+        self.storage.close()
+        if self.scratch is not None:
+            rmtree(self.scratch)
 
 
 def open_guarded_storage(
@@ -121,60 +131,28 @@ def open_guarded_storage(
     that is taken when this process writes it, so with corruption on, pages of earlier processes are
     misses.
     """
-    storage = open_storage(config, namespace=namespace, page_bytes=page_bytes)
-    if storage is None:
+    engine = open_storage(config, namespace=namespace, page_bytes=page_bytes)
+    if engine is None:
         return None
-    faults = config.faults
-    faulty = None
-    if not faults.is_harmless:
-        storage = faulty = FaultyStorage(storage, faults, seed=seed, clock=clock)
-        if faults.corrupt_rate:
+    storage, faulty = engine, None
+    if not config.faults.is_harmless:
+        storage = faulty = FaultyStorage(engine, config.faults, seed=seed, clock=clock)
+        if config.faults.corrupt_rate:
             storage = CheckedStorage(storage)
     if config.kind not in ("memory", "redis", "mooncake") or faulty is not None:
         storage = DeadlineStorage(storage, deadline_s=config.deadline_s)
-    return GuardedStorage(storage=_behind_breaker(storage, config, clock), faulty=faulty)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimulatedStorage:
-    """An engine that holds keys for a simulation, behind its faults and the breaker.
-
-    `engine` is the engine itself, `storage` what the simulation talks to. Nobody sleeps: `stall`
-    collects the time that calls would have taken. The store was empty when it was opened and
-    leaves neither files nor keys behind, so equal runs are equal whatever the engine.
-    """
-
-    engine: Storage
-    storage: BreakerStorage
-    faulty: FaultyStorage | None
-    stall: Stall
-    scratch: Path | None
-
-    def close(self) -> None:
-        """Forget what it holds, close the engine and remove its files."""
-        if isinstance(self.engine, RedisStorage | MooncakeStorage):
-            with suppress(StorageError):  # a server that is gone holds nothing up
-                self.engine.forget_all()
-        self.storage.close()
-        if self.scratch is not None:
-            rmtree(self.scratch)
-
-    def counts(self) -> dict[str, int]:
-        """Calls that failed or were not made, and faults by their name."""
-        return _counts(self.storage, self.faulty)
+    behind = _behind_breaker(storage, config, clock)
+    return GuardedStorage(engine=engine, storage=behind, faulty=faulty)
 
 
 def open_simulated_storage(
-    config: StorageConfig,
-    *,
-    namespace: str,
-    page_bytes: Mapping[int, int],
-    clock: Clock,
-    seed: int,
-) -> SimulatedStorage | None:
+    config: StorageConfig, *, namespace: str, page_bytes: Mapping[int, int], clock: Clock, seed: int
+) -> GuardedStorage | None:
     """A fresh store of the configured engine, behind its faults, drawn from `seed`, and a breaker.
 
-    Slab and file get a directory of their own below `config.root`, all others a namespace.
+    It is empty, and `forget` leaves neither files nor keys behind, so equal runs are equal whatever
+    the engine: slab and file get a directory of their own below `config.root`, all others a
+    namespace.
     """
     scratch = None
     if config.kind in ("slab", "file"):
@@ -194,42 +172,21 @@ def open_simulated_storage(
         return None
     stall = Stall()
     faulty = None
-    if not config.faults.is_harmless:
+    faults, deadline_s = config.faults, config.deadline_s
+    if not faults.is_harmless:
         faulty = FaultyStorage(
-            engine,
-            config.faults,
-            seed=seed,
-            clock=clock,
-            wait=stall.add,
-            deadline_s=config.deadline_s,
+            engine, faults, seed=seed, clock=clock, wait=stall.add, deadline_s=deadline_s
         )
-    return SimulatedStorage(
-        engine=engine,
-        storage=_behind_breaker(faulty or engine, config, clock),
-        faulty=faulty,
-        stall=stall,
-        scratch=scratch,
+    behind = _behind_breaker(faulty or engine, config, clock)
+    return GuardedStorage(
+        engine=engine, storage=behind, faulty=faulty, stall=stall, scratch=scratch
     )
 
 
 def _behind_breaker(storage: Storage, config: StorageConfig, clock: Clock) -> BreakerStorage:
     return BreakerStorage(
-        storage,
-        clock=clock,
-        max_failures=config.breaker_failures,
-        retry_s=config.breaker_retry_s,
+        storage, clock=clock, max_failures=config.breaker_failures, retry_s=config.breaker_retry_s
     )
-
-
-def _counts(storage: BreakerStorage, faulty: FaultyStorage | None) -> dict[str, int]:
-    counts = {
-        "storage/failed_count": storage.failed_calls,
-        "storage/bypassed_count": storage.bypassed_calls,
-    }
-    if faulty is not None:
-        injected = faulty.injected
-        counts |= {f"storage/injected_{fault.name}_count": injected[fault] for fault in Fault}
-    return counts
 
 
 def _root(config: StorageConfig) -> str:

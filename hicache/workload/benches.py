@@ -10,7 +10,7 @@ import numpy as np
 from hicache.clock import to_ns
 from hicache.config import TraceTokens, WorkloadConfig
 from hicache.request import Request
-from hicache.workload.runs import Runs, append_run
+from hicache.workload.runs import Runs, append_run, runs_len
 from hicache.workload.turns import Turn, to_requests
 
 
@@ -21,26 +21,16 @@ def multi_turn(config: WorkloadConfig, *, seed: int) -> list[Request]:
     fresh = 0
     clients = config.num_sessions
     for number in range(config.rounds * clients):
-        before = turns[number - clients] if number >= clients else None
-        added = config.turn_tokens if before or not config.first_tokens else config.first_tokens
-        prompt: Runs = [] if before is None else list(before.prompt)
-        if before is not None:
-            added += before.output_len
+        before = number - clients if number >= clients else None
+        prompt = [] if before is None else list(turns[before].prompt)
+        added = config.turn_tokens
+        if before is None:
+            added = config.first_tokens or added
+        else:
+            added += config.answer_tokens
         append_run(prompt, fresh, added)
         fresh += added
-        prompt_len = added + (before.prompt_len if before else 0)
-        turns.append(
-            Turn(
-                arrival_ns=to_ns(number / config.request_rate),
-                prompt=prompt,
-                full_len=prompt_len,
-                prompt_len=prompt_len,
-                output_len=config.answer_tokens,
-                session=number % clients,
-                parent=None if before is None else number - clients,
-                continues=None if before is None else number - clients,
-            )
-        )
+        turns.append(_turn(config, number / config.request_rate, prompt, number % clients, before))
     return to_requests(turns, first_fresh=fresh, tokens=TraceTokens.reconstructed)
 
 
@@ -59,20 +49,26 @@ def shared_prefix(config: WorkloadConfig, *, seed: int) -> list[Request]:
             group = number // config.group_prompts
             append_run(prompt, group * config.prefix_tokens, config.prefix_tokens)
             append_run(prompt, own_ids + number * config.own_tokens, config.own_tokens)
-            prompt_len = config.prefix_tokens + config.own_tokens
-            turns.append(
-                Turn(
-                    arrival_ns=to_ns(stage * config.stage_s + offset),
-                    prompt=prompt,
-                    full_len=prompt_len,
-                    prompt_len=prompt_len,
-                    output_len=config.answer_tokens,
-                    session=len(turns),
-                )
-            )
+            turns.append(_turn(config, stage * config.stage_s + offset, prompt, len(turns)))
     if not turns:
         raise ValueError(
             f"workload.stage_rates={list(config.stage_rates)} of {config.stage_s} s gave no request"
         )
     first_fresh = own_ids + num_prompts * config.own_tokens
     return to_requests(turns, first_fresh=first_fresh, tokens=TraceTokens.reconstructed)
+
+
+def _turn(
+    config: WorkloadConfig, arrival_s: float, prompt: Runs, session: int, before: int | None = None
+) -> Turn:
+    prompt_len = runs_len(prompt)
+    return Turn(
+        arrival_ns=to_ns(arrival_s),
+        prompt=prompt,
+        full_len=prompt_len,
+        prompt_len=prompt_len,
+        output_len=config.answer_tokens,
+        session=session,
+        parent=before,
+        continues=before,
+    )

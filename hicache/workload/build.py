@@ -24,13 +24,7 @@ from hicache.workload.turns import INT32_IDS
 from hicache.workload.weka import load_weka
 from hicache.workload.windows import cut_window, trees
 
-GENERATORS = {
-    "builtin": builtin,
-    "chat": chat,
-    "agents": agents,
-    "multi_turn": multi_turn,
-    "shared_prefix": shared_prefix,
-}
+GENERATORS = {each.__name__: each for each in (builtin, chat, agents, multi_turn, shared_prefix)}
 KINDS = (*GENERATORS, *TRACES)
 COPY_SPREAD_S = 60.0  # so that the busy minutes of a trace stay busy, and its clock does not show
 NAME_BITS = 40  # of 10,000 sessions two have one name in 1 of 20,000 traces; a float holds it
@@ -87,18 +81,15 @@ def load_workload(config: WorkloadConfig, *, data_dir: str | None, seed: int) ->
     else:
         raise ValueError(f"workload.kind must be one of {', '.join(KINDS)}, got {kind!r}")
     if config.token_stride > 1:
+        thinned = partial(_thinned, stride=config.token_stride)
         requests = [
-            replace(
-                request,
-                prompt=_thinned(request.prompt, config.token_stride),
-                output=_thinned(request.output, config.token_stride),
-            )
-            for request in requests
+            replace(each, prompt=thinned(each.prompt), output=thinned(each.output))
+            for each in requests
         ]
     if config.time_scale != 1:
         requests = [
-            replace(request, arrival_ns=round(request.arrival_ns * config.time_scale))
-            for request in requests
+            replace(each, arrival_ns=round(each.arrival_ns * config.time_scale))
+            for each in requests
         ]
     if config.start_jitter_s:
         requests = jitter_starts(requests, config.start_jitter_s, seed)
@@ -113,22 +104,18 @@ def _load_trace(kind: str, path: Path, config: WorkloadConfig, seed: int) -> lis
     if form == "chats":  # of what people said nothing is kept
         return _with_session_names(load_chat_log(path, config)[: config.limit])
     # all that what is kept depends on
-    settings: tuple[object, ...] = (
-        form,
-        config.tokens,
-        config.think_cap_s,
-        config.system_tokens,
-        config.block_tokens,
-    )
-    parse = partial(load_mooncake, path, config)
+    settings: tuple[object, ...] = (config.tokens, config.think_cap_s, config.system_tokens)
     if form == "weka_agentic":
         parse = partial(load_weka, path, config, seed=seed)
-        settings = (*settings, config.session_rate, seed)
+        settings += (config.session_rate, seed)
     elif form == "lengths":
         parse = partial(load_lengths, path, config)
     elif form == "blocks":
         parse = partial(load_mooncake, path, config, block_tokens=config.block_tokens)
-    return load_parsed(path, lambda: _with_session_names(parse()), config.limit, settings)
+        settings += (config.block_tokens,)
+    else:
+        parse = partial(load_mooncake, path, config)
+    return load_parsed(path, lambda: _with_session_names(parse()), config.limit, form, settings)
 
 
 def form_of(path: Path) -> str:

@@ -21,7 +21,7 @@ from typing import cast
 
 from hicache.config import WorkloadConfig
 from hicache.request import Request
-from hicache.workload.rows import Row, rows_to_requests
+from hicache.workload.rows import Row, from_first, rows_to_requests
 from hicache.workload.trace import Record, TraceError, date_ns, integer, name_of, read_records, text
 
 BLOCK_TOKENS = 16
@@ -37,12 +37,7 @@ def load_chat_log(path: Path, config: WorkloadConfig) -> list[Request]:
         TraceError: with file and line number, for a line that cannot be understood.
         ValueError: there is no such tokenizer.
     """
-    rows = list(_rows(path, _encoder(config.tokenizer)))
-    if not rows:
-        raise TraceError(f"{path}: wanted a request on each line, the file has none")
-    first_ns = min(row.arrival_ns for row in rows)
-    for row in rows:
-        row.arrival_ns -= first_ns
+    rows = from_first(path, _rows(path, _encoder(config.tokenizer)))
     return rows_to_requests(rows, config, block_tokens=BLOCK_TOKENS)
 
 

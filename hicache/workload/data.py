@@ -1,5 +1,6 @@
 """Where trace files are found, and how a public one is fetched."""
 
+import itertools
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +33,14 @@ MOONCAKE_RELEASE = (
 )
 
 
-def _mooncake(name: str, *, sha256: str | None) -> Source:
+MOONCAKE_SHA256 = {
+    "conversation": "b8cbb061a85206d729d91cdc2981f43c9e0d99209dce588d3af5f7934408b9df",
+    "synthetic": None,
+    "toolagent": "48a2db1a13d3bc05e6330140c64f604ba366df20d3c9e128b5c35a01c1fa5f71",
+}
+
+
+def _mooncake(name: str, sha256: str | None) -> Source:
     file, kept = f"{name}_trace.jsonl", f"mooncake_{name}.jsonl"
     url = f"{MOONCAKE_RELEASE}/{file}"
     return Source(
@@ -45,15 +53,7 @@ def _mooncake(name: str, *, sha256: str | None) -> Source:
 
 
 SOURCES = (
-    _mooncake(
-        "conversation",
-        sha256="b8cbb061a85206d729d91cdc2981f43c9e0d99209dce588d3af5f7934408b9df",
-    ),
-    _mooncake("synthetic", sha256=None),
-    _mooncake(
-        "toolagent",
-        sha256="48a2db1a13d3bc05e6330140c64f604ba366df20d3c9e128b5c35a01c1fa5f71",
-    ),
+    *itertools.starmap(_mooncake, MOONCAKE_SHA256.items()),
     Source(
         kind="weka_agentic",
         names=(

@@ -8,15 +8,36 @@ below were measured on those traces, as the loaders here read them, unless a com
 """
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 
 from hicache.clock import to_ns
 from hicache.config import TraceTokens, WorkloadConfig
 from hicache.request import Request
-from hicache.workload.quantiles import Quantiles
 from hicache.workload.runs import Runs, append_run, extend_runs, runs_len
 from hicache.workload.turns import Turn, to_requests
+
+
+class Quantiles:
+    """A distribution through measured points, interpolated in the logarithm of the value.
+
+    `shares` rise from 0 to 1; `values` are positive and do not fall. The ends are the least and
+    the greatest value that is ever drawn.
+    """
+
+    def __init__(self, shares: Sequence[float], values: Sequence[float]) -> None:
+        self._shares = np.array(shares, np.float64)
+        self._logs = np.log(np.array(values, np.float64))
+
+    def draw(self, rng: np.random.Generator) -> float:
+        """One value."""
+        return float(np.exp(np.interp(rng.random(), self._shares, self._logs)))
+
+    def draw_len(self, rng: np.random.Generator) -> int:
+        """One value as a number of tokens or turns, at least 1."""
+        return max(round(self.draw(rng)), 1)
+
 
 SHARES = (0, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1)
 

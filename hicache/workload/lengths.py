@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hicache.config import WorkloadConfig
 from hicache.request import Request
-from hicache.workload.rows import Row, rows_to_requests
+from hicache.workload.rows import Row, from_first, rows_to_requests
 from hicache.workload.trace import TraceError, date_ns
 
 COLUMNS = {
@@ -30,12 +30,7 @@ def load_lengths(path: Path, config: WorkloadConfig) -> list[Request]:
     Raises:
         TraceError: with file and line number, for a row that cannot be understood.
     """
-    rows = list(_rows(path))
-    if not rows:
-        raise TraceError(f"{path}: wanted a request on each line after the first, got none")
-    first_ns = min(row.arrival_ns for row in rows)
-    for row in rows:
-        row.arrival_ns -= first_ns
+    rows = from_first(path, _rows(path))
     return rows_to_requests(rows, config, block_tokens=1)
 
 

@@ -15,15 +15,7 @@ from pathlib import Path
 from hicache.config import WorkloadConfig
 from hicache.request import Request
 from hicache.workload.rows import Name, Row, rows_to_requests
-from hicache.workload.trace import (
-    Record,
-    TraceError,
-    integer,
-    name_of,
-    number,
-    read_records,
-    text,
-)
+from hicache.workload.trace import Record, TraceError, integer, name_of, number, read_records, text
 
 BLOCK_TOKENS = 512
 SIZES = tuple(1 << power for power in range(16))  # that a trace may be found to have

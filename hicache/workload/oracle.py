@@ -138,11 +138,9 @@ def lru_curve(
             stack.push(visit.chain, _places(stack, visit, hit, checkpoints))
         known[visit.chain] = True
     gains.sort()
-    table = np.array(gains, np.int64).reshape(-1, 2)
+    sizes, tokens = np.array(gains, np.int64).reshape(-1, 2).T
     return Curve(
-        capacity_bytes=table[:, 0],
-        hit_tokens=np.cumsum(table[:, 1]),
-        prompt_tokens=visits.prompt_tokens,
+        capacity_bytes=sizes, hit_tokens=np.cumsum(tokens), prompt_tokens=visits.prompt_tokens
     )
 
 
@@ -239,9 +237,8 @@ class _Stack:
         self.checkpointed = np.zeros(visits.num_pages, bool)
         self._checkpoint_bytes = checkpoint_bytes
         self._page_bytes = page_bytes
-        size = sum(2 * len(visit.chain) for visit in visits.visits) + BLOCK
-        if not checkpoint_bytes:
-            size = sum(len(visit.chain) for visit in visits.visits) + BLOCK
+        uses = sum(len(visit.chain) for visit in visits.visits)
+        size = uses * (2 if checkpoint_bytes else 1) + BLOCK
         self._weight = np.zeros(-(-size // BLOCK) * BLOCK, np.int64)
         self._sums = np.zeros(len(self._weight) // BLOCK, np.int64)
         self._place = np.full(2 * visits.num_pages, -1, np.int64)

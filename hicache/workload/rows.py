@@ -5,8 +5,9 @@ but lengths. It may name its session, or itself and its parent; else a request c
 earlier one whose full blocks all prefix its own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from hicache.config import WorkloadConfig
 from hicache.request import Request
@@ -36,6 +37,17 @@ class Row:
     session: Name | None = None
     name: Name | None = None
     parent: Name | None = None
+
+
+def from_first(path: Path, rows: Iterable[Row]) -> list[Row]:
+    """The rows, at least one, in times from that of the first."""
+    found = list(rows)
+    if not found:
+        raise TraceError(f"{path}: wanted a request on each line, the file has none")
+    first_ns = min(row.arrival_ns for row in found)
+    for row in found:
+        row.arrival_ns -= first_ns
+    return found
 
 
 def rows_to_requests(

@@ -51,9 +51,7 @@ def to_requests(turns: Sequence[Turn], *, first_fresh: int, tokens: TraceTokens)
         raise TraceError(f"the trace needs {ids_end} token ids, an int32 holds {INT32_IDS}")
     # a sort keeps the order of equal times, in which parents come before children
     order = sorted(range(len(turns)), key=lambda index: turns[index].arrival_ns)
-    ids = [0] * len(turns)
-    for request_id, index in enumerate(order):
-        ids[index] = request_id
+    ids = {index: request_id for request_id, index in enumerate(order)}
     requests: list[Request] = []
     for index in order:
         turn = turns[index]

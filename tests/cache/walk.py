@@ -5,7 +5,7 @@ After every operation the laws are checked, the tree is compared with the oracle
 that a request reads is looked at.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -13,14 +13,13 @@ from typing import Any
 import numpy as np
 
 from hicache.cache import invariants
-from hicache.cache.pages import PageIds
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.tiers.transfer import CopyState, StorageDelete
 from hicache.cache.tree.eviction import POLICIES
 from hicache.cache.tree.keys import COMPONENT_TAGS, chain_seed, page_digests
 from hicache.cache.tree.match import MatchResult
-from hicache.cache.tree.node import FULL, MAMBA, SWA, TIERS
+from hicache.cache.tree.node import FULL, MAMBA, TIERS
 from hicache.cache.tree.sequence import Sequence
 from hicache.clock import SECOND_NS
 from hicache.config import (
@@ -34,6 +33,7 @@ from hicache.config import (
     Tiering,
     WritePolicy,
 )
+from hicache.executor.storage_script import Load, read_script
 from tests.cache.ghost import GhostMemory, Payload
 from tests.cache.oracle import answer_of, flatten, longest_match, shape_of
 from tests.cache.portrait import portrait
@@ -119,15 +119,6 @@ class Actor:
     saves: list[int] = field(default_factory=list)
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class Reader:
-    """A read under way, with the pages it was given when it began."""
-
-    prefetch: Prefetch
-    pages: list[PageIds]
-    at_hand: int | None = None  # pages of the batch it is filling, which it will finish
-
-
 class Walk:
     """One world and its random operations."""
 
@@ -146,7 +137,7 @@ class Walk:
         self.copies: list[object] = []
         self.queries: list[Prefetch] = []
         self.answered: list[Prefetch] = []  # asked, and not taken in yet
-        self.readers: list[Reader] = []
+        self.readers: list[Iterator[object]] = []  # reads under way
         self.read: list[Prefetch] = []  # read, and not taken in yet
         self.now_ns = 0
         self.num_actors = 0
@@ -409,7 +400,8 @@ class Walk:
         self.queries += self.prefetcher.outbox
         self.prefetcher.outbox = []
         for prefetch in self.prefetcher.reads:
-            self.readers.append(Reader(prefetch=prefetch, pages=list(prefetch.staged)))
+            batch_pages = self.rng.randint(1, 2)
+            self.readers.append(self._reading(prefetch, read_script(prefetch, batch_pages)))
         self.prefetcher.reads = []
 
     # -- copies and storage --------------------------------------------------------------------
@@ -456,51 +448,29 @@ class Walk:
 
     def read_on(self) -> None:
         """A reader begins a batch, or ends the one at hand."""
-        if not self.readers:
-            return
-        reader = self.rng.choice(self.readers)
-        prefetch = reader.prefetch
-        total = prefetch.num_pages
-        if reader.at_hand is None and not prefetch.is_settled and prefetch.completed_pages < total:
-            reader.at_hand = self.rng.randint(1, total - prefetch.completed_pages)
-            return
-        is_short = False
-        if reader.at_hand is not None:
-            first = prefetch.completed_pages
-            end = first + reader.at_hand
-            reader.at_hand = None
-            keys = prefetch.keys(FULL, first, end)
-            staged = set(prefetch.staged[FULL])
-            for key, page_id in zip(keys, reader.pages[FULL][first:end], strict=True):
-                if key not in self.memory.stored:
-                    is_short = True
-                    break
-                assert page_id in staged, "the reader fills a page that is no longer its own"
-                self.memory.read_page(key, FULL, page_id)
-                prefetch.completed_pages += 1
-            if not is_short and prefetch.completed_pages < total and not prefetch.is_settled:
-                return
-        if prefetch.completed_pages == total and not prefetch.is_settled:
-            self._read_sidecars(reader)
-        prefetch.is_read = True
-        self.readers.remove(reader)
-        self.read.append(prefetch)
+        if self.readers:
+            reader = self.rng.choice(self.readers)
+            if next(reader, None) is None:
+                self.readers.remove(reader)
 
-    def _read_sidecars(self, reader: Reader) -> None:
-        prefetch, stored = reader.prefetch, self.memory.stored
-        total = prefetch.num_pages
-        wanted: list[tuple[int, bytes, int]] = []
-        if prefetch.window_pages:
-            keys = prefetch.keys(SWA, prefetch.swa_first(total), total)
-            pages = reader.pages[SWA]
-            wanted += [(SWA, key, page) for key, page in zip(keys, pages, strict=True)]
-        if prefetch.has_state:
-            key = prefetch.keys(MAMBA, total - 1, total)[0]
-            wanted.append((MAMBA, key, int(reader.pages[MAMBA][0])))
-        prefetch.sidecars_found = all(key in stored for _, key, _ in wanted)
-        if prefetch.sidecars_found:
-            for kind, key, page_id in wanted:
+    def _reading(self, prefetch: Prefetch, script: Iterator[Load]) -> Iterator[Load]:
+        for load in script:
+            yield load
+            staged = set(prefetch.staged[FULL])
+            for key, (kind, page_id) in zip(load.keys, load.items, strict=True):
+                if key not in self.memory.stored:
+                    break
+                if kind == FULL:
+                    assert page_id in staged, "the reader fills a page that is no longer its own"
                 self.memory.read_page(key, kind, page_id)
+                load.found += 1
+            if load.is_sidecar:
+                prefetch.sidecars_found = load.is_whole
+            else:
+                prefetch.completed_pages += load.found
+            yield load
+        prefetch.is_read = True
+        self.read.append(prefetch)
 
     def take_read(self) -> None:
         """The reader's last word reaches the prefetcher."""
@@ -509,5 +479,5 @@ class Walk:
 
     def lose_stored(self) -> None:
         """Storage evicts, or a page is damaged: what was promised is not there any more."""
-        if self.memory.stored and self.rng.random() < 0.5:
+        if self.memory.stored:
             self.memory.stored.pop(self.rng.choice(sorted(self.memory.stored)))

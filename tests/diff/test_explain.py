@@ -2,7 +2,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from experiments.diff.compare import Comparison
-from experiments.diff.explain import Explanation, explain, in_words, spans_in_words
+from experiments.diff.explain import Explanation, differing, explain, in_words, spans_in_words
 from hicache.request import Request
 from tests.diff.sides import FAKE, POOLS, fake, prompt, requests_of
 
@@ -22,11 +22,11 @@ def explained(
 def test_the_request_that_took_the_pages_is_named(compared: Compared, tmp_path: Path) -> None:
     found = explained(compared, REQUESTS, {"pages": "9"}, tmp_path)
     assert (found.row.number, found.last_use) == (3, 0)
-    assert found.base_held == {"full/device": [(0, 16)]}
-    assert found.head_held == {"full/device": [(0, 4)]}
+    assert found.held[0] == {"full/device": [(0, 16)]}
+    assert found.held[1] == {"full/device": [(0, 4)]}
     parting = found.parting
     assert parting is not None
-    assert (parting.row.number, parting.parts) == (2, ("full/device",))
+    assert (parting.row.number, differing(*parting.after)) == (2, ("full/device",))
     assert parting.row.head.counts == {"evicted/full/device": 12}
 
 

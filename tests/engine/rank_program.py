@@ -27,6 +27,8 @@ from tests.scheduler.world import Plot, engine_of, request_of
 
 PAGE = 4
 STEP_NS = 1_000_000
+CLOCK_SKEW_NS = 3 * STEP_NS  # by which each rank's clock is ahead of the one before
+CHECK_EVERY = 25  # steps
 QUIET = FaultsConfig()
 FAULTS = FaultsConfig(
     delay_ms=0.1,
@@ -45,18 +47,13 @@ class Plan:
 
     num_ranks: int
     num_steps: int
-    seed: int = 0
     faults: Sequence[FaultsConfig] = ()
     stop: str = "timeout"
     rule: HitAgreement = HitAgreement.restorable
     abort_share: float = 0.02  # of steps, in which one rank hears that a request is gone
-    has_swa: bool = True
     has_states: bool = True
     axes: Sequence[Sequence[Sequence[int]]] | None = None  # none: one axis of all ranks
-    await_sidecars: bool = True
-    check_every: int = 25  # steps
     timeout_base_s: float = 0.01
-    clock_skew_ns: int = 3 * STEP_NS  # by which each rank's clock is ahead of the one before
     diverges_at: int | None = None  # step in which the last rank drops a page by itself
 
 
@@ -84,7 +81,7 @@ def payload(key: bytes) -> bytes:
 def plot_of(plan: Plan) -> Plot:
     """An engine of small pools."""
     return Plot(
-        window_len=12 if plan.has_swa else 0,
+        window_len=12,
         has_states=plan.has_states,
         device=(120, 80, 12),
         host=(160, 64, 12),
@@ -96,7 +93,6 @@ def plot_of(plan: Plan) -> Plot:
             threshold=8,
             timeout_base_s=plan.timeout_base_s,
             timeout_per_ki_token_s=0.1,
-            await_sidecars=plan.await_sidecars,
         ),
         scheduler=SchedulerConfig(chunk_tokens=64, max_running=6),
     )
@@ -116,7 +112,7 @@ def storage_of(rank: int, plan: Plan) -> FaultyStorage:
     return FaultyStorage(
         MemoryStorage(capacity_bytes=1500 * 32),
         plan.faults[rank] if plan.faults else QUIET,
-        seed=plan.seed * 16 + rank,
+        seed=rank,
         clock=WallClock(),
     )
 
@@ -139,13 +135,13 @@ def serve(rank: int, plan: Plan, channels: dict[str, GlooChannel]) -> Report:
         CheckedStorage(memory), agreement, channels, payload=payload, batch_pages=4, rule=plan.rule
     )
     engine.executor = reader
-    shared_rng = Random(plan.seed)  # ranks draw the same
+    shared_rng = Random(0)  # ranks draw the same
     num_submitted = num_ended = 0
     dropped: set[int] = set()
     digests = []
     step = 0
     while True:
-        now_ns = step * STEP_NS + rank * plan.clock_skew_ns
+        now_ns = step * STEP_NS + rank * CLOCK_SKEW_NS
         reader.check()
         for request_id in agreement.apply(channels["step"].minimum(agreement.pack(now_ns))):
             engine.abort(request_id, now_ns)
@@ -166,7 +162,7 @@ def serve(rank: int, plan: Plan, channels: dict[str, GlooChannel]) -> Report:
         num_ended += len(outcome.finished) + len(outcome.rejected)
         if step == plan.diverges_at and rank == plan.num_ranks - 1:
             engine.cache.pools[0][0].allocate(1)
-        if step % plan.check_every == 0:
+        if step % CHECK_EVERY == 0:
             check_laws(engine)
             digests.append(tree_digest(engine.cache.tree))
         step += 1
@@ -191,9 +187,6 @@ def serve(rank: int, plan: Plan, channels: dict[str, GlooChannel]) -> Report:
 def run_rank(rank: int, plan: Plan, store_path: str, results: Any) -> None:
     """The body of a process."""
     try:
-        import torch
-
-        torch.set_num_threads(1)
         axes = plan.axes or [[list(range(plan.num_ranks))]]
         channels = join(rank, plan.num_ranks, store_path, axes, timeout_s=60)
         report = serve(rank, plan, channels)

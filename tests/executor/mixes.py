@@ -49,7 +49,7 @@ from hicache.workload.arrivals import Feeder
 from tests.cache.small import make_pools
 from tests.executor.streams import PlacedStream
 from tests.models.test_shapes import load, model
-from tests.scheduler.world import Plot, engine_of, request_of
+from tests.scheduler.world import Plot, Watch, engine_of, request_of
 
 PATTERNS = ("F S M D", "F S M D", "S D F M", "F S", "M F", "F", "D S F")
 Fault = Callable[[ModelRunner], None]
@@ -158,14 +158,16 @@ def run_mix(
         engine = engine_of(plot, executor, checks=True, kind=AbortingEngine, pools=pages)
         engine.begin_aborting(np.random.default_rng(rng.integers(1 << 30)), abort_share, seen)
         engines.append(engine)
+    watch = Watch()
     serve(
         engines,
         Feeder(requests, WorkloadConfig(arrivals=Arrivals.open)),
         clock=SimulatedClock(),
         io=io,
         router=RoundRobin(),
-        observer=_Silent(seen),
+        observer=watch,
     )
+    _count_ends(watch, seen)
     counters: Counter[str] = Counter(io.counters)
     for engine, runner in zip(engines, runners, strict=True):
         runner.close()
@@ -382,27 +384,13 @@ class AbortingEngine(Engine):
                 return
 
 
-class _Silent:
-    def __init__(self, seen: Counter[str]) -> None:
-        self._seen = seen
-
-    def next_look_ns(self) -> int | None:
-        return None
-
-    def at(self, now_ns: int) -> None:
-        pass
-
-    def finished(self, req, engine: int, now_ns: int) -> None:
-        self._seen["finished"] += 1
+def _count_ends(watch: Watch, seen: Counter[str]) -> None:
+    for req, _ in watch.all_finished:
         for tier in ("device", "host", "storage"):
-            self._seen[f"{tier} hit"] += getattr(req, f"{tier}_len") > 0
-        self._seen["retracted"] += req.retractions > 0
-
-    def rejected(self, req, reason: str, followers, engine: int, now_ns: int) -> None:
-        self._seen["rejected"] += 1
-
-    def aborted(self, req, followers, engine: int, now_ns: int) -> None:
-        self._seen["aborted"] += 1
+            seen[f"{tier} hit"] += getattr(req, f"{tier}_len") > 0
+        seen["retracted"] += req.retractions > 0
+    for end in ("finished", "rejected", "aborted"):
+        seen[end] += len(getattr(watch, f"all_{end}"))
 
 
 def _streams(rng: np.random.Generator, device: torch.device) -> CopyStreams:

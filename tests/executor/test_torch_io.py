@@ -13,12 +13,14 @@ from hicache.cache.tiers.transfer import Move, StorageWrite
 from hicache.cache.tree.lock import Lock
 from hicache.cache.tree.node import FULL, HOST, Node
 from hicache.cache.tree.sequence import Sequence
+from hicache.clock import SimulatedClock
 from hicache.config import StorageConfig
 from hicache.executor.real.io import TorchIo
 from hicache.executor.real.model_runner import CopyStreams, ModelRunner
 from hicache.executor.real.pools import TorchPools
 from hicache.storage.base import StorageError
 from hicache.storage.engines.memory import MemoryStorage
+from hicache.storage.guards.breaker import BreakerStorage
 from tests.executor.cpu_pools import cpu_pools
 from tests.executor.mixes import tiny
 from tests.executor.streams import PlacedStream
@@ -34,6 +36,9 @@ class Broken(MemoryStorage):
         raise StorageError("no answer")
 
     def read(self, keys, buffers):
+        raise StorageError("no answer")
+
+    def write(self, keys, buffers):
         raise StorageError("no answer")
 
 
@@ -61,7 +66,8 @@ def pools() -> TorchPools:
 
 
 def opened(pools: TorchPools, *storages) -> TorchIo:
-    io = TorchIo(StorageConfig(kind="memory"), storages)
+    guarded = [BreakerStorage(each, clock=SimulatedClock()) for each in storages]
+    io = TorchIo(StorageConfig(kind="memory"), guarded)
     at_once = PlacedStream(is_late=False)
     streams = CopyStreams(at_once, at_once)
     io.attach(ModelRunner(SimpleNamespace(words=("F",)), pools, streams))

@@ -41,7 +41,7 @@ def unequal(first: int, end: int, device: str = "cpu") -> dict[int, str]:
     verdicts = {seed: run_mix(seed, device=device).verdict for seed in range(first, end)}
     assert all(verdict.num_checked for verdict in verdicts.values())
     return {
-        seed: f"{verdict}, {verdict.worst} apart"
+        seed: str(verdict)
         for seed, verdict in verdicts.items()
         if verdict.num_equal != verdict.num_checked
     }

@@ -55,12 +55,12 @@ def test_arms_that_differ_in_nothing_come_out_equal_and_planted_effects_are_foun
 def test_a_window_is_served_under_the_seed_that_is_asked_for() -> None:
     small = ("model=tiny_hybrid", "workload=chat", "workload.num_sessions=30", "workload.limit=60")
     config = config_of(*small, "workload.windows=2", "workload.start_jitter_s=3")
-    names, ttft_s, prompt_len, computed_len = serve(config, (1, 0))
+    names, ttft_s, prompt_len, computed_len = serve(config, 1, 0)
     assert len(names) == len(set(zip(names, prompt_len, ttft_s, strict=True))) > 5
     assert (ttft_s > 0).all()
     assert (computed_len <= prompt_len).all()
-    assert set(serve(config, (0, 0))[2].tolist()) != set(prompt_len.tolist())
-    assert serve(config, (1, 7)).tolist() != serve(config, (1, 0)).tolist()
+    assert set(serve(config, 0, 0)[2].tolist()) != set(prompt_len.tolist())
+    assert serve(config, 1, 7).tolist() != serve(config, 1, 0).tolist()
 
 
 def test_too_few_windows_for_two_hands_are_refused(tmp_path) -> None:

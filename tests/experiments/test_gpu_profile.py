@@ -1,7 +1,6 @@
 """What the bench measured, turned into entries of a hardware profile."""
 
 import pytest
-import yaml
 
 from experiments.gpu import profile
 
@@ -49,14 +48,14 @@ BENCH = {
 
 
 def test_the_rate_of_as_many_programs_as_the_executor_launches_is_taken():
-    profile = yaml.safe_load(entries(BENCH))
+    profile = entries(BENCH)
     assert profile["kernel_to_device"]["size"] == [256, 32768]
     assert list(map(float, profile["kernel_to_device"]["rate"])) == [12e9, 50e9]
     assert profile["kernel_to_host"]["size"] == [32768]
 
 
 def test_link_and_slowdown_are_measured_figures():
-    profile = yaml.safe_load(entries(BENCH))
+    profile = entries(BENCH)
     assert float(profile["pcie_bandwidth"]["value"]) == 53.5e9
     assert profile["copy_slowdown"]["value"] == 1.03
     assert {entry["status"] for entry in profile.values()} == {"measured"}
@@ -70,7 +69,7 @@ def test_a_dry_run_is_refused():
 
 def test_what_was_not_measured_is_left_out():
     stopped = [each for each in BENCH["records"] if each["case"] != "to_host"]
-    profile = yaml.safe_load(entries(BENCH | {"records": stopped, "goals": []}))
+    profile = entries(BENCH | {"records": stopped, "goals": []})
     assert set(profile) == {"pcie_bandwidth", "kernel_to_device"}
 
 
@@ -81,7 +80,7 @@ def test_what_one_program_moved_joins_how_it_is_launched():
         alone("to_host", 9.0, kernel="sgl_warps"),
         alone("to_host", 30.0, shape="rows of 256 B"),
     ]
-    found = yaml.safe_load(entries(BENCH | {"records": BENCH["records"] + records}))["copy_kernel"]
+    found = entries(BENCH | {"records": BENCH["records"] + records})["copy_kernel"]
     assert {name: found[name] for name in LAUNCHED} == LAUNCHED
     assert float(found["to_device"]["value"]) == 36e9
     assert float(found["to_host"]["value"]) == 50e9

@@ -19,7 +19,8 @@ def row(arm: Arm, ttft_s: float, *, cell: str = CELL, goodput: float | None = No
         rho_gpu=0.5,
         rho_read=0.4,
         is_overloaded=False,
-        goodput=None if goodput is None else (goodput, 3.0),
+        goodput=goodput,
+        tried=3.0,
     )
 
 
@@ -27,7 +28,7 @@ def rows(cell: str = CELL) -> list[Row]:
     """The third timeout is the best of all stock arms."""
     found = [row(arm, 1.0 + 0.1 * place, cell=cell) for place, arm in enumerate(ARMS)]
     found[4] = row(ARMS[4], 0.5, cell=cell, goodput=1.0)
-    found[0] = found[0]._replace(goodput=(3.0, 3.0))
+    found[0] = found[0]._replace(goodput=3.0)
     found[-1] = row(Arm(OURS), 0.4, cell=cell, goodput=1.05)
     return found
 
@@ -41,10 +42,10 @@ def test_an_arm_changes_nothing_but_when_to_stop() -> None:
 
 
 def test_a_timeout_is_the_best_of_its_grid_by_each_metric() -> None:
-    assert best_of(rows(), TIMEOUT, "ttft_s").arm == TIMEOUTS[2]
-    assert best_of(rows(), TIMEOUT, "gpu_s").arm == TIMEOUTS[-1]
-    assert stop_arms.best_stock(rows(), "ttft_s").arm == TIMEOUTS[2]
-    assert stop_arms.best_stock(rows(), "goodput").arm == Arm("best_effort")
+    assert best_of(rows(), [TIMEOUT], "ttft_s").arm == TIMEOUTS[2]
+    assert best_of(rows(), [TIMEOUT], "gpu_s").arm == TIMEOUTS[-1]
+    assert best_of(rows(), stop_arms.STOCK, "ttft_s").arm == TIMEOUTS[2]
+    assert best_of(rows(), stop_arms.STOCK, "goodput").arm == Arm("best_effort")
 
 
 def test_tables_print_the_whole_grid_and_tell_a_bound() -> None:
@@ -69,6 +70,6 @@ def test_goodput_is_sought_for_each_policy_at_its_best_and_for_the_timeout_as_it
         *("workload=chat", "workload.num_sessions=4", "workload.start=warm_storage"),
         "goodput.num_rates=2",
     )
-    found = [each.arm for each in stop_arms.measure("here", config) if each.goodput]
+    found = [each.arm for each in stop_arms.measure("here", config) if each.goodput is not None]
     assert {each.policy for each in found} == {*stop_arms.STOCK, OURS}
     assert Arm(TIMEOUT, stop_arms.AS_IT_COMES) in found

@@ -24,9 +24,10 @@ IN_TIME = Difference(ours=0.93, other=0.9, low=-0.01, high=0.07)
 
 
 def cell(tp: int, read_gbps: float) -> Cell:
+    name = f"{tp} devices, {read_gbps:g} GB/s"
     rows = [
         Row(
-            cell=stop_cells.name_of(tp, read_gbps),
+            cell=name,
             arm=arm,
             ttft_s=0.5,
             gpu_s=0.2,
@@ -37,8 +38,7 @@ def cell(tp: int, read_gbps: float) -> Cell:
         for arm in ARMS
     ]
     return Cell(
-        tp=tp,
-        read_gbps=read_gbps,
+        name=name,
         tuned=Tuned(rows=rows, by_ttft=BEST_EFFORT, by_goodput=TIMEOUT, times={}),
         differences={"ttft_s": TTFT, "gpu_s": GPU, "goodput": GOODPUT, "in_time": IN_TIME},
         overloaded=[],

@@ -2,14 +2,13 @@
 
 python -m tests.fuzz 0/17                               one, by its seed and number
 python -m tests.fuzz 0/0-199                            many, in two processes
-python -m tests.fuzz 0/0-199 --first                    until something is found
 python -m tests.fuzz --limit 9 kinds=all seed=1         plain but for these choices, nine requests
 """
 
 import argparse
 import sys
 
-from tests.fuzz.scenario import PLAIN, plan_of
+from tests.fuzz.scenario import PLAIN
 from tests.fuzz.shrink import Finding, examine
 from tests.fuzz.survey import Survey, numbered, survey
 
@@ -19,8 +18,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("scenario", nargs="*", help="seed/number, seed/first-last or knob=value")
     parser.add_argument("--limit", type=int, help="requests")
-    parser.add_argument("--first", action="store_true", help="stop at the first finding")
-    parser.add_argument("--show", action="store_true", help="show the run, and do not run it")
     args = parser.parse_args()
     names = [name for word in args.scenario if "=" not in word for name in named(word)]
     choices = dict(PLAIN)
@@ -30,9 +27,6 @@ def main() -> int:
             if knob not in PLAIN:
                 parser.error(f"there is no {knob}; scenarios differ in {', '.join(PLAIN)}")
             choices[knob] = value
-    if args.show:
-        print(plan_of(choices, args.limit))
-        return 0
     if not names:
         found = examine("plain", choices, args.limit)
         print(found if isinstance(found, Finding) else "nothing is wrong")
@@ -42,8 +36,6 @@ def main() -> int:
         visits.append(visit)
         if visit.finding is not None:
             print(visit.finding, flush=True)
-            if args.first:
-                break
     result = Survey(visits=visits)
     print(result)
     return int(bool(result.findings))

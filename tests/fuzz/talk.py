@@ -6,11 +6,10 @@ Half of its lengths lie within three tokens of a page boundary, which is where t
 from dataclasses import dataclass, replace
 from random import Random
 
-import numpy as np
-
 from hicache.clock import to_ns
-from hicache.request import Request, TokenSpans
+from hicache.request import Request
 from hicache.workload.build import Workload
+from tests.scheduler.world import spans
 
 TALK = "talk"  # its name as a workload
 NUM_REQUESTS = 40
@@ -71,8 +70,8 @@ class _Draft:
                     id=number,
                     session_id=first,
                     arrival_ns=to_ns(time_s),
-                    prompt=_spans(prompt),
-                    output=_spans(answer),
+                    prompt=spans(prompt),
+                    output=spans(answer),
                     parent_id=parent,
                     think_ns=to_ns(rng.expovariate(1 / talk.gap_s)),
                     namespace=namespace,
@@ -114,13 +113,6 @@ class _Draft:
         first = self._next_id
         self._next_id += count
         return list(range(first, self._next_id))
-
-
-def _spans(ids: list[int]) -> TokenSpans:
-    each = np.array(ids, np.int32)
-    firsts = np.flatnonzero(np.diff(each, prepend=each[0] - 2) != 1)
-    counts = np.diff(firsts, append=len(each))
-    return TokenSpans(each[firsts], counts.astype(np.int32))
 
 
 def _numbered(requests: list[Request]) -> list[Request]:

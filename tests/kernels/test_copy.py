@@ -88,6 +88,14 @@ def test_rows_are_scattered_one_by_one(random_bytes, poisoned, ids, generator):
     )
 
 
+@pytest.mark.parametrize("there", [True, False], ids=["to the host", "back"])
+def test_a_slice_of_the_heads_is_a_pool(there, random_bytes, ids):
+    heads = random_bytes(NUM_PAGES, 16, 8, 64, dtype=torch.float16)[:, :, 2:4]
+    rank = random_bytes(NUM_PAGES, 16, 2, 64, dtype=torch.float16, host=True)
+    src, dst = (heads, rank) if there else (rank, heads)
+    assert_copies([src], [dst], ids([7, 1, 4]), ids([2, 6, 3]))
+
+
 def test_duplicate_sources_are_copied_to_each_target(random_bytes, poisoned, ids):
     src, dst = random_bytes(6, 4096), poisoned(6, 4096)
     assert_copies([src], [dst], ids([3, 3, 1, 3]), ids([0, 1, 2, 4]))

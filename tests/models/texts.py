@@ -1,6 +1,7 @@
 """What public models say of themselves in their `config.json`, cut to what decides shapes.
 
-What siblings say alike is said once, by the one that stands alone above the list.
+What siblings say alike is said once, by the one that stands alone above the list; what says no more
+than its absence (weights in bfloat16, untied embeddings) stands in one text or two.
 Read in the package aiconfigurator-core 0.12.0 (NVIDIA, Apache-2.0), which keeps those texts.
 """
 
@@ -12,18 +13,14 @@ DEEPSEEK_V3: dict[str, object] = {
     "max_position_embeddings": 163840,
     "model_type": "deepseek_v3",
     "moe_intermediate_size": 2048,
-    "moe_layer_freq": 1,
     "n_routed_experts": 256,
     "n_shared_experts": 1,
     "num_attention_heads": 128,
     "num_experts_per_tok": 8,
     "num_hidden_layers": 61,
-    "num_key_value_heads": 128,
     "q_lora_rank": 1536,
     "qk_nope_head_dim": 128,
     "qk_rope_head_dim": 64,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
     "v_head_dim": 128,
     "vocab_size": 129280,
     "quantization_config": {"quant_method": "fp8"},
@@ -37,8 +34,6 @@ LLAMA_8B: dict[str, object] = {
     "num_attention_heads": 32,
     "num_hidden_layers": 32,
     "num_key_value_heads": 8,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
     "vocab_size": 128256,
 }
 
@@ -51,8 +46,6 @@ QWEN3_8B: dict[str, object] = {
     "num_attention_heads": 32,
     "num_hidden_layers": 36,
     "num_key_value_heads": 8,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
     "use_sliding_window": False,
     "vocab_size": 151936,
 }
@@ -72,7 +65,6 @@ QWEN3_30B: dict[str, object] = {
 
 QWEN3_5: dict[str, object] = {
     "attn_output_gate": True,
-    "dtype": "bfloat16",
     "full_attention_interval": 4,
     "head_dim": 256,
     "linear_conv_kernel_dim": 4,
@@ -97,7 +89,6 @@ GPT_OSS_20B: dict[str, object] = {
     "num_key_value_heads": 8,
     "num_local_experts": 32,
     "sliding_window": 128,
-    "tie_word_embeddings": False,
     "vocab_size": 201088,
     "quantization_config": {"quant_method": "mxfp4"},
 }
@@ -123,7 +114,6 @@ NEMOTRON_3_NANO: dict[str, object] = {
     "num_hidden_layers": 52,
     "num_key_value_heads": 2,
     "ssm_state_size": 128,
-    "tie_word_embeddings": False,
     "vocab_size": 131072,
 }
 
@@ -163,7 +153,6 @@ TEXTS: dict[str, dict[str, object]] = {
     },
     "Qwen/Qwen3.5-35B-A3B": {
         "model_type": "qwen3_5_moe",
-        "tie_word_embeddings": False,
         "text_config": {
             **QWEN3_5,
             "hidden_size": 2048,
@@ -181,7 +170,6 @@ TEXTS: dict[str, dict[str, object]] = {
     },
     "Qwen/Qwen3.5-27B": {
         "model_type": "qwen3_5",
-        "tie_word_embeddings": False,
         "text_config": {
             **QWEN3_5,
             "hidden_size": 5120,
@@ -202,12 +190,9 @@ TEXTS: dict[str, dict[str, object]] = {
         "num_local_experts": 128,
     },
     "google/gemma-4-26B-A4B": {
-        "dtype": "bfloat16",
         "model_type": "gemma4",
-        "tie_word_embeddings": True,
         "text_config": {
             "attention_k_eq_v": True,
-            "dtype": "bfloat16",
             "enable_moe_block": True,
             "global_head_dim": 512,
             "head_dim": 256,
@@ -224,7 +209,6 @@ TEXTS: dict[str, dict[str, object]] = {
             "num_key_value_heads": 8,
             "num_kv_shared_layers": 0,
             "sliding_window": 1024,
-            "tie_word_embeddings": True,
             "top_k_experts": 8,
             "vocab_size": 262144,
         },
@@ -237,7 +221,6 @@ TEXTS: dict[str, dict[str, object]] = {
         "model_type": "deepseek_v32",
     },
     "zai-org/GLM-5": {
-        "dtype": "bfloat16",
         "first_k_dense_replace": 3,
         "head_dim": 64,
         "hidden_size": 6144,
@@ -248,17 +231,14 @@ TEXTS: dict[str, dict[str, object]] = {
         "max_position_embeddings": 202752,
         "model_type": "glm_moe_dsa",
         "moe_intermediate_size": 2048,
-        "moe_layer_freq": 1,
         "n_routed_experts": 256,
         "n_shared_experts": 1,
         "num_attention_heads": 64,
         "num_experts_per_tok": 8,
         "num_hidden_layers": 78,
-        "num_key_value_heads": 64,
         "q_lora_rank": 2048,
         "qk_nope_head_dim": 192,
         "qk_rope_head_dim": 64,
-        "tie_word_embeddings": False,
         "v_head_dim": 256,
         "vocab_size": 154880,
     },
@@ -273,7 +253,6 @@ TEXTS: dict[str, dict[str, object]] = {
         "num_hidden_layers": 62,
         "num_key_value_heads": 8,
         "num_local_experts": 256,
-        "tie_word_embeddings": False,
         "vocab_size": 200064,
         "quantization_config": {"quant_method": "fp8"},
     },
@@ -296,8 +275,6 @@ TEXTS: dict[str, dict[str, object]] = {
         "swa_num_attention_heads": 64,
         "swa_num_key_value_heads": 8,
         "swa_v_head_dim": 128,
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
         "v_head_dim": 128,
         "vocab_size": 152576,
         "quantization_config": {"quant_method": "fp8"},
@@ -339,7 +316,6 @@ TEXTS: dict[str, dict[str, object]] = {
         "num_key_value_heads": 8,
         "ssm_state_size": 256,
         "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
         "vocab_size": 131072,
     },
 }

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from tests.mutants.killing import Fate, Trial, Verdict, judge
+from tests.mutants.killing import Fate, Trial, judge
 from tests.mutants.operators import Mutant, mutants
 from tests.mutants.packages import PACKAGES, ROOT, modules
 from tests.mutants.reach import IMPORT, Reach, reach
@@ -28,13 +28,12 @@ def main() -> None:
         same = [m for m in drawn if (m.path, *m.change(_source(m))) in equivalent]
         rows.append((package, drawn, same))
         trials += [trial(m, found, told.budget) for m in drawn if m not in same]
-    judged = judge(trials, found, told.jobs, _tell)
-    verdicts = {verdict.trial.mutant: verdict for verdict in judged}
+    fates = judge(trials, found, told.jobs, _tell)
     print(f"\nOf commit {commit[:12]}, seed {seed}:\n")
     print("| package | mutants | killed | timed out | survived | equivalent | noticed |")
     print("|---|---:|---:|---:|---:|---:|---:|")
     for package, drawn, same in rows:
-        print(_row(package, [verdicts[m] for m in drawn if m not in same], len(same)))
+        print(_row(package, [fates[m] for m in drawn if m not in same], len(same)))
 
 
 def draw(package: str, count: int, seed: int) -> list[Mutant]:
@@ -87,28 +86,28 @@ def in_turn(tests: Iterable[str], seconds: Mapping[str, float]) -> list[str]:
     return sorted(places, key=places.__getitem__)
 
 
-def _row(package: str, verdicts: Sequence[Verdict], equivalent: int) -> str:
-    fates = Counter(verdict.fate for verdict in verdicts)
-    noticed = 1 - fates[Fate.survived] / max(len(verdicts), 1)
-    numbers = [len(verdicts) + equivalent, *(fates[fate] for fate in Fate), equivalent]
+def _row(package: str, judged: Sequence[Fate], equivalent: int) -> str:
+    fates = Counter(judged)
+    noticed = 1 - fates[Fate.survived] / max(len(judged), 1)
+    numbers = [len(judged) + equivalent, *(fates[fate] for fate in Fate), equivalent]
     return f"| {package} | {' | '.join(map(str, numbers))} | {noticed:.1%} |"
 
 
-def _tell(verdict: Verdict) -> None:
+def _tell(judged: Trial, fate: Fate) -> None:
     """A dot for a mutant that was noticed, and all about one that was not."""
-    if verdict.fate is not Fate.survived:
+    if fate is not Fate.survived:
         print(".", end="", flush=True)
         return
-    mutant = verdict.trial.mutant
+    mutant = judged.mutant
     before, after = mutant.change(_source(mutant))
-    tests = f"{len(verdict.trial.tests)} tests" if verdict.trial.tests else "no test runs it"
+    tests = f"{len(judged.tests)} tests" if judged.tests else "no test runs it"
     where = f"{mutant.path}:{mutant.lines[0]} {mutant.operator}"
     print(f"\n{where} ({tests})\n  - {before}\n  + {after}", flush=True)
 
 
 def equivalents() -> list[dict[str, str]]:
     """Mutants that nobody could tell from the original, each with a line of proof."""
-    return tomllib.loads(EQUIVALENT.read_text())["mutant"] if EQUIVALENT.exists() else []
+    return tomllib.loads(EQUIVALENT.read_text())["mutant"]
 
 
 def _source(mutant: Mutant) -> str:

@@ -57,17 +57,10 @@ class Trial:
     afresh: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """What became of a trial."""
-
-    trial: Trial
-    fate: Fate
+Tell = Callable[[Trial, Fate], object]
 
 
-def judge(
-    trials: Sequence[Trial], reach: Reach, jobs: int, tell: Callable[[Verdict], None]
-) -> list[Verdict]:
+def judge(trials: Sequence[Trial], reach: Reach, jobs: int, tell: Tell) -> dict[Mutant, Fate]:
     """Try all mutants, `jobs` at a time; `tell` hears of each as soon as it is judged."""
     court = _Court(trials, reach, jobs, tell)
     files = {test.partition("::")[0]: None for trial in trials for test in trial.tests}
@@ -75,21 +68,15 @@ def judge(
         sys.exit(f"pytest could not load the tests: exit status {status}")
     for trial in trials:
         if not trial.tests:
-            court.conclude(Verdict(trial=trial, fate=Fate.survived))
-    return court.verdicts
+            court.conclude(trial, Fate.survived)
+    return court.fates
 
 
 class _Court:
     """A plugin of pytest: in place of the loop over tests, one over mutants."""
 
-    def __init__(
-        self,
-        trials: Sequence[Trial],
-        reach: Reach,
-        jobs: int,
-        tell: Callable[[Verdict], None],
-    ) -> None:
-        self.verdicts: list[Verdict] = []
+    def __init__(self, trials: Sequence[Trial], reach: Reach, jobs: int, tell: Tell) -> None:
+        self.fates: dict[Mutant, Fate] = {}
         self._tell = tell
         self._waiting = [trial for trial in reversed(trials) if trial.tests]
         self._reach, self._jobs = reach, jobs
@@ -108,13 +95,13 @@ class _Court:
             with suppress(ProcessLookupError):
                 os.killpg(process, signal.SIGKILL)  # servers that its tests started
             trial, directory = self._running.pop(process)
-            self.conclude(_verdict(trial, os.waitstatus_to_exitcode(status), directory))
+            self.conclude(trial, _fate(trial, os.waitstatus_to_exitcode(status), directory))
             shutil.rmtree(directory)
         return True
 
-    def conclude(self, verdict: Verdict) -> None:
-        self.verdicts.append(verdict)
-        self._tell(verdict)
+    def conclude(self, trial: Trial, fate: Fate) -> None:
+        self.fates[trial.mutant] = fate
+        self._tell(trial, fate)
 
     def _start(self, trial: Trial, session: pytest.Session) -> None:
         directory = Path(tempfile.mkdtemp(prefix="mutant-"))
@@ -246,11 +233,11 @@ def _place(code: CodeType) -> tuple[str, int]:
     return code.co_qualname, code.co_firstlineno
 
 
-def _verdict(trial: Trial, status: int, directory: Path) -> Verdict:
+def _fate(trial: Trial, status: int, directory: Path) -> Fate:
     if status in (-signal.SIGPROF, -signal.SIGALRM):
-        return Verdict(trial=trial, fate=Fate.timed_out)
+        return Fate.timed_out
     if status == FAILED or status < 0:
-        return Verdict(trial=trial, fate=Fate.killed)
+        return Fate.killed
     if status == 0:
-        return Verdict(trial=trial, fate=Fate.survived)
+        return Fate.survived
     sys.exit(f"the trial of {trial.mutant} broke:\n{(directory / 'log').read_text()}")

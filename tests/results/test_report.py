@@ -8,6 +8,13 @@ import pyarrow.parquet as pq
 import pytest
 from matplotlib.figure import Figure
 
+from hicache.config import (
+    CacheConfig,
+    ExperimentConfig,
+    PrefetchConfig,
+    WorkloadConfig,
+    WritePolicy,
+)
 from hicache.results import report
 from hicache.results.metrics import Row, Status, summarize
 from hicache.results.tracking import write_json
@@ -21,6 +28,14 @@ def run_dir(tmp_path, make_record, measures, rows):
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     (tmp_path / "config.yaml").write_text("name: <b>bold</b>\n")
     return tmp_path
+
+
+CONFIG = ExperimentConfig()
+
+
+def page_of(run_dir, config=CONFIG):
+    summary = json.loads((run_dir / "summary.json").read_text())
+    return report.write_report(run_dir, title="a run", summary=summary, config=config)
 
 
 def ink(path) -> float:
@@ -46,7 +61,7 @@ def test_a_run_without_requests_has_an_empty_table(tmp_path):
 
 
 def test_the_page_holds_figures_numbers_and_config(run_dir):
-    page = report.write_report(run_dir, title="a run").read_text()
+    page = page_of(run_dir).read_text()
     images = re.findall(r"base64,([^\"]+)", page)
     assert [base64.b64decode(image) for image in images] == [
         (run_dir / name).read_bytes() for name in ("tokens.png", "ttft.png")
@@ -55,27 +70,19 @@ def test_the_page_holds_figures_numbers_and_config(run_dir):
     assert "&lt;b&gt;bold" in page
 
 
-CONFIG = """name: a question
-seed: 3
-workload:
-  kind: chat
-  path: null
-model:
-  name: tiny
-  pattern:
-  - F
-hardware:
-  tile:
-    kind: '128'
-prefetch:
-  stop: my_policies:Mine
-"""
-
-
 def test_the_page_says_in_words_what_was_run(run_dir):
-    (run_dir / "config.yaml").write_text(CONFIG)
-    page = report.write_report(run_dir, title="a run").read_text()
-    told = "workload chat, model tiny, prefetch stop policy my_policies:Mine, seed 3"
+    config = ExperimentConfig(
+        seed=3,
+        workload=WorkloadConfig(kind="chat"),
+        cache=CacheConfig(write_policy=WritePolicy.write_back),
+        prefetch=PrefetchConfig(stop="my_policies:Mine"),
+    )
+    page = page_of(run_dir, config).read_text()
+    told = (
+        "workload chat, model ???, hardware ???, replicas 1, executor simulated, storage none, "
+        "eviction lru, host GiB 256.0, write policy write_back, "
+        "prefetch stop policy my_policies:Mine, seed 3"
+    )
     assert f"<p>{told}</p>" in page
     assert "<p>1 requests: 1 finished, 0 rejected, 0 aborted</p>" in page
 
@@ -84,7 +91,7 @@ def test_the_page_tells_the_load_and_what_speaks_against_the_run(run_dir):
     summary = json.loads((run_dir / "summary.json").read_text())
     others = dict.fromkeys(("load/rho_queue", "load/rho_read", "load/rho_write"), 0.1)
     write_json(run_dir / "summary.json", summary | others | {"load/rho_gpu": 0.9})
-    page = report.write_report(run_dir, title="a run").read_text()
+    page = page_of(run_dir).read_text()
     assert "<p>Load: ρ gpu 0.90, ρ queue 0.10, ρ read 0.10, ρ write 0.10</p>" in page
     assert "<li>GPU overloaded, ρ 0.90: no latency claim" in page
     assert "<li>only 1 session" in page
@@ -144,20 +151,20 @@ def test_a_queue_that_came_and_went_between_two_drawn_points_is_seen():
 
 
 def test_figures_are_drawn(run_dir):
-    report.write_report(run_dir, title="a run")
+    page_of(run_dir)
     assert all(ink(run_dir / name) > 0.05 for name in ("tokens.png", "ttft.png"))
 
 
 def test_figures_of_equal_runs_are_equal_bytes(run_dir):
-    report.write_report(run_dir, title="a run")
+    page_of(run_dir)
     first = (run_dir / "tokens.png").read_bytes()
-    report.write_report(run_dir, title="a run")
+    page_of(run_dir)
     assert (run_dir / "tokens.png").read_bytes() == first
 
 
 def test_a_run_too_short_for_a_row_has_a_report(run_dir):
     (run_dir / "metrics.jsonl").write_text("")
-    assert report.write_report(run_dir, title="a run").exists()
+    assert page_of(run_dir).exists()
 
 
 def test_the_layers_of_an_interval_stack_up_to_its_tokens(rows):

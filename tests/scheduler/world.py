@@ -89,8 +89,10 @@ def plot_of(kind: str, **changes: object) -> Plot:
 
 
 def spans(tokens: Sequence[int]) -> TokenSpans:
-    """Token ids, each its own run."""
-    return TokenSpans(np.array(tokens, np.int32), np.ones(len(tokens), np.int32))
+    """Token ids as runs of consecutive ones."""
+    ids = np.array(tokens, np.int32)
+    firsts = np.flatnonzero(np.diff(ids, prepend=-2) != 1)
+    return TokenSpans(ids[firsts], np.diff(firsts, append=len(ids)).astype(np.int32))
 
 
 def request_of(
@@ -202,11 +204,10 @@ class World:
         if num_ranks > 1:
             self.engine = lockstep(self.ranks, ParallelConfig(ranks=num_ranks), plot.storage)
             self.ranks[0] = self.engine
-        self.finished: list[tuple[RequestState, int]] = []
-        self.rejected: list[tuple[RequestState, str]] = []
-        self.aborted: list[tuple[RequestState, int]] = []
+        watch = self._watch = Watch()
+        self.finished, self.rejected = watch.all_finished, watch.all_rejected
+        self.aborted, self.hooks = watch.all_aborted, watch.hooks
         self.clock = SimulatedClock()
-        self.hooks: list[Callable[[int], None]] = []
 
     @property
     def counters(self) -> Counter[str]:
@@ -226,7 +227,7 @@ class World:
             clock=self.clock,
             io=self.io,
             router=router or RoundRobin(),
-            observer=_Watch(self),
+            observer=self._watch,
             patience_ns=patience_ns,
         )
         for rank in self.ranks:
@@ -305,26 +306,31 @@ def engine_of(
     return kind(cache, prefetcher, scheduler, executor, check=check_laws if checks else None)
 
 
-class _Watch:
-    def __init__(self, world: World) -> None:
-        self._world = world
+class Watch:
+    """Takes down how requests end, and when; `hooks` look at every moment."""
+
+    def __init__(self) -> None:
+        self.all_finished: list[tuple[RequestState, int]] = []
+        self.all_rejected: list[tuple[RequestState, str]] = []
+        self.all_aborted: list[tuple[RequestState, int]] = []
+        self.hooks: list[Callable[[int], None]] = []
 
     def next_look_ns(self) -> int | None:
-        return 0 if self._world.hooks else None
+        return 0 if self.hooks else None
 
     def at(self, now_ns: int) -> None:
-        for hook in self._world.hooks:
+        for hook in self.hooks:
             hook(now_ns)
 
     def finished(self, req: RequestState, engine: int, now_ns: int) -> None:
-        self._world.finished.append((req, now_ns))
+        self.all_finished.append((req, now_ns))
 
     def rejected(
         self, req: RequestState, reason: str, followers: Sequence[Request], engine: int, now_ns: int
     ) -> None:
-        self._world.rejected.append((req, reason))
+        self.all_rejected.append((req, reason))
 
     def aborted(
         self, req: RequestState, followers: Sequence[Request], engine: int, now_ns: int
     ) -> None:
-        self._world.aborted.append((req, now_ns))
+        self.all_aborted.append((req, now_ns))

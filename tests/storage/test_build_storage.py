@@ -13,7 +13,6 @@ from hicache.config import FaultsConfig, StorageConfig
 from hicache.storage.base import Storage, StorageError
 from hicache.storage.build import (
     GuardedStorage,
-    SimulatedStorage,
     open_guarded_storage,
     open_simulated_storage,
     open_storage,
@@ -180,11 +179,11 @@ def test_a_simulation_has_a_fresh_directory_and_leaves_no_files(kind: str, tmp_p
     write(one.storage, keys(1))
     assert (one.storage.contains(keys(1)), other.storage.contains(keys(1))) == ([True], [False])
     for each in (one, other):
-        each.close()
+        each.forget()
     assert list((tmp_path / "new" / "root").iterdir()) == []
 
 
-def simulated(config: StorageConfig, seed: int = 0) -> SimulatedStorage:
+def simulated(config: StorageConfig, seed: int = 0) -> GuardedStorage:
     storage = open_simulated_storage(
         config, namespace="test", page_bytes={0: PAGE_BYTES}, clock=SimulatedClock(), seed=seed
     )
@@ -201,7 +200,7 @@ def test_a_simulation_leaves_no_keys_on_a_server(redis_url: str) -> None:
     before = simulated.engine.stats().stored_pages
     write(simulated.storage, keys(1, 2))
     assert simulated.engine.stats().stored_pages == before + 2
-    simulated.close()
+    simulated.forget()
     with closing(opened(config)) as storage:
         assert storage.stats().stored_pages == before
 
@@ -291,6 +290,7 @@ def test_a_simulated_engine_takes_its_time_from_the_stall_and_counts() -> None:
         "storage/injected_full_count": 1,
     }
     assert set(simulated(StorageConfig(kind="memory")).counts()) == {
+        "storage/damaged_pages",
         "storage/failed_count",
         "storage/bypassed_count",
     }
@@ -375,7 +375,7 @@ def test_a_simulation_has_a_namespace_of_its_own_on_a_server_and_forgets_it(
     assert all(name.startswith("test-") for name in names)
     for store in stores:
         write(store.storage, keys(1))
-        store.close()
+        store.forget()
         assert isinstance(store.engine, Server)
         assert store.engine.forgotten == 1
         assert store.engine.contains(keys(1)) == [False]

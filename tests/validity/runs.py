@@ -2,26 +2,12 @@
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from experiments.launch.schema import config_of
 from hicache import experiment
-from hicache.request import Request, TokenSpans
+from hicache.request import Request
 from hicache.results.metrics import Result, summarize
 from hicache.workload.build import Workload
-
-
-def span(start: int, count: int) -> TokenSpans:
-    """`count` consecutive token ids."""
-    return TokenSpans(np.array([start], np.int32), np.array([count], np.int32))
-
-
-def join(*parts: TokenSpans) -> TokenSpans:
-    """One sequence after another."""
-    return TokenSpans(
-        np.concatenate([part.starts for part in parts]),
-        np.concatenate([part.counts for part in parts]),
-    )
+from tests.scheduler.world import request_of
 
 
 def strangers(
@@ -30,19 +16,11 @@ def strangers(
     """Requests that share nothing with one another."""
     requests = []
     token = 0
-    for number, (arrival, prompt_len, output_len) in enumerate(
-        zip(arrivals_ns, prompt_lens, output_lens, strict=True)
-    ):
-        requests.append(
-            Request(
-                id=number,
-                session_id=number,
-                arrival_ns=int(arrival),
-                prompt=span(token, int(prompt_len)),
-                output=span(token + int(prompt_len), int(output_len)),
-            )
-        )
-        token += int(prompt_len) + int(output_len)
+    for arrival, prompt_len, output_len in zip(arrivals_ns, prompt_lens, output_lens, strict=True):
+        prompt = range(token, token + int(prompt_len))
+        output = range(prompt.stop, prompt.stop + int(output_len))
+        requests.append(request_of(len(requests), prompt, output, int(arrival)))
+        token = output.stop
     return workload(requests)
 
 

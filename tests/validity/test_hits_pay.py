@@ -9,9 +9,9 @@ import pytest
 from experiments.launch.schema import config_of
 from hicache.clock import SECOND_NS
 from hicache.executor.simulated.cost import CostModel
-from hicache.request import Request
 from hicache.results.metrics import RequestRecord
 from hicache.workload.build import Workload
+from tests.scheduler.world import request_of
 from tests.validity import runs
 
 PREFIX, TAIL = 6400, 640
@@ -24,18 +24,11 @@ def first_and_again(num_between: int) -> Workload:
     for number in range(num_between + 2):
         again = number == num_between + 1
         start = 0 if again else number * 2 * PREFIX
-        prompt = runs.span(start, PREFIX)
+        prompt = [*range(start, start + PREFIX)]
         if again:
-            prompt = runs.join(prompt, runs.span(10**7, TAIL))
-        requests.append(
-            Request(
-                id=number,
-                session_id=number,
-                arrival_ns=number * 30 * SECOND_NS,
-                prompt=prompt,
-                output=runs.span(2 * 10**7 + number, 1),
-            )
-        )
+            prompt += range(10**7, 10**7 + TAIL)
+        answer = [2 * 10**7 + number]
+        requests.append(request_of(number, prompt, answer, number * 30 * SECOND_NS))
     return runs.workload(requests)
 
 

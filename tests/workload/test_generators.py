@@ -10,11 +10,11 @@ from hicache.workload.generators import (
     AGENT_CONTEXT_TOKENS,
     AGENT_SHARED_TOKENS,
     CHAT_CONTINUES,
+    Quantiles,
     agents,
     builtin,
     chat,
 )
-from hicache.workload.quantiles import Quantiles
 from tests.workload.infinite_cache import token_hit_rate
 from tests.workload.traces import ids, shared_len, whole
 
@@ -172,13 +172,3 @@ def test_quantiles_are_met() -> None:
     drawn = [Quantiles((0, 0.5, 1), (1, 10, 1000)).draw(rng) for _ in range(4000)]
     assert np.percentile(drawn, [25, 50, 75]) == pytest.approx([10**0.5, 10, 100], rel=0.1)
     assert 1 <= min(drawn) <= max(drawn) <= 1000
-
-
-@pytest.mark.parametrize(
-    ("shares", "values"), [((0, 1), (1,)), ((0.1, 1), (1, 2)), ((0, 1), (2, 1)), ((0, 1), (0, 1))]
-)
-def test_impossible_quantiles_are_refused(
-    shares: tuple[float, ...], values: tuple[float, ...]
-) -> None:
-    with pytest.raises(ValueError, match="shares must"):
-        Quantiles(shares, values)

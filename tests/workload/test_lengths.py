@@ -90,7 +90,7 @@ def test_a_missing_column_is_named(tmp_path: Path) -> None:
 
 
 def test_an_empty_table_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="wanted a request on each line after the first"):
+    with pytest.raises(TraceError, match="wanted a request on each line, the file has none"):
         load(tmp_path, HEADER)
 
 

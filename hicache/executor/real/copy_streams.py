@@ -43,21 +43,20 @@ class CopyStream(Protocol):
         ...
 
 
-class _FutureEvent:
-    def __init__(self, future: Future[int]) -> None:
-        self._future = future
+class _FutureEvent(NamedTuple):
+    future: Future[int]
 
     def is_done(self) -> bool:
-        if not self._future.done():
+        if not self.future.done():
             return False
-        self._future.result()  # a copy that failed fails whoever asks
+        self.future.result()  # a copy that failed fails whoever asks
         return True
 
     def wait(self) -> None:
-        self._future.result()
+        self.future.result()
 
     def duration_ns(self) -> int:
-        return int(self._future.result())
+        return self.future.result()
 
 
 class ThreadStream:

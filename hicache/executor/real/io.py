@@ -8,9 +8,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tiers.transfer import (
@@ -29,7 +28,7 @@ from hicache.executor.completions import Delivery, StepEnds, StepRun
 from hicache.executor.real.model_runner import ModelRunner
 from hicache.executor.storage_script import Ask, Item, Store, read_script, write_script
 from hicache.scheduler.batch import Batch
-from hicache.storage.base import Storage, StorageError
+from hicache.storage.guards.breaker import BreakerStorage
 
 POLL_NS = 200_000  # between two looks at what is under way
 Items = list[Item]
@@ -42,10 +41,10 @@ class TorchIo:
     but the next arrival is waited for. So a trace of an hour takes as long as its work does.
 
     Args:
-        storages: one a rank; empty: no storage.
+        storages: one a rank, whose faults are misses; empty: no storage.
     """
 
-    def __init__(self, config: StorageConfig, storages: Sequence[Storage]) -> None:
+    def __init__(self, config: StorageConfig, storages: Sequence[BreakerStorage]) -> None:
         self.counters: Counter[str] = Counter()
         self._config = config
         self._storages = list(storages)
@@ -105,15 +104,12 @@ class TorchIo:
             else:
                 still.append((engine, work))
         self._copies = still
-        while True:
-            try:
-                post = self._posts.get_nowait()
-            except Empty:
-                return done
-            delivery = post()
+        while not self._posts.empty():  # nobody else takes any
+            delivery = self._posts.get()()
             if delivery is not None:
                 self._num_calls -= 1
                 done.append(delivery)
+        return done
 
     def track(self, engine: int, work: LoadBack | BackUp) -> None:
         """Report a copy when it is over."""
@@ -134,10 +130,7 @@ class TorchIo:
         """Ask storage what all ranks have."""
 
         def ask() -> None:
-            try:
-                restorable = prefetch.ask(self._on_all_ranks)
-            except StorageError:
-                restorable = []
+            restorable = prefetch.ask(self._on_all_ranks)
             self._posts.put(lambda: answer(restorable))
 
         def answer(restorable: list[int]) -> Delivery:
@@ -192,12 +185,11 @@ class TorchIo:
         script = write_script(work, self._config.batch_pages)
 
         def store() -> None:
-            with suppress(StorageError):  # what was not written is found missing
-                for part in script:
-                    if isinstance(part, Ask):
-                        part.present = self._on_all_ranks(part.keys)
-                    else:
-                        self._posts.put(partial(count, self._store(part, payloads, sums)))
+            for part in script:
+                if isinstance(part, Ask):
+                    part.present = self._on_all_ranks(part.keys)
+                else:
+                    self._posts.put(partial(count, self._store(part, payloads, sums)))
             self._posts.put(lambda: (engine, work))
 
         def count(stored: list[int]) -> None:
@@ -221,8 +213,7 @@ class TorchIo:
 
         def forget() -> None:
             for storage in self._storages:
-                with suppress(StorageError):  # a page that stays is never wrong, only unwanted
-                    storage.delete(keys)
+                storage.delete(keys)
             for known in self._sums:
                 for key in keys:
                     known.pop(key, None)
@@ -240,21 +231,15 @@ class TorchIo:
         least = len(keys)
         ranks = self.runners[engine].pools.ranks
         for storage, rank, known in zip(self._storages, ranks, self._sums, strict=True):
-            try:
-                flags = storage.read(keys, [rank.payload(*item) for item in items])
-            except StorageError:
-                return 0
+            flags = storage.read(keys, [rank.payload(*item) for item in items])
             found = [place for place, flag in enumerate(flags) if flag]
             sums = rank.new_sums([items[place] for place in found])
             for place, now in zip(found, sums, strict=True):
                 if known.get(keys[place], now) != now:
                     flags[place] = False
-                    self._posts.put(self._note_a_changed_page)
+                    self._posts.put(partial(self.counters.update, ["storage/changed_pages"]))
             least = min(least, flags.index(False) if False in flags else len(flags))
         return least
-
-    def _note_a_changed_page(self) -> None:
-        self.counters["storage/changed_pages"] += 1
 
     def _store(
         self,

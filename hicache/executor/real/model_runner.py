@@ -6,12 +6,11 @@ for the back-ups that still read them (fences).
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from hicache.cache.pages import PageIds, Pools, joined
 from hicache.cache.tiers.transfer import BackUp, CopyState, LoadBack, Move
@@ -19,29 +18,14 @@ from hicache.cache.tree.node import KINDS, MAMBA, TIERS
 from hicache.executor.real.copy_streams import CopyEvent, CopyStream, timed_event
 from hicache.executor.real.paged_kv import PagedKvView
 from hicache.executor.real.pools import Arrival, Sent, TorchPools
+from hicache.executor.real.reference_model import ReferenceModel
 from hicache.executor.real.tables import Row, StepTables, Stretch
+from hicache.executor.real.timing_model import TimingModel
 from hicache.executor.real.verify import Verifier
 from hicache.scheduler.batch import Batch, Extend
 from hicache.scheduler.request_state import RequestState
 
-
-class Model(Protocol):
-    """Computes tokens of one sequence."""
-
-    words: tuple[str, ...]
-
-    def forward(
-        self,
-        tokens: bytes,
-        start: int,
-        end: int,
-        memory: PagedKvView,
-        *,
-        logits_from: int | None = None,
-        ready: Callable[[int], None] = ...,
-    ) -> Tensor:
-        """Logits of the last tokens; see `ReferenceModel.forward`."""
-        ...
+Model = ReferenceModel | TimingModel
 
 
 class CopyStreams(NamedTuple):

@@ -43,14 +43,6 @@ class PagedKvView:
         }
         self._slot = slot
 
-    def write_kv(self, layer: int, page: int, rows: slice, keys: Tensor, values: Tensor) -> None:
-        """Put keys and values [row, head, dim] into some rows of a page."""
-        kind, holder = self._kinds[layer], self._pools.holders[layer]
-        page_id = self._page_ids(kind, page, page + 1)[0]
-        for rank in self._pools.ranks:
-            rank.kv[kind][holder, 0, page_id, rows] = keys[:, rank.heads[kind]]
-            rank.kv[kind][holder, 1, page_id, rows] = values[:, rank.heads[kind]]
-
     def write_tokens(self, layer: int, start: int, keys: Tensor, values: Tensor) -> None:
         """Put keys and values [token, head, dim] of the tokens from `start` on, in one go."""
         kind, holder = self._kinds[layer], self._pools.holders[layer]

@@ -40,7 +40,11 @@ class TorchPools:
     """The pools of all ranks of an engine; what happens, happens on all of them."""
 
     def __init__(self, spec: PoolSpec) -> None:
-        _check_ranks(spec.model, spec.tp)
+        if spec.model.recurrent_heads % spec.tp:
+            raise ValueError(
+                f"{spec.model.recurrent_heads} recurrent heads cannot be dealt to "
+                f"parallel.tp={spec.tp} ranks"
+            )
         self._link_programs = spec.link_programs
         self.page_size = spec.page_size
         self.device = spec.device
@@ -134,10 +138,3 @@ def _holders(config: ModelConfig) -> list[int]:
         holders.append(seen[kind])
         seen[kind] += 1
     return holders
-
-
-def _check_ranks(config: ModelConfig, tp: int) -> None:
-    if config.recurrent_heads % tp:
-        raise ValueError(
-            f"{config.recurrent_heads} recurrent heads cannot be dealt to parallel.tp={tp} ranks"
-        )

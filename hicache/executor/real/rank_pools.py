@@ -84,15 +84,15 @@ class RankPools:
             for each in pieces
         )
         self.loads = [
-            {kind: _table(each, group, to_device=True) for kind, each in buffers.items()}
+            {kind: _table(each, group, "host", "device") for kind, each in buffers.items()}
             for group in spec.layer_groups
         ]
         everything = range(len(config.layer_words))
         self.saves = {
-            kind: _table(each, everything, to_device=False) for kind, each in buffers.items()
+            kind: _table(each, everything, "device", "host") for kind, each in buffers.items()
         }
         self.copies = [
-            _in_place(buffers[MAMBA], group) if MAMBA in buffers else None
+            _table(buffers.get(MAMBA, ()), group, "device", "device")
             for group in (*spec.layer_groups, everything)
         ]
         # of what each host item holds, as it was copied or read there
@@ -103,7 +103,9 @@ class RankPools:
         self._sum_tables = {
             kind: _summing(each) for kind, each in buffers.items() if len(self.host[kind])
         }
-        self._sum_stream = _stream(spec.device)
+        self._sum_stream: torch.cuda.Stream | None = None
+        if spec.device.type == "cuda":
+            self._sum_stream = torch.cuda.Stream(spec.device)  # type: ignore[no-untyped-call]
 
     def _make_pages(self, kind: int, layers: Sequence[int]) -> list[Buffer]:
         spec = self._spec
@@ -146,14 +148,10 @@ class RankPools:
 
     def save(self, kind: int, sources: Tensor, targets: Tensor) -> None:
         """Device to host, all layers in one launch; ids are those of `send_ids`."""
-        sums = copy_pages_with_checksum(
-            there(self.saves[kind]),
-            sources,
-            targets,
-            num_programs=self._spec.link_programs,
-            trusted=True,
+        table, programs = there(self.saves[kind]), self._spec.link_programs
+        self._sums[kind][targets.long()] = copy_pages_with_checksum(
+            table, sources, targets, num_programs=programs, trusted=True
         )
-        self._sums[kind][targets.long()] = sums
 
     def sums(self, items: Sequence[tuple[int, int]]) -> list[int]:
         """Checksums of host items (component, id), as they were when they came there."""
@@ -186,13 +184,13 @@ def there(table: CopyTable | None) -> CopyTable:
     return table
 
 
-def _table(buffers: Sequence[Buffer], layers: range, *, to_device: bool) -> CopyTable | None:
+def _table(buffers: Sequence[Buffer], layers: range, src: str, dst: str) -> CopyTable | None:
+    """From one tier to another, or within one; None if there is nothing to move."""
     chosen = [buffer for buffer in buffers if buffer.layer in layers]
-    if not chosen or not all(len(buffer.device) and len(buffer.host) for buffer in chosen):
+    sides = [[getattr(buffer, tier) for buffer in chosen] for tier in (src, dst)]
+    if not chosen or not all(len(each) for side in sides for each in side):
         return None
-    device = [buffer.device for buffer in chosen]
-    host = [buffer.host for buffer in chosen]
-    return copy_table(host, device) if to_device else copy_table(device, host)
+    return copy_table(*sides)
 
 
 def _summing(buffers: Sequence[Buffer]) -> CopyTable:
@@ -202,17 +200,6 @@ def _summing(buffers: Sequence[Buffer]) -> CopyTable:
         for b in buffers
     ]
     return copy_table([buffer.host for buffer in buffers], scratch)
-
-
-def _stream(device: torch.device) -> torch.cuda.Stream | None:
-    if device.type != "cuda":
-        return None
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-
-def _in_place(buffers: Sequence[Buffer], layers: range) -> CopyTable | None:
-    chosen = [buffer.device for buffer in buffers if buffer.layer in layers]
-    return copy_table(chosen, chosen) if chosen else None
 
 
 def count_of(counts: Counts, kind: int) -> int:
@@ -243,11 +230,8 @@ def _state_shapes(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The taps and the state of one slot and layer."""
     groups = config.recurrent_groups if "M" in word else config.recurrent_key_heads
-    heads, dim, state_dim = (
-        config.recurrent_heads // tp,
-        config.recurrent_head_dim,
-        config.recurrent_state_dim,
-    )
+    heads, dim = config.recurrent_heads // tp, config.recurrent_head_dim
+    state_dim = config.recurrent_state_dim
     state = (heads, state_dim, dim)
     if groups == config.recurrent_heads:
         return (heads, config.conv_taps - 1, dim + 2 * state_dim), state

@@ -28,18 +28,7 @@ from hicache.models import ModelConfig
 ROPE_BASE = 10_000.0
 EPSILON = 1e-6
 SLOWEST, FASTEST = 0.002, 0.05  # decay of a state by one token: it forgets in 20 to 500
-STATE_DTYPES = {
-    torch.bfloat16: torch.float32,
-    torch.float32: torch.float32,
-    torch.float64: torch.float64,
-}
-
-
 Inputs = Sequence[Tensor]  # of a scan: values, keys and queries [row, head, ...]
-
-
-def _always_ready(layer: int) -> None:
-    """Nothing is on its way to a layer."""
 
 
 class ReferenceModel:
@@ -59,6 +48,7 @@ class ReferenceModel:
         self.vocab_size = config.head_params // config.hidden_size
         self.device = torch.device(device)
         self.dtype = DTYPES[config.kv_dtype_bytes]
+        self._state_dtype = torch.promote_types(self.dtype, torch.float32)
         self._generator = torch.Generator().manual_seed(seed)
         size = config.hidden_size
         self._embedding = self._draw(self.vocab_size, size, scale=1.0)
@@ -76,7 +66,7 @@ class ReferenceModel:
         memory: PagedKvView,
         *,
         logits_from: int | None = None,
-        ready: Callable[[int], None] = _always_ready,
+        ready: Callable[[int], None] = lambda layer: None,
     ) -> Tensor:
         """Compute tokens `[start, end)` of a sequence, whose memory holds all before `start`.
 
@@ -148,7 +138,9 @@ class ReferenceModel:
         )
         turned = _rotate(projected[:, : heads + kv_heads], block.rotation)
         queries, keys, values = turned[:, :heads], turned[:, heads:], projected[:, -kv_heads:]
-        memory.write_kv(layer, block.page, rows, keys[rows], values[rows])
+        memory.write_tokens(
+            layer, block.page * self.page_size + rows.start, keys[rows], values[rows]
+        )
         keys, values = memory.read_kv(layer, block.first[word], block.page + 1)
         # rows of this page that nobody has computed yet: weight 0 times garbage must be 0
         num_held = (block.page - block.first[word]) * self.page_size + rows.stop
@@ -167,11 +159,8 @@ class ReferenceModel:
 
     def _scan(self, layer: int, x: Tensor, block: "_Block", memory: PagedKvView) -> Tensor:
         config, weights, rows = self.config, self._layers[layer], block.rows
-        heads, dim, state_dim = (
-            config.recurrent_heads,
-            config.recurrent_head_dim,
-            config.recurrent_state_dim,
-        )
+        heads, dim = config.recurrent_heads, config.recurrent_head_dim
+        state_dim = config.recurrent_state_dim
         projected = x @ weights["in"]
         width = heads * (dim + 2 * state_dim)
         inputs = rearrange(
@@ -228,8 +217,8 @@ class ReferenceModel:
         return weights | {
             "in": self._draw(size, heads * (channels + dim + (1 if word == "M" else 2))),
             "conv": self._draw(config.conv_taps, heads, channels),
-            "decay": decay.to(self.device, STATE_DTYPES[self.dtype]),
-            "skip": self._draw(heads, scale=1.0).to(STATE_DTYPES[self.dtype]),
+            "decay": decay.to(self.device, self._state_dtype),
+            "skip": self._draw(heads, scale=1.0).to(self._state_dtype),
             "out": self._draw(heads * dim, size),
         }
 

@@ -70,10 +70,9 @@ class TimingModel:
         end: int,
         memory: PagedKvView,
         *,
-        logits_from: int | None = None,
         ready: Callable[[int], None] = lambda layer: None,
     ) -> Tensor:
-        """Do the work of tokens `[start, end)`; returns something of the shape of logits."""
+        """Do the work of tokens `[start, end)`; returns one row like that of logits."""
         ids = np.frombuffer(tokens, "<i4", end - start, 4 * start) % len(self._embedding)
         x = self._embedding[torch.from_numpy(ids.astype(np.int64)).to(self._device)]
         with sdpa_kernel(ATTENTION):
@@ -86,8 +85,7 @@ class TimingModel:
                     taps, state = memory.read_state(layer)
                     memory.write_state(layer, taps, state)
                 x = functional.rms_norm(x + hidden @ self._down, x.shape[-1:])
-        first = end - 1 if logits_from is None else logits_from
-        return x[first - end :] @ self._head
+        return x[-1:] @ self._head
 
     def _attend(
         self, layer: int, hidden: Tensor, start: int, end: int, memory: PagedKvView

@@ -43,13 +43,8 @@ def checksums(session: Session) -> None:
     for name in ("device", "to_host"):
         transfer = session.bench.transfer(name, 64, 2 * KIB)
         plain = session.verified("checksum", f"{name}, plain", transfer)
-        launch = partial(
-            copy_pages_with_checksum,
-            transfer.table,
-            transfer.src_ids,
-            transfer.dst_ids,
-            trusted=True,
-        )
+        ids = transfer.src_ids, transfer.dst_ids
+        launch = partial(copy_pages_with_checksum, transfer.table, *ids, trusted=True)
         rate = session.verified("checksum", f"{name}, with checksum", transfer, launch)
         session.notes[f"checksum_over_plain_{name}"] = rate / plain
 
@@ -60,12 +55,9 @@ def sweep(session: Session) -> None:
     pages.append((2 * KIB, 16, True))
     for direction, (row_bytes, page_size, contiguous) in itertools.product(DIRECTIONS, pages):
         is_link = direction != "device"
+        num_bytes = session.bench.host_bytes // 4 if is_link else None
         transfer = session.bench.transfer(
-            direction,
-            page_size,
-            row_bytes,
-            num_bytes=session.bench.host_bytes // 4 if is_link else None,
-            contiguous=contiguous,
+            direction, page_size, row_bytes, num_bytes=num_bytes, contiguous=contiguous
         )
         session.bench.verify(transfer, transfer.launch)
         for num_programs in (2, 4, 16) if is_link else (None,):

@@ -12,13 +12,7 @@ import torch
 
 from hicache.kernels import contract
 from hicache.kernels.bench import peers
-from hicache.kernels.bench.measure import (
-    DIRECTIONS,
-    GIB,
-    KIB,
-    MIB,
-    Transfer,
-)
+from hicache.kernels.bench.measure import DIRECTIONS, GIB, KIB, MIB, Transfer
 from hicache.kernels.bench.session import Cell, Session
 from hicache.kernels.codegen_cases import SHAPES, item_bytes_of, shaped
 from hicache.kernels.contract import CopyKernel
@@ -37,7 +31,9 @@ def contest(session: Session) -> None:
     kernels: dict[str, CopyKernel] = {"ours": contract.ours, **peers.PEERS, **session.kernels}
     for direction in DIRECTIONS:
         entered = dict(kernels)
-        for size in _sizes(session, direction):
+        for size in SIZES if session.bench.on_gpu else DRY_SIZES:
+            if size > session.bench.room(direction):
+                break
             transfer = _of_size(session, direction, size)
             _enter(session, direction, transfer, entered)
     for num_slots in (1, 8) if session.bench.on_gpu else (1,):
@@ -95,6 +91,7 @@ def _enter(
     session: Session, direction: str, transfer: Transfer, kernels: dict[str, CopyKernel]
 ) -> None:
     """Verify and time each kernel; take out those that are done with."""
+    size = transfer.num_bytes
     for name, kernel in list(kernels.items()):
         seconds, remark = math.nan, ""
         try:
@@ -106,39 +103,23 @@ def _enter(
             remark = f"declined: {error}"
         except Exception as error:  # of others' code: it loses its cell, and nobody else does
             remark = f"{type(error).__name__}: {error}"[:200]
-            where = f"{direction}, {_size(transfer.num_bytes)}"
+            where = f"{direction}, {_size(size)}"
             session.failures.setdefault(name, f"{where}: {remark}")
         if name in session.failures or seconds > SLOW_S:
             del kernels[name]
         session.cells.append(
-            Cell(
-                direction=direction,
-                num_bytes=transfer.num_bytes,
-                kernel=name,
-                p50_s=seconds,
-                remark=remark,
-            )
+            Cell(direction=direction, num_bytes=size, kernel=name, p50_s=seconds, remark=remark)
         )
-
-
-def _sizes(session: Session, direction: str) -> list[int]:
-    bench = session.bench
-    sizes = SIZES if bench.on_gpu else DRY_SIZES
-    return [size for size in sizes if size <= bench.room(direction)]
 
 
 def _of_size(session: Session, direction: str, size: int) -> Transfer:
     """A transfer of `size` bytes: items grow to a page first, then layers, then pages."""
     item = min(size // 2, ITEM_BYTES)
     row_bytes = min(item, 2 * KIB)
-    num_layers = max(1, min(session.bench.num_layers, size // (2 * item)))
+    layers = max(1, min(session.bench.num_layers, size // (2 * item)))
+    page = item // row_bytes
     return session.bench.transfer(
-        direction,
-        item // row_bytes,
-        row_bytes,
-        num_bytes=size,
-        num_layers=num_layers,
-        other="layer_first",
+        direction, page, row_bytes, num_bytes=size, num_layers=layers, other="layer_first"
     )
 
 

@@ -62,14 +62,9 @@ def contiguous_runs(table: CopyTable, src_ids: Tensor, dst_ids: Tensor) -> Runs:
     ):
         src, dst, src_stride, dst_stride, size = rows.T[:, :, None]
         lengths = torch.cat([starts, torch.tensor([len(sources)])]).diff()
-        runs.append(
-            (
-                (src + sources[starts] * src_stride).flatten(),
-                (dst + targets[starts] * dst_stride).flatten(),
-                (lengths * size).flatten(),
-            )
-        )
-    return Runs(*(torch.cat(column) for column in zip(*runs, strict=True)))
+        from_, to = src + sources[starts] * src_stride, dst + targets[starts] * dst_stride
+        runs.append((from_, to, lengths * size))
+    return Runs(*(torch.cat([c.flatten() for c in column]) for column in zip(*runs, strict=True)))
 
 
 def is_batched(device: torch.device) -> bool:
@@ -89,32 +84,18 @@ def copy_runs(runs: Runs, device: torch.device) -> None:
     with torch.cuda.device(device):
         if batch is None or stream == 0:
             for src, dst, size in zip(*(column.tolist() for column in runs), strict=True):
-                _check(
-                    driver.cuMemcpyAsync(
-                        ctypes.c_uint64(dst),
-                        ctypes.c_uint64(src),
-                        ctypes.c_size_t(size),
-                        ctypes.c_void_p(stream),
-                    )
-                )
+                ends = ctypes.c_uint64(dst), ctypes.c_uint64(src)
+                _check(driver.cuMemcpyAsync(*ends, ctypes.c_size_t(size), ctypes.c_void_p(stream)))
             return
-        attributes = _Attributes(src_access_order=STREAM_ORDER)
-        first = ctypes.c_size_t(0)
+        attributes = ctypes.byref(_Attributes(src_access_order=STREAM_ORDER))
+        first, one = ctypes.byref(ctypes.c_size_t(0)), ctypes.c_size_t(1)
         for start in range(0, num_runs, BATCH_RUNS):
             part = Runs(*(column[start : start + BATCH_RUNS] for column in runs))
-            _check(
-                batch(
-                    ctypes.c_void_p(part.dst.data_ptr()),
-                    ctypes.c_void_p(part.src.data_ptr()),
-                    ctypes.c_void_p(part.num_bytes.data_ptr()),
-                    ctypes.c_size_t(len(part.num_bytes)),
-                    ctypes.byref(attributes),
-                    ctypes.byref(first),
-                    ctypes.c_size_t(1),
-                    *extra,
-                    ctypes.c_void_p(stream),
-                )
-            )
+            lists = [
+                ctypes.c_void_p(each.data_ptr()) for each in (part.dst, part.src, part.num_bytes)
+            ]
+            count = ctypes.c_size_t(len(part.num_bytes))
+            _check(batch(*lists, count, attributes, first, one, *extra, ctypes.c_void_p(stream)))
 
 
 @functools.cache

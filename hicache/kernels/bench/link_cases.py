@@ -64,9 +64,8 @@ def against_peers(session: Session) -> None:
     session.notes["over_torch_index"] = ours / other
     num_bytes = max(bench.host_bytes // 4, 1)
     for direction in ("to_device", "to_host"):
-        transfer = session.bench.transfer(
-            direction, 16, 2 * KIB, num_bytes=num_bytes, other="layer_first"
-        )
+        pools = partial(bench.transfer, direction, row_bytes=2 * KIB, other="layer_first")
+        transfer = pools(16, num_bytes=num_bytes)
         rates = {}
         for n in (2, 4):
             case, ours_by = f"{direction}, ours, {n} programs", partial(transfer.launch, n)
@@ -91,17 +90,13 @@ def against_peers(session: Session) -> None:
             else:
                 session.at_least("G5", what, rates[n] / rate, wanted)
         for page_size in (2, 8):
-            small = session.bench.transfer(
-                direction, page_size, 2 * KIB, num_bytes=num_bytes, other="layer_first"
-            )
+            small = pools(page_size, num_bytes=num_bytes)
             item, ours_by = f"{page_size * 2} KiB items", partial(small.launch, 4)
             ours = session.verified("peers", f"{direction}, ours, {item}", small, ours_by)
             case, by_batch = f"{direction}, batched memcpy, {item}", small.by(peers.memcpy_batch)
             batch = session.verified("peers", case, small, by_batch)
             session.at_least("G5", f"{direction}, {item}, over batched memcpy", ours / batch, 5.0)
-        few = session.bench.transfer(
-            direction, 16, 2 * KIB, num_bytes=min(num_bytes, 32 * MIB), other="layer_first"
-        )
+        few = pools(16, num_bytes=min(num_bytes, 32 * MIB))
         each = session.verified(
             "peers", f"{direction}, memcpy per page", few, few.by(peers.memcpy_each), repeats=3
         )

@@ -13,6 +13,7 @@ import mmap
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import compress
 from threading import Lock
 
 from hicache.storage.base import StorageError, StorageStats
@@ -103,11 +104,8 @@ class MooncakeStorage:
                     self._staging[end : place.stop] = page_digest(self._namespace, key, buffer)
                 answers = self._batch(self._store.batch_put_from, keys[part], places)
                 stored = [code == 0 for code in answers]
-                self._stats.written_bytes += sum(
-                    buffer.nbytes
-                    for buffer, done in zip(buffers[part], stored, strict=True)
-                    if done
-                )
+                sizes = (buffer.nbytes for buffer in buffers[part])
+                self._stats.written_bytes += sum(compress(sizes, stored))
             results += stored
         return results
 

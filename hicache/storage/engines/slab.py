@@ -230,14 +230,8 @@ class SlabStorage:
 
     def _is_whole(self, key: bytes, page: StoredPage) -> bool:
         """Whether the slot holds that page, of the length that the table says."""
-        hasher = page_hasher(self._namespace, key, page.length)
-        scratch = memoryview(bytearray(min(page.length, _PART_BYTES)))
-        for start in range(0, page.length, _PART_BYTES):
-            part = scratch[: page.length - start]
-            if not self._files.read(page.place, start, part):
-                return False
-            hasher.update(part)
-        return hasher.digest() == page.digest
+        scratch = memoryview(bytearray(page.length))
+        return self._move(self._files.read, key, page.place, scratch) == page.digest
 
     def _write(
         self, key: bytes, place: Reservation | StoredPage | None, buffer: memoryview

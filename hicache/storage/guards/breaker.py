@@ -31,7 +31,7 @@ class BreakerStorage(GuardStorage):
         self._failures = 0  # in a row
         self._retry_at = 0
         self._is_probing = False
-        self._stats = StorageStats()
+        self.last_stats = StorageStats()  # when the engine was last asked, which closing does
         self.failed_calls = 0
         self.bypassed_calls = 0
 
@@ -42,18 +42,15 @@ class BreakerStorage(GuardStorage):
 
     def stats(self) -> StorageStats:
         """What the engine counts, or counted last."""
-        self._stats = self._call(self._inner.stats, self._stats)
-        return self._stats
-
-    @property
-    def last_stats(self) -> StorageStats:
-        """What the engine counted when it was last asked, which closing does."""
-        return self._stats
+        self.last_stats = self._call(self._inner.stats, self.last_stats)
+        return self.last_stats
 
     def close(self) -> None:
         """Close the engine, whatever it says."""
         with suppress(StorageError):
-            self._stats = self._inner.stats()  # also of an engine that is bypassed: the last word
+            self.last_stats = (
+                self._inner.stats()
+            )  # also of an engine that is bypassed: the last word
         try:
             self._inner.close()
         except StorageError:

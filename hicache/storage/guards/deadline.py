@@ -48,7 +48,8 @@ class DeadlineThreads:
             if future.done() and not future.cancelled():
                 return future.result()  # the function's own, or it was just in time
             if not future.cancel():
-                self._give_up(future)
+                self._count_given_up(1)
+                future.add_done_callback(lambda _: self._count_given_up(-1))
             raise StorageError(f"no answer within {deadline_s:g} s") from None
 
     def close(self) -> None:
@@ -61,14 +62,9 @@ class DeadlineThreads:
             call()
             del call  # or the last call's buffers would live until the next one
 
-    def _give_up(self, future: Future[Result]) -> None:
+    def _count_given_up(self, change: int) -> None:
         with self._lock:
-            self._given_up += 1
-        future.add_done_callback(lambda _: self._came_back())
-
-    def _came_back(self) -> None:
-        with self._lock:
-            self._given_up -= 1
+            self._given_up += change
 
 
 def _run(function: Callable[[], Result], future: Future[Result]) -> None:

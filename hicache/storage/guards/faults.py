@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
+from itertools import compress
 from random import Random
 from threading import Lock
 from typing import NoReturn
@@ -66,7 +67,7 @@ class FaultyStorage(GuardStorage):
         self._plan = plan
         self._deadline_s = deadline_s
         self._clock = clock
-        self._wait = self._sleep if wait is None else wait
+        self._wait = wait or (lambda delay_ns: clock.wait_until(clock.now() + delay_ns))
         self._rng = Random(seed)
         self._lock = Lock()
         self.injected: Counter[Fault] = Counter()
@@ -86,16 +87,11 @@ class FaultyStorage(GuardStorage):
         fails = self._draw(Fault.error, self._plan.error_rate)
         if fails and self._draw_half():
             self._fail("the write failed")
-        refused = [self._draw(Fault.full, self._plan.full_rate) for _ in keys]
-        kept = [
-            (key, buffer)
-            for key, buffer, full in zip(keys, buffers, refused, strict=True)
-            if not full
-        ]
-        results = iter(self._inner.write([key for key, _ in kept], [buffer for _, buffer in kept]))
+        kept = [not self._draw(Fault.full, self._plan.full_rate) for _ in keys]
+        results = iter(self._inner.write(list(compress(keys, kept)), list(compress(buffers, kept))))
         if fails:
             self._fail("the write failed after its pages were stored")
-        return [not full and next(results) for full in refused]
+        return [is_kept and next(results) for is_kept in kept]
 
     def _call(self, call: Callable[[], Result], otherwise: Result) -> Result:
         self._delay()
@@ -129,9 +125,6 @@ class FaultyStorage(GuardStorage):
         if self._plan.failure_ms:
             self._wait(to_ns(self._plan.failure_ms / 1000))
         raise StorageError(f"injected: {reason}")
-
-    def _sleep(self, duration_ns: int) -> None:
-        self._clock.wait_until(self._clock.now() + duration_ns)
 
     def _draw_half(self) -> bool:
         with self._lock:

@@ -156,10 +156,7 @@ class HiCacheStore(HiCacheStorage):
         return self.batch_get([key], [target_location])[0]
 
     def batch_get(
-        self,
-        keys: list[str],
-        target_locations: Any | None = None,
-        target_sizes: Any | None = None,
+        self, keys: list[str], target_locations: Any | None = None, target_sizes: Any | None = None
     ) -> list[torch.Tensor | None]:
         """Read pages into contiguous tensors; none where there is no page."""
         assert target_locations is not None, "hicache reads into the caller's tensors"
@@ -230,10 +227,9 @@ class HiCacheStore(HiCacheStorage):
             keys = transfer.keys or []
             pool = self.registered_pools[PoolName(transfer.name).value]
             rows = [] if transfer.host_indices is None else _first_rows(pool, transfer.host_indices)
-            if len(rows) == len(keys):
-                results[transfer.name] = move(transfer.name, pool, keys, rows)
-            else:
-                results[transfer.name] = [False] * len(keys)
+            is_whole = len(rows) == len(keys)
+            moved = move(transfer.name, pool, keys, rows) if is_whole else [False] * len(keys)
+            results[transfer.name] = moved
         return results
 
     def _read(self, name: str, pool: HostPool, keys: Sequence[str], rows: list[int]) -> list[bool]:

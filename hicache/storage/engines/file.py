@@ -148,10 +148,10 @@ class FileStorage:
         try:
             with _bucket(directory, key) as bucket:
                 file = open_own(_name(key), os.O_RDONLY, bucket)
+                if self._capacity_bytes is not None:
+                    _refresh_file(_name(key), bucket)
             try:
                 num_bytes = _move_all(os.preadv, file, buffer, memoryview(trailer))
-                if self._capacity_bytes is not None:
-                    _refresh_file(file)
             finally:
                 os.close(file)
         except (FileNotFoundError, ForeignFileError):
@@ -325,13 +325,10 @@ def _bucket(directory: int, key: bytes) -> AbstractContextManager[int]:
     return own_directory(_BUCKETS[key[0]], directory)
 
 
-def _refresh_file(file: int | str, directory: int | None = None) -> None:
+def _refresh_file(name: str, directory: int) -> None:
     """Make a page the youngest, if we may: it can be another user's, or just evicted."""
     with suppress(OSError):
-        if directory is None:
-            os.utime(file)
-        else:
-            os.utime(file, dir_fd=directory, follow_symlinks=False)
+        os.utime(name, dir_fd=directory, follow_symlinks=False)
 
 
 def _move_all(

@@ -193,7 +193,7 @@ def test_every_copy_moves_128_bits_at_a_time_through_registers_alone(reports):
     assert len(copies) == 8
     for report in copies:
         assert list(report["payload_loads"]) == list(report["stores"]) == ["128"]
-        assert report["shared_bytes"] == report["shared_accesses"] == report["barriers"] == 0
+        assert report["shared_bytes"] == report["barriers"] == 0
         assert report["spill_accesses"] == report["stack_bytes"] == 0
 
 
@@ -289,7 +289,6 @@ def test_a_disassembly_is_counted_and_walked():
         stack_bytes=8,
         spill_accesses=1,
         shared_bytes=64,
-        shared_accesses=0,
         barriers=1,
         num_instructions=11,
         programs_of_sm=12,

@@ -102,13 +102,6 @@ class ModelRunner:
         del self._events[work]
         return True
 
-    def finish(self, work: LoadBack | BackUp) -> None:
-        """Return when a copy is over, for the host as well as for what is computed next."""
-        self.launch()
-        self._events.pop(work).wait()
-        if self.pools.device.type == "cuda":  # so far the stream waits, and not this thread
-            torch.cuda.current_stream(self.pools.device).synchronize()
-
     def close(self) -> None:
         """Finish all copies."""
         self.launch()

@@ -81,10 +81,7 @@ def test_bytes_are_those_of_the_pages_or_nominal() -> None:
         page = memoryview(b"abc")
         storage.write([key(1), key(2), key(1)], [page] * 3)
         storage.read([key(1), key(3)], [memoryview(bytearray(3))] * 2)
-        stats = storage.stats()
-        assert (stats.written_bytes, stats.stored_bytes, stats.read_bytes) == (
-            2 * size, 2 * size, size
-        )  # fmt: skip
+        assert storage.stats().stored_bytes == 2 * size
         storage.delete([key(1), key(9)])
         assert storage.stats().stored_bytes == size
         storage.close()

@@ -175,7 +175,6 @@ class FileStorage:
                 self._remove(directory, key)
             if right:
                 self._refresh(key)
-                self._stats.read_bytes += buffer.nbytes
         return right
 
     def _write(self, directory: int, key: bytes, buffer: memoryview) -> bool:
@@ -204,7 +203,6 @@ class FileStorage:
             with self._lock:
                 if written and key not in self._pages:
                     self._pages[key] = charged_bytes
-                    self._stats.written_bytes += buffer.nbytes
                 else:
                     self._used_bytes -= charged_bytes
         return written

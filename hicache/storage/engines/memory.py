@@ -79,7 +79,6 @@ class MemoryStorage:
         if payload:  # the buffer of an empty stand-in may be read-only
             buffer[:] = payload
         self._pages.move_to_end(key)
-        self._stats.read_bytes += self._size(key, payload)
         return True
 
     def _write(self, key: bytes, buffer: memoryview) -> bool:
@@ -97,5 +96,4 @@ class MemoryStorage:
                 self._stats.evicted_pages += 1
         self._pages[key] = payload
         self._stats.stored_bytes += size_bytes
-        self._stats.written_bytes += size_bytes
         return True

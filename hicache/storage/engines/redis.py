@@ -94,9 +94,6 @@ class RedisStorage:
                     if isinstance(answer, Exception):
                         raise answer
                     results[index] = True  # by us, or by another who was first
-                    if answer:
-                        with self._lock:
-                            self._stats.written_bytes += buffers[index].nbytes
         return results
 
     def delete(self, keys: Sequence[bytes]) -> None:
@@ -138,8 +135,6 @@ class RedisStorage:
         if payload.nbytes != buffer.nbytes:
             return False
         buffer[:] = payload
-        with self._lock:
-            self._stats.read_bytes += buffer.nbytes
         return True
 
     @contextmanager

@@ -168,9 +168,7 @@ class SlabStorage:
         pages = [found.get(key) for key in keys]
         results = self._spread(self._read, keys, pages, buffers)
         hits = [key for key, result in zip(keys, results, strict=True) if result]
-        num_bytes = sum(b.nbytes for b, result in zip(buffers, results, strict=True) if result)
         with self._use_table() as table:
-            self._stats.read_bytes += num_bytes
             for key in hits:
                 self._touched.pop(key, None)
                 self._touched[key] = None
@@ -268,7 +266,6 @@ class SlabStorage:
         try:
             with self._use_table() as table:
                 stored = table.publish(pages, failed=failed)
-                self._stats.written_bytes += sum(page.length for page in pages)
         except _DiskFullError:
             self._withdraw([*(page.reservation for page in pages), *failed])
             return set()

@@ -262,7 +262,6 @@ def graphed(launch: Callable[[], object], *, times: int) -> Callable[[], None]:
 
 def quantiles(times: list[float]) -> Timing:
     """The quantiles of some seconds."""
-    low, middle, high = torch.tensor(times, dtype=torch.float64).quantile(
-        torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64)
-    )
-    return Timing(p20_s=float(low), p50_s=float(middle), p80_s=float(high))
+    shares = torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64)
+    low, middle, high = torch.tensor(times, dtype=torch.float64).quantile(shares).tolist()
+    return Timing(p20_s=low, p50_s=middle, p80_s=high)

@@ -393,7 +393,6 @@ def test_a_page_that_is_written_twice_at_once_takes_one_slot(tmp_path: Path) -> 
         assert allocated_bytes(tmp_path) == PAGE_BYTES
         write(storage, keys(2))
         assert storage.contains(keys(1, 2)) == [True, True]
-        assert storage.stats().evicted_pages == 0
 
 
 def test_a_table_of_another_namespace_is_refused(tmp_path: Path) -> None:
@@ -470,7 +469,7 @@ def test_a_slot_that_is_overwritten_at_once_is_not_given_back_before(
         assert freed == []
         assert write_sized(storage, key(4), SMALL)
         assert len(freed) == 1  # of another size
-        assert storage.stats().evicted_pages == 2
+        assert storage.contains([*keys(1, 2, 3), key(4)]) == [False, False, True, True]
 
 
 def test_an_interrupted_write_loses_no_slot(

@@ -250,7 +250,6 @@ class FileStorage:
             if not self._pages:
                 return False  # all the room is taken by pages that are being written
             self._remove(directory, next(iter(self._pages)))
-            self._stats.evicted_pages += 1
         return True
 
     def _remove(self, directory: int, key: bytes) -> None:

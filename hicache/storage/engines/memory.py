@@ -93,7 +93,6 @@ class MemoryStorage:
             while self._stats.stored_bytes + size_bytes > self._capacity_bytes:
                 oldest, evicted = self._pages.popitem(last=False)
                 self._stats.stored_bytes -= self._size(oldest, evicted)
-                self._stats.evicted_pages += 1
         self._pages[key] = payload
         self._stats.stored_bytes += size_bytes
         return True

@@ -116,12 +116,7 @@ class SlabStorage:
         those of slots."""
         with self._in_use(), self._use_table() as table:
             stored_pages, stored_bytes = table.stored()
-            return replace(
-                self._stats,
-                stored_pages=stored_pages,
-                stored_bytes=stored_bytes,
-                evicted_pages=table.evicted_pages,
-            )
+            return replace(self._stats, stored_pages=stored_pages, stored_bytes=stored_bytes)
 
     def close(self) -> None:
         """Close the files, or leave that to the last call that still moves pages; pages stay.

@@ -48,7 +48,7 @@ while True:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    report = codegen.compile_case(dataclasses.replace(case, kernel=module._copy_kernel))
+    report = codegen.compile_case(case._replace(kernel=module._copy_kernel))
     violations[wanted] = report.violations(case.limits)
     wanted += 1
 
@@ -74,8 +74,8 @@ def loop(kernel, arguments, num_warps, words):
     constants = {"WORDS": words, "num_warps": num_warps} | (
         {"ITEMS": 1} if kernel is loops.two_deep_kernel else {}
     )
-    report = codegen.compile_case(dataclasses.replace(
-        case, name="loop", kernel=kernel, arguments=arguments, constants=constants
+    report = codegen.compile_case(case._replace(
+        name="loop", kernel=kernel, arguments=arguments, constants=constants
     ))
     return dataclasses.asdict(report) | {"violations": report.violations(case.limits)}
 

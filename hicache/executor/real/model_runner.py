@@ -176,10 +176,8 @@ class ModelRunner:
     def _memory(self, req: RequestState, rows: dict[int, Row]) -> PagedKvView:
         sequence = req.sequence
         slot = -1 if sequence.working_slot is None else int(sequence.working_slot[0])
-        tables = (
-            sequence.full_pages[: sequence.num_pages],
-            sequence.swa_pages[: sequence.num_pages],
-        )
+        num_pages = sequence.num_pages
+        tables = sequence.full_pages[:num_pages], sequence.swa_pages[:num_pages]
         return PagedKvView(self.pools, self._model.words, tables, slot, rows)
 
     def _ready(self, layer: int) -> None:

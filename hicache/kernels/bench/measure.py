@@ -65,9 +65,8 @@ class Transfer:
 
     def launch(self, num_programs: int | None = None) -> None:
         """The copy by our kernel (by the reference on a CPU)."""
-        ops.copy_pages(
-            self.table, self.src_ids, self.dst_ids, num_programs=num_programs, trusted=True
-        )
+        ids = self.src_ids, self.dst_ids
+        ops.copy_pages(self.table, *ids, num_programs=num_programs, trusted=True)
 
     def by(self, kernel: CopyKernel, num_programs: int | None = None) -> Callable[[], object]:
         """The same copy by another kernel, made ready."""

@@ -12,11 +12,11 @@ import importlib
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 
 from experiments.launch.command import in_one_sentence, parser_of
 from experiments.launch.schema import config_of
 from hicache import experiment
-from hicache.config import ExperimentConfig
 from hicache.results.metrics import Result, summarize
 
 # what a class for this knob must have, by which it is told
@@ -87,7 +87,7 @@ def findings(knob: str, settings: Sequence[str]) -> Iterator[str]:
         yield f"{model}: the same again, and one decode step at a time"
         default = _summary(_run(*base))
         same = "THE SAME RUN AS" if default == _summary(first) else "not the same run as"
-        yield f"{model}: {same} {knob}={_value(config_of(*base), knob)}"
+        yield f"{model}: {same} {knob}={attrgetter(knob)(config_of(*base))}"
     _run(*base, *settings, "parallel.ranks=2")
     yield "two ranks decided alike"
 
@@ -98,11 +98,6 @@ def _run(*overrides: str) -> Result:
 
 def _summary(result: Result) -> str:
     return json.dumps(summarize(result.records, result.measures), sort_keys=True)
-
-
-def _value(config: ExperimentConfig, knob: str) -> object:
-    group, _, name = knob.partition(".")
-    return getattr(getattr(config, group), name)
 
 
 if __name__ == "__main__":

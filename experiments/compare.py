@@ -13,10 +13,9 @@ finished, with 95 % intervals where there are windows enough (`workload.windows`
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 
 from experiments.launch.command import in_one_sentence, parser_of
-from experiments.tables.groups import Group, differing_keys, group_runs, load_runs
+from experiments.tables.groups import Group, Spread, differing_keys, group_runs, load_runs
 from experiments.tables.paired_table import compare_pairs, describe_pairs, table_of_pairs
 from experiments.tables.result_table import as_csv, as_latex, as_markdown, show_result
 from experiments.tables.table import (
@@ -76,19 +75,18 @@ def compared(groups: Sequence[Group], metrics: Sequence[str]) -> list[dict[str, 
 
     Both are None for a latency where either side is overloaded.
     """
-    first = {metric: median(groups[0].values(metric)) for metric in metrics}
+    first = {metric: Spread.of(groups[0].values(metric)).middle for metric in metrics}
     verdicts = Verdicts(answer_sets(groups))
     rows: list[dict[str, object]] = []
     for group in groups:
         cells: dict[str, dict[str, float | None]] = {}
         for metric in metrics:
-            values = group.values(metric)
-            middle = median(values)
+            middle, low, high = Spread.of(group.values(metric))
             claims = makes_claim(metric, group, groups[0])
             cells[metric] = {
                 "median": middle,
-                "min": min(values),
-                "max": max(values),
+                "min": low,
+                "max": high,
                 "ratio": middle / first[metric] if first[metric] and claims else None,
                 "difference": middle - first[metric] if claims else None,
             }

@@ -8,7 +8,6 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from hydra.experimental.callback import Callback
@@ -118,13 +117,14 @@ def _write_json(path: Path, groups: Sequence[Group]) -> None:
 def describe(group: Group) -> dict[str, object]:
     """A group as plain values: its settings, its runs, and each metric over them."""
     shared = set.intersection(*(set(run.summary) for run in group.runs))
-    spreads = {metric: Spread.of(group.values(metric), median) for metric in sorted(shared)}
     return {
         "settings": group.settings,
         "seeds": [run.config["seed"] for run in group.runs],
         "overloaded": any(run.is_overloaded for run in group.runs),
         "metrics": {
-            metric: {"median": spread.middle, "min": spread.low, "max": spread.high}
-            for metric, spread in spreads.items()
+            metric: dict(
+                zip(("median", "min", "max"), Spread.of(group.values(metric)), strict=True)
+            )
+            for metric in sorted(shared)
         },
     }

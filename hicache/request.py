@@ -24,7 +24,7 @@ class TokenSpans:
     _len: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_len", int(self.counts.sum()))
+        object.__setattr__(self, "_len", sum(self.counts.tolist()))
 
     def __len__(self) -> int:
         """Tokens, not spans."""

@@ -11,9 +11,9 @@ from hicache.clock import SECOND_NS
 from hicache.executor.simulated.cost import CostModel
 from hicache.experiment import _workload
 from hicache.models import ComponentKind
-from hicache.request import Request
 from hicache.results.metrics import Result, summarize
 from hicache.workload.build import Workload, load_workload, repeat_sessions, sample_sessions
+from tests.scheduler.world import request_of
 from tests.validity import runs
 
 PLAIN = ("model=llama3_8b", "parallel.tp=4", "storage=none", "cache.device_gib=8")
@@ -52,17 +52,11 @@ def test_nobody_waits_for_room_where_there_is_enough() -> None:
 
 
 def test_the_working_set_counts_every_token_once() -> None:
-    shared = runs.span(10, 1000)
-    requests = [
-        Request(
-            id=number,
-            session_id=number,
-            arrival_ns=number * SECOND_NS,
-            prompt=runs.join(shared, runs.span(5000 + 100 * number, 150)),  # of it 50 are both's
-            output=runs.span((9000, 0)[number], 1),  # of all ids the last, and the first
-        )
-        for number in range(2)
-    ]
+    requests = []
+    for number, answer in enumerate((9000, 0)):  # of all ids the last, and the first
+        first = 5000 + 100 * number  # 50 tokens of what follows are both's
+        prompt = [*range(10, 1010), *range(first, first + 150)]
+        requests.append(request_of(number, prompt, [answer], number * SECOND_NS))
     config = (*PLAIN, "cache.host_gib=2", "workload.arrivals=open")
     measures = runs.run(runs.workload(requests), *config).measures
     assert measures["workload/distinct_tokens"] == 1000 + 250 + 2

@@ -8,6 +8,7 @@ from hicache.clock import SECOND_NS
 from hicache.request import Request
 from hicache.results.metrics import RequestRecord, Result, Status, summarize
 from hicache.workload.build import load_workload
+from tests.scheduler.world import request_of
 from tests.test_experiment import MODELS, config_of, run
 from tests.validity import runs
 
@@ -21,13 +22,8 @@ STORED = ("storage=memory", "prefetch.stop=wait_complete")
 
 def request(number: int, at_s: float, *parts: tuple[int, int]) -> Request:
     """A prompt of spans (first token, count), and an answer of one token."""
-    return Request(
-        id=number,
-        session_id=number,
-        arrival_ns=int(at_s * SECOND_NS),
-        prompt=runs.join(*(runs.span(*part) for part in parts)),
-        output=runs.span(900_000 + number, 1),
-    )
+    prompt = [token for first, count in parts for token in range(first, first + count)]
+    return request_of(number, prompt, [900_000 + number], int(at_s * SECOND_NS))
 
 
 def again_after_others(*overrides: str) -> RequestRecord:

@@ -4,6 +4,7 @@ python -m experiments.diff --engine sglang --base 0.5.22 --head 0.5.23
 """
 
 import argparse
+import re
 import sys
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
@@ -29,17 +30,13 @@ class Limit:
     @classmethod
     def parse(cls, text: str) -> "Limit":
         """As typed."""
-        metric, _, percent = text.partition(":")
-        try:
-            value = float(percent.removesuffix("%"))
-        except ValueError:
-            value = 0.0
-        if metric not in METRICS or not percent.endswith("%") or value == 0:
+        found = re.fullmatch(rf"({'|'.join(METRICS)}):([+-]?\d+(?:\.\d+)?)%", text)
+        if found is None or not float(found[2]):
             raise SideError(
                 f"--fail-on wants METRIC:-0.5% or METRIC:+3%, METRIC one of {', '.join(METRICS)},"
                 f" got {text!r}"
             )
-        return cls(metric, value)
+        return cls(found[1], float(found[2]))
 
     def broken_by(self, comparison: Comparison, unit_bytes: dict[str, int]) -> str | None:
         """A sentence if the metric changed by as much or more, in that direction."""
@@ -138,9 +135,7 @@ def run(options: argparse.Namespace) -> int:
     dump(to_json(comparison, explanation, unit_bytes, {"asked": asked}), out / "diff.json")
     write_figure(comparison, out / "diff.png")
     print(comment)
-    broken = [
-        said for limit in limits if (said := limit.broken_by(comparison, unit_bytes)) is not None
-    ]
+    broken = list(filter(None, (limit.broken_by(comparison, unit_bytes) for limit in limits)))
     for said in broken:
         print(f"too much: {said}")
     if comparison.failure is not None:

@@ -1,6 +1,7 @@
 """Our cache, driven one request at a time as the peer's is."""
 
 from collections import Counter, deque
+from collections.abc import Mapping
 from os.path import commonprefix
 from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar
@@ -30,13 +31,6 @@ SGLANG = "sglang_0_5_23"
 Knobs = TypeVar("Knobs")
 
 
-def open_side(pools: Pools, options: dict[str, str]) -> "OurSide":
-    """As the protocol asks for it."""
-    return OurSide(
-        pools, compat=options.get("compat", SGLANG), eviction=options.get("eviction") or "lru"
-    )
-
-
 def configured(kind: type[Knobs], values: Any, **more: object) -> Knobs:
     """A group of knobs, as a preset sets them and `more` on top of it."""
     made = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), values, more))
@@ -53,8 +47,9 @@ class _Running(NamedTuple):
 class OurSide:
     """`PrefixCache` and `Prefetcher`, with what the scheduler does around them."""
 
-    def __init__(self, pools: Pools, *, compat: str, eviction: str = "lru") -> None:
+    def __init__(self, pools: Pools, options: Mapping[str, str]) -> None:
         """`compat`: a preset in `conf/compat`; `eviction`: one of ours, or `module:Class`."""
+        compat, eviction = options.get("compat", SGLANG), options.get("eviction", "lru")
         preset = OmegaConf.load(CONF / "compat" / f"{compat}.yaml")
         assert isinstance(preset, DictConfig)
         knobs = configured(CacheConfig, preset.get("cache", {}))
@@ -306,3 +301,6 @@ class OurSide:
             prefetch.sidecars_found = prefetch.is_read = True
             prefetcher.on_read(prefetch)
         prefetcher.reads.clear()
+
+
+open_side = OurSide  # as the protocol asks for it

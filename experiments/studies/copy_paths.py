@@ -2,12 +2,12 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import median
 from typing import NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
 
+from experiments.tables.groups import Spread
 from experiments.tables.sweep_figure import COLOURS
 from hicache.results.verdict import CLEAN
 
@@ -46,10 +46,10 @@ class Row(NamedTuple):
     verdict: str  # the conditions that speak against this run
 
 
-def spread(rows: Iterable[Row], field: str) -> tuple[float, float, float]:
+def spread(rows: Iterable[Row], field: str) -> Spread:
     """Median, lowest and highest of a field over the seeds that have it."""
     values = [value for row in rows if (value := getattr(row, field)) is not None]
-    return median(values), min(values), max(values)
+    return Spread.of(values)
 
 
 def of(rows: Iterable[Row], regime: str, path: str) -> list[Row]:
@@ -57,11 +57,10 @@ def of(rows: Iterable[Row], regime: str, path: str) -> list[Row]:
     return [row for row in rows if row.regime == regime and row.path == path]
 
 
-def gains(rows: Sequence[Row], regime: str, path: str, over: str) -> tuple[float, float, float]:
+def gains(rows: Sequence[Row], regime: str, path: str, over: str) -> Spread:
     """Mean TTFT of `over` ÷ that of `path`, seed by seed: median, lowest, highest."""
     pairs = zip(of(rows, regime, over), of(rows, regime, path), strict=True)
-    ratios = [mine.ttft_s / other.ttft_s for mine, other in pairs]
-    return median(ratios), min(ratios), max(ratios)
+    return Spread.of([mine.ttft_s / other.ttft_s for mine, other in pairs])
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -184,7 +183,7 @@ def _goodput(row: Row) -> str:
     return f"{bound}{_number(row.goodput_per_s)} ({row.goodput_share:.0%})"
 
 
-def _told(values: tuple[float, float, float], factor: float) -> str:
+def _told(values: Spread, factor: float) -> str:
     middle, low, high = (_number(value * factor) for value in values)
     return middle if low == high else f"{middle} ({low}–{high})"
 
@@ -193,7 +192,7 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
-def _verdict(gain: tuple[float, float, float]) -> str:
+def _verdict(gain: Spread) -> str:
     _, low, high = gain
     if low > 1.05:
         return "pays"

@@ -9,7 +9,7 @@ throttled by that same clock.
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -165,17 +165,15 @@ def measured(*, storage_delay_s: float = 0.0) -> Iterator[Log]:
         delay_ns = int(storage_delay_s * SECOND_NS)
         return _throttled(inside, delay_ns, now) if delay_ns else inside
 
-    with ExitStack() as stack:
-        replacements = {
-            "now": now,
-            "wait_until": wait_until,
-            "_load": throttled(_timed(TorchIo._load, log.reads, 2)),
-            "_store": throttled(_timed(TorchIo._store, log.writes, 2)),
-            "_on_all_ranks": _timed(TorchIo._on_all_ranks, log.queries, 1),
-        }
-        for name, replacement in replacements.items():
-            stack.enter_context(mock.patch.object(TorchIo, name, replacement))
-        stack.enter_context(mock.patch.object(TorchExecutor, "forward", timed_forward))
+    patched = mock.patch.multiple(
+        TorchIo,
+        now=now,
+        wait_until=wait_until,
+        _load=throttled(_timed(TorchIo._load, log.reads, 2)),
+        _store=throttled(_timed(TorchIo._store, log.writes, 2)),
+        _on_all_ranks=_timed(TorchIo._on_all_ranks, log.queries, 1),
+    )
+    with patched, mock.patch.object(TorchExecutor, "forward", timed_forward):
         yield log
 
 

@@ -6,14 +6,13 @@ python -m experiments.studies.report_figures outputs/prefetch_cut/SWEEP docs/rep
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from textwrap import wrap
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.launch.command import in_one_sentence, parser_of
-from experiments.tables.groups import Group, Value, differing_keys, group_runs, load_runs
+from experiments.tables.groups import Group, Spread, Value, differing_keys, group_runs, load_runs
 from experiments.tables.table import answer_sets, over_runs, short
 from experiments.tables.verdicts import Verdicts
 from hicache.results.report import save
@@ -160,13 +159,12 @@ def _draw_bars(axes: Axes, groups: Sequence[Group], question: Question, metric: 
             if group.settings[question.arm_key] != arm:
                 continue
             # a count of what never happened may be missing
-            values = [run.summary.get(metric, 0.0) for run in group.runs]
-            middle = median(values)
+            spread = Spread.of([run.summary.get(metric, 0.0) for run in group.runs])
             tick = ticks.index(float(group.settings[question.axis] or 0))
             xs.append(tick + (place - (len(question.arms) - 1) / 2) * width)
-            middles.append(middle)
-            lows.append(middle - min(values))
-            highs.append(max(values) - middle)
+            middles.append(spread.middle)
+            lows.append(spread.middle - spread.low)
+            highs.append(spread.high - spread.middle)
         axes.bar(xs, middles, width * 0.9, label=name, color=COLOURS[place])
         axes.errorbar(xs, middles, yerr=[lows, highs], fmt="none", ecolor="#222222", capsize=2)
     axes.set_xticks(range(len(ticks)), [short(tick) for tick in ticks])

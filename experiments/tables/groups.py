@@ -10,6 +10,8 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import median
+from typing import NamedTuple
 
 from omegaconf import OmegaConf
 
@@ -94,27 +96,21 @@ class Group:
         return [run.summary[metric] / base[run.served] for run in self.runs if base.get(run.served)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
-    """A middle and the range around it."""
+class Spread(NamedTuple):
+    """A median and the range around it."""
 
     middle: float
     low: float
     high: float
-    count: int
 
     @classmethod
-    def of(cls, values: Sequence[float], middle: Callable[[Sequence[float]], float]) -> "Spread":
+    def of(cls, values: Sequence[float]) -> "Spread":
         """The spread of at least one value."""
-        low, high = min(values), max(values)
-        # the mean of three equal floats can lie a bit beside them
-        return cls(
-            middle=min(max(middle(values), low), high), low=low, high=high, count=len(values)
-        )
+        return cls(median(values), min(values), max(values))
 
     def text(self, show: Callable[[float], str]) -> str:
         """`middle (low–high)`, or the one value there is."""
-        if self.count == 1 or self.low == self.high:
+        if self.low == self.high:
             return show(self.middle)
         return f"{show(self.middle)} ({show(self.low)}–{show(self.high)})"
 

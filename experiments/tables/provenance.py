@@ -19,6 +19,7 @@ from hashlib import file_digest, sha256
 from importlib import metadata, util
 from modulefinder import ModuleFinder
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -59,21 +60,12 @@ def changed_since(stored: Mapping[str, object], config: ExperimentConfig) -> lis
     return changed + [name for name in VERSIONS if stored.get(name) != now.get(name)]
 
 
-def sources_of(provenance: Mapping[str, object]) -> dict[str, str]:
+def sources_of(provenance: Mapping[str, Any]) -> dict[str, str]:
     """The digests of what a run was made of, by what they are digests of: 8 hex digits each."""
-    sources: dict[str, str] = {}
-    policies = provenance.get("policies")
-    found = {
-        "hicache": provenance.get("hicache"),
-        "workload": provenance.get("trace"),
-        "program": provenance.get("program"),
-        **(policies if isinstance(policies, Mapping) else {}),
-    }
-    for name, item in found.items():
-        digest = item.get("sha256") if isinstance(item, Mapping) else None
-        if digest:
-            sources[name] = str(digest)[:8]
-    return sources
+    found = {"hicache": "hicache", "workload": "trace", "program": "program"}
+    items = {name: provenance.get(key) or {} for name, key in found.items()}
+    items |= provenance.get("policies") or {}
+    return {name: item["sha256"][:8] for name, item in items.items() if item.get("sha256")}
 
 
 def _provenance(config: ExperimentConfig) -> dict[str, object]:

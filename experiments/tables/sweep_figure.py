@@ -3,7 +3,6 @@
 import re
 from collections.abc import Sequence
 from itertools import pairwise
-from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -185,8 +184,8 @@ def _draw_line(
     axes: Axes, points: Sequence[tuple[float, Group]], metric: str, name: str, look: dict[str, Any]
 ) -> None:
     places = np.array([place for place, _ in points])
-    spreads = [Spread.of(group.values(metric), median) for _, group in points]
-    middles, lows, highs = np.array([(each.middle, each.low, each.high) for each in spreads]).T
+    spreads = [Spread.of(group.values(metric)) for _, group in points]
+    middles, lows, highs = np.array(spreads).T
     around = [middles - lows, highs - middles]
     axes.errorbar(places, middles, around, label=name or None, capsize=3, lw=1.5, **look)
     hollow = [is_overloaded(group) for _, group in points]

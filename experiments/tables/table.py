@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from fnmatch import fnmatch
-from statistics import median
 
 from experiments.tables.groups import (
     Group,
@@ -164,8 +163,8 @@ def _add_spread(row: Row, heading: str, name: str, values: Sequence[float] | str
     if isinstance(values, str):
         row.add(heading, values, **{f"{name} {part}": "" for part in SPREAD_PARTS})
         return
-    spread = Spread.of(values, median)
-    parts = zip(SPREAD_PARTS, (spread.middle, spread.low, spread.high), strict=True)
+    spread = Spread.of(values)
+    parts = zip(SPREAD_PARTS, spread, strict=True)
     row.add(heading, spread.text(number), **{f"{name} {part}": value for part, value in parts})
 
 

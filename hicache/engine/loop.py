@@ -16,7 +16,7 @@ from mypy_extensions import mypyc_attr
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
-from hicache.cache.tiers.transfer import Reported
+from hicache.cache.tiers.transfer import Reported, StorageWrite
 from hicache.clock import Clock
 from hicache.config import WritePolicy
 from hicache.engine.client_timeouts import ClientTimeouts
@@ -50,6 +50,7 @@ class Engine:
         self._arrived: list[tuple[int, Request]] = []  # (when, what)
         self._aborted: list[int] = []
         self._delivered: list[Reported | Prefetch] = []
+        self._written: list[tuple[int, StorageWrite]] = []  # (step of the run, what ended in it)
         self._batch: Batch | None = None  # under way, or held by a fence
         self._ends: StepEnds | None = None  # of its steps, once it is under way
         # of these: the first not taken in, the last one looked at so far, and the last of the run
@@ -61,6 +62,7 @@ class Engine:
         self._backlog_since_ns: int | None = None  # when the last plan left somebody out
         # whether anybody asks how far a read is, and may go on because of that
         self._follows_reads = prefetcher is not None and prefetcher.stop.waits
+        self._history = cache.tree.history
 
     # -- what happens to it --------------------------------------------------------------------
 
@@ -89,12 +91,32 @@ class Engine:
 
         False if nothing can come of it yet, so that there is no need to wake.
         """
-        if not isinstance(done, Prefetch) or done.is_read or not done.is_reading:
+        if isinstance(done, StorageWrite) and self._may_write_beside:
+            assert self._ends is not None
+            step = self._ends.first_from(now_ns, self._first, self._horizon)
+            self._written.append((step, done))
+            return False
+        last = self._last
+        if not isinstance(done, Prefetch):
+            self._delivered.append(done)
+            self.interrupt(now_ns)
+            return self._ends is None or self._last != last
+        if done.is_read or not done.is_reading:
             self._delivered.append(done)
         elif not self._follows_reads:
             return False
         self.interrupt(now_ns)
         return True
+
+    @property
+    def _may_write_beside(self) -> bool:
+        """Whether the run at hand goes on as it was planned when a write to storage is done.
+
+        All that comes of it is room for others to be written, and host pages that may leave.
+        """
+        is_decoding = self._ends is not None and not self.extending
+        is_write_back = self.cache.write_policy is WritePolicy.write_back
+        return is_decoding and not is_write_back and not self._delivered
 
     def catch_up(self, now_ns: int) -> None:
         """Take in the steps of the run at hand that ended before now, for whoever looks.
@@ -104,16 +126,23 @@ class Engine:
         ends = self._ends
         if ends is None:
             return
-        place = ends.first_from(now_ns, self._first, self._horizon)
-        if place > self._first:
-            self._commit(place - self._first, ends.known[place - 1])
-            assert not self.scheduler.has_finished, "a run goes on after an answer is complete"
-            self._first = place
+        self._take_in_until(ends.first_from(now_ns, self._first, self._horizon), ends.known)
+        assert not self.scheduler.has_finished, "a run goes on after an answer is complete"
 
     def interrupt(self, now_ns: int) -> None:
         """End the run of steps at hand at the first boundary from now on."""
         if self._ends is not None:
             self._last = self._horizon = self._ends.first_from(now_ns, self._first, self._horizon)
+
+    @property
+    def may_look_on(self) -> bool:
+        """Whether there are steps at hand that are not looked at."""
+        return self._horizon < self._last and self._ends is not None
+
+    def look_on(self, until_ns: int | None) -> None:
+        """Look at the steps at hand as far as nothing comes between; None: nothing will."""
+        if self._ends is not None:
+            self._horizon = min(self._ends.look(until_ns), self._last)
 
     @property
     def step_end_ns(self) -> int | None:
@@ -122,8 +151,9 @@ class Engine:
 
     def next_wake_ns(self, now_ns: int) -> int | None:
         """When this engine has something to do by itself."""
-        self._deadline_ns = deadline = self.scheduler.next_deadline_ns(now_ns)
-        end = self.step_end_ns
+        scheduler, end = self.scheduler, self.step_end_ns
+        deadline = scheduler.next_deadline_ns(now_ns) if scheduler.waiting else None
+        self._deadline_ns = deadline
         if deadline is None or end is None:
             return end if deadline is None else deadline
         return min(deadline, end)
@@ -157,22 +187,23 @@ class Engine:
     def wake(self, now_ns: int) -> Outcome:
         """End the step that ends now, take in what has happened, and begin the next one.
 
-        Returns the requests that ended.
+        One that ends later is the last of its run. Returns the requests that ended.
         """
-        self.cache.tree.history.now_ns = now_ns
         outcome = NOTHING
         end = self.step_end_ns
         was_held = self._batch is not None and end is None
         if end is not None:
             if end > now_ns:
-                self.interrupt(now_ns)  # a deadline has passed
+                self.interrupt(now_ns)
                 return outcome
             is_late = self._deadline_ns is not None and self._deadline_ns <= now_ns
             if self._ends is not None and self._horizon < self._last and not is_late:
-                self._horizon = min(self._ends.look(self._horizon + 1), self._last)
+                self._horizon = min(self._ends.look(now_ns + 1), self._last)
                 return outcome
             outcome = self._end_step(now_ns)
-        self._take_in(now_ns)
+        self._history.now_ns = now_ns
+        if self._delivered or self._arrived or self._aborted:
+            self._take_in(now_ns)
         if self._batch is None:
             self._count_backlog(now_ns)
             self._batch = self.scheduler.plan(now_ns)
@@ -185,7 +216,7 @@ class Engine:
             # whoever came while it was held has not been looked at
             self._ends, self._first = run.ends, 0
             self._last = 0 if was_held else self._batch.num_steps - 1
-            self._horizon = min(run.ends.look(0), self._last)
+            self._horizon = min(run.ends.look(now_ns), self._last)
             for extend in self._batch.extends:
                 if extend.req.first_token_ns is None:
                     extend.req.fence_ns += now_ns - self._planned_ns
@@ -198,7 +229,8 @@ class Engine:
 
     def _end_step(self, now_ns: int) -> Outcome:
         assert self._batch is not None
-        self._commit(self._horizon + 1 - self._first, now_ns)
+        assert self._ends is not None
+        self._take_in_until(self._horizon + 1, self._ends.known)
         num_left = self._batch.num_steps - (self._horizon + 1)
         self._ends = None
         if num_left and self._only_gained_room():
@@ -219,10 +251,21 @@ class Engine:
             return False
         return not any(isinstance(done, Prefetch) for done in self._delivered)
 
+    def _take_in_until(self, end: int, ends_ns: Sequence[int]) -> None:
+        # all steps before `end`, and what was written meanwhile at the end of its step
+        while self._written and self._written[0][0] < end:
+            step, write = self._written.pop(0)
+            self._commit(step + 1 - self._first, ends_ns[step])
+            self.cache.complete(write)
+        self._commit(end - self._first, ends_ns[end - 1])
+
     def _commit(self, num_steps: int, now_ns: int) -> None:
-        # the next steps of the batch, the last of which ends now
+        # the next steps of the batch, if any, the last of which ends now
+        if not num_steps:
+            return
         assert self._batch is not None
-        self.cache.tree.history.now_ns = now_ns
+        self._history.now_ns = now_ns
+        self._first += num_steps
         self.num_steps += num_steps
         step_ns = now_ns - self._started_ns
         self._started_ns = now_ns
@@ -272,17 +315,21 @@ class Engine:
             self._aborted.clear()
 
     def _hand_out(self, now_ns: int) -> None:
-        outbox, self.cache.outbox = self.cache.outbox, []
-        for work in outbox:
-            self.executor.submit(work, now_ns)
-        if self.prefetcher is None:
+        outbox, prefetcher = self.cache.outbox, self.prefetcher
+        if outbox:
+            self.cache.outbox = []
+            for work in outbox:
+                self.executor.submit(work, now_ns)
+        if prefetcher is None:
             return
-        queries, self.prefetcher.outbox = self.prefetcher.outbox, []
-        for prefetch in queries:
-            self.executor.query(prefetch, now_ns)
-        reads, self.prefetcher.reads = self.prefetcher.reads, []
-        for prefetch in reads:
-            self.executor.read(prefetch, now_ns)
+        if prefetcher.outbox:
+            queries, prefetcher.outbox = prefetcher.outbox, []
+            for prefetch in queries:
+                self.executor.query(prefetch, now_ns)
+        if prefetcher.reads:
+            reads, prefetcher.reads = prefetcher.reads, []
+            for prefetch in reads:
+                self.executor.read(prefetch, now_ns)
 
 
 class Router(Protocol):
@@ -314,9 +361,11 @@ def serve(
     timeouts = ClientTimeouts(patience_ns or {})
     look = observer.next_look_ns()
     while True:
-        moment = _earlier(timeouts.next_ns(), coming.next_ns())
+        outside = _earlier(coming.next_ns, timeouts.next_ns())
+        moment = outside
         for wake in wakes:
-            moment = _earlier(moment, wake)
+            if wake is not None and (moment is None or wake < moment):
+                moment = wake
         event = io.pass_by(_earlier(moment, look), clock)
         if event is not None and (moment is None or event < moment):
             moment = event
@@ -328,27 +377,27 @@ def serve(
         if look is not None and look <= now:
             observer.at(now)
             look = observer.next_look_ns()
-        touched = {number for number, wake in enumerate(wakes) if wake is not None and wake <= now}
+        touched = [number for number, wake in enumerate(wakes) if wake is not None and wake <= now]
         for number, done in io.advance(now):
             if engines[number].deliver(done, now):
-                touched.add(number)
-        for due, request in coming.until(now):
-            number = _hand_in(request, due, now, engines, router)
-            timeouts.arrived(request, number, due)
-            touched.add(number)
-        for number, request_id in timeouts.until(now):
-            engines[number].abort(request_id, now)
-            touched.add(number)
-        for number in sorted(touched):
+                touched.append(number)
+        if outside is not None and outside <= now:
+            for due, request in coming.until(now):
+                number = _hand_in(request, due, now, engines, router)
+                timeouts.arrived(request, number, due)
+                touched.append(number)
+            for number, request_id in timeouts.until(now):
+                engines[number].abort(request_id, now)
+                touched.append(number)
+        for number in sorted(set(touched)) if len(touched) > 1 else touched:
             engine = engines[number]
-            end = engine.step_end_ns
-            if end is not None and end > now:
-                engine.interrupt(now)
-            else:
-                outcome = engine.wake(now)
-                if outcome is not NOTHING:
-                    timeouts.ended(outcome)
-                    coming.add(_settle(outcome, number, now, feeder, observer), now)
+            outcome = engine.wake(now)
+            if outcome is not NOTHING:
+                timeouts.ended(outcome)
+                coming.add(_settle(outcome, number, now, feeder, observer), now)
+            if engine.may_look_on:
+                soonest = _earlier(coming.next_ns, timeouts.next_ns())
+                engine.look_on(_earlier(soonest, io.pass_by(now, clock)))
             wakes[number] = engine.next_wake_ns(now)
     _refuse_stuck(engines)
 
@@ -382,22 +431,22 @@ class _Coming:
     """Requests that are released and have not come: by time, and then as they were released."""
 
     def __init__(self, releases: Iterable[Release]) -> None:
+        self.next_ns: int | None = None
         self._numbers = count()
-        self._line = [(time_ns, next(self._numbers), request) for time_ns, request in releases]
-        heapq.heapify(self._line)
+        self._line: list[tuple[int, int, Request]] = []
+        self.add(releases, 0)
 
     def add(self, releases: Iterable[Release], now_ns: int) -> None:
         for time_ns, request in releases:
             heapq.heappush(self._line, (max(time_ns, now_ns), next(self._numbers), request))
-
-    def next_ns(self) -> int | None:
-        return self._line[0][0] if self._line else None
+        self.next_ns = self._line[0][0] if self._line else None
 
     def until(self, now_ns: int) -> list[Release]:
         come: list[Release] = []
         while self._line and self._line[0][0] <= now_ns:
             due, _, request = heapq.heappop(self._line)
             come.append((due, request))
+        self.next_ns = self._line[0][0] if self._line else None
         return come
 
 

@@ -19,14 +19,21 @@ class StepEnds:
         self._blocks = iter(blocks)
 
     def __getitem__(self, step: int) -> int:
-        self.look(step)
+        self.look(None)
         return self.known[step]
 
-    def look(self, step: int) -> int:
-        """The last step whose end is known, once that of `step` is, if there is one."""
-        while len(self.known) <= step and (block := next(self._blocks, None)) is not None:
-            self.known += block
-        return len(self.known) - 1
+    def look(self, until_ns: int | None) -> int:
+        """The last step whose end is known, once one is that lies at `until_ns` or later.
+
+        None: all of them. One at least.
+        """
+        known = self.known
+        while not known or until_ns is None or known[-1] < until_ns:
+            block = next(self._blocks, None)
+            if block is None:
+                break
+            known += block
+        return len(known) - 1
 
     def first_from(self, now_ns: int, first: int, last: int) -> int:
         """The first step of [first, last] that ends at `now_ns` or later; else `last`."""

@@ -227,14 +227,13 @@ def check(record: RequestRecord) -> None:
     Raises:
         AssertionError: its tokens or the parts of its time to first token do not add up.
     """
-    came = {tier: getattr(record, f"{tier}_hit_len") for tier in ("device", "host", "storage")}
-    came["computed"] = record.computed_len
+    split = (
+        record.device_hit_len + record.host_hit_len + record.storage_hit_len + record.computed_len
+    )
     # an abort may come before or after admission
-    allowed = {
-        Status.finished: (record.prompt_len,),
-        Status.rejected: (0,),
-        Status.aborted: (0, record.prompt_len),
-    }[record.status]
+    is_allowed = (split == 0 and record.status is not Status.finished) or (
+        split == record.prompt_len and record.status is not Status.rejected
+    )
     for what, total, told in (
         ("tokens computed", record.computed_len, record.computed_for),
         ("tokens computed again", record.recomputed_len, record.recomputed_for),
@@ -244,23 +243,25 @@ def check(record: RequestRecord) -> None:
         assert not told or (sum(told.values()) == total and min(told.values()) >= 0), (
             f"request {record.id} has {total} {what}, and is told of {dict(told)}"
         )
-    assert sum(came.values()) in allowed, (
-        f"request {record.id} ({record.status}) has a prompt of {record.prompt_len} tokens, and "
-        f"{came} = {sum(came.values())}"
+    assert is_allowed, (
+        f"request {record.id} ({record.status}) has a prompt of {record.prompt_len} tokens, "
+        f"and {record.device_hit_len} device + {record.host_hit_len} host + "
+        f"{record.storage_hit_len} storage + {record.computed_len} computed = {split}"
     )
     if record.status is Status.finished:
         assert record.first_token_ns is not None, f"request {record.id} finished with no token"
         assert record.finish_ns is not None, f"request {record.id} finished at no time"
-    parts = {part: getattr(record, f"{part}_ns") for part in TTFT_PARTS}
-    for part, part_ns in parts.items():
+    parts_ns = (record.queue_ns, record.storage_wait_ns, record.load_back_ns, record.prefill_ns)
+    for part, part_ns in zip(TTFT_PARTS, parts_ns, strict=True):
         assert part_ns >= 0, f"request {record.id} spent {part_ns} ns in {part}"
     waited_ns = record.ttft_ns
     if waited_ns is None and record.finish_ns is not None:
         waited_ns = record.finish_ns - record.arrival_ns
-    assert waited_ns in (None, sum(parts.values())), (
-        f"request {record.id} waited {waited_ns} ns for its first token, and the parts {parts} = "
-        f"{sum(parts.values())}"
-    )
+    if waited_ns is not None:
+        assert sum(parts_ns) == waited_ns, (
+            f"request {record.id} waited {waited_ns} ns for its first token, and the parts "
+            f"{dict(zip(TTFT_PARTS, parts_ns, strict=True))} = {sum(parts_ns)}"
+        )
 
 
 def _requests(
@@ -339,12 +340,23 @@ def _reasons(records: Sequence[RequestRecord], finished: Sequence[RequestRecord]
         "computed/window_missing_tokens": sum(record.window_missing_len for record in finished),
         "computed/state_missing_tokens": sum(record.state_missing_len for record in finished),
     }
-    for area, some in (("computed", finished), ("recomputed", records)):
-        totals = Counter(dict.fromkeys((*REASONS, "not_asked"), 0))
-        for record in some:
-            totals.update(getattr(record, f"{area}_for"))
-        num_tokens = sum(getattr(record, f"{area}_len") for record in some)
-        totals["not_asked"] = num_tokens - totals.total()
+    for area, total, parts in (
+        (
+            "computed",
+            sum(record.computed_len for record in finished),
+            [record.computed_for for record in finished],
+        ),
+        (
+            "recomputed",
+            sum(record.recomputed_len for record in records),
+            [record.recomputed_for for record in records],
+        ),
+    ):
+        totals = dict.fromkeys(REASONS, 0)
+        for part in parts:
+            for reason, num_tokens in part.items():
+                totals[reason] += num_tokens
+        totals["not_asked"] = total - sum(totals.values())
         keys |= {f"{area}/{reason}_tokens": tokens for reason, tokens in totals.items()}
     return keys
 

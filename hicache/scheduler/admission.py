@@ -10,7 +10,7 @@ from hicache.cache.tree.node import DEVICE, FULL, MAMBA, SWA
 from hicache.config import SchedulerConfig
 from hicache.scheduler.budget import FORMS, NewTokenRatio, StepBudget, SwaBudget, ceil_page
 from hicache.scheduler.decision import Admit, Defer, Reason
-from hicache.scheduler.decoding import steps_in_page
+from hicache.scheduler.decoding import steps_in_free_pages, steps_in_page
 from hicache.scheduler.request_state import RequestState
 
 
@@ -94,14 +94,15 @@ class Admission:
 
         Pools change when a decoding request fills a page and not before; until then a deferral
         stands, unless what was in the way were tokens promised to the answers, which come due one
-        by one. Whatever else changes interrupts a run of steps by itself.
+        by one. Pages that were free only add to a shortage of tokens. Whatever else changes
+        interrupts a run of steps by itself.
         """
         if not defer.stands:
             return 1
         if defer.reason is Reason.running:
             return wanted
-        steps = steps_in_page(running, self._page, wanted)
         if defer.reason is Reason.tokens:
+            steps = steps_in_free_pages(self._cache, running, wanted)
 
             def fits(later: int) -> bool:
                 reserved = self._answers(running, later) * self._new_token_ratio.after(later)
@@ -109,7 +110,7 @@ class Admission:
 
             # what is reserved only falls
             return 1 + bisect_left(range(1, steps), x=True, key=fits)
-        return steps
+        return steps_in_page(running, self._page, wanted)
 
     def decoded(self, num_steps: int) -> None:
         """That many decode steps have passed."""
@@ -122,9 +123,11 @@ class Admission:
         self._new_token_ratio.retracted(decoded, max_new, len(left))
 
     def _answers(self, running: Sequence[RequestState], later: int = 0) -> int:
-        clip = self._config.clip_new_tokens
-        left = [req.remaining_output - later for req in running]
-        return sum([each if each < clip else clip for each in left])
+        clip = self._config.clip_new_tokens + later
+        left = [req.remaining_output for req in running]
+        if left and max(left) > clip:
+            left = [min(each, clip) for each in left]
+        return sum(left) - later * len(left)
 
     def _charge_swa(self, extend: int, max_new: int, chunk: int, host_hit: int) -> int:
         return self._swa_budget.tokens(

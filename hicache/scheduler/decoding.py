@@ -1,5 +1,6 @@
 """How many decode steps may be taken at once: as many as there are surely pages for."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 
 from hicache.cache.prefix_cache import PrefixCache
@@ -44,6 +45,16 @@ def steps_in_page(running: Sequence[RequestState], page_size: int, wanted: int) 
     """How many steps, at most `wanted` and at least one, until some request has filled a page."""
     left = min([-req.kv_len % page_size for req in running])
     return max(min(wanted, left), 1)
+
+
+def steps_in_free_pages(cache: PrefixCache, running: Sequence[RequestState], wanted: int) -> int:
+    """How many steps, at most `wanted` and at least one, that surely evict nothing."""
+    page = cache.page_size
+    free = min([cache.available_size(kind) for kind in _kinds(cache)]) // page
+    if pages_for(running, page, wanted) <= free:
+        return wanted
+    few = bisect_right(range(1, wanted), free, key=lambda steps: pages_for(running, page, steps))
+    return max(few, 1)
 
 
 def _kinds(cache: PrefixCache) -> list[int]:

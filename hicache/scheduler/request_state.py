@@ -24,7 +24,6 @@ class RequestState:
         "came_len",
         "computed_len",
         "declined",
-        "decoded",
         "defer_reason",
         "device_len",
         "explanation",
@@ -44,6 +43,7 @@ class RequestState:
         "queue_mark",
         "queue_ns",
         "recomputed_len",
+        "remaining_output",
         "request",
         "retractions",
         "saves",
@@ -67,7 +67,7 @@ class RequestState:
         self.submitted_ns = self.looked_ns = now_ns  # when it came; when it was queued
         self.target_len = request.prompt_len
         self.cached_len = self.kv_len = 0
-        self.decoded = 0  # answer tokens produced
+        self.remaining_output = request.output_len  # answer tokens still to come
         self.prefetched = (0, 0)  # tokens [start, end) that its own prefetch asked for
         self.saves: list[int] = []  # lengths at which a state is to be captured, ascending
         self.defer_reason: Reason | None = None  # of the last look; None once it is admitted
@@ -101,14 +101,14 @@ class RequestState:
         return self.target_len - self.kv_len
 
     @property
-    def remaining_output(self) -> int:
-        """Answer tokens still to come."""
-        return self.request.output_len - self.decoded
+    def decoded(self) -> int:
+        """Answer tokens produced."""
+        return self.request.output_len - self.remaining_output
 
     @property
     def is_finished(self) -> bool:
         """Whether the answer is complete."""
-        return self.decoded == self.request.output_len
+        return not self.remaining_output
 
     def begin_queue(self, mark: Mark) -> None:
         """From now on it waits for what the queue waits for."""

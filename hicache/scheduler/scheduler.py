@@ -27,7 +27,7 @@ from hicache.scheduler.queue_waits import NO_CHUNK, NO_STEP, STEP, Cause, QueueW
 from hicache.scheduler.request_state import RequestState
 
 MAX_RESTARTS = 3  # of a prompt that runs out of pages half way, with nobody else here
-MAX_JUMP = 64  # decode steps planned at once; most jumps are cut at about 8
+MAX_JUMP = 256  # decode steps planned at once; they are priced as far as nothing comes between
 
 
 class Scheduler:
@@ -150,8 +150,11 @@ class Scheduler:
         return not (self.waiting or self.running or self.partial)
 
     def next_deadline_ns(self, now_ns: int) -> int | None:
-        """When the next waiting request's prefetch will have waited for too long."""
-        if self.prefetcher is None or not self.waiting:
+        """When the next waiting request's prefetch will have waited for too long.
+
+        Only to be asked while some request waits.
+        """
+        if self.prefetcher is None:
             return None
         return self.prefetcher.next_deadline_ns(now_ns)
 
@@ -486,7 +489,7 @@ class Scheduler:
         if req.kv_len < req.target_len:
             cache.leave_window(req.sequence, req.kv_len)
             return
-        req.decoded += 1
+        req.remaining_output -= 1
         if req.first_token_ns is None:
             req.first_token_ns = now_ns
         if req.is_finished:
@@ -520,7 +523,7 @@ class Scheduler:
         """How many decode steps may pass before those that wait must be looked at again."""
         if self.partial is not None:
             return 1
-        wanted = min([req.request.output_len - req.decoded for req in self.running])
+        wanted = min([req.remaining_output for req in self.running])
         wanted = min(wanted, self._max_jump)
         if self._defer is None:  # all that were looked at wait for storage
             return wanted
@@ -559,13 +562,13 @@ class Scheduler:
         finished = []
         for req in reqs:
             req.kv_len = length = req.kv_len + num_steps
-            req.decoded += num_steps
+            req.remaining_output -= num_steps
             req.num_steps += num_steps
             if length > req.sequence.num_pages * page and not cache.extend(req.sequence, length):
                 raise AssertionError("a decode step was planned without pages for it")
             if has_window:
                 cache.leave_window(req.sequence, length)
-            if req.decoded == req.request.output_len:
+            if not req.remaining_output:
                 finished.append(req)
         for req in finished:
             self.running.remove(req)

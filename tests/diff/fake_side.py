@@ -11,6 +11,8 @@ class FakeSide:
     """Options: `pages` there is room for; `fail_at` and `crash_at`, requests; `says`."""
 
     def __init__(self, pools: Pools, options: dict[str, str]) -> None:
+        if "will_not_open" in options:
+            raise SideError("it will not open")
         self._page = pools.page_size
         self._room = int(options.get("pages", "1000"))
         self._options = options
@@ -63,7 +65,4 @@ class FakeSide:
         return [tokens[:end].tobytes() for end in range(page, len(tokens) + 1, page)]
 
 
-def open_side(pools: Pools, options: dict[str, str]) -> FakeSide:
-    if "will_not_open" in options:
-        raise SideError("it will not open")
-    return FakeSide(pools, options)
+open_side = FakeSide

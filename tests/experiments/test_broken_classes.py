@@ -101,7 +101,7 @@ for what, knob, meddles in (
     ("a node's time", "cache.eviction", "node.tick += 1"),
     ("a node's pages", "cache.eviction", "node.held[1][0][:] = [0]"),
     ("a prefetch", "prefetch.stop", "prefetch.completed_pages = 99"),
-    ("a request", "scheduler.order", "req.decoded = 99"),
+    ("a request", "scheduler.order", "req.remaining_output = 99"),
 ):
     BROKEN[f"{knob} changes {what}"] = (knob, COUNT, meddles, CHANGED)
 BROKEN |= {

@@ -4,18 +4,14 @@ from collections import defaultdict
 from typing import Any
 
 NUMBER = (int, float)
+WHERE = {"name": str, "pid": int, "tid": int}
+SPAN = WHERE | {"cat": str, "ts": NUMBER}
 # by phase: the fields an event must have and may have, and of which type
 FIELDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "X": (
-        {"name": str, "cat": str, "ts": NUMBER, "dur": NUMBER, "pid": int, "tid": int},
-        {"args": dict},
-    ),
-    "M": ({"name": str, "pid": int, "tid": int, "args": dict}, {}),
-    "b": (
-        {"name": str, "cat": str, "id": int, "ts": NUMBER, "pid": int, "tid": int},
-        {"args": dict},
-    ),
-    "e": ({"name": str, "cat": str, "id": int, "ts": NUMBER, "pid": int, "tid": int}, {}),
+    "X": (SPAN | {"dur": NUMBER}, {"args": dict}),
+    "M": (WHERE | {"args": dict}, {}),
+    "b": (SPAN | {"id": int}, {"args": dict}),
+    "e": (SPAN | {"id": int}, {}),
 }
 
 

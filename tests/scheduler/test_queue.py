@@ -23,7 +23,8 @@ def test_a_request_that_is_sent_back_begins_again_where_its_answer_ends() -> Non
     before = req.sequence
     before.namespace = "tenant"
     object.__setattr__(req.request, "namespace", "tenant")
-    req.decoded, req.cached_len, req.kv_len, req.saves, req.prefetched = 2, 8, 21, [16], (8, 16)
+    req.remaining_output = 1
+    req.cached_len, req.kv_len, req.saves, req.prefetched = 8, 21, [16], (8, 16)
     req.restart()
     assert req.sequence is not before
     assert (req.sequence.tokens, req.sequence.namespace) == (b"tokens", "tenant")
@@ -137,19 +138,19 @@ def test_how_many_wait_is_told_to_whoever_weighs_waiting() -> None:
 def test_steps_are_cut_short_only_while_somebody_waits_for_room(*, is_dropped: bool) -> None:
     scheduler = world_of(chunk_tokens=256).scheduler
     scheduler.submit(request_of(0, range(104), [1] * 60), 0)
-    scheduler.submit(request_of(1, range(1000, 1200), [1] * 8), 0)  # does not fit beside it
+    scheduler.submit(request_of(1, range(1000, 1180), [1] * 8), 0)  # does not fit beside it
     batch = scheduler.plan(0)
     assert batch is not None
     scheduler.commit(batch, 1, 10)
     batch = scheduler.plan(10)
     assert batch is not None
-    assert batch.num_steps <= 8  # a page
-    scheduler.commit(batch, batch.num_steps, 20)
+    assert 8 < batch.num_steps < 59  # more than a page, and not all that is left of the answer
+    scheduler.commit(batch, 1, 20)
     if is_dropped:
         scheduler.abort(1, 20)
     batch = scheduler.plan(20)
     assert batch is not None
-    assert (batch.num_steps > 8) == is_dropped
+    assert (batch.num_steps == 59 - 1) == is_dropped
 
 
 def test_a_wait_counts_for_what_was_lacking_since_the_last_turn() -> None:

@@ -17,7 +17,7 @@ def world_with(*running: tuple[int, int, int]) -> World:
     scheduler = world.scheduler
     for number, (prompt_len, output_len, decoded) in enumerate(running):
         req = scheduler.submit(request_of(number, [number] * prompt_len, [7] * output_len), 0)
-        req.decoded = decoded
+        req.remaining_output -= decoded
         scheduler.running.append(req)
     scheduler.waiting.clear()
     return world

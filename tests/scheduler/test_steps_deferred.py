@@ -20,15 +20,24 @@ FAR = 64
 
 def req(*, kv_len: int, remaining_output: int, target_len: int = 0) -> Any:
     return SimpleNamespace(
-        kv_len=kv_len, remaining_output=remaining_output, target_len=target_len, extend_len=0
+        kv_len=kv_len,
+        remaining_output=remaining_output,
+        target_len=target_len,
+        extend_len=0,
+        sequence=SimpleNamespace(num_pages=-(-kv_len // PAGE)),
     )
 
 
-def admission_of(room: int, swa_room: int | None = None, **knobs: float) -> Admission:
+def admission_of(
+    room: int, swa_room: int | None = None, *, free: int = 0, **knobs: float
+) -> Admission:
+    rooms = {FULL: room, SWA: swa_room}
     cache: Any = SimpleNamespace(
         page_size=PAGE,
         tree=SimpleNamespace(has_swa=swa_room is not None, has_states=False, window_len=PAGE),
-        room={FULL: room, SWA: swa_room}.__getitem__,
+        rooms=rooms,
+        room=rooms.__getitem__,
+        available_size=lambda kind: free * PAGE,
         pools=[[None, PageAllocator(1000), None]],
     )
     return Admission(cache, SchedulerConfig(new_token_ratio_decay_steps=40, **knobs))  # type: ignore[arg-type]
@@ -42,16 +51,19 @@ def decide(admission: Admission, running: list[Any]) -> Admit | Defer:
     return admission.decide(req(kv_len=0, remaining_output=8, target_len=100), match, budget)
 
 
-def looks_deferred(admission: Admission, running: list[Any], steps: int) -> int:
-    """After how many steps the request is let in, or a page has been filled or taken."""
+def looks_deferred(admission: Admission, running: list[Any], free: int, steps: int) -> int:
+    """After how many steps the request is let in, or no page is free that one of the next takes."""
     for done in range(1, steps):
-        takes_page = any(each.kv_len % PAGE == 0 for each in running)
+        taken = sum(each.kv_len % PAGE == 0 for each in running)
+        free -= taken
+        if free < 0:
+            return max(done - 1, 1)
+        admission._cache.rooms[FULL] -= taken * PAGE  # type: ignore[attr-defined]
         admission.decoded(1)
         for each in running:
             each.kv_len += 1
             each.remaining_output -= 1
-        fills_page = any(each.kv_len % PAGE == 0 for each in running)
-        if takes_page or fills_page or not isinstance(decide(admission, running), Defer):
+        if not isinstance(decide(admission, running), Defer):
             return done
     return steps
 
@@ -60,17 +72,44 @@ answers = st.lists(st.tuples(st.integers(100, 131), st.integers(FAR, 6000)), min
 
 
 @pytest.mark.plain
-@given(running=answers, room=st.integers(120, 3000))
-def test_a_shortage_of_tokens_ends_when_the_promised_answers_have_come(
-    running: list[tuple[int, int]], room: int
+@given(running=answers, room=st.integers(120, 3000), free=st.integers(0, 20))
+def test_a_shortage_of_tokens_stands_until_the_promised_answers_have_come_or_pages_are_evicted(
+    running: list[tuple[int, int]], room: int, free: int
 ) -> None:
-    admission = admission_of(room)
+    admission = admission_of(room, free=free)
     reqs = [req(kv_len=length, remaining_output=left) for length, left in running]
     defer = decide(admission, reqs)
     assume(isinstance(defer, Defer))
     assert isinstance(defer, Defer)
     foreseen = admission.steps_deferred(defer, reqs, FAR)
-    assert foreseen == looks_deferred(admission, reqs, FAR)
+    assert 1 <= foreseen <= looks_deferred(admission, reqs, free, FAR)
+
+
+@pytest.mark.plain
+@given(running=answers, room=st.integers(120, 3000))
+def test_within_a_page_the_end_of_a_shortage_of_tokens_is_foreseen_to_the_step(
+    running: list[tuple[int, int]], room: int
+) -> None:
+    admission = admission_of(room, free=1000)
+    reqs = [req(kv_len=length, remaining_output=left) for length, left in running]
+    in_page = min([-length % PAGE for length, _ in running])
+    defer = decide(admission, reqs)
+    assume(in_page > 0 and isinstance(defer, Defer))
+    assert isinstance(defer, Defer)
+    foreseen = admission.steps_deferred(defer, reqs, in_page)
+    assert foreseen == looks_deferred(admission, reqs, 1000, in_page)
+
+
+@pytest.mark.plain
+def test_a_shortage_of_tokens_stands_beyond_a_page_while_pages_are_free() -> None:
+    steps = []
+    for free in (4, 1, 0):
+        admission = admission_of(120, free=free)
+        reqs = [req(kv_len=100, remaining_output=5000)]
+        defer = decide(admission, reqs)
+        assert isinstance(defer, Defer)
+        steps.append(admission.steps_deferred(defer, reqs, FAR))
+    assert steps == [FAR, 28, 12]
 
 
 @pytest.mark.plain

@@ -3,7 +3,7 @@
 import functools
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from os.path import commonprefix
 from typing import Any
@@ -37,18 +37,12 @@ POOLS = {COMPONENT.FULL: PoolName.KV, COMPONENT.SWA: PoolName.SWA, COMPONENT.MAM
 PATIENCE_S = 60.0  # what the package's threads do takes milliseconds
 
 
-def open_side(pools: Pools, options: dict[str, str]) -> "SglangSide":
-    """As the protocol asks for it."""
-    return SglangSide(
-        pools, core=options.get("core") or "python", eviction=options.get("eviction") or "lru"
-    )
-
-
 class SglangSide:
     """`UnifiedRadixCache` with what its scheduler does around it."""
 
-    def __init__(self, pools: Pools, *, core: str, eviction: str) -> None:
+    def __init__(self, pools: Pools, options: Mapping[str, str]) -> None:
         """`core`: python or rust; `eviction`: one of the package's, or `module:Class`."""
+        core, eviction = options.get("core", "python"), options.get("eviction", "lru")
         page = self._page = pools.page_size
         self._pools = pools
         self._core, self._eviction = core, eviction
@@ -425,3 +419,6 @@ def known_policy(eviction: str) -> str:
         raise SideError(f"--eviction {eviction} has no get_priority(node), as the package asks for")
     utils._EVICTION_POLICY_FACTORIES["own"] = lambda **_: policy()
     return "own"
+
+
+open_side = SglangSide  # as the protocol asks for it

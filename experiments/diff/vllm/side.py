@@ -1,6 +1,7 @@
 """vLLM's scheduler, given one request at a time."""
 
 from collections import Counter, deque
+from collections.abc import Mapping
 from typing import Any
 
 from experiments.diff.counting import Tally, joined
@@ -25,18 +26,14 @@ from experiments.diff.vllm.dialect import on_device  # isort: skip
 GROUP_BYTES = 4  # of an offloaded block's key, behind the hash
 
 
-def open_side(pools: Pools, options: dict[str, str]) -> "VllmSide":
-    """As the protocol asks for it."""
-    if options.get("core", "python") != "python":
-        raise SideError(f"vllm {vllm.__version__} has no {options['core']} core")
-    return VllmSide(pools, eviction=options.get("eviction") or "lru")
-
-
 class VllmSide:
     """`Scheduler` with its block pool and `OffloadingConnector`, and a worker's answers."""
 
-    def __init__(self, pools: Pools, *, eviction: str) -> None:
+    def __init__(self, pools: Pools, options: Mapping[str, str]) -> None:
         """`eviction`: of the CPU tier; lru or arc, or `module:Class` where a release takes it."""
+        if options.get("core", "python") != "python":
+            raise SideError(f"vllm {vllm.__version__} has no {options['core']} core")
+        eviction = options.get("eviction", "lru")
         self._pools, self._eviction = pools, eviction
         self._page, self._kinds = pools.page_size, pools.components
         init_none_hash(sha256)
@@ -231,3 +228,6 @@ class VllmSide:
 
     def _kind_of(self, key: bytes) -> str:
         return self._kinds[int.from_bytes(key[-GROUP_BYTES:], "big")]
+
+
+open_side = VllmSide  # as the protocol asks for it

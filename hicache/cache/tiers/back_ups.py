@@ -32,11 +32,14 @@ class BackUps:
 
     def save_path(self, node: Node) -> None:
         """Copy what of the path has no copy, as deep as it has been hit often enough."""
+        published = node
         while not node.is_root and node.hit_count < self._hits:
             assert node.parent is not None
             node = node.parent
-        if not node.is_root:
-            self._back_up(node, self._tree.plan_back_up(node), is_fence=False)
+        plan = self._tree.plan_back_up(node)
+        # above what was published, to lock and release is to put a window last among its equals
+        if any(plan) or (node is not published and not node.is_root):
+            self._back_up(node, plan, is_fence=False)
 
     def save_victim(self, victim: Node, kind: int) -> None:
         """Copy what the eviction of a component would lose; the next step waits for it."""

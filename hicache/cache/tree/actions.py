@@ -8,6 +8,8 @@ from hicache.cache.pages import PageIds, Pools
 from hicache.cache.tree.arrivals import Arrivals
 from hicache.cache.tree.node import FULL, HOST, KIND_NAMES, MAMBA, TIER_NAMES, Node
 
+_EVICTED = [[f"evict/{tier}_{kind}_pages" for kind in KIND_NAMES] for tier in TIER_NAMES]
+
 
 class FreePages(NamedTuple):
     """Give ids back to the pool of one component on one tier."""
@@ -43,5 +45,5 @@ def free_evicted(
     for tier, kind, page_ids in actions:
         if tier == HOST and kind == FULL:
             arrivals.evict(page_ids)
-        counters[f"evict/{TIER_NAMES[tier]}_{KIND_NAMES[kind]}_pages"] += len(page_ids)
+        counters[_EVICTED[tier][kind]] += len(page_ids)
         pools[tier][kind].free(page_ids)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from functools import lru_cache
 from itertools import pairwise
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 
@@ -157,14 +157,15 @@ def keys_of(names: PageNames, node: Node, kind: int) -> Items[Key]:
 def keys(names: Items[Key], kind: int) -> Items[Key]:
     """The storage keys of pages of these names, of one component."""
     if names and isinstance(names[0], int):
-        return names if kind == FULL else [name + kind for name in names if isinstance(name, int)]
-    tag = COMPONENT_TAGS[kind]
-    return [name + tag for name in names if isinstance(name, bytes)]
+        return names if kind == FULL else [name + kind for name in cast(Items[int], names)]
+    return [name + COMPONENT_TAGS[kind] for name in cast(Items[bytes], names)]
 
 
 def kinds_of(keys: Items[Key]) -> list[int]:
     """The component of each key."""
-    return [key & 3 if isinstance(key, int) else COMPONENT_TAGS.index(key[-1:]) for key in keys]
+    if keys and isinstance(keys[0], int):
+        return [key & 3 for key in cast(Items[int], keys)]
+    return [COMPONENT_TAGS.index(key[-1:]) for key in cast(Items[bytes], keys)]
 
 
 def key_bytes(keys: Items[Key]) -> list[bytes]:

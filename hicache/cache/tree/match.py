@@ -1,12 +1,11 @@
 """What a look into the tree finds."""
 
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from hicache.cache.tree.node import Node
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MatchResult:
+class MatchResult(NamedTuple):
     """The longest reusable start of a request, in tokens, found twice: on the device, anywhere.
 
     `host_hit_length`: full tokens held only on the host between the two boundaries.
@@ -33,8 +32,7 @@ class MatchResult:
 
     def without_host(self) -> "MatchResult":
         """What is left of the match when nothing is loaded back."""
-        return replace(
-            self,
+        return self._replace(
             usable_len=self.device_prefix_len,
             host_hit_length=0,
             swa_host_hit_length=0,
@@ -47,8 +45,8 @@ class MatchResult:
         root = self.device_node
         while root.parent is not None:
             root = root.parent
-        return replace(
-            self.without_host(), device_prefix_len=0, usable_len=0, device_node=root, best_node=root
+        return self.without_host()._replace(
+            device_prefix_len=0, usable_len=0, device_node=root, best_node=root
         )
 
     @property

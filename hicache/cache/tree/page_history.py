@@ -65,18 +65,16 @@ class PageHistory:
 
     def put(self, node: Node, tier: int, kind: int) -> None:
         """The node has just been given data."""
-        numbers = node.numbers_of(kind)
-        if len(numbers):
-            place = place_of(numbers)
+        if len(node.numbers):
+            place = place_of(node.numbers_of(kind))
             self.marks[kind][place] |= ON_DEVICE | WAS_HELD if tier == DEVICE else HAS_COPY
             self.registry.is_seen[place] = True
 
     def drop(self, node: Node, tier: int, kind: int) -> None:
         """The node has just lost it."""
-        numbers = node.numbers_of(kind)
-        if not len(numbers):
+        if not len(node.numbers):
             return
-        place = place_of(numbers)
+        place = place_of(node.numbers_of(kind))
         self.marks[kind][place] &= ~(ON_DEVICE if tier == DEVICE else ON_HOST)
         if node.held[1 - tier][kind] is None:
             self.lost_for[kind][place] = self._pressure

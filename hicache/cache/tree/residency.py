@@ -252,10 +252,17 @@ class Residency:
             for each in TIERS:  # what is on the device as well is no sidecar of the host
                 self._refresh_sidecar(node, each, kind)
             return
-        if tier == DEVICE and node.parent is not None:
-            node.parent.num_device_children += change
-            self.refresh(node.parent)
-        self.refresh(node)
+        parent = node.parent
+        if tier == DEVICE and parent is not None:
+            parent.num_device_children = num_children = parent.num_device_children + change
+            if num_children == max(change, 0):  # the first came or the last went
+                self.refresh(parent)
+        if tier == DEVICE or self._may_leave_host(node):
+            self.refresh(node)
+
+    def _may_leave_host(self, node: Node) -> bool:
+        # whether the host's queues may have it: what the device has as well stays, or is no loss
+        return node.held[DEVICE][FULL] is None or self._reclaims_duplicates
 
     def _count_path(self, node: Node, above: Node, change: int) -> None:
         # a path has just been locked (1) or released (-1) from `node` up to below `above`; of what
@@ -298,7 +305,8 @@ class Residency:
             self.protected[HOST][kind] += len(page_ids) * change
         if kind != FULL:
             self._refresh_sidecar(node, HOST, kind)
-        self.refresh(node)
+        if self._may_leave_host(node):
+            self.refresh(node)
 
     def _first_sidecar(self, tier: int, kind: int) -> Node | None:
         queue = self.sidecars[tier][kind]

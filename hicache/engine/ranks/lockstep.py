@@ -93,7 +93,7 @@ class RankExecutor:
         leader = self._ranks[0]
         if leader is self:
             ends, load_stall_ns = self.inner.forward(batch, now_ns)
-            ends.look(batch.num_steps - 1)  # to agree is part of a step: no run goes on unnoticed
+            ends.look(None)  # to agree is part of a step: no run goes on unnoticed
             late = [end + self._collective_ns * step for step, end in enumerate(ends.known, 1)]
             self._run = StepRun(StepEnds([late]), load_stall_ns)
         assert leader._run is not None

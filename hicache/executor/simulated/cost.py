@@ -97,6 +97,7 @@ class CostModel:
         weights = _Weights(model, hardware, tp=tp)
         self._shared_s = cache(weights.layers_s)  # by tokens of the step, tiles filled up
         self._head_s = cache(weights.head_s)  # by sequences of the step
+        self._decode_s = cache(self._decoding_s)  # by decoding requests
         self._bandwidth = Rates(hardware.decode_bandwidth, "decode_bandwidth")
         self._full = _Attention(model, hardware, ComponentKind.full, tp=tp)
         self._swa = _Attention(model, hardware, ComponentKind.swa, tp=tp)
@@ -191,30 +192,36 @@ class CostModel:
         blocks, each twice as long as the one before: most runs are cut short.
         """
         num_decodes = len(context_lens)
-        fixed_s, _ = self._fixed_s(0, 0, 0, num_decodes, 0)
+        fixed_s = self._decode_s(num_decodes)
         num_keys = sum(context_lens)
         window_len = self._swa.window_len if self._swa.num_layers else 0
         # window tokens that each request has not yet
         room = sorted([window_len - length for length in context_lens if length < window_len])
         window_keys = num_decodes * window_len - sum(room)
+        token_bytes, num_layers = self._full.token_bytes, self._full.num_layers
         first = 0
         while first < num_steps:
             end = min(2 * first + FIRST_BLOCK, num_steps)
-            keys_end = num_keys + (end - first) * num_decodes
-            full_s = self._full.decode_each_s(range(num_keys, keys_end, num_decodes))
-            num_keys = keys_end
+            line = self._full.line(num_keys, num_keys + (end - first - 1) * num_decodes)
+            if line is None:  # one by one past a point of the table
+                end = first + 1
+                line = self._full.line(num_keys, num_keys)
+            assert line is not None, "a line goes through every size"
+            rate, size, slope = line
             if room and room[-1] > first:
-                keys_of = []
+                swa_s = []
                 for step in range(first, end):
-                    keys_of.append(window_keys)
+                    swa_s.append(self._swa.decode_s(window_keys))
                     window_keys += len(room) - bisect_right(room, step)
-                swa_s = self._swa.decode_each_s(keys_of)
             else:
                 swa_s = [self._swa.decode_s(window_keys)] * (end - first)
             ends = []
-            for full, swa in zip(full_s, swa_s, strict=True):
+            for swa in swa_s:
+                read = num_keys * token_bytes
+                full = read / (rate + (read - size) * slope) * num_layers
                 now_ns += int((fixed_s + full + swa) * slowdown * 1e9 + 0.5)
                 ends.append(now_ns)
+                num_keys += num_decodes
             yield ends
             first = end
 
@@ -268,12 +275,17 @@ class CostModel:
             scan_s,
         )
 
+    def _decoding_s(self, num_decodes: int) -> float:
+        """Seconds of all but attention in a step that only decodes."""
+        return self._fixed_s(0, 0, 0, num_decodes, 0)[0]
+
 
 class _Weights:
     """Everything a token is multiplied with, and the all-reduces between."""
 
     def __init__(self, model: ModelConfig, hardware: HardwareConfig, *, tp: int) -> None:
         self._model = model
+        self._num_layers = len(model.layer_words)
         self._tp = tp
         self._bandwidth = hardware.weight_bandwidth.value
         self._bf16 = Rates(hardware.gemm_bf16, "gemm_bf16")
@@ -304,7 +316,7 @@ class _Weights:
         if tp > 1:
             # ring: every device sends and receives (tp - 1) / tp of the bf16 hidden states twice
             sent = 2 * (tp - 1) / tp * num_tokens * model.hidden_size * 2
-            num_reduces = len(model.layer_words) * model.blocks_per_layer
+            num_reduces = self._num_layers * model.blocks_per_layer
             seconds += num_reduces * (self._reduce_s + sent / self._link)
         return seconds
 
@@ -349,7 +361,7 @@ class _Attention:
             if model.swa_head_dim:
                 head_dim = value_dim = model.swa_head_dim
             token_bytes = model.swa_layer_token_bytes
-        self._token_bytes = token_bytes * model.kv_copies(kind, tp) / tp
+        self.token_bytes = token_bytes * model.kv_copies(kind, tp) / tp
         self._flops = 2 * ceil(heads / tp) * (head_dim + value_dim)  # a query and a key
         table = "attention_d64" if head_dim <= 64 else "attention_d128"
         self._rates = Rates(getattr(hardware, table), table)
@@ -377,7 +389,7 @@ class _Attention:
                 num_pairs += (end * (end + 1) - start * (start + 1)) // 2
                 num_keys += end
         rate = min(self._window_rate, self._rates.at(sqrt(2 * num_pairs)))
-        read = num_keys * self._token_bytes
+        read = num_keys * self.token_bytes
         return self.num_layers * max(
             num_pairs * self._flops / rate, read / self._bandwidth.at(read)
         )
@@ -386,20 +398,12 @@ class _Attention:
         """Seconds of all layers for one query each of requests with `num_keys` together."""
         if not self.num_layers:
             return 0.0
-        read = num_keys * self._token_bytes
+        read = num_keys * self.token_bytes
         return read / self._bandwidth.at(read) * self.num_layers
 
-    def decode_each_s(self, num_keys: Sequence[int]) -> list[float]:
-        """`decode_s` of each of these, which do not fall."""
-        token_bytes, num_layers = self._token_bytes, self.num_layers
-        line = self._bandwidth.line(num_keys[0] * token_bytes, num_keys[-1] * token_bytes)
-        if line is None or not num_layers:
-            return [self.decode_s(each) for each in num_keys]
-        rate, size, slope = line
-        return [
-            (read := each * token_bytes) / (rate + (read - size) * slope) * num_layers
-            for each in num_keys
-        ]
+    def line(self, low: int, high: int) -> tuple[float, float, float] | None:
+        """The rate of reading from `low` to `high` keys, as `Rates.line` has it."""
+        return self._bandwidth.line(low * self.token_bytes, high * self.token_bytes)
 
     def _window_pairs(self, num_queries: int) -> int:
         """Pairs of query and key of a prompt's first `num_queries` tokens."""

@@ -108,10 +108,10 @@ class SimulatedIo:
         return self._next_ns()
 
     def _next_ns(self) -> int | None:
-        finish = self.links.next_finish_ns()
-        if not self._timers:
-            return finish
-        return self._timers[0][0] if finish is None else min(self._timers[0][0], finish)
+        timers, finish = self._timers, self.links.next_finish_ns()
+        if timers and (finish is None or timers[0][0] < finish):
+            return timers[0][0]
+        return finish
 
     def advance(self, now_ns: int) -> list[Delivery]:
         """Let everything up to `now_ns` happen; returns what is done, in order."""
@@ -223,11 +223,11 @@ class SimulatedIo:
         yield self._query_ns + self._stall_ns(engine), 0, ()
 
     def _happen(self, event: int) -> None:
-        self._now = event
+        self._now, timers = event, self._timers
         for _, flow_id in self.links.finish_until(event):
             self._go_on(self._flows.pop(flow_id))
-        while self._timers and self._timers[0][0] <= event:
-            _, _, num_bytes, links, work = heapq.heappop(self._timers)
+        while timers and timers[0][0] <= event:
+            _, _, num_bytes, links, work = heapq.heappop(timers)
             if num_bytes:
                 self._flow(num_bytes, links, work)
             else:

@@ -42,9 +42,10 @@ class _Flow:
 
     def set_rate(self, rate: float, now_ns: int) -> None:
         """Go on at another rate from now."""
-        remaining = self.remaining - self.rate * ((now_ns - self.since_ns) * 1e-9)
-        self.remaining = max(0.0, remaining)
-        self.since_ns = now_ns
+        if now_ns > self.since_ns:
+            left = self.remaining - self.rate * ((now_ns - self.since_ns) * 1e-9)
+            self.remaining = left if left > 0.0 else 0.0
+            self.since_ns = now_ns
         self.rate = rate
         # rounding of doubles must not add a nanosecond to an end that is exact
         self.finish_ns = now_ns + ceil(self.remaining * 1e9 / rate - 1e-3)
@@ -141,7 +142,7 @@ class Links:
             # also when the rate stays: what a flow has left must not depend on whether the
             # rate went elsewhere and back between calls at one time
             flow.set_rate(rates[flow.route], self._now_ns)
-        self._next_end_ns = min((flow.finish_ns for flow in flows), default=None)
+        self._next_end_ns = min([flow.finish_ns for flow in flows]) if flows else None
 
     def _fair_rates(self, of_routes: _Loads) -> dict[_Route, float]:
         """Bytes a second of a flow on each route: progressive filling."""

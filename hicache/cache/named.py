@@ -181,15 +181,17 @@ def _question(
 
 def _portrait(thing: object) -> list[object] | None:
     """What an object of ours holds, as deep as numbers and lists go; None of other things."""
-    if not type(thing).__module__.startswith("hicache."):
+    if isinstance(thing, tuple) or not type(thing).__module__.startswith("hicache."):
         return None
     return [_flat(getattr(thing, name, None)) for name in attributes_of(thing)]
 
 
 def attributes_of(thing: object) -> Iterable[str]:
-    """The names of what an object holds, also of a compiled class."""
-    of = type(thing)
-    return getattr(of, "__slots__", None) or getattr(of, "__mypyc_attrs__", None) or vars(thing)
+    """The names of what an object holds, also of a named tuple and of a compiled class."""
+    told = (
+        getattr(type(thing), each, None) for each in ("__slots__", "_fields", "__mypyc_attrs__")
+    )
+    return next(filter(None, told), None) or vars(thing)
 
 
 def _flat(value: object) -> object:

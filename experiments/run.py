@@ -16,7 +16,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import hydra
@@ -105,12 +105,8 @@ def make(cfg: DictConfig, out_dir: Path, *, is_sweep: bool) -> Mapping[str, floa
         group=f"{config.name}/{out_dir.parent.name}" if is_sweep else config.name,
         name=f"{config.name}/{out_dir.relative_to(out_dir.parents[int(is_sweep)])}",
         bar=bar,
+        show=partial(show, title=title if is_sweep else None),
     )
-    if outcome.unwritten is not None:
-        with suppress(OSError):
-            show(outcome, title if is_sweep else None)
-        raise outcome.unwritten
-    show(outcome, title if is_sweep else None)
     if not is_sweep:
         print(out_dir, flush=True)
     return outcome.summary

@@ -14,7 +14,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from hydra.errors import HydraException
@@ -44,20 +44,28 @@ Run = Callable[..., Result]  # what carries out an experiment: `hicache.experime
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """A run that came to its end. `unwritten`: why not all that came of it could be written."""
+    """A run that came to its end."""
 
     out_dir: Path
     config: ExperimentConfig
     summary: dict[str, float | int]
     timing: dict[str, float]
     notes: tuple[str, ...]
-    unwritten: OSError | None = None
 
 
 def run_job(
-    run: Run, config: ExperimentConfig, out_dir: Path, *, group: str, name: str, bar: ProgressBar
+    run: Run,
+    config: ExperimentConfig,
+    out_dir: Path,
+    *,
+    group: str,
+    name: str,
+    bar: ProgressBar,
+    show: Callable[[Outcome], None],
 ) -> Outcome:
-    """Run what `config` says and write everything about it into `out_dir`.
+    """Run what `config` says and write everything about it into `out_dir`; then `show` it.
+
+    It is shown all the same if not all of it can be written.
 
     Raises:
         ValueError: there is nothing to report, or no memory for it.
@@ -93,9 +101,12 @@ def run_job(
             outcome.timing["total_wall_s"] = time.perf_counter() - started
             write_json(out_dir / "timing.json", outcome.timing)
             tracker.summarize(outcome.summary)
-        except OSError as error:
+        except OSError:
             outcome.timing["total_wall_s"] = time.perf_counter() - started
-            return replace(outcome, unwritten=error)
+            with suppress(OSError):
+                show(outcome)
+            raise
+    show(outcome)
     return outcome
 
 

@@ -51,7 +51,9 @@ def summary_of(*overrides: str) -> dict[str, float]:
 def run_into(directory: Path, *overrides: str):
     config = config_of("tracker.wandb_mode=disabled", *overrides)
     bar = ProgressBar("", bar=False, line=False)
-    return run_job(experiment.run, config, directory, group="", name="a run", bar=bar)
+    return run_job(
+        experiment.run, config, directory, group="", name="a run", bar=bar, show=lambda _: None
+    )
 
 
 def test_the_page_names_every_condition_with_its_threshold_and_where_that_comes_from():

@@ -106,6 +106,7 @@ def test_nothing_that_was_said_is_written_to_disk(
         group="g",
         name="n",
         bar=ProgressBar("chats", bar=False, line=False),
+        show=lambda _: None,
     )
     written = [file for top in (out_dir, cache) for file in top.rglob("*") if file.is_file()]
     assert len(written) >= 8

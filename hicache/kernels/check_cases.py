@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
+from typing import NamedTuple
 
 import torch
 from einops import rearrange
@@ -65,8 +66,7 @@ class Pool:
         return int(self.buffers[0].shape[0])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Round:
+class Round(NamedTuple):
     """Ids of one launch."""
 
     what: str
@@ -197,12 +197,7 @@ def _rounds(draw: Random, src: Pool, dst: Pool) -> tuple[Round, ...]:
         if kind == "with holes":
             src_ids = [i if draw.random() < 0.6 else -1 for i in src_ids]
             dst_ids = [i if draw.random() < 0.8 else -1 for i in dst_ids]
-        rounds.append(
-            Round(
-                what=f"{count} ids {kind}" if count > 1 else f"{count or 'no'} id",
-                src_ids=tuple(src_ids),
-                dst_ids=tuple(dst_ids),
-                num_programs=draw.choice((None, 1, 2, 3, 7)),
-            )
-        )
+        what = f"{count} ids {kind}" if count > 1 else f"{count or 'no'} id"
+        programs = draw.choice((None, 1, 2, 3, 7))
+        rounds.append(Round(what, tuple(src_ids), tuple(dst_ids), programs))
     return tuple(rounds)

@@ -47,7 +47,6 @@ class Report:
     stack_bytes: int
     spill_accesses: int
     shared_bytes: int
-    shared_accesses: int
     barriers: int
     num_instructions: int
     programs_of_sm: int
@@ -157,7 +156,6 @@ def read_sass(name: str, sass: str, usage: str, *, num_warps: int, shared_bytes:
         stack_bytes=int(_found(r"STACK:(\d+)", usage)),
         spill_accesses=count("LDL", "STL"),
         shared_bytes=shared_bytes,
-        shared_accesses=count("LDS", "STS", "LDGSTS"),
         barriers=count("BAR"),
         num_instructions=len(instructions),
         programs_of_sm=scoreboard.programs_of_sm(

@@ -1,7 +1,7 @@
 """What `codegen` compiles: every kernel at the shapes it serves, and the limits of its code."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -64,8 +64,7 @@ CHECKSUM = Limits(
 INDEX = Limits(payload_bits=None)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Case:
+class Case(NamedTuple):
     """One kernel at one production shape."""
 
     name: str
@@ -128,10 +127,6 @@ def _copy(
     ids = torch.zeros(256, dtype=torch.int32)
     pools = torch.zeros(2, 2, rows, 2 * item_bytes // rows, dtype=torch.uint8)
     table = copy_table(*([pool[..., : item_bytes // rows]] for pool in pools))
-    return Case(
-        name=name,
-        kernel=kernel,
-        arguments=(pieces, ids, ids, src_map, dst_map, *results, 256, 4096, 64),
-        constants={**copy.tile_shape(table), "num_warps": copy.NUM_WARPS},
-        limits=limits,
-    )
+    arguments = (pieces, ids, ids, src_map, dst_map, *results, 256, 4096, 64)
+    constants = {**copy.tile_shape(table), "num_warps": copy.NUM_WARPS}
+    return Case(name, kernel, arguments, constants, limits)

@@ -60,7 +60,6 @@ class Steady(NamedTuple):
     """What one program does, turn after turn."""
 
     flight_bytes: int  # the most payload on its way at once
-    turn_bytes: int
     turn_instructions: int
     gb_per_s: float
     drained_by: str  # the instruction that waits longest for payload
@@ -170,7 +169,6 @@ def steady(instructions: list[Instruction], *, num_warps: int, payload_ns: float
     _, _, drained_by, count = turns[-1]
     return Steady(
         flight_bytes=threads * max(turn[1] for turn in turns),
-        turn_bytes=turn_bytes,
         turn_instructions=count,
         gb_per_s=turn_bytes * GHZ / cycles,
         drained_by=drained_by,

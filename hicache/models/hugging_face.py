@@ -142,12 +142,8 @@ def _heads(file: ConfigFile, hidden: int, query: int) -> tuple[_Heads, _Heads]:
             f"{file.where}: num_attention_heads must be at most hidden_size={hidden}, got {query}"
         )
     head_dim = file.count("head_dim", "attention_head_dim", default=hidden // query)
-    plain = _Heads(
-        query,
-        file.count("num_key_value_heads", default=query),
-        head_dim,
-        file.count("v_head_dim", default=head_dim),
-    )
+    kv = file.count("num_key_value_heads", default=query)
+    plain = _Heads(query, kv, head_dim, file.count("v_head_dim", default=head_dim))
     full = swa = plain
     if "global_head_dim" in file.values:  # those of the full layers alone
         wide = file.count("global_head_dim")

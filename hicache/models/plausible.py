@@ -31,7 +31,8 @@ def check_shape(model: ModelConfig) -> None:
         _within(model, "conv_taps", model.conv_taps, 1, 64)
     least = _attention_params(model)
     most = 2 * least + len(model.layer_words) * 3 * MLP_WIDTH * model.hidden_size**2
-    most += 8 * _recurrent_params(model)
+    inner = model.recurrent_heads * model.recurrent_head_dim
+    most += 8 * model.num_mamba_layers * model.hidden_size * inner
     _within(model, "dense_params", model.dense_params, least, most)
     for name in ("head_params", "embedding_params"):
         _divides(model, name, getattr(model, name), model.hidden_size)
@@ -59,11 +60,6 @@ def _attention_params(model: ModelConfig) -> int:
     swa = model.hidden_size * swa_heads * (model.swa_head_dim or model.head_dim)
     full = words.count("F") * (into * (model.num_query_heads + model.num_kv_heads) + out)
     return full + words.count("S") * swa
-
-
-def _recurrent_params(model: ModelConfig) -> int:
-    inner = model.recurrent_heads * model.recurrent_head_dim
-    return model.num_mamba_layers * model.hidden_size * inner
 
 
 def _within(model: ModelConfig, name: str, value: float, least: float, most: float | None) -> None:

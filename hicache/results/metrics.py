@@ -269,9 +269,7 @@ def _requests(
 ) -> dict[str, float | int]:
     summary: dict[str, float | int] = {
         "request/count": len(records),
-        "request/finished_count": len(finished),
-        "request/rejected_count": sum(r.status is Status.rejected for r in records),
-        "request/aborted_count": sum(r.status is Status.aborted for r in records),
+        **{f"request/{each}_count": sum(r.status is each for r in records) for each in Status},
         "request/prompt_tokens": sum(record.prompt_len for record in records),
         "request/output_tokens": sum(record.output_len for record in finished),
     }
@@ -318,22 +316,21 @@ def _sample(finished: Sequence[RequestRecord]) -> dict[str, float | int]:
 def _tokens(
     records: Sequence[RequestRecord], finished: Sequence[RequestRecord]
 ) -> dict[str, float | int]:
-    device = sum(record.device_hit_len for record in finished)
-    host = sum(record.host_hit_len for record in finished)
-    storage = sum(record.storage_hit_len for record in finished)
+    hits = {
+        tier: sum(getattr(record, f"{tier}_hit_len") for record in finished)
+        for tier in ("device", "host", "storage")
+    }
     computed = sum(record.computed_len for record in finished)
-    rejected = sum(r.prompt_len for r in records if r.status is Status.rejected)
-    aborted = sum(r.prompt_len for r in records if r.status is Status.aborted)
-    hits = device + host + storage
+    hit = sum(hits.values())
     return {
-        "cache/device_hit_tokens": device,
-        "cache/host_hit_tokens": host,
-        "cache/storage_hit_tokens": storage,
+        **{f"cache/{tier}_hit_tokens": tokens for tier, tokens in hits.items()},
+        **{
+            f"cache/{status}_tokens": sum(r.prompt_len for r in records if r.status is status)
+            for status in (Status.rejected, Status.aborted)
+        },
         "cache/computed_tokens": computed,
         "cache/recomputed_tokens": sum(record.recomputed_len for record in records),
-        "cache/rejected_tokens": rejected,
-        "cache/aborted_tokens": aborted,
-        "cache/token_hit_rate": _ratio(hits, hits + computed),
+        "cache/token_hit_rate": _ratio(hit, hit + computed),
         **_reasons(records, finished),
     }
 

@@ -8,12 +8,12 @@ import html
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
-from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from matplotlib.axes import Axes
@@ -144,12 +144,11 @@ def draw_tokens(rows: Sequence[Mapping[str, float]], *, run: str = "", verdict: 
         return figure
     ends = [row["time_s"] / 60 for row in merged]
     edges = [0.0, *ends]
-    seconds = [max(end - start, 1e-9) * 60 for start, end in pairwise(edges)]
-    floor = [0.0] * len(merged)
+    seconds = np.maximum(np.diff(edges), 1e-9) * 60
+    floor = np.zeros(len(merged))
     for name, colour in TIER_COLOURS.items():
         key = f"interval/{name.replace(' ', '_')}_tokens"
-        tokens = [row[key] / length for row, length in zip(merged, seconds, strict=True)]
-        ceiling = [low + height for low, height in zip(floor, tokens, strict=True)]
+        ceiling = floor + np.array([row[key] for row in merged]) / seconds
         top.stairs(ceiling, edges, baseline=floor, fill=True, color=colour, label=name)
         floor = ceiling
     top.set_ylabel("prompt tokens a second")

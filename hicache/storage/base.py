@@ -20,13 +20,10 @@ class StorageError(RuntimeError):
 
 @dataclass(slots=True, kw_only=True)
 class StorageStats:
-    """What an engine holds and has done since it was opened; what `stats` hands out is a copy."""
+    """What an engine holds, and has found damaged; what `stats` hands out is a copy."""
 
     stored_pages: int = 0
     stored_bytes: int = 0
-    evicted_pages: int = 0
-    read_bytes: int = 0
-    written_bytes: int = 0
     damaged_pages: int = 0  # found with a wrong digest, and treated as missing
 
 

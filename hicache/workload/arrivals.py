@@ -77,14 +77,12 @@ class Feeder:
     def initial(self) -> list[Release]:
         """What is released whatever the engine does. Call it once, before anything else."""
         if self._mode is Arrivals.closed:
-            first = [request for _, request in self._start_trees(0)]
-            return [(place * self._stagger_ns, request) for place, request in enumerate(first)]
-        if self._mode is Arrivals.open:
-            first = list(self._requests.values())
-        else:
-            first = list(self._waiting_roots)
+            trees = enumerate(self._start_trees(0))
+            return [(place * self._stagger_ns, request) for place, (_, request) in trees]
+        first = self._requests.values() if self._mode is Arrivals.open else self._waiting_roots
+        released = [(request.arrival_ns, request) for request in first]
         self._waiting_roots.clear()
-        return _in_order([(request.arrival_ns, request) for request in first])
+        return _in_order(released)
 
     def on_answered(self, request_id: int, now_ns: int) -> list[Release]:
         """What the answer of a request releases; no release lies before `now_ns`."""
@@ -121,9 +119,7 @@ class Feeder:
 
     def _start_trees(self, now_ns: int) -> list[Release]:
         started: list[Release] = []
-        if self._mode is not Arrivals.closed:
-            return started
-        while self._free_places and self._waiting_roots:
+        while self._mode is Arrivals.closed and self._free_places and self._waiting_roots:
             self._free_places -= 1
             started.append((now_ns, self._waiting_roots.popleft()))
         return started

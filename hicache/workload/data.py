@@ -28,11 +28,7 @@ class Source:
     sha256: str | None = None
 
 
-MOONCAKE_RELEASE = (
-    "https://raw.githubusercontent.com/kvcache-ai/Mooncake/main/FAST25-release/traces"
-)
-
-
+RELEASE = "https://raw.githubusercontent.com/kvcache-ai/Mooncake/main/FAST25-release/traces"
 MOONCAKE_SHA256 = {
     "conversation": "b8cbb061a85206d729d91cdc2981f43c9e0d99209dce588d3af5f7934408b9df",
     "synthetic": None,
@@ -42,7 +38,7 @@ MOONCAKE_SHA256 = {
 
 def _mooncake(name: str, sha256: str | None) -> Source:
     file, kept = f"{name}_trace.jsonl", f"mooncake_{name}.jsonl"
-    url = f"{MOONCAKE_RELEASE}/{file}"
+    url = f"{RELEASE}/{file}"
     return Source(
         kind=f"mooncake_{name}",
         names=(f"{kept}.gz", kept, file),

@@ -26,20 +26,19 @@ def read_records(path: Path) -> Iterator[tuple[int, Record]]:
         try:
             for number, line in enumerate(lines, start=1):
                 if line.strip():
-                    yield number, _record(path, number, line)
+                    yield number, json_object(line, f"{path}, line {number}")
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise TraceError(f"{path}, after line {number}: damaged gzip file ({error})") from error
 
 
-def _record(path: Path, number: int, line: bytes) -> Record:
+def json_object(data: bytes, where: str) -> Record:
+    """The JSON object that bytes hold; `where` opens the error message."""
     try:
-        record = json.loads(line)
+        record = json.loads(data)
     except ValueError as error:  # of JSON or of UTF-8
-        raise TraceError(f"{path}, line {number}: not JSON ({error})") from error
+        raise TraceError(f"{where}: not JSON ({error})") from error
     if not isinstance(record, dict):
-        raise TraceError(
-            f"{path}, line {number}: wanted a JSON object, got {type(record).__name__}"
-        )
+        raise TraceError(f"{where}: wanted a JSON object, got {type(record).__name__}")
     return cast(Record, record)
 
 

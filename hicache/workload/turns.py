@@ -101,8 +101,6 @@ def _complete(
             known_len = runs_len(whole)
         append_run(whole, fresh, end - known_len)
         fresh += end - known_len
-        completed[index] = (
-            cut_runs(whole, 0, turn.prompt_len),
-            cut_runs(whole, turn.prompt_len, end),
-        )
+        cut = turn.prompt_len
+        completed[index] = cut_runs(whole, 0, cut), cut_runs(whole, cut, end)
     return completed, fresh

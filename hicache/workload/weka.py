@@ -9,7 +9,6 @@ Every stream is a session here; the first request of a sub-agent's has the reque
 as parent. Sharing between sessions (a common system prompt) cannot be seen in this trace.
 """
 
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -35,20 +34,18 @@ def load_weka(path: Path, config: WorkloadConfig, *, seed: int) -> list[Request]
     Raises:
         TraceError: with file and line number, for a session that cannot be understood.
     """
-    sessions: Iterable[tuple[str, Record]]
     if path.is_dir():
-        sessions = read_raw_sessions(path)
+        sessions = list(read_raw_sessions(path))
     else:
-        sessions = ((f"{path}, line {line}", record) for line, record in read_records(path))
-    checked = list(sessions)
-    if not checked:
+        sessions = [(f"{path}, line {line}", record) for line, record in read_records(path)]
+    if not sessions:
         raise TraceError(f"{path}: wanted sessions of requests, got none")
 
     rng = np.random.default_rng(seed)
-    starts_s = np.cumsum(rng.exponential(1 / config.session_rate, len(checked)))
-    places = rng.permutation(len(checked))
+    starts_s = np.cumsum(rng.exponential(1 / config.session_rate, len(sessions)))
+    places = rng.permutation(len(sessions))
     reader = _Reader(config.think_cap_s)
-    for (where, session), place in zip(checked, places, strict=True):
+    for (where, session), place in zip(sessions, places, strict=True):
         reader.add_session(session, starts_s[place].item(), where)
     return to_requests(reader.turns, first_fresh=reader.first_free, tokens=config.tokens)
 
@@ -64,14 +61,9 @@ class _Reader:
 
     def add_session(self, session: Record, start_s: float, where: str) -> None:
         """Add all streams of one session, which begins at `start_s`."""
-        if session.get("block_size", BLOCK_TOKENS) != BLOCK_TOKENS:
-            raise TraceError(
-                f"{where}: block_size must be {BLOCK_TOKENS}, got {session['block_size']!r}"
-            )
-        if session.get("hash_id_scope", "local") != "local":
-            raise TraceError(
-                f"{where}: hash_id_scope must be local, got {session['hash_id_scope']!r}"
-            )
+        for name, wanted in (("block_size", BLOCK_TOKENS), ("hash_id_scope", "local")):
+            if session.get(name, wanted) != wanted:
+                raise TraceError(f"{where}: {name} must be {wanted}, got {session[name]!r}")
         self._base = self.first_free
         self._add_stream(session, start_s, None, 0.0, where)
 

@@ -19,7 +19,7 @@ from typing import cast
 
 import numpy as np
 
-from hicache.workload.trace import Record, TraceError
+from hicache.workload.trace import Record, TraceError, json_object
 
 BLOCK_TOKENS = 64
 SIGNATURE_REQUESTS = 3
@@ -41,12 +41,7 @@ def read_raw_sessions(folder: Path) -> Iterator[tuple[str, Record]]:
     """
     kept: dict[tuple[tuple[object, object], ...], tuple[str, Record]] = {}
     for path in sorted(folder.glob("*.json")):
-        try:
-            session = json.loads(path.read_bytes())
-        except ValueError as error:
-            raise TraceError(f"{path}: not JSON ({error})") from error
-        if not isinstance(session, dict):
-            raise TraceError(f"{path}: wanted a session, got {type(session).__name__}")
+        session = json_object(path.read_bytes(), str(path))
         packed = pack_session(session, str(path))
         signature = _signature(packed, str(path))
         known = kept.get(signature)

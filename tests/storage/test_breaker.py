@@ -10,7 +10,7 @@ from hicache.storage.base import StorageError, StorageStats
 from hicache.storage.engines.memory import MemoryStorage
 from hicache.storage.guards.breaker import BreakerStorage
 
-COUNTED = StorageStats(stored_pages=1, stored_bytes=8192, written_bytes=8192)
+COUNTED = StorageStats(stored_pages=1, stored_bytes=8192)
 
 
 class Failing(MemoryStorage):

@@ -139,8 +139,7 @@ def test_sizes_may_be_nominal(tmp_path: Path) -> None:
     assert storage.stats().stored_bytes == 800
     assert storage.write(some[2:], [payload(some[2], PAGE)]) == [True]
     assert storage.contains(some) == [False, False, True]
-    stats = storage.stats()
-    assert (stats.stored_bytes, stats.evicted_pages) == (700, 2)
+    assert storage.stats().stored_bytes == 700
 
 
 def test_forgetting_what_is_not_there_makes_no_room(tmp_path: Path) -> None:
@@ -237,8 +236,7 @@ def test_a_page_that_is_written_twice_at_once_is_counted_once(
     monkeypatch.setattr(os, "pwritev", write_the_same)
     assert put(storage, 1) == [True]
     assert storage._used_bytes == PAGE
-    stats = storage.stats()
-    assert (stats.stored_bytes, stats.written_bytes) == (PAGE, PAGE)
+    assert storage.stats().stored_bytes == PAGE
 
 
 def test_a_page_evicted_by_another_process_is_written_again(tmp_path: Path) -> None:

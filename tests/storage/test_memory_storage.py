@@ -48,7 +48,7 @@ def test_one_large_page_evicts_as_many_as_it_needs() -> None:
     write(storage, *(key(number) for number in range(4)))
     write(storage, key(9, 1))
     stats = storage.stats()
-    assert (stats.stored_bytes, stats.evicted_pages) == (35, 3)
+    assert (stats.stored_bytes, stats.stored_pages) == (35, 2)
 
 
 def test_a_page_larger_than_the_capacity_is_declined_and_evicts_nothing() -> None:
@@ -81,10 +81,7 @@ def test_bytes_are_those_of_the_pages_or_nominal() -> None:
         page = memoryview(b"abc")
         storage.write([key(1), key(2), key(1)], [page] * 3)
         storage.read([key(1), key(3)], [memoryview(bytearray(3))] * 2)
-        stats = storage.stats()
-        assert (stats.written_bytes, stats.stored_bytes, stats.read_bytes) == (
-            2 * size, 2 * size, size
-        )  # fmt: skip
+        assert storage.stats().stored_bytes == 2 * size
         storage.delete([key(1), key(9)])
         assert storage.stats().stored_bytes == size
         storage.close()

@@ -102,13 +102,6 @@ class ModelRunner:
         del self._events[work]
         return True
 
-    def finish(self, work: LoadBack | BackUp) -> None:
-        """Return when a copy is over, for the host as well as for what is computed next."""
-        self.launch()
-        self._events.pop(work).wait()
-        if self.pools.device.type == "cuda":  # so far the stream waits, and not this thread
-            torch.cuda.current_stream(self.pools.device).synchronize()
-
     def close(self) -> None:
         """Finish all copies."""
         self.launch()
@@ -183,10 +176,8 @@ class ModelRunner:
     def _memory(self, req: RequestState, rows: dict[int, Row]) -> PagedKvView:
         sequence = req.sequence
         slot = -1 if sequence.working_slot is None else int(sequence.working_slot[0])
-        tables = (
-            sequence.full_pages[: sequence.num_pages],
-            sequence.swa_pages[: sequence.num_pages],
-        )
+        num_pages = sequence.num_pages
+        tables = sequence.full_pages[:num_pages], sequence.swa_pages[:num_pages]
         return PagedKvView(self.pools, self._model.words, tables, slot, rows)
 
     def _ready(self, layer: int) -> None:

@@ -32,7 +32,7 @@ from hicache.kernels.bench.cases import CASES
 from hicache.kernels.bench.contest import contest, table
 from hicache.kernels.bench.figures import roofline_figure, sweep_figure
 from hicache.kernels.bench.measure import MIB, Bench
-from hicache.kernels.bench.session import Goal, Record, Session
+from hicache.kernels.bench.session import Cell, Goal, Record, Session
 from hicache.kernels.contract import CopyKernel, named
 
 NUM_LAYERS = 16
@@ -161,33 +161,22 @@ def _goals(goals: list[Goal]) -> str:
 
 
 def _write_json(path: Path, session: Session) -> None:
-    records = [
-        {**dataclasses.asdict(record), "gb_per_s": record.gb_per_s} for record in session.records
-    ]
+    def flat(each: Record | Cell) -> dict[str, Any]:
+        return {**dataclasses.asdict(each), "gb_per_s": each.gb_per_s}
+
     document = {
         "machine": _machine(session.bench),
         "ceilings_gb_per_s": session.ceilings,
-        "records": records,
+        "records": list(map(flat, session.records)),
         "goals": [dataclasses.asdict(goal) for goal in session.goals],
         "notes": session.notes,
-        "contest": [
-            {**dataclasses.asdict(cell), "gb_per_s": cell.gb_per_s} for cell in session.cells
-        ],
+        "contest": list(map(flat, session.cells)),
         "failed": session.broken,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(_without_nan(document), indent=1) + "\n")
-
-
-def _without_nan(value: object) -> object:
-    """JSON has no NaN: what was not measured is null."""
-    if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_without_nan(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+    # JSON has no NaN: what was not measured is null
+    told = json.loads(json.dumps(document), parse_constant=lambda _: None)
+    path.write_text(json.dumps(told, indent=1) + "\n")
 
 
 def _write_figure(path: Path, draw: Callable[[Session], Any], session: Session) -> None:

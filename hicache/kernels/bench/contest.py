@@ -69,16 +69,14 @@ def table(cells: Iterable[Cell]) -> str:
     by_row: dict[tuple[str, int], dict[str, Cell]] = {}
     for cell in cells:
         by_row.setdefault((cell.direction, cell.num_bytes), {})[cell.kernel] = cell
-    width = max(map(len, names), default=0) + 2
+    width = max([14, *map(len, names)]) + 2
     shown = ""
     for (direction, size), row in by_row.items():
         if direction != shown:
-            lines.append(
-                f"\n{direction:12}" + "".join(f"{name:>{max(width, 16)}}" for name in names)
-            )
+            lines.append(f"\n{direction:12}" + "".join(f"{name:>{width}}" for name in names))
             shown = direction
         texts = [_text(row.get(name)) for name in names]
-        lines.append(f"{_size(size):12}" + "".join(f"{text:>{max(width, 16)}}" for text in texts))
+        lines.append(f"{_size(size):12}" + "".join(f"{text:>{width}}" for text in texts))
     remarks: dict[tuple[str, str], dict[str, None]] = {}  # of a kernel: in which directions
     for cell in cells:
         if cell.remark not in ("", "right"):

@@ -126,9 +126,8 @@ def _two_pass(transfer: Transfer) -> Callable[[], None]:
     table = transfer.table
     sources, targets = transfer.src_ids.long(), transfer.dst_ids.long()
     words = table.src[0].shape[1]
-    staging = torch.empty(
-        len(table.src), len(sources), words, dtype=torch.int64, device=table.device
-    )
+    shape = len(table.src), len(sources), words
+    staging = torch.empty(shape, dtype=torch.int64, device=table.device)
     pool = table.dst[0].as_strided(
         (table.dst[0].shape[0], len(table.dst), words), (len(table.dst) * words, words, 1)
     )

@@ -65,9 +65,8 @@ class Transfer:
 
     def launch(self, num_programs: int | None = None) -> None:
         """The copy by our kernel (by the reference on a CPU)."""
-        ops.copy_pages(
-            self.table, self.src_ids, self.dst_ids, num_programs=num_programs, trusted=True
-        )
+        ids = self.src_ids, self.dst_ids
+        ops.copy_pages(self.table, *ids, num_programs=num_programs, trusted=True)
 
     def by(self, kernel: CopyKernel, num_programs: int | None = None) -> Callable[[], object]:
         """The same copy by another kernel, made ready."""
@@ -262,7 +261,6 @@ def graphed(launch: Callable[[], object], *, times: int) -> Callable[[], None]:
 
 def quantiles(times: list[float]) -> Timing:
     """The quantiles of some seconds."""
-    low, middle, high = torch.tensor(times, dtype=torch.float64).quantile(
-        torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64)
-    )
-    return Timing(p20_s=float(low), p50_s=float(middle), p80_s=float(high))
+    shares = torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64)
+    low, middle, high = torch.tensor(times, dtype=torch.float64).quantile(shares).tolist()
+    return Timing(p20_s=low, p50_s=middle, p80_s=high)

@@ -148,10 +148,10 @@ class FileStorage:
         try:
             with _bucket(directory, key) as bucket:
                 file = open_own(_name(key), os.O_RDONLY, bucket)
+                if self._capacity_bytes is not None:
+                    _refresh_file(_name(key), bucket)
             try:
                 num_bytes = _move_all(os.preadv, file, buffer, memoryview(trailer))
-                if self._capacity_bytes is not None:
-                    _refresh_file(file)
             finally:
                 os.close(file)
         except (FileNotFoundError, ForeignFileError):
@@ -175,7 +175,6 @@ class FileStorage:
                 self._remove(directory, key)
             if right:
                 self._refresh(key)
-                self._stats.read_bytes += buffer.nbytes
         return right
 
     def _write(self, directory: int, key: bytes, buffer: memoryview) -> bool:
@@ -204,7 +203,6 @@ class FileStorage:
             with self._lock:
                 if written and key not in self._pages:
                     self._pages[key] = charged_bytes
-                    self._stats.written_bytes += buffer.nbytes
                 else:
                     self._used_bytes -= charged_bytes
         return written
@@ -252,7 +250,6 @@ class FileStorage:
             if not self._pages:
                 return False  # all the room is taken by pages that are being written
             self._remove(directory, next(iter(self._pages)))
-            self._stats.evicted_pages += 1
         return True
 
     def _remove(self, directory: int, key: bytes) -> None:
@@ -325,13 +322,10 @@ def _bucket(directory: int, key: bytes) -> AbstractContextManager[int]:
     return own_directory(_BUCKETS[key[0]], directory)
 
 
-def _refresh_file(file: int | str, directory: int | None = None) -> None:
+def _refresh_file(name: str, directory: int) -> None:
     """Make a page the youngest, if we may: it can be another user's, or just evicted."""
     with suppress(OSError):
-        if directory is None:
-            os.utime(file)
-        else:
-            os.utime(file, dir_fd=directory, follow_symlinks=False)
+        os.utime(name, dir_fd=directory, follow_symlinks=False)
 
 
 def _move_all(

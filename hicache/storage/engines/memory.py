@@ -79,7 +79,6 @@ class MemoryStorage:
         if payload:  # the buffer of an empty stand-in may be read-only
             buffer[:] = payload
         self._pages.move_to_end(key)
-        self._stats.read_bytes += self._size(key, payload)
         return True
 
     def _write(self, key: bytes, buffer: memoryview) -> bool:
@@ -94,8 +93,6 @@ class MemoryStorage:
             while self._stats.stored_bytes + size_bytes > self._capacity_bytes:
                 oldest, evicted = self._pages.popitem(last=False)
                 self._stats.stored_bytes -= self._size(oldest, evicted)
-                self._stats.evicted_pages += 1
         self._pages[key] = payload
         self._stats.stored_bytes += size_bytes
-        self._stats.written_bytes += size_bytes
         return True

@@ -13,7 +13,6 @@ import mmap
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import compress
 from threading import Lock
 
 from hicache.storage.base import StorageError, StorageStats
@@ -103,10 +102,7 @@ class MooncakeStorage:
                     self._staging[place.start : end] = buffer
                     self._staging[end : place.stop] = page_digest(self._namespace, key, buffer)
                 answers = self._batch(self._store.batch_put_from, keys[part], places)
-                stored = [code == 0 for code in answers]
-                sizes = (buffer.nbytes for buffer in buffers[part])
-                self._stats.written_bytes += sum(compress(sizes, stored))
-            results += stored
+                results += [code == 0 for code in answers]
         return results
 
     def delete(self, keys: Sequence[bytes]) -> None:
@@ -124,7 +120,7 @@ class MooncakeStorage:
         self._checked([code])
 
     def stats(self) -> StorageStats:
-        """What this process moved; the store does not tell its clients what it holds."""
+        """Damaged pages; the store does not tell its clients what it holds."""
         with self._lock:
             return replace(self._stats)
 
@@ -186,7 +182,6 @@ class MooncakeStorage:
             self._stats.damaged_pages += 1
             return False
         buffer[:] = payload
-        self._stats.read_bytes += buffer.nbytes
         return True
 
     def _checked(self, codes: list[int]) -> list[int]:

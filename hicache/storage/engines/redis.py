@@ -53,7 +53,7 @@ class RedisStorage:
         )
         try:
             with self._reached():
-                self._evicted_before = int(self._client.info("stats")["evicted_keys"])
+                self._client.ping()
         except StorageError:
             self._client.close()
             raise
@@ -94,9 +94,6 @@ class RedisStorage:
                     if isinstance(answer, Exception):
                         raise answer
                     results[index] = True  # by us, or by another who was first
-                    if answer:
-                        with self._lock:
-                            self._stats.written_bytes += buffers[index].nbytes
         return results
 
     def delete(self, keys: Sequence[bytes]) -> None:
@@ -114,15 +111,10 @@ class RedisStorage:
                 self._client.unlink(*names[first : first + _SCANNED_KEYS])
 
     def stats(self) -> StorageStats:
-        """Counts so far. What is stored and evicted is of the whole server, for all clients."""
+        """Counts so far. What is stored is of the whole server, for all clients."""
         with self._reached():
-            evicted = int(self._client.info("stats")["evicted_keys"])
-            return replace(
-                self._stats,
-                stored_pages=self._client.dbsize(),
-                stored_bytes=int(self._client.info("memory")["used_memory"]),
-                evicted_pages=evicted - self._evicted_before,
-            )
+            used = int(self._client.info("memory")["used_memory"])
+            return replace(self._stats, stored_pages=self._client.dbsize(), stored_bytes=used)
 
     def close(self) -> None:
         """Close the connections; pages stay."""
@@ -138,8 +130,6 @@ class RedisStorage:
         if payload.nbytes != buffer.nbytes:
             return False
         buffer[:] = payload
-        with self._lock:
-            self._stats.read_bytes += buffer.nbytes
         return True
 
     @contextmanager

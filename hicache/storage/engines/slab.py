@@ -116,12 +116,7 @@ class SlabStorage:
         those of slots."""
         with self._in_use(), self._use_table() as table:
             stored_pages, stored_bytes = table.stored()
-            return replace(
-                self._stats,
-                stored_pages=stored_pages,
-                stored_bytes=stored_bytes,
-                evicted_pages=table.evicted_pages,
-            )
+            return replace(self._stats, stored_pages=stored_pages, stored_bytes=stored_bytes)
 
     def close(self) -> None:
         """Close the files, or leave that to the last call that still moves pages; pages stay.
@@ -168,9 +163,7 @@ class SlabStorage:
         pages = [found.get(key) for key in keys]
         results = self._spread(self._read, keys, pages, buffers)
         hits = [key for key, result in zip(keys, results, strict=True) if result]
-        num_bytes = sum(b.nbytes for b, result in zip(buffers, results, strict=True) if result)
         with self._use_table() as table:
-            self._stats.read_bytes += num_bytes
             for key in hits:
                 self._touched.pop(key, None)
                 self._touched[key] = None
@@ -268,7 +261,6 @@ class SlabStorage:
         try:
             with self._use_table() as table:
                 stored = table.publish(pages, failed=failed)
-                self._stats.written_bytes += sum(page.length for page in pages)
         except _DiskFullError:
             self._withdraw([*(page.reservation for page in pages), *failed])
             return set()

@@ -107,7 +107,6 @@ class SlotTable:
         self._files = files
         self._owner = str(current_owner())
         self._capacity_bytes = capacity_bytes
-        self.evicted_pages = 0
         self._db = sqlite3.connect(
             path,
             timeout=busy_s,
@@ -324,7 +323,6 @@ class SlotTable:
             ).fetchone()
             if oldest is not None:
                 place = _place(*oldest)
-                self.evicted_pages += 1
                 if place.slot_bytes == slot_bytes and used <= self._capacity_bytes:
                     self._charge(-slot_bytes)
                     return place  # overwritten at once: its space need not be given back

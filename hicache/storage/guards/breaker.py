@@ -47,10 +47,8 @@ class BreakerStorage(GuardStorage):
 
     def close(self) -> None:
         """Close the engine, whatever it says."""
-        with suppress(StorageError):
-            self.last_stats = (
-                self._inner.stats()
-            )  # also of an engine that is bypassed: the last word
+        with suppress(StorageError):  # asked also if it is bypassed: the last word
+            self.last_stats = self._inner.stats()
         try:
             self._inner.close()
         except StorageError:

@@ -74,6 +74,8 @@ def _class_of(kind: str) -> Callable[..., Storage]:
         found: Callable[..., Storage] = resolve_name(kind)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"storage.kind={kind} cannot be loaded: {error}") from error
+    if not callable(found):
+        raise ValueError(f"storage.kind={kind} must be a class, got {type(found).__name__}")
     return found
 
 

@@ -301,7 +301,11 @@ class CarriedIo(SimulatedIo):
         done = super().advance(now_ns)
         for engine, work in done:
             if self._computes and isinstance(work, BackUp | LoadBack):
-                self._runners[engine].finish(work)
+                runner = self._runners[engine]
+                runner.launch()
+                runner._events.pop(work).wait()
+                if runner.pools.device.type == "cuda":  # so far a stream waits, and not this thread
+                    torch.cuda.synchronize()
         return done
 
     def _on_all_ranks(self, keys):

@@ -92,6 +92,11 @@ def test_a_class_that_is_not_there_is_named(kind: str, reason: str) -> None:
         opened(StorageConfig(kind=kind))
 
 
+def test_what_is_no_class_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"storage\.kind=json: must be a class, got module"):
+        opened(StorageConfig(kind="json:"))
+
+
 @pytest.mark.parametrize("kind", ["slab", "file", "redis", "mooncake"])
 def test_a_missing_root_is_named(kind: str) -> None:
     with pytest.raises(ValueError, match=f"storage.root must be given when .* is {kind}"):

@@ -8,24 +8,20 @@ what follows NAME changes those runs (model=..., workload.limit=...). docs/machi
 fitted, what is not, and how to bring in curves that you have measured otherwise.
 """
 
-import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from experiments.launch.job import explain
+from experiments.launch.command import in_one_sentence, parser_of
 from experiments.launch.schema import CONF, config_of
 from experiments.studies.calibrate import FREE, REAL, SLICES, Fit, calibrate
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Fit, write the profile, and say how to use it."""
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.calibrate", description=(__doc__ or "").splitlines()[0]
-    )
+    parser = parser_of("experiments.calibrate", __doc__)
     parser.add_argument("name", help="of the machine, as in hardware=NAME")
     parser.add_argument("overrides", nargs="*", help="of the real runs, as for experiments.run")
     parser.add_argument(
@@ -34,22 +30,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, default=CONF / "hardware", help="to write into")
     options = parser.parse_intermixed_args(arguments)
     file = options.folder / f"{options.name}.yaml"
-    try:
+    with in_one_sentence():
         if not options.name.isidentifier():
             raise ValueError(f"a machine's name must be one word, got {options.name!r}")
         if file.exists():
             raise ValueError(f"{file} is there already: take another name, or remove it")
         fit = calibrate(config_of(*REAL, *options.overrides), options.seed or SLICES)
         file.write_text(as_yaml(fit, options.name))
-    except (ValueError, OSError) as error:
-        return explain(error)
     print(
         f"{fit.num_steps} steps timed; half of them lie within {fit.median_step_error:.1%} of the "
         f"fit\n{file}\n\n"
         f"python -m experiments.run hardware={options.name} model=tiny_hybrid parallel.tp=1 "
         f"{_storage_knobs(fit)}"
     )
-    return 0
 
 
 def _storage_knobs(fit: Fit) -> str:
@@ -68,4 +61,4 @@ def as_yaml(fit: Fit, name: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

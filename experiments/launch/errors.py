@@ -2,6 +2,7 @@
 
 import difflib
 import re
+from itertools import takewhile
 
 from experiments.launch.schema import known_keys
 
@@ -30,19 +31,10 @@ def sentence(error: BaseException) -> str:
 
 
 def _gist(text: str) -> str:
-    lines = [line.strip() for line in text.strip().splitlines()]
-    options: list[str] = []
-    for index, line in enumerate(lines):
-        if line.startswith("Available options"):
-            for option in lines[index + 1 :]:
-                if not option or option.startswith("Config search path"):
-                    break
-                options.append(option)
-            lines = lines[:index]
-            break
-    if not lines:
-        return ""
-    # the first line says what is wrong; those below say where in OmegaConf's terms
-    first = lines[0].rstrip(".:")
+    said, _, rest = text.strip().partition("\nAvailable options")
+    listed = rest.partition("Config search path")[0].splitlines()[1:]
+    options = takewhile(bool, map(str.strip, listed))
     wanted = ", ".join(option for option in options if option != "schema")
+    # the first line says what is wrong; those below say where in OmegaConf's terms
+    first = said.partition("\n")[0].strip().rstrip(".:")
     return f"{first} (wanted one of {wanted})" if wanted else first

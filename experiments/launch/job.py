@@ -85,7 +85,10 @@ def run_job(
             notes=tuple(result.notes),
         )
         try:
-            _write_reports(outcome, result, name)
+            from hicache.results import report  # matplotlib and pyarrow take a second to import
+
+            report.write_requests(out_dir / "requests.parquet", result.records)
+            report.write_report(out_dir, title=name, summary=outcome.summary, config=config)
             tracker.attach([out_dir / file for file in ATTACHED])
             outcome.timing["total_wall_s"] = time.perf_counter() - started
             write_json(out_dir / "timing.json", outcome.timing)
@@ -94,14 +97,6 @@ def run_job(
             outcome.timing["total_wall_s"] = time.perf_counter() - started
             return replace(outcome, unwritten=error)
     return outcome
-
-
-def _write_reports(outcome: Outcome, result: Result, name: str) -> None:
-    from hicache.results import report  # matplotlib and pyarrow take a second to import
-
-    out_dir = outcome.out_dir
-    report.write_requests(out_dir / "requests.parquet", result.records)
-    report.write_report(out_dir, title=name, summary=outcome.summary, config=outcome.config)
 
 
 def _run(run: Run, config: ExperimentConfig, on_progress: Callable[[Progress], None]) -> Result:

@@ -8,21 +8,17 @@ choices it has; so there is one text to keep, beside the code.
 
 import ast
 import inspect
-import io
 import textwrap
-import tokenize
 from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache
-from pathlib import Path
-from types import UnionType
 from typing import get_args
 
+from experiments.launch.schema import CONF
 from hicache.config import ExperimentConfig
 from hicache.models import Figure, RateTable
 
-CONF = Path(__file__).resolve().parents[2] / "conf"
 USAGE = """\
 python -m experiments.run                                    the built-in workload
 python -m experiments.run workload=multi_turn cache.host_gib=64
@@ -173,7 +169,7 @@ def _limits(item: Field[object]) -> str:
 
 def _choices(item: Field[object]) -> str:
     """The members of an enum, each with its comment."""
-    kinds = [item.type, *get_args(item.type)] if isinstance(item.type, UnionType) else [item.type]
+    kinds = [item.type, *get_args(item.type)]
     enums = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Enum)]
     if not enums:
         return ""
@@ -189,29 +185,18 @@ def _choices(item: Field[object]) -> str:
 def comments_of(kind: type) -> dict[str, str]:
     """The comment above or behind each assignment in the body of a class."""
     source = textwrap.dedent(inspect.getsource(kind))
-    told: dict[int, tuple[bool, str]] = {}  # by line: whether alone on it, and the text
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            alone = token.line.lstrip().startswith("#")
-            told[token.start[0]] = (alone, token.string.lstrip("# "))
+    lines = source.splitlines()
     found: dict[str, str] = {}
-    definition = ast.parse(source).body[0]
-    assert isinstance(definition, ast.ClassDef)
-    for node in definition.body:
-        target = node.target if isinstance(node, ast.AnnAssign) else None
-        if isinstance(node, ast.Assign):
-            target = node.targets[0]  # type: ignore[assignment]
-        if not isinstance(target, ast.Name):
+    for node in ast.iter_child_nodes(ast.parse(source).body[0]):
+        if not isinstance(node, ast.AnnAssign | ast.Assign):
             continue
-        lines: list[str] = []
-        above = node.lineno - 1
-        while told.get(above, (False, ""))[0]:
-            lines.insert(0, told[above][1])
-            above -= 1
-        assert node.end_lineno is not None
-        lines += [told[line][1] for line in range(node.lineno, node.end_lineno + 1) if line in told]
-        if lines:
-            found[target.id] = " ".join(lines)
+        target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
+        first = node.lineno - 1
+        while lines[first - 1].lstrip().startswith("#"):
+            first -= 1
+        told = [line.partition("# ")[2] for line in lines[first : node.end_lineno] if "# " in line]
+        if told:
+            found[ast.unparse(target)] = " ".join(told)
     return found
 
 

@@ -20,6 +20,7 @@ from hicache.results.verdict import is_overloaded
 from hicache.workload.build import NAME_BITS, load_workload
 
 STEP = 1.3  # from one rate to the next
+SUMS = ("served", "in_time", "finished", "ttft_s")  # of a session
 LOADS = ("load/rho_gpu", "load/rho_queue", "load/rho_read", "load/rho_write")
 
 
@@ -92,7 +93,7 @@ class Windows:
 
     def replay(self, config: ExperimentConfig, times: float) -> Rung:
         """All windows at so many times their own rate."""
-        sums = np.zeros((4, len(self._place_of)))
+        sums = np.zeros((len(SUMS), len(self._place_of)))
         gpu_s, loads = [], []
         for place, (number, whole) in enumerate(self._wholes.items()):
             here = replace(config, workload=replace(config.workload, window=number))
@@ -102,12 +103,8 @@ class Windows:
                 sums[:, self._place_of[place, session]] += _counted(record, config)
             gpu_s.append(result.measures["gpu/prefill_s"])
             loads.append([result.measures[name] for name in LOADS])
-        served, in_time, finished, ttft_s = sums
         return Rung(
-            served=served,
-            in_time=in_time,
-            finished=finished,
-            ttft_s=ttft_s,
+            **dict(zip(SUMS, sums, strict=True)),
             gpu_s=np.array(gpu_s),
             loads=dict(zip(LOADS, np.mean(loads, axis=0).tolist(), strict=True)),
         )

@@ -6,7 +6,6 @@ from fnmatch import fnmatch
 from experiments.tables.groups import (
     Group,
     Spread,
-    StoredRun,
     Value,
     baseline_of,
     by_question,
@@ -186,14 +185,11 @@ def _unserved(groups: Sequence[Group]) -> list[str]:
     for key, what in UNSERVED.items():
         counts = [sorted(run.summary.get(key, 0) for run in group.runs) for group in groups]
         if any(each != counts[0] for each in counts):
-            of_all = [run.summary["request/count"] for run in _runs(groups, "request/count")]
+            summaries = [run.summary for group in groups for run in group.runs]
+            of_all = [each["request/count"] for each in summaries if "request/count" in each]
             total = f" of {_extent(of_all)}" if of_all else ""
             notes.append(f"requests {what}: {_extent([n for c in counts for n in c])}{total}")
     return ["; ".join([*notes, "rows are over different requests"])] if notes else []
-
-
-def _runs(groups: Sequence[Group], metric: str) -> list[StoredRun]:
-    return [run for group in groups for run in group.runs if metric in run.summary]
 
 
 def _extent(counts: Sequence[float]) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from string import ascii_lowercase
 
-import pyarrow.parquet as pq
+import pandas as pd
 
 from experiments.tables.groups import Group, StoredRun
 from hicache.results.metrics import Status
@@ -89,6 +89,5 @@ def _lost_some(run: StoredRun) -> bool:
 
 
 def _survivors(run: StoredRun) -> set[int]:
-    table = pq.read_table(run.path / REQUESTS, columns=["id", "status"])
-    pairs = zip(table["id"].to_pylist(), table["status"].to_pylist(), strict=True)
-    return {number for number, status in pairs if status == Status.finished.value}
+    finished = ("status", "==", Status.finished.value)
+    return set(pd.read_parquet(run.path / REQUESTS, columns=["id"], filters=[finished])["id"])

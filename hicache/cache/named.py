@@ -181,7 +181,7 @@ def _question(
 
 def _portrait(thing: object) -> list[object] | None:
     """What an object of ours holds, as deep as numbers and lists go; None of other things."""
-    if not type(thing).__module__.startswith("hicache."):
+    if isinstance(thing, tuple) or not type(thing).__module__.startswith("hicache."):
         return None
     return [_flat(getattr(thing, name, None)) for name in attributes_of(thing)]
 

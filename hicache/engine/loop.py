@@ -97,16 +97,13 @@ class Engine:
             self._written.append((step, done))
             return False
         last = self._last
-        if not isinstance(done, Prefetch):
-            self._delivered.append(done)
-            self.interrupt(now_ns)
-            return self._ends is None or self._last != last
-        if done.is_read or not done.is_reading:
+        if not isinstance(done, Prefetch) or done.is_read or not done.is_reading:
             self._delivered.append(done)
         elif not self._follows_reads:
             return False
         self.interrupt(now_ns)
-        return True
+        # a copy moves no deadline
+        return self._ends is None or self._last != last or isinstance(done, Prefetch)
 
     @property
     def _may_write_beside(self) -> bool:
@@ -114,19 +111,18 @@ class Engine:
 
         All that comes of it is room for others to be written, and host pages that may leave.
         """
-        is_decoding = self._ends is not None and not self.extending
-        is_write_back = self.cache.write_policy is WritePolicy.write_back
-        return is_decoding and not is_write_back and not self._delivered
+        if self._ends is None or self.extending or self._delivered:
+            return False
+        return self.cache.write_policy is not WritePolicy.write_back
 
     def catch_up(self, now_ns: int) -> None:
         """Take in the steps of the run at hand that ended before now, for whoever looks.
 
         The run goes on; at its end it makes no difference that somebody looked.
         """
-        ends = self._ends
-        if ends is None:
+        if self._ends is None:
             return
-        self._take_in_until(ends.first_from(now_ns, self._first, self._horizon), ends.known)
+        self._take_in_until(self._ends.first_from(now_ns, self._first, self._horizon))
         assert not self.scheduler.has_finished, "a run goes on after an answer is complete"
 
     def interrupt(self, now_ns: int) -> None:
@@ -229,8 +225,7 @@ class Engine:
 
     def _end_step(self, now_ns: int) -> Outcome:
         assert self._batch is not None
-        assert self._ends is not None
-        self._take_in_until(self._horizon + 1, self._ends.known)
+        self._take_in_until(self._horizon + 1)
         num_left = self._batch.num_steps - (self._horizon + 1)
         self._ends = None
         if num_left and self._only_gained_room():
@@ -251,13 +246,14 @@ class Engine:
             return False
         return not any(isinstance(done, Prefetch) for done in self._delivered)
 
-    def _take_in_until(self, end: int, ends_ns: Sequence[int]) -> None:
+    def _take_in_until(self, end: int) -> None:
         # all steps before `end`, and what was written meanwhile at the end of its step
+        assert self._ends is not None
         while self._written and self._written[0][0] < end:
             step, write = self._written.pop(0)
-            self._commit(step + 1 - self._first, ends_ns[step])
+            self._commit(step + 1 - self._first, self._ends.known[step])
             self.cache.complete(write)
-        self._commit(end - self._first, ends_ns[end - 1])
+        self._commit(end - self._first, self._ends.known[end - 1])
 
     def _commit(self, num_steps: int, now_ns: int) -> None:
         # the next steps of the batch, if any, the last of which ends now
@@ -315,21 +311,17 @@ class Engine:
             self._aborted.clear()
 
     def _hand_out(self, now_ns: int) -> None:
-        outbox, prefetcher = self.cache.outbox, self.prefetcher
-        if outbox:
-            self.cache.outbox = []
-            for work in outbox:
-                self.executor.submit(work, now_ns)
-        if prefetcher is None:
+        outbox, self.cache.outbox = self.cache.outbox, []
+        for work in outbox:
+            self.executor.submit(work, now_ns)
+        if self.prefetcher is None:
             return
-        if prefetcher.outbox:
-            queries, prefetcher.outbox = prefetcher.outbox, []
-            for prefetch in queries:
-                self.executor.query(prefetch, now_ns)
-        if prefetcher.reads:
-            reads, prefetcher.reads = prefetcher.reads, []
-            for prefetch in reads:
-                self.executor.read(prefetch, now_ns)
+        queries, self.prefetcher.outbox = self.prefetcher.outbox, []
+        for prefetch in queries:
+            self.executor.query(prefetch, now_ns)
+        reads, self.prefetcher.reads = self.prefetcher.reads, []
+        for prefetch in reads:
+            self.executor.read(prefetch, now_ns)
 
 
 class Router(Protocol):

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from hicache.cache.tiers.transfer import StorageWrite
 from hicache.clock import SECOND_NS, SimulatedClock
-from hicache.config import PrefetchConfig, SchedulerConfig
+from hicache.config import PrefetchConfig, SchedulerConfig, WritePolicy
 from hicache.engine.loop import Engine, serve
 from hicache.engine.routing import RoundRobin
 from hicache.executor.completions import StepEnds
@@ -150,6 +151,62 @@ def test_whoever_gives_up_ends_the_run_at_the_next_boundary() -> None:
     assert alone.engine.step_end_ns == 300
     assert [req.request.id for req in alone.engine.wake(300).aborted] == [0]
     assert alone.engine.is_idle
+
+
+def write_under_way(engine: Engine) -> StorageWrite:
+    write = StorageWrite(keys=[], parts=[], num_bytes=0, host_locks=[])
+    engine.cache.in_flight.add(write)
+    return write
+
+
+def test_a_write_that_is_done_cuts_no_run_and_is_taken_in_where_its_step_ends() -> None:
+    alone = Alone()
+    alone.decode()
+    write = write_under_way(alone.engine)
+    assert not alone.engine.deliver(write, 250)
+    assert alone.engine.step_end_ns == 900
+    left = []
+    for moment in (300, 301, 401):
+        alone.engine.catch_up(moment)
+        left.append((alone.engine.num_steps, write in alone.engine.cache.in_flight))
+    assert left == [(2, True), (3, False), (4, False)]
+
+
+def test_writes_that_are_done_meanwhile_are_taken_in_when_the_run_ends() -> None:
+    alone = Alone()
+    alone.decode()
+    writes = [write_under_way(alone.engine) for _ in range(3)]
+    for write, moment in zip(writes, (250, 260, 850), strict=True):
+        assert not alone.engine.deliver(write, moment)
+    assert len(alone.engine.wake(900).finished) == 1
+    assert not alone.engine.cache.in_flight.intersection(writes)
+    assert (alone.engine.num_steps, alone.count("busy_ns")) == (9, 900)
+
+
+def test_where_the_next_step_may_need_what_a_write_has_freed_it_ends_the_run_once() -> None:
+    alone = Alone()
+    alone.engine.cache.write_policy = WritePolicy.write_back
+    alone.decode()
+    assert alone.engine.deliver(write_under_way(alone.engine), 250)
+    assert alone.engine.step_end_ns == 300
+    # the run ends there already: nobody need be woken
+    assert not alone.engine.deliver(write_under_way(alone.engine), 260)
+    alone.engine.wake(300)
+    assert not alone.engine.cache.in_flight
+
+
+def test_steps_are_looked_at_as_far_as_nothing_comes_between() -> None:
+    alone = Alone()
+    alone.decode()
+    engine = alone.engine
+    engine._ends = StepEnds([[200], [300, 400], [500]])
+    engine._ends.look(0)
+    engine._horizon, engine._last = 0, 3
+    seen = []
+    for until_ns in (200, 201, 400, None):
+        engine.look_on(until_ns)
+        seen.append((engine.step_end_ns, engine.may_look_on))
+    assert seen == [(200, True), (400, True), (400, True), (500, False)]
 
 
 @pytest.mark.parametrize(("stop", "is_news"), [("wait_complete", True), ("best_effort", False)])

@@ -15,7 +15,7 @@ def test_a_machine_is_measured_and_its_profile_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     register()
-    assert main(["mine", "--folder", str(tmp_path), *SHORT]) == 0
+    main(["mine", "--folder", str(tmp_path), *SHORT])
     text = (tmp_path / "mine.yaml").read_text()
     profile = yaml.safe_load(text)
     assert profile["name"] == "mine"
@@ -34,7 +34,8 @@ def test_a_machine_is_measured_and_its_profile_written(
 def test_a_name_that_is_none_is_refused(
     tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([name, "--folder", str(tmp_path)]) == 2
+    with pytest.raises(SystemExit, match="2"):
+        main([name, "--folder", str(tmp_path)])
     assert "a machine's name must be one word" in capsys.readouterr().err
 
 
@@ -42,6 +43,7 @@ def test_a_profile_that_is_there_is_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mine.yaml").write_text("of a colleague")
-    assert main(["mine", "--folder", str(tmp_path), *SHORT]) == 2
+    with pytest.raises(SystemExit, match="2"):
+        main(["mine", "--folder", str(tmp_path), *SHORT])
     assert "is there already" in capsys.readouterr().err
     assert (tmp_path / "mine.yaml").read_text() == "of a colleague"

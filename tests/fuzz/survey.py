@@ -52,10 +52,7 @@ class Survey:
     @property
     def missed_pairs(self) -> set[Pair]:
         """Values of two knobs that no scenario had together."""
-        drawn: set[Pair] = set()
-        for visit in self.visits:
-            drawn |= pairs_of(draw(*parse(visit.name)))
-        return all_pairs() - drawn
+        return all_pairs().difference(*(pairs_of(draw(*parse(each.name))) for each in self.visits))
 
     def __str__(self) -> str:
         num_pairs, num_missed = len(all_pairs()), len(self.missed_pairs)

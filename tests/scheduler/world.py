@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from operator import attrgetter
 from random import Random
 
 import numpy as np
@@ -55,6 +56,12 @@ KINDS = {
     "full_mamba": (0, True),
     "all": (20, True),
 }
+
+
+TOLD = attrgetter(
+    *("request.id", "first_token_ns", "admitted_ns", "storage_wait_ns", "device_len", "host_len"),
+    *("storage_len", "computed_len", "recomputed_len", "num_steps", "retractions"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,26 +244,9 @@ class World:
 
     def outcome(self) -> dict[str, object]:
         """All that a summary is made of."""
-        reqs = [
-            (
-                req.request.id,
-                end,
-                req.first_token_ns,
-                req.admitted_ns,
-                req.storage_wait_ns,
-                req.device_len,
-                req.host_len,
-                req.storage_len,
-                req.computed_len,
-                req.recomputed_len,
-                req.num_steps,
-                req.retractions,
-            )
-            for req, end in self.finished
-        ]
         counters = {name: count for name, count in self.counters.items() if count}
         return {
-            "reqs": reqs,
+            "reqs": [(end, *TOLD(req)) for req, end in self.finished],
             "aborted": [(req.request.id, end, req.decoded) for req, end in self.aborted],
             "rejected": [(req.request.id, reason) for req, reason in self.rejected],
             "counters": counters,

@@ -1,4 +1,3 @@
-# ruff: noqa: E402 - SGLang is imported after what lets it be imported on a CPU
 """A process that hands pages of SGLang's own host pools to our store, or takes them from it.
 
     python sglang_pools.py write|read|misfit|spoil KIND ROOT
@@ -9,22 +8,14 @@ and stores them through the interfaces v0, v1 and v2; `read` starts with poisone
 order of pages, and ends well only if every byte of every page is the writer's.
 """
 
-import os
 import sys
-import warnings
 from typing import Any
-
-os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "0")
-warnings.filterwarnings("ignore")
 
 import torch
 
-# the torchvision that fits SGLang is built for CUDA; the package asks for these two at import
-_vision = torch.library.Library("torchvision", "DEF")
-for _name in ("nms", "qnms"):
-    _vision.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+import experiments.diff.sglang.device  # noqa: F401  # before anything of the package
 
-import sglang.srt.mem_cache.pool_host.common as pool_host_common
+# isort: split
 from sglang.srt.mem_cache.device_pool_info import MambaStateBufferInfo
 from sglang.srt.mem_cache.hicache_storage import (
     HiCacheStorageConfig,
@@ -41,9 +32,6 @@ PAGE = 16
 NUM_PAGES = 40  # more than one batch of ours
 WINDOW_PAGES = 3
 SHAPES = {"kv": (3, 2, 8), "swa": (2, 4, 16)}  # layers, heads, head dim
-
-pool_host_common._cuda_host_register = lambda *args, **kwargs: None
-pool_host_common._cuda_host_unregister = lambda *args, **kwargs: None
 
 
 def kv_pool(layers: int, heads: int, dim: int, layout: str) -> Any:

@@ -72,15 +72,13 @@ class SglangSide:
         self._ranks.__enter__()
         memory = make_memory(pools)
         self._allocator, self._rows = memory.allocator, memory.rows
-        self._has_window = pools.window_len > 0
-        self._has_states = pools.num_states > 0
         params = CacheInitParams(
             disable=False,
             req_to_token_pool=self._rows,
             token_to_kv_pool_allocator=self._allocator,
             page_size=page,
             sliding_window_size=pools.window_len or None,
-            enable_mamba_extra_buffer=self._has_states,
+            enable_mamba_extra_buffer=pools.num_states > 0,
             tree_components=memory.components,
             eviction_policy=known_policy(eviction),
             **chosen_core(core),
@@ -132,7 +130,7 @@ class SglangSide:
         dialect.alloc_request(self._rows, req, cache)
         dialect.write_prefix(cache, self._rows, req)
         self._extend(req, dialect.prefix_len(req), prompt_len)
-        if self._has_states:
+        if self._pools.num_states:
             self._track_prefill(req, prompt_len)
         dialect.publish_prompt(cache, req, prompt_len)
         self._settle()
@@ -152,10 +150,10 @@ class SglangSide:
         prompt_len = len(req.origin_input_ids)
         req.output_ids = array("q", tokens[prompt_len:].astype(np.int64).tobytes())
         self._extend(req, prompt_len, len(tokens) - 1)
-        if self._has_states and (len(tokens) - 1) // self._page > prompt_len // self._page:
+        if self._pools.num_states and (len(tokens) - 1) // self._page > prompt_len // self._page:
             # as decoding captures them, at every page
             self._track(req, (len(tokens) - 1) // self._page * self._page)
-        if self._has_window:
+        if self._pools.window_len:
             dialect.leave_window(self.cache, self._rows, self._allocator, req, len(tokens) - 2)
         req.finished_reason = FINISH_LENGTH(len(req.output_ids))
         dialect.release(self.cache, req)
@@ -305,10 +303,9 @@ class SglangSide:
             return
         storage = self.cache.cache_controller.storage_backend
         moved, storage.moved = storage.moved, type(storage.moved)()
+        names = {pool.value: NAMES[kind] for kind, pool in POOLS.items()}
         for (pool, how), amount in moved.items():
-            for kind, name in POOLS.items():
-                if name.value == pool:
-                    self._tally.moved(NAMES[kind], how, amount * self._pools.unit(NAMES[kind]))
+            self._tally.moved(names[pool], how, amount * self._pools.unit(names[pool]))
 
     def _count_evictions(self) -> None:
         # what is gone when an eviction ends, however the release's own results count it
@@ -345,23 +342,16 @@ class SglangSide:
         if self._pools.has_storage:
             storage = self.cache.cache_controller.storage_backend
             for kind in self._kinds:
-                held[f"{NAMES[kind]}/storage"] = len(storage.of(POOLS[kind])) * self._pools.unit(
-                    NAMES[kind]
-                )
+                unit = self._pools.unit(NAMES[kind])
+                held[f"{NAMES[kind]}/storage"] = len(storage.of(POOLS[kind])) * unit
         return held
 
     def _probe_tree(self, ids: list[int], found: dict[str, list[Span]]) -> None:
         page, start = self._page, 0
         node = dialect.root_of(self.cache)
         while node is not None and start < len(ids):
-            node = next(
-                (
-                    child
-                    for child in node.children.values()
-                    if list(child.key.token_ids[:page]) == ids[start : start + page]
-                ),
-                None,
-            )
+            children = {tuple(each.key.token_ids[:page]): each for each in node.children.values()}
+            node = children.get(tuple(ids[start : start + page]))
             if node is None:
                 return
             key = list(node.key.token_ids[: len(node.key)])

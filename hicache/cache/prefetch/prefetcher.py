@@ -38,6 +38,7 @@ class Prefetcher:
         self.config = config
         self.occupied_tokens = 0
         self.active: dict[int, Prefetch] = {}
+        self._unsettled: dict[int, Prefetch] = {}
         self.declined: str | None = None  # why the last request that asked for one has none
         self.outbox: list[Prefetch] = []  # to be queried
         self.reads: list[Prefetch] = []  # to be read
@@ -98,7 +99,7 @@ class Prefetcher:
             return None
         prefetch.names = tree.names.of_span(anchor, sequence, prefetch.num_pages)
         self.occupied_tokens += asked * page
-        self.active[request_id] = prefetch
+        self.active[request_id] = self._unsettled[request_id] = prefetch
         self.outbox.append(prefetch)
         self.counters["prefetch/started_count"] += 1
         return prefetch
@@ -153,12 +154,11 @@ class Prefetcher:
         if not self.stop.uses_clock:
             return None
         earliest: int | None = None
-        for prefetch in self.active.values():
-            if not prefetch.is_settled:
-                deadline = self.stop.deadline_ns(prefetch)
-                if deadline is not None and deadline >= now_ns:
-                    deadline += 1  # the first moment after it
-                    earliest = deadline if earliest is None else min(earliest, deadline)
+        for prefetch in self._unsettled.values():
+            deadline = self.stop.deadline_ns(prefetch)
+            if deadline is not None and deadline >= now_ns:
+                deadline += 1  # the first moment after it
+                earliest = deadline if earliest is None else min(earliest, deadline)
         return earliest
 
     def check(self, request_id: int, now_ns: int) -> bool:
@@ -333,6 +333,7 @@ class Prefetcher:
         self._settle(prefetch)
 
     def _settle(self, prefetch: Prefetch) -> None:
+        del self._unsettled[prefetch.request_id]
         self.cache.tree.release(prefetch.anchor_lock)
         self.occupied_tokens -= prefetch.asked_pages * self._page
 

@@ -31,15 +31,16 @@ class BackUps:
         self._hits = hits
 
     def save_path(self, node: Node) -> None:
-        """Copy what of the path has no copy, as deep as it has been hit often enough."""
+        """Copy what of a locked path has no copy, as deep as it has been hit often enough."""
         published = node
         while not node.is_root and node.hit_count < self._hits:
             assert node.parent is not None
             node = node.parent
         plan = self._tree.plan_back_up(node)
-        # above what was published, to lock and release is to put a window last among its equals
-        if any(plan) or (node is not published and not node.is_root):
-            self._back_up(node, plan, is_fence=False)
+        if node is not published and not node.is_root:
+            self._back_up_locked(node, plan, is_fence=False)
+        elif any(plan):
+            self._back_up(plan, is_fence=False)
 
     def save_victim(self, victim: Node, kind: int) -> None:
         """Copy what the eviction of a component would lose; the next step waits for it."""
@@ -50,12 +51,16 @@ class BackUps:
             [victim] if other in kinds and device[other] is not None and host[other] is None else []
             for other in KINDS
         ]
-        self._back_up(victim, Plan(*lost), is_fence=True)
+        self._back_up_locked(victim, Plan(*lost), is_fence=True)
 
-    def _back_up(self, node: Node, plan: Plan, *, is_fence: bool) -> None:
+    def _back_up_locked(self, node: Node, plan: Plan, *, is_fence: bool) -> None:
+        lock = self._tree.lock(node)  # making room on the host may take other device data along
+        self._back_up(plan, is_fence=is_fence)
+        self._tree.release(lock)
+
+    def _back_up(self, plan: Plan, *, is_fence: bool) -> None:
         tree = self._tree
         before = tree.history.press(Pressure.back_up)
-        lock = tree.lock(node)  # making room on the host may take other device data along
         moves: list[Move] = []
         counts = [0, 0, 0]
         for kind in KINDS:
@@ -79,7 +84,6 @@ class BackUps:
         if moves:
             num_bytes = self._bookings.bytes_of(counts)
             self._book(plan, moves, num_bytes, is_fence=is_fence)
-        tree.release(lock)
         tree.history.press(before)
         for kind in KINDS:
             for each in plan[kind]:

@@ -197,12 +197,7 @@ def _differing_knobs(runs: Sequence[StoredRun]) -> list[str]:
     differing = [key for key in keys if _differs(key, [run.config.get(key) for run in runs])]
     typed = dict.fromkeys(key for run in runs for key in run.typed)
     chosen = [key for key in typed if _differs(key, [run.setting(key) for run in runs])]
-    told_apart = {repr([run.setting(key) for key in chosen]) for run in runs}
-    explained = {
-        repr([*(run.setting(key) for key in chosen), *(run.config.get(key) for key in differing)])
-        for run in runs
-    }
-    if len(told_apart) == len(explained):
+    if len(group_runs(runs, chosen)) == len(group_runs(runs, [*chosen, *differing])):
         return chosen
     named = [key.removesuffix("name") for key in differing if key in STANDS_FOR_ITS_GROUP]
     return [

@@ -98,10 +98,9 @@ def stand_in() -> None:
         alone[f"get_{parallel}_model_parallel_rank"] = lambda: 0
         alone[f"get_{parallel}_model_parallel_world_size"] = lambda: 1
     _replace("managers.cache_controller", alone)
-    registering = {
-        "_cuda_host_register": lambda *_, **__: None,
-        "_cuda_host_unregister": lambda *_, **__: None,
-    }
+    registering = dict.fromkeys(
+        ("_cuda_host_register", "_cuda_host_unregister"), lambda *_, **__: None
+    )
     for module in ("mem_cache.pool_host.common", "mem_cache.memory_pool_host"):
         _replace(module, registering)
     _replace("mem_cache.cpp_utils.native_hash", {"_load_native_hash_module": PageKeys})
@@ -163,15 +162,12 @@ def component_type() -> Any:
 def count_copies(count: Callable[[object, str, int], None]) -> None:
     """Call `count(host pool, back_up or load_back, indices)` in place of copying bytes."""
 
-    def back_up(pool: object, device_pool: object, host: Any, *_: object, **__: object) -> None:
-        count(pool, "back_up", len(host))
-
-    def load_back(pool: object, device_pool: object, host: Any, *_: object, **__: object) -> None:
-        count(pool, "load_back", len(host))
+    def counted(how: str) -> Callable[..., None]:
+        return lambda pool, device_pool, host, *_, **__: count(pool, how, len(host))
 
     for pool in host_pools():
-        pool.backup_from_device_all_layer = back_up
-        pool.load_to_device_per_layer = load_back
+        pool.backup_from_device_all_layer = counted("back_up")
+        pool.load_to_device_per_layer = counted("load_back")
 
 
 def _replace(module: str, values: Mapping[str, object]) -> None:

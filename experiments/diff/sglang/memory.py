@@ -38,26 +38,16 @@ def make_memory(pools: Pools) -> Memory:
     states = (COMPONENT.MAMBA,) if pools.num_states else ()
     if pools.window_len:
         return Memory(_windowed(pools), rows, (COMPONENT.FULL, COMPONENT.SWA, *states))
+    sizes = {"size": pools.device_tokens, "page_size": pools.page_size}
+    shape = {**sizes, **TINY, **ROW, "enable_memory_saver": False}
     if pools.num_states:
         kv_pool = HybridLinearKVPool(
-            size=pools.device_tokens,
-            page_size=pools.page_size,
-            full_attention_layer_ids=LAYERS[0],
-            enable_memory_saver=False,
-            mamba_pool=rows.mamba_pool,
-            **TINY,
-            **ROW,
+            full_attention_layer_ids=LAYERS[0], mamba_pool=rows.mamba_pool, **shape
         )
-        return Memory(_paged(pools, kv_pool), rows, (COMPONENT.FULL, *states))
-    kv_pool = MHATokenToKVPool(
-        size=pools.device_tokens,
-        page_size=pools.page_size,
-        layer_num=1,
-        enable_memory_saver=False,
-        **TINY,
-        **ROW,
-    )
-    return Memory(_paged(pools, kv_pool), rows, (COMPONENT.FULL,))
+    else:
+        kv_pool = MHATokenToKVPool(layer_num=1, **shape)
+    allocator = PagedTokenToKVPoolAllocator(**sizes, kvcache=kv_pool, need_sort=False, **TINY)
+    return Memory(allocator, rows, (COMPONENT.FULL, *states))
 
 
 def take_pages(allocator: Any, count: int) -> Any:
@@ -79,12 +69,6 @@ def _rows(pools: Pools) -> dict[str, Any]:
         "device": "cpu",
         "enable_memory_saver": False,
     }
-
-
-def _paged(pools: Pools, kv_pool: Any) -> Any:
-    return PagedTokenToKVPoolAllocator(
-        pools.device_tokens, page_size=pools.page_size, kvcache=kv_pool, need_sort=False, **TINY
-    )
 
 
 def _windowed(pools: Pools) -> Any:

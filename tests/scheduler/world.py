@@ -29,7 +29,7 @@ from hicache.config import (
 from hicache.engine.build import check_laws
 from hicache.engine.loop import Engine, Router, serve
 from hicache.engine.ports import Executor
-from hicache.engine.ranks.lockstep import RankedEngine, lockstep
+from hicache.engine.ranks.lockstep import RankedEngine
 from hicache.engine.routing import RoundRobin
 from hicache.executor.completions import StepEnds, StepRun
 from hicache.executor.simulated.cost import CostModel
@@ -209,7 +209,7 @@ class World:
         self.executor = self.executors[0]
         self.engine = first
         if num_ranks > 1:
-            self.engine = lockstep(self.ranks, ParallelConfig(ranks=num_ranks), plot.storage)
+            self.engine = RankedEngine(self.ranks, ParallelConfig(ranks=num_ranks), plot.storage)
             self.ranks[0] = self.engine
         watch = self._watch = Watch()
         self.finished, self.rejected = watch.all_finished, watch.all_rejected

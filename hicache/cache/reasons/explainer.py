@@ -63,9 +63,9 @@ class Explainer:
             seen = num_leading(self._history.registry.is_seen[chain.numbers[:reach]])
             if first < seen:
                 missing = MissingPages(
-                    self._history,
-                    self._setting,
-                    chain.numbers[:seen],
+                    history=self._history,
+                    setting=self._setting,
+                    numbers=chain.numbers[:seen],
                     full_end=match.full_len // page,
                     start=first if is_again else came_len // page,
                     prefetch=None if is_again else prefetch,

@@ -24,6 +24,7 @@ from hicache.cache.tree.page_registry import PageNumbers, Stored, num_leading
 
 Flags = NDArray[np.bool_]
 Codes = NDArray[np.int8]  # places in `REASONS`
+Part = tuple[int, int, int, int]  # pages [first, end), the place of their reason, a component
 
 CODES = {name: code for code, name in enumerate(REASONS)}
 NAMES = tuple(REASONS)
@@ -63,49 +64,30 @@ class Setting:
     names_evictions: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MissingPages:
-    """Into the pages of one request, as far as they were seen before. All places are pages."""
+    """Into the pages of one request, as far as they were seen before. All places are pages.
 
-    def __init__(
-        self,
-        history: PageHistory,
-        setting: Setting,
-        numbers: PageNumbers,
-        *,
-        full_end: int,
-        start: int,
-        prefetch: Prefetch | None,
-        declined: str | None,
-    ) -> None:
-        """Bind what is known.
+    `numbers`: of these pages, the first one first. `full_end`: up to where the tree holds full
+    pages. `start`: where its prefetch was to begin; before that nothing was asked of storage.
+    `prefetch`: the request's own. `declined`: why it had none.
+    """
 
-        Args:
-            history: of all pages.
-            setting: what the engine has.
-            numbers: of the request's pages, the first page first.
-            full_end: up to where the tree holds full pages.
-            start: where its prefetch was to begin; before that nothing was asked of storage.
-            prefetch: the request's own.
-            declined: why it had none.
-        """
-        self._history = history
-        self._setting = setting
-        self._numbers = numbers
-        self._full_end = min(full_end, len(numbers))
-        self._start = start
-        self._prefetch = prefetch
-        self._declined = declined
+    history: PageHistory
+    setting: Setting
+    numbers: PageNumbers
+    full_end: int
+    start: int
+    prefetch: Prefetch | None
+    declined: str | None
 
     def spans(self, first: int) -> list[Span]:
         """A reason for every page from `first` on, which is no usable boundary any more."""
-        end = len(self._numbers)
-        if not self._setting.has_storage:
+        end = len(self.numbers)
+        if not self.setting.has_storage:
             return self._merged(self._stories(first, end, asks_storage=False))
-        start = self._start
-        parts = []
-        if first < start:
-            parts += self._stories(first, min(start, end), asks_storage=False)
-        first = max(first, start)
+        parts = self._stories(first, min(self.start, end), asks_storage=False)
+        first = max(first, self.start)
         if first < end:
             restorable = max(first, self._restorable_end())
             parts += self._prefetched(first, restorable)
@@ -116,31 +98,31 @@ class MissingPages:
 
     def _restorable_end(self, within: int | None = None) -> int:
         """The deepest boundary that storage was given all of; `within`: among the first pages."""
-        start = self._start
-        numbers = self._numbers[start:within]
+        start = self.start
+        numbers = self.numbers[start:within]
         if not len(numbers):
             return start
-        stored = self._history.registry.stored
+        stored = self.history.registry.stored
         leads = num_leading(stored[FULL][numbers] == Stored.written)
         numbers = numbers[:leads]
         flags = np.ones(leads, bool)
-        if self._setting.window_pages:
+        if self.setting.window_pages:
             flags = self._has_window(stored[SWA][numbers] == Stored.written)
-        if self._setting.has_states:
+        if self.setting.has_states:
             flags &= stored[MAMBA][numbers] == Stored.written
         end = start + _last(flags)
-        prefetch = self._prefetch
+        prefetch = self.prefetch
         if within is None and prefetch is not None and prefetch.restorable:
-            end = max(end, min(start + prefetch.restorable[-1], len(self._numbers)))
+            end = max(end, min(start + prefetch.restorable[-1], len(self.numbers)))
         return end
 
-    def _prefetched(self, first: int, end: int) -> list[tuple[int, int, int, int]]:
+    def _prefetched(self, first: int, end: int) -> list[Part]:
         """Of pages that storage could have restored."""
         if first >= end:
             return []
-        prefetch, start = self._prefetch, self._start
+        prefetch, start = self.prefetch, self.start
         if prefetch is None:
-            reason = self._declined or ""
+            reason = self.declined or ""
             reason = reason if reason in REASONS else f"prefetch_{reason}"
             return [(first, end, CODES[reason], FULL)]
         if prefetch.restorable is None or prefetch.answered_ns is None:
@@ -153,12 +135,12 @@ class MissingPages:
             parts += self._not_offered(prefetch, max(first, offered), end)
         return parts
 
-    def _offered(self, prefetch: Prefetch, first: int, end: int) -> list[tuple[int, int, int, int]]:
+    def _offered(self, prefetch: Prefetch, first: int, end: int) -> list[Part]:
         # storage had said that it could restore them
-        start = self._start
+        start = self.start
         assert prefetch.restorable is not None
         hit = prefetch.restorable[-1]
-        if hit * self._setting.page_size < self._setting.prefetch_threshold:
+        if hit * self.setting.page_size < self.setting.prefetch_threshold:
             return [(first, end, CODES["prefetch_declined_too_short"], FULL)]
         if prefetch.phase is Phase.ended and not prefetch.is_read:
             return [(first, end, CODES["prefetch_no_room"], FULL)]
@@ -176,19 +158,17 @@ class MissingPages:
         parts += [(read, planned, ended, FULL), (planned, end, CODES["prefetch_cut"], FULL)]
         return parts
 
-    def _not_offered(
-        self, prefetch: Prefetch, first: int, end: int
-    ) -> list[tuple[int, int, int, int]]:
+    def _not_offered(self, prefetch: Prefetch, first: int, end: int) -> list[Part]:
         # storage was given all of it, and did not say that it could restore it
-        asked = self._start + len(prefetch.names)
+        asked = self.start + len(prefetch.names)
         among = min(max(self._restorable_end(asked), first), end)
-        registry, numbers = self._history.registry, self._numbers[first:among]
+        registry, numbers = self.history.registry, self.numbers[first:among]
         parts = []
         if first < among:
             came = [registry.written_ns[FULL][numbers[:1]]]
-            if self._setting.window_pages:
-                came.append(registry.written_ns[SWA][numbers[-self._setting.window_pages :]])
-            if self._setting.has_states:
+            if self.setting.window_pages:
+                came.append(registry.written_ns[SWA][numbers[-self.setting.window_pages :]])
+            if self.setting.has_states:
                 came.append(registry.written_ns[MAMBA][numbers[-1:]])
             answered_ns = prefetch.answered_ns
             assert answered_ns is not None
@@ -201,15 +181,13 @@ class MissingPages:
 
     # -- what it could not ---------------------------------------------------------------------
 
-    def _stories(
-        self, first: int, end: int, *, asks_storage: bool
-    ) -> list[tuple[int, int, int, int]]:
+    def _stories(self, first: int, end: int, *, asks_storage: bool) -> list[Part]:
         """What became of pages: of their window or state where the pages are there."""
         if first >= end:
             return []
-        held = min(self._full_end, end)
+        held = min(self.full_end, end)
         if asks_storage and held < end:
-            stored = self._history.registry.stored[FULL][self._numbers[held:end]]
+            stored = self.history.registry.stored[FULL][self.numbers[held:end]]
             held += num_leading(stored == Stored.written)
         parts = []
         if first < held:
@@ -225,11 +203,9 @@ class MissingPages:
             ]
         return parts
 
-    def _sidecars(
-        self, first: int, end: int, *, asks_storage: bool
-    ) -> list[tuple[int, int, int, int]]:
+    def _sidecars(self, first: int, end: int, *, asks_storage: bool) -> list[Part]:
         # full pages are there; boundaries are those after a page of [first, end)
-        if self._setting.has_states:
+        if self.setting.has_states:
             there = first + _last(self._is_there(MAMBA, first, end, asks_storage=asks_storage))
             kept = there + _last(self._was_there(MAMBA, there, end))
             parts = []
@@ -240,7 +216,7 @@ class MissingPages:
                 parts.append((there, kept, int(story[0]), MAMBA))
             parts.append((kept, end, CODES["state_not_kept"], MAMBA))
             return parts
-        if self._setting.window_pages:
+        if self.setting.window_pages:
             is_there = self._is_there(SWA, 0, end, asks_storage=asks_storage)
             windows = self._has_window(is_there | self._was_there(SWA, 0, end))
             kept = first + _last(windows[first:])
@@ -252,7 +228,7 @@ class MissingPages:
 
     def _obstacle(self, boundary: int, *, asks_storage: bool) -> tuple[int, int]:
         """Why a boundary is not usable whose pages, and state if there are any, are there."""
-        window = max(boundary - self._setting.window_pages, 0)
+        window = max(boundary - self.setting.window_pages, 0)
         if window < boundary:
             is_there = self._is_there(SWA, window, boundary, asks_storage=asks_storage)
             if not is_there.all():
@@ -261,12 +237,12 @@ class MissingPages:
                     return CODES["window_not_kept"], SWA
                 return int(self._story(SWA, place, place + 1, asks_storage=asks_storage)[0]), SWA
         # all of it is somewhere: the tree has one part, and storage another
-        stored = self._history.registry.stored
-        places = [(FULL, min(self._start, boundary - 1))]
-        places += [(SWA, max(window, self._start))] if window < boundary else []
-        places += [(MAMBA, boundary - 1)] if self._setting.has_states else []
+        stored = self.history.registry.stored
+        places = [(FULL, min(self.start, boundary - 1))]
+        places += [(SWA, max(window, self.start))] if window < boundary else []
+        places += [(MAMBA, boundary - 1)] if self.setting.has_states else []
         for kind, first in places:
-            is_stored = stored[kind][self._numbers[first:boundary]] == Stored.written
+            is_stored = stored[kind][self.numbers[first:boundary]] == Stored.written
             if not is_stored.all():
                 place = first + num_leading(is_stored)
                 code = int(self._story(kind, place, place + 1, asks_storage=True)[0])
@@ -275,7 +251,7 @@ class MissingPages:
 
     def _story(self, kind: int, first: int, end: int, *, asks_storage: bool) -> Codes:
         """How data was lost; `NONE` for what storage has."""
-        history, numbers = self._history, self._numbers[first:end]
+        history, numbers = self.history, self.numbers[first:end]
         marks = history.marks[kind][numbers]
         codes: Codes = LOST_FOR[history.lost_for[kind][numbers]]
         is_copied = (marks & WAS_COPIED) > 0
@@ -292,27 +268,27 @@ class MissingPages:
         return codes
 
     def _is_there(self, kind: int, first: int, end: int, *, asks_storage: bool) -> Flags:
-        numbers = self._numbers[first:end]
-        is_there: Flags = (self._history.marks[kind][numbers] & IS_HELD) > 0
+        numbers = self.numbers[first:end]
+        is_there: Flags = (self.history.marks[kind][numbers] & IS_HELD) > 0
         if asks_storage:
-            is_there |= self._history.registry.stored[kind][numbers] == Stored.written
+            is_there |= self.history.registry.stored[kind][numbers] == Stored.written
         return is_there
 
     def _was_there(self, kind: int, first: int, end: int) -> Flags:
-        was_there: Flags = (self._history.marks[kind][self._numbers[first:end]] & WAS_HELD) > 0
+        was_there: Flags = (self.history.marks[kind][self.numbers[first:end]] & WAS_HELD) > 0
         return was_there
 
     def _has_window(self, flags: Flags) -> Flags:
         # after which of these pages the last window of them, or all if they are fewer, is there
         places = np.arange(len(flags))
         last_gap = np.maximum.accumulate(np.where(flags, -1, places))
-        runs: Flags = places - last_gap >= np.minimum(places + 1, self._setting.window_pages)
+        runs: Flags = places - last_gap >= np.minimum(places + 1, self.setting.window_pages)
         return runs & flags
 
     # -- what is said of it --------------------------------------------------------------------
 
-    def _merged(self, parts: list[tuple[int, int, int, int]]) -> list[Span]:
-        page = self._setting.page_size
+    def _merged(self, parts: list[Part]) -> list[Span]:
+        page = self.setting.page_size
         spans: list[Span] = []
         filled = (part for part in parts if part[0] < part[1])
         for (code, kind), group in groupby(filled, key=lambda part: part[2:]):
@@ -324,9 +300,9 @@ class MissingPages:
         return spans
 
     def _evictions(self, kind: int, first: int, end: int) -> Iterator[Eviction]:
-        if not self._setting.names_evictions:
+        if not self.setting.names_evictions:
             return
-        history, numbers = self._history, self._numbers[first:end]
+        history, numbers = self.history, self.numbers[first:end]
         lost = numbers[history.lost_for[kind][numbers] > 0]
         events = np.stack((history.lost_ns[kind][lost], history.lost_to[kind][lost]))
         for (when_ns, request_id), count in zip(*_unique(events), strict=True):

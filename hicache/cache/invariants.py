@@ -93,15 +93,10 @@ class _Survey:
                     self.locked[tier][kind].append(page_ids)
                 elif kind != FULL and (tier == DEVICE or device[kind] is None):
                     self.sidecars[tier][kind].add(node)
-        on_device = 0
-        for child in node.children.values():
-            on_device += child.held[DEVICE][FULL] is not None
-        if node.num_device_children != on_device:
-            _break(6, f"{node} counts {node.num_device_children} children on the device")
         if node.path_locks:
             return
         if device[FULL] is not None:
-            if not on_device:
+            if not node.num_device_children:
                 self.leaves[DEVICE].add(node)
         elif not node.children and not any(node.locks[HOST]):
             self.leaves[HOST].add(node)
@@ -129,10 +124,8 @@ def check_drained(cache: PrefixCache, prefetcher: Prefetcher | None) -> None:
             f"{prefetcher.occupied_tokens} tokens are still occupied by prefetches",
         )
         counters = cache.counters
-        ended = sum(
-            count for name, count in counters.items() if name.startswith("prefetch/discarded_")
-        )
-        ended += counters["prefetch/read_pages"]
+        discarded = [name for name in counters if name.startswith("prefetch/discarded_")]
+        ended = sum(counters[name] for name in ("prefetch/read_pages", *discarded))
         _hold(
             counters["prefetch/staged_pages"] == ended,
             9,
@@ -213,10 +206,10 @@ def _check_counts(tree: RadixTree, survey: _Survey) -> None:
 
 
 def _check_queues(tree: RadixTree, survey: _Survey) -> None:
-    for root in tree.roots.values():
-        held = [child.held[DEVICE][FULL] is not None for child in root.children.values()]
-        if root.num_device_children != sum(held):
-            _break(6, f"{root} counts {root.num_device_children} children on the device")
+    for node in (*tree.roots.values(), *survey.nodes):
+        held = [child.held[DEVICE][FULL] is not None for child in node.children.values()]
+        if node.num_device_children != sum(held):
+            _break(6, f"{node} counts {node.num_device_children} children on the device")
     for tier in TIERS:
         _hold(
             tree.residency.leaves[tier].nodes() == survey.leaves[tier],

@@ -120,7 +120,7 @@ def request_of(
     )
 
 
-def random_requests(seed: int, count: int = 40, longest: int = 200) -> list[Request]:
+def random_requests(seed: int, count: int = 40) -> list[Request]:
     """Conversations that go on and branch, arriving within seconds."""
     rng = Random(seed)
     past: list[list[int]] = [[]]
@@ -128,8 +128,7 @@ def random_requests(seed: int, count: int = 40, longest: int = 200) -> list[Requ
     for number in range(count):
         before = rng.choice(past[-10:])
         before = before[: rng.randint(0, len(before))] if rng.random() < 0.2 else before
-        prompt = (before + [rng.randint(1, 50) for _ in range(rng.randint(1, 60))])[-longest:]
-        prompt = prompt if len(prompt) < longest else prompt[:longest]
+        prompt = (before + [rng.randint(1, 50) for _ in range(rng.randint(1, 60))])[-200:]
         answer = [rng.randint(1, 50) for _ in range(rng.randint(1, 30))]
         past.append(prompt + answer)
         requests.append(request_of(number, prompt, answer, number * 60_000_000))

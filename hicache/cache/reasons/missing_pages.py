@@ -18,9 +18,10 @@ from hicache.cache.tree.page_history import (
     THROWN_AWAY,
     WAS_COPIED,
     WAS_HELD,
-    PageHistory,
 )
 from hicache.cache.tree.page_registry import PageNumbers, Stored, num_leading
+from hicache.cache.tree.radix_tree import RadixTree
+from hicache.config import ExperimentConfig
 
 Flags = NDArray[np.bool_]
 Codes = NDArray[np.int8]  # places in `REASONS`
@@ -49,32 +50,18 @@ BY_STORED = np.array(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """What all requests of an engine have in common; sizes as in the config.
-
-    `names_evictions`: spans say when and for whom their pages were evicted.
-    """
-
-    page_size: int
-    window_pages: int
-    has_states: bool
-    has_storage: bool
-    prefetch_threshold: int
-    load_back_threshold: int
-    names_evictions: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MissingPages:
     """Into the pages of one request, as far as they were seen before. All places are pages.
 
-    `numbers`: of these pages, the first one first. `full_end`: up to where the tree holds full
-    pages. `start`: where its prefetch was to begin; before that nothing was asked of storage.
-    `prefetch`: the request's own. `declined`: why it had none.
+    `names_evictions`: whether spans say when and for whom their pages were evicted. `numbers`: of
+    these pages, the first one first. `full_end`: up to where the tree holds full pages. `start`:
+    where its prefetch was to begin; before that nothing was asked of storage. `prefetch`: the
+    request's own. `declined`: why it had none.
     """
 
-    history: PageHistory
-    setting: Setting
+    tree: RadixTree
+    config: ExperimentConfig
+    names_evictions: bool
     numbers: PageNumbers
     full_end: int
     start: int
@@ -84,7 +71,7 @@ class MissingPages:
     def spans(self, first: int) -> list[Span]:
         """A reason for every page from `first` on, which is no usable boundary any more."""
         end = len(self.numbers)
-        if not self.setting.has_storage:
+        if self.config.storage.kind == "none":
             return self._merged(self._stories(first, end, asks_storage=False))
         parts = self._stories(first, min(self.start, end), asks_storage=False)
         first = max(first, self.start)
@@ -102,13 +89,13 @@ class MissingPages:
         numbers = self.numbers[start:within]
         if not len(numbers):
             return start
-        stored = self.history.registry.stored
+        stored = self.tree.history.registry.stored
         leads = num_leading(stored[FULL][numbers] == Stored.written)
         numbers = numbers[:leads]
         flags = np.ones(leads, bool)
-        if self.setting.window_pages:
+        if self.tree.window_pages:
             flags = self._has_window(stored[SWA][numbers] == Stored.written)
-        if self.setting.has_states:
+        if self.tree.has_states:
             flags &= stored[MAMBA][numbers] == Stored.written
         end = start + _last(flags)
         prefetch = self.prefetch
@@ -140,7 +127,7 @@ class MissingPages:
         start = self.start
         assert prefetch.restorable is not None
         hit = prefetch.restorable[-1]
-        if hit * self.setting.page_size < self.setting.prefetch_threshold:
+        if hit * self.tree.page_size < self.config.prefetch.threshold:
             return [(first, end, CODES["prefetch_declined_too_short"], FULL)]
         if prefetch.phase is Phase.ended and not prefetch.is_read:
             return [(first, end, CODES["prefetch_no_room"], FULL)]
@@ -162,13 +149,13 @@ class MissingPages:
         # storage was given all of it, and did not say that it could restore it
         asked = self.start + len(prefetch.names)
         among = min(max(self._restorable_end(asked), first), end)
-        registry, numbers = self.history.registry, self.numbers[first:among]
+        registry, numbers = self.tree.history.registry, self.numbers[first:among]
         parts = []
         if first < among:
             came = [registry.written_ns[FULL][numbers[:1]]]
-            if self.setting.window_pages:
-                came.append(registry.written_ns[SWA][numbers[-self.setting.window_pages :]])
-            if self.setting.has_states:
+            if self.tree.window_pages:
+                came.append(registry.written_ns[SWA][numbers[-self.tree.window_pages :]])
+            if self.tree.has_states:
                 came.append(registry.written_ns[MAMBA][numbers[-1:]])
             answered_ns = prefetch.answered_ns
             assert answered_ns is not None
@@ -187,7 +174,7 @@ class MissingPages:
             return []
         held = min(self.full_end, end)
         if asks_storage and held < end:
-            stored = self.history.registry.stored[FULL][self.numbers[held:end]]
+            stored = self.tree.history.registry.stored[FULL][self.numbers[held:end]]
             held += num_leading(stored == Stored.written)
         parts = []
         if first < held:
@@ -205,7 +192,7 @@ class MissingPages:
 
     def _sidecars(self, first: int, end: int, *, asks_storage: bool) -> list[Part]:
         # full pages are there; boundaries are those after a page of [first, end)
-        if self.setting.has_states:
+        if self.tree.has_states:
             there = first + _last(self._is_there(MAMBA, first, end, asks_storage=asks_storage))
             kept = there + _last(self._was_there(MAMBA, there, end))
             parts = []
@@ -216,7 +203,7 @@ class MissingPages:
                 parts.append((there, kept, int(story[0]), MAMBA))
             parts.append((kept, end, CODES["state_not_kept"], MAMBA))
             return parts
-        if self.setting.window_pages:
+        if self.tree.window_pages:
             is_there = self._is_there(SWA, 0, end, asks_storage=asks_storage)
             windows = self._has_window(is_there | self._was_there(SWA, 0, end))
             kept = first + _last(windows[first:])
@@ -228,7 +215,7 @@ class MissingPages:
 
     def _obstacle(self, boundary: int, *, asks_storage: bool) -> tuple[int, int]:
         """Why a boundary is not usable whose pages, and state if there are any, are there."""
-        window = max(boundary - self.setting.window_pages, 0)
+        window = max(boundary - self.tree.window_pages, 0)
         if window < boundary:
             is_there = self._is_there(SWA, window, boundary, asks_storage=asks_storage)
             if not is_there.all():
@@ -237,10 +224,10 @@ class MissingPages:
                     return CODES["window_not_kept"], SWA
                 return int(self._story(SWA, place, place + 1, asks_storage=asks_storage)[0]), SWA
         # all of it is somewhere: the tree has one part, and storage another
-        stored = self.history.registry.stored
+        stored = self.tree.history.registry.stored
         places = [(FULL, min(self.start, boundary - 1))]
         places += [(SWA, max(window, self.start))] if window < boundary else []
-        places += [(MAMBA, boundary - 1)] if self.setting.has_states else []
+        places += [(MAMBA, boundary - 1)] if self.tree.has_states else []
         for kind, first in places:
             is_stored = stored[kind][self.numbers[first:boundary]] == Stored.written
             if not is_stored.all():
@@ -251,7 +238,7 @@ class MissingPages:
 
     def _story(self, kind: int, first: int, end: int, *, asks_storage: bool) -> Codes:
         """How data was lost; `NONE` for what storage has."""
-        history, numbers = self.history, self.numbers[first:end]
+        history, numbers = self.tree.history, self.numbers[first:end]
         marks = history.marks[kind][numbers]
         codes: Codes = LOST_FOR[history.lost_for[kind][numbers]]
         is_copied = (marks & WAS_COPIED) > 0
@@ -269,26 +256,26 @@ class MissingPages:
 
     def _is_there(self, kind: int, first: int, end: int, *, asks_storage: bool) -> Flags:
         numbers = self.numbers[first:end]
-        is_there: Flags = (self.history.marks[kind][numbers] & IS_HELD) > 0
+        is_there: Flags = (self.tree.history.marks[kind][numbers] & IS_HELD) > 0
         if asks_storage:
-            is_there |= self.history.registry.stored[kind][numbers] == Stored.written
+            is_there |= self.tree.history.registry.stored[kind][numbers] == Stored.written
         return is_there
 
     def _was_there(self, kind: int, first: int, end: int) -> Flags:
-        was_there: Flags = (self.history.marks[kind][self.numbers[first:end]] & WAS_HELD) > 0
+        was_there: Flags = (self.tree.history.marks[kind][self.numbers[first:end]] & WAS_HELD) > 0
         return was_there
 
     def _has_window(self, flags: Flags) -> Flags:
         # after which of these pages the last window of them, or all if they are fewer, is there
         places = np.arange(len(flags))
         last_gap = np.maximum.accumulate(np.where(flags, -1, places))
-        runs: Flags = places - last_gap >= np.minimum(places + 1, self.setting.window_pages)
+        runs: Flags = places - last_gap >= np.minimum(places + 1, self.tree.window_pages)
         return runs & flags
 
     # -- what is said of it --------------------------------------------------------------------
 
     def _merged(self, parts: list[Part]) -> list[Span]:
-        page = self.setting.page_size
+        page = self.tree.page_size
         spans: list[Span] = []
         filled = (part for part in parts if part[0] < part[1])
         for (code, kind), group in groupby(filled, key=lambda part: part[2:]):
@@ -300,9 +287,9 @@ class MissingPages:
         return spans
 
     def _evictions(self, kind: int, first: int, end: int) -> Iterator[Eviction]:
-        if not self.setting.names_evictions:
+        if not self.names_evictions:
             return
-        history, numbers = self.history, self.numbers[first:end]
+        history, numbers = self.tree.history, self.numbers[first:end]
         lost = numbers[history.lost_for[kind][numbers] > 0]
         events = np.stack((history.lost_ns[kind][lost], history.lost_to[kind][lost]))
         for (when_ns, request_id), count in zip(*_unique(events), strict=True):

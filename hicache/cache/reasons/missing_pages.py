@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -292,13 +291,9 @@ class MissingPages:
         history, numbers = self.tree.history, self.numbers[first:end]
         lost = numbers[history.lost_for[kind][numbers] > 0]
         events = np.stack((history.lost_ns[kind][lost], history.lost_to[kind][lost]))
-        for (when_ns, request_id), count in zip(*_unique(events), strict=True):
+        columns, counts = np.unique(events, axis=1, return_counts=True)
+        for (when_ns, request_id), count in zip(columns.T, counts, strict=True):
             yield Eviction(int(when_ns), int(request_id), int(count))
-
-
-def _unique(events: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    columns, counts = np.unique(events, axis=1, return_counts=True)
-    return columns.T, counts
 
 
 def _last(flags: Flags) -> int:

@@ -24,7 +24,7 @@ from hicache.cache.pages import TracedAllocator, packed
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
-from hicache.cache.tiers.transfer import Reported, Work
+from hicache.cache.tiers.transfer import Reported
 from hicache.cache.tree.node import KINDS, TIERS, Node
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.config import HitAgreement
@@ -116,10 +116,9 @@ class RankAgreement:
         self._ballot: dict[int, bool] = {}  # as last offered
         prefetcher.verdicts = {}
 
-    def submitted(self, copy: Work) -> None:
+    def submitted(self, copy: Reported) -> None:
         """A copy begins; ranks begin the same ones in the same order."""
-        if isinstance(copy, COPIES):
-            self._copies[type(copy)].append(copy)
+        self._copies[type(copy)].append(copy)
 
     def copied(self, copy: Reported) -> None:
         """This rank has made its part of a copy."""

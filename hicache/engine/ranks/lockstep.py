@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hicache.cache.prefetch.prefetch import Prefetch
-from hicache.cache.tiers.transfer import CopyState, StorageDelete, Work
+from hicache.cache.tiers.transfer import Work
 from hicache.clock import to_ns
 from hicache.config import ParallelConfig, StorageConfig
 from hicache.engine.loop import Engine
 from hicache.engine.ports import Executor
 from hicache.engine.ranks.agreement import (
+    COPIES,
     RankAgreement,
     RanksDivergedError,
     ReadProgress,
@@ -154,7 +155,7 @@ class RankedEngine(Engine):
             read = self._reads.get(done)
             if read is not None:  # its last word may have been heard with the one before
                 is_news = self._hear(read)
-        elif not isinstance(done, CopyState | StorageDelete):
+        elif isinstance(done, COPIES):
             self._owners.pop(done).copied(done)
             is_news = all(each.has_copied(type(done)) for each in self._agreements)
         is_held = self._batch is not None and self._ends is None
@@ -235,8 +236,8 @@ class RankedEngine(Engine):
     def _begin_work(self, now_ns: int) -> None:
         for executor, agreement in zip(self._executors, self._agreements, strict=True):
             for work in executor.submitted:
-                agreement.submitted(work)
-                if not isinstance(work, StorageDelete):  # nobody reports it
+                if isinstance(work, COPIES):  # nobody reports the others
+                    agreement.submitted(work)
                     self._owners[work] = agreement
             executor.submitted.clear()
         for own in zip(*(each.queries for each in self._executors), strict=True):

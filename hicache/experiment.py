@@ -13,7 +13,7 @@ from hicache.engine.build import build_engine
 from hicache.engine.deployment import Deployment, deploy, describe
 from hicache.engine.loop import Engine, serve
 from hicache.engine.ports import Io
-from hicache.engine.ranks.lockstep import RankedEngine, lockstep
+from hicache.engine.ranks.lockstep import RankedEngine
 from hicache.engine.routing import ROUTERS
 from hicache.engine.runtime import Runtime, SimulatedRuntime, make_runtime
 from hicache.engine.warm import warm_registry, warm_storage
@@ -137,7 +137,7 @@ def _in_lockstep(parts: Sequence[Engine], config: ExperimentConfig) -> Sequence[
     if num_ranks == 1:
         return parts
     return [
-        lockstep(parts[first : first + num_ranks], config.parallel, config.storage)
+        RankedEngine(parts[first : first + num_ranks], config.parallel, config.storage)
         for first in range(0, len(parts), num_ranks)
     ]
 

@@ -18,7 +18,7 @@ from io import BytesIO
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import TypedDict
+from typing import Any, TypedDict
 
 ROOT = Path(__file__).parents[2]
 ONE_RUN = Path(__file__).with_name("one_run.py")
@@ -72,16 +72,16 @@ def check_out(commit: str, folder: Path) -> None:
 
 def one_run(root: Path, overrides: list[str], environment: dict[str, str]) -> Told:
     """A run of the code and the configuration that lie in `root`."""
-    done = subprocess.run(
-        [sys.executable, str(ONE_RUN), str(root), *overrides],
-        cwd=root,
-        env={**environment, "PYTHONPATH": str(root)},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    told: Told = json.loads(done.stdout.splitlines()[-1])
+    environment = {**environment, "PYTHONPATH": str(root)}
+    command = [sys.executable, str(ONE_RUN), str(root), *overrides]
+    told: Told = last_word(command, cwd=root, env=environment)
     return told
+
+
+def last_word(command: list[str], **options: Any) -> Any:
+    """The JSON in the last line that a process prints; `options` are those of `subprocess.run`."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, **options)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def differences(before: dict[str, float], now: dict[str, float]) -> list[str]:

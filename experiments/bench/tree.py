@@ -9,9 +9,8 @@ request.
 """
 
 import argparse
-import json
-import subprocess
 
+from experiments.bench.replay import last_word
 from experiments.diff.engines import ENGINES, environment_of, prepare
 
 TURNS = 3
@@ -31,14 +30,9 @@ def main() -> None:
         best: dict[str, dict[str, float]] = {name: {} for name in sides}
         for _ in range(TURNS):
             for name, (launch, core) in sides.items():
-                done = subprocess.run(
-                    [launch.interpreter, "-m", "experiments.bench.one_tree", core, components],
-                    env=environment_of(launch) if core != "ours" else None,
-                    stdout=subprocess.PIPE,
-                    text=True,
-                    check=True,
-                )
-                for row, took_us in json.loads(done.stdout.splitlines()[-1]).items():
+                command = [launch.interpreter, "-m", "experiments.bench.one_tree", core, components]
+                environment = environment_of(launch) if core != "ours" else None
+                for row, took_us in last_word(command, env=environment).items():
                     best[name][row] = min(took_us, best[name].get(row, took_us))
         print(f"{components}: microseconds of ours, Python's, Rust's; times as fast as Rust's")
         for row, took_us in best["ours"].items():

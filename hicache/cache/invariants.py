@@ -62,7 +62,9 @@ def check(
     _check_queues(tree, survey)
     _check_pages(cache, prefetcher, survey.page_ids, list(sequences), loose_slots)
     _check_arrivals(cache, survey.page_ids[HOST][FULL])
-    _check_transfers(cache, prefetcher, survey.nodes)
+    _check_transfers(cache, survey.locked)
+    if prefetcher is not None:
+        _check_anchors(prefetcher, survey.nodes)
 
 
 class _Survey:
@@ -71,8 +73,7 @@ class _Survey:
     def __init__(self, tree: RadixTree) -> None:
         self.nodes: set[Node] = set()
         self.page_ids: tuple[list[list[PageIds]], ...] = ([[], [], []], [[], [], []])
-        self.resident = ([0, 0, 0], [0, 0, 0])
-        self.protected = ([0, 0, 0], [0, 0, 0])
+        self.locked: tuple[list[list[PageIds]], ...] = ([[], [], []], [[], [], []])  # of these
         self.leaves: tuple[set[Node], set[Node]] = (set(), set())
         self.sidecars: tuple[list[set[Node]], ...] = ([set(), set(), set()], [set(), set(), set()])
         self._kinds = tree.kinds
@@ -88,20 +89,14 @@ class _Survey:
                 if page_ids is None:
                     continue
                 self.page_ids[tier][kind].append(page_ids)
-                self.resident[tier][kind] += len(page_ids)
                 if node.is_locked(tier, kind):
-                    self.protected[tier][kind] += len(page_ids)
+                    self.locked[tier][kind].append(page_ids)
                 elif kind != FULL and (tier == DEVICE or device[kind] is None):
                     self.sidecars[tier][kind].add(node)
-        on_device = 0
-        for child in node.children.values():
-            on_device += child.held[DEVICE][FULL] is not None
-        if node.num_device_children != on_device:
-            _break(6, f"{node} counts {node.num_device_children} children on the device")
         if node.path_locks:
             return
         if device[FULL] is not None:
-            if not on_device:
+            if not node.num_device_children:
                 self.leaves[DEVICE].add(node)
         elif not node.children and not any(node.locks[HOST]):
             self.leaves[HOST].add(node)
@@ -129,10 +124,8 @@ def check_drained(cache: PrefixCache, prefetcher: Prefetcher | None) -> None:
             f"{prefetcher.occupied_tokens} tokens are still occupied by prefetches",
         )
         counters = cache.counters
-        ended = sum(
-            count for name, count in counters.items() if name.startswith("prefetch/discarded_")
-        )
-        ended += counters["prefetch/read_pages"]
+        discarded = [name for name in counters if name.startswith("prefetch/discarded_")]
+        ended = sum(counters[name] for name in ("prefetch/read_pages", *discarded))
         _hold(
             counters["prefetch/staged_pages"] == ended,
             9,
@@ -201,7 +194,8 @@ def _check_counts(tree: RadixTree, survey: _Survey) -> None:
     _hold(tree.num_nodes == count, 6, f"{tree.num_nodes} nodes counted, {count} there")
     for tier in TIERS:
         for kind in KINDS:
-            found = (survey.resident[tier][kind], survey.protected[tier][kind])
+            there = (survey.page_ids[tier][kind], survey.locked[tier][kind])
+            found = tuple(sum(map(len, page_ids)) for page_ids in there)
             counted = (residency.resident[tier][kind], residency.protected[tier][kind])
             _hold(
                 found == counted,
@@ -212,10 +206,10 @@ def _check_counts(tree: RadixTree, survey: _Survey) -> None:
 
 
 def _check_queues(tree: RadixTree, survey: _Survey) -> None:
-    for root in tree.roots.values():
-        held = [child.held[DEVICE][FULL] is not None for child in root.children.values()]
-        if root.num_device_children != sum(held):
-            _break(6, f"{root} counts {root.num_device_children} children on the device")
+    for node in (*tree.roots.values(), *survey.nodes):
+        held = [child.held[DEVICE][FULL] is not None for child in node.children.values()]
+        if node.num_device_children != sum(held):
+            _break(6, f"{node} counts {node.num_device_children} children on the device")
     for tier in TIERS:
         _hold(
             tree.residency.leaves[tier].nodes() == survey.leaves[tier],
@@ -279,32 +273,19 @@ def _check_arrivals(cache: PrefixCache, on_host: Iterable[PageIds]) -> None:
     )
 
 
-def _check_transfers(cache: PrefixCache, prefetcher: Prefetcher | None, nodes: set[Node]) -> None:
-    if cache.in_flight:
-        _check_ends(cache, nodes)
-    if prefetcher is not None:
-        for prefetch in prefetcher.active.values():
-            if not prefetch.is_settled and not prefetch.anchor.is_root:
-                _hold(prefetch.anchor in nodes, 7, f"anchor {prefetch.anchor} is gone")
-                _hold(
-                    prefetch.anchor.held[HOST][FULL] is not None,
-                    7,
-                    f"anchor {prefetch.anchor} is not on the host",
-                )
+def _check_anchors(prefetcher: Prefetcher, nodes: set[Node]) -> None:
+    for prefetch in prefetcher.active.values():
+        anchor = prefetch.anchor
+        if not prefetch.is_settled and not anchor.is_root:
+            _hold(anchor in nodes, 7, f"anchor {anchor} is gone")
+            _hold(anchor.held[HOST][FULL] is not None, 7, f"anchor {anchor} is not on the host")
 
 
-def _check_ends(cache: PrefixCache, nodes: set[Node]) -> None:
+def _check_transfers(cache: PrefixCache, locked: tuple[list[list[PageIds]], ...]) -> None:
     # every page that a copy still reads or fills is the tree's, and locked
-    locked: tuple[list[set[int]], ...] = tuple([set(), set(), set()] for _ in TIERS)
-    for node in nodes:
-        for tier in TIERS:
-            for kind in KINDS:
-                page_ids = node.held[tier][kind]
-                if page_ids is not None and node.is_locked(tier, kind):
-                    locked[tier][kind].update(page_ids)
     for transfer in cache.in_flight:
         for tier, kind, moving in _ends(transfer):
-            loose = moving - locked[tier][kind]
+            loose = moving.difference(*locked[tier][kind])
             what = f"{TIER_NAMES[tier]} {KIND_NAMES[kind]} pages"
             _hold(not loose, 7, f"{what} {sorted(loose)} of a copy are not locked")
 

@@ -5,7 +5,6 @@ from hicache.cache.named import LENGTHS, RANKING, make_policy
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.reasons.explainer import Explainer
-from hicache.cache.reasons.missing_pages import Setting
 from hicache.cache.tiers.capacity import make_pools
 from hicache.cache.tree.eviction import POLICIES, EvictionPolicy
 from hicache.cache.tree.keys import PageNames
@@ -50,16 +49,7 @@ def build_engine(
         prefetcher = Prefetcher(cache, config.prefetch, tokens)
     explainer = None
     if registry is not None:
-        setting = Setting(
-            page_size=tree.page_size,
-            window_pages=tree.window_pages,
-            has_states=tree.has_states,
-            has_storage=runtime.has_storage,
-            prefetch_threshold=config.prefetch.threshold,
-            load_back_threshold=config.cache.load_back_threshold,
-            names_evictions=names_evictions,
-        )
-        explainer = Explainer(tree.history, setting)
+        explainer = Explainer(tree, config, names_evictions=names_evictions)
     is_real = config.executor.kind != "simulated"
     scheduler = Scheduler(
         cache,

@@ -1,6 +1,7 @@
 """Which of several engines serves a request. Fixed rules: routing is not what is studied here."""
 
 from collections.abc import Callable, Sequence
+from itertools import count
 
 from hicache.engine.loop import Engine
 from hicache.request import Request
@@ -10,13 +11,11 @@ class RoundRobin:
     """Each in turn."""
 
     def __init__(self) -> None:
-        self._next = 0
+        self._turns = count()
 
     def route(self, request: Request, engines: Sequence[Engine]) -> int:
         """The engine after the last one."""
-        chosen = self._next
-        self._next = (chosen + 1) % len(engines)
-        return chosen
+        return next(self._turns) % len(engines)
 
 
 class Sticky:

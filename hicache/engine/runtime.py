@@ -3,7 +3,9 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import count
+from math import inf
 from typing import Protocol
 
 from hicache.cache.prefix_cache import PrefixCache
@@ -55,11 +57,6 @@ class SimulatedRuntime:
         num_ranks = config.parallel.ranks
         rates = _copy_rates(config, deployment.tp)
         self.clock = SimulatedClock()
-        self._config = config
-        self._cost = deployment.cost
-        self._load_rate = rates["to_device"]
-        self._shared_load_rate = _shared_load_rate(rates)
-        self._sizes = _part(deployment.page_bytes, num_ranks)
         self.storages: list[GuardedStorage] = []
         if _is_endless(config.storage):
             self.stores: list[KeyStore] = [EndlessStore() for _ in range(num_ranks)]
@@ -79,19 +76,20 @@ class SimulatedRuntime:
         )
         self.counters = self.io.counters
         self._numbers = count()
+        self._executor = partial(
+            SimulatedExecutor,
+            cost=deployment.cost,
+            io=self.io,
+            page_size=config.cache.page_size,
+            page_bytes=_part(deployment.page_bytes, num_ranks),
+            load_rate=rates["to_device"],
+            shared_load_rate=_shared_load_rate(rates),
+            slowdown=config.hardware.copy_slowdown.value,
+        )
 
     def executor(self, cache: PrefixCache) -> SimulatedExecutor:
         """The executor of one more engine, or of one more rank of it."""
-        return SimulatedExecutor(
-            next(self._numbers),
-            self._cost,
-            self.io,
-            page_size=self._config.cache.page_size,
-            page_bytes=self._sizes,
-            load_rate=self._load_rate,
-            shared_load_rate=self._shared_load_rate,
-            slowdown=self._config.hardware.copy_slowdown.value,
-        )
+        return self._executor(next(self._numbers))
 
     def close(self) -> None:
         """Close storage."""
@@ -180,8 +178,5 @@ def _copy_rates(config: ExperimentConfig, tp: int) -> dict[str, float]:
 
 def _shared_load_rate(rates: Mapping[str, float]) -> float:
     """Bytes a second to the device beside a back-up: a fair share of what both ways have."""
-    load_rate = rates["to_device"]
-    if "both_ways" not in rates:
-        return load_rate
-    both = rates["both_ways"]
-    return min(load_rate, max(both / 2, both - rates["to_host"]))
+    both = rates.get("both_ways", inf)
+    return min(rates["to_device"], max(both / 2, both - rates["to_host"]))

@@ -1,6 +1,6 @@
 """What a first pass over a workload leaves in storage, for runs that begin with it there."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from hicache.cache.tree.keys import keys, make_root
 from hicache.cache.tree.node import FULL, MAMBA, SWA
@@ -18,17 +18,10 @@ def warm_storage(storage: KeyStore, requests: Iterable[Request], tree: RadixTree
     """
     names, page_size = tree.names, tree.page_size
     for request in requests:
-        # the last answer token is never fed back, so no KV of it exists
-        lengths = (request.prompt_len, request.prompt_len + request.output_len - 1)
+        num_pages = (request.prompt_len + request.output_len) // page_size
         sequence = Sequence(names.tokens(request))
-        pages = names.of_span(make_root(request.namespace), sequence, lengths[1] // page_size)
-        stored = [*keys(pages, FULL)]
-        for end in {length // page_size for length in lengths} - {0}:
-            if tree.has_swa:
-                stored += keys(pages[max(end - tree.window_pages, 0) : end], SWA)
-            if tree.has_states:
-                stored += keys(pages[end - 1 : end], MAMBA)
-        storage.write(stored)
+        pages = names.of_span(make_root(request.namespace), sequence, num_pages)
+        storage.write([key for kind, at in _left(request, tree) for key in keys(pages[at], kind)])
 
 
 def warm_registry(requests: Iterable[Request], tree: RadixTree) -> None:
@@ -37,10 +30,17 @@ def warm_registry(requests: Iterable[Request], tree: RadixTree) -> None:
     for request in requests:
         numbers = registry.numbers_of(request)
         registry.is_seen[numbers] = True
-        registry.stored[FULL][numbers] = Stored.written
-        for end in {request.prompt_len // tree.page_size, len(numbers)} - {0}:
-            if tree.has_swa:
-                window = numbers[max(end - tree.window_pages, 0) : end]
-                registry.stored[SWA][window] = Stored.written
-            if tree.has_states:
-                registry.stored[MAMBA][numbers[end - 1]] = Stored.written
+        for kind, at in _left(request, tree):
+            registry.stored[kind][numbers[at]] = Stored.written
+
+
+def _left(request: Request, tree: RadixTree) -> Iterator[tuple[int, slice]]:
+    # each component, and where among the request's pages those are that are left of it
+    # the last answer token is never fed back, so no KV of it exists
+    lengths = (request.prompt_len, request.prompt_len + request.output_len - 1)
+    yield FULL, slice(lengths[1] // tree.page_size)
+    for end in {length // tree.page_size for length in lengths} - {0}:
+        if tree.has_swa:
+            yield SWA, slice(max(end - tree.window_pages, 0), end)
+        if tree.has_states:
+            yield MAMBA, slice(end - 1, end)

@@ -104,14 +104,7 @@ def evict_all(cache: PrefixCache, tier: int, kind: int) -> None:
             return
 
 
-def node_at(cache: PrefixCache, end: int, namespace: str = "") -> Node:
+def node_at(cache: PrefixCache, end: int) -> Node:
     """The node that ends after `end` pages; there is one."""
-    root = cache.tree.root(namespace)
-    (node,) = [node for node in cache.tree.nodes() if node.end == end and _root_of(node) is root]
-    return node
-
-
-def _root_of(node: Node) -> Node:
-    while node.parent is not None:
-        node = node.parent
+    (node,) = [node for node in cache.tree.nodes() if node.end == end]
     return node

@@ -11,7 +11,7 @@ from hicache.cache.tree.node import DEVICE, FULL, HOST
 from hicache.config import HitAgreement, ParallelConfig, PrefetchConfig, StorageConfig
 from hicache.engine.loop import Engine
 from hicache.engine.ranks.agreement import RanksDivergedError
-from hicache.engine.ranks.lockstep import RankedEngine, lockstep
+from hicache.engine.ranks.lockstep import RankedEngine
 from hicache.executor.completions import StepEnds, StepRun
 from hicache.scheduler.batch import Batch, Outcome
 from tests.scheduler.world import Plot, engine_of, plot_of, request_of
@@ -82,7 +82,7 @@ class Pair:
             ranks=num_ranks, hit_agreement=rule, collective_s=COLLECTIVE_NS * 1e-9
         )
         storage = StorageConfig(kind="memory", batch_pages=batch_pages)
-        self.engine: RankedEngine = lockstep(self.ranks, parallel, storage)
+        self.engine = RankedEngine(self.ranks, parallel, storage)
 
     def ask(self, *answers: list[int]) -> list[bool]:
         """A request comes, and each rank's storage answers; which of them was news."""
@@ -479,6 +479,6 @@ def test_each_rank_is_checked_by_its_own_check() -> None:
     ranks = [engine_of(pair.plot, Hand(), checks=False) for _ in range(2)]
     ranks[0].check = lambda engine: checked.append("first")
     ranks[1].check = lambda engine: checked.append("second")
-    engine = lockstep(ranks, ParallelConfig(ranks=2), StorageConfig(kind="memory"))
+    engine = RankedEngine(ranks, ParallelConfig(ranks=2), StorageConfig(kind="memory"))
     engine.wake(0)
     assert checked == ["first", "second"]

@@ -29,7 +29,7 @@ from hicache.config import (
 from hicache.engine.build import check_laws
 from hicache.engine.loop import Engine, Router, serve
 from hicache.engine.ports import Executor
-from hicache.engine.ranks.lockstep import RankedEngine, lockstep
+from hicache.engine.ranks.lockstep import RankedEngine
 from hicache.engine.routing import RoundRobin
 from hicache.executor.completions import StepEnds, StepRun
 from hicache.executor.simulated.cost import CostModel
@@ -120,7 +120,7 @@ def request_of(
     )
 
 
-def random_requests(seed: int, count: int = 40, longest: int = 200) -> list[Request]:
+def random_requests(seed: int, count: int = 40) -> list[Request]:
     """Conversations that go on and branch, arriving within seconds."""
     rng = Random(seed)
     past: list[list[int]] = [[]]
@@ -128,8 +128,7 @@ def random_requests(seed: int, count: int = 40, longest: int = 200) -> list[Requ
     for number in range(count):
         before = rng.choice(past[-10:])
         before = before[: rng.randint(0, len(before))] if rng.random() < 0.2 else before
-        prompt = (before + [rng.randint(1, 50) for _ in range(rng.randint(1, 60))])[-longest:]
-        prompt = prompt if len(prompt) < longest else prompt[:longest]
+        prompt = (before + [rng.randint(1, 50) for _ in range(rng.randint(1, 60))])[-200:]
         answer = [rng.randint(1, 50) for _ in range(rng.randint(1, 30))]
         past.append(prompt + answer)
         requests.append(request_of(number, prompt, answer, number * 60_000_000))
@@ -209,7 +208,7 @@ class World:
         self.executor = self.executors[0]
         self.engine = first
         if num_ranks > 1:
-            self.engine = lockstep(self.ranks, ParallelConfig(ranks=num_ranks), plot.storage)
+            self.engine = RankedEngine(self.ranks, ParallelConfig(ranks=num_ranks), plot.storage)
             self.ranks[0] = self.engine
         watch = self._watch = Watch()
         self.finished, self.rejected = watch.all_finished, watch.all_rejected

@@ -98,39 +98,22 @@ class Prefetch:
     def ask(self, contains: Callable[[Items[Key]], list[bool]]) -> list[int]:
         """The prefix lengths, in pages, that storage could restore, ascending; empty if none.
 
-        `contains` is asked about the full pages, and about windows and states as far as those lead
-        without a gap.
+        Full pages must lead without a gap; the window before the end and the state at it must be
+        there as well. `contains` is asked about the full pages, and about windows and states as far
+        as those lead.
         """
         full = contains(self.keys(FULL, 0, self.num_pages))
         num_leading = full.index(False) if False in full else len(full)
-        if num_leading == 0:
-            return []
-        swa = contains(self.keys(SWA, 0, num_leading)) if self.window_pages else ()
-        states = contains(self.keys(MAMBA, 0, num_leading)) if self.has_state else ()
-        return self.find_restorable(full[:num_leading], swa, states)
-
-    def find_restorable(
-        self, full: Items[bool], swa: Items[bool] = (), states: Items[bool] = ()
-    ) -> list[int]:
-        """The prefix lengths, in pages, that storage could restore, given what it holds.
-
-        Full pages must lead without a gap; the window before the end and the state at it must be
-        there as well. Ascending; empty if none.
-        """
-        if not self.has_sidecars:
-            num_leading = full.index(False) if False in full else len(full)
-            return list(range(1, num_leading + 1))
-        lengths = []
-        swa_run = 0
-        for index, present in enumerate(full):
-            if not present:
-                break
-            length = index + 1
-            if self.window_pages:
-                swa_run = swa_run + 1 if swa[index] else 0
-                if swa_run < min(length, self.window_pages):
-                    continue
-            if self.has_state and not states[index]:
-                continue
-            lengths.append(length)
+        lengths = list(range(1, num_leading + 1))
+        if lengths and self.window_pages:
+            swa = contains(self.keys(SWA, 0, num_leading))
+            lengths, gap = [], 0  # the last length whose own page is missing
+            for length, is_there in enumerate(swa, 1):
+                if not is_there:
+                    gap = length
+                elif length - gap >= min(length, self.window_pages):
+                    lengths.append(length)
+        if num_leading and self.has_state:
+            states = contains(self.keys(MAMBA, 0, num_leading))
+            lengths = [each for each in lengths if states[each - 1]]
         return lengths

@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 
 from hicache.cache.prefetch.prefetch import Prefetch
-from hicache.cache.reasons.missing_pages import MissingPages, Setting
+from hicache.cache.reasons.missing_pages import MissingPages
 from hicache.cache.reasons.table import Span
 from hicache.cache.tree.match import MatchResult
-from hicache.cache.tree.page_history import PageHistory
 from hicache.cache.tree.page_registry import Chain, num_leading
+from hicache.cache.tree.radix_tree import RadixTree
+from hicache.config import ExperimentConfig
 from hicache.request import Request
 
 
@@ -25,10 +26,13 @@ class Explanation:
 class Explainer:
     """Gives every token that is computed a reason. Decides nothing."""
 
-    def __init__(self, history: PageHistory, setting: Setting) -> None:
-        self._history = history
-        self._setting = setting
-        self._page = setting.page_size
+    def __init__(self, tree: RadixTree, config: ExperimentConfig, *, names_evictions: bool) -> None:
+        """`names_evictions`: whether an explanation says which evictions it was."""
+        self._tree = tree
+        self._history = tree.history
+        self._config = config
+        self._names_evictions = names_evictions
+        self._page = tree.page_size
 
     def chain_of(self, request: Request) -> Chain:
         """The pages of a request."""
@@ -63,9 +67,10 @@ class Explainer:
             seen = num_leading(self._history.registry.is_seen[chain.numbers[:reach]])
             if first < seen:
                 missing = MissingPages(
-                    self._history,
-                    self._setting,
-                    chain.numbers[:seen],
+                    tree=self._tree,
+                    config=self._config,
+                    names_evictions=self._names_evictions,
+                    numbers=chain.numbers[:seen],
                     full_end=match.full_len // page,
                     start=first if is_again else came_len // page,
                     prefetch=None if is_again else prefetch,
@@ -102,7 +107,7 @@ class Explainer:
         if match.usable_len < match.found_len:
             return "hit_given_up"
         wants_sidecar = match.swa_host_hit_length or match.mamba_host_hit_length
-        if match.host_hit_length < self._setting.load_back_threshold and not wants_sidecar:
+        if match.host_hit_length < self._config.cache.load_back_threshold and not wants_sidecar:
             return "load_back_too_short"
         return "load_back_failed"
 

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +17,14 @@ from hicache.cache.tree.page_history import (
     THROWN_AWAY,
     WAS_COPIED,
     WAS_HELD,
-    PageHistory,
 )
 from hicache.cache.tree.page_registry import PageNumbers, Stored, num_leading
+from hicache.cache.tree.radix_tree import RadixTree
+from hicache.config import ExperimentConfig
 
 Flags = NDArray[np.bool_]
 Codes = NDArray[np.int8]  # places in `REASONS`
+Part = tuple[int, int, int, int]  # pages [first, end), the place of their reason, a component
 
 CODES = {name: code for code, name in enumerate(REASONS)}
 NAMES = tuple(REASONS)
@@ -48,64 +49,31 @@ BY_STORED = np.array(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """What all requests of an engine have in common; sizes as in the config.
+class MissingPages:
+    """Into the pages of one request, as far as they were seen before. All places are pages.
 
-    `names_evictions`: spans say when and for whom their pages were evicted.
+    `names_evictions`: whether spans say when and for whom their pages were evicted. `numbers`: of
+    these pages, the first one first. `full_end`: up to where the tree holds full pages. `start`:
+    where its prefetch was to begin; before that nothing was asked of storage. `prefetch`: the
+    request's own. `declined`: why it had none.
     """
 
-    page_size: int
-    window_pages: int
-    has_states: bool
-    has_storage: bool
-    prefetch_threshold: int
-    load_back_threshold: int
-    names_evictions: bool = False
-
-
-class MissingPages:
-    """Into the pages of one request, as far as they were seen before. All places are pages."""
-
-    def __init__(
-        self,
-        history: PageHistory,
-        setting: Setting,
-        numbers: PageNumbers,
-        *,
-        full_end: int,
-        start: int,
-        prefetch: Prefetch | None,
-        declined: str | None,
-    ) -> None:
-        """Bind what is known.
-
-        Args:
-            history: of all pages.
-            setting: what the engine has.
-            numbers: of the request's pages, the first page first.
-            full_end: up to where the tree holds full pages.
-            start: where its prefetch was to begin; before that nothing was asked of storage.
-            prefetch: the request's own.
-            declined: why it had none.
-        """
-        self._history = history
-        self._setting = setting
-        self._numbers = numbers
-        self._full_end = min(full_end, len(numbers))
-        self._start = start
-        self._prefetch = prefetch
-        self._declined = declined
+    tree: RadixTree
+    config: ExperimentConfig
+    names_evictions: bool
+    numbers: PageNumbers
+    full_end: int
+    start: int
+    prefetch: Prefetch | None
+    declined: str | None
 
     def spans(self, first: int) -> list[Span]:
         """A reason for every page from `first` on, which is no usable boundary any more."""
-        end = len(self._numbers)
-        if not self._setting.has_storage:
+        end = len(self.numbers)
+        if self.config.storage.kind == "none":
             return self._merged(self._stories(first, end, asks_storage=False))
-        start = self._start
-        parts = []
-        if first < start:
-            parts += self._stories(first, min(start, end), asks_storage=False)
-        first = max(first, start)
+        parts = self._stories(first, min(self.start, end), asks_storage=False)
+        first = max(first, self.start)
         if first < end:
             restorable = max(first, self._restorable_end())
             parts += self._prefetched(first, restorable)
@@ -116,31 +84,31 @@ class MissingPages:
 
     def _restorable_end(self, within: int | None = None) -> int:
         """The deepest boundary that storage was given all of; `within`: among the first pages."""
-        start = self._start
-        numbers = self._numbers[start:within]
+        start = self.start
+        numbers = self.numbers[start:within]
         if not len(numbers):
             return start
-        stored = self._history.registry.stored
+        stored = self.tree.history.registry.stored
         leads = num_leading(stored[FULL][numbers] == Stored.written)
         numbers = numbers[:leads]
         flags = np.ones(leads, bool)
-        if self._setting.window_pages:
+        if self.tree.window_pages:
             flags = self._has_window(stored[SWA][numbers] == Stored.written)
-        if self._setting.has_states:
+        if self.tree.has_states:
             flags &= stored[MAMBA][numbers] == Stored.written
         end = start + _last(flags)
-        prefetch = self._prefetch
+        prefetch = self.prefetch
         if within is None and prefetch is not None and prefetch.restorable:
-            end = max(end, min(start + prefetch.restorable[-1], len(self._numbers)))
+            end = max(end, min(start + prefetch.restorable[-1], len(self.numbers)))
         return end
 
-    def _prefetched(self, first: int, end: int) -> list[tuple[int, int, int, int]]:
+    def _prefetched(self, first: int, end: int) -> list[Part]:
         """Of pages that storage could have restored."""
         if first >= end:
             return []
-        prefetch, start = self._prefetch, self._start
+        prefetch, start = self.prefetch, self.start
         if prefetch is None:
-            reason = self._declined or ""
+            reason = self.declined or ""
             reason = reason if reason in REASONS else f"prefetch_{reason}"
             return [(first, end, CODES[reason], FULL)]
         if prefetch.restorable is None or prefetch.answered_ns is None:
@@ -153,12 +121,12 @@ class MissingPages:
             parts += self._not_offered(prefetch, max(first, offered), end)
         return parts
 
-    def _offered(self, prefetch: Prefetch, first: int, end: int) -> list[tuple[int, int, int, int]]:
+    def _offered(self, prefetch: Prefetch, first: int, end: int) -> list[Part]:
         # storage had said that it could restore them
-        start = self._start
+        start = self.start
         assert prefetch.restorable is not None
         hit = prefetch.restorable[-1]
-        if hit * self._setting.page_size < self._setting.prefetch_threshold:
+        if hit * self.tree.page_size < self.config.prefetch.threshold:
             return [(first, end, CODES["prefetch_declined_too_short"], FULL)]
         if prefetch.phase is Phase.ended and not prefetch.is_read:
             return [(first, end, CODES["prefetch_no_room"], FULL)]
@@ -176,19 +144,17 @@ class MissingPages:
         parts += [(read, planned, ended, FULL), (planned, end, CODES["prefetch_cut"], FULL)]
         return parts
 
-    def _not_offered(
-        self, prefetch: Prefetch, first: int, end: int
-    ) -> list[tuple[int, int, int, int]]:
+    def _not_offered(self, prefetch: Prefetch, first: int, end: int) -> list[Part]:
         # storage was given all of it, and did not say that it could restore it
-        asked = self._start + len(prefetch.names)
+        asked = self.start + len(prefetch.names)
         among = min(max(self._restorable_end(asked), first), end)
-        registry, numbers = self._history.registry, self._numbers[first:among]
+        registry, numbers = self.tree.history.registry, self.numbers[first:among]
         parts = []
         if first < among:
             came = [registry.written_ns[FULL][numbers[:1]]]
-            if self._setting.window_pages:
-                came.append(registry.written_ns[SWA][numbers[-self._setting.window_pages :]])
-            if self._setting.has_states:
+            if self.tree.window_pages:
+                came.append(registry.written_ns[SWA][numbers[-self.tree.window_pages :]])
+            if self.tree.has_states:
                 came.append(registry.written_ns[MAMBA][numbers[-1:]])
             answered_ns = prefetch.answered_ns
             assert answered_ns is not None
@@ -201,15 +167,13 @@ class MissingPages:
 
     # -- what it could not ---------------------------------------------------------------------
 
-    def _stories(
-        self, first: int, end: int, *, asks_storage: bool
-    ) -> list[tuple[int, int, int, int]]:
+    def _stories(self, first: int, end: int, *, asks_storage: bool) -> list[Part]:
         """What became of pages: of their window or state where the pages are there."""
         if first >= end:
             return []
-        held = min(self._full_end, end)
+        held = min(self.full_end, end)
         if asks_storage and held < end:
-            stored = self._history.registry.stored[FULL][self._numbers[held:end]]
+            stored = self.tree.history.registry.stored[FULL][self.numbers[held:end]]
             held += num_leading(stored == Stored.written)
         parts = []
         if first < held:
@@ -225,11 +189,9 @@ class MissingPages:
             ]
         return parts
 
-    def _sidecars(
-        self, first: int, end: int, *, asks_storage: bool
-    ) -> list[tuple[int, int, int, int]]:
+    def _sidecars(self, first: int, end: int, *, asks_storage: bool) -> list[Part]:
         # full pages are there; boundaries are those after a page of [first, end)
-        if self._setting.has_states:
+        if self.tree.has_states:
             there = first + _last(self._is_there(MAMBA, first, end, asks_storage=asks_storage))
             kept = there + _last(self._was_there(MAMBA, there, end))
             parts = []
@@ -240,7 +202,7 @@ class MissingPages:
                 parts.append((there, kept, int(story[0]), MAMBA))
             parts.append((kept, end, CODES["state_not_kept"], MAMBA))
             return parts
-        if self._setting.window_pages:
+        if self.tree.window_pages:
             is_there = self._is_there(SWA, 0, end, asks_storage=asks_storage)
             windows = self._has_window(is_there | self._was_there(SWA, 0, end))
             kept = first + _last(windows[first:])
@@ -252,7 +214,7 @@ class MissingPages:
 
     def _obstacle(self, boundary: int, *, asks_storage: bool) -> tuple[int, int]:
         """Why a boundary is not usable whose pages, and state if there are any, are there."""
-        window = max(boundary - self._setting.window_pages, 0)
+        window = max(boundary - self.tree.window_pages, 0)
         if window < boundary:
             is_there = self._is_there(SWA, window, boundary, asks_storage=asks_storage)
             if not is_there.all():
@@ -261,12 +223,12 @@ class MissingPages:
                     return CODES["window_not_kept"], SWA
                 return int(self._story(SWA, place, place + 1, asks_storage=asks_storage)[0]), SWA
         # all of it is somewhere: the tree has one part, and storage another
-        stored = self._history.registry.stored
-        places = [(FULL, min(self._start, boundary - 1))]
-        places += [(SWA, max(window, self._start))] if window < boundary else []
-        places += [(MAMBA, boundary - 1)] if self._setting.has_states else []
+        stored = self.tree.history.registry.stored
+        places = [(FULL, min(self.start, boundary - 1))]
+        places += [(SWA, max(window, self.start))] if window < boundary else []
+        places += [(MAMBA, boundary - 1)] if self.tree.has_states else []
         for kind, first in places:
-            is_stored = stored[kind][self._numbers[first:boundary]] == Stored.written
+            is_stored = stored[kind][self.numbers[first:boundary]] == Stored.written
             if not is_stored.all():
                 place = first + num_leading(is_stored)
                 code = int(self._story(kind, place, place + 1, asks_storage=True)[0])
@@ -275,7 +237,7 @@ class MissingPages:
 
     def _story(self, kind: int, first: int, end: int, *, asks_storage: bool) -> Codes:
         """How data was lost; `NONE` for what storage has."""
-        history, numbers = self._history, self._numbers[first:end]
+        history, numbers = self.tree.history, self.numbers[first:end]
         marks = history.marks[kind][numbers]
         codes: Codes = LOST_FOR[history.lost_for[kind][numbers]]
         is_copied = (marks & WAS_COPIED) > 0
@@ -292,27 +254,27 @@ class MissingPages:
         return codes
 
     def _is_there(self, kind: int, first: int, end: int, *, asks_storage: bool) -> Flags:
-        numbers = self._numbers[first:end]
-        is_there: Flags = (self._history.marks[kind][numbers] & IS_HELD) > 0
+        numbers = self.numbers[first:end]
+        is_there: Flags = (self.tree.history.marks[kind][numbers] & IS_HELD) > 0
         if asks_storage:
-            is_there |= self._history.registry.stored[kind][numbers] == Stored.written
+            is_there |= self.tree.history.registry.stored[kind][numbers] == Stored.written
         return is_there
 
     def _was_there(self, kind: int, first: int, end: int) -> Flags:
-        was_there: Flags = (self._history.marks[kind][self._numbers[first:end]] & WAS_HELD) > 0
+        was_there: Flags = (self.tree.history.marks[kind][self.numbers[first:end]] & WAS_HELD) > 0
         return was_there
 
     def _has_window(self, flags: Flags) -> Flags:
         # after which of these pages the last window of them, or all if they are fewer, is there
         places = np.arange(len(flags))
         last_gap = np.maximum.accumulate(np.where(flags, -1, places))
-        runs: Flags = places - last_gap >= np.minimum(places + 1, self._setting.window_pages)
+        runs: Flags = places - last_gap >= np.minimum(places + 1, self.tree.window_pages)
         return runs & flags
 
     # -- what is said of it --------------------------------------------------------------------
 
-    def _merged(self, parts: list[tuple[int, int, int, int]]) -> list[Span]:
-        page = self._setting.page_size
+    def _merged(self, parts: list[Part]) -> list[Span]:
+        page = self.tree.page_size
         spans: list[Span] = []
         filled = (part for part in parts if part[0] < part[1])
         for (code, kind), group in groupby(filled, key=lambda part: part[2:]):
@@ -324,18 +286,14 @@ class MissingPages:
         return spans
 
     def _evictions(self, kind: int, first: int, end: int) -> Iterator[Eviction]:
-        if not self._setting.names_evictions:
+        if not self.names_evictions:
             return
-        history, numbers = self._history, self._numbers[first:end]
+        history, numbers = self.tree.history, self.numbers[first:end]
         lost = numbers[history.lost_for[kind][numbers] > 0]
         events = np.stack((history.lost_ns[kind][lost], history.lost_to[kind][lost]))
-        for (when_ns, request_id), count in zip(*_unique(events), strict=True):
+        columns, counts = np.unique(events, axis=1, return_counts=True)
+        for (when_ns, request_id), count in zip(columns.T, counts, strict=True):
             yield Eviction(int(when_ns), int(request_id), int(count))
-
-
-def _unique(events: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    columns, counts = np.unique(events, axis=1, return_counts=True)
-    return columns.T, counts
 
 
 def _last(flags: Flags) -> int:

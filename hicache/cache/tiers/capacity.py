@@ -48,10 +48,8 @@ def capacities(
             f"cache.device_gib={cache.device_gib} is more than the "
             f"{free_device_bytes / GIB:.1f} GiB that {model.name} leaves of its devices"
         )
-    tiers = []
-    for tier, total in ((DEVICE, device_bytes), (HOST, int(cache.host_gib * GIB))):
-        tiers.append(_split(cache, model, sizes, tier, total))
-    return tiers[0], tiers[1]
+    device = _split(cache, model, sizes, DEVICE, device_bytes)
+    return device, _split(cache, model, sizes, HOST, int(cache.host_gib * GIB))
 
 
 def make_pools(

@@ -152,9 +152,7 @@ class StorageWriter:
             parts.append((kind, page_ids))
             numbers.append((kind, node.numbers_of(kind)))
             num_bytes += self._bookings.page_bytes[kind] * len(page_ids)
-        return StorageWrite(
-            keys=keys, parts=parts, num_bytes=num_bytes, host_locks=[], numbers=numbers
-        )
+        return StorageWrite(keys=keys, parts=parts, num_bytes=num_bytes, numbers=numbers)
 
     def _has_room(self, write: StorageWrite) -> bool:
         if self.queued_bytes + write.num_bytes <= self._queue_bytes:

@@ -72,7 +72,7 @@ class StorageWrite:
     keys: list[Key]
     parts: list[tuple[int, PageIds]]
     num_bytes: int
-    host_locks: list[Lock]
+    host_locks: list[Lock] = field(default_factory=list)
     is_given_away: bool = False
     numbers: list[tuple[int, PageNumbers]] = field(default_factory=list)  # as the registry has them
 
@@ -104,9 +104,9 @@ class Bookings:
         """`page_bytes`: of one page (full, swa) or slot (mamba)."""
         self.page_bytes = page_bytes
         self.outbox: list[Work] = []
-        self.in_flight: set[LoadBack | BackUp | StorageWrite] = set()
+        self.in_flight: set[Reported] = set()
 
-    def book(self, transfer: LoadBack | BackUp | StorageWrite) -> None:
+    def book(self, transfer: Reported) -> None:
         """A transfer whose end will be reported."""
         self.in_flight.add(transfer)
         self.outbox.append(transfer)

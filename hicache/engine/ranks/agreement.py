@@ -17,19 +17,19 @@ step.
 from collections import deque
 from collections.abc import Sequence as Items
 from hashlib import blake2b
-from typing import NamedTuple, Protocol
+from itertools import takewhile
+from typing import NamedTuple, Protocol, get_args
 
 from hicache.cache.pages import TracedAllocator, packed
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
-from hicache.cache.tiers.transfer import BackUp, CopyState, LoadBack, StorageDelete, StorageWrite
+from hicache.cache.tiers.transfer import Reported
 from hicache.cache.tree.node import KINDS, TIERS, Node
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.config import HitAgreement
 
-Copy = LoadBack | BackUp | StorageWrite
-COPIES = (LoadBack, BackUp, StorageWrite)
+COPIES = get_args(Reported)  # by sort, in the order of their counts in an offer
 NUM_COUNTS = 2 + len(COPIES)
 VOTE_SLOTS = 64  # votes are offered in multiples of this, so that the length rarely changes
 DIGEST_BITS = 62  # of a signed 64-bit element, with room for the negation
@@ -110,18 +110,17 @@ class RankAgreement:
         self._cache = cache
         self._prefetcher = prefetcher
         self._whole_digest_every = whole_digest_every
-        self._copies: dict[type, deque[Copy]] = {kind: deque() for kind in COPIES}
-        self._copied: set[Copy] = set()
+        self._copies: dict[type, deque[Reported]] = {kind: deque() for kind in COPIES}
+        self._copied: set[Reported] = set()
         self._to_abort: set[int] = set()
         self._ballot: dict[int, bool] = {}  # as last offered
         prefetcher.verdicts = {}
 
-    def submitted(self, copy: Copy | CopyState | StorageDelete) -> None:
+    def submitted(self, copy: Reported) -> None:
         """A copy begins; ranks begin the same ones in the same order."""
-        if isinstance(copy, COPIES):
-            self._copies[type(copy)].append(copy)
+        self._copies[type(copy)].append(copy)
 
-    def copied(self, copy: Copy) -> None:
+    def copied(self, copy: Reported) -> None:
         """This rank has made its part of a copy."""
         self._copied.add(copy)
 
@@ -151,11 +150,7 @@ class RankAgreement:
         """
         counts = [len(self.answers), len(self.progress)]
         for copies in self._copies.values():
-            first_missing = next(
-                (index for index, copy in enumerate(copies) if copy not in self._copied),
-                len(copies),
-            )
-            counts.append(first_missing)
+            counts.append(len(list(takewhile(self._copied.__contains__, copies))))
         self._ballot = self.ballot(now_ns)
         votes = []
         for request_id, can_stop in self._ballot.items():

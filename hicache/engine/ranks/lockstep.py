@@ -5,16 +5,17 @@ Every rank carries out every decision by itself; nothing passes from one to anot
 as long as the first rank's and a collective.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from hicache.cache.prefetch.prefetch import Prefetch
-from hicache.cache.tiers.transfer import CopyState, StorageDelete, Work
+from hicache.cache.tiers.transfer import Work
 from hicache.clock import to_ns
-from hicache.config import HitAgreement, ParallelConfig, StorageConfig
+from hicache.config import ParallelConfig, StorageConfig
 from hicache.engine.loop import Engine
 from hicache.engine.ports import Executor
 from hicache.engine.ranks.agreement import (
+    COPIES,
     RankAgreement,
     RanksDivergedError,
     ReadProgress,
@@ -107,31 +108,27 @@ class RankedEngine(Engine):
     """
 
     def __init__(
-        self,
-        ranks: Sequence[Engine],
-        executors: Sequence[RankExecutor],
-        agreements: Sequence[RankAgreement],
-        rule: HitAgreement,
-        batch_pages: int,
-        check: Callable[[Engine], None] | None = None,
+        self, ranks: Sequence[Engine], parallel: ParallelConfig, storage: StorageConfig
     ) -> None:
-        """Bind the ranks together.
+        """`ranks`: engines built alike, which have done nothing yet; this one replaces the first.
 
-        Args:
-            ranks: an engine each; this one takes the place of the first.
-            executors: of each rank.
-            agreements: of each rank.
-            rule: what the ranks agree on when storage has answered.
-            batch_pages: pages of a read after which the ranks agree on how far they are.
-            check: of the first rank; the others have their own.
+        Each is checked by its own check.
         """
+        self._executors: list[RankExecutor] = []
+        self._agreements: list[RankAgreement] = []
+        for rank in ranks:
+            assert rank.prefetcher is not None
+            rank.executor = RankExecutor(rank.executor, self._executors, parallel.collective_s)
+            self._agreements.append(
+                RankAgreement(rank.cache, rank.prefetcher, whole_digest_every=WHOLE_DIGEST_EVERY)
+            )
         first = ranks[0]
-        super().__init__(first.cache, first.prefetcher, first.scheduler, executors[0], check=check)
+        super().__init__(
+            first.cache, first.prefetcher, first.scheduler, first.executor, check=first.check
+        )
         self.followers = ranks[1:]
-        self._batch_pages = batch_pages
-        self._executors = executors
-        self._agreements = agreements
-        self._rule = rule
+        self._batch_pages = storage.batch_pages
+        self._rule = parallel.hit_agreement
         self._reads: dict[Prefetch, SharedRead] = {}  # by any rank's prefetch, own or local
         self._owners: dict[Work, RankAgreement] = {}  # of copies under way
 
@@ -158,7 +155,7 @@ class RankedEngine(Engine):
             read = self._reads.get(done)
             if read is not None:  # its last word may have been heard with the one before
                 is_news = self._hear(read)
-        elif not isinstance(done, CopyState | StorageDelete):
+        elif isinstance(done, COPIES):
             self._owners.pop(done).copied(done)
             is_news = all(each.has_copied(type(done)) for each in self._agreements)
         is_held = self._batch is not None and self._ends is None
@@ -239,8 +236,8 @@ class RankedEngine(Engine):
     def _begin_work(self, now_ns: int) -> None:
         for executor, agreement in zip(self._executors, self._agreements, strict=True):
             for work in executor.submitted:
-                agreement.submitted(work)
-                if not isinstance(work, StorageDelete):  # nobody reports it
+                if isinstance(work, COPIES):  # nobody reports the others
+                    agreement.submitted(work)
                     self._owners[work] = agreement
             executor.submitted.clear()
         for own in zip(*(each.queries for each in self._executors), strict=True):
@@ -322,25 +319,3 @@ def _ended(outcome: Outcome) -> list[list[int]]:
     rejected = [req for req, _ in outcome.rejected]
     reqs = (outcome.finished, rejected, outcome.aborted)
     return [[req.request.id for req in each] for each in reqs]
-
-
-def lockstep(
-    ranks: Sequence[Engine], parallel: ParallelConfig, storage: StorageConfig
-) -> RankedEngine:
-    """One engine of several, which are built alike and have done nothing yet."""
-    executors: list[RankExecutor] = []
-    agreements = []
-    for rank in ranks:
-        assert rank.prefetcher is not None
-        rank.executor = RankExecutor(rank.executor, executors, parallel.collective_s)
-        agreements.append(
-            RankAgreement(rank.cache, rank.prefetcher, whole_digest_every=WHOLE_DIGEST_EVERY)
-        )
-    return RankedEngine(
-        ranks,
-        executors,
-        agreements,
-        rule=parallel.hit_agreement,
-        batch_pages=storage.batch_pages,
-        check=ranks[0].check,
-    )

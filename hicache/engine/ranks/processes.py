@@ -122,8 +122,8 @@ class RankedReader:
         self._queries: SimpleQueue[Prefetch | None] = SimpleQueue()
         self._reads: SimpleQueue[Prefetch | None] = SimpleQueue()
         self._threads = [
-            Thread(target=self._work, args=(self._queries, self._query), daemon=True),
-            Thread(target=self._work, args=(self._reads, self._read), daemon=True),
+            Thread(target=self._work, args=each, daemon=True)
+            for each in ((self._queries, self._query), (self._reads, self._read))
         ]
         for thread in self._threads:
             thread.start()
@@ -201,15 +201,14 @@ class RankedReader:
         completed = agreed = 0
         are_found = False
         for load in read_script(prefetch, self._batch_pages):
-            if load.is_sidecar:
-                if agreed == total:  # else some rank has not the pages that they belong to
-                    load.found = self._load(load.keys)
-                    are_found = load.is_whole
-                continue
-            load.found = self._load(load.keys)
-            completed += load.found
-            agreed = self._agree(prefetch, completed)
-            left -= 1
+            if not load.is_sidecar:
+                load.found = self._load(load.keys)
+                completed += load.found
+                agreed = self._agree(prefetch, completed)
+                left -= 1
+            elif agreed == total:  # else some rank has not the pages that they belong to
+                load.found = self._load(load.keys)
+                are_found = load.is_whole
         for _ in range(left):
             agreed = self._agree(prefetch, completed)
         are_found |= not prefetch.has_sidecars and agreed == total

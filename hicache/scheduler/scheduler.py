@@ -558,7 +558,7 @@ class Scheduler:
     def _commit_decodes(self, reqs: list[RequestState], num_steps: int) -> None:
         self._admission.decoded(num_steps)
         cache, page = self.cache, self._page
-        has_window = cache.tree.has_swa
+        has_window, window_pages = cache.tree.has_swa, cache.tree.window_pages
         finished = []
         for req in reqs:
             req.kv_len = length = req.kv_len + num_steps
@@ -566,7 +566,7 @@ class Scheduler:
             req.num_steps += num_steps
             if length > req.sequence.num_pages * page and not cache.extend(req.sequence, length):
                 raise AssertionError("a decode step was planned without pages for it")
-            if has_window:
+            if has_window and length // page - window_pages > req.sequence.swa_start:
                 cache.leave_window(req.sequence, length)
             if not req.remaining_output:
                 finished.append(req)

@@ -198,7 +198,9 @@ def _run_afresh(trial: Trial, witness: _Witness) -> int:
     status = pytest.main(told, plugins=[witness])
     if status in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         return 0
-    witness.fail_if(is_failure=status == pytest.ExitCode.INTERRUPTED)  # loading the tests
+    # loading the tests, or what their conftest imports
+    is_loading = status in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.USAGE_ERROR)
+    witness.fail_if(is_failure=is_loading)
     raise RuntimeError(f"pytest ended with {status}")
 
 

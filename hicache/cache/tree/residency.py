@@ -249,8 +249,9 @@ class Residency:
     def _changed(self, node: Node, tier: int, kind: int, change: int) -> None:
         # after a put (1) or a drop (-1)
         if kind != FULL:
-            for each in TIERS:  # what is on the device as well is no sidecar of the host
-                self._refresh_sidecar(node, each, kind)
+            self._refresh_sidecar(node, tier, kind)
+            if tier == DEVICE and node.held[HOST][kind] is not None:
+                self._refresh_sidecar(node, HOST, kind)  # it is one while the device has none
             return
         parent = node.parent
         if tier == DEVICE and parent is not None:
@@ -303,7 +304,7 @@ class Residency:
         page_ids = node.held[HOST][kind]
         if page_ids is not None:
             self.protected[HOST][kind] += len(page_ids) * change
-        if kind != FULL:
+        if kind != FULL and node.held[DEVICE][kind] is None:
             self._refresh_sidecar(node, HOST, kind)
         if self._may_leave_host(node):
             self.refresh(node)

@@ -10,7 +10,7 @@ operations on the same doubles in the same order.
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from functools import cache
-from math import ceil, sqrt
+from math import ceil, inf, sqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -52,19 +52,14 @@ class Rates:
         i = bisect_right(self._sizes, size) - 1
         return self._rates[i] + (size - self._sizes[i]) * self._slopes[i]
 
-    def line(self, low: float, high: float) -> tuple[float, float, float] | None:
-        """(rate, size, slope) with `at(x)` = rate + (x - size) * slope for all x of [low, high].
-
-        None where the table has a point between them.
-        """
-        if low >= self._sizes[-1]:
-            return self._rates[-1], 0.0, 0.0
-        if high <= self._sizes[0]:
-            return self._rates[0], 0.0, 0.0
-        i = bisect_right(self._sizes, low) - 1
-        if i < 0 or high >= self._sizes[i + 1]:
-            return None
-        return self._rates[i], self._sizes[i], self._slopes[i]
+    def line(self, size: float) -> tuple[float, float, float, float]:
+        """(rate, first, slope, end): `at(x)` = rate + (x - first) * slope from `size` up to end."""
+        i = bisect_right(self._sizes, size) - 1
+        if i < 0:
+            return self._rates[0], 0.0, 0.0, self._sizes[0]
+        if i == len(self._slopes):
+            return self._rates[-1], 0.0, 0.0, inf
+        return self._rates[i], self._sizes[i], self._slopes[i], self._sizes[i + 1]
 
 
 class CostModel:
@@ -193,21 +188,21 @@ class CostModel:
         """
         num_decodes = len(context_lens)
         fixed_s = self._decode_s(num_decodes)
-        num_keys = sum(context_lens)
+        num_keys, more_keys = float(sum(context_lens)), float(num_decodes)
         window_len = self._swa.window_len if self._swa.num_layers else 0
         # window tokens that each request has not yet
         room = sorted([window_len - length for length in context_lens if length < window_len])
         window_keys = num_decodes * window_len - sum(room)
         token_bytes, num_layers = self._full.token_bytes, self._full.num_layers
+        line_end = 0.0  # bytes read up to which the rate is a line
         first = 0
         while first < num_steps:
             end = min(2 * first + FIRST_BLOCK, num_steps)
-            line = self._full.line(num_keys, num_keys + (end - first - 1) * num_decodes)
-            if line is None:  # one by one past a point of the table
-                end = first + 1
-                line = self._full.line(num_keys, num_keys)
-            assert line is not None, "a line goes through every size"
-            rate, size, slope = line
+            most = (num_keys + (end - first - 1) * num_decodes) * token_bytes
+            if most >= line_end:
+                rate, size, slope, line_end = self._full.line(num_keys)
+                if most >= line_end:  # one by one past a point of the table
+                    end = first + 1
             if room and room[-1] > first:
                 swa_s = []
                 for step in range(first, end):
@@ -221,7 +216,7 @@ class CostModel:
                 full = read / (rate + (read - size) * slope) * num_layers
                 now_ns += int((fixed_s + full + swa) * slowdown * 1e9 + 0.5)
                 ends.append(now_ns)
-                num_keys += num_decodes
+                num_keys += more_keys
             yield ends
             first = end
 
@@ -401,9 +396,9 @@ class _Attention:
         read = num_keys * self.token_bytes
         return read / self._bandwidth.at(read) * self.num_layers
 
-    def line(self, low: int, high: int) -> tuple[float, float, float] | None:
-        """The rate of reading from `low` to `high` keys, as `Rates.line` has it."""
-        return self._bandwidth.line(low * self.token_bytes, high * self.token_bytes)
+    def line(self, num_keys: float) -> tuple[float, float, float, float]:
+        """The rate of reading so many keys and more, as `Rates.line` has it."""
+        return self._bandwidth.line(num_keys * self.token_bytes)
 
     def _window_pairs(self, num_queries: int) -> int:
         """Pairs of query and key of a prompt's first `num_queries` tokens."""

@@ -115,7 +115,7 @@ def _cache(
 
 def _placement(config: ExperimentConfig) -> Placement:
     knobs = config.cache
-    placement: Placement = make_policy(
+    return make_policy(
         "cache.checkpoints",
         knobs.checkpoints,
         PLACEMENTS,
@@ -124,7 +124,6 @@ def _placement(config: ExperimentConfig) -> Placement:
         wants={"lengths": LENGTHS},
         knobs=knobs.checkpoints_args,
     )
-    return placement
 
 
 def queue_bytes(config: ExperimentConfig) -> int:

@@ -93,16 +93,14 @@ def _tree(config: ExperimentConfig, names: PageNames, registry: PageRegistry | N
 def _cache(
     config: ExperimentConfig, deployment: Deployment, tree: RadixTree, *, has_storage: bool
 ) -> PrefixCache:
-    knobs, storage, is_traced = config.cache, config.storage, config.parallel.ranks > 1
-    is_checked = config.engine.check_invariants or config.executor.kind != "simulated"
+    knobs, storage = config.cache, config.storage
     return PrefixCache(
         tree,
         make_pools(
             deployment.device,
             deployment.host,
-            config.model,
-            is_traced=is_traced,
-            is_checked=is_checked,
+            is_traced=config.parallel.ranks > 1,
+            is_checked=config.engine.check_invariants or config.executor.kind != "simulated",
         ),
         page_bytes=deployment.page_bytes,
         write_policy=knobs.write_policy,
@@ -117,7 +115,7 @@ def _cache(
 
 def _placement(config: ExperimentConfig) -> Placement:
     knobs = config.cache
-    placement: Placement = make_policy(
+    return make_policy(
         "cache.checkpoints",
         knobs.checkpoints,
         PLACEMENTS,
@@ -126,7 +124,6 @@ def _placement(config: ExperimentConfig) -> Placement:
         wants={"lengths": LENGTHS},
         knobs=knobs.checkpoints_args,
     )
-    return placement
 
 
 def queue_bytes(config: ExperimentConfig) -> int:

@@ -123,11 +123,12 @@ def test_pools_are_as_large_as_that_and_empty_where_the_model_keeps_nothing(
     *, is_traced: bool
 ) -> None:
     device, host = shared()
-    pools = make_pools(device, host, MODEL, is_traced=is_traced)
+    pools = make_pools(device, host, is_traced=is_traced, is_checked=True)
     assert [[pool.capacity for pool in tier] for tier in pools] == [[524, 873, 37], [786, 873, 149]]
     sort = TracedAllocator if is_traced else PageAllocator
     assert {type(pool) for tier in pools for pool in tier} == {sort}
     no_states = replace(MODEL, pattern="F S", num_layers=2, num_mamba_layers=0)
-    nothing = Capacity(counts=(None, None, None), total_bytes=0)
-    kept = make_pools(nothing, host, no_states)
-    assert [[pool.capacity for pool in tier] for tier in kept] == [[None, None, 0], [786, 873, 0]]
+    sizes = page_bytes(no_states, 16, 1)
+    endless = capacities(CacheConfig(page_size=16, unlimited=True), no_states, sizes, 0)
+    kept = make_pools(*endless, is_traced=is_traced, is_checked=True)
+    assert [[pool.capacity for pool in tier] for tier in kept] == [[None, None, 0]] * 2

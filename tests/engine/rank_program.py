@@ -140,20 +140,17 @@ def serve(rank: int, plan: Plan, channels: dict[str, GlooChannel]) -> Report:
     dropped: set[int] = set()
     digests = []
     step = 0
-    while True:
+    while step < plan.num_steps or not is_quiet(engine):
         now_ns = step * STEP_NS + rank * CLOCK_SKEW_NS
         reader.check()
         for request_id in agreement.apply(channels["step"].minimum(agreement.pack(now_ns))):
             engine.abort(request_id, now_ns)
             dropped.add(request_id)
-        is_draining = step >= plan.num_steps
-        if not is_draining:
+        if step < plan.num_steps:
             if shared_rng.random() < 0.35:
                 engine.submit(random_request(shared_rng, num_submitted), now_ns)
                 num_submitted += 1
-            undecided = [
-                each.request_id for each in engine.prefetcher.active.values() if not each.is_settled
-            ]
+            undecided = list(agreement.ballot(now_ns))
             if shared_rng.random() < plan.abort_share and undecided:
                 gone, first = shared_rng.choice(undecided), shared_rng.randrange(plan.num_ranks)
                 if rank == first:
@@ -166,8 +163,6 @@ def serve(rank: int, plan: Plan, channels: dict[str, GlooChannel]) -> Report:
             check_laws(engine)
             digests.append(tree_digest(engine.cache.tree))
         step += 1
-        if is_draining and is_quiet(engine):
-            break
     reader.close()
     invariants.check_drained(engine.cache, engine.prefetcher)
     digests.append(tree_digest(engine.cache.tree))

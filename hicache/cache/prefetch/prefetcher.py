@@ -321,15 +321,12 @@ class Prefetcher:
                 (full[:completed], kept_swa, kept_state),
                 is_restorable=is_whole or not prefetch.has_sidecars,
             )
-            prefetch.staged = [
-                full[completed:],
-                NO_PAGES if is_whole else swa,
-                NO_PAGES if is_whole else state,
-            ]
+            if is_whole:
+                prefetch.staged[SWA] = prefetch.staged[MAMBA] = NO_PAGES
         elif completed:
             self.cache.host_allocator.free(FULL, full[:completed])
             self.cache.arrivals.count(completed, "not_restorable")
-            prefetch.staged[FULL] = full[completed:]
+        prefetch.staged[FULL] = full[completed:]
         self._settle(prefetch)
 
     def _settle(self, prefetch: Prefetch) -> None:

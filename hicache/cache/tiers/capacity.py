@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from hicache.cache.pages import PageAllocator, Pools, TracedAllocator
 from hicache.cache.tree.node import DEVICE, FULL, HOST, KIND_OF, MAMBA, SWA, TIER_NAMES
@@ -11,7 +12,10 @@ from hicache.models import GIB, ModelConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """Pages (mamba: slots) by component, of one tier; None: never full."""
+    """Pages (mamba: slots) by component, of one tier; None: never full.
+
+    0 where the model keeps nothing.
+    """
 
     counts: tuple[int | None, int | None, int | None]
     total_bytes: int
@@ -40,8 +44,9 @@ def capacities(
             f"most {model.max_len} tokens"
         )
     if cache.unlimited:
-        nothing = Capacity(counts=(None, None, None), total_bytes=0)
-        return nothing, nothing
+        full, swa, mamba = (None if size else 0 for size in sizes)
+        endless = Capacity(counts=(full, swa, mamba), total_bytes=0)
+        return endless, endless
     device_bytes = free_device_bytes if cache.device_gib is None else int(cache.device_gib * GIB)
     if device_bytes > free_device_bytes:
         raise ValueError(
@@ -52,28 +57,14 @@ def capacities(
     return device, _split(cache, model, sizes, HOST, int(cache.host_gib * GIB))
 
 
-def make_pools(
-    device: Capacity,
-    host: Capacity,
-    model: ModelConfig,
-    *,
-    is_traced: bool = False,
-    is_checked: bool = True,
-) -> Pools:
-    """Allocators for the components the model has; the others' pools are empty.
+def make_pools(device: Capacity, host: Capacity, *, is_traced: bool, is_checked: bool) -> Pools:
+    """Allocators of these capacities.
 
     `is_traced`: they keep the digest by which ranks are compared; `is_checked`: they notice what is
     given back twice.
     """
-    kinds = {KIND_OF[component] for component in model.components}
-    allocator = TracedAllocator if is_traced else PageAllocator
-    return tuple(  # type: ignore[return-value]
-        [
-            allocator(capacity.counts[kind] if kind in kinds else 0, is_checked=is_checked)
-            for kind in (FULL, SWA, MAMBA)
-        ]
-        for capacity in (device, host)
-    )
+    allocator = partial(TracedAllocator if is_traced else PageAllocator, is_checked=is_checked)
+    return [*map(allocator, device.counts)], [*map(allocator, host.counts)]
 
 
 def _split(

@@ -325,9 +325,7 @@ class Engine:
 
 
 class Router(Protocol):
-    """Chooses the engine of a request. `looks`: at engines, not only at requests."""
-
-    looks: bool
+    """Chooses the engine of a request."""
 
     def route(self, request: Request, engines: Sequence[Engine]) -> int:
         """The engine's number."""
@@ -408,7 +406,7 @@ def _refuse_stuck(engines: Sequence[Engine]) -> None:
 def _hand_in(
     request: Request, due_ns: int, now_ns: int, engines: Sequence[Engine], router: Router
 ) -> int:
-    for engine in engines if router.looks else ():
+    for engine in engines:
         engine.catch_up(now_ns)  # a router may look at any of them
     number = router.route(request, engines)
     engines[number].submit(request, now_ns, came_ns=due_ns)

@@ -10,8 +10,6 @@ from hicache.request import Request
 class RoundRobin:
     """Each in turn."""
 
-    looks = False
-
     def __init__(self) -> None:
         self._turns = count()
 
@@ -23,8 +21,6 @@ class RoundRobin:
 class Sticky:
     """A session stays where it began; sessions are dealt out evenly."""
 
-    looks = False
-
     def __init__(self) -> None:
         self._homes: dict[int, int] = {}
 
@@ -35,8 +31,6 @@ class Sticky:
 
 class PrefixLoad:
     """The longest match, unless that engine has much more to do than the idlest one."""
-
-    looks = True
 
     def __init__(self, *, slack: int = 8) -> None:
         self._slack = slack

@@ -131,8 +131,6 @@ def test_who_looks_sees_every_step_that_has_ended(ranks: int) -> None:
 class Looker:
     """Routes everything to the first engine, and remembers how far everybody was."""
 
-    looks = True
-
     def __init__(self) -> None:
         self.seen: list[list[tuple[int, int]]] = []
 

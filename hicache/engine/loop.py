@@ -407,7 +407,7 @@ def _hand_in(
     request: Request, due_ns: int, now_ns: int, engines: Sequence[Engine], router: Router
 ) -> int:
     for engine in engines:
-        engine.catch_up(now_ns)  # a router may look at any of them
+        engine.catch_up(now_ns)  # a router may look at any of them, and so may who explains
     number = router.route(request, engines)
     engines[number].submit(request, now_ns, came_ns=due_ns)
     return number

@@ -125,3 +125,22 @@ def test_what_came_after_a_prefetch_was_settled_explains_nothing(name: str) -> N
 
 def test_leaves_that_lose_single_pages_are_cut_alike_however_many_steps_are_taken_at_once() -> None:
     try_choices(PLAIN | {"compat": "vllm_0_33", "cache.page_size": "2"}, 18)
+
+
+def test_what_other_engines_have_computed_is_up_to_date_whatever_the_router_looks_at() -> None:
+    # explained by who looks at all engines, while the router looks at none
+    choices = {
+        "seed": "153",
+        "model.window_len": "100",
+        "kinds": "full_swa",
+        "parallel.replicas": "3",
+        "parallel.router": "round_robin",
+        "workload.arrivals": "closed",
+        "patience": "long",
+        "cache.page_size": "1",
+        "scheduler.scan_limit": "1",
+        "scheduler.batching": "mixed",
+        "storage.batch_pages": "1",
+        "storage.faults": "full",
+    }
+    try_choices(PLAIN | choices, 39)

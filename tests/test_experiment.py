@@ -4,10 +4,13 @@ import gc
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from experiments.launch import schema
+from hicache import experiment
 from hicache.cache import invariants
 from hicache.cache.named import PolicyError
 from hicache.cache.pages import Pools
@@ -30,6 +33,7 @@ from hicache.config import (
     SchedulerConfig,
 )
 from hicache.engine.build import queue_bytes
+from hicache.engine.ranks.lockstep import RankedEngine
 from hicache.experiment import run
 from hicache.models import GIB
 from hicache.results.metrics import Progress, Result, Row, Status, summarize
@@ -38,6 +42,7 @@ from hicache.scheduler.budget import FORMS
 from hicache.scheduler.checkpoints import PLACEMENTS
 from hicache.scheduler.order import ORDERS
 from hicache.scheduler.request_state import RequestState
+from hicache.workload.build import Workload, load_workload
 
 MODELS = ["tiny_hybrid", "llama3_8b", "gemma3_27b", "qwen3_next_80b"]
 
@@ -307,19 +312,34 @@ def test_a_policy_is_named_right_or_refused(knob: str) -> None:
         run(config_of("model=tiny_hybrid", f"{knob}=no.such:Thing"))
 
 
+def pools_asked_for(monkeypatch: pytest.MonkeyPatch, *overrides: str) -> list[dict[str, bool]]:
+    """How the pools of each rank are to be made."""
+    asked: list[dict[str, bool]] = []
+
+    def watched(*told: Any, **named: bool) -> Pools:
+        asked.append(named)
+        return make_pools(*told, **named)
+
+    monkeypatch.setattr("hicache.engine.build.make_pools", watched)
+    run(config_of("model=tiny_hybrid", *overrides, "workload.limit=2"))
+    return asked
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_what_pools_give_and_take_is_traced_where_ranks_are_compared(
     ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[bool] = []
+    asked = pools_asked_for(monkeypatch, f"parallel.ranks={ranks}")
+    assert [each["is_traced"] for each in asked] == [ranks > 1] * ranks
 
-    def watched(*told: object, is_traced: bool, is_checked: bool) -> Pools:
-        asked.append(is_traced)
-        return make_pools(*told, is_traced=is_traced, is_checked=is_checked)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("hicache.engine.build.make_pools", watched)
-    run(config_of("model=tiny_hybrid", "workload.limit=2", f"parallel.ranks={ranks}"))
-    assert asked == [ranks > 1] * ranks
+def test_pools_are_checked_where_it_is_asked_for_and_where_memory_is_real(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = ("executor=torch", "executor.device=cpu")
+    for overrides, wanted in (((), False), (("engine.check_invariants=true",), True), (real, True)):
+        (asked,) = pools_asked_for(monkeypatch, *overrides)
+        assert asked["is_checked"] is wanted
 
 
 @pytest.mark.parametrize("collects", [True, False])
@@ -488,3 +508,19 @@ def test_a_load_is_asked_and_reached(asked: float) -> None:
 def test_the_first_note_says_what_was_served() -> None:
     result = run(config_of("workload=chat", "workload.num_sessions=2", "storage=none"))
     assert result.notes[0].startswith("chat: ")
+
+
+def test_what_a_workload_says_of_itself_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def with_a_note(*told: object, **named: object) -> Workload:
+        return replace(load_workload(*told, **named), notes=("half of it",))
+
+    monkeypatch.setattr(experiment, "load_workload", with_a_note)
+    assert "half of it" in run(config_of("model=llama3_8b", "workload.limit=3")).notes
+
+
+@pytest.mark.plain
+def test_ranks_are_compared_once_more_when_all_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = []
+    monkeypatch.setattr(RankedEngine, "check_equal", lambda engine: compared.append(engine))
+    run(config_of("model=llama3_8b", "workload.limit=3", "parallel.ranks=2"))
+    assert len(compared) == 1

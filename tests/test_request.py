@@ -23,7 +23,7 @@ def test_runs_of_ids_are_little_endian_words_one_after_the_other() -> None:
 
 def test_no_runs_are_no_tokens() -> None:
     assert EMPTY_SPANS.to_bytes() == b""
-    assert len(EMPTY_SPANS) == 0
+    assert len(EMPTY_SPANS) == len(EMPTY_SPANS.counts) == 0
 
 
 def test_a_request_knows_how_long_its_prompt_and_its_answer_are() -> None:

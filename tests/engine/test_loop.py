@@ -183,6 +183,22 @@ def test_writes_that_are_done_meanwhile_are_taken_in_when_the_run_ends() -> None
     assert (alone.engine.num_steps, alone.count("busy_ns")) == (9, 900)
 
 
+@pytest.mark.plain
+def test_a_write_that_is_done_meanwhile_finds_the_steps_before_it_taken_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    alone = Alone()
+    alone.decode()
+    found = []
+    monkeypatch.setattr(
+        alone.engine.cache, "complete", lambda done: found.append((done, alone.engine.num_steps))
+    )
+    write = write_under_way(alone.engine)
+    alone.engine.deliver(write, 250)
+    alone.engine.wake(900)
+    assert found == [(write, 3)]
+
+
 def test_where_the_next_step_may_need_what_a_write_has_freed_it_ends_the_run_once() -> None:
     alone = Alone()
     alone.engine.cache.write_policy = WritePolicy.write_back

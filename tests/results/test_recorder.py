@@ -301,4 +301,5 @@ def test_progress_is_told_every_hundred_requests() -> None:
     score = Score()
     for number in range(200):
         score.finish(number)
+        assert len(score.told) == (number + 1) // 100
     assert [(each.done_count, each.total_count) for each in score.told] == [(100, 252), (200, 252)]

@@ -94,15 +94,17 @@ class Admission:
 
         Pools change when a decoding request fills a page and not before; until then a deferral
         stands, unless what was in the way were tokens promised to the answers, which come due one
-        by one. Pages that were free only add to a shortage of tokens. Whatever else changes
-        interrupts a run of steps by itself.
+        by one. Pages that were free only add to a shortage of tokens, unless windows may be what is
+        short before a path is locked. Whatever else changes interrupts a run of steps by itself.
         """
         if not defer.stands:
             return 1
         if defer.reason is Reason.running:
             return wanted
+        steps = steps_in_page(running, self._page, wanted)
         if defer.reason is Reason.tokens:
-            steps = steps_in_free_pages(self._cache, running, wanted)
+            if not (defer.is_second and self._cache.tree.has_swa):
+                steps = steps_in_free_pages(self._cache, running, wanted)
 
             def fits(later: int) -> bool:
                 reserved = self._answers(running, later) * self._new_token_ratio.after(later)
@@ -110,7 +112,7 @@ class Admission:
 
             # what is reserved only falls
             return 1 + bisect_left(range(1, steps), x=True, key=fits)
-        return steps_in_page(running, self._page, wanted)
+        return steps
 
     def decoded(self, num_steps: int) -> None:
         """That many decode steps have passed."""

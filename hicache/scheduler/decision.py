@@ -27,10 +27,12 @@ class Defer:
     """Not now, and why. For reason `tokens`, `needed` is not below `room` less what is reserved.
 
     `stands`: the next look would find the same, if the pools have not changed by then.
+    `is_second`: it had room until its own path was locked.
     """
 
     reason: Reason
     stands: bool = False
+    is_second: bool = False
     needed: int = 0
     room: int = 0
 

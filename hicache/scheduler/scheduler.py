@@ -7,6 +7,7 @@ here changes, so the executor may cut a run of decode steps short.
 from bisect import insort
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 from hicache.cache.named import NUMBER, make_policy
 from hicache.cache.prefetch.prefetcher import Prefetcher
@@ -328,7 +329,7 @@ class Scheduler:
         try:
             decision = decide(req, match, budget)
             if isinstance(decision, Defer):
-                return decision
+                return replace(decision, is_second=True)
             start, end = req.prefetched
             self._open_case(req, match)
             acquired = cache.acquire(req.sequence, match, storage_start=start, storage_end=end)

@@ -144,3 +144,21 @@ def test_what_other_engines_have_computed_is_up_to_date_whatever_the_router_look
         "storage.faults": "full",
     }
     try_choices(PLAIN | choices, 39)
+
+
+def test_a_shortage_behind_a_lock_may_become_one_of_windows_when_a_page_is_filled() -> None:
+    # who had room until its own path was locked was not looked at before free pages had run out
+    choices = {
+        "seed": "1988",
+        "kinds": "full_swa",
+        "copies": "slow",
+        "workload.arrivals": "closed",
+        "compat": "sglang_0_5_23",
+        "cache.page_size": "2",
+        "cache.write_policy": "write_back",
+        "prefetch.occupied_share": "0.3",
+        "scheduler.batching": "mixed",
+        "scheduler.clip_new_tokens": "4",
+        "scheduler.new_token_ratio_decay_steps": "5",
+    }
+    try_choices(PLAIN | choices, 35)

@@ -7,6 +7,103 @@ from hicache.scheduler.request_state import RequestState
 from tests.fuzz.scenario import PLAIN
 from tests.fuzz.trial import try_choices
 
+# one law each, and what broke it
+FOUND = {
+    # a run of decode steps that was planned before, and waited for a copy, began as it was
+    "whoever_comes_while_a_step_is_held_is_looked_at_after_it": (
+        {
+            "seed": "213",
+            "kinds": "all",
+            "copies": "slow",
+            "workload.arrivals": "closed",
+            "workload.concurrency": "2",
+            "cache.write_policy": "write_back",
+            "pools.full_device": "3.0",
+            "pools.write_queue": "0.0",
+        },
+        21,
+    ),
+    "a_router_sees_the_pages_that_a_run_of_steps_has_evicted_so_far": (
+        {
+            "seed": "25",
+            "kinds": "full_mamba",
+            "parallel.tp": "2",
+            "cache.checkpoints": "every",
+            "pages.scheduler.chunk_tokens": "1",
+            "seam": "look of a router",
+        },
+        22,
+    ),
+    # under write_back a single step took its pages as it began, several at once as they ended
+    "a_row_sees_the_pages_of_a_step_when_it_has_ended": (
+        {
+            "cache.page_size": "8",
+            "cache.write_policy": "write_back",
+            "pages.scheduler.chunk_tokens": "1",
+        },
+        8,
+    ),
+    # an answer of storage took host pages before steps taken at once had freed those on the device
+    "ranks_agree_on_what_the_steps_before_have_left": (
+        {
+            "talk.namespaces": "3",
+            "compat": "sglang_0_5_23",
+            "cache.page_size": "8",
+            "parallel.collective_s": "0.0",
+            "pools.full_device": "3.0",
+            "storage.query_s": "0.01",
+            "seam": "votes of a step ago",
+        },
+        25,
+    ),
+    "leaves_that_lose_single_pages_are_cut_alike_however_many_steps_are_taken_at_once": (
+        {"compat": "vllm_0_33", "cache.page_size": "2"},
+        18,
+    ),
+    # explained by who looks at all engines, while the router looks at none
+    "what_other_engines_have_computed_is_up_to_date_whatever_the_router_looks_at": (
+        {
+            "seed": "153",
+            "model.window_len": "100",
+            "kinds": "full_swa",
+            "parallel.replicas": "3",
+            "parallel.router": "round_robin",
+            "workload.arrivals": "closed",
+            "patience": "long",
+            "cache.page_size": "1",
+            "scheduler.scan_limit": "1",
+            "scheduler.batching": "mixed",
+            "storage.batch_pages": "1",
+            "storage.faults": "full",
+        },
+        39,
+    ),
+    # who had room until its own path was locked was not looked at before free pages had run out
+    "a_shortage_behind_a_lock_may_become_one_of_windows_when_a_page_is_filled": (
+        {
+            "seed": "1988",
+            "kinds": "full_swa",
+            "copies": "slow",
+            "workload.arrivals": "closed",
+            "compat": "sglang_0_5_23",
+            "cache.page_size": "2",
+            "cache.write_policy": "write_back",
+            "prefetch.occupied_share": "0.3",
+            "scheduler.batching": "mixed",
+            "scheduler.clip_new_tokens": "4",
+            "scheduler.new_token_ratio_decay_steps": "5",
+        },
+        35,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_what_was_found_is_found_no_more(name: str) -> None:
+    choices, limit = FOUND[name]
+    try_choices(PLAIN | choices, limit)
+
+
 # a reader told of its last page alone, so that who looks at every batch saw them between jumps only
 BATCHES = {
     "a policy that goes on with a part": (
@@ -25,57 +122,6 @@ def test_every_batch_that_is_read_is_told(name: str) -> None:
     choices, limit = BATCHES[name]
     slow = {"workload.start": "warm_storage", "storage.speed": "slow"}
     try_choices(PLAIN | slow | choices, limit)
-
-
-def test_whoever_comes_while_a_step_is_held_is_looked_at_after_it() -> None:
-    # a run of decode steps that was planned before, and waited for a copy, began as it was
-    choices = {
-        "seed": "213",
-        "kinds": "all",
-        "copies": "slow",
-        "workload.arrivals": "closed",
-        "workload.concurrency": "2",
-        "cache.write_policy": "write_back",
-        "pools.full_device": "3.0",
-        "pools.write_queue": "0.0",
-    }
-    try_choices(PLAIN | choices, 21)
-
-
-def test_a_router_sees_the_pages_that_a_run_of_steps_has_evicted_so_far() -> None:
-    choices = {
-        "seed": "25",
-        "kinds": "full_mamba",
-        "parallel.tp": "2",
-        "cache.checkpoints": "every",
-        "pages.scheduler.chunk_tokens": "1",
-        "seam": "look of a router",
-    }
-    try_choices(PLAIN | choices, 22)
-
-
-def test_a_row_sees_the_pages_of_a_step_when_it_has_ended() -> None:
-    # under write_back a single step took its pages as it began, several at once as they ended
-    choices = {
-        "cache.page_size": "8",
-        "cache.write_policy": "write_back",
-        "pages.scheduler.chunk_tokens": "1",
-    }
-    try_choices(PLAIN | choices, 8)
-
-
-def test_ranks_agree_on_what_the_steps_before_have_left() -> None:
-    # an answer of storage took host pages before steps taken at once had freed those on the device
-    choices = {
-        "talk.namespaces": "3",
-        "compat": "sglang_0_5_23",
-        "cache.page_size": "8",
-        "parallel.collective_s": "0.0",
-        "pools.full_device": "3.0",
-        "storage.query_s": "0.01",
-        "seam": "votes of a step ago",
-    }
-    try_choices(PLAIN | choices, 25)
 
 
 def test_a_wait_that_goes_on_when_a_request_has_begun_breaks_a_law(
@@ -121,44 +167,3 @@ UNHEARD = {
 def test_what_came_after_a_prefetch_was_settled_explains_nothing(name: str) -> None:
     choices, limit = UNHEARD[name]
     try_choices(PLAIN | {"workload.start": "warm_storage"} | choices, limit)
-
-
-def test_leaves_that_lose_single_pages_are_cut_alike_however_many_steps_are_taken_at_once() -> None:
-    try_choices(PLAIN | {"compat": "vllm_0_33", "cache.page_size": "2"}, 18)
-
-
-def test_what_other_engines_have_computed_is_up_to_date_whatever_the_router_looks_at() -> None:
-    # explained by who looks at all engines, while the router looks at none
-    choices = {
-        "seed": "153",
-        "model.window_len": "100",
-        "kinds": "full_swa",
-        "parallel.replicas": "3",
-        "parallel.router": "round_robin",
-        "workload.arrivals": "closed",
-        "patience": "long",
-        "cache.page_size": "1",
-        "scheduler.scan_limit": "1",
-        "scheduler.batching": "mixed",
-        "storage.batch_pages": "1",
-        "storage.faults": "full",
-    }
-    try_choices(PLAIN | choices, 39)
-
-
-def test_a_shortage_behind_a_lock_may_become_one_of_windows_when_a_page_is_filled() -> None:
-    # who had room until its own path was locked was not looked at before free pages had run out
-    choices = {
-        "seed": "1988",
-        "kinds": "full_swa",
-        "copies": "slow",
-        "workload.arrivals": "closed",
-        "compat": "sglang_0_5_23",
-        "cache.page_size": "2",
-        "cache.write_policy": "write_back",
-        "prefetch.occupied_share": "0.3",
-        "scheduler.batching": "mixed",
-        "scheduler.clip_new_tokens": "4",
-        "scheduler.new_token_ratio_decay_steps": "5",
-    }
-    try_choices(PLAIN | choices, 35)

@@ -111,8 +111,8 @@ def check_drained(cache: PrefixCache, prefetcher: Prefetcher | None) -> None:
             what = f"{KIND_NAMES[kind]} pages are still locked on the {TIER_NAMES[tier]}"
             _hold(protected == 0, 5, f"{protected} {what}")
     for node in cache.tree.nodes():
-        is_locked = node.path_locks or any(map(any, node.locks))
-        _hold(not is_locked, 4, f"{node} is locked and nobody is there")
+        if node.path_locks or any(map(any, node.locks)):
+            _break(4, f"{node} is locked and nobody is there")
     _hold(not cache.in_flight, 7, f"{len(cache.in_flight)} transfers are still under way")
     _hold(cache.queued_write_bytes == 0, 7, f"{cache.queued_write_bytes} bytes wait to be written")
     if prefetcher is not None:

@@ -290,11 +290,16 @@ def _renumbered(
     """
     ids = {request.id: new_id for new_id, request in enumerate(requests)}
     return [
-        replace(
-            request,
-            id=ids[request.id],
-            parent_id=None if request.parent_id is None else ids.get(request.parent_id),
-            arrival_ns=request.arrival_ns if arrivals_ns is None else arrivals_ns[request.id],
+        Request(  # `replace` takes three times as long
+            id=new_id,
+            session_id=each.session_id,
+            arrival_ns=each.arrival_ns if arrivals_ns is None else arrivals_ns[each.id],
+            prompt=each.prompt,
+            output=each.output,
+            parent_id=None if each.parent_id is None else ids.get(each.parent_id),
+            think_ns=each.think_ns,
+            stop_reason=each.stop_reason,
+            namespace=each.namespace,
         )
-        for request in requests
+        for new_id, each in enumerate(requests)
     ]

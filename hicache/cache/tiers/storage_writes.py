@@ -134,9 +134,8 @@ class StorageWriter:
         copied += [(each, MAMBA) for each in back_up.state_nodes]
         write = self._write_of([item for item in copied if item[0].held[HOST][item[1]] is not None])
         if self._has_room(write):
-            write.host_locks = self._tree.lock_copies(
-                node, full_start, swa_start, back_up.state_nodes
-            )
+            # what held the copies while they were made holds them until they are written
+            write.host_locks, back_up.host_locks = back_up.host_locks, []
             self._book(write)
 
     def _write_of(self, items: list[tuple[Node, int]]) -> StorageWrite:

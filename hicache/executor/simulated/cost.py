@@ -235,8 +235,11 @@ class CostModel:
         Its prefill alone, and of every decode step after the first token its share in a batch of
         `batch` like it: all reads of its own context and state, 1/batch of the weights.
         """
-        context_lens = [prompt_len + output_len // 2] * batch
-        decode_ns = (output_len - 1) * self.forward_ns([], context_lens).total_ns
+        length = prompt_len + output_len // 2
+        window_keys = batch * min(length, self._swa.window_len)
+        # as `forward_ns([], [length] * batch)` adds up
+        full_s, swa_s = self._full.decode_s(batch * length), self._swa.decode_s(window_keys)
+        decode_ns = (output_len - 1) * int((self._decode_s(batch) + full_s + swa_s) * 1e9 + 0.5)
         return self.prefill_s(prompt_cached, prompt_len) + decode_ns * 1e-9 / batch
 
     def layer_bytes(

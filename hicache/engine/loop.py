@@ -353,14 +353,14 @@ def serve(
     timeouts = ClientTimeouts(patience_ns or {})
     look = observer.next_look_ns()
     while True:
-        outside = _earlier(coming.next_ns, timeouts.next_ns())
-        moment = outside
+        outside = _earlier(coming.next_ns, timeouts.next_ns)
+        soonest = None
         for wake in wakes:
-            if wake is not None and (moment is None or wake < moment):
-                moment = wake
+            if wake is not None and (soonest is None or wake < soonest):
+                soonest = wake
+        moment = _earlier(soonest, outside)
         event = io.pass_by(_earlier(moment, look), clock)
-        if event is not None and (moment is None or event < moment):
-            moment = event
+        moment = _earlier(moment, event)
         if moment is None:
             observer.at(clock.now())
             break
@@ -369,10 +369,15 @@ def serve(
         if look is not None and look <= now:
             observer.at(now)
             look = observer.next_look_ns()
-        touched = [number for number, wake in enumerate(wakes) if wake is not None and wake <= now]
-        for number, done in io.advance(now):
-            if engines[number].deliver(done, now):
-                touched.append(number)
+        touched: list[int] = []
+        if soonest is not None and soonest <= now:
+            for number, wake in enumerate(wakes):
+                if wake is not None and wake <= now:
+                    touched.append(number)
+        if event is not None and event <= now:
+            for number, done in io.advance(now):
+                if engines[number].deliver(done, now):
+                    touched.append(number)
         if outside is not None and outside <= now:
             for due, request in coming.until(now):
                 number = _hand_in(request, due, now, engines, router)
@@ -388,8 +393,8 @@ def serve(
                 timeouts.ended(outcome)
                 coming.add(_settle(outcome, number, now, feeder, observer), now)
             if engine.may_look_on:
-                soonest = _earlier(coming.next_ns, timeouts.next_ns())
-                engine.look_on(_earlier(soonest, io.pass_by(now, clock)))
+                known = _earlier(coming.next_ns, timeouts.next_ns)
+                engine.look_on(_earlier(known, io.pass_by(now, clock)))
             wakes[number] = engine.next_wake_ns(now)
     _refuse_stuck(engines)
 

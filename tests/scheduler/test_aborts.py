@@ -281,11 +281,11 @@ def test_who_gives_up_first_comes_first_and_those_who_ended_do_not_come() -> Non
     world = World(plot_of("full", has_storage=False))
     for number in range(5):
         line.arrived(request_of(number, [1], [1]), number % 2, number)
-    assert line.next_ns() == 11
+    assert line.next_ns == 11
     line.ended(Outcome(finished=[world.scheduler.submit(request_of(1, [1], [1]), 0)]))
-    assert line.next_ns() == 24
+    assert line.next_ns == 24
     assert list(line.until(23)) == []
     assert list(line.until(32)) == [(0, 4), (0, 2)]
     assert list(line.until(49)) == []
     assert list(line.until(50)) == [(0, 0)]
-    assert line.next_ns() is None
+    assert line.next_ns is None

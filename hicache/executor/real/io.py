@@ -90,7 +90,10 @@ class TorchIo:
 
     def pass_by(self, limit_ns: int | None, clock: Clock) -> int | None:
         """When to look again. Real time passes by itself."""
-        return None if self.is_idle else self.now() + POLL_NS
+        if self.is_idle:
+            return None
+        soon = self.now() + POLL_NS
+        return soon if limit_ns is None else min(soon, limit_ns)
 
     def advance(self, now_ns: int) -> list[Delivery]:
         """What is done by now."""

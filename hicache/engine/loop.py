@@ -130,15 +130,19 @@ class Engine:
         if self._ends is not None:
             self._last = self._horizon = self._ends.first_from(now_ns, self._first, self._horizon)
 
-    @property
-    def may_look_on(self) -> bool:
-        """Whether there are steps at hand that are not looked at."""
-        return self._horizon < self._last and self._ends is not None
+    def look_on(self, until_ns: int | None) -> bool:
+        """Look at more of the steps at hand, if a run goes on with nobody waiting for its end.
 
-    def look_on(self, until_ns: int | None) -> None:
-        """Look at the steps at hand as far as nothing comes between; None: nothing will."""
-        if self._ends is not None:
-            self._horizon = min(self._ends.look(until_ns), self._last)
+        As far as nothing comes between; None: nothing will. Whether there were more.
+        """
+        ends, deadline = self._ends, self._deadline_ns
+        if ends is None or self._horizon == self._last:
+            return False
+        end = ends.known[self._horizon]
+        if deadline is not None and deadline <= end:
+            return False
+        self._horizon = min(ends.look(until_ns and max(until_ns, end + 1)), self._last)
+        return True
 
     @property
     def step_end_ns(self) -> int | None:
@@ -191,10 +195,6 @@ class Engine:
         if end is not None:
             if end > now_ns:
                 self.interrupt(now_ns)
-                return outcome
-            is_late = self._deadline_ns is not None and self._deadline_ns <= now_ns
-            if self._ends is not None and self._horizon < self._last and not is_late:
-                self._horizon = min(self._ends.look(now_ns + 1), self._last)
                 return outcome
             outcome = self._end_step(now_ns)
         self._history.now_ns = now_ns
@@ -354,16 +354,19 @@ def serve(
     look = observer.next_look_ns()
     while True:
         outside = _earlier(coming.next_ns, timeouts.next_ns)
-        soonest = None
-        for wake in wakes:
+        first, soonest = 0, None
+        for number, wake in enumerate(wakes):
             if wake is not None and (soonest is None or wake < soonest):
-                soonest = wake
+                first, soonest = number, wake
         moment = _earlier(soonest, outside)
         event = io.pass_by(_earlier(moment, look), clock)
         moment = _earlier(moment, event)
         if moment is None:
             observer.at(clock.now())
             break
+        if moment == soonest and engines[first].look_on(_earlier(outside, event)):
+            wakes[first] = engines[first].next_wake_ns(soonest)
+            continue
         clock.wait_until(moment)
         now = clock.now()
         if look is not None and look <= now:
@@ -392,9 +395,6 @@ def serve(
             if outcome is not NOTHING:
                 timeouts.ended(outcome)
                 coming.add(_settle(outcome, number, now, feeder, observer), now)
-            if engine.may_look_on:
-                known = _earlier(coming.next_ns, timeouts.next_ns)
-                engine.look_on(_earlier(known, io.pass_by(now, clock)))
             wakes[number] = engine.next_wake_ns(now)
     _refuse_stuck(engines)
 

@@ -219,10 +219,23 @@ def test_steps_are_looked_at_as_far_as_nothing_comes_between() -> None:
     engine._ends.look(0)
     engine._horizon, engine._last = 0, 3
     seen = []
-    for until_ns in (200, 201, 400, None):
-        engine.look_on(until_ns)
-        seen.append((engine.step_end_ns, engine.may_look_on))
-    assert seen == [(200, True), (400, True), (400, True), (500, False)]
+    for until_ns in (100, 400, None):
+        seen.append((engine.look_on(until_ns), engine.step_end_ns))
+    assert seen == [(True, 400), (True, 500), (False, 500)]
+
+
+def test_no_more_steps_are_looked_at_when_somebody_has_waited_for_too_long() -> None:
+    alone = Alone()
+    alone.decode()
+    engine = alone.engine
+    engine._ends = StepEnds([[200], [300]])
+    engine._ends.look(0)
+    engine._horizon, engine._last = 0, 1
+    engine._deadline_ns = 200
+    assert not engine.look_on(None)
+    engine._deadline_ns = 201
+    assert engine.look_on(None)
+    assert engine.step_end_ns == 300
 
 
 @pytest.mark.parametrize(("stop", "is_news"), [("wait_complete", True), ("best_effort", False)])

@@ -204,10 +204,11 @@ class CostModel:
                 if most >= line_end:  # one by one past a point of the table
                     end = first + 1
             if room and room[-1] > first:
-                swa_s = []
+                held = []
                 for step in range(first, end):
-                    swa_s.append(self._swa.decode_s(window_keys))
+                    held.append(window_keys)
                     window_keys += len(room) - bisect_right(room, step)
+                swa_s = self._swa.decodes_s(held)
             else:
                 swa_s = [self._swa.decode_s(window_keys)] * (end - first)
             ends = []
@@ -398,6 +399,15 @@ class _Attention:
             return 0.0
         read = num_keys * self.token_bytes
         return read / self._bandwidth.at(read) * self.num_layers
+
+    def decodes_s(self, num_keys: Sequence[int]) -> list[float]:
+        """`decode_s` of each number; they do not fall."""
+        rate, size, slope, end = self.line(num_keys[0])
+        reads = [keys * self.token_bytes for keys in num_keys]
+        if reads[-1] >= end:
+            return [self.decode_s(keys) for keys in num_keys]
+        num_layers = self.num_layers
+        return [read / (rate + (read - size) * slope) * num_layers for read in reads]
 
     def line(self, num_keys: float) -> tuple[float, float, float, float]:
         """The rate of reading so many keys and more, as `Rates.line` has it."""

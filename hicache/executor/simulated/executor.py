@@ -209,7 +209,8 @@ class SimulatedIo:
                 continue
             num_bytes = len(part.keys) * max(sizes)
             if len(sizes) > 1:
-                num_bytes = sum([page_bytes[kind] for kind in kinds_of(part.keys)])
+                kinds = kinds_of(part.keys)
+                num_bytes = sum(kinds.count(kind) * page_bytes[kind] for kind in KINDS)
             yield self._operation_ns, num_bytes, links
             self.counters["transfer/storage_write_bytes"] += num_bytes
             num_refused = self._store(engine, work, part.keys)
@@ -224,8 +225,9 @@ class SimulatedIo:
 
     def _happen(self, event: int) -> None:
         self._now, timers = event, self._timers
-        for _, flow_id in self.links.finish_until(event):
-            self._go_on(self._flows.pop(flow_id))
+        if self.links.next_finish_ns() == event:
+            for _, flow_id in self.links.finish_until(event):
+                self._go_on(self._flows.pop(flow_id))
         while timers and timers[0][0] <= event:
             _, _, num_bytes, links, work = heapq.heappop(timers)
             if num_bytes:

@@ -45,6 +45,21 @@ def run(
         ValueError: a value that cannot be used, named.
         FileNotFoundError: a trace that is not there.
     """
+    collects = gc.isenabled()
+    gc.disable()  # a run leaves no cycles behind, and looking for them took 5 % of its time
+    try:
+        return _run(config, workload, progress, timeline)
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _run(
+    config: ExperimentConfig,
+    workload: Workload | None,
+    progress: Callable[[Progress], None] | None,
+    timeline: Timeline | None,
+) -> Result:
     started = time.perf_counter()
     notes: list[str] = []
     deployment = deploy(config)
@@ -79,6 +94,8 @@ def run(
         **working_set(workload.requests, deployment, config.cache.page_size),
         **measures,
     }
+    for part in parts:
+        part.cache.tree.take_apart()
     wall_s = time.perf_counter() - started
     return Result(records=records, measures=measures, wall_s=wall_s, notes=notes + found)
 
@@ -167,8 +184,6 @@ def _serve(
     feeder: Releases = Feeder(workload.requests, config.workload)
     if config.workload.kind == "multi_turn":
         feeder = RoundFeeder(workload.requests, config.workload, seed=config.seed)
-    collects = gc.isenabled()
-    gc.disable()  # the loop leaves no cycles behind, and looking for them took 5 % of its time
     try:
         serve(
             engines,
@@ -180,8 +195,6 @@ def _serve(
             patience_ns=patience_of(workload.requests, config.workload, seed=config.seed),
         )
     finally:
-        if collects:
-            gc.enable()
         runtime.close()
 
 

@@ -141,6 +141,15 @@ class RadixTree:
             yield node
             stack.extend(node.children.values())
 
+    def take_apart(self) -> None:
+        """Let go of every node, when nothing will be asked any more.
+
+        Parents and children hold each other, which would leave them to the garbage collector.
+        """
+        for node in list(self.nodes()):
+            node.children.clear()
+        self.roots.clear()
+
     # -- locking ------------------------------------------------------------------------------
 
     def lock(self, node: Node) -> Lock:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 TOKEN_BYTES = 4  # a token id is a little-endian int32
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TokenSpans:
     """A sequence of token ids, as runs of consecutive ids.
 
@@ -24,7 +24,7 @@ class TokenSpans:
     _len: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_len", sum(self.counts.tolist()))
+        self._len = sum(self.counts.tolist())
 
     def __len__(self) -> int:
         """Tokens, not spans."""
@@ -42,7 +42,7 @@ class TokenSpans:
 EMPTY_SPANS = TokenSpans(np.empty(0, np.int32), np.empty(0, np.int32))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Request:
     """One prompt and the answer the trace recorded for it.
 
@@ -66,8 +66,8 @@ class Request:
     output_len: int = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "prompt_len", len(self.prompt))
-        object.__setattr__(self, "output_len", len(self.output))
+        self.prompt_len = len(self.prompt)
+        self.output_len = len(self.output)
         if self.prompt_len < 1:
             raise ValueError(f"request {self.id} has an empty prompt")
         if self.output_len < 1:

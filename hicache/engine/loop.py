@@ -311,17 +311,21 @@ class Engine:
             self._aborted.clear()
 
     def _hand_out(self, now_ns: int) -> None:
-        outbox, self.cache.outbox = self.cache.outbox, []
-        for work in outbox:
-            self.executor.submit(work, now_ns)
-        if self.prefetcher is None:
+        outbox, prefetcher = self.cache.outbox, self.prefetcher
+        if outbox:
+            self.cache.outbox = []
+            for work in outbox:
+                self.executor.submit(work, now_ns)
+        if prefetcher is None:
             return
-        queries, self.prefetcher.outbox = self.prefetcher.outbox, []
-        for prefetch in queries:
-            self.executor.query(prefetch, now_ns)
-        reads, self.prefetcher.reads = self.prefetcher.reads, []
-        for prefetch in reads:
-            self.executor.read(prefetch, now_ns)
+        if prefetcher.outbox:
+            queries, prefetcher.outbox = prefetcher.outbox, []
+            for prefetch in queries:
+                self.executor.query(prefetch, now_ns)
+        if prefetcher.reads:
+            reads, prefetcher.reads = prefetcher.reads, []
+            for prefetch in reads:
+                self.executor.read(prefetch, now_ns)
 
 
 class Router(Protocol):

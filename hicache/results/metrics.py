@@ -60,7 +60,7 @@ class Status(StrEnum):
     aborted = "aborted"  # somebody gave up on it, or on what it was to follow
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class RequestRecord:
     """What became of one request.
 

@@ -6,6 +6,7 @@ from hicache.cache.tree.eviction import EvictionPolicy, Priority
 from hicache.cache.tree.lock import Lock
 from hicache.cache.tree.node import DEVICE, FULL, HOST, MAMBA, SWA, TIERS, Node
 from hicache.cache.tree.page_history import PageHistory
+from hicache.cache.tree.page_registry import NO_NUMBERS
 from hicache.cache.tree.victims import VictimQueue
 
 
@@ -79,7 +80,8 @@ class Residency:
         """A tombstone gets data, or will by a copy that is about to be made. O(log n)."""
         assert node.held[tier][kind] is None
         node.held[tier][kind] = page_ids
-        self.history.put(node, tier, kind)
+        if node.numbers is not NO_NUMBERS:
+            self.history.put(node, tier, kind)
         self.resident[tier][kind] += len(page_ids)
         if node.is_locked(tier, kind):
             self.protected[tier][kind] += len(page_ids)
@@ -94,7 +96,8 @@ class Residency:
             return
         assert not node.is_locked(tier, kind), f"{node} is locked and may not be evicted"
         node.held[tier][kind] = None
-        self.history.drop(node, tier, kind)
+        if node.numbers is not NO_NUMBERS:
+            self.history.drop(node, tier, kind)
         self.resident[tier][kind] -= len(page_ids)
         actions.append(FreePages(tier, kind, page_ids))
         if self._leaving_refreshes and tier == DEVICE and node.held[HOST][kind] is not None:

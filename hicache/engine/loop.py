@@ -151,7 +151,8 @@ class Engine:
 
     def next_wake_ns(self, now_ns: int) -> int | None:
         """When this engine has something to do by itself."""
-        scheduler, end = self.scheduler, self.step_end_ns
+        scheduler, ends = self.scheduler, self._ends
+        end = None if ends is None else ends.known[self._horizon]
         deadline = scheduler.next_deadline_ns(now_ns) if scheduler.waiting else None
         self._deadline_ns = deadline
         if deadline is None or end is None:
@@ -189,8 +190,8 @@ class Engine:
 
         One that ends later is the last of its run. Returns the requests that ended.
         """
-        outcome = NOTHING
-        end = self.step_end_ns
+        outcome, ends = NOTHING, self._ends
+        end = None if ends is None else ends.known[self._horizon]
         was_held = self._batch is not None and end is None
         if end is not None:
             if end > now_ns:
@@ -357,14 +358,19 @@ def serve(
     timeouts = ClientTimeouts(patience_ns or {})
     look = observer.next_look_ns()
     while True:
-        outside = _earlier(coming.next_ns, timeouts.next_ns)
+        outside = coming.next_ns
+        if timeouts.next_ns is not None:
+            outside = _earlier(outside, timeouts.next_ns)
         first, soonest = 0, None
         for number, wake in enumerate(wakes):
             if wake is not None and (soonest is None or wake < soonest):
                 first, soonest = number, wake
-        moment = _earlier(soonest, outside)
+        moment = soonest
+        if outside is not None and (moment is None or outside < moment):
+            moment = outside
         event = io.pass_by(_earlier(moment, look), clock)
-        moment = _earlier(moment, event)
+        if event is not None and (moment is None or event < moment):
+            moment = event
         if moment is None:
             observer.at(clock.now())
             break

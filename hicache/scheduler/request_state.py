@@ -34,7 +34,7 @@ class RequestState:
         "kv_len",
         "load_back_ns",
         "looked_ns",
-        "num_steps",
+        "num_parts",
         "number",
         "own_ns",
         "place",
@@ -93,7 +93,7 @@ class RequestState:
         self.first_token_ns: int | None = None
         self.retractions = 0
         self.failed_prompts = 0  # times that its prompt ran out of pages half way
-        self.num_steps = 0
+        self.num_parts = 0  # steps that computed a part of its prompt and gave no token
 
     @property
     def extend_len(self) -> int:
@@ -104,6 +104,11 @@ class RequestState:
     def decoded(self) -> int:
         """Answer tokens produced."""
         return self.request.output_len - self.remaining_output
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that it was part of: any other gave one token."""
+        return self.num_parts + self.decoded
 
     @property
     def is_finished(self) -> bool:

@@ -483,11 +483,11 @@ class Scheduler:
 
     def _commit_extend(self, extend: Extend, now_ns: int) -> None:
         req, cache = extend.req, self.cache
-        req.num_steps += 1
         req.kv_len = extend.end
         for length, slot in extend.saves:
             req.sequence.states[length // self._page] = slot
         if req.kv_len < req.target_len:
+            req.num_parts += 1
             cache.leave_window(req.sequence, req.kv_len)
             return
         req.remaining_output -= 1
@@ -564,7 +564,6 @@ class Scheduler:
         for req in reqs:
             req.kv_len = length = req.kv_len + num_steps
             req.remaining_output -= num_steps
-            req.num_steps += num_steps
             if length > req.sequence.num_pages * page and not cache.extend(req.sequence, length):
                 raise AssertionError("a decode step was planned without pages for it")
             if has_window and length // page - window_pages > req.sequence.swa_start:

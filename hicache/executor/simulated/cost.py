@@ -190,8 +190,9 @@ class CostModel:
         fixed_s = self._decode_s(num_decodes)
         num_keys, more_keys = float(sum(context_lens)), float(num_decodes)
         window_len = self._swa.window_len if self._swa.num_layers else 0
-        # window tokens that each request has not yet
-        room = sorted([window_len - length for length in context_lens if length < window_len])
+        room: list[int] = []  # window tokens that each request has not yet
+        if window_len:
+            room = sorted([window_len - length for length in context_lens if length < window_len])
         window_keys = num_decodes * window_len - sum(room)
         token_bytes, num_layers = self._full.token_bytes, self._full.num_layers
         line_end = 0.0  # bytes read up to which the rate is a line

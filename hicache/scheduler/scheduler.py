@@ -189,7 +189,7 @@ class Scheduler:
         self._defer = None
         if self.prefetcher is not None:
             self.prefetcher.begin_step(len(self.waiting))
-        self._end_waits(now_ns)
+            self._end_waits(self.prefetcher, now_ns)
         lacks = NO_STEP  # whoever comes while it runs
         if self.partial is not None or self.waiting:
             budget = StepBudget(
@@ -262,14 +262,12 @@ class Scheduler:
             req.blocked_since_ns = now_ns
         return False
 
-    def _end_waits(self, now_ns: int) -> None:
+    def _end_waits(self, prefetcher: Prefetcher, now_ns: int) -> None:
         # also of those that the scan will not reach: what they wait for now is not storage
-        if self.prefetcher is None:
-            return
         for _, req in self.waiting:
-            if req.blocked_since_ns is not None and not self.prefetcher.is_blocking(
-                req.request.id, now_ns
-            ):
+            if req.blocked_since_ns is None:
+                continue
+            if not prefetcher.is_blocking(req.request.id, now_ns):
                 self._end_wait(req, now_ns)
 
     def _end_wait(self, req: RequestState, now_ns: int) -> None:

@@ -6,6 +6,7 @@ whatever the policy says, unless it never waits at all.
 """
 
 from collections.abc import Callable
+from functools import cache
 from typing import Protocol
 
 from hicache.cache.prefetch.prefetch import Prefetch
@@ -81,6 +82,7 @@ class Timeout:
         self._base_s = config.timeout_base_s
         self._per_ki_token_s = config.timeout_per_ki_token_s
         self._deadline_from = config.deadline_from
+        self._patience_ns = cache(self._longest_ns)  # by pages asked for
 
     def may_stop(self, prefetch: Prefetch, now_ns: int) -> bool:
         """When all pages are read, or after the deadline."""
@@ -96,8 +98,11 @@ class Timeout:
             if prefetch.first_poll_ns is None:
                 return None
             start = prefetch.first_poll_ns
-        tokens = prefetch.asked_pages * self._page
-        return start + to_ns(self._base_s + tokens / 1024 * self._per_ki_token_s)
+        return start + self._patience_ns(prefetch.asked_pages)
+
+    def _longest_ns(self, asked_pages: int) -> int:
+        tokens = asked_pages * self._page
+        return to_ns(self._base_s + tokens / 1024 * self._per_ki_token_s)
 
 
 class Marginal:

@@ -248,10 +248,10 @@ class SimulatedIo:
     def _latency_ns(self, engine: int) -> int:
         # before the first byte of a batch that is read
         delay_s = self.config.delay_s
-        if delay_s:
-            draws = self._delays.setdefault(engine, Random(f"{self._seed}/{engine}"))
-            delay_s = draws.expovariate(1 / delay_s)
-        return to_ns(self.config.operation_s + delay_s)
+        if not delay_s:
+            return self._operation_ns
+        draws = self._delays.setdefault(engine, Random(f"{self._seed}/{engine}"))
+        return to_ns(self.config.operation_s + draws.expovariate(1 / delay_s))
 
     def _load(self, engine: int, load: Load) -> int:
         return self._storage_of(engine).read(load.keys)

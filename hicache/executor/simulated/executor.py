@@ -202,20 +202,24 @@ class SimulatedIo:
         sizes = {page_bytes[kind] for kind, _ in work.parts}
         if work.is_given_away:  # to a buffer first
             yield 0, work.num_bytes, (f"host_memory{engine}",)
+        waited_ns = 0  # for the answer to what is asked before
         for part in write_script(work, self.config.batch_pages):
             if isinstance(part, Ask):
                 part.present = self._storage_of(engine).contains(part.keys)
-                yield self._query_ns + self._stall_ns(engine), 0, ()
+                waited_ns = self._query_ns + self._stall_ns(engine)
                 continue
             num_bytes = len(part.keys) * max(sizes)
             if len(sizes) > 1:
                 kinds = kinds_of(part.keys)
                 num_bytes = sum(kinds.count(kind) * page_bytes[kind] for kind in KINDS)
-            yield self._operation_ns, num_bytes, links
+            yield waited_ns + self._operation_ns, num_bytes, links
+            waited_ns = 0
             self.counters["transfer/storage_write_bytes"] += num_bytes
             num_refused = self._store(engine, work, part.keys)
             self.counters["storage/refused_write_pages"] += num_refused
             yield self._stall_ns(engine), 0, ()
+        if waited_ns:  # storage had it all
+            yield waited_ns, 0, ()
         self._done.append((engine, work))
 
     def delete(self, engine: int, work: StorageDelete) -> IoJob:

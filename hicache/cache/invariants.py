@@ -57,21 +57,21 @@ def check(
     for node in tree.nodes():
         _check_node(tree, node, strict_host=strict_host)
         survey.count(node)
-    _check_locks(tree)
+    _check_locks(tree, survey)
     _check_counts(tree, survey)
     _check_queues(tree, survey)
     _check_pages(cache, prefetcher, survey.page_ids, list(sequences), loose_slots)
     _check_arrivals(cache, survey.page_ids[HOST][FULL])
     _check_transfers(cache, survey.locked)
     if prefetcher is not None:
-        _check_anchors(prefetcher, survey.nodes)
+        _check_anchors(prefetcher, set(survey.nodes))
 
 
 class _Survey:
     """What the tree holds, recomputed node by node."""
 
     def __init__(self, tree: RadixTree) -> None:
-        self.nodes: set[Node] = set()
+        self.nodes: list[Node] = []  # parents before their children
         self.page_ids: tuple[list[list[PageIds]], ...] = ([[], [], []], [[], [], []])
         self.locked: tuple[list[list[PageIds]], ...] = ([[], [], []], [[], [], []])  # of these
         self.leaves: tuple[set[Node], set[Node]] = (set(), set())
@@ -80,16 +80,19 @@ class _Survey:
 
     def count(self, node: Node) -> None:
         """Take one node in."""
-        self.nodes.add(node)
+        self.nodes.append(node)
         device = node.held[DEVICE]
         for tier in TIERS:
-            held = node.held[tier]
+            held, locks = node.held[tier], node.locks[tier]
             for kind in self._kinds:
                 page_ids = held[kind]
                 if page_ids is None:
                     continue
+                wanted = 1 if kind == MAMBA else node.end - node.start
+                if len(page_ids) != wanted:
+                    _break(5, f"{node} holds {len(page_ids)} ids, not {wanted}")
                 self.page_ids[tier][kind].append(page_ids)
-                if node.is_locked(tier, kind):
+                if node.path_locks if kind == FULL and tier == DEVICE else locks[kind]:
                     self.locked[tier][kind].append(page_ids)
                 elif kind != FULL and (tier == DEVICE or device[kind] is None):
                     self.sidecars[tier][kind].add(node)
@@ -163,20 +166,14 @@ def _check_node(tree: RadixTree, node: Node, *, strict_host: bool) -> None:
                 _break(1, f"{node} holds sidecars without full on the {TIER_NAMES[tier]}")
         elif not parent.is_root and parent.held[tier][FULL] is None:
             _break(3, f"{node} is on the {TIER_NAMES[tier]} and its parent {parent} is not")
-    for tier in TIERS:
-        for kind in tree.kinds:
-            page_ids = node.held[tier][kind]
-            wanted = 1 if kind == MAMBA else node.num_pages
-            if page_ids is not None and len(page_ids) != wanted:
-                _break(5, f"{node} holds {len(page_ids)} ids, not {wanted}")
     _, swa, mamba = node.locks[HOST]
     if mamba > swa and host[SWA] is not None:
         _break(4, f"{node} has a state locked without its window, whose eviction takes both")
 
 
-def _check_locks(tree: RadixTree) -> None:
+def _check_locks(tree: RadixTree, survey: _Survey) -> None:
     num_ending: dict[Node, int] = {}  # locks of the device that end at a node or below
-    for node in reversed(list(tree.nodes())):  # children before their parents
+    for node in reversed(survey.nodes):
         children = node.children.values()
         own = node.path_locks - sum(child.path_locks > 0 for child in children)
         if own < 0:
@@ -249,10 +246,9 @@ def _check_pages(
     for tier in TIERS:
         for kind in KINDS:
             name = f"{TIER_NAMES[tier]} {KIND_NAMES[kind]}"
-            page_ids = list(chain.from_iterable(held[tier][kind]))
-            owned = set(page_ids)
-            if len(owned) != len(page_ids):
-                ((page_id, _),) = Counter(page_ids).most_common(1)
+            owned = set(chain.from_iterable(held[tier][kind]))
+            if len(owned) != sum(map(len, held[tier][kind])):
+                ((page_id, _),) = Counter(chain.from_iterable(held[tier][kind])).most_common(1)
                 _break(5, f"page {page_id} of {name} has two owners")
             taken = cache.pools[tier][kind].taken
             if taken != owned:

@@ -3,7 +3,6 @@
 from collections import Counter, deque
 from collections.abc import Mapping
 from os.path import commonprefix
-from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
@@ -36,6 +35,11 @@ def configured(kind: type[Knobs], values: Any, **more: object) -> Knobs:
     made = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), values, more))
     assert isinstance(made, kind)
     return made
+
+
+class _Asked(NamedTuple):
+    target_len: int
+    remaining_output: int
 
 
 class _Running(NamedTuple):
@@ -156,9 +160,7 @@ class OurSide:
     def _decide(self, match: MatchResult, prompt_len: int, num_new: int) -> str:
         answers = sum(each.total_len + 1 - each.prompt_len for each in self._running.values())
         decision = self._admission.decide(
-            SimpleNamespace(  # type: ignore[arg-type]
-                target_len=prompt_len, remaining_output=num_new
-            ),
+            _Asked(prompt_len, num_new),
             match,
             StepBudget(chunk_tokens=CHUNK_TOKENS, reserved_tokens=answers),
         )

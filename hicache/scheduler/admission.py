@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from typing import Protocol
 
 from hicache.cache.named import TOKENS, make_policy
 from hicache.cache.prefix_cache import PrefixCache
@@ -12,6 +13,20 @@ from hicache.scheduler.budget import FORMS, NewTokenRatio, StepBudget, SwaBudget
 from hicache.scheduler.decision import Admit, Defer, Reason
 from hicache.scheduler.decoding import steps_in_free_pages, steps_in_page
 from hicache.scheduler.request_state import RequestState
+
+
+class Asking(Protocol):
+    """What is to be known of a request."""
+
+    @property
+    def target_len(self) -> int:
+        """Tokens of its prompt, and of its answer so far."""
+        ...
+
+    @property
+    def remaining_output(self) -> int:
+        """Tokens of its answer that are still to come."""
+        ...
 
 
 class Admission:
@@ -37,7 +52,7 @@ class Admission:
         self._config = config
         self._page = cache.page_size
 
-    def decide(self, req: RequestState, match: MatchResult, budget: StepBudget) -> Admit | Defer:
+    def decide(self, req: Asking, match: MatchResult, budget: StepBudget) -> Admit | Defer:
         """Whether the request may begin where the match ends."""
         cache, page = self._cache, self._page
         extend = req.target_len - match.usable_len

@@ -40,6 +40,7 @@ def test_a_replay_that_says_the_same_is_told_so(told, monkeypatch):
     assert "pair 1: 2.00 s, 2.00 s" in said
 
 
+@pytest.mark.plain  # the copy has no compiled core
 def test_runs_of_another_checkout_that_say_something_else_are_noticed(told):
     def elsewhere(folder):
         source = (folder / "conf").resolve()

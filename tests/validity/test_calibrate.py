@@ -34,7 +34,7 @@ def test_the_fitted_profile_makes_the_cost_model_cost_what_was_fitted(number: in
     model = CostModel(config.model, hardware, tp=1)
 
     cost = model.forward_ns(
-        list(each.extends), np.array(each.context_lens, np.int64), saved_states=each.num_saves
+        list(each.extends), list(map(int, each.context_lens)), saved_states=each.num_saves
     )
 
     expected = float(measured.features(each, config.model, TILE) @ RATES)

@@ -1,5 +1,7 @@
 """When a simulated storage's answers come."""
 
+import pytest
+
 from experiments.launch.schema import config_of
 from hicache import experiment
 from hicache.clock import SECOND_NS
@@ -7,6 +9,9 @@ from hicache.config import StorageConfig
 from hicache.executor.simulated.executor import SimulatedExecutor, SimulatedIo
 from hicache.executor.simulated.stores import EndlessStore
 from tests.validity import runs
+
+# the model costs nothing
+pytestmark = pytest.mark.plain
 
 SECOND = SECOND_NS
 RATES = {"to_device": 1e9, "to_host": 1e9, "host_memory": 1e9}

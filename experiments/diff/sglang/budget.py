@@ -132,9 +132,7 @@ def our_decision(state: State) -> Admit | Defer:
     )
     usable = state.device_prefix + state.host_prefix
     return admission.decide(
-        SimpleNamespace(  # type: ignore[arg-type]
-            target_len=usable + state.extend, remaining_output=state.new
-        ),
+        SimpleNamespace(target_len=usable + state.extend, remaining_output=state.new),
         SimpleNamespace(  # type: ignore[arg-type]
             usable_len=usable,
             device_prefix_len=state.device_prefix,

@@ -141,7 +141,9 @@ class Engine:
         end = ends.known[self._horizon]
         if deadline is not None and deadline <= end:
             return False
-        self._horizon = min(ends.look(until_ns and max(until_ns, end + 1)), self._last)
+        # what comes as they end may cut no run
+        until_ns = None if until_ns is None else max(until_ns, end + 1)
+        self._horizon = min(ends.look(until_ns), self._last)
         return True
 
     @property

@@ -353,6 +353,18 @@ def test_a_run_leaves_the_garbage_collector_as_it_was(*, collects: bool) -> None
         (gc.enable if before else gc.disable)()
 
 
+def test_a_run_leaves_no_nodes_to_the_garbage_collector() -> None:
+    before = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        nodes = sum(isinstance(each, Node) for each in gc.get_objects())
+        run(config_of("model=tiny_hybrid", "workload.limit=20"))
+        assert sum(isinstance(each, Node) for each in gc.get_objects()) == nodes
+    finally:
+        (gc.enable if before else gc.disable)()
+
+
 def test_laws_are_checked_after_every_step_where_it_is_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

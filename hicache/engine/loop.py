@@ -131,7 +131,7 @@ class Engine:
             self._last = self._horizon = self._ends.first_from(now_ns, self._first, self._horizon)
 
     def look_on(self, until_ns: int | None) -> bool:
-        """Look at more of the steps at hand, if a run goes on with nobody waiting for its end.
+        """Look at more of the steps at hand, unless somebody has waited too long by their end.
 
         As far as nothing comes between; None: nothing will. Whether there were more.
         """
@@ -360,19 +360,11 @@ def serve(
     timeouts = ClientTimeouts(patience_ns or {})
     look = observer.next_look_ns()
     while True:
-        outside = coming.next_ns
-        if timeouts.next_ns is not None:
-            outside = _earlier(outside, timeouts.next_ns)
-        first, soonest = 0, None
-        for number, wake in enumerate(wakes):
-            if wake is not None and (soonest is None or wake < soonest):
-                first, soonest = number, wake
-        moment = soonest
-        if outside is not None and (moment is None or outside < moment):
-            moment = outside
+        outside = _earlier(coming.next_ns, timeouts.next_ns)
+        first, soonest = _first(wakes)
+        moment = _earlier(soonest, outside)
         event = io.pass_by(_earlier(moment, look), clock)
-        if event is not None and (moment is None or event < moment):
-            moment = event
+        moment = _earlier(moment, event)
         if moment is None:
             observer.at(clock.now())
             break
@@ -386,21 +378,13 @@ def serve(
             look = observer.next_look_ns()
         touched: list[int] = []
         if soonest is not None and soonest <= now:
-            for number, wake in enumerate(wakes):
-                if wake is not None and wake <= now:
-                    touched.append(number)
+            touched += [n for n, wake in enumerate(wakes) if wake is not None and wake <= now]
         if event is not None and event <= now:
             for number, done in io.advance(now):
                 if engines[number].deliver(done, now):
                     touched.append(number)
         if outside is not None and outside <= now:
-            for due, request in coming.until(now):
-                number = _hand_in(request, due, now, engines, router)
-                timeouts.arrived(request, number, due)
-                touched.append(number)
-            for number, request_id in timeouts.until(now):
-                engines[number].abort(request_id, now)
-                touched.append(number)
+            touched += _hand_in(now, coming, timeouts, engines, router)
         for number in sorted(set(touched)) if len(touched) > 1 else touched:
             engine = engines[number]
             outcome = engine.wake(now)
@@ -421,13 +405,34 @@ def _refuse_stuck(engines: Sequence[Engine]) -> None:
 
 
 def _hand_in(
-    request: Request, due_ns: int, now_ns: int, engines: Sequence[Engine], router: Router
-) -> int:
-    for engine in engines:
-        engine.catch_up(now_ns)  # a router may look at any of them, and so may who explains
-    number = router.route(request, engines)
-    engines[number].submit(request, now_ns, came_ns=due_ns)
-    return number
+    now_ns: int,
+    coming: "_Coming",
+    timeouts: ClientTimeouts,
+    engines: Sequence[Engine],
+    router: Router,
+) -> list[int]:
+    """The requests that come by now, and those given up on; returns the engines that have them."""
+    touched: list[int] = []
+    for due, request in coming.until(now_ns):
+        for engine in engines:
+            engine.catch_up(now_ns)  # a router may look at any of them, and so may who explains
+        number = router.route(request, engines)
+        engines[number].submit(request, now_ns, came_ns=due)
+        timeouts.arrived(request, number, due)
+        touched.append(number)
+    for number, request_id in timeouts.until(now_ns):
+        engines[number].abort(request_id, now_ns)
+        touched.append(number)
+    return touched
+
+
+def _first(wakes: Sequence[int | None]) -> tuple[int, int | None]:
+    # whose is the first, and when
+    first, soonest = 0, None
+    for number, wake in enumerate(wakes):
+        if wake is not None and (soonest is None or wake < soonest):
+            first, soonest = number, wake
+    return first, soonest
 
 
 def _earlier(moment: int | None, other: int | None) -> int | None:

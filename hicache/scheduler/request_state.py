@@ -93,7 +93,7 @@ class RequestState:
         self.first_token_ns: int | None = None
         self.retractions = 0
         self.failed_prompts = 0  # times that its prompt ran out of pages half way
-        self.num_parts = 0  # steps that computed a part of its prompt and gave no token
+        self.num_parts = 0  # steps that computed no more than a part of its prompt
 
     @property
     def extend_len(self) -> int:
@@ -107,7 +107,7 @@ class RequestState:
 
     @property
     def num_steps(self) -> int:
-        """Steps that it was part of: any other gave one token."""
+        """Steps that it was part of: each gave a token, or computed a part of its prompt."""
         return self.num_parts + self.decoded
 
     @property

@@ -146,7 +146,7 @@ class RadixTree:
 
         Parents and children hold each other, which would leave them to the garbage collector.
         """
-        for node in list(self.nodes()):
+        for node in [*self.roots.values(), *self.nodes()]:
             node.children.clear()
         self.roots.clear()
 

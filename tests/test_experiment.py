@@ -358,9 +358,9 @@ def test_a_run_leaves_no_nodes_to_the_garbage_collector() -> None:
     gc.collect()
     gc.disable()
     try:
-        nodes = sum(isinstance(each, Node) for each in gc.get_objects())
+        nodes = sum(type(each) is Node for each in gc.get_objects())
         run(config_of("model=tiny_hybrid", "workload.limit=20"))
-        assert sum(isinstance(each, Node) for each in gc.get_objects()) == nodes
+        assert sum(type(each) is Node for each in gc.get_objects()) == nodes
     finally:
         (gc.enable if before else gc.disable)()
 

@@ -79,9 +79,11 @@ if [[ " $parts " == *" kernels "* ]]; then
     step 30 codegen "$python" -m hicache.kernels.codegen
     LINES_SHOWN=160 step 200 bench "$python" -m hicache.kernels.bench \
         --json "$out/bench.json" --figure "$out/bench.png"
-    if [[ -s "$out/bench.json" ]]; then
-        step 10 profile "$python" -m experiments.gpu.profile "$out/bench.json"
+    if [[ -s "$out/bench.json" ]] && "$python" -c 'import hydra, pandas, tabulate'; then
+        step 20 profile "$python" -m experiments.gpu.profile "$out/bench.json"
         LINES_SHOWN=80 step 20 predictions "$python" -m experiments.gpu.predictions --bench "$out/bench.json"
+    else
+        skip "profile and predictions" "no bench.json, or something they need: they run anywhere"
     fi
     # what the tests above have compiled; every pool lies in an allocation of its own, so that a byte
     # beyond it is an error that is seen

@@ -1,31 +1,36 @@
 """What the static model says one program of each copy kernel moves, and how far that was off.
 
-python -m experiments.gpu.predictions > experiments/results/predictions.json     (before; no GPU)
+python -m experiments.gpu.predictions > experiments/results/predictions_triton_3_9_0.json   (before)
 python -m hicache.kernels.bench --op programs --json bench.json              (on a GPU)
-python -m experiments.gpu.predictions --bench bench.json                         (after; anywhere)
+python -m experiments.gpu.predictions --bench bench.json                     (after; anywhere)
 
-The model knows latency and issue of instructions, no bandwidth: a link caps what it says. So a
-measured rate may lie below by the link, and a kernel that is far above or below by anything else
-has shown the model wrong.
+What is stored is by version of triton, whose machine code it was read from; a bench is held against
+its own version's. The model knows latency and issue of instructions, no bandwidth: a link caps what
+it says. So a measured rate may lie below by the link, and a kernel that is far above or below by
+anything else has shown the model wrong. Whether it orders variants rightly, the rank correlation
+says (Spearman's: 1 if the order is the same, 0 if the one says nothing of the other).
 """
 
 import argparse
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import triton
 
 from hicache.kernels import codegen
 from hicache.kernels.bench.contest import ONE_PROGRAM
 from hicache.kernels.codegen_cases import cases
 
-STORED = Path(__file__).parents[1] / "results" / "predictions.json"
+RESULTS = Path(__file__).parents[1] / "results"
 KERNELS = {"ours": "hicache.kernels.contract:ours"} | {
     name: f"hicache.kernels.bench.peers:{name}" for name in ONE_PROGRAM
 }
 # where a program reads decides its latency: a back-up reads the device
+COLUMNS = ["direction", "kernel", "shape", "predicted", "measured", "ratio"]
 READS_FROM = {"device": "device", "to_host": "device", "to_device": "link"}
 
 
@@ -42,31 +47,50 @@ def predicted() -> list[dict[str, Any]]:
     return entries
 
 
-def compared(entries: list[dict[str, Any]], bench: dict[str, Any]) -> list[str]:
-    """A line a measured shape, kernel and direction: predicted, measured, measured ÷ predicted.
+def stored_for(bench: dict[str, Any]) -> list[dict[str, Any]]:
+    """What was predicted of the machine code that this bench has run.
+
+    Raises:
+        ValueError: nothing was, for its version of triton.
+    """
+    found = re.search(r"triton (\d+)\.(\d+)\.(\d+)", bench["machine"])
+    path = RESULTS / f"predictions_triton_{'_'.join(found.groups() if found else '?')}.json"
+    if not path.exists():
+        raise ValueError(f"no predictions {path.name} for a bench on {bench['machine']}")
+    entries: list[dict[str, Any]] = json.loads(path.read_text())["predictions"]
+    return entries
+
+
+def compared(entries: list[dict[str, Any]], bench: dict[str, Any]) -> pd.DataFrame:
+    """A row a measured direction, kernel and shape: GB/s as predicted and measured, their ratio.
 
     Raises:
         ValueError: the bench measured no single programs.
     """
     rates = {(entry["kernel"], entry["shape"]): entry["gb_per_s"] for entry in entries}
-    lines = ["| direction | kernel | shape | predicted, GB/s | measured, GB/s | ratio |"]
-    lines.append("|---|---|---|---:|---:|---:|")
+    rows = []
     for record in bench["records"]:
         if record["op"] != "program" or record["gb_per_s"] is None:
             continue
-        told = record["parameters"]
-        rate = rates.get((told["kernel"], told["shape"]))
-        if rate is None:
-            continue
-        wanted, got = rate[READS_FROM[told["direction"]]], record["gb_per_s"]
-        cells = [told["direction"], told["kernel"], told["shape"]]
-        cells += [f"{wanted:.1f}", f"{got:.1f}", f"{got / wanted:.2f}"]
-        lines.append("| " + " | ".join(cells) + " |")
-    if len(lines) == 2:
+        direction, kernel, shape = (record["parameters"][k] for k in COLUMNS[:3])
+        if (kernel, shape) in rates:
+            wanted, got = rates[kernel, shape][READS_FROM[direction]], record["gb_per_s"]
+            rows.append((direction, kernel, shape, wanted, got, got / wanted))
+    if not rows:
         raise ValueError(
             f"a bench with --op programs on a GPU is wanted, got one of {bench['machine']}"
         )
-    return lines
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def rank_correlations(table: pd.DataFrame) -> pd.DataFrame:
+    """Spearman's, by direction and over all; NaN of fewer than two variants."""
+    parts = [*table.groupby("direction", sort=False), ("all", table)]
+    rows = [
+        (name, len(part), part["predicted"].rank().corr(part["measured"].rank()))
+        for name, part in parts
+    ]
+    return pd.DataFrame(rows, columns=["direction", "variants", "rank correlation"])
 
 
 def _entry(kernel: str, shape: str, report: codegen.Report) -> dict[str, Any]:
@@ -80,21 +104,22 @@ def _entry(kernel: str, shape: str, report: codegen.Report) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Print the predictions as JSON, or a comparison as Markdown."""
+    """Print the predictions as JSON, or a comparison as Markdown, rates in GB/s."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--bench", type=Path, help="JSON of a bench that ran on a GPU")
-    parser.add_argument("--stored", type=Path, default=STORED)
     options = parser.parse_args()
     if options.bench is None:
         document = {"triton": triton.__version__, "latency_ns": codegen.LATENCIES_NS}
         print(json.dumps({**document, "predictions": predicted()}, indent=1))
         return 0
-    entries = json.loads(options.stored.read_text())["predictions"]
+    bench = json.loads(options.bench.read_text())
     try:
-        print("\n".join(compared(entries, json.loads(options.bench.read_text()))))
+        table = compared(stored_for(bench), bench)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
+    print(table.to_markdown(index=False, floatfmt=".2f"), end="\n\n")
+    print(rank_correlations(table).to_markdown(index=False, floatfmt=".2f"))
     return 0
 
 

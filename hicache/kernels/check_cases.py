@@ -91,14 +91,15 @@ def cases(num_cases: int, seed: int, *, device: torch.device = CPU) -> Iterator[
     Args:
         num_cases: how many; the first go through all pairs of layouts.
         seed: of the draws.
-        device: where pools lie; of a GPU's, one lies in pinned host memory, or the other, or none.
+        device: where pools lie; of two beside a GPU, one lies in pinned host memory, or the other,
+            or none.
     """
     pairs = [(src, dst) for src in LAYOUTS for dst in LAYOUTS]
     for number in range(num_cases):
         draw = Random(f"{seed}/{number}")
         devices = ((CPU, device), (device, device), (device, CPU))[number % 3]
         if number % 10 == 9:
-            yield _slots(number, draw, devices)
+            yield _slots(number, draw, (device,) if draw.random() < 0.7 else devices)
         else:
             src, dst = pairs[(number - number // 10) % len(pairs)]
             yield _pages(number, draw, devices, src, dst)
@@ -124,12 +125,11 @@ def _pages(number: int, draw: Random, devices: Devices, src: str, dst: str) -> C
     return Case(name=name, src=pools[0], dst=pools[1], rounds=_rounds(draw, *pools))
 
 
-def _slots(number: int, draw: Random, devices: Devices) -> Case:
-    """Slots of states: buffers of different sizes and dtypes, often within one pool."""
-    in_place = draw.random() < 0.7
+def _slots(number: int, draw: Random, devices: tuple[torch.device, ...]) -> Case:
+    """Slots of states: buffers of different sizes and dtypes, within one pool or between two."""
     items = [(draw.choice(ROW_BYTES), draw.choice(DTYPES)) for _ in range(draw.randint(1, 4))]
     pools = []
-    for device in devices[:1] if in_place else devices:
+    for device in devices:
         num_slots = draw.randint(2, 9)
         lead = 16 * draw.randrange(4)
         arena = _arena(lead + num_slots * sum(size for size, _ in items), device)
@@ -140,7 +140,7 @@ def _slots(number: int, draw: Random, devices: Devices) -> Case:
             start += num_slots * size
         pools.append(Pool(arena=arena, buffers=tuple(buffers)))
     name = f"case {number}: slots of {', '.join(f'{size} B' for size, _ in items)}"
-    name += " within one pool" if in_place else ""
+    name += " within one pool" if len(pools) == 1 else ""
     src, dst = pools[0], pools[-1]
     return Case(name=name, src=src, dst=dst, rounds=_rounds(draw, src, dst))
 

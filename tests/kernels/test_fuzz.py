@@ -41,19 +41,25 @@ def in_torch(src, dst):
     return partial(reference.copy_items, copy_table(src, dst))
 
 
-@pytest.mark.parametrize(
-    ("kernel", "num_cases"),
-    [
-        (ours, 10),
-        (in_torch, 10),
-        pytest.param(ours, 1000, marks=pytest.mark.soak),  # of four transfers each
-    ],
-)
-def test_random_transfers_equal_torch(kernel, num_cases, device):
-    verdict = check(kernel, num_cases=num_cases, seed=1, device=device)
+def assert_right(verdict, num_cases):
     assert verdict.passes, str(verdict)
     assert verdict.num_right + len(verdict.declined) == num_cases
     assert not verdict.declined
+
+
+@pytest.mark.parametrize("num_cases", sizes(10, 1000))  # of four transfers each
+def test_random_transfers_equal_torch(num_cases, device):
+    assert_right(check(ours, num_cases=num_cases, seed=1, device=device), num_cases)
+
+
+def test_random_transfers_without_a_gpu_equal_torch():
+    assert_right(check(in_torch, num_cases=10, seed=1), 10)
+
+
+def test_what_a_device_copies_lies_on_it_on_one_side_at_least():
+    for case in cases(40, 1, device=torch.device("meta")):
+        devices = {buffer.device.type for pool in (case.src, case.dst) for buffer in pool.buffers}
+        assert "meta" in devices, case.name
 
 
 def through_a_map(ids, num_items, draw, device):
@@ -108,10 +114,10 @@ def test_random_translated_transfers_and_their_checksums_equal_torch(num_cases, 
                 ), f"{case.name}, {launch.what}"
 
 
-def host_pool(layout, sizes_of, dtype):
+def host_pool(layout, sizes_of, dtype, *, is_pinned):
     """A slab in a layout, seen as [layer, kv, page, token, head, dim]."""
     names = LAYOUTS[layout].split()
-    slab = torch.zeros([sizes_of[name] for name in names], dtype=dtype)
+    slab = torch.zeros([sizes_of[name] for name in names], dtype=dtype, pin_memory=is_pinned)
     return rearrange(slab, f"{LAYOUTS[layout]} -> {AXES}")
 
 
@@ -142,9 +148,10 @@ def test_pages_survive_the_way_through_other_numbers_of_ranks(num_cases, device)
         generator = torch.Generator().manual_seed(number)
         pages = torch.randint(-(2**15), 2**15, shape, generator=generator, dtype=torch.int16)
         pages = pages.view(dtype)
-        host = host_pool(draw.choice(list(LAYOUTS)), sizes_of, dtype)
+        layout = draw.choice(list(LAYOUTS))
+        host = host_pool(layout, sizes_of, dtype, is_pinned=device.type == "cuda")
         order = draw.sample(range(shape[2]), shape[2])
-        ids, there = torch.arange(shape[2], dtype=torch.int32), i32(order, "cpu")
+        ids, there = i32(range(shape[2]), device), i32(order, device)
         counts = draw.choice((1, 2, 4, 8)), draw.choice((1, 2, 4, 8))
         for rank in range(counts[0]):
             heads = slice_of(rank, counts[0], 8)
@@ -153,10 +160,9 @@ def test_pages_survive_the_way_through_other_numbers_of_ranks(num_cases, device)
             copy.copy_items(table, ids, there, num_programs=draw.randint(1, 3))
         for rank in range(counts[1]):
             heads = slice_of(rank, counts[1], 8)
-            pool = torch.zeros_like(pages[..., heads, :], memory_format=torch.contiguous_format)
+            wanted = pages[..., heads, :].contiguous()
+            pool = torch.zeros_like(wanted, device=device)
             table = copy_table(buffers_of(host, heads), buffers_of(pool))
             copy.copy_items(table, there, ids, num_programs=draw.randint(1, 3))
-            assert torch.equal(pool.view(torch.int16), pages[..., heads, :].view(torch.int16)), (
-                number,
-                counts,
-            )
+            got = pool.cpu().view(torch.int16)
+            assert torch.equal(got, wanted.view(torch.int16)), (number, counts)

@@ -2,14 +2,16 @@
 # Everything that needs a GPU, in three parts, each of which ends within ten minutes:
 #   kernels   their tests for real, machine code as the local triton makes it, the bench with sweeps
 #             and peers, compute-sanitizer on the copies of the tests, Nsight Compute on the copy kernels
-#   contest   ours, the peers and, named in KERNELS, those of the user's own, by size and direction
+#   contest   ours, the peers and, named in KERNELS, those of the user's own, by size and direction;
+#             then 1,400 random transfers
 #   executor  random mixes through Triton kernels and CUDA streams with equal logits, one of them
 #             under compute-sanitizer, a verified run, overlap of load-back from CUDA events
 #
 #   experiments/gpu/gpu.sh [kernels] [contest] [executor]          all unless named
 #
-# The first needs torch, triton, einops, numpy and pytest; matplotlib draws the figure if it is
-# there. The second also needs what the project needs: hydra-core, omegaconf and the like.
+# The first two need torch, triton, einops, numpy and pytest; matplotlib draws figures and
+# pytest-xdist saves time if they are there. The last also needs what the project needs:
+# hydra-core, omegaconf and the like.
 # What cannot be measured, or is not installed, is said in steps.log.
 #
 # OUT     where results go                        (default: outputs/gpu)
@@ -37,7 +39,9 @@ for home in /usr/local/cuda /usr/local/cuda-*; do
 done
 export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1  # whatever else is installed has no part in this
 # a warning that libraries give only beside a GPU is shown, and fails nothing
-pytest=("$python" -m pytest -W default -m gpu -q --durations=5)
+pytest=("$python" -m pytest -W default -q --durations=5 -m)
+workers=()  # most of a test's time is the compiler's
+"$python" -c 'import xdist' 2>/dev/null && workers=(-p xdist.plugin -n 8)
 status=0
 
 step() {  # seconds, name, command: a step that fails or hangs does not cost the others
@@ -75,7 +79,7 @@ sanitize() {  # tool, name of the step, command
 }
 
 if [[ " $parts " == *" kernels "* ]]; then
-    step 120 tests "${pytest[@]}" tests/kernels --confcutdir=tests/kernels
+    step 120 tests "${pytest[@]}" "gpu and not soak" "${workers[@]}" tests/kernels --confcutdir=tests/kernels
     step 30 codegen "$python" -m hicache.kernels.codegen
     LINES_SHOWN=160 step 200 bench "$python" -m hicache.kernels.bench \
         --json "$out/bench.json" --figure "$out/bench.png"
@@ -87,7 +91,7 @@ if [[ " $parts " == *" kernels "* ]]; then
     fi
     # what the tests above have compiled; every pool lies in an allocation of its own, so that a byte
     # beyond it is an error that is seen
-    kernels=("${pytest[@]}" --confcutdir=tests/kernels tests/kernels/test_copy.py)
+    kernels=("${pytest[@]}" gpu --confcutdir=tests/kernels tests/kernels/test_copy.py)
     export PYTORCH_NO_CUDA_MEMORY_CACHING=1
     sanitize memcheck copies "${kernels[@]}" tests/kernels/test_index.py
     sanitize racecheck copies "${kernels[@]}" -k checksum  # its sums
@@ -109,12 +113,13 @@ if [[ " $parts " == *" contest "* ]]; then
     done
     LINES_SHOWN=80 step 300 contest "$python" -m hicache.kernels.bench --op contest "${entered[@]}" \
         --json "$out/contest.json" --roofline "$out/roofline.png"
+    step 240 fuzz "${pytest[@]}" "gpu and soak" "${workers[@]}" tests/kernels --confcutdir=tests/kernels
 fi
 
 if [[ " $parts " == *" executor "* ]] && ! "$python" -c 'import hydra, hicache.experiment'; then
     skip executor "something it needs is not installed; WHEELS can bring it"
 elif [[ " $parts " == *" executor "* ]]; then
-    step 240 mixes "${pytest[@]}" tests/executor/test_torch_mixes.py
+    step 240 mixes "${pytest[@]}" gpu "${workers[@]}" tests/executor/test_torch_mixes.py
     # a mix with load-backs, back-ups, fences and states, and fewer kernels than most
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 sanitize memcheck mix "$python" -c '
 from tests.executor.mixes import run_mix

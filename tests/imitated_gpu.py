@@ -1,0 +1,266 @@
+"""A pytest plugin that imitates a GPU, so that what only beside one would run does run.
+
+    python -m pytest -p tests.imitated_gpu -m "gpu and not soak" tests/kernels
+
+Everything stays in host memory; which storages lie on the device, and which are pinned, is
+remembered. What is refused beside a GPU is refused: operations on tensors of both sides, numpy
+and generators of the other side, kernels that would read host memory that is not pinned. Kernels
+are interpreted. Streams do everything at once, so neither order nor time means anything here.
+"""
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+os.environ["TRITON_INTERPRET"] = "1"  # read when a module with kernels is imported
+
+import torch
+import torch._dynamo  # whatever asks for an annotated class of torch does so before it is replaced
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+from triton.runtime import interpreter
+
+from hicache.kernels.bench import copy_engine
+from tests.kernels.test_copy_engine import HostDriver
+
+HOST, GPU = torch.device("cpu"), torch.device("cuda", 0)
+MOVES = {"to": None, "cpu": HOST, "pin_memory": HOST, "cuda": GPU}
+CROSSING = {"copy_", "__getitem__", "__setitem__"}  # take tensors of both sides
+
+
+class Storages:
+    """Storages with something in common, for as long as they live."""
+
+    def __init__(self) -> None:
+        self._refs: dict[int, StorageWeakRef] = {}
+
+    def add(self, tensor: Tensor) -> None:
+        ref = StorageWeakRef(tensor.untyped_storage())
+        self._refs[ref.cdata] = ref
+
+    def __contains__(self, tensor: Tensor) -> bool:
+        ref = self._refs.get(tensor.untyped_storage()._cdata)
+        return ref is not None and not ref.expired()
+
+
+ON_GPU, PINNED = Storages(), Storages()
+
+
+class Generator(torch.Generator):
+    """Draws on the host, and remembers where it should."""
+
+    def __new__(cls, device: Any = HOST) -> "Generator":
+        made = super().__new__(cls, HOST)
+        made.place = torch.device(device).type
+        return made
+
+
+class ImitatedGpu(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        with torch._C.DisableTorchFunction():
+            return _called(func, args, dict(kwargs or {}))
+
+
+def _called(func, args, kwargs):
+    name, getter = getattr(func, "__name__", ""), getattr(func, "__self__", None)
+    if getter is Tensor.device or getter is Tensor.is_cuda:
+        is_on = args[0] in ON_GPU
+        return is_on if getter is Tensor.is_cuda else GPU if is_on else HOST
+    if name == "is_pinned":
+        return args[0] in PINNED
+    if name in MOVES:
+        return _moved(args[0], name, args[1:], kwargs)
+    if "device" in kwargs:
+        is_on = torch.device(kwargs["device"] or HOST).type == "cuda"
+        kwargs["device"] = HOST
+    else:
+        is_on = _side(name, args, kwargs)
+    if is_on and name in ("numpy", "__array__"):
+        raise TypeError("a tensor of the device is no numpy array")
+    generator = kwargs.get("generator")
+    place = getattr(generator, "place", "cpu")
+    if generator is not None and (place == "cuda") != is_on:
+        raise RuntimeError(f"{name}: the generator is one of the {place}")
+    is_pinned = kwargs.pop("pin_memory", False)
+    result = func(*args, **kwargs)
+    for tensor in _tensors(result):
+        if is_on:
+            ON_GPU.add(tensor)
+        if is_pinned:
+            PINNED.add(tensor)
+    return result
+
+
+def _side(name, args, kwargs):
+    """Whether an operation takes place on the device."""
+    if name in CROSSING:
+        is_on = args[0] in ON_GPU
+        if name != "copy_" and not is_on and any(each in ON_GPU for each in _tensors(args[1])):
+            raise RuntimeError("a tensor of the host cannot be indexed by one of the device")
+        return is_on
+    tensors = list(_tensors([args, kwargs]))
+    sides = {each in ON_GPU for each in tensors if each.dim()}  # numbers go anywhere
+    if len(sides) == 2:
+        raise RuntimeError(f"{name}: all tensors must be on the same device")
+    return True in (sides or {each in ON_GPU for each in tensors})
+
+
+def _moved(tensor, name, args, kwargs):
+    wanted = [torch.device(each) for each in (*args, *kwargs.values()) if _is_device(each)]
+    wanted.append(MOVES[name] or (GPU if tensor in ON_GPU else HOST))
+    rest = [each for each in args if not _is_device(each)]
+    is_on = wanted[0].type == "cuda"
+    if name == "pin_memory" or is_on != (tensor in ON_GPU):
+        tensor = tensor.clone()
+        if is_on or name == "pin_memory":
+            (ON_GPU if is_on else PINNED).add(tensor)
+    dtypes = [each for each in (*rest, kwargs.get("dtype")) if isinstance(each, torch.dtype)]
+    if dtypes and dtypes[0] != tensor.dtype:
+        tensor = tensor.to(dtypes[0])
+        if is_on:
+            ON_GPU.add(tensor)
+    return tensor
+
+
+def _is_device(value: object) -> bool:
+    return isinstance(value, (str, torch.device))
+
+
+def _tensors(value: object) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _tensors(each)
+    elif isinstance(value, dict):
+        yield from _tensors(list(value.values()))
+
+
+# -- torch.cuda ----------------------------------------------------------------------------------
+
+
+class Stream:
+    """Does everything at once."""
+
+    def __init__(self, device=None, priority=0, handle=7):
+        self.cuda_stream = handle
+
+    def wait_event(self, event):
+        assert isinstance(event, Event)
+
+    def wait_stream(self, stream):
+        assert isinstance(stream, Stream)
+
+    def synchronize(self):
+        pass
+
+
+class Event:
+    """Has happened as soon as it was recorded, a second after the one before."""
+
+    num_recorded = 0
+
+    def __init__(self, *, enable_timing=False):
+        self._is_timed = enable_timing
+
+    def record(self, stream=None):
+        Event.num_recorded += 1
+        self.second = Event.num_recorded
+
+    def query(self):
+        return True
+
+    def synchronize(self):
+        pass
+
+    def elapsed_time(self, other):
+        assert (self._is_timed, other._is_timed) == (True, True), "events are timed if asked to be"
+        return (other.second - self.second) * 1e3
+
+
+class Graph:
+    """Launches that are kept in a capture, and made by each replay."""
+
+    def __init__(self):
+        self.launches = []
+
+    def replay(self):
+        for launch in self.launches:
+            launch()
+
+
+_default, _now = Stream(handle=0), threading.local()
+
+
+@contextmanager
+def _on_stream(stream):
+    before = _current_stream()
+    _now.stream = stream or before
+    try:
+        yield
+    finally:
+        _now.stream = before
+
+
+def _current_stream(device=None):
+    return getattr(_now, "stream", _default)
+
+
+@contextmanager
+def _capturing(graph):
+    _now.graph = graph
+    try:
+        yield
+    finally:
+        _now.graph = None
+
+
+def _launched(self, *args, **kwargs):
+    for tensor in _tensors(args):
+        if tensor not in ON_GPU and tensor not in PINNED:
+            raise ValueError("a kernel was given host memory that is not pinned")
+
+    def launch():
+        with torch._C.DisableTorchFunction():
+            _interpreted(self, *args, **kwargs)
+
+    graph = getattr(_now, "graph", None)
+    (graph.launches.append if graph else lambda each: each())(launch)
+
+
+def _run_thread(self):
+    with ImitatedGpu():
+        _thread_run(self)
+
+
+class Properties:
+    multi_processor_count = 132
+
+
+_interpreted, _thread_run = interpreter.GridExecutor.__call__, threading.Thread.run
+interpreter.GridExecutor.__call__ = _launched
+interpreter.InterpretedFunction.warmup = lambda self, *args, **kwargs: None
+threading.Thread.run = _run_thread
+copy_engine._driver = lambda: HostDriver("cuMemcpyBatchAsync_v2")
+torch.Generator = Generator
+for _name, _value in {
+    "is_available": lambda: True,
+    "get_device_properties": lambda device=None: Properties,
+    "get_device_name": lambda device=None: "an imitated GPU",
+    "synchronize": lambda device=None: None,
+    "set_sync_debug_mode": lambda mode: None,
+    "device": lambda device: nullcontext(),
+    "default_stream": lambda device=None: _default,
+    "current_stream": _current_stream,
+    "stream": _on_stream,
+    "Stream": Stream,
+    "Event": Event,
+    "CUDAGraph": Graph,
+    "graph": _capturing,
+    "_sleep": lambda cycles: None,
+}.items():
+    setattr(torch.cuda, _name, _value)
+ImitatedGpu().__enter__()

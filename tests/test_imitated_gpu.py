@@ -1,0 +1,63 @@
+"""What only beside a GPU would run, run on an imitated one (`imitated_gpu`)."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+REFUSED = """
+import torch
+from tests import imitated_gpu
+from hicache.kernels import copy_table
+from hicache.kernels.copy import copy_items
+
+gpu, host = torch.zeros(4, 64, device="cuda"), torch.zeros(4, 64)
+ids, host_ids = (torch.arange(2, dtype=torch.int32, device=side) for side in ("cuda", "cpu"))
+assert (gpu + 1)[:, 2:].is_cuda and not gpu.cpu().is_cuda and gpu.sum().item() == 0
+copy_items(copy_table([gpu], [torch.empty_like(gpu)]), ids, ids)
+for refused in (
+    lambda: gpu + host,
+    lambda: host[ids],
+    lambda: host.index_select(0, ids),
+    lambda: gpu.numpy(),
+    lambda: torch.rand(4, device="cuda", generator=torch.Generator()),
+    lambda: copy_table([gpu], [host]),
+    lambda: copy_items(copy_table([gpu], [torch.empty_like(gpu)]), host_ids, host_ids),
+):
+    try:
+        refused()
+    except (RuntimeError, TypeError, ValueError):
+        continue
+    raise SystemExit("nothing was refused")
+"""
+MIX = """
+from tests import imitated_gpu
+from tests.executor.mixes import run_mix
+
+mix = run_mix(52, device="cuda")
+assert mix.seen["LoadBack"] and mix.seen["fence"] and mix.seen["CopyState"], mix.seen
+assert mix.verdict.num_equal == mix.verdict.num_checked > 0, mix.verdict
+"""
+
+
+def passes(*arguments):
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "TRITON_DEFAULT_FP_FUSION": "1"}
+    ran = subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, env=environment, check=False
+    )
+    assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-4000:]
+
+
+def test_it_refuses_what_a_gpu_would():
+    passes("-c", REFUSED)
+
+
+def test_logits_are_equal_through_kernels_and_streams():
+    passes("-c", MIX)
+
+
+@pytest.mark.slow
+def test_the_tests_of_the_kernels_pass():
+    only = ("-m", "gpu and not soak", "-p", "tests.imitated_gpu", "-p", "no:xdist")
+    passes("-m", "pytest", "-q", *only, "tests/kernels")

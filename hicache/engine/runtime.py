@@ -169,10 +169,11 @@ def _copy_rates(config: ExperimentConfig, tp: int) -> dict[str, float]:
     path = CopyPath(config.executor.copy_path)
     # a device's part of one layer's page is contiguous
     piece = max(layer_page * num_copies // tp, 1)
+    num_hosts = -(-tp // hardware.devices_per_host)
     rates = {
         "to_device": tp * pcie_rate(hardware, piece, path, to_device=True),
         "to_host": tp * pcie_rate(hardware, piece, path, to_device=False),
-        "host_memory": hardware.host_bandwidth.value,
+        "host_memory": num_hosts * hardware.host_bandwidth.value,
     }
     if hardware.both_ways_bandwidth.value:
         rates["both_ways"] = tp * hardware.both_ways_bandwidth.value

@@ -1,12 +1,12 @@
 """What a whole run comes to beside its requests: how loaded it was, and what its counters say."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from hicache.cache.tree.node import FULL
 from hicache.clock import SECOND_NS
-from hicache.config import ExperimentConfig
+from hicache.config import ExperimentConfig, StorageConfig
 from hicache.engine.deployment import Deployment
 from hicache.engine.loop import Engine
 from hicache.executor.simulated.cost import CostModel
@@ -43,12 +43,10 @@ def run_measures(
         for record in records
         if record.output_len  # finished, or aborted when its answer had begun
     ]
-    read_rate, write_rate = config.storage.read_gbps * 1e9, config.storage.write_gbps * 1e9
     measures |= {
         "prefetch/discarded_pages": sum(discarded),
         "load/rho_gpu": _utilisation(deployment.cost, lengths, span_s, len(engines)),
-        "load/rho_read": counters["transfer/storage_read_bytes"] / span_s / read_rate,
-        "load/rho_write": counters["transfer/storage_write_bytes"] / span_s / write_rate,
+        **_storage_load(config.storage, counters, span_s),
         # the time in which somebody could have begun, had there been room: in the step or in memory
         "load/rho_queue": counters["engine/backlog_ns"] / SECOND_NS / span_s / len(engines),
         "gpu/busy_s": counters["engine/busy_ns"] / SECOND_NS * tp,
@@ -92,6 +90,20 @@ def _utilisation(
     """Seconds of work offered a second, answers decoded in batches."""
     offered = sum(cost.offered_s(*lengths, OFFERED_BATCH) for lengths in requests)
     return offered / span_s / num_engines
+
+
+def _storage_load(
+    storage: StorageConfig, counters: Mapping[str, int], span_s: float
+) -> dict[str, float]:
+    """Bytes moved a second over the storage's rates; what both share is as busy for either."""
+    read, write = (counters[f"transfer/storage_{side}_bytes"] for side in ("read", "write"))
+    shared = 0.0
+    if storage.shared_gbps is not None:
+        shared = (read + write) / span_s / (storage.shared_gbps * 1e9)
+    return {
+        "load/rho_read": max(read / span_s / (storage.read_gbps * 1e9), shared),
+        "load/rho_write": max(write / span_s / (storage.write_gbps * 1e9), shared),
+    }
 
 
 def _span_s(arrivals_ns: Sequence[int]) -> float:

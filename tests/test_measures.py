@@ -77,6 +77,16 @@ def test_the_working_set_counts_every_token_once() -> None:
     assert measures["load/host_over_working_set"] == pytest.approx(host_tokens / 1252, rel=0.01)
 
 
+def test_the_working_set_holds_what_tenants_have_in_common_for_each_of_them() -> None:
+    requests = [
+        request_of(number, range(100), [100], number * SECOND_NS, namespace)
+        for number, namespace in enumerate(("", "", "tenant"))
+    ]
+    config = (*PLAIN, "cache.host_gib=2", "workload.arrivals=open")
+    measures = runs.run(runs.workload(requests), *config).measures
+    assert measures["workload/distinct_tokens"] == 2 * 101
+
+
 @pytest.mark.parametrize(
     ("overrides", "notes"),
     [

@@ -10,7 +10,7 @@ from hicache.config import ExperimentConfig, StorageConfig
 from hicache.engine.deployment import Deployment
 from hicache.engine.loop import Engine
 from hicache.executor.simulated.cost import CostModel
-from hicache.request import Request
+from hicache.request import Request, TokenSpans
 from hicache.results.keys import COUNTERS
 from hicache.results.metrics import REQUIRED_MEASURES, RequestRecord
 from hicache.results.recorder import Recorder
@@ -68,20 +68,29 @@ def cold_load(requests: Sequence[Request], cost: CostModel, num_engines: int) ->
 def working_set(
     requests: Sequence[Request], deployment: Deployment, page_size: int
 ) -> dict[str, float]:
-    """Distinct tokens of the workload, and how much of their full KV the host could hold."""
-    parts = [part for each in requests for part in (each.prompt, each.output)]
+    """Distinct tokens of the workload, and how much of their full KV the host could hold.
+
+    Equal tokens of two namespaces are two, for neither finds the other's.
+    """
+    parts: dict[str, list[TokenSpans]] = {}
+    for each in requests:
+        parts.setdefault(each.namespace, []).extend((each.prompt, each.output))
+    tokens = sum(map(_num_distinct, parts.values()))
+    capacity = deployment.host.counts[FULL]
+    measures: dict[str, float] = {"workload/distinct_tokens": tokens}
+    if capacity is not None:
+        measures["load/host_over_working_set"] = capacity * page_size / tokens
+    return measures
+
+
+def _num_distinct(parts: Sequence[TokenSpans]) -> int:
     starts = np.concatenate([part.starts for part in parts])
     counts = np.concatenate([part.counts for part in parts])
     order = np.argsort(starts, kind="stable")
     firsts = starts[order].astype(np.int64)
     ends = np.maximum.accumulate(firsts + counts[order])
     before = np.concatenate(([firsts[0]], ends[:-1]))
-    tokens = int(np.maximum(ends - np.maximum(firsts, before), 0).sum())
-    capacity = deployment.host.counts[FULL]
-    measures: dict[str, float] = {"workload/distinct_tokens": tokens}
-    if capacity is not None:
-        measures["load/host_over_working_set"] = capacity * page_size / tokens
-    return measures
+    return int(np.maximum(ends - np.maximum(firsts, before), 0).sum())
 
 
 def _utilisation(

@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from experiments.launch.job import explain
 from experiments.tables.console import console
 from experiments.tables.groups import (
+    WINDOW,
     Group,
     Spread,
     StoredRun,
@@ -90,7 +91,7 @@ def _failure(job: Path) -> str | None:
 def _write_csv(path: Path, runs: Sequence[StoredRun], keys: Sequence[str]) -> None:
     import pandas as pd
 
-    settings = [*keys, "seed"]
+    settings = [*keys, WINDOW, "seed"]
     metrics = sorted({metric for run in runs for metric in run.summary})
     rows = [
         {
@@ -119,6 +120,7 @@ def describe(group: Group) -> dict[str, object]:
     shared = set.intersection(*(set(run.summary) for run in group.runs))
     return {
         "settings": group.settings,
+        "windows": [run.setting(WINDOW) for run in group.runs],
         "seeds": [run.config["seed"] for run in group.runs],
         "overloaded": any(run.is_overloaded for run in group.runs),
         "metrics": {

@@ -34,6 +34,8 @@ TIMED = "prefetch.stop=timeout,module:Class"
 AGED = "scheduler.order=shortest_remaining,module:Class"
 GRID = "cache.checkpoints=every,module:Class"
 SIMULATED, REAL = "executor.kind=simulated", "executor.kind=torch"
+STORED = "storage.kind=memory,slab,file,redis,mooncake,module:Class"
+GROUPS = {"prefetch": STORED, "storage": STORED}  # where all knobs of a group have an effect
 MISSING = "???"  # OmegaConf's mark of a value that must be given
 
 
@@ -191,16 +193,19 @@ def _check_limits(name: str, value: Any, limits: Mapping[str, Any]) -> None:
 def inert_knobs(config: Any, prefix: str = "", top: Any = None) -> dict[str, str]:
     """The knobs that change nothing in this configuration, and what each of them needs."""
     found: dict[str, str] = {}
+    of_group = GROUPS.get(prefix.partition(".")[0])
     for item in fields(config):
         value = getattr(config, item.name)
         if is_dataclass(value):
             found |= inert_knobs(value, f"{prefix}{item.name}.", top or config)
-        only = item.metadata.get("only")
-        if only is not None:
+        for only in (item.metadata.get("only"), of_group):
+            if only is None:
+                continue
             place, _, values = only.partition("=")
             other = attrgetter(place)(top or config)
             name = other.name if isinstance(other, Enum) else str(other)
-            if name not in values.split(",") and (":" not in name or ":" not in values):
+            is_met = name in values.split(",") or (":" in name and ":" in values)
+            if not is_met and place != prefix + item.name:
                 found[prefix + item.name] = only
     return found
 

@@ -47,6 +47,16 @@ def test_the_load_is_what_is_asked_for_over_the_time_in_which_it_comes() -> None
     assert together["load/rho_gpu"] == pytest.approx(2 * alone_s)
 
 
+def test_what_reads_and_writes_share_is_as_busy_for_either() -> None:
+    settings = ("storage=memory", "storage.shared_gbps=2")  # of 6 to read and 4 to write
+    measures = run((0, 1024, 1), (10, 1024, 1), more=settings).measures
+    assert measures["transfer/storage_read_bytes"] == 0
+    busy = measures["transfer/storage_write_bytes"] / 10 / 2e9
+    assert busy > 0
+    for side in ("read", "write"):
+        assert measures[f"load/rho_{side}"] == pytest.approx(busy)
+
+
 def test_nobody_waits_for_room_where_there_is_enough() -> None:
     assert run((0, 1024, 1), (10, 1024, 1)).measures["load/rho_queue"] == 0
 
@@ -65,6 +75,16 @@ def test_the_working_set_counts_every_token_once() -> None:
     page_bytes = model.page_bytes(ComponentKind.full, page_size)
     host_tokens = 2 * 2**30 // page_bytes * page_size
     assert measures["load/host_over_working_set"] == pytest.approx(host_tokens / 1252, rel=0.01)
+
+
+def test_the_working_set_holds_what_tenants_have_in_common_for_each_of_them() -> None:
+    requests = [
+        request_of(number, range(100), [100], number * SECOND_NS, namespace)
+        for number, namespace in enumerate(("", "", "tenant"))
+    ]
+    config = (*PLAIN, "cache.host_gib=2", "workload.arrivals=open")
+    measures = runs.run(runs.workload(requests), *config).measures
+    assert measures["workload/distinct_tokens"] == 2 * 101
 
 
 @pytest.mark.parametrize(

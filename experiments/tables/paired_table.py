@@ -8,9 +8,12 @@ from experiments.tables.intervals import CONFIDENCE
 from experiments.tables.paired import Difference, Pairs
 from experiments.tables.result_table import ResultTable, Row
 from experiments.tables.table import (
+    NO_CLAIM,
+    RATIO_OF,
     TITLES,
     answer_sets,
     is_overloaded,
+    makes_claim,
     number,
     setting_keys,
     setting_row,
@@ -29,6 +32,17 @@ class Comparison:
     other: Group
     pairs: Pairs
     differences: dict[str, Difference]
+
+    def makes_claim(self, metric: str) -> bool:
+        """Whether the metric may be compared: a latency may not where either side is overloaded."""
+        return makes_claim(metric, self.baseline, self.other)
+
+    @property
+    def shares(self) -> dict[str, float | None]:
+        """Of the requests, those with a first token sooner, and later; None: nobody may say."""
+        if not self.makes_claim(RATIO_OF):
+            return {"sooner": None, "later": None}
+        return {"sooner": self.pairs.sooner(), "later": self.pairs.later()}
 
 
 def compare_pairs(groups: Sequence[Group], metrics: Sequence[str]) -> list[Comparison]:
@@ -66,7 +80,7 @@ def table_of_pairs(groups: Sequence[Group], comparisons: Sequence[Comparison]) -
 
 
 def describe_pairs(comparisons: Sequence[Comparison]) -> list[dict[str, object]]:
-    """The same as plain values."""
+    """The same as plain values; None for what is not compared."""
     verdicts = Verdicts([[group] for each in comparisons for group in (each.baseline, each.other)])
     return [
         {
@@ -80,18 +94,18 @@ def describe_pairs(comparisons: Sequence[Comparison]) -> list[dict[str, object]]
             "windows": each.pairs.num_windows,
             "no_interval": each.pairs.lacks,
             "blocks": each.pairs.blocks,
-            "sooner_share": each.pairs.sooner(),
-            "later_share": each.pairs.later(),
+            **{f"{name}_share": share for name, share in each.shares.items()},
             "metrics": {
                 metric: {
                     "baseline": difference.baseline,
                     "other": difference.other,
-                    "difference": difference.middle,
-                    "interval": difference.interval,
-                    "in_the_two_largest": difference.largest_share,
+                    "difference": difference.middle if claims else None,
+                    "interval": difference.interval if claims else None,
+                    "in_the_two_largest": difference.largest_share if claims else None,
                     "of": "runs" if difference.is_of_runs else "requests",
                 }
                 for metric, difference in each.differences.items()
+                for claims in [each.makes_claim(metric)]
             },
         }
         for each in comparisons
@@ -102,8 +116,9 @@ def _row(group: Group, each: Comparison, keys: Sequence[str], verdicts: Verdicts
     """What each metric of the baseline is, or how the other group differs from it."""
     row, pairs, is_baseline = setting_row(group, keys), each.pairs, group is each.baseline
 
-    def add(name: str, value: float, shown: str) -> None:
-        row.add(name, "" if is_baseline else shown, **{name: "" if is_baseline else value})
+    def add(name: str, value: float | None, shown: str) -> None:
+        told = "" if is_baseline else shown
+        row.add(name, told, **{name: "" if is_baseline or value is None else value})
 
     add("requests", len(pairs), f"{len(pairs):,}")
     row.values |= {"overloaded": is_overloaded(group), "verdict": verdicts.names(group)}
@@ -113,16 +128,18 @@ def _row(group: Group, each: Comparison, keys: Sequence[str], verdicts: Verdicts
     for metric, found in each.differences.items():
         parts: list[float | None] = [found.baseline, None, None, None, None]
         text = number(found.baseline)
-        if not is_baseline:
+        if not is_baseline and each.makes_claim(metric):
             parts[1:] = [found.middle, *(found.interval or (None, None)), found.largest_share]
             text = _told(found)
+        elif not is_baseline:
+            text = NO_CLAIM
         values = {
             f"{metric} {name}": "" if part is None else part
             for name, part in zip(PARTS, parts, strict=True)
         }
         row.add(TITLES.get(metric, metric), text, **values)
-    add("sooner", pairs.sooner(), f"{pairs.sooner():.0%}")
-    add("later", pairs.later(), f"{pairs.later():.0%}")
+    for name, share in each.shares.items():
+        add(name, share, NO_CLAIM if share is None else f"{share:.0%}")
     return row
 
 
@@ -144,7 +161,12 @@ def _notes(groups: Sequence[Group], comparisons: Sequence[Comparison]) -> list[s
             f"In brackets: {CONFIDENCE:.0%} intervals, windows and their sessions drawn anew."
         )
     notes += [f"No interval: {lack}." for lack in lacks if lack is not None]
-    shares = [f.largest_share for each in comparisons for f in each.differences.values()]
+    shares = [
+        found.largest_share
+        for each in comparisons
+        for metric, found in each.differences.items()
+        if each.makes_claim(metric)
+    ]
     if any(share is not None for share in shares):
         blocks = " or ".join(dict.fromkeys(each.pairs.blocks for each in comparisons))
         notes.append(

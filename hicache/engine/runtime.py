@@ -17,6 +17,7 @@ from hicache.engine.ports import Executor, Io
 from hicache.executor.simulated.executor import SimulatedExecutor, SimulatedIo
 from hicache.executor.simulated.links import CopyPath, pcie_rate
 from hicache.executor.simulated.stores import EndlessStore, KeyStore, StandIns
+from hicache.models import ComponentKind
 from hicache.storage.base import KEY_BYTES
 from hicache.storage.build import GuardedStorage, open_simulated_storage
 
@@ -164,12 +165,15 @@ def _copy_rates(config: ExperimentConfig, tp: int) -> dict[str, float]:
     """Bytes a second of an engine's links; its devices copy side by side."""
     model, hardware = config.model, config.hardware
     layer_page = model.full_layer_token_bytes * config.cache.page_size
+    num_copies = model.kv_copies(ComponentKind.full, tp)
     path = CopyPath(config.executor.copy_path)
-    piece = max(layer_page // tp, 1)  # a device's part of one layer's page is contiguous
+    # a device's part of one layer's page is contiguous
+    piece = max(layer_page * num_copies // tp, 1)
+    num_hosts = -(-tp // hardware.devices_per_host)
     rates = {
         "to_device": tp * pcie_rate(hardware, piece, path, to_device=True),
         "to_host": tp * pcie_rate(hardware, piece, path, to_device=False),
-        "host_memory": hardware.host_bandwidth.value,
+        "host_memory": num_hosts * hardware.host_bandwidth.value,
     }
     if hardware.both_ways_bandwidth.value:
         rates["both_ways"] = tp * hardware.both_ways_bandwidth.value

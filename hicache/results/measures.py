@@ -1,16 +1,16 @@
 """What a whole run comes to beside its requests: how loaded it was, and what its counters say."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from hicache.cache.tree.node import FULL
 from hicache.clock import SECOND_NS
-from hicache.config import ExperimentConfig
+from hicache.config import ExperimentConfig, StorageConfig
 from hicache.engine.deployment import Deployment
 from hicache.engine.loop import Engine
 from hicache.executor.simulated.cost import CostModel
-from hicache.request import Request
+from hicache.request import Request, TokenSpans
 from hicache.results.keys import COUNTERS
 from hicache.results.metrics import REQUIRED_MEASURES, RequestRecord
 from hicache.results.recorder import Recorder
@@ -43,12 +43,10 @@ def run_measures(
         for record in records
         if record.output_len  # finished, or aborted when its answer had begun
     ]
-    read_rate, write_rate = config.storage.read_gbps * 1e9, config.storage.write_gbps * 1e9
     measures |= {
         "prefetch/discarded_pages": sum(discarded),
         "load/rho_gpu": _utilisation(deployment.cost, lengths, span_s, len(engines)),
-        "load/rho_read": counters["transfer/storage_read_bytes"] / span_s / read_rate,
-        "load/rho_write": counters["transfer/storage_write_bytes"] / span_s / write_rate,
+        **_storage_load(config.storage, counters, span_s),
         # the time in which somebody could have begun, had there been room: in the step or in memory
         "load/rho_queue": counters["engine/backlog_ns"] / SECOND_NS / span_s / len(engines),
         "gpu/busy_s": counters["engine/busy_ns"] / SECOND_NS * tp,
@@ -70,20 +68,29 @@ def cold_load(requests: Sequence[Request], cost: CostModel, num_engines: int) ->
 def working_set(
     requests: Sequence[Request], deployment: Deployment, page_size: int
 ) -> dict[str, float]:
-    """Distinct tokens of the workload, and how much of their full KV the host could hold."""
-    parts = [part for each in requests for part in (each.prompt, each.output)]
+    """Distinct tokens of the workload, and how much of their full KV the host could hold.
+
+    Equal tokens of two namespaces are two, for neither finds the other's.
+    """
+    parts: dict[str, list[TokenSpans]] = {}
+    for each in requests:
+        parts.setdefault(each.namespace, []).extend((each.prompt, each.output))
+    tokens = sum(map(_num_distinct, parts.values()))
+    capacity = deployment.host.counts[FULL]
+    measures: dict[str, float] = {"workload/distinct_tokens": tokens}
+    if capacity is not None:
+        measures["load/host_over_working_set"] = capacity * page_size / tokens
+    return measures
+
+
+def _num_distinct(parts: Sequence[TokenSpans]) -> int:
     starts = np.concatenate([part.starts for part in parts])
     counts = np.concatenate([part.counts for part in parts])
     order = np.argsort(starts, kind="stable")
     firsts = starts[order].astype(np.int64)
     ends = np.maximum.accumulate(firsts + counts[order])
     before = np.concatenate(([firsts[0]], ends[:-1]))
-    tokens = int(np.maximum(ends - np.maximum(firsts, before), 0).sum())
-    capacity = deployment.host.counts[FULL]
-    measures: dict[str, float] = {"workload/distinct_tokens": tokens}
-    if capacity is not None:
-        measures["load/host_over_working_set"] = capacity * page_size / tokens
-    return measures
+    return int(np.maximum(ends - np.maximum(firsts, before), 0).sum())
 
 
 def _utilisation(
@@ -92,6 +99,20 @@ def _utilisation(
     """Seconds of work offered a second, answers decoded in batches."""
     offered = sum(cost.offered_s(*lengths, OFFERED_BATCH) for lengths in requests)
     return offered / span_s / num_engines
+
+
+def _storage_load(
+    storage: StorageConfig, counters: Mapping[str, int], span_s: float
+) -> dict[str, float]:
+    """Bytes moved a second over the storage's rates; what both share is as busy for either."""
+    read, write = (counters[f"transfer/storage_{side}_bytes"] for side in ("read", "write"))
+    shared = 0.0
+    if storage.shared_gbps is not None:
+        shared = (read + write) / span_s / (storage.shared_gbps * 1e9)
+    return {
+        "load/rho_read": max(read / span_s / (storage.read_gbps * 1e9), shared),
+        "load/rho_write": max(write / span_s / (storage.write_gbps * 1e9), shared),
+    }
 
 
 def _span_s(arrivals_ns: Sequence[int]) -> float:

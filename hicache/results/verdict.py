@@ -115,6 +115,11 @@ def _rejected(summary: Summary, threshold: float) -> float | None:
     return _above(summary["cache/rejected_tokens"] / all_tokens, threshold) if all_tokens else None
 
 
+def _aborted(summary: Summary, threshold: float) -> float | None:
+    count = summary.get("request/count")
+    return _above(summary.get("request/aborted_count", 0) / count, threshold) if count else None
+
+
 def _dropped_writes(summary: Summary, threshold: float) -> float | None:
     dropped = summary.get("storage/dropped_write_pages", 0)
     wanted = dropped + summary.get("storage/queued_write_pages", 0)
@@ -172,6 +177,15 @@ CONDITIONS = (
         number=_rejected,
         phrase="{} of the prompt tokens rejected",
         means="the requests that are left are no sample of the workload (model.max_len, pools)",
+    ),
+    Condition(
+        name="aborted",
+        threshold=0.01,
+        origin="as for what is rejected: who waits longest gives up first",
+        number=_aborted,
+        phrase="{} of the requests given up on",
+        means="latencies are of those that were answered in time, and leave out the longest waits "
+        "(workload.abort_share)",
     ),
     Condition(
         name="dropped writes",

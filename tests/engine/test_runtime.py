@@ -40,10 +40,19 @@ def test_devices_copy_their_parts_of_a_layers_page_side_by_side(
     assert copy_ns(config, tp, link, 10**9) == pytest.approx(1e18 / (tp * rate), rel=1e-6)
 
 
-def test_the_hosts_memory_is_as_fast_as_the_machine_says() -> None:
+@pytest.mark.parametrize(("model", "parts"), [("qwen3_next_80b", 2), ("kimi_linear_48b", 1)])
+def test_a_device_copies_a_whole_head_or_all_of_a_latent(model: str, parts: int) -> None:
+    config = config_of(f"model={model}", "executor.copy_path=copy_engine")
+    piece = config.model.full_layer_token_bytes * config.cache.page_size // parts
+    rate = pcie_rate(config.hardware, piece, CopyPath.copy_engine)
+    assert copy_ns(config, 8, "to_device", 10**9) == pytest.approx(1e18 / (8 * rate), rel=1e-6)
+
+
+@pytest.mark.parametrize(("tp", "hosts"), [(1, 1), (8, 1), (16, 2)])
+def test_the_memory_of_each_host_is_as_fast_as_the_machine_says(tp: int, hosts: int) -> None:
     config = config_of("model=llama3_8b")
-    wanted = 1e18 / config.hardware.host_bandwidth.value
-    assert copy_ns(config, 1, "host_memory", 10**9) == pytest.approx(wanted, rel=1e-6)
+    wanted = 1e18 / (hosts * config.hardware.host_bandwidth.value)
+    assert copy_ns(config, tp, "host_memory", 10**9) == pytest.approx(wanted, rel=1e-6)
 
 
 def test_without_storage_there_is_none() -> None:

@@ -40,6 +40,10 @@ def test_it_prints_that_all_logits_are_equal(done):
     assert "logits equal: 4 of 4" in done.stdout
 
 
+def test_it_says_that_its_loads_are_those_of_the_machine_it_was_told_of(done):
+    assert "ρ gpu is that of h200, ρ read and write" in done.stdout
+
+
 def test_exposed_times_are_in_the_fields_of_a_simulated_run(done):
     summary = json.loads((Path(done.stdout.splitlines()[-1]) / "summary.json").read_text())
     assert summary["verify/unequal_count"] == 0

@@ -273,6 +273,17 @@ def test_a_sweep_leaves_a_table_a_figure_and_two_files(sweep, capsys):
     assert "stops: median (lowest–highest) over 3 seeds\n" in printed
 
 
+def test_the_files_of_a_sweep_tell_its_windows_apart(tmp_path):
+    for job in range(4):
+        stop, window = STOPS[job // 2], 3 * (job % 2)
+        write_run(tmp_path / str(job), stop=stop, rate=1.0, seed=7, ttft=1.0 + job, window=window)
+    sum_up(tmp_path, load_runs([tmp_path]), title="stops")
+    with (tmp_path / "sweep.csv").open() as file:
+        assert [line["workload.window"] for line in csv.DictReader(file)] == ["0", "3", "0", "3"]
+    described = json.loads((tmp_path / "sweep.json").read_text())
+    assert [(each["windows"], each["seeds"]) for each in described] == [([0, 3], [7, 7])] * 2
+
+
 def test_what_a_sweep_and_compare_say_is_the_middle_is_the_same(sweep, capsys):
     config = OmegaConf.load(sweep / "2" / "config.yaml")
     write = {"stop": config.prefetch.stop, "rate": config.storage.read_gbps, "seed": 2}

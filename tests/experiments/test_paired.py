@@ -14,6 +14,7 @@ from hicache.clock import SECOND_NS
 from hicache.results.metrics import Status, summarize
 from hicache.results.report import write_requests
 from hicache.results.tracking import write_json
+from hicache.results.verdict import RHOS
 
 
 def write_run(path, records, measures, *, stop, seed=0, window=0, kind="trace"):
@@ -27,6 +28,12 @@ def write_run(path, records, measures, *, stop, seed=0, window=0, kind="trace"):
     (path / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(config)))
     write_json(path / "summary.json", summarize(records, measures))
     write_requests(path / "requests.parquet", records)
+
+
+@pytest.fixture
+def measures(measures):
+    """Of runs whose latencies may be compared."""
+    return {**measures, **{f"load/rho_{name}": 0.5 for name in RHOS}}
 
 
 @pytest.fixture
@@ -247,12 +254,32 @@ def test_a_paired_comparison_as_csv_keeps_values_and_differences_apart(
 
 
 def test_overloaded_rows_are_marked(tmp_path, measures, late, capsys):
-    rhos = {f"load/rho_{name}": 0.5 for name in ("queue", "read", "write")}
-    busy = {**measures, **rhos, "load/rho_gpu": 0.95}
+    busy = {**measures, "load/rho_gpu": 0.95}
     two_runs(tmp_path, busy, [late(0, 0)], [late(0, 1)])
     compare.main([str(tmp_path), "--paired", "--metric", "request/ttft_s_mean"])
     (line,) = [row for row in capsys.readouterr().out.splitlines() if row.startswith("timeout")]
     assert line.split()[1:3] == ["1", "abcd"]  # with ρ 0.95 as all its TTFT in one minute
+
+
+@pytest.mark.parametrize("busy", ["best_effort", "timeout"])
+def test_no_latency_of_overloaded_requests_is_compared(tmp_path, measures, late, capsys, busy):
+    for stop in ("best_effort", "timeout"):
+        load = {"load/rho_gpu": 0.95 if stop == busy else 0.5}
+        for window in range(8):
+            records = [late(number, stop == busy) for number in range(6)]
+            path = tmp_path / f"{stop}{window}"
+            write_run(path, records, {**measures, **load}, stop=stop, window=window)
+    keys = ("request/ttft_s_mean", "cache/token_hit_rate")
+    told = [str(tmp_path), "--paired", *(f"--metric={key}" for key in keys)]
+    compare.main(told)
+    (line,) = [row for row in capsys.readouterr().out.splitlines() if row.startswith("timeout")]
+    assert line.count("–") == 3  # its TTFT, and who had it sooner or later
+    compare.main([*told, "--json"])
+    [row] = json.loads(capsys.readouterr().out)
+    latency, hits = (row["metrics"][key] for key in keys)
+    assert latency["other"] > 0  # the latency itself stays
+    assert (latency["difference"], latency["interval"], row["sooner_share"]) == (None, None, None)
+    assert (hits["difference"], hits["interval"]) == (0, [0, 0])
 
 
 def test_what_belongs_to_whole_runs_is_compared_window_by_window(tmp_path, measures, late, capsys):

@@ -447,6 +447,14 @@ def test_what_changes_nothing_here_is_said(program):
     assert "no effect" not in program("prefetch.timeout_base_s=3").stderr
 
 
+def test_what_only_storage_needs_changes_nothing_without(program):
+    done = program("storage=none", "prefetch.stop=best_effort", "storage.faults.delay_ms=5")
+    assert done.returncode == 0
+    said = " has no effect here: it needs storage.kind=memory,slab,file,redis,mooncake,module:Class"
+    told = [f"{knob}{said}" for knob in ("prefetch.stop", "storage.faults.delay_ms")]
+    assert done.stderr.splitlines()[:2] == told
+
+
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [

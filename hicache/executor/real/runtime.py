@@ -87,7 +87,11 @@ class TorchRuntime:
 
     def report(self) -> tuple[list[str], dict[str, float]]:
         """Notes and measures of a run that is over."""
-        notes = [f"computed on {self._device} with torch {torch.__version__}"]
+        notes = [
+            f"computed on {self._device} with torch {torch.__version__}",
+            f"ρ gpu is that of {self._config.hardware.name}, ρ read and write those of the rates "
+            f"in storage.*: none of them was measured here",
+        ]
         copied_ns = sum(runner.total_copied_ns for runner in self.io.runners)
         exposed_ns = sum(runner.total_exposed_ns for runner in self.io.runners)
         measures: dict[str, float] = {

@@ -104,14 +104,15 @@ class CostModel:
         self._full_before = _count_before(kinds, ComponentKind.full)
         self._swa_before = _count_before(kinds, ComponentKind.swa)
         self._mamba_before = _count_before(kinds, ComponentKind.mamba)
+        # what several devices hold is copied to each of them
+        full_bytes = model.full_layer_token_bytes * model.kv_copies(ComponentKind.full, tp)
+        swa_bytes = model.swa_layer_token_bytes * model.kv_copies(ComponentKind.swa, tp)
         self._layer_token_bytes = {
             ComponentKind.full: np.array(
-                [model.full_layer_token_bytes * word.count("F") for word in model.layer_words],
-                dtype=np.float64,
+                [full_bytes * word.count("F") for word in model.layer_words], dtype=np.float64
             ),
             ComponentKind.swa: np.array(
-                [model.swa_layer_token_bytes * word.count("S") for word in model.layer_words],
-                dtype=np.float64,
+                [swa_bytes * word.count("S") for word in model.layer_words], dtype=np.float64
             ),
             ComponentKind.mamba: np.array(
                 [model.layer_state_bytes(word) for word in model.layer_words], dtype=np.float64

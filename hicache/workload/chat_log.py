@@ -11,6 +11,7 @@ appearance. What a run writes, and what is kept of a trace that was read, knows 
 """
 
 import json
+import math
 import re
 import secrets
 from collections.abc import Callable, Iterator, Sequence
@@ -129,7 +130,7 @@ def _content(message: Record, where: str) -> str:
 
 def _time_ns(record: Record, where: str) -> int:
     value = record.get("created", record.get("timestamp"))
-    if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf:
         return round(value * 1e9)
     try:
         return date_ns(cast(str, value))

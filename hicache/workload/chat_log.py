@@ -110,8 +110,10 @@ def _messages(record: Record, where: str) -> list[Record]:
 def _answer(record: Record, messages: list[Record], where: str) -> str | None:
     """The answer's text; a last message of the assistant is taken off the messages."""
     choices = record.get("choices")
-    if isinstance(choices, list) and choices and isinstance(choices[0], dict):
-        return _content(cast(Record, choices[0].get("message") or {}), where)
+    first = choices[0] if isinstance(choices, list) and choices else None
+    message = first.get("message") if isinstance(first, dict) else None
+    if isinstance(message, dict):
+        return _content(cast(Record, message), where)
     if isinstance(record.get("response"), str):
         return cast(str, record["response"])
     if messages[-1]["role"] != "assistant" or len(messages) == 1:

@@ -123,6 +123,14 @@ def test_nothing_that_was_said_is_written_to_disk(
         ({"created": 1, "messages": "Quince"}, "messages must be a list .* got a str"),
         ({"created": 1, "messages": ["Quince"]}, "must be an object with a role, got a str"),
         ({"created": 1, "messages": [ASK]}, "completion_tokens must be an integer of at least 1"),
+        (
+            {"created": 1, "messages": [ASK], "choices": [{"text": "Quince"}]},
+            "completion_tokens must be an integer of at least 1",
+        ),
+        (
+            {"created": 1, "messages": [ASK], "choices": [{"message": "Quince"}]},
+            "completion_tokens must be an integer of at least 1",
+        ),
         ({"created": "Quince", "messages": [ASK, ANSWER]}, "a number of seconds .* got a str"),
         ({"created": float("inf"), "messages": [ASK, ANSWER]}, "a number of seconds .* a float"),
         ({"created": 1.7e12, "messages": [ASK, ANSWER]}, "its time is after the year 2106"),

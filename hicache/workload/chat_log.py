@@ -53,7 +53,16 @@ def _encoder(tokenizer: str | None) -> Encode:
             f"workload.tokenizer must be module:function, from a text to its tokens, got "
             f"{tokenizer!r} ({error})"
         ) from error
-    return cast(Encode, encode)
+
+    def checked(text: str) -> Sequence[int | str]:
+        tokens = encode(text)
+        if not isinstance(tokens, list | tuple):  # what transformers give by themselves is a dict
+            raise ValueError(
+                f"workload.tokenizer={tokenizer} must give a list of tokens, got {_kind(tokens)}"
+            )
+        return tokens
+
+    return checked
 
 
 def _rows(path: Path, encode: Encode) -> Iterator[Row]:

@@ -152,3 +152,13 @@ def test_a_tokenizer_that_is_not_there_is_refused(tmp_path: Path, tokenizer: str
     path = write_lines(tmp_path / "log.jsonl", LOG)
     with pytest.raises(ValueError, match=r"workload\.tokenizer must be module:function"):
         load(path, tokenizer=tokenizer)
+
+
+def as_a_mapping(text: str) -> dict[str, list[int]]:
+    return {"input_ids": [ord(letter) for letter in text], "attention_mask": [1] * len(text)}
+
+
+def test_a_tokenizer_that_gives_no_list_is_refused(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "log.jsonl", LOG)
+    with pytest.raises(ValueError, match=r":as_a_mapping must give a list of tokens, got a dict"):
+        load(path, tokenizer=f"{__name__}:as_a_mapping")

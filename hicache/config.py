@@ -14,7 +14,7 @@ from pathlib import PurePath
 from typing import Any
 
 from hicache.models import ComponentKind, HardwareConfig, ModelConfig
-from hicache.models.plausible import check_shape
+from hicache.models.plausible import check_machine, check_shape
 
 # policies of our own, by the knob that names them; module:Class names one of the user's
 STOP_POLICIES = ("best_effort", "wait_complete", "timeout", "marginal")
@@ -602,6 +602,8 @@ class ExperimentConfig:
         check_limits("", self)
         if self.model != ModelConfig():
             check_shape(self.model)
+        if self.hardware != HardwareConfig():
+            check_machine(self.hardware)
         tp = self.parallel.tp or self.model.default_tp
         for kind, heads in (
             (ComponentKind.full, self.model.num_kv_heads),

@@ -4,11 +4,18 @@ import difflib
 import re
 from itertools import takewhile
 
+from hydra.errors import OverrideParseException
+
 from experiments.launch.schema import known_keys
 
 
 def sentence(error: BaseException) -> str:
     """What was given and what was wanted, on one line, with the nearest knob if one is unknown."""
+    if isinstance(error, OverrideParseException):
+        return (
+            f"cannot read {error.override} (wanted KEY=VALUE; quotes of its own around a value let "
+            f"any sign stand in it: 'KEY=\"VALUE\"')"
+        )
     parts: list[str] = []
     cause: BaseException | None = error
     while cause is not None:
@@ -25,8 +32,6 @@ def sentence(error: BaseException) -> str:
         told += " (it is for hydra/launcher=joblib, which must be given too)"
     if told.startswith("Ambiguous value for argument"):
         told += " (add -m to run all of its values, or write a list as [a,b])"
-    if "LexerNoViableAlt" in told or told.startswith("Error parsing override"):
-        told = f"{told} (wanted KEY=VALUE)"
     return told
 
 

@@ -29,28 +29,31 @@ def read_table(path: Path) -> dict[str, RateTable | Figure]:
     found: dict[str, RateTable | Figure] = {}
     kinds = {item.name: item.type for item in fields(HardwareConfig)}
     named = [name for name, kind in kinds.items() if kind in (RateTable, Figure)]
-    with path.open(encoding="utf-8-sig", newline="") as lines:
-        table = csv.DictReader(lines)
-        if not set(COLUMNS) <= set(table.fieldnames or ()):
-            raise ValueError(
-                f"hardware.table: {path}, line 1: wanted the columns {', '.join(COLUMNS)}"
-            )
-        for row in table:
-            where = f"hardware.table: {path}, line {table.line_num}"
-            curve = row["curve"]
-            if curve not in named:
-                raise ValueError(f"{where}: curve must be one of {', '.join(named)}, got {curve!r}")
-            source = row.get("source") or f"{path}, of its owner"
-            rate = _number(row["rate"], f"{where}: rate")
-            if kinds[curve] is Figure:
-                found[curve] = Figure(value=rate, source=source, status="measured")
-                continue
-            points.setdefault(curve, []).append((_number(row["size"], f"{where}: size"), rate))
-            size, rates = zip(*sorted(points[curve]), strict=True)
-            try:
-                found[curve] = RateTable(size=size, rate=rates, source=source, status="measured")
-            except ValueError as error:
-                raise ValueError(f"{where}: {error}") from error
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"hardware.table: {path} is not UTF-8 ({error})") from error
+    table = csv.DictReader(lines)
+    if not set(COLUMNS) <= set(table.fieldnames or ()):
+        raise ValueError(f"hardware.table: {path}, line 1: wanted the columns {', '.join(COLUMNS)}")
+    for row in table:
+        where = f"hardware.table: {path}, line {table.line_num}"
+        curve = row["curve"]
+        if curve not in named:
+            raise ValueError(f"{where}: curve must be one of {', '.join(named)}, got {curve!r}")
+        source = row.get("source") or f"{path}, of its owner"
+        rate = _number(row["rate"], f"{where}: rate")
+        if kinds[curve] is Figure:
+            if curve in found or (row["size"] or "").strip():
+                raise ValueError(f"{where}: {curve} is one figure, which has no size")
+            found[curve] = Figure(value=rate, source=source, status="measured")
+            continue
+        points.setdefault(curve, []).append((_number(row["size"], f"{where}: size"), rate))
+        size, rates = zip(*sorted(points[curve]), strict=True)
+        try:
+            found[curve] = RateTable(size=size, rate=rates, source=source, status="measured")
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from error
     if not found:
         raise ValueError(f"hardware.table: {path} has no row")
     return found

@@ -1,12 +1,46 @@
-"""Whether the numbers of a model can be those of one model.
+"""Whether the numbers of a model can be those of one model, and those of a machine its own.
 
-Parameters and bytes decide what a run costs; a slip in them gives a result that looks like one. The
-bounds are wide: the smallest that the heads and experts need, and more than any model published.
+Parameters, bytes and rates decide what a run costs; a slip in them gives a result that looks like
+one. The bounds are wide: the smallest that the heads and experts need, and more than any model
+published; of a machine, what no machine is as slow as.
 """
 
+from dataclasses import fields
+from math import inf
+
+from hicache.models.machines import Figure, HardwareConfig, RateTable
 from hicache.models.shapes import ComponentKind, ModelConfig
 
 MLP_WIDTH = 16  # of an inner size, in hidden sizes; gpt-oss has 1, Gemma 3 4, Falcon 7B 4
+
+LEAST_RATE = 1e6  # a second: no link or device is so slow, but one in GB/s would be
+LEAST = {"step_s": 0, "extend_s": 0, "all_reduce_s": 0, "activation_bytes": 0, "copy_slowdown": 1}
+
+
+def check_machine(hardware: HardwareConfig) -> None:
+    """Check numbers of a machine, each by itself.
+
+    Raises:
+        ValueError: one is off, with what it should be at the least.
+    """
+    for name in ("num_devices", "devices_per_host", "tile_tokens"):
+        if getattr(hardware, name) < 1:
+            raise ValueError(f"hardware.{name} must be at least 1, got {getattr(hardware, name)}")
+    for name in (item.name for item in fields(hardware)):
+        value = getattr(hardware, name)
+        found: tuple[float, ...] = (value.value,) if isinstance(value, Figure) else ()
+        if isinstance(value, RateTable):
+            found = value.rate
+        if name == "both_ways_bandwidth" and found == (0,):
+            continue  # neither direction slows the other
+        least = LEAST.get(name, LEAST_RATE)
+        for number in found:
+            if not least <= number < inf:
+                what = " (bytes or operations a second)" if least == LEAST_RATE else ""
+                raise ValueError(
+                    f"hardware.{name} must be a finite number of at least {least:,.0f}{what}, "
+                    f"got {number:,}"
+                )
 
 
 def check_shape(model: ModelConfig) -> None:

@@ -24,6 +24,7 @@ from hicache.storage.guards.deadline import DeadlineStorage
 from hicache.storage.guards.faults import Fault, FaultyStorage, Stall
 
 KINDS = ("none", "memory", "slab", "file", "redis", "mooncake")
+ASKED = ("contains", "read", "write", "delete", "stats", "close")  # of an engine
 
 
 def open_storage(
@@ -61,12 +62,26 @@ def open_storage(
                 _root(config), namespace=namespace, segment_bytes=capacity_bytes or 0
             )
         case kind if ":" in kind:
-            make = partial(_class_of(kind), config.root)
+            make = partial(_build_own, kind, config.root)
         case unknown:
             raise ValueError(
                 f"storage.kind must be one of {', '.join(KINDS)} or module:Class, got {unknown!r}"
             )
     return make(namespace=namespace, capacity_bytes=capacity_bytes, page_bytes=page_bytes)
+
+
+def _build_own(kind: str, root: str | None, **given: object) -> Storage:
+    make = _class_of(kind)
+    try:
+        engine = make(root, **given)
+    except TypeError as error:
+        if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
+            raise  # out of the class itself, whose line is of use
+        raise ValueError(f"storage.kind={kind} cannot be built: {error}") from error
+    missing = [each for each in ASKED if not callable(getattr(engine, each, None))]
+    if missing:
+        raise ValueError(f"storage.kind={kind} has no {', '.join(missing)}")
+    return engine
 
 
 def _class_of(kind: str) -> Callable[..., Storage]:

@@ -124,9 +124,12 @@ def form_of(path: Path) -> str:
     Raises:
         TraceError: in none of them.
     """
-    if path.suffix == ".csv":
+    if path.suffix.lower() == ".csv":
         return "lengths"
-    _, record = next(read_records(path), (1, {}))
+    try:
+        _, record = next(read_records(path), (1, {}))
+    except TraceError as error:
+        raise TraceError(f"{error}; a table of lengths is known by its name, *.csv") from error
     for field, form in (("hash_ids", "blocks"), ("messages", "chats")):
         if field in record:
             return form

@@ -11,6 +11,7 @@ appearance. What a run writes, and what is kept of a trace that was read, knows 
 """
 
 import json
+import math
 import re
 import secrets
 from collections.abc import Callable, Iterator, Sequence
@@ -52,7 +53,16 @@ def _encoder(tokenizer: str | None) -> Encode:
             f"workload.tokenizer must be module:function, from a text to its tokens, got "
             f"{tokenizer!r} ({error})"
         ) from error
-    return cast(Encode, encode)
+
+    def checked(text: str) -> Sequence[int | str]:
+        tokens = encode(text)
+        if not isinstance(tokens, list | tuple):  # what transformers give by themselves is a dict
+            raise ValueError(
+                f"workload.tokenizer={tokenizer} must give a list of tokens, got {_kind(tokens)}"
+            )
+        return tokens
+
+    return checked
 
 
 def _rows(path: Path, encode: Encode) -> Iterator[Row]:
@@ -109,8 +119,10 @@ def _messages(record: Record, where: str) -> list[Record]:
 def _answer(record: Record, messages: list[Record], where: str) -> str | None:
     """The answer's text; a last message of the assistant is taken off the messages."""
     choices = record.get("choices")
-    if isinstance(choices, list) and choices and isinstance(choices[0], dict):
-        return _content(cast(Record, choices[0].get("message") or {}), where)
+    first = choices[0] if isinstance(choices, list) and choices else None
+    message = first.get("message") if isinstance(first, dict) else None
+    if isinstance(message, dict):
+        return _content(cast(Record, message), where)
     if isinstance(record.get("response"), str):
         return cast(str, record["response"])
     if messages[-1]["role"] != "assistant" or len(messages) == 1:
@@ -129,7 +141,7 @@ def _content(message: Record, where: str) -> str:
 
 def _time_ns(record: Record, where: str) -> int:
     value = record.get("created", record.get("timestamp"))
-    if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf:
         return round(value * 1e9)
     try:
         return date_ns(cast(str, value))

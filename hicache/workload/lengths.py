@@ -20,8 +20,9 @@ COLUMNS = {
     "time": ("timestamp", "timestamp_ms", "time", "time_ms", "arrived_at", "arrival_s"),
     "prompt": ("input_length", "contexttokens", "request tokens", "num_prefill_tokens", "in"),
     "answer": ("output_length", "generatedtokens", "response tokens", "num_decode_tokens", "out"),
-    "session": ("session_id", "session", "conversation_id", "chat_id"),
+    "session": ("session_id", "session id", "session", "conversation_id", "chat_id"),
 }
+BEYOND = "beyond the last column"
 
 
 def load_lengths(path: Path, config: WorkloadConfig) -> list[Request]:
@@ -36,17 +37,23 @@ def load_lengths(path: Path, config: WorkloadConfig) -> list[Request]:
 
 def _rows(path: Path) -> Iterator[Row]:
     with path.open(encoding="utf-8-sig", newline="") as lines:
-        table = csv.DictReader(lines)
-        place = _places(path, table.fieldnames or ())
-        for record in table:
-            where = f"{path}, line {table.line_num}"
-            yield Row(
-                where=where,
-                arrival_ns=_time_ns(record, place["time"], where),
-                prompt_len=_tokens(record, place["prompt"], where),
-                output_len=_tokens(record, place["answer"], where),
-                session=record[place["session"]] or None if "session" in place else None,
-            )
+        table = csv.DictReader(lines, restkey=BEYOND, strict=True)
+        try:
+            place = _places(path, table.fieldnames or ())
+            for record in table:
+                where = f"{path}, line {table.line_num}"
+                if BEYOND in record:
+                    raise TraceError(f"{where}: it has more fields than the table has columns")
+                yield Row(
+                    where=where,
+                    arrival_ns=_time_ns(record, place["time"], where),
+                    prompt_len=_tokens(record, place["prompt"], where),
+                    output_len=_tokens(record, place["answer"], where),
+                    session=record[place["session"]] or None if "session" in place else None,
+                )
+        except (UnicodeDecodeError, csv.Error) as error:
+            told = f"{path}, after line {table.line_num}: no table in UTF-8 ({error})"
+            raise TraceError(told) from error
 
 
 def _places(path: Path, header: Sequence[str]) -> dict[str, str]:
@@ -69,7 +76,7 @@ def _places(path: Path, header: Sequence[str]) -> dict[str, str]:
 def column_names(header: Sequence[str]) -> str:
     """The header of a table, for an error: of what is no table nothing is shown."""
     names = [name for name in header if re.fullmatch(r"[\w .-]{1,40}", name)]
-    return ", ".join(names) if len(names) == len(header) > 0 else "no names of columns"
+    return ", ".join(names) if len(names) == len(header) > 0 else "no names parted by commas"
 
 
 def _tokens(record: Mapping[str, str], column: str, where: str) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hicache.config import WorkloadConfig
 from hicache.request import Request
-from hicache.workload.rows import Name, Row, rows_to_requests
+from hicache.workload.rows import Name, Row, from_first, rows_to_requests
 from hicache.workload.trace import Record, TraceError, integer, name_of, number, read_records, text
 
 BLOCK_TOKENS = 512
@@ -24,7 +24,7 @@ SIZES = tuple(1 << power for power in range(16))  # that a trace may be found to
 def load_mooncake(
     path: Path, config: WorkloadConfig, *, block_tokens: int | None = BLOCK_TOKENS
 ) -> list[Request]:
-    """Requests of the trace in order of arrival. O(blocks).
+    """Requests of the trace in order of arrival; the first comes at 0. O(blocks).
 
     The parent of a request is the one it names, or else the latest earlier one whose full blocks,
     at least two and more than `config.system_tokens`, all prefix its own. Without `block_tokens`
@@ -33,9 +33,7 @@ def load_mooncake(
     Raises:
         TraceError: with file and line number, for a line that cannot be understood.
     """
-    rows = list(_rows(path))
-    if not rows:
-        raise TraceError(f"{path}: wanted a request on each line, the file has none")
+    rows = from_first(path, _rows(path))
     if block_tokens is None:
         block_tokens = _found_size(path, rows)
     if not _suits(rows, block_tokens, 1):

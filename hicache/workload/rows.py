@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hicache.clock import SECOND_NS
 from hicache.config import WorkloadConfig
 from hicache.request import Request
 from hicache.workload.runs import Runs, append_run, cut_runs, is_prefix, runs_len
@@ -16,6 +17,8 @@ from hicache.workload.trace import TraceError
 from hicache.workload.turns import INT32_IDS, Turn, to_requests
 
 LEAST_SHARED_BLOCKS = 2  # one common block is a common system prompt, not a common conversation
+LATEST_S = 1 << 32  # since 1970, in 2106: milliseconds that are taken for seconds come later
+LONGEST_S = 10 * 365 * 24 * 3600  # no trace lasts so long, unless a time of it has another unit
 Name = int | str
 
 
@@ -40,11 +43,24 @@ class Row:
 
 
 def from_first(path: Path, rows: Iterable[Row]) -> list[Row]:
-    """The rows, at least one, in times from that of the first."""
+    """The rows, at least one, in times from that of the first.
+
+    Raises:
+        TraceError: there is none, or one comes at a time that must be told in another unit.
+    """
     found = list(rows)
     if not found:
         raise TraceError(f"{path}: wanted a request on each line, the file has none")
-    first_ns = min(row.arrival_ns for row in found)
+    first = min(found, key=lambda row: row.arrival_ns)
+    last = max(found, key=lambda row: row.arrival_ns)
+    if last.arrival_ns > LATEST_S * SECOND_NS:
+        raise TraceError(f"{last.where}: its time is after the year 2106: is the unit another?")
+    if last.arrival_ns - first.arrival_ns > LONGEST_S * SECOND_NS:
+        raise TraceError(
+            f"{last.where}: it comes more than ten years after {first.where}: is the unit of one "
+            f"of their times another?"
+        )
+    first_ns = first.arrival_ns
     for row in found:
         row.arrival_ns -= first_ns
     return found

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import math
 import zlib
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -54,7 +55,7 @@ def integer(record: Record, name: str, *, least: int, where: str) -> int:
 def number(record: Record, name: str, *, where: str, default: float | None = None) -> float:
     """The number field `name`, at least 0; a missing one is `default` where that is given."""
     value = record.get(name, default)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
         raise TraceError(f"{where}: {name} must be a number of at least 0, got {value!r}")
     return float(value)
 

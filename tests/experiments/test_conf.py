@@ -154,7 +154,9 @@ def test_the_data_directory_comes_from_the_environment(monkeypatch):
         ("cache.page_size=many", "cache.page_size=many"),
         ("prefetch.cut=never", "expected one of [abandon, fit, restorable]"),
         ("storage=nope", "wanted one of file, memory, mooncake, none, redis, slab"),
-        ("cache.page_size", "wanted KEY=VALUE"),
+        ("cache.page_size", "cannot read cache.page_size (wanted KEY=VALUE"),
+        ("name=~/x", "cannot read name=~/x (wanted KEY=VALUE; quotes of its own"),
+        ("name=a (copy)", "cannot read name=a (copy) (wanted KEY=VALUE; quotes of its own"),
     ],
 )
 def test_a_typo_is_refused_in_one_sentence(override, told):

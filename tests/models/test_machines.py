@@ -147,6 +147,9 @@ def test_a_table_may_say_that_directions_slow_each_other(tmp_path: Path) -> None
         (["copy_engine,,5e9,"], "line 2: size must be a positive number, got ''"),
         (["copy_engine,1,5e9,", "copy_engine,1,6e9,"], "line 3: the sizes .* must rise"),
         (["copy_engine,1,-5e9,"], "line 2: rate must be a positive number, got '-5e9'"),
+        (["pcie_bandwidth,4096,5e9,"], "line 2: pcie_bandwidth is one figure, which has no size"),
+        (["step_s,,1e-3,", "step_s,,2e-3,"], "line 3: step_s is one figure, which has no size"),
+        (["pcie_bandwidth,,50,"], r"pcie_bandwidth must be .* at least 1,000,000 .* got 50\.0"),
         ([], "has no row"),
     ],
 )
@@ -159,6 +162,12 @@ def test_a_bad_row_of_a_table_is_named(tmp_path: Path, rows: list[str], told: st
 def test_a_table_without_its_columns_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_text("bytes,gbps\n1,2\n")
     with pytest.raises(ValueError, match="line 1: wanted the columns curve, size, rate"):
+        read_table(tmp_path / "mine.csv")
+
+
+def test_a_table_that_is_no_utf_8_is_named(tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_bytes(b"curve,size,rate,source\npcie_bandwidth,,5e9,caf\xe9\n")
+    with pytest.raises(ValueError, match=r"mine\.csv is not UTF-8"):
         read_table(tmp_path / "mine.csv")
 
 

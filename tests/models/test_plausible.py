@@ -41,3 +41,20 @@ def test_a_number_that_cannot_be_is_refused(name: str, field: str, value: float,
 def test_the_command_line_refuses_it_too() -> None:
     with pytest.raises(ValueError, match=r"dense_params must be at least .* got 65"):
         config_of("model.dense_params=65")
+
+
+@pytest.mark.parametrize(
+    ("knob", "told"),
+    [
+        ("step_s.value=-1", r"step_s must be a finite number of at least 0, got -1\.0"),
+        ("step_s.value=nan", "step_s must be a finite number of at least 0, got nan"),
+        ("link_bandwidth.value=0", r"link_bandwidth must be .* at least 1,000,000 .* got 0\.0"),
+        ("both_ways_bandwidth.value=83", "both_ways_bandwidth must be .* at least 1,000,000"),
+        ("copy_slowdown.value=0", r"copy_slowdown must be .* at least 1, got 0\.0"),
+        ("tile_tokens=0", "tile_tokens must be at least 1, got 0"),
+        ("gemm_bf16={size: [1], rate: [inf]}", "gemm_bf16 must be a finite number"),
+    ],
+)
+def test_a_machine_that_cannot_be_is_refused(knob: str, told: str) -> None:
+    with pytest.raises(ValueError, match=rf"hardware\.{told}"):
+        config_of(f"hardware.{knob}")

@@ -176,3 +176,12 @@ def test_at_least_one_failure_must_be_allowed(inner: Failing, clock: SimulatedCl
     with pytest.raises(ValueError, match="max_failures must be at least 1, got 0"):
         BreakerStorage(inner, clock=clock, max_failures=0)
     assert not BreakerStorage(inner, clock=clock, max_failures=1).is_bypassed
+
+
+@pytest.mark.parametrize("answer", [None, [True], [True] * 3, (True, True)])
+def test_an_answer_that_is_not_one_truth_value_for_each_key_is_refused(
+    storage: BreakerStorage, inner: Failing, monkeypatch: pytest.MonkeyPatch, answer: object
+) -> None:
+    monkeypatch.setattr(inner, "contains", lambda _: answer)
+    with pytest.raises(ValueError, match=r"a list of 2 truth values, one for each key, got"):
+        storage.contains(keys(0, 1))

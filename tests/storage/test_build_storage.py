@@ -97,6 +97,30 @@ def test_what_is_no_class_is_refused() -> None:
         opened(StorageConfig(kind="json:"))
 
 
+class Unfinished:
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def contains(self, keys: list[bytes]) -> list[bool]:
+        return [False for _ in keys]
+
+
+class Unbuildable:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("Unfinished", "has no read, write, delete, stats, close"),
+        ("Unbuildable", r"cannot be built: .*Unbuildable\(\) takes no arguments"),
+    ],
+)
+def test_an_unfinished_class_of_ones_own_is_refused(name: str, told: str) -> None:
+    with pytest.raises(ValueError, match=rf"storage\.kind={__name__}:{name} {told}"):
+        opened(StorageConfig(kind=f"{__name__}:{name}"))
+
+
 @pytest.mark.parametrize("kind", ["slab", "file", "redis", "mooncake"])
 def test_a_missing_root_is_named(kind: str) -> None:
     with pytest.raises(ValueError, match=f"storage.root must be given when .* is {kind}"):

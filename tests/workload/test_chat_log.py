@@ -123,7 +123,17 @@ def test_nothing_that_was_said_is_written_to_disk(
         ({"created": 1, "messages": "Quince"}, "messages must be a list .* got a str"),
         ({"created": 1, "messages": ["Quince"]}, "must be an object with a role, got a str"),
         ({"created": 1, "messages": [ASK]}, "completion_tokens must be an integer of at least 1"),
+        (
+            {"created": 1, "messages": [ASK], "choices": [{"text": "Quince"}]},
+            "completion_tokens must be an integer of at least 1",
+        ),
+        (
+            {"created": 1, "messages": [ASK], "choices": [{"message": "Quince"}]},
+            "completion_tokens must be an integer of at least 1",
+        ),
         ({"created": "Quince", "messages": [ASK, ANSWER]}, "a number of seconds .* got a str"),
+        ({"created": float("inf"), "messages": [ASK, ANSWER]}, "a number of seconds .* a float"),
+        ({"created": 1.7e12, "messages": [ASK, ANSWER]}, "its time is after the year 2106"),
         (
             {"created": 1, "messages": [{"role": "user", "content": 5}, ANSWER]},
             "content must be text or a list, got a int",
@@ -142,3 +152,13 @@ def test_a_tokenizer_that_is_not_there_is_refused(tmp_path: Path, tokenizer: str
     path = write_lines(tmp_path / "log.jsonl", LOG)
     with pytest.raises(ValueError, match=r"workload\.tokenizer must be module:function"):
         load(path, tokenizer=tokenizer)
+
+
+def as_a_mapping(text: str) -> dict[str, list[int]]:
+    return {"input_ids": [ord(letter) for letter in text], "attention_mask": [1] * len(text)}
+
+
+def test_a_tokenizer_that_gives_no_list_is_refused(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "log.jsonl", LOG)
+    with pytest.raises(ValueError, match=r":as_a_mapping must give a list of tokens, got a dict"):
+        load(path, tokenizer=f"{__name__}:as_a_mapping")

@@ -75,6 +75,8 @@ def test_the_columns_of_public_tables_are_known(
         ([1, "many", 5], "line 3: input_length must be an integer of at least 1, got 'many'"),
         (["soon", 9, 5], "line 3: timestamp must be a number or a date, got 'soon'"),
         (["inf", 9, 5], "line 3: timestamp must be a number or a date, got 'inf'"),
+        (["2024-01-01", 9, 5], "line 3: it comes more than ten years after .*line 2"),
+        ([1, 1, 200, 5], "line 3: it has more fields than the table has columns"),
     ],
 )
 def test_a_bad_row_is_named(tmp_path: Path, row: list[Any], told: str) -> None:
@@ -95,6 +97,20 @@ def test_an_empty_table_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_no_table_is_not_shown(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="got no names of columns") as caught:
+    with pytest.raises(TraceError, match="got no names parted by commas") as caught:
         load(tmp_path, ['{"messages": [{"content": "Quince"}]}'], [0])
     assert "Quince" not in str(caught.value)
+
+
+@pytest.mark.parametrize("session", [b"caf\xe9", b'"a quote that does not end'])
+def test_a_table_that_cannot_be_read_is_named(tmp_path: Path, session: bytes) -> None:
+    path = tmp_path / "trace.CSV"
+    path.write_bytes(",".join(HEADER).encode() + b"\n0,9,5,a\n1,9,5," + session + b"\n2,9,5,a\n")
+    with pytest.raises(TraceError, match=r"trace\.CSV, after line \d: no table in UTF-8"):
+        load_workload(WorkloadConfig(kind="trace", path=str(path)), data_dir=None, seed=0)
+
+
+def test_burst_gpt_tells_sessions_too(tmp_path: Path) -> None:
+    header = ["Timestamp", "Session ID", "Request tokens", "Response tokens"]
+    found = load(tmp_path, header, [5, "a", 100, 7], [9, "a", 150, 9])
+    assert [each.parent_id for each in found] == [None, 0]

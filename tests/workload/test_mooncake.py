@@ -106,11 +106,18 @@ def test_a_session_is_named_by_its_first_request(tmp_path: Path) -> None:
 
 
 def test_requests_come_in_order_of_arrival(tmp_path: Path) -> None:
-    requests = load_rows(tmp_path, [(30, 600, 1, [0, 1]), (10, 700, 1, [2, 3])])
+    requests = load_rows(tmp_path, [(30, 600, 1, [0, 1]), (0, 700, 1, [2, 3])])
     assert [(r.id, r.arrival_ns, r.prompt_len) for r in requests] == [
-        (0, 10_000_000, 700),
+        (0, 0, 700),
         (1, 30_000_000, 600),
     ]
+
+
+def test_the_first_request_comes_at_0_whatever_the_clock(tmp_path: Path) -> None:
+    since_1970 = 1_700_000_000_000
+    rows = [(since_1970 + 30, 600, 1, [0, 1]), (since_1970, 700, 1, [2, 3])]
+    # a float holds such a time to 256 ns
+    assert [each.arrival_ns // 1000 for each in load_rows(tmp_path, rows)] == [0, 30_000]
 
 
 def test_think_time_is_the_gap_between_arrivals_and_is_capped(tmp_path: Path) -> None:
@@ -177,6 +184,9 @@ def _row(**changes: object) -> dict[str, object]:
         (_row(input_length=0), "input_length must be an integer of at least 1, got 0"),
         (_row(output_length=None), "output_length must be an integer of at least 1, got None"),
         (_row(timestamp="now"), "timestamp must be a number of at least 0, got 'now'"),
+        (_row(timestamp=float("inf")), "timestamp must be a number of at least 0, got inf"),
+        (_row(timestamp=1e30), "its time is after the year 2106: is the unit another"),
+        (_row(timestamp=1.7e12), "it comes more than ten years after .*line 1: is the unit"),
         ([1], "wanted a JSON object, got list"),
     ],
 )

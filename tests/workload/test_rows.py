@@ -177,3 +177,10 @@ def test_a_file_of_no_known_form_says_what_it_has(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "trace.jsonl", [{"prompt": "x", "when": 3}])
     with pytest.raises(TraceError, match="hash_ids or with messages, got prompt, when"):
         load(path)
+
+
+def test_a_table_under_another_name_is_told_what_to_be_called(tmp_path: Path) -> None:
+    path = tmp_path / "trace.txt"
+    path.write_text("timestamp,input_length,output_length\n0,9,5\n")
+    with pytest.raises(TraceError, match=r"line 1: not JSON .* is known by its name, \*\.csv"):
+        load(path)

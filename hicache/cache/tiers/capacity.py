@@ -89,11 +89,16 @@ def _split(
         window_pages = -(-model.window_len // cache.page_size) + 2
         least = (1, window_pages if sizes[SWA] else 0, 4 if sizes[MAMBA] else 0)
         what = ("page of full KV", f"window of {window_pages} pages", "request's 4 state slots")
+        shared = (
+            "",
+            f" or cache.swa_device_share={shares[SWA]}",
+            f" or cache.mamba_device_share={shares[MAMBA]}",
+        )
         for kind in (FULL, SWA, MAMBA):
             if counts[kind] < least[kind]:
                 raise ValueError(
                     f"the device pool is too small for one {what[kind]}: "
                     f"{total * shares[kind] / GIB:.3f} GiB give {counts[kind]} of the "
-                    f"{least[kind]} that {model.name} needs; raise cache.device_gib"
+                    f"{least[kind]} that {model.name} needs; raise cache.device_gib{shared[kind]}"
                 )
     return Capacity(counts=(counts[0], counts[1], counts[2]), total_bytes=total)

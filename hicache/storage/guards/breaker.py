@@ -64,6 +64,7 @@ class BreakerStorage(GuardStorage):
         failed = True  # also by an error that is not the engine's
         try:
             result = call()
+            _check_answer(result, otherwise)
             failed = False
         except StorageError:
             result = otherwise
@@ -77,3 +78,14 @@ class BreakerStorage(GuardStorage):
                 else:
                     self._failures = 0
         return result
+
+
+def _check_answer(given: object, otherwise: object) -> None:
+    # engines of ours keep their word; one of a user's own may not, and this is where all come by
+    if not isinstance(otherwise, list):
+        return
+    if not isinstance(given, list) or len(given) != len(otherwise):
+        raise ValueError(
+            f"a storage engine must answer with a list of {len(otherwise)} truth values, one for "
+            f"each key, got {given!r:.80}"
+        )

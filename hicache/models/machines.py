@@ -122,5 +122,4 @@ class HardwareConfig:
     kernel_to_host: RateTable = field(default_factory=RateTable)  # likewise
     copy_kernel: CopyKernelConfig = field(default_factory=CopyKernelConfig)
     host_bandwidth: Figure = field(default_factory=Figure)  # of one host
-    network_bandwidth: Figure = field(default_factory=Figure)  # of a device's adapter
     copy_slowdown: Figure = field(default_factory=Figure)  # compute takes this times as long

@@ -1,5 +1,6 @@
 """What `--help` and docs/knobs.md say of every knob."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ from experiments.launch.schema import known_keys
 from experiments.run import show_help
 from hicache.config import CutPolicy, ExperimentConfig, StorageConfig
 
-PAGE = Path(__file__).parents[2] / "docs" / "knobs.md"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "knobs.md"
 ALL = list(knobs.knobs_of(ExperimentConfig, ""))
 
 
@@ -20,6 +22,17 @@ def test_the_page_is_current() -> None:
 
 def test_every_knob_has_a_meaning() -> None:
     assert [knob.name for knob in ALL if not knob.meaning] == []
+
+
+def test_every_knob_is_read_somewhere() -> None:
+    rooms = [path for room in ("hicache", "experiments") for path in (ROOT / room).rglob("*.py")]
+    words = set(re.findall(r"[.\"]([a-z]\w*)", "\n".join(path.read_text() for path in rooms)))
+    compiled_in = {
+        "hardware.copy_kernel.tile_bytes",
+        "hardware.copy_kernel.warps",
+    }  # and a test asks
+    unread = {knob.name for knob in ALL if knob.name.rpartition(".")[2] not in words}
+    assert unread == compiled_in
 
 
 def test_every_knob_is_listed() -> None:

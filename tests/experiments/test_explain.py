@@ -130,6 +130,14 @@ def test_every_request_can_be_told_of(again: Rerun) -> None:
     assert sum(line.startswith("Request ") for line in told) == 150
 
 
+def test_evictions_are_named_of_pages_that_were_there(again: Rerun) -> None:
+    lives = again.timeline.lives.values()
+    spans = [span for life in lives for part in life.spans for span in part]
+    evictions = [each for span in spans for each in span.evictions]
+    assert {each.request_id for each in evictions} <= set(again.records)
+    assert min(each.when_ns for each in evictions) > 0
+
+
 def test_a_request_that_is_not_there_is_named(again: Rerun) -> None:
     with pytest.raises(ValueError, match="no request 9999: they are numbered from 0 to 149"):
         lines(again, [9999], None, is_trace=False)

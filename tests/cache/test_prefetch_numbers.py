@@ -144,9 +144,10 @@ def test_a_cut_does_not_shrink_the_state() -> None:
     assert [len(each) for each in prefetch.staged] == [10, 0, 1]
 
 
-def test_a_cut_to_what_can_be_restored_skips_lengths_without_a_state() -> None:
+@pytest.mark.parametrize("available_pages", [15, 8])
+def test_a_cut_to_what_can_be_restored_skips_lengths_without_a_state(available_pages: int) -> None:
     config = PrefetchConfig(cut=CutPolicy.restorable, stage_at=StageAt.hit)
-    prefetcher = prefetcher_of(config, host=(15, 0, 1), has_states=True)
+    prefetcher = prefetcher_of(config, host=(available_pages, 0, 1), has_states=True)
     prefetch = start(prefetcher, 1024)
     assert prefetch is not None
     prefetch.restorable = [4, 8, 16]

@@ -330,6 +330,16 @@ def test_a_step_is_each_prompts_own_for_its_share_of_the_tokens() -> None:
     assert [(req.own_ns, req.shared_ns) for req in reqs] == [(47, 48), (47, 48)]
 
 
+def test_a_step_that_stood_still_all_the_time_is_nobodys_own() -> None:
+    alone = Alone()
+    alone.submit(0, 0)
+    alone.engine.wake(0)
+    req = alone.engine.extending[0].req
+    alone.engine._stall_ns = STEP_NS + 1  # as clocks may have it that are read apart
+    alone.engine.wake(STEP_NS)
+    assert (req.own_ns, req.shared_ns) == (0, 0)
+
+
 @pytest.mark.plain
 def test_an_engine_whose_steps_are_looked_at_further_is_woken_at_the_end_of_these() -> None:
     ends, woken, events = [100, 200], [], [0]

@@ -1,9 +1,18 @@
 """Why tokens are computed: by workloads where one can tell, and by a replay that never forgets."""
 
 from collections.abc import Iterable, Sequence
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
+from hicache.cache.reasons.missing_pages import MissingPages
+from hicache.cache.reasons.table import Span
+from hicache.cache.tree.eviction import Lru
+from hicache.cache.tree.node import FULL, MAMBA, SWA
+from hicache.cache.tree.page_history import PageHistory
+from hicache.cache.tree.page_registry import PageRegistry, Stored
+from hicache.cache.tree.radix_tree import RadixTree
 from hicache.clock import SECOND_NS
 from hicache.request import Request
 from hicache.results.metrics import RequestRecord, Result, Status, summarize
@@ -66,6 +75,53 @@ def test_a_prompt_that_was_here_before_is_computed_for_a_reason(
 
 def test_what_storage_brings_back_is_not_computed() -> None:
     assert again_after_others(*STORED).computed_for == {"last_token": 1}
+
+
+def test_what_lies_in_storage_from_the_start_was_seen_before() -> None:
+    made = runs.workload([request(0, 0, (0, LENGTH))])
+    warm = (*STORED, "workload.start=warm_storage", "prefetch.threshold=4096")
+    record = runs.run(made, *SMALL, *warm).records[0]
+    assert record.computed_for == {"prefetch_declined_too_short": LENGTH - 1, "last_token": 1}
+
+
+@pytest.mark.parametrize(
+    ("window_pages", "kind", "late_page", "reason"),
+    [
+        (0, FULL, 0, "write_pending"),
+        (2, SWA, 3, "write_pending"),
+        (2, SWA, 2, "write_pending"),
+        (2, SWA, 1, "storage_lost"),  # before the window of the last boundary
+        (0, MAMBA, 3, "write_pending"),
+        (0, MAMBA, 2, "storage_lost"),  # before the state of the last boundary
+    ],
+)
+def test_what_storage_had_not_yet_when_it_was_asked_was_on_its_way(
+    window_pages: int, kind: int, late_page: int, reason: str
+) -> None:
+    numbers = np.arange(4, dtype=np.int32)
+    history = PageHistory(PageRegistry({0: request(0, 0, (0, 4)).prompt}, 1))
+    tree = RadixTree(
+        page_size=1,
+        policy=Lru(),
+        window_len=window_pages,
+        has_states=kind == MAMBA,
+        history=history,
+    )
+    for each in tree.kinds:
+        history.store(numbers, each, Stored.written)
+    history.registry.written_ns[kind][late_page] = 9
+    prefetch = SimpleNamespace(restorable=[], answered_ns=9, names=range(4))
+    missing = MissingPages(
+        tree=tree,
+        config=config_of(),
+        names_evictions=False,
+        numbers=numbers,
+        full_end=0,
+        start=0,
+        prefetch=prefetch,  # type: ignore[arg-type]
+        declined=None,
+    )
+    assert missing.spans(0) == [Span(0, 4, reason)]
 
 
 def test_of_two_that_come_at_once_the_second_one_finds_the_first_one_computing() -> None:

@@ -6,6 +6,7 @@ Runs by its path, in whichever checkout is first on the module path, also in old
 import json
 import resource
 import sys
+from contextlib import suppress
 from importlib import import_module
 
 from hydra import compose, initialize_config_dir
@@ -35,4 +36,9 @@ def main(root: str, *overrides: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except Exception as error:
+        with suppress(ModuleNotFoundError):  # as above
+            sys.exit(import_module("experiments.launch.job").explain(error))
+        raise

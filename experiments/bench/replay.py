@@ -5,12 +5,14 @@
 Processor seconds of whole runs, reading the trace included, in alternating pairs. A first run of
 ours is cold, and keeps the parsed trace and the page numbers for the others. What follows the
 options goes to both sides, which must mean the same by it: spell out the knobs whose defaults have
-changed since. Ends with status 1 if a key that both summaries have differs in a byte.
+changed since. Ends with status 1 if a key that both summaries have differs in a byte, and with 2 if
+a run does not come to its end.
 """
 
 import argparse
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tarfile
@@ -19,6 +21,8 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any, TypedDict
+
+from experiments.launch.command import in_one_sentence
 
 ROOT = Path(__file__).parents[2]
 ONE_RUN = Path(__file__).with_name("one_run.py")
@@ -63,10 +67,8 @@ def main() -> int:
 
 def check_out(commit: str, folder: Path) -> None:
     """Put the files of a commit of this checkout into a folder."""
-    packed = subprocess.run(
-        ["git", "-C", str(ROOT), "archive", commit], capture_output=True, check=True
-    )
-    with tarfile.open(fileobj=BytesIO(packed.stdout)) as files:
+    packed = output_of(["git", "-C", str(ROOT), "archive", commit])
+    with tarfile.open(fileobj=BytesIO(packed)) as files:
         files.extractall(folder, filter="data")
 
 
@@ -80,8 +82,20 @@ def one_run(root: Path, overrides: list[str], environment: dict[str, str]) -> To
 
 def last_word(command: list[str], **options: Any) -> Any:
     """The JSON in the last line that a process prints; `options` are those of `subprocess.run`."""
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, **options)
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(output_of(command, **options).splitlines()[-1])
+
+
+def output_of(command: list[str], **options: Any) -> bytes:
+    """What a process prints; what goes wrong it says itself, where this program would.
+
+    Raises:
+        ValueError: something went wrong.
+    """
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=False, **options)
+    if done.returncode:
+        raise ValueError(f"this ended with status {done.returncode}: {shlex.join(command)}")
+    printed: bytes = done.stdout
+    return printed
 
 
 def differences(before: dict[str, float], now: dict[str, float]) -> list[str]:
@@ -91,4 +105,5 @@ def differences(before: dict[str, float], now: dict[str, float]) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with in_one_sentence():
+        sys.exit(main())

@@ -18,6 +18,7 @@ from statistics import median
 from matplotlib.figure import Figure
 
 from experiments.bench.replay import ROOT, Told, one_run
+from experiments.launch.command import in_one_sentence
 from hicache.compiled import is_compiled
 from hicache.results.report import save
 
@@ -123,4 +124,5 @@ def draw(builds: dict[str, dict[str, list[dict[str, float]]]]) -> Figure:
 
 
 if __name__ == "__main__":
-    main()
+    with in_one_sentence():
+        main()

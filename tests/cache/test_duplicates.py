@@ -36,6 +36,13 @@ def test_the_copy_of_a_leaf_goes_where_there_is_no_other() -> None:
     assert cache.host_allocator.allocate(FULL, 1) is None
 
 
+def test_the_copies_of_both_halves_of_a_node_that_was_split_may_go() -> None:
+    cache, _, _ = on_both_tiers(WritePolicy.write_back)
+    assert cache.match(Sequence(tokens_of(25)), 25).usable_len == 24
+    assert cache.tree.num_nodes == 3
+    assert cache.host_allocator.allocate(FULL, 8) is not None
+
+
 def test_a_copy_that_was_made_in_advance_stays() -> None:
     cache, upper, leaf = on_both_tiers(WritePolicy.write_through)
     assert cache.host_allocator.allocate(FULL, 1) is None

@@ -129,7 +129,7 @@ def serve(rank: int, plan: Plan, channels: dict[str, GlooChannel]) -> Report:
     """Carry the plan out as one of its ranks."""
     engine = engine_of(plot_of(plan), None, checks=False)  # type: ignore[arg-type]
     assert engine.prefetcher is not None
-    agreement = RankAgreement(engine.cache, engine.prefetcher)
+    agreement = RankAgreement(engine.cache, engine.prefetcher, whole_digest_every=1)
     memory = storage_of(rank, plan)
     reader = RankedReader(
         CheckedStorage(memory), agreement, channels, payload=payload, batch_pages=4, rule=plan.rule

@@ -11,7 +11,7 @@ from hicache.config import PrefetchConfig, SchedulerConfig, WritePolicy
 from hicache.engine.loop import Engine, serve
 from hicache.engine.routing import RoundRobin
 from hicache.executor.completions import StepEnds
-from hicache.scheduler.batch import Outcome
+from hicache.scheduler.batch import NOTHING, Outcome
 from tests.engine.test_lockstep import STEP_NS, Hand
 from tests.scheduler.world import engine_of, plot_of, request_of
 
@@ -328,6 +328,44 @@ def test_a_step_is_each_prompts_own_for_its_share_of_the_tokens() -> None:
     reqs = [extend.req for extend in alone.engine.extending]
     alone.engine.wake(STEP_NS)  # of which 5 ns stood still
     assert [(req.own_ns, req.shared_ns) for req in reqs] == [(47, 48), (47, 48)]
+
+
+def test_a_step_that_stood_still_all_the_time_is_nobodys_own() -> None:
+    alone = Alone()
+    alone.submit(0, 0)
+    alone.engine.wake(0)
+    req = alone.engine.extending[0].req
+    alone.engine._stall_ns = STEP_NS + 1  # as clocks may have it that are read apart
+    alone.engine.wake(STEP_NS)
+    assert (req.own_ns, req.shared_ns) == (0, 0)
+
+
+@pytest.mark.plain
+def test_an_engine_whose_steps_are_looked_at_further_is_woken_at_the_end_of_these() -> None:
+    ends, woken, events = [100, 200], [], [0]
+    ahead: Any = SimpleNamespace(
+        is_idle=True,
+        deliver=lambda done, now_ns: True,
+        look_on=lambda until_ns: len(ends) > 1 and bool(ends.pop(0)),
+        next_wake_ns=lambda now_ns: ends[0] if now_ns < ends[0] else None,
+        wake=lambda now_ns: woken.append(now_ns) or NOTHING,
+    )
+    events_alone: Any = SimpleNamespace(
+        initial=list,
+        pass_by=lambda limit_ns, clock: events.pop() if events else None,
+        advance=lambda now_ns: [(0, None)],
+        next_look_ns=lambda: None,
+        at=lambda now_ns: None,
+    )
+    serve(
+        [ahead],
+        events_alone,
+        clock=SimulatedClock(),
+        io=events_alone,
+        router=RoundRobin(),
+        observer=events_alone,
+    )
+    assert woken == [0, 200]
 
 
 @pytest.mark.plain

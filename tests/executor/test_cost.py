@@ -1,5 +1,6 @@
 """The cost of steps, against closed forms and against itself."""
 
+from dataclasses import replace
 from itertools import accumulate, chain
 from typing import Any
 
@@ -257,6 +258,15 @@ def test_steps_priced_together_cross_a_point_of_the_bandwidth_table() -> None:
     near = int(low / 1024) - 20  # 4 KiB a token and layer over 4 devices
     together = chain(*cost.decode_ends_ns(contexts(near), 40, 0))
     alone = [cost.forward_ns([], contexts(near + step)).total_ns for step in range(40)]
+    assert list(together) == list(accumulate(alone))
+
+
+def test_a_step_beyond_a_point_of_the_bandwidth_table_is_not_priced_as_one_before_it() -> None:
+    points = [100.5 * 1024, 101.5 * 1024]  # 1 KiB a token and layer
+    table = RateTable(size=points, rate=[1e9, 1e12])
+    cost = CostModel(small(), replace(plain(), decode_bandwidth=table), tp=1)
+    together = chain(*cost.decode_ends_ns([95], 12, 0))
+    alone = [cost.forward_ns([], [95 + step]).total_ns for step in range(12)]
     assert list(together) == list(accumulate(alone))
 
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import subprocess
 import sys
 
 import pytest
@@ -52,6 +53,19 @@ def test_runs_of_another_checkout_that_say_something_else_are_noticed(told):
     status, said = told(elsewhere)
     assert status == 1
     assert said.splitlines()[-1].startswith("differ: ")
+
+
+@pytest.mark.parametrize(
+    ("against", "said"), [("HEAD", "there is no /gone"), ("no_such_commit", "no_such_commit")]
+)
+def test_what_does_not_come_to_its_end_is_told_in_sentences(against, said):
+    program = [sys.executable, "-m", "experiments.bench.replay", f"--against={against}"]
+    knobs = ["workload=trace", "workload.path=/gone"]
+    done = subprocess.run([*program, *knobs], cwd=replay.ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    why, which = done.stderr.splitlines()
+    assert said in why
+    assert which.startswith("this ended with status ")
 
 
 def test_only_what_both_summaries_have_is_compared():

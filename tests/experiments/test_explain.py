@@ -13,6 +13,7 @@ from experiments.explain.trace import write_trace
 from experiments.launch.job import as_yaml, begin
 from experiments.launch.schema import stored_config
 from hicache import experiment
+from hicache.cache.tree.node import FULL
 from hicache.results.metrics import TTFT_PARTS, Status, summarize
 from hicache.results.tracking import write_json
 from tests.experiments.trace_format import TraceFormatError, check_trace
@@ -128,6 +129,19 @@ def test_the_slowest_are_told_of(again: Rerun) -> None:
 def test_every_request_can_be_told_of(again: Rerun) -> None:
     told = lines(again, list(again.records), None, is_trace=False)
     assert sum(line.startswith("Request ") for line in told) == 150
+
+
+def test_evictions_are_named_of_pages_that_were_there(again: Rerun) -> None:
+    lives = again.timeline.lives.values()
+    spans = [span for life in lives for part in life.spans for span in part]
+    evictions = [each for span in spans for each in span.evictions]
+    assert {each.request_id for each in evictions} <= set(again.records)
+    assert min(each.when_ns for each in evictions) > 0
+    page = again.config.cache.page_size
+    evicted = [span for span in spans if span.kind == FULL and span.reason.startswith("evicted_")]
+    assert evicted
+    for span in evicted:
+        assert sum(each.num_pages for each in span.evictions) * page == span.num_tokens
 
 
 def test_a_request_that_is_not_there_is_named(again: Rerun) -> None:

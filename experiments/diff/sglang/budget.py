@@ -11,7 +11,10 @@ from types import SimpleNamespace
 
 from experiments.diff.sglang import device  # noqa: F401  # before anything of the package
 from hicache.cache.pages import PageAllocator
-from hicache.cache.tree.node import FULL, SWA
+from hicache.cache.prefix_cache import PrefixCache
+from hicache.cache.tree.eviction import Lru
+from hicache.cache.tree.node import SWA
+from hicache.cache.tree.radix_tree import RadixTree
 from hicache.config import SchedulerConfig
 from hicache.scheduler.admission import Admission
 from hicache.scheduler.budget import StepBudget, swa_budget_for_req
@@ -119,23 +122,22 @@ def their_decision(state: State) -> tuple[bool, int]:
 
 
 def our_decision(state: State) -> Admit | Defer:
-    """`Admission.decide` in a state made by hand."""
-    cache = SimpleNamespace(
-        page_size=state.page,
-        tree=SimpleNamespace(has_swa=True, has_states=False, window_len=state.window),
-        room={FULL: state.full_room, SWA: state.swa_room}.__getitem__,
-        pools=[[None, PageAllocator(state.swa_pages), None]],
+    """`Admission.decide` of a cache that holds nothing, with as much room as the state has."""
+    page = state.page
+    tree = RadixTree(page_size=page, policy=Lru(), window_len=state.window)
+    on_device, on_host = (
+        [PageAllocator(count) for count in counts]
+        for counts in ((state.full_room // page, state.swa_pages, 0), (0, 0, 0))
     )
-    admission = Admission(
-        cache,  # type: ignore[arg-type]
-        SchedulerConfig(swa_budget="sglang_0_5_23"),
-    )
+    on_device[SWA].allocate(state.swa_pages - state.swa_room // page)
+    cache = PrefixCache(tree, (on_device, on_host), page_bytes=(1, 1, 1))
+    admission = Admission(cache, SchedulerConfig(swa_budget="sglang_0_5_23"))
     usable = state.device_prefix + state.host_prefix
     return admission.decide(
         SimpleNamespace(target_len=usable + state.extend, remaining_output=state.new),
-        SimpleNamespace(  # type: ignore[arg-type]
-            usable_len=usable,
+        tree.match(b"", 0)._replace(
             device_prefix_len=state.device_prefix,
+            usable_len=usable,
             host_hit_length=state.host_prefix,
             swa_host_hit_length=state.swa_host_hit,
         ),

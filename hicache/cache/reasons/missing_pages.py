@@ -86,8 +86,6 @@ class MissingPages:
         """The deepest boundary that storage was given all of; `within`: among the first pages."""
         start = self.start
         numbers = self.numbers[start:within]
-        if not len(numbers):
-            return start
         stored = self.tree.history.registry.stored
         leads = num_leading(stored[FULL][numbers] == Stored.written)
         numbers = numbers[:leads]

@@ -101,7 +101,7 @@ class RankAgreement:
     """
 
     def __init__(
-        self, cache: PrefixCache, prefetcher: Prefetcher, *, whole_digest_every: int = 1
+        self, cache: PrefixCache, prefetcher: Prefetcher, *, whole_digest_every: int
     ) -> None:
         """`whole_digest_every`: steps between digests of the whole tree, which cost O(nodes)."""
         self.answers: deque[ReadProgress] = deque()  # of queries

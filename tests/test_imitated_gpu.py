@@ -39,6 +39,31 @@ mix = run_mix(52, device="cuda")
 assert mix.seen["LoadBack"] and mix.seen["fence"] and mix.seen["CopyState"], mix.seen
 assert mix.verdict.num_equal == mix.verdict.num_checked > 0, mix.verdict
 """
+BENCH = """
+import sys
+from tests import imitated_gpu
+from hicache.kernels.bench import __main__ as bench, link_cases, measure
+from hicache.kernels.bench.measure import DIRECTIONS, Bench
+from hicache.kernels.bench.peers import PEERS
+from hicache.kernels.contract import DECLINED
+
+measure.CACHE_BYTES, measure.WARM_UP_S, bench.NUM_LAYERS, link_cases.MIB = 1 << 16, 0, 1, 1 << 12
+link_cases.WEIGHT_SIZE = 64
+link_cases.STEPS = {name: (4, 1, 2) for name in link_cases.STEPS}
+small = Bench(imitated_gpu.GPU, device_bytes=1 << 18, host_bytes=1 << 16, num_layers=1, repeats=1)
+for direction in DIRECTIONS:
+    transfer = small.transfer(direction, 2, 2048, num_bytes=1 << 14, other="layer_first")
+    for name, kernel in PEERS.items():
+        try:
+            launch = transfer.by(kernel)
+        except DECLINED:
+            assert name in ("sglang_registers", "sglang_tma"), name
+        else:
+            small.verify(transfer, launch)
+sizes = ["--device-mib", "1", "--host-mib", "1", "--repeats", "1"]
+sys.argv = ["bench", *sizes, "--op", "interference", "--op", "launches"]
+raise SystemExit(bench.main())
+"""
 
 
 def passes(*arguments):
@@ -55,6 +80,10 @@ def test_it_refuses_what_a_gpu_would():
 
 def test_logits_are_equal_through_kernels_and_streams():
     passes("-c", MIX)
+
+
+def test_peers_move_the_bytes_and_what_runs_beside_copies_runs():
+    passes("-c", BENCH)
 
 
 @pytest.mark.slow

@@ -11,13 +11,18 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from hicache.kernels.bench import copy_engine, peers
 from hicache.kernels.bench.measure import KIB, MIB, SPIN_CYCLES, Transfer, graphed
 from hicache.kernels.bench.session import Session
 
-GEMM_SIZE = 8192
-NUM_GEMMS = 40
+WEIGHT_SIZE = 8192
+# of products with one weight: tokens, columns in weight sizes, how many products; some 60 ms each
+STEPS = {
+    "GEMM": (8192, 1, 40),  # a prefill, bound by arithmetic
+    "decode": (32, 8, 200),  # bound by memory: it reads 1 GiB of weights for so few tokens
+}
 NUM_ROUNDS = 3
 
 
@@ -104,40 +109,47 @@ def against_peers(session: Session) -> None:
 
 
 def interference(session: Session) -> None:
-    """G7: a matrix product in a loop, with and without copies beside it."""
-    bench = session.bench
-    if not bench.on_gpu:
+    """G7: matrix products in a loop, as of prefills and of decode, with copies and without."""
+    if not session.bench.on_gpu:
         session.unmeasured("G7", "GEMM beside a load-back", "<= 1.05", "it needs a GPU")
         return
-    a, b = (
-        torch.randn(GEMM_SIZE, GEMM_SIZE, device=bench.device, dtype=torch.bfloat16)
-        for _ in range(2)
-    )
-    out = torch.empty_like(a)
+    side = torch.cuda.Stream(session.bench.device, priority=-1)
+    for name, (tokens, columns, times) in STEPS.items():
+        a, b = (
+            torch.randn(*size, device=session.bench.device, dtype=torch.bfloat16)
+            for size in ((tokens, WEIGHT_SIZE), (WEIGHT_SIZE, columns * WEIGHT_SIZE))
+        )
+        out = torch.empty(tokens, columns * WEIGHT_SIZE, device=a.device, dtype=a.dtype)
+        _beside_copies(session, name, partial(_products, a, b, out, times), side)
 
-    def gemms() -> None:
-        for _ in range(NUM_GEMMS):
-            torch.mm(a, b, out=out)
 
-    side = torch.cuda.Stream(bench.device, priority=-1)
-    alone_s = bench.timed(gemms, repeats=5).p50_s
+def _products(a: Tensor, b: Tensor, out: Tensor, times: int) -> None:
+    for _ in range(times):
+        torch.mm(a, b, out=out)
+
+
+def _beside_copies(
+    session: Session, name: str, products: Callable[[], None], side: torch.cuda.Stream
+) -> None:
+    alone_s = session.bench.timed(products, repeats=5).p50_s
     for direction in ("to_device", "to_host"):
         transfer = session.bench.transfer(direction, 16, 2 * KIB)
         launch, num_bytes = partial(transfer.launch, 4), transfer.num_bytes
-        solo = session.time("interference", f"{direction} alone", launch, num_bytes, repeats=5)
+        case = f"{direction} alone, before {name}"
+        solo = session.time("interference", case, launch, num_bytes, repeats=5)
         num_copies = math.ceil(1.3 * alone_s * solo * 1e9 / transfer.num_bytes)
-        rounds = [_beside(gemms, transfer, side, num_copies) for _ in range(NUM_ROUNDS)]
+        rounds = [_beside(products, transfer, side, num_copies) for _ in range(NUM_ROUNDS)]
         beside_s = statistics.median(seconds for seconds, _ in rounds)
         rate = transfer.num_bytes / statistics.median(seconds for _, seconds in rounds) / 1e9
-        session.at_most("G7", f"GEMM slowed by 4 programs {direction}", beside_s / alone_s, 1.05)
-        session.at_least("G7", f"copy {direction} beside GEMM over alone", rate / solo, 0.90)
-        session.notes[f"queueing_delay_us_{direction}"] = _queueing_delay_us(
-            session, gemms, side, direction
+        session.at_most("G7", f"{name} slowed by 4 programs {direction}", beside_s / alone_s, 1.05)
+        session.at_least("G7", f"copy {direction} beside {name} over alone", rate / solo, 0.90)
+        session.notes[f"queueing_delay_us_{direction}_{name}"] = _queueing_delay_us(
+            session, products, side, direction
         )
 
 
 def _beside(
-    gemms: Callable[[], None], transfer: Transfer, side: torch.cuda.Stream, num_copies: int
+    products: Callable[[], None], transfer: Transfer, side: torch.cuda.Stream, num_copies: int
 ) -> tuple[float, float]:
     """Seconds of the products beside copies, and of one copy while they ran."""
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(num_copies + 1)]
@@ -151,7 +163,7 @@ def _beside(
         for mark in marks[1:]:
             transfer.launch(4)
             mark.record()
-    gemms()
+    products()
     end.record()
     torch.cuda.synchronize()
     beside_s = start.elapsed_time(end) / 1e3
@@ -186,7 +198,7 @@ def launches(session: Session) -> None:
 
 
 def _queueing_delay_us(
-    session: Session, gemms: Callable[[], None], side: torch.cuda.Stream, direction: str
+    session: Session, products: Callable[[], None], side: torch.cuda.Stream, direction: str
 ) -> float:
     """How much longer a small copy takes when it is asked for in the middle of the products."""
     small = session.bench.transfer(direction, 16, 2 * KIB, num_bytes=MIB)
@@ -201,7 +213,7 @@ def _queueing_delay_us(
     seconds()
     torch.cuda.synchronize()
     alone = min(seconds() for _ in range(5))
-    gemms()
+    products()
     beside = sorted(seconds() for _ in range(9))[4]
     torch.cuda.synchronize()
     return (beside - alone) * 1e6

@@ -177,7 +177,8 @@ def torch_index(src: Buffers, dst: Buffers) -> CopyLaunch:
 
         def launch() -> None:
             for s, d in zip(src, dst, strict=True):
-                d.index_copy_(0, targets.to(d.device), s.index_select(0, sources.to(s.device)))
+                gathered = s.index_select(0, sources.to(s.device))
+                d.index_copy_(0, targets.to(d.device), gathered.to(d.device))
 
         return launch
 

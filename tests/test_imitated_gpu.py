@@ -47,7 +47,8 @@ from hicache.kernels.bench.measure import DIRECTIONS, Bench
 from hicache.kernels.bench.peers import PEERS
 from hicache.kernels.contract import DECLINED
 
-measure.CACHE_BYTES, measure.WARM_UP_S, bench.NUM_LAYERS, link_cases.MIB = 1 << 16, 0, 1, 1 << 12
+measure.CACHE_BYTES, measure.WARM_UP_S, bench.NUM_LAYERS = 1 << 16, 0, 1
+bench.MIB, link_cases.MIB = 1 << 19, 1 << 12
 link_cases.WEIGHT_SIZE = 64
 link_cases.STEPS = {name: (4, 1, 2) for name in link_cases.STEPS}
 small = Bench(imitated_gpu.GPU, device_bytes=1 << 18, host_bytes=1 << 16, num_layers=1, repeats=1)

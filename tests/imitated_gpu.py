@@ -60,6 +60,9 @@ class Generator(torch.Generator):
 
 class ImitatedGpu(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
+        for kind in set(types) - {Tensor, torch.nn.Parameter}:  # has a way of its own
+            with self:
+                return kind.__torch_function__(func, types, args, kwargs)
         with torch._C.DisableTorchFunction():
             return _called(func, args, dict(kwargs or {}))
 

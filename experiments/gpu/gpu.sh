@@ -19,7 +19,9 @@
 # SGLANG  a folder to put on the path, from which SGLang's kernels are imported as a peer; they are
 #         built on first use, by nvcc and ninja, with apache-tvm-ffi and msgspec
 # KERNELS copy kernels of the user's own for the contest, as module:name, with spaces between
-# WHEELS  a folder of wheels of what the machine lacks and cannot fetch
+# WHEELS  a folder of wheels of what the machine lacks and cannot fetch; beside torch and pandas the
+#         last part needs no more than those of pip wheel --no-deps -w DIR hydra-core omegaconf
+#         antlr4-python3-runtime==4.9.3 hydra-joblib-launcher pooch platformdirs
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 out="${OUT:-outputs/gpu}"

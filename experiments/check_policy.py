@@ -59,6 +59,8 @@ def knob_of(policy: str) -> str:
         ValueError: it is for none, or for more than one.
     """
     module, _, name = policy.partition(":")
+    if not name:
+        raise ValueError(f"module:Class is wanted, got {policy}")
     try:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:

@@ -109,6 +109,8 @@ def stored_config(file: Path) -> ExperimentConfig:
         FileNotFoundError: there is none.
         ValueError: it names a knob that there is no more.
     """
+    if not file.exists():
+        raise FileNotFoundError(f"{file.parent} is no directory of a run: it has no {file.name}")
     cfg = _writable(ExperimentConfig)
     cfg.merge_with(OmegaConf.load(file))
     return _frozen(cfg)

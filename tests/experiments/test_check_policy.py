@@ -67,3 +67,9 @@ def test_a_run_leaves_the_line_the_class_and_the_question_behind(tmp_path, capsy
     assert "return 1 / (30 - self._asked)" in told
     assert told.splitlines()[-1].startswith(f"scheduler.order={OWN}Boom: sort_key(")
     assert capsys.readouterr().err == told
+
+
+def test_a_name_without_a_class_is_told_what_is_wanted(capsys):
+    with pytest.raises(SystemExit):
+        check_policy.main(["my_policies"])
+    assert capsys.readouterr().err == "module:Class is wanted, got my_policies\n"

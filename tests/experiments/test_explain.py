@@ -166,4 +166,4 @@ def test_a_directory_without_a_run_is_refused(
     with pytest.raises(SystemExit) as ended:
         main([str(tmp_path)])
     assert ended.value.code == 2
-    assert "No such file or directory" in capsys.readouterr().err
+    assert "is no directory of a run" in capsys.readouterr().err

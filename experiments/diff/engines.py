@@ -114,9 +114,8 @@ def prepare(engine: Engine, spec: str) -> Launch:
     """
     if spec == OURS:
         return Launch(name=OURS, interpreter=sys.executable, module="experiments.diff.ours")
-    cache = user_cache_path(OURS) / "diff" / engine.package
-    files, name = _files(engine, spec, cache)
-    shared = _shared(engine, cache)
+    files, name = files_of(engine, spec)
+    shared = _shared(engine, _cache_of(engine))
     return Launch(
         name=name,
         interpreter=str(shared / "bin" / "python"),
@@ -125,8 +124,17 @@ def prepare(engine: Engine, spec: str) -> Launch:
     )
 
 
-def _files(engine: Engine, spec: str, cache: Path) -> tuple[Path, str]:
-    package, path = engine.package, Path(spec).expanduser()
+def _cache_of(engine: Engine) -> Path:
+    return user_cache_path(OURS) / "diff" / engine.package
+
+
+def files_of(engine: Engine, spec: str) -> tuple[Path, str]:
+    """Where the package of `spec` lies, fetched if need be, and what it is called.
+
+    Raises:
+        SideError: it cannot be had.
+    """
+    package, path, cache = engine.package, Path(spec).expanduser(), _cache_of(engine)
     if path.suffix == ".whl" and path.is_file():
         digest = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
         return _release(engine, str(path.resolve()), cache / f"wheel-{digest}"), path.stem

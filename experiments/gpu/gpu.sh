@@ -16,8 +16,9 @@
 #
 # OUT     where results go                        (default: outputs/gpu)
 # PYTHON  the interpreter                         (default: python3)
-# SGLANG  a folder to put on the path, from which SGLang's kernels are imported as a peer; they are
-#         built on first use, by nvcc and ninja, with apache-tvm-ffi and msgspec
+# SGLANG  a folder to put on the path, from which SGLang's kernels are imported as a peer, as made by
+#         python -m experiments.gpu.sglang_kernels (1 MB); they are built on first use, by nvcc and
+#         ninja, with apache-tvm-ffi
 # KERNELS copy kernels of the user's own for the contest, as module:name, with spaces between
 # WHEELS  a folder of wheels of what the machine lacks and cannot fetch; beside torch and pandas the
 #         last part needs no more than those of pip wheel --no-deps -w DIR hydra-core omegaconf

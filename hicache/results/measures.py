@@ -15,7 +15,8 @@ from hicache.results.keys import COUNTERS
 from hicache.results.metrics import REQUIRED_MEASURES, RequestRecord
 from hicache.results.recorder import Recorder
 
-ENGINE_TIMES = ("engine/busy_ns", "engine/prefill_ns", "engine/backlog_ns")  # not keys themselves
+ENGINE_TIMES = ("engine/busy_ns", "engine/prefill_ns", "engine/backlog_ns")
+WORKER_TIMES = tuple(f"storage/{kind}_busy_ns" for kind in ("read", "write", "query"))
 OFFERED_BATCH = 32  # answers decoded together, where an isolated request's decode cost is needed
 Lengths = tuple[int, int, int]  # tokens: cached, of the prompt, of the answer
 
@@ -32,7 +33,7 @@ def run_measures(
     measures: dict[str, float] = {
         name: count
         for name, count in counters.items()
-        if not name.startswith("cache/") and name not in ENGINE_TIMES
+        if not name.startswith("cache/") and name not in (*ENGINE_TIMES, *WORKER_TIMES)
     }
     discarded = [
         count for name, count in counters.items() if name.startswith("prefetch/discarded_")
@@ -47,6 +48,7 @@ def run_measures(
         "prefetch/discarded_pages": sum(discarded),
         "load/rho_gpu": _utilisation(deployment.cost, lengths, span_s, len(engines)),
         **_storage_load(config.storage, counters, span_s),
+        "load/rho_workers": max(counters[name] for name in WORKER_TIMES) / SECOND_NS / span_s,
         # the time in which somebody could have begun, had there been room: in the step or in memory
         "load/rho_queue": counters["engine/backlog_ns"] / SECOND_NS / span_s / len(engines),
         "gpu/busy_s": counters["engine/busy_ns"] / SECOND_NS * tp,

@@ -46,6 +46,7 @@ REQUIRED_MEASURES = (
     "load/rho_queue",
     "load/rho_read",
     "load/rho_write",
+    "load/rho_workers",
     "gpu/busy_s",
     "gpu/prefill_s",
 )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 Summary = Mapping[str, float]
 
 MOST = 0.5  # share of the waiting from which on a start holds most of it
-RHOS = ("gpu", "queue", "read", "write")
+RHOS = ("gpu", "queue", "read", "write", "workers")
 CLEAN = "no objection"
 
 
@@ -166,7 +166,9 @@ KEPT_OUT = "as for the GPU: hardly a moment in which nobody was kept out of a st
 OVERLOADS = (
     _overloaded("GPU", "gpu", origin=SATURATED),
     _overloaded("queue", "queue", origin=KEPT_OUT),
-    _overloaded("storage", "read", "write", origin="as for the GPU, of reads or of writes"),
+    _overloaded(
+        "storage", "read", "write", "workers", origin="as for the GPU, of bytes or of workers"
+    ),
 )
 
 CONDITIONS = (

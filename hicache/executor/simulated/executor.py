@@ -97,6 +97,14 @@ class SimulatedIo:
             **{f"query{engine}": 1 for engine in range(len(copy_rates))},
         }
         self._queues: dict[str, deque[IoJob]] = {name: deque() for name in self._workers}
+        kinds = {**self._workers, "query": len(copy_rates)}
+        # by worker: where the time that it is busy is counted, and how many share that
+        self._busy = {
+            worker: (f"storage/{kind}_busy_ns", kinds[kind])
+            for worker in self._workers
+            for kind in ("read", "write", "query")
+            if worker.startswith(kind)
+        }
         self.copying: Counter[int] = Counter()  # copies under way, by engine
         self.backing_up: Counter[int] = Counter()  # those to the host
         self.fences: Counter[int] = Counter()  # those that the engine's next step waits for
@@ -267,7 +275,10 @@ class SimulatedIo:
             self._go_on(self._occupy(worker, queue.popleft()))
 
     def _occupy(self, worker: str, work: IoJob) -> IoJob:
+        began_ns = self._now
         yield from work
+        counter, num_workers = self._busy[worker]
+        self.counters[counter] += (self._now - began_ns) // num_workers
         self._workers[worker] += 1
         self._dispatch(worker)
 

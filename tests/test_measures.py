@@ -57,6 +57,19 @@ def test_what_reads_and_writes_share_is_as_busy_for_either() -> None:
         assert measures[f"load/rho_{side}"] == pytest.approx(busy)
 
 
+def test_workers_are_busy_while_they_wait_for_storage() -> None:
+    requests = tuple((2.5 * number, 1024, 1) for number in range(5))
+    settings = ("storage=memory", "storage.write=selective", "storage.query_s=2")
+    measures = run(*requests, more=settings).measures  # in 10 s, from the first to the last
+    assert measures["storage/query_count"] > 0
+    assert measures["load/rho_workers"] == pytest.approx(2 * measures["storage/query_count"] / 10)
+    assert max(measures["load/rho_read"], measures["load/rho_write"]) < 0.1
+    settings = ("storage=memory", "storage.operation_s=1", "storage.write_workers=2")
+    few, more = (run(*requests, more=settings[:n]).measures["load/rho_workers"] for n in (2, 3))
+    assert few > 0
+    assert more == pytest.approx(few / 2, rel=1e-6)
+
+
 def test_nobody_waits_for_room_where_there_is_enough() -> None:
     assert run((0, 1024, 1), (10, 1024, 1)).measures["load/rho_queue"] == 0
 

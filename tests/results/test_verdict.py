@@ -192,6 +192,7 @@ def test_several_numbers_of_a_condition_are_told_by_their_ends():
         ("overloaded GPU", {"load/rho_gpu": 0.89}, {"load/rho_gpu": 0.9}),
         ("overloaded queue", {"load/rho_gpu": 0.95}, {"load/rho_queue": 0.9}),
         ("overloaded storage", {"load/rho_read": 0.89}, {"load/rho_write": 0.9}),
+        ("overloaded storage", {"load/rho_workers": 0.89}, {"load/rho_workers": 0.9}),
         ("few sessions", {"request/sessions_count": 20}, {"request/sessions_count": 19}),
         (
             "collapsed sessions",

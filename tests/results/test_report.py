@@ -92,7 +92,9 @@ def test_the_page_tells_the_load_and_what_speaks_against_the_run(run_dir):
     others = {f"load/rho_{each}": 0.1 for each in ("queue", "read", "write", "workers")}
     write_json(run_dir / "summary.json", summary | others | {"load/rho_gpu": 0.9})
     page = page_of(run_dir).read_text()
-    assert "<p>Load: ρ gpu 0.90, ρ queue 0.10, ρ read 0.10, ρ write 0.10, ρ workers 0.10</p>" in page
+    assert (
+        "<p>Load: ρ gpu 0.90, ρ queue 0.10, ρ read 0.10, ρ write 0.10, ρ workers 0.10</p>" in page
+    )
     assert "<li>GPU overloaded, ρ 0.90: no latency claim" in page
     assert "<li>only 1 session" in page
 

@@ -16,7 +16,8 @@ from typing import Any
 from hicache.models import ComponentKind, HardwareConfig, ModelConfig
 from hicache.models.plausible import check_machine, check_shape
 
-# policies of our own, by the knob that names them; module:Class names one of the user's
+# storages and policies of ours, by the knob that names them; module:Class names one of the user's
+STORAGES = ("memory", "slab", "file", "redis", "mooncake")
 STOP_POLICIES = ("best_effort", "wait_complete", "timeout", "marginal")
 EVICTION_POLICIES = ("lru", "lfu", "slru", "fifo", "random")
 CHECKPOINT_PLACEMENTS = ("end", "end_branch", "every")
@@ -34,7 +35,7 @@ TIMED = "prefetch.stop=timeout,module:Class"
 AGED = "scheduler.order=shortest_remaining,module:Class"
 GRID = "cache.checkpoints=every,module:Class"
 SIMULATED, REAL = "executor.kind=simulated", "executor.kind=torch"
-STORED = "storage.kind=memory,slab,file,redis,mooncake,module:Class"
+STORED = f"storage.kind={','.join(STORAGES)},module:Class"
 GROUPS = {"prefetch": STORED, "storage": STORED}  # where all knobs of a group have an effect
 MISSING = "???"  # OmegaConf's mark of a value that must be given
 

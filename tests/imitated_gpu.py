@@ -114,13 +114,12 @@ def _side(name, args, kwargs):
 def _moved(tensor, name, args, kwargs):
     wanted = [torch.device(each) for each in (*args, *kwargs.values()) if _is_device(each)]
     wanted.append(MOVES[name] or (GPU if tensor in ON_GPU else HOST))
-    rest = [each for each in args if not _is_device(each)]
     is_on = wanted[0].type == "cuda"
     if name == "pin_memory" or is_on != (tensor in ON_GPU):
         tensor = tensor.clone()
         if is_on or name == "pin_memory":
             (ON_GPU if is_on else PINNED).add(tensor)
-    dtypes = [each for each in (*rest, kwargs.get("dtype")) if isinstance(each, torch.dtype)]
+    dtypes = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.dtype)]
     if dtypes and dtypes[0] != tensor.dtype:
         tensor = tensor.to(dtypes[0])
         if is_on:
@@ -180,7 +179,8 @@ class Event:
         pass
 
     def elapsed_time(self, other):
-        assert (self._is_timed, other._is_timed) == (True, True), "events are timed if asked to be"
+        for event in (self, other):
+            assert event._is_timed, "an event that was not asked to be timed"
         return (other.second - self.second) * 1e3
 
 
@@ -231,7 +231,10 @@ def _launched(self, *args, **kwargs):
             _interpreted(self, *args, **kwargs)
 
     graph = getattr(_now, "graph", None)
-    (graph.launches.append if graph else lambda each: each())(launch)
+    if graph is None:
+        launch()
+    else:
+        graph.launches.append(launch)
 
 
 def _run_thread(self):

@@ -11,7 +11,7 @@ from tempfile import mkdtemp
 from uuid import uuid4
 
 from hicache.clock import Clock
-from hicache.config import StorageConfig
+from hicache.config import STORAGES, StorageConfig
 from hicache.storage.base import Storage, StorageError
 from hicache.storage.engines.file import FileStorage
 from hicache.storage.engines.memory import MemoryStorage
@@ -23,7 +23,7 @@ from hicache.storage.guards.checked import CheckedStorage
 from hicache.storage.guards.deadline import DeadlineStorage
 from hicache.storage.guards.faults import Fault, FaultyStorage, Stall
 
-KINDS = ("none", "memory", "slab", "file", "redis", "mooncake")
+KINDS = ("none", *STORAGES)
 ASKED = ("contains", "read", "write", "delete", "stats", "close")  # of an engine
 
 

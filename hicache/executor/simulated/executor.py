@@ -90,21 +90,21 @@ class SimulatedIo:
         self._flows: dict[int, IoJob] = {}
         self._now = 0
         self._done: list[Delivery] = []
+        # an engine asks about one request after another (so does SGLang's prefetch thread)
+        queries = [f"query{engine}" for engine in range(len(copy_rates))]
         self._workers = {
             "read": config.read_workers * self._num_ranks,
             "write": config.write_workers * self._num_ranks,
-            # an engine asks about one request after another (so does SGLang's prefetch thread)
-            **{f"query{engine}": 1 for engine in range(len(copy_rates))},
+            **dict.fromkeys(queries, 1),
+        }
+        # where the time that a worker is busy is counted, and how many there are of its kind
+        self._busy_counters = {
+            **{
+                name: (f"storage/{name}_busy_ns", self._workers[name]) for name in ("read", "write")
+            },
+            **dict.fromkeys(queries, ("storage/query_busy_ns", len(queries))),
         }
         self._queues: dict[str, deque[IoJob]] = {name: deque() for name in self._workers}
-        kinds = {**self._workers, "query": len(copy_rates)}
-        # by worker: where the time that it is busy is counted, and how many share that
-        self._busy = {
-            worker: (f"storage/{kind}_busy_ns", kinds[kind])
-            for worker in self._workers
-            for kind in ("read", "write", "query")
-            if worker.startswith(kind)
-        }
         self.copying: Counter[int] = Counter()  # copies under way, by engine
         self.backing_up: Counter[int] = Counter()  # those to the host
         self.fences: Counter[int] = Counter()  # those that the engine's next step waits for
@@ -277,7 +277,7 @@ class SimulatedIo:
     def _occupy(self, worker: str, work: IoJob) -> IoJob:
         began_ns = self._now
         yield from work
-        counter, num_workers = self._busy[worker]
+        counter, num_workers = self._busy_counters[worker]
         self.counters[counter] += (self._now - began_ns) // num_workers
         self._workers[worker] += 1
         self._dispatch(worker)

@@ -221,7 +221,7 @@ def check_name(name: str) -> None:
     """Refuse a name that would put what a run leaves elsewhere than below `outputs/`."""
     parts = PurePath(name).parts
     if not parts or PurePath(name).is_absolute() or ".." in parts:
-        raise ValueError(f"name must be that of a directory below outputs/, got {name!r}")
+        raise ValueError(f"name must be a relative path without `..`, below outputs/, got {name!r}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -413,7 +413,7 @@ class CacheConfig:
         if is_grid and self.checkpoint_tokens % self.page_size:
             raise ValueError(
                 f"cache.checkpoint_tokens={self.checkpoint_tokens} must be a multiple of "
-                f"cache.page_size={self.page_size}: change either of them"
+                f"cache.page_size={self.page_size}"
             )
 
 
@@ -528,8 +528,9 @@ class FaultsConfig:
         check_limits("storage.faults", self)
         if self.gone_for_s is not None and self.gone_from_s is None:
             raise ValueError(
-                "storage.faults.gone_for_s needs storage.faults.gone_from_s, got "
-                f"{self.gone_for_s} and none"
+                f"storage.faults.gone_for_s={self.gone_for_s} needs storage.faults.gone_from_s, "
+                "which is "
+                "not set"
             )
 
     @property
@@ -749,8 +750,8 @@ class ExperimentConfig:
         ranks, executor, storage = self.parallel.ranks, self.executor.kind, self.storage.kind
         if ranks > 1 and executor != "simulated":
             raise ValueError(
-                f"parallel.ranks={ranks} needs executor.kind=simulated (real memory is dealt "
-                f"out by parallel.tp), got {executor}"
+                f"parallel.ranks={ranks} needs executor.kind=simulated (the real executor splits "
+                f"memory by parallel.tp), got {executor}"
             )
         if ranks > 1 and storage == "none":
             raise ValueError(f"parallel.ranks={ranks} needs a storage, got storage.kind=none")

@@ -27,7 +27,7 @@ class RateTable:
                 f"got {len(self.rate)} rates for {len(self.size)} sizes"
             )
         if any(low >= high for low, high in zip(self.size, self.size[1:], strict=False)):
-            raise ValueError(f"the sizes of a rate table must rise, got {list(self.size)}")
+            raise ValueError(f"the sizes of a rate table must increase, got {list(self.size)}")
         if any(rate <= 0 for rate in self.rate):
             raise ValueError(f"the rates of a rate table must be positive, got {list(self.rate)}")
         _check_status("a rate table", self.status)
@@ -79,7 +79,7 @@ class CopyKernelConfig:
         for name, figure in (("to_device", self.to_device), ("to_host", self.to_host)):
             if figure.value <= 0:
                 raise ValueError(
-                    f"hardware.copy_kernel.{name} must be positive where link_programs is given, "
+                    f"hardware.copy_kernel.{name} must be positive if link_programs is set, "
                     f"got {figure.value}"
                 )
 

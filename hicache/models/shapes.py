@@ -120,13 +120,14 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if (self.window_len > 0) != (self.num_swa_layers > 0):
             raise ValueError(
-                f"model {self.name}: window_len must be positive with sliding-window layers and 0 "
-                f"without, got {self.window_len} and {self.num_swa_layers} layers"
+                f"model {self.name}: window_len must be positive if num_swa_layers is, otherwise "
+                "0, got "
+                f"window_len={self.window_len} and num_swa_layers={self.num_swa_layers}"
             )
         unknown = set(self.pattern) - set(_KIND_OF) - {"-", " "}
         if unknown:
             raise ValueError(
-                f"model {self.name}: pattern may hold F f S s M D - and spaces, "
+                f"model {self.name}: pattern may contain F f S s M D - and spaces, "
                 f"got {self.pattern!r}"
             )
         if self.pattern.strip():
@@ -143,8 +144,8 @@ class ModelConfig:
             shares = [getattr(self, f"{kind}_{tier}_share") for kind in ("swa", "mamba")]
             if min(shares) < 0 or sum(shares) >= 1:
                 raise ValueError(
-                    f"model {self.name}: the {tier} shares of swa and mamba must be 0 or more and "
-                    f"leave something to full, got {shares[0]} and {shares[1]}"
+                    f"model {self.name}: the {tier} shares of swa and mamba must not be "
+                    f"negative and must add up to less than 1, got {shares[0]} and {shares[1]}"
                 )
         if self.default_tp < 1 or self.default_tp & (self.default_tp - 1):
             raise ValueError(

@@ -65,7 +65,7 @@ def test_what_does_not_come_to_its_end_is_told_in_sentences(against, said):
     assert done.returncode == 2
     why, which = done.stderr.splitlines()
     assert said in why
-    assert which.startswith("this ended with status ")
+    assert which.startswith("command failed with exit status ")
 
 
 def test_only_what_both_summaries_have_is_compared():

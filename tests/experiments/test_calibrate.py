@@ -36,7 +36,7 @@ def test_a_name_that_is_none_is_refused(
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
         main([name, "--folder", str(tmp_path)])
-    assert "a machine's name must be one word" in capsys.readouterr().err
+    assert "the name of a machine must be a single word" in capsys.readouterr().err
 
 
 def test_a_profile_that_is_there_is_kept(

@@ -36,8 +36,8 @@ def test_a_good_class_is_told_what_was_tried(capsys, monkeypatch):
     check_policy.main([OWN + "Longest"])
     printed = capsys.readouterr().out
     assert "Longest as cache.eviction" in printed
-    assert "two ranks decided alike" in printed
-    assert "THE SAME RUN AS" not in printed
+    assert "two ranks made equal decisions" in printed
+    assert "NO DIFFERENCE from" not in printed
 
 
 def test_a_bad_class_ends_in_its_line_and_one_sentence(capsys):

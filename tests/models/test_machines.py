@@ -145,7 +145,7 @@ def test_a_table_may_say_that_directions_slow_each_other(tmp_path: Path) -> None
         (["kernel_to_devise,1,2,"], "line 2: curve must be one of .* got 'kernel_to_devise'"),
         (["pcie_bandwidth,,fast,"], "line 2: rate must be a positive number, got 'fast'"),
         (["copy_engine,,5e9,"], "line 2: size must be a positive number, got ''"),
-        (["copy_engine,1,5e9,", "copy_engine,1,6e9,"], "line 3: the sizes .* must rise"),
+        (["copy_engine,1,5e9,", "copy_engine,1,6e9,"], "line 3: the sizes .* must increase"),
         (["copy_engine,1,-5e9,"], "line 2: rate must be a positive number, got '-5e9'"),
         (["pcie_bandwidth,4096,5e9,"], "line 2: pcie_bandwidth is one figure, which has no size"),
         (["step_s,,1e-3,", "step_s,,2e-3,"], "line 3: step_s is one figure, which has no size"),

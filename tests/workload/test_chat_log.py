@@ -160,5 +160,5 @@ def as_a_mapping(text: str) -> dict[str, list[int]]:
 
 def test_a_tokenizer_that_gives_no_list_is_refused(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "log.jsonl", LOG)
-    with pytest.raises(ValueError, match=r":as_a_mapping must give a list of tokens, got a dict"):
+    with pytest.raises(ValueError, match=r":as_a_mapping must return a list of tokens, got a dict"):
         load(path, tokenizer=f"{__name__}:as_a_mapping")

@@ -75,8 +75,8 @@ def test_the_columns_of_public_tables_are_known(
         ([1, "many", 5], "line 3: input_length must be an integer of at least 1, got 'many'"),
         (["soon", 9, 5], "line 3: timestamp must be a number or a date, got 'soon'"),
         (["inf", 9, 5], "line 3: timestamp must be a number or a date, got 'inf'"),
-        (["2024-01-01", 9, 5], "line 3: it comes more than ten years after .*line 2"),
-        ([1, 1, 200, 5], "line 3: it has more fields than the table has columns"),
+        (["2024-01-01", 9, 5], "line 3: it arrives more than ten years after .*line 2"),
+        ([1, 1, 200, 5], "line 3: the row has more fields than the table has columns"),
     ],
 )
 def test_a_bad_row_is_named(tmp_path: Path, row: list[Any], told: str) -> None:
@@ -92,7 +92,7 @@ def test_a_missing_column_is_named(tmp_path: Path) -> None:
 
 
 def test_an_empty_table_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="wanted a request on each line, the file has none"):
+    with pytest.raises(TraceError, match="expected one request per line, but the file has none"):
         load(tmp_path, HEADER)
 
 

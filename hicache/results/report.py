@@ -332,14 +332,14 @@ def _reasons(summary: Mapping[str, float]) -> list[tuple[str, float, float]]:
 
 
 def _slowest(records: Sequence[RequestRecord]) -> Iterator[dict[str, Any]]:
-    """The finished requests with the longest TTFT, each with what took a tenth of it or more."""
+    """Yield the requests with the longest TTFT, each with what took a tenth of it or more."""
     finished = [record for record in records if record.ttft_ns is not None]
     for record in sorted(finished, key=lambda each: (-(each.ttft_ns or 0), each.id))[:NUM_SLOWEST]:
         ttft_ns = record.ttft_ns or 0
         waits = {
-            **{CAUSES[cause]: ns for cause, ns in record.queue_for_ns.items()},
-            "its prefetch from storage": record.storage_wait_ns,
-            "its copies from the host": record.load_back_ns,
+            **{f"waiting for {CAUSES[key]}": ns for key, ns in record.queue_for_ns.items()},
+            "waiting for its prefetch": record.storage_wait_ns,
+            "waiting for load-backs": record.load_back_ns,
             **{PREFILL_CAUSES[cause]: ns for cause, ns in record.prefill_for_ns.items()},
         }
         yield {

@@ -47,6 +47,7 @@ class Storages:
 
 
 ON_GPU, PINNED = Storages(), Storages()
+RECORDED: list[tuple[int, object]] = []  # address of a tensor, stream that reads it
 
 
 class Generator(torch.Generator):
@@ -252,6 +253,7 @@ interpreter.InterpretedFunction.warmup = lambda self, *args, **kwargs: None
 threading.Thread.run = _run_thread
 copy_engine._driver = lambda: HostDriver("cuMemcpyBatchAsync_v2")
 torch.Generator = Generator
+torch.Tensor.record_stream = lambda self, stream: RECORDED.append((self.data_ptr(), stream))
 for _name, _value in {
     "is_available": lambda: True,
     "get_device_properties": lambda device=None: Properties,

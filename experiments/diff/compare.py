@@ -16,7 +16,7 @@ from hicache.request import Request
 
 
 class Kind(Enum):
-    """How the answers to one request differ; the first that applies."""
+    """How the answers to one request differ: the first that applies."""
 
     fewer = "head hits fewer tokens"
     more = "head hits more tokens"
@@ -25,11 +25,24 @@ class Kind(Enum):
     admission = "admission decides otherwise"
     moved = "the same hits, other copies"
     evicted = "the same hits and copies, other evictions"
-    held = "only what is held differs"
+    locked = "other locks"
+    held = "other amounts held or free"
+    pages = "the same amounts held, of other pages"
     equal = "no difference"
 
 
 HIT_KINDS = (Kind.fewer, Kind.more, Kind.tier, Kind.component)
+KIND_OF_AREA = {
+    "hit": Kind.component,
+    "moved": Kind.moved,
+    "evicted": Kind.evicted,
+    "locked": Kind.locked,
+    "held": Kind.held,
+    "free": Kind.held,
+    "pages": Kind.pages,
+}
+ADDED_UP = ("hit/", "moved/", "evicted/")  # areas of what happened, over all requests
+AT_THE_END = ("held/", "locked/", "free/")  # areas of what there is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,17 +62,47 @@ class Row:
             return Kind.fewer if sum(head.hits) < sum(base.hits) else Kind.more
         if base.hits != head.hits:
             return Kind.tier
-        for kind, prefix in (
-            (Kind.component, "hit/"),
-            (Kind.moved, "moved/"),
-            (Kind.evicted, "evicted/"),
-        ):
-            asked = None not in (base.admission, head.admission)
-            if kind is Kind.moved and asked and base.admission != head.admission:
-                return Kind.admission
-            if _part(base, prefix) != _part(head, prefix):
-                return kind
-        return Kind.equal if base.held == head.held else Kind.held
+        found = {KIND_OF_AREA[name.partition("/")[0]] for name in self.changes}
+        if None not in (base.admission, head.admission) and base.admission != head.admission:
+            found.add(Kind.admission)
+        return next((kind for kind in Kind if kind in found), Kind.equal)
+
+    @property
+    def changes(self) -> dict[str, tuple[int, int]]:
+        """All numbers that differ, of base and of head, by `moved/full/read` or `held/swa/host`.
+
+        What only one side says of its state is left out.
+        """
+        base, head = (numbers_of(each) for each in (self.base, self.head))
+        both = self.base.state.keys() & self.head.state.keys()
+        one_sided = (self.base.state.keys() | self.head.state.keys()) - both
+        return {
+            name: (base.get(name, 0), head.get(name, 0))
+            for name in sorted((base.keys() | head.keys()) - one_sided)
+            if base.get(name, 0) != head.get(name, 0)
+        }
+
+    @property
+    def weight(self) -> tuple[int, int]:
+        """How much differs: hit tokens, then tokens and states copied, evicted, locked and held."""
+        sizes = {
+            name: abs(head - base)
+            for name, (base, head) in self.changes.items()
+            if not name.startswith("pages/")
+        }
+        hits = sum(size for name, size in sizes.items() if name.startswith("hit/"))
+        return hits, sum(sizes.values()) - hits
+
+
+def numbers_of(outcome: Outcome) -> dict[str, int]:
+    """All numbers of an answer, by `hit/full/device` or `held/swa/host`."""
+    hits = zip(outcome.hits._fields, outcome.hits, strict=True)
+    held = {f"held/{name}": amount for name, amount in outcome.held.items()}
+    return {f"hit/full/{tier}": hit for tier, hit in hits} | {
+        **outcome.counts,
+        **held,
+        **outcome.state,
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,24 +134,28 @@ class Comparison:
         """The first request that differs in anything."""
         return next((row for row in self.rows if row.kind is not Kind.equal), None)
 
+    def worst(self, count: int) -> list[Row]:
+        """The `count` requests that differ most, the worst first."""
+        differing = [row for row in self.rows if row.kind is not Kind.equal]
+        return sorted(differing, key=lambda row: row.weight, reverse=True)[:count]
+
     @property
     def prompt_tokens(self) -> int:
         """Of all requests."""
         return sum(row.prompt_len for row in self.rows)
 
     def totals(self, side: str) -> dict[str, int]:
-        """All counts of `base` or `head`: hits, copies, evictions, admissions; and what is held."""
+        """Counts of `base` or `head` over all requests; what is there at the end."""
         total: Counter[str] = Counter()
-        for row in self.rows:
-            outcome: Outcome = getattr(row, side)
-            for tier, tokens in zip(outcome.hits._fields, outcome.hits, strict=True):
-                total[f"hit/full/{tier}"] += tokens
-            total.update(outcome.counts)
+        outcomes: list[Outcome] = [getattr(row, side) for row in self.rows]
+        for outcome in outcomes:
+            numbers = numbers_of(outcome).items()
+            total.update({name: number for name, number in numbers if name.startswith(ADDED_UP)})
             if outcome.admission is not None:
                 total[f"admission/{outcome.admission}"] += 1
-        if self.rows:
-            last: Outcome = getattr(self.rows[-1], side)
-            total.update({f"held/{name}": amount for name, amount in last.held.items()})
+        if outcomes:
+            numbers = numbers_of(outcomes[-1]).items()
+            total.update({name: number for name, number in numbers if name.startswith(AT_THE_END)})
         return dict(sorted(total.items()))
 
     def hit_rate(self, side: str) -> float:
@@ -180,7 +227,3 @@ def next_row(
 def token_ids(request: Request) -> Tokens:
     """[prompt_len + output_len] ids."""
     return np.frombuffer(request.prompt.to_bytes() + request.output.to_bytes(), "<i4")
-
-
-def _part(outcome: Outcome, prefix: str) -> dict[str, int]:
-    return {name: value for name, value in outcome.counts.items() if name.startswith(prefix)}

@@ -70,6 +70,11 @@ class SideProcess:
         self._send([("probe", tokens)])
         return self._hear(dict)
 
+    def contents(self) -> dict[str, list[int]]:
+        """Names of all pages held, by component and tier."""
+        self._send([("contents",)])
+        return self._hear(dict)
+
     def __enter__(self) -> "SideProcess":
         return self
 

@@ -6,13 +6,30 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
 from experiments.diff.engines import Launch, say
 from experiments.diff.process import SideProcess
-from experiments.diff.protocol import Outcome, Pools, SideError, Tokens
+from experiments.diff.protocol import Call, Outcome, Pools, SideError, Tokens
 from hicache.request import Request
+
+
+class Asked(Protocol):
+    """A side, as a comparison asks it."""
+
+    def about(self) -> dict[str, str]:
+        """What it says about itself; once, before the rest."""
+        ...
+
+    def ask(self, calls: list[Call]) -> None:
+        """Call methods of the side, the last of them `admit`."""
+        ...
+
+    def take_outcome(self) -> Outcome:
+        """The answer to the oldest question."""
+        ...
 
 
 class Kind(Enum):
@@ -180,21 +197,33 @@ def compare(
     Raises:
         SideError: a side cannot be opened.
     """
-    rows: list[Row] = []
-    failure = None
     with ExitStack() as stack:
         sides = open_sides(stack, pools, launches, logs)
-        about = sides[0].about(), sides[1].about()
-        try:
-            for number in range(len(requests)):
-                rows.append(next_row(sides, requests, number, pools))
-                if until_first and rows[-1].kind in HIT_KINDS:
-                    break
-                if (number + 1) % 250 == 0:
-                    say(f"{number + 1:,} of {len(requests):,} requests")
-        except SideError as error:
-            failure = f"at request {len(rows)} {error}"
-    return Comparison(base=about[0], head=about[1], pools=pools, rows=tuple(rows), failure=failure)
+        return compare_sides(requests, pools, sides, until_first=until_first)
+
+
+def compare_sides(
+    requests: Sequence[Request],
+    pools: Pools,
+    sides: tuple[Asked, Asked],
+    *,
+    until_first: bool = False,
+) -> Comparison:
+    """`compare`, of sides that are open and have not been asked anything."""
+    rows: list[Row] = []
+    failure = None
+    driver = Driver(requests, pools, sides)
+    try:
+        for number in range(len(requests)):
+            rows.append(driver.next_row())
+            if until_first and rows[-1].kind in HIT_KINDS:
+                break
+            if (number + 1) % 250 == 0:
+                say(f"{number + 1:,} of {len(requests):,} requests")
+    except SideError as error:
+        failure = f"at request {len(rows)} {error}"
+    base, head = driver.about
+    return Comparison(base=base, head=head, pools=pools, rows=tuple(rows), failure=failure)
 
 
 def open_sides(
@@ -208,20 +237,31 @@ def open_sides(
     return base, head
 
 
-def next_row(
-    sides: tuple[SideProcess, SideProcess],
-    requests: Sequence[Request],
-    number: int,
-    pools: Pools,
-) -> Row:
-    """Send one request to both, with the one whose answer is complete by then."""
-    finished = [number - pools.num_running] if number >= pools.num_running else []
-    request = requests[number]
-    tokens = token_ids(request)
-    for side in sides:
-        side.ask_admit(number, tokens, request.prompt_len, finished=finished)
-    base, head = (side.take_outcome() for side in sides)
-    return Row(number=number, prompt_len=request.prompt_len, base=base, head=head)
+class Driver:
+    """Sends requests to both sides, one after the other."""
+
+    def __init__(
+        self, requests: Sequence[Request], pools: Pools, sides: tuple[Asked, Asked]
+    ) -> None:
+        self._requests, self._pools, self._sides = requests, pools, sides
+        self.about = sides[0].about(), sides[1].about()
+        self._next = 0
+        can_match = all("matches" in about for about in self.about)
+        self._abort_interval = pools.abort_interval if can_match else 0
+
+    def next_row(self) -> Row:
+        """Send the next request, after the answer that is complete by then."""
+        number, self._next = self._next, self._next + 1
+        request, earlier = self._requests[number], number - self._pools.num_running
+        calls: list[Call] = [("finish", earlier)] if earlier >= 0 else []
+        if self._abort_interval and number and number % self._abort_interval == 0:
+            aborted = self._requests[max(number - 8 - number % 24, 0)]
+            calls.append(("match", token_ids(aborted)[: aborted.prompt_len]))
+        calls.append(("admit", number, token_ids(request), request.prompt_len))
+        for side in self._sides:
+            side.ask(calls)
+        base, head = (side.take_outcome() for side in self._sides)
+        return Row(number=number, prompt_len=request.prompt_len, base=base, head=head)
 
 
 def token_ids(request: Request) -> Tokens:

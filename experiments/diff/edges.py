@@ -3,8 +3,8 @@
 Real traces have few prompts of exactly k pages, and reuse pages long before they are evicted. Here
 lengths are k pages, k pages and a token, 280 and 300 tokens (on both sides of the 256 tokens that a
 read from storage needs) and random ones; prompts begin, continue, branch, repeat and return late,
-in pools of a few requests. So a match that is a page short, or a `<` that became a `<=`, makes a
-difference within 500 requests, which take seconds.
+in pools of a few requests, and some are aborted as soon as they are matched. So a match that is a
+page short, or a `<` that became a `<=`, makes a difference within 500 requests, which take seconds.
 """
 
 from random import Random
@@ -17,7 +17,9 @@ from hicache.request import Request, TokenSpans
 NAME = "edges"
 COUNT = 500
 PAGE = 64
-POOLS = Pools(page_size=PAGE, device_tokens=12_288, host_tokens=24_576, max_len=2_560)
+POOLS = Pools(
+    page_size=PAGE, device_tokens=12_288, host_tokens=24_576, max_len=2_560, abort_interval=3
+)
 SWA_TOKENS, NUM_STATES = 8_192, 28
 MOST_PAGES = 18  # of what one request adds
 ANSWER_LENGTHS = (1, 2, 60, 64, 65, 130)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.diff.compare import Row, next_row, open_sides, token_ids
+from experiments.diff.compare import Driver, Row, open_sides, token_ids
 from experiments.diff.engines import Launch
 from experiments.diff.pages import page_names
 from experiments.diff.protocol import Outcome, Pools, Span
@@ -97,10 +97,10 @@ def explain(
     parting = None
     held: tuple[Held, Held] = ({}, {})
     with ExitStack() as stack:
-        base, head = sides = open_sides(stack, pools, launches, logs)
-        base.about(), head.about()
+        base, head = open_sides(stack, pools, launches, logs)
+        driver = Driver(requests, pools, (base, head))
         for number in range(row.number):
-            earlier = next_row(sides, requests, number, pools)
+            earlier = driver.next_row()
             if not users or number < users[0]:
                 continue  # no request has had this prefix yet
             before, held = held[0], (base.probe(prompt), head.probe(prompt))
@@ -108,7 +108,7 @@ def explain(
                 parting = None  # what differed meanwhile is equal again
             elif parting is None:
                 parting = Parting(row=earlier, before=before, after=held)
-        next_row(sides, requests, row.number, pools)
+        driver.next_row()
         only: tuple[OnlyOne, ...] = ()
         if any(name.startswith("pages/") for name in row.changes):
             contents = base.contents(), head.contents()

@@ -27,6 +27,7 @@ TIERS = ("device", "host", "storage")
 MOVES = ("back_up", "load_back", "write", "read")
 Tokens = NDArray[np.int32]
 Span = tuple[int, int]
+Call = tuple[object, ...]  # a method of `Side` and its arguments
 
 
 class SideError(Exception):
@@ -55,6 +56,8 @@ class Pools:
     swa_tokens: int = 0  # on the device; on the host as many times more as of full KV
     num_states: int = 0  # on the device; 0: no recurrent layers
     copy_delay: int = 0  # requests that come before a back-up is done; 0: it is done at once
+    # before every so many requests, an earlier one comes again, is matched and aborted; 0: never
+    abort_interval: int = 0
 
     @property
     def host_ratio(self) -> float:
@@ -110,6 +113,10 @@ class Side(Protocol):
 
     def admit(self, number: int, tokens: Tokens, prompt_len: int) -> Outcome:
         """A request comes, is admitted at once and prefilled."""
+        ...
+
+    def match(self, tokens: Tokens) -> None:
+        """A prompt comes, is matched and aborted; only of sides whose `about` has `matches`."""
         ...
 
     def finish(self, number: int) -> None:

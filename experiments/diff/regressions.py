@@ -15,15 +15,16 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from experiments.diff import edges
-from experiments.diff.compare import Comparison, compare
+from experiments.diff.compare import Comparison, compare_sides
 from experiments.diff.engines import ENGINES, prepare
 from experiments.diff.explain import changes_in_words, hits_in_words
-from experiments.diff.protocol import SideError
+from experiments.diff.process import SideProcess
+from experiments.diff.protocol import Call, Outcome, SideError
 from experiments.diff.rooms import chosen, pools_for
 
 RELEASE = "0.5.23"
@@ -87,7 +88,11 @@ def main() -> None:
     print("| edit | kind | reported | first difference | what differs there | first hit | s |")
     print("|---|---|---|---:|---|---|---:|", flush=True)
     wrong = 0
-    with tempfile.TemporaryDirectory(dir=release.parent, prefix="edited-") as folder:
+    released: dict[tuple[str, ...], Remembered] = {}
+    with (
+        tempfile.TemporaryDirectory(dir=release.parent, prefix="edited-") as folder,
+        ExitStack() as stack,
+    ):
         copy = Path(folder)
         # links: only what is edited is written again
         shutil.copytree(release / "sglang", copy / "sglang", copy_function=os.link)
@@ -98,15 +103,46 @@ def main() -> None:
             started = time.monotonic()
             pools = pools_for(options.workload, edit.kind, "", edit.copies)
             requests = chosen(options.workload, options.requests, pools.max_len)
-            sides = (
-                replace(launch, options={"write_policy": edit.write_policy}),
-                replace(edited, options={"write_policy": edit.write_policy}),
+            base, head = (
+                replace(each, options={"write_policy": edit.write_policy})
+                for each in (launch, edited)
             )
-            with edited_by(edit, copy):
-                found = compare(requests, pools, sides, copy, until_first=True)
+            settings = edit.kind, edit.write_policy, edit.copies
+            if settings not in released:
+                process = SideProcess(base, pools, copy / f"base-{'-'.join(settings)}.log")
+                released[settings] = Remembered(stack.enter_context(process))
+            with edited_by(edit, copy), SideProcess(head, pools, copy / "head.log") as process:
+                sides = released[settings], process
+                found = compare_sides(requests, pools, sides, until_first=True)
             wrong += is_reported(found) != edit.is_reportable
             print(row(edit, found, time.monotonic() - started), flush=True)
     sys.exit(min(wrong, 1))
+
+
+class Remembered:
+    """A side that is asked once, and repeats its answers in every later comparison."""
+
+    def __init__(self, side: SideProcess) -> None:
+        self._side, self._about = side, side.about()
+        self._outcomes: list[Outcome] = []
+        self._next = 0
+
+    def about(self) -> dict[str, str]:
+        """Begin again with the first answer."""
+        self._next = 0
+        return self._about
+
+    def ask(self, calls: list[Call]) -> None:
+        """Call methods of the side, unless it has answered them before."""
+        if self._next == len(self._outcomes):
+            self._side.ask(calls)
+
+    def take_outcome(self) -> Outcome:
+        """The answer to the oldest question."""
+        if self._next == len(self._outcomes):
+            self._outcomes.append(self._side.take_outcome())
+        self._next += 1
+        return self._outcomes[self._next - 1]
 
 
 @contextmanager
@@ -141,8 +177,9 @@ def row(edit: Edit, found: Comparison, seconds: float) -> str:
     reported = "yes" if is_reported(found) else f"no, in {len(found.rows):,} requests"
     number = what = hit = ""
     if found.first is not None:
-        number = f"{found.first.number}"
-        what = f"{found.first.kind.value}: {changes_in_words(found.first, SHOWN)}"
+        number, what = f"{found.first.number}", found.first.kind.value
+    if (sized := next((each for each in found.rows if any(each.weight)), None)) is not None:
+        what += f"; at {sized.number}: {changes_in_words(sized, SHOWN)}"
     if found.first_hit is not None:
         base, head = (hits_in_words(each) for each in (found.first_hit.base, found.first_hit.head))
         hit = f"{found.first_hit.number}: {base} → {head}"

@@ -113,18 +113,14 @@ class SglangSide:
             "core": self._core,
             "eviction": self._eviction,
             "write_policy": self._write_policy,
+            "matches": "yes",
         }
 
     def admit(self, number: int, tokens: Tokens, prompt_len: int) -> Outcome:
         """What the scheduler does with a new request, up to the end of its prefill."""
         cache = self.cache
         device.Clock.now = number
-        req = Req(
-            rid=str(number),
-            origin_input_text="",
-            origin_input_ids=array("q", tokens[:prompt_len].astype(np.int64).tobytes()),
-            sampling_params=SamplingParams(temperature=0, max_new_tokens=8),
-        )
+        req = request_of(f"{number}", tokens[:prompt_len])
         self._settle()
         req.init_next_round_input(cache, cow_mamba=False)
         brought = self._prefetch(req)
@@ -156,6 +152,10 @@ class SglangSide:
             admission=admission,
             state=self._state(),
         )
+
+    def match(self, tokens: Tokens) -> None:
+        """What the scheduler does with a waiting request that is then aborted."""
+        request_of("aborted", tokens).init_next_round_input(self.cache, cow_mamba=False)
 
     def finish(self, number: int) -> None:
         """The answer is complete."""
@@ -456,6 +456,16 @@ def chosen_core(core: str) -> dict[str, str]:
     if core != "python":
         raise SideError(f"sglang {sglang.__version__} cannot be told to use its {core} core")
     return {}
+
+
+def request_of(name: str, prompt: Tokens) -> Any:
+    """A new request of the package's."""
+    return Req(
+        rid=name,
+        origin_input_text="",
+        origin_input_ids=array("q", prompt.astype(np.int64).tobytes()),
+        sampling_params=SamplingParams(temperature=0, max_new_tokens=8),
+    )
 
 
 def known_policy(eviction: str) -> str:

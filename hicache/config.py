@@ -89,7 +89,9 @@ class CommitPolicy(Enum):
     """What becomes of a hybrid prefetch that stopped early or read less than it should."""
 
     all_or_nothing = "all_or_nothing"
-    usable = "usable"  # keep the longest prefix whose state and window were read
+    # keep the longest prefix that can be restored; its window and state are read before the request
+    # goes on
+    usable = "usable"
 
 
 class HitAgreement(Enum):

@@ -481,7 +481,8 @@ class StorageConfig:
     batch_pages: int = knob(128, least=1)  # pages of one read or write
     read_workers: int = knob(1, least=1)  # batches read at once
     write_workers: int = knob(1, least=1)  # batches written at once
-    # host pages that writes may pin, half of the host if none; what comes above is dropped
+    # host GiB that writes may pin; further writes are dropped. None means half of the host,
+    # or no limit with cache.unlimited
     write_queue_gib: float | None = knob(None, least=0)
     delay_s: float = knob(0.0, least=0)  # mean of an exponential delay of each batch that is read
     # by which the window and the state of a prefix come after its pages

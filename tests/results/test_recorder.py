@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -198,6 +199,16 @@ def test_whoever_waits_for_a_request_that_was_given_up_is_given_up_with_it() -> 
         251: "follows aborted request 0",
     }
     assert [record.arrival_ns for record in score.recorder.records] == [1000, 9000, 9000]
+    assert [record.finish_ns for record in score.recorder.records] == [9000, 9000, 9000]
+
+
+def test_a_follower_with_a_time_of_its_own_is_dropped_when_it_would_have_come() -> None:
+    score = Score(is_timed=True)
+    early, late = score.requests[250:]
+    late = replace(late, arrival_ns=3125 * SECOND_NS)
+    score.give_up(0, followers=[early, late])
+    times = [(record.arrival_ns, record.finish_ns) for record in score.recorder.records]
+    assert times == [(1000, 9000), (9000, 9000), (3125 * SECOND_NS, 3125 * SECOND_NS)]
 
 
 def test_requests_of_the_warm_up_have_no_record() -> None:

@@ -90,7 +90,9 @@ class CommitPolicy(Enum):
     """What is kept of an incomplete prefetch if the model has windows or states."""
 
     all_or_nothing = "all_or_nothing"  # nothing
-    usable = "usable"  # the longest prefix whose window and state were read
+    # the longest prefix that can be restored; its window and state are read before the request
+    # goes on
+    usable = "usable"
 
 
 class HitAgreement(Enum):
@@ -579,7 +581,7 @@ class StorageConfig:
     read_workers: int = knob(1, least=1)  # Number of batches that are read in parallel.
     write_workers: int = knob(1, least=1)  # Number of batches that are written in parallel.
     # Host memory in GiB that may hold pages waiting to be written to storage; further writes are
-    # dropped. None means half of `cache.host_gib`.
+    # dropped. None means half of `cache.host_gib`, or no limit with `cache.unlimited`.
     write_queue_gib: float | None = knob(None, least=0)
     # Mean in seconds of an extra random delay (exponential) of each read batch. 0 means none.
     delay_s: float = knob(0.0, least=0)

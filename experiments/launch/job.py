@@ -96,7 +96,13 @@ def run_job(
             from hicache.results import report  # matplotlib and pyarrow take a second to import
 
             report.write_requests(out_dir / "requests.parquet", result.records)
-            report.write_report(out_dir, title=name, summary=outcome.summary, config=config)
+            report.write_report(
+                out_dir,
+                title=name,
+                summary=outcome.summary,
+                config=config,
+                records=result.records,
+            )
             tracker.attach([out_dir / file for file in ATTACHED])
             outcome.timing["total_wall_s"] = time.perf_counter() - started
             write_json(out_dir / "timing.json", outcome.timing)

@@ -69,7 +69,9 @@ class RequestRecord:
     the trace. The four hit and computed lengths are fixed at the first admission and sum to
     `prompt_len`; what a retraction computes again is `recomputed_len`. The four parts of the time
     to first token sum to `first_token_ns - arrival_ns`; of an aborted request that had no token,
-    to `finish_ns - arrival_ns`. `finish_ns` is its last token, or when it was dropped.
+    to `finish_ns - arrival_ns`. `finish_ns` is its last token, or when it was dropped; a rejected
+    request has none. A request dropped with the one that it follows comes and ends when it would
+    have come at the earliest.
     """
 
     id: int

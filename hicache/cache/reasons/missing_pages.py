@@ -129,14 +129,12 @@ class MissingPages:
         if prefetch.phase is Phase.ended and not prefetch.is_read:
             return [(first, end, CODES["prefetch_no_room"], FULL)]
         ended = CODES["prefetch_stopped" if prefetch.was_stopped else "prefetch_lost"]
-        planned = min(max(start + prefetch.num_pages, first), end)
-        if prefetch.has_sidecars:
-            if prefetch.num_pages not in prefetch.restorable:
-                return [(first, end, CODES["prefetch_cut"], FULL)]
-            read = planned if prefetch.taken_whole else first
-        else:
-            # a reader that was stopped may have gone on since
-            read = min(max(start + prefetch.taken_pages, first), end)
+        usable = prefetch.usable_pages(prefetch.num_pages)
+        if usable not in prefetch.restorable:
+            return [(first, end, CODES["prefetch_cut"], FULL)]
+        planned = min(max(start + usable, first), end)
+        # a reader that was stopped may have gone on since
+        read = min(max(start + prefetch.taken_pages, first), end)
         # what was read was published, and has left again
         parts = self._stories(first, read, asks_storage=False)
         parts += [(read, planned, ended, FULL), (planned, end, CODES["prefetch_cut"], FULL)]

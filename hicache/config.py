@@ -530,9 +530,8 @@ class FaultsConfig:
         check_limits("storage.faults", self)
         if self.gone_for_s is not None and self.gone_from_s is None:
             raise ValueError(
-                f"storage.faults.gone_for_s={self.gone_for_s} needs storage.faults.gone_from_s, "
-                "which is "
-                "not set"
+                f"storage.faults.gone_for_s={self.gone_for_s} "
+                "needs storage.faults.gone_from_s, which is not set"
             )
 
     @property

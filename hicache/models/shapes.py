@@ -121,8 +121,7 @@ class ModelConfig:
         if (self.window_len > 0) != (self.num_swa_layers > 0):
             raise ValueError(
                 f"model {self.name}: window_len must be positive if num_swa_layers is, otherwise "
-                "0, got "
-                f"window_len={self.window_len} and num_swa_layers={self.num_swa_layers}"
+                f"0, got window_len={self.window_len} and num_swa_layers={self.num_swa_layers}"
             )
         unknown = set(self.pattern) - set(_KIND_OF) - {"-", " "}
         if unknown:

@@ -53,14 +53,17 @@ class ModelConfig:
     num_mamba_layers: int = 0  # Number of recurrent layers (Mamba or delta rule).
     # Tensor-parallel size, in devices per engine, if `parallel.tp` is not set; a power of two.
     default_tp: int = 1
-    # Fraction of the device tier that holds sliding-window KV, unless `cache.swa_device_share` is
-    # set.
+    # Fraction of the device tier's memory that is reserved for sliding-window KV, unless
+    # `cache.swa_device_share` is set.
     swa_device_share: float = 0.0
-    # Fraction of the host tier that holds sliding-window KV, unless `cache.swa_host_share` is set.
+    # Fraction of the host tier's memory that is reserved for sliding-window KV, unless
+    # `cache.swa_host_share` is set.
     swa_host_share: float = 0.0
-    # Fraction of the device tier that holds Mamba states, unless `cache.mamba_device_share` is set.
+    # Fraction of the device tier's memory that is reserved for Mamba states, unless
+    # `cache.mamba_device_share` is set.
     mamba_device_share: float = 0.0
-    # Fraction of the host tier that holds Mamba states, unless `cache.mamba_host_share` is set.
+    # Fraction of the host tier's memory that is reserved for Mamba states, unless
+    # `cache.mamba_host_share` is set.
     mamba_host_share: float = 0.0
 
     hidden_size: int = 0  # Elements of a token's hidden state between layers.

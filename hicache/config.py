@@ -758,4 +758,6 @@ class ExperimentConfig:
                 f"memory by parallel.tp), got {executor}"
             )
         if ranks > 1 and storage == "none":
-            raise ValueError(f"parallel.ranks={ranks} needs a storage, got storage.kind=none")
+            raise ValueError(
+                f"parallel.ranks={ranks} needs a storage engine, got storage.kind=none"
+            )

@@ -477,7 +477,7 @@ def test_requests_that_come_whatever_the_engine_does_are_each_judged_by_themselv
     ("overrides", "told"),
     [
         (["executor=torch"], r"ranks=2 needs executor\.kind=simulated \(.*\), got torch"),
-        (["storage=none"], r"ranks=2 needs a storage, got storage\.kind=none"),
+        (["storage=none"], r"ranks=2 needs a storage engine, got storage\.kind=none"),
     ],
 )
 def test_ranks_without_what_they_need_are_refused_before_anything_is_built(

@@ -50,8 +50,8 @@ def carry_out(config: ExperimentConfig, out_dir: Path) -> None:
     count = NUM_TUNING + NUM_COMPARED
     if config.workload.windows is None or config.workload.windows < count:
         raise ValueError(
-            f"stop_phase tunes in {NUM_TUNING} windows and compares in {NUM_COMPARED} others, got "
-            f"workload.windows={config.workload.windows}"
+            f"program=stop_phase needs {count} windows, {NUM_TUNING} to tune in and "
+            f"{NUM_COMPARED} to compare in, got workload.windows={config.workload.windows}"
         )
     places = np.linspace(0, config.workload.windows - 1, count).round().astype(int).tolist()
     for_tuning = places[count // NUM_TUNING // 2 :: count // NUM_TUNING + 1]

@@ -37,8 +37,8 @@ def test_a_replay_that_says_the_same_is_told_so(told, monkeypatch):
     monkeypatch.setattr(replay, "one_run", lambda *_: run)
     status, said = told()
     assert status == 0
-    assert said.splitlines()[-1] == "the summaries are equal"
-    assert "pair 1: 2.00 s, 2.00 s" in said
+    assert said.splitlines()[-1] == "equal summaries"
+    assert "pair 1: now 2.00 s, this tree 2.00 s" in said
 
 
 @pytest.mark.plain  # the copy has no compiled core
@@ -52,7 +52,7 @@ def test_runs_of_another_checkout_that_say_something_else_are_noticed(told):
 
     status, said = told(elsewhere)
     assert status == 1
-    assert said.splitlines()[-1].startswith("differ: ")
+    assert said.splitlines()[-1].startswith("the summaries differ in ")
 
 
 @pytest.mark.parametrize(

@@ -188,10 +188,10 @@ class Waits:
 
 
 def test_an_attribute_is_checked_when_the_policy_is_built():
-    with pytest.raises(PolicyError, match=r"waits expected True or False, got 'yes'"):
+    with pytest.raises(PolicyError, match=r"waits: expected True or False, got 'yes'"):
         make_policy("stop", f"{__name__}:Waits", {}, wants={"waits": FLAG})
 
 
 def test_a_class_without_what_is_asked_for_is_refused():
-    with pytest.raises(PolicyError, match="has no priority"):
+    with pytest.raises(PolicyError, match="lacks priority"):
         make_policy("eviction", f"{__name__}:Waits", {}, wants={"priority": RANKING})

@@ -152,7 +152,7 @@ def test_asking_in_between_changes_nothing(seed: int) -> None:
         (("x",), 1, "must use links among"),
         ((), 1, "must use links among"),
         (("a", "x"), 1, "must use links among"),
-        (("a",), -1, "must be 0 or more, got -1"),
+        (("a",), -1, "must have 0 or more bytes, got -1"),
     ],
 )
 def test_a_flow_that_cannot_be_is_refused(

@@ -56,7 +56,7 @@ def test_runs_of_another_checkout_that_say_something_else_are_noticed(told):
 
 
 @pytest.mark.parametrize(
-    ("against", "said"), [("HEAD", "there is no /gone"), ("no_such_commit", "no_such_commit")]
+    ("against", "said"), [("HEAD", "/gone does not exist"), ("no_such_commit", "no_such_commit")]
 )
 def test_what_does_not_come_to_its_end_is_told_in_sentences(against, said):
     program = [sys.executable, "-m", "experiments.bench.replay", f"--against={against}"]

@@ -93,7 +93,7 @@ for knob, (method, must) in METHODS.items():
         ("gives an object", "object()", "<object object at "),
     ):
         BROKEN[f"{knob} {what}"] = (knob, COUNT, f"return {given}", must + shown)
-    BROKEN[f"{knob} has another method"] = (knob, f"def {method}", "def other", f"has no {method}")
+    BROKEN[f"{knob} has another method"] = (knob, f"def {method}", "def other", f"lacks {method}")
     fails = f"{COUNT}\n        1 // (3 - self.asked)"
     raised = "raised ZeroDivisionError: integer division or modulo by zero"
     BROKEN[f"{knob} fails in the middle"] = (knob, COUNT, fails, raised)
@@ -109,7 +109,7 @@ BROKEN |= {
         "prefetch.stop",
         "waits = True",
         "waits = 'sometimes'",
-        "waits expected True or False, got 'sometimes'",
+        "waits: expected True or False, got 'sometimes'",
     ),
     "a method of another signature": (
         "scheduler.order",

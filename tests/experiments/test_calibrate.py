@@ -45,5 +45,5 @@ def test_a_profile_that_is_there_is_kept(
     (tmp_path / "mine.yaml").write_text("of a colleague")
     with pytest.raises(SystemExit, match="2"):
         main(["mine", "--folder", str(tmp_path), *SHORT])
-    assert "is there already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert (tmp_path / "mine.yaml").read_text() == "of a colleague"

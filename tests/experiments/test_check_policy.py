@@ -72,4 +72,4 @@ def test_a_run_leaves_the_line_the_class_and_the_question_behind(tmp_path, capsy
 def test_a_name_without_a_class_is_told_what_is_wanted(capsys):
     with pytest.raises(SystemExit):
         check_policy.main(["my_policies"])
-    assert capsys.readouterr().err == "module:Class is wanted, got my_policies\n"
+    assert capsys.readouterr().err == "the policy must be given as module:Class, got my_policies\n"

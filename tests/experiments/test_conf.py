@@ -153,7 +153,7 @@ def test_the_data_directory_comes_from_the_environment(monkeypatch):
         ("cache.pagesize=8", "did you mean cache.page_size?"),
         ("cache.page_size=many", "cache.page_size=many"),
         ("prefetch.cut=never", "expected one of [abandon, fit, restorable]"),
-        ("storage=nope", "wanted one of file, memory, mooncake, none, redis, slab"),
+        ("storage=nope", "expected one of file, memory, mooncake, none, redis, slab"),
         ("cache.page_size", "cannot parse cache.page_size: expected KEY=VALUE"),
         ("name=~/x", "cannot parse name=~/x: expected KEY=VALUE; quote a value"),
         ("name=a (copy)", "cannot parse name=a (copy): expected KEY=VALUE; quote a value"),
@@ -167,7 +167,7 @@ def test_a_typo_is_refused_in_one_sentence(override, told):
 
 
 def test_a_plus_does_not_make_a_new_knob():
-    with pytest.raises(ValueError, match=r"there is no knob cache\.typo"):
+    with pytest.raises(ValueError, match=r"unknown knob cache\.typo"):
         load("+cache.typo=8")
 
 
@@ -177,7 +177,7 @@ def test_a_bad_value_names_its_knob():
 
 
 def test_a_missing_value_names_its_knob():
-    with pytest.raises(ValueError, match=r"no value was given for workload\.kind"):
+    with pytest.raises(ValueError, match=r"missing value: set workload\.kind"):
         load("workload.kind=???")
 
 

@@ -321,7 +321,7 @@ def test_an_overloaded_run_is_marked(tmp_path, capsys):
     compare.main([str(tmp_path)])
     first, other, note = capsys.readouterr().out.splitlines()[-3:]
     assert (first.split()[:3], other.split()[1]) == (["timeout", "1", "a"], "1")
-    assert note.startswith("a: GPU overloaded, ρ 0.95: no latency claim")
+    assert note.startswith("a: GPU overloaded, ρ 0.95: queues grow until the trace ends")
 
 
 @pytest.mark.parametrize("busy", ["0", "1"])
@@ -351,7 +351,7 @@ def test_rows_over_different_requests_are_called_out(tmp_path, capsys):
         write_run(tmp_path / str(job), stop=stop, rate=1.0, seed=0, ttft=1.0, **counts)
     compare.main([str(tmp_path)])
     printed = capsys.readouterr().out
-    assert "requests rejected: 0 to 168 of 600; rows are over different requests\n" in printed
+    assert "requests rejected: 0 to 168 of 600; the rows cover different requests\n" in printed
     assert "aborted" not in printed
 
 

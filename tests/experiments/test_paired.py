@@ -165,7 +165,7 @@ def test_it_is_said_how_much_of_a_difference_two_windows_hold(tmp_path, measures
     compare.main([str(tmp_path), "--paired", "--metric", "request/ttft_s_mean"])
     printed = " ".join(capsys.readouterr().out.split())
     assert "], 91%" in printed  # 6 of 6.6
-    assert "the two of 8 windows that have most of it" in printed
+    assert "the two of 8 windows with the largest differences" in printed
 
 
 def test_of_one_window_it_is_said_of_blocks_in_time(tmp_path, measures, late):

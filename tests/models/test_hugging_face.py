@@ -228,7 +228,7 @@ def test_a_broken_quantisation_beside_the_file_is_refused(tmp_path: Path, told: 
 
 
 def test_a_whole_model_beside_a_file_is_refused() -> None:
-    with pytest.raises(ValueError, match="leave out model=llama3_8b"):
+    with pytest.raises(ValueError, match="and model=llama3_8b name two models"):
         config_of("model=llama3_8b", "model.from_hf=config.json")
 
 

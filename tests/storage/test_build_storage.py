@@ -112,7 +112,7 @@ class Unbuildable:
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("Unfinished", "has no read, write, delete, stats, close"),
+        ("Unfinished", "lacks read, write, delete, stats, close"),
         ("Unbuildable", r"cannot be built: .*Unbuildable\(\) takes no arguments"),
     ],
 )

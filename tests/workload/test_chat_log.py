@@ -119,7 +119,10 @@ def test_nothing_that_was_said_is_written_to_disk(
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ({"created": 1, "messages": []}, "messages must be a list of at least one, got a list"),
+        (
+            {"created": 1, "messages": []},
+            "messages must be a list with at least one message, got a list",
+        ),
         ({"created": 1, "messages": "Quince"}, "messages must be a list .* got a str"),
         ({"created": 1, "messages": ["Quince"]}, "must be an object with a role, got a str"),
         ({"created": 1, "messages": [ASK]}, "completion_tokens must be an integer of at least 1"),

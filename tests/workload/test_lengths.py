@@ -86,7 +86,7 @@ def test_a_bad_row_is_named(tmp_path: Path, row: list[Any], told: str) -> None:
 
 def test_a_missing_column_is_named(tmp_path: Path) -> None:
     with pytest.raises(
-        TraceError, match=r"line 1: wanted a column output_length or .*, got time, in"
+        TraceError, match=r"line 1: expected a column output_length or .*, got time, in"
     ):
         load(tmp_path, ["time", "in"], [0, 5])
 
@@ -97,7 +97,7 @@ def test_an_empty_table_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_no_table_is_not_shown(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="got no names parted by commas") as caught:
+    with pytest.raises(TraceError, match="got no comma-separated names") as caught:
         load(tmp_path, ['{"messages": [{"content": "Quince"}]}'], [0])
     assert "Quince" not in str(caught.value)
 
@@ -106,7 +106,7 @@ def test_what_is_no_table_is_not_shown(tmp_path: Path) -> None:
 def test_a_table_that_cannot_be_read_is_named(tmp_path: Path, session: bytes) -> None:
     path = tmp_path / "trace.CSV"
     path.write_bytes(",".join(HEADER).encode() + b"\n0,9,5,a\n1,9,5," + session + b"\n2,9,5,a\n")
-    with pytest.raises(TraceError, match=r"trace\.CSV, after line \d: no table in UTF-8"):
+    with pytest.raises(TraceError, match=r"trace\.CSV, after line \d: not a CSV table in UTF-8"):
         load_workload(WorkloadConfig(kind="trace", path=str(path)), data_dir=None, seed=0)
 
 

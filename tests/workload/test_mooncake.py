@@ -187,7 +187,7 @@ def _row(**changes: object) -> dict[str, object]:
         (_row(timestamp=float("inf")), "timestamp must be a number of at least 0, got inf"),
         (_row(timestamp=1e30), "its time is after the year 2106: check the unit"),
         (_row(timestamp=1.7e12), "it arrives more than ten years after .*line 1: check the unit"),
-        ([1], "wanted a JSON object, got list"),
+        ([1], "expected a JSON object, got list"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, record: object, complaint: str) -> None:

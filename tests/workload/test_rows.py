@@ -110,7 +110,10 @@ def test_parents_may_be_told(tmp_path: Path, nobody: int | None) -> None:
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        ({"chat_id": [7, 8, 9], "parent_chat_id": [-1, -1, 6]}, "line 3: no earlier .* called 6"),
+        (
+            {"chat_id": [7, 8, 9], "parent_chat_id": [-1, -1, 6]},
+            "line 3: no earlier .* has the id 6",
+        ),
         ({"chat_id": [7, 8, 7]}, "line 3: two requests have the id 7"),
         ({"chat_id": [7, 8, 1.5]}, "line 3: chat_id must be an integer or text, got 1.5"),
     ],
@@ -179,7 +182,7 @@ def test_a_file_under_the_trace_of_others_is_told_where_it_belongs(tmp_path: Pat
 
 def test_a_file_of_no_known_form_says_what_it_has(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "trace.jsonl", [{"prompt": "x", "when": 3}])
-    with pytest.raises(TraceError, match="hash_ids or with messages, got prompt, when"):
+    with pytest.raises(TraceError, match="hash_ids or messages, got fields prompt, when"):
         load(path)
 
 

@@ -83,8 +83,8 @@ def draw(cells: Sequence[Cell]) -> Figure:
     for axes, metric in zip(figure.subplots(1, 3), PANELS, strict=True):
         _draw_panel(axes, grid, metric)
     figure.suptitle(
-        "marginal ÷ the best stock arm of the cell, tuned on other windows: simulated time on "
-        "modelled H200s\nblue: ours is better, red: worse, white and ≈: no difference can be told "
+        "marginal ÷ the best other policy of the cell, tuned on other windows: simulated time on "
+        "modeled H200s\nblue: marginal is better, red: worse, white and ≈: no clear difference "
         f"({NUM_COMPARED} windows, 95 %); dash: overloaded, no latency claim",
         x=0.01,
         ha="left",
@@ -147,7 +147,7 @@ def _ratio(cell: Cell, metric: str) -> str:
 def table(cells: Sequence[Cell]) -> str:
     """Both sides of every cell, as Markdown."""
     lines = [
-        "| cell | best by TTFT | TTFT mean, s | prefill GPU-s a request | best by goodput "
+        "| cell | best by TTFT | TTFT mean, s | prefill GPU-s per request | best by goodput "
         "| goodput, requests/s | in time at the former's |",
         "| --- | --- | ---: | ---: | --- | ---: | ---: |",
     ]

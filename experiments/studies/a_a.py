@@ -179,7 +179,7 @@ def unpaired(
 def table(found: Sequence[Found]) -> str:
     """Markdown: what was left out by how many of the intervals."""
     lines = [
-        "| metric | comparison | planted effect | intervals without 0 | intervals without the effect "
+        "| metric | comparison | planted effect | intervals without 0 | ... without the effect "
         "| half width |",
         "| --- | --- | ---: | ---: | ---: | ---: |",
     ]

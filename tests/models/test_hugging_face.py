@@ -239,7 +239,11 @@ def test_a_derived_model_without_a_file_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("text", "told"),
-    [("{", "is not JSON"), ("[]", "must contain a JSON object, got list"), (None, "does not exist")],
+    [
+        ("{", "is not JSON"),
+        ("[]", "must contain a JSON object, got list"),
+        (None, "does not exist"),
+    ],
 )
 def test_what_is_no_config_json_is_refused(tmp_path: Path, text: str | None, told: str) -> None:
     path = tmp_path / "config.json"

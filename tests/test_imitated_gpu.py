@@ -15,7 +15,10 @@ from hicache.kernels.copy import copy_items
 gpu, host = torch.zeros(4, 64, device="cuda"), torch.zeros(4, 64)
 ids, host_ids = (torch.arange(2, dtype=torch.int32, device=side) for side in ("cuda", "cpu"))
 assert (gpu + 1)[:, 2:].is_cuda and not gpu.cpu().is_cuda and gpu.sum().item() == 0
-copy_items(copy_table([gpu], [torch.empty_like(gpu)]), ids, ids)
+table, side = copy_table([gpu], [torch.empty_like(gpu)]), torch.cuda.Stream()
+with torch.cuda.stream(side):
+    copy_items(table, ids, ids)
+assert imitated_gpu.RECORDED == [(table.pieces.data_ptr(), side)]
 for refused in (
     lambda: gpu + host,
     lambda: host[ids],

@@ -99,7 +99,7 @@ NUM_PROMISES = 5  # source and target address, source and target offset, number 
 
 WARM = """
 import json, torch
-from hicache.kernels import checksum, copy, copy_table, index
+from hicache.kernels import checksum, copy, copy_table, index, ops
 from hicache.kernels.stand_in import stand_in
 
 driver = stand_in()
@@ -111,17 +111,19 @@ def num_compiled():
     return [len(kernel.device_caches[0][0]) for kernel in kernels]
 
 table = copy_table([torch.zeros(9, 4096)], [torch.zeros(9, 4096)])
-copy.warm_up(table)
-checksum.warm_up(table)
-index.warm_up(table.device, page_size=16)
-warm = num_compiled()
+ops._launch_over_nothing([table], page_size=16)
+warm, loaded = num_compiled(), len(driver.loaded)
+driver.num_launches = 0
 for start in range(4):
     ids = torch.arange(8, dtype=torch.int32)[start:]
     copy.copy_items(table, ids, ids)
     checksum.copy_items_with_checksum(table, ids, ids)
     pages = index.page_table(ids, ids[:2].view(1, 2), ids[:2], num_columns=3 + start)
     index.window_table(pages, ids[:1], ids, page_size=16, window_len=7 + 16 * start)
-print(json.dumps({"warm": warm, "served": num_compiled(), "launches": driver.num_launches}))
+print(json.dumps({
+    "warm": warm, "served": num_compiled(), "launches": driver.num_launches,
+    "loaded": [loaded, len(driver.loaded)],
+}))
 """
 # every script in a process of its own, which begins with torch imported
 FORKING = """
@@ -375,10 +377,11 @@ def test_a_kernel_of_ones_own_is_described(said):
     assert {report["flight_bytes"] for report in reports} == {64 * 1024}
 
 
-def test_nothing_is_compiled_after_a_warm_up(said):
+def test_nothing_is_compiled_or_loaded_after_a_warm_up(said):
     found = said["warm"]
     assert found["launches"] == 4 * 4
     assert found["served"] == found["warm"] == [1, 1, 1, 1]
+    assert found["loaded"] == [4, 4]
 
 
 def test_codegen_refuses_to_run_in_the_interpreter(monkeypatch):

@@ -1,11 +1,12 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from experiments.diff.compare import Comparison, Kind, Row
+from experiments.diff.compare import Comparison, Kind, Row, compare_sides
 from experiments.diff.protocol import Hits, Outcome
-from tests.diff.sides import PAGE, prompt, requests_of
+from tests.diff.sides import PAGE, POOLS, prompt, requests_of
 
 Compared = Callable[..., Comparison]
 # four pages of 1, four of 2, and both again: room for seven pages loses one of 1
@@ -15,6 +16,7 @@ OUTCOME = Outcome(
     counts={"hit/swa/device": 64, "moved/full/back_up": 64, "evicted/full/host": 64},
     held={"full/device": 64},
     admission="yes",
+    state={"locked/full/device": 8, "free/full/device": 4, "pages/full/device": 1},
 )
 
 
@@ -29,7 +31,12 @@ OUTCOME = Outcome(
         ({"admission": "no"}, Kind.admission),
         ({"counts": {**OUTCOME.counts, "moved/full/back_up": 0}}, Kind.moved),
         ({"counts": {**OUTCOME.counts, "evicted/full/host": 0}}, Kind.evicted),
+        ({"state": {**OUTCOME.state, "locked/full/device": 12}}, Kind.locked),
         ({"held": {"full/device": 0}}, Kind.held),
+        ({"state": {**OUTCOME.state, "free/full/device": 0}}, Kind.held),
+        ({"state": {**OUTCOME.state, "pages/full/device": 2}}, Kind.pages),
+        ({"state": {}}, Kind.equal),
+        ({"admission": None}, Kind.equal),
     ],
 )
 def test_a_difference_has_one_kind(changes: dict[str, object], kind: Kind) -> None:
@@ -38,8 +45,136 @@ def test_a_difference_has_one_kind(changes: dict[str, object], kind: Kind) -> No
 
 
 def test_the_graver_kind_counts_where_two_apply() -> None:
-    head = replace(OUTCOME, hits=Hits(0, 0, 0), held={}, admission="no")
-    assert Row(number=0, prompt_len=100, base=OUTCOME, head=head).kind is Kind.fewer
+    changes: dict[str, object] = {"hits": Hits(0, 0, 0)}
+    graver = [
+        ({"counts": {**OUTCOME.counts, "hit/swa/device": 0}}, Kind.component),
+        ({"admission": "no"}, Kind.admission),
+        ({"counts": {"hit/swa/device": 64, "evicted/full/host": 0}}, Kind.moved),
+        ({"counts": {**OUTCOME.counts, "evicted/full/host": 0}}, Kind.evicted),
+        ({"state": {**OUTCOME.state, "locked/full/device": 0}}, Kind.locked),
+        ({"held": {}}, Kind.held),
+    ]
+    for more, kind in reversed(graver):
+        changes = {"state": {**OUTCOME.state, "pages/full/device": 2}, "held": {}} | changes | more
+        assert row_of(**{**changes, "hits": OUTCOME.hits}).kind is kind
+    assert row_of(**changes).kind is Kind.fewer
+
+
+def row_of(number: int = 0, **changes: object) -> Row:
+    head = replace(OUTCOME, **changes)  # type: ignore[arg-type]
+    return Row(number=number, prompt_len=100, base=OUTCOME, head=head)
+
+
+def test_what_differs_is_given_as_amounts_of_both() -> None:
+    assert row_of().changes == {}
+    counts = {"hit/swa/host": 64, "moved/full/back_up": 64, "moved/full/read": 5}
+    held = {"full/device": 64, "full/host": 3}
+    row = row_of(hits=Hits(0, 8, 0), counts=counts, held=held, state={"free/full/device": 5})
+    assert row.changes == {
+        "hit/full/device": (64, 0),
+        "hit/full/host": (0, 8),
+        "hit/swa/device": (64, 0),
+        "hit/swa/host": (0, 64),
+        "moved/full/read": (0, 5),
+        "evicted/full/host": (64, 0),
+        "held/full/host": (0, 3),
+        "free/full/device": (4, 5),
+    }
+    assert row.weight == (64 + 8 + 64 + 64, 5 + 64 + 3 + 1)
+
+
+def test_the_names_of_pages_are_no_amounts() -> None:
+    row = row_of(state={**OUTCOME.state, "pages/full/device": 1 << 60})
+    assert row.changes == {"pages/full/device": (1, 1 << 60)}
+    assert row.weight == (0, 0)
+
+
+def test_the_worst_are_those_whose_hits_differ_most_then_whose_copies_do() -> None:
+    rows = (
+        row_of(0, held={"full/device": 0}),
+        row_of(1, counts={**OUTCOME.counts, "moved/full/back_up": 1064}),
+        row_of(2),
+        row_of(3, hits=Hits(63, 0, 0)),
+        row_of(4, hits=Hits(60, 0, 0)),
+    )
+    about = {"engine": "fake", "version": "1"}
+    found = Comparison(base=about, head=about, pools=POOLS, rows=rows)
+    assert [row.number for row in found.worst(3)] == [4, 3, 1]
+    assert [row.number for row in found.worst(9)] == [4, 3, 1, 0]
+
+
+def test_a_lock_that_leaks_is_seen_when_it_should_be_gone(compared: Compared) -> None:
+    requests = requests_of(*(prompt(name, 2) for name in range(8)))
+    found = compared(requests, head={"leak_at": "1"})
+    assert found.first is not None
+    assert (found.first.number, found.first.kind) == (1 + POOLS.num_running, Kind.locked)
+    locked = 2 * PAGE * POOLS.num_running
+    assert found.first.changes == {"locked/full/device": (locked, locked + 2 * PAGE)}
+    assert found.kinds == {Kind.locked: 3, Kind.equal: 5}
+    assert found.first_hit is None
+
+
+def test_another_page_is_seen_though_amounts_are_equal(compared: Compared) -> None:
+    found = compared(AGAIN, head={"other_at": "1"})
+    assert found.first is not None
+    assert (found.first.number, found.first.kind) == (1, Kind.pages)
+
+
+def test_a_side_that_reports_no_state_is_compared_without_it(compared: Compared) -> None:
+    assert compared(AGAIN, head={"silent": "1"}).kinds == {Kind.equal: 4}
+
+
+class Listening:
+    """A side that remembers what it is asked."""
+
+    def __init__(self, **about: str) -> None:
+        self._about = about
+        self.calls: list[tuple[object, ...]] = []
+
+    def about(self) -> dict[str, str]:
+        return self._about
+
+    def ask(self, calls: list[tuple[object, ...]]) -> None:
+        self.calls += calls
+
+    def take_outcome(self) -> Outcome:
+        return OUTCOME
+
+
+def asked(base: Listening, head: Listening, interval: int) -> list[list[object]]:
+    requests = requests_of(*(prompt(name, 1) for name in range(20)))
+    pools = replace(POOLS, abort_interval=interval, num_running=2)
+    compare_sides(requests, pools, (base, head))
+    assert len(base.calls) == len(head.calls)
+    return [[name, np.atleast_1d(first)[0], *np.shape(first)] for name, first, *_ in base.calls]
+
+
+def test_a_request_is_finished_when_so_many_have_come_after_it() -> None:
+    calls = asked(Listening(), Listening(), 0)
+    assert calls[:6] == [
+        ["admit", 0], ["admit", 1], ["finish", 0], ["admit", 2], ["finish", 1], ["admit", 3]
+    ]  # fmt: skip
+    assert calls[-2:] == [["finish", 17], ["admit", 19]]
+    side = Listening()
+    asked(side, Listening(), 0)
+    _, number, tokens, prompt_len = side.calls[0]
+    assert (number, len(tokens), prompt_len) == (0, PAGE + 3, PAGE + 1)  # type: ignore[arg-type]
+
+
+def test_aborted_requests_are_earlier_prompts_that_are_matched_first() -> None:
+    calls = asked(Listening(matches="yes"), Listening(matches="yes"), 7)
+    aborted = [place for place, call in enumerate(calls) if call[0] == "match"]
+    assert [calls[place + 1] for place in aborted] == [["admit", 7], ["admit", 14]]
+    # of request 14 the one before it by 8 + 14, which is none: the first
+    assert [calls[place] for place in aborted] == [["match", 0, PAGE + 1]] * 2
+    calls = asked(Listening(matches="yes"), Listening(matches="yes"), 1)
+    starts = [int(str(call[1])) // 1000 for call in calls if call[0] == "match"]
+    assert starts == [max(number - 8 - number % 24, 0) for number in range(1, 20)]
+
+
+def test_nothing_is_aborted_where_a_side_cannot() -> None:
+    for sides in ((Listening(matches="yes"), Listening()), (Listening(), Listening())):
+        assert not [call for call in asked(*sides, 1) if call[0] == "match"]
 
 
 def test_equal_sides_do_not_differ(compared: Compared) -> None:
@@ -63,7 +198,10 @@ def test_totals_add_up_the_answers(compared: Compared) -> None:
     assert totals["hit/full/device"] == sum(sum(row.head.hits) for row in found.rows)
     assert totals["held/full/device"] == 7 * PAGE
     assert totals["admission/yes"] == 4
-    assert totals["evicted/full/device"] > 0
+    assert totals["evicted/full/device"] == 3 * PAGE
+    assert totals["free/full/device"] == 4000 - 7 * PAGE
+    assert totals["locked/full/device"] == 4 * 4 * PAGE
+    assert not [name for name in totals if name.startswith("pages/")]
 
 
 def test_it_can_end_at_the_first_request_whose_hits_differ(compared: Compared) -> None:

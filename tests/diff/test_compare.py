@@ -141,74 +141,49 @@ class Listening:
         return OUTCOME
 
 
-def asked(base: Listening, head: Listening, interval: int) -> list[list[object]]:
-    requests = requests_of(*(prompt(name, 1) for name in range(20)))
-    pools = replace(POOLS, abort_interval=interval, num_running=2)
+def asked(base: Listening, head: Listening, *, is_eventful: bool) -> list[tuple[str, int]]:
+    """What base is asked, `match` with the number of the prompt."""
+    requests = requests_of(*(prompt(name, 1) for name in range(40)))
+    pools = replace(POOLS, is_eventful=is_eventful, num_running=2)
     compare_sides(requests, pools, (base, head))
     assert len(base.calls) == len(head.calls)
-    return [[name, np.atleast_1d(first)[0], *np.shape(first)] for name, first, *_ in base.calls]
+    assert all(len(np.atleast_1d(call[1])) == PAGE + 1 for call in base.calls if call[0] == "match")
+    return [
+        (str(name), int(np.atleast_1d(first)[0]) // (1000 if name == "match" else 1))
+        for name, first, *_ in base.calls
+    ]
 
 
-def test_a_request_is_finished_when_so_many_have_come_after_it() -> None:
-    calls = asked(Listening(), Listening(), 0)
-    assert calls[:6] == [
-        ["admit", 0], ["admit", 1], ["finish", 0], ["admit", 2], ["finish", 1], ["admit", 3]
-    ]  # fmt: skip
-    assert calls[-2:] == [["finish", 17], ["admit", 19]]
-    side = Listening()
-    asked(side, Listening(), 0)
+def test_a_request_ends_when_so_many_have_come_after_it() -> None:
+    side = Listening(matches="yes")
+    calls = asked(side, Listening(matches="yes"), is_eventful=False)
+    wanted = [("admit", 0), ("admit", 1)]
+    for number in range(2, 40):
+        wanted += [("finish", number - 2), ("admit", number)]
+    assert calls == wanted
     _, number, tokens, prompt_len = side.calls[0]
     assert (number, len(tokens), prompt_len) == (0, PAGE + 3, PAGE + 1)  # type: ignore[arg-type]
 
 
-def test_aborted_requests_are_earlier_prompts_that_are_matched_first() -> None:
-    calls = asked(Listening(matches="yes"), Listening(matches="yes"), 7)
-    aborted = [place for place, call in enumerate(calls) if call[0] == "match"]
-    assert [calls[place + 1] for place in aborted] == [["admit", 7], ["admit", 14]]
-    # of request 14 the one before it by 8 + 14, which is none: the first
-    assert [calls[place] for place in aborted] == [["match", 0, PAGE + 1]] * 2
-    calls = asked(Listening(matches="yes"), Listening(matches="yes"), 1)
-    starts = [int(str(call[1])) // 1000 for call in calls if call[0] == "match"]
-    assert starts == [max(number - 8 - number % 24, 0) for number in range(1, 20)]
+def test_where_it_is_eventful_every_seventh_runs_three_times_as_long() -> None:
+    calls = asked(Listening(), Listening(), is_eventful=True)
+    come = {number: place for place, (name, number) in enumerate(calls) if name == "admit"}
+    gone = {number: place for place, (name, number) in enumerate(calls) if name == "finish"}
+    for number in range(30):
+        after = number + (6 if number % 7 == 6 else 2)
+        assert come[after - 1] < gone[number] < come[after]
+
+
+def test_where_it_is_eventful_every_third_comes_after_an_earlier_prompt_that_is_aborted() -> None:
+    sides = Listening(matches="yes"), Listening(matches="yes")
+    calls = asked(*sides, is_eventful=True)
+    aborted = {calls[place + 1]: each for place, each in enumerate(calls) if each[0] == "match"}
+    assert aborted == {
+        ("admit", number): ("match", max(number - 8 - number % 24, 0)) for number in range(2, 40, 3)
+    }
+    assert aborted["admit", 26] == ("match", 16)
 
 
 def test_nothing_is_aborted_where_a_side_cannot() -> None:
     for sides in ((Listening(matches="yes"), Listening()), (Listening(), Listening())):
-        assert not [call for call in asked(*sides, 1) if call[0] == "match"]
-
-
-def test_equal_sides_do_not_differ(compared: Compared) -> None:
-    found = compared(AGAIN)
-    assert found.kinds == {Kind.equal: 4}
-    assert (found.first, found.first_hit, found.failure) == (None, None, None)
-
-
-def test_less_room_is_seen_where_it_first_costs_a_hit(compared: Compared) -> None:
-    found = compared(AGAIN, head={"pages": "7"})
-    assert found.first is not None
-    assert (found.first.number, found.first.kind) == (1, Kind.evicted)
-    assert found.first_hit is not None
-    assert (found.first_hit.number, found.first_hit.kind) == (2, Kind.fewer)
-    assert found.hit_rate("head") < found.hit_rate("base") == 8 * PAGE / found.prompt_tokens
-
-
-def test_totals_add_up_the_answers(compared: Compared) -> None:
-    found = compared(AGAIN, head={"pages": "7", "says": "yes"})
-    totals = found.totals("head")
-    assert totals["hit/full/device"] == sum(sum(row.head.hits) for row in found.rows)
-    assert totals["held/full/device"] == 7 * PAGE
-    assert totals["admission/yes"] == 4
-    assert totals["evicted/full/device"] == 3 * PAGE
-    assert totals["free/full/device"] == 4000 - 7 * PAGE
-    assert totals["locked/full/device"] == 4 * 4 * PAGE
-    assert not [name for name in totals if name.startswith("pages/")]
-
-
-def test_it_can_end_at_the_first_request_whose_hits_differ(compared: Compared) -> None:
-    assert len(compared(AGAIN, head={"pages": "7"}, until_first=True).rows) == 3
-
-
-def test_a_side_that_fails_ends_it_with_what_there_is(compared: Compared) -> None:
-    found = compared(AGAIN, head={"fail_at": "2"})
-    assert found.failure == "at request 2 fake: no room is left"
-    assert [row.number for row in found.rows] == [0, 1]
+        assert "match" not in dict(asked(*sides, is_eventful=True))

@@ -517,8 +517,9 @@ class ExecutorConfig:
 
     # the cost model, or real memory and a real model
     kind: str = knob("simulated", one_of=("simulated", "torch"))
-    # simulated: what copies pages, a kernel or the copy_engine
-    copy_path: str = knob("kernel", one_of=("kernel", "copy_engine"), only=SIMULATED)
+    # simulated: what copies pages: a kernel, the copy_engine, or staged: a kernel gathers them in
+    # the device and the copy engine takes them from there (likewise on the way back)
+    copy_path: str = knob("kernel", one_of=("kernel", "copy_engine", "staged"), only=SIMULATED)
     device: str = knob("auto", one_of=("auto", "cpu", "cuda"), only=REAL)  # torch: where
     model: RealModel = knob(RealModel.exact, only=REAL)  # torch
     verify: bool = knob(False, only=REAL)  # torch: compare logits with a cold recompute

@@ -93,7 +93,9 @@ def output_of(command: list[str], **options: Any) -> bytes:
     """
     done = subprocess.run(command, stdout=subprocess.PIPE, check=False, **options)
     if done.returncode:
-        raise ValueError(f"this ended with status {done.returncode}: {shlex.join(command)}")
+        raise ValueError(
+            f"command failed with exit status {done.returncode}: {shlex.join(command)}"
+        )
     printed: bytes = done.stdout
     return printed
 

@@ -6,17 +6,20 @@ python -m experiments.diff --engine sglang --base 0.5.22 --head 0.5.23
 import argparse
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from pathlib import Path
 
+from experiments.diff import edges
 from experiments.diff.compare import Comparison, compare
-from experiments.diff.engines import ENGINES, OURS, prepare, say
-from experiments.diff.explain import explain
+from experiments.diff.engines import ENGINES, OURS, Launch, prepare, say
+from experiments.diff.explain import Explanation, explain
 from experiments.diff.protocol import COMPONENTS, TIERS, Pools, SideError
 from experiments.diff.report import dump, names_of, to_json, to_markdown, write_figure
 from experiments.diff.rooms import MODELS, bytes_of, chosen, pools_for
 from experiments.launch.command import parser_of
+from hicache.request import Request
 from hicache.workload.build import KINDS
 
 
@@ -53,6 +56,7 @@ class Limit:
 
 
 SIDES = ("base", "head")
+WRITE_POLICIES = ("write_through", "write_through_selective", "write_back")
 AREAS = {"copied_bytes": "moved/", "evicted_bytes": "evicted/"}
 METRICS = ("hits", *(f"{tier}_hits" for tier in TIERS), *AREAS)
 
@@ -74,7 +78,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     what = f"a release, a checkout, a wheel, or {OURS}"
     parser.add_argument("--base", required=True, help=what)
     parser.add_argument("--head", required=True, help=what)
-    parser.add_argument("--workload", default="mooncake_conversation", help=", ".join(KINDS))
+    workloads = ", ".join([edges.NAME, *KINDS])
+    parser.add_argument("--workload", default="mooncake_conversation", help=workloads)
+    parser.add_argument("--path", help="the trace's file, for --workload trace and others")
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--components", choices=COMPONENTS, default="full")
     parser.add_argument(
@@ -84,6 +90,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         + ", ".join(each.name for each in fields(Pools)),
     )
     parser.add_argument("--copies", default="instant", help="instant, or delayed:N requests")
+    parser.add_argument(
+        "--write-policy", choices=WRITE_POLICIES, default=WRITE_POLICIES[0], help="of both sides"
+    )
     parser.add_argument("--core", choices=("python", "rust"), default="python")
     parser.add_argument("--eviction", help="of head: a policy of the engine's, or module:Class")
     parser.add_argument("--model", help="whose bytes to count (a name in conf/model)")
@@ -92,7 +101,10 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--until-first", action="store_true", help="the first request whose hits differ is the last"
     )
-    parser.add_argument("--no-explanation", action="store_true", help="spares a second run")
+    parser.add_argument("--no-explanation", action="store_true", help="leave out the second run")
+    parser.add_argument(
+        "--no-edges", action="store_true", help=f"leave out the {edges.NAME} workload before it"
+    )
     return parser.parse_args(arguments)
 
 
@@ -100,48 +112,98 @@ def run(options: argparse.Namespace) -> int:
     """Compare and report; the exit status."""
     limits = [Limit.parse(text) for text in options.fail_on]
     engine = ENGINES[options.engine]
-    pools = pools_for(
-        options.workload,
-        options.components,
-        options.pools,
-        options.copies,
-        has_storage=engine.has_storage,
-    )
     model = options.model or MODELS[options.components]
     unit_bytes = bytes_of(model, options.components)
-    requests = chosen(options.workload, options.requests, pools.max_len)
-    settings = {"core": options.core, "compat": engine.compat}
+    parts = [Part.of(options, options.workload, options.pools, options.requests)]
+    if options.workload != edges.NAME and not options.no_edges:
+        parts.insert(0, Part.of(options, edges.NAME, "", edges.COUNT))
+    settings = {
+        "core": options.core,
+        "compat": engine.compat,
+        "write_policy": options.write_policy,
+    }
     evicting = settings | ({"eviction": options.eviction} if options.eviction else {})
     launches = (
         replace(prepare(engine, options.base), options=settings),
         replace(prepare(engine, options.head), options=evicting),
     )
     out = options.out or Path("outputs") / "diff" / f"{datetime.now():%Y-%m-%d_%H-%M-%S_%f}"
-    out.mkdir(parents=True, exist_ok=True)
-    comparison = compare(requests, pools, launches, out, until_first=options.until_first)
-    explanation, row = None, comparison.first_hit or comparison.first
-    if row is not None and not options.no_explanation:
-        base, _ = names_of(comparison)
-        say(f"request {row.number} differs from {base}'s; running up to it once more")
-        explanation = explain(row, requests, pools, launches, out)
-    question = (
-        f"{len(requests):,} requests of {options.workload}, {options.components} attention,"
-        f" {pools.device_tokens:,} tokens on the device and {pools.host_tokens:,} on the host,"
-        f" bytes of {model}."
-    )
-    comment = to_markdown(comparison, explanation, unit_bytes, question)
-    (out / "comment.md").write_text(comment)
-    asked = {name: value for name, value in vars(options).items() if name != "out"}
-    dump(to_json(comparison, explanation, unit_bytes, {"asked": asked}), out / "diff.json")
-    write_figure(comparison, out / "diff.png")
-    print(comment)
-    broken = list(filter(None, (limit.broken_by(comparison, unit_bytes) for limit in limits)))
-    for said in broken:
-        print(f"too much: {said}")
-    if comparison.failure is not None:
-        print(f"not finished: {comparison.failure}")
+    status = 0
+    for part in parts:
+        folder = out if part is parts[-1] else out / part.workload
+        comparison = part.examine(options, launches, unit_bytes, model, folder)
+        said = [f"not finished: {comparison.failure}"] if comparison.failure is not None else []
+        broken = filter(None, (limit.broken_by(comparison, unit_bytes) for limit in limits))
+        said += [f"too much: {each}" for each in broken]
+        for line in said:
+            print(f"{part.workload}: {line}")
+        status = max(status, 2 if comparison.failure is not None else int(bool(said)))
     print(out)
-    return 2 if comparison.failure is not None else int(bool(broken))
+    return status
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One workload that both sides are compared on."""
+
+    workload: str
+    components: str
+    pools: Pools
+    requests: Sequence[Request]
+
+    @classmethod
+    def of(cls, options: argparse.Namespace, workload: str, changes: str, count: int) -> "Part":
+        """Choose pools and requests; `changes` as in `--pools`.
+
+        Raises:
+            SideError: pools that make no sense, or no request that fits them.
+        """
+        has_storage = ENGINES[options.engine].has_storage
+        pools = pools_for(
+            workload, options.components, changes, options.copies, has_storage=has_storage
+        )
+        path = options.path if workload == options.workload else None
+        requests = chosen(workload, count, pools.max_len, path)
+        return cls(workload=workload, components=options.components, pools=pools, requests=requests)
+
+    def examine(
+        self,
+        options: argparse.Namespace,
+        launches: tuple[Launch, Launch],
+        unit_bytes: dict[str, int],
+        model: str,
+        folder: Path,
+    ) -> Comparison:
+        """Compare, and leave the report in `folder`: before it is explained, and after it."""
+        folder.mkdir(parents=True, exist_ok=True)
+        until_first = options.until_first and self.workload == options.workload
+        comparison = compare(self.requests, self.pools, launches, folder, until_first=until_first)
+        question = (
+            f"{len(self.requests):,} requests of {self.workload}, {self.components} attention,"
+            f" {self.pools.device_tokens:,} tokens on the device and {self.pools.host_tokens:,} on"
+            f" the host, bytes of {model}."
+        )
+        asked = {name: value for name, value in vars(options).items() if name != "out"}
+
+        def write(explanation: Explanation | None) -> str:
+            comment = to_markdown(comparison, explanation, unit_bytes, question)
+            (folder / "comment.md").write_text(comment)
+            values = to_json(comparison, explanation, unit_bytes, {"asked": asked})
+            dump(values, folder / "diff.json")
+            return comment
+
+        comment = write(None)
+        write_figure(comparison, folder / "diff.png")
+        row = comparison.first_hit or comparison.first
+        if row is not None and not options.no_explanation:
+            base, _ = names_of(comparison)
+            say(f"request {row.number} differs from {base}'s; running up to it once more")
+            try:
+                comment = write(explain(row, self.requests, self.pools, launches, folder))
+            except SideError as error:
+                say(f"request {row.number} cannot be explained: {error}")
+        print(comment)
+        return comparison
 
 
 def measure(comparison: Comparison, side: str, metric: str, unit_bytes: dict[str, int]) -> int:

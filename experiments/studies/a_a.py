@@ -79,7 +79,7 @@ def carry_out(config: ExperimentConfig, out_dir: Path) -> None:
     num_windows = config.workload.windows
     if num_windows is None or num_windows < 2 * LEAST_WINDOWS:
         raise ValueError(
-            f"workload.windows must be at least {2 * LEAST_WINDOWS}, so that each of two hands has "
+            f"workload.windows must be at least {2 * LEAST_WINDOWS}, so that each of two sides has "
             f"{LEAST_WINDOWS}, got {num_windows}"
         )
     jobs = list(product(range(num_windows), range(config.seed, config.seed + NUM_SEEDS)))

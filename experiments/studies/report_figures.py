@@ -119,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         runs = load_runs([options.sweep])
         name = str(runs[0].config["name"])
         if name not in QUESTIONS:
-            raise ValueError(f"wanted a sweep of {', '.join(QUESTIONS)}, got one of {name}")
+            raise ValueError(f"expected a sweep of one of {', '.join(QUESTIONS)}, got {name}")
         figure = draw(group_runs(runs, differing_keys(runs)), QUESTIONS[name])
     options.directory.mkdir(parents=True, exist_ok=True)
     path = options.directory / f"{name}.png"

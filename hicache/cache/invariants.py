@@ -258,14 +258,14 @@ def _check_pages(
 
 def _check_arrivals(cache: PrefixCache, on_host: Iterable[PageIds]) -> None:
     arrivals, counters = cache.arrivals, cache.counters
-    left = (arrivals.restorable | arrivals.unrestorable).difference(*on_host)
+    left = arrivals.unused.difference(*on_host)
     _hold(not left, 9, f"pages {left} came from storage, have no fate and are not on the host")
     fates = sum(counters[f"prefetch/{fate}_pages"] for fate in FATES)
     _hold(
-        counters["prefetch/read_pages"] == fates + arrivals.num_open,
+        counters["prefetch/read_pages"] == fates + len(arrivals.unused),
         9,
         f"{counters['prefetch/read_pages']} pages were read, {fates} have a fate and "
-        f"{arrivals.num_open} may be used",
+        f"{len(arrivals.unused)} may be used",
     )
 
 

@@ -15,8 +15,8 @@ compared with a copy made by torch. What differs has a name:
 Without a GPU, Triton kernels run in its interpreter, one program after another, forwards and
 backwards by turns; with one they run there, and the pools lie on both sides of the link. The exit
 code is 0 for a kernel that is right in every case it takes, 1 for one that is not or takes none, 2
-if there is no such kernel, 3 if the interpreter cannot run it (as of inline assembly), which says
-nothing about the kernel. Only a GPU shows races that need two programs at a time.
+if there is no such kernel, and 3 if the interpreter cannot run it (inline assembly, for example),
+which says nothing about the kernel. Only a GPU shows races that need two programs at a time.
 """
 
 import argparse

@@ -35,7 +35,7 @@ def read_model(path: Path, given: Mapping[str, object]) -> ModelConfig:
     if path.is_dir():
         path /= "config.json"
     if not path.is_file():
-        raise ValueError(f"model.from_hf: there is no file {path}")
+        raise ValueError(f"model.from_hf: file {path} does not exist")
     config = _json_object(path)
     beside = path.with_name("hf_quant_config.json")  # where ModelOpt says it
     if "quantization_config" not in config and beside.is_file():
@@ -109,7 +109,7 @@ def _attention(file: ConfigFile, words: list[str]) -> dict[str, int]:
     if "S" in words and swa[2:] != full[2:] and swa.head_dim != swa.value_dim:
         raise ValueError(
             f"{file.where}: window layers with swa_head_dim={swa.head_dim} and swa_v_head_dim="
-            f"{swa.value_dim} are not modelled beside full ones of {full.head_dim} and "
+            f"{swa.value_dim} are not supported with full layers of {full.head_dim} and "
             f"{full.value_dim}"
         )
 

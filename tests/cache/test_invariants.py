@@ -386,7 +386,7 @@ def test_a_page_from_storage_without_a_fate_is_found() -> None:
 
 def test_a_page_from_storage_that_has_left_without_a_fate_is_found() -> None:
     world = World().done()
-    world.cache.arrivals.publish([7], is_restorable=True)
+    world.cache.arrivals.publish([7])
     told = re.escape("law 9: pages {7} came from storage, have no fate and are not on the host")
     with pytest.raises(BrokenLawError, match=told):
         world.check()

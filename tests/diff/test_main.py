@@ -19,6 +19,7 @@ UNIT_BYTES = {"full": 10, "swa": 1, "mamba": 1}
 def ask(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     common = ["--workload", "builtin", "--requests", "30", "--pools", "device_tokens=65536"]
     common[-1] += ",host_tokens=65536,max_len=16384"
+    common += ["--no-edges"]
     monkeypatch.setattr(sys, "argv", ["diff", *common, *arguments])
     with pytest.raises(SystemExit) as ended:
         main()
@@ -66,7 +67,7 @@ def test_another_policy_differs_and_is_explained(
     assert status == 1
     assert found["first_hit"] is not None
     assert found["explanation"][0].startswith(f"Request {found['first_hit']} (")
-    assert "The last request that begins like it was" in found["explanation"][1]
+    assert any("The last request that begins like it was" in each for each in found["explanation"])
 
 
 @pytest.mark.parametrize(

@@ -204,7 +204,9 @@ def count_of(counts: Counts, kind: int) -> int:
     """Items of a component."""
     count = counts[kind]
     if count is None:
-        raise ValueError("real memory has an end: cache.unlimited must be false")
+        raise ValueError(
+            "cache.unlimited=true needs executor.kind=simulated: real memory is limited"
+        )
     return count
 
 

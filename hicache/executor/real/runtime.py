@@ -162,7 +162,7 @@ def _device(wanted: str) -> torch.device:
     if wanted == "auto":
         wanted = "cuda" if torch.cuda.is_available() else "cpu"
     if wanted == "cuda" and not torch.cuda.is_available():
-        raise ValueError("executor.device is cuda, and torch sees no CUDA device")
+        raise ValueError("executor.device=cuda, but torch finds no CUDA device")
     return torch.device("cuda", 0) if wanted == "cuda" else torch.device("cpu")
 
 

@@ -36,7 +36,9 @@ class Rates:
 
     def __init__(self, table: RateTable, name: str) -> None:
         if not table.size:
-            raise ValueError(f"hardware.{name} must have at least one size and rate, got none")
+            raise ValueError(
+                f"hardware.{name} must have at least one size and rate, got an empty table"
+            )
         self._sizes = [float(size) for size in table.size]
         self._rates = [float(rate) for rate in table.rate]
         self._slopes = [
@@ -83,7 +85,7 @@ class CostModel:
         if self.free_device_bytes <= 0:
             raise ValueError(
                 f"the weights of {model.name} ({model.weight_bytes / 1e9:.1f} GB) do not fit "
-                f"{tp} devices of {hardware.name}, which hold {tp * usable / 1e9:.1f} GB beside "
+                f"{tp} device(s) of {hardware.name} with {tp * usable / 1e9:.1f} GB besides "
                 f"activations: raise parallel.tp"
             )
         self._step_s = hardware.step_s.value

@@ -300,7 +300,7 @@ class WorkloadConfig:
     barrier: bool = knob(False, only=ROUNDS)
     # Number of groups of prompts; the prompts of one group share a prefix.
     groups: int = knob(250, least=1, only=PREFIXES)
-    # Number of different prompts in each group.
+    # Number of different prompts in each group of prompts that share a prefix.
     group_prompts: int = knob(5, least=1, only=PREFIXES)
     # Length in tokens of the prefix that the prompts of one group share.
     prefix_tokens: int = knob(16000, least=1, only=PREFIXES)
@@ -309,7 +309,8 @@ class WorkloadConfig:
     # Request rate of each load stage in requests per second; the stages follow one another.
     stage_rates: tuple[float, ...] = knob((5.0, 10.0, 15.0), above=0, only=PREFIXES)
     stage_s: float = knob(60.0, above=0, only=PREFIXES)  # Duration of each load stage in seconds.
-    answer_tokens: int = knob(1, least=1, only=BENCHES)  # Length in tokens of every answer.
+    # Length in tokens of the answer to every request.
+    answer_tokens: int = knob(1, least=1, only=BENCHES)
 
     def __post_init__(self) -> None:
         check_limits("workload", self)
@@ -506,7 +507,7 @@ class SchedulerConfig:
 class FaultsConfig:
     """Faults injected into storage calls, whichever engine it is."""
 
-    preset: str = "none"  # Name of this set of faults in tables.
+    preset: str = "none"  # Name of this set of faults, shown in tables.
     # Median extra delay of each storage call in milliseconds, drawn from a log-normal distribution.
     # 0 means none.
     delay_ms: float = knob(0.0, least=0)
@@ -580,8 +581,10 @@ class StorageConfig:
     operation_s: float = knob(0.0001, least=0)
     # Maximum number of pages per read or write batch. 128 is SGLang's value.
     batch_pages: int = knob(128, least=1)
-    read_workers: int = knob(1, least=1)  # Number of batches that are read in parallel.
-    write_workers: int = knob(1, least=1)  # Number of batches that are written in parallel.
+    # Number of batches that are read from storage in parallel.
+    read_workers: int = knob(1, least=1)
+    # Number of batches that are written to storage in parallel.
+    write_workers: int = knob(1, least=1)
     # Host memory in GiB that may hold pages waiting to be written to storage; further writes are
     # dropped. None means half of `cache.host_gib`, or no limit with `cache.unlimited`.
     write_queue_gib: float | None = knob(None, least=0)

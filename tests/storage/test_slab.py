@@ -116,7 +116,7 @@ def test_a_page_larger_than_its_component_is_refused(tmp_path: Path) -> None:
     with closing(open_slab(tmp_path, page_bytes={2: SMALL})) as storage:
         assert write_sized(storage, key(1), LARGE)
         assert write_sized(storage, key(1, 2), SMALL)
-        with pytest.raises(ValueError, match=f"component 2 has at most {SMALL} bytes, got {LARGE}"):
+        with pytest.raises(ValueError, match=f"kind 2 has at most {SMALL} bytes, got {LARGE}"):
             write_sized(storage, key(2, 2), LARGE)
 
 

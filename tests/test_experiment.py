@@ -393,7 +393,7 @@ def test_reads_are_held_back_by_their_share_of_a_host_that_has_an_end(
     [
         ("parallel.router", "sticky, round_robin, prefix_load"),
         ("executor.kind", "simulated, torch"),
-        ("executor.copy_path", "kernel, copy_engine"),
+        ("executor.copy_path", "kernel, copy_engine, staged"),
     ],
 )
 def test_what_can_only_be_ours_is_named_right_or_refused(knob: str, ours: str) -> None:

@@ -149,7 +149,7 @@ def _times(summary: Mapping[str, float]) -> Table:
 def _lines(summary: Mapping[str, float]) -> Sequence[str]:
     lines = [
         f"computed   {_reasons(summary)}",
-        f"queue      {_shares(summary, 'request/queue_{}_s_mean', CAUSES)}",
+        f"queue      time by cause: {_shares(summary, 'request/queue_{}_s_mean', CAUSES)}",
         f"load       {loads(summary)}",
         f"cost       {summary['gpu/prefill_seconds_per_request']:.4g} GPU-seconds per request in "
         f"prefill steps, {summary['gpu/seconds_per_request']:.4g} in all steps; "
@@ -174,7 +174,7 @@ def _lines(summary: Mapping[str, float]) -> Sequence[str]:
 
 def _reasons(summary: Mapping[str, float]) -> str:
     if summary["computed/not_asked_tokens"]:
-        return "for the reasons: `python -m experiments.explain RUN`, or engine.explain=true"
+        return "see why with `python -m experiments.explain RUN`, or set engine.explain=true"
     return _shares(summary, "computed/{}_tokens", REASONS)
 
 
@@ -187,4 +187,4 @@ def _shares(summary: Mapping[str, float], key: str, names: Iterable[str]) -> str
         for name, part in sorted(parts.items(), key=lambda each: -each[1])
         if part >= 0.005 * total > 0
     ]
-    return ", ".join(told) or "nothing"
+    return ", ".join(told) or "none"

@@ -300,7 +300,7 @@ class WorkloadConfig:
     barrier: bool = knob(False, only=ROUNDS)
     # Number of groups of prompts; the prompts of one group share a prefix.
     groups: int = knob(250, least=1, only=PREFIXES)
-    # Number of different prompts in each group.
+    # Number of different prompts in each group of prompts that share a prefix.
     group_prompts: int = knob(5, least=1, only=PREFIXES)
     # Length in tokens of the prefix that the prompts of one group share.
     prefix_tokens: int = knob(16000, least=1, only=PREFIXES)
@@ -309,7 +309,8 @@ class WorkloadConfig:
     # Request rate of each load stage in requests per second; the stages follow one another.
     stage_rates: tuple[float, ...] = knob((5.0, 10.0, 15.0), above=0, only=PREFIXES)
     stage_s: float = knob(60.0, above=0, only=PREFIXES)  # Duration of each load stage in seconds.
-    answer_tokens: int = knob(1, least=1, only=BENCHES)  # Length in tokens of every answer.
+    # Length in tokens of the answer to every request.
+    answer_tokens: int = knob(1, least=1, only=BENCHES)
 
     def __post_init__(self) -> None:
         check_limits("workload", self)
@@ -366,20 +367,20 @@ class CacheConfig:
     # Give the device and host tiers unlimited capacity, so that nothing is evicted;
     # `cache.device_gib` and `cache.host_gib` are ignored.
     unlimited: bool = False
-    # Fraction of the device tier that holds sliding-window KV. None means the model's value
-    # (`model.swa_device_share`).
+    # Fraction of the device tier's memory that is reserved for sliding-window KV. None means the
+    # model's value (`model.swa_device_share`).
     swa_device_share: float | None = share(None)
-    # Fraction of the host tier that holds sliding-window KV. None means the model's value
-    # (`model.swa_host_share`).
+    # Fraction of the host tier's memory that is reserved for sliding-window KV. None means the
+    # model's value (`model.swa_host_share`).
     swa_host_share: float | None = share(None)
-    # Fraction of the device tier that holds Mamba states. None means the model's value
-    # (`model.mamba_device_share`).
+    # Fraction of the device tier's memory that is reserved for Mamba states. None means the model's
+    # value (`model.mamba_device_share`).
     mamba_device_share: float | None = share(None)
-    # Fraction of the host tier that holds Mamba states. None means the model's value
-    # (`model.mamba_host_share`).
+    # Fraction of the host tier's memory that is reserved for Mamba states. None means the model's
+    # value (`model.mamba_host_share`).
     mamba_host_share: float | None = share(None)
-    # Eviction policy, which ranks the tree nodes that a full device or host tier may drop: a
-    # built-in one, or your own class as module:Class.
+    # Policy that decides which tree node a full device or host tier evicts first: a built-in one,
+    # or your own class as module:Class.
     eviction: str = knob("lru", ours=EVICTION_POLICIES)
     # Keyword arguments passed to the class of the eviction policy.
     eviction_args: dict[str, float] = field(default_factory=dict)
@@ -387,13 +388,14 @@ class CacheConfig:
     # Minimum host hit, in tokens, that is copied back to the device; a shorter one is recomputed,
     # unless its window or state must be loaded anyway. 10 is SGLang's default.
     load_back_threshold: int = knob(10, least=0)
-    # When a tree node is split, mark its lower half as just used, as SGLang does.
+    # When a match ends inside a tree node and splits it, also refresh the recency of the part that
+    # did not match, as SGLang does.
     split_refreshes: bool = False
-    # When a window or state is evicted from the device and a host copy remains, mark that copy as
-    # just used, as SGLang does.
+    # When a window or state is evicted from the device and a host copy remains, refresh the recency
+    # of that copy, as SGLang does.
     leaving_refreshes: bool = False
-    # Evict only as many pages of a leaf as are needed, starting with its last, as vLLM does.
-    # Otherwise the whole leaf is evicted.
+    # When a leaf of the radix tree is evicted, drop only as many of its pages as are needed, from
+    # its end, as vLLM does. False evicts the whole leaf.
     trims_leaves: bool = False
     # Copy generated answers to the host as well as prompts. False copies prompts only, as vLLM
     # does.
@@ -423,21 +425,21 @@ class CacheConfig:
 class PrefetchConfig:
     """How pages are read from storage into host memory before a request runs."""
 
-    # When a queued request stops waiting for its prefetch from storage: best_effort (at once),
-    # wait_complete (when all pages are read), timeout (or after a time limit that grows with its
-    # length), marginal (or when waiting is expected to cost more than recomputing), or your own
-    # class as module:Class.
+    # How long a queued request waits for its prefetch from storage: best_effort (not at all),
+    # wait_complete (until all pages are read), timeout (up to a limit that grows with the length of
+    # the prefetch), marginal (as long as waiting is expected to cost less than recomputing), or as
+    # your own class says (module:Class).
     stop: str = knob("timeout", ours=STOP_POLICIES)
     # Keyword arguments passed to the class of the stop policy.
     stop_args: dict[str, float] = field(default_factory=dict)
-    # Minimum length in tokens of a prefetch; if less is missing from the cache, or less is found in
-    # storage, nothing is read. 256 is SGLang's default.
+    # Minimum length in tokens of a prefetch: nothing is read if fewer tokens are missing from the
+    # cache, or if storage has fewer of them. 256 is SGLang's default.
     threshold: int = knob(256, least=1)
     cut: CutPolicy = CutPolicy.fit
     stage_at: StageAt = StageAt.enqueue
     commit: CommitPolicy = CommitPolicy.all_or_nothing
-    # Also wait for the window and state when all pages of a prefetch are read. False starts the
-    # request without them, as before change report 003.
+    # When all pages of a prefetch are read, wait for its window and state as well. False starts the
+    # request without them, so that it may not be able to use the pages.
     await_sidecars: bool = True
     deadline_from: DeadlineFrom = knob(DeadlineFrom.enqueue, only=TIMED)
     # Fixed part, in seconds, of the time limit that prefetch.stop=timeout puts on a prefetch. 1 is
@@ -449,8 +451,8 @@ class PrefetchConfig:
     # If a prefetch does not fit in free host memory, evict as many pages as it needs in all, as
     # SGLang does. False evicts only as many as are missing.
     evict_whole: bool = False
-    # Fraction of the host tier's tokens that running prefetches may request in total; further
-    # prefetches are declined. 0.5 is SGLang's value.
+    # Maximum size of all running prefetches together, as a fraction of the tokens that the host
+    # tier holds; further prefetches are declined. 0.5 is SGLang's value.
     occupied_share: float = share(0.5)
 
     def __post_init__(self) -> None:
@@ -469,15 +471,17 @@ class SchedulerConfig:
     order_args: dict[str, float] = field(default_factory=dict)
     # Maximum number of prompt tokens computed per step (chunked prefill).
     chunk_tokens: int = knob(8192, least=1)
-    max_running: int = knob(256, least=1)  # Maximum number of requests that decode at once.
+    # Maximum number of requests that run at once, in prefill or decode.
+    max_running: int = knob(256, least=1)
     # Maximum number of requests waiting for storage that the scheduler skips in one pass over the
     # queue.
     scan_limit: int = knob(128, least=1)
     batching: Batching = Batching.prefill_first
-    # How many tokens of the sliding-window pool admission charges a request: reports (its chunk or
-    # window, and window tokens loaded back from the host), no_host_term (without those loaded back,
-    # so that prefill can run out of memory), double (those loaded back twice, for comparison),
-    # sglang_0_5_23 (as that release does), or your own class as module:Class.
+    # How many tokens of the sliding-window pool admission charges a request: reports (the larger of
+    # its chunk and the window, plus window tokens loaded back from the host), no_host_term (without
+    # those loaded back, so that prefill can run out of memory), double (those loaded back twice,
+    # for comparison), sglang_0_5_23 (the formula of that release), or your own class as
+    # module:Class.
     swa_budget: str = knob("reports", ours=SWA_BUDGETS)
     # Keyword arguments passed to the class of the window budget.
     swa_budget_args: dict[str, float] = field(default_factory=dict)
@@ -487,8 +491,8 @@ class SchedulerConfig:
     # Maximum number of answer tokens per request for which admission reserves memory, however long
     # the answer may become. 4,096 is SGLang's value.
     clip_new_tokens: int = 4096
-    # Fraction of the answer tokens still to come for which memory is reserved, at the start of a
-    # run; it then decays, as in SGLang.
+    # Initial fraction of each running request's remaining answer tokens for which admission
+    # reserves memory; it then decays, as in SGLang.
     new_token_ratio: float = share(0.7)
     # Lowest value to which `scheduler.new_token_ratio` decays.
     new_token_ratio_floor: float = share(0.098)
@@ -503,7 +507,7 @@ class SchedulerConfig:
 class FaultsConfig:
     """Faults injected into storage calls, whichever engine it is."""
 
-    preset: str = "none"  # Name of this set of faults in tables.
+    preset: str = "none"  # Name of this set of faults, shown in tables.
     # Median extra delay of each storage call in milliseconds, drawn from a log-normal distribution.
     # 0 means none.
     delay_ms: float = knob(0.0, least=0)
@@ -530,9 +534,8 @@ class FaultsConfig:
         check_limits("storage.faults", self)
         if self.gone_for_s is not None and self.gone_from_s is None:
             raise ValueError(
-                f"storage.faults.gone_for_s={self.gone_for_s} needs storage.faults.gone_from_s, "
-                "which is "
-                "not set"
+                f"storage.faults.gone_for_s={self.gone_for_s} "
+                "needs storage.faults.gone_from_s, which is not set"
             )
 
     @property
@@ -572,14 +575,16 @@ class StorageConfig:
     # Limit on the sum of simulated read and write bandwidth, in gigabytes (10**9 bytes) per second.
     # None means that reads and writes do not slow each other.
     shared_gbps: float | None = knob(None, above=0)
-    # Simulated time in seconds of one lookup of which pages storage has.
+    # Simulated time in seconds of one lookup that asks storage which pages it has.
     query_s: float = knob(0.0005, least=0)
     # Simulated latency in seconds of each read or write batch before its first byte.
     operation_s: float = knob(0.0001, least=0)
     # Maximum number of pages per read or write batch. 128 is SGLang's value.
     batch_pages: int = knob(128, least=1)
-    read_workers: int = knob(1, least=1)  # Number of batches that are read in parallel.
-    write_workers: int = knob(1, least=1)  # Number of batches that are written in parallel.
+    # Number of batches that are read from storage in parallel.
+    read_workers: int = knob(1, least=1)
+    # Number of batches that are written to storage in parallel.
+    write_workers: int = knob(1, least=1)
     # Host memory in GiB that may hold pages waiting to be written to storage; further writes are
     # dropped. None means half of `cache.host_gib`, or no limit with `cache.unlimited`.
     write_queue_gib: float | None = knob(None, least=0)
@@ -627,13 +632,15 @@ class ExecutorConfig:
     # What executes a step: simulated (a cost model; no GPU needed) or torch (a real model and real
     # memory).
     kind: str = knob("simulated", one_of=("simulated", "torch"))
-    # How simulated copies between host and device are carried out: by a copy kernel, or by the
-    # GPU's copy engine (cudaMemcpy).
-    copy_path: str = knob("kernel", one_of=("kernel", "copy_engine"), only=SIMULATED)
+    # How simulated copies between host and device are carried out: kernel (a copy kernel),
+    # copy_engine (the GPU's copy engine, cudaMemcpy) or staged (the copy engine, to or from a buffer
+    # on the device that a kernel gathers pages into or scatters them from).
+    copy_path: str = knob("kernel", one_of=("kernel", "copy_engine", "staged"), only=SIMULATED)
     # Device that runs the model; auto means cuda if available, otherwise cpu.
     device: str = knob("auto", one_of=("auto", "cpu", "cuda"), only=REAL)
     model: RealModel = knob(RealModel.exact, only=REAL)
-    # Recompute every request without a cache and require bit-equal logits.
+    # Recompute every request without a cache and compare the logits bit by bit; a difference makes
+    # the run fail.
     verify: bool = knob(False, only=REAL)
     # Time limit in seconds of one storage call, which replaces `storage.deadline_s`; a call that
     # takes longer counts as failed.
@@ -649,8 +656,7 @@ class ExecutorConfig:
 class EngineConfig:
     """The serving loop."""
 
-    # Process a run of decode steps at once, which makes a simulation faster and leaves its results
-    # unchanged.
+    # Simulate several consecutive decode steps at once, which is faster and gives the same results.
     jump: bool = True
     # Record why each computed token was not a cache hit, which makes a replay some 19 % slower;
     # `experiments.explain` can find the reasons afterwards instead.
@@ -756,4 +762,6 @@ class ExperimentConfig:
                 f"memory by parallel.tp), got {executor}"
             )
         if ranks > 1 and storage == "none":
-            raise ValueError(f"parallel.ranks={ranks} needs a storage, got storage.kind=none")
+            raise ValueError(
+                f"parallel.ranks={ranks} needs a storage engine, got storage.kind=none"
+            )

@@ -151,6 +151,6 @@ def check_laws(engine: Engine) -> None:
     for req in reqs:
         if req.blocked_since_ns is not None:
             raise invariants.BrokenLawError(
-                f"law 9: request {req.request.id} is running but still counted as waiting for "
-                "storage"
+                f"law 9: request {req.request.id} is running but still counted as "
+                "waiting for storage"
             )

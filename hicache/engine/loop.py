@@ -400,8 +400,7 @@ def _refuse_stuck(engines: Sequence[Engine]) -> None:
     if stuck:
         raise RuntimeError(
             f"{len(stuck)} engine(s) are stuck: {len(stuck[0].scheduler.waiting)} requests wait "
-            "and "
-            f"{len(stuck[0].scheduler.running)} run, but no event is pending"
+            f"and {len(stuck[0].scheduler.running)} run, but no event is pending"
         )
 
 

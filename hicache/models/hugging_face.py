@@ -52,7 +52,9 @@ def _json_object(path: Path) -> dict[str, object]:
     except ValueError as error:
         raise ValueError(f"model.from_hf: {path} is not JSON ({error})") from error
     if not isinstance(found, dict):
-        raise ValueError(f"model.from_hf: {path} must hold an object, got {type(found).__name__}")
+        raise ValueError(
+            f"model.from_hf: {path} must contain a JSON object, got {type(found).__name__}"
+        )
     return found
 
 
@@ -286,8 +288,8 @@ def _bytes(file: ConfigFile, given: Mapping[str, object]) -> dict[str, float]:
         found["expert_param_bytes"] = 0.53125
     elif method is not None and not found.keys() <= given.keys():
         raise ValueError(
-            f"{file.where}: quantization_config of {method} is not known: say "
-            f"model.dense_param_bytes and model.expert_param_bytes"
+            f"{file.where}: unknown quantization method {method}: set model.dense_param_bytes and "
+            f"model.expert_param_bytes"
         )
     scheme = quantised.get("kv_cache_scheme")
     bits = scheme.get("num_bits") if isinstance(scheme, Mapping) else None

@@ -57,13 +57,13 @@ class CopyKernelConfig:
     The real executor launches `link_programs`; the simulation multiplies them with the rate of one.
     """
 
-    # Programs (thread blocks) that one copy between host and device launches. None means the
-    # kernel's own choice, and no limit on its rate.
+    # Number of programs (thread blocks) that one copy between host and device launches. None means
+    # the kernel's own choice, and no limit on its rate.
     link_programs: int | None = None
     # Bytes that each program of the copy kernel has in flight; the measured rates hold for this
     # size.
     tile_bytes: int = 65536
-    warps: int = 16  # Warps per program of the copy kernel.
+    warps: int = 16  # Number of warps per program (thread block) of the copy kernel.
     # Rate of one program of the copy kernel from host to device, in bytes/s.
     to_device: Figure = Figure(source="not known")
     # Rate of one program of the copy kernel from device to host, in bytes/s.
@@ -88,13 +88,14 @@ class CopyKernelConfig:
 class HardwareConfig:
     """The memory sizes and speeds of one machine; all rates are those of one device."""
 
-    name: str = "???"  # Name of the machine in tables.
+    name: str = "???"  # Name of the machine, shown in tables.
     # CSV file of your own measurements, which replace the curves and figures of the same names.
     # None means those of the chosen machine.
     table: str | None = None
-    # Devices that one fast interconnect joins; the largest possible tensor-parallel size.
+    # Number of devices that one fast interconnect joins, which is the largest possible
+    # tensor-parallel size.
     num_devices: int = 8
-    devices_per_host: int = 8  # Devices that share one host's memory.
+    devices_per_host: int = 8  # Number of devices that share the memory of one host.
     device_memory_bytes: Figure = field(default_factory=Figure)  # Memory of one device in bytes.
     # Memory of one device, in bytes, that is reserved for activations and the framework.
     activation_bytes: Figure = field(default_factory=Figure)

@@ -111,8 +111,8 @@ class Feeder:
     def _settle(self, request_id: int) -> None:
         if request_id not in self._unsettled:
             raise ValueError(
-                f"request {request_id} was already answered or dropped, or is not part of this "
-                "workload"
+                f"request {request_id} was already answered or dropped, or is not part "
+                "of this workload"
             )
         self._unsettled.remove(request_id)
         root_id = self._root_of[request_id]

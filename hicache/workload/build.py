@@ -76,8 +76,8 @@ def load_workload(config: WorkloadConfig, *, data_dir: str | None, seed: int) ->
             if config.path is None or kind == "trace":
                 raise
             raise TraceError(
-                f"{error}; workload={kind} reads only its own format, workload=trace detects the "
-                "format"
+                f"{error}; workload={kind} reads only its own format, workload=trace "
+                "detects the format"
             ) from error
     else:
         raise ValueError(f"workload.kind must be one of {', '.join(KINDS)}, got {kind!r}")
@@ -202,7 +202,7 @@ def sample_sessions(workload: Workload, share: float, seed: int) -> Workload:
     if not 0 < share <= 1:
         raise ValueError(
             f"the share of sessions must be above 0 and at most 1, got {share:g}; repeat_sessions "
-            f"gives more"
+            "gives more"
         )
     tree_of = trees(workload.requests)
     names = list(dict.fromkeys(tree_of.values()))

@@ -108,7 +108,7 @@ def _messages(record: Record, where: str) -> list[Record]:
     messages = record.get("messages")
     if not isinstance(messages, list) or not messages:
         raise TraceError(
-            f"{where}: messages must be a list that is not empty, got {_kind(messages)}"
+            f"{where}: messages must be a list with at least one message, got {_kind(messages)}"
         )
     for message in messages:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):

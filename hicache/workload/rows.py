@@ -57,8 +57,8 @@ def from_first(path: Path, rows: Iterable[Row]) -> list[Row]:
         raise TraceError(f"{last.where}: its time is after the year 2106: check the unit")
     if last.arrival_ns - first.arrival_ns > LONGEST_S * SECOND_NS:
         raise TraceError(
-            f"{last.where}: it arrives more than ten years after {first.where}: check the unit of "
-            f"both times"
+            f"{last.where}: it arrives more than ten years after {first.where}: check the "
+            "unit of both times"
         )
     first_ns = first.arrival_ns
     for row in found:

@@ -24,7 +24,7 @@ import torch
 from triton import language as tl
 from hicache.kernels import codegen, copy
 from hicache.kernels.codegen_cases import cases
-from hicache.kernels.bench import peers
+from hicache.kernels.bench import gemm, peers
 
 class Delete(ast.NodeTransformer):
     def __init__(self, wanted):
@@ -86,10 +86,16 @@ peer = peers._pointer_copy_kernel.warmup(
     pieces, pieces, pieces, 64, WORD=tl.int16, BLOCK=8192, grid=(8,), num_warps=8
 )
 two_byte_stores = peer.asm["ptx"].count("st.global.b16")
+half = torch.zeros(256, 256, dtype=torch.float16)
+product = gemm._persistent_gemm_kernel.warmup(
+    half, half, half, 256, 256, grid=(8,), num_warps=8, num_stages=3,
+    K=256, **dict(zip(("BLOCK_M", "BLOCK_N", "BLOCK_K"), gemm.BLOCKS)),
+)
 print(json.dumps({
     "violations": violations,
     "compiled": {name: len(each) for name, each in compiled.items()},
     "two_byte_stores": two_byte_stores,
+    "products": product.asm["ptx"].count("wgmma.mma_async"),
     "two_deep": two_deep,
     "staged": staged,
 }))
@@ -219,6 +225,10 @@ def test_no_launch_compiles_a_second_variant(variants):
 
 def test_the_two_byte_peer_moves_two_bytes_at_a_time(variants):
     assert variants["two_byte_stores"] > 0
+
+
+def test_the_persistent_product_runs_on_tensor_cores(variants):
+    assert variants["products"] > 0
 
 
 def test_every_copy_has_64_kib_a_program_and_128_kib_an_sm_in_flight_in_every_turn(reports):

@@ -51,8 +51,7 @@ def capacities(
     if device_bytes > free_device_bytes:
         raise ValueError(
             f"cache.device_gib={cache.device_gib} is more than the {free_device_bytes / GIB:.1f} "
-            "GiB "
-            f"of device memory that the weights of {model.name} and activations leave free"
+            f"GiB of device memory that the weights of {model.name} and activations leave free"
         )
     device = _split(cache, model, sizes, DEVICE, device_bytes)
     return device, _split(cache, model, sizes, HOST, int(cache.host_gib * GIB))
@@ -100,7 +99,6 @@ def _split(
                 raise ValueError(
                     f"the device pool is too small for one {what[kind]}: "
                     f"{total * shares[kind] / GIB:.3f} GiB hold {counts[kind]}, and {model.name} "
-                    "needs at "
-                    f"least {least[kind]}; raise cache.device_gib{shared[kind]}"
+                    f"needs at least {least[kind]}; raise cache.device_gib{shared[kind]}"
                 )
     return Capacity(counts=(counts[0], counts[1], counts[2]), total_bytes=total)

@@ -85,8 +85,8 @@ class CostModel:
         if self.free_device_bytes <= 0:
             raise ValueError(
                 f"the weights of {model.name} ({model.weight_bytes / 1e9:.1f} GB) do not fit "
-                f"{tp} device(s) of {hardware.name} with {tp * usable / 1e9:.1f} GB besides "
-                f"activations: raise parallel.tp"
+                f"on {tp} device(s) of {hardware.name}, which have {tp * usable / 1e9:.1f} GB "
+                f"besides activations: raise parallel.tp"
             )
         self._step_s = hardware.step_s.value
         self._extend_s = hardware.extend_s.value

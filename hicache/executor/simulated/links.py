@@ -26,6 +26,7 @@ class CopyPath(Enum):
 
     copy_engine = "copy_engine"
     kernel = "kernel"
+    staged = "staged"  # a kernel within the device, and the copy engine from or to a buffer there
 
 
 class _Flow:
@@ -178,9 +179,13 @@ def pcie_rate(
     """Bytes a second that one device copies in contiguous pieces of this size.
 
     A copy engine pays for every piece, so its rate falls with them; a kernel reaches its own
-    ceiling early, which depends on the direction, unless too few programs of it run.
+    ceiling early, which depends on the direction, unless too few programs of it run. A staged copy
+    crosses the link like one of the copy engine, before or after the device reads and writes it.
     """
     limit = hardware.pcie_bandwidth.value
+    if path is CopyPath.staged:
+        across = pcie_rate(hardware, piece_bytes, CopyPath.copy_engine, to_device=to_device)
+        return 1 / (1 / across + 2 / hardware.state_bandwidth.value)
     if path is CopyPath.copy_engine:
         table, name = hardware.copy_engine, "copy_engine"
     elif to_device:

@@ -198,7 +198,7 @@ class SlabStorage:
         longest = self._page_bytes.get(key[-1], buffer.nbytes)
         if buffer.nbytes > longest:
             raise ValueError(
-                f"a page of component {key[-1]} has at most {longest} bytes, got {buffer.nbytes}"
+                f"a page of kind {key[-1]} has at most {longest} bytes, got {buffer.nbytes}"
             )
         return key, self._slot_bytes(key, buffer)
 

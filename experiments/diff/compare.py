@@ -37,14 +37,14 @@ class Kind(Enum):
 
     fewer = "head hits fewer tokens"
     more = "head hits more tokens"
-    tier = "the same tokens hit, on other tiers"
-    component = "the window or the state hit on another tier"
-    admission = "admission decides otherwise"
-    moved = "the same hits, other copies"
-    evicted = "the same hits and copies, other evictions"
-    locked = "other locks"
-    held = "other amounts held or free"
-    pages = "the same amounts held, of other pages"
+    tier = "the same hits, from other tiers"
+    component = "window or state hit on another tier"
+    admission = "a different admission decision"
+    moved = "the same hits, different copies"
+    evicted = "the same hits and copies, different evictions"
+    locked = "different locks"
+    held = "different amounts held or free"
+    pages = "equal amounts held, but different pages"
     equal = "no difference"
 
 

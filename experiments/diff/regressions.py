@@ -80,8 +80,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--requests", type=int, default=edges.COUNT)
     parser.add_argument("--workload", default=edges.NAME)
-    parser.add_argument("--faults", type=Path, default=FAULTS, help="a list of other edits")
-    parser.add_argument("--only", type=int, nargs="*", help="1, 2, ...: as listed")
+    parser.add_argument("--faults", type=Path, default=FAULTS, help="file with other edits")
+    parser.add_argument("--only", type=int, nargs="*", help="numbers of the edits to run, from 1")
     options = parser.parse_args()
     engine = ENGINES["sglang"]
     launch = prepare(engine, RELEASE)

@@ -48,7 +48,7 @@ def chosen(kind: str, count: int, max_len: int, path: str | None = None) -> list
     if not requests:
         shortest = min(each.prompt_len + each.output_len for each in every)
         raise SideError(
-            f"no request of {kind} fits: the shortest has {shortest:,} tokens, and max_len is"
+            f"no request of {kind} fits: the shortest has {shortest:,} tokens, but max_len is"
             f" {max_len:,}"
         )
     return requests
@@ -75,12 +75,12 @@ def pools_for(
     for part in filter(None, changes.split(",")):
         name, _, value = part.partition("=")
         if name not in known or not value.isdigit():
-            raise SideError(f"--pools wants NAME=NUMBER,... of {', '.join(known)}; got {part!r}")
+            raise SideError(f"--pools must be NAME=NUMBER,... of {', '.join(known)}, got {part!r}")
         values[name] = bool(int(value)) if name == "has_storage" else int(value)
     how, _, delay = copies.partition(":")
     if copies != "instant":
         if how != "delayed" or not delay.isdigit():
-            raise SideError(f"--copies wants instant or delayed:N, got {copies!r}")
+            raise SideError(f"--copies must be instant or delayed:N, got {copies!r}")
         values["copy_delay"] = int(delay)
     pools = replace(pools, **values)  # type: ignore[arg-type]
     if pools.host_tokens == 0 or not has_storage:
@@ -88,13 +88,13 @@ def pools_for(
     needed = pools.num_running * pools.page_size
     if pools.device_tokens < needed:
         raise SideError(
-            f"device_tokens={pools.device_tokens} is less than a page for each of"
-            f" {pools.num_running} requests ({needed})"
+            f"device_tokens={pools.device_tokens} must be at least {needed}: one page for each of"
+            f" {pools.num_running} requests"
         )
     if pools.max_len > pools.device_tokens:
         raise SideError(
-            f"the trace is too long for its pools: requests of up to max_len={pools.max_len:,}"
-            f" tokens, and device_tokens={pools.device_tokens:,}"
+            f"requests of up to max_len={pools.max_len:,} tokens do not fit in"
+            f" device_tokens={pools.device_tokens:,}"
         )
     return pools
 
@@ -108,7 +108,7 @@ def bytes_of(model: str, component: str) -> dict[str, int]:
     path = CONF / "model" / f"{model}.yaml"
     if not path.is_file():
         known = ", ".join(sorted(each.stem for each in path.parent.glob("*.yaml")))
-        raise SideError(f"--model wants one of {known}, got {model!r}")
+        raise SideError(f"--model must be one of {known}, got {model!r}")
     shape = config_of(f"model={model}").model
     unit_bytes = {
         "full": shape.full_token_bytes,
@@ -116,5 +116,5 @@ def bytes_of(model: str, component: str) -> dict[str, int]:
         "mamba": shape.mamba_slot_bytes,
     }
     if unit_bytes[component] == 0:
-        raise SideError(f"--model {model} keeps no {component}")
+        raise SideError(f"--model {model} has no {component} layers")
     return unit_bytes

@@ -159,6 +159,6 @@ def test_pip_gives_its_reason_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(engines.subprocess, "run", run)
     with pytest.raises(
         SideError,
-        match=r"^sglang==9.9 cannot be installed: No matching distribution found for sglang==9.9$",
+        match=r"^cannot install sglang==9.9: No matching distribution found for sglang==9.9$",
     ):
         engines._pip("python", "sglang==9.9")

@@ -48,10 +48,10 @@ def test_the_words_say_what_each_held_hit_and_evicted(compared: Compared, tmp_pa
     found = explained(compared, REQUESTS, {"pages": "9"}, tmp_path)
     said = " ".join(in_words(found, ("old", "new")))
     assert "old hit 16 tokens (16 device, 0 host, 0 storage)" in said
-    assert "of full/device old held [0, 16) and new [0, 4)" in said
-    assert "They parted during request 2, over full/device." in said
-    assert "During it old evicted nothing" in said
-    assert "During it new evicted 12 of full/device" in said
+    assert "in full/device, old held tokens [0, 16) and new [0, 4)" in said
+    assert "They first held different parts of it during request 2, in full/device." in said
+    assert "During that request old evicted nothing" in said
+    assert "During that request new evicted 12 of full/device" in said
 
 
 def test_a_difference_that_was_made_good_is_no_parting(compared: Compared, tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_a_request_that_nobody_came_before_is_said_to_be_new(
     found = explain(row, requests, POOLS, (FAKE, fake({"says": "later"})), tmp_path)
     said = " ".join(in_words(found, ("old", "new")))
     assert "Admission: None against later." in said
-    assert "No earlier request begins like it." in said
+    assert "No earlier request shares a prefix with it." in said
     assert "both held the same" in said
 
 

@@ -71,27 +71,29 @@ def test_another_policy_differs_and_is_explained(
     assert status == 1
     assert found["first_hit"] is not None
     assert found["explanation"][0].startswith(f"Request {found['first_hit']} (")
-    assert any("The last request that begins like it was" in each for each in found["explanation"])
+    assert any(
+        "The last request that shares a prefix with it was" in each for each in found["explanation"]
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         (("--base", "no/such/path"), "no/such/path is neither a release"),
-        (("--base", "hicache", "--head", "tests"), "tests holds no sglang"),
-        (("--pools", "device=3"), "--pools wants NAME=NUMBER"),
-        (("--pools", "device_tokens=64"), "device_tokens=64 is less than a page for each"),
-        (("--pools", "max_len=600000"), "the trace is too long for its pools"),
+        (("--base", "hicache", "--head", "tests"), "tests contains no sglang"),
+        (("--pools", "device=3"), "--pools must be NAME=NUMBER"),
+        (("--pools", "device_tokens=64"), "device_tokens=64 must be at least"),
+        (("--pools", "max_len=600000"), "do not fit in device_tokens"),
         (("--pools", "max_len=2"), "no request of builtin fits"),
-        (("--copies", "soon"), "--copies wants instant or delayed:N, got 'soon'"),
-        (("--fail-on", "luck:-1%"), "--fail-on wants METRIC:-0.5%"),
-        (("--model", "gpt"), "--model wants one of"),
-        (("--components", "swa", "--model", "llama3_8b"), "--model llama3_8b keeps no swa"),
+        (("--copies", "soon"), "--copies must be instant or delayed:N, got 'soon'"),
+        (("--fail-on", "luck:-1%"), "--fail-on must be METRIC:-0.5%"),
+        (("--model", "gpt"), "--model must be one of"),
+        (("--components", "swa", "--model", "llama3_8b"), "--model llama3_8b has no swa layers"),
         (("--workload", "nothing"), "workload.kind must be one of"),
         (("--head", "hicache", "--eviction", "no:Such"), "--eviction=no:Such cannot be loaded"),
-        (("--engine", "vllm", "--head", "tests"), "tests holds no vllm"),
+        (("--engine", "vllm", "--head", "tests"), "tests contains no vllm"),
         (("--engine", "vllm", "--base", "no/such/path"), "no/such/path is neither a release"),
-        (("--engine", "vllm", "--pools", "max_len=600000"), "too long for its pools"),
+        (("--engine", "vllm", "--pools", "max_len=600000"), "do not fit in device_tokens"),
     ],
 )
 def test_bad_input_gets_one_sentence(
@@ -120,7 +122,7 @@ def test_requests_too_long_for_what_runs_beside_them_get_one_sentence(
 def test_a_limit_is_broken_in_its_own_direction_only(compared: Compared) -> None:
     found = compared(AGAIN, head={"pages": "7"})  # a quarter fewer hits
     said = Limit.parse("hits:-20%").broken_by(found, UNIT_BYTES)
-    assert said == "hits went from 32 to 24, which is -25.00 %; -20 % is too much"
+    assert said == "hits changed by -25.00 % from 32 to 24; the limit is -20 %"
     assert Limit.parse("hits:-30%").broken_by(found, UNIT_BYTES) is None
     assert Limit.parse("hits:+1%").broken_by(found, UNIT_BYTES) is None
     assert Limit.parse("evicted_bytes:+1%").broken_by(found, UNIT_BYTES) is not None
@@ -141,7 +143,7 @@ def test_pools_follow_the_workload_and_what_was_asked() -> None:
 
 
 def test_a_limit_wants_a_change() -> None:
-    with pytest.raises(SideError, match="--fail-on wants"):
+    with pytest.raises(SideError, match="--fail-on must be"):
         Limit.parse("hits:0%")
 
 

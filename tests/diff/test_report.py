@@ -24,8 +24,10 @@ def test_the_comment_says_rates_totals_kinds_and_the_first(compared: Compared) -
     assert "Four requests. Hit rate **47.06% → 35.29%** (-11.76 points of 68" in comment
     assert "| hits: full device | 32 tokens (8.0 GiB) | 24 tokens (6.0 GiB) | -25.00% |" in comment
     assert "| head hits fewer tokens | 2 |" in comment
-    assert "**The first whose hits differ** is request 2: head hits fewer tokens" in comment
-    assert "**The first difference of any kind** is request 1: the same hits and" in comment
+    assert (
+        "**The first request with different hits** is request 2: head hits fewer tokens" in comment
+    )
+    assert "**The first difference of any kind** is in request 1: the same hits and" in comment
 
 
 def test_the_comment_says_that_a_side_did_not_come_to_the_end(compared: Compared) -> None:

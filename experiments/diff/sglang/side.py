@@ -444,7 +444,7 @@ def wait_for(is_done: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not is_done():
         if time.monotonic() > deadline:
-            raise SideError(f"{what} was not done after {PATIENCE_S:.0f} s")
+            raise SideError(f"{what} did not finish within {PATIENCE_S:.0f} s")
         time.sleep(2e-4)
 
 
@@ -454,7 +454,7 @@ def chosen_core(core: str) -> dict[str, str]:
     if "tree_core_backend" in names:
         return {"tree_core_backend": core}
     if core != "python":
-        raise SideError(f"sglang {sglang.__version__} cannot be told to use its {core} core")
+        raise SideError(f"sglang {sglang.__version__} has no option to use a {core} core")
     return {}
 
 
@@ -478,7 +478,7 @@ def known_policy(eviction: str) -> str:
     except (ImportError, AttributeError) as error:
         raise SideError(f"--eviction {eviction} cannot be loaded: {error}") from error
     if not hasattr(policy, "get_priority"):
-        raise SideError(f"--eviction {eviction} has no get_priority(node), as the package asks for")
+        raise SideError(f"--eviction {eviction} must have get_priority(node), which SGLang calls")
     utils._EVICTION_POLICY_FACTORIES["own"] = lambda **_: policy()
     return "own"
 

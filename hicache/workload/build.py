@@ -1,6 +1,5 @@
 """Builds the workload that a configuration names."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,7 +27,6 @@ GENERATORS = {each.__name__: each for each in (builtin, chat, agents, multi_turn
 KINDS = (*GENERATORS, *TRACES)
 COPY_SPREAD_S = 60.0  # so that the busy minutes of a trace stay busy, and its clock does not show
 NAME_BITS = 40  # of 10,000 sessions two have one name in 1 of 20,000 traces; a float holds it
-MOST_CHILDREN = 16  # no request of Mooncake's conversation trace has more than 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +93,7 @@ def load_workload(config: WorkloadConfig, *, data_dir: str | None, seed: int) ->
         requests = jitter_starts(requests, config.start_jitter_s, seed)
     if config.windows is not None:
         requests = _renumbered(cut_window(requests, config))
-    notes = family_notes(requests) if kind in TRACES else []
-    return Workload(name=kind, requests=requests, notes=tuple(notes))
+    return Workload(name=kind, requests=requests)
 
 
 def _load_trace(kind: str, path: Path, config: WorkloadConfig, seed: int) -> list[Request]:
@@ -247,6 +244,7 @@ def repeat_sessions(workload: Workload, times: float, seed: int) -> Workload:
                 id=first_id + request.id,
                 session_id=request.session_id + (copy << NAME_BITS),
                 parent_id=None if request.parent_id is None else first_id + request.parent_id,
+                joins=tuple(first_id + join for join in request.joins),
                 prompt=TokenSpans(request.prompt.starts + first_token, request.prompt.counts),
                 output=TokenSpans(request.output.starts + first_token, request.output.counts),
             )
@@ -254,21 +252,6 @@ def repeat_sessions(workload: Workload, times: float, seed: int) -> Workload:
         ]
     repeated.sort(key=lambda request: (request.arrival_ns, request.id))
     return replace(workload, requests=_renumbered(repeated))
-
-
-def family_notes(requests: Sequence[Request]) -> list[str]:
-    """A warning for each request that looks like a system prompt, and not like a parent."""
-    children = Counter(each.parent_id for each in requests if each.parent_id is not None)
-    if not children:
-        return []
-    parent, count = children.most_common(1)[0]
-    if count <= MOST_CHILDREN:
-        return []
-    prompt_len = requests[parent].prompt_len
-    return [
-        f"warning: {count} requests continue one prompt of {prompt_len:,} tokens, and wait for its "
-        f"answer; if that is a system prompt, set workload.system_tokens={prompt_len}"
-    ]
 
 
 def _thinned(spans: TokenSpans, stride: int) -> TokenSpans:
@@ -300,6 +283,7 @@ def _renumbered(
             prompt=each.prompt,
             output=each.output,
             parent_id=None if each.parent_id is None else ids.get(each.parent_id),
+            joins=tuple(ids[join] for join in each.joins if join in ids),
             think_ns=each.think_ns,
             stop_reason=each.stop_reason,
             namespace=each.namespace,

@@ -3,7 +3,8 @@
 A line holds `messages` (each with a `role` and a `content`), `created` or `timestamp` (a number of
 seconds or a date), and the answer: a last message of the assistant, `response` (text), or `choices`
 as an API returns them. An answer that was not kept may be told by `usage.completion_tokens`.
-`session_id` names conversations; else a request continues an earlier one that it repeats.
+`session_id` names conversations. In a log without, a request continues an earlier one if it begins
+with that one's messages and an answer to them.
 
 Of the text only lengths and equality leave this module: tokens go into a hash of all tokens before
 them, keyed with random bytes that are nowhere kept, and hashes become numbers in order of
@@ -14,11 +15,11 @@ import json
 import math
 import re
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from importlib import import_module
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 from hicache.config import WorkloadConfig
 from hicache.request import Request
@@ -38,8 +39,38 @@ def load_chat_log(path: Path, config: WorkloadConfig) -> list[Request]:
         TraceError: with file and line number, for a line that cannot be understood.
         ValueError: there is no such tokenizer.
     """
-    rows = from_first(path, _rows(path, _encoder(config.tokenizer)))
+    histories: dict[str, _History] = {}
+    rows = from_first(path, _rows(path, _encoder(config.tokenizer), histories))
+    if not any(row.session is not None for row in rows):
+        _name_parents(rows, histories)
     return rows_to_requests(rows, config, block_tokens=BLOCK_TOKENS)
+
+
+class _History(NamedTuple):
+    """What tells whom a request continues: keyed hashes of messages and all before them.
+
+    `asked` is of the whole prompt, `answered` of that and its answer. `turns` has the same two for
+    each message of the assistant in the prompt, the last first.
+    """
+
+    asked: bytes
+    answered: bytes
+    turns: list[tuple[bytes, bytes]]
+
+
+def _name_parents(rows: Sequence[Row], histories: Mapping[str, _History]) -> None:
+    """Name each row, and as its parent the latest with the most of its messages.
+
+    One with the very answer that is repeated comes before one with another answer, for answers are
+    often logged with the reasoning that clients leave out.
+    """
+    latest: dict[bytes, int] = {}
+    for index, row in enumerate(rows):
+        history = histories[row.where]
+        row.name = index
+        known = (latest.get(key) for asked, answered in history.turns for key in (answered, asked))
+        row.parent = next((parent for parent in known if parent is not None), None)
+        latest[history.asked] = latest[history.answered] = index
 
 
 def _encoder(tokenizer: str | None) -> Encode:
@@ -65,7 +96,7 @@ def _encoder(tokenizer: str | None) -> Encode:
     return checked
 
 
-def _rows(path: Path, encode: Encode) -> Iterator[Row]:
+def _rows(path: Path, encode: Encode, histories: dict[str, _History]) -> Iterator[Row]:
     salt = secrets.token_bytes(32)
     numbers: dict[bytes, int] = {}
     tenants: dict[str, int] = {}
@@ -84,6 +115,7 @@ def _rows(path: Path, encode: Encode) -> Iterator[Row]:
         else:
             output_len = max(len(encode(answer)), 1)
         tenant = text(record, "namespace", where=where)
+        histories[where] = _history(tenant, messages, answer, salt, where)
         yield Row(
             where=where,
             arrival_ns=_time_ns(record, where),
@@ -93,6 +125,22 @@ def _rows(path: Path, encode: Encode) -> Iterator[Row]:
             namespace=f"tenant-{tenants.setdefault(tenant, len(tenants))}" if tenant else "",
             session=name_of(record, "session_id", "conversation_id", where=where),
         )
+
+
+def _history(
+    tenant: str, messages: Sequence[Record], answer: str | None, salt: bytes, where: str
+) -> _History:
+    def hashed(before: bytes, role: object, said: str) -> bytes:
+        message = json.dumps([role, said]).encode()
+        return blake2b(before + message, key=salt, digest_size=16).digest()
+
+    digest = hashed(b"", "tenant", tenant)
+    turns: list[tuple[bytes, bytes]] = []
+    for message in messages:
+        asked, digest = digest, hashed(digest, message["role"], _content(message, where))
+        if message["role"] == "assistant":
+            turns.append((asked, digest))
+    return _History(digest, hashed(digest, "assistant", answer or ""), turns[::-1])
 
 
 def _digests(tokens: Sequence[int | str], salt: bytes) -> Iterator[bytes]:

@@ -9,16 +9,15 @@ Mooncake's blocks hold 512 tokens; other traces have others, and leave the last 
 call blocks by long hashes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from hicache.config import WorkloadConfig
 from hicache.request import Request
-from hicache.workload.rows import Name, Row, from_first, rows_to_requests
+from hicache.workload.rows import Name, Row, block_size, from_first, rows_to_requests
 from hicache.workload.trace import Record, TraceError, integer, name_of, number, read_records, text
 
 BLOCK_TOKENS = 512
-SIZES = tuple(1 << power for power in range(16))  # that a trace may be found to have
 
 
 def load_mooncake(
@@ -34,11 +33,8 @@ def load_mooncake(
         TraceError: with file and line number, for a line that cannot be understood.
     """
     rows = from_first(path, _rows(path))
-    if block_tokens is None:
-        block_tokens = _found_size(path, rows)
-    if not _suits(rows, block_tokens, 1):
-        _check_counts(rows, block_tokens)
-    return rows_to_requests(rows, config, block_tokens=block_tokens)
+    size = block_size(path, rows, block_tokens)
+    return rows_to_requests(rows, config, block_tokens=size)
 
 
 def _rows(path: Path) -> Iterator[Row]:
@@ -66,34 +62,3 @@ def _block_ids(record: Record, where: str) -> list[Name]:
         if type(block) is not int and not isinstance(block, str):
             raise TraceError(f"{where}: a block id must be an integer or text, got {block!r}")
     return blocks
-
-
-def _suits(rows: Sequence[Row], block_tokens: int, partial: int) -> bool:
-    """Whether all lines have as many blocks as that, with the partial one (0) or without (1)."""
-    sizes = [row.prompt_len + (1 - partial) * (block_tokens - 1) for row in rows]
-    return all(
-        size // block_tokens == len(row.blocks) for size, row in zip(sizes, rows, strict=True)
-    )
-
-
-def _check_counts(rows: Sequence[Row], block_tokens: int) -> None:
-    for row in rows:
-        wanted = -(-row.prompt_len // block_tokens)
-        if len(row.blocks) != wanted:
-            raise TraceError(
-                f"{row.where}: {row.prompt_len} prompt tokens are {wanted} blocks of "
-                f"{block_tokens}, got {len(row.blocks)} hash_ids"
-            )
-
-
-def _found_size(path: Path, rows: Sequence[Row]) -> int:
-    """The one block size that suits all lines, with the partial block or else without it."""
-    for partial in (0, 1):
-        found = [size for size in SIZES if _suits(rows, size, partial)]
-        if len(found) == 1:
-            return found[0]
-    longest = max(rows, key=lambda row: row.prompt_len)
-    raise TraceError(
-        f"{path}: no one block size suits every line ({longest.where} has {longest.prompt_len} "
-        f"tokens in {len(longest.blocks)} blocks): set workload.block_tokens"
-    )

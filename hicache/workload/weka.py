@@ -110,7 +110,7 @@ class _Reader:
                     # a request that was cut off before its first token ran all the same
                     output_len=max(integer(record, "out", least=0, where=here), 1),
                     session=first,
-                    parent=mine[-1] if mine else spawner,
+                    waits_for=(mine[-1],) if mine else () if spawner is None else (spawner,),
                     continues=self._continued(mine, prompt),
                     think_ns=to_ns(think_s),
                     stop_reason=text(record, "stop", where=here),

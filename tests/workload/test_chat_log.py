@@ -162,3 +162,27 @@ def test_a_tokenizer_that_gives_no_list_is_refused(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "log.jsonl", LOG)
     with pytest.raises(ValueError, match=r":as_a_mapping must give a list of tokens, got a dict"):
         load(path, tokenizer=f"{__name__}:as_a_mapping")
+
+
+def test_questions_about_shared_documents_are_no_conversation(tmp_path: Path) -> None:
+    def ask(created: int, document: str, question: str, *more: dict[str, Any]) -> dict[str, Any]:
+        asked = {"role": "user", "content": 99 * document + question}
+        return {"created": created, "messages": [SYSTEM, asked, *more], "response": "So it is."}
+
+    answer = {"role": "assistant", "content": "So it is."}
+    log = [ask(time, "abcd "[time % 5], f"{time}?") for time in range(40)]
+    log.append(ask(90, "b", "1?", answer, AGAIN))
+    log.append(ask(95, "b", "1?", {**answer, "content": "It was edited."}, AGAIN))
+    path = write_lines(tmp_path / "log.jsonl", log)
+    assert [r.parent_id for r in load(path)] == [None] * 40 + [1, 1]
+
+
+def test_a_turn_continues_the_request_with_the_answer_that_it_repeats(tmp_path: Path) -> None:
+    def ask(created: int, response: str, *more: dict[str, Any]) -> dict[str, Any]:
+        return {"created": created, "messages": [SYSTEM, ASK, *more], "response": response}
+
+    once = {"role": "assistant", "content": "Quince."}
+    log = [ask(0, "Quince."), ask(1, "Damson."), ask(2, "Port.", once, AGAIN), {**LOG[1]}]
+    log[3]["created"] = 3
+    path = write_lines(tmp_path / "log.jsonl", log)
+    assert [r.parent_id for r in load(path)] == [None, None, 0, None]

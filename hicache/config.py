@@ -239,6 +239,9 @@ class WorkloadConfig:
     # of a log of chats, module:function from a text to its tokens; none: four letters a token
     tokenizer: str | None = knob(None, only=YOURS)
     limit: int | None = knob(None, least=1)  # first requests only
+    # tokens of prompt and answer together beyond which a session ends: its first longer request and
+    # all that follow it are left out, and the run says how many; None means no limit
+    max_context: int | None = knob(None, least=1)
     # GPU utilisation without a cache: sessions are left out, or replayed again, to reach it
     load: float | None = knob(None, above=0)
     time_scale: float = knob(1.0, above=0)  # arrival times are stretched by this

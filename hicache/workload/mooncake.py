@@ -14,8 +14,8 @@ from pathlib import Path
 
 from hicache.config import WorkloadConfig
 from hicache.request import Request
-from hicache.workload.rows import Name, Row, block_size, from_first, rows_to_requests
-from hicache.workload.trace import Record, TraceError, integer, name_of, number, read_records, text
+from hicache.workload.rows import Row, load_rows
+from hicache.workload.trace import integer, name_of, names_of, number, read_records, text
 
 BLOCK_TOKENS = 512
 
@@ -32,9 +32,7 @@ def load_mooncake(
     Raises:
         TraceError: with file and line number, for a line that cannot be understood.
     """
-    rows = from_first(path, _rows(path))
-    size = block_size(path, rows, block_tokens)
-    return rows_to_requests(rows, config, block_tokens=size)
+    return load_rows(path, _rows(path), config, block_tokens=block_tokens)
 
 
 def _rows(path: Path) -> Iterator[Row]:
@@ -46,19 +44,9 @@ def _rows(path: Path) -> Iterator[Row]:
             arrival_ns=round(number(record, "timestamp", where=where) * 1e6),
             prompt_len=integer(record, "input_length", least=1, where=where),
             output_len=integer(record, "output_length", least=1, where=where),
-            blocks=_block_ids(record, where),
+            blocks=names_of(record, "hash_ids", where=where),
             namespace=text(record, "namespace", where=where),
             session=name_of(record, "session_id", where=where),
             name=name_of(record, "chat_id", "request_id", where=where),
             parent=None if parent == -1 else parent,
         )
-
-
-def _block_ids(record: Record, where: str) -> list[Name]:
-    blocks = record.get("hash_ids")
-    if not isinstance(blocks, list):
-        raise TraceError(f"{where}: hash_ids must be a list of block ids, got {blocks!r}")
-    for block in blocks:
-        if type(block) is not int and not isinstance(block, str):
-            raise TraceError(f"{where}: a block id must be an integer or text, got {block!r}")
-    return blocks

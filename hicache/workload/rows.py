@@ -35,6 +35,7 @@ class Row:
     after them are new. `session` names a conversation whose requests follow one another in time;
     `name` and `parent` name this request and the one that it continues; `spawner` names the session
     that started this one. `answer_ns` is how long the answer took, 0 if the trace does not say.
+    `block_tokens` is the size of a block, None if the trace does not say.
     """
 
     where: str
@@ -43,6 +44,7 @@ class Row:
     output_len: int
     answer_ns: int = 0
     blocks: Sequence[Name] = ()
+    block_tokens: int | None = None
     namespace: str = ""
     session: Name | None = None
     name: Name | None = None
@@ -77,14 +79,30 @@ def from_first(path: Path, rows: Iterable[Row]) -> list[Row]:
     return found
 
 
-def block_size(path: Path, rows: Sequence[Row], block_tokens: int | None) -> int:
-    """Return `block_tokens` if it suits every row, or if it is None the power of two that does.
+def load_rows(
+    path: Path, rows: Iterable[Row], config: WorkloadConfig, *, block_tokens: int | None = None
+) -> list[Request]:
+    """Return the requests of rows in any order; the first comes at 0. O(blocks).
 
-    Either all rows name the last partial block of their prompt, or all leave it out.
+    Without `block_tokens` the size of a block is what the rows say, or else the one power of two
+    that suits them. Either all rows name the last partial block of their prompt, or none does.
 
     Raises:
         TraceError: naming the first row that differs from most rows, or that no size suits most.
     """
+    found = from_first(path, rows)
+    for row in found:
+        block_tokens = block_tokens or row.block_tokens
+        if row.block_tokens not in (None, block_tokens):
+            raise TraceError(
+                f"{row.where}: its blocks have {row.block_tokens} tokens, those of "
+                f"{found[0].where} have {block_tokens}"
+            )
+    return rows_to_requests(found, config, block_tokens=_block_size(path, found, block_tokens))
+
+
+def _block_size(path: Path, rows: Sequence[Row], block_tokens: int | None) -> int:
+    """Return `block_tokens` or the one size that suits, after a check of all rows."""
     prompt_lens = np.array([row.prompt_len for row in rows])
     num_blocks = np.array([len(row.blocks) for row in rows])
     sizes = SIZES if block_tokens is None else (block_tokens,)

@@ -65,7 +65,9 @@ def predecessors(calls: Sequence[Call], spawners: Mapping[Hashable, Hashable]) -
         waits[index] += earlier[-1:]
         earlier.append(index)
     for child, spawner in spawners.items():
-        inner, outer = members[child], members.get(spawner, [])
+        inner, outer = members.get(child), members.get(spawner, [])
+        if inner is None:  # a sub-agent that asked nothing
+            continue
         waits[inner[0]] += [index for index in outer if index < inner[0]][-1:]
         last = max(inner, key=lambda index: calls[index].end_ns)
         for index in outer:

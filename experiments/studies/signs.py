@@ -94,7 +94,7 @@ def storage_of(factor: float) -> Callable[[ExperimentConfig], ExperimentConfig]:
     return change
 
 
-# of every condition: what a recorded trace brings is for another question
+# knobs that workload=weka_agentic brings, as the other conditions have them
 POOLS = (
     "parallel.tp=null",
     "cache.device_gib=40",

@@ -35,6 +35,8 @@ FORMS = {
     "event_type": "dynamo",
     "chunk_hashes": "lmcache",
     "events": "kv_events",
+    "prompt": "chats",
+    "input": "chats",
 }
 LOADERS = {
     "lengths": load_lengths,

@@ -1,6 +1,8 @@
 """Logs of chats: what they share is kept, what they say is not."""
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -147,7 +149,7 @@ def test_a_bad_line_is_named_and_not_shown(tmp_path: Path, line: dict[str, Any],
     assert "Quince" not in str(caught.value)
 
 
-@pytest.mark.parametrize("tokenizer", ["nowhere:encode", "json:nothing", "json"])
+@pytest.mark.parametrize("tokenizer", ["nowhere:encode", "json:nothing"])
 def test_a_tokenizer_that_is_not_there_is_refused(tmp_path: Path, tokenizer: str) -> None:
     path = write_lines(tmp_path / "log.jsonl", LOG)
     with pytest.raises(ValueError, match=r"workload\.tokenizer must be module:function"):
@@ -186,3 +188,67 @@ def test_a_turn_continues_the_request_with_the_answer_that_it_repeats(tmp_path: 
     log[3]["created"] = 3
     path = write_lines(tmp_path / "log.jsonl", log)
     assert [r.parent_id for r in load(path)] == [None, None, 0, None]
+
+
+SAID = "the cache keeps the prompt and the answer of every request that the engine serves"
+TOKENIZER = Path(__file__).parent / "fixtures" / "tokenizer.json"
+
+
+def test_plain_prompts_are_read_with_their_answers(tmp_path: Path) -> None:
+    log = [
+        {"timestamp": 0, "prompt": SAID, "response": "So it is."},
+        {"timestamp": 5, "prompt": f"{SAID}So it is. {SAID}", "completion": "Yes."},
+        {"timestamp": 6, "input": SAID[::-1], "usage": {"completion_tokens": 4}},
+    ]
+    found = load(write_lines(tmp_path / "log.jsonl", log), tokenizer=f"{__name__}:letters")
+    said = len(SAID)
+    assert [(r.prompt_len, r.output_len) for r in found] == [
+        (said, 9),
+        (2 * said + 10, 4),
+        (said, 4),
+    ]
+    assert [r.parent_id for r in found] == [None, 0, None]
+    assert shared_len(whole(found[0]), ids(found[1].prompt)) == said + 9
+
+
+class StandIn:
+    """What is used of `tokenizers.Tokenizer`: `from_file`, and `encode` without special tokens."""
+
+    @classmethod
+    def from_file(cls, path: str) -> "StandIn":
+        assert Path(path) == TOKENIZER
+        return cls()
+
+    @classmethod
+    def from_pretrained(cls, name: str) -> "StandIn":
+        raise OSError(f"there is no {name}")
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> SimpleNamespace:
+        assert not add_special_tokens
+        return SimpleNamespace(ids=text.split())
+
+
+@pytest.mark.parametrize("name", [TOKENIZER, TOKENIZER.parent])
+def test_a_tokenizer_of_hugging_face_is_loaded_from_its_file_or_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "tokenizers", SimpleNamespace(Tokenizer=StandIn))
+    path = write_lines(tmp_path / "log.jsonl", [{"timestamp": 0, "prompt": SAID, "output": "a b"}])
+    (found,) = load(path, tokenizer=str(name))
+    assert (found.prompt_len, found.output_len) == (len(SAID.split()), 2)
+    with pytest.raises(ValueError, match=r"workload\.tokenizer=nowhere .*: there is no nowhere"):
+        load(path, tokenizer="nowhere")
+
+
+def test_the_tokens_of_hugging_faces_package_are_counted(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers", reason="a user installs it with the first such tokenizer")
+    path = write_lines(tmp_path / "log.jsonl", [{"timestamp": 0, "prompt": SAID, "output": SAID}])
+    (found,) = load(path, tokenizer=str(TOKENIZER))
+    assert (found.prompt_len, found.output_len) == (15, 15)
+
+
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    path = write_lines(tmp_path / "log.jsonl", [{"timestamp": 0, "prompt": SAID, "output": "a b"}])
+    with pytest.raises(ValueError, match="is missing: pip install tokenizers"):
+        load(path, tokenizer="Qwen/Qwen3-8B")

@@ -198,8 +198,8 @@ def test_a_file_under_the_trace_of_others_is_told_where_it_belongs(tmp_path: Pat
 
 
 def test_a_file_of_no_known_form_says_what_it_has(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "trace.jsonl", [{"prompt": "x", "when": 3}])
-    with pytest.raises(TraceError, match="or chunk_hashes or events, got prompt, when"):
+    path = write_lines(tmp_path / "trace.jsonl", [{"query": "x", "when": 3}])
+    with pytest.raises(TraceError, match="or events or prompt or input, got query, when"):
         load(path)
 
 

@@ -196,7 +196,7 @@ def _batch(batch: object, where: str) -> tuple[int, Sequence[object]]:
     if isinstance(batch, dict):
         batch = [batch.get("ts"), batch.get("events")]
     if not isinstance(batch, list) or len(batch) < 2 or not isinstance(batch[1], list):
-        raise TraceError(f"{where}: wanted a batch of KV events, [time, [event, ...]]")
+        raise TraceError(f"{where}: expected a batch of KV events, [time, [event, ...]]")
     return round(number({"time": batch[0]}, "time", where=where) * SECOND_NS), batch[1]
 
 

@@ -46,7 +46,7 @@ def _rows(path: Path) -> Iterator[Row]:
                 if not fields:
                     continue
                 if len(fields) > len(header):
-                    raise TraceError(f"{where}: it has more fields than the table has columns")
+                    raise TraceError(f"{where}: the row has more fields than the table has columns")
                 record = dict(zip(header, fields, strict=False))
                 yield Row(
                     where=where,
@@ -56,7 +56,7 @@ def _rows(path: Path) -> Iterator[Row]:
                     session=record.get(place["session"]) or None if "session" in place else None,
                 )
         except (UnicodeDecodeError, csv.Error) as error:
-            told = f"{path}, after line {table.line_num}: no table in UTF-8 ({error})"
+            told = f"{path}, after line {table.line_num}: not a CSV table in UTF-8 ({error})"
             raise TraceError(told) from error
 
 
@@ -71,7 +71,7 @@ def _places(path: Path, header: Sequence[str]) -> dict[str, str]:
     for thing in ("time", "prompt", "answer"):
         if thing not in found:
             raise TraceError(
-                f"{path}, line 1: wanted a column {' or '.join(COLUMNS[thing])}, got "
+                f"{path}, line 1: expected a column {' or '.join(COLUMNS[thing])}, got "
                 f"{column_names(header)}"
             )
     return found
@@ -80,7 +80,7 @@ def _places(path: Path, header: Sequence[str]) -> dict[str, str]:
 def column_names(header: Sequence[str]) -> str:
     """The header of a table, for an error: of what is no table nothing is shown."""
     names = [name for name in header if re.fullmatch(r"[\w .-]{1,40}", name)]
-    return ", ".join(names) if len(names) == len(header) > 0 else "no names parted by commas"
+    return ", ".join(names) if len(names) == len(header) > 0 else "no comma-separated names"
 
 
 def _tokens(record: Mapping[str, str], column: str, where: str) -> int:

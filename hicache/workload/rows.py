@@ -60,18 +60,18 @@ def from_first(path: Path, rows: Iterable[Row]) -> list[Row]:
     """
     found = sorted(rows, key=lambda row: row.arrival_ns)
     if not found:
-        raise TraceError(f"{path}: wanted a request on each line, the file has none")
+        raise TraceError(f"{path}: expected one request per line, but the file has none")
     first, last = found[0], found[-1]
     if last.arrival_ns > LATEST_S * SECOND_NS:
-        raise TraceError(f"{last.where}: its time is after the year 2106: is the unit another?")
+        raise TraceError(f"{last.where}: its time is after the year 2106: check the unit")
     if last.arrival_ns - first.arrival_ns > LONGEST_S * SECOND_NS:
         middle_ns = found[(len(found) - 1) // 2].arrival_ns
         odd, side, other = first, "before", last
         if last.arrival_ns - middle_ns > middle_ns - first.arrival_ns:
             odd, side, other = last, "after", first
         raise TraceError(
-            f"{odd.where}: it comes more than ten years {side} {other.where}: is the unit of one "
-            f"of their times another?"
+            f"{odd.where}: it arrives more than ten years {side} {other.where}: check the unit of "
+            f"both times"
         )
     first_ns = first.arrival_ns
     for row in found:
@@ -117,16 +117,17 @@ def _block_size(path: Path, rows: Sequence[Row], block_tokens: int | None) -> in
     if len(alike) > 1 or (block_tokens is None and 2 * most <= len(rows)):
         longest = max(rows, key=lambda row: row.prompt_len)
         raise TraceError(
-            f"{path}: no one block size suits every line ({longest.where} has {longest.prompt_len} "
-            f"tokens in {len(longest.blocks)} blocks): set workload.block_tokens"
+            f"{path}: no single block size fits every line ({longest.where} has "
+            f"{longest.prompt_len} tokens in {len(longest.blocks)} blocks): set "
+            f"workload.block_tokens"
         )
     size, counts_partial = best[0]
     for row, suited in zip(rows, suits[best[0]].tolist(), strict=True):
         if not suited:
             wanted = (row.prompt_len + counts_partial * (size - 1)) // size
             raise TraceError(
-                f"{row.where}: {row.prompt_len} prompt tokens are {wanted} blocks of {size}, got "
-                f"{len(row.blocks)}"
+                f"{row.where}: {row.prompt_len} prompt tokens need {wanted} blocks of {size} "
+                f"tokens, got {len(row.blocks)}"
             )
     return size
 
@@ -262,10 +263,10 @@ def _recorded(rows: Sequence[Row]) -> list[list[int]]:
     for index, row in enumerate(rows):
         if row.parent is not None:
             if row.parent not in named:
-                raise TraceError(f"{row.where}: no earlier request is called {row.parent!r}")
+                raise TraceError(f"{row.where}: no earlier request has the id {row.parent!r}")
             waits[index][:1] = [named[row.parent]]
         if row.name is not None:
             if row.name in named:
-                raise TraceError(f"{row.where}: two requests are called {row.name!r}")
+                raise TraceError(f"{row.where}: two requests have the id {row.name!r}")
             named[row.name] = index
     return waits

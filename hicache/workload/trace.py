@@ -56,7 +56,7 @@ def _json(data: bytes, where: str) -> object:
 
 def _object(value: object, where: str) -> Record:
     if not isinstance(value, dict):
-        raise TraceError(f"{where}: wanted a JSON object, got {type(value).__name__}")
+        raise TraceError(f"{where}: expected a JSON object, got {type(value).__name__}")
     return cast(Record, value)
 
 

@@ -121,12 +121,12 @@ def main(arguments: list[str] | None = None) -> int:
     """The program; returns its exit status."""
     parser = argparse.ArgumentParser(description="Pack a folder of raw kv-cache-tester sessions.")
     parser.add_argument(
-        "source", type=Path, help="folder with one JSON file for each session, or a file"
+        "source", type=Path, help="folder with one JSON file per session, or a file"
     )
-    parser.add_argument("target", type=Path, help="file to write, such as sessions.packed.jsonl.gz")
+    parser.add_argument("target", type=Path, help="output file, such as sessions.packed.jsonl.gz")
     options = parser.parse_args(arguments)
     if options.source.is_dir() and not any(options.source.glob("*.json")):
-        parser.error(f"{options.source}: wanted a folder with *.json sessions, found none")
+        parser.error(f"{options.source}: expected a folder with sessions as *.json, found none")
     try:
         count = write_packed(read_sessions(options.source), options.target)
     except TraceError as error:

@@ -119,7 +119,7 @@ LOOKUP = {"timestamp": 3.5, "chunk_size": 4, "seq_len": 6, "chunk_hashes": ["0xa
     ("good", "bad", "complaint"),
     [
         (ENDED, ENDED | {"schema": "v2"}, "line 2: schema must be dynamo.request.trace.v1, got v2"),
-        (ENDED, ENDED | {"request": 3}, "line 2, request: wanted a JSON object, got int"),
+        (ENDED, ENDED | {"request": 3}, "line 2, request: expected a JSON object, got int"),
         (
             ENDED,
             ENDED | {"request": ASKED | {"replay": REPLAY | {"trace_block_size": 8}}},
@@ -128,11 +128,11 @@ LOOKUP = {"timestamp": 3.5, "chunk_size": 4, "seq_len": 6, "chunk_hashes": ["0xa
         (
             ENDED,
             ENDED | {"request": ASKED | {"replay": REPLAY | {"input_length": 40}}},
-            "line 2: 40 prompt tokens are 10 blocks of 4, got 1",
+            "line 2: 40 prompt tokens need 10 blocks of 4 tokens, got 1",
         ),
         (LOOKUP, LOOKUP | {"chunk_hashes": None}, "line 2: chunk_hashes must be a list of block"),
         (LOOKUP, LOOKUP | {"seq_len": 0}, "line 2: seq_len must be an integer of at least 1"),
-        ([0.0, [stored([1], None)]], [1.0], r"line 2: wanted a batch of KV events, \[time"),
+        ([0.0, [stored([1], None)]], [1.0], r"line 2: expected a batch of KV events, \[time"),
         ([0.0, [stored([1], None)]], ["x", []], "line 2: time must be a number of at least 0"),
         (
             [0.0, [stored([1], None)]],

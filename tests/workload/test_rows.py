@@ -110,8 +110,11 @@ def test_parents_may_be_told(tmp_path: Path, nobody: int | None) -> None:
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        ({"chat_id": [7, 8, 9], "parent_chat_id": [-1, -1, 6]}, "line 3: no earlier .* called 6"),
-        ({"chat_id": [7, 8, 7]}, "line 3: two requests are called 7"),
+        (
+            {"chat_id": [7, 8, 9], "parent_chat_id": [-1, -1, 6]},
+            "line 3: no earlier .* has the id 6",
+        ),
+        ({"chat_id": [7, 8, 7]}, "line 3: two requests have the id 7"),
         ({"chat_id": [7, 8, 1.5]}, "line 3: chat_id must be an integer or text, got 1.5"),
     ],
 )
@@ -125,7 +128,9 @@ def test_names_that_contradict_each_other_are_refused(
 
 def test_a_block_size_that_does_not_suit_names_the_line(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "trace.jsonl", records(CHAINS))
-    with pytest.raises(TraceError, match="line 1: 40 prompt tokens are 2 blocks of 32, got 3"):
+    with pytest.raises(
+        TraceError, match="line 1: 40 prompt tokens need 2 blocks of 32 tokens, got 3"
+    ):
         load(path, block_tokens=32)
 
 
@@ -138,7 +143,9 @@ def test_the_one_line_of_another_block_size_is_named(tmp_path: Path, left_out: i
     turns[4] = (5, 20, 5, [500, 501, 502])
     turns.append((20, 200, 5, list(range(900, 913 - left_out))))  # the longest
     path = write_lines(tmp_path / "trace.jsonl", records(turns))
-    with pytest.raises(TraceError, match=r"line 5: 20 prompt tokens are \d blocks of 16, got 3"):
+    with pytest.raises(
+        TraceError, match=r"line 5: 20 prompt tokens need \d blocks of 16 tokens, got 3"
+    ):
         load(path)
 
 
@@ -153,7 +160,7 @@ def test_the_one_line_with_another_unit_of_time_is_named(tmp_path: Path) -> None
     turns: list[Turn] = [(1_700_000_000_000 + line, 40, 5, [line]) for line in range(9)]
     turns[4] = (1_700_000_000, 40, 5, [4])
     path = write_lines(tmp_path / "trace.jsonl", records(turns))
-    with pytest.raises(TraceError, match=r"line 5: it comes more than ten years before .*line 9"):
+    with pytest.raises(TraceError, match=r"line 5: it arrives more than ten years before .*line 9"):
         load(path, block_tokens=64)
 
 
@@ -193,18 +200,20 @@ def test_questions_about_one_document_are_no_conversation(tmp_path: Path) -> Non
 def test_a_file_under_the_trace_of_others_is_told_where_it_belongs(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "trace.jsonl", records(CHAINS))
     config = WorkloadConfig(kind="mooncake_conversation", path=str(path))
-    with pytest.raises(TraceError, match=r"1 blocks of 512, got 3; .* workload=trace finds out"):
+    with pytest.raises(
+        TraceError, match=r"1 blocks of 512 tokens, got 3; .* workload=trace detects the format"
+    ):
         load_workload(config, data_dir=None, seed=0)
 
 
 def test_a_file_of_no_known_form_says_what_it_has(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "trace.jsonl", [{"query": "x", "when": 3}])
-    with pytest.raises(TraceError, match="or events or prompt or input, got query, when"):
+    with pytest.raises(TraceError, match="or events or prompt or input, got fields query, when"):
         load(path)
 
 
 def test_a_table_under_another_name_is_told_what_to_be_called(tmp_path: Path) -> None:
     path = tmp_path / "trace.txt"
     path.write_text("timestamp,input_length,output_length\n0,9,5\n")
-    with pytest.raises(TraceError, match=r"line 1: not JSON .* is known by its name, \*\.csv"):
+    with pytest.raises(TraceError, match=r"line 1: not JSON .* must be named \*\.csv"):
         load(path)

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from experiments.launch.schema import config_of
 from hicache.config import TraceTokens, WorkloadConfig
 from hicache.request import Request
 from hicache.workload import weka_pack
@@ -269,3 +270,8 @@ def test_sessions_of_other_block_sizes_are_read(tmp_path: Path) -> None:
 def test_a_sub_agent_without_requests_is_left_out(tmp_path: Path) -> None:
     agent: Entry = {"t": 3.0, "type": "subagent", "requests": []}
     assert len(load(tmp_path, session(ask(0.0, 200, [1, 2, 3]), agent))) == 1
+
+
+def test_the_sessions_that_come_with_the_workload_end_at_the_models_context() -> None:
+    config = config_of("workload=weka_agentic", "model=qwen3_next_80b")
+    assert config.workload.max_context == config.model.max_len == 262_144

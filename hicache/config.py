@@ -242,11 +242,15 @@ class WorkloadConfig:
     # names no sessions, two requests count as turns of one conversation only if they share more
     # than this.
     system_tokens: int = knob(0, least=0, only=BLOCKS)
-    # Function that tokenizes a chat log, as module:function; it takes a text and returns its
-    # tokens. None means an approximation of four letters per token.
+    # Tokenizer of a text log: a tokenizer.json of Hugging Face, a folder with one, the name of a
+    # model on its hub, or module:function, which takes a text and returns its tokens. None means an
+    # approximation of four letters per token.
     tokenizer: str | None = knob(None, only=YOURS)
     # Maximum number of requests, counted from the start of the workload. None means all.
     limit: int | None = knob(None, least=1)
+    # Maximum tokens of a prompt and its answer together. A session ends before its first longer
+    # request, and the run says how many requests that leaves out. None means no limit.
+    max_context: int | None = knob(None, least=1)
     # Target GPU utilization, computed as if nothing were cached (0.6 means 60 %); sessions are left
     # out or repeated with new tokens to reach it. None means the workload as it is.
     load: float | None = knob(None, above=0)

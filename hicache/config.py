@@ -334,6 +334,15 @@ class CacheConfig:
     # of the device tier, for states; none: the model's own
     mamba_device_share: float | None = share(None)
     mamba_host_share: float | None = share(None)  # of the host tier, likewise
+    # tokens of full KV that the device pool holds; None means what device_gib gives. This and the
+    # next five are taken as they are, whatever memory the machine has
+    device_tokens: int | None = knob(None, least=1)
+    swa_device_tokens: int | None = knob(None, least=1)  # tokens of window KV on the device
+    device_states: int | None = knob(None, least=1)  # Mamba states on the device
+    # tokens of full KV that the host pool holds; None means what host_gib gives
+    host_tokens: int | None = knob(None, least=0)
+    swa_host_tokens: int | None = knob(None, least=0)  # tokens of window KV on the host
+    host_states: int | None = knob(None, least=0)  # Mamba states on the host
     # what leaves a tier first: one of ours, or a class of yours
     eviction: str = knob("lru", ours=EVICTION_POLICIES)
     eviction_args: dict[str, float] = field(default_factory=dict)  # of that class, by name

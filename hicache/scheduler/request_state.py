@@ -42,6 +42,7 @@ class RequestState:
         "prefetched",
         "queue_mark",
         "queue_ns",
+        "ready_len",
         "recomputed_len",
         "remaining_output",
         "request",
@@ -73,6 +74,7 @@ class RequestState:
         self.defer_reason: Reason | None = None  # of the last look; None once it is admitted
         self.device_len = self.host_len = self.storage_len = self.computed_len = 0
         self.recomputed_len = 0
+        self.ready_len = 0  # tokens that the device alone could serve at the last admission
         self.prefetch: Prefetch | None = None  # its own, or why it has none
         self.declined: str | None = None
         self.explanation: Explanation | None = None  # while it is being admitted

@@ -76,8 +76,10 @@ class Admission:
                 chunk = min(chunk, fits)
                 if chunk <= 0:
                     return Defer(Reason.swa_tokens, stands=True)
-        if cache.tree.has_states and 2 + match.mamba_host_hit_length > cache.room(MAMBA):
-            return Defer(Reason.slots, stands=True)
+        if cache.tree.has_states:
+            needed = cache.states_per_request + match.mamba_host_hit_length
+            if needed > cache.room(MAMBA):
+                return Defer(Reason.slots, stands=True)
         return Admit(chunk)
 
     def reserve(self, req: RequestState, chunk_end: int, budget: StepBudget) -> None:

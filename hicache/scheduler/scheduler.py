@@ -46,6 +46,7 @@ class Scheduler:
         *,
         max_len: int,
         checkpoints: Placement,
+        windows: Placement | None = None,
         may_jump: bool,
         takes_decode_pages_first: bool = False,
         estimate_s: Callable[[int, int], float] | None = None,
@@ -59,6 +60,7 @@ class Scheduler:
             config: its knobs.
             max_len: tokens that the model can attend to.
             checkpoints: where states are kept.
+            windows: where windows are kept; None means those of a prompt's last chunk.
             may_jump: whether decode steps may be taken at once.
             takes_decode_pages_first: before a step and not after it, as real memory needs them.
             estimate_s: seconds that a prompt takes, given what of it is cached.
@@ -76,7 +78,7 @@ class Scheduler:
         self.only: Container[int] | None = None
         self._max_len = max_len
         self._page = cache.page_size
-        self._checkpoints = CheckpointSaver(cache, checkpoints)
+        self._checkpoints = CheckpointSaver(cache, checkpoints, windows)
         self._order: ServiceOrder = make_policy(
             "scheduler.order",
             config.order,
@@ -318,7 +320,7 @@ class Scheduler:
         acquired, decision = taken
         req.cached_len = req.kv_len = acquired.cached_len
         req.ready_len = min(match.device_prefix_len, acquired.cached_len)
-        req.saves = self._checkpoints.lengths(req, match)
+        self._checkpoints.place(req, match)
         if acquired.load_back is not None:
             batch.load_backs.append(acquired.load_back)
         chunk_end = self._chunk_end(req, decision.chunk_tokens)
@@ -501,6 +503,7 @@ class Scheduler:
         req.kv_len = extend.end
         for length, slot in extend.saves:
             req.sequence.states[length // self._page] = slot
+        self._publish_boundaries(req)
         if req.kv_len < req.target_len:
             req.num_parts += 1
             cache.leave_window(req.sequence, req.kv_len)
@@ -511,10 +514,19 @@ class Scheduler:
         if req.is_finished:
             self._finish(req)
             return
-        cache.publish(req.sequence, req.kv_len // self._page)
+        if self._checkpoints.trims_windows:
+            cache.leave_window(req.sequence, req.kv_len)
         if cache.tree.has_states and req.sequence.boundary_slot is None:
             req.sequence.boundary_slot = cache.take_state_slot()
         self.running.append(req)
+
+    def _publish_boundaries(self, req: RequestState) -> None:
+        # each by itself, so that the window and the state at each are backed up
+        while req.boundaries and req.boundaries[0] <= req.kv_len:
+            length = req.boundaries.pop(0)
+            if self._checkpoints.trims_windows:
+                self.cache.leave_window(req.sequence, length)
+            self.cache.publish(req.sequence, length // self._page)
 
     # -- decoding ------------------------------------------------------------------------------
 
@@ -587,7 +599,7 @@ class Scheduler:
             req.remaining_output -= num_steps
             if length > req.sequence.num_pages * page and not cache.extend(req.sequence, length):
                 raise AssertionError("a decode step was planned without pages for it")
-            if has_window and length // page - window_pages > req.sequence.swa_start:
+            if has_window and (length - 1) // page - window_pages > req.sequence.swa_start:
                 cache.leave_window(req.sequence, length)
             if not req.remaining_output:
                 finished.append(req)
@@ -601,8 +613,11 @@ class Scheduler:
     def _finish(self, req: RequestState) -> None:
         num_pages = req.kv_len // self._page
         sequence = req.sequence
-        if sequence.boundary_slot is not None and num_pages > sequence.tree_pages:
-            sequence.states[num_pages] = sequence.boundary_slot
-            sequence.boundary_slot = None
+        if self.cache.tree.has_states:
+            if num_pages == req.target_len // self._page:
+                num_pages = sequence.tree_pages  # the answer has passed no boundary
+            elif sequence.boundary_slot is not None:
+                sequence.states[num_pages] = sequence.boundary_slot
+                sequence.boundary_slot = None
         self.cache.finish(sequence, num_pages, is_answer=req.decoded > 1)
         self._ended.finished.append(req)

@@ -80,6 +80,9 @@ class Prefetcher:
         if not anchor.is_root and anchor.held[HOST][FULL] is None:
             self._decline("anchor_not_on_host", asked)
             return None
+        window_pages = tree.window_pages
+        if asked < window_pages and not self.config.short_windows and not anchor.is_root:
+            window_pages = 0
         prefetch = Prefetch(
             request_id=request_id,
             sequence=sequence,
@@ -90,7 +93,7 @@ class Prefetcher:
             num_pages=asked,
             names=[],
             enqueued_ns=now_ns,
-            window_pages=tree.window_pages,
+            window_pages=window_pages,
             has_state=tree.has_states,
         )
         if self.config.stage_at is StageAt.enqueue and not self._stage(prefetch):
@@ -315,6 +318,8 @@ class Prefetcher:
         full, swa, state = prefetch.staged
         if completed and keeps:
             kept_swa, kept_state = (swa, state) if is_whole else (NO_PAGES, NO_PAGES)
+            if len(swa) < self.cache.tree.window_pages and not prefetch.anchor.is_root:
+                kept_swa = kept_swa if self.config.short_windows else NO_PAGES
             prefetch.published_pages = self.cache.insert_host(
                 prefetch.anchor,
                 prefetch.sequence,
@@ -322,7 +327,9 @@ class Prefetcher:
                 is_restorable=is_whole or not prefetch.has_sidecars,
             )
             if is_whole:
-                prefetch.staged[SWA] = prefetch.staged[MAMBA] = NO_PAGES
+                prefetch.staged[MAMBA] = NO_PAGES
+                if len(kept_swa):
+                    prefetch.staged[SWA] = NO_PAGES
         elif completed:
             self.cache.host_allocator.free(FULL, full[:completed])
             self.cache.arrivals.count(completed, "not_restorable")

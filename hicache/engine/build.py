@@ -1,5 +1,6 @@
 """Puts an engine together: its tree, its cache, its prefetcher and its scheduler."""
 
+import sys
 from collections.abc import Mapping
 
 from hicache.cache import invariants
@@ -138,9 +139,16 @@ def _placement(knob: str, name: str, args: Mapping[str, float], knobs: CacheConf
 
 
 def queue_bytes(config: ExperimentConfig) -> int:
-    """How much may wait to be written to storage: half of the host where nothing is said."""
+    """Return the bytes that may wait to be written to storage.
+
+    The default is half of the host; with `cache.unlimited`, whose host has no size, it has no end.
+    """
     queue_gib = config.storage.write_queue_gib
-    return int((config.cache.host_gib / 2 if queue_gib is None else queue_gib) * GIB)
+    if queue_gib is None:
+        if config.cache.unlimited:
+            return sys.maxsize
+        queue_gib = config.cache.host_gib / 2
+    return int(queue_gib * GIB)
 
 
 def check_laws(engine: Engine) -> None:
@@ -153,5 +161,6 @@ def check_laws(engine: Engine) -> None:
     for req in reqs:
         if req.blocked_since_ns is not None:
             raise invariants.BrokenLawError(
-                f"law 9: request {req.request.id} has begun, and its wait for storage goes on"
+                f"law 9: request {req.request.id} is running but still counted as "
+                "waiting for storage"
             )

@@ -20,7 +20,8 @@ from hicache.models.plausible import check_machine, check_shape
 STORAGES = ("memory", "slab", "file", "redis", "mooncake")
 STOP_POLICIES = ("best_effort", "wait_complete", "timeout", "marginal")
 EVICTION_POLICIES = ("lru", "lfu", "slru", "fifo", "random")
-CHECKPOINT_PLACEMENTS = ("end", "end_branch", "every")
+CHECKPOINT_PLACEMENTS = ("end", "end_branch", "branch_or_end", "every")
+LAST_CHUNK = "last_chunk"
 SERVICE_ORDERS = ("fcfs", "longest_prefix", "shortest_remaining")
 SWA_BUDGETS = ("no_host_term", "reports", "double", "sglang_0_5_23")
 # where knobs of generators, of traces and of timeouts have an effect
@@ -383,6 +384,19 @@ class CacheConfig:
     # Fraction of the host tier's memory that is reserved for Mamba states. None means the model's
     # value (`model.mamba_host_share`).
     mamba_host_share: float | None = share(None)
+    # Tokens of full KV that the device pool holds. None means what `cache.device_gib` gives. This
+    # and the five sizes below are taken as given, whatever memory the machine has.
+    device_tokens: int | None = knob(None, least=1)
+    # Tokens of sliding-window KV that the device pool holds. None means what the memory gives.
+    swa_device_tokens: int | None = knob(None, least=1)
+    # Mamba states that the device pool holds. None means what the memory gives.
+    device_states: int | None = knob(None, least=1)
+    # Tokens of full KV that the host pool holds. None means what `cache.host_gib` gives.
+    host_tokens: int | None = knob(None, least=0)
+    # Tokens of sliding-window KV that the host pool holds. None means what the memory gives.
+    swa_host_tokens: int | None = knob(None, least=0)
+    # Mamba states that the host pool holds. None means what the memory gives.
+    host_states: int | None = knob(None, least=0)
     # Policy that decides which tree node a full device or host tier evicts first: a built-in one,
     # or your own class as module:Class.
     eviction: str = knob("lru", ours=EVICTION_POLICIES)
@@ -405,13 +419,30 @@ class CacheConfig:
     # does.
     backs_up_answers: bool = True
     # Prompt positions at which a Mamba state is saved: end (the last page boundary), end_branch
-    # (also where the prompt diverges from a cached one), every (also every
-    # `cache.checkpoint_tokens` tokens), or your own class as module:Class.
+    # (also where the prompt diverges from a cached one), branch_or_end (where it diverges, or the
+    # end if it does not), every (also every `cache.checkpoint_tokens` tokens), or your own class as
+    # module:Class. A prompt is inserted into the tree up to the last of them; the rest follows with
+    # the answer.
     checkpoints: str = knob("end_branch", ours=CHECKPOINT_PLACEMENTS)
     # Keyword arguments passed to the class that places Mamba states.
     checkpoints_args: dict[str, float] = field(default_factory=dict)
     # Distance in tokens between saved Mamba states; a multiple of `cache.page_size`.
     checkpoint_tokens: int = knob(8192, least=1, only=GRID)
+    # Prompt positions before which a sliding window is kept: as `cache.checkpoints`, or last_chunk
+    # (all window pages that the last chunk of the prompt computed). A model with Mamba states keeps
+    # its windows where its states are.
+    windows: str = knob("end_branch", ours=(LAST_CHUNK, *CHECKPOINT_PLACEMENTS))
+    # Keyword arguments passed to the class that places windows.
+    windows_args: dict[str, float] = field(default_factory=dict)
+    # Load back all window pages of the tree nodes that overlap the window, as SGLang does. False
+    # loads back the window alone.
+    loads_whole_nodes: bool = False
+    # State slots that a running request holds: one to compute in, one for the next checkpoint, and
+    # any others that it keeps free. SGLang holds 3.
+    states_per_request: int = knob(2, least=2)
+    # Copy a state that is on the host into the tree's slot and again into the request's, as SGLang
+    # does. False copies it once, and then from slot to slot on the device.
+    loads_states_twice: bool = False
 
     def __post_init__(self) -> None:
         check_limits("cache", self)
@@ -455,6 +486,9 @@ class PrefetchConfig:
     # If a prefetch does not fit in free host memory, evict as many pages as it needs in all, as
     # SGLang does. False evicts only as many as are missing.
     evict_whole: bool = False
+    # A prefetch that is shorter than a window and does not begin the prompt reads the window pages
+    # it has, and the rest of the window is taken from the prefix. False reads none, as SGLang does.
+    short_windows: bool = True
     # Maximum size of all running prefetches together, as a fraction of the tokens that the host
     # tier holds; further prefetches are declined. 0.5 is SGLang's value.
     occupied_share: float = share(0.5)

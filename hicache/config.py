@@ -628,8 +628,8 @@ class ExecutorConfig:
     # memory).
     kind: str = knob("simulated", one_of=("simulated", "torch"))
     # How simulated copies between host and device are carried out: kernel (a copy kernel),
-    # copy_engine (the GPU's copy engine, cudaMemcpy) or staged (the copy engine, to or from a buffer
-    # on the device that a kernel gathers pages into or scatters them from).
+    # copy_engine (the GPU's copy engine, cudaMemcpy) or staged (the copy engine, and a kernel
+    # between the pages and a buffer on the device).
     copy_path: str = knob("kernel", one_of=("kernel", "copy_engine", "staged"), only=SIMULATED)
     # Device that runs the model; auto means cuda if available, otherwise cpu.
     device: str = knob("auto", one_of=("auto", "cpu", "cuda"), only=REAL)

@@ -14,9 +14,14 @@ PACKAGES = {
     ],
     "storage": ["hicache/storage/**/*.py"],
     "executor": ["hicache/executor/storage_script.py", "hicache/executor/simulated/*.py"],
+    "kernels": ["hicache/kernels/**/*.py"],
 }
-# a program that prints figures, clients of what is seldom there, and a rank as a process
+# programs that print figures, clients of what is seldom there, and what tests run in processes of
+# their own (a bench on an imitated GPU, compilation, a rank)
 LEFT_OUT = {
+    *(f"hicache/kernels/bench/{name}.py" for name in ("__main__", "cases", "contest", "figures")),
+    *(f"hicache/kernels/bench/{name}.py" for name in ("device_cases", "link_cases", "measure")),
+    *(f"hicache/kernels/{name}.py" for name in ("codegen_cases", "stand_in")),
     "hicache/engine/ranks/processes.py",
     "hicache/storage/bench.py",
     "hicache/storage/engines/mooncake.py",

@@ -319,14 +319,15 @@ class CacheConfig:
     """The tree and its two memory tiers.
 
     `device_gib` and `host_gib` are totals over all devices of an engine; `device_gib` none takes
-    all that weights leave of the devices. The shares split a tier between components; none takes
-    the model's own. `unlimited` gives pools that never fill.
+    all that weights leave of the devices, `host_gib` none twice the device tier. The shares split a
+    tier between components; none takes the model's own. `unlimited` gives pools that never fill.
     """
 
     page_size: int = 64  # tokens
     # of all devices of an engine; none: all that weights leave
     device_gib: float | None = knob(40.0, above=0)
-    host_gib: float = knob(256.0, least=0)  # of all hosts of an engine
+    # of all hosts of an engine; None means twice the device tier, SGLang's default ratio
+    host_gib: float | None = knob(256.0, least=0)
     unlimited: bool = False  # pools that never fill
     # of the device tier, for windows; none: the model's own
     swa_device_share: float | None = share(None)
@@ -605,16 +606,15 @@ class ExperimentConfig:
             check_shape(self.model)
         if self.hardware != HardwareConfig():
             check_machine(self.hardware)
-        tp = self.parallel.tp or self.model.default_tp
         for kind, heads in (
             (ComponentKind.full, self.model.num_kv_heads),
             (ComponentKind.swa, self.model.swa_num_kv_heads),
         ):
             is_dealt = kind in self.model.components and not self.model.latent_dim and heads
-            if is_dealt and heads % tp and tp % heads:
+            if is_dealt and heads % self.tp and self.tp % heads:
                 raise ValueError(
                     f"parallel.tp must divide the {heads} KV heads of {self.model.name} or be a "
-                    f"multiple of them, got {tp}"
+                    f"multiple of them, got {self.tp}"
                 )
         ranks, executor, storage = self.parallel.ranks, self.executor.kind, self.storage.kind
         if ranks > 1 and executor != "simulated":
@@ -624,3 +624,8 @@ class ExperimentConfig:
             )
         if ranks > 1 and storage == "none":
             raise ValueError(f"parallel.ranks={ranks} needs a storage, got storage.kind=none")
+
+    @property
+    def tp(self) -> int:
+        """Devices of an engine: `parallel.tp`, else the model's default or all that there are."""
+        return self.parallel.tp or min(self.model.default_tp, self.hardware.num_devices)

@@ -21,8 +21,10 @@ from hydra.core.override_parser.types import Override
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from hicache.config import ExperimentConfig
+from hicache.models import HardwareConfig
 from hicache.models.hugging_face import read_model
 from hicache.models.own_table import read_table
+from hicache.models.shapes import least_tp
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 # knobs that take the place of all a group's file says, and the option to which they belong
@@ -94,8 +96,8 @@ def to_config(cfg: DictConfig) -> ExperimentConfig:
     Raises:
         ValueError: a knob has a value it cannot have, has none and needs one, or does not exist.
     """
-    _derive_model(cfg)
     _override_curves(cfg)
+    _derive_model(cfg)
     missing = sorted(key for key in OmegaConf.missing_keys(cfg) if not key.startswith("hydra"))
     if missing:
         raise ValueError(f"no value was given for {', '.join(missing)}")
@@ -136,7 +138,7 @@ def known_keys(schema: type = ExperimentConfig, prefix: str = "") -> list[str]:
 
 
 def _derive_model(cfg: DictConfig) -> None:
-    """Fill what is missing of a model with what its config.json says."""
+    """Fill what is missing of a model: shapes from its config.json, devices from the machine."""
     model = cfg.model
     if OmegaConf.is_missing(model, "from_hf"):
         raise ValueError("no value was given for model.from_hf: wanted the path of a config.json")
@@ -148,7 +150,10 @@ def _derive_model(cfg: DictConfig) -> None:
             f"model.from_hf={model.from_hf} derives a whole model: leave out model={model.name}"
         )
     OmegaConf.set_readonly(model, False)  # noqa: FBT003 - OmegaConf's signature
-    model.merge_with(asdict(read_model(Path(model.from_hf), given)))
+    derived = read_model(Path(model.from_hf), given)
+    hardware = OmegaConf.to_object(cfg.hardware)
+    assert isinstance(hardware, HardwareConfig)
+    model.merge_with({**asdict(derived), "default_tp": least_tp(derived, hardware), **given})
 
 
 def _override_curves(cfg: DictConfig) -> None:

@@ -98,8 +98,7 @@ def size(num_bytes: float) -> str:
 
 def _title(outcome: Outcome) -> Text:
     config, summary = outcome.config, outcome.summary
-    tp = config.parallel.tp or config.model.default_tp
-    where = f"{tp} × {config.hardware.name}"
+    where = f"{config.tp} × {config.hardware.name}"
     if config.executor.kind != "simulated":
         where = "this machine, in real time"
     replicas = f" × {config.parallel.replicas}" if config.parallel.replicas > 1 else ""

@@ -1,5 +1,7 @@
 """Puts an engine together: its tree, its cache, its prefetcher and its scheduler."""
 
+import sys
+
 from hicache.cache import invariants
 from hicache.cache.named import LENGTHS, RANKING, make_policy
 from hicache.cache.prefetch.prefetcher import Prefetcher
@@ -105,7 +107,7 @@ def _cache(
         page_bytes=deployment.page_bytes,
         write_policy=knobs.write_policy,
         load_back_threshold=knobs.load_back_threshold,
-        storage_queue_bytes=queue_bytes(config) if has_storage else None,
+        storage_queue_bytes=queue_bytes(config, deployment) if has_storage else None,
         tiering=storage.tiering,
         storage_writes=storage.write,
         write_hits=storage.write_hits,
@@ -126,10 +128,11 @@ def _placement(config: ExperimentConfig) -> Placement:
     )
 
 
-def queue_bytes(config: ExperimentConfig) -> int:
-    """How much may wait to be written to storage: half of the host where nothing is said."""
-    queue_gib = config.storage.write_queue_gib
-    return int((config.cache.host_gib / 2 if queue_gib is None else queue_gib) * GIB)
+def queue_bytes(config: ExperimentConfig, deployment: Deployment) -> int:
+    """Bytes that may wait to be written to storage: half of the host unless a knob says more."""
+    if config.storage.write_queue_gib is not None:
+        return int(config.storage.write_queue_gib * GIB)
+    return sys.maxsize if config.cache.unlimited else deployment.host.total_bytes // 2
 
 
 def check_laws(engine: Engine) -> None:

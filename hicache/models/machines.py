@@ -97,7 +97,9 @@ class HardwareConfig:
     gemm_fp8: RateTable = field(default_factory=RateTable)  # likewise
     weight_bandwidth: Figure = field(default_factory=Figure)  # of weights read once a step
     moe_narrow: RateTable = field(default_factory=RateTable)  # by tokens an expert gets
-    moe_wide: RateTable = field(default_factory=RateTable)  # likewise, experts wider than 640
+    moe_wide: RateTable = field(
+        default_factory=RateTable
+    )  # likewise, experts wider than 640
     # likewise, experts of two matrices
     moe_two_matrix: RateTable = field(default_factory=RateTable)
 

@@ -7,6 +7,8 @@ are counted over all layers and all devices of one engine, every KV head once.
 from dataclasses import dataclass
 from enum import Enum
 
+from hicache.models.machines import HardwareConfig
+
 GIB = 1 << 30
 
 
@@ -32,8 +34,9 @@ class ModelConfig:
     `pattern` says what the layers are, from the first, one word a layer, repeated up to
     `num_layers`: `F` attends to all tokens, `S` to the window, `f` and `s` do so through the KV of
     an earlier layer, `M` scans with Mamba, `D` with a delta rule, `-` does none of this (an MLP or
-    experts alone); a word of two letters runs both on the same input, as in `SM`. Without a
-    pattern the layers stand in the order full, swa, mamba.
+    experts alone); a word of two letters runs both on the same input, as in `SM`; `Fi` keeps
+    index keys for sparse attention beside its KV. Without a pattern the layers stand in the order
+    full, swa, mamba.
 
     Parameters are those of matrices a token is multiplied with: `dense_params` for every token,
     `expert_params` those of one expert of one layer, `head_params` for the last token of a
@@ -45,7 +48,7 @@ class ModelConfig:
     from_hf: str | None = None  # a config.json as published, from which all the rest is derived
     max_len: int = 131072  # tokens of prompt and answer together
     window_len: int = 0  # sliding window in tokens; 0: no sliding-window layers
-    pattern: str = ""  # what the layers are, one word a layer, repeated: F S f s M D -
+    pattern: str = ""  # what the layers are, one word a layer, repeated: F S f s M D - Fi
     num_layers: int = 0  # 0: as many as the counts below say
     num_full_layers: int = 0  # layers that attend to all tokens
     num_swa_layers: int = 0  # layers that attend to the window
@@ -62,6 +65,7 @@ class ModelConfig:
     value_dim: int = 0  # of a value; 0: as head_dim
     num_kv_heads: int = 0  # of full layers
     latent_dim: int = 0  # MLA: elements a token and layer keep instead of keys and values
+    index_dim: int = 0  # elements of the index key that a token keeps in each `Fi` layer
     swa_num_query_heads: int = 0  # of sliding-window layers; 0: as the full layers
     swa_num_kv_heads: int = 0  # of sliding-window layers; 0: as the full layers
     swa_head_dim: int = 0  # of queries, keys and values there; 0: as the full layers
@@ -95,10 +99,10 @@ class ModelConfig:
                 f"model {self.name}: window_len must be positive with sliding-window layers and 0 "
                 f"without, got {self.window_len} and {self.num_swa_layers} layers"
             )
-        unknown = set(self.pattern) - set(_KIND_OF) - {"-", " "}
+        unknown = set(self.pattern) - set(_KIND_OF) - set("-i ")
         if unknown:
             raise ValueError(
-                f"model {self.name}: pattern may hold F f S s M D - and spaces, "
+                f"model {self.name}: pattern may hold F f S s M D - i and spaces, "
                 f"got {self.pattern!r}"
             )
         if self.pattern.strip():
@@ -147,7 +151,8 @@ class ModelConfig:
     def layer_kinds(self) -> tuple[tuple[ComponentKind, ...], ...]:
         """The components that every layer reads, from the first layer; empty for `-`."""
         return tuple(
-            tuple(_KIND_OF[letter] for letter in word if letter != "-") for word in self.layer_words
+            tuple(_KIND_OF[letter] for letter in word if letter in _KIND_OF)
+            for word in self.layer_words
         )
 
     def num_holders(self, kind: ComponentKind) -> int:
@@ -162,11 +167,16 @@ class ModelConfig:
     @property
     def full_token_bytes(self) -> int:
         """Bytes a token of full KV takes, over all layers that keep their own."""
-        return self.num_holders(ComponentKind.full) * self.full_layer_token_bytes
+        return sum(self.layer_full_bytes(word) for word in self.layer_words)
+
+    def layer_full_bytes(self, word: str) -> int:
+        """Bytes a token of full KV takes in a layer that `word` describes, index key included."""
+        index_bytes = word.count("i") * self.index_dim * self.kv_dtype_bytes
+        return word.count("F") * self.full_layer_token_bytes + index_bytes
 
     @property
     def full_layer_token_bytes(self) -> int:
-        """Bytes a token of full KV takes in one layer."""
+        """Bytes a token of full KV takes in one layer, without its index key."""
         width = self.latent_dim or self.num_kv_heads * (
             self.head_dim + (self.value_dim or self.head_dim)
         )
@@ -260,10 +270,14 @@ def describe(model: ModelConfig) -> str:
     )
 
 
-def least_tp(model: ModelConfig) -> int:
-    """The least power of two of 80 GiB devices whose memory the weights fill at most half of."""
+def least_tp(model: ModelConfig, hardware: HardwareConfig) -> int:
+    """Return the smallest power of two of devices that keep a quarter of memory for the cache.
+
+    Activations are no part of that memory. If the machine has too few devices, all of them.
+    """
+    free_bytes = hardware.device_memory_bytes.value - hardware.activation_bytes.value
     devices = 1
-    while model.weight_bytes > devices * 40 * GIB:
+    while 2 * devices <= hardware.num_devices and model.weight_bytes > 0.75 * devices * free_bytes:
         devices *= 2
     return devices
 

@@ -83,7 +83,8 @@ class CostModel:
             raise ValueError(
                 f"the weights of {model.name} ({model.weight_bytes / 1e9:.1f} GB) do not fit "
                 f"{tp} devices of {hardware.name}, which hold {tp * usable / 1e9:.1f} GB beside "
-                f"activations: raise parallel.tp"
+                f"activations: raise parallel.tp (at most {hardware.num_devices}) or choose a "
+                f"larger machine with hardware="
             )
         self._step_s = hardware.step_s.value
         self._extend_s = hardware.extend_s.value
@@ -105,11 +106,12 @@ class CostModel:
         self._swa_before = _count_before(kinds, ComponentKind.swa)
         self._mamba_before = _count_before(kinds, ComponentKind.mamba)
         # what several devices hold is copied to each of them
-        full_bytes = model.full_layer_token_bytes * model.kv_copies(ComponentKind.full, tp)
+        full_copies = model.kv_copies(ComponentKind.full, tp)
         swa_bytes = model.swa_layer_token_bytes * model.kv_copies(ComponentKind.swa, tp)
         self._layer_token_bytes = {
             ComponentKind.full: np.array(
-                [full_bytes * word.count("F") for word in model.layer_words], dtype=np.float64
+                [full_copies * model.layer_full_bytes(word) for word in model.layer_words],
+                dtype=np.float64,
             ),
             ComponentKind.swa: np.array(
                 [swa_bytes * word.count("S") for word in model.layer_words], dtype=np.float64
@@ -356,7 +358,8 @@ class _Attention:
         heads = model.num_query_heads
         head_dim = model.head_dim
         value_dim = model.value_dim or head_dim
-        token_bytes = model.full_layer_token_bytes
+        # the mean of the layers: some keep index keys beside their KV
+        token_bytes = model.full_token_bytes / max(1, model.num_holders(ComponentKind.full))
         if windowed:
             heads = model.swa_num_query_heads or heads
             if model.swa_head_dim:

@@ -99,7 +99,7 @@ class HardwareConfig:
     moe_narrow: RateTable = field(default_factory=RateTable)  # by tokens an expert gets
     moe_wide: RateTable = field(
         default_factory=RateTable
-    )  # likewise, experts wider than 640
+    )  # likewise, experts wider than 640 on a device
     # likewise, experts of two matrices
     moe_two_matrix: RateTable = field(default_factory=RateTable)
 

@@ -297,7 +297,7 @@ class _Weights:
             self._dense = Rates(hardware.gemm_fp8, "gemm_fp8")
         if model.expert_matrices == 2:
             self._experts = Rates(hardware.moe_two_matrix, "moe_two_matrix")
-        elif model.expert_width <= 640:  # halfway between the two measured widths
+        elif model.expert_width / tp <= 640:  # halfway between the two measured widths
             self._experts = Rates(hardware.moe_narrow, "moe_narrow")
         else:
             self._experts = Rates(hardware.moe_wide, "moe_wide")
@@ -334,7 +334,7 @@ class _Weights:
         )
 
     def _experts_s(self, num_tokens: int) -> float:
-        """Seconds of one layer's experts, each device holding an equal share of them."""
+        """Seconds of one layer's experts, each device holding an equal slice of every expert."""
         model, tp = self._model, self._tp
         tokens_each = num_tokens * model.experts_per_token / model.num_experts
         flops = 2 * num_tokens * model.experts_per_token * model.expert_params / tp

@@ -292,6 +292,14 @@ class WorkloadConfig:
         """Whether requests come at times of their own, and not because others were answered."""
         return self.arrivals is not Arrivals.closed and self.kind != "multi_turn"
 
+    @property
+    def stage_ends_s(self) -> tuple[float, ...]:
+        """When each stage of a load that has stages ends, in seconds; empty for any other load."""
+        if self.kind != "shared_prefix" or not self.is_timed or self.windows is not None:
+            return ()
+        stage_s = self.stage_s * self.time_scale
+        return tuple(stage_s * (stage + 1) for stage in range(len(self.stage_rates)))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParallelConfig:

@@ -10,6 +10,7 @@ import copy
 import difflib
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable
 from functools import cache
@@ -33,6 +34,7 @@ from experiments.tables.console import console
 from experiments.tables.groups import flat, job_order, load_run
 from hicache.config import ExperimentConfig, check_name
 from hicache.results.keys import KNOWN
+from hicache.results.verdict import STAGE
 
 
 class UsedDirectories(Callback):
@@ -85,7 +87,7 @@ def refuse_unknown(metrics: Iterable[str]) -> None:
         ValueError: no summary has such a metric.
     """
     for metric in metrics:
-        if metric not in KNOWN:
+        if re.sub(f"^{STAGE}\\d\\d/", "", metric) not in KNOWN:
             near = difflib.get_close_matches(metric, KNOWN, n=3)
             told = f"did you mean {' or '.join(near)}?" if near else "docs/metrics.md has them all"
             raise ValueError(f"metrics: no run has a metric {metric} ({told})")

@@ -11,7 +11,7 @@ from experiments.tables.console import console, show_table
 from hicache.cache.reasons.table import REASONS
 from hicache.cache.tree.arrivals import FATES
 from hicache.results.metrics import TTFT_PARTS
-from hicache.results.verdict import CLEAN, in_short, loads, objections
+from hicache.results.verdict import CLEAN, in_short, loads, objections, stage_lines
 from hicache.scheduler.queue_waits import CAUSES
 
 BAR_WIDTH = 28
@@ -150,6 +150,7 @@ def _lines(summary: Mapping[str, float]) -> Sequence[str]:
         f"computed   {_reasons(summary)}",
         f"queue      {_shares(summary, 'request/queue_{}_s_mean', CAUSES)}",
         f"load       {loads(summary)}",
+        *(f"  {line}" for line in stage_lines(summary)),
         f"price      {summary['gpu/prefill_seconds_per_request']:.4g} GPU-seconds a request in "
         f"prefill, {summary['gpu/seconds_per_request']:.4g} with decode, "
         f"TPOT {seconds(summary['request/tpot_s_mean'])}",

@@ -26,7 +26,7 @@ from hicache.cache.reasons.table import REASONS
 from hicache.config import ExperimentConfig
 from hicache.results.metrics import PREFILL_CAUSES, TTFT_PARTS, RequestRecord
 from hicache.results.tracking import plain
-from hicache.results.verdict import CLEAN, Objection, in_short, loads, objections
+from hicache.results.verdict import CLEAN, Objection, in_short, loads, objections, stage_lines
 from hicache.scheduler.queue_waits import CAUSES
 
 DPI = 120
@@ -285,7 +285,7 @@ pre {{ background: #f6f6f6; padding: 1rem; overflow: auto; font-size: 12px; }}
 <h1>{html.escape(title)}</h1>
 <p>{html.escape(told)}</p>
 <p>{summary["request/count"]:,} requests: {ends}</p>
-<p>Load: {html.escape(loads(summary))}</p>
+<p>{"<br>".join(map(html.escape, [f"Load: {loads(summary)}", *stage_lines(summary)]))}</p>
 <div style="color: {colour}">Verdict: {"" if found else CLEAN}<ul>{sentences}</ul></div>
 {images}
 <h2>Summary</h2>

@@ -220,16 +220,6 @@ def group_runs(runs: Sequence[StoredRun], keys: Sequence[str]) -> list[Group]:
     ]
 
 
-def baseline_of(group: Group, groups: Sequence[Group], key: str) -> Group:
-    """The group to compare with: the first one that differs from this one in `key` alone."""
-    others = {name: value for name, value in group.settings.items() if name != key}
-    return next(
-        candidate
-        for candidate in groups
-        if all(candidate.settings[name] == value for name, value in others.items())
-    )
-
-
 def question_key(groups: Sequence[Group]) -> str | None:
     """The key whose first value is the baseline: a choice rather than a number, if there is one."""
     keys = list(groups[0].settings)

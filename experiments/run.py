@@ -24,6 +24,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from experiments.launch import knobs, schema
+from experiments.launch.command import in_one_sentence
 from experiments.launch.job import (
     CONFIG_ERRORS,
     SUMMARY_FILE,
@@ -176,7 +177,8 @@ def main() -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us instead of being printed
     if {"-h", "--help"} & set(sys.argv[1:]):
         sys.exit(show_help([word for word in sys.argv[1:] if not word.startswith("-")]))
-    sys.argv[1:] = schema.with_implied(sys.argv[1:])
+    with in_one_sentence():
+        sys.argv[1:] = schema.with_implied(schema.without_passwords(sys.argv[1:]))
     try:
         compose_and_run()
     except CONFIG_ERRORS as error:

@@ -27,7 +27,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from experiments.launch.command import in_one_sentence
 from experiments.launch.job import CONFIG_FILE, as_yaml, is_finished
-from experiments.launch.schema import to_config
+from experiments.launch.schema import refuse_written_password, to_config
 from experiments.sweep import sum_up
 from experiments.tables import provenance
 from experiments.tables.console import console
@@ -44,6 +44,7 @@ class UsedDirectories(Callback):
         """Look at the directory of a single run."""
         with in_one_sentence():
             check_name(config.name)
+            refuse_written_password(config)
             directory = _made("hydra.run.dir", config.hydra.run.dir)
             if is_finished(directory):
                 refuse_other(to_config(_without_hydra(config)), directory)
@@ -54,6 +55,7 @@ class UsedDirectories(Callback):
         """Look at the directories of all jobs of a sweep."""
         with in_one_sentence():
             check_name(config.name)
+            refuse_written_password(config)
             refuse_unknown(config.metrics)  # in one sentence, not in one a job
             directory = _made("hydra.sweep.dir", config.hydra.sweep.dir)
             if is_finished(directory):

@@ -5,12 +5,14 @@ stored with that mark cleared; `to_config` gives the frozen classes back, with t
 """
 
 import copy
+import re
 import secrets
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -25,6 +27,7 @@ from hicache.models import HardwareConfig
 from hicache.models.hugging_face import read_model
 from hicache.models.own_table import read_table
 from hicache.models.shapes import least_tp
+from hicache.storage.passwords import PASSWORD, PASSWORD_FILE, hide, mask
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 # knobs that take the place of all a group's file says, and the option to which they belong
@@ -90,6 +93,26 @@ def register() -> None:
     )
 
 
+def without_passwords(overrides: Sequence[str]) -> list[str]:
+    """What was typed, with passwords of storage.root hidden from Hydra, which writes it down."""
+    return [hide(each) if re.match(r"\+*storage\.root=", each) else each for each in overrides]
+
+
+def refuse_written_password(cfg: DictConfig) -> None:
+    """Check that no YAML file holds the password of a server: Hydra would write it down again.
+
+    Raises:
+        ValueError: one does.
+    """
+    stored: Any = OmegaConf.to_container(cfg.storage, resolve=False)
+    root = str(stored["root"])
+    if mask(root) != root and "${" not in root:
+        raise ValueError(
+            f"storage.root={mask(root)} holds a password in a YAML file: give it in {PASSWORD}, or "
+            f"name a file that holds it in {PASSWORD_FILE}"
+        )
+
+
 def to_config(cfg: DictConfig) -> ExperimentConfig:
     """The frozen dataclasses of a composed config.
 
@@ -122,6 +145,9 @@ def _frozen(cfg: DictConfig) -> ExperimentConfig:
     _refuse_unknown(cfg, ExperimentConfig, "")
     config = OmegaConf.to_object(cfg)
     assert isinstance(config, ExperimentConfig)
+    if config.storage.root is not None:
+        root = hide(config.storage.root)
+        config = replace(config, storage=replace(config.storage, root=root))
     _restore_tuples(config)
     return config
 

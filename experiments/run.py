@@ -16,6 +16,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import BrokenExecutor
 from functools import partial
 from pathlib import Path
 
@@ -188,6 +189,13 @@ def main() -> None:
         if sweep_has_begun():
             say_what_there_is()
         sys.exit(code)
+    except BrokenExecutor as error:  # a worker of joblib was killed
+        exit_codes = re.search(r"\{(.+)\}", str(error))
+        say_what_there_is(
+            f"a worker process was killed ({exit_codes[1] if exit_codes else 'unknown signal'}), "
+            f"perhaps for lack of memory (hydra.launcher.n_jobs=1 takes the least)"
+        )
+        sys.exit(1)
     except KeyboardInterrupt:
         say_what_there_is()
         sys.exit(INTERRUPTED)
@@ -210,10 +218,10 @@ def unfinished_run() -> Path | None:
     return None if is_finished(out_dir) else out_dir
 
 
-def say_what_there_is() -> None:
+def say_what_there_is(why: str = "interrupted") -> None:
     """Sum up a run or a sweep that did not come to its end."""
     try:
-        sum_up_interrupted()
+        sum_up_interrupted(why)
     except KeyboardInterrupt:
         pass  # whoever asks twice does not want to wait for it
     except Exception as error:

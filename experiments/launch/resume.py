@@ -8,6 +8,7 @@ at before that, in a callback.
 
 import copy
 import difflib
+import fcntl
 import json
 import os
 import re
@@ -36,6 +37,8 @@ from hicache.config import ExperimentConfig, check_name
 from hicache.results.keys import KNOWN
 from hicache.results.verdict import STAGE
 
+_LOCKED: dict[Path, int] = {}  # open directories, which this process has locked
+
 
 class UsedDirectories(Callback):
     """Refuses a directory that cannot be made, or in which something else has been run."""
@@ -46,6 +49,7 @@ class UsedDirectories(Callback):
             check_name(config.name)
             refuse_written_password(config)
             directory = _made("hydra.run.dir", config.hydra.run.dir)
+            _lock(directory)
             if is_finished(directory):
                 refuse_other(to_config(_without_hydra(config)), directory)
         # known from here on to whoever must say where the run was
@@ -58,6 +62,7 @@ class UsedDirectories(Callback):
             refuse_written_password(config)
             refuse_unknown(config.metrics)  # in one sentence, not in one a job
             directory = _made("hydra.sweep.dir", config.hydra.sweep.dir)
+            _lock(directory)
             if is_finished(directory):
                 raise ValueError(f"{directory} holds a finished run, so it cannot hold a sweep")
             _look_at_jobs(config, directory)
@@ -124,10 +129,10 @@ def sweep_config(directory: Path) -> DictConfig:
     return config
 
 
-def sum_up_interrupted() -> None:
-    """Say what an interrupted sweep has left, with its table and, last, its directory."""
+def sum_up_interrupted(why: str) -> None:
+    """Say why a sweep stopped and what it has left, with its table and, last, its directory."""
     if not sweep_has_begun():
-        sys.stderr.write("interrupted\n")
+        sys.stderr.write(f"{why}\n")
         return
     hydra_config = HydraConfig.get()
     directory = Path(hydra_config.sweep.dir).absolute()
@@ -139,7 +144,7 @@ def sum_up_interrupted() -> None:
     told = jobs_of(sweep_config(directory))
     of_all = "" if told is None else f" of {len(told)}"
     sys.stderr.write(
-        f"interrupted: {len(finished)}{of_all} jobs had finished; the same command with "
+        f"{why}: {len(finished)}{of_all} jobs had finished; the same command with "
         f"hydra.sweep.dir={os.path.relpath(directory)} goes on from there\n"
     )
     console().print(str(directory), soft_wrap=True)
@@ -180,6 +185,29 @@ def _made(knob: str, name: str) -> Path:
     if not os.access(path, os.W_OK):
         raise ValueError(f"{knob}={name} cannot be written to")
     return path
+
+
+def _lock(directory: Path) -> None:
+    """Keep other processes from running in the directory for as long as this one lives.
+
+    Raises:
+        ValueError: another process runs in it.
+    """
+    if directory.resolve() in _LOCKED:
+        return
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise ValueError(
+            f"another run is writing to {directory}: wait for its end, or name another directory"
+        ) from error
+    except OSError:  # some network file systems lock no directory
+        os.close(descriptor)
+        sys.stderr.write(f"{directory} cannot be locked: start no second run in it\n")
+        return
+    _LOCKED[directory.resolve()] = descriptor
 
 
 def _without_hydra(config: DictConfig) -> DictConfig:

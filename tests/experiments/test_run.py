@@ -1,5 +1,7 @@
 """The command line, with an engine that answers at once: what is printed, written and returned."""
 
+import concurrent.futures
+import fcntl
 import json
 import os
 import shutil
@@ -34,6 +36,8 @@ def run(config, *, progress=None):
         raise RuntimeError("a bug of ours")
     if config.storage.root == "huge":
         raise MemoryError
+    if "GATE" in os.environ:
+        open(os.environ["GATE"]).read()
     if config.storage.root == "slow" and "HURRY" not in os.environ:
         raise KeyboardInterrupt
     rows = [Row(time_s=10.0 * (i + 1), computed_tokens=300) for i in range(3)]
@@ -86,6 +90,25 @@ if "DRAW" not in os.environ:  # what half of a run is spent on
 if not any(word.startswith("experiment=") for word in sys.argv):
     Hydra.get_mode = lambda *told, **named: None  # composes all of it, for only they have a mode
 main()
+"""
+# a policy whose second job is killed, as by a system that runs out of memory
+KILLED = """
+import os, signal, time
+
+class Mine:
+    waits = uses_clock = False
+
+    def __init__(self, config, page_size, rates):
+        if config.threshold == 512:
+            while not os.path.exists("sweep/0/summary.json"):
+                time.sleep(0.05)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def may_stop(self, prefetch, now_ns):
+        return True
+
+    def deadline_ns(self, prefetch):
+        return None
 """
 RUN_FILES = {
     "config.yaml",
@@ -419,6 +442,56 @@ def test_a_run_into_the_directory_of_another_run_is_refused(program, used):
     assert "another configuration (seed was 0 and is 1)" in done.stderr
     assert done.stderr.count("\n") == 1
     assert contents_of(used) == before
+
+
+@pytest.mark.parametrize("place", ["run", "sweep"])
+def test_a_second_run_at_a_time_in_one_directory_is_refused(program, tmp_path, place):
+    told = [*(["-m", "seed=0,1"] if place == "sweep" else []), f"hydra.{place}.dir={tmp_path}"]
+    holder = os.open(tmp_path, os.O_RDONLY)  # as a run does that is under way
+    fcntl.flock(holder, fcntl.LOCK_EX)
+    try:
+        done = program(*told)
+    finally:
+        os.close(holder)
+    assert (done.returncode, done.stdout) == (2, "")
+    (said,) = done.stderr.splitlines()
+    assert said.startswith(f"another run is writing to {tmp_path}: wait for its end")
+    assert list(tmp_path.iterdir()) == []
+    assert program(*told).returncode == 0
+
+
+def test_a_run_holds_its_directory_until_its_process_ends(program, tmp_path):
+    with concurrent.futures.ThreadPoolExecutor(1) as threads:
+        os.mkfifo(tmp_path / "gate")
+        run_dir = f"hydra.run.dir={tmp_path / 'run'}"
+        first = threads.submit(program, run_dir, GATE=str(tmp_path / "gate"))
+        with (tmp_path / "gate").open("w"):  # opened once the first run is under way
+            holder = os.open(tmp_path / "run", os.O_RDONLY)
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        assert first.result().returncode == 0
+        fcntl.flock(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(holder)
+
+
+def test_a_sweep_whose_worker_is_killed_sums_up_what_it_has_and_goes_on(tmp_path):
+    (tmp_path / "killed.py").write_text(KILLED)
+    command = [sys.executable, "-m", "experiments.run", "-m", "hydra/launcher=joblib"]
+    command += [
+        "hydra.launcher.n_jobs=2",
+        f"hydra.sweep.dir={tmp_path / 'sweep'}",
+    ]
+    command += ["prefetch.stop=killed:Mine", "prefetch.threshold=256,512", "workload.limit=5"]
+    places = os.pathsep.join([str(ROOT), str(tmp_path)])
+    variables = {**os.environ, "PYTHONPATH": places, "WANDB_MODE": "disabled"}
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True)
+    assert done.returncode == 1
+    (said,) = [line for line in done.stderr.splitlines() if "killed" in line]
+    assert said.startswith("a worker process was killed (SIGKILL(-9))")
+    assert "1 of 2 jobs had finished; the same command with hydra.sweep.dir=sweep goes" in said
+    assert "Traceback" not in done.stderr
+    assert last_line(done) == tmp_path / "sweep"
+    assert len(json.loads((tmp_path / "sweep" / "sweep.json").read_text())) == 1
 
 
 def test_a_run_by_other_code_is_made_again(program, used):

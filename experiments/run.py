@@ -11,7 +11,6 @@ interrupted goes on with `hydra.sweep.dir=` that directory.
 """
 
 import importlib
-import json
 import os
 import re
 import sys
@@ -47,6 +46,7 @@ from experiments.launch.resume import (
 )
 from experiments.launch.terminal import show_line, show_run
 from experiments.studies import goodput
+from experiments.tables.stored import read_json
 from hicache.config import ExperimentConfig, inert_knobs
 
 # what else than a replay `program` may name, in `studies/`: each writes into the run's directory
@@ -86,8 +86,8 @@ def make(cfg: DictConfig, out_dir: Path, *, is_sweep: bool) -> Mapping[str, floa
     if is_finished(out_dir):
         changed = changes(config, out_dir)
         if not changed:
+            stored = read_json(out_dir / SUMMARY_FILE)
             print(f"{title}  →  as before" if is_sweep else f"as before\n{out_dir}")
-            stored: dict[str, float] = json.loads((out_dir / SUMMARY_FILE).read_text())
             return stored
         sys.stderr.write(f"{title}: made again, for this has changed: {', '.join(changed)}\n")
     if config.program != "replay":

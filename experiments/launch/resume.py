@@ -9,7 +9,6 @@ at before that, in a callback.
 import copy
 import difflib
 import fcntl
-import json
 import os
 import re
 import sys
@@ -33,8 +32,10 @@ from experiments.sweep import sum_up
 from experiments.tables import provenance
 from experiments.tables.console import console
 from experiments.tables.groups import flat, job_order, load_run
+from experiments.tables.stored import read_config, read_json
 from hicache.config import ExperimentConfig, check_name
 from hicache.results.keys import KNOWN
+from hicache.results.tracking import plain
 from hicache.results.verdict import STAGE
 
 _LOCKED: dict[Path, int] = {}  # open directories, which this process has locked
@@ -83,7 +84,7 @@ def refuse_other(config: ExperimentConfig, directory: Path) -> None:
     if text != as_yaml(config):
         raise ValueError(
             f"{directory} holds a finished run of another configuration"
-            f"{_difference(text, as_yaml(config))}: name another directory, or remove that one"
+            f"{_difference(stored, config)}: name another directory, or remove that one"
         )
 
 
@@ -103,7 +104,7 @@ def refuse_unknown(metrics: Iterable[str]) -> None:
 def changes(config: ExperimentConfig, directory: Path) -> list[str]:
     """What the finished run in the directory would be made of otherwise today."""
     made_of = directory / provenance.FILE
-    then = json.loads(made_of.read_text()) if made_of.is_file() else {}
+    then = read_json(made_of) if made_of.is_file() else {}
     return provenance.changed_since(then, config)
 
 
@@ -124,9 +125,7 @@ def jobs_of(config: DictConfig) -> list[list[str]] | None:
 @cache
 def sweep_config(directory: Path) -> DictConfig:
     """What Hydra has written down of a sweep, once, before its jobs."""
-    config = OmegaConf.load(directory / "multirun.yaml")
-    assert isinstance(config, DictConfig)
-    return config
+    return read_config(directory / "multirun.yaml")
 
 
 def sum_up_interrupted(why: str) -> None:
@@ -139,7 +138,7 @@ def sum_up_interrupted(why: str) -> None:
     jobs = sorted((path for path in directory.iterdir() if path.name.isdigit()), key=job_order)
     finished = [path for path in jobs if is_finished(path)]
     if finished:
-        name = str(OmegaConf.load(finished[0] / CONFIG_FILE).name)
+        name = str(read_config(finished[0] / CONFIG_FILE).name)
         sum_up(directory, [load_run(path) for path in finished], title=name)
     told = jobs_of(sweep_config(directory))
     of_all = "" if told is None else f" of {len(told)}"
@@ -217,10 +216,11 @@ def _without_hydra(config: DictConfig) -> DictConfig:
     return job
 
 
-def _difference(stored: str, wanted: str) -> str:
-    if not stored:
+def _difference(file: Path, config: ExperimentConfig) -> str:
+    if not file.is_file():
         return ""
-    then, now = (flat(OmegaConf.to_container(OmegaConf.create(text))) for text in (stored, wanted))
+    stored, wanted = read_config(file), OmegaConf.create(plain(config))
+    then, now = (flat(OmegaConf.to_container(text)) for text in (stored, wanted))
     keys = [key for key in dict.fromkeys([*then, *now]) if then.get(key) != now.get(key)]
     shown = [f"{key} was {then.get(key)} and is {now.get(key)}" for key in keys[:2]]
     more = [f"{len(keys) - 2} more"] if len(keys) > 2 else []

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from omegaconf import OmegaConf
 
 from experiments.tables import provenance
+from experiments.tables.stored import read_config, read_json, read_list
 from hicache.config import METRICS
 from hicache.results.verdict import is_overloaded
 from hicache.workload.build import GENERATORS
@@ -142,19 +143,19 @@ def find_runs(path: Path) -> list[Path]:
 
 def load_run(path: Path) -> StoredRun:
     """Read one run directory."""
-    config = OmegaConf.to_container(OmegaConf.load(path / "config.yaml"))
+    config = OmegaConf.to_container(read_config(path / "config.yaml"))
     assert isinstance(config, dict)
     typed: dict[str, str] = {}
     if (path / TYPED).is_file():
-        for override in OmegaConf.load(path / TYPED):
+        for override in read_list(path / TYPED):
             key, _, value = str(override).partition("=")
             typed[key.lstrip("+~")] = value
     made_of = path / provenance.FILE
-    sources = provenance.sources_of(json.loads(made_of.read_text())) if made_of.is_file() else {}
+    sources = provenance.sources_of(read_json(made_of)) if made_of.is_file() else {}
     return StoredRun(
         path=path,
         config=flat(config),
-        summary=json.loads((path / "summary.json").read_text()),
+        summary=read_json(path / "summary.json"),
         typed=typed,
         metrics=tuple(config.get("metrics") or METRICS),
         sources={f"{name}{SOURCE}": digest for name, digest in sources.items()},

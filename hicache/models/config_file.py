@@ -75,13 +75,13 @@ class ConfigFile:
         if not isinstance(text, Mapping):
             raise ValueError(f"{where}: text_config must be an object, got {text!r}")
         kind = text.get("model_type")
-        if kind not in KNOWN:
+        if not isinstance(kind, str) or kind not in KNOWN:
             raise ValueError(
                 f"{where}: model_type must be one of {', '.join(KNOWN)}, got {kind!r}; any other "
                 f"model can be written by hand, as those in conf/model are"
             )
         self.where = where
-        self.kind = str(kind)
+        self.kind = kind
         outer = {name: config[name] for name in OUTER if config.get(name) is not None}
         # null says as little as nothing
         said = {name: value for name, value in text.items() if value is not None}

@@ -39,7 +39,7 @@ def read_model(path: Path, given: Mapping[str, object]) -> ModelConfig:
     config = _json_object(path)
     beside = path.with_name("hf_quant_config.json")  # where ModelOpt says it
     if "quantization_config" not in config and beside.is_file():
-        config["quantization_config"] = _json_object(beside).get("quantization")
+        config["quantization_config"] = _json_object(beside).get("quantization", {})
     name = (
         path.resolve().parent.name if path.stem == "config" else path.stem.removesuffix("_config")
     )
@@ -49,7 +49,7 @@ def read_model(path: Path, given: Mapping[str, object]) -> ModelConfig:
 def _json_object(path: Path) -> dict[str, object]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"model.from_hf: {path} is not JSON ({error})") from error
     if not isinstance(found, dict):
         raise ValueError(f"model.from_hf: {path} must hold an object, got {type(found).__name__}")
@@ -279,7 +279,9 @@ def _bytes(file: ConfigFile, given: Mapping[str, object]) -> dict[str, float]:
     """How many bytes a parameter and an element of KV take."""
     plain = float(file.dtype_bytes("torch_dtype", "dtype", default="bfloat16"))
     found = {"dense_param_bytes": plain, "expert_param_bytes": plain}
-    quantised = file.values.get("quantization_config", {})
+    if "quantization_config" not in file.values:
+        return found
+    quantised = file.values["quantization_config"]
     if not isinstance(quantised, Mapping):
         raise ValueError(f"{file.where}: quantization_config must be an object, got {quantised!r}")
     method = quantised.get("quant_algo") or quantised.get("quant_method")
@@ -287,9 +289,10 @@ def _bytes(file: ConfigFile, given: Mapping[str, object]) -> dict[str, float]:
         found = {"dense_param_bytes": 1.0, "expert_param_bytes": 1.0}
     elif method == "mxfp4":  # of the experts alone: 4 bits, and a scale byte for 32
         found["expert_param_bytes"] = 0.53125
-    elif method is not None and not found.keys() <= given.keys():
+    elif quantised.get("quant_algo", "") is not None and not found.keys() <= given.keys():
+        # ModelOpt says null where it quantises the KV alone
         raise ValueError(
-            f"{file.where}: quantization_config of {method} is not known: say "
+            f"{file.where}: quantization_config of {method or 'no quant_method'} is not known: say "
             f"model.dense_param_bytes and model.expert_param_bytes"
         )
     scheme = quantised.get("kv_cache_scheme")

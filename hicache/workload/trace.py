@@ -36,7 +36,7 @@ def json_object(data: bytes, where: str) -> Record:
     """The JSON object that bytes hold; `where` opens the error message."""
     try:
         record = json.loads(data)
-    except ValueError as error:  # of JSON or of UTF-8
+    except (ValueError, RecursionError) as error:  # of JSON or of UTF-8; nested too deeply
         raise TraceError(f"{where}: not JSON ({error})") from error
     if not isinstance(record, dict):
         raise TraceError(f"{where}: wanted a JSON object, got {type(record).__name__}")

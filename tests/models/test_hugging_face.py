@@ -164,6 +164,11 @@ BROKEN: list[tuple[str, dict[str, Any], str]] = [
     ("openai/gpt-oss-20b", {"layer_types": [["full_attention"]] * 24}, r"got \['full_attention'\]"),
     ("Qwen/Qwen3.5-27B", {"mamba_ssm_dtype": "fp4"}, "mamba_ssm_dtype must be .* got 'fp4'"),
     ("Qwen/Qwen3-8B", {"quantization_config": {"quant_method": "bits"}}, "of bits is not known"),
+    ("Qwen/Qwen3-8B", {"quantization_config": {"bits": 8}}, "of no quant_method is not known"),
+    ("Qwen/Qwen3-8B", {"quantization_config": {}}, "of no quant_method is not known"),
+    ("Qwen/Qwen3-8B", {"quantization_config": 7}, "quantization_config must be an object, got 7"),
+    ("Qwen/Qwen3-8B", {"model_type": []}, r"model_type must be one of .*, got \[\]"),
+    ("Qwen/Qwen3-8B", {"model_type": ...}, "model_type must be one of .*, got None"),
 ]
 
 
@@ -280,7 +285,35 @@ def test_a_quantisation_told_beside_the_file_is_read(tmp_path: Path) -> None:
     assert (shape.dense_param_bytes, shape.kv_dtype_bytes) == (1.0, 1)
 
 
-@pytest.mark.parametrize("told", ["{", "[]", '{"quantization": 7}'])
+def test_a_quantisation_of_the_kv_alone_leaves_the_weights_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(TEXTS["Qwen/Qwen3-8B"]))
+    told = {"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(told))
+    shape = read_model(tmp_path, {})
+    assert (shape.dense_param_bytes, shape.kv_dtype_bytes) == (2.0, 1)
+
+
+def test_layers_that_are_said_to_be_dense_have_no_experts() -> None:
+    plain, dense = (derived("Qwen/Qwen3-30B-A3B", mlp_only_layers=said) for said in ([], [0, 3]))
+    assert (plain.num_moe_layers, dense.num_moe_layers) == (48, 46)
+    beside = 2048 * 128  # what chooses the experts of a layer
+    mlp = 3 * 2048 * TEXTS["Qwen/Qwen3-30B-A3B"]["intermediate_size"]
+    assert dense.dense_params - plain.dense_params == 2 * (mlp - beside)
+
+
+def test_bytes_that_are_given_stand_in_for_a_method_that_is_not_told() -> None:
+    given = {"dense_param_bytes": 1.0, "expert_param_bytes": 1.0}
+    text = {**TEXTS["Qwen/Qwen3-8B"], "quantization_config": {"bits": 8}}
+    assert derive_model(text, given).dense_param_bytes == 1.0
+
+
+def test_a_file_that_is_nested_too_deeply_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(ValueError, match=r"config\.json is not JSON \(maximum recursion depth"):
+        read_model(tmp_path, {})
+
+
+@pytest.mark.parametrize("told", ["{", "[]", '{"quantization": 7}', "[" * 100_000])
 def test_a_broken_quantisation_beside_the_file_is_refused(tmp_path: Path, told: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(TEXTS["Qwen/Qwen3-8B"]))
     (tmp_path / "hf_quant_config.json").write_text(told)

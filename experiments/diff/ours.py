@@ -300,7 +300,8 @@ class OurSide:
             for kind, pages in enumerate(prefetch.staged):
                 self._tally.moved(KIND_NAMES[kind], "read", len(pages) * self._unit(kind))
             prefetch.completed_pages = prefetch.num_pages
-            prefetch.sidecars_found = prefetch.is_read = True
+            prefetch.restored_pages = prefetch.num_pages
+            prefetch.is_read = True
             prefetcher.on_read(prefetch)
         prefetcher.reads.clear()
 

@@ -318,12 +318,10 @@ class PrefixCache:
         anchor: Node,
         sequence: Sequence,
         pages: tuple[PageIds, PageIds, PageIds],
-        *,
-        is_restorable: bool,
     ) -> int:
-        """Publish staged pages below `anchor`; returns how many full pages were new.
+        """Publish staged pages below `anchor`, with their window and state.
 
-        `is_restorable`: all that their use takes has come with them.
+        Returns how many full pages were new.
         """
         actions: list[FreePages] = []
         node = insert_host(self.tree, anchor, sequence, pages, actions)
@@ -335,7 +333,7 @@ class PrefixCache:
             if action.kind == FULL:
                 full.difference_update(action.page_ids)
         self.arrivals.count(len(pages[FULL]) - len(full), "duplicate")
-        self.arrivals.publish(full, is_restorable=is_restorable)
+        self.arrivals.publish(full)
         return len(full)
 
     # -- inside --------------------------------------------------------------------------------

@@ -129,7 +129,10 @@ def _placement(config: ExperimentConfig) -> Placement:
 
 
 def queue_bytes(config: ExperimentConfig, deployment: Deployment) -> int:
-    """Bytes that may wait to be written to storage: half of the host unless a knob says more."""
+    """Return the bytes that may wait to be written to storage.
+
+    The default is half of the host; with `cache.unlimited`, whose host has no size, it has no end.
+    """
     if config.storage.write_queue_gib is not None:
         return int(config.storage.write_queue_gib * GIB)
     return sys.maxsize if config.cache.unlimited else deployment.host.total_bytes // 2
@@ -145,5 +148,6 @@ def check_laws(engine: Engine) -> None:
     for req in reqs:
         if req.blocked_since_ns is not None:
             raise invariants.BrokenLawError(
-                f"law 9: request {req.request.id} has begun, and its wait for storage goes on"
+                f"law 9: request {req.request.id} is running but still counted as "
+                "waiting for storage"
             )

@@ -20,11 +20,15 @@ Item = tuple[int, int]  # (component, host page id)
 
 @dataclass(slots=True)
 class Load:
-    """Pages to be read into the host. `found`: how many lead without a gap."""
+    """Pages to be read into the host. `found`: how many lead without a gap.
+
+    `restores`: 0 for full pages; for a window and a state, the length of the prefix (in pages of
+    the prefetch) that can be restored with them.
+    """
 
     keys: Items[Key]
     parts: list[tuple[int, PageIds]]
-    is_sidecar: bool = False  # the window and the state, and not full pages
+    restores: int = 0
     found: int = 0
 
     @property
@@ -54,10 +58,11 @@ class Store:
 
 
 def read_script(prefetch: Prefetch, batch_pages: int) -> Iterator[Load]:
-    """Pages in batches until one is missing; then window and state, if all pages came.
+    """Pages in batches until one is missing; then the window and state of what can be restored.
 
-    Nothing more after the batch at hand once the prefetch is settled, which may be while
-    another thread drives this: what it has staged is taken down at the call.
+    `Prefetch.stop_pages` ends the batches early. Once the prefetch is settled, nothing more is read
+    after the batch at hand. Another thread may settle it meanwhile, so its staged pages are noted
+    at the call.
     """
     return _loads(prefetch, list(prefetch.staged), prefetch.num_pages, batch_pages)
 
@@ -65,17 +70,25 @@ def read_script(prefetch: Prefetch, batch_pages: int) -> Iterator[Load]:
 def _loads(
     prefetch: Prefetch, staged: list[PageIds], num_pages: int, batch_pages: int
 ) -> Iterator[Load]:
+    completed = 0
     for first in range(0, num_pages, batch_pages):
         if prefetch.is_settled:
             return
+        if prefetch.stop_pages is not None:
+            break
         end = min(first + batch_pages, num_pages)
         load = Load(prefetch.keys(FULL, first, end), [(FULL, staged[FULL][first:end])])
         yield load
+        completed += load.found
         if not load.is_whole:
-            return
-    sidecars = [(kind, staged[kind]) for kind in (SWA, MAMBA) if len(staged[kind])]
-    if sidecars and not prefetch.is_settled:
-        yield Load(prefetch.sidecar_keys(), sidecars, is_sidecar=True)
+            break
+    end = prefetch.stop_pages or prefetch.usable_pages(completed)
+    if end and prefetch.has_sidecars and not prefetch.is_settled:
+        window = staged[SWA][: end - prefetch.swa_first(end)]
+        sidecars = [
+            (kind, ids) for kind, ids in ((SWA, window), (MAMBA, staged[MAMBA])) if len(ids)
+        ]
+        yield Load(prefetch.sidecar_keys(end), sidecars, restores=end)
 
 
 def write_script(work: StorageWrite, batch_pages: int) -> Iterator[Ask | Store]:

@@ -77,8 +77,8 @@ class ConfigFile:
         kind = text.get("model_type")
         if not isinstance(kind, str) or kind not in KNOWN:
             raise ValueError(
-                f"{where}: model_type must be one of {', '.join(KNOWN)}, got {kind!r}; any other "
-                f"model can be written by hand, as those in conf/model are"
+                f"{where}: model_type must be one of {', '.join(KNOWN)}, got {kind!r}; describe "
+                f"any other model in a file like those in conf/model"
             )
         self.where = where
         self.kind = kind
@@ -88,7 +88,7 @@ class ConfigFile:
         self.values: dict[str, object] = {**KNOWN[self.kind], **outer, **said}
         for name in NOT_MODELLED:
             if self.has(name):
-                raise ValueError(f"{where}: {name} is not modelled, got {self.values[name]!r:.60}")
+                raise ValueError(f"{where}: {name} is not supported, got {self.values[name]!r:.60}")
 
     def has(self, name: str) -> bool:
         """Whether the file says anything other than no to `name`."""
@@ -147,7 +147,8 @@ def layer_words(file: ConfigFile) -> list[str]:
         ]
         if unknown:
             raise ValueError(
-                f"{file.where}: {name} may hold {', '.join(map(str, letters))}, got {unknown[0]!r}"
+                f"{file.where}: {name} may contain {', '.join(map(str, letters))}, got "
+                f"{unknown[0]!r}"
             )
         return [letters[entry] for entry in said]
     if file.kind == "nemotron_h":

@@ -35,7 +35,7 @@ def read_model(path: Path, given: Mapping[str, object]) -> ModelConfig:
     if path.is_dir():
         path /= "config.json"
     if not path.is_file():
-        raise ValueError(f"model.from_hf: there is no file {path}")
+        raise ValueError(f"model.from_hf: file {path} does not exist")
     config = _json_object(path)
     beside = path.with_name("hf_quant_config.json")  # where ModelOpt says it
     if "quantization_config" not in config and beside.is_file():
@@ -52,7 +52,9 @@ def _json_object(path: Path) -> dict[str, object]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"model.from_hf: {path} is not JSON ({error})") from error
     if not isinstance(found, dict):
-        raise ValueError(f"model.from_hf: {path} must hold an object, got {type(found).__name__}")
+        raise ValueError(
+            f"model.from_hf: {path} must contain a JSON object, got {type(found).__name__}"
+        )
     return found
 
 
@@ -109,7 +111,7 @@ def _attention(file: ConfigFile, words: list[str], num_index_layers: int) -> dic
     if "S" in words and swa[2:] != full[2:] and swa.head_dim != swa.value_dim:
         raise ValueError(
             f"{file.where}: window layers with swa_head_dim={swa.head_dim} and swa_v_head_dim="
-            f"{swa.value_dim} are not modelled beside full ones of {full.head_dim} and "
+            f"{swa.value_dim} are not supported with full layers of {full.head_dim} and "
             f"{full.value_dim}"
         )
 
@@ -292,8 +294,8 @@ def _bytes(file: ConfigFile, given: Mapping[str, object]) -> dict[str, float]:
     elif quantised.get("quant_algo", "") is not None and not found.keys() <= given.keys():
         # ModelOpt says null where it quantises the KV alone
         raise ValueError(
-            f"{file.where}: quantization_config of {method or 'no quant_method'} is not known: say "
-            f"model.dense_param_bytes and model.expert_param_bytes"
+            f"{file.where}: unknown quantization method {method or '(no quant_method)'}: "
+            f"set model.dense_param_bytes and model.expert_param_bytes"
         )
     scheme = quantised.get("kv_cache_scheme")
     bits = scheme.get("num_bits") if isinstance(scheme, Mapping) else None

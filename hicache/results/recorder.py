@@ -143,7 +143,9 @@ class Recorder:
     ) -> None:
         for request in followers:
             reason = f"follows {status.value} request {req.request.id}"
-            self._never_ran(request, status, reason, engine, now_ns)
+            # one that comes at a time of its own is dropped when it would have come
+            came_ns = max(request.arrival_ns, now_ns) if self._is_timed else now_ns
+            self._never_ran(request, status, reason, engine, came_ns, finish_ns=came_ns)
 
     def _all_counters(self) -> Counter[str]:
         totals: Counter[str] = Counter()
@@ -208,7 +210,14 @@ class Recorder:
         )
 
     def _never_ran(
-        self, request: Request, status: Status, reason: str, engine: int, arrival_ns: int
+        self,
+        request: Request,
+        status: Status,
+        reason: str,
+        engine: int,
+        arrival_ns: int,
+        *,
+        finish_ns: int | None = None,
     ) -> None:
         self._record(
             request,
@@ -219,6 +228,7 @@ class Recorder:
                 status=status,
                 reason=reason,
                 arrival_ns=arrival_ns,
+                finish_ns=finish_ns,
                 prompt_len=request.prompt_len,
                 output_len=0,
             ),

@@ -72,9 +72,8 @@ class Admission:
                 # a passing shortage is waited for; a chunk that can never fit is made to
                 if capacity is None or needed < capacity * page:
                     return Defer(Reason.swa_tokens, stands=True)
-                fits = (remaining - self._charge_swa(0, max_new, 0, host_hit)) // page * page
-                chunk = min(chunk, fits)
-                if chunk <= 0:
+                chunk = self._fitting_chunk(remaining, max_new, chunk, host_hit)
+                if not chunk:
                     return Defer(Reason.swa_tokens, stands=True)
         if cache.tree.has_states and 2 + match.mamba_host_hit_length > cache.room(MAMBA):
             return Defer(Reason.slots, stands=True)
@@ -145,6 +144,25 @@ class Admission:
         if left and max(left) > clip:
             left = [min(each, clip) for each in left]
         return sum(left) - later * len(left)
+
+    def _fitting_chunk(self, remaining: int, max_new: int, chunk: int, host_hit: int) -> int:
+        """Return the longest chunk whose charge is at most `remaining`: whole pages, or all of it.
+
+        Charged are an empty chunk and what the chunk adds to a full window; 0 if no page fits.
+        """
+        page, window = self._page, self._cache.tree.window_len
+
+        def charge(tokens: int) -> int:
+            return self._charge_swa(tokens, max_new, tokens, host_hit)
+
+        room = remaining - charge(0) + charge(window)
+
+        def is_too_long(num_pages: int) -> bool:
+            return charge(window + num_pages * page) > room
+
+        chunk_pages = ceil_page(chunk, page) // page
+        fits = bisect_left(range(1, chunk_pages + 1), x=True, key=is_too_long)
+        return min(chunk, fits * page)
 
     def _charge_swa(self, extend: int, max_new: int, chunk: int, host_hit: int) -> int:
         return self._swa_budget.tokens(

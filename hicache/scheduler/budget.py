@@ -45,7 +45,11 @@ def swa_budget_for_req(
 
 
 class SwaBudget(Protocol):
-    """What a request is charged in the window pool. A class without arguments will do."""
+    """What a request is charged in the window pool. A class without arguments will do.
+
+    A charge must not fall as `extend` and `chunk` grow: admission finds the longest chunk that a
+    small pool can hold by bisection.
+    """
 
     def tokens(
         self,

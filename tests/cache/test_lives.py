@@ -61,7 +61,8 @@ class Story:
     def end(self, prefetch: Prefetch, completed: int, *, sidecars: bool = False) -> None:
         """The reader lets go."""
         prefetch.completed_pages = completed
-        prefetch.sidecars_found = sidecars
+        if sidecars:
+            prefetch.restored_pages = completed
         prefetch.is_read = True
         self.prefetcher.on_read(prefetch)
 
@@ -114,6 +115,13 @@ def read_short(story: Story) -> None:
     story.go_on(used=2)
 
 
+def read_short_with_a_window(story: Story) -> None:
+    prefetch = story.begin(5)
+    prefetch.restored_pages = 2
+    story.end(prefetch, 3)
+    story.go_on(used=2)
+
+
 def read_whole_with_sidecars(story: Story) -> None:
     story.end(story.begin(5), 5, sidecars=True)
     story.go_on(used=5)
@@ -138,11 +146,6 @@ def aborted_after_reading(story: Story) -> None:
 def read_and_evicted(story: Story) -> None:
     story.end(story.begin(5), 5)
     story.go_on()
-    story.evict()
-
-
-def let_go_without_sidecars_and_evicted(story: Story) -> None:
-    let_go_without_sidecars(story)
     story.evict()
 
 
@@ -228,27 +231,22 @@ LIVES: dict[str, tuple[Callable[[Story], object], Callable[[], Story], dict[str,
         partial(Story, LATE, has_states=True),
         {**LET_GO, "terminated_without_sidecars_count": 1, "not_restorable_pages": 5},
     ),
-    "let go before its window came, and of use": (
-        let_go_without_sidecars,
-        partial(Story, replace(LATE, commit=CommitPolicy.usable), **WINDOW),
-        {**LET_GO, "terminated_without_sidecars_count": 1, "not_restorable_pages": 5},
-    ),
-    "let go before its window came, of no use, and evicted": (
-        let_go_without_sidecars_and_evicted,
-        partial(Story, replace(LATE, commit=CommitPolicy.usable), **WINDOW),
-        {**LET_GO, "terminated_without_sidecars_count": 1, "not_restorable_pages": 5},
-    ),
     "let go before its window came, which another brings": (
         let_go_without_sidecars_that_another_brings,
-        partial(Story, replace(LATE, commit=CommitPolicy.usable), **WINDOW),
+        partial(Story, LATE, **WINDOW),
         {
             "started_count": 2,
             "staged_pages": 10,
             "terminated_count": 1,
             "terminated_without_sidecars_count": 1,
-            "duplicate_pages": 5,
+            "not_restorable_pages": 5,
             "used_pages": 5,
         },
+    ),
+    "read short, of which a part is kept with its window": (
+        read_short_with_a_window,
+        partial(Story, replace(LATE, commit=CommitPolicy.usable), **WINDOW),
+        {**BEGUN, "used_pages": 2, "not_restorable_pages": 1, "discarded_short_pages": 2},
     ),
     "read short": (
         read_short,

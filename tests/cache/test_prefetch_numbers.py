@@ -322,17 +322,79 @@ def test_an_early_stop_hands_over_what_is_read_and_leaves_the_rest_to_the_reader
     assert taken(prefetcher) == [10, 0, 0]
 
 
-@pytest.mark.parametrize(
-    ("commit", "kept"), [(CommitPolicy.all_or_nothing, 0), (CommitPolicy.usable, 10)]
-)
-def test_an_early_stop_of_a_hybrid_read_keeps_what_the_policy_says(
-    commit: CommitPolicy, kept: int
-) -> None:
+@pytest.mark.parametrize("commit", CommitPolicy)
+def test_a_request_that_never_waits_keeps_no_page_without_its_state(commit: CommitPolicy) -> None:
     config = PrefetchConfig(stop="best_effort", commit=commit)
     prefetcher, prefetch = running(config, has_states=True)
     prefetch.completed_pages = 10
     assert prefetcher.check(0, 0)
-    assert prefetcher.cache.tree.residency.resident[HOST][FULL] == kept
+    assert taken(prefetcher) == [54, 0, 1]  # the reader's
+
+
+# 64 pages: the last deadline has passed when 10 are read, and storage has a state after 8
+STOPPED = PrefetchConfig(stop="timeout", commit=CommitPolicy.usable)
+LATE_NS = 10 * SECOND_NS
+
+
+def stopped(**shape: object) -> tuple[Prefetcher, Prefetch]:
+    prefetcher, prefetch = running(STOPPED, **shape)
+    prefetch.restorable = [4, 8, 16, 64]
+    prefetch.completed_pages = 10
+    return prefetcher, prefetch
+
+
+@pytest.mark.parametrize("shape", [{"window_len": 5 * P}, {"has_states": True}])
+def test_an_early_stop_keeps_the_longest_part_that_can_be_restored(
+    shape: dict[str, object],
+) -> None:
+    prefetcher, prefetch = stopped(**shape)
+    assert not prefetcher.is_blocking(0, LATE_NS)
+    assert not prefetcher.check(0, LATE_NS)  # the window and the state after 8 pages are read now
+    assert prefetch.stop_pages == 8
+    assert prefetcher.is_blocking(0, LATE_NS)
+    prefetch.completed_pages = 12  # the batch at hand
+    prefetch.restored_pages, prefetch.is_read = 8, True
+    prefetcher.on_read(prefetch)
+    assert prefetcher.check(0, LATE_NS)
+    prefetcher.forget(0)
+    cache, window_pages = prefetcher.cache, 5 if "window_len" in shape else 0
+    assert cache.tree.residency.resident[HOST] == [8, window_pages, "has_states" in shape]
+    assert taken(prefetcher) == [8, window_pages, "has_states" in shape]
+    assert cache.match(prefetch.sequence, 4097).usable_len == 8 * P
+    assert cache.counters["prefetch/not_restorable_pages"] == 4
+    assert cache.counters["prefetch/discarded_unread_pages"] == 52
+    assert cache.counters["prefetch/terminated_count"] == 1
+    invariants.check(cache, prefetcher, [])
+
+
+def test_an_early_stop_before_anything_can_be_restored_keeps_nothing_and_waits_for_nothing() -> (
+    None
+):
+    prefetcher, prefetch = stopped(has_states=True)
+    prefetch.completed_pages = 3
+    assert prefetcher.check(0, LATE_NS)
+    assert prefetcher.cache.tree.residency.resident[HOST][FULL] == 0
+    assert prefetcher.cache.counters["prefetch/not_restorable_pages"] == 3
+
+
+def test_an_early_stop_whose_state_is_lost_keeps_nothing() -> None:
+    prefetcher, prefetch = stopped(has_states=True)
+    assert not prefetcher.check(0, LATE_NS)
+    prefetch.is_read = True
+    prefetcher.on_read(prefetch)
+    assert prefetcher.check(0, LATE_NS)
+    assert taken(prefetcher) == [0, 0, 0]
+    assert prefetcher.cache.counters["prefetch/not_restorable_pages"] == 10
+
+
+def test_an_abort_while_the_state_of_a_part_is_read_gives_everything_back() -> None:
+    prefetcher, prefetch = stopped(has_states=True)
+    assert not prefetcher.check(0, LATE_NS)
+    prefetcher.abort(0)
+    prefetch.restored_pages, prefetch.is_read = 8, True
+    prefetcher.on_read(prefetch)
+    assert taken(prefetcher) == [0, 0, 0]
+    invariants.check_drained(prefetcher.cache, prefetcher)
 
 
 # -- what storage could restore -----------------------------------------------------------------

@@ -5,7 +5,7 @@ import pytest
 from hicache.cache.prefetch.prefetch import Phase, Prefetch
 from hicache.cache.prefetch.rates import RateEstimator, RecentRate
 from hicache.cache.prefetch.stop import Marginal
-from hicache.config import CommitPolicy, PrefetchConfig
+from hicache.config import PrefetchConfig
 from tests.cache.small import PAGE, make_cache
 
 pytestmark = pytest.mark.plain
@@ -40,8 +40,8 @@ def was_read(rates: RateEstimator, num_pages: int, began_ns: int, ended_ns: int)
     rates.was_read(prefetch)
 
 
-def marginal(rates: RateEstimator, commit: CommitPolicy = CommitPolicy.all_or_nothing) -> Marginal:
-    return Marginal(PrefetchConfig(commit=commit), PAGE, rates, patience=1)
+def marginal(rates: RateEstimator) -> Marginal:
+    return Marginal(PrefetchConfig(), PAGE, rates, patience=1)
 
 
 def test_a_rate_nobody_has_seen_is_unknown() -> None:
@@ -141,11 +141,15 @@ def test_patience_is_what_computing_counts_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("commit", "may_stop"), [(CommitPolicy.all_or_nothing, False), (CommitPolicy.usable, True)]
+    ("keeps_part", "restorable", "may_stop"),
+    [(False, [5, 10], False), (True, [5, 10], True), (True, [10], False)],
 )
-def test_all_of_a_hybrid_prefetch_is_at_stake(commit: CommitPolicy, *, may_stop: bool) -> None:
+def test_at_stake_is_what_a_stop_would_not_keep(
+    restorable: list[int], *, keeps_part: bool, may_stop: bool
+) -> None:
     rates = RateEstimator({})
     was_read(rates, 10, 0, 114)
     rates.was_computed(100, 150)
     half = prefetch_of(10, completed=5, has_state=True)  # 57 ns to read, 60 or 30 to compute
-    assert marginal(rates, commit).may_stop(half, 0) is may_stop
+    half.keeps_part, half.restorable = keeps_part, restorable
+    assert marginal(rates).may_stop(half, 0) is may_stop

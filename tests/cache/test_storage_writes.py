@@ -214,9 +214,7 @@ def test_what_storage_was_given_is_not_written_late_again() -> None:
     sequence = Sequence(tokens_of(8))
     pages = cache.host_allocator.allocate(FULL, 2)
     assert pages is not None
-    cache.insert_host(
-        cache.tree.root(""), sequence, (pages, NO_PAGES, NO_PAGES), is_restorable=True
-    )
+    cache.insert_host(cache.tree.root(""), sequence, (pages, NO_PAGES, NO_PAGES))
     evict_all(cache, HOST, FULL)
     assert cache.tree.num_nodes == 0
     assert written(cache) == [0, 0, 0]
@@ -229,9 +227,7 @@ def read_to_host(cache: PrefixCache) -> None:
         page_ids = cache.host_allocator.allocate(kind, count)
         assert page_ids is not None
         pages.append(page_ids)
-    cache.insert_host(
-        cache.tree.root(""), Sequence(tokens_of(16)), tuple(pages), is_restorable=True
-    )  # type: ignore[arg-type]
+    cache.insert_host(cache.tree.root(""), Sequence(tokens_of(16)), tuple(pages))  # type: ignore[arg-type]
 
 
 def test_an_exclusive_storage_gives_up_what_was_read() -> None:

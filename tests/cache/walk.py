@@ -464,8 +464,8 @@ class Walk:
                     assert page_id in staged, "the reader fills a page that is no longer its own"
                 self.memory.read_page(key, kind, page_id)
                 load.found += 1
-            if load.is_sidecar:
-                prefetch.sidecars_found = load.is_whole
+            if load.restores:
+                prefetch.restored_pages = load.restores if load.is_whole else 0
             else:
                 prefetch.completed_pages += load.found
             yield load

@@ -227,7 +227,7 @@ def test_sidecars_that_one_rank_lacks_are_published_by_none(missing: str) -> Non
         prefetch = rank.start_reading()
         (is_found,) = minimum_of([[1], [0]])  # by the first rank and not by the second
         rank.agreement.progress.append(
-            ReadProgress(prefetch, completed_pages=4, sidecars_found=bool(is_found), is_read=True)
+            ReadProgress(prefetch, completed_pages=4, restored_pages=4 * is_found, is_read=True)
         )
     step(*ranks)
     kind = SWA if missing == "swa" else MAMBA
@@ -350,11 +350,11 @@ def test_what_was_read_and_when_is_passed_on() -> None:
     step(rank)
     assert (prefetch.completed_pages, prefetch.is_read, prefetch.read_ns) == (3, False, None)
     rank.agreement.progress.append(
-        ReadProgress(prefetch, completed_pages=4, sidecars_found=True, is_read=True, read_ns=(5, 9))
+        ReadProgress(prefetch, completed_pages=4, restored_pages=4, is_read=True, read_ns=(5, 9))
     )
     step(rank)
     assert (prefetch.completed_pages, prefetch.read_ns) == (4, (5, 9))
-    assert prefetch.sidecars_found
+    assert prefetch.restored_pages == 4
     assert prefetch.published_pages == 4
 
 

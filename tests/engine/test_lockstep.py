@@ -109,7 +109,7 @@ class Pair:
         prefetch.completed_pages = completed
         if is_read:
             prefetch.is_read = True
-            prefetch.sidecars_found = found
+            prefetch.restored_pages = completed * found
             prefetch.read_ns = (1, 2 + rank)
         return self.engine.deliver(prefetch, 2)
 
@@ -229,7 +229,7 @@ def test_a_state_that_one_rank_lacks_is_used_by_none(found: tuple[bool, bool]) -
     for rank in (0, 1):
         pair.advance(rank, 5, is_read=True, found=found[rank])
     pair.engine.wake(2)
-    assert [each.sidecars_found for each in own] == [all(found)] * 2
+    assert [each.restored_pages for each in own] == [5 * all(found)] * 2
     assert [each.published_pages for each in own] == [5 * all(found)] * 2
     assert pair.count("unequal_sidecars_count") == int(len(set(found)) > 1)
 
@@ -425,7 +425,7 @@ def test_ranks_that_end_with_other_trees_are_told_apart() -> None:
     served(pair)
     pair.engine.check_equal()
     next(iter(pair.engine.followers[1].cache.tree.nodes())).hit_count += 1
-    with pytest.raises(RanksDivergedError, match="rank 2 ends with another tree"):
+    with pytest.raises(RanksDivergedError, match="the tree of rank 2 differs"):
         pair.engine.check_equal()
 
 

@@ -141,11 +141,11 @@ class Pair:
         assert [len(each) for each in answers] == [1, 1]
         return [each[0].restorable for each in answers]
 
-    def read(self) -> list[tuple[int, bool, bool]]:
+    def read(self) -> list[tuple[int, int, bool]]:
         """The news of a read, which both ranks must have alike: pages, sidecars, whether all."""
         self.do(lambda reader, prefetch: reader.read(prefetch, 0))
         news = [
-            [(each.completed_pages, each.sidecars_found, each.is_read) for each in progress]
+            [(each.completed_pages, each.restored_pages, each.is_read) for each in progress]
             for progress in (rank.agreement.progress for rank in self.ranks)
         ]
         assert news[0] == news[1]
@@ -189,7 +189,7 @@ def test_under_min_of_maxima_a_query_tells_the_shorter_of_the_longest() -> None:
 def test_pages_are_told_of_batch_by_batch(batch_pages: int, batches: list[int]) -> None:
     pair = Pair(batch_pages=batch_pages)
     news = pair.read()
-    assert news == [*((pages, False, False) for pages in batches), (5, True, True)]
+    assert news == [*((pages, 0, False) for pages in batches), (5, 0, True)]
     assert pair.collectives() == [(0, len(batches) + 1)] * 2
 
 
@@ -203,7 +203,7 @@ def test_a_page_that_one_rank_cannot_read_ends_the_read_of_all(
     pair = Pair()
     pair.shelves[short].unreadable.add(pair.key(missing))
     news = pair.read()
-    assert news == [*((each, False, False) for each in pages), (pages[-1], False, True)]
+    assert news == [*((each, 0, False) for each in pages), (pages[-1], 0, True)]
 
 
 def test_nothing_is_read_behind_a_gap() -> None:
@@ -217,13 +217,13 @@ def test_nothing_is_read_behind_a_gap() -> None:
 def test_a_storage_that_is_gone_reads_nothing() -> None:
     pair = Pair()
     pair.shelves[0].is_broken = True
-    assert pair.read() == [(0, False, False)] * 3 + [(0, False, True)]
+    assert pair.read() == [(0, 0, False)] * 3 + [(0, 0, True)]
 
 
 def test_a_read_that_was_terminated_takes_part_in_every_collective() -> None:
     pair = Pair()
     pair.prefetches[1].phase = Phase.stopped
-    assert pair.read() == [(0, False, False)] * 3 + [(0, False, True)]
+    assert pair.read() == [(0, 0, False)] * 3 + [(0, 0, True)]
     assert pair.shelves[1].asked == []
     assert pair.collectives() == [(0, 4), (0, 4)]
 
@@ -236,13 +236,13 @@ def test_window_and_state_are_found_if_every_rank_has_them(
     pair = Pair(window_len=8 if kind == SWA else 0, has_states=kind == MAMBA)
     for rank in lacking:
         pair.shelves[rank].unreadable.add(pair.key(4, kind))
-    assert pair.read()[-1] == (5, not lacking, True)
+    assert pair.read()[-1] == (5, 0 if lacking else 5, True)
 
 
 def test_no_window_is_read_for_pages_that_did_not_come() -> None:
     pair = Pair(window_len=8)
     pair.shelves[0].unreadable.add(pair.key(4))
-    assert pair.read()[-1] == (4, False, True)
+    assert pair.read()[-1] == (4, 0, True)
     assert all(key[-1:] == b"f" for shelf in pair.shelves for keys in shelf.asked for key in keys)
 
 
@@ -319,5 +319,5 @@ def test_what_a_reader_dies_of_is_told() -> None:
 
 def test_news_names_what_was_agreed() -> None:
     news = ReadProgress(Rank().start())
-    assert (news.restorable, news.completed_pages, news.sidecars_found) == (None, 0, False)
+    assert (news.restorable, news.completed_pages, news.restored_pages) == (None, 0, 0)
     assert (news.is_read, news.read_ns) == (False, None)

@@ -76,13 +76,21 @@ class Read:
         self.completed_pages = 0
         self.restorable: list[int] | None = None
         self.read_ns: tuple[int, int] | None = None
-        self.sidecars_found = self.is_read = False
+        self.restored_pages = 0
+        self.stop_pages: int | None = None
+        self.is_read = False
         self.is_settled = False
 
     def keys(self, kind: int, first: int, end: int) -> list[bytes]:
         return [bytes([97 + page]) for page in range(first, end)]
 
-    def sidecar_keys(self) -> list[bytes]:
+    def usable_pages(self, completed: int) -> int:
+        return completed if completed == self.num_pages else 0
+
+    def swa_first(self, end: int) -> int:
+        return end - len(self.staged[SWA])
+
+    def sidecar_keys(self, end: int) -> list[bytes]:
         return [b"w"] * len(self.staged[SWA]) + [b"s"] * self.has_state
 
     def ask(self, contains: Any) -> list[int]:
@@ -166,7 +174,7 @@ def test_a_read_ends_at_the_first_page_that_is_not_there() -> None:
     io, read = io_of(Kept(b"a", b"c", b"d", b"e", b"f")), Read(6, windows=1)
     start_read(io, read)
     assert events(io) == [(MS + MS // 10, 0, read)]
-    assert (read.completed_pages, read.is_read, read.sidecars_found) == (1, True, False)
+    assert (read.completed_pages, read.is_read, read.restored_pages) == (1, True, 0)
     assert io.counters["transfer/storage_read_bytes"] == 1_000_000
 
 
@@ -176,7 +184,7 @@ def test_window_and_state_come_after_the_pages_and_take_longer_where_it_says_so(
     start_read(io, read)
     pages, last = 2 * MS + MS // 10, 2 * MS + 2 * MS // 10 + 5 * MS + 4 * MS + MS // 2
     assert events(io) == [(pages, 0, read), (last, 0, read)]
-    assert read.sidecars_found
+    assert read.restored_pages == 2
     assert io.counters["transfer/storage_read_bytes"] == 2_000_000 + 4_000_000 + 500_000
 
 
@@ -184,7 +192,7 @@ def test_a_window_that_is_not_there_takes_an_operation_and_no_bytes() -> None:
     io, read = io_of(Kept(b"a", b"b", b"s")), Read(2, windows=1, has_state=True)
     start_read(io, read)
     assert events(io)[-1] == (2 * MS + 2 * MS // 10, 0, read)
-    assert (read.is_read, read.sidecars_found) == (True, False)
+    assert (read.is_read, read.restored_pages) == (True, 0)
     assert io.counters["transfer/storage_read_bytes"] == 2_000_000
 
 
@@ -194,7 +202,7 @@ def test_a_read_that_is_ended_stops_after_the_batch_at_hand() -> None:
     io.advance(MS)
     read.is_settled = True
     assert events(io) == [(2 * MS + MS // 10, 0, read)]
-    assert (read.completed_pages, read.sidecars_found, read.is_read) == (2, False, True)
+    assert (read.completed_pages, read.restored_pages, read.is_read) == (2, 0, True)
 
 
 def test_a_read_that_is_ended_with_its_last_page_leaves_window_and_state() -> None:
@@ -203,7 +211,7 @@ def test_a_read_that_is_ended_with_its_last_page_leaves_window_and_state() -> No
     io.advance(MS)
     read.is_settled = True
     events(io)
-    assert (read.completed_pages, read.sidecars_found) == (2, False)
+    assert (read.completed_pages, read.restored_pages) == (2, 0)
     assert io.counters["transfer/storage_read_bytes"] == 2_000_000
 
 

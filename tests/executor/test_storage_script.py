@@ -37,14 +37,16 @@ class Plotted:
     """A storage that holds everything but `missing`, and to which things happen by the call.
 
     `fails`: the number of the read that raises. `ends`: that after which the prefetch is given up.
+    `stop_pages`: what the first read finds the prefetch shortened to.
     """
 
-    def __init__(self, prefetch=None, *, missing=(), fails=None, ends=None):
+    def __init__(self, prefetch=None, *, missing=(), fails=None, ends=None, stop_pages=None):
         self.calls = []
         self._prefetch = prefetch
         self._missing = set(missing)
         self._fails = fails
         self._ends = ends
+        self._stop_pages = stop_pages
 
     def contains(self, keys):
         self.calls.append(("contains", tuple(keys)))
@@ -56,6 +58,8 @@ class Plotted:
             raise StorageError("no answer")
         if len(self.calls) == self._ends:
             self._prefetch.phase = Phase.stopped
+        if self._stop_pages is not None:
+            self._prefetch.stop_pages = self._stop_pages
         for key, buffer in zip(keys, buffers, strict=True):
             if len(buffer) == len(key):  # a stand-in
                 buffer[:] = key
@@ -161,7 +165,7 @@ class Rank:
         self._reader.close()
         last = self._told.progress[-1]
         prefetch.completed_pages = last.completed_pages
-        prefetch.sidecars_found, prefetch.is_read = last.sidecars_found, last.is_read
+        prefetch.restored_pages, prefetch.is_read = last.restored_pages, last.is_read
 
 
 def page(number, tag=b"f"):
@@ -173,6 +177,10 @@ def reads(*batches):
 
 
 FIRST, SECOND, THIRD = [page(0), page(1)], [page(2), page(3)], [page(4)]
+ONE, THREE, FOUR = (
+    [*(page(number, b"s") for number in windows), page(windows[-1], b"m")]
+    for windows in ([0], [0, 1, 2], [1, 2, 3])
+)  # windows and states of shorter prefixes
 SIDECARS = [*(page(number, b"s") for number in (2, 3, 4)), page(4, b"m")]
 
 
@@ -203,7 +211,29 @@ def test_a_read_goes_the_same_way_whoever_drives_it(
     driver(storage).read(prefetch)
     assert storage.calls == calls
     assert prefetch.completed_pages == completed
-    assert prefetch.sidecars_found == found
+    assert prefetch.restored_pages == found * num_pages
+    assert prefetch.is_read
+
+
+@pytest.mark.parametrize("driver", [Simulated, Real, Rank])
+@pytest.mark.parametrize(
+    ("restorable", "plot", "restored", "calls"),
+    [
+        ([1, 3, 5], {"missing": [page(3)]}, 3, reads(FIRST, SECOND, THREE)),
+        ([1, 3, 5], {"stop_pages": 1}, 1, reads(FIRST, ONE)),
+        ([3, 4], {}, 4, reads(FIRST, SECOND, THIRD, FOUR)),
+        ([1, 5], {"missing": [page(3), page(0, b"m")]}, 0, reads(FIRST, SECOND, ONE)),
+        ([4, 5], {"missing": [page(3)]}, 0, reads(FIRST, SECOND)),
+    ],
+    ids=["a hole", "stopped", "a length without a state", "no state", "nothing to keep"],
+)
+def test_a_part_is_kept_with_its_own_window_and_state(driver, restorable, plot, restored, calls):
+    prefetch = prefetch_of(5)
+    prefetch.keeps_part, prefetch.restorable = True, restorable
+    storage = Plotted(prefetch, **plot)
+    driver(storage).read(prefetch)
+    assert storage.calls == calls
+    assert prefetch.restored_pages == restored
     assert prefetch.is_read
 
 
@@ -233,6 +263,7 @@ def test_nothing_is_read_for_a_prefetch_that_was_given_up_in_the_queue(driver):
 def test_a_prefetch_without_window_and_state_asks_for_neither():
     prefetch = prefetch_of(2)
     prefetch.staged[SWA] = prefetch.staged[MAMBA] = NO_PAGES
+    prefetch.window_pages, prefetch.has_state = 0, False
     storage = Plotted(prefetch)
     Simulated(storage).read(prefetch)
     assert storage.calls == reads(FIRST)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -198,6 +199,16 @@ def test_whoever_waits_for_a_request_that_was_given_up_is_given_up_with_it() -> 
         251: "follows aborted request 0",
     }
     assert [record.arrival_ns for record in score.recorder.records] == [1000, 9000, 9000]
+    assert [record.finish_ns for record in score.recorder.records] == [9000, 9000, 9000]
+
+
+def test_a_follower_with_a_time_of_its_own_is_dropped_when_it_would_have_come() -> None:
+    score = Score(is_timed=True)
+    early, late = score.requests[250:]
+    late = replace(late, arrival_ns=3125 * SECOND_NS)
+    score.give_up(0, followers=[early, late])
+    times = [(record.arrival_ns, record.finish_ns) for record in score.recorder.records]
+    assert times == [(1000, 9000), (9000, 9000), (3125 * SECOND_NS, 3125 * SECOND_NS)]
 
 
 def test_requests_of_the_warm_up_have_no_record() -> None:
@@ -236,21 +247,21 @@ def test_counting_begins_when_the_warm_up_ends() -> None:
 def test_a_page_read_in_the_warm_up_counts_as_read_where_its_fate_falls() -> None:
     score = Score(FakeEngine(), FakeEngine(), warm_up_s=3.0)
     one, other = (engine.cache.arrivals for engine in score.engines)
-    one.publish([1, 2, 3], is_restorable=True)
-    other.publish([1, 2], is_restorable=False)
+    one.publish([1, 2, 3])
+    other.publish([1, 2])
     one.use([1])
     other.count(9, "late")
     score.recorder.at(3 * SECOND_NS)
     one.use([2])
     other.evict([1])
-    other.publish([3, 4, 5, 6], is_restorable=True)
+    other.publish([3, 4, 5, 6])
     score.recorder.at(8 * SECOND_NS)
     totals = {key: count for key, count in score.recorder.totals().items() if count}
     assert totals == {
         "prefetch/read_pages": 8,
         "prefetch/used_pages": 1,
-        "prefetch/not_restorable_pages": 2,
-        "prefetch/unused_at_end_pages": 5,
+        "prefetch/evicted_unused_pages": 1,
+        "prefetch/unused_at_end_pages": 6,
     }
 
 

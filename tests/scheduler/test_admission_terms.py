@@ -7,9 +7,9 @@ import pytest
 
 from hicache.cache.pages import PageAllocator
 from hicache.cache.tree.node import FULL, MAMBA, SWA
-from hicache.config import SchedulerConfig
+from hicache.config import SWA_BUDGETS, SchedulerConfig
 from hicache.scheduler.admission import Admission
-from hicache.scheduler.budget import StepBudget
+from hicache.scheduler.budget import StepBudget, ceil_page
 from hicache.scheduler.decision import Admit, Defer, Reason
 
 PAGE = 16
@@ -151,6 +151,43 @@ def test_a_chunk_made_to_fit_is_no_longer_than_the_step_allows() -> None:
     assert judging.decide(req(4000), match(), budget(chunk=4096, reserved_swa=0)) == Admit(112)
     judging = admission(swa_room=10 * PAGE, swa_pages=4)
     assert judging.decide(req(4000), match(), budget(chunk=64)) == Admit(64)
+
+
+class Doubled:
+    """A charge that grows by two tokens with each token of the chunk."""
+
+    def tokens(self, *, extend: int, chunk: int, page: int, **_: int) -> int:
+        return 2 * min(extend, chunk) + page
+
+
+class Squared:
+    """A charge that grows faster than the chunk: 1 token for the first page of it, 4 for two ..."""
+
+    def tokens(self, *, extend: int, chunk: int, page: int, window: int, **_: int) -> int:
+        return (max(min(extend, chunk) - window, 0) // page) ** 2
+
+
+@pytest.mark.parametrize(("charge", "chunk"), [(Doubled, 64), (Squared, 192)])
+def test_a_chunk_is_made_to_fit_by_the_charge_itself(charge: type, chunk: int) -> None:
+    judging = admission(
+        swa_room=10 * PAGE, swa_pages=10, swa_budget=f"{__name__}:{charge.__name__}"
+    )
+    assert judging.decide(req(4000), match(), budget()) == Admit(chunk)
+
+
+@pytest.mark.parametrize("form", SWA_BUDGETS)
+def test_a_chunk_made_to_fit_is_what_the_window_and_the_host_hit_leave(form: str) -> None:
+    for max_new, window_taken in ((8, 8), (500, WINDOW)):
+        held = window_taken if form == "sglang_0_5_23" else WINDOW
+        for swa_host in (0, 20):
+            host = {"no_host_term": 0, "double": 2}.get(form, 1) * ceil_page(swa_host, PAGE)
+            for room, chunk in ((1000, 4096), (1003, 500), (1000, 64)):
+                judging = admission(swa_room=room, swa_pages=4, swa_budget=form)
+                fits = (room - held - PAGE - host) // PAGE * PAGE
+                decision = judging.decide(
+                    req(4000, max_new), match(swa_host=swa_host), budget(chunk=chunk)
+                )
+                assert decision == Admit(min(chunk, fits))
 
 
 def test_a_chunk_of_one_token_will_do_where_a_page_is_no_longer() -> None:

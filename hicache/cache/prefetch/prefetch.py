@@ -1,5 +1,6 @@
 """One request's read from storage: what was asked for, what has come, whose the pages are."""
 
+from bisect import bisect_right
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ class Phase(Enum):
 class Prefetch:
     """One request's read from storage: `[start_page, start_page + num_pages)` of its tokens.
 
-    The reader (an executor) sets `completed_pages`, `sidecars_found`, `read_ns` and `is_read`, and
+    The reader (an executor) sets `completed_pages`, `restored_pages`, `read_ns` and `is_read`, and
     stops after the batch at hand once `is_settled`. The `Prefetcher` alone sets everything else.
     """
 
@@ -40,18 +41,20 @@ class Prefetch:
     enqueued_ns: int
     window_pages: int  # swa pages that a restorable prefix needs; 0 without swa
     has_state: bool
+    keeps_part: bool = False  # a part that can be restored is kept if not all pages come
     staged: list[PageIds] = field(default_factory=lambda: [NO_PAGES, NO_PAGES, NO_PAGES])
     first_poll_ns: int | None = None
     answered_ns: int | None = None  # when it was heard what storage has
     restorable: list[int] | None = None  # prefix lengths in pages that storage could restore
     completed_pages: int = 0
     read_ns: tuple[int, int] | None = None  # when its reader began and let go, if that is known
-    sidecars_found: bool = False
+    restored_pages: int = 0  # length of the prefix whose window and state were read; 0 if none
+    stop_pages: int | None = None  # the reader ends with the window and state of this prefix
     is_read: bool = False  # the reader has let go; only then may sidecars be found
     phase: Phase = Phase.asking
     was_stopped: bool = False  # the request was let go, whether or not all had come
-    taken_pages: int = 0  # that had been read when it was settled
-    taken_whole: bool = False  # that was all of them, and their window and state
+    settled_pages: int = 0  # that had been read when it was settled
+    taken_pages: int = 0  # of these, the pages that can be restored: the cache keeps them
     published_pages: int = 0  # of these, those that were new
 
     @property
@@ -84,9 +87,21 @@ class Prefetch:
         """Storage keys of a component for pages `[first, end)` of the span."""
         return keys(self.names[first:end], kind)
 
-    def sidecar_keys(self) -> list[Key]:
-        """Storage keys of the window before the end of the span, and of the state at it."""
-        end = self.num_pages
+    def usable_pages(self, completed: int) -> int:
+        """Length in pages of the longest prefix that the first `completed` pages can restore.
+
+        0 if there is none. Assumes that storage still has the window and the state at its end.
+        """
+        if not self.has_sidecars:
+            return completed
+        if not self.keeps_part:
+            return completed if completed == self.num_pages else 0
+        lengths = self.restorable or []
+        place = bisect_right(lengths, completed)
+        return lengths[place - 1] if place else 0
+
+    def sidecar_keys(self, end: int) -> list[Key]:
+        """Storage keys of the window before page `end` of the span, and of the state there."""
         windows = self.keys(SWA, self.swa_first(end), end) if self.window_pages else []
         states = self.keys(MAMBA, end - 1, end) if self.has_state else []
         return [*windows, *states]

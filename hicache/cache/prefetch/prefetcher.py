@@ -92,6 +92,7 @@ class Prefetcher:
             enqueued_ns=now_ns,
             window_pages=tree.window_pages,
             has_state=tree.has_states,
+            keeps_part=self.config.commit is CommitPolicy.usable,
         )
         if self.config.stage_at is StageAt.enqueue and not self._stage(prefetch):
             self.declined = "no_room"
@@ -162,13 +163,17 @@ class Prefetcher:
         return earliest
 
     def check(self, request_id: int, now_ns: int) -> bool:
-        """Whether the request may be considered now; terminates its prefetch if it must stop."""
+        """Whether the request may be considered now; terminates its prefetch if it must stop.
+
+        If a part of a hybrid prefetch is to be kept, the request waits until the window and state
+        of that part are read as well.
+        """
         prefetch = self.active.get(request_id)
         if prefetch is None or prefetch.is_settled:
             return True
         if prefetch.first_poll_ns is None:
             prefetch.first_poll_ns = now_ns
-        if not self._lets_go(prefetch, now_ns):
+        if not self._lets_go(prefetch, now_ns) or self._shorten(prefetch):
             return False
         self._terminate(prefetch)
         return True
@@ -182,7 +187,7 @@ class Prefetcher:
             self._end(prefetch, "unread")
         else:
             self._publish(prefetch)
-            self._end(prefetch, "short")
+            self._end(prefetch, "unread" if prefetch.was_stopped else "short")
 
     def abort(self, request_id: int) -> None:
         """The request is gone; whatever its prefetch holds goes back, now or when it is read."""
@@ -211,7 +216,20 @@ class Prefetcher:
 
     def _awaits_sidecars(self, prefetch: Prefetch) -> bool:
         is_awaited = prefetch.has_sidecars and not prefetch.is_read
-        return self.config.await_sidecars and is_awaited and prefetch.is_complete
+        is_ending = prefetch.is_complete or prefetch.stop_pages is not None
+        return self.config.await_sidecars and is_awaited and is_ending
+
+    def _shorten(self, prefetch: Prefetch) -> bool:
+        # let the reader end with the window and state of what it has read
+        awaits = self.stop.waits and self.config.await_sidecars and prefetch.has_sidecars
+        if not awaits or prefetch.phase is not Phase.reading or prefetch.is_read:
+            return False
+        usable = prefetch.usable_pages(prefetch.completed_pages)
+        if not usable:
+            return False
+        prefetch.stop_pages = usable
+        self._count_stop(prefetch)
+        return True
 
     def _decline(self, reason: str, num_pages: int) -> None:
         self.declined = f"declined_{reason}"
@@ -289,8 +307,7 @@ class Prefetcher:
         self._end(prefetch, reason)
 
     def _terminate(self, prefetch: Prefetch) -> None:
-        prefetch.was_stopped = True
-        self.counters["prefetch/terminated_count"] += 1
+        self._count_stop(prefetch)
         if prefetch.is_complete and prefetch.has_sidecars and not prefetch.is_read:
             # report 003: the pages came, and what they are worth is still under way
             self.counters["prefetch/terminated_without_sidecars_count"] += 1
@@ -300,32 +317,28 @@ class Prefetcher:
             self._stop(prefetch)
             self._publish(prefetch)
 
+    def _count_stop(self, prefetch: Prefetch) -> None:
+        prefetch.was_stopped = True
+        self.counters["prefetch/terminated_count"] += 1
+
     def _stop(self, prefetch: Prefetch) -> None:
         prefetch.phase = Phase.stopped
         self.lingering.add(prefetch)
 
     def _publish(self, prefetch: Prefetch) -> None:
-        """Put what was read into the tree, as far as it is of use."""
-        completed = prefetch.taken_pages = prefetch.completed_pages
-        is_whole = completed == prefetch.num_pages and (
-            not prefetch.has_sidecars or prefetch.sidecars_found
-        )
-        prefetch.taken_whole = is_whole
-        keeps = is_whole or not prefetch.has_sidecars or self.config.commit is CommitPolicy.usable
+        """Put into the tree what can be restored of the pages read, and free the others."""
+        completed = prefetch.settled_pages = prefetch.completed_pages
+        kept = prefetch.restored_pages if prefetch.has_sidecars else completed
+        prefetch.taken_pages = kept
         full, swa, state = prefetch.staged
-        if completed and keeps:
-            kept_swa, kept_state = (swa, state) if is_whole else (NO_PAGES, NO_PAGES)
+        num_swa = kept - prefetch.swa_first(kept) if prefetch.window_pages else 0
+        if kept:
             prefetch.published_pages = self.cache.insert_host(
-                prefetch.anchor,
-                prefetch.sequence,
-                (full[:completed], kept_swa, kept_state),
-                is_restorable=is_whole or not prefetch.has_sidecars,
+                prefetch.anchor, prefetch.sequence, (full[:kept], swa[:num_swa], state)
             )
-            if is_whole:
-                prefetch.staged[SWA] = prefetch.staged[MAMBA] = NO_PAGES
-        elif completed:
-            self.cache.host_allocator.free(FULL, full[:completed])
-            self.cache.arrivals.count(completed, "not_restorable")
+            prefetch.staged[SWA], prefetch.staged[MAMBA] = swa[num_swa:], NO_PAGES
+        self.cache.host_allocator.free(FULL, full[kept:completed])
+        self.cache.arrivals.count(completed - kept, "not_restorable")
         prefetch.staged[FULL] = full[completed:]
         self._settle(prefetch)
 
@@ -337,7 +350,7 @@ class Prefetcher:
     def _end(self, prefetch: Prefetch, reason: str) -> None:
         # nobody reads any more: what is still staged goes back
         prefetch.phase = Phase.ended
-        late = prefetch.completed_pages - prefetch.taken_pages
+        late = prefetch.completed_pages - prefetch.settled_pages
         self.cache.arrivals.count(late, "late")
         self.counters[f"prefetch/discarded_{reason}_pages"] += len(prefetch.staged[FULL]) - late
         for kind in KINDS:

@@ -12,7 +12,7 @@ from typing import Protocol
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.prefetch.rates import RateEstimator
 from hicache.clock import to_ns
-from hicache.config import CommitPolicy, DeadlineFrom, PrefetchConfig
+from hicache.config import DeadlineFrom, PrefetchConfig
 
 
 class StopPolicy(Protocol):
@@ -111,8 +111,8 @@ class Marginal:
     Reading is expected to take what it took lately, after all that is to be read first. Computing
     takes what it took lately, and keeps every other request waiting as well: it counts once for
     each. Nobody waits longer than computing would have cost, so a guess that is wrong costs no
-    more than as much again. A hybrid prefetch that stops early is worth nothing: all of its pages
-    are at stake.
+    more than as much again. At stake are the pages behind the longest prefix that can be restored
+    by now: all pages of a hybrid prefetch, unless `prefetch.commit=usable` keeps a part of it.
     """
 
     waits = True
@@ -125,7 +125,6 @@ class Marginal:
         self._page = page_size
         self._rates = rates
         self._patience = patience
-        self._keeps_part = config.commit is CommitPolicy.usable
 
     def may_stop(self, prefetch: Prefetch, now_ns: int) -> bool:
         """When all pages are read, or those that are not are not worth waiting for."""
@@ -137,8 +136,7 @@ class Marginal:
         load_ns = self._rates.load_ns(prefetch)
         if prefetch.restorable is None or load_ns is None:
             return False
-        is_whole_at_stake = prefetch.has_sidecars and not self._keeps_part
-        worth_ns = self._worth_ns(prefetch, 0 if is_whole_at_stake else prefetch.completed_pages)
+        worth_ns = self._worth_ns(prefetch, prefetch.usable_pages(prefetch.completed_pages))
         return worth_ns is not None and load_ns > worth_ns
 
     def deadline_ns(self, prefetch: Prefetch) -> int | None:

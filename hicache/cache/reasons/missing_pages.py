@@ -129,14 +129,12 @@ class MissingPages:
         if prefetch.phase is Phase.ended and not prefetch.is_read:
             return [(first, end, CODES["prefetch_no_room"], FULL)]
         ended = CODES["prefetch_stopped" if prefetch.was_stopped else "prefetch_lost"]
-        planned = min(max(start + prefetch.num_pages, first), end)
-        if prefetch.has_sidecars:
-            if prefetch.num_pages not in prefetch.restorable:
-                return [(first, end, CODES["prefetch_cut"], FULL)]
-            read = planned if prefetch.taken_whole else first
-        else:
-            # a reader that was stopped may have gone on since
-            read = min(max(start + prefetch.taken_pages, first), end)
+        usable = prefetch.usable_pages(prefetch.num_pages)
+        if usable not in prefetch.restorable:
+            return [(first, end, CODES["prefetch_cut"], FULL)]
+        planned = min(max(start + usable, first), end)
+        # a reader that was stopped may have gone on since
+        read = min(max(start + prefetch.taken_pages, first), end)
         # what was read was published, and has left again
         parts = self._stories(first, read, asks_storage=False)
         parts += [(read, planned, ended, FULL), (planned, end, CODES["prefetch_cut"], FULL)]
@@ -231,7 +229,10 @@ class MissingPages:
                 place = first + num_leading(is_stored)
                 code = int(self._story(kind, place, place + 1, asks_storage=True)[0])
                 return (CODES["never_written"] if code == NONE else code), kind
-        raise AssertionError(f"boundary {boundary} is held, and nothing says why it is not used")
+        raise AssertionError(
+            f"the prefix up to page {boundary} is cached, but no reason explains why it was "
+            "not a hit"
+        )
 
     def _story(self, kind: int, first: int, end: int, *, asks_storage: bool) -> Codes:
         """How data was lost; `NONE` for what storage has."""

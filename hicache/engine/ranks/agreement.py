@@ -75,7 +75,9 @@ def minimum_of(offers: Items[Items[int]]) -> list[int]:
         RanksDivergedError: they are not of one length.
     """
     if len({len(each) for each in offers}) != 1:
-        raise RanksDivergedError(f"offers of {[len(each) for each in offers]} elements")
+        raise RanksDivergedError(
+            f"the ranks sent vectors of different lengths: {[len(each) for each in offers]}"
+        )
     if all(each == offers[0] for each in offers):  # as most are
         return list(offers[0])
     return [min(column) for column in zip(*offers, strict=True)]
@@ -87,7 +89,7 @@ class ReadProgress(NamedTuple):
     prefetch: Prefetch
     restorable: list[int] | None = None  # the answer of a query
     completed_pages: int = 0  # of a read so far
-    sidecars_found: bool = False
+    restored_pages: int = 0  # 0 unless every rank has read the same window and state
     is_read: bool = False  # the last of a read
     read_ns: tuple[int, int] | None = None  # when this rank's reader began and let go
 
@@ -202,7 +204,7 @@ class RankAgreement:
         if not prefetch.is_settled:
             prefetch.completed_pages = progress.completed_pages
         if progress.is_read:
-            prefetch.sidecars_found = progress.sidecars_found
+            prefetch.restored_pages = progress.restored_pages
             prefetch.read_ns = progress.read_ns
             prefetch.is_read = True
             self._prefetcher.on_read(prefetch)

@@ -54,7 +54,7 @@ class SharedRead:
     def follow(self) -> None:
         """Let the readers know what the schedulers have decided."""
         for local, own in zip(self.local, self.own, strict=True):
-            local.phase = own.phase
+            local.phase, local.stop_pages = own.phase, own.stop_pages
 
 
 class RankExecutor:
@@ -213,7 +213,9 @@ class RankedEngine(Engine):
         digest = tree_digest(self.cache.tree)
         for rank, follower in enumerate(self.followers, 1):
             if tree_digest(follower.cache.tree) != digest:
-                raise RanksDivergedError(f"rank {rank} ends with another tree than rank 0")
+                raise RanksDivergedError(
+                    f"at the end of the run, the tree of rank {rank} differs from that of rank 0"
+                )
 
     def _agree(self, now_ns: int) -> None:
         minimum = minimum_of([each.pack(now_ns) for each in self._agreements])
@@ -289,18 +291,18 @@ class RankedEngine(Engine):
         if completed == read.completed_pages and not is_read:
             return False
         read.completed_pages = completed
-        are_found = [local.sidecars_found for local in read.local]
+        restored = [local.restored_pages for local in read.local]
         if is_read:
             lengths = {local.completed_pages for local in read.local}
             self._count("unequal_reads_count", int(len(lengths) > 1))
-            self._count("unequal_sidecars_count", int(len(set(are_found)) > 1))
+            self._count("unequal_sidecars_count", int(len(set(restored)) > 1))
             self._forget(read)
         for agreement, own, local in zip(self._agreements, read.own, read.local, strict=True):
             agreement.progress.append(
                 ReadProgress(
                     own,
                     completed_pages=completed,
-                    sidecars_found=all(are_found),
+                    restored_pages=restored[0] if len(set(restored)) == 1 else 0,
                     is_read=is_read,
                     read_ns=local.read_ns,
                 )

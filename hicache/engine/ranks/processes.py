@@ -198,23 +198,30 @@ class RankedReader:
         total = prefetch.num_pages
         left = -(-total // self._batch_pages)
         channel = self._channels["read"]
-        completed = agreed = 0
-        are_found = False
+        completed = agreed = restored = 0
         for load in read_script(prefetch, self._batch_pages):
-            if not load.is_sidecar:
+            if not load.restores:
                 load.found = self._load(load.keys)
                 completed += load.found
                 agreed = self._agree(prefetch, completed)
                 left -= 1
-            elif agreed == total:  # else some rank has not the pages that they belong to
+                continue
+            while left:
+                agreed = self._agree(prefetch, completed)
+                left -= 1
+            if load.restores <= agreed:  # else some rank has not the pages that they belong to
                 load.found = self._load(load.keys)
-                are_found = load.is_whole
+                restored = load.restores if load.is_whole else 0
         for _ in range(left):
-            agreed = self._agree(prefetch, completed)
-        are_found |= not prefetch.has_sidecars and agreed == total
-        agreed, found = channel.minimum([completed, int(are_found)])
+            self._agree(prefetch, completed)
+        agreed, least, negated = channel.minimum([completed, restored, -restored])
         self._agreement.progress.append(
-            ReadProgress(prefetch, completed_pages=agreed, sidecars_found=bool(found), is_read=True)
+            ReadProgress(
+                prefetch,
+                completed_pages=agreed,
+                restored_pages=least if least == -negated else 0,
+                is_read=True,
+            )
         )
 
     def _agree(self, prefetch: Prefetch, completed: int) -> int:

@@ -145,28 +145,30 @@ class TorchIo:
         self._call(self._queries, ask)
 
     def read(self, engine: int, prefetch: Prefetch) -> None:
-        """Read pages in batches, then the window and the state if all pages came."""
+        """Read pages in batches, then the window and the state of what they can restore."""
         script = read_script(prefetch, self._config.batch_pages)
 
         def fetch() -> None:
             began_ns = self.now()
             sidecars: list[int] = []
+            restored_pages = 0
             for load in script:
                 load.found = self._load(engine, key_bytes(load.keys), load.items)
-                if not load.is_sidecar:
+                if not load.restores:
                     self._posts.put(partial(progress, load.found))
                 elif load.is_whole:
                     sidecars = [kind for kind, _ in load.items]
+                    restored_pages = load.restores
             read_ns = began_ns, self.now()
-            self._posts.put(lambda: let_go(sidecars, read_ns))
+            self._posts.put(lambda: let_go(sidecars, restored_pages, read_ns))
 
         def progress(found: int) -> None:
             prefetch.completed_pages += found
             self._count("transfer/storage_read_bytes", engine, [FULL] * found)
 
-        def let_go(sidecars: list[int], read_ns: tuple[int, int]) -> Delivery:
+        def let_go(sidecars: list[int], restored_pages: int, read_ns: tuple[int, int]) -> Delivery:
             self._count("transfer/storage_read_bytes", engine, sidecars)
-            prefetch.sidecars_found = bool(sidecars)
+            prefetch.restored_pages = restored_pages
             prefetch.read_ns = read_ns
             prefetch.is_read = True
             return engine, prefetch

@@ -181,21 +181,21 @@ class SimulatedIo:
         self._done.append((engine, prefetch))
 
     def read(self, engine: int, prefetch: Prefetch, page_bytes: tuple[int, int, int]) -> IoJob:
-        """Pages in batches, then the window and the state if all pages came."""
+        """Pages in batches, then the window and the state of what they can restore."""
         links = ("storage_read", "storage", f"host_memory{engine}")
         began_ns = self._now
         for load in read_script(prefetch, self.config.batch_pages):
             load.found = self._load(engine, load)
             late_ns = self._stall_ns(engine)
             num_bytes = load.found * page_bytes[FULL]
-            if load.is_sidecar:
+            if load.restores:
                 late_ns += self._sidecar_ns
                 sizes = [len(page_ids) * page_bytes[kind] for kind, page_ids in load.parts]
                 num_bytes = sum(sizes) if load.is_whole else 0
             yield self._latency_ns(engine) + late_ns, num_bytes, links
             self.counters["transfer/storage_read_bytes"] += num_bytes
-            if load.is_sidecar:
-                prefetch.sidecars_found = load.is_whole
+            if load.restores:
+                prefetch.restored_pages = load.restores if load.is_whole else 0
                 continue
             prefetch.completed_pages += load.found
             if load.is_whole:  # who waits looks at it batch by batch

@@ -32,7 +32,7 @@ from experiments.sweep import sum_up
 from experiments.tables import provenance
 from experiments.tables.console import console
 from experiments.tables.groups import flat, job_order, load_run
-from experiments.tables.stored import read_config, read_json
+from experiments.tables.stored import read_json, read_yaml
 from hicache.config import ExperimentConfig, check_name
 from hicache.results.keys import KNOWN
 from hicache.results.tracking import plain
@@ -127,7 +127,7 @@ def jobs_of(config: DictConfig) -> list[list[str]] | None:
 @cache
 def sweep_config(directory: Path) -> DictConfig:
     """What Hydra has written down of a sweep, once, before its jobs."""
-    return read_config(directory / "multirun.yaml")
+    return read_yaml(directory / "multirun.yaml", DictConfig)
 
 
 def sum_up_interrupted(why: str) -> None:
@@ -140,7 +140,7 @@ def sum_up_interrupted(why: str) -> None:
     jobs = sorted((path for path in directory.iterdir() if path.name.isdigit()), key=job_order)
     finished = [path for path in jobs if is_finished(path)]
     if finished:
-        name = str(read_config(finished[0] / CONFIG_FILE).name)
+        name = str(read_yaml(finished[0] / CONFIG_FILE, DictConfig).name)
         sum_up(directory, [load_run(path) for path in finished], title=name)
     told = jobs_of(sweep_config(directory))
     of_all = "" if told is None else f" of {len(told)}"
@@ -221,7 +221,7 @@ def _without_hydra(config: DictConfig) -> DictConfig:
 def _difference(file: Path, config: ExperimentConfig) -> str:
     if not file.is_file():
         return ""
-    stored, wanted = read_config(file), OmegaConf.create(plain(config))
+    stored, wanted = read_yaml(file, DictConfig), OmegaConf.create(plain(config))
     then, now = (flat(OmegaConf.to_container(text)) for text in (stored, wanted))
     keys = [key for key in dict.fromkeys([*then, *now]) if then.get(key) != now.get(key)]
     shown = [f"{key} was {then.get(key)} and is {now.get(key)}" for key in keys[:2]]

@@ -22,7 +22,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import MISSING, DictConfig, OmegaConf
 
-from experiments.tables.stored import read_config
+from experiments.tables.stored import read_yaml
 from hicache.config import ExperimentConfig
 from hicache.models import HardwareConfig
 from hicache.models.hugging_face import read_model
@@ -138,7 +138,7 @@ def stored_config(file: Path) -> ExperimentConfig:
     if not file.exists():
         raise FileNotFoundError(f"{file.parent} is not a run directory: it has no {file.name}")
     cfg = _writable(ExperimentConfig)
-    cfg.merge_with(read_config(file))
+    cfg.merge_with(read_yaml(file, DictConfig))
     return _frozen(cfg)
 
 

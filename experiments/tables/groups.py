@@ -13,10 +13,10 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from experiments.tables import provenance
-from experiments.tables.stored import read_config, read_json, read_list
+from experiments.tables.stored import read_json, read_yaml
 from hicache.config import METRICS
 from hicache.results.verdict import is_overloaded
 from hicache.workload.build import GENERATORS
@@ -145,11 +145,11 @@ def find_runs(path: Path) -> list[Path]:
 
 def load_run(path: Path) -> StoredRun:
     """Read one run directory."""
-    config = OmegaConf.to_container(read_config(path / "config.yaml"))
+    config = OmegaConf.to_container(read_yaml(path / "config.yaml", DictConfig))
     assert isinstance(config, dict)
     typed: dict[str, str] = {}
     if (path / TYPED).is_file():
-        for override in read_list(path / TYPED):
+        for override in read_yaml(path / TYPED, ListConfig):
             key, _, value = str(override).partition("=")
             typed[key.lstrip("+~")] = value
     made_of = path / provenance.FILE

@@ -2,10 +2,12 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
+
+Config = TypeVar("Config", DictConfig, ListConfig)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -23,36 +25,20 @@ def read_json(path: Path) -> dict[str, Any]:
     return found
 
 
-def read_config(path: Path) -> DictConfig:
-    """Return the mapping in the YAML file.
+def read_yaml(path: Path, wanted: type[Config]) -> Config:
+    """Return the mapping or the list in the YAML file, as is wanted.
 
     Raises:
         ValueError: it holds anything else.
     """
-    found = _read_yaml(path)
-    if not isinstance(found, DictConfig):
-        raise ValueError(f"{path} must hold a mapping, got a list")
-    return found
-
-
-def read_list(path: Path) -> ListConfig:
-    """Return the list in the YAML file.
-
-    Raises:
-        ValueError: it holds anything else.
-    """
-    found = _read_yaml(path)
-    if not isinstance(found, ListConfig):
-        raise ValueError(f"{path} must hold a list, got a mapping")
-    return found
-
-
-def _read_yaml(path: Path) -> DictConfig | ListConfig:
     try:
-        return OmegaConf.load(path)
+        found = OmegaConf.load(path)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is not YAML ({' '.join(str(error).split())})") from error
-    except OSError as error:  # OmegaConf's word for YAML that is neither of these
+    except OSError as error:
         if error.errno is not None:
             raise
-        raise ValueError(f"{path} must hold a mapping or a list") from error
+        found = None  # OmegaConf takes no YAML but mappings and lists
+    if not isinstance(found, wanted):
+        raise ValueError(f"{path} must hold a {'mapping' if wanted is DictConfig else 'list'}")
+    return found

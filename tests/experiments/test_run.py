@@ -491,7 +491,10 @@ def test_a_sweep_whose_worker_is_killed_sums_up_what_it_has_and_goes_on(tmp_path
     assert done.returncode == 1
     (said,) = [line for line in done.stderr.splitlines() if "killed" in line]
     assert said.startswith("a worker process was killed (SIGKILL(-9))")
-    assert "1 of 2 jobs had finished; the same command with hydra.sweep.dir=sweep goes" in said
+    assert (
+        "1 of 2 jobs are finished; to continue, repeat the command with hydra.sweep.dir=sweep"
+        in said
+    )
     assert "Traceback" not in done.stderr
     assert last_line(done) == tmp_path / "sweep"
     assert len(json.loads((tmp_path / "sweep" / "sweep.json").read_text())) == 1

@@ -19,11 +19,11 @@ DAMAGED = [
     ("provenance.json", "[]", "must hold a JSON object, got list"),
     ("provenance.json", "{", "is not JSON"),
     ("config.yaml", "a: [", "is not YAML"),
-    ("config.yaml", "- a", "must hold a mapping, got a list"),
-    ("config.yaml", "7", "must hold a mapping or a list"),
+    ("config.yaml", "- a", "must hold a mapping"),
+    ("config.yaml", "7", "must hold a mapping"),
     ("config.yaml", DEEP, "is not YAML"),
     ("config.yaml", "\x00", "is not YAML"),
-    (".hydra/overrides.yaml", "a: 1", "must hold a list, got a mapping"),
+    (".hydra/overrides.yaml", "a: 1", "must hold a list"),
 ]
 
 

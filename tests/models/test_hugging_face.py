@@ -277,7 +277,7 @@ def test_devices_and_pools_of_a_derived_model_are_those_of_its_machine(
 
 def test_a_model_too_large_for_a_machine_is_told_what_the_machine_has(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(TEXTS["deepseek-ai/DeepSeek-V3"]))
-    with pytest.raises(ValueError, match=r"do not fit 8 devices of h100.*\(at most 8\)"):
+    with pytest.raises(ValueError, match=r"do not fit on 8 device\(s\) of h100.*\(at most 8\)"):
         deploy(config_of(f"model.from_hf={tmp_path}", "hardware=h100"))
 
 

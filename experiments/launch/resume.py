@@ -97,7 +97,7 @@ def refuse_unknown(metrics: Iterable[str]) -> None:
         ValueError: no summary has such a metric.
     """
     for metric in metrics:
-        if re.sub(f"^{STAGE}\\d\\d/", "", metric) not in KNOWN:
+        if re.sub(f"^{STAGE}\\d+/", "", metric) not in KNOWN:
             near = difflib.get_close_matches(metric, KNOWN, n=3)
             told = f"did you mean {' or '.join(near)}?" if near else "docs/metrics.md lists them"
             raise ValueError(f"metrics: unknown metric {metric} ({told})")

@@ -51,13 +51,13 @@ def run_measures(
         "engine/span_s": recorder.now_ns / SECOND_NS,
         "tree/nodes_count": sum(engine.cache.tree.num_nodes for engine in engines),
     }
-    for number, stage in enumerate(recorder.stages(), start=1):
+    for stage in recorder.stages():
         part = [each for each in records if stage.start_ns <= each.arrival_ns < stage.end_ns]
         stage_s = (stage.end_ns - stage.start_ns) / SECOND_NS
         found = _load(config.storage, deployment, part, stage.counters, stage_s, len(engines))
         times = request_times(part)
         found |= {key: times[key] for key in STAGE_TIMES}
-        measures |= {f"stage_{number:02d}/{key}": value for key, value in found.items()}
+        measures |= {f"stage_{stage.number:02d}/{key}": value for key, value in found.items()}
     return dict.fromkeys((*REQUIRED_MEASURES, *COUNTERS), 0) | measures
 
 

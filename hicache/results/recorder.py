@@ -22,6 +22,7 @@ PROGRESS_EVERY = 100  # requests
 class Stage(NamedTuple):
     """A stretch of the load with a rate of its own, and what was counted in it."""
 
+    number: int  # from 1
     start_ns: int
     end_ns: int
     counters: Counter[str]
@@ -106,11 +107,12 @@ class Recorder:
         while len(at_ends) < len(self._stage_ends_ns):  # the run was over before
             at_ends.append(self._counters_at(self.now_ns))
         stages, start_ns, before = [], 0, Counter[str]()
-        for end_ns, after in zip(self._stage_ends_ns, at_ends, strict=True):
+        ends = zip(self._stage_ends_ns, at_ends, strict=True)
+        for number, (end_ns, after) in enumerate(ends, start=1):
             if start_ns >= self._warm_up_ns:
                 counters = Counter(after)
                 counters.subtract(before)
-                stages.append(Stage(start_ns=start_ns, end_ns=end_ns, counters=counters))
+                stages.append(Stage(number, start_ns, end_ns, counters))
             start_ns, before = end_ns, after
         return stages
 

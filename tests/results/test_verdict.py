@@ -134,6 +134,12 @@ def test_a_load_with_stages_is_judged_by_its_busiest(jump):
     assert "GPU overloaded" in lines[1]
 
 
+def test_a_stage_of_the_warm_up_is_not_judged_and_the_others_keep_their_numbers():
+    rates = "workload.stage_rates=[1,1,1]"
+    summary = summary_of(*STAGED, rates, "workload.warm_up_s=10")
+    assert list(stages(summary)) == [2, 3]
+
+
 def test_a_load_with_pauses_that_makes_requests_wait_is_not_idle():
     busy = {"load/rho_gpu": 0.18, "request/queue_s_mean": 0.26, "request/prefill_s_mean": 1.0}
     assert objections([busy]) == []

@@ -330,6 +330,14 @@ class WorkloadConfig:
         """Whether requests come at times of their own, and not because others were answered."""
         return self.arrivals is not Arrivals.closed and self.kind != "multi_turn"
 
+    @property
+    def stage_ends_s(self) -> tuple[float, ...]:
+        """When each stage of a load that has stages ends, in seconds; empty for any other load."""
+        if self.kind != "shared_prefix" or not self.is_timed or self.windows is not None:
+            return ()
+        stage_s = self.stage_s * self.time_scale
+        return tuple(stage_s * (stage + 1) for stage in range(len(self.stage_rates)))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParallelConfig:
@@ -367,8 +375,9 @@ class CacheConfig:
     # Device memory for the cache in GiB, summed over all devices of an engine. None means all
     # memory that weights and activations leave free.
     device_gib: float | None = knob(40.0, above=0)
-    # Host memory for the cache in GiB, summed over all hosts of an engine.
-    host_gib: float = knob(256.0, least=0)
+    # Host memory for the cache in GiB, summed over all hosts of an engine. None means twice the
+    # device memory for the cache, as by default in SGLang.
+    host_gib: float | None = knob(256.0, least=0)
     # Give the device and host tiers unlimited capacity, so that nothing is evicted;
     # `cache.device_gib` and `cache.host_gib` are ignored.
     unlimited: bool = False
@@ -782,16 +791,15 @@ class ExperimentConfig:
             check_shape(self.model)
         if self.hardware != HardwareConfig():
             check_machine(self.hardware)
-        tp = self.parallel.tp or self.model.default_tp
         for kind, heads in (
             (ComponentKind.full, self.model.num_kv_heads),
             (ComponentKind.swa, self.model.swa_num_kv_heads),
         ):
             is_dealt = kind in self.model.components and not self.model.latent_dim and heads
-            if is_dealt and heads % tp and tp % heads:
+            if is_dealt and heads % self.tp and self.tp % heads:
                 raise ValueError(
                     f"parallel.tp must divide the {heads} KV heads of {self.model.name} or be a "
-                    f"multiple of them, got {tp}"
+                    f"multiple of them, got {self.tp}"
                 )
         ranks, executor, storage = self.parallel.ranks, self.executor.kind, self.storage.kind
         if ranks > 1 and executor != "simulated":
@@ -803,3 +811,8 @@ class ExperimentConfig:
             raise ValueError(
                 f"parallel.ranks={ranks} needs a storage engine, got storage.kind=none"
             )
+
+    @property
+    def tp(self) -> int:
+        """Devices per engine: `parallel.tp`, or the model's default up to those of the machine."""
+        return self.parallel.tp or min(self.model.default_tp, self.hardware.num_devices)

@@ -33,6 +33,7 @@ from hicache.config import (
     SchedulerConfig,
 )
 from hicache.engine.build import queue_bytes
+from hicache.engine.deployment import deploy
 from hicache.engine.ranks.lockstep import RankedEngine
 from hicache.experiment import run
 from hicache.models import GIB
@@ -500,8 +501,11 @@ def test_a_workload_that_is_too_long_for_the_model_is_told_before_its_numbers() 
 
 def test_writes_may_pin_half_of_the_host_unless_told_otherwise() -> None:
     config = config_of("cache.host_gib=6")
-    assert queue_bytes(config) == 3 * GIB
-    assert queue_bytes(config_of("storage.write_queue_gib=0")) == 0
+    assert queue_bytes(config, deploy(config)) == 3 * GIB
+    twice = config_of("cache.device_gib=6", "cache.host_gib=null")
+    assert queue_bytes(twice, deploy(twice)) == 6 * GIB
+    none = config_of("storage.write_queue_gib=0")
+    assert queue_bytes(none, deploy(none)) == 0
 
 
 @pytest.mark.parametrize("asked", [0.003, 0.01])

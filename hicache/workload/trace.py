@@ -50,7 +50,7 @@ def json_object(data: bytes, where: str) -> Record:
 def _json(data: bytes, where: str) -> object:
     try:
         return json.loads(data)
-    except ValueError as error:  # of JSON or of UTF-8
+    except (ValueError, RecursionError) as error:  # of JSON or of UTF-8; nested too deeply
         raise TraceError(f"{where}: not JSON ({error})") from error
 
 

@@ -1,6 +1,6 @@
 import json
 import re
-from dataclasses import FrozenInstanceError, fields, is_dataclass
+from dataclasses import FrozenInstanceError, fields, is_dataclass, replace
 from itertools import zip_longest
 
 import pytest
@@ -18,6 +18,7 @@ from hicache.config import (
     StageAt,
     WandbMode,
 )
+from hicache.models import ModelConfig
 from hicache.results.keys import KNOWN
 from tests.models.texts import LLAMA_8B
 
@@ -215,6 +216,24 @@ def test_a_stop_policy_that_there_is_not_is_refused_before_anything_runs():
 def test_a_value_that_means_nothing_is_refused(override, told):
     with pytest.raises(ValueError, match=re.escape(told)):
         load(override)
+
+
+def test_heads_of_full_and_of_window_layers_are_dealt_each_by_their_own_number():
+    fields = {"name": "both", "num_full_layers": 1, "num_swa_layers": 1, "window_len": 64}
+    heads = {"num_query_heads": 12, "num_kv_heads": 4, "swa_num_kv_heads": 12, "hidden_size": 768}
+    sizes = {"head_dim": 64, "dense_params": 4_000_000, "head_params": 768_000}
+    config = load("parallel.tp=4")
+    model = ModelConfig(**fields, **heads, **sizes)
+    assert replace(config, model=model).tp == 4
+    with pytest.raises(ValueError, match="must divide the 4 KV heads of both"):
+        replace(config, model=model, parallel=replace(config.parallel, tp=6))
+    with pytest.raises(ValueError, match="must divide the 12 KV heads of both"):
+        replace(config, model=model, parallel=replace(config.parallel, tp=8))
+
+
+def test_a_model_has_its_default_devices_or_all_that_the_machine_has():
+    assert [load("model=qwen3_32b", f"hardware={name}").tp for name in ("h200", "h100")] == [16, 8]
+    assert load("model=qwen3_32b", "hardware=h100", "parallel.tp=4").tp == 4
 
 
 def test_latent_kv_has_no_heads_to_deal():

@@ -20,7 +20,8 @@ from hicache.models.plausible import check_machine, check_shape
 STORAGES = ("memory", "slab", "file", "redis", "mooncake")
 STOP_POLICIES = ("best_effort", "wait_complete", "timeout", "marginal")
 EVICTION_POLICIES = ("lru", "lfu", "slru", "fifo", "random")
-CHECKPOINT_PLACEMENTS = ("end", "end_branch", "every")
+CHECKPOINT_PLACEMENTS = ("end", "end_branch", "branch_or_end", "every")
+LAST_CHUNK = "last_chunk"
 SERVICE_ORDERS = ("fcfs", "longest_prefix", "shortest_remaining")
 SWA_BUDGETS = ("no_host_term", "reports", "double", "sglang_0_5_23")
 # where knobs of generators, of traces and of timeouts have an effect
@@ -336,6 +337,15 @@ class CacheConfig:
     # of the device tier, for states; none: the model's own
     mamba_device_share: float | None = share(None)
     mamba_host_share: float | None = share(None)  # of the host tier, likewise
+    # tokens of full KV that the device pool holds; None means what device_gib gives. This and the
+    # next five are taken as they are, whatever memory the machine has
+    device_tokens: int | None = knob(None, least=1)
+    swa_device_tokens: int | None = knob(None, least=1)  # tokens of window KV on the device
+    device_states: int | None = knob(None, least=1)  # Mamba states on the device
+    # tokens of full KV that the host pool holds; None means what host_gib gives
+    host_tokens: int | None = knob(None, least=0)
+    swa_host_tokens: int | None = knob(None, least=0)  # tokens of window KV on the host
+    host_states: int | None = knob(None, least=0)  # Mamba states on the host
     # what leaves a tier first: one of ours, or a class of yours
     eviction: str = knob("lru", ours=EVICTION_POLICIES)
     eviction_args: dict[str, float] = field(default_factory=dict)  # of that class, by name
@@ -347,10 +357,24 @@ class CacheConfig:
     trims_leaves: bool = False  # a leaf loses the pages that are missing, its last, as in vllm
     backs_up_answers: bool = True  # else prompts alone are copied to the host, as in vllm
     # at which page boundaries of a prompt a Mamba state is kept: at its end; there and where it
-    # left an edge that had no state; there and every `checkpoint_tokens`; as a class of yours says
+    # left an edge that had no state (its branch); at its branch or, without one, at its end; there
+    # and every `checkpoint_tokens`; as a class of yours says. A prompt is published up to the last
+    # of them, and the rest of it with the answer
     checkpoints: str = knob("end_branch", ours=CHECKPOINT_PLACEMENTS)
     checkpoints_args: dict[str, float] = field(default_factory=dict)  # of that class, by name
     checkpoint_tokens: int = knob(8192, least=1, only=GRID)  # grid of checkpoints=every
+    # at which page boundaries of a prompt a window is kept: as `checkpoints`, or all that its last
+    # chunk computed; a model with states keeps its windows where its states are
+    windows: str = knob(LAST_CHUNK, ours=(LAST_CHUNK, *CHECKPOINT_PLACEMENTS))
+    windows_args: dict[str, float] = field(default_factory=dict)  # of that class, by name
+    # a load-back takes all window pages of the nodes that hold the window, as in sglang; else the
+    # window alone
+    loads_whole_nodes: bool = False
+    # slots that a running request holds: two, and any that it only keeps ready, as in sglang
+    states_per_request: int = knob(2, least=2)
+    # a state on the host is copied into the tree's slot and again into the request's, as in sglang;
+    # else it is copied from slot to slot on the device
+    loads_states_twice: bool = False
 
     def __post_init__(self) -> None:
         check_limits("cache", self)
@@ -382,6 +406,9 @@ class PrefetchConfig:
     # that it may take for each 1,024 tokens more
     timeout_per_ki_token_s: float = knob(0.25, least=0, only=TIMED)
     evict_whole: bool = False  # short of host room, evict all that is wanted, as sglang does
+    # a read that is shorter than a window brings the window pages it has, and the prefix holds the
+    # rest of the window; else it brings none unless it begins the prompt, as in sglang
+    short_windows: bool = True
     # of host tokens that prefetches may hold before more are declined
     occupied_share: float = share(0.5)
 

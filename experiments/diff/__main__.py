@@ -13,7 +13,7 @@ from pathlib import Path
 from experiments.diff.compare import Comparison, compare
 from experiments.diff.engines import ENGINES, OURS, prepare, say
 from experiments.diff.explain import explain
-from experiments.diff.protocol import COMPONENTS, TIERS, Pools, SideError
+from experiments.diff.protocol import TIERS, Pools, SideError
 from experiments.diff.report import dump, names_of, to_json, to_markdown, write_figure
 from experiments.diff.rooms import MODELS, bytes_of, chosen, pools_for
 from experiments.launch.command import parser_of
@@ -76,7 +76,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--head", required=True, help=what)
     parser.add_argument("--workload", default="mooncake_conversation", help=", ".join(KINDS))
     parser.add_argument("--requests", type=int, default=2000)
-    parser.add_argument("--components", choices=COMPONENTS, default="full")
+    parser.add_argument("--components", choices=MODELS, default="full")
     parser.add_argument(
         "--pools",
         default="",

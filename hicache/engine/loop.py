@@ -356,7 +356,7 @@ def serve(
     gives up.
     """
     coming = _Coming(feeder.initial())
-    wakes: list[int | None] = [None] * len(engines)
+    wakes = [engine.next_wake_ns(clock.now()) for engine in engines]
     timeouts = ClientTimeouts(patience_ns or {})
     look = observer.next_look_ns()
     while True:

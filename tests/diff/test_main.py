@@ -83,7 +83,7 @@ def test_another_policy_differs_and_is_explained(
         (("--model", "gpt"), "--model wants one of"),
         (("--components", "swa", "--model", "llama3_8b"), "--model llama3_8b keeps no swa"),
         (("--workload", "nothing"), "workload.kind must be one of"),
-        (("--head", "hicache", "--eviction", "no:Such"), "--eviction=no:Such cannot be loaded"),
+        (("--head", "hicache", "--eviction", "no:Such"), "cache.eviction=no:Such cannot be loaded"),
         (("--engine", "vllm", "--head", "tests"), "tests holds no vllm"),
         (("--engine", "vllm", "--base", "no/such/path"), "no/such/path is neither a release"),
         (("--engine", "vllm", "--pools", "max_len=600000"), "too long for its pools"),

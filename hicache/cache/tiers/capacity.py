@@ -85,6 +85,11 @@ def _split(
     counts = [
         int(total * share) // size if size else 0 for share, size in zip(shares, sizes, strict=True)
     ]
+    exact = _exact(cache, tier)
+    for kind in (FULL, SWA, MAMBA):
+        wanted = exact[kind]
+        if sizes[kind] and wanted is not None:
+            counts[kind] = wanted if kind == MAMBA else wanted // cache.page_size
     if tier == DEVICE:
         window_pages = -(-model.window_len // cache.page_size) + 2
         least = (1, window_pages if sizes[SWA] else 0, 4 if sizes[MAMBA] else 0)
@@ -101,4 +106,13 @@ def _split(
                     f"{total * shares[kind] / GIB:.3f} GiB give {counts[kind]} of the "
                     f"{least[kind]} that {model.name} needs; raise cache.device_gib{shared[kind]}"
                 )
+    if any(count is not None for count in exact):
+        total = sum(count * size for count, size in zip(counts, sizes, strict=True))
     return Capacity(counts=(counts[0], counts[1], counts[2]), total_bytes=total)
+
+
+def _exact(cache: CacheConfig, tier: int) -> tuple[int | None, int | None, int | None]:
+    # tokens (mamba: states) that the config gives, by kind; None: what the memory gives
+    if tier == DEVICE:
+        return cache.device_tokens, cache.swa_device_tokens, cache.device_states
+    return cache.host_tokens, cache.swa_host_tokens, cache.host_states

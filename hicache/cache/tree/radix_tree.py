@@ -33,6 +33,7 @@ class RadixTree:
         split_refreshes: bool = False,
         leaving_refreshes: bool = False,
         trims_leaves: bool = False,
+        loads_whole_nodes: bool = False,
         names: PageNames | None = None,
         history: PageHistory | None = None,
     ) -> None:
@@ -48,6 +49,7 @@ class RadixTree:
         self.kinds = [FULL, *[SWA] * self.has_swa, *[MAMBA] * has_states]
         self._split_refreshes = split_refreshes
         self._trims_leaves = trims_leaves
+        self._loads_whole_nodes = loads_whole_nodes
         self.roots: dict[str, Node] = {}
         self.num_nodes = 0
         self.num_grown = 0
@@ -213,15 +215,22 @@ class RadixTree:
     # -- moving between tiers -----------------------------------------------------------------
 
     def plan_back_up(self, node: Node) -> Plan:
-        """What of the path to `node`, of its window and of its states has no host copy yet."""
+        """What of the path to `node`, of its window and of its states has no host copy yet.
+
+        Of the window, a page more than is needed after `node`: an equal prompt that ends there
+        starts a page earlier.
+        """
         full = [above for above in node.path() if above.held[HOST][FULL] is None]
+        edge = node.end - self.window_pages
         swa = (
             []
             if not self.has_swa
             else [
                 above
-                for above in node.path(node.end - self.window_pages)
-                if above.held[HOST][SWA] is None and above.held[DEVICE][SWA] is not None
+                for above in node.path(edge - 1)
+                if above.held[HOST][SWA] is None
+                and above.held[DEVICE][SWA] is not None
+                and (above.end > edge or above.num_pages == 1)
             ]
         )
         mamba = [
@@ -236,7 +245,8 @@ class RadixTree:
     def plan_load_back(self, node: Node) -> Plan:
         """What of the path to `node`, its window and its state is only on the host.
 
-        Splits the node across the window's edge, so that no more than the window is moved.
+        Splits the node across the window's edge, so that no more than the window is moved, unless
+        whole nodes are loaded.
         """
         full = [above for above in node.path() if above.held[DEVICE][FULL] is None]
         swa: list[Node] = []
@@ -245,7 +255,7 @@ class RadixTree:
             for above in list(node.path(edge)):
                 if above.held[DEVICE][SWA] is not None:
                     continue
-                if above.start < edge:
+                if above.start < edge and not self._loads_whole_nodes:
                     self._split(above, edge - above.start)
                 swa.append(above)
             full = [above for above in node.path() if above.held[DEVICE][FULL] is None]

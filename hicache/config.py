@@ -365,7 +365,7 @@ class CacheConfig:
     checkpoint_tokens: int = knob(8192, least=1, only=GRID)  # grid of checkpoints=every
     # at which page boundaries of a prompt a window is kept: as `checkpoints`, or all that its last
     # chunk computed; a model with states keeps its windows where its states are
-    windows: str = knob(LAST_CHUNK, ours=(LAST_CHUNK, *CHECKPOINT_PLACEMENTS))
+    windows: str = knob("end_branch", ours=(LAST_CHUNK, *CHECKPOINT_PLACEMENTS))
     windows_args: dict[str, float] = field(default_factory=dict)  # of that class, by name
     # a load-back takes all window pages of the nodes that hold the window, as in sglang; else the
     # window alone

@@ -68,13 +68,16 @@ class RadixTree:
     def match(self, tokens: bytes, max_len: int, namespace: str = "") -> MatchResult:
         """The longest usable prefix of the first `max_len` tokens.
 
-        Splits the last node if the match ends inside it, and touches every matched node.
+        Splits the last node if the match ends inside it, and touches the nodes of the prefix.
         O(matched pages + matched nodes).
         """
         size = self.page_size
         node = self._descend_all(tokens, max_len // size, namespace)
         best = self._boundary(node, is_device=False)
         on_device = self._boundary(best, is_device=True)
+        tick = self.residency.tick
+        for above in best.path():
+            above.tick = tick
         self.residency.touch_sidecars(best)
         full_host = swa_host = state_host = 0
         if best is not on_device:
@@ -294,8 +297,9 @@ class RadixTree:
     # -- inside -------------------------------------------------------------------------------
 
     def _descend_all(self, tokens: bytes, end: int, namespace: str) -> Node:
-        """Touch the nodes that go on like `tokens` up to page `end`; returns the last of them."""
-        size, tick = self.page_bytes, self.residency.next_tick()
+        """The last of the nodes that go on like `tokens` up to page `end`, split at their end."""
+        size = self.page_bytes
+        self.residency.next_tick()
         node = self.root(namespace)
         while node.end < end:
             first = node.end * size
@@ -303,11 +307,8 @@ class RadixTree:
             if child is None:
                 return node
             if child.end > end or not tokens.startswith(child.edge, first):
-                node = self._split(child, self._num_shared(child, tokens, end))
-                node.tick = tick
-                return node
+                return self._split(child, self._num_shared(child, tokens, end))
             node = child
-            node.tick = tick
         return node
 
     def _boundary(self, node: Node, *, is_device: bool) -> Node:
@@ -371,7 +372,7 @@ class RadixTree:
         upper.children[lower.edge[: self.page_bytes]] = lower
         upper.hit_count, upper.tick, upper.created = lower.hit_count, lower.tick, lower.created
         if self._split_refreshes:
-            lower.tick = self.residency.tick
+            upper.tick = lower.tick = self.residency.tick
         upper.stored[FULL], upper.stored[SWA] = lower.stored[FULL], lower.stored[SWA]
         if lower.digests is not None:
             upper.digests, lower.digests = lower.digests[:pages], lower.digests[pages:]

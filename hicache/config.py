@@ -311,7 +311,7 @@ class ParallelConfig:
     collective_s: float = knob(150e-6, least=0)
     replicas: int = knob(1, least=1)  # engines, with a device and a host tier each
     # which engine a request goes to
-    router: str = knob("sticky", one_of=("sticky", "round_robin", "prefix_load"))
+    router: str = knob("sticky", one_of=("sticky", "round_robin", "prefix_load", "scored"))
 
     def __post_init__(self) -> None:
         check_limits("parallel", self)

@@ -34,7 +34,7 @@ TRACED = BLOCKS + ",weka_agentic"
 YOURS = "workload.kind=trace"
 TIMED = "prefetch.stop=timeout,module:Class"
 AGED = "scheduler.order=shortest_remaining,module:Class"
-GRID = "cache.checkpoints=every,module:Class"
+GRID = "cache.checkpoints=every,module:Class or cache.windows=every,module:Class"
 SIMULATED, REAL = "executor.kind=simulated", "executor.kind=torch"
 STORED = f"storage.kind={','.join(STORAGES)},module:Class"
 GROUPS = {"prefetch": STORED, "storage": STORED}  # where all knobs of a group have an effect
@@ -152,7 +152,8 @@ def knob(
     """A field and its limits, which `check_limits` holds it to; a knob may be none if its type is.
 
     `ours` are policies of this project: `module:Class` names one of the user's own beside them.
-    `only` says where the knob has an effect: `group.other_knob=VALUE,VALUE`.
+    `only` says where the knob has an effect: `group.other_knob=VALUE,VALUE`, or several of these
+    joined by ` or `.
     """
     limits = {"least": least, "above": above, "most": most, "ours": ours, "one_of": one_of}
     return field(default=default, metadata={**limits, "only": only})
@@ -205,13 +206,19 @@ def inert_knobs(config: Any, prefix: str = "", top: Any = None) -> dict[str, str
         for only in (item.metadata.get("only"), of_group):
             if only is None:
                 continue
-            place, _, values = only.partition("=")
-            other = attrgetter(place)(top or config)
-            name = other.name if isinstance(other, Enum) else str(other)
-            is_met = name in values.split(",") or (":" in name and ":" in values)
-            if not is_met and place != prefix + item.name:
+            needs = [need.partition("=") for need in only.split(" or ")]
+            is_met = any(
+                place == prefix + item.name or _has_value(attrgetter(place)(top or config), values)
+                for place, _, values in needs
+            )
+            if not is_met:
                 found[prefix + item.name] = only
     return found
+
+
+def _has_value(value: object, allowed: str) -> bool:
+    name = value.name if isinstance(value, Enum) else str(value)
+    return name in allowed.split(",") or (":" in name and ":" in allowed)
 
 
 def check_name(name: str) -> None:
@@ -362,7 +369,7 @@ class CacheConfig:
     # of them, and the rest of it with the answer
     checkpoints: str = knob("end_branch", ours=CHECKPOINT_PLACEMENTS)
     checkpoints_args: dict[str, float] = field(default_factory=dict)  # of that class, by name
-    checkpoint_tokens: int = knob(8192, least=1, only=GRID)  # grid of checkpoints=every
+    checkpoint_tokens: int = knob(8192, least=1, only=GRID)  # grid of `every`
     # at which page boundaries of a prompt a window is kept: as `checkpoints`, or all that its last
     # chunk computed; a model with states keeps its windows where its states are
     windows: str = knob("end_branch", ours=(LAST_CHUNK, *CHECKPOINT_PLACEMENTS))
@@ -380,7 +387,7 @@ class CacheConfig:
         check_limits("cache", self)
         if self.page_size < 1 or self.page_size & (self.page_size - 1):
             raise ValueError(f"cache.page_size must be a power of two, got {self.page_size}")
-        is_grid = self.checkpoints == "every"  # else there is none to be off
+        is_grid = "every" in (self.checkpoints, self.windows)  # else there is none to be off
         if is_grid and self.checkpoint_tokens % self.page_size:
             raise ValueError(
                 f"cache.checkpoint_tokens={self.checkpoint_tokens} must be a multiple of "

@@ -1,11 +1,11 @@
-"""Measure the machine you sit at, and write its profile.
+"""Measure this machine and write its profile.
 
 python -m experiments.calibrate mine                 writes conf/hardware/mine.yaml
 python -m experiments.run hardware=mine model=tiny_hybrid parallel.tp=1
 
-Real runs of the small reference model are timed step by step, and the cost model is fitted to them;
-what follows NAME changes those runs (model=..., workload.limit=...). docs/machines.md says what is
-fitted, what is not, and how to bring in curves that you have measured otherwise.
+The program times real runs of the small reference model step by step and fits the cost model to
+them. Arguments after NAME change these runs (model=..., workload.limit=...). docs/machines.md says
+what is fitted, what is not, and how to use curves that you measured in another way.
 """
 
 from collections.abc import Sequence
@@ -20,26 +20,30 @@ from experiments.studies.calibrate import FREE, REAL, SLICES, Fit, calibrate
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Fit, write the profile, and say how to use it."""
+    """Fit the cost model, write the profile and print a command that uses it."""
     parser = parser_of("experiments.calibrate", __doc__)
-    parser.add_argument("name", help="of the machine, as in hardware=NAME")
-    parser.add_argument("overrides", nargs="*", help="of the real runs, as for experiments.run")
+    parser.add_argument("name", help="name of the new profile, for use as hardware=NAME")
     parser.add_argument(
-        "--seed", type=int, action="append", help="of a real run; may be given several times"
+        "overrides", nargs="*", help="settings of the real runs, as for experiments.run"
     )
-    parser.add_argument("--folder", type=Path, default=CONF / "hardware", help="to write into")
+    parser.add_argument(
+        "--seed", type=int, action="append", help="random seed of a real run; repeatable"
+    )
+    parser.add_argument(
+        "--folder", type=Path, default=CONF / "hardware", help="directory for the profile"
+    )
     options = parser.parse_intermixed_args(arguments)
     file = options.folder / f"{options.name}.yaml"
     with in_one_sentence():
         if not options.name.isidentifier():
-            raise ValueError(f"a machine's name must be one word, got {options.name!r}")
+            raise ValueError(f"the name of a machine must be a single word, got {options.name!r}")
         if file.exists():
-            raise ValueError(f"{file} is there already: take another name, or remove it")
+            raise ValueError(f"{file} already exists: choose another name, or remove it")
         fit = calibrate(config_of(*REAL, *options.overrides), options.seed or SLICES)
         file.write_text(as_yaml(fit, options.name))
     print(
-        f"{fit.num_steps} steps timed; half of them lie within {fit.median_step_error:.1%} of the "
-        f"fit\n{file}\n\n"
+        f"timed {fit.num_steps} steps; the median error of the fit is {fit.median_step_error:.1%}\n"
+        f"{file}\n\n"
         f"python -m experiments.run hardware={options.name} model=tiny_hybrid parallel.tp=1 "
         f"{_storage_knobs(fit)}"
     )

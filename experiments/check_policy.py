@@ -1,11 +1,11 @@
-"""Tries a policy of your own on small runs that leave it no way out, before a long run does.
+"""Check a policy class of your own on small runs with tight pools and slow storage.
 
 python -m experiments.check_policy my_policies:Mine
 python -m experiments.check_policy my_policies:Mine --args weight=0.5
 python -m experiments.check_policy my_policies:Mine --knob scheduler.order
 
-Pools are tight, storage is slow, every law of the cache is checked after every step. A run is
-repeated, taken one decode step at a time, and carried out by two ranks, which must decide alike.
+Every invariant of the cache is checked after every step. A run must give the same result when it is
+repeated and when it takes one decode step at a time, and two ranks must make equal decisions.
 """
 
 import importlib
@@ -38,16 +38,22 @@ POOLS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Try the class, and end with 1 if it broke its word."""
+    """Check the class; exit with 1 if it fails."""
     parser = parser_of("experiments.check_policy", __doc__)
-    parser.add_argument("policy", metavar="module:Class")
-    parser.add_argument("--knob", choices=POINTS, help="needed only if it could be more than one")
-    parser.add_argument("--args", nargs="*", default=[], metavar="NAME=NUMBER")
+    parser.add_argument("policy", metavar="module:Class", help="class to check")
+    parser.add_argument(
+        "--knob",
+        choices=POINTS,
+        help="knob that the class is for; needed if its methods fit several",
+    )
+    parser.add_argument(
+        "--args", nargs="*", default=[], metavar="NAME=NUMBER", help="keyword arguments of it"
+    )
     options = parser.parse_args(arguments)
     with in_one_sentence():
         knob = options.knob or knob_of(options.policy)
         settings = [f"{knob}={options.policy}", *(f"{knob}_args.{each}" for each in options.args)]
-        print(f"{options.policy} as {knob}")
+        print(f"checking {options.policy} as {knob}")
         for told in findings(knob, settings):
             print(f"  {told}")
 
@@ -60,7 +66,7 @@ def knob_of(policy: str) -> str:
     """
     module, _, name = policy.partition(":")
     if not name:
-        raise ValueError(f"module:Class is wanted, got {policy}")
+        raise ValueError(f"the policy must be given as module:Class, got {policy}")
     try:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
@@ -68,7 +74,9 @@ def knob_of(policy: str) -> str:
     knobs = [knob for knob, method in POINTS.items() if hasattr(found, method)]
     if len(knobs) != 1:
         wanted = ", ".join(f"{method} ({knob})" for knob, method in POINTS.items())
-        raise ValueError(f"{policy} must have one of {wanted}, or --knob must say which")
+        raise ValueError(
+            f"{policy} must have exactly one of the methods {wanted}; otherwise pass --knob"
+        )
     return knobs[0]
 
 
@@ -81,17 +89,19 @@ def findings(knob: str, settings: Sequence[str]) -> Iterator[str]:
     for model, pools in POOLS.items():
         base = (*TIGHT, *pools)
         first = _run(*base, *settings)
-        yield f"{model}: {len(first.records)} requests, every law held after every step"
+        yield f"{model}: {len(first.records)} requests, every invariant held after every step"
         if _summary(_run(*base, *settings)) != _summary(first):
-            raise ValueError(f"{settings[0]}: the same run twice on {model} gave two results")
+            raise ValueError(f"{settings[0]}: two equal runs on {model} gave different results")
         if _summary(_run(*base, *settings, "engine.jump=false")) != _summary(first):
-            raise ValueError(f"{settings[0]}: decode steps one by one gave another result")
-        yield f"{model}: the same again, and one decode step at a time"
+            raise ValueError(
+                f"{settings[0]}: taking one decode step at a time changed the result on {model}"
+            )
+        yield f"{model}: the same result when repeated, and one decode step at a time"
         default = _summary(_run(*base))
-        same = "THE SAME RUN AS" if default == _summary(first) else "not the same run as"
-        yield f"{model}: {same} {knob}={attrgetter(knob)(config_of(*base))}"
+        same = "NO DIFFERENCE from" if default == _summary(first) else "results differ from"
+        yield f"{model}: {same} the default {knob}={attrgetter(knob)(config_of(*base))}"
     _run(*base, *settings, "parallel.ranks=2")
-    yield "two ranks decided alike"
+    yield "two ranks made equal decisions"
 
 
 def _run(*overrides: str) -> Result:

@@ -1,13 +1,13 @@
-"""Compare runs and sweeps: what was different about them, and what came of it.
+"""Compare runs and sweeps: the settings in which they differ, and their results.
 
 python -m experiments.compare outputs/adhoc/RUN outputs/adhoc/OTHER_RUN
 python -m experiments.compare SWEEP --metric request/ttft_s_p99 --metric cache/token_hit_rate
 python -m experiments.compare SWEEP --json            (or --csv, --latex, --markdown)
 python -m experiments.compare SWEEP --paired          request by request
 
-The first run given is the baseline. Runs that differ in window and seed alone make one row: the
-median, with the range beside it. With --paired: the differences over the requests that both
-finished, with 95 % intervals where there are windows enough (`workload.windows`).
+The first run is the baseline. Runs that differ only in window and seed share one row, which shows
+their median and range. --paired compares the requests that both sides finished, with 95 % intervals
+if there are enough windows (`workload.windows`).
 """
 
 import json
@@ -29,22 +29,26 @@ from experiments.tables.table import (
 from experiments.tables.verdicts import Verdicts
 
 FORMS = {
-    "csv": (as_csv, "print plain values, without the notes below a table"),
-    "latex": (as_latex, "print a table for a paper, for \\usepackage{booktabs}"),
-    "markdown": (as_markdown, "print a table for a page"),
+    "csv": (as_csv, "print CSV with unrounded values and without notes"),
+    "latex": (as_latex, "print a LaTeX table, which needs \\usepackage{booktabs}"),
+    "markdown": (as_markdown, "print a Markdown table"),
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print a table, or JSON."""
     parser = parser_of("experiments.compare", __doc__)
-    parser.add_argument("paths", nargs="+", type=Path, metavar="RUN_OR_SWEEP")
-    parser.add_argument("--metric", action="append", help="a key of summary.json; may be repeated")
+    parser.add_argument(
+        "paths", nargs="+", type=Path, metavar="RUN_OR_SWEEP", help="result directories"
+    )
+    parser.add_argument(
+        "--metric", action="append", help="metric to show, a key of summary.json; repeatable"
+    )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON instead of a table")
     for name, (_, purpose) in FORMS.items():
         form.add_argument(f"--{name}", action="store_const", dest="form", const=name, help=purpose)
-    parser.add_argument("--paired", action="store_true", help="compare request by request")
+    parser.add_argument("--paired", action="store_true", help="compare the runs request by request")
     options = parser.parse_args(arguments)
     with in_one_sentence():
         runs = load_runs(options.paths)
@@ -56,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 print(json.dumps(describe_pairs(comparisons), indent=2))
                 return
             result = table_of_pairs(groups, comparisons)
-            heading = "Difference to the first row"
+            heading = "Differences to the first row"
         else:
             if options.json:
                 print(json.dumps(compared(groups, metrics), indent=2))

@@ -1,6 +1,6 @@
-"""Compile what a replay spends its time in, or take it away again: `make fast`, `make plain`.
+"""Compile the modules in which a replay spends its time (`make fast`), or undo it (`make plain`).
 
-It takes a C compiler and mypy's compiler (`pip install -e '.[dev]'`), and some two minutes.
+This needs a C compiler and mypyc (`pip install -e '.[dev]'`), and takes about two minutes.
 """
 
 import sys

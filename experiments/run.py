@@ -1,13 +1,13 @@
-"""Run one experiment, or a sweep of them.
+"""Run one experiment, or a sweep.
 
-python -m experiments.run                                     the built-in workload
+python -m experiments.run                                     replay the built-in workload
 python -m experiments.run workload=mooncake_conversation storage=slab prefetch.stop=best_effort
 python -m experiments.run -m cache.host_gib=64,128,256 seed=0,1,2
-python -m experiments.run experiment=prefetch_stop            a question, with its own grid
-python -m experiments.run --help storage                      the knobs of a group
+python -m experiments.run experiment=prefetch_stop            run a question with its grid
+python -m experiments.run --help storage                      show the knobs of a group
 
-What a run leaves is in its directory, whose path is the last line printed. A sweep that was
-interrupted goes on with `hydra.sweep.dir=` that directory.
+A run writes its results to a directory, whose path is the last line printed. To continue an
+interrupted sweep, repeat the command with `hydra.sweep.dir=` and the directory of the sweep.
 """
 
 import importlib
@@ -84,10 +84,11 @@ def make(cfg: DictConfig, out_dir: Path, *, is_sweep: bool) -> Mapping[str, floa
     if is_finished(out_dir):
         changed = changes(config, out_dir)
         if not changed:
-            print(f"{title}  →  as before" if is_sweep else f"as before\n{out_dir}")
+            told = "already finished, and nothing has changed since"
+            print(f"{title}  →  {told}" if is_sweep else f"{told}\n{out_dir}")
             stored: dict[str, float] = json.loads((out_dir / SUMMARY_FILE).read_text())
             return stored
-        sys.stderr.write(f"{title}: made again, for this has changed: {', '.join(changed)}\n")
+        sys.stderr.write(f"{title}: runs again, because of changes in {', '.join(changed)}\n")
     if config.program != "replay":
         carry_out(config, out_dir)
         print(out_dir)
@@ -120,7 +121,7 @@ def show(outcome: Outcome, title: str | None) -> None:
     show_run(outcome)
     for metric in outcome.config.metrics:
         if metric not in outcome.summary:
-            sys.stderr.write(f"the run has no metric {metric}\n")
+            sys.stderr.write(f"this run has no metric {metric}\n")
 
 
 def unheeded(config: ExperimentConfig, overrides: Sequence[str]) -> list[str]:
@@ -131,14 +132,14 @@ def unheeded(config: ExperimentConfig, overrides: Sequence[str]) -> list[str]:
     """
     typed = [override.lstrip("+~").partition("=")[0] for override in overrides]
     needs = {key: where for key, where in inert_knobs(config).items() if key in typed}
-    notes = [f"{key} has no effect here: it needs {where}" for key, where in needs.items()]
+    notes = [f"{key} has no effect: it is used only with {where}" for key, where in needs.items()]
     if "workload.path" in needs:
         raise ValueError(notes[list(needs).index("workload.path")])
     machine = [key for key in typed if key.startswith("hardware.")]
     if machine == ["hardware.name"] and "hardware" not in typed:
         raise ValueError(
-            f"hardware.name={config.hardware.name} would give the rates of another machine that "
-            "name: choose one with hardware=, or set the rates as well"
+            f"hardware.name={config.hardware.name} changes only the name and keeps the speeds of "
+            "the chosen machine: choose a machine with hardware=, or set its speeds as well"
         )
     return notes
 

@@ -41,7 +41,9 @@ def is_compiled() -> bool:
     if not STAMP.is_file():
         return False
     if STAMP.read_text() != digest():
-        raise RuntimeError("hicache was edited since it was compiled: make fast, or make plain")
+        raise RuntimeError(
+            "hicache has changed since it was compiled: run `make fast` again, or `make plain`"
+        )
     return True
 
 

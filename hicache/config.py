@@ -42,101 +42,107 @@ MISSING = "???"  # OmegaConf's mark of a value that must be given
 
 
 class WritePolicy(Enum):
-    """When device data is copied to the host."""
+    """When device pages are copied to the host."""
 
-    write_through = "write_through"  # when it is inserted
-    write_through_selective = "write_through_selective"  # when it is hit for the second time
-    write_back = "write_back"  # when it is evicted from the device
+    write_through = "write_through"  # when they are inserted into the tree
+    write_through_selective = "write_through_selective"  # when a later request hits them
+    write_back = "write_back"  # when they are evicted from the device
 
 
 class Tiering(Enum):
-    """Whether a page may be on the host and in storage at once."""
+    """Whether a page may be on the host and in storage at the same time."""
 
-    inclusive = "inclusive"
-    exclusive = "exclusive"  # what the host has read is dropped from storage
+    inclusive = "inclusive"  # it may
+    exclusive = "exclusive"  # storage drops a page once the host has read it
 
 
 class StorageWrites(Enum):
-    """When host data is written to storage."""
+    """When host pages are written to storage."""
 
-    on_back_up = "on_back_up"  # as soon as it is on the host
-    selective = "selective"  # when it has been hit `storage.write_hits` times
-    on_host_eviction = "on_host_eviction"  # when it leaves the host
+    on_back_up = "on_back_up"  # as soon as they are on the host
+    selective = "selective"  # when they have been hit `storage.write_hits` times
+    on_host_eviction = "on_host_eviction"  # when they are evicted from the host
 
 
 class CutPolicy(Enum):
-    """What becomes of a prefetch that host memory has no room for."""
+    """What happens to a prefetch that does not fit in host memory."""
 
-    abandon = "abandon"
-    fit = "fit"  # cut to the whole pages that fit
-    restorable = "restorable"  # cut to the longest prefix that fits and can be restored
+    abandon = "abandon"  # it is dropped
+    fit = "fit"  # it is cut to the whole pages that fit
+    # it is cut to the longest prefix that fits and that the model can resume from
+    restorable = "restorable"
 
 
 class StageAt(Enum):
-    """When a prefetch takes its host pages."""
+    """When a prefetch allocates its host pages."""
 
-    enqueue = "enqueue"  # for all that was asked for, before storage is queried
-    hit = "hit"  # for what storage has, when that is known
+    enqueue = "enqueue"  # when the request is queued, for all of the prompt that is not cached
+    hit = "hit"  # when storage has answered, for the pages that it has
 
 
 class DeadlineFrom(Enum):
-    """What starts the clock of the timeout policy."""
+    """When the time limit of prefetch.stop=timeout starts to count."""
 
-    enqueue = "enqueue"
-    first_poll = "first_poll"  # the first time the scheduler was told to wait
+    enqueue = "enqueue"  # when the request is queued
+    first_poll = "first_poll"  # when the scheduler first considers the request
 
 
 class CommitPolicy(Enum):
-    """What becomes of a hybrid prefetch that stopped early or read less than it should."""
+    """What is kept of an incomplete prefetch if the model has windows or states."""
 
-    all_or_nothing = "all_or_nothing"
-    # keep the longest prefix that can be restored; its window and state are read before the request
+    all_or_nothing = "all_or_nothing"  # nothing
+    # the longest prefix that can be restored; its window and state are read before the request
     # goes on
     usable = "usable"
 
 
 class HitAgreement(Enum):
-    """What the ranks of an engine agree on when storage has answered each of them."""
+    """Which storage hit the ranks of an engine agree on if their storages differ."""
 
     restorable = "restorable"  # the longest prefix that every rank can restore
-    min_of_maxima = "min_of_maxima"  # the shortest of their longest: not restorable on some
+    # the minimum of the ranks' longest hits, which some rank may be unable to restore
+    min_of_maxima = "min_of_maxima"
 
 
 class Batching(Enum):
-    """How prompts and answers share a step."""
+    """Whether prefill and decode share a step."""
 
-    prefill_first = "prefill_first"  # a step with prompts in it decodes nothing
-    mixed = "mixed"  # prompts and answers in one step
+    prefill_first = "prefill_first"  # a step that computes prompt tokens decodes nothing
+    mixed = "mixed"  # one step does both
 
 
 class Arrivals(Enum):
-    """What releases a request."""
+    """When a request arrives."""
 
-    open = "open"  # its time in the trace
-    causal = "causal"  # its time in the trace, but never before its parent's answer
-    closed = "closed"  # its parent's answer, and then the think time
+    open = "open"  # at its time in the trace
+    # at its time in the trace, but not before its session's previous turn is answered
+    causal = "causal"
+    closed = "closed"  # when the previous turn is answered and the think time has passed
 
 
 class TraceTokens(Enum):
-    """How the token ids of a trace of blocks are made."""
+    """How prompts are rebuilt from a trace that records only block hashes."""
 
-    reconstructed = "reconstructed"  # a turn continues its parent's partial block and answer
-    literal = "literal"  # every block id is its own 512 tokens, answers are never seen again
+    # a follow-up prompt repeats the previous turn's partial last block and answer
+    reconstructed = "reconstructed"
+    # each block hash stands for tokens of its own, and answers never appear in later prompts
+    literal = "literal"
 
 
 class WandbMode(Enum):
-    """What W&B does with a run."""
+    """How a run is reported to Weights & Biases."""
 
-    disabled = "disabled"
-    offline = "offline"
-    online = "online"
+    disabled = "disabled"  # not at all
+    offline = "offline"  # in files that `wandb sync` can upload
+    online = "online"  # uploaded during the run
 
 
 class StartState(Enum):
-    """What the cache holds when measuring begins."""
+    """What the cache holds when a run starts."""
 
-    cold = "cold"
-    warm_storage = "warm_storage"  # storage holds what a first pass over the workload wrote
+    cold = "cold"  # nothing
+    # storage holds the KV of all prompts and answers, as after a first pass over the workload
+    warm_storage = "warm_storage"
 
 
 def knob(
@@ -225,69 +231,93 @@ def check_name(name: str) -> None:
     """Refuse a name that would put what a run leaves elsewhere than below `outputs/`."""
     parts = PurePath(name).parts
     if not parts or PurePath(name).is_absolute() or ".." in parts:
-        raise ValueError(f"name must be that of a directory below outputs/, got {name!r}")
+        raise ValueError(f"name must be a relative path without `..`, below outputs/, got {name!r}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkloadConfig:
-    """Which requests, and when they come.
+    """Which requests are replayed, and when they arrive."""
 
-    `kind` names the loader or generator. `path` overrides where a trace is looked for. `load`
-    keeps the share of sessions that gives this GPU utilisation; `time_scale` stretches arrival
-    times; `start_jitter_s` starts each session later by a seeded time below it. Generators make
-    `num_sessions` sessions at `session_rate` a second. Of `abort_share` of the requests somebody
-    gives up, after a seeded time from arrival whose mean is `patience_s`, unless they are answered
-    by then.
-    """
-
-    kind: str = MISSING  # the loader or generator
-    path: str | None = knob(None, only=TRACED)  # of the trace, in place of where it is looked for
-    # of a trace of yours: tokens of a block; none: what suits all lines
+    # Trace loader or generator that makes the requests; `workload=NAME` sets it together with its
+    # defaults.
+    kind: str = MISSING
+    # Path of the trace file. None means the trace's usual file name in `data_dir`; workload=trace
+    # needs a path.
+    path: str | None = knob(None, only=TRACED)
+    # Tokens per block hash in the trace. None means the one size that fits every line.
     block_tokens: int | None = knob(None, least=1, only=YOURS)
-    # with which everybody's prompts begin: that they share them makes two requests no conversation
+    # Length in tokens of the system prompt that all requests of the trace share. Where the trace
+    # names no sessions, two requests count as turns of one conversation only if they share more
+    # than this.
     system_tokens: int = knob(0, least=0, only=BLOCKS)
-    # of a log of chats, module:function from a text to its tokens; none: four letters a token
+    # Function that tokenizes a chat log, as module:function; it takes a text and returns its
+    # tokens. None means an approximation of four letters per token.
     tokenizer: str | None = knob(None, only=YOURS)
-    limit: int | None = knob(None, least=1)  # first requests only
-    # GPU utilisation without a cache: sessions are left out, or replayed again, to reach it
+    # Maximum number of requests, counted from the start of the workload. None means all.
+    limit: int | None = knob(None, least=1)
+    # Target GPU utilization, computed as if nothing were cached (0.6 means 60 %); sessions are left
+    # out or repeated with new tokens to reach it. None means the workload as it is.
     load: float | None = knob(None, above=0)
-    time_scale: float = knob(1.0, above=0)  # arrival times are stretched by this
-    # keep every n-th token id: the same tree of prefixes, n times smaller
+    # Factor on all arrival times; 2 halves the request rate.
+    time_scale: float = knob(1.0, above=0)
+    # Keep only token ids that are multiples of this number, which makes prompts and answers that
+    # many times shorter; shared prefixes stay shared. 1 keeps all tokens.
     token_stride: int = knob(1, least=1)
-    # each session starts later by a seeded time below this
+    # Maximum random delay in seconds of each session's start, uniform from 0. It spreads the
+    # arrivals of a trace with coarse timestamps.
     start_jitter_s: float = knob(0.0, least=0)
     tokens: TraceTokens = knob(TraceTokens.reconstructed, only=TRACED)
     arrivals: Arrivals = Arrivals.causal
-    # sessions at once, for traces whose sessions have no start time
+    # Number of sessions active at once when workload.arrivals=closed; the next one starts when one
+    # ends.
     concurrency: int = knob(32, least=1)
-    # closed: between the starts of the first of them
+    # Seconds between the starts of the first `workload.concurrency` sessions.
     stagger_s: float = knob(0.0, least=0, only="workload.arrivals=closed")
-    think_cap_s: float = knob(600.0, least=0)  # longer think times are cut to this
-    warm_up_s: float = knob(0.0, least=0)  # requests that arrive earlier are served and not counted
-    # the workload in so many disjoint parts, each warmed up by what came before it; none: all of it
+    # Maximum think time in seconds between an answer and the next turn of its session; longer ones
+    # are shortened to it.
+    think_cap_s: float = knob(600.0, least=0)
+    # Length of the warm-up in seconds: requests that arrive earlier are served but not counted in
+    # the results.
+    warm_up_s: float = knob(0.0, least=0)
+    # Number of equal parts into which the workload is cut to get independent runs; each run replays
+    # one (`workload.window`), after its warm-up. None means the whole workload.
     windows: int | None = knob(None, least=1)
-    window: int = knob(0, least=0)  # which of the windows is replayed
+    # Index of the part to replay, from 0, when `workload.windows` is set.
+    window: int = knob(0, least=0)
     start: StartState = StartState.cold
-    abort_share: float = share(0.0)  # of the requests, whose users give up
-    patience_s: float = knob(10.0, above=0)  # mean time after which they do
-    num_sessions: int = knob(200, least=1, only=GENERATED + ",multi_turn")  # sessions, or clients
-    session_rate: float = knob(1.0, above=0, only=GENERATED + ",weka_agentic")  # sessions a second
-    # of `multi_turn`, whose clients are `num_sessions`: rounds that each of them asks
-    rounds: int = knob(9, least=1, only=ROUNDS)
-    turn_tokens: int = knob(4096, least=1, only=ROUNDS)  # that a round adds to the conversation
-    first_tokens: int | None = knob(None, least=1, only=ROUNDS)  # of the first; none: as the others
-    request_rate: float = knob(16.0, above=0, only=ROUNDS)  # requests a second at most
-    parallel: int | None = knob(None, least=1, only=ROUNDS)  # requests at a time at most
-    barrier: bool = knob(False, only=ROUNDS)  # no client begins a round before all ended the last
-    # of `shared_prefix`: groups of prompts that begin alike
+    # Fraction of requests whose client is impatient: it aborts the request if it is not answered in
+    # time (`workload.patience_s`).
+    abort_share: float = share(0.0)
+    # Mean time in seconds from arrival until an impatient client aborts its request, drawn from an
+    # exponential distribution.
+    patience_s: float = knob(10.0, above=0)
+    # Number of sessions to generate; with workload=multi_turn, the number of clients.
+    num_sessions: int = knob(200, least=1, only=GENERATED + ",multi_turn")
+    # Mean rate at which sessions start (a Poisson process), in sessions per second.
+    session_rate: float = knob(1.0, above=0, only=GENERATED + ",weka_agentic")
+    rounds: int = knob(9, least=1, only=ROUNDS)  # Number of turns that each client asks.
+    # New prompt tokens in each turn, besides the previous answer.
+    turn_tokens: int = knob(4096, least=1, only=ROUNDS)
+    # Prompt tokens of each client's first turn. None means `workload.turn_tokens`.
+    first_tokens: int | None = knob(None, least=1, only=ROUNDS)
+    # Maximum mean rate at which clients send requests (a Poisson process), in requests per second.
+    request_rate: float = knob(16.0, above=0, only=ROUNDS)
+    # Maximum number of requests in flight at once. None means no limit.
+    parallel: int | None = knob(None, least=1, only=ROUNDS)
+    # Start a turn only when all clients have received the answer to their previous turn.
+    barrier: bool = knob(False, only=ROUNDS)
+    # Number of groups of prompts; the prompts of one group share a prefix.
     groups: int = knob(250, least=1, only=PREFIXES)
-    group_prompts: int = knob(5, least=1, only=PREFIXES)  # of each group
-    prefix_tokens: int = knob(16000, least=1, only=PREFIXES)  # with which a group's prompts begin
-    own_tokens: int = knob(256, least=1, only=PREFIXES)  # that each prompt ends with
-    # requests a second, stage by stage
+    # Number of different prompts in each group.
+    group_prompts: int = knob(5, least=1, only=PREFIXES)
+    # Length in tokens of the prefix that the prompts of one group share.
+    prefix_tokens: int = knob(16000, least=1, only=PREFIXES)
+    # Length in tokens of the part of each prompt that no other prompt shares.
+    own_tokens: int = knob(256, least=1, only=PREFIXES)
+    # Request rate of each load stage in requests per second; the stages follow one another.
     stage_rates: tuple[float, ...] = knob((5.0, 10.0, 15.0), above=0, only=PREFIXES)
-    stage_s: float = knob(60.0, above=0, only=PREFIXES)  # how long a stage lasts
-    answer_tokens: int = knob(1, least=1, only=BENCHES)  # of every answer
+    stage_s: float = knob(60.0, above=0, only=PREFIXES)  # Duration of each load stage in seconds.
+    answer_tokens: int = knob(1, least=1, only=BENCHES)  # Length in tokens of every answer.
 
     def __post_init__(self) -> None:
         check_limits("workload", self)
@@ -307,17 +337,25 @@ class WorkloadConfig:
 class ParallelConfig:
     """How one engine is spread over devices, and how many engines there are.
 
-    `tp` is what the cost model knows. Each of `ranks` keeps a tree and a part of every page of its
-    own and reads that from a storage of its own; together they serve as one engine.
+    `tp` is the parallelism of the cost model. `ranks` simulates an engine whose ranks each have a
+    radix tree and a storage of their own and must agree on every hit.
     """
 
-    tp: int | None = knob(None, least=1)  # devices of an engine; none: the model's default
-    ranks: int = knob(1, least=1)  # trees that must agree and serve as one engine
+    # Tensor-parallel size: devices per engine. None means the model's default (`model.default_tp`).
+    tp: int | None = knob(None, least=1)
+    # Number of cache ranks per engine. Each rank has its own radix tree, its own storage and a
+    # slice of every page, and all must take the same hits. 1 means one tree for the whole engine.
+    ranks: int = knob(1, least=1)
     hit_agreement: HitAgreement = HitAgreement.restorable
-    # of one collective in every step; sglang issue 30511 gives 150 us
+    # Time in seconds of the collective operation by which ranks agree, once per step; SGLang issue
+    # 30511 reports 150 us.
     collective_s: float = knob(150e-6, least=0)
-    replicas: int = knob(1, least=1)  # engines, with a device and a host tier each
-    # which engine a request goes to
+    # Number of engines; each has its own device and host tiers, and all share one storage.
+    replicas: int = knob(1, least=1)
+    # How requests are assigned to engines: sticky (a session stays on one engine), round_robin,
+    # prefix_load (the engine with the longest cached prefix, unless it has over 8 requests more
+    # than the least busy one), or scored (a weighted sum of queue, free memory and cached prefix,
+    # as in llm-d).
     router: str = knob("sticky", one_of=("sticky", "round_robin", "prefix_load", "scored"))
 
     def __post_init__(self) -> None:
@@ -326,61 +364,87 @@ class ParallelConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CacheConfig:
-    """The tree and its two memory tiers.
+    """The radix tree and its device and host tiers."""
 
-    `device_gib` and `host_gib` are totals over all devices of an engine; `device_gib` none takes
-    all that weights leave of the devices. The shares split a tier between components; none takes
-    the model's own. `unlimited` gives pools that never fill.
-    """
-
-    page_size: int = 64  # tokens
-    # of all devices of an engine; none: all that weights leave
+    page_size: int = 64  # Tokens per KV page, the unit of allocation and transfer; a power of two.
+    # Device memory for the cache in GiB, summed over all devices of an engine. None means all
+    # memory that weights and activations leave free.
     device_gib: float | None = knob(40.0, above=0)
-    host_gib: float = knob(256.0, least=0)  # of all hosts of an engine
-    unlimited: bool = False  # pools that never fill
-    # of the device tier, for windows; none: the model's own
+    # Host memory for the cache in GiB, summed over all hosts of an engine.
+    host_gib: float = knob(256.0, least=0)
+    # Give the device and host tiers unlimited capacity, so that nothing is evicted;
+    # `cache.device_gib` and `cache.host_gib` are ignored.
+    unlimited: bool = False
+    # Fraction of the device tier's memory that is reserved for sliding-window KV. None means the
+    # model's value (`model.swa_device_share`).
     swa_device_share: float | None = share(None)
-    swa_host_share: float | None = share(None)  # of the host tier, likewise
-    # of the device tier, for states; none: the model's own
+    # Fraction of the host tier's memory that is reserved for sliding-window KV. None means the
+    # model's value (`model.swa_host_share`).
+    swa_host_share: float | None = share(None)
+    # Fraction of the device tier's memory that is reserved for Mamba states. None means the model's
+    # value (`model.mamba_device_share`).
     mamba_device_share: float | None = share(None)
-    mamba_host_share: float | None = share(None)  # of the host tier, likewise
-    # tokens of full KV that the device pool holds; None means what device_gib gives. This and the
-    # next five are taken as they are, whatever memory the machine has
+    # Fraction of the host tier's memory that is reserved for Mamba states. None means the model's
+    # value (`model.mamba_host_share`).
+    mamba_host_share: float | None = share(None)
+    # Tokens of full KV that the device pool holds. None means what `cache.device_gib` gives. This
+    # and the five sizes below are taken as given, whatever memory the machine has.
     device_tokens: int | None = knob(None, least=1)
-    swa_device_tokens: int | None = knob(None, least=1)  # tokens of window KV on the device
-    device_states: int | None = knob(None, least=1)  # Mamba states on the device
-    # tokens of full KV that the host pool holds; None means what host_gib gives
+    # Tokens of sliding-window KV that the device pool holds. None means what the memory gives.
+    swa_device_tokens: int | None = knob(None, least=1)
+    # Mamba states that the device pool holds. None means what the memory gives.
+    device_states: int | None = knob(None, least=1)
+    # Tokens of full KV that the host pool holds. None means what `cache.host_gib` gives.
     host_tokens: int | None = knob(None, least=0)
-    swa_host_tokens: int | None = knob(None, least=0)  # tokens of window KV on the host
-    host_states: int | None = knob(None, least=0)  # Mamba states on the host
-    # what leaves a tier first: one of ours, or a class of yours
+    # Tokens of sliding-window KV that the host pool holds. None means what the memory gives.
+    swa_host_tokens: int | None = knob(None, least=0)
+    # Mamba states that the host pool holds. None means what the memory gives.
+    host_states: int | None = knob(None, least=0)
+    # Policy that decides which tree node a full device or host tier evicts first: a built-in one,
+    # or your own class as module:Class.
     eviction: str = knob("lru", ours=EVICTION_POLICIES)
-    eviction_args: dict[str, float] = field(default_factory=dict)  # of that class, by name
+    # Keyword arguments passed to the class of the eviction policy.
+    eviction_args: dict[str, float] = field(default_factory=dict)
     write_policy: WritePolicy = WritePolicy.write_through
-    load_back_threshold: int = knob(10, least=0)  # full tokens below which nothing is loaded back
-    split_refreshes: bool = False  # a split counts as a use of what lies below it, as in sglang
-    # window and state on the host count as used when they leave the device, as in sglang
+    # Minimum host hit, in tokens, that is copied back to the device; a shorter one is recomputed,
+    # unless its window or state must be loaded anyway. 10 is SGLang's default.
+    load_back_threshold: int = knob(10, least=0)
+    # When a match ends inside a tree node and splits it, also refresh the recency of the part that
+    # did not match, as SGLang does.
+    split_refreshes: bool = False
+    # When a window or state is evicted from the device and a host copy remains, refresh the recency
+    # of that copy, as SGLang does.
     leaving_refreshes: bool = False
-    trims_leaves: bool = False  # a leaf loses the pages that are missing, its last, as in vllm
-    backs_up_answers: bool = True  # else prompts alone are copied to the host, as in vllm
-    # at which page boundaries of a prompt a Mamba state is kept: at its end; there and where it
-    # left an edge that had no state (its branch); at its branch or, without one, at its end; there
-    # and every `checkpoint_tokens`; as a class of yours says. A prompt is published up to the last
-    # of them, and the rest of it with the answer
+    # When a leaf of the radix tree is evicted, drop only as many of its pages as are needed, from
+    # its end, as vLLM does. False evicts the whole leaf.
+    trims_leaves: bool = False
+    # Copy generated answers to the host as well as prompts. False copies prompts only, as vLLM
+    # does.
+    backs_up_answers: bool = True
+    # Prompt positions at which a Mamba state is saved: end (the last page boundary), end_branch
+    # (also where the prompt diverges from a cached one), branch_or_end (where it diverges, or the
+    # end if it does not), every (also every `cache.checkpoint_tokens` tokens), or your own class as
+    # module:Class. A prompt is inserted into the tree up to the last of them; the rest follows with
+    # the answer.
     checkpoints: str = knob("end_branch", ours=CHECKPOINT_PLACEMENTS)
-    checkpoints_args: dict[str, float] = field(default_factory=dict)  # of that class, by name
-    checkpoint_tokens: int = knob(8192, least=1, only=GRID)  # grid of `every`
-    # at which page boundaries of a prompt a window is kept: as `checkpoints`, or all that its last
-    # chunk computed; a model with states keeps its windows where its states are
+    # Keyword arguments passed to the class that places Mamba states.
+    checkpoints_args: dict[str, float] = field(default_factory=dict)
+    # Distance in tokens between saved Mamba states or windows; a multiple of `cache.page_size`.
+    checkpoint_tokens: int = knob(8192, least=1, only=GRID)
+    # Prompt positions before which a sliding window is kept: as `cache.checkpoints`, or last_chunk
+    # (all window pages that the last chunk of the prompt computed). A model with Mamba states keeps
+    # its windows where its states are.
     windows: str = knob("end_branch", ours=(LAST_CHUNK, *CHECKPOINT_PLACEMENTS))
-    windows_args: dict[str, float] = field(default_factory=dict)  # of that class, by name
-    # a load-back takes all window pages of the nodes that hold the window, as in sglang; else the
-    # window alone
+    # Keyword arguments passed to the class that places windows.
+    windows_args: dict[str, float] = field(default_factory=dict)
+    # Load back all window pages of the tree nodes that overlap the window, as SGLang does. False
+    # loads back the window alone.
     loads_whole_nodes: bool = False
-    # slots that a running request holds: two, and any that it only keeps ready, as in sglang
+    # State slots that a running request holds: one to compute in, one for the next checkpoint, and
+    # any others that it keeps free. SGLang holds 3.
     states_per_request: int = knob(2, least=2)
-    # a state on the host is copied into the tree's slot and again into the request's, as in sglang;
-    # else it is copied from slot to slot on the device
+    # Copy a state that is on the host into the tree's slot and again into the request's, as SGLang
+    # does. False copies it once, and then from slot to slot on the device.
     loads_states_twice: bool = False
 
     def __post_init__(self) -> None:
@@ -391,32 +455,45 @@ class CacheConfig:
         if is_grid and self.checkpoint_tokens % self.page_size:
             raise ValueError(
                 f"cache.checkpoint_tokens={self.checkpoint_tokens} must be a multiple of "
-                f"cache.page_size={self.page_size}: change either of them"
+                f"cache.page_size={self.page_size}"
             )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrefetchConfig:
-    """How pages come from storage ahead of need."""
+    """How pages are read from storage into host memory before a request runs."""
 
-    # when a request stops waiting for storage: one of ours, or a class of yours
+    # How long a queued request waits for its prefetch from storage: best_effort (not at all),
+    # wait_complete (until all pages are read), timeout (up to a limit that grows with the length of
+    # the prefetch), marginal (as long as waiting is expected to cost less than recomputing), or as
+    # your own class says (module:Class).
     stop: str = knob("timeout", ours=STOP_POLICIES)
-    stop_args: dict[str, float] = field(default_factory=dict)  # of that class, by name
-    threshold: int = knob(256, least=1)  # tokens: a shorter prefetch does not start
+    # Keyword arguments passed to the class of the stop policy.
+    stop_args: dict[str, float] = field(default_factory=dict)
+    # Minimum length in tokens of a prefetch: nothing is read if fewer tokens are missing from the
+    # cache, or if storage has fewer of them. 256 is SGLang's default.
+    threshold: int = knob(256, least=1)
     cut: CutPolicy = CutPolicy.fit
     stage_at: StageAt = StageAt.enqueue
     commit: CommitPolicy = CommitPolicy.all_or_nothing
-    await_sidecars: bool = True  # report 003: complete pages wait for their state and window
+    # When all pages of a prefetch are read, wait for its window and state as well. False starts the
+    # request without them, so that it may not be able to use the pages.
+    await_sidecars: bool = True
     deadline_from: DeadlineFrom = knob(DeadlineFrom.enqueue, only=TIMED)
-    # that a prefetch may take whatever its length
+    # Fixed part, in seconds, of the time limit that prefetch.stop=timeout puts on a prefetch. 1 is
+    # SGLang's default.
     timeout_base_s: float = knob(1.0, least=0, only=TIMED)
-    # that it may take for each 1,024 tokens more
+    # Seconds that prefetch.stop=timeout adds to the time limit of a prefetch for each 1,024 tokens
+    # requested. 0.25 is SGLang's default.
     timeout_per_ki_token_s: float = knob(0.25, least=0, only=TIMED)
-    evict_whole: bool = False  # short of host room, evict all that is wanted, as sglang does
-    # a read that is shorter than a window brings the window pages it has, and the prefix holds the
-    # rest of the window; else it brings none unless it begins the prompt, as in sglang
+    # If a prefetch does not fit in free host memory, evict as many pages as it needs in all, as
+    # SGLang does. False evicts only as many as are missing.
+    evict_whole: bool = False
+    # A prefetch that is shorter than a window and does not begin the prompt reads the window pages
+    # it has, and the rest of the window is taken from the prefix. False reads none, as SGLang does.
     short_windows: bool = True
-    # of host tokens that prefetches may hold before more are declined
+    # Maximum size of all running prefetches together, as a fraction of the tokens that the host
+    # tier holds; further prefetches are declined. 0.5 is SGLang's value.
     occupied_share: float = share(0.5)
 
     def __post_init__(self) -> None:
@@ -425,26 +502,43 @@ class PrefetchConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SchedulerConfig:
-    """Which request runs next, and what a step may hold."""
+    """Which request runs next, and how much one step computes."""
 
-    # who is served first: one of ours, or a class of yours
+    # Order in which waiting requests are considered: fcfs (by arrival), longest_prefix (longest
+    # cached prefix first), shortest_remaining (least prefill work first, with aging), or your own
+    # class as module:Class.
     order: str = knob("fcfs", ours=SERVICE_ORDERS)
-    order_args: dict[str, float] = field(default_factory=dict)  # of that class, by name
-    chunk_tokens: int = knob(8192, least=1)  # extend tokens a step
-    max_running: int = knob(256, least=1)  # requests that decode at once
-    # requests waiting for their prefetch that one scan may pass over
+    # Keyword arguments passed to the class of the service order.
+    order_args: dict[str, float] = field(default_factory=dict)
+    # Maximum number of prompt tokens computed per step (chunked prefill).
+    chunk_tokens: int = knob(8192, least=1)
+    # Maximum number of requests that run at once, in prefill or decode.
+    max_running: int = knob(256, least=1)
+    # Maximum number of requests waiting for storage that the scheduler skips in one pass over the
+    # queue.
     scan_limit: int = knob(128, least=1)
     batching: Batching = Batching.prefill_first
-    # what a request is charged in the window pool: one of SWA_BUDGETS (hicache.scheduler.budget has
-    # the formulas; double is wrong on purpose), or a class of yours as module:Class
+    # How many tokens of the sliding-window pool admission charges a request: reports (the larger of
+    # its chunk and the window, plus window tokens loaded back from the host), no_host_term (without
+    # those loaded back, so that prefill can run out of memory), double (those loaded back twice,
+    # for comparison), sglang_0_5_23 (the formula of that release), or your own class as
+    # module:Class.
     swa_budget: str = knob("reports", ours=SWA_BUDGETS)
-    swa_budget_args: dict[str, float] = field(default_factory=dict)  # of that class, by name
-    # seconds of remaining work forgiven for each second waited
+    # Keyword arguments passed to the class of the window budget.
+    swa_budget_args: dict[str, float] = field(default_factory=dict)
+    # Seconds of prefill work subtracted from a request's rank for each second that it has waited,
+    # so that long prompts are not starved.
     aging: float = knob(0.1, least=0, only=AGED)
-    clip_new_tokens: int = 4096  # answer tokens that admission reserves at most
-    new_token_ratio: float = share(0.7)  # share of them it reserves at first
-    new_token_ratio_floor: float = share(0.098)  # share of them it reserves at last
-    new_token_ratio_decay_steps: int = 600  # steps from the first share to the last
+    # Maximum number of answer tokens per request for which admission reserves memory, however long
+    # the answer may become. 4,096 is SGLang's value.
+    clip_new_tokens: int = 4096
+    # Initial fraction of each running request's remaining answer tokens for which admission
+    # reserves memory; it then decays, as in SGLang.
+    new_token_ratio: float = share(0.7)
+    # Lowest value to which `scheduler.new_token_ratio` decays.
+    new_token_ratio_floor: float = share(0.098)
+    # Number of decode steps in which `scheduler.new_token_ratio` decays to its floor.
+    new_token_ratio_decay_steps: int = 600
 
     def __post_init__(self) -> None:
         check_limits("scheduler", self)
@@ -452,30 +546,37 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FaultsConfig:
-    """What goes wrong with storage on purpose, whichever engine it is.
+    """Faults injected into storage calls, whichever engine it is."""
 
-    A call takes a log-normal time of median `delay_ms` longer. `error_rate` is of calls, the other
-    rates are of pages. The engine is gone for `gone_for_s` (none: for good) from `gone_from_s` on.
-    """
-
-    preset: str = "none"  # what tables call it
-    delay_ms: float = knob(0.0, least=0)  # median time that a call takes longer
-    delay_sigma: float = knob(0.0, least=0)  # 0: always the median
-    error_rate: float = share(0.0)  # of calls, which fail
-    missing_rate: float = share(0.0)  # a page that is there cannot be read
-    short_rate: float = share(0.0)  # half a page is read
-    corrupt_rate: float = share(0.0)  # a wrong byte is read
-    full_rate: float = share(0.0)  # a page is refused for want of room
-    gone_from_s: float | None = knob(None, least=0)  # from when on the storage is gone
-    gone_for_s: float | None = knob(None, least=0)  # for how long; none: for good
-    failure_ms: float = knob(0.0, least=0)  # how long a call takes to fail; 0: refused at once
+    preset: str = "none"  # Name of this set of faults in tables.
+    # Median extra delay of each storage call in milliseconds, drawn from a log-normal distribution.
+    # 0 means none.
+    delay_ms: float = knob(0.0, least=0)
+    # Sigma of the log-normal distribution of extra delays. 0 means that every delay is the median.
+    delay_sigma: float = knob(0.0, least=0)
+    error_rate: float = share(0.0)  # Fraction of storage calls that fail with an error.
+    missing_rate: float = share(0.0)  # Fraction of page reads that report a stored page as missing.
+    # Fraction of page reads that return only the first half of the page, reported as a miss.
+    short_rate: float = share(0.0)
+    # Fraction of page reads that return the page with one bit flipped.
+    corrupt_rate: float = share(0.0)
+    # Fraction of page writes that storage refuses as if it were full.
+    full_rate: float = share(0.0)
+    # Time in seconds from the start of the run at which storage becomes unavailable. None means
+    # never.
+    gone_from_s: float | None = knob(None, least=0)
+    # Duration in seconds of the outage that begins at `storage.faults.gone_from_s`. None means
+    # until the end of the run.
+    gone_for_s: float | None = knob(None, least=0)
+    # Time in milliseconds that a failing storage call takes to return its error. 0 means at once.
+    failure_ms: float = knob(0.0, least=0)
 
     def __post_init__(self) -> None:
         check_limits("storage.faults", self)
         if self.gone_for_s is not None and self.gone_from_s is None:
             raise ValueError(
-                "storage.faults.gone_for_s needs storage.faults.gone_from_s, got "
-                f"{self.gone_for_s} and none"
+                f"storage.faults.gone_for_s={self.gone_for_s} "
+                "needs storage.faults.gone_from_s, which is not set"
             )
 
     @property
@@ -495,40 +596,54 @@ class FaultsConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StorageConfig:
-    """The third tier: which engine, how much of it, and how fast simulated time says it is.
+    """The third tier: its engine, its capacity and its speed in simulated time.
 
-    `kind` is none, memory, slab, file, redis, mooncake or `module:Class`. `capacity_gib` none never
-    fills.
-    `read_gbps` and `write_gbps` are 10**9 bytes a second; `shared_gbps` caps their sum. After
-    `breaker_failures` failed calls in a row the tier is left alone for `breaker_retry_s`.
     `tiering=exclusive` needs `write=on_host_eviction`.
     """
 
-    kind: str = "none"  # none, memory, slab, file, redis or mooncake
-    root: str | None = None  # directory or address, for engines that have one
-    capacity_gib: float | None = knob(None, above=0)  # none: it never fills
-    read_gbps: float = knob(6.0, above=0)  # 10**9 bytes a second
-    write_gbps: float = knob(4.0, above=0)  # likewise
-    shared_gbps: float | None = knob(None, above=0)  # cap of both together; none: they do not share
-    query_s: float = knob(0.0005, least=0)  # round trip of one query
-    operation_s: float = knob(0.0001, least=0)  # before the first byte of each batch
-    batch_pages: int = knob(128, least=1)  # pages of one read or write
-    read_workers: int = knob(1, least=1)  # batches read at once
-    write_workers: int = knob(1, least=1)  # batches written at once
-    # host GiB that writes may pin; further writes are dropped. None means half of the host,
-    # or no limit with cache.unlimited
+    # Storage engine of the third tier: none, memory, slab (page slots in large local files), file
+    # (one file per page), redis, mooncake, or your own class as module:Class.
+    kind: str = "none"
+    # Directory (slab, file) or address (redis, mooncake) of the storage engine. None is for engines
+    # that need neither.
+    root: str | None = None
+    # Capacity of storage in GiB. None means unlimited.
+    capacity_gib: float | None = knob(None, above=0)
+    # Simulated read bandwidth of storage in gigabytes (10**9 bytes) per second.
+    read_gbps: float = knob(6.0, above=0)
+    # Simulated write bandwidth of storage in gigabytes (10**9 bytes) per second.
+    write_gbps: float = knob(4.0, above=0)
+    # Limit on the sum of simulated read and write bandwidth, in gigabytes (10**9 bytes) per second.
+    # None means that reads and writes do not slow each other.
+    shared_gbps: float | None = knob(None, above=0)
+    # Simulated time in seconds of one lookup that asks storage which pages it has.
+    query_s: float = knob(0.0005, least=0)
+    # Simulated latency in seconds of each read or write batch before its first byte.
+    operation_s: float = knob(0.0001, least=0)
+    # Maximum number of pages per read or write batch. 128 is SGLang's value.
+    batch_pages: int = knob(128, least=1)
+    read_workers: int = knob(1, least=1)  # Number of batches that are read in parallel.
+    write_workers: int = knob(1, least=1)  # Number of batches that are written in parallel.
+    # Host memory in GiB that may hold pages waiting to be written to storage; further writes are
+    # dropped. None means half of `cache.host_gib`, or no limit with `cache.unlimited`.
     write_queue_gib: float | None = knob(None, least=0)
-    delay_s: float = knob(0.0, least=0)  # mean of an exponential delay of each batch that is read
-    # by which the window and the state of a prefix come after its pages
+    # Mean in seconds of an extra random delay (exponential) of each read batch. 0 means none.
+    delay_s: float = knob(0.0, least=0)
+    # Simulated extra latency in seconds of reading the window and state of a prefix, which come
+    # after its pages.
     sidecar_s: float = knob(0.0, least=0)
-    deadline_s: float = knob(5.0, above=0)  # a call that takes longer has failed
+    # Time limit in seconds of one storage call; a call that takes longer counts as failed.
+    deadline_s: float = knob(5.0, above=0)
     tiering: Tiering = Tiering.inclusive
     write: StorageWrites = StorageWrites.on_back_up
-    # write=selective: hits after which a page is worth writing
+    # Number of hits after which a page is written to storage.
     write_hits: int = knob(1, least=1, only="storage.write=selective")
-    # failed calls in a row after which the tier is left alone
+    # Number of consecutive failed calls after which storage is bypassed for
+    # `storage.breaker_retry_s` seconds.
     breaker_failures: int = knob(3, least=1)
-    breaker_retry_s: float = knob(5.0, least=0)  # for how long
+    # Seconds for which storage is bypassed after `storage.breaker_failures` failed calls, before it
+    # is tried again.
+    breaker_retry_s: float = knob(5.0, least=0)
     faults: FaultsConfig = field(default_factory=FaultsConfig)
 
     def __post_init__(self) -> None:
@@ -542,24 +657,32 @@ class StorageConfig:
 
 
 class RealModel(Enum):
-    """What computes under a real executor."""
+    """Which model the real executor runs."""
 
-    exact = "exact"  # the reference model: logits do not depend on how a sequence was cut
-    timing = "timing"  # the work of a real model, with weights that mean nothing
+    exact = "exact"  # a small reference model whose logits do not depend on caching or chunking
+    # the matrix sizes of the configured model with random weights, for timing only
+    timing = "timing"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExecutorConfig:
-    """What carries out a step: the cost model, or a real model on real memory."""
+    """What executes a step: the cost model, or a real model on real memory."""
 
-    # the cost model, or real memory and a real model
+    # What executes a step: simulated (a cost model; no GPU needed) or torch (a real model and real
+    # memory).
     kind: str = knob("simulated", one_of=("simulated", "torch"))
-    # simulated: what copies pages, a kernel or the copy_engine
-    copy_path: str = knob("kernel", one_of=("kernel", "copy_engine"), only=SIMULATED)
-    device: str = knob("auto", one_of=("auto", "cpu", "cuda"), only=REAL)  # torch: where
-    model: RealModel = knob(RealModel.exact, only=REAL)  # torch
-    verify: bool = knob(False, only=REAL)  # torch: compare logits with a cold recompute
-    # torch: a call that takes longer has failed
+    # How simulated copies between host and device are carried out: kernel (a copy kernel),
+    # copy_engine (the GPU's copy engine, cudaMemcpy) or staged (the copy engine, to or from a
+    # buffer on the device that a kernel gathers pages into or scatters them from).
+    copy_path: str = knob("kernel", one_of=("kernel", "copy_engine", "staged"), only=SIMULATED)
+    # Device that runs the model; auto means cuda if available, otherwise cpu.
+    device: str = knob("auto", one_of=("auto", "cpu", "cuda"), only=REAL)
+    model: RealModel = knob(RealModel.exact, only=REAL)
+    # Recompute every request without a cache and compare the logits bit by bit; a difference makes
+    # the run fail.
+    verify: bool = knob(False, only=REAL)
+    # Time limit in seconds of one storage call, which replaces `storage.deadline_s`; a call that
+    # takes longer counts as failed.
     storage_deadline_s: float = knob(10.0, above=0, only=REAL)
 
     def __post_init__(self) -> None:
@@ -572,20 +695,22 @@ class ExecutorConfig:
 class EngineConfig:
     """The serving loop."""
 
-    jump: bool = True  # take runs of decode steps at once; the result is the same without
-    # find a reason for every computed token, which makes a replay some 19 % slower; nothing else
-    # depends on it, and `experiments.explain` finds them afterwards
+    # Simulate several consecutive decode steps at once, which is faster and gives the same results.
+    jump: bool = True
+    # Record why each computed token was not a cache hit, which makes a replay some 19 % slower;
+    # `experiments.explain` can find the reasons afterwards instead.
     explain: bool = False
-    check_invariants: bool = False  # check every law after every step
+    # Check all invariants of the cache after every step; slow, for debugging.
+    check_invariants: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrackerConfig:
-    """Where metrics go besides the files of the run, which are always written."""
+    """Where metrics go, besides the files that every run writes."""
 
     wandb_mode: WandbMode = WandbMode.offline
-    project: str = "hicache"  # of W&B
-    interval_s: float = knob(10.0, least=0.001)  # simulated seconds between rows of metrics.jsonl
+    project: str = "hicache"  # Name of the Weights & Biases project.
+    interval_s: float = knob(10.0, least=0.001)  # Simulated seconds between lines of metrics.jsonl.
 
     def __post_init__(self) -> None:
         check_limits("tracker", self)
@@ -593,13 +718,23 @@ class TrackerConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GoodputConfig:
-    """The rate up to which requests are served in time, sought by replays beside the run."""
+    """Goodput: the highest request rate at which enough requests meet their latency limits.
 
-    num_rates: int = knob(0, least=0)  # at which the workload is replayed; 0: it is not sought
-    times: float = knob(1.0, above=0)  # the highest of them, in rates of the workload itself
-    ttft_s: float = knob(2.0, above=0)  # a request is in time with its first token by then
-    tpot_s: float = knob(0.05, above=0)  # and so long on the mean for each one after it
-    share: float = knob(0.9, above=0, most=1, least=0)  # of the requests that are to be in time
+    It is measured by replaying the workload at several rates after the run itself.
+    """
+
+    # Number of request rates at which the workload is replayed to find the goodput. 0 means that
+    # goodput is not measured.
+    num_rates: int = knob(0, least=0)
+    # Highest request rate to try, as a multiple of the workload's own rate.
+    times: float = knob(1.0, above=0)
+    # Limit on the time to first token in seconds; a request that exceeds it is late.
+    ttft_s: float = knob(2.0, above=0)
+    # Limit on the mean time per output token after the first, in seconds; a request that exceeds it
+    # is late.
+    tpot_s: float = knob(0.05, above=0)
+    # Fraction of requests that must meet both limits for a request rate to count as sustained.
+    share: float = knob(0.9, above=0, most=1, least=0)
 
     def __post_init__(self) -> None:
         check_limits("goodput", self)
@@ -615,13 +750,19 @@ METRICS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExperimentConfig:
-    """One run."""
+    """All settings of one run."""
 
-    name: str = "adhoc"  # of the experiment, and of its directory below outputs/
-    program: str = "replay"  # or capacity, sim_vs_real: what `python -m experiments.run` does
-    metrics: tuple[str, ...] = METRICS  # keys of summary.json that tables and figures show
-    seed: int = knob(0, least=0)  # of arrivals, generators and storage delays
-    data_dir: str | None = None  # where traces lie; by default what HICACHE_DATA says
+    name: str = "adhoc"  # Name of the experiment, and of its directory below outputs/.
+    # Program that `python -m experiments.run` runs: replay (one simulated or real run), or a study
+    # such as capacity or sim_vs_real.
+    program: str = "replay"
+    # Metrics that tables and figures show, as keys of summary.json.
+    metrics: tuple[str, ...] = METRICS
+    # Random seed of arrivals, generated prompts, aborts, storage delays and faults.
+    seed: int = knob(0, least=0)
+    # Directory that holds the trace files. None means the one that the environment variable
+    # HICACHE_DATA names.
+    data_dir: str | None = None
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
@@ -656,8 +797,10 @@ class ExperimentConfig:
         ranks, executor, storage = self.parallel.ranks, self.executor.kind, self.storage.kind
         if ranks > 1 and executor != "simulated":
             raise ValueError(
-                f"parallel.ranks={ranks} needs executor.kind=simulated (real memory is dealt "
-                f"out by parallel.tp), got {executor}"
+                f"parallel.ranks={ranks} needs executor.kind=simulated (the real executor splits "
+                f"memory by parallel.tp), got {executor}"
             )
         if ranks > 1 and storage == "none":
-            raise ValueError(f"parallel.ranks={ranks} needs a storage, got storage.kind=none")
+            raise ValueError(
+                f"parallel.ranks={ranks} needs a storage engine, got storage.kind=none"
+            )

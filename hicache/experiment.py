@@ -123,12 +123,12 @@ def _remarks(config: ExperimentConfig, deployment: Deployment, workload: Workloa
     if too_long:
         notes.append(
             f"{too_long:,} requests are longer than model.max_len={max_len:,}: they are rejected, "
-            f"with all that follow them"
+            f"and so are the later turns of their sessions"
         )
     if config.model.from_hf is not None:
         notes.append(describe_shape(config.model))
     if config.hardware.table is not None:
-        notes.append(f"{config.hardware.name}, with what {config.hardware.table} has measured")
+        notes.append(f"{config.hardware.name}, with the measurements of {config.hardware.table}")
     return notes + describe(config, deployment)
 
 
@@ -178,7 +178,7 @@ def _warm(config: ExperimentConfig, runtime: Runtime, workload: Workload, tree: 
     """Put into storage what a first pass over the workload would leave there."""
     if not isinstance(runtime, SimulatedRuntime) or not runtime.has_storage:
         raise ValueError(
-            "workload.start=warm_storage needs a storage and executor=simulated, got "
+            "workload.start=warm_storage needs a storage engine and executor.kind=simulated, got "
             f"storage.kind={config.storage.kind} and executor.kind={config.executor.kind}"
         )
     for store in runtime.unguarded:
@@ -222,8 +222,8 @@ def _workload(config: ExperimentConfig, cost: CostModel, notes: list[str]) -> Wo
         workload = change(workload, share, config.seed)
         reached = cold_load(workload.requests, cost, config.parallel.replicas)
         notes.append(
-            f"workload.load: {asked:g} asked, {reached:.3g} reached (without a cache) with "
-            f"{share:.3g} of the sessions"
+            f"workload.load: target {asked:g}, reached {reached:.3g} (GPU utilization without "
+            f"cache hits) with {share:.3g} times the sessions"
         )
     notes += workload.notes
     notes.insert(0, workload.description)

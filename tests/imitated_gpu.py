@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 os.environ["TRITON_INTERPRET"] = "1"  # read when a module with kernels is imported
 
@@ -47,6 +47,7 @@ class Storages:
 
 
 ON_GPU, PINNED = Storages(), Storages()
+RECORDED: list[tuple[int, object]] = []  # address of a tensor, stream that reads it
 
 
 class Generator(torch.Generator):
@@ -73,7 +74,7 @@ def _called(func, args, kwargs):
         is_on = args[0] in ON_GPU
         return is_on if getter is Tensor.is_cuda else GPU if is_on else HOST
     if name == "is_pinned":
-        return args[0] in PINNED
+        return _is_pinned(args[0])
     if name in MOVES:
         return _moved(args[0], name, args[1:], kwargs)
     if "device" in kwargs:
@@ -125,6 +126,12 @@ def _moved(tensor, name, args, kwargs):
         if is_on:
             ON_GPU.add(tensor)
     return tensor
+
+
+def _is_pinned(tensor):
+    with torch._C.DisableTorchFunction():
+        address = tensor.data_ptr()
+    return tensor in PINNED or any(address in each for each in Runtime.registered.values())
 
 
 def _is_device(value: object) -> bool:
@@ -223,7 +230,7 @@ def _capturing(graph):
 
 def _launched(self, *args, **kwargs):
     for tensor in _tensors(args):
-        if tensor not in ON_GPU and tensor not in PINNED:
+        if tensor not in ON_GPU and not _is_pinned(tensor):
             raise ValueError("a kernel was given host memory that is not pinned")
 
     def launch():
@@ -246,14 +253,30 @@ class Properties:
     multi_processor_count = 132
 
 
+class Runtime:
+    """Pins mapped memory, as the CUDA runtime does."""
+
+    registered: ClassVar[dict[int, range]] = {}  # by address
+
+    def cudaHostRegister(self, address, num_bytes, flags):
+        self.registered[address] = range(address, address + num_bytes)
+        return 0
+
+    def cudaHostUnregister(self, address):
+        del self.registered[address]
+        return 0
+
+
 _interpreted, _thread_run = interpreter.GridExecutor.__call__, threading.Thread.run
 interpreter.GridExecutor.__call__ = _launched
 interpreter.InterpretedFunction.warmup = lambda self, *args, **kwargs: None
 threading.Thread.run = _run_thread
 copy_engine._driver = lambda: HostDriver("cuMemcpyBatchAsync_v2")
 torch.Generator = Generator
+torch.Tensor.record_stream = lambda self, stream: RECORDED.append((self.data_ptr(), stream))
 for _name, _value in {
     "is_available": lambda: True,
+    "cudart": Runtime,
     "get_device_properties": lambda device=None: Properties,
     "get_device_name": lambda device=None: "an imitated GPU",
     "synchronize": lambda device=None: None,

@@ -393,7 +393,7 @@ def test_reads_are_held_back_by_their_share_of_a_host_that_has_an_end(
     [
         ("parallel.router", "sticky, round_robin, prefix_load, scored"),
         ("executor.kind", "simulated, torch"),
-        ("executor.copy_path", "kernel, copy_engine"),
+        ("executor.copy_path", "kernel, copy_engine, staged"),
     ],
 )
 def test_what_can_only_be_ours_is_named_right_or_refused(knob: str, ours: str) -> None:
@@ -477,7 +477,7 @@ def test_requests_that_come_whatever_the_engine_does_are_each_judged_by_themselv
     ("overrides", "told"),
     [
         (["executor=torch"], r"ranks=2 needs executor\.kind=simulated \(.*\), got torch"),
-        (["storage=none"], r"ranks=2 needs a storage, got storage\.kind=none"),
+        (["storage=none"], r"ranks=2 needs a storage engine, got storage\.kind=none"),
     ],
 )
 def test_ranks_without_what_they_need_are_refused_before_anything_is_built(

@@ -15,7 +15,10 @@ from hicache.kernels.copy import copy_items
 gpu, host = torch.zeros(4, 64, device="cuda"), torch.zeros(4, 64)
 ids, host_ids = (torch.arange(2, dtype=torch.int32, device=side) for side in ("cuda", "cpu"))
 assert (gpu + 1)[:, 2:].is_cuda and not gpu.cpu().is_cuda and gpu.sum().item() == 0
-copy_items(copy_table([gpu], [torch.empty_like(gpu)]), ids, ids)
+table, side = copy_table([gpu], [torch.empty_like(gpu)]), torch.cuda.Stream()
+with torch.cuda.stream(side):
+    copy_items(table, ids, ids)
+assert imitated_gpu.RECORDED == [(table.pieces.data_ptr(), side)]
 for refused in (
     lambda: gpu + host,
     lambda: host[ids],
@@ -41,26 +44,31 @@ assert mix.verdict.num_equal == mix.verdict.num_checked > 0, mix.verdict
 """
 BENCH = """
 import sys
+from itertools import product
 from tests import imitated_gpu
-from hicache.kernels.bench import __main__ as bench, link_cases, measure
+from hicache.kernels.bench import __main__ as bench, gemm, link_cases, measure
 from hicache.kernels.bench.measure import DIRECTIONS, Bench
 from hicache.kernels.bench.peers import PEERS
 from hicache.kernels.contract import DECLINED
 
 measure.CACHE_BYTES, measure.WARM_UP_S, bench.NUM_LAYERS = 1 << 16, 0, 1
 bench.MIB, link_cases.MIB = 1 << 19, 1 << 12
-link_cases.WEIGHT_SIZE = 64
+link_cases.WEIGHT_SIZE, link_cases.NUM_ROUNDS = 64, 1
+gemm.num_sms = lambda device: 2
 link_cases.STEPS = {name: (4, 1, 2) for name in link_cases.STEPS}
 small = Bench(imitated_gpu.GPU, device_bytes=1 << 18, host_bytes=1 << 16, num_layers=1, repeats=1)
-for direction in DIRECTIONS:
-    transfer = small.transfer(direction, 2, 2048, num_bytes=1 << 14, other="layer_first")
+declined = {"device": {"staged"}, "to_device": set(), "to_host": {"vllm_blocks"}}
+for direction, other in product(DIRECTIONS, ("layer_first", "page_first")):
+    transfer = small.transfer(direction, 2, 2048, num_bytes=1 << 14, other=other)
+    found = set()
     for name, kernel in PEERS.items():
         try:
             launch = transfer.by(kernel)
         except DECLINED:
-            assert name in ("sglang_registers", "sglang_tma"), name
+            found.add(name)
         else:
             small.verify(transfer, launch)
+    assert found == declined[direction] | {"sglang_registers", "sglang_tma"}, (direction, found)
 sizes = ["--device-mib", "1", "--host-mib", "1", "--repeats", "1"]
 sys.argv = ["bench", *sizes, "--op", "interference", "--op", "launches"]
 raise SystemExit(bench.main())

@@ -1,4 +1,6 @@
-"""What does this change do to the engine's cache? See `docs/diff.md`.
+"""Run two versions of an engine's cache on the same requests and report what differs.
+
+See docs/diff.md.
 
 python -m experiments.diff --engine sglang --base 0.5.22 --head 0.5.23
 """
@@ -6,17 +8,20 @@ python -m experiments.diff --engine sglang --base 0.5.22 --head 0.5.23
 import argparse
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from pathlib import Path
 
+from experiments.diff import edges
 from experiments.diff.compare import Comparison, compare
-from experiments.diff.engines import ENGINES, OURS, prepare, say
-from experiments.diff.explain import explain
+from experiments.diff.engines import ENGINES, OURS, Launch, prepare, say
+from experiments.diff.explain import Explanation, explain
 from experiments.diff.protocol import TIERS, Pools, SideError
 from experiments.diff.report import dump, names_of, to_json, to_markdown, write_figure
 from experiments.diff.rooms import MODELS, bytes_of, chosen, pools_for
 from experiments.launch.command import parser_of
+from hicache.request import Request
 from hicache.workload.build import KINDS
 
 
@@ -33,8 +38,8 @@ class Limit:
         found = re.fullmatch(rf"({'|'.join(METRICS)}):([+-]?\d+(?:\.\d+)?)%", text)
         if found is None or not float(found[2]):
             raise SideError(
-                f"--fail-on wants METRIC:-0.5% or METRIC:+3%, METRIC one of {', '.join(METRICS)},"
-                f" got {text!r}"
+                f"--fail-on must be METRIC:-0.5% or METRIC:+3%, with METRIC one of"
+                f" {', '.join(METRICS)}, got {text!r}"
             )
         return cls(found[1], float(found[2]))
 
@@ -46,19 +51,20 @@ class Limit:
         change = 100 * (head - base) / base if base else float("inf")
         if (change <= self.percent) if self.percent < 0 else (change >= self.percent):
             return (
-                f"{self.metric} went from {base:,} to {head:,}, which is {change:+.2f} %;"
-                f" {self.percent:+g} % is too much"
+                f"{self.metric} changed by {change:+.2f} % from {base:,} to {head:,}; the limit is"
+                f" {self.percent:+g} %"
             )
         return None
 
 
 SIDES = ("base", "head")
+WRITE_POLICIES = ("write_through", "write_through_selective", "write_back")
 AREAS = {"copied_bytes": "moved/", "evicted_bytes": "evicted/"}
 METRICS = ("hits", *(f"{tier}_hits" for tier in TIERS), *AREAS)
 
 
 def main() -> None:
-    """Compare, report, and exit with 1 if something changed by too much, with 2 if it failed."""
+    """Compare and report; exit with 1 if a --fail-on limit is exceeded, with 2 on failure."""
     options = parse(sys.argv[1:])
     try:
         sys.exit(run(options))
@@ -70,29 +76,62 @@ def main() -> None:
 def parse(arguments: list[str]) -> argparse.Namespace:
     """The command line."""
     parser = parser_of("experiments.diff", __doc__)
-    parser.add_argument("--engine", choices=sorted(ENGINES), default="sglang")
+    parser.add_argument(
+        "--engine", choices=sorted(ENGINES), default="sglang", help="engine to compare"
+    )
     what = f"a release, a checkout, a wheel, or {OURS}"
     parser.add_argument("--base", required=True, help=what)
     parser.add_argument("--head", required=True, help=what)
-    parser.add_argument("--workload", default="mooncake_conversation", help=", ".join(KINDS))
-    parser.add_argument("--requests", type=int, default=2000)
-    parser.add_argument("--components", choices=MODELS, default="full")
+    workloads = ", ".join([edges.NAME, *KINDS])
+    parser.add_argument("--workload", default="mooncake_conversation", help=f"one of {workloads}")
+    parser.add_argument("--path", help="path of the trace file, for workloads that read one")
+    parser.add_argument("--requests", type=int, default=2000, help="number of requests to run")
+    parser.add_argument(
+        "--components", choices=MODELS, default="full", help="kinds of KV that the model has"
+    )
     parser.add_argument(
         "--pools",
         default="",
-        help="other room than the workload's: device_tokens=262144,host_tokens=0,...; of "
+        help="pool sizes other than the workload's, as device_tokens=262144,host_tokens=0,...: "
         + ", ".join(each.name for each in fields(Pools)),
     )
-    parser.add_argument("--copies", default="instant", help="instant, or delayed:N requests")
-    parser.add_argument("--core", choices=("python", "rust"), default="python")
-    parser.add_argument("--eviction", help="of head: a policy of the engine's, or module:Class")
-    parser.add_argument("--model", help="whose bytes to count (a name in conf/model)")
-    parser.add_argument("--fail-on", action="append", default=[], metavar="hits:-0.5%")
-    parser.add_argument("--out", type=Path, help="a folder for the report")
     parser.add_argument(
-        "--until-first", action="store_true", help="the first request whose hits differ is the last"
+        "--copies",
+        default="instant",
+        help="when copies complete: instant, or delayed:N (after N more requests)",
     )
-    parser.add_argument("--no-explanation", action="store_true", help="spares a second run")
+    parser.add_argument(
+        "--write-policy",
+        choices=WRITE_POLICIES,
+        default=WRITE_POLICIES[0],
+        help="write policy of both sides",
+    )
+    parser.add_argument(
+        "--core", choices=("python", "rust"), default="python", help="core of the cache to run"
+    )
+    parser.add_argument(
+        "--eviction", help="eviction policy of head: one of the engine's, or module:Class"
+    )
+    parser.add_argument(
+        "--model", help="model whose KV sizes convert tokens to bytes, a name in conf/model"
+    )
+    parser.add_argument(
+        "--fail-on",
+        action="append",
+        default=[],
+        metavar="METRIC:-0.5%",
+        help="exit with 1 if the metric of head changes by this much or more; repeatable",
+    )
+    parser.add_argument("--out", type=Path, help="directory for the report")
+    parser.add_argument(
+        "--until-first", action="store_true", help="stop after the first request whose hits differ"
+    )
+    parser.add_argument(
+        "--no-explanation", action="store_true", help="do not rerun to explain the first difference"
+    )
+    parser.add_argument(
+        "--no-edges", action="store_true", help=f"do not run the {edges.NAME} workload first"
+    )
     return parser.parse_args(arguments)
 
 
@@ -100,48 +139,98 @@ def run(options: argparse.Namespace) -> int:
     """Compare and report; the exit status."""
     limits = [Limit.parse(text) for text in options.fail_on]
     engine = ENGINES[options.engine]
-    pools = pools_for(
-        options.workload,
-        options.components,
-        options.pools,
-        options.copies,
-        has_storage=engine.has_storage,
-    )
     model = options.model or MODELS[options.components]
     unit_bytes = bytes_of(model, options.components)
-    requests = chosen(options.workload, options.requests, pools.max_len)
-    settings = {"core": options.core, "compat": engine.compat}
+    parts = [Part.of(options, options.workload, options.pools, options.requests)]
+    if options.workload != edges.NAME and not options.no_edges:
+        parts.insert(0, Part.of(options, edges.NAME, "", edges.COUNT))
+    settings = {
+        "core": options.core,
+        "compat": engine.compat,
+        "write_policy": options.write_policy,
+    }
     evicting = settings | ({"eviction": options.eviction} if options.eviction else {})
     launches = (
         replace(prepare(engine, options.base), options=settings),
         replace(prepare(engine, options.head), options=evicting),
     )
     out = options.out or Path("outputs") / "diff" / f"{datetime.now():%Y-%m-%d_%H-%M-%S_%f}"
-    out.mkdir(parents=True, exist_ok=True)
-    comparison = compare(requests, pools, launches, out, until_first=options.until_first)
-    explanation, row = None, comparison.first_hit or comparison.first
-    if row is not None and not options.no_explanation:
-        base, _ = names_of(comparison)
-        say(f"request {row.number} differs from {base}'s; running up to it once more")
-        explanation = explain(row, requests, pools, launches, out)
-    question = (
-        f"{len(requests):,} requests of {options.workload}, {options.components} attention,"
-        f" {pools.device_tokens:,} tokens on the device and {pools.host_tokens:,} on the host,"
-        f" bytes of {model}."
-    )
-    comment = to_markdown(comparison, explanation, unit_bytes, question)
-    (out / "comment.md").write_text(comment)
-    asked = {name: value for name, value in vars(options).items() if name != "out"}
-    dump(to_json(comparison, explanation, unit_bytes, {"asked": asked}), out / "diff.json")
-    write_figure(comparison, out / "diff.png")
-    print(comment)
-    broken = list(filter(None, (limit.broken_by(comparison, unit_bytes) for limit in limits)))
-    for said in broken:
-        print(f"too much: {said}")
-    if comparison.failure is not None:
-        print(f"not finished: {comparison.failure}")
+    status = 0
+    for part in parts:
+        folder = out if part is parts[-1] else out / part.workload
+        comparison = part.examine(options, launches, unit_bytes, model, folder)
+        said = [f"not finished: {comparison.failure}"] if comparison.failure is not None else []
+        broken = filter(None, (limit.broken_by(comparison, unit_bytes) for limit in limits))
+        said += [f"limit exceeded: {each}" for each in broken]
+        for line in said:
+            print(f"{part.workload}: {line}")
+        status = max(status, 2 if comparison.failure is not None else int(bool(said)))
     print(out)
-    return 2 if comparison.failure is not None else int(bool(broken))
+    return status
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One workload that both sides are compared on."""
+
+    workload: str
+    components: str
+    pools: Pools
+    requests: Sequence[Request]
+
+    @classmethod
+    def of(cls, options: argparse.Namespace, workload: str, changes: str, count: int) -> "Part":
+        """Choose pools and requests; `changes` as in `--pools`.
+
+        Raises:
+            SideError: pools that make no sense, or no request that fits them.
+        """
+        has_storage = ENGINES[options.engine].has_storage
+        pools = pools_for(
+            workload, options.components, changes, options.copies, has_storage=has_storage
+        )
+        path = options.path if workload == options.workload else None
+        requests = chosen(workload, count, pools.max_len, path)
+        return cls(workload=workload, components=options.components, pools=pools, requests=requests)
+
+    def examine(
+        self,
+        options: argparse.Namespace,
+        launches: tuple[Launch, Launch],
+        unit_bytes: dict[str, int],
+        model: str,
+        folder: Path,
+    ) -> Comparison:
+        """Compare, and leave the report in `folder`: before it is explained, and after it."""
+        folder.mkdir(parents=True, exist_ok=True)
+        until_first = options.until_first and self.workload == options.workload
+        comparison = compare(self.requests, self.pools, launches, folder, until_first=until_first)
+        question = (
+            f"{len(self.requests):,} requests of {self.workload}, {self.components} attention,"
+            f" {self.pools.device_tokens:,} tokens on the device and {self.pools.host_tokens:,} on"
+            f" the host, bytes of {model}."
+        )
+        asked = {name: value for name, value in vars(options).items() if name != "out"}
+
+        def write(explanation: Explanation | None) -> str:
+            comment = to_markdown(comparison, explanation, unit_bytes, question)
+            (folder / "comment.md").write_text(comment)
+            values = to_json(comparison, explanation, unit_bytes, {"asked": asked})
+            dump(values, folder / "diff.json")
+            return comment
+
+        comment = write(None)
+        write_figure(comparison, folder / "diff.png")
+        row = comparison.first_hit or comparison.first
+        if row is not None and not options.no_explanation:
+            base, _ = names_of(comparison)
+            say(f"request {row.number} differs from {base}; rerunning up to it to explain why")
+            try:
+                comment = write(explain(row, self.requests, self.pools, launches, folder))
+            except SideError as error:
+                say(f"request {row.number} cannot be explained: {error}")
+        print(comment)
+        return comparison
 
 
 def measure(comparison: Comparison, side: str, metric: str, unit_bytes: dict[str, int]) -> int:

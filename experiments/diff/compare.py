@@ -6,30 +6,61 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
 from experiments.diff.engines import Launch, say
 from experiments.diff.process import SideProcess
-from experiments.diff.protocol import Outcome, Pools, SideError, Tokens
+from experiments.diff.protocol import Call, Outcome, Pools, SideError, Tokens
 from hicache.request import Request
 
 
+class Asked(Protocol):
+    """A side, as a comparison asks it."""
+
+    def about(self) -> dict[str, str]:
+        """What it says about itself; once, before the rest."""
+        ...
+
+    def ask(self, calls: list[Call]) -> None:
+        """Call methods of the side, the last of them `admit`."""
+        ...
+
+    def take_outcome(self) -> Outcome:
+        """The answer to the oldest question."""
+        ...
+
+
 class Kind(Enum):
-    """How the answers to one request differ; the first that applies."""
+    """How the answers to one request differ: the first that applies."""
 
     fewer = "head hits fewer tokens"
     more = "head hits more tokens"
-    tier = "the same tokens hit, on other tiers"
-    component = "the window or the state hit on another tier"
-    admission = "admission decides otherwise"
-    moved = "the same hits, other copies"
-    evicted = "the same hits and copies, other evictions"
-    held = "only what is held differs"
+    tier = "the same hits, from other tiers"
+    component = "window or state hit on another tier"
+    admission = "a different admission decision"
+    moved = "the same hits, different copies"
+    evicted = "the same hits and copies, different evictions"
+    locked = "different locks"
+    held = "different amounts held or free"
+    pages = "equal amounts held, but different pages"
     equal = "no difference"
 
 
 HIT_KINDS = (Kind.fewer, Kind.more, Kind.tier, Kind.component)
+KIND_OF_AREA = {
+    "hit": Kind.component,
+    "moved": Kind.moved,
+    "evicted": Kind.evicted,
+    "locked": Kind.locked,
+    "held": Kind.held,
+    "free": Kind.held,
+    "pages": Kind.pages,
+}
+ADDED_UP = ("hit/", "moved/", "evicted/")  # areas of what happened, over all requests
+ABORTED_EVERY, LONG_EVERY = 3, 7  # requests, where `Pools.is_eventful`
+AT_THE_END = ("held/", "locked/", "free/")  # areas of what there is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,17 +80,47 @@ class Row:
             return Kind.fewer if sum(head.hits) < sum(base.hits) else Kind.more
         if base.hits != head.hits:
             return Kind.tier
-        for kind, prefix in (
-            (Kind.component, "hit/"),
-            (Kind.moved, "moved/"),
-            (Kind.evicted, "evicted/"),
-        ):
-            asked = None not in (base.admission, head.admission)
-            if kind is Kind.moved and asked and base.admission != head.admission:
-                return Kind.admission
-            if _part(base, prefix) != _part(head, prefix):
-                return kind
-        return Kind.equal if base.held == head.held else Kind.held
+        found = {KIND_OF_AREA[name.partition("/")[0]] for name in self.changes}
+        if None not in (base.admission, head.admission) and base.admission != head.admission:
+            found.add(Kind.admission)
+        return next((kind for kind in Kind if kind in found), Kind.equal)
+
+    @property
+    def changes(self) -> dict[str, tuple[int, int]]:
+        """All numbers that differ, of base and of head, by `moved/full/read` or `held/swa/host`.
+
+        What only one side says of its state is left out.
+        """
+        base, head = (numbers_of(each) for each in (self.base, self.head))
+        both = self.base.state.keys() & self.head.state.keys()
+        one_sided = (self.base.state.keys() | self.head.state.keys()) - both
+        return {
+            name: (base.get(name, 0), head.get(name, 0))
+            for name in sorted((base.keys() | head.keys()) - one_sided)
+            if base.get(name, 0) != head.get(name, 0)
+        }
+
+    @property
+    def weight(self) -> tuple[int, int]:
+        """How much differs: hit tokens, then tokens and states copied, evicted, locked and held."""
+        sizes = {
+            name: abs(head - base)
+            for name, (base, head) in self.changes.items()
+            if not name.startswith("pages/")
+        }
+        hits = sum(size for name, size in sizes.items() if name.startswith("hit/"))
+        return hits, sum(sizes.values()) - hits
+
+
+def numbers_of(outcome: Outcome) -> dict[str, int]:
+    """All numbers of an answer, by `hit/full/device` or `held/swa/host`."""
+    hits = zip(outcome.hits._fields, outcome.hits, strict=True)
+    held = {f"held/{name}": amount for name, amount in outcome.held.items()}
+    return {f"hit/full/{tier}": hit for tier, hit in hits} | {
+        **outcome.counts,
+        **held,
+        **outcome.state,
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,24 +152,28 @@ class Comparison:
         """The first request that differs in anything."""
         return next((row for row in self.rows if row.kind is not Kind.equal), None)
 
+    def worst(self, count: int) -> list[Row]:
+        """The `count` requests that differ most, the worst first."""
+        differing = [row for row in self.rows if row.kind is not Kind.equal]
+        return sorted(differing, key=lambda row: row.weight, reverse=True)[:count]
+
     @property
     def prompt_tokens(self) -> int:
         """Of all requests."""
         return sum(row.prompt_len for row in self.rows)
 
     def totals(self, side: str) -> dict[str, int]:
-        """All counts of `base` or `head`: hits, copies, evictions, admissions; and what is held."""
+        """Counts of `base` or `head` over all requests; what is there at the end."""
         total: Counter[str] = Counter()
-        for row in self.rows:
-            outcome: Outcome = getattr(row, side)
-            for tier, tokens in zip(outcome.hits._fields, outcome.hits, strict=True):
-                total[f"hit/full/{tier}"] += tokens
-            total.update(outcome.counts)
+        outcomes: list[Outcome] = [getattr(row, side) for row in self.rows]
+        for outcome in outcomes:
+            numbers = numbers_of(outcome).items()
+            total.update({name: number for name, number in numbers if name.startswith(ADDED_UP)})
             if outcome.admission is not None:
                 total[f"admission/{outcome.admission}"] += 1
-        if self.rows:
-            last: Outcome = getattr(self.rows[-1], side)
-            total.update({f"held/{name}": amount for name, amount in last.held.items()})
+        if outcomes:
+            numbers = numbers_of(outcomes[-1]).items()
+            total.update({name: number for name, number in numbers if name.startswith(AT_THE_END)})
         return dict(sorted(total.items()))
 
     def hit_rate(self, side: str) -> float:
@@ -133,21 +198,33 @@ def compare(
     Raises:
         SideError: a side cannot be opened.
     """
-    rows: list[Row] = []
-    failure = None
     with ExitStack() as stack:
         sides = open_sides(stack, pools, launches, logs)
-        about = sides[0].about(), sides[1].about()
-        try:
-            for number in range(len(requests)):
-                rows.append(next_row(sides, requests, number, pools))
-                if until_first and rows[-1].kind in HIT_KINDS:
-                    break
-                if (number + 1) % 250 == 0:
-                    say(f"{number + 1:,} of {len(requests):,} requests")
-        except SideError as error:
-            failure = f"at request {len(rows)} {error}"
-    return Comparison(base=about[0], head=about[1], pools=pools, rows=tuple(rows), failure=failure)
+        return compare_sides(requests, pools, sides, until_first=until_first)
+
+
+def compare_sides(
+    requests: Sequence[Request],
+    pools: Pools,
+    sides: tuple[Asked, Asked],
+    *,
+    until_first: bool = False,
+) -> Comparison:
+    """`compare`, of sides that are open and have not been asked anything."""
+    rows: list[Row] = []
+    failure = None
+    driver = Driver(requests, pools, sides)
+    try:
+        for number in range(len(requests)):
+            rows.append(driver.next_row())
+            if until_first and rows[-1].kind in HIT_KINDS:
+                break
+            if (number + 1) % 250 == 0:
+                say(f"{number + 1:,} of {len(requests):,} requests")
+    except SideError as error:
+        failure = f"at request {len(rows)} {error}"
+    base, head = driver.about
+    return Comparison(base=base, head=head, pools=pools, rows=tuple(rows), failure=failure)
 
 
 def open_sides(
@@ -161,26 +238,36 @@ def open_sides(
     return base, head
 
 
-def next_row(
-    sides: tuple[SideProcess, SideProcess],
-    requests: Sequence[Request],
-    number: int,
-    pools: Pools,
-) -> Row:
-    """Send one request to both, with the one whose answer is complete by then."""
-    finished = [number - pools.num_running] if number >= pools.num_running else []
-    request = requests[number]
-    tokens = token_ids(request)
-    for side in sides:
-        side.ask_admit(number, tokens, request.prompt_len, finished=finished)
-    base, head = (side.take_outcome() for side in sides)
-    return Row(number=number, prompt_len=request.prompt_len, base=base, head=head)
+class Driver:
+    """Sends requests to both sides, one after the other."""
+
+    def __init__(
+        self, requests: Sequence[Request], pools: Pools, sides: tuple[Asked, Asked]
+    ) -> None:
+        self._requests, self._pools, self._sides = requests, pools, sides
+        self.about = sides[0].about(), sides[1].about()
+        self._next = 0
+        self._ends: dict[int, list[int]] = {}  # by the request that comes next: those that end
+        self._aborts = pools.is_eventful and all("matches" in about for about in self.about)
+
+    def next_row(self) -> Row:
+        """Send the next request, after the answers that are complete by then."""
+        number, self._next = self._next, self._next + 1
+        request = self._requests[number]
+        calls: list[Call] = [("finish", each) for each in self._ends.pop(number, [])]
+        if self._aborts and number % ABORTED_EVERY == ABORTED_EVERY - 1:
+            aborted = self._requests[max(number - 8 - number % 24, 0)]
+            calls.append(("match", token_ids(aborted)[: aborted.prompt_len]))
+        is_long = self._pools.is_eventful and number % LONG_EVERY == LONG_EVERY - 1
+        stay = self._pools.num_running * (3 if is_long else 1)
+        self._ends.setdefault(number + stay, []).append(number)
+        calls.append(("admit", number, token_ids(request), request.prompt_len))
+        for side in self._sides:
+            side.ask(calls)
+        base, head = (side.take_outcome() for side in self._sides)
+        return Row(number=number, prompt_len=request.prompt_len, base=base, head=head)
 
 
 def token_ids(request: Request) -> Tokens:
     """[prompt_len + output_len] ids."""
     return np.frombuffer(request.prompt.to_bytes() + request.output.to_bytes(), "<i4")
-
-
-def _part(outcome: Outcome, prefix: str) -> dict[str, int]:
-    return {name: value for name, value in outcome.counts.items() if name.startswith(prefix)}

@@ -39,6 +39,7 @@ class Tally:
         swa_loaded: int,
         states_loaded: int,
         admission: str | None,
+        state: dict[str, int] | None = None,
     ) -> Outcome:
         """The answer for one request.
 
@@ -48,6 +49,7 @@ class Tally:
             swa_loaded: tokens of its window that were on the host alone.
             states_loaded: 1 if its state was on the host alone.
             admission: see `Outcome`.
+            state: see `Outcome`; None means that the side reports none.
         """
         pools, usable = self._pools, sum(hits)
         page = pools.page_size
@@ -58,7 +60,7 @@ class Tally:
             self._split("mamba", 1, states_loaded)
         counts = {name: amount for name, amount in sorted(self._counts.items()) if amount}
         self._counts.clear()
-        return Outcome(hits=hits, counts=counts, held=held, admission=admission)
+        return Outcome(hits=hits, counts=counts, held=held, admission=admission, state=state or {})
 
     def _split(self, component: str, wanted: int, loaded: int) -> None:
         # what was read for this request and is used by it is a hit of storage

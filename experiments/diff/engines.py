@@ -1,9 +1,10 @@
 """The engines that can be compared, and the environments that their releases run in.
 
 All releases of an engine share one environment of small dependencies, made on first use and kept in
-the user's cache folder. It takes torch from the interpreter that runs this, and never fetches
-another. A release is a folder of its package's files alone (or of those in Python), laid over it; a
-checkout is used where it lies.
+the user's cache folder; all clones of this repository with the same versions of Python and torch
+share it. It takes torch from the interpreter that runs this, and never fetches another. A release
+is a folder of its package's files alone (or of those in Python), laid over it; a checkout is used
+where it lies.
 """
 
 import hashlib
@@ -17,6 +18,7 @@ import venv
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 
 from platformdirs import user_cache_path
@@ -26,6 +28,9 @@ from experiments.diff.protocol import SideError
 OURS = "hicache"
 RELEASE = re.compile(r"\d+(\.\w+)+")
 ROOT = Path(__file__).parents[2]  # where this package and ours lie
+# the shared environment finds torch in the folder that this variable names when a process starts
+TORCH_VARIABLE = "HICACHE_TORCH"
+SHARED_PTH = f"import os, sys; sys.path.append(os.environ.get('{TORCH_VARIABLE}', sys.prefix))"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,8 +148,8 @@ def files_of(engine: Engine, spec: str) -> tuple[Path, str]:
             if (path / folder / package / "__init__.py").is_file():
                 return (path / folder).resolve(), path.resolve().name
         raise SideError(
-            f"{spec} holds no {package}: a checkout, a folder with {package}/ in it, or a wheel"
-            " is wanted"
+            f"{spec} contains no {package}: give a checkout, a folder that contains {package}/, or"
+            " a wheel"
         )
     if RELEASE.fullmatch(spec):
         return _release(engine, f"{package}=={spec}", cache / spec), f"{package} {spec}"
@@ -160,7 +165,7 @@ def _release(engine: Engine, wanted: str, folder: Path) -> Path:
         else:
             _pip(sys.executable, "--no-deps", "--no-compile", "--target", str(made), wanted)
         if not (made / engine.package / "__init__.py").is_file():
-            raise SideError(f"{wanted} holds no {engine.package}")
+            raise SideError(f"{wanted} contains no {engine.package}")
 
     return _made(folder, install, f"fetching {wanted}")
 
@@ -175,11 +180,9 @@ def _unpack_python(wanted: str, made: Path) -> None:
 
 
 def _shared(engine: Engine, cache: Path) -> Path:
-    torch = importlib.util.find_spec("torch")
-    if torch is None or torch.origin is None:
-        raise SideError("torch cannot be imported here, and the sides share it")
-    library = str(Path(torch.origin).parents[1])
-    asked = (*engine.requirements, *engine.alone, sys.version, library)
+    # nothing of this clone's folder: another clone uses the same environment
+    versions = (sys.version, sys.base_prefix, f"torch {version('torch')}", SHARED_PTH)
+    asked = (*engine.requirements, *engine.alone, *versions)
     digest = hashlib.sha256("\n".join(asked).encode()).hexdigest()[:12]
 
     def install(made: Path) -> None:
@@ -188,11 +191,18 @@ def _shared(engine: Engine, cache: Path) -> Path:
         _pip(python, *engine.requirements)
         _pip(python, "--no-deps", *engine.alone)
         site = next(made.glob("lib/python*/site-packages"))
-        # last, so that the environment's own come first; torch is found here
-        (site / "zz_shared.pth").write_text(f"{library}\n")
+        # read last, so that the environment's own packages come first
+        (site / "zz_shared.pth").write_text(f"{SHARED_PTH}\n")
 
     said = f"making the environment of {engine.package} (some minutes, once)"
     return _made(cache / f"shared-{digest}", install, said)
+
+
+def _torch_folder() -> str:
+    torch = importlib.util.find_spec("torch")
+    if torch is None or torch.origin is None:
+        raise SideError("torch must be installed here: both sides use this installation")
+    return str(Path(torch.origin).parents[1])
 
 
 def _made(folder: Path, make: Callable[[Path], None], what: str) -> Path:
@@ -218,7 +228,7 @@ def _pip(python: str, *arguments: str, command: str = "install") -> None:
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
         reason = (lines or done.stderr.splitlines() or ["pip gave no reason"])[-1]
-        raise SideError(f"{arguments[-1]} cannot be installed: {reason.removeprefix('ERROR: ')}")
+        raise SideError(f"cannot install {arguments[-1]}: {reason.removeprefix('ERROR: ')}")
 
 
 def say(text: str) -> None:
@@ -231,5 +241,9 @@ def environment_of(launch: Launch) -> dict[str, str]:
 
     Sets are in the same order each time: vLLM decided by it until 0.30.
     """
-    own = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"}
+    own = {
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONHASHSEED": "0",
+        TORCH_VARIABLE: _torch_folder(),
+    }
     return {**os.environ, "PYTHONPATH": os.pathsep.join(launch.path), **own}

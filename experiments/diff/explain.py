@@ -1,21 +1,26 @@
-"""Why the first request differs: when the two sides began to hold other parts of its prefix.
+"""Explains the first request that differs.
 
-The sides run once more up to that request, and both are asked after each request what they hold of
-its prompt. Where the answers part is the request during which the difference was made; what each
-side held just before and after it, and evicted during it, is the explanation.
+Both sides run once more up to that request. After each earlier request they say what they hold of
+its prompt: where the answers begin to differ is the request during which the difference was made.
+After the request itself they say all that they hold, so that pages which only one side holds are
+named by the requests that they come from.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.diff.compare import Row, next_row, open_sides, token_ids
+import numpy as np
+
+from experiments.diff.compare import Driver, Row, open_sides, token_ids
 from experiments.diff.engines import Launch
+from experiments.diff.pages import page_names
 from experiments.diff.protocol import Outcome, Pools, Span
 from hicache.request import Request
 
 Held = dict[str, list[Span]]
+SHOWN = 4  # spans, requests or numbers in one sentence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +39,24 @@ class Parting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OnlyOne:
+    """Pages of one place, such as `full/host`, that only one of the sides holds.
+
+    Attributes:
+        place: kind and tier.
+        is_base: True if base holds them, False if head does.
+        amount: in tokens or states.
+        pages: by the first request that has them, the places of the pages in it; without those
+            that no request has.
+    """
+
+    place: str
+    is_base: bool
+    amount: int
+    pages: Mapping[int, list[int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
     """The first request that differs.
 
@@ -42,12 +65,14 @@ class Explanation:
         last_use: the latest earlier request that begins with the same page; None: there is none.
         held: by base and by head, of its prompt, before it came.
         parting: None if both held the same of it until it came.
+        only: after it, what only one side holds; empty if a side does not say what it holds.
     """
 
     row: Row
     last_use: int | None
     held: tuple[Held, Held]
     parting: Parting | None
+    only: tuple[OnlyOne, ...] = ()
 
 
 def explain(
@@ -57,7 +82,7 @@ def explain(
     launches: tuple[Launch, Launch],
     logs: Path,
 ) -> Explanation:
-    """Run both sides up to `row` and look where they part.
+    """Run both sides up to `row` and find where they begin to differ.
 
     Raises:
         SideError: a side cannot go on.
@@ -67,23 +92,59 @@ def explain(
     users = [
         number
         for number in range(row.number)
-        if (token_ids(requests[number])[:page] == prompt[:page]).all()
+        if np.array_equal(token_ids(requests[number])[:page], prompt[:page])
     ]
     parting = None
     held: tuple[Held, Held] = ({}, {})
     with ExitStack() as stack:
-        base, head = sides = open_sides(stack, pools, launches, logs)
-        base.about(), head.about()
+        base, head = open_sides(stack, pools, launches, logs)
+        driver = Driver(requests, pools, (base, head))
         for number in range(row.number):
-            earlier = next_row(sides, requests, number, pools)
+            earlier = driver.next_row()
             if not users or number < users[0]:
-                continue  # nobody has had this prefix yet
+                continue  # no request has had this prefix yet
             before, held = held[0], (base.probe(prompt), head.probe(prompt))
             if held[0] == held[1]:
                 parting = None  # what differed meanwhile is equal again
             elif parting is None:
                 parting = Parting(row=earlier, before=before, after=held)
-    return Explanation(row=row, last_use=users[-1] if users else None, held=held, parting=parting)
+        driver.next_row()
+        only: tuple[OnlyOne, ...] = ()
+        if any(name.startswith("pages/") for name in row.changes):
+            contents = base.contents(), head.contents()
+            only = held_by_one(contents, requests[: row.number + 1], pools)
+    return Explanation(
+        row=row, last_use=users[-1] if users else None, held=held, parting=parting, only=only
+    )
+
+
+def held_by_one(
+    contents: tuple[Mapping[str, list[int]], Mapping[str, list[int]]],
+    requests: Sequence[Request],
+    pools: Pools,
+) -> tuple[OnlyOne, ...]:
+    """What only one side holds.
+
+    Args:
+        contents: names of the pages that base and head hold, by `full/device`.
+        requests: all that have come so far.
+        pools: of both sides.
+    """
+    first: dict[int, tuple[int, int]] = {}  # where a page is seen first: request, place in it
+    for number, request in enumerate(requests):
+        for place, name in enumerate(page_names(token_ids(request), pools.page_size)):
+            first.setdefault(name, (number, place))
+    found = []
+    for where in sorted({*contents[0], *contents[1]}):
+        base, head = (set(each.get(where, ())) for each in contents)
+        for is_base, names in ((True, base - head), (False, head - base)):
+            pages: dict[int, list[int]] = {}
+            for number, place in sorted(first[name] for name in names & first.keys()):
+                pages.setdefault(number, []).append(place)
+            if names:
+                amount = len(names) * pools.unit(where.partition("/")[0])
+                found.append(OnlyOne(place=where, is_base=is_base, amount=amount, pages=pages))
+    return tuple(found)
 
 
 def differing(base: Held, head: Held) -> tuple[str, ...]:
@@ -97,7 +158,7 @@ def spans_in_words(spans: Sequence[Span] | None) -> str:
     """Tokens held, for people; a long list is cut short."""
     if not spans:
         return "nothing"
-    shown = [f"[{start:,}, {end:,})" for start, end in spans[:4]]
+    shown = [f"[{start:,}, {end:,})" for start, end in spans[:SHOWN]]
     more = len(spans) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more else "")
 
@@ -106,36 +167,81 @@ def in_words(explanation: Explanation, names: tuple[str, str]) -> list[str]:
     """The explanation as sentences, `names` those of base and head."""
     row = explanation.row
     sentences = [
-        f"Request {row.number} ({row.prompt_len:,} tokens of prompt): {row.kind.value}."
+        f"Request {row.number} (prompt of {row.prompt_len:,} tokens): {row.kind.value}."
         f" {names[0]} hit {hits_in_words(row.base)}; {names[1]} hit {hits_in_words(row.head)}."
     ]
     if row.base.admission != row.head.admission:
         sentences.append(f"Admission: {row.base.admission} against {row.head.admission}.")
+    if changes := changes_in_words(row):
+        sentences.append(f"Changes ({names[0]} → {names[1]}): {changes}.")
     if explanation.last_use is None:
-        sentences.append("No earlier request begins like it.")
+        sentences.append("No earlier request shares a prefix with it.")
     else:
-        sentences.append(f"The last request that begins like it was {explanation.last_use}.")
+        sentences.append(
+            f"The last request that shares a prefix with it was {explanation.last_use}."
+        )
     base_held, head_held = explanation.held
     parts = differing(base_held, head_held)
     if not parts:
         same = "; ".join(f"{name} {spans_in_words(base_held[name])}" for name in sorted(base_held))
         sentences.append(
-            f"Before it came both held the same of its prompt ({same}), so they differ in what they"
-            " made of it: the match, the prefetch or the load-back."
+            f"Before it arrived, both held the same parts of its prompt ({same or 'nothing'})."
         )
     for name in parts:
         sentences.append(
-            f"Before it came, of {name} {names[0]} held {spans_in_words(base_held.get(name))} and"
-            f" {names[1]} {spans_in_words(head_held.get(name))}."
+            f"Before it arrived, of its prompt in {name}, {names[0]} held tokens"
+            f" {spans_in_words(base_held.get(name))} and {names[1]}"
+            f" {spans_in_words(head_held.get(name))}."
         )
     if parts and explanation.parting is not None:
         sentences += _parting_in_words(explanation.parting, names)
-    return sentences
+    return sentences + [_only_in_words(only, names) for only in explanation.only]
+
+
+def changes_in_words(row: Row, most: int | None = None) -> str:
+    """All amounts that differ between the answers, or the `most` largest."""
+    sized = [
+        (abs(head - base), name, base, head)
+        for name, (base, head) in row.changes.items()
+        if not name.startswith("pages/")
+    ]
+    shown = sized if most is None else sorted(sized, reverse=True)[:most]
+    words = [
+        f"{name.replace('moved/', 'copied/').replace('/', ' ', 1)} {base:,} → {head:,}"
+        f" ({head - base:+,})"
+        for _, name, base, head in shown
+    ]
+    if len(sized) > len(shown):
+        words.append(f"and {len(sized) - len(shown)} more")
+    return ", ".join(words)
+
+
+def _only_in_words(only: OnlyOne, names: tuple[str, str]) -> str:
+    holder, other = names if only.is_base else names[::-1]
+    unit = "states" if only.place.startswith("mamba") else "tokens"
+    requests = [f"{number} (pages {_ranges(only.pages[number])})" for number in only.pages]
+    more = f" and {len(requests) - SHOWN} more" if len(requests) > SHOWN else ""
+    return (
+        f"After it {holder} holds {only.amount:,} {unit} of {only.place} that {other} does not, of"
+        f" request {', '.join(requests[:SHOWN]) or 'none so far'}{more}."
+    )
+
+
+def _ranges(places: Sequence[int]) -> str:
+    starts = [place for place in places if place - 1 not in places]
+    ends = [place for place in places if place + 1 not in places]
+    ranges = [
+        f"{start}" if start == end else f"{start}-{end}"
+        for start, end in zip(starts, ends, strict=True)
+    ]
+    return ", ".join([*ranges[:SHOWN], *(["..."] if len(ranges) > SHOWN else [])])
 
 
 def _parting_in_words(parting: Parting, names: tuple[str, str]) -> list[str]:
     row, parts = parting.row, differing(*parting.after)
-    sentences = [f"They parted during request {row.number}, over {', '.join(parts)}."]
+    sentences = [
+        f"They first held different parts of it during request {row.number}, in {', '.join(parts)}."
+    ]
     for side, outcome, after in zip(names, (row.base, row.head), parting.after, strict=True):
         evicted = [
             f"{amount:,} of {name.removeprefix('evicted/')}"
@@ -148,8 +254,8 @@ def _parting_in_words(parting: Parting, names: tuple[str, str]) -> list[str]:
             for name in parts
         )
         sentences.append(
-            f"During it {side} evicted {', '.join(evicted) or 'nothing'}; of this prompt it went:"
-            f" {was}."
+            f"During that request {side} evicted {', '.join(evicted) or 'nothing'}; what it held of"
+            f" this prompt changed: {was}."
         )
     return sentences
 

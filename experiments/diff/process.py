@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from experiments.diff.engines import ROOT, Launch, environment_of
-from experiments.diff.protocol import Outcome, Pools, SideError, Span, Tokens
+from experiments.diff.protocol import Call, Outcome, Pools, SideError, Span, Tokens
 
 # what the process may import besides its own: ours, and the modules of whoever started it
 PROGRAM = (
@@ -22,7 +22,7 @@ Answer = TypeVar("Answer")
 class SideProcess:
     """Asks one process; used with `with`, which ends it.
 
-    `ask_admit` and `take_outcome` are apart so that two sides can work at the same time.
+    `ask` and `take_outcome` are apart so that two sides can work at the same time.
     """
 
     def __init__(self, launch: Launch, pools: Pools, log: Path) -> None:
@@ -53,13 +53,9 @@ class SideProcess:
         """Version and the like; waits until the side has been opened. Once, before the rest."""
         return self._hear(dict)
 
-    def ask_admit(
-        self, number: int, tokens: Tokens, prompt_len: int, *, finished: list[int]
-    ) -> None:
-        """A request comes, after the answers of `finished` were complete."""
-        self._send(
-            [*(("finish", each) for each in finished), ("admit", number, tokens, prompt_len)]
-        )
+    def ask(self, calls: list[Call]) -> None:
+        """Call methods of the side; `take_outcome` waits for what the last of them returns."""
+        self._send(calls)
 
     def take_outcome(self) -> Outcome:
         """The answer to the oldest question."""
@@ -68,6 +64,11 @@ class SideProcess:
     def probe(self, tokens: Tokens) -> dict[str, list[Span]]:
         """Which of these tokens are held, by component and tier."""
         self._send([("probe", tokens)])
+        return self._hear(dict)
+
+    def contents(self) -> dict[str, list[int]]:
+        """Names of all pages held, by component and tier."""
+        self._send([("contents",)])
         return self._hear(dict)
 
     def __enter__(self) -> "SideProcess":
@@ -90,7 +91,7 @@ class SideProcess:
         try:
             answer = self._wire.recv()
         except (EOFError, ConnectionError) as error:
-            raise SideError(f"{self.name}: its process ended; {self._last_words()}") from error
+            raise SideError(f"{self.name}: the process ended: {self._last_words()}") from error
         if isinstance(answer, SideError):
             raise SideError(f"{self.name}: {answer}")
         assert isinstance(answer, kind)
@@ -98,4 +99,4 @@ class SideProcess:
 
     def _last_words(self) -> str:
         lines = self._log.read_text(errors="replace").strip().splitlines()
-        return f"the last line of {self._log} is: {lines[-1]}" if lines else "it said nothing"
+        return f"the last line of {self._log} is: {lines[-1]}" if lines else "it printed nothing"

@@ -27,6 +27,7 @@ TIERS = ("device", "host", "storage")
 MOVES = ("back_up", "load_back", "write", "read")
 Tokens = NDArray[np.int32]
 Span = tuple[int, int]
+Call = tuple[object, ...]  # a method of `Side` and its arguments
 
 
 class SideError(Exception):
@@ -54,7 +55,9 @@ class Pools:
     window_len: int = 0  # 0: no sliding window
     swa_tokens: int = 0  # on the device; on the host as many times more as of full KV
     num_states: int = 0  # on the device; 0: no recurrent layers
-    copy_delay: int = 0  # requests that come before a copy is done; 0: it is done at once
+    copy_delay: int = 0  # requests that come before a back-up is done; 0: it is done at once
+    # some requests are aborted as soon as they are matched, and some run three times as long
+    is_eventful: bool = False
 
     @property
     def host_ratio(self) -> float:
@@ -88,12 +91,17 @@ class Outcome:
             `evicted/mamba/device` since the answer before.
         held: what each tier holds now, by `full/device`.
         admission: what the engine's own admission said of it, in its words; None: it was not asked.
+        state: what else a side can say of its cache now, compared where both sides say it:
+            `locked/full/device`, tokens or states of all nodes, each times the locks it has;
+            `free/full/device`, what the allocator has left; `pages/full/device`, the sum of the
+            names of the pages held (`experiments.diff.pages`), modulo 2**64.
     """
 
     hits: Hits
     counts: Mapping[str, int] = field(default_factory=dict)
     held: Mapping[str, int] = field(default_factory=dict)
     admission: str | None = None
+    state: Mapping[str, int] = field(default_factory=dict)
 
 
 class Side(Protocol):
@@ -107,6 +115,10 @@ class Side(Protocol):
         """A request comes, is admitted at once and prefilled."""
         ...
 
+    def match(self, tokens: Tokens) -> None:
+        """A prompt comes, is matched and aborted; only of sides whose `about` has `matches`."""
+        ...
+
     def finish(self, number: int) -> None:
         """Its answer is complete."""
         ...
@@ -118,6 +130,10 @@ class Side(Protocol):
         """
         ...
 
+    def contents(self) -> dict[str, list[int]]:
+        """Names of all pages held, by `full/device`; only of sides whose state has `pages/...`."""
+        ...
+
     def close(self) -> None:
-        """Stop whatever runs beside."""
+        """Stop the threads that the engine started."""
         ...

@@ -1,185 +1,205 @@
-"""Regressions of one line each, planted in a copy of SGLang 0.5.23: does the comparison see them?
+"""Edits of one line each to a copy of SGLang 0.5.23: does the comparison report them?
 
-python -m experiments.diff.regressions --requests 2000
+python -m experiments.diff.regressions
 
-Each is put into a copy of the release and compared with the release until hits differ or the
-requests end. The first row is a copy without any change, which must not differ in anything.
+`faults.toml` lists the edits. Each is made in a copy of the release, which is compared with the
+release on the `edges` workload until hits differ or the requests end. A fault must be reported,
+unless its entry proves that it changes nothing; a refactoring must make no difference of any kind.
 """
 
 import argparse
 import os
 import shutil
+import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+import tomllib
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from experiments.diff.compare import Comparison, compare
+from experiments.diff import edges
+from experiments.diff.compare import Comparison, compare_sides
 from experiments.diff.engines import ENGINES, prepare
-from experiments.diff.explain import hits_in_words
-from experiments.diff.protocol import SideError
+from experiments.diff.explain import changes_in_words, hits_in_words
+from experiments.diff.process import SideProcess
+from experiments.diff.protocol import Call, Outcome, Pools, SideError
 from experiments.diff.rooms import chosen, pools_for
+from hicache.request import Request
 
 RELEASE = "0.5.23"
-ROOM = "sglang/srt/mem_cache"
+FOLDER = "sglang/srt"
+FAULTS = Path(__file__).with_name("faults.toml")
+SHOWN = 3  # amounts in a row of the table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Regression:
-    """One line of the release, and what is put in its place; `place` counts equal ones from 0."""
+class Edit:
+    """One line of the release, and its replacement.
+
+    Attributes:
+        name: what it does.
+        file: below `sglang/srt`.
+        line: text in that file.
+        instead: what takes its place.
+        place: which of equal texts it is, counted from 0.
+        kind: of attention, in the comparison.
+        write_policy: of both sides.
+        copies: `instant` or `delayed:N`.
+        equivalent: a proof that the edit changes nothing; empty: it must be reported.
+        is_fault: False for a refactoring.
+    """
 
     name: str
-    component: str = "full"
     file: str
     line: str
     instead: str
     place: int = 0
+    kind: str = "full"
+    write_policy: str = "write_through"
+    copies: str = "instant"
+    equivalent: str = ""
+    is_fault: bool = True
+
+    @property
+    def is_reportable(self) -> bool:
+        """True if the comparison must report it."""
+        return self.is_fault and not self.equivalent
 
 
-NOTHING = Regression(name="nothing (a copy)", file="", line="", instead="")
-REGRESSIONS = (
-    Regression(
-        name="the lock of a finished back-up is not released",
-        file="unified_radix_cache.py",
-        line="self.dec_lock_ref(lock_node_id, lock_params)",
-        instead="pass",
-    ),
-    Regression(
-        name="eviction order reversed",
-        file="evict_policy.py",
-        line="return node.last_access_time",
-        instead="return -node.last_access_time",
-    ),
-    Regression(
-        name="a prefetch is never committed",
-        file="unified_radix_cache.py",
-        line="completed_tokens = operation.completed_tokens",
-        instead="completed_tokens = 0",
-    ),
-    Regression(
-        name="what is backed up is not written to storage",
-        file="unified_radix_cache.py",
-        line="self.write_backup_storage(node_id)",
-        instead="pass",
-    ),
-    Regression(
-        name="back-up waits for one hit more",
-        file="unified_cache/unified_tree_core.py",
-        line="and node.hit_count >= self.write_through_threshold",
-        instead="and node.hit_count > self.write_through_threshold",
-        place=1,
-    ),
-    Regression(
-        name="storage is asked for four times the least length",
-        file="unified_radix_cache.py",
-        line="if len(prefetch_key) < self.prefetch_threshold:",
-        instead="if len(prefetch_key) < 4 * self.prefetch_threshold:",
-    ),
-    Regression(
-        name="a match is no use",
-        file="unified_cache/unified_tree_core.py",
-        line="node.last_access_time = get_and_increase_time_counter()",
-        instead="pass",
-    ),
-    Regression(
-        name="a match is content with a window a page short",
-        component="swa",
-        file="unified_cache/components/swa.py",
-        line='return state["len"] >= sliding_window_size',
-        instead='return state["len"] >= sliding_window_size - 64',
-    ),
-    Regression(
-        name="a prompt keeps a window that is a page short",
-        component="swa",
-        file="unified_cache/components/swa.py",
-        line="sliding_window_size=self.sliding_window_size,",
-        instead="sliding_window_size=self.sliding_window_size - 64,",
-    ),
-    Regression(
-        name="no state is kept at a branch",
-        component="mamba",
-        file="unified_cache/components/mamba.py",
-        line="aligned_seqlen if aligned_seqlen > mamba_boundary_len else None",
-        instead="None",
-    ),
-    Regression(
-        name="a state that is used stays as old as it was",
-        component="mamba",
-        file="unified_cache/components/mamba.py",
-        line="self.tree_core.lru_lists[ct].reset_node_mru(node)",
-        instead="pass",
-    ),
-)
+def edits(path: Path = FAULTS) -> list[Edit]:
+    """All of a file such as `faults.toml`, faults first."""
+    listed = tomllib.loads(path.read_text())
+    faults = [Edit(**each) for each in listed["fault"]]
+    return faults + [Edit(**each, is_fault=False) for each in listed["refactoring"]]
 
 
 def main() -> None:
-    """Plant one after the other, and print a line each."""
+    """Make one edit after the other, print a line each; exit with 1 if one is judged wrongly."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--requests", type=int, default=2000)
-    parser.add_argument("--workload", default="mooncake_conversation")
-    parser.add_argument("--only", type=int, nargs="*", help="0: the copy; 1, 2, ...: as listed")
+    parser.add_argument("--requests", type=int, default=edges.COUNT)
+    parser.add_argument("--workload", default=edges.NAME)
+    parser.add_argument("--faults", type=Path, default=FAULTS, help="file with other edits")
+    parser.add_argument("--only", type=int, nargs="*", help="numbers of the edits to run, from 1")
     options = parser.parse_args()
     engine = ENGINES["sglang"]
     launch = prepare(engine, RELEASE)
     release = Path(launch.path[0])
-    print("| planted | components | caught | first request | released hit | with it hit | s |")
+    print("| edit | kind | reported | first difference | what differs there | first hit | s |")
     print("|---|---|---|---:|---|---|---:|", flush=True)
-    with tempfile.TemporaryDirectory(dir=release.parent, prefix="planted-") as folder:
+    wrong = 0
+    released: dict[tuple[str, ...], Remembered] = {}
+    with (
+        tempfile.TemporaryDirectory(dir=release.parent, prefix="edited-") as folder,
+        ExitStack() as stack,
+    ):
         copy = Path(folder)
-        # links: what is not changed need not be written again
+        # links: only what is edited is written again
         shutil.copytree(release / "sglang", copy / "sglang", copy_function=os.link)
-        planted = prepare(engine, folder)
-        for number, regression in enumerate((NOTHING, *REGRESSIONS)):
+        edited = replace(prepare(engine, folder), name="the edited copy")
+        for number, edit in enumerate(edits(options.faults), start=1):
             if options.only and number not in options.only:
                 continue
             started = time.monotonic()
-            pools = pools_for(options.workload, regression.component, "", "instant")
+            pools = pools_for(options.workload, edit.kind, "", edit.copies)
             requests = chosen(options.workload, options.requests, pools.max_len)
-            with planted_in(regression, copy):
-                found = compare(requests, pools, (launch, planted), copy, until_first=True)
-            print(row(regression, found, time.monotonic() - started), flush=True)
+            base, head = (
+                replace(each, options={"write_policy": edit.write_policy})
+                for each in (launch, edited)
+            )
+            settings = edit.kind, edit.write_policy, edit.copies
+            if settings not in released:
+                process = SideProcess(base, pools, copy / f"base-{'-'.join(settings)}.log")
+                released[settings] = Remembered(stack.enter_context(process))
+            with edited_by(edit, copy), SideProcess(head, pools, copy / "head.log") as process:
+                sides = released[settings], process
+                found = compared(requests, pools, sides)
+            wrong += is_reported(found) != edit.is_reportable
+            print(row(edit, found, time.monotonic() - started), flush=True)
+    sys.exit(min(wrong, 1))
+
+
+def compared(
+    requests: Sequence[Request], pools: Pools, sides: tuple["Remembered", SideProcess]
+) -> Comparison:
+    """Compare until hits differ; an edited side that cannot be opened fails at request 0."""
+    try:
+        return compare_sides(requests, pools, sides, until_first=True)
+    except SideError as error:
+        about = sides[0].about()
+        failure = f"at request 0 {error}"
+        return Comparison(base=about, head={}, pools=pools, rows=(), failure=failure)
+
+
+class Remembered:
+    """A side that is asked once, and repeats its answers in every later comparison."""
+
+    def __init__(self, side: SideProcess) -> None:
+        self._side, self._about = side, side.about()
+        self._outcomes: list[Outcome] = []
+        self._next = 0
+
+    def about(self) -> dict[str, str]:
+        """Begin again with the first answer."""
+        self._next = 0
+        return self._about
+
+    def ask(self, calls: list[Call]) -> None:
+        """Call methods of the side, unless it has answered them before."""
+        if self._next == len(self._outcomes):
+            self._side.ask(calls)
+
+    def take_outcome(self) -> Outcome:
+        """The answer to the oldest question."""
+        if self._next == len(self._outcomes):
+            self._outcomes.append(self._side.take_outcome())
+        self._next += 1
+        return self._outcomes[self._next - 1]
 
 
 @contextmanager
-def planted_in(regression: Regression, copy: Path) -> Iterator[None]:
-    """The copy has the regression meanwhile.
+def edited_by(edit: Edit, copy: Path) -> Iterator[None]:
+    """Make the edit in the copy, and take it back at the end.
 
     Raises:
         SideError: the release has no such line.
     """
-    if not regression.file:
-        yield
-        return
-    path = copy / ROOM / regression.file
+    path = copy / FOLDER / edit.file
     whole = path.read_text()
-    parts = whole.split(regression.line)
-    cut = regression.place + 1
+    parts = whole.split(edit.line)
+    cut = edit.place + 1
     if len(parts) <= cut:
-        raise SideError(f"{path} has no line {regression.line!r} (number {regression.place})")
-    before, after = regression.line.join(parts[:cut]), regression.line.join(parts[cut:])
+        raise SideError(f"{path} has no line {edit.line!r} (number {edit.place})")
+    before, after = edit.line.join(parts[:cut]), edit.line.join(parts[cut:])
     path.unlink()  # a link: the release's own file stays as it is
-    path.write_text(before + regression.instead + after)
+    path.write_text(before + edit.instead + after)
     try:
         yield
     finally:
         path.write_text(whole)
 
 
-def row(regression: Regression, found: Comparison, seconds: float) -> str:
+def is_reported(found: Comparison) -> bool:
+    """True if anything differs, or a side cannot go on."""
+    return found.first is not None or found.failure is not None
+
+
+def row(edit: Edit, found: Comparison, seconds: float) -> str:
     """One line of the table."""
-    first = found.first_hit
-    start = f"| {regression.name} | {regression.component} |"
-    if first is not None:
-        base, head = hits_in_words(first.base), hits_in_words(first.head)
-        return f"{start} yes | {first.number} | {base} | {head} | {seconds:.0f} |"
-    if found.failure is not None:
-        return f"{start} yes | {len(found.rows)} | | {found.failure} | {seconds:.0f} |"
+    reported = "yes" if is_reported(found) else f"no, in {len(found.rows):,} requests"
+    number = what = hit = ""
     if found.first is not None:
-        said = f"{found.first.kind.value}"
-        return f"{start} hits do not differ | {found.first.number} | | {said} | {seconds:.0f} |"
-    return f"{start} no difference in {len(found.rows):,} requests | | | | {seconds:.0f} |"
+        number, what = f"{found.first.number}", found.first.kind.value
+    if (sized := next((each for each in found.rows if any(each.weight)), None)) is not None:
+        what += f"; at {sized.number}: {changes_in_words(sized, SHOWN)}"
+    if found.first_hit is not None:
+        base, head = (hits_in_words(each) for each in (found.first_hit.base, found.first_hit.head))
+        hit = f"{found.first_hit.number}: {base} → {head}"
+    elif found.failure is not None:
+        number, hit = number or f"{len(found.rows)}", found.failure
+    cells = (edit.name, edit.kind, reported, number, what, hit, f"{seconds:.0f}")
+    return f"| {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments.diff.compare import HIT_KINDS, Comparison, Kind
-from experiments.diff.explain import Explanation, hits_in_words, in_words
+from experiments.diff.compare import HIT_KINDS, Comparison, Row
+from experiments.diff.explain import Explanation, changes_in_words, hits_in_words, in_words
 from experiments.diff.protocol import COMPONENTS, MOVES, TIERS
 
 GIB = 1 << 30
@@ -20,6 +20,7 @@ AREAS = (
     ("evicted", "evicted", TIERS[:2]),
     ("held", "held at the end", TIERS),
 )
+WORST_IN_JSON, WORST_IN_COMMENT = 50, 5
 
 
 def to_json(
@@ -28,8 +29,7 @@ def to_json(
     unit_bytes: Mapping[str, int],
     about: Mapping[str, object],
 ) -> dict[str, Any]:
-    """Everything, with the first fifty requests that differ."""
-    differing = [row for row in comparison.rows if row.kind is not Kind.equal]
+    """Everything, with the fifty requests that differ most."""
     return {
         **about,
         "base": comparison.base,
@@ -45,7 +45,10 @@ def to_json(
         "first": None if comparison.first is None else comparison.first.number,
         "first_hit": None if comparison.first_hit is None else comparison.first_hit.number,
         "explanation": None if explanation is None else in_words(explanation, names_of(comparison)),
-        "differing": [asdict(row) | {"kind": row.kind.name} for row in differing[:50]],
+        "worst": [
+            asdict(row) | {"kind": row.kind.name, "changes": row.changes}
+            for row in comparison.worst(WORST_IN_JSON)
+        ],
     }
 
 
@@ -89,19 +92,35 @@ def to_markdown(
     lines += [f"| {kind.value} | {count:,} |" for kind, count in comparison.kinds.items()]
     if comparison.failure is not None:
         lines += ["", f"**Not finished**: {comparison.failure}."]
-    first = comparison.first_hit or comparison.first
+    if worst := comparison.worst(WORST_IN_COMMENT):
+        lines += [
+            "",
+            f"| request that differs most | kind of difference | amounts ({base} → {head}) |",
+        ]
+        lines += ["|---:|---|---|"]
+        lines += [
+            f"| {row.number} | {row.kind.value} | {changes_in_words(row, most=6)} |"
+            for row in worst
+        ]
+    first, first_hit = comparison.first, comparison.first_hit
     if explanation is not None:
+        said = " ".join(in_words(explanation, (base, head)))
+        lines += ["", f"**First request that differs.** {said}"]
+    elif first_hit is not None:
         lines += [
             "",
-            f"**The first that differs.** {' '.join(in_words(explanation, (base, head)))}",
+            f"**The first request with different hits** is {_told(first_hit, (base, head))}",
         ]
-    elif first is not None:
-        lines += [
-            "",
-            f"**The first that differs** is request {first.number}: {first.kind.value}."
-            f" {base} hit {hits_in_words(first.base)}; {head} hit {hits_in_words(first.head)}.",
-        ]
+    if first is not None and (explanation is None or explanation.row is not first):
+        lines += ["", f"**The first difference of any kind** is in {_told(first, (base, head))}"]
     return "\n".join(lines) + "\n"
+
+
+def _told(row: Row, names: tuple[str, str]) -> str:
+    return (
+        f"request {row.number}: {row.kind.value}. {names[0]} hit {hits_in_words(row.base)};"
+        f" {names[1]} hit {hits_in_words(row.head)}. Changes: {changes_in_words(row)}."
+    )
 
 
 def names_of(comparison: Comparison) -> tuple[str, str]:

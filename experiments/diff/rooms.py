@@ -1,8 +1,11 @@
 """What is compared with: requests of a workload, pools that suit it, bytes of a model."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import fields, replace
+from itertools import islice
 
+from experiments.diff import edges
 from experiments.diff.protocol import Pools, SideError
 from experiments.launch.schema import CONF, config_of
 from hicache.config import WorkloadConfig
@@ -12,11 +15,12 @@ from hicache.workload.build import load_workload
 # pools that make each trace compete for them, as docs/validity.md compares with
 ROOMS = {
     "weka_agentic": Pools(device_tokens=1_310_720, host_tokens=3_932_160, max_len=262_144),
+    edges.NAME: edges.POOLS,
 }
 ROOM = Pools(device_tokens=524_288, host_tokens=1_572_864, max_len=131_072)
 WINDOW_LEN = 1024
-SWA_TOKENS = {"weka_agentic": 393_216}
-NUM_STATES = {"weka_agentic": 64}
+SWA_TOKENS = {"weka_agentic": 393_216, edges.NAME: edges.SWA_TOKENS}
+NUM_STATES = {"weka_agentic": 64, edges.NAME: edges.NUM_STATES}
 # whose bytes a token or a state has, unless --model says otherwise
 MODELS = {
     "full": "llama3_8b",
@@ -26,21 +30,30 @@ MODELS = {
 }
 
 
-def chosen(kind: str, count: int, max_len: int) -> list[Request]:
+def chosen(kind: str, count: int, max_len: int, path: str | None = None) -> list[Request]:
     """The first `count` requests of a workload that fit into `max_len`, in order of arrival.
 
+    Args:
+        kind: `edges`, or a kind of `hicache.workload`.
+        count: at most so many.
+        max_len: tokens of prompt and answer together.
+        path: the file of a trace; None means that it is looked for.
+
     Raises:
-        SideError: none fits.
+        SideError: no request fits.
     """
-    workload = load_workload(
-        WorkloadConfig(kind=kind), data_dir=os.environ.get("HICACHE_DATA"), seed=0
-    )
-    fitting = (each for each in workload.requests if each.prompt_len + each.output_len <= max_len)
-    requests = [request for request, _ in zip(fitting, range(count), strict=False)]
+    every: Sequence[Request]
+    if kind == edges.NAME:
+        every = edges.edges()
+    else:
+        config = WorkloadConfig(kind=kind, path=path)
+        every = load_workload(config, data_dir=os.environ.get("HICACHE_DATA"), seed=0).requests
+    fitting = (each for each in every if each.prompt_len + each.output_len <= max_len)
+    requests = list(islice(fitting, count))
     if not requests:
-        shortest = min(each.prompt_len + each.output_len for each in workload.requests)
+        shortest = min(each.prompt_len + each.output_len for each in every)
         raise SideError(
-            f"no request of {kind} fits: the shortest has {shortest:,} tokens, and max_len is"
+            f"no request of {kind} fits: the shortest has {shortest:,} tokens, but max_len is"
             f" {max_len:,}"
         )
     return requests
@@ -49,9 +62,9 @@ def chosen(kind: str, count: int, max_len: int) -> list[Request]:
 def pools_for(
     kind: str, components: str, changes: str, copies: str, *, has_storage: bool = True
 ) -> Pools:
-    """The room that suits a workload, with what `--pools` and `--copies` change.
+    """The pools that suit a workload, with what `--pools` and `--copies` change.
 
-    `has_storage`: whether the engine has any.
+    `has_storage`: True if the engine has a storage tier.
 
     Raises:
         SideError: a name or a number that does not make sense.
@@ -67,12 +80,12 @@ def pools_for(
     for part in filter(None, changes.split(",")):
         name, _, value = part.partition("=")
         if name not in known or not value.isdigit():
-            raise SideError(f"--pools wants NAME=NUMBER,... of {', '.join(known)}; got {part!r}")
+            raise SideError(f"--pools must be NAME=NUMBER,... of {', '.join(known)}, got {part!r}")
         values[name] = bool(int(value)) if name == "has_storage" else int(value)
     how, _, delay = copies.partition(":")
     if copies != "instant":
         if how != "delayed" or not delay.isdigit():
-            raise SideError(f"--copies wants instant or delayed:N, got {copies!r}")
+            raise SideError(f"--copies must be instant or delayed:N, got {copies!r}")
         values["copy_delay"] = int(delay)
     pools = replace(pools, **values)  # type: ignore[arg-type]
     if pools.host_tokens == 0 or not has_storage:
@@ -80,13 +93,13 @@ def pools_for(
     needed = pools.num_running * pools.page_size
     if pools.device_tokens < needed:
         raise SideError(
-            f"device_tokens={pools.device_tokens} is less than a page for each of"
-            f" {pools.num_running} requests ({needed})"
+            f"device_tokens={pools.device_tokens} must be at least {needed}: one page for each of"
+            f" {pools.num_running} requests"
         )
     if pools.max_len > pools.device_tokens:
         raise SideError(
-            f"the trace is too long for its pools: requests of up to max_len={pools.max_len:,}"
-            f" tokens, and device_tokens={pools.device_tokens:,}"
+            f"requests of up to max_len={pools.max_len:,} tokens do not fit in"
+            f" device_tokens={pools.device_tokens:,}"
         )
     return pools
 
@@ -100,7 +113,7 @@ def bytes_of(model: str, component: str) -> dict[str, int]:
     path = CONF / "model" / f"{model}.yaml"
     if not path.is_file():
         known = ", ".join(sorted(each.stem for each in path.parent.glob("*.yaml")))
-        raise SideError(f"--model wants one of {known}, got {model!r}")
+        raise SideError(f"--model must be one of {known}, got {model!r}")
     shape = config_of(f"model={model}").model
     unit_bytes = {
         "full": shape.full_token_bytes,
@@ -109,5 +122,5 @@ def bytes_of(model: str, component: str) -> dict[str, int]:
     }
     for kind in component.split("+"):
         if unit_bytes[kind] == 0:
-            raise SideError(f"--model {model} keeps no {kind}")
+            raise SideError(f"--model {model} has no {kind} layers")
     return unit_bytes

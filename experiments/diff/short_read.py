@@ -18,7 +18,7 @@ import numpy as np
 from experiments.diff.engines import ENGINES, prepare
 from experiments.diff.explain import hits_in_words, spans_in_words
 from experiments.diff.process import SideProcess
-from experiments.diff.protocol import Outcome, Pools, SideError, Tokens
+from experiments.diff.protocol import Call, Outcome, Pools, SideError, Tokens
 
 WINDOW = 1024
 POOLS = Pools(
@@ -35,7 +35,9 @@ SHARED, REST = 2 * WINDOW, WINDOW // 2
 def main() -> None:
     """Tell the story once for each side."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("sides", nargs="+", help="releases, checkouts, wheels, or hicache")
+    parser.add_argument(
+        "sides", nargs="+", help="releases, checkouts or wheels to test, or hicache"
+    )
     options = parser.parse_args()
     for spec in options.sides:
         try:
@@ -79,8 +81,8 @@ def tell(side: SideProcess) -> list[str]:
 def admit(side: SideProcess, number: int, prompt: Tokens) -> Outcome:
     """One request, after the one before it is complete."""
     tokens = np.concatenate([prompt, run_of(100 + number, 2)])
-    finished = [number - 1] if number else []
-    side.ask_admit(number, tokens, len(prompt), finished=finished)
+    finished: list[Call] = [("finish", number - 1)] if number else []
+    side.ask([*finished, ("admit", number, tokens, len(prompt))])
     return side.take_outcome()
 
 

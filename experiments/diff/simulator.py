@@ -47,11 +47,15 @@ class SimulatorSide:
     """One engine of a composed config."""
 
     def __init__(self, pools: Pools, options: Mapping[str, str]) -> None:
-        """`compat`: a preset in `conf/compat`; `eviction`: one of ours, or `module:Class`."""
+        """Open an engine.
+
+        Options: `compat` (a preset in `conf/compat`), `eviction` and `write_policy` (as the knobs).
+        """
         self._pools, self._page = pools, pools.page_size
         self._eviction = options.get("eviction", "lru")
+        self._write_policy = options.get("write_policy", "write_through")
         try:
-            config = config_for(pools, options.get("compat", SGLANG), self._eviction)
+            config = config_for(pools, options)
             self.engine, self._runtime = build(config)
         except ValueError as error:
             raise SideError(str(error)) from error
@@ -64,7 +68,12 @@ class SimulatorSide:
 
     def about(self) -> dict[str, str]:
         """This checkout has no release."""
-        return {"engine": "hicache", "version": "this checkout", "eviction": self._eviction}
+        return {
+            "engine": "hicache",
+            "version": "this checkout",
+            "eviction": self._eviction,
+            "write_policy": self._write_policy,
+        }
 
     def admit(self, number: int, tokens: Tokens, prompt_len: int) -> Outcome:
         """Submit a request and serve it until its prompt is computed and all copies are done."""
@@ -182,7 +191,7 @@ class SimulatorSide:
 
 
 class CountedIo:
-    """The engine's I/O: counts what is done, and reports copies `copy_delay` requests later."""
+    """The engine's I/O: counts what is done, and reports back-ups `copy_delay` requests later."""
 
     def __init__(self, inner: Io, pools: Pools, tally: Tally) -> None:
         """`tally`: takes the counts."""
@@ -207,13 +216,16 @@ class CountedIo:
                 continue
             if isinstance(done, LoadBack):
                 self.load_back = done
-            self._late.append((self.now + self._pools.copy_delay, done))
-            if not self._pools.copy_delay:
-                deliveries += [(engine, each) for each in self.due()]
+            delay = self._pools.copy_delay if isinstance(done, BackUp) else 0
+            if delay:
+                self._late.append((self.now + delay, done))
+            else:
+                self._count(done)
+                deliveries.append((engine, done))
         return deliveries
 
     def due(self) -> list[Reported]:
-        """The copies that are done by now."""
+        """Return the back-ups that are done by now."""
         due: list[Reported] = []
         while self._late and self._late[0][0] <= self.now:
             due.append(self._late.popleft()[1])
@@ -237,9 +249,11 @@ class CountedIo:
         if not done.is_read:
             return
         self._moved(FULL, "read", done.completed_pages)
-        if done.restored_pages:
-            for kind in (SWA, MAMBA):
-                self._moved(kind, "read", len(done.staged[kind]))
+        end = done.restored_pages
+        if end and done.window_pages:
+            self._moved(SWA, "read", end - done.swa_first(end))
+        if end and done.has_state:
+            self._moved(MAMBA, "read", 1)
 
     def _moved(self, kind: int, how: str, num_pages: int) -> None:
         name = KIND_NAMES[kind]
@@ -279,20 +293,21 @@ class _Watch:
         raise AssertionError("a request that waits for its turn is aborted")
 
 
-def config_for(pools: Pools, compat: str, eviction: str) -> ExperimentConfig:
+def config_for(pools: Pools, options: Mapping[str, str]) -> ExperimentConfig:
     """The config of an engine with these pools, in which no outcome depends on a clock.
 
     Raises:
         ValueError: pools that no engine can have.
     """
     model = MODELS["+".join(name for name in pools.components if name != "full") or "full"]
-    page = pools.page_size
+    page, compat = pools.page_size, options.get("compat", SGLANG)
     # SGLang's host pools have a page (a state) more than asked for
     more = int(compat == SGLANG and pools.host_tokens > 0)
     values: dict[str, object] = {
         "model.max_len": pools.max_len + page,
         "cache.page_size": page,
-        "cache.eviction": eviction,
+        "cache.eviction": options.get("eviction", "lru"),
+        "cache.write_policy": options.get("write_policy", "write_through"),
         "cache.device_gib": "null",
         "cache.device_tokens": pools.device_tokens,
         "cache.host_tokens": pools.host_tokens + more * page,

@@ -5,8 +5,8 @@ python -m experiments.explain RUN --slowest 3
 python -m experiments.explain RUN --request 412
 python -m experiments.explain RUN --perfetto trace.json
 
-A simulated run is made again from its config.yaml, which takes as long as it took, and everything
-that happens is taken down. The trace opens in https://ui.perfetto.dev and in chrome://tracing.
+A simulated run is replayed from its config.yaml with all events recorded, which takes as long as
+the run did. The trace opens in https://ui.perfetto.dev and in chrome://tracing.
 """
 
 from collections.abc import Sequence
@@ -20,11 +20,20 @@ from hicache.results.metrics import RequestRecord
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Tell the lives that were asked for, and write the trace."""
+    """Explain the chosen requests, and write the trace if asked to."""
     parser = parser_of("experiments.explain", __doc__)
-    parser.add_argument("run", type=Path, metavar="RUN")
-    parser.add_argument("--request", type=int, action="append", default=[], metavar="N")
-    parser.add_argument("--slowest", type=int, metavar="COUNT", help="by time to first token")
+    parser.add_argument("run", type=Path, metavar="RUN", help="directory of a simulated run")
+    parser.add_argument(
+        "--request",
+        type=int,
+        action="append",
+        default=[],
+        metavar="N",
+        help="id of a request to explain; may be repeated",
+    )
+    parser.add_argument(
+        "--slowest", type=int, metavar="COUNT", help="explain the slowest by TTFT (default 10)"
+    )
     parser.add_argument("--perfetto", type=Path, metavar="FILE", help="write a trace of the run")
     options = parser.parse_args(arguments)
     with in_one_sentence():
@@ -38,12 +47,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def lines(run: Rerun, requests: Sequence[int], slowest: int | None, *, is_trace: bool) -> list[str]:
-    """The lives of the requests that were asked for; of the ten slowest if nothing was."""
+    """Explain these requests and the slowest; the ten slowest if nothing is chosen."""
     unknown = [number for number in requests if number not in run.records]
     if unknown:
         raise ValueError(
-            f"the run has no request {unknown[0]}: they are numbered from "
-            f"{min(run.records)} to {max(run.records)}"
+            f"the run has no request {unknown[0]}: request ids go from {min(run.records)} to "
+            f"{max(run.records)}"
         )
     chosen: list[RequestRecord] = [run.records[number] for number in requests]
     count = slowest
@@ -55,8 +64,8 @@ def lines(run: Rerun, requests: Sequence[int], slowest: int | None, *, is_trace:
     told = []
     if run.differences:
         told.append(
-            f"the run did not come out as it did before ({', '.join(run.differences[:3])} differ): "
-            "the code or the trace has changed since, and this tells of the new one"
+            f"the replay differs from the stored run ({', '.join(run.differences[:3])}): the code "
+            "or the trace has changed; the explanations below are those of the replay"
         )
     teller = Storyteller(run)
     for record in chosen:

@@ -38,7 +38,7 @@ def rerun(run_dir: Path) -> Rerun:
     config = stored_config(run_dir / CONFIG_FILE)
     if config.executor.kind != "simulated" or config.program != "replay":
         raise ValueError(
-            f"only a simulated replay comes out the same again, and {run_dir} has "
+            f"only simulated replays can be explained, and {run_dir} has "
             f"executor.kind={config.executor.kind} and program={config.program}"
         )
     timeline = Timeline()

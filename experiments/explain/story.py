@@ -1,5 +1,5 @@
-"""A request's life in plain words: when, what it waited for and who was in the way, and why it had
-to compute what it computed."""
+"""The history of a request: what it waited for, which requests delayed it, and why it computed its
+tokens."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -15,9 +15,9 @@ from hicache.scheduler.request_state import RequestState
 
 MOST_NAMED = 3  # others that are called by their numbers
 DECLINED = {
-    "declined_too_short": "less was left to read than prefetch.threshold",
-    "declined_rate_limited": "too much was being prefetched (prefetch.occupied_share)",
-    "declined_anchor_not_on_host": "what it had found was on the device and not on the host",
+    "declined_too_short": "fewer than prefetch.threshold tokens were missing",
+    "declined_rate_limited": "other prefetches used up prefetch.occupied_share",
+    "declined_anchor_not_on_host": "the matched prefix was on the device but not on the host",
     "no_room": "the host had no room for it",
 }
 
@@ -50,7 +50,7 @@ class Storyteller:
         yield from _reasons("Why it computed", record, record.computed_len, life.spans[0])
         if record.recomputed_len:
             again = life.spans[1]
-            yield from _reasons("Why it computed again", record, record.recomputed_len, again)
+            yield from _reasons("Why it recomputed", record, record.recomputed_len, again)
 
     # -- what happened -------------------------------------------------------------------------
 
@@ -60,8 +60,8 @@ class Storyteller:
         arrival_ns = record.arrival_ns
         yield (
             arrival_ns,
-            f"it came, {_seconds(arrival_ns)} into the run; {life.came_len:,} tokens of its prompt "
-            "were held and usable when it was first looked at",
+            f"arrived {_seconds(arrival_ns)} into the run; {life.came_len:,} tokens of its prompt "
+            "were cached and usable when the scheduler first considered it",
         )
         yield from self._prefetch(life)
         for segment in _joined(segments):
@@ -70,24 +70,24 @@ class Storyteller:
             if segment.part == "storage_wait":
                 yield segment.start_ns, self._storage_wait(record, life, segment)
         if life.admitted_ns is not None:
-            yield life.admitted_ns, f"began, with {_found(record)}"
+            yield life.admitted_ns, f"admitted, {_found(record)}"
             yield from self._prefill(record, life)
         if record.first_token_ns is not None:
             yield record.first_token_ns, "first token"
         if record.retractions:
             yield (
                 record.finish_ns or 0,
-                f"(it was sent back to the queue {record.retractions} times for want of pages)",
+                f"(it was retracted {record.retractions} times for lack of pages)",
             )
         if record.finish_ns is not None:
-            ending = f"answer of {record.output_len:,} tokens complete"
+            ending = f"finished its answer of {record.output_len:,} tokens"
             yield record.finish_ns, ending if record.status is Status.finished else record.reason
 
     def _queue(self, record: RequestRecord, segment: Segment) -> str:
         took, what = _seconds(segment.length_ns), CAUSES[segment.cause]
         told = f"waited {took} for {what}"
         if segment.first not in (None, record.id):
-            told = f"waited {took} behind request {segment.first}, which had to wait for {what}"
+            told = f"waited {took} behind request {segment.first}, which waited for {what}"
         prompts: Counter[int] = Counter()
         running: set[int] = set()
         for step in self._steps[record.engine].during(segment.start_ns, segment.end_ns):
@@ -98,12 +98,12 @@ class Storyteller:
             running.update(step.decodes)
         others = [f"{number} ({_seconds(ns)})" for number, ns in prompts.most_common()]
         if others:
-            told += f"; meanwhile prompts were computed: of {_and(others)}"
+            told += f"; meanwhile the prompts of these requests were computed: {_and(others)}"
         known = [self._run.records[number] for number in running if number in self._run.records]
         if known and segment.cause not in ("step", "chunk"):
             known.sort(key=lambda each: (-each.prompt_len, each.id))
             named = [f"{each.id} ({each.prompt_len:,} tokens)" for each in known[:MOST_NAMED]]
-            told += "; being answered: " + _and(named)
+            told += "; meanwhile decoding: " + _and(named)
             told += f" and {len(known) - MOST_NAMED} smaller ones" * (len(known) > MOST_NAMED)
         return told
 
@@ -120,7 +120,7 @@ class Storyteller:
             if read_ns[0] < began_ns and read_ns[1] > segment.start_ns:
                 before.append(str(number))
         if before:
-            told += f"; storage read for others before it began with this: {_and(before)}"
+            told += f"; storage first read for other requests: {_and(before)}"
         return told
 
     def _prefetch(self, life: RequestState) -> Iterator[tuple[int, str]]:
@@ -132,34 +132,34 @@ class Storyteller:
         first, asked = prefetch.start_page * self._page, prefetch.asked_pages * self._page
         yield (
             prefetch.enqueued_ns,
-            f"prefetch: storage was asked for {asked:,} tokens from token {first:,} on"
+            f"prefetch: asked storage for {asked:,} tokens from token {first:,} on"
             + self._cut(prefetch),
         )
         if prefetch.answered_ns is not None:
             hit = max(prefetch.restorable or [0]) * self._page
-            yield prefetch.answered_ns, f"storage answered: it could restore {hit:,} of them"
+            yield prefetch.answered_ns, f"storage answered: {hit:,} of these tokens can be restored"
         if prefetch.read_ns is not None:
             began_ns, ended_ns = prefetch.read_ns
             read, planned = prefetch.completed_pages * self._page, prefetch.num_pages * self._page
-            yield began_ns, "its read began"
+            yield began_ns, "prefetch: reading began"
             yield (
                 ended_ns,
-                f"its read ended: {read:,} of {planned:,} tokens, {self._worth(prefetch)}",
+                f"prefetch: reading ended, {read:,} of {planned:,} tokens, {self._worth(prefetch)}",
             )
         elif prefetch.was_stopped and prefetch.phase is Phase.ended:
-            yield life.admitted_ns or prefetch.enqueued_ns, "its prefetch was given up unread"
+            yield life.admitted_ns or prefetch.enqueued_ns, "prefetch: dropped before it was read"
 
     def _cut(self, prefetch: Prefetch) -> str:
         named = len(prefetch.names)
         if named == prefetch.asked_pages:
             return ""
-        return f", cut to {named * self._page:,} by the room on the host"
+        return f", cut to {named * self._page:,} tokens for lack of host memory"
 
     def _worth(self, prefetch: Prefetch) -> str:
         published = prefetch.published_pages * self._page
         if prefetch.was_stopped and prefetch.completed_pages < prefetch.num_pages:
-            return f"stopped by {self._run.config.prefetch.stop}; {published:,} were of use"
-        return f"{published:,} new to the host"
+            return f"stopped by {self._run.config.prefetch.stop}; {published:,} of them kept"
+        return f"{published:,} of them not yet on the host"
 
     def _prefill(self, record: RequestRecord, life: RequestState) -> Iterator[tuple[int, str]]:
         until_ns = record.first_token_ns or record.finish_ns or 0
@@ -172,17 +172,22 @@ class Storyteller:
         others = {other for step in steps for other, _, _ in step.extends} - {record.id}
         if parts.get("shared"):
             named = [str(other) for other in sorted(others)]
-            whose = f"request{'s' * (len(others) > 1)} {_and(named)}" if named else "answers"
-            told += f", {_seconds(parts['shared'])} for those of {whose} in the same steps"
+            whose = (
+                f"request{'s' * (len(others) > 1)} {_and(named)}" if named else "decoding requests"
+            )
+            told += f", {_seconds(parts['shared'])} for {whose} in the same steps"
         if record.load_back_ns:
-            told += f", {_seconds(record.load_back_ns)} standing still for load-backs"
+            told += f", {_seconds(record.load_back_ns)} waiting for load-backs"
         yield steps[0].start_ns, told
         if parts.get("fence"):
             took = _seconds(parts["fence"])
-            yield steps[0].start_ns, f"(its steps waited {took} for copies to the host)"
+            yield (
+                steps[0].start_ns,
+                f"(before its steps, it waited {took} for copies of evicted pages to the host)",
+            )
         if parts.get("stalled"):
             took = _seconds(parts["stalled"])
-            yield steps[0].start_ns, f"(between its steps {took} passed, for want of pages)"
+            yield steps[0].start_ns, f"(between its steps, it waited {took} for pages)"
 
 
 def _reasons(
@@ -190,7 +195,7 @@ def _reasons(
 ) -> Iterator[str]:
     yield f"  {title} {_count(num_tokens, 'token')}"
     for span in spans:
-        what = {FULL: "", MAMBA: " (a state)"}.get(span.kind, " (a window)")
+        what = {FULL: "", MAMBA: " (state)"}.get(span.kind, " (window)")
         yield f"    {span.num_tokens:>9,}  {span.reason}{what}: {REASONS[span.reason]}"
         if span.reason not in ("first_seen", "being_computed"):
             yield from (f"{'':15}{told}" for told in _evictions(record, span))
@@ -201,21 +206,21 @@ def _evictions(record: RequestRecord, span: Span) -> Iterator[str]:
     for eviction in groups[:MOST_NAMED]:
         what = "a state" if span.kind == MAMBA else _count(eviction.num_pages, "page")
         late_ns = eviction.when_ns - record.arrival_ns
-        when = f"{_seconds(abs(late_ns))} {'after' if late_ns >= 0 else 'before'} it came"
-        yield f"{what} left {when}, for request {eviction.request_id}"
+        when = f"{_seconds(abs(late_ns))} {'after' if late_ns >= 0 else 'before'} its arrival"
+        yield f"{what} evicted {when}, for request {eviction.request_id}"
     if len(groups) > MOST_NAMED:
-        yield f"and {len(groups) - MOST_NAMED} evictions more"
+        yield f"and {len(groups) - MOST_NAMED} more evictions"
 
 
 def _size(record: RequestRecord) -> str:
     tiers = (
         (record.device_hit_len, "on the device"),
         (record.host_hit_len, "on the host"),
-        (record.storage_hit_len, "brought from storage"),
+        (record.storage_hit_len, "read from storage"),
         (record.computed_len, "computed"),
     )
     parts = [f"{length:,} {where}" for length, where in tiers if length]
-    return f"prompt of {record.prompt_len:,} tokens: {', '.join(parts) or 'it never began'}"
+    return f"prompt of {record.prompt_len:,} tokens: {', '.join(parts) or 'never admitted'}"
 
 
 def _headline(record: RequestRecord, segments: list[Segment]) -> str:
@@ -225,21 +230,21 @@ def _headline(record: RequestRecord, segments: list[Segment]) -> str:
     causes: Counter[str] = Counter()
     for segment in segments:
         if segment.part == "queue":
-            causes[f"in the queue for {CAUSES[segment.cause]}"] += segment.length_ns
+            causes[f"in the queue, waiting for {CAUSES[segment.cause]}"] += segment.length_ns
         if segment.part == "storage_wait":
             causes["waiting for its prefetch"] += segment.length_ns
-    causes["standing still for load-backs"] = record.load_back_ns
+    causes["waiting for load-backs"] = record.load_back_ns
     parts = record.prefill_for_ns
     causes["computing its own tokens"] = parts.get("own", 0)
-    causes["computing others' tokens in the same steps"] = parts.get("shared", 0)
-    causes["held between its steps"] = parts.get("fence", 0) + parts.get("stalled", 0)
+    causes["computing tokens of other requests in the same steps"] = parts.get("shared", 0)
+    causes["waiting between its steps"] = parts.get("fence", 0) + parts.get("stalled", 0)
     cause, most_ns = causes.most_common(1)[0]
     return f"{told}, {most_ns / max(record.ttft_ns, 1):.0%} of it {cause}"
 
 
 def _found(record: RequestRecord) -> str:
     hit = record.prompt_len - record.computed_len
-    return f"{hit:,} tokens that it need not compute" if hit else "nothing that it need not compute"
+    return f"{hit:,} prompt tokens were hits" if hit else "without a hit"
 
 
 def _joined(segments: list[Segment]) -> list[Segment]:

@@ -52,7 +52,10 @@ def main() -> None:
             run(tables, load_backs)
         ms = (time.process_time() - started) / REPEATS * 1e3
         num_launches = (driver.num_launches - before) // REPEATS
-        print(f"{name}: {ms:.2f} ms a step, {num_launches} launches, ids sent {num_sent} times")
+        print(
+            f"{name}: {ms:.2f} ms per step, {num_launches} kernel launches, page ids sent "
+            f"{num_sent} times"
+        )
 
 
 def _apart(tables: list[CopyTable], load_backs: list[Moves]) -> None:

@@ -56,7 +56,9 @@ def stored_for(bench: dict[str, Any]) -> list[dict[str, Any]]:
     found = re.search(r"triton (\d+)\.(\d+)\.(\d+)", bench["machine"])
     path = RESULTS / f"predictions_triton_{'_'.join(found.groups() if found else '?')}.json"
     if not path.exists():
-        raise ValueError(f"no predictions {path.name} for a bench on {bench['machine']}")
+        raise ValueError(
+            f"{path.name} does not exist, so the bench on {bench['machine']} has no predictions"
+        )
     entries: list[dict[str, Any]] = json.loads(path.read_text())["predictions"]
     return entries
 
@@ -78,7 +80,7 @@ def compared(entries: list[dict[str, Any]], bench: dict[str, Any]) -> pd.DataFra
             rows.append((direction, kernel, shape, wanted, got, got / wanted))
     if not rows:
         raise ValueError(
-            f"a bench with --op programs on a GPU is wanted, got one of {bench['machine']}"
+            f"expected a bench on a GPU with --op programs, got one on {bench['machine']}"
         )
     return pd.DataFrame(rows, columns=COLUMNS)
 
@@ -106,7 +108,7 @@ def _entry(kernel: str, shape: str, report: codegen.Report) -> dict[str, Any]:
 def main() -> int:
     """Print the predictions as JSON, or a comparison as Markdown, rates in GB/s."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--bench", type=Path, help="JSON of a bench that ran on a GPU")
+    parser.add_argument("--bench", type=Path, help="JSON file of a kernel bench that ran on a GPU")
     options = parser.parse_args()
     if options.bench is None:
         document = {"triton": triton.__version__, "latency_ns": codegen.LATENCIES_NS}

@@ -25,9 +25,9 @@ SLOWDOWN = "GEMM slowed by 4 programs to_device"
 def main() -> None:
     """Print YAML."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("bench", type=Path, help="JSON of a bench that ran on a GPU")
+    parser.add_argument("bench", type=Path, help="JSON file of a kernel bench that ran on a GPU")
     parser.add_argument(
-        "--hardware", default="h200", help="the profile that says how many programs"
+        "--hardware", default="h200", help="machine profile that sets link_programs"
     )
     options = parser.parse_args()
     path = CONF / "hardware" / f"{options.hardware}.yaml"
@@ -47,7 +47,7 @@ def entries(bench: dict[str, Any], launched: dict[str, Any]) -> dict[str, Any]:
     source = f"hicache.kernels.bench on {bench['machine']}"
     ceiling = bench["ceilings_gb_per_s"].get("engine_to_device")
     if ceiling is None:
-        raise ValueError(f"a bench on a GPU is wanted, got one of {bench['machine']}")
+        raise ValueError(f"expected a bench on a GPU, got one on {bench['machine']}")
     found = {"pcie_bandwidth": _figure(ceiling * 1e9, f"copy engine to the device; {source}")}
     for name, direction in DIRECTIONS.items():
         rates: dict[int, float] = {}  # by piece size
@@ -61,7 +61,8 @@ def entries(bench: dict[str, Any], launched: dict[str, Any]) -> dict[str, Any]:
                     rates[piece] = max(rates.get(piece, 0.0), record["gb_per_s"] * 1e9)
         if measured and not rates:
             raise ValueError(
-                f"the profile launches {programs} programs, the bench measured {sorted(measured)}"
+                f"the profile launches {programs} programs, but the bench measured "
+                f"{sorted(measured)}"
             )
         if rates:  # else the bench was stopped before its sweep
             found[name] = {

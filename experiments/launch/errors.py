@@ -13,8 +13,8 @@ def sentence(error: BaseException) -> str:
     """What was given and what was wanted, on one line, with the nearest knob if one is unknown."""
     if isinstance(error, OverrideParseException):
         return (
-            f"cannot read {error.override} (wanted KEY=VALUE; quotes of its own around a value let "
-            f"any sign stand in it: 'KEY=\"VALUE\"')"
+            f"cannot parse {error.override}: expected KEY=VALUE; quote a value that contains "
+            f"special characters: 'KEY=\"VALUE\"'"
         )
     parts: list[str] = []
     cause: BaseException | None = error
@@ -29,9 +29,9 @@ def sentence(error: BaseException) -> str:
         near = difflib.get_close_matches(unknown[1].lstrip("+~"), known_keys(), n=1)
         told += f" (did you mean {near[0]}?)" if near else ""
     if "BasicLauncherConf" in told:
-        told += " (it is for hydra/launcher=joblib, which must be given too)"
+        told += " (this setting needs hydra/launcher=joblib)"
     if told.startswith("Ambiguous value for argument"):
-        told += " (add -m to run all of its values, or write a list as [a,b])"
+        told += " (add -m to run every value, or write a list as [a,b])"
     return told
 
 
@@ -42,4 +42,4 @@ def _gist(text: str) -> str:
     wanted = ", ".join(option for option in options if option != "schema")
     # the first line says what is wrong; those below say where in OmegaConf's terms
     first = said.partition("\n")[0].strip().rstrip(".:")
-    return f"{first} (wanted one of {wanted})" if wanted else first
+    return f"{first} (expected one of {wanted})" if wanted else first

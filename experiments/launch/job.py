@@ -96,7 +96,13 @@ def run_job(
             from hicache.results import report  # matplotlib and pyarrow take a second to import
 
             report.write_requests(out_dir / "requests.parquet", result.records)
-            report.write_report(out_dir, title=name, summary=outcome.summary, config=config)
+            report.write_report(
+                out_dir,
+                title=name,
+                summary=outcome.summary,
+                config=config,
+                records=result.records,
+            )
             tracker.attach([out_dir / file for file in ATTACHED])
             outcome.timing["total_wall_s"] = time.perf_counter() - started
             write_json(out_dir / "timing.json", outcome.timing)
@@ -115,14 +121,13 @@ def _run(run: Run, config: ExperimentConfig, on_progress: Callable[[Progress], N
         result = run(config, progress=on_progress)
     except MemoryError as error:
         raise ValueError(
-            f"there is not enough memory for this run: lower cache.host_gib "
-            f"({config.cache.host_gib}) or cache.device_gib ({config.cache.device_gib}), or take "
-            f"a smaller workload"
+            f"out of memory: lower cache.host_gib ({config.cache.host_gib}) or cache.device_gib "
+            f"({config.cache.device_gib}), or use a smaller workload"
         ) from error
     if not result.records:
         raise ValueError(
-            f"no request is left to report: workload.warm_up_s must be less than the workload "
-            f"lasts, got {config.workload.warm_up_s}"
+            f"no request arrives after the warm-up: workload.warm_up_s="
+            f"{config.workload.warm_up_s} must be shorter than the workload"
         )
     return result
 
@@ -175,8 +180,8 @@ def one_sentence(error: Exception, out_dir: Path | None = None) -> str:
     if isinstance(error, OSError) and error.errno in NO_ROOM:
         where = error.filename or out_dir or "the output of this command"
         return (
-            f"{os.strerror(error.errno)}: {where} takes no more; what was written before is kept, "
-            f"and the same command will do once there is room"
+            f"{os.strerror(error.errno)}: cannot write to {where}; files written before are kept, "
+            f"and the same command continues once there is space"
         )
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{error.strerror}: {error.filename}"

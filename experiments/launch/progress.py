@@ -27,7 +27,7 @@ class ProgressBar:
                 rich_progress.TextColumn("{task.description}", markup=False),
                 rich_progress.BarColumn(),
                 rich_progress.MofNCompleteColumn(),
-                rich_progress.TextColumn("requests · {task.fields[time]} replayed"),
+                rich_progress.TextColumn("requests · {task.fields[time]} of simulated time"),
                 rich_progress.TimeElapsedColumn(),
                 rich_progress.TimeRemainingColumn(),
                 console=Console(stderr=True),

@@ -55,7 +55,9 @@ class UsedDirectories(Callback):
             refuse_unknown(config.metrics)  # in one sentence, not in one a job
             directory = _made("hydra.sweep.dir", config.hydra.sweep.dir)
             if is_finished(directory):
-                raise ValueError(f"{directory} holds a finished run, so it cannot hold a sweep")
+                raise ValueError(
+                    f"{directory} contains a finished run: choose another for the sweep"
+                )
             _look_at_jobs(config, directory)
         # known from here on to whoever sums up what an interrupt has left
         HydraConfig.instance().set_config(copy.deepcopy(config))
@@ -73,8 +75,8 @@ def refuse_other(config: ExperimentConfig, directory: Path) -> None:
     text = stored.read_text() if stored.is_file() else ""
     if text != as_yaml(config):
         raise ValueError(
-            f"{directory} holds a finished run of another configuration"
-            f"{_difference(text, as_yaml(config))}: name another directory, or remove that one"
+            f"{directory} contains a finished run with another configuration"
+            f"{_difference(text, as_yaml(config))}: choose another directory, or remove this one"
         )
 
 
@@ -87,8 +89,8 @@ def refuse_unknown(metrics: Iterable[str]) -> None:
     for metric in metrics:
         if metric not in KNOWN:
             near = difflib.get_close_matches(metric, KNOWN, n=3)
-            told = f"did you mean {' or '.join(near)}?" if near else "docs/metrics.md has them all"
-            raise ValueError(f"metrics: no run has a metric {metric} ({told})")
+            told = f"did you mean {' or '.join(near)}?" if near else "docs/metrics.md lists them"
+            raise ValueError(f"metrics: unknown metric {metric} ({told})")
 
 
 def changes(config: ExperimentConfig, directory: Path) -> list[str]:
@@ -135,8 +137,8 @@ def sum_up_interrupted() -> None:
     told = jobs_of(sweep_config(directory))
     of_all = "" if told is None else f" of {len(told)}"
     sys.stderr.write(
-        f"interrupted: {len(finished)}{of_all} jobs had finished; the same command with "
-        f"hydra.sweep.dir={os.path.relpath(directory)} goes on from there\n"
+        f"interrupted: {len(finished)}{of_all} jobs are finished; to continue, repeat the command "
+        f"with hydra.sweep.dir={os.path.relpath(directory)}\n"
     )
     console().print(str(directory), soft_wrap=True)
 
@@ -162,8 +164,8 @@ def _look_at_jobs(config: DictConfig, directory: Path) -> None:
     others = sorted(int(name) for name in used if name.isdigit() and int(name) >= len(jobs))
     if others:
         raise ValueError(
-            f"{directory} holds job {others[0]}, and this sweep has {len(jobs)}: name another "
-            f"directory, or remove that one"
+            f"{directory} contains job {others[0]} of another sweep, and this sweep has only "
+            f"{len(jobs)} jobs: choose another directory, or remove this one"
         )
 
 
@@ -172,9 +174,9 @@ def _made(knob: str, name: str) -> Path:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ValueError(f"{knob}={name} cannot be made: {error.strerror}") from error
+        raise ValueError(f"{knob}={name}: cannot create the directory: {error.strerror}") from error
     if not os.access(path, os.W_OK):
-        raise ValueError(f"{knob}={name} cannot be written to")
+        raise ValueError(f"{knob}={name}: the directory is not writable")
     return path
 
 

@@ -98,7 +98,7 @@ def to_config(cfg: DictConfig) -> ExperimentConfig:
     _override_curves(cfg)
     missing = sorted(key for key in OmegaConf.missing_keys(cfg) if not key.startswith("hydra"))
     if missing:
-        raise ValueError(f"no value was given for {', '.join(missing)}")
+        raise ValueError(f"missing value: set {', '.join(missing)}")
     return _frozen(cfg)
 
 
@@ -110,7 +110,7 @@ def stored_config(file: Path) -> ExperimentConfig:
         ValueError: it names a knob that there is no more.
     """
     if not file.exists():
-        raise FileNotFoundError(f"{file.parent} is no directory of a run: it has no {file.name}")
+        raise FileNotFoundError(f"{file.parent} is not a run directory: it has no {file.name}")
     cfg = _writable(ExperimentConfig)
     cfg.merge_with(OmegaConf.load(file))
     return _frozen(cfg)
@@ -139,13 +139,13 @@ def _derive_model(cfg: DictConfig) -> None:
     """Fill what is missing of a model with what its config.json says."""
     model = cfg.model
     if OmegaConf.is_missing(model, "from_hf"):
-        raise ValueError("no value was given for model.from_hf: wanted the path of a config.json")
+        raise ValueError("missing value: set model.from_hf to the path of a config.json")
     if model.from_hf is None:
         return
     given = {str(key): model[key] for key in model if not OmegaConf.is_missing(model, key)}
     if len(given) == len(model):
         raise ValueError(
-            f"model.from_hf={model.from_hf} derives a whole model: leave out model={model.name}"
+            f"model.from_hf={model.from_hf} and model={model.name} name two models: leave out one"
         )
     OmegaConf.set_readonly(model, False)  # noqa: FBT003 - OmegaConf's signature
     model.merge_with(asdict(read_model(Path(model.from_hf), given)))
@@ -166,7 +166,7 @@ def _refuse_unknown(cfg: DictConfig, schema: type, prefix: str) -> None:
     types = {item.name: item.type for item in fields(schema)}
     for key in map(str, cfg):
         if key not in types:
-            raise ValueError(f"there is no knob {prefix}{key}")
+            raise ValueError(f"unknown knob {prefix}{key}")
         child = types[key]
         if isinstance(child, type) and is_dataclass(child) and isinstance(cfg[key], DictConfig):
             _refuse_unknown(cfg[key], child, f"{prefix}{key}.")

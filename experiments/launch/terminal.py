@@ -55,8 +55,8 @@ def show_run(outcome: Outcome) -> None:
     if not found:
         terminal.print(f"verdict    {CLEAN}")
     terminal.print(
-        f"{outcome.timing['wall_s']:.1f} s of wall time to load and serve "
-        f"({outcome.timing['requests_per_wall_s']:,.0f} requests a second), "
+        f"wall time: {outcome.timing['wall_s']:.1f} s for the replay "
+        f"({outcome.timing['requests_per_wall_s']:,.0f} requests per second), "
         f"{outcome.timing['total_wall_s']:.1f} s with reports",
         style="dim",
     )
@@ -69,7 +69,7 @@ def show_line(outcome: Outcome, title: str) -> None:
         f"{title}  →  token hit rate "
         f"{summary['cache/token_hit_rate']:.3f}, TTFT mean "
         f"{seconds(summary['request/ttft_s_mean'])}, p95 "
-        f"{seconds(summary['request/ttft_s_p95'])}, {outcome.timing['wall_s']:.1f} s of wall time "
+        f"{seconds(summary['request/ttft_s_p95'])}, {outcome.timing['wall_s']:.1f} s wall time "
         f"({in_short(objections([summary]))})",
         soft_wrap=True,
     )
@@ -101,7 +101,7 @@ def _title(outcome: Outcome) -> Text:
     tp = config.parallel.tp or config.model.default_tp
     where = f"{tp} × {config.hardware.name}"
     if config.executor.kind != "simulated":
-        where = "this machine, in real time"
+        where = "this machine (real execution)"
     replicas = f" × {config.parallel.replicas}" if config.parallel.replicas > 1 else ""
     return Text.assemble(
         "\n",
@@ -130,7 +130,7 @@ def _tokens(summary: Mapping[str, float]) -> Table:
     table.add_row("all", f"{total:,}", f"hit {summary['cache/token_hit_rate']:.1%}", "")
     for name, key in OTHERS:
         if summary[key]:
-            table.add_row(f"{name} (apart)", f"{summary[key]:,}", "", "")
+            table.add_row(f"{name} (not included)", f"{summary[key]:,}", "", "")
     return table
 
 
@@ -151,20 +151,20 @@ def _lines(summary: Mapping[str, float]) -> Sequence[str]:
         f"computed   {_reasons(summary)}",
         f"queue      {_shares(summary, 'request/queue_{}_s_mean', CAUSES)}",
         f"load       {loads(summary)}",
-        f"price      {summary['gpu/prefill_seconds_per_request']:.4g} GPU-seconds a request in "
-        f"prefill, {summary['gpu/seconds_per_request']:.4g} with decode, "
+        f"cost       {summary['gpu/prefill_seconds_per_request']:.4g} GPU-seconds per request in "
+        f"prefill steps, {summary['gpu/seconds_per_request']:.4g} in all steps; "
         f"TPOT {seconds(summary['request/tpot_s_mean'])}",
         f"prefetch   {summary['prefetch/read_pages']:,} pages read: "
         f"{_shares(summary, 'prefetch/{}_pages', FATES)}; "
-        f"{summary['prefetch/discarded_pages']:,} given back unread, "
-        f"{summary['prefetch/cut_tokens']:,} tokens cut, "
-        f"{summary['prefetch/abandoned_count']:,} abandoned",
+        f"{summary['prefetch/discarded_pages']:,} pages allocated but not read, "
+        f"{summary['prefetch/cut_tokens']:,} tokens cut for lack of host memory, "
+        f"{summary['prefetch/abandoned_count']:,} prefetches abandoned",
         f"transfer   load-back {size(summary['transfer/load_back_bytes'])}, back-up "
         f"{size(summary['transfer/back_up_bytes'])}, storage read "
-        f"{size(summary['transfer/storage_read_bytes'])}, written "
+        f"{size(summary['transfer/storage_read_bytes'])}, storage write "
         f"{size(summary['transfer/storage_write_bytes'])}",
-        f"scheduler  {summary['scheduler/deferred_count']:,} deferred, "
-        f"{summary['scheduler/retracted_count']:,} retracted, "
+        f"scheduler  {summary['scheduler/deferred_count']:,} admissions deferred, "
+        f"{summary['scheduler/retracted_count']:,} requests retracted, "
         f"{summary['scheduler/prefill_oom_count']:,} out of memory in prefill",
     ]
     oracles = [key for key in summary if key.startswith("oracle/")]
@@ -174,7 +174,7 @@ def _lines(summary: Mapping[str, float]) -> Sequence[str]:
 
 def _reasons(summary: Mapping[str, float]) -> str:
     if summary["computed/not_asked_tokens"]:
-        return "engine.explain=true says why, and so does `python -m experiments.explain`"
+        return "for the reasons: `python -m experiments.explain RUN`, or engine.explain=true"
     return _shares(summary, "computed/{}_tokens", REASONS)
 
 

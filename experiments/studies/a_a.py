@@ -79,7 +79,7 @@ def carry_out(config: ExperimentConfig, out_dir: Path) -> None:
     num_windows = config.workload.windows
     if num_windows is None or num_windows < 2 * LEAST_WINDOWS:
         raise ValueError(
-            f"workload.windows must be at least {2 * LEAST_WINDOWS}, so that each of two hands has "
+            f"workload.windows must be at least {2 * LEAST_WINDOWS}, so that each of two sides has "
             f"{LEAST_WINDOWS}, got {num_windows}"
         )
     jobs = list(product(range(num_windows), range(config.seed, config.seed + NUM_SEEDS)))
@@ -179,12 +179,12 @@ def unpaired(
 def table(found: Sequence[Found]) -> str:
     """Markdown: what was left out by how many of the intervals."""
     lines = [
-        "| metric | comparison | planted | intervals without zero | without what was planted "
+        "| metric | comparison | planted effect | intervals without 0 | ... without the effect "
         "| half width |",
         "| --- | --- | ---: | ---: | ---: | ---: |",
     ]
     lines += [
-        f"| {each.metric} | {each.kind} | {f'-{each.planted:.0%}' if each.planted else 'nothing'} "
+        f"| {each.metric} | {each.kind} | {f'-{each.planted:.0%}' if each.planted else 'none'} "
         f"| {each.zero_left_out:.1%} | {each.effect_left_out:.1%} | {each.half_width:.1%} |"
         for each in found
     ]

@@ -31,7 +31,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--limit", type=int, default=200, help="requests of a window")
     parser.add_argument("--windows", type=int, default=8, help="of the trace")
-    parser.add_argument("--only", default="", help="choices whose name holds this")
+    parser.add_argument("--only", default="", help="run only choices whose name contains this text")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     told: Any = OmegaConf.load(Path(__file__).with_suffix(".yaml"))

@@ -118,7 +118,7 @@ def read_claims(path: Path = CLAIMS) -> list[Claim]:
     claims = []
     for told in stored["claims"]:
         if told["is"] not in ("less", "more", "even"):
-            raise ValueError(f"{path}: wanted less, more or even, got {told['is']!r}")
+            raise ValueError(f"{path}: `is` must be less, more or even, got {told['is']!r}")
         claims.append(Claim(is_=told.pop("is"), **told))
     return claims
 

@@ -104,7 +104,9 @@ def _best_by_goodput(
         if goodput:
             best, times = arm, goodput / windows.own_rate
     if best is None:
-        raise ValueError("goodput.ttft_s and .tpot_s: no stock arm keeps them at any rate tried")
+        raise ValueError(
+            "no built-in policy meets goodput.ttft_s and goodput.tpot_s at any rate that was tried"
+        )
     return best, times
 
 

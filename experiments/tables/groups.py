@@ -136,7 +136,9 @@ def find_runs(path: Path) -> list[Path]:
         return [path]
     found = [inner.parent for inner in path.glob("*/summary.json")]
     if not found:
-        raise FileNotFoundError(f"no summary.json in {path} or in a directory below it")
+        raise FileNotFoundError(
+            f"no finished run: {path} and its subdirectories contain no summary.json"
+        )
     return sorted(found, key=job_order)
 
 

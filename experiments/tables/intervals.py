@@ -34,7 +34,7 @@ DRAWS_AT_ONCE = 100  # so that the weights of 20,000 requests take megabytes
 def lacking(num_windows: int, num_sessions: int) -> str | None:
     """Why there can be no interval of so few; none if there can."""
     lacks = [
-        f"{got:,} {what}, wanted at least {least}"
+        f"{got:,} {what}, at least {least} are needed"
         for got, least, what in (
             (num_windows, LEAST_WINDOWS, "window(s) (workload.windows)"),
             (num_sessions, LEAST_SESSIONS, "session(s)"),

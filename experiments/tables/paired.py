@@ -70,7 +70,9 @@ class Pairs:
         bases = {run.served: run for run in baseline.runs}
         runs = tuple(run for run in other.runs if run.served in bases)
         if not runs:
-            raise ValueError(f"{baseline.settings} and {other.settings} share no window and seed")
+            raise ValueError(
+                f"runs {baseline.settings} and {other.settings} have no window and seed in common"
+            )
         self._runs = (
             replace(baseline, runs=tuple(bases[run.served] for run in runs)),
             replace(other, runs=runs),
@@ -179,10 +181,10 @@ def _joined(baseline: Path, other: Path) -> tuple[Columns, Columns, int]:
     first, second = _finished(baseline), _finished(other)
     both = first.index.intersection(second.index)
     if both.empty:
-        raise ValueError(f"{baseline} and {other} finished no request in common")
+        raise ValueError(f"no request finished in both {baseline} and {other}")
     rows, others = first.loc[both], second.loc[both]
     if not rows[ASKED].equals(others[ASKED]):
-        raise ValueError(f"{baseline} and {other} did not serve the same requests")
+        raise ValueError(f"{baseline} and {other} served different requests")
     return rows, others, len(first) + len(second) - 2 * len(both)
 
 

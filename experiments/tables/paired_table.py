@@ -60,7 +60,7 @@ def compare_pairs(groups: Sequence[Group], metrics: Sequence[str]) -> list[Compa
                 Comparison(baseline=baseline, other=other, pairs=pairs, differences=differences)
             )
     if not found:
-        raise ValueError("a paired comparison needs two configurations, got one")
+        raise ValueError("--paired needs runs of at least two configurations, got one")
     return found
 
 
@@ -152,13 +152,13 @@ def _told(found: Difference) -> str:
 
 def _notes(groups: Sequence[Group], comparisons: Sequence[Comparison]) -> list[str]:
     notes = [
-        "The same requests in the same windows, under the same seeds.",
-        "sooner, later: requests whose first token came sooner, or later, than in the first row.",
+        "Each difference is over requests that both sides finished, in the same window and seed.",
+        "sooner, later: requests whose first token came sooner or later than in the first row.",
     ]
     lacks = list(dict.fromkeys(each.pairs.lacks for each in comparisons))
     if None in lacks:
         notes.append(
-            f"In brackets: {CONFIDENCE:.0%} intervals, windows and their sessions drawn anew."
+            f"In brackets: {CONFIDENCE:.0%} bootstrap intervals over windows and their sessions."
         )
     notes += [f"No interval: {lack}." for lack in lacks if lack is not None]
     shares = [
@@ -170,15 +170,15 @@ def _notes(groups: Sequence[Group], comparisons: Sequence[Comparison]) -> list[s
     if any(share is not None for share in shares):
         blocks = " or ".join(dict.fromkeys(each.pairs.blocks for each in comparisons))
         notes.append(
-            f"%: how much of a difference lies in the two of {blocks} that have most of it "
-            f"(above 100%: others weigh against it)."
+            f"%: the part of a difference that comes from the two of {blocks} with the largest "
+            f"differences (above 100% if others have the opposite sign)."
         )
     num_unpaired = sum(each.pairs.num_unpaired for each in comparisons)
     if num_unpaired:
         share = num_unpaired / (num_unpaired + sum(len(each.pairs) for each in comparisons))
         notes.append(
-            f"{num_unpaired:,} requests ({share:.1%}) finished on one side only, and are left out: "
-            f"the others are no sample of all."
+            f"{num_unpaired:,} requests ({share:.1%}) finished on one side only and are left out, "
+            f"so the rest does not represent the whole workload."
         )
     return notes + warnings(groups)
 

@@ -18,13 +18,13 @@ TITLES = {
     "agreement/illegal_lengths_count": "lengths some rank\ncannot restore",
     "cache/token_hit_rate": "token hit rate",
     "goodput/requests_per_s": "goodput,\nrequests/s",
-    "gpu/prefill_seconds_per_request": "prefill GPU-s\na request",
-    "gpu/seconds_per_request": "GPU-s a request",
-    "prefetch/abandoned_count": "prefetches\ngiven up",
+    "gpu/prefill_seconds_per_request": "prefill GPU-s\nper request",
+    "gpu/seconds_per_request": "GPU-s per request",
+    "prefetch/abandoned_count": "prefetches\nabandoned",
     "prefetch/cut_tokens": "tokens cut",
-    "prefetch/discarded_pages": "pages given\nback unread",
+    "prefetch/discarded_pages": "pages allocated,\nnot read",
     "prefetch/not_restorable_pages": "pages read, not\nrestorable",
-    "prefetch/used_pages": "prefetched pages\nthat were used",
+    "prefetch/used_pages": "prefetched\npages used",
     "prefetch/useful_share": "pages used ÷\npages read",
     "request/storage_wait_s_mean": "storage wait\nmean, s",
     "request/ttft_s_mean": "TTFT mean, s",
@@ -124,7 +124,7 @@ def warnings(groups: Sequence[Group]) -> list[str]:
     notes = []
     repeated = [group for group in groups if len(group.runs) > 1]
     if repeated and all(_is_one_run(group) for group in repeated):
-        notes.append("Every seed gave the same run, so nothing here shows a spread.")
+        notes.append("All seeds gave the same run, so the table shows no spread.")
     return notes + same_runs(groups)
 
 
@@ -144,7 +144,7 @@ def same_runs(groups: Sequence[Group]) -> list[str]:
     if len(parts) > MAX_NAMED:
         parts[MAX_NAMED:] = [f"{len(parts) - MAX_NAMED} more sets of settings"]
     told = "; ".join(parts)
-    return [f"{told} gave the same runs: nothing here tells them apart"] if parts else []
+    return [f"{told} gave identical runs: these settings had no effect here"] if parts else []
 
 
 def is_overloaded(group: Group) -> bool:
@@ -189,7 +189,7 @@ def _unserved(groups: Sequence[Group]) -> list[str]:
             of_all = [each["request/count"] for each in summaries if "request/count" in each]
             total = f" of {_extent(of_all)}" if of_all else ""
             notes.append(f"requests {what}: {_extent([n for c in counts for n in c])}{total}")
-    return ["; ".join([*notes, "rows are over different requests"])] if notes else []
+    return ["; ".join([*notes, "the rows cover different requests"])] if notes else []
 
 
 def _extent(counts: Sequence[float]) -> str:

@@ -96,7 +96,7 @@ def make_policy(
         return policy
     missing = [each for each in wants if not hasattr(policy, each)]
     if missing:
-        raise PolicyError(f"{knob}={name} has no {', '.join(missing)}", _place_of(make))
+        raise PolicyError(f"{knob}={name} lacks {', '.join(missing)}", _place_of(make))
     return _HeldToItsWord(f"{knob}={name}", policy, wants)  # type: ignore[return-value]
 
 
@@ -143,7 +143,7 @@ def _checked(
         if shown is not None and shown != [_portrait(each) for each in arguments]:
             question = _question(name, method, arguments, named)
             raise PolicyError(
-                f"{question} changed what it was shown, which is not its own", _place_of(ask)
+                f"{question} modified its arguments, which it must leave unchanged", _place_of(ask)
             )
         return given
 
@@ -152,7 +152,7 @@ def _checked(
 
 def _refuse_unless(answer: Answer, given: object, question: str, place: str = "") -> None:
     if not answer.fits(given):
-        raise PolicyError(f"{question} must give {answer.wanted}, got {given!r:.200}", place)
+        raise PolicyError(f"{question}: expected {answer.wanted}, got {given!r:.200}", place)
 
 
 def _is_inside(error: BaseException) -> bool:

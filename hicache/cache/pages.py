@@ -68,11 +68,11 @@ class PageAllocator:
 def _take_back(taken: set[int], page_ids: PageIds) -> None:
     if not taken.issuperset(page_ids):
         culprit = next(page_id for page_id in page_ids if page_id not in taken)
-        raise ValueError(f"page {culprit} is freed but was not taken")
+        raise ValueError(f"page {culprit} is freed but was not allocated")
     left = len(taken) - len(page_ids)
     taken.difference_update(page_ids)
     if len(taken) != left:
-        raise ValueError("a page is named twice in one free")
+        raise ValueError("the same page appears twice in one call of free")
 
 
 Pools = tuple[list[PageAllocator], list[PageAllocator]]  # by tier and component

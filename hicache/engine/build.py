@@ -161,5 +161,6 @@ def check_laws(engine: Engine) -> None:
     for req in reqs:
         if req.blocked_since_ns is not None:
             raise invariants.BrokenLawError(
-                f"law 9: request {req.request.id} has begun, and its wait for storage goes on"
+                f"law 9: request {req.request.id} is running but still counted as "
+                "waiting for storage"
             )

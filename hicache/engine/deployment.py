@@ -41,7 +41,7 @@ def describe(config: ExperimentConfig, deployment: Deployment) -> list[str]:
     """A line for the pools of each tier."""
     model, devices = config.model.name, f"{deployment.tp} device(s)"
     if config.cache.unlimited:
-        return [f"{model} on {devices}: pools that never fill"]
+        return [f"{model} on {devices}: pools of unlimited size"]
     notes = []
     for word, capacity in (("device", deployment.device), ("host", deployment.host)):
         parts = []

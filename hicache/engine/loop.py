@@ -399,8 +399,8 @@ def _refuse_stuck(engines: Sequence[Engine]) -> None:
     stuck = [engine for engine in engines if not engine.is_idle]
     if stuck:
         raise RuntimeError(
-            f"{len(stuck)} engines are stuck: {len(stuck[0].scheduler.waiting)} requests wait and "
-            f"{len(stuck[0].scheduler.running)} run, and nothing will ever happen"
+            f"{len(stuck)} engine(s) are stuck: {len(stuck[0].scheduler.waiting)} requests wait "
+            f"and {len(stuck[0].scheduler.running)} run, but no event is pending"
         )
 
 

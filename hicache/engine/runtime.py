@@ -14,6 +14,7 @@ from hicache.clock import Clock, SimulatedClock
 from hicache.config import ExperimentConfig, StorageConfig
 from hicache.engine.deployment import Deployment
 from hicache.engine.ports import Executor, Io
+from hicache.executor.layer_groups import NUM_LAYER_GROUPS
 from hicache.executor.simulated.executor import SimulatedExecutor, SimulatedIo
 from hicache.executor.simulated.links import CopyPath, pcie_rate
 from hicache.executor.simulated.stores import EndlessStore, KeyStore, StandIns
@@ -85,7 +86,7 @@ class SimulatedRuntime:
             page_bytes=_part(deployment.page_bytes, num_ranks),
             load_rate=rates["to_device"],
             shared_load_rate=_shared_load_rate(rates),
-            slowdown=config.hardware.copy_slowdown.value,
+            slowdown=_slowdown(config),
         )
 
     def executor(self, cache: PrefixCache) -> SimulatedExecutor:
@@ -167,17 +168,28 @@ def _copy_rates(config: ExperimentConfig, tp: int) -> dict[str, float]:
     layer_page = model.full_layer_token_bytes * config.cache.page_size
     num_copies = model.kv_copies(ComponentKind.full, tp)
     path = CopyPath(config.executor.copy_path)
-    # a device's part of one layer's page is contiguous
+    # a device's part of one layer's page is contiguous. A staged copy crosses the link in the parts
+    # of all layers that it moves at once: a group of them to the device, every one to the host
     piece = max(layer_page * num_copies // tp, 1)
+    pieces = [piece, piece]
+    if path is CopyPath.staged:
+        num_layers = max(model.num_full_layers, 1)
+        pieces = [piece * -(-num_layers // NUM_LAYER_GROUPS), piece * num_layers]
     num_hosts = -(-tp // hardware.devices_per_host)
     rates = {
-        "to_device": tp * pcie_rate(hardware, piece, path, to_device=True),
-        "to_host": tp * pcie_rate(hardware, piece, path, to_device=False),
+        "to_device": tp * pcie_rate(hardware, pieces[0], path, to_device=True),
+        "to_host": tp * pcie_rate(hardware, pieces[1], path, to_device=False),
         "host_memory": num_hosts * hardware.host_bandwidth.value,
     }
     if hardware.both_ways_bandwidth.value:
         rates["both_ways"] = tp * hardware.both_ways_bandwidth.value
     return rates
+
+
+def _slowdown(config: ExperimentConfig) -> float:
+    """How many times as long computing takes beside copies; a staged one leaves all SMs alone."""
+    is_staged = config.executor.copy_path == CopyPath.staged.value
+    return 1.0 if is_staged else config.hardware.copy_slowdown.value
 
 
 def _shared_load_rate(rates: Mapping[str, float]) -> float:

@@ -15,5 +15,6 @@ from hicache.kernels.ops import send as send
 from hicache.kernels.ops import send_ids as send_ids
 from hicache.kernels.ops import warm_up as warm_up
 from hicache.kernels.ops import window_table as window_table
+from hicache.kernels.reference import checksums as checksums
 from hicache.kernels.table import CopyTable as CopyTable
 from hicache.kernels.table import copy_table as copy_table

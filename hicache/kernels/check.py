@@ -15,7 +15,8 @@ compared with a copy made by torch. What differs has a name:
 Without a GPU, Triton kernels run in its interpreter, one program after another, forwards and
 backwards by turns; with one they run there, and the pools lie on both sides of the link. The exit
 code is 0 for a kernel that is right in every case it takes, 1 for one that is not or takes none, 2
-if there is no such kernel. What nobody but a GPU can show: races that need two programs at a time.
+if there is no such kernel, and 3 if the interpreter cannot run it (inline assembly, for example),
+which says nothing about the kernel. Only a GPU shows races that need two programs at a time.
 """
 
 import argparse
@@ -31,12 +32,14 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from triton.runtime.errors import InterpreterError
 
 from hicache.kernels.check_cases import CPU, Case, Round, cases
 from hicache.kernels.check_faults import Fault, Seen, fault_of
 from hicache.kernels.contract import DECLINED, CopyKernel, CopyLaunch, named
 
 INSIDE = "--inside"  # of the process that may die
+LIMITATIONS = (NotImplementedError, AttributeError, TypeError)  # if the interpreter raises them
 
 
 @dataclass(kw_only=True, slots=True)
@@ -46,21 +49,34 @@ class Verdict:
     num_right: int = 0
     num_wrong: int = 0
     declined: list[str] = field(default_factory=list)
+    unchecked: list[str] = field(default_factory=list)  # the interpreter cannot run them
     faults: dict[str, Fault] = field(default_factory=dict)
 
     @property
     def passes(self) -> bool:
         """Whether every case that the kernel takes is right, and it takes one."""
-        return not self.faults and self.num_right > 0
+        return self.exit_code == 0
+
+    @property
+    def exit_code(self) -> int:
+        """0 if the kernel passes, 3 if that cannot be told, 1 if it is wrong or takes nothing."""
+        if self.faults:
+            return 1
+        return 3 if self.unchecked else 0 if self.num_right else 1
 
     def __str__(self) -> str:
         lines = [f"{fault.kind}: {fault.sentence}" for fault in self.faults.values()]
         if self.declined:
             lines.append(f"declined: {len(self.declined)} cases, the first {self.declined[0]}")
+        if self.unchecked:
+            lines.append(
+                f"not checked: {len(self.unchecked)} cases, which the interpreter cannot run; "
+                f"a GPU can. The first: {self.unchecked[0]}"
+            )
         total = self.num_right + self.num_wrong
         if self.faults:
             lines.append(f"WRONG in {self.num_wrong} of {total} cases: {', '.join(self.faults)}")
-        elif not self.num_right:
+        elif not self.num_right and not self.unchecked:
             lines.append("WRONG: it takes no case")
         else:
             lines.append(f"right in {total} cases, byte for byte")
@@ -95,6 +111,9 @@ def check(
             verdict.declined.append(f"{case.name}: {error}")
             continue
         except Exception as error:  # of the user's code: the other cases have a right to be tried
+            if _is_limitation(error):
+                verdict.unchecked.append(f"{case.name}: {error}")
+                continue
             sentence = f"{type(error).__name__}: {error}{_where(error)}"
             faults = [fault_of("raised", case, None, sentence)]
         for fault in faults:
@@ -137,14 +156,25 @@ def _tried(
     return []
 
 
-def _where(error: Exception) -> str:
-    """The last line of somebody's own that an error came through."""
-    installed = Path(torch.__file__).parents[1]
+def _where(error: BaseException) -> str:
+    """The last line of the user's code that an error came through."""
     found = ""
     for frame in traceback.extract_tb((error.__cause__ or error).__traceback__):
-        if installed not in Path(frame.filename).parents:
+        if not _is_installed(frame):
             found = f" ({Path(frame.filename).name}, line {frame.lineno})"
     return found
+
+
+def _is_limitation(error: Exception) -> bool:
+    """Whether the interpreter itself gave up on an operation, and not the user's code."""
+    cause = error.__cause__
+    if not isinstance(error, InterpreterError) or not isinstance(cause, LIMITATIONS):
+        return False
+    return _is_installed(traceback.extract_tb(cause.__traceback__)[-1])
+
+
+def _is_installed(frame: traceback.FrameSummary) -> bool:
+    return Path(torch.__file__).parents[1] in Path(frame.filename).parents
 
 
 @contextmanager
@@ -204,7 +234,7 @@ def _inside(options: argparse.Namespace, device: torch.device) -> int:
         told=lambda name: options.inside.write_text(name),
     )
     print(f"{options.kernel} on {device.type}, seed {options.seed}\n{verdict}")
-    return 0 if verdict.passes else 1
+    return verdict.exit_code
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:

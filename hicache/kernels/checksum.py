@@ -76,9 +76,3 @@ def copy_items_with_checksum(
         table, src_ids, dst_ids, num_programs=num_programs, kernel=kernel, results=(sums,)
     )
     return sums
-
-
-def warm_up(table: CopyTable) -> None:
-    """Compile what `copy_items_with_checksum` launches for this table, without maps."""
-    sums = torch.empty(0, dtype=torch.int64, device=table.device)
-    copy.warm_up(table, _copy_with_checksum_kernel, sums)

@@ -140,6 +140,8 @@ def copy_items(
 ) -> None:
     """Launch the copy of items `src_ids` of the source to items `dst_ids` of the target.
 
+    Without items one program starts and ends, which loads the kernel and moves nothing.
+
     Args:
         src_ids: [G] int32 on the table's device. Duplicates are allowed; a negative id is a hole.
         dst_ids: [G] int32 likewise, without duplicates.
@@ -150,31 +152,23 @@ def copy_items(
         results: what it gives besides.
     """
     num_items = src_ids.shape[0]
-    if num_items == 0:
-        return
     num_lines, num_tiles = lines_and_tiles_of(table, num_items)
-    kernel[(programs_of(table, num_tiles, num_programs),)](
-        table.pieces,
-        src_ids,
-        dst_ids,
-        src_map,
-        dst_map,
-        *results,
-        num_items,
-        num_lines,
-        num_tiles,
-        **tile_shape(table),
-        num_warps=NUM_WARPS,
-    )
-
-
-def warm_up(table: CopyTable, kernel: Any = _copy_kernel, *results: Tensor) -> None:
-    """Compile what a kernel's `launch` needs for this table, without maps."""
-    ids = torch.empty(0, dtype=torch.int32, device=table.device)
-    kernel.warmup(
-        table.pieces, ids, ids, None, None, *results, 1, 1, 1,
-        grid=(1,), num_warps=NUM_WARPS, **tile_shape(table),
-    )  # fmt: skip
+    with torch.cuda.device_of(table.pieces):
+        kernel[(programs_of(table, num_tiles, num_programs),)](
+            table.pieces,
+            src_ids,
+            dst_ids,
+            src_map,
+            dst_map,
+            *results,
+            num_items,
+            num_lines,
+            num_tiles,
+            **tile_shape(table),
+            num_warps=NUM_WARPS,
+        )
+    if table.device.type == "cuda":  # its memory is not reused before this launch has read it
+        table.pieces.record_stream(torch.cuda.current_stream(table.device))
 
 
 def tile_shape(table: CopyTable) -> dict[str, int]:
@@ -197,12 +191,12 @@ def lines_and_tiles_of(table: CopyTable, num_items: int) -> tuple[int, int]:
 
 
 def programs_of(table: CopyTable, num_tiles: int, wanted: int | None) -> int:
-    """Programs to launch: `wanted`, or few when the copy crosses a link, never more than tiles."""
+    """Programs to launch: `wanted`, or few when the copy crosses a link; at most one a tile."""
     if wanted is not None and wanted < 1:
         raise ValueError(f"at least one program wanted, got {wanted}")
     if wanted is None:
         wanted = LINK_PROGRAMS if table.crosses_link else PROGRAMS_PER_SM * num_sms(table.device)
-    return min(wanted, num_tiles)
+    return max(min(wanted, num_tiles), 1)
 
 
 @functools.cache

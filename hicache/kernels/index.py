@@ -101,9 +101,10 @@ def page_table(
     table = torch.empty(num_requests, num_columns, dtype=torch.int32, device=page_ids.device)
     if table.numel():
         grid = (num_requests, triton.cdiv(num_columns, BLOCK))
-        _page_table_kernel[grid](
-            page_ids, spans, request_spans, table, num_columns, hole, BLOCK=BLOCK
-        )
+        with torch.cuda.device_of(table):
+            _page_table_kernel[grid](
+                page_ids, spans, request_spans, table, num_columns, hole, BLOCK=BLOCK
+            )
     return table
 
 
@@ -134,30 +135,23 @@ def window_table(
     num_pages = window_pages(window_len, page_size)
     table = torch.empty(num_requests, num_pages, dtype=torch.int32, device=page_table.device)
     if table.numel():
-        _window_table_kernel[(num_requests, triton.cdiv(num_pages, WINDOW_BLOCK))](
-            page_table,
-            seq_lens,
-            full_to_swa,
-            table,
-            num_columns,
-            window_len,
-            num_pages,
-            hole,
-            PAGE=page_size,
-            BLOCK=WINDOW_BLOCK,
-        )
+        grid = (num_requests, triton.cdiv(num_pages, WINDOW_BLOCK))
+        with torch.cuda.device_of(table):
+            _window_table_kernel[grid](
+                page_table,
+                seq_lens,
+                full_to_swa,
+                table,
+                num_columns,
+                window_len,
+                num_pages,
+                hole,
+                PAGE=page_size,
+                BLOCK=WINDOW_BLOCK,
+            )
     return table
 
 
 def window_pages(window_len: int, page_size: int) -> int:
     """The most pages that `window_len` consecutive tokens can touch."""
     return (window_len + page_size - 2) // page_size + 1
-
-
-def warm_up(device: torch.device, *, page_size: int) -> None:
-    """Compile what the index operations launch for pages of this size."""
-    ids = torch.empty(0, dtype=torch.int32, device=device)
-    _page_table_kernel.warmup(ids, ids, ids, ids, 1, 0, grid=(1,), BLOCK=BLOCK)
-    _window_table_kernel.warmup(
-        ids, ids, ids, ids, 1, 1, 1, 0, grid=(1,), PAGE=page_size, BLOCK=WINDOW_BLOCK
-    )

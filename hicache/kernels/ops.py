@@ -114,16 +114,12 @@ def send(parts: Sequence[Tensor], device: torch.device) -> list[Tensor]:
 
 
 def warm_up(*tables: CopyTable, page_size: int) -> None:
-    """Compile what copies over these tables and index operations launch, so that serving does not.
+    """Compile and load the kernels of copies over these tables (without maps) and of page tables.
 
-    Nothing is launched. On a CPU there is nothing to compile.
+    Each is launched once over nothing, so that no launch while serving waits for the compiler or
+    the driver. On a CPU there is nothing to load.
     """
-    for table in tables:
-        if table.device.type != "cpu":
-            copy.warm_up(table)
-            checksum.warm_up(table)
-    for device in {table.device for table in tables if table.device.type != "cpu"}:
-        index.warm_up(device, page_size=page_size)
+    _launch_over_nothing([t for t in tables if t.device.type != "cpu"], page_size=page_size)
 
 
 def page_table(
@@ -187,6 +183,17 @@ def window_table(
         page_table, seq_lens, full_to_swa, page_size=page_size, window_len=window_len, hole=hole
     )
     return result
+
+
+def _launch_over_nothing(tables: Sequence[CopyTable], *, page_size: int) -> None:
+    for table in tables:
+        none = torch.zeros(0, dtype=torch.int32, device=table.device)
+        copy.copy_items(table, none, none)
+        checksum.copy_items_with_checksum(table, none, none)
+    for device in {table.device for table in tables}:
+        zero = torch.zeros(2, dtype=torch.int32, device=device)  # one request, and it holds nothing
+        pages = index.page_table(zero, zero.view(1, 2), zero, num_columns=1)
+        index.window_table(pages, zero[:1], zero, page_size=page_size, window_len=1)
 
 
 def _ready(

@@ -6,8 +6,9 @@ the kernels to these, byte for byte.
 Sizes: as in `copy.py` and `index.py`.
 """
 
+from functools import lru_cache
+
 import torch
-from einops import rearrange, reduce
 from torch import Tensor
 
 from hicache.kernels.index import window_pages
@@ -40,14 +41,27 @@ def copy_items_with_checksum(
     copy_items(table, src_ids, dst_ids)
     sources, _, moved = _moved(src_ids, dst_ids, None, None)
     sums = torch.zeros(len(src_ids), dtype=torch.int64)
-    first_place = 0
-    for src in table.src:
-        words = src.index_select(0, sources).flatten(1)
-        place = torch.arange(first_place, first_place + words.shape[1])
-        salt = rearrange(_mix(place + SALT), "word -> 1 word")
-        sums[moved] += reduce(_mix(words ^ salt), "item word -> item", "sum")
-        first_place += words.shape[1]
+    items = [src.index_select(0, sources).flatten(1) for src in table.src]
+    sums[moved] = checksums(torch.cat(items, dim=1))
     return sums
+
+
+def checksums(items: Tensor) -> Tensor:
+    """Checksums of items in host memory, equal to those of copies that move the same bytes.
+
+    Args:
+        items: [G, W] int64, the words of each item, all buffers one after another.
+
+    Returns:
+        [G] int64.
+    """
+    salt = _salt(items.shape[1])
+    return torch.tensor([int(_mix(item ^ salt).sum()) for item in items], dtype=torch.int64)
+
+
+@lru_cache(maxsize=8)  # items of a few kinds are hashed, page after page
+def _salt(num_words: int) -> Tensor:
+    return _mix(torch.arange(num_words) + SALT)
 
 
 def page_table(
@@ -100,11 +114,11 @@ def _moved(
 
 
 def _mix(x: Tensor) -> Tensor:
-    x = (x ^ _shifted(x, 33)) * MIX_1
-    x = (x ^ _shifted(x, 29)) * MIX_2
-    return x ^ _shifted(x, 32)
+    for bits, factor in ((33, MIX_1), (29, MIX_2)):
+        x = _shifted(x, bits).bitwise_xor_(x).mul_(factor)
+    return _shifted(x, 32).bitwise_xor_(x)
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
     """Shift right as an unsigned word."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
+    return (x >> bits).bitwise_and_((1 << (64 - bits)) - 1)

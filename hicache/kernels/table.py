@@ -10,8 +10,8 @@ its pools alive, and promises the kernels that every address and size is a multi
 Sizes: NB buffers, P items in a pool, NP pieces, R pieces of a buffer, G items of one transfer.
 """
 
-import functools
 import math
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -45,7 +45,7 @@ class CopyTable:
     )
     piece_words: int  # the widest piece, a power of two
     pieces_together: int  # R, if every buffer has as many pieces; else 1
-    in_place: bool  # source and target are one pool
+    in_place: bool  # a row of a source buffer is the same row of the target buffer
 
     @property
     def device(self) -> torch.device:
@@ -103,13 +103,20 @@ class _Geometry(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """All of a table that follows from where its buffers lie."""
+    """The part of a table that depends only on the addresses and strides of its buffers."""
 
     axes: tuple[tuple[_Axis, ...], ...]  # of each buffer; the last is the row
     rows: Tensor
     pieces: Tensor
     piece_words: int
     pieces_together: int
+    in_place: bool
+
+
+# A launch, or a captured graph, reads the addresses of a plan after `copy_table` has returned, so a
+# plan is kept as long as all the memory that it points into.
+_Places = tuple[tuple[_Geometry, ...], tuple[_Geometry, ...], torch.device]
+_plans: dict[_Places, _Plan] = {}
 
 
 def copy_table(src: Sequence[Tensor], dst: Sequence[Tensor]) -> CopyTable:
@@ -118,8 +125,8 @@ def copy_table(src: Sequence[Tensor], dst: Sequence[Tensor]) -> CopyTable:
     Args:
         src: NB tensors [P, ...] of any dtype, on one device or in pinned host memory.
         dst: as `src`; item i of buffer b has as many bytes on both sides, named in the same order.
-            A pool that is copied to itself (`src` is `dst`) is served as long as no id is a source
-            and a target at once.
+            Source and target may share whole rows, as in a pool that is copied to itself, as long
+            as no id is a source and a target at once.
 
     Raises:
         ValueError: a promise that the kernels rely on does not hold.
@@ -137,11 +144,16 @@ def copy_table(src: Sequence[Tensor], dst: Sequence[Tensor]) -> CopyTable:
                 raise ValueError(
                     f"{what} buffer {i}: host memory that a device copies must be pinned"
                 )
-    sides = [
+    sources, targets = (
         tuple(_geometry(buffer, f"{what} buffer {i}") for i, buffer in enumerate(buffers))
         for what, buffers in (("source", src), ("target", dst))
-    ]
-    plan = _plan(sides[0], sides[1], device)
+    )
+    places = sources, targets, device
+    plan = _plans.get(places)
+    if plan is None:
+        plan = _plans[places] = _plan(*places)
+        for storage in {buffer.untyped_storage() for buffer in (*src, *dst)}:
+            weakref.finalize(storage, _plans.pop, places, None)
     return CopyTable(
         src=tuple(map(partial(_as_words, side=0), src, plan.axes)),
         dst=tuple(map(partial(_as_words, side=1), dst, plan.axes)),
@@ -149,7 +161,7 @@ def copy_table(src: Sequence[Tensor], dst: Sequence[Tensor]) -> CopyTable:
         rows=plan.rows,
         piece_words=plan.piece_words,
         pieces_together=plan.pieces_together,
-        in_place=any(s.address == d.address for s, d in zip(*sides, strict=True)),
+        in_place=plan.in_place,
     )
 
 
@@ -165,9 +177,7 @@ def _geometry(buffer: Tensor, name: str) -> _Geometry:
     )
 
 
-@functools.lru_cache(maxsize=64)
 def _plan(src: tuple[_Geometry, ...], dst: tuple[_Geometry, ...], device: torch.device) -> _Plan:
-    """A function of addresses and strides alone, so one that was made before may be used again."""
     for buffer in (*src, *dst):
         _refuse_bad_buffer(buffer)
     axes = [_common_axes(s, d, index=i) for i, (s, d) in enumerate(zip(src, dst, strict=True))]
@@ -178,14 +188,17 @@ def _plan(src: tuple[_Geometry, ...], dst: tuple[_Geometry, ...], device: torch.
     for each in rows:
         pieces.append(_pieces(each, piece_words, first_place))
         first_place += int(each[:, 4].sum()) // WORD_BYTES
-    _refuse_overlaps(rows, src, dst)
+    every = torch.cat(rows)
+    is_shared = (every[:, 0] == every[:, 1]) & (every[:, 2] == every[:, 3])
+    _refuse_overlaps(rows, src, dst, is_shared)
     counts = {len(piece) for piece in pieces}
     return _Plan(
         axes=tuple(map(tuple, axes)),
-        rows=torch.cat(rows),
+        rows=every,
         pieces=torch.cat(pieces).to(device),
         piece_words=piece_words,
         pieces_together=counts.pop() if len(counts) == 1 else 1,
+        in_place=bool(is_shared.any()),
     )
 
 
@@ -314,17 +327,16 @@ def _pieces(rows: Tensor, piece_words: int, first_place: int) -> Tensor:
 
 
 def _refuse_overlaps(
-    rows: Sequence[Tensor], src: Sequence[_Geometry], dst: Sequence[_Geometry]
+    rows: Sequence[Tensor], src: Sequence[_Geometry], dst: Sequence[_Geometry], is_shared: Tensor
 ) -> None:
     """Refuse targets that share a byte with another target or with a source.
 
-    Only an item of a pool that is copied to itself may be its own target.
+    Rows that are the same in source and target (`is_shared`) are exempt: for them the ids decide.
     """
     every = torch.cat(list(rows))
     number = torch.arange(len(rows)).repeat_interleave(torch.tensor([len(each) for each in rows]))
-    apart = (every[:, 0] != every[:, 1]) | (every[:, 2] != every[:, 3])
     owners, columns = [], []
-    for side, (buffers, which) in enumerate(((src, apart), (dst, torch.ones_like(apart)))):
+    for side, (buffers, which) in enumerate(((src, ~is_shared), (dst, torch.ones_like(is_shared)))):
         its, numbers = every[which], number[which]
         count = torch.tensor([buffer.shape[0] for buffer in buffers])[numbers]
         size = its[:, 4]

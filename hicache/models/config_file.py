@@ -75,8 +75,8 @@ class ConfigFile:
         kind = text.get("model_type")
         if kind not in KNOWN:
             raise ValueError(
-                f"{where}: model_type must be one of {', '.join(KNOWN)}, got {kind!r}; any other "
-                f"model can be written by hand, as those in conf/model are"
+                f"{where}: model_type must be one of {', '.join(KNOWN)}, got {kind!r}; describe "
+                f"any other model in a file like those in conf/model"
             )
         self.where = where
         self.kind = str(kind)
@@ -87,7 +87,7 @@ class ConfigFile:
         for name in NOT_MODELLED:
             entries = self.values.get(name)
             if entries and entries != ["full"] * self.count("num_hidden_layers"):
-                raise ValueError(f"{where}: {name} is not modelled, got {entries!r:.60}")
+                raise ValueError(f"{where}: {name} is not supported, got {entries!r:.60}")
 
     def has(self, name: str) -> bool:
         """Whether the file says anything other than no to `name`."""
@@ -146,7 +146,8 @@ def layer_words(file: ConfigFile) -> list[str]:
         ]
         if unknown:
             raise ValueError(
-                f"{file.where}: {name} may hold {', '.join(map(str, letters))}, got {unknown[0]!r}"
+                f"{file.where}: {name} may contain {', '.join(map(str, letters))}, got "
+                f"{unknown[0]!r}"
             )
         return [letters[entry] for entry in said]
     if file.kind == "nemotron_h":

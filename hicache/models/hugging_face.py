@@ -35,7 +35,7 @@ def read_model(path: Path, given: Mapping[str, object]) -> ModelConfig:
     if path.is_dir():
         path /= "config.json"
     if not path.is_file():
-        raise ValueError(f"model.from_hf: there is no file {path}")
+        raise ValueError(f"model.from_hf: file {path} does not exist")
     config = _json_object(path)
     beside = path.with_name("hf_quant_config.json")  # where ModelOpt says it
     if "quantization_config" not in config and beside.is_file():
@@ -52,7 +52,9 @@ def _json_object(path: Path) -> dict[str, object]:
     except ValueError as error:
         raise ValueError(f"model.from_hf: {path} is not JSON ({error})") from error
     if not isinstance(found, dict):
-        raise ValueError(f"model.from_hf: {path} must hold an object, got {type(found).__name__}")
+        raise ValueError(
+            f"model.from_hf: {path} must contain a JSON object, got {type(found).__name__}"
+        )
     return found
 
 
@@ -109,7 +111,7 @@ def _attention(file: ConfigFile, words: list[str]) -> dict[str, int]:
     if "S" in words and swa[2:] != full[2:] and swa.head_dim != swa.value_dim:
         raise ValueError(
             f"{file.where}: window layers with swa_head_dim={swa.head_dim} and swa_v_head_dim="
-            f"{swa.value_dim} are not modelled beside full ones of {full.head_dim} and "
+            f"{swa.value_dim} are not supported with full layers of {full.head_dim} and "
             f"{full.value_dim}"
         )
 
@@ -286,8 +288,8 @@ def _bytes(file: ConfigFile, given: Mapping[str, object]) -> dict[str, float]:
         found["expert_param_bytes"] = 0.53125
     elif method is not None and not found.keys() <= given.keys():
         raise ValueError(
-            f"{file.where}: quantization_config of {method} is not known: say "
-            f"model.dense_param_bytes and model.expert_param_bytes"
+            f"{file.where}: unknown quantization method {method}: set model.dense_param_bytes and "
+            f"model.expert_param_bytes"
         )
     scheme = quantised.get("kv_cache_scheme")
     bits = scheme.get("num_bits") if isinstance(scheme, Mapping) else None

@@ -27,7 +27,7 @@ class RateTable:
                 f"got {len(self.rate)} rates for {len(self.size)} sizes"
             )
         if any(low >= high for low, high in zip(self.size, self.size[1:], strict=False)):
-            raise ValueError(f"the sizes of a rate table must rise, got {list(self.size)}")
+            raise ValueError(f"the sizes of a rate table must increase, got {list(self.size)}")
         if any(rate <= 0 for rate in self.rate):
             raise ValueError(f"the rates of a rate table must be positive, got {list(self.rate)}")
         _check_status("a rate table", self.status)
@@ -52,17 +52,22 @@ def _check_status(what: str, status: str) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CopyKernelConfig:
-    """How our copy kernel is launched across the link of a machine, and what a program of it moves.
+    """How the copy kernel between host and device is launched, and how fast each program is.
 
-    The real executor launches so many programs, and the simulation lets so many move what one of
-    them moves, each with `tile_bytes` on their way in `warps` warps.
+    The real executor launches `link_programs`; the simulation multiplies them with the rate of one.
     """
 
-    link_programs: int | None = None  # none: as many as the kernel takes by itself, without a cap
-    tile_bytes: int = 65536  # what the kernel is compiled for, and the figures hold for
-    warps: int = 16  # of one program
-    to_device: Figure = Figure(source="not known")  # bytes a second of one program
-    to_host: Figure = Figure(source="not known")  # likewise, the other way
+    # Programs (thread blocks) that one copy between host and device launches. None means the
+    # kernel's own choice, and no limit on its rate.
+    link_programs: int | None = None
+    # Bytes that each program of the copy kernel has in flight; the measured rates hold for this
+    # size.
+    tile_bytes: int = 65536
+    warps: int = 16  # Warps per program of the copy kernel.
+    # Rate of one program of the copy kernel from host to device, in bytes/s.
+    to_device: Figure = Figure(source="not known")
+    # Rate of one program of the copy kernel from device to host, in bytes/s.
+    to_host: Figure = Figure(source="not known")
 
     def __post_init__(self) -> None:
         if self.link_programs is None:
@@ -74,52 +79,89 @@ class CopyKernelConfig:
         for name, figure in (("to_device", self.to_device), ("to_host", self.to_host)):
             if figure.value <= 0:
                 raise ValueError(
-                    f"hardware.copy_kernel.{name} must be positive where link_programs is given, "
+                    f"hardware.copy_kernel.{name} must be positive if link_programs is set, "
                     f"got {figure.value}"
                 )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HardwareConfig:
-    """What one machine can do. Rates are of one device: flops, bytes, tokens a second."""
+    """The memory sizes and speeds of one machine; all rates are those of one device."""
 
-    name: str = "???"  # of the machine, in tables
-    table: str | None = None  # a CSV of curves and figures that were measured, in place of ours
-    num_devices: int = 8  # in one domain of fast links
-    devices_per_host: int = 8  # that share its memory
-    device_memory_bytes: Figure = field(default_factory=Figure)  # of one device
-    activation_bytes: Figure = field(default_factory=Figure)  # of a device, kept from the cache
-    step_s: Figure = field(default_factory=Figure)  # what a step costs with nothing to compute
-    extend_s: Figure = field(default_factory=Figure)  # what each sequence that it extends adds
-    tile_tokens: int = 1  # each sequence's tokens are multiplied in whole tiles of so many
+    name: str = "???"  # Name of the machine in tables.
+    # CSV file of your own measurements, which replace the curves and figures of the same names.
+    # None means those of the chosen machine.
+    table: str | None = None
+    # Devices that one fast interconnect joins; the largest possible tensor-parallel size.
+    num_devices: int = 8
+    devices_per_host: int = 8  # Devices that share one host's memory.
+    device_memory_bytes: Figure = field(default_factory=Figure)  # Memory of one device in bytes.
+    # Memory of one device, in bytes, that is reserved for activations and the framework.
+    activation_bytes: Figure = field(default_factory=Figure)
+    # Fixed time of every step in seconds, whatever it computes.
+    step_s: Figure = field(default_factory=Figure)
+    # Time in seconds that each prompt adds to a step, besides that of its tokens.
+    extend_s: Figure = field(default_factory=Figure)
+    # Tokens per tile of a matrix multiplication; the prompt tokens of each sequence are rounded up
+    # to whole tiles. 1 means no rounding.
+    tile_tokens: int = 1
 
-    gemm_bf16: RateTable = field(default_factory=RateTable)  # by tokens
-    gemm_fp8: RateTable = field(default_factory=RateTable)  # likewise
-    weight_bandwidth: Figure = field(default_factory=Figure)  # of weights read once a step
-    moe_narrow: RateTable = field(default_factory=RateTable)  # by tokens an expert gets
-    moe_wide: RateTable = field(default_factory=RateTable)  # likewise, experts wider than 640
-    # likewise, experts of two matrices
+    # Rate of bf16 matrix multiplication in flop/s, as a curve over the tokens in a step.
+    gemm_bf16: RateTable = field(default_factory=RateTable)
+    # Rate of fp8 matrix multiplication in flop/s, as a curve over the tokens in a step.
+    gemm_fp8: RateTable = field(default_factory=RateTable)
+    # Bandwidth in bytes/s at which a step reads the weights.
+    weight_bandwidth: Figure = field(default_factory=Figure)
+    # Rate of gated experts up to 640 wide in flop/s, as a curve over the tokens per expert.
+    moe_narrow: RateTable = field(default_factory=RateTable)
+    # Rate of gated experts over 640 wide in flop/s, as a curve over the tokens per expert.
+    moe_wide: RateTable = field(default_factory=RateTable)
+    # Rate of experts without a gate in flop/s, as a curve over the tokens per expert.
     moe_two_matrix: RateTable = field(default_factory=RateTable)
 
-    attention_d64: RateTable = field(default_factory=RateTable)  # by prompt length
-    attention_d128: RateTable = field(default_factory=RateTable)  # likewise, heads wider than 64
-    attention_window: RateTable = field(default_factory=RateTable)  # by window length
-    decode_bandwidth: RateTable = field(default_factory=RateTable)  # by bytes of KV read in a layer
+    # Rate of prefill attention with heads of at most 64 elements in flop/s, as a curve over the
+    # prompt length in tokens.
+    attention_d64: RateTable = field(default_factory=RateTable)
+    # Rate of prefill attention with heads of more than 64 elements in flop/s, as a curve over the
+    # prompt length in tokens.
+    attention_d128: RateTable = field(default_factory=RateTable)
+    # Maximum rate of prefill attention in sliding-window layers in flop/s, as a curve over the
+    # window length in tokens.
+    attention_window: RateTable = field(default_factory=RateTable)
+    # Bandwidth in bytes/s at which decoding reads KV, as a curve over the bytes that one layer
+    # reads.
+    decode_bandwidth: RateTable = field(default_factory=RateTable)
 
-    delta_rate: Figure = field(default_factory=Figure)  # state elements × tokens
-    mamba_rate: Figure = field(default_factory=Figure)  # likewise
-    conv_rate: Figure = field(default_factory=Figure)  # channels × tokens
-    state_bandwidth: Figure = field(default_factory=Figure)  # of states read and written
+    # Prefill rate of delta-rule layers, in state elements x tokens per second.
+    delta_rate: Figure = field(default_factory=Figure)
+    # Prefill rate of Mamba layers, in state elements x tokens per second.
+    mamba_rate: Figure = field(default_factory=Figure)
+    # Prefill rate of the short convolution in recurrent layers, in channels x tokens per second.
+    conv_rate: Figure = field(default_factory=Figure)
+    # Bandwidth in bytes/s at which recurrent states are read and written.
+    state_bandwidth: Figure = field(default_factory=Figure)
 
-    all_reduce_s: Figure = field(default_factory=Figure)  # before the first byte
-    link_bandwidth: Figure = field(default_factory=Figure)  # between devices, one way
+    # Latency of one all-reduce in seconds, before the first byte is transferred.
+    all_reduce_s: Figure = field(default_factory=Figure)
+    # Bandwidth between two devices in bytes/s, in one direction.
+    link_bandwidth: Figure = field(default_factory=Figure)
 
-    pcie_bandwidth: Figure = field(default_factory=Figure)  # one way
-    # of copies to and from a device together; 0: neither direction slows the other
+    # Maximum bandwidth between host and one device in bytes/s, in one direction.
+    pcie_bandwidth: Figure = field(default_factory=Figure)
+    # Maximum bandwidth of simultaneous copies to and from one device in bytes/s, both directions
+    # added up. 0 means that the directions do not slow each other.
     both_ways_bandwidth: Figure = Figure(source="not known: neither direction slows the other")
-    copy_engine: RateTable = field(default_factory=RateTable)  # by contiguous bytes
-    kernel_to_device: RateTable = field(default_factory=RateTable)  # likewise, of a copy kernel
-    kernel_to_host: RateTable = field(default_factory=RateTable)  # likewise
+    # Rate of the GPU's copy engine (cudaMemcpy) between host and device in bytes/s, as a curve over
+    # the contiguous bytes per copy.
+    copy_engine: RateTable = field(default_factory=RateTable)
+    # Rate of the copy kernel from host to device in bytes/s, as a curve over the contiguous bytes
+    # per piece.
+    kernel_to_device: RateTable = field(default_factory=RateTable)
+    # Rate of the copy kernel from device to host in bytes/s, as a curve over the contiguous bytes
+    # per piece.
+    kernel_to_host: RateTable = field(default_factory=RateTable)
     copy_kernel: CopyKernelConfig = field(default_factory=CopyKernelConfig)
-    host_bandwidth: Figure = field(default_factory=Figure)  # of one host
-    copy_slowdown: Figure = field(default_factory=Figure)  # compute takes this times as long
+    # Memory bandwidth of one host in bytes/s, shared by copies and storage.
+    host_bandwidth: Figure = field(default_factory=Figure)
+    # Factor by which computing takes longer while copies run beside it; 1 means no slowdown.
+    copy_slowdown: Figure = field(default_factory=Figure)

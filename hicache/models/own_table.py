@@ -24,7 +24,7 @@ def read_table(path: Path) -> dict[str, RateTable | Figure]:
         ValueError: with file and line, for what is no curve or no number.
     """
     if not path.is_file():
-        raise ValueError(f"hardware.table: there is no file {path}")
+        raise ValueError(f"hardware.table: file {path} does not exist")
     points: dict[str, list[tuple[float, float]]] = {}
     found: dict[str, RateTable | Figure] = {}
     kinds = {item.name: item.type for item in fields(HardwareConfig)}
@@ -35,17 +35,22 @@ def read_table(path: Path) -> dict[str, RateTable | Figure]:
         raise ValueError(f"hardware.table: {path} is not UTF-8 ({error})") from error
     table = csv.DictReader(lines)
     if not set(COLUMNS) <= set(table.fieldnames or ()):
-        raise ValueError(f"hardware.table: {path}, line 1: wanted the columns {', '.join(COLUMNS)}")
+        raise ValueError(
+            f"hardware.table: {path}, line 1: the columns must include {', '.join(COLUMNS)}"
+        )
     for row in table:
         where = f"hardware.table: {path}, line {table.line_num}"
         curve = row["curve"]
         if curve not in named:
             raise ValueError(f"{where}: curve must be one of {', '.join(named)}, got {curve!r}")
-        source = row.get("source") or f"{path}, of its owner"
+        source = row.get("source") or str(path)
         rate = _number(row["rate"], f"{where}: rate")
         if kinds[curve] is Figure:
             if curve in found or (row["size"] or "").strip():
-                raise ValueError(f"{where}: {curve} is one figure, which has no size")
+                raise ValueError(
+                    f"{where}: {curve} is a single number, so its row must have no size "
+                    "and appear once"
+                )
             found[curve] = Figure(value=rate, source=source, status="measured")
             continue
         points.setdefault(curve, []).append((_number(row["size"], f"{where}: size"), rate))
@@ -55,7 +60,7 @@ def read_table(path: Path) -> dict[str, RateTable | Figure]:
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from error
     if not found:
-        raise ValueError(f"hardware.table: {path} has no row")
+        raise ValueError(f"hardware.table: {path} has no rows")
     return found
 
 

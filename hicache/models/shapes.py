@@ -27,78 +27,109 @@ _KIND_OF = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
-    """What one model keeps and computes, over all its layers and devices.
+    """The shape of a model: its layers, what it caches per token, and its parameters.
 
-    `pattern` says what the layers are, from the first, one word a layer, repeated up to
-    `num_layers`: `F` attends to all tokens, `S` to the window, `f` and `s` do so through the KV of
-    an earlier layer, `M` scans with Mamba, `D` with a delta rule, `-` does none of this (an MLP or
-    experts alone); a word of two letters runs both on the same input, as in `SM`. Without a
-    pattern the layers stand in the order full, swa, mamba.
-
-    Parameters are those of matrices a token is multiplied with: `dense_params` for every token,
-    `expert_params` those of one expert of one layer, `head_params` for the last token of a
-    sequence alone.
+    Counts are over all devices of an engine, with every KV head counted once.
     """
 
-    name: str = "???"  # of the model, in tables
-    source: str = "???"  # where the shapes were read
-    from_hf: str | None = None  # a config.json as published, from which all the rest is derived
-    max_len: int = 131072  # tokens of prompt and answer together
-    window_len: int = 0  # sliding window in tokens; 0: no sliding-window layers
-    pattern: str = ""  # what the layers are, one word a layer, repeated: F S f s M D -
-    num_layers: int = 0  # 0: as many as the counts below say
-    num_full_layers: int = 0  # layers that attend to all tokens
-    num_swa_layers: int = 0  # layers that attend to the window
-    num_mamba_layers: int = 0  # recurrent layers, of either sort
-    default_tp: int = 1  # devices of an engine, unless parallel.tp says
-    swa_device_share: float = 0.0  # of the device tier, for windows
-    swa_host_share: float = 0.0  # of the host tier, for windows
-    mamba_device_share: float = 0.0  # of the device tier, for states
-    mamba_host_share: float = 0.0  # of the host tier, for states
+    name: str = "???"  # Name of the model in tables.
+    source: str = "???"  # Where the model's shape was read, for example its published config.json.
+    # Path of a Hugging Face config.json, from which all other fields are derived. None means that
+    # the fields are given one by one.
+    from_hf: str | None = None
+    # Maximum tokens of prompt and answer together; longer requests are rejected.
+    max_len: int = 131072
+    # Sliding-window length in tokens. 0 means that the model has no sliding-window layers.
+    window_len: int = 0
+    # Type of each layer, one word per layer from the first on, repeated up to `model.num_layers`: F
+    # full attention, S sliding window, f or s the same with the KV of an earlier layer, M Mamba, D
+    # delta rule, - MLP only; two letters run side by side. Empty means all F, then all S, then all
+    # M.
+    pattern: str = ""
+    # Number of layers that `model.pattern` describes; not needed without a pattern.
+    num_layers: int = 0
+    num_full_layers: int = 0  # Number of layers with full attention.
+    num_swa_layers: int = 0  # Number of layers with sliding-window attention.
+    num_mamba_layers: int = 0  # Number of recurrent layers (Mamba or delta rule).
+    # Tensor-parallel size, in devices per engine, if `parallel.tp` is not set; a power of two.
+    default_tp: int = 1
+    # Fraction of the device tier's memory that is reserved for sliding-window KV, unless
+    # `cache.swa_device_share` is set.
+    swa_device_share: float = 0.0
+    # Fraction of the host tier's memory that is reserved for sliding-window KV, unless
+    # `cache.swa_host_share` is set.
+    swa_host_share: float = 0.0
+    # Fraction of the device tier's memory that is reserved for Mamba states, unless
+    # `cache.mamba_device_share` is set.
+    mamba_device_share: float = 0.0
+    # Fraction of the host tier's memory that is reserved for Mamba states, unless
+    # `cache.mamba_host_share` is set.
+    mamba_host_share: float = 0.0
 
-    hidden_size: int = 0  # elements of a token between layers
-    num_query_heads: int = 0  # of full layers
-    head_dim: int = 0  # of a query and a key
-    value_dim: int = 0  # of a value; 0: as head_dim
-    num_kv_heads: int = 0  # of full layers
-    latent_dim: int = 0  # MLA: elements a token and layer keep instead of keys and values
-    swa_num_query_heads: int = 0  # of sliding-window layers; 0: as the full layers
-    swa_num_kv_heads: int = 0  # of sliding-window layers; 0: as the full layers
-    swa_head_dim: int = 0  # of queries, keys and values there; 0: as the full layers
-    kv_dtype_bytes: int = 2  # of an element of KV
+    hidden_size: int = 0  # Elements of a token's hidden state between layers.
+    num_query_heads: int = 0  # Query heads of a full-attention layer.
+    head_dim: int = 0  # Elements of each query and key head.
+    value_dim: int = 0  # Elements of each value head. 0 means `model.head_dim`.
+    num_kv_heads: int = 0  # KV heads of a full-attention layer.
+    # Elements that MLA caches per token and layer in place of keys and values. 0 means that the
+    # model does not use MLA.
+    latent_dim: int = 0
+    # Query heads of a sliding-window layer. 0 means `model.num_query_heads`.
+    swa_num_query_heads: int = 0
+    swa_num_kv_heads: int = 0  # KV heads of a sliding-window layer. 0 means `model.num_kv_heads`.
+    # Elements of each query, key and value head of a sliding-window layer. 0 means the same as in
+    # full-attention layers.
+    swa_head_dim: int = 0
+    kv_dtype_bytes: int = 2  # Bytes per element of cached KV: 2 for bf16, 1 for fp8.
 
-    recurrent_heads: int = 0  # of recurrent layers
-    recurrent_head_dim: int = 0  # elements of a head of these
-    recurrent_state_dim: int = 0  # 0: a short convolution with no state behind it
-    recurrent_groups: int = 0  # of B and C in `M` layers; 0: they bypass the convolution
-    recurrent_key_heads: int = 0  # of `D` layers
-    conv_taps: int = 4  # of their short convolution, which keeps one less
-    conv_dtype_bytes: int = 2  # of an element it keeps
-    state_dtype_bytes: int = 4  # of an element of a state
+    recurrent_heads: int = 0  # Heads of a recurrent layer.
+    recurrent_head_dim: int = 0  # Elements per head of a recurrent layer.
+    # State elements per channel of a recurrent layer: Mamba's state size, or the key dimension of a
+    # delta rule. 0 means a short convolution without a state.
+    recurrent_state_dim: int = 0
+    # Groups that share B and C in a Mamba layer. 0 means that B and C do not pass through the short
+    # convolution.
+    recurrent_groups: int = 0
+    recurrent_key_heads: int = 0  # Query and key heads of a delta-rule layer.
+    # Kernel width of the short convolution in a recurrent layer; the cached state keeps its last
+    # conv_taps - 1 inputs.
+    conv_taps: int = 4
+    conv_dtype_bytes: int = 2  # Bytes per element of the cached convolution inputs.
+    state_dtype_bytes: int = 4  # Bytes per element of a recurrent state: 4 for fp32.
 
-    dense_params: int = 0  # of matrices that every token is multiplied with
-    head_params: int = 0  # of the matrix to the vocabulary
-    embedding_params: int = 0  # a table that is not the head's; a token costs nothing
-    num_moe_layers: int = 0  # layers with experts
-    num_experts: int = 0  # of such a layer
-    experts_per_token: int = 0  # of them that a token goes to
-    expert_params: int = 0  # of one expert of one layer
-    expert_width: int = 0  # inner size of an expert
-    expert_matrices: int = 3  # 3: gated, 2: not
-    dense_param_bytes: float = 2.0  # of a dense parameter
-    expert_param_bytes: float = 2.0  # of an expert's parameter
-    blocks_per_layer: int = 2  # all-reduces a layer: after its attention and after its MLP
+    # Number of parameters that every token is multiplied with, over all layers; embedding, output
+    # head and routed experts are not included.
+    dense_params: int = 0
+    head_params: int = 0  # Number of parameters of the output head, the matrix to the vocabulary.
+    # Number of parameters of an input embedding that is separate from the output head; it takes
+    # memory but no compute time. 0 means that the two are tied.
+    embedding_params: int = 0
+    num_moe_layers: int = 0  # Number of mixture-of-experts layers.
+    num_experts: int = 0  # Routed experts in each mixture-of-experts layer.
+    # Routed experts that each token activates in a mixture-of-experts layer.
+    experts_per_token: int = 0
+    expert_params: int = 0  # Number of parameters of one routed expert in one layer.
+    expert_width: int = 0  # Intermediate size of a routed expert.
+    expert_matrices: int = 3  # Matrices per routed expert: 3 with a gated MLP, 2 without a gate.
+    # Bytes per parameter outside the routed experts: 2 for bf16, 1 for fp8. Embedding and output
+    # head take at least 2.
+    dense_param_bytes: float = 2.0
+    # Bytes per parameter of the routed experts: 2 for bf16, 1 for fp8.
+    expert_param_bytes: float = 2.0
+    # All-reduces per layer with tensor parallelism; the default is one after attention and one
+    # after the MLP.
+    blocks_per_layer: int = 2
 
     def __post_init__(self) -> None:
         if (self.window_len > 0) != (self.num_swa_layers > 0):
             raise ValueError(
-                f"model {self.name}: window_len must be positive with sliding-window layers and 0 "
-                f"without, got {self.window_len} and {self.num_swa_layers} layers"
+                f"model {self.name}: window_len must be positive if num_swa_layers is, otherwise "
+                f"0, got window_len={self.window_len} and num_swa_layers={self.num_swa_layers}"
             )
         unknown = set(self.pattern) - set(_KIND_OF) - {"-", " "}
         if unknown:
             raise ValueError(
-                f"model {self.name}: pattern may hold F f S s M D - and spaces, "
+                f"model {self.name}: pattern may contain F f S s M D - and spaces, "
                 f"got {self.pattern!r}"
             )
         if self.pattern.strip():
@@ -115,8 +146,8 @@ class ModelConfig:
             shares = [getattr(self, f"{kind}_{tier}_share") for kind in ("swa", "mamba")]
             if min(shares) < 0 or sum(shares) >= 1:
                 raise ValueError(
-                    f"model {self.name}: the {tier} shares of swa and mamba must be 0 or more and "
-                    f"leave something to full, got {shares[0]} and {shares[1]}"
+                    f"model {self.name}: the {tier} shares of swa and mamba must not be "
+                    f"negative and must add up to less than 1, got {shares[0]} and {shares[1]}"
                 )
         if self.default_tp < 1 or self.default_tp & (self.default_tp - 1):
             raise ValueError(

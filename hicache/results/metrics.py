@@ -20,9 +20,9 @@ from hicache.scheduler.queue_waits import CAUSES
 # what a prompt takes from its admission to its first token, besides waiting for load-backs
 PREFILL_CAUSES = {
     "own": "computing its own tokens",
-    "shared": "computing the tokens of others in the same steps",
-    "fence": "copies to the host of what had been evicted, before a step could begin",
-    "stalled": "between its steps: it found no pages to go on with, or was sent back",
+    "shared": "computing tokens of other requests in the same steps",
+    "fence": "waiting, before a step, for evicted pages to be copied to the host",
+    "stalled": "waiting between its steps, for lack of pages or after a retraction",
 }
 PERCENTILES = (50, 95, 99)
 TTFT_PARTS = ("queue", "storage_wait", "load_back", "prefill")

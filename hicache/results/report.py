@@ -1,12 +1,12 @@
-"""The pictures and the page of a run, made from the files it left.
+"""The requests, figures and page that a run leaves in its directory.
 
-The page shows the summary and the config, and reads `metrics.jsonl` and `config.yaml`.
+The page (`report.html.jinja`) gives the verdict, then tables, figures and the slowest requests, and
+keeps all other metrics and the configuration folded.
 """
 
 import base64
-import html
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from operator import attrgetter
 from pathlib import Path
@@ -16,39 +16,42 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, PercentFormatter
 
 from hicache.cache.reasons.table import REASONS
+from hicache.clock import SECOND_NS
 from hicache.config import ExperimentConfig
-from hicache.results.metrics import PREFILL_CAUSES, TTFT_PARTS, RequestRecord
+from hicache.results.metrics import PERCENTILES, PREFILL_CAUSES, TTFT_PARTS, RequestRecord, Status
 from hicache.results.tracking import plain
-from hicache.results.verdict import CLEAN, Objection, in_short, loads, objections
+from hicache.results.verdict import CLEAN, in_short, loads, objections
 from hicache.scheduler.queue_waits import CAUSES
 
-DPI = 120
-# Okabe and Ito's palette: told apart by colour-blind readers too
-TIER_COLOURS = {
+DPI = 150
+SIZE = (5, 6.4)  # inches; a narrow figure stays readable on a phone
+# Okabe and Ito's palette, which color-blind readers can tell apart
+TIER_COLORS = {
     "device hit": "#009E73",
     "host hit": "#56B4E9",
     "storage hit": "#E69F00",
     "computed": "#B8B8B8",
 }
-PART_COLOURS = {
+PART_COLORS = {
     "queue": "#999999",
     "storage wait": "#E69F00",
     "load-back": "#56B4E9",
     "prefill": "#CC79A7",
 }
 ALARM = "#B00020"
-VERDICT_LETTERS = 120  # on a line of a figure
-MAX_BARS = 160  # intervals drawn; neighbours are added up beyond that
-# units that an axis may have, each with what it is of the plain one
-TIMES = ((" s", 1.0), (" ms", 1e-3), (" µs", 1e-6))
-COUNTS = (("M", 1e6), ("k", 1e3), ("", 1.0))
+VERDICT_LETTERS = 66  # on a line of a figure
+MAX_BARS = 160  # intervals drawn; neighbors are added up beyond that
+NUM_SLOWEST = 10
+SECONDS, COUNTS = EngFormatter("s"), EngFormatter(sep="")
 # columns of a field that has parts
 PARTS: dict[str, Iterable[str]] = {
     "computed_for": REASONS,
@@ -56,7 +59,7 @@ PARTS: dict[str, Iterable[str]] = {
     "queue_for_ns": CAUSES,
     "prefill_for_ns": PREFILL_CAUSES,
 }
-# what stands at the top of the page, where the run's config has it
+# knobs named at the top of the page; those that are None are left out
 KNOBS = {
     "workload.kind": "workload",
     "workload.path": "trace",
@@ -92,25 +95,55 @@ def write_requests(path: Path, records: Sequence[RequestRecord]) -> None:
 
 
 def write_report(
-    run_dir: Path, *, title: str, summary: Mapping[str, float], config: ExperimentConfig
+    run_dir: Path,
+    *,
+    title: str,
+    summary: Mapping[str, float],
+    config: ExperimentConfig,
+    records: Sequence[RequestRecord],
 ) -> Path:
-    """Draw the figures of a run and the page that shows them; return the page."""
-    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
-    tokens_path, ttft_path = run_dir / "tokens.png", run_dir / "ttft.png"
+    """Write `tokens.png`, `ttft.png` and `report.html`, which holds both; return its path.
+
+    Reads `metrics.jsonl` and `config.yaml` from `run_dir`.
+    """
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     found = objections([summary])
-    save(draw_tokens(rows, run=title, verdict=in_short(found)), tokens_path)
-    save(draw_ttft(summary, run=title, verdict=in_short(found)), ttft_path)
+    paths = run_dir / "tokens.png", run_dir / "ttft.png"
+    save(draw_tokens(rows, run=title, verdict=in_short(found)), paths[0])
+    save(draw_ttft(records, run=title, verdict=in_short(found)), paths[1])
     knobs = {name: plain(attrgetter(key)(config)) for key, name in KNOBS.items()}
+    ends = ("finished", "rejected", "aborted")
+    template = Environment(
+        autoescape=True,
+        loader=FileSystemLoader(Path(__file__).parent),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+    ).get_template("report.html.jinja")
     page = run_dir / "report.html"
     page.write_text(
-        _page(
+        template.render(
             title=title,
-            summary=summary,
-            told=", ".join(f"{name} {value}" for name, value in knobs.items() if value is not None),
-            config=(run_dir / "config.yaml").read_text(),
-            figures=(tokens_path, ttft_path),
+            alarm=ALARM,
             found=found,
+            clean=CLEAN,
+            knobs=", ".join(
+                f"{name} {value}" for name, value in knobs.items() if value is not None
+            ),
+            counts=f"{summary['request/count']:,} requests: "
+            + ", ".join(f"{summary[f'request/{end}_count']:,} {end}" for end in ends),
+            load=loads(summary),
+            **_tiers(summary),
+            **_times(summary),
+            figures=[(path.stem, base64.b64encode(path.read_bytes()).decode()) for path in paths],
+            slowest=list(_slowest(records)),
+            reasons=_reasons(summary),
+            metrics=[
+                (key.partition("/")[0], key, _number(value))
+                for key, value in summary.items()
+                if value
+            ],
+            num_zero=sum(not value for value in summary.values()),
+            config=(run_dir / "config.yaml").read_text(),
         )
     )
     return page
@@ -131,74 +164,85 @@ def make_literal(figure: Figure) -> None:
 
 
 def draw_tokens(rows: Sequence[Mapping[str, float]], *, run: str = "", verdict: str = "") -> Figure:
-    """Tokens admitted in each interval, by where they came from; and the queue below.
+    """Where the prompt tokens admitted in each interval came from, and the queue below.
 
     Where intervals are drawn together, `waiting` is the longest queue at the end of one of them.
     """
-    figure = Figure(figsize=(9, 5.2), layout="constrained")
+    figure = Figure(figsize=SIZE, layout="constrained")
     _name(figure, run, verdict)
-    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1.2))
+    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+    top.set_title("Hit rate over time, by tier", loc="left")
+    bottom.set_title("Requests", loc="left")
     merged = _merge(rows)
     if not merged:
-        top.set_title("No interval of tracker.interval_s ended in this run", loc="left")
+        top.text(0.02, 0.9, "No interval of tracker.interval_s ended.", transform=top.transAxes)
         return figure
     ends = [row["time_s"] / 60 for row in merged]
-    edges = [0.0, *ends]
-    seconds = np.maximum(np.diff(edges), 1e-9) * 60
+    keys = [f"interval/{name.replace(' ', '_')}_tokens" for name in TIER_COLORS]
+    tokens = np.array([[row[key] for row in merged] for key in keys])
+    totals = tokens.sum(axis=0)
+    # an interval without tokens has no share, and leaves a gap
+    shares = np.divide(tokens, totals, out=np.full(tokens.shape, np.nan), where=totals > 0)
     floor = np.zeros(len(merged))
-    for name, colour in TIER_COLOURS.items():
-        key = f"interval/{name.replace(' ', '_')}_tokens"
-        ceiling = floor + np.array([row[key] for row in merged]) / seconds
-        top.stairs(ceiling, edges, baseline=floor, fill=True, color=colour, label=name)
-        floor = ceiling
-    top.set_ylabel("prompt tokens a second")
-    top.set_ylim(bottom=0)
-    _in_one_unit(COUNTS, top)
-    top.set_title("Where prompt tokens came from", loc="left")
-    top.legend(ncols=4, frameon=False, loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0.2)
+    for (name, color), share in zip(TIER_COLORS.items(), shares, strict=True):
+        top.stairs(floor + share, [0, *ends], baseline=floor, fill=True, color=color, label=name)
+        floor = floor + share
+    top.set_ylabel("share of prompt tokens")
+    top.set_ylim(0, 1)
+    top.yaxis.set_major_formatter(PercentFormatter(1))
     waiting = "waiting" if len(merged) == len(rows) else "waiting (most)"
-    for key, colour, name in (("waiting", "#D55E00", waiting), ("running", "#0072B2", "running")):
+    for key, color, name in (("waiting", "#D55E00", waiting), ("running", "#0072B2", "running")):
         counts = [row[f"queue/{key}_count"] for row in merged]
-        bottom.plot(ends, counts, color=colour, label=name, lw=1.4)
-    bottom.set_ylabel("requests")
+        bottom.plot(ends, counts, color=color, label=name, lw=1.2)
     bottom.set_xlabel("time in the run (min)")
-    bottom.set_ylim(bottom=0)
-    bottom.legend(ncols=2, frameon=False, loc="lower right", bbox_to_anchor=(1, 0.95))
-    _plain_axes(top, bottom)
+    bottom.set_ylim(0, max(1, bottom.get_ylim()[1]))
+    bottom.yaxis.set_major_formatter(COUNTS)
+    _legend_below(top, columns=4)
+    bottom.legend(frameon=False, loc="upper left", fontsize="small")
+    _finish(top, bottom)
     return figure
 
 
-def draw_ttft(summary: Mapping[str, float], *, run: str = "", verdict: str = "") -> Figure:
-    """The mean TTFT by part, and the percentiles of each part beside it.
-
-    Percentiles of parts do not add up to the percentile of the sum, so only the mean is stacked.
-    """
-    figure = Figure(figsize=(9, 4), layout="constrained")
+def draw_ttft(records: Sequence[RequestRecord], *, run: str = "", verdict: str = "") -> Figure:
+    """The distribution of the TTFT and its parts, and the TTFT against the prompt length below."""
+    figure = Figure(figsize=SIZE, layout="constrained")
     _name(figure, run, verdict)
-    left, right = figure.subplots(1, 2, width_ratios=(1, 2.4))
-    parts = list(zip(TTFT_PARTS, PART_COLOURS.items(), strict=True))
-    low = 0.0
-    for key, (name, colour) in parts:
-        height = summary[f"request/{key}_s_mean"]
-        left.bar(["mean"], [height], bottom=low, color=colour, label=name, width=0.5)
-        low += height
-    left.set_xlim(-0.75, 0.75)
-    groups = ("p50", "p95", "p99")
-    series = [("ttft", ("TTFT", "#222222")), *parts]
-    width = 0.8 / len(series)
-    for index, (key, (name, colour)) in enumerate(series):
-        heights = [summary[f"request/{key}_s_{group}"] for group in groups]
-        places = [group + (index - (len(series) - 1) / 2) * width for group in range(len(groups))]
-        right.bar(places, heights, width * 0.92, color=colour, label=name)
-    right.set_xticks(range(len(groups)), groups)
-    right.set_title("Percentiles of TTFT and of each part", loc="left")
-    right.legend(frameon=False, loc="upper left")
-    for axes in (left, right):
-        axes.set_ylim(bottom=0)
-    name, unit = _in_one_unit(TIMES, left, right)
-    left.set_title(f"Mean TTFT, {low / unit:.3g}{name}, by part", loc="left")
-    left.set_ylabel("time")
-    _plain_axes(left, right)
+    top, bottom = figure.subplots(2, 1)
+    top.set_title("Share of requests with at most this time", loc="left")
+    bottom.set_title("TTFT by prompt length", loc="left")
+    finished = [record for record in records if record.status is Status.finished]
+    if not finished:
+        top.text(0.02, 0.9, "No request finished.", transform=top.transAxes)
+        return figure
+    ttft_s = np.array([record.ttft_ns for record in finished]) / SECOND_NS
+    top.ecdf(ttft_s, color="#222222", lw=2, label="TTFT")
+    for part, (name, color) in zip(TTFT_PARTS, PART_COLORS.items(), strict=True):
+        values = np.array([getattr(record, f"{part}_ns") for record in finished]) / SECOND_NS
+        if values.any():
+            top.ecdf(values, color=color, lw=1.2, label=name)
+    top.set_xscale("log")
+    top.set_xlim(left=ttft_s.min() / 100)  # shorter parts do not matter
+    top.set_ylim(0, 1.01)
+    top.yaxis.set_major_formatter(PercentFormatter(1))
+    _label_log_axis(top.xaxis, SECONDS)
+    points = bottom.scatter(
+        [record.prompt_len for record in finished],
+        ttft_s,
+        c=[_hit_share(record) for record in finished],
+        cmap="viridis",
+        vmin=0,
+        vmax=1,
+        s=6,
+        linewidths=0,
+    )
+    bar = figure.colorbar(points, ax=bottom, label="prompt hit", format=PercentFormatter(1))
+    bar.outline.set_visible(False)
+    bottom.loglog()
+    bottom.set_xlabel("prompt tokens")
+    _label_log_axis(bottom.xaxis, COUNTS)
+    _label_log_axis(bottom.yaxis, SECONDS)
+    _legend_below(top, columns=3)
+    _finish(top, bottom)
     return figure
 
 
@@ -218,79 +262,106 @@ def _merge(rows: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
 
 
 def _name(figure: Figure, run: str, verdict: str) -> None:
-    lines = [run, *wrap(verdict and f"verdict: {verdict}", VERDICT_LETTERS)]
-    told = "\n".join(filter(None, lines))
-    if told:
-        colour = "#555555" if verdict in ("", CLEAN) else ALARM
-        figure.suptitle(told, x=0.01, ha="left", fontsize="medium", color=colour)
+    lines = "\n".join(
+        filter(None, [run, *wrap(verdict and f"verdict: {verdict}", VERDICT_LETTERS)])
+    )
+    if lines:
+        color = "#555555" if verdict in ("", CLEAN) else ALARM
+        figure.suptitle(lines, x=0.01, ha="left", fontsize="small", color=color)
 
 
-def _in_one_unit(units: Sequence[tuple[str, float]], *all_axes: Axes) -> tuple[str, float]:
-    """Write all numbers of the y-axes in the largest unit of which the highest top holds one."""
-    top = max(axes.get_ylim()[1] for axes in all_axes)
-    name, unit = next((each for each in units if top >= each[1]), units[-1])
-    for axes in all_axes:
-        axes.yaxis.set_major_formatter(
-            FuncFormatter(lambda value, _: "0" if value == 0 else f"{value / unit:,.6g}{name}")
-        )
-    return name, unit
-
-
-def _plain_axes(*all_axes: Axes) -> None:
+def _finish(*all_axes: Axes) -> None:
     for axes in all_axes:
         axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(axis="y", color="#E5E5E5", lw=0.8)
+        axes.grid(color="#E5E5E5", lw=0.8)
         axes.set_axisbelow(True)
 
 
-def _page(
-    *,
-    title: str,
-    summary: Mapping[str, float],
-    told: str,
-    config: str,
-    figures: Sequence[Path],
-    found: Sequence[Objection],
-) -> str:
-    images = "\n".join(
-        f'<img alt="{path.stem}" src="data:image/png;base64,'
-        f'{base64.b64encode(path.read_bytes()).decode()}">'
-        for path in figures
+def _legend_below(axes: Axes, columns: int) -> None:
+    axes.legend(
+        ncols=columns,
+        frameon=False,
+        loc="upper left",
+        bbox_to_anchor=(0, -0.12),
+        fontsize="small",
+        borderaxespad=0,
     )
-    areas: dict[str, list[str]] = {}
-    for key, value in summary.items():
-        shown = f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"
-        areas.setdefault(key.partition("/")[0], []).append(
-            f"<tr><td>{html.escape(key)}</td><td class=number>{shown}</td></tr>"
-        )
-    ends = ", ".join(
-        f"{summary[f'request/{end}_count']:,} {end}" for end in ("finished", "rejected", "aborted")
-    )
-    colour = ALARM if found else "#222"
-    sentences = "".join(f"<li>{html.escape(each.sentence)}</li>" for each in found)
-    tables = "\n".join(f"<table>{''.join(lines)}</table>" for lines in areas.values())
-    return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>
-<style>
-body {{ font: 15px/1.45 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem;
-       color: #222; }}
-img {{ max-width: 100%; display: block; margin: 1.2rem 0; }}
-.tables {{ columns: 2 24rem; }}
-table {{ border-collapse: collapse; width: 100%; break-inside: avoid; margin-bottom: 1rem;
-        font-size: 13px; }}
-td {{ padding: 2px 6px; border-bottom: 1px solid #eee; }}
-.number {{ text-align: right; font-variant-numeric: tabular-nums; }}
-pre {{ background: #f6f6f6; padding: 1rem; overflow: auto; font-size: 12px; }}
-</style></head><body>
-<h1>{html.escape(title)}</h1>
-<p>{html.escape(told)}</p>
-<p>{summary["request/count"]:,} requests: {ends}</p>
-<p>Load: {html.escape(loads(summary))}</p>
-<div style="color: {colour}">Verdict: {"" if found else CLEAN}<ul>{sentences}</ul></div>
-{images}
-<h2>Summary</h2>
-<div class="tables">{tables}</div>
-<h2>Configuration</h2>
-<pre>{html.escape(config)}</pre>
-</body></html>
-"""
+
+
+def _label_log_axis(axis: Axis, formatter: EngFormatter) -> None:
+    low, high = sorted(axis.get_view_interval())
+    axis.set_major_locator(LogLocator(subs=(1,) if high / low > 30 else (1, 2, 5)))
+    axis.set_major_formatter(formatter)
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _tiers(summary: Mapping[str, float]) -> dict[str, Any]:
+    counts = {name: summary[f"cache/{name.replace(' ', '_')}_tokens"] for name in TIER_COLORS}
+    total = sum(counts.values())
+    return {
+        "tokens": total,
+        "hit_rate": summary["cache/token_hit_rate"],
+        "tiers": [
+            (name, count, count / max(total, 1), TIER_COLORS[name])
+            for name, count in counts.items()
+        ],
+    }
+
+
+def _times(summary: Mapping[str, float]) -> dict[str, Any]:
+    statistics = ["mean", *(f"p{percent}" for percent in PERCENTILES)]
+    names = zip(("ttft", *TTFT_PARTS), ("TTFT", *PART_COLORS), strict=True)
+    return {
+        "statistics": statistics,
+        "times": [
+            (name, [_time(summary[f"request/{key}_s_{each}"]) for each in statistics])
+            for key, name in names
+        ],
+    }
+
+
+def _reasons(summary: Mapping[str, float]) -> list[tuple[str, float, float]]:
+    """(reason, tokens, share of the computed tokens), largest first; empty if not recorded."""
+    tokens = {text: summary[f"computed/{reason}_tokens"] for reason, text in REASONS.items()}
+    total = sum(tokens.values())
+    return [
+        (text, count, count / total)
+        for text, count in sorted(tokens.items(), key=lambda each: -each[1])
+        if count
+    ]
+
+
+def _slowest(records: Sequence[RequestRecord]) -> Iterator[dict[str, Any]]:
+    """Yield the requests with the longest TTFT, each with what took a tenth of it or more."""
+    finished = [record for record in records if record.ttft_ns is not None]
+    for record in sorted(finished, key=lambda each: (-(each.ttft_ns or 0), each.id))[:NUM_SLOWEST]:
+        ttft_ns = record.ttft_ns or 0
+        waits = {
+            **{f"waiting for {CAUSES[key]}": ns for key, ns in record.queue_for_ns.items()},
+            "waiting for its prefetch": record.storage_wait_ns,
+            "waiting for load-backs": record.load_back_ns,
+            **{PREFILL_CAUSES[cause]: ns for cause, ns in record.prefill_for_ns.items()},
+        }
+        yield {
+            "id": record.id,
+            "prompt_len": record.prompt_len,
+            "hit_share": _hit_share(record),
+            "ttft": _time(ttft_ns / SECOND_NS),
+            "waits": [
+                f"{ns / ttft_ns:.0%} {what.partition(' (')[0]}"  # without the name of a knob
+                for what, ns in sorted(waits.items(), key=lambda each: -each[1])
+                if ns * 10 >= ttft_ns > 0
+            ],
+        }
+
+
+def _hit_share(record: RequestRecord) -> float:
+    return 1 - record.computed_len / record.prompt_len
+
+
+def _time(seconds: float) -> str:
+    return SECONDS(float(f"{seconds:.3g}"))
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"

@@ -1,7 +1,7 @@
-"""Why a number must not be read as it stands: every condition there is, and which of them hold.
+"""The verdict: conditions under which the numbers of a run mislead, and which of them hold.
 
-All of it is told from `summary.json`, so that a stored run is judged like one that has just ended.
-What only a comparison can know (`SURVIVORS`) is told from the runs side by side.
+The verdict follows from `summary.json` alone, so a stored run is judged like a new one. `SURVIVORS`
+needs several runs side by side. docs/verdict.md says where each threshold comes from.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,14 +18,12 @@ CLEAN = "no objection"
 class Condition:
     """Something that makes numbers mislead.
 
-    `number` gives what is to be told of a run in which the condition holds, None of any other.
-    `phrase` has a place `{}` for it, `means` says what follows, and `origin` where the threshold
-    comes from.
+    `number` returns the number to report if the condition holds in a run, otherwise None. `phrase`
+    has a place `{}` for that number, and `means` says what follows from it.
     """
 
     name: str
     threshold: float
-    origin: str
     number: Callable[[Summary, float], float | None]
     phrase: str
     means: str
@@ -146,102 +144,88 @@ def _collapsed(summary: Summary, threshold: float) -> float | None:
     return _above(summary.get("request/largest_session_share"), threshold)
 
 
-def _overloaded(what: str, *rhos: str, origin: str) -> Condition:
+def _overloaded(what: str, *rhos: str) -> Condition:
     def number(summary: Summary, threshold: float) -> float | None:
         return _above(max(summary.get(_rho(rho), 0.0) for rho in rhos), threshold)
 
     return Condition(
         name=f"overloaded {what}",
         threshold=0.9,
-        origin=origin,
         number=number,
         phrase=f"{what} overloaded, ρ {{}}",
-        means="no latency claim, for a latency only measures how long the trace is",
+        means="queues grow until the trace ends, so do not compare latencies",
         is_share=False,
     )
 
 
-SATURATED = "an M/M/1 queue holds 9 jobs at 0.9 and 19 at 0.95, which no trace is long enough for"
-KEPT_OUT = "as for the GPU: hardly a moment in which nobody was kept out of a step"
 OVERLOADS = (
-    _overloaded("GPU", "gpu", origin=SATURATED),
-    _overloaded("queue", "queue", origin=KEPT_OUT),
-    _overloaded(
-        "storage", "read", "write", "workers", origin="as for the GPU, of bytes or of workers"
-    ),
+    _overloaded("GPU", "gpu"),
+    _overloaded("queue", "queue"),
+    _overloaded("storage", "read", "write", "workers"),
 )
 
 CONDITIONS = (
     Condition(
         name="rejected",
         threshold=0.01,
-        origin="a p99 is made of 1 % of the requests, and the longest are rejected first",
         number=_rejected,
         phrase="{} of the prompt tokens rejected",
-        means="the requests that are left are no sample of the workload (model.max_len, pools)",
+        means="the remaining requests are not representative of the workload (model.max_len or "
+        "a pool is too small)",
     ),
     Condition(
         name="aborted",
         threshold=0.01,
-        origin="as for what is rejected: who waits longest gives up first",
         number=_aborted,
-        phrase="{} of the requests given up on",
-        means="latencies are of those that were answered in time, and leave out the longest waits "
+        phrase="{} of the requests aborted",
+        means="latencies cover only answered requests, so the longest waits are missing "
         "(workload.abort_share)",
     ),
     Condition(
         name="dropped writes",
         threshold=0.01,
-        origin="as for what is rejected: what is lost must not make a p99",
         number=_dropped_writes,
         phrase="{} of the writes to storage dropped",
-        means="storage lacks what the policies gave it (storage.write_queue_gib)",
+        means="storage lacks pages that the policies chose to write (storage.write_queue_gib)",
     ),
     Condition(
         name="start-up",
         threshold=0.1,
-        origin="the first minute may hold a tenth of all TTFT more than its requests' share; "
-        "32 agentic sessions begun at once held 35 to 67 % of it",
         number=_start_up,
-        phrase="{} of all TTFT is of requests of the first minute",
-        means="means and percentiles are of the start (workload.start_jitter_s and .stagger_s "
-        "spread it, .warm_up_s leaves it out)",
+        phrase="{} of the total TTFT comes from requests of the first minute",
+        means="means and percentiles describe the start-up (workload.start_jitter_s and "
+        "workload.stagger_s spread the first arrivals, workload.warm_up_s leaves them out)",
     ),
     Condition(
         name="idle",
         threshold=0.2,
-        origin="arrivals at random find a server busy with probability ρ: four of five do not",
         number=_idle,
-        phrase="idle, the highest ρ is {}",
-        means="nothing is contended, so times hardly depend on policies (workload.load, "
-        "workload.session_rate)",
+        phrase="idle, highest ρ {}",
+        means="no resource is contended, so policies hardly change latencies (raise workload.load "
+        "or workload.session_rate)",
         is_share=False,
     ),
     *OVERLOADS,
     Condition(
         name="few sessions",
         threshold=20,
-        origin="intervals draw whole sessions: of 20 a bootstrap's is 9 % shorter than Student's "
-        "(1.96 · √(19/20) against 2.09), of fewer more so",
         number=_few_sessions,
         phrase="only {} session(s)",
-        means="an interval over them promises too much",
+        means="confidence intervals over sessions are too narrow",
         is_share=False,
     ),
     Condition(
         name="collapsed sessions",
         threshold=0.25,
-        origin="the largest session of the first 600 requests of real traces holds 12 % of them",
         number=_collapsed,
         phrase="one session holds {} of the requests",
-        means="it decides every mean, and a prompt that many share may have made one of them",
+        means="it dominates every mean; a prompt shared by many sessions may have merged them",
     ),
 )
 SURVIVORS = Condition(
     name="other survivors",
     threshold=0.01,
-    origin="as for what is rejected",
     number=lambda _summary, _threshold: None,  # no run knows it of itself
-    phrase="{} of the requests finished in some rows and not in others",
-    means="rows are over different requests, so neither means nor hit rates compare",
+    phrase="{} of the requests finished in some rows but not in others",
+    means="the rows cover different requests, so means and hit rates are not comparable",
 )

@@ -23,14 +23,14 @@ class Cause(StrEnum):
 
 
 CAUSES: dict[str, str] = {
-    Cause.step: "the step that was under way when it came",
-    Cause.chunk: "its turn: prompts before it filled the steps (scheduler.chunk_tokens)",
-    Cause.tokens: "pages on the device",
-    Cause.swa_tokens: "window pages on the device",
-    Cause.slots: "state slots on the device",
-    Cause.running: "a place among those that run (scheduler.max_running)",
-    Cause.prefill_oom: "pages that admission had promised",
-    Cause.scan_limit: "a look: too many before it waited for storage (scheduler.scan_limit)",
+    Cause.step: "the step that was running when it arrived",
+    Cause.chunk: "earlier prompts, which filled the steps (scheduler.chunk_tokens)",
+    Cause.tokens: "free KV pages on the device",
+    Cause.swa_tokens: "free sliding-window pages on the device",
+    Cause.slots: "free Mamba state slots on the device",
+    Cause.running: "a running request to finish (scheduler.max_running)",
+    Cause.prefill_oom: "pages that admission had counted as free and prefill did not find",
+    Cause.scan_limit: "requests ahead that were waiting for storage (scheduler.scan_limit)",
 }
 
 Mark = list[int]  # nanoseconds by cause, in the order of `CAUSES`

@@ -308,7 +308,7 @@ class Scheduler:
         if self.prefetcher is not None:
             self.prefetcher.forget(req.request.id)
         wanted = "pages" if decision.reason is Reason.prefill_oom else decision.reason
-        return Reject(f"needs more {wanted} than the pools can give")
+        return Reject(f"needs more {wanted} than the pools have")
 
     def _begin(
         self, req: RequestState, match: MatchResult, batch: Batch, budget: StepBudget, now_ns: int
@@ -438,11 +438,13 @@ class Scheduler:
     def _never_fits(self, request: Request) -> str | None:
         length = request.prompt_len + request.output_len
         if length > self._max_len:
-            return f"{length} tokens are more than the model's {self._max_len}"
+            return (
+                f"prompt and answer have {length} tokens, more than model.max_len={self._max_len}"
+            )
         pool = self.cache.pools[DEVICE][FULL]
         wanted = -(-length // self._page) + 1
         if pool.capacity is not None and wanted > pool.capacity:
-            return f"{wanted} pages are more than the device pool's {pool.capacity}"
+            return f"needs {wanted} pages, and the device pool has {pool.capacity}"
         return None
 
     def _take_out(self, request_id: int) -> RequestState | None:
@@ -598,7 +600,7 @@ class Scheduler:
             req.kv_len = length = req.kv_len + num_steps
             req.remaining_output -= num_steps
             if length > req.sequence.num_pages * page and not cache.extend(req.sequence, length):
-                raise AssertionError("a decode step was planned without pages for it")
+                raise AssertionError("a decode step was planned without free pages for it")
             if has_window and (length - 1) // page - window_pages > req.sequence.swa_start:
                 cache.leave_window(req.sequence, length)
             if not req.remaining_output:

@@ -42,8 +42,8 @@ def main() -> None:
     options = _parser().parse_args()
     print(f"{platform.platform()}, Python {platform.python_version()}, {os.cpu_count()} cores")
     print(
-        f"{options.mib} MiB in batches of {options.batch} pages, medians of {options.rounds}"
-        f" rounds, reads from the page cache; GB/s and ratios"
+        f"{options.mib} MiB in batches of {options.batch} pages, medians of {options.rounds} "
+        "rounds, reads from the page cache; in GB/s, and relative to plain file I/O"
     )
     print("engine       KiB | plain write  read | write  ratio | read   ratio")
     servers = [name for name in ("redis", "mooncake") if getattr(options, name)]
@@ -62,14 +62,14 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m hicache.storage.bench", description=__doc__)
     parser.add_argument("--engine", nargs="+", choices=(*LOCAL, "redis", "mooncake"))
     parser.add_argument("--page-kib", nargs="+", type=int, default=[256, 1024, 4096])
-    parser.add_argument("--mib", type=int, default=256, help="bytes of a round")
+    parser.add_argument("--mib", type=int, default=256, help="MiB written and read per round")
     parser.add_argument(
-        "--batch", type=int, default=StorageConfig().batch_pages, help="pages of a call"
+        "--batch", type=int, default=StorageConfig().batch_pages, help="pages per call"
     )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--root", type=Path, help="a directory on the disk to measure")
-    parser.add_argument("--redis", help="URL of a server")
-    parser.add_argument("--mooncake", help="HOST:PORT of a master")
+    parser.add_argument("--root", type=Path, help="directory on the disk to measure")
+    parser.add_argument("--redis", help="URL of the Redis server")
+    parser.add_argument("--mooncake", help="HOST:PORT of the Mooncake master")
     return parser
 
 

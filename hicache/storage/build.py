@@ -53,8 +53,8 @@ def open_storage(
         case "redis":
             if capacity_bytes is not None:
                 raise ValueError(
-                    "storage.capacity_gib must be none for redis, whose server is given its own "
-                    f"maxmemory, got {config.capacity_gib}"
+                    "storage.capacity_gib must be None for redis, whose server limits itself "
+                    f"(maxmemory), got {config.capacity_gib}"
                 )
             return RedisStorage(_root(config), namespace=namespace)
         case "mooncake":
@@ -80,7 +80,7 @@ def _build_own(kind: str, root: str | None, **given: object) -> Storage:
         raise ValueError(f"storage.kind={kind} cannot be built: {error}") from error
     missing = [each for each in ASKED if not callable(getattr(engine, each, None))]
     if missing:
-        raise ValueError(f"storage.kind={kind} has no {', '.join(missing)}")
+        raise ValueError(f"storage.kind={kind} lacks {', '.join(missing)}")
     return engine
 
 
@@ -208,5 +208,5 @@ def _behind_breaker(storage: Storage, config: StorageConfig, clock: Clock) -> Br
 
 def _root(config: StorageConfig) -> str:
     if config.root is None:
-        raise ValueError(f"storage.root must be given when storage.kind is {config.kind}, got none")
+        raise ValueError(f"storage.kind={config.kind} needs storage.root, which is not set")
     return config.root

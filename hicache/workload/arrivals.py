@@ -110,7 +110,10 @@ class Feeder:
 
     def _settle(self, request_id: int) -> None:
         if request_id not in self._unsettled:
-            raise ValueError(f"request {request_id} is settled already, or of another workload")
+            raise ValueError(
+                f"request {request_id} was already answered or dropped, or is not part "
+                "of this workload"
+            )
         self._unsettled.remove(request_id)
         root_id = self._root_of[request_id]
         self._tree_left[root_id] -= 1

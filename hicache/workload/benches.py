@@ -52,7 +52,8 @@ def shared_prefix(config: WorkloadConfig, *, seed: int) -> list[Request]:
             turns.append(_turn(config, stage * config.stage_s + offset, prompt, len(turns)))
     if not turns:
         raise ValueError(
-            f"workload.stage_rates={list(config.stage_rates)} of {config.stage_s} s gave no request"
+            f"workload.stage_rates={list(config.stage_rates)} with "
+            f"workload.stage_s={config.stage_s} give no request"
         )
     first_fresh = own_ids + num_prompts * config.own_tokens
     return to_requests(turns, first_fresh=first_fresh, tokens=TraceTokens.reconstructed)

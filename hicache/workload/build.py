@@ -76,7 +76,8 @@ def load_workload(config: WorkloadConfig, *, data_dir: str | None, seed: int) ->
             if config.path is None or kind == "trace":
                 raise
             raise TraceError(
-                f"{error}; workload={kind} reads its own form alone, workload=trace finds out"
+                f"{error}; workload={kind} reads only its own format, workload=trace "
+                "detects the format"
             ) from error
     else:
         raise ValueError(f"workload.kind must be one of {', '.join(KINDS)}, got {kind!r}")
@@ -129,13 +130,13 @@ def form_of(path: Path) -> str:
     try:
         _, record = next(read_records(path), (1, {}))
     except TraceError as error:
-        raise TraceError(f"{error}; a table of lengths is known by its name, *.csv") from error
+        raise TraceError(f"{error}; a table of lengths must be named *.csv") from error
     for field, form in (("hash_ids", "blocks"), ("messages", "chats")):
         if field in record:
             return form
     raise TraceError(
-        f"{path}: wanted a .csv file, or JSON lines with hash_ids or with messages, got "
-        f"{', '.join(record) or 'nothing'}"
+        f"{path}: expected a .csv file, or JSON lines with hash_ids or messages, got fields "
+        f"{', '.join(record) or '(none)'}"
     )
 
 
@@ -200,8 +201,8 @@ def sample_sessions(workload: Workload, share: float, seed: int) -> Workload:
     """
     if not 0 < share <= 1:
         raise ValueError(
-            f"a share of sessions must be above 0 and at most 1, got {share:g}: more of them come "
-            f"of repeat_sessions"
+            f"the share of sessions must be above 0 and at most 1, got {share:g}; repeat_sessions "
+            "gives more"
         )
     tree_of = trees(workload.requests)
     names = list(dict.fromkeys(tree_of.values()))
@@ -232,8 +233,8 @@ def repeat_sessions(workload: Workload, times: float, seed: int) -> Workload:
     )
     if ids_end * len(parts) > INT32_IDS:
         raise ValueError(
-            f"sessions can be replayed at most {INT32_IDS // ids_end} times with tokens of their "
-            f"own, wanted {times:.2f} times: this workload has {ids_end} token ids"
+            f"this workload with {ids_end} token ids can be repeated at most "
+            f"{INT32_IDS // ids_end} times with new tokens, got {times:.2f} times"
         )
     repeated: list[Request] = []
     for copy, part in enumerate(parts):
@@ -266,8 +267,9 @@ def family_notes(requests: Sequence[Request]) -> list[str]:
         return []
     prompt_len = requests[parent].prompt_len
     return [
-        f"warning: {count} requests continue one prompt of {prompt_len:,} tokens, and wait for its "
-        f"answer; if that is a system prompt, set workload.system_tokens={prompt_len}"
+        f"warning: {count} requests were taken for follow-ups of one prompt of {prompt_len:,} "
+        f"tokens and wait for its answer; if it is a system prompt, set "
+        f"workload.system_tokens={prompt_len}"
     ]
 
 

@@ -50,7 +50,7 @@ def _encoder(tokenizer: str | None) -> Encode:
         encode = getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(
-            f"workload.tokenizer must be module:function, from a text to its tokens, got "
+            f"workload.tokenizer must be module:function, which turns a text into tokens, got "
             f"{tokenizer!r} ({error})"
         ) from error
 
@@ -58,7 +58,7 @@ def _encoder(tokenizer: str | None) -> Encode:
         tokens = encode(text)
         if not isinstance(tokens, list | tuple):  # what transformers give by themselves is a dict
             raise ValueError(
-                f"workload.tokenizer={tokenizer} must give a list of tokens, got {_kind(tokens)}"
+                f"workload.tokenizer={tokenizer} must return a list of tokens, got {_kind(tokens)}"
             )
         return tokens
 
@@ -107,7 +107,9 @@ def _digests(tokens: Sequence[int | str], salt: bytes) -> Iterator[bytes]:
 def _messages(record: Record, where: str) -> list[Record]:
     messages = record.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise TraceError(f"{where}: messages must be a list of at least one, got {_kind(messages)}")
+        raise TraceError(
+            f"{where}: messages must be a list with at least one message, got {_kind(messages)}"
+        )
     for message in messages:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise TraceError(

@@ -63,7 +63,7 @@ SOURCES = (
             "`python -m hicache.workload.weka_pack`, which loads much faster)"
         ),
     ),
-    Source(kind="trace", names=(), obtain="name the file of yours with workload.path"),
+    Source(kind="trace", names=(), obtain="set workload.path to your file"),
 )
 TRACES = {source.kind: source for source in SOURCES}
 
@@ -81,11 +81,11 @@ def find_trace(source: Source, *, path: str | None, data_dir: str | None) -> Pat
     if path is not None:
         if not Path(path).exists():
             how = f"; to get this trace, {source.obtain}" if source.names else ""
-            raise FileNotFoundError(f"workload.path: there is no {path}{how}")
+            raise FileNotFoundError(f"workload.path: {path} does not exist{how}")
         return Path(path)
     if data_dir is not None and not Path(data_dir).is_dir():
         raise FileNotFoundError(
-            f"data_dir (by default what HICACHE_DATA says): there is no directory {data_dir}"
+            f"data_dir (by default HICACHE_DATA): directory {data_dir} does not exist"
         )
     cache = Path(os_cache("hicache"))
     named = (data_dir, os.environ.get("HICACHE_DATA"))
@@ -101,9 +101,9 @@ def find_trace(source: Source, *, path: str | None, data_dir: str | None) -> Pat
         except OSError as error:  # every error of the HTTP library is one
             failure = f" and its download failed ({type(error).__name__})"
     raise FileNotFoundError(
-        f"workload={source.kind} needs a trace that is not in "
+        f"the trace of workload={source.kind} is not in "
         f"{' or '.join(str(directory) for directory in looked)}{failure}: {source.obtain}, then "
-        f"name its directory with data_dir or HICACHE_DATA, or the trace with workload.path"
+        f"set data_dir or HICACHE_DATA to its directory, or workload.path to the file"
     )
 
 

@@ -43,7 +43,7 @@ def _rows(path: Path) -> Iterator[Row]:
             for record in table:
                 where = f"{path}, line {table.line_num}"
                 if BEYOND in record:
-                    raise TraceError(f"{where}: it has more fields than the table has columns")
+                    raise TraceError(f"{where}: the row has more fields than the table has columns")
                 yield Row(
                     where=where,
                     arrival_ns=_time_ns(record, place["time"], where),
@@ -52,7 +52,7 @@ def _rows(path: Path) -> Iterator[Row]:
                     session=record[place["session"]] or None if "session" in place else None,
                 )
         except (UnicodeDecodeError, csv.Error) as error:
-            told = f"{path}, after line {table.line_num}: no table in UTF-8 ({error})"
+            told = f"{path}, after line {table.line_num}: not a CSV table in UTF-8 ({error})"
             raise TraceError(told) from error
 
 
@@ -67,7 +67,7 @@ def _places(path: Path, header: Sequence[str]) -> dict[str, str]:
     for thing in ("time", "prompt", "answer"):
         if thing not in found:
             raise TraceError(
-                f"{path}, line 1: wanted a column {' or '.join(COLUMNS[thing])}, got "
+                f"{path}, line 1: expected a column {' or '.join(COLUMNS[thing])}, got "
                 f"{column_names(header)}"
             )
     return found
@@ -76,7 +76,7 @@ def _places(path: Path, header: Sequence[str]) -> dict[str, str]:
 def column_names(header: Sequence[str]) -> str:
     """The header of a table, for an error: of what is no table nothing is shown."""
     names = [name for name in header if re.fullmatch(r"[\w .-]{1,40}", name)]
-    return ", ".join(names) if len(names) == len(header) > 0 else "no names parted by commas"
+    return ", ".join(names) if len(names) == len(header) > 0 else "no comma-separated names"
 
 
 def _tokens(record: Mapping[str, str], column: str, where: str) -> int:

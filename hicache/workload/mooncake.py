@@ -81,8 +81,8 @@ def _check_counts(rows: Sequence[Row], block_tokens: int) -> None:
         wanted = -(-row.prompt_len // block_tokens)
         if len(row.blocks) != wanted:
             raise TraceError(
-                f"{row.where}: {row.prompt_len} prompt tokens are {wanted} blocks of "
-                f"{block_tokens}, got {len(row.blocks)} hash_ids"
+                f"{row.where}: {row.prompt_len} prompt tokens need {wanted} blocks of "
+                f"{block_tokens} tokens, got {len(row.blocks)} hash_ids"
             )
 
 
@@ -94,6 +94,6 @@ def _found_size(path: Path, rows: Sequence[Row]) -> int:
             return found[0]
     longest = max(rows, key=lambda row: row.prompt_len)
     raise TraceError(
-        f"{path}: no one block size suits every line ({longest.where} has {longest.prompt_len} "
+        f"{path}: no single block size fits every line ({longest.where} has {longest.prompt_len} "
         f"tokens in {len(longest.blocks)} blocks): set workload.block_tokens"
     )

@@ -67,7 +67,10 @@ class RoundFeeder:
 
     def _settle(self, request_id: int) -> None:
         if request_id not in self._unsettled:
-            raise ValueError(f"request {request_id} is settled already, or of another workload")
+            raise ValueError(
+                f"request {request_id} was already answered or dropped, or is not part "
+                "of this workload"
+            )
         del self._unsettled[request_id]
         self._left[self._round[request_id]] -= 1
 

@@ -50,15 +50,15 @@ def from_first(path: Path, rows: Iterable[Row]) -> list[Row]:
     """
     found = list(rows)
     if not found:
-        raise TraceError(f"{path}: wanted a request on each line, the file has none")
+        raise TraceError(f"{path}: expected one request per line, but the file has none")
     first = min(found, key=lambda row: row.arrival_ns)
     last = max(found, key=lambda row: row.arrival_ns)
     if last.arrival_ns > LATEST_S * SECOND_NS:
-        raise TraceError(f"{last.where}: its time is after the year 2106: is the unit another?")
+        raise TraceError(f"{last.where}: its time is after the year 2106: check the unit")
     if last.arrival_ns - first.arrival_ns > LONGEST_S * SECOND_NS:
         raise TraceError(
-            f"{last.where}: it comes more than ten years after {first.where}: is the unit of one "
-            f"of their times another?"
+            f"{last.where}: it arrives more than ten years after {first.where}: check the "
+            "unit of both times"
         )
     first_ns = first.arrival_ns
     for row in found:
@@ -174,10 +174,10 @@ def _told(rows: Sequence[Row]) -> list[int | None]:
         if row.parent is not None:
             parent = named.get(row.parent)
             if parent is None:
-                raise TraceError(f"{row.where}: no earlier request is called {row.parent!r}")
+                raise TraceError(f"{row.where}: no earlier request has the id {row.parent!r}")
         if row.name is not None:
             if row.name in named:
-                raise TraceError(f"{row.where}: two requests are called {row.name!r}")
+                raise TraceError(f"{row.where}: two requests have the id {row.name!r}")
             named[row.name] = index
         if row.session is not None:
             latest[row.session] = index

@@ -39,7 +39,7 @@ def json_object(data: bytes, where: str) -> Record:
     except ValueError as error:  # of JSON or of UTF-8
         raise TraceError(f"{where}: not JSON ({error})") from error
     if not isinstance(record, dict):
-        raise TraceError(f"{where}: wanted a JSON object, got {type(record).__name__}")
+        raise TraceError(f"{where}: expected a JSON object, got {type(record).__name__}")
     return cast(Record, record)
 
 

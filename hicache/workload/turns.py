@@ -48,7 +48,9 @@ def to_requests(turns: Sequence[Turn], *, first_fresh: int, tokens: TraceTokens)
     """
     completed, ids_end = _complete(turns, first_fresh=first_fresh, tokens=tokens)
     if ids_end > INT32_IDS:
-        raise TraceError(f"the trace needs {ids_end} token ids, an int32 holds {INT32_IDS}")
+        raise TraceError(
+            f"the trace needs {ids_end} token ids, more than the {INT32_IDS} of an int32"
+        )
     # a sort keeps the order of equal times, in which parents come before children
     order = sorted(range(len(turns)), key=lambda index: turns[index].arrival_ns)
     ids = {index: request_id for request_id, index in enumerate(order)}

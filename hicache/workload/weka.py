@@ -39,7 +39,7 @@ def load_weka(path: Path, config: WorkloadConfig, *, seed: int) -> list[Request]
     else:
         sessions = [(f"{path}, line {line}", record) for line, record in read_records(path)]
     if not sessions:
-        raise TraceError(f"{path}: wanted sessions of requests, got none")
+        raise TraceError(f"{path}: expected sessions, but the file has none")
 
     rng = np.random.default_rng(seed)
     starts_s = np.cumsum(rng.exponential(1 / config.session_rate, len(sessions)))
@@ -146,7 +146,10 @@ def _block_runs(record: Record, previous: Runs, where: str) -> Runs:
     if not isinstance(new, list) or len(new) % 2 or not all(type(value) is int for value in new):
         raise TraceError(f"{where}: new must be a flat list of (first, count) pairs, got {new!r}")
     if keep > runs_len(previous):
-        raise TraceError(f"{where}: keep is {keep}, the request before has {runs_len(previous)}")
+        raise TraceError(
+            f"{where}: keep is {keep}, but the previous request has only {runs_len(previous)} "
+            "blocks"
+        )
     blocks = cut_runs(previous, 0, keep)
     extend_runs(blocks, zip(new[::2], new[1::2], strict=True))
     return blocks

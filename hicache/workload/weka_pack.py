@@ -106,12 +106,12 @@ def write_packed(sessions: Iterable[tuple[str, Record]], path: Path) -> int:
 def main(arguments: list[str] | None = None) -> int:
     """The program; returns its exit status."""
     parser = argparse.ArgumentParser(description="Pack a folder of raw kv-cache-tester sessions.")
-    parser.add_argument("source", type=Path, help="folder with one JSON file for each session")
-    parser.add_argument("target", type=Path, help="file to write, such as sessions.packed.jsonl.gz")
+    parser.add_argument("source", type=Path, help="folder with one JSON file per session")
+    parser.add_argument("target", type=Path, help="output file, such as sessions.packed.jsonl.gz")
     options = parser.parse_args(arguments)
     files = len(list(options.source.glob("*.json")))
     if not files:
-        parser.error(f"{options.source}: wanted a folder with *.json sessions, found none")
+        parser.error(f"{options.source}: expected a folder with sessions as *.json, found none")
     try:
         count = write_packed(read_raw_sessions(options.source), options.target)
     except TraceError as error:

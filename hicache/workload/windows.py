@@ -70,6 +70,6 @@ def _share_of_trees(requests: Sequence[Request], config: WorkloadConfig) -> list
 
 def _nothing_in(config: WorkloadConfig, got: str) -> ValueError:
     return ValueError(
-        f"workload.window={config.window} of workload.windows={config.windows} is empty: wanted at "
-        f"least a request in each, got {got}"
+        f"workload.window={config.window} of workload.windows={config.windows} is empty: each "
+        f"window needs at least one request, and the workload has {got}"
     )

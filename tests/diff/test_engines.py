@@ -1,6 +1,8 @@
 import subprocess
+import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -80,8 +82,25 @@ def test_no_environment_fetches_torch(
     wanted = {each.partition("==")[0] for told in installs for each in told}
     assert not wanted & {"torch", "triton"}
     site = next(Path(launch.interpreter).parents[1].glob("lib/python*/site-packages"))
-    shared = Path((site / "zz_shared.pth").read_text().strip())
-    assert (shared / "torch" / "__init__.py").is_file()
+    assert (site / "zz_shared.pth").read_text() == f"{engines.SHARED_PTH}\n"
+    program = f"import sys; {engines.SHARED_PTH}; print(sys.path[-1])"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment_of(launch), capture_output=True, check=True)
+    assert (Path(done.stdout.decode().strip()) / "torch" / "__init__.py").is_file()
+
+
+def test_clones_share_an_environment_and_other_versions_of_torch_do_not(
+    installs: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interpreter(folder: str, version: str) -> str:
+        torch = SimpleNamespace(origin=f"/{folder}/site-packages/torch/__init__.py")
+        with monkeypatch.context() as patch:
+            patch.setattr(engines.importlib.util, "find_spec", lambda _: torch)
+            patch.setattr(engines, "version", lambda _: version)
+            return prepare(SGLANG, "0.5.23").interpreter
+
+    assert interpreter("one", "2.13.0") == interpreter("another", "2.13.0")
+    assert interpreter("one", "2.13.0") != interpreter("one", "2.14.0")
 
 
 def test_two_releases_share_one_environment(installs: list[tuple[str, ...]]) -> None:
@@ -135,6 +154,6 @@ def test_pip_gives_its_reason_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(engines.subprocess, "run", run)
     with pytest.raises(
         SideError,
-        match=r"^sglang==9.9 cannot be installed: No matching distribution found for sglang==9.9$",
+        match=r"^cannot install sglang==9.9: No matching distribution found for sglang==9.9$",
     ):
         engines._pip("python", "sglang==9.9")

@@ -24,7 +24,8 @@ def test_finished_requests_are_told_with_the_next_one(tmp_path: Path) -> None:
     with side(tmp_path) as fake:
         fake.about()
         for number, finished in ((0, []), (1, [0])):
-            fake.ask_admit(number, tokens, 9, finished=finished)
+            calls = [("finish", each) for each in finished]
+            fake.ask([*calls, ("admit", number, tokens, 9)])
         assert [sum(fake.take_outcome().hits) for _ in range(2)] == [0, 8]
         assert fake.probe(tokens) == {"full/device": [(0, 8)]}
     assert "finished [0]" in (tmp_path / "side.log").read_text()
@@ -42,7 +43,7 @@ def test_a_process_that_dies_leaves_its_last_words(tmp_path: Path) -> None:
     launch = replace(FAKE, module="tests.diff.dying_side")
     with (
         SideProcess(launch, POOLS, tmp_path / "side.log") as fake,
-        pytest.raises(SideError, match=r"its process ended; the last line of .* is: farewell"),
+        pytest.raises(SideError, match=r"the process ended: the last line of .* is: farewell"),
     ):
         fake.about()
 

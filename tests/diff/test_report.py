@@ -18,7 +18,10 @@ def test_the_comment_says_rates_totals_kinds_and_the_first(compared: Compared) -
     assert "Four requests. Hit rate **47.06% → 35.29%** (-11.76 points of 68" in comment
     assert "| hits: full device | 32 tokens (8.0 GiB) | 24 tokens (6.0 GiB) | -25.00% |" in comment
     assert "| head hits fewer tokens | 2 |" in comment
-    assert "is request 2: head hits fewer tokens" in comment
+    assert (
+        "**The first request with different hits** is request 2: head hits fewer tokens" in comment
+    )
+    assert "**The first difference of any kind** is in request 1: the same hits and" in comment
 
 
 def test_the_comment_says_that_a_side_did_not_come_to_the_end(compared: Compared) -> None:
@@ -43,7 +46,7 @@ def test_json_is_complete_and_the_same_for_equal_runs(compared: Compared, tmp_pa
     assert values["requests"] == 4
     assert (values["first"], values["first_hit"]) == (1, 2)
     assert values["kinds"] == {"fewer": 2, "evicted": 1, "equal": 1}
-    assert [row["number"] for row in values["differing"]] == [1, 2, 3]
+    assert [row["number"] for row in values["worst"]] == [2, 3, 1]
     assert values["totals"]["base"]["hit/full/device"] == 32
 
 

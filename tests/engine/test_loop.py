@@ -392,5 +392,5 @@ def test_engines_that_nothing_will_wake_are_an_error() -> None:
         )
 
     serve_all(idle, idle)
-    with pytest.raises(RuntimeError, match="1 engines are stuck: 2 requests wait and 1 run"):
+    with pytest.raises(RuntimeError, match=r"1 engine\(s\) are stuck: 2 requests wait and 1 run"):
         serve_all(idle, stuck)

@@ -29,7 +29,9 @@ def copy_ns(config: ExperimentConfig, tp: int, link: str, num_bytes: int) -> int
 
 
 @pytest.mark.parametrize("tp", [1, 4])
-@pytest.mark.parametrize("path", list(CopyPath), ids=lambda path: path.value)
+@pytest.mark.parametrize(
+    "path", [CopyPath.kernel, CopyPath.copy_engine], ids=lambda path: path.value
+)
 @pytest.mark.parametrize("link", ["to_device", "to_host"])
 def test_devices_copy_their_parts_of_a_layers_page_side_by_side(
     link: str, path: CopyPath, tp: int
@@ -38,6 +40,32 @@ def test_devices_copy_their_parts_of_a_layers_page_side_by_side(
     piece = config.model.full_layer_token_bytes * 64 // tp
     rate = pcie_rate(config.hardware, piece, path, to_device=link == "to_device")
     assert copy_ns(config, tp, link, 10**9) == pytest.approx(1e18 / (tp * rate), rel=1e-6)
+
+
+@pytest.mark.parametrize(("link", "num_layers"), [("to_device", 8), ("to_host", 32)])
+def test_a_staged_copy_crosses_the_link_in_the_layers_that_it_moves_at_once(
+    link: str, num_layers: int
+) -> None:
+    config = config_of(
+        "model=llama3_8b", "cache.page_size=1", "parallel.tp=4", "executor.copy_path=staged"
+    )
+    piece = config.model.full_layer_token_bytes // 4
+    across, narrow = (
+        pcie_rate(config.hardware, size, CopyPath.copy_engine)
+        for size in (piece * num_layers, piece)
+    )
+    assert across > narrow
+    in_device_ns = 2e18 / config.hardware.state_bandwidth.value  # read and written there
+    wanted = (1e18 / across + in_device_ns) / 4
+    assert copy_ns(config, 4, link, 10**9) == pytest.approx(wanted, rel=1e-6)
+
+
+@pytest.mark.parametrize(("path", "slowdown"), [("kernel", 1.5), ("staged", 1.0)])
+def test_a_staged_copy_slows_no_step_down(path: str, slowdown: float) -> None:
+    config = config_of(
+        "model=llama3_8b", "hardware.copy_slowdown.value=1.5", f"executor.copy_path={path}"
+    )
+    assert runtime_of(config, 1)._executor.keywords["slowdown"] == slowdown
 
 
 @pytest.mark.parametrize(("model", "parts"), [("qwen3_next_80b", 2), ("kimi_linear_48b", 1)])

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from hicache.cache.tiers.transfer import Move
 from hicache.cache.tree.node import FULL, MAMBA
@@ -11,6 +12,25 @@ from hicache.executor.real.pools import Arrival
 from hicache.kernels import copy_pages, copy_pages_with_checksum
 from tests.executor.cpu_pools import cpu_pools
 from tests.executor.mixes import tiny
+
+
+def test_pages_from_storage_are_hashed_on_the_host_as_the_kernel_hashes_them(monkeypatch):
+    pools = cpu_pools(tiny("F M", 4), 4, (4, 0, 4), (4, 0, 4), layer_groups=[range(2)])
+    rank = pools.ranks[0]
+    for pool in (*rank.kv.values(), *rank.taps, *rank.states):
+        pool.normal_(generator=torch.Generator().manual_seed(0))
+    ids = np.array([1, 3], np.int32)
+    pools.save([Move(FULL, ids, ids), Move(MAMBA, ids, ids)])
+    items = [(FULL, 3), (MAMBA, 1), (FULL, 1), (MAMBA, 3)]
+    saved = rank.sums(items)
+    assert len(set(saved)) == 4
+    for sums in rank._sums.values():
+        sums.zero_()
+    monkeypatch.setattr(rank_pools, "copy_pages_with_checksum", None)  # nothing is copied
+    assert rank.new_sums(items) == rank.sums(items) == saved
+    rank.host[FULL][3, 5] ^= 1
+    assert rank.new_sums(items[:2]) == [rank.sums(items)[0], saved[1]]
+    assert rank.sums(items)[0] != saved[0]
 
 
 @pytest.mark.parametrize("link_programs", [None, 3])

@@ -154,10 +154,10 @@ def test_the_data_directory_comes_from_the_environment(monkeypatch):
         ("cache.pagesize=8", "did you mean cache.page_size?"),
         ("cache.page_size=many", "cache.page_size=many"),
         ("prefetch.cut=never", "expected one of [abandon, fit, restorable]"),
-        ("storage=nope", "wanted one of file, memory, mooncake, none, redis, slab"),
-        ("cache.page_size", "cannot read cache.page_size (wanted KEY=VALUE"),
-        ("name=~/x", "cannot read name=~/x (wanted KEY=VALUE; quotes of its own"),
-        ("name=a (copy)", "cannot read name=a (copy) (wanted KEY=VALUE; quotes of its own"),
+        ("storage=nope", "expected one of file, memory, mooncake, none, redis, slab"),
+        ("cache.page_size", "cannot parse cache.page_size: expected KEY=VALUE"),
+        ("name=~/x", "cannot parse name=~/x: expected KEY=VALUE; quote a value"),
+        ("name=a (copy)", "cannot parse name=a (copy): expected KEY=VALUE; quote a value"),
     ],
 )
 def test_a_typo_is_refused_in_one_sentence(override, told):
@@ -168,7 +168,7 @@ def test_a_typo_is_refused_in_one_sentence(override, told):
 
 
 def test_a_plus_does_not_make_a_new_knob():
-    with pytest.raises(ValueError, match=r"there is no knob cache\.typo"):
+    with pytest.raises(ValueError, match=r"unknown knob cache\.typo"):
         load("+cache.typo=8")
 
 
@@ -178,7 +178,7 @@ def test_a_bad_value_names_its_knob():
 
 
 def test_a_missing_value_names_its_knob():
-    with pytest.raises(ValueError, match=r"no value was given for workload\.kind"):
+    with pytest.raises(ValueError, match=r"missing value: set workload\.kind"):
         load("workload.kind=???")
 
 
@@ -202,8 +202,11 @@ def test_a_stop_policy_that_there_is_not_is_refused_before_anything_runs():
         ("tracker.interval_s=-5", "tracker.interval_s must be at least 0.001, got -5"),
         ("cache.load_back_threshold=-100", "cache.load_back_threshold must be at least 0"),
         ("seed=-1", "seed must be at least 0, got -1"),
-        ("name=../../evil", "name must be that of a directory below outputs/, got '../../evil'"),
-        ("name=/evil", "name must be that of a directory below outputs/, got '/evil'"),
+        (
+            "name=../../evil",
+            "name must be a relative path without `..`, below outputs/, got '../../evil'",
+        ),
+        ("name=/evil", "name must be a relative path without `..`, below outputs/, got '/evil'"),
         (
             "parallel.tp=3",
             "parallel.tp must divide the 8 KV heads of gpt_oss_120b or be a multiple",

@@ -145,7 +145,7 @@ def test_evictions_are_named_of_pages_that_were_there(again: Rerun) -> None:
 
 
 def test_a_request_that_is_not_there_is_named(again: Rerun) -> None:
-    with pytest.raises(ValueError, match="no request 9999: they are numbered from 0 to 149"):
+    with pytest.raises(ValueError, match="no request 9999: request ids go from 0 to 149"):
         lines(again, [9999], None, is_trace=False)
 
 
@@ -166,4 +166,4 @@ def test_a_directory_without_a_run_is_refused(
     with pytest.raises(SystemExit) as ended:
         main([str(tmp_path)])
     assert ended.value.code == 2
-    assert "is no directory of a run" in capsys.readouterr().err
+    assert "is not a run directory" in capsys.readouterr().err

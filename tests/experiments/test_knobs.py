@@ -1,4 +1,4 @@
-"""What `--help` and docs/knobs.md say of every knob."""
+"""What `--help` and docs/knobs.md say about every knob."""
 
 import re
 from pathlib import Path
@@ -20,8 +20,11 @@ def test_the_page_is_current() -> None:
     assert PAGE.read_text(encoding="utf-8") == knobs.as_markdown(), wanted
 
 
-def test_every_knob_has_a_meaning() -> None:
-    assert [knob.name for knob in ALL if not knob.meaning] == []
+def test_every_meaning_is_a_sentence_and_says_what_none_means() -> None:
+    assert [knob.name for knob in ALL if not re.fullmatch(r"[A-Z].*\.", knob.meaning)] == []
+    assert [
+        each.name for each in ALL if each.default == "null" and "None " not in each.meaning
+    ] == []
 
 
 def test_every_knob_is_read_somewhere() -> None:
@@ -45,23 +48,26 @@ def test_every_knob_is_listed() -> None:
 
 def test_a_meaning_is_the_comment_of_the_field_and_of_its_choices() -> None:
     found = {knob.name: knob for knob in ALL}
-    assert found["storage.deadline_s"].meaning == "a call that takes longer has failed"
+    assert found["parallel.tp"].meaning.startswith("Tensor-parallel size: devices per engine.")
     assert found["storage.deadline_s"].limits == "above 0"
-    assert "fit (cut to the whole pages that fit)" in found["prefetch.cut"].meaning
-    assert knobs.comments_of(CutPolicy)["fit"] == "cut to the whole pages that fit"
+    assert "fit (it is cut to the whole pages that fit)" in found["prefetch.cut"].meaning
+    assert knobs.comments_of(CutPolicy)["fit"] == "it is cut to the whole pages that fit"
     assert "delay_s" in knobs.comments_of(StorageConfig)
 
 
 def test_help_lists_the_groups(capsys: pytest.CaptureFixture[str]) -> None:
     assert show_help([]) == 0
     told = capsys.readouterr().out
-    assert "  prefetch   How pages come from storage ahead of need." in told
+    assert "  prefetch   How pages are read from storage into host memory before" in told
 
 
 def test_help_of_a_group_shows_its_knobs(capsys: pytest.CaptureFixture[str]) -> None:
     assert show_help(["storage", "cache"]) == 0
     told = capsys.readouterr().out
-    assert "  storage.deadline_s=5.0  (above 0)\n      a call that takes longer has failed" in told
+    assert (
+        "  storage.deadline_s=5.0  (above 0)\n      Time limit in seconds of one storage call"
+        in told
+    )
     assert "  storage.faults.error_rate=0.0  (0 to 1)" in told
     assert "Options: file, memory, mooncake, none, redis, slab." in told
     assert "  cache.page_size=64" in told
@@ -69,4 +75,4 @@ def test_help_of_a_group_shows_its_knobs(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_a_group_that_there_is_not_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert show_help(["strorage"]) == 2
-    assert "there is no group strorage: wanted some of workload" in capsys.readouterr().err
+    assert "unknown group strorage: the groups are workload" in capsys.readouterr().err

@@ -84,6 +84,7 @@ KNOBS = (
                 "executor.copy_path": "copy_engine",
                 "hardware.copy_engine.rate": [1e6, 1e7, 1e8, 1e9],
             },
+            "staged": {"executor.copy_path": "staged"},
         },
     ),
     _each("parallel.tp", 1, 2),

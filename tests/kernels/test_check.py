@@ -57,6 +57,24 @@ def test_a_kernel_that_takes_nothing_does_not_pass():
     assert "it takes no case" in str(verdict)
 
 
+def test_what_the_interpreter_cannot_run_is_not_called_wrong(monkeypatch, capfd):
+    verdict = check(wrong_copies.assembly, num_cases=2)
+    assert not verdict.passes
+    assert not verdict.faults
+    assert len(verdict.unchecked) == 2
+    monkeypatch.chdir(Path(__file__).parent)
+    assert main(["wrong_copies:assembly", "--cases", "2"]) == 3
+    said = capfd.readouterr().out
+    assert "not checked: 2 cases, which the interpreter cannot run" in said
+    assert "WRONG" not in said
+
+
+def test_a_mistake_in_a_kernel_is_not_the_interpreters():
+    verdict = check(wrong_copies.typo, num_cases=1)
+    assert "no_such_operation" in verdict.faults["raised"].sentence
+    assert (verdict.exit_code, verdict.unchecked) == (1, [])
+
+
 def test_the_first_cases_go_through_every_pair_of_layouts():
     names = {case.name.partition(": ")[2].partition(",")[0] for case in cases(40, 0)}
     assert names >= {f"{src} to {dst}" for src in LAYOUTS for dst in LAYOUTS}

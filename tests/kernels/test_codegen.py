@@ -24,7 +24,7 @@ import torch
 from triton import language as tl
 from hicache.kernels import codegen, copy
 from hicache.kernels.codegen_cases import cases
-from hicache.kernels.bench import peers
+from hicache.kernels.bench import gemm, peers
 
 class Delete(ast.NodeTransformer):
     def __init__(self, wanted):
@@ -86,10 +86,16 @@ peer = peers._pointer_copy_kernel.warmup(
     pieces, pieces, pieces, 64, WORD=tl.int16, BLOCK=8192, grid=(8,), num_warps=8
 )
 two_byte_stores = peer.asm["ptx"].count("st.global.b16")
+half = torch.zeros(256, 256, dtype=torch.float16)
+product = gemm._persistent_gemm_kernel.warmup(
+    half, half, half, 256, 256, grid=(8,), num_warps=8, num_stages=3,
+    K=256, **dict(zip(("BLOCK_M", "BLOCK_N", "BLOCK_K"), gemm.BLOCKS)),
+)
 print(json.dumps({
     "violations": violations,
     "compiled": {name: len(each) for name, each in compiled.items()},
     "two_byte_stores": two_byte_stores,
+    "products": product.asm["ptx"].count("wgmma.mma_async"),
     "two_deep": two_deep,
     "staged": staged,
 }))
@@ -99,7 +105,7 @@ NUM_PROMISES = 5  # source and target address, source and target offset, number 
 
 WARM = """
 import json, torch
-from hicache.kernels import checksum, copy, copy_table, index
+from hicache.kernels import checksum, copy, copy_table, index, ops
 from hicache.kernels.stand_in import stand_in
 
 driver = stand_in()
@@ -111,17 +117,19 @@ def num_compiled():
     return [len(kernel.device_caches[0][0]) for kernel in kernels]
 
 table = copy_table([torch.zeros(9, 4096)], [torch.zeros(9, 4096)])
-copy.warm_up(table)
-checksum.warm_up(table)
-index.warm_up(table.device, page_size=16)
-warm = num_compiled()
+ops._launch_over_nothing([table], page_size=16)
+warm, loaded = num_compiled(), len(driver.loaded)
+driver.num_launches = 0
 for start in range(4):
     ids = torch.arange(8, dtype=torch.int32)[start:]
     copy.copy_items(table, ids, ids)
     checksum.copy_items_with_checksum(table, ids, ids)
     pages = index.page_table(ids, ids[:2].view(1, 2), ids[:2], num_columns=3 + start)
     index.window_table(pages, ids[:1], ids, page_size=16, window_len=7 + 16 * start)
-print(json.dumps({"warm": warm, "served": num_compiled(), "launches": driver.num_launches}))
+print(json.dumps({
+    "warm": warm, "served": num_compiled(), "launches": driver.num_launches,
+    "loaded": [loaded, len(driver.loaded)],
+}))
 """
 # every script in a process of its own, which begins with torch imported
 FORKING = """
@@ -217,6 +225,10 @@ def test_no_launch_compiles_a_second_variant(variants):
 
 def test_the_two_byte_peer_moves_two_bytes_at_a_time(variants):
     assert variants["two_byte_stores"] > 0
+
+
+def test_the_persistent_product_runs_on_tensor_cores(variants):
+    assert variants["products"] > 0
 
 
 def test_every_copy_has_64_kib_a_program_and_128_kib_an_sm_in_flight_in_every_turn(reports):
@@ -375,10 +387,11 @@ def test_a_kernel_of_ones_own_is_described(said):
     assert {report["flight_bytes"] for report in reports} == {64 * 1024}
 
 
-def test_nothing_is_compiled_after_a_warm_up(said):
+def test_nothing_is_compiled_or_loaded_after_a_warm_up(said):
     found = said["warm"]
     assert found["launches"] == 4 * 4
     assert found["served"] == found["warm"] == [1, 1, 1, 1]
+    assert found["loaded"] == [4, 4]
 
 
 def test_codegen_refuses_to_run_in_the_interpreter(monkeypatch):

@@ -3,6 +3,8 @@
 Every case keeps items of both pools out of the ids: a write outside of its item lands in one.
 """
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 
@@ -10,6 +12,7 @@ from hicache.kernels import (
     checksum,
     copy,
     copy_table,
+    index,
     layer_first_buffers,
     page_first_buffers,
     reference,
@@ -210,6 +213,38 @@ def test_the_comparison_fails_when_a_byte_is_wrong(random_bytes, poisoned, ids, 
     monkeypatch.setattr(copy, "copy_items", wrong_copy)
     with pytest.raises(AssertionError):
         assert_copies([src], [dst], ids([1]), ids([2]))
+
+
+class OnDevice:
+    """Stands for a kernel, and accepts launches on the device of their first tensor only."""
+
+    def __init__(self, monkeypatch):
+        self.current, self.num_launches = [], 0
+        monkeypatch.setattr(torch.cuda, "device_of", self.device_of)
+
+    @contextmanager
+    def device_of(self, tensor):
+        self.current.append(tensor.device)
+        yield
+        self.current.pop()
+
+    def __getitem__(self, grid):
+        def launch(tensor, *arguments, **constants):
+            assert self.current == [tensor.device]
+            self.num_launches += 1
+
+        return launch
+
+
+def test_kernels_are_launched_on_the_device_of_their_tensors(random_bytes, ids, monkeypatch):
+    kernel = OnDevice(monkeypatch)
+    pool = random_bytes(4, 64)
+    copy.copy_items(copy_table([pool], [pool]), ids([0]), ids([1]), kernel=kernel)
+    monkeypatch.setattr(index, "_page_table_kernel", kernel)
+    monkeypatch.setattr(index, "_window_table_kernel", kernel)
+    pages = index.page_table(ids([3]), ids([0, 1]).view(1, 2), ids([0, 1]), num_columns=1)
+    index.window_table(pages, ids([1]), ids([0, 1, 2, 3]), page_size=1, window_len=1)
+    assert kernel.num_launches == 3
 
 
 @pytest.mark.parametrize("item_bytes", [16, 256, 2048, 4096, 65536, 3 * 65536])

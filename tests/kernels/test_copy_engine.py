@@ -5,6 +5,7 @@ Its functions have the signatures and structures of cuda.h, versions 12.8 and 13
 
 import ctypes
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +16,7 @@ from hicache.kernels import copy_table
 from hicache.kernels.bench import copy_engine
 
 SIDE = 7  # a stream that is not the default one
-STREAM_ORDER = 1
+STREAM_ORDER, ANY_ORDER = 1, 3
 ADDRESS, SIZE, RESULT, STREAM = (
     ctypes.c_uint64,
     ctypes.c_size_t,
@@ -57,6 +58,7 @@ class HostDriver:
 
     def __init__(self, *batches: str) -> None:
         self.calls: list[str] = []
+        self.orders: list[int] = []  # of batches: in which sources may be read
         self._kept = {
             "cuMemcpyAsync": ctypes.CFUNCTYPE(RESULT, ADDRESS, ADDRESS, SIZE, STREAM)(self._one)
         }
@@ -84,7 +86,8 @@ class HostDriver:
             its = attributes[0]
             locations = (its.src_location, its.dst_location)
             hints = [number for each in locations for number in (each.type, each.id)]
-            assert (its.src_access_order, hints, its.flags) == (STREAM_ORDER, [0] * 4, 0)
+            self.orders.append(its.src_access_order)
+            assert (hints, its.flags) == ([0] * 4, 0)
             assert (starts[0], num_attributes, rest[-1]) == (0, 1, SIDE)
             for place in range(count):
                 ctypes.memmove(dsts[place], srcs[place], sizes[place])
@@ -127,6 +130,7 @@ def test_runs_are_handed_over_as_the_driver_wants_them(
     device = torch.device("cuda", 0)
     copy_engine.copy_runs(copy_engine.contiguous_runs(copy_table(src, dst), *ids), device)
     assert driver.calls == wanted
+    assert driver.orders == [STREAM_ORDER] * ("Batch" in wanted[0])
     assert copy_engine.is_batched(device) == (len(wanted) == 1)
     assert all(torch.equal(a, b) for a, b in zip(dst, expected, strict=True))
 
@@ -157,7 +161,7 @@ def test_a_batch_stays_below_what_the_driver_takes(stream, monkeypatch):
 
 
 def moved(runs):
-    for from_address, to_address, size in zip(*map(torch.Tensor.tolist, runs), strict=True):
+    for from_address, to_address, size in zip(*(c.tolist() for c in runs[:3]), strict=True):
         ctypes.memmove(to_address, from_address, size)
 
 
@@ -198,10 +202,35 @@ def test_buffers_that_merge_and_buffers_that_do_not_are_one_list_of_runs():
     assert torch.equal(whole, src)
 
 
+def test_pages_that_lie_in_one_piece_on_both_sides_are_one_run_each():
+    src = torch.arange(5 * 3 * 8).view(5, 3, 8)  # pages of three buffers
+    dst = torch.zeros(5, 4, 8, dtype=torch.int64)  # with room after the second buffer
+    table = copy_table(src.unbind(1), [dst[:, 0], dst[:, 1], dst[:, 3]])
+    ids = torch.tensor([4, 0], dtype=torch.int32)
+    runs = copy_engine.contiguous_runs(table, ids, ids)
+    assert sorted(runs.num_bytes.tolist()) == [64, 64, 128, 128]
+    moved(runs)
+    assert torch.equal(dst[[0, 4]][:, [0, 1, 3]], src[[0, 4]])
+    assert not dst[:, 2].any()
+
+
+def test_only_host_memory_on_its_way_to_a_device_may_be_read_in_any_order(stream, monkeypatch):
+    driver = HostDriver("cuMemcpyBatchAsync_v2")
+    monkeypatch.setattr(copy_engine, "_driver", lambda: driver)
+    here = torch.zeros(4, 64)
+    table, elsewhere = copy_table([here], [here.clone()]), (here.to("meta"),)
+    ids = torch.zeros(1, dtype=torch.int32)
+    for its in (table, replace(table, dst=elsewhere), replace(table, src=elsewhere)):
+        runs = copy_engine.contiguous_runs(its, ids, ids)
+        copy_engine.copy_runs(runs, torch.device("cuda", 0))
+    assert driver.orders == [STREAM_ORDER, ANY_ORDER, STREAM_ORDER]
+
+
 def test_no_ids_make_no_runs():
     table = copy_table([torch.zeros(4, 64)], [torch.zeros(4, 64)])
     none = torch.zeros(0, dtype=torch.int32)
-    assert [len(column) for column in copy_engine.contiguous_runs(table, none, none)] == [0, 0, 0]
+    runs = copy_engine.contiguous_runs(table, none, none)
+    assert [len(column) for column in runs[:3]] == [0, 0, 0]
 
 
 class Operations(TorchDispatchMode):

@@ -5,11 +5,12 @@ import torch
 
 from hicache.kernels import contract
 from hicache.kernels.bench import peers
+from hicache.kernels.bench.gemm import persistent_gemm
 from hicache.kernels.check import check
 
 RUN_HERE = [
     "vllm_blocks", "vllm_states", "vllm_states_tiled", "sgl_warps", "sglang_slots",
-    "sglang_unified", "torch_index", "memcpy_each",
+    "sglang_unified", "memcpy_each",
 ]  # fmt: skip
 
 
@@ -34,6 +35,18 @@ def test_what_needs_a_gpu_or_a_package_declines(name):
     pool = torch.zeros(2, 64)
     with pytest.raises(NotImplementedError, match=r"needs a GPU|SGLang cannot be imported"):
         peers.PEERS[name]([pool, pool], [pool.clone(), pool.clone()])
+
+
+@pytest.mark.parametrize("num_programs", [1, 5])
+def test_the_persistent_product_is_that_of_torch(num_programs, device, monkeypatch):
+    monkeypatch.setattr("hicache.kernels.bench.gemm.num_sms", lambda device: num_programs)
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(*size, generator=generator) for size in ((40, 48), (48, 72)))
+    a, b = (each.to(torch.float16).to(device) for each in (a, b))
+    out = torch.full((41, 72), 7.0, dtype=torch.float16, device=device)
+    persistent_gemm(a, b, out[:40], blocks=(16, 32, 32))
+    torch.testing.assert_close(out[:40].float(), a.float() @ b.float(), rtol=1e-3, atol=1e-2)
+    assert bool((out[40] == 7).all())
 
 
 def test_what_is_listed_beforehand_is_not_timed():

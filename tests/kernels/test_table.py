@@ -1,5 +1,8 @@
 """What a copy table accepts, refuses and is cut into."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -118,6 +121,21 @@ def test_interleaved_buffers_of_one_slab_are_copied():
     assert torch.equal(slab, expected)
 
 
+def test_rows_that_source_and_target_share_are_copied_in_place():
+    kib = 1 << 10
+    memory = torch.arange(64 * kib, dtype=torch.int64).view(torch.uint8)
+    # buffers that begin at different addresses, and whose second rows are the same memory
+    src = memory.as_strided([4, 2, kib], [16 * kib, 6 * kib, 1], 0)
+    dst = memory.as_strided([4, 2, kib], [16 * kib, 4 * kib, 1], 2 * kib)
+    table = copy_table([src], [dst])
+    before = memory.clone()
+    with pytest.raises(ValueError, match="id 1 is both a source and a target in one pool"):
+        kernels.copy_pages(table, i32(0, 1), i32(1, 2))
+    assert torch.equal(memory, before)
+    kernels.copy_pages(table, i32(0, 1), i32(2, 3))
+    assert torch.equal(dst[2:], before.as_strided([2, 2, kib], [16 * kib, 6 * kib, 1], 0))
+
+
 def test_a_part_outside_of_the_table_is_refused():
     table = copy_table([buffer(6, 4096)], [buffer(6, 4096)])
     with pytest.raises(ValueError, match=r"buffers \[0, 2\) wanted, the table has 1"):
@@ -160,6 +178,19 @@ def test_a_slice_of_the_heads_is_cut_at_its_rows():
     first, second = table.pieces[:2].tolist()
     assert first[0] == pages.data_ptr() + 2 * 64
     assert [b - a for a, b in zip(first, second, strict=True)] == [8 * 64, 2 * 64, 0, 0, 0, 16]
+
+
+def test_addresses_are_kept_as_long_as_the_memory_that_they_name():
+    pools = [buffer(4, 64), buffer(4, 64)]
+    pieces = copy_table([pools[0]], [pools[1]]).pieces
+    for _ in range(100):  # of other tables
+        kept = buffer(4, 64)
+        copy_table([kept], [pools[1]])
+    assert copy_table([pools[0]], [pools[1]]).pieces is pieces
+    addresses = weakref.ref(pieces)
+    del pieces, pools[0]
+    gc.collect()
+    assert addresses() is None
 
 
 def test_a_table_of_other_addresses_is_another_table():

@@ -99,6 +99,25 @@ def raising(src, dst):
     return launch
 
 
+@triton.jit
+def _assembly_kernel(out_ptr, HAS_TYPO: tl.constexpr):
+    if HAS_TYPO:
+        tl.no_such_operation(out_ptr)
+    tl.inline_asm_elementwise("mov.u32 $0, 0;", "=r,r", [0], tl.int32, is_pure=True, pack=1)
+
+
+def assembly(src, dst, *, has_typo=False):
+    """Right on a GPU; the interpreter knows no assembly."""
+
+    def launch(src_ids, dst_ids, *, num_programs=None):
+        _assembly_kernel[(1,)](dst_ids, HAS_TYPO=has_typo)
+
+    return launch
+
+
+typo = functools.partial(assembly, has_typo=True)
+
+
 def picky(src, dst):
     """Takes nothing."""
     raise NotImplementedError("pools on the moon wanted")

@@ -146,7 +146,7 @@ BROKEN: list[tuple[str, dict[str, Any], str]] = [
     ("openai/gpt-oss-20b", {"layer_types": ["chunked_attention"] * 24}, "got 'chunked_attention'"),
     ("openai/gpt-oss-20b", {"layer_types": ["sliding_attention"] * 24}, "full layers .* got 0"),
     ("Qwen/Qwen3.5-27B", {"linear_num_key_heads": 7}, "a multiple of .*=7, got 48"),
-    ("google/gemma-4-26B-A4B", {"num_kv_shared_layers": 10}, "is not modelled, got 10"),
+    ("google/gemma-4-26B-A4B", {"num_kv_shared_layers": 10}, "is not supported, got 10"),
     (
         "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
         {"hybrid_override_pattern": "M*-" * 10},
@@ -160,7 +160,11 @@ BROKEN: list[tuple[str, dict[str, Any], str]] = [
     ("Qwen/Qwen3-8B", {"torch_dtype": "float8_e4m3fn"}, "must be one of .* got 'float8_e4m3fn'"),
     ("openai/gpt-oss-20b", {"layer_types": [["full_attention"]] * 24}, r"got \['full_attention'\]"),
     ("Qwen/Qwen3.5-27B", {"mamba_ssm_dtype": "fp4"}, "mamba_ssm_dtype must be .* got 'fp4'"),
-    ("Qwen/Qwen3-8B", {"quantization_config": {"quant_method": "bits"}}, "of bits is not known"),
+    (
+        "Qwen/Qwen3-8B",
+        {"quantization_config": {"quant_method": "bits"}},
+        "quantization method bits",
+    ),
 ]
 
 
@@ -224,18 +228,18 @@ def test_a_broken_quantisation_beside_the_file_is_refused(tmp_path: Path, told: 
 
 
 def test_a_whole_model_beside_a_file_is_refused() -> None:
-    with pytest.raises(ValueError, match="leave out model=llama3_8b"):
+    with pytest.raises(ValueError, match="and model=llama3_8b name two models"):
         config_of("model=llama3_8b", "model.from_hf=config.json")
 
 
 def test_a_derived_model_without_a_file_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"no value was given for model\.from_hf"):
+    with pytest.raises(ValueError, match=r"set model\.from_hf"):
         config_of("model=from_hf")
 
 
 @pytest.mark.parametrize(
     ("text", "told"),
-    [("{", "is not JSON"), ("[]", "must hold an object, got list"), (None, "there is no file")],
+    [("{", "is not JSON"), ("[]", "must hold an object, got list"), (None, "does not exist")],
 )
 def test_what_is_no_config_json_is_refused(tmp_path: Path, text: str | None, told: str) -> None:
     path = tmp_path / "config.json"

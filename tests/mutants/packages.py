@@ -13,9 +13,11 @@ PACKAGES = {
         "hicache/request.py",
     ],
     "storage": ["hicache/storage/**/*.py"],
+    "diff": ["experiments/diff/*.py"],
     "executor": ["hicache/executor/storage_script.py", "hicache/executor/simulated/*.py"],
 }
-# a program that prints figures, clients of what is seldom there, and a rank as a process
+# a program that prints figures, clients of what is seldom there, and a rank as a process; the sides
+# of engines in folders of `experiments/diff` need the engine
 LEFT_OUT = {
     "hicache/engine/ranks/processes.py",
     "hicache/storage/bench.py",

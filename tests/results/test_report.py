@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from matplotlib.figure import Figure
 
+from hicache.clock import SECOND_NS
 from hicache.config import (
     CacheConfig,
     ExperimentConfig,
@@ -19,6 +20,7 @@ from hicache.results import report
 from hicache.results.metrics import Row, Status, summarize
 from hicache.results.tracking import write_json
 from hicache.results.verdict import CONDITIONS
+from hicache.scheduler.queue_waits import CAUSES
 
 
 @pytest.fixture
@@ -33,9 +35,11 @@ def run_dir(tmp_path, make_record, measures, rows):
 CONFIG = ExperimentConfig()
 
 
-def page_of(run_dir, config=CONFIG):
+def page_of(run_dir, config=CONFIG, records=()):
     summary = json.loads((run_dir / "summary.json").read_text())
-    return report.write_report(run_dir, title="a run", summary=summary, config=config)
+    return report.write_report(
+        run_dir, title="a run", summary=summary, config=config, records=records
+    )
 
 
 def ink(path) -> float:
@@ -84,51 +88,54 @@ def test_the_page_says_in_words_what_was_run(run_dir):
         "prefetch stop policy my_policies:Mine, seed 3"
     )
     assert f"<p>{told}</p>" in page
-    assert "<p>1 requests: 1 finished, 0 rejected, 0 aborted</p>" in page
+    assert "<p>1 requests: 1 finished, 0 rejected, 0 aborted<br>" in page
 
 
-def test_the_page_tells_the_load_and_what_speaks_against_the_run(run_dir):
+def test_the_page_gives_the_load_and_every_objection(run_dir):
     summary = json.loads((run_dir / "summary.json").read_text())
     others = {f"load/rho_{each}": 0.1 for each in ("queue", "read", "write", "workers")}
     write_json(run_dir / "summary.json", summary | others | {"load/rho_gpu": 0.9})
     page = page_of(run_dir).read_text()
-    assert (
-        "<p>Load: ρ gpu 0.90, ρ queue 0.10, ρ read 0.10, ρ write 0.10, ρ workers 0.10</p>" in page
-    )
-    assert "<li>GPU overloaded, ρ 0.90: no latency claim" in page
+    assert "ρ gpu 0.90, ρ queue 0.10, ρ read 0.10, ρ write 0.10, ρ workers 0.10</p>" in page
+    assert "<li>GPU overloaded, ρ 0.90: " in page
     assert "<li>only 1 session" in page
 
 
-def tick_labels(axes):
-    axes.figure.draw_without_rendering()
-    return [label.get_text() for label in axes.get_yticklabels()]
+def test_the_page_lists_only_metrics_that_are_not_zero(run_dir):
+    summary = json.loads((run_dir / "summary.json").read_text())
+    page = page_of(run_dir).read_text()
+    shown = {key for key in summary if f"<td>{key}</td>" in page}
+    assert shown == {key for key, value in summary.items() if value}
+    assert 0 < len(shown) < len(summary)
 
 
-@pytest.mark.parametrize(
-    ("longest_s", "unit"), [(1.3, "s"), (0.2, "ms"), (3e-5, "µs"), (40.0, "s"), (0.0, "")]
-)
-def test_an_axis_of_times_has_one_unit(make_record, measures, longest_s, unit):
-    summary = summarize([make_record(0)], measures)
-    times = {key: longest_s for key in summary if "_s_p" in key or "_s_mean" in key}
-    figure = report.draw_ttft(summary | times)
-    labels = [label for axes in figure.axes for label in tick_labels(axes) if label != "0"]
-    assert labels
-    if unit:
-        assert {label.partition(" ")[2] for label in labels} == {unit}
+def test_the_page_lists_the_slowest_requests_with_what_they_waited_for(run_dir, make_record):
+    slow = {"queue_ns": 7000, "queue_for_ns": {"tokens": 6500, "step": 500}}
+    records = [
+        make_record(number, first_token_ns=number * SECOND_NS + 423 + number, prefill_ns=400)
+        for number in range(12)
+    ]
+    records.append(make_record(12, first_token_ns=12 * SECOND_NS + 7423, **slow))
+    page = page_of(run_dir, records=records).read_text()
+    ids = re.findall(r'<tr><td class="number">(\d+)</td>', page)
+    assert ids == ["12", "11", "10", "9", "8", "7", "6", "5", "4", "3"]
+    assert f"<td>88% waiting for {CAUSES['tokens']}</td>" in page
 
 
-def test_an_axis_of_tokens_has_one_unit(rows):
-    flat = [row.flat() | {"interval/computed_tokens": 13_000} for row in rows]
-    labels = [label for label in tick_labels(report.draw_tokens(flat).axes[0]) if label != "0"]
-    assert {label[-1] for label in labels} == {"k"}
+def test_the_page_gives_reasons_only_if_they_were_recorded(run_dir, make_record, measures):
+    assert "Not recorded" in page_of(run_dir).read_text()
+    explained = make_record(0, computed_for={"first_seen": 225, "prefetch_stopped": 75})
+    write_json(run_dir / "summary.json", summarize([explained], measures))
+    page = page_of(run_dir).read_text()
+    assert "Not recorded" not in page
+    assert re.findall(r'<tr><td class="number">([\d.]+%)</td>', page) == ["75.0%", "25.0%"]
 
 
-def test_the_longest_verdict_is_inside_its_figure(make_record, measures, rows):
+def test_the_longest_verdict_is_inside_its_figure(make_record, rows):
     name = "adhoc/2026-01-01_00-00-00-000000_abcdef"
     verdict = "; ".join(each.told(0.55, 0.66) for each in CONDITIONS)
-    summary = summarize([make_record(0)], measures)
     for figure in (
-        report.draw_ttft(summary, run=name, verdict=verdict),
+        report.draw_ttft([make_record(0)], run=name, verdict=verdict),
         report.draw_tokens([row.flat() for row in rows], run=name, verdict=verdict),
     ):
         figure.draw_without_rendering()
@@ -138,10 +145,30 @@ def test_the_longest_verdict_is_inside_its_figure(make_record, measures, rows):
         assert max(axes.get_tightbbox().y1 for axes in figure.axes) < told.get_window_extent().y0
 
 
-def test_figures_name_their_run(run_dir, rows, make_record, measures):
+def test_figures_name_their_run(rows, make_record):
     tokens = report.draw_tokens([row.flat() for row in rows], run="a run")
-    ttft = report.draw_ttft(summarize([make_record(0)], measures), run="a run")
+    ttft = report.draw_ttft([make_record(0)], run="a run")
     assert [figure.get_suptitle() for figure in (tokens, ttft)] == ["a run", "a run"]
+
+
+def test_the_ttft_is_drawn_as_a_distribution_and_against_the_prompt_length(make_record):
+    numbers = range(1, 5)
+    records = [
+        make_record(n, first_token_ns=n * SECOND_NS + n * 423, queue_ns=n * 423 - 423)
+        for n in numbers
+    ]
+    rejected = make_record(9, status=Status.rejected, first_token_ns=None, finish_ns=None)
+    top, bottom, _ = report.draw_ttft([*records, rejected]).axes
+    ttft = next(line for line in top.lines if line.get_label() == "TTFT")
+    x, y = ttft.get_data()
+    assert list(x[1:]) == pytest.approx([n * 423e-9 for n in numbers])
+    assert list(y[1:]) == [0.25, 0.5, 0.75, 1]
+    assert top.get_xscale() == "log"
+    points = bottom.collections[0]
+    assert points.get_offsets().tolist() == pytest.approx(
+        np.array([(1000, n * 423e-9) for n in numbers])
+    )
+    assert points.get_array().tolist() == pytest.approx([0.7] * 4)
 
 
 def test_a_queue_that_came_and_went_between_two_drawn_points_is_seen():
@@ -152,8 +179,8 @@ def test_a_queue_that_came_and_went_between_two_drawn_points_is_seen():
     assert max(line.get_ydata()) == 7
 
 
-def test_figures_are_drawn(run_dir):
-    page_of(run_dir)
+def test_figures_are_drawn(run_dir, make_record):
+    page_of(run_dir, records=[make_record(0)])
     assert all(ink(run_dir / name) > 0.05 for name in ("tokens.png", "ttft.png"))
 
 
@@ -164,26 +191,30 @@ def test_figures_of_equal_runs_are_equal_bytes(run_dir):
     assert (run_dir / "tokens.png").read_bytes() == first
 
 
-def test_a_run_too_short_for_a_row_has_a_report(run_dir):
+def test_a_run_without_an_interval_or_a_finished_request_has_a_report(run_dir):
     (run_dir / "metrics.jsonl").write_text("")
     assert page_of(run_dir).exists()
 
 
-def test_the_layers_of_an_interval_stack_up_to_its_tokens(rows):
+def test_the_layers_of_an_interval_stack_up_to_its_hit_rate(rows):
     top = report.draw_tokens([row.flat() for row in rows]).axes[0]
     tops = [stairs.get_data().values for stairs in top.patches]
     last = rows[-1]
-    total = last.device_hit_tokens + last.host_hit_tokens + last.storage_hit_tokens + 300
-    assert tops[0][-1] == pytest.approx(last.device_hit_tokens / 10)
-    assert tops[-1][-1] == pytest.approx(total / 10)
+    hits = last.device_hit_tokens + last.host_hit_tokens + last.storage_hit_tokens
+    total = hits + last.computed_tokens
+    assert tops[0][-1] == pytest.approx(last.device_hit_tokens / total)
+    assert tops[2][-1] == pytest.approx(hits / total)
+    assert tops[3][-1] == pytest.approx(1)
 
 
-def test_long_runs_are_drawn_in_fewer_intervals_of_the_same_tokens():
-    rows = [Row(time_s=float(i + 1), computed_tokens=60).flat() for i in range(1000)]
+def test_intervals_drawn_together_weigh_by_their_tokens():
+    rows = [
+        Row(time_s=i + 1.0, computed_tokens=30, device_hit_tokens=850 if i % 5 == 0 else 0).flat()
+        for i in range(5 * report.MAX_BARS)
+    ]
     top = report.draw_tokens(rows).axes[0]
-    values, edges, _ = top.patches[-1].get_data()
-    assert len(values) <= report.MAX_BARS
-    assert sum(values * np.diff(edges) * 60) == pytest.approx(60 * 1000)
+    values, _, _ = top.patches[0].get_data()
+    assert values.tolist() == pytest.approx([0.85] * report.MAX_BARS)
 
 
 def test_text_that_looks_like_mathematics_is_drawn_as_it_stands(tmp_path):

@@ -108,7 +108,7 @@ def test_a_half_computed_prompt_gives_way_to_the_last_one() -> None:
 
 @pytest.mark.parametrize(
     ("num_tokens", "reason"),
-    [(72, None), (73, "11 pages are more than the device pool's 10")],
+    [(72, None), (73, "needs 11 pages, and the device pool has 10")],
 )
 def test_a_request_fits_a_pool_that_has_a_page_more_than_its_tokens_fill(
     num_tokens: int, reason: str | None
@@ -124,7 +124,11 @@ def test_prompt_and_answer_are_no_longer_than_the_model_can_attend_to(num_tokens
     world = World(plot_of("full", has_storage=False))
     world.scheduler._max_len = 50
     req = world.scheduler.submit(request_of(0, range(num_tokens - 2), [7, 7]), 0)
-    told = [(req, "51 tokens are more than the model's 50")] if num_tokens == 51 else []
+    told = (
+        [(req, "prompt and answer have 51 tokens, more than model.max_len=50")]
+        if num_tokens == 51
+        else []
+    )
     assert world.scheduler.take_ended().rejected == told
 
 

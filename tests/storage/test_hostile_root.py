@@ -412,7 +412,7 @@ def test_a_table_of_another_shape_is_refused_and_left_as_it_is(
     altered(tmp_path, statement)
     path = tmp_path / namespace_name("test") / "slots.sqlite"
     before = path.read_bytes()
-    with pytest.raises(StorageError, match="has other tables"):
+    with pytest.raises(StorageError, match="is not a slot table"):
         opened("slab", tmp_path)
     assert path.read_bytes() == before
 
@@ -423,7 +423,7 @@ def test_a_database_of_somebody_else_is_refused_and_left_as_it_is(tmp_path: Path
     with closing(sqlite3.connect(path)) as theirs, theirs:
         theirs.execute("CREATE TABLE theirs (x)")
     before = path.read_bytes()
-    with pytest.raises(StorageError, match="has other tables, among them 'theirs'"):
+    with pytest.raises(StorageError, match="is not a slot table: it contains 'theirs'"):
         opened("slab", tmp_path)
     assert path.read_bytes() == before
 
@@ -433,7 +433,7 @@ def test_a_slab_that_is_being_opened_for_ever_is_given_up(tmp_path: Path) -> Non
     held = os.open(tmp_path / namespace_name("test") / "opening", os.O_RDONLY)
     try:
         fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(StorageError, match=r"has been opening it for 0\.02 s"):
+        with pytest.raises(StorageError, match=r"for more than 0\.02 s"):
             SlabStorage(tmp_path, namespace="test", capacity_bytes=None, busy_s=0.02)
     finally:
         os.close(held)
@@ -566,7 +566,7 @@ def test_a_page_that_cannot_be_written_is_an_error_and_leaves_no_trace(
     storage = FileStorage(tmp_path, namespace="test", capacity_bytes=2 * PAGE_BYTES)
     with monkeypatch.context() as patch:
         fail_while_writing(patch, name, errno.EIO)
-        with pytest.raises(StorageError, match=r"cannot keep pages in .*Input/output error"):
+        with pytest.raises(StorageError, match=r"cannot store pages in .*Input/output error"):
             write(storage, keys(1))
     assert list(tmp_path.glob("*/writing/*")) == []
     assert write(storage, keys(4, 5)) == [True, True]
@@ -611,7 +611,7 @@ def test_a_store_that_cannot_be_made_is_one_clear_error(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "mkdir", no_space)
-    with pytest.raises(StorageError, match=r"cannot keep pages in .*No space left"):
+    with pytest.raises(StorageError, match=r"cannot store pages in .*No space left"):
         opened("file", tmp_path)
-    with pytest.raises(StorageError, match=r"cannot open a slab in .*No space left"):
+    with pytest.raises(StorageError, match=r"cannot open the slab storage in .*No space left"):
         opened("slab", tmp_path)

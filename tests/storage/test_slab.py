@@ -382,7 +382,7 @@ def test_a_slot_that_the_table_cannot_find_is_an_error_and_no_endless_eviction(
 ) -> None:
     with closing(open_slab(tmp_path)) as storage:
         write(storage, keys(1))
-        with pytest.raises(sqlite3.DatabaseError, match=r"slot=7.* cannot be found in it"):
+        with pytest.raises(sqlite3.DatabaseError, match=r"slot=7.* cannot be updated"):
             storage._table._free(Place(PAGE_BYTES, 7))
         assert storage.stats().stored_bytes == PAGE_BYTES
 
@@ -399,7 +399,7 @@ def test_a_table_of_another_namespace_is_refused(tmp_path: Path) -> None:
     open_slab(tmp_path).close()
     ours, theirs = (tmp_path / namespace_name(name) for name in ("test", "theirs"))
     ours.rename(theirs)
-    with pytest.raises(StorageError, match="is of namespace 'test', wanted 'theirs'"):
+    with pytest.raises(StorageError, match="belongs to namespace 'test', not 'theirs'"):
         SlabStorage(tmp_path, namespace="theirs", capacity_bytes=None)
     assert open_files(tmp_path) == []
 
@@ -506,7 +506,7 @@ def test_a_slot_used_again_while_it_is_read_is_a_miss_but_no_damage(
 
 def test_a_root_that_cannot_be_written_is_refused_with_its_path(tmp_path: Path) -> None:
     (tmp_path / "root").write_text("a file, not a directory")
-    with pytest.raises(StorageError, match=r"cannot open a slab in .*root"):
+    with pytest.raises(StorageError, match=r"cannot open the slab storage in .*root"):
         open_slab(tmp_path / "root")
 
 

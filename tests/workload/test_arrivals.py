@@ -111,7 +111,7 @@ def test_a_dropped_request_cannot_be_answered() -> None:
     feed.initial()
     feed.on_answered(0, 20)
     feed.on_dropped(2, 21)
-    with pytest.raises(ValueError, match="request 4 is settled already"):
+    with pytest.raises(ValueError, match="request 4 was already answered or dropped"):
         feed.on_answered(4, 50)
 
 
@@ -143,7 +143,7 @@ def test_every_request_is_released_once_and_settled(mode: Arrivals) -> None:
 def test_a_request_settled_twice_is_refused() -> None:
     feed = feeder(Arrivals.open)
     feed.on_answered(6, 70)
-    with pytest.raises(ValueError, match="request 6 is settled already"):
+    with pytest.raises(ValueError, match="request 6 was already answered or dropped"):
         feed.on_dropped(6, 80)
 
 

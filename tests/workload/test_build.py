@@ -252,5 +252,5 @@ def test_repeated_sessions_come_in_the_time_of_the_workload_and_keep_their_own()
 
 def test_more_tokens_than_there_are_ids_is_refused() -> None:
     plain = load_workload(CHAT, data_dir=None, seed=0)
-    with pytest.raises(ValueError, match="can be replayed at most"):
+    with pytest.raises(ValueError, match="can be repeated at most"):
         repeat_sessions(plain, 1e5, 0)

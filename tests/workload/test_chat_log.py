@@ -119,7 +119,10 @@ def test_nothing_that_was_said_is_written_to_disk(
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ({"created": 1, "messages": []}, "messages must be a list of at least one, got a list"),
+        (
+            {"created": 1, "messages": []},
+            "messages must be a list with at least one message, got a list",
+        ),
         ({"created": 1, "messages": "Quince"}, "messages must be a list .* got a str"),
         ({"created": 1, "messages": ["Quince"]}, "must be an object with a role, got a str"),
         ({"created": 1, "messages": [ASK]}, "completion_tokens must be an integer of at least 1"),
@@ -160,5 +163,5 @@ def as_a_mapping(text: str) -> dict[str, list[int]]:
 
 def test_a_tokenizer_that_gives_no_list_is_refused(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "log.jsonl", LOG)
-    with pytest.raises(ValueError, match=r":as_a_mapping must give a list of tokens, got a dict"):
+    with pytest.raises(ValueError, match=r":as_a_mapping must return a list of tokens, got a dict"):
         load(path, tokenizer=f"{__name__}:as_a_mapping")

@@ -53,7 +53,9 @@ def test_a_given_path_is_taken(tmp_path: Path) -> None:
 
 
 def test_a_given_path_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"workload\.path: there is no .*gone.*ask its"):
+    with pytest.raises(
+        FileNotFoundError, match=r"workload\.path: .*gone.* does not exist.*ask its"
+    ):
         find_trace(HERE, path=str(tmp_path / "gone"), data_dir=None)
 
 
@@ -115,5 +117,5 @@ def test_a_failed_download_says_how_to_get_the_trace() -> None:
 
 
 def test_a_data_directory_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"data_dir .*: there is no directory .*gone"):
+    with pytest.raises(FileNotFoundError, match=r"data_dir .*: directory .*gone does not exist"):
         find_trace(HERE, path=None, data_dir=str(tmp_path / "gone"))

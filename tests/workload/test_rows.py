@@ -110,8 +110,11 @@ def test_parents_may_be_told(tmp_path: Path, nobody: int | None) -> None:
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        ({"chat_id": [7, 8, 9], "parent_chat_id": [-1, -1, 6]}, "line 3: no earlier .* called 6"),
-        ({"chat_id": [7, 8, 7]}, "line 3: two requests are called 7"),
+        (
+            {"chat_id": [7, 8, 9], "parent_chat_id": [-1, -1, 6]},
+            "line 3: no earlier .* has the id 6",
+        ),
+        ({"chat_id": [7, 8, 7]}, "line 3: two requests have the id 7"),
         ({"chat_id": [7, 8, 1.5]}, "line 3: chat_id must be an integer or text, got 1.5"),
     ],
 )
@@ -125,7 +128,9 @@ def test_names_that_contradict_each_other_are_refused(
 
 def test_a_block_size_that_does_not_suit_names_the_line(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "trace.jsonl", records(CHAINS))
-    with pytest.raises(TraceError, match="line 1: 40 prompt tokens are 2 blocks of 32, got 3"):
+    with pytest.raises(
+        TraceError, match="line 1: 40 prompt tokens need 2 blocks of 32 tokens, got 3"
+    ):
         load(path, block_tokens=32)
 
 
@@ -153,7 +158,7 @@ def test_a_system_prompt_taken_for_a_conversation_warns_and_says_what_to_set(
     wrong = load(path)
     assert len({r.session_id for r in wrong.requests}) == 1
     (note,) = wrong.notes
-    assert "161 requests continue one prompt of 1,030 tokens" in note
+    assert "161 requests were taken for follow-ups of one prompt of 1,030 tokens" in note
     assert note.endswith("workload.system_tokens=1030")
     right = load(path, system_tokens=1030)
     assert len({r.session_id for r in right.requests}) == 162
@@ -169,18 +174,20 @@ def test_a_few_branches_of_a_conversation_do_not_warn(tmp_path: Path) -> None:
 def test_a_file_under_the_trace_of_others_is_told_where_it_belongs(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "trace.jsonl", records(CHAINS))
     config = WorkloadConfig(kind="mooncake_conversation", path=str(path))
-    with pytest.raises(TraceError, match=r"1 blocks of 512, got 3 .*; .* workload=trace finds out"):
+    with pytest.raises(
+        TraceError, match=r"1 blocks of 512 tokens, got 3 .*; .* workload=trace detects the format"
+    ):
         load_workload(config, data_dir=None, seed=0)
 
 
 def test_a_file_of_no_known_form_says_what_it_has(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "trace.jsonl", [{"prompt": "x", "when": 3}])
-    with pytest.raises(TraceError, match="hash_ids or with messages, got prompt, when"):
+    with pytest.raises(TraceError, match="hash_ids or messages, got fields prompt, when"):
         load(path)
 
 
 def test_a_table_under_another_name_is_told_what_to_be_called(tmp_path: Path) -> None:
     path = tmp_path / "trace.txt"
     path.write_text("timestamp,input_length,output_length\n0,9,5\n")
-    with pytest.raises(TraceError, match=r"line 1: not JSON .* is known by its name, \*\.csv"):
+    with pytest.raises(TraceError, match=r"line 1: not JSON .* must be named \*\.csv"):
         load(path)

@@ -182,7 +182,10 @@ def packed_request(**changes: object) -> Entry:
 @pytest.mark.parametrize(
     ("record", "complaint"),
     [
-        ({"requests": [packed_request(keep=4)]}, "request 0: keep is 4, the request before has 0"),
+        (
+            {"requests": [packed_request(keep=4)]},
+            "request 0: keep is 4, but the previous request has only 0",
+        ),
         ({"requests": [packed_request(new=[1])]}, "request 0: new must be a flat list of"),
         ({"requests": [packed_request(t=-1)]}, "request 0: t must be a number of at least 0"),
         ({"requests": 5}, "requests must be a list of objects, got 5"),

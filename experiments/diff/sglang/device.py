@@ -9,8 +9,8 @@ import hashlib
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
@@ -39,10 +39,20 @@ torch.set_num_threads(1)
 
 
 class Clock:
-    """What time it is for copies: how many requests have come."""
+    """The time that copies depend on: the number of requests so far."""
 
     now = 0
     delay = 0
+
+    @classmethod
+    @contextmanager
+    def at_once(cls) -> Iterator[None]:
+        """Let copies that start meanwhile be done at once."""
+        delay, cls.delay = cls.delay, 0
+        try:
+            yield
+        finally:
+            cls.delay = delay
 
 
 class _Event:
@@ -149,7 +159,7 @@ def first_of(*places: str) -> Any:
         module, _, name = place.partition(":")
         with suppress(ImportError, AttributeError):
             return getattr(import_module(f"sglang.srt.mem_cache.{module}"), name)
-    raise ImportError(f"this release has none of {', '.join(places)}")
+    raise ImportError(f"this SGLang release has none of {', '.join(places)}")
 
 
 def component_type() -> Any:

@@ -157,6 +157,15 @@ def tree_size(cache: Any, component: Any) -> int:
     )
 
 
+def free_sizes(allocator: Any, rows: Any) -> dict[str, int]:
+    """Tokens of each kind, and states, that the device's allocators have left."""
+    full = getattr(allocator, "full_attn_allocator", allocator)
+    window = getattr(allocator, "swa_attn_allocator", None)
+    states = getattr(rows, "mamba_allocator", None) or getattr(rows, "mamba_pool", None)
+    pools = {"full": full, "swa": window, "mamba": states}
+    return {name: int(pool.available_size()) for name, pool in pools.items() if pool is not None}
+
+
 def root_of(cache: Any) -> Any:
     """The root node as an object, or None where the core keeps none that Python can see."""
     core = getattr(cache, "tree_core", None)

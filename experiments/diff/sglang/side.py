@@ -3,7 +3,8 @@
 import functools
 import time
 from array import array
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from os.path import commonprefix
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from experiments.diff.counting import Tally, admission_word, joined
+from experiments.diff.pages import page_names
 from experiments.diff.protocol import Hits, Outcome, Pools, SideError, Span, Tokens
 from experiments.diff.sglang import device  # before anything of the package
 
@@ -41,11 +43,16 @@ class SglangSide:
     """`UnifiedRadixCache` with what its scheduler does around it."""
 
     def __init__(self, pools: Pools, options: Mapping[str, str]) -> None:
-        """`core`: python or rust; `eviction`: one of the package's, or `module:Class`."""
+        """Open the package's cache.
+
+        Options: `core` (python or rust), `eviction` (a policy of the package's, or `module:Class`)
+        and `write_policy` (as the package names it).
+        """
         core, eviction = options.get("core", "python"), options.get("eviction", "lru")
         page = self._page = pools.page_size
         self._pools = pools
         self._core, self._eviction = core, eviction
+        self._write_policy = options.get("write_policy", "write_through")
         device.Clock.delay = pools.copy_delay
         self._has_host = pools.host_tokens > 0
         args = {"model_path": "dummy", "page_size": page, "device": "cpu"}
@@ -53,7 +60,7 @@ class SglangSide:
             args |= {
                 "hicache_ratio": pools.host_ratio,
                 **dialect.copy_settings(has_states=pools.num_states > 0),
-                "hicache_write_policy": "write_through",
+                "hicache_write_policy": self._write_policy,
                 "hicache_storage_prefetch_policy": "wait_complete",
             }
         if pools.has_storage:
@@ -92,6 +99,10 @@ class SglangSide:
         device.count_copies(self._count_copy)
         self._count_evictions()
         self._running: dict[int, tuple[Any, Any]] = {}
+        # by node: the page before it and its length, the names of its pages, their sum
+        self._seen: dict[int, tuple[int, int]] = {}
+        self._names: dict[int, list[int]] = {}
+        self._sums: dict[int, int] = {}
 
     def about(self) -> dict[str, str]:
         """Release and core."""
@@ -101,18 +112,15 @@ class SglangSide:
             "version": version,
             "core": self._core,
             "eviction": self._eviction,
+            "write_policy": self._write_policy,
+            "matches": "yes",
         }
 
     def admit(self, number: int, tokens: Tokens, prompt_len: int) -> Outcome:
         """What the scheduler does with a new request, up to the end of its prefill."""
         cache = self.cache
         device.Clock.now = number
-        req = Req(
-            rid=str(number),
-            origin_input_text="",
-            origin_input_ids=array("q", tokens[:prompt_len].astype(np.int64).tobytes()),
-            sampling_params=SamplingParams(temperature=0, max_new_tokens=8),
-        )
+        req = request_of(f"{number}", tokens[:prompt_len])
         self._settle()
         req.init_next_round_input(cache, cow_mamba=False)
         brought = self._prefetch(req)
@@ -142,7 +150,12 @@ class SglangSide:
             swa_loaded=swa_loaded,
             states_loaded=states_loaded,
             admission=admission,
+            state=self._state(),
         )
+
+    def match(self, tokens: Tokens) -> None:
+        """What the scheduler does with a waiting request that is then aborted."""
+        request_of("aborted", tokens).init_next_round_input(self.cache, cow_mamba=False)
 
     def finish(self, number: int) -> None:
         """The answer is complete."""
@@ -167,6 +180,17 @@ class SglangSide:
         if self._pools.has_storage:
             self._probe_storage(ids, found)
         return {name: joined(spans, self._page, name) for name, spans in found.items()}
+
+    def contents(self) -> dict[str, list[int]]:
+        """Names of the pages in the tree; the Rust core shows none."""
+        found: dict[str, list[int]] = {}
+        for node, names in self._nodes():
+            for kind in self._kinds:
+                for tier, value in self._values(node, kind):
+                    if value is not None:
+                        held = names[-1:] if kind == COMPONENT.MAMBA else names
+                        found.setdefault(f"{NAMES[kind]}/{tier}", []).extend(held)
+        return found
 
     def close(self) -> None:
         """Stop the package's threads."""
@@ -208,7 +232,8 @@ class SglangSide:
         if loaded is None:
             return
         dialect.add_loaded(req, loaded)
-        cache.ready_to_load_host_cache()
+        with device.Clock.at_once():  # the prefill reads what is loaded, layer by layer
+            cache.ready_to_load_host_cache()
         cache.loading_check()
 
     def _extend(self, req: Any, start: int, end: int) -> None:
@@ -344,6 +369,44 @@ class SglangSide:
                 held[f"{NAMES[kind]}/storage"] = len(storage.of(POOLS[kind])) * unit
         return held
 
+    def _state(self) -> dict[str, int]:
+        names_of = {NAMES[kind]: kind for kind in self._kinds}
+        free = dialect.free_sizes(self._allocator, self._rows)
+        state = {f"free/{name}/device": free[name] for name in names_of}
+        if dialect.root_of(self.cache) is None:
+            return state
+        amounts: Counter[str] = Counter()
+        for node, pages in self._nodes():
+            total = self._sums[node.id]
+            for name, kind in names_of.items():
+                data, is_state = node.component_data[kind], kind == COMPONENT.MAMBA
+                amount = 1 if is_state else len(pages) * self._page
+                amounts[f"locked/{name}/device"] += data.lock_ref * amount
+                amounts[f"locked/{name}/host"] += data.host_lock_ref * amount
+                for tier, value in self._values(node, kind):
+                    held = pages[-1] if is_state else total
+                    amounts[f"pages/{name}/{tier}"] += held * (value is not None)
+        return state | {name: amount % (1 << 64) for name, amount in amounts.items()}
+
+    def _values(self, node: Any, kind: Any) -> tuple[tuple[str, Any], tuple[str, Any]]:
+        data = node.component_data[kind]
+        return ("device", data.value), ("host", data.host_value)
+
+    def _nodes(self) -> Iterator[tuple[Any, list[int]]]:
+        # all nodes below the root, each with the names of its pages, which are computed once
+        waiting = [(dialect.root_of(self.cache), 0)]
+        while waiting:
+            parent, before = waiting.pop()
+            for node in parent.children.values() if parent is not None else ():
+                seen = before, len(node.key)
+                if self._seen.get(node.id) != seen:
+                    tokens = np.array(node.key.token_ids[: len(node.key)], np.int32)
+                    self._seen[node.id] = seen
+                    self._names[node.id] = page_names(tokens, self._page, before)
+                    self._sums[node.id] = sum(self._names[node.id])
+                yield node, self._names[node.id]
+                waiting.append((node, self._names[node.id][-1]))
+
     def _probe_tree(self, ids: list[int], found: dict[str, list[Span]]) -> None:
         page, start = self._page, 0
         node = dialect.root_of(self.cache)
@@ -355,8 +418,7 @@ class SglangSide:
             key = list(node.key.token_ids[: len(node.key)])
             same = len(commonprefix([key, ids[start:]])) // page * page  # noqa: RUF071 - lists
             for kind in self._kinds:
-                held = node.component_data[kind]
-                for tier, value in (("device", held.value), ("host", held.host_value)):
+                for tier, value in self._values(node, kind):
                     whole = kind != COMPONENT.MAMBA or same == len(key)
                     if value is not None and whole:
                         span = (start // page, (start + same) // page)
@@ -380,7 +442,7 @@ def wait_for(is_done: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not is_done():
         if time.monotonic() > deadline:
-            raise SideError(f"{what} was not done after {PATIENCE_S:.0f} s")
+            raise SideError(f"{what} did not finish within {PATIENCE_S:.0f} s")
         time.sleep(2e-4)
 
 
@@ -390,8 +452,18 @@ def chosen_core(core: str) -> dict[str, str]:
     if "tree_core_backend" in names:
         return {"tree_core_backend": core}
     if core != "python":
-        raise SideError(f"sglang {sglang.__version__} cannot be told to use its {core} core")
+        raise SideError(f"sglang {sglang.__version__} has no option to use a {core} core")
     return {}
+
+
+def request_of(name: str, prompt: Tokens) -> Any:
+    """A new request of the package's."""
+    return Req(
+        rid=name,
+        origin_input_text="",
+        origin_input_ids=array("q", prompt.astype(np.int64).tobytes()),
+        sampling_params=SamplingParams(temperature=0, max_new_tokens=8),
+    )
 
 
 def known_policy(eviction: str) -> str:
@@ -404,7 +476,7 @@ def known_policy(eviction: str) -> str:
     except (ImportError, AttributeError) as error:
         raise SideError(f"--eviction {eviction} cannot be loaded: {error}") from error
     if not hasattr(policy, "get_priority"):
-        raise SideError(f"--eviction {eviction} has no get_priority(node), as the package asks for")
+        raise SideError(f"--eviction {eviction} must have get_priority(node), which SGLang calls")
     utils._EVICTION_POLICY_FACTORIES["own"] = lambda **_: policy()
     return "own"
 

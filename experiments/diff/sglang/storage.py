@@ -84,6 +84,6 @@ class KeyStorage(HiCacheStorage):  # type: ignore[misc]  # the package is not th
         return key in self.of(PoolName.KV)
 
     def _unasked(self, *_: object, **__: object) -> Any:
-        raise NotImplementedError("the interface before v1 is not asked for")
+        raise NotImplementedError("only version 1 of the storage interface is implemented")
 
     get = set = batch_get = batch_set = _unasked  # the package's class wants them

@@ -335,9 +335,8 @@ class Prefetcher:
         prefetch.taken_pages = kept
         full, swa, state = prefetch.staged
         num_swa = kept - prefetch.swa_first(kept) if prefetch.window_pages else 0
-        is_short = num_swa < self.cache.tree.window_pages and not prefetch.anchor.is_root
-        if is_short and not self.config.short_windows:
-            num_swa = 0
+        if num_swa < self.cache.tree.window_pages and not prefetch.anchor.is_root:
+            num_swa *= self.config.short_windows
         if kept:
             prefetch.published_pages = self.cache.insert_host(
                 prefetch.anchor, prefetch.sequence, (full[:kept], swa[:num_swa], state)

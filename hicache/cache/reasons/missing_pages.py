@@ -229,7 +229,10 @@ class MissingPages:
                 place = first + num_leading(is_stored)
                 code = int(self._story(kind, place, place + 1, asks_storage=True)[0])
                 return (CODES["never_written"] if code == NONE else code), kind
-        raise AssertionError(f"boundary {boundary} is held, and nothing says why it is not used")
+        raise AssertionError(
+            f"the prefix up to page {boundary} is cached, but no reason explains why it was "
+            "not a hit"
+        )
 
     def _story(self, kind: int, first: int, end: int, *, asks_storage: bool) -> Codes:
         """How data was lost; `NONE` for what storage has."""

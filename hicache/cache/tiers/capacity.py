@@ -40,8 +40,8 @@ def capacities(
     """
     if cache.page_size > model.max_len:
         raise ValueError(
-            f"cache.page_size={cache.page_size} does not fit {model.name}, whose requests have at "
-            f"most {model.max_len} tokens"
+            f"cache.page_size={cache.page_size} must not exceed model.max_len={model.max_len} of "
+            f"{model.name}"
         )
     if cache.unlimited:
         full, swa, mamba = (None if size else 0 for size in sizes)
@@ -50,8 +50,8 @@ def capacities(
     device_bytes = free_device_bytes if cache.device_gib is None else int(cache.device_gib * GIB)
     if device_bytes > free_device_bytes:
         raise ValueError(
-            f"cache.device_gib={cache.device_gib} is more than the "
-            f"{free_device_bytes / GIB:.1f} GiB that {model.name} leaves of its devices"
+            f"cache.device_gib={cache.device_gib} is more than the {free_device_bytes / GIB:.1f} "
+            f"GiB of device memory that the weights of {model.name} and activations leave free"
         )
     device = _split(cache, model, sizes, DEVICE, device_bytes)
     return device, _split(cache, model, sizes, HOST, int(cache.host_gib * GIB))
@@ -79,7 +79,7 @@ def _split(
     shares[FULL] = 1.0 - shares[SWA] - shares[MAMBA]
     if shares[FULL] < 0:
         raise ValueError(
-            f"cache.swa_{word}_share and cache.mamba_{word}_share must leave room for full, "
+            f"cache.swa_{word}_share and cache.mamba_{word}_share must add up to at most 1, "
             f"got {shares[SWA]} and {shares[MAMBA]}"
         )
     counts = [
@@ -103,8 +103,8 @@ def _split(
             if counts[kind] < least[kind]:
                 raise ValueError(
                     f"the device pool is too small for one {what[kind]}: "
-                    f"{total * shares[kind] / GIB:.3f} GiB give {counts[kind]} of the "
-                    f"{least[kind]} that {model.name} needs; raise cache.device_gib{shared[kind]}"
+                    f"{total * shares[kind] / GIB:.3f} GiB hold {counts[kind]}, and {model.name} "
+                    f"needs at least {least[kind]}; raise cache.device_gib{shared[kind]}"
                 )
     if any(count is not None for count in exact):
         total = sum(count * size for count, size in zip(counts, sizes, strict=True))

@@ -75,7 +75,9 @@ def minimum_of(offers: Items[Items[int]]) -> list[int]:
         RanksDivergedError: they are not of one length.
     """
     if len({len(each) for each in offers}) != 1:
-        raise RanksDivergedError(f"offers of {[len(each) for each in offers]} elements")
+        raise RanksDivergedError(
+            f"the ranks sent vectors of different lengths: {[len(each) for each in offers]}"
+        )
     if all(each == offers[0] for each in offers):  # as most are
         return list(offers[0])
     return [min(column) for column in zip(*offers, strict=True)]

@@ -213,7 +213,9 @@ class RankedEngine(Engine):
         digest = tree_digest(self.cache.tree)
         for rank, follower in enumerate(self.followers, 1):
             if tree_digest(follower.cache.tree) != digest:
-                raise RanksDivergedError(f"rank {rank} ends with another tree than rank 0")
+                raise RanksDivergedError(
+                    f"at the end of the run, the tree of rank {rank} differs from that of rank 0"
+                )
 
     def _agree(self, now_ns: int) -> None:
         minimum = minimum_of([each.pack(now_ns) for each in self._agreements])

@@ -110,8 +110,9 @@ class CudaStream:
         )
 
     def run(self, action: Action) -> CopyEvent:
-        """Queue a copy on the stream; returns at once."""
+        """Queue a copy behind the work that the current stream holds already; returns at once."""
         start, event = timed_event(), timed_event()
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             start.record(self._stream)
             action()

@@ -83,5 +83,7 @@ class PagedKvView:
     def _page_ids(self, kind: int, first: int, end: int) -> PageIds:
         page_ids = self._tables[kind][first:end]
         if len(page_ids) < end - first or min(page_ids) < 0:
-            raise HoleError(f"pages [{first}, {end}) of a sequence are {page_ids}: one is a hole")
+            raise HoleError(
+                f"pages [{first}, {end}) of a sequence are {page_ids}: at least one is missing"
+            )
         return page_ids

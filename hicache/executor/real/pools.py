@@ -42,7 +42,7 @@ class TorchPools:
     def __init__(self, spec: PoolSpec) -> None:
         if spec.model.recurrent_heads % spec.tp:
             raise ValueError(
-                f"{spec.model.recurrent_heads} recurrent heads cannot be dealt to "
+                f"{spec.model.recurrent_heads} recurrent heads cannot be divided among "
                 f"parallel.tp={spec.tp} ranks"
             )
         self._link_programs = spec.link_programs

@@ -15,8 +15,10 @@ from torch import Tensor
 
 from hicache.cache.tree.keys import COMPONENT_TAGS
 from hicache.cache.tree.node import FULL, MAMBA, SWA
+from hicache.executor.real.pinned import pinned_bytes
 from hicache.kernels import (
     CopyTable,
+    checksums,
     copy_pages_with_checksum,
     copy_table,
     layer_first_buffers,
@@ -26,7 +28,6 @@ from hicache.models import ModelConfig
 
 KV_LETTERS = {FULL: "F", SWA: "S"}
 DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
-SUMMED_ITEMS = 4  # at once, on their way through a scratch pool
 
 Counts = Sequence[int | None]  # items by component
 
@@ -95,13 +96,10 @@ class RankPools:
             _table(buffers.get(MAMBA, ()), group, "device", "device")
             for group in (*spec.layer_groups, everything)
         ]
-        # of what each host item holds, as it was copied or read there
+        # checksum of each host item, taken when it was copied or read there
         self._sums = {
             kind: torch.zeros(len(host), dtype=torch.int64, device=spec.device)
             for kind, host in self.host.items()
-        }
-        self._sum_tables = {
-            kind: _summing(each) for kind, each in buffers.items() if len(self.host[kind])
         }
         self._sum_stream: torch.cuda.Stream | None = None
         if spec.device.type == "cuda":
@@ -141,9 +139,10 @@ class RankPools:
         ]
 
     def _make_host(self, kind: int, item_bytes: int) -> Tensor:
-        shape = (count_of(self._spec.host_counts, kind), item_bytes)
-        pinned = self._spec.device.type == "cuda"
-        self.host[kind] = slab = torch.zeros(shape, dtype=torch.uint8, pin_memory=pinned)
+        count = count_of(self._spec.host_counts, kind)
+        on_gpu = self._spec.device.type == "cuda"
+        slab = (pinned_bytes if on_gpu else _zeros)(count * item_bytes).view(count, item_bytes)
+        self.host[kind] = slab
         return slab
 
     def save(self, kind: int, sources: Tensor, targets: Tensor) -> None:
@@ -162,14 +161,18 @@ class RankPools:
         return [found[item] for item in items]
 
     def new_sums(self, items: Sequence[tuple[int, int]]) -> list[int]:
-        """Checksums of what host items hold now, which somebody else has written."""
-        with torch.cuda.stream(self._sum_stream):  # changes nothing where there is none
-            for kind, table in self._sum_tables.items():
-                its = torch.tensor([i for its_kind, i in items if its_kind == kind]).int()
-                for ids in torch.split(its, SUMMED_ITEMS) if len(its) else ():
-                    places = torch.arange(len(ids), dtype=torch.int32)
-                    sums = copy_pages_with_checksum(table, ids, places)
-                    self._sums[kind][ids.long().to(sums.device)] = sums
+        """Checksums of host items (component, id) that storage has just written.
+
+        They are computed by the calling thread on the host: the pages themselves stay there.
+        """
+        for kind, slab in self.host.items():
+            ids = [page for its_kind, page in items if its_kind == kind]
+            sums = [checksums(slab[page].view(torch.int64)[None]) for page in ids]
+            if sums:
+                with torch.cuda.stream(self._sum_stream):  # changes nothing where there is none
+                    device = self._sums[kind].device
+                    self._sums[kind][torch.tensor(ids).to(device)] = torch.cat(sums).to(device)
+        with torch.cuda.stream(self._sum_stream):
             return self.sums(items)
 
     def payload(self, kind: int, page_id: int) -> memoryview:
@@ -193,20 +196,17 @@ def _table(buffers: Sequence[Buffer], layers: range, src: str, dst: str) -> Copy
     return copy_table(*sides)
 
 
-def _summing(buffers: Sequence[Buffer]) -> CopyTable:
-    """From the host to a scratch pool, for the checksums on the way."""
-    scratch = [
-        torch.empty(SUMMED_ITEMS, *b.device.shape[1:], dtype=b.device.dtype, device=b.device.device)
-        for b in buffers
-    ]
-    return copy_table([buffer.host for buffer in buffers], scratch)
+def _zeros(num_bytes: int) -> Tensor:
+    return torch.zeros(num_bytes, dtype=torch.uint8)
 
 
 def count_of(counts: Counts, kind: int) -> int:
     """Items of a component."""
     count = counts[kind]
     if count is None:
-        raise ValueError("real memory has an end: cache.unlimited must be false")
+        raise ValueError(
+            "cache.unlimited=true needs executor.kind=simulated: real memory is limited"
+        )
     return count
 
 

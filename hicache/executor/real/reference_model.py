@@ -282,12 +282,17 @@ def _refuse_unknown(config: ModelConfig) -> None:
     for word in config.layer_words:
         if word not in ("F", "S", "M", "D"):
             raise ValueError(
-                f"model {config.name}: the reference model has layers F, S, M and D, got {word!r}"
+                f"model {config.name}: executor.model=exact supports layers F, S, M and D, got "
+                f"{word!r}"
             )
     if config.latent_dim or config.value_dim or config.swa_num_kv_heads or config.swa_head_dim:
-        raise ValueError(f"model {config.name}: every attention layer must have the same heads")
+        raise ValueError(
+            f"model {config.name}: executor.model=exact needs equal heads in all attention layers"
+        )
     if config.kv_dtype_bytes not in DTYPES or config.conv_dtype_bytes != config.kv_dtype_bytes:
-        raise ValueError(f"model {config.name}: KV and convolution must have one dtype")
+        raise ValueError(
+            f"model {config.name}: executor.model=exact needs the same dtype for KV and convolution"
+        )
     for word, name in (("M", "recurrent_groups"), ("D", "recurrent_key_heads")):
         wanted, got = config.recurrent_heads, getattr(config, name)
         if word in config.layer_words and got != wanted:

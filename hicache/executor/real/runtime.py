@@ -11,18 +11,18 @@ from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.keys import COMPONENT_TAGS
 from hicache.clock import SECOND_NS, WallClock
 from hicache.config import ExperimentConfig, RealModel
+from hicache.executor.layer_groups import layer_groups
 from hicache.executor.real.copy_streams import CudaStream, ThreadStream
 from hicache.executor.real.io import TorchExecutor, TorchIo
 from hicache.executor.real.model_runner import CopyStreams, Model, ModelRunner
 from hicache.executor.real.page_origin import PageOrigin
+from hicache.executor.real.pinned import placement
 from hicache.executor.real.pools import TorchPools
 from hicache.executor.real.rank_pools import Counts, PoolSpec
 from hicache.executor.real.reference_model import ReferenceModel
 from hicache.executor.real.timing_model import TimingModel
 from hicache.executor.real.verify import Verifier
 from hicache.storage.build import GuardedStorage, open_guarded_storage
-
-NUM_LAYER_GROUPS = 4  # launches a load-back is cut into
 
 
 class TorchRuntime:
@@ -48,7 +48,7 @@ class TorchRuntime:
             host_counts=host_counts,
             device=self._device,
             tp=tp,
-            layer_groups=_layer_groups(len(config.model.layer_words)),
+            layer_groups=layer_groups(len(config.model.layer_words)),
             link_programs=config.hardware.copy_kernel.link_programs,
         )
         self._directory: tempfile.TemporaryDirectory[str] | None = None
@@ -92,6 +92,9 @@ class TorchRuntime:
             f"ρ gpu is that of {self._config.hardware.name}, ρ read and write those of the rates "
             f"in storage.*: none of them was measured here",
         ]
+        if self._device.type == "cuda":
+            ranks = [rank for runner in self.io.runners for rank in runner.pools.ranks]
+            notes.append(placement([slab for rank in ranks for slab in rank.host.values()]))
         copied_ns = sum(runner.total_copied_ns for runner in self.io.runners)
         exposed_ns = sum(runner.total_exposed_ns for runner in self.io.runners)
         measures: dict[str, float] = {
@@ -159,7 +162,7 @@ def _device(wanted: str) -> torch.device:
     if wanted == "auto":
         wanted = "cuda" if torch.cuda.is_available() else "cpu"
     if wanted == "cuda" and not torch.cuda.is_available():
-        raise ValueError("executor.device is cuda, and torch sees no CUDA device")
+        raise ValueError("executor.device=cuda, but torch finds no CUDA device")
     return torch.device("cuda", 0) if wanted == "cuda" else torch.device("cpu")
 
 
@@ -168,8 +171,3 @@ def _arithmetic(device: torch.device) -> str:
     if device.type == "cuda":
         return f"torch {torch.__version__}, {torch.cuda.get_device_name(device)}"
     return f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}"
-
-
-def _layer_groups(num_layers: int) -> list[range]:
-    size = -(-num_layers // NUM_LAYER_GROUPS)
-    return [range(first, min(first + size, num_layers)) for first in range(0, num_layers, size)]

@@ -39,9 +39,13 @@ class TimingModel:
     def __init__(self, config: ModelConfig, *, page_size: int, device: torch.device) -> None:
         for word in config.layer_words:
             if word not in ("F", "S", "M", "D", "-"):
-                raise ValueError(f"model {config.name}: no timing for a layer {word!r}")
+                raise ValueError(
+                    f"model {config.name}: executor.model=timing does not support a layer {word!r}"
+                )
         if config.latent_dim or (config.value_dim and config.value_dim != config.head_dim):
-            raise ValueError(f"model {config.name}: no timing for latent or uneven heads")
+            raise ValueError(
+                f"model {config.name}: executor.model=timing does not support MLA or uneven heads"
+            )
         self.config = config
         self.words = config.layer_words
         self.page_size = page_size

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hicache.executor.layer_groups import layer_groups
 from hicache.models import ComponentKind, HardwareConfig, ModelConfig, RateTable
 
 CHUNK_TOKENS = 8192  # of an isolated prefill, unless the caller knows better
@@ -35,7 +36,9 @@ class Rates:
 
     def __init__(self, table: RateTable, name: str) -> None:
         if not table.size:
-            raise ValueError(f"hardware.{name} must have at least one size and rate, got none")
+            raise ValueError(
+                f"hardware.{name} must have at least one size and rate, got an empty table"
+            )
         self._sizes = [float(size) for size in table.size]
         self._rates = [float(rate) for rate in table.rate]
         self._slopes = [
@@ -82,8 +85,8 @@ class CostModel:
         if self.free_device_bytes <= 0:
             raise ValueError(
                 f"the weights of {model.name} ({model.weight_bytes / 1e9:.1f} GB) do not fit "
-                f"{tp} devices of {hardware.name}, which hold {tp * usable / 1e9:.1f} GB beside "
-                f"activations: raise parallel.tp"
+                f"on {tp} device(s) of {hardware.name}, which have {tp * usable / 1e9:.1f} GB "
+                f"besides activations: raise parallel.tp"
             )
         self._step_s = hardware.step_s.value
         self._extend_s = hardware.extend_s.value
@@ -104,6 +107,9 @@ class CostModel:
         self._full_before = _count_before(kinds, ComponentKind.full)
         self._swa_before = _count_before(kinds, ComponentKind.swa)
         self._mamba_before = _count_before(kinds, ComponentKind.mamba)
+        self._last_of_group = np.array(
+            [group[-1] for group in layer_groups(self._num_layers) for _ in group], dtype=np.intp
+        )
         # what several devices hold is copied to each of them
         full_bytes = model.full_layer_token_bytes * model.kv_copies(ComponentKind.full, tp)
         swa_bytes = model.swa_layer_token_bytes * model.kv_copies(ComponentKind.swa, tp)
@@ -163,7 +169,8 @@ class CostModel:
         if load_layer_bytes is None or not self._num_layers:
             return ForwardCost(compute_ns, compute_ns, 0)
         # finish_i = max(finish_{i-1}, loaded_i) + compute_i, unrolled: what is added to the
-        # computing is the latest that any layer's load ends after the layer could have begun
+        # computing is the latest that any layer's load ends after the layer could have begun.
+        # Loads come in groups of layers, and a layer has its own when its group is complete
         even_s = (fixed_s - scan_s - self._step_s) / self._num_layers
         begun_s = self._layers_before * even_s + self._step_s
         if self._full.num_layers:
@@ -172,7 +179,7 @@ class CostModel:
             begun_s += self._swa_before * (swa_s / self._swa.num_layers)
         if self.model.num_mamba_layers:
             begun_s += self._mamba_before * (scan_s / self.model.num_mamba_layers)
-        loaded_s = load_layer_bytes.cumsum() / load_rate
+        loaded_s = load_layer_bytes.cumsum()[self._last_of_group] / load_rate
         stall_s = float((loaded_s - begun_s * slowdown).max())
         if loaded_s[-1] == 0.0 or stall_s <= 0.0:
             return ForwardCost(compute_ns, compute_ns, 0)

@@ -26,6 +26,7 @@ class CopyPath(Enum):
 
     copy_engine = "copy_engine"
     kernel = "kernel"
+    staged = "staged"  # a kernel within the device, and the copy engine from or to a buffer there
 
 
 class _Flow:
@@ -76,9 +77,9 @@ class Links:
     def start(self, flow_id: int, num_bytes: int, links: tuple[str, ...], now_ns: int) -> None:
         """Move `num_bytes` over all of `links`, beginning now."""
         if flow_id in self._flows:
-            raise ValueError(f"flow {flow_id} is under way already")
+            raise ValueError(f"transfer {flow_id} is already running")
         if num_bytes < 0:
-            raise ValueError(f"bytes of flow {flow_id} must be 0 or more, got {num_bytes}")
+            raise ValueError(f"transfer {flow_id} must have 0 or more bytes, got {num_bytes}")
         route = self._routes.get(links) or self._route_of(flow_id, links)
         self._advance(now_ns)
         self._flows[flow_id] = _Flow(flow_id, num_bytes, route, now_ns)
@@ -90,7 +91,7 @@ class Links:
         unknown = [link for link in route if link not in self._capacities]
         if unknown or not route:
             raise ValueError(
-                f"flow {flow_id} must take links among {sorted(self._capacities)}, "
+                f"transfer {flow_id} must use links among {sorted(self._capacities)}, "
                 f"got {list(links)}"
             )
         self._routes[links] = route
@@ -113,7 +114,7 @@ class Links:
     def _advance(self, now_ns: int) -> None:
         """Let all flows end that end by now."""
         if now_ns < self._now_ns:
-            raise ValueError(f"time went back from {self._now_ns} to {now_ns} ns")
+            raise ValueError(f"time must not decrease, got {now_ns} ns after {self._now_ns} ns")
         while self._next_end_ns is not None and self._next_end_ns <= now_ns:
             self._end()
         self._now_ns = now_ns
@@ -178,9 +179,13 @@ def pcie_rate(
     """Bytes a second that one device copies in contiguous pieces of this size.
 
     A copy engine pays for every piece, so its rate falls with them; a kernel reaches its own
-    ceiling early, which depends on the direction, unless too few programs of it run.
+    ceiling early, which depends on the direction, unless too few programs of it run. A staged copy
+    crosses the link like one of the copy engine, before or after the device reads and writes it.
     """
     limit = hardware.pcie_bandwidth.value
+    if path is CopyPath.staged:
+        across = pcie_rate(hardware, piece_bytes, CopyPath.copy_engine, to_device=to_device)
+        return 1 / (1 / across + 2 / hardware.state_bandwidth.value)
     if path is CopyPath.copy_engine:
         table, name = hardware.copy_engine, "copy_engine"
     elif to_device:
@@ -197,6 +202,8 @@ def pcie_rate(
 def _at(table: RateTable, name: str, size: int) -> float:
     """A table's rate: linear between points, constant above, in proportion to the size below."""
     if not table.size:
-        raise ValueError(f"hardware.{name} must have at least one size and rate, got none")
+        raise ValueError(
+            f"hardware.{name} must have at least one size and rate, got an empty table"
+        )
     part = min(size / table.size[0], 1.0)
     return part * float(np.interp(size, table.size, table.rate))

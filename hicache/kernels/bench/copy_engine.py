@@ -18,7 +18,8 @@ from torch import Tensor
 
 from hicache.kernels.table import CopyTable
 
-STREAM_ORDER = 1  # CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
+STREAM_ORDER = 1  # CU_MEMCPY_SRC_ACCESS_ORDER_STREAM: a source is read when its turn comes
+ANY_ORDER = 3  # CU_MEMCPY_SRC_ACCESS_ORDER_ANY: ... at any time after the call
 BATCH_RUNS = 1 << 15  # of one call: at about 52,000 the driver was seen to hang (vLLM issue 49276)
 
 
@@ -28,6 +29,7 @@ class Runs(NamedTuple):
     src: Tensor  # addresses
     dst: Tensor  # addresses
     num_bytes: Tensor
+    order: int  # in which sources may be read
 
 
 class _Attributes(ctypes.Structure):
@@ -42,7 +44,10 @@ class _Attributes(ctypes.Structure):
 
 
 def contiguous_runs(table: CopyTable, src_ids: Tensor, dst_ids: Tensor) -> Runs:
-    """Merge neighbouring items, on both sides, into the longest contiguous runs.
+    """Merge neighboring rows and items, on both sides, into the longest contiguous runs.
+
+    Pages in host memory are not written by the stream that copies them, so they may be read in any
+    order.
 
     Args:
         table: the pair of pools.
@@ -53,18 +58,34 @@ def contiguous_runs(table: CopyTable, src_ids: Tensor, dst_ids: Tensor) -> Runs:
     sources, targets = src_ids[moved].long(), dst_ids[moved].long()
     breaks = torch.ones(len(sources), dtype=torch.bool)
     breaks[1:] = (sources.diff() != 1) | (targets.diff() != 1)
-    size = table.rows[:, 4]
-    merges = (table.rows[:, 2] == size) & (table.rows[:, 3] == size)
+    every = _merged_rows(table.rows)
+    size = every[:, 4]
+    merges = (every[:, 2] == size) & (every[:, 3] == size)
     runs = []
     for rows, starts in (
-        (table.rows[merges], torch.nonzero(breaks).flatten()),
-        (table.rows[~merges], torch.arange(len(sources))),
+        (every[merges], torch.nonzero(breaks).flatten()),
+        (every[~merges], torch.arange(len(sources))),
     ):
         src, dst, src_stride, dst_stride, size = rows.T[:, :, None]
         lengths = torch.cat([starts, torch.tensor([len(sources)])]).diff()
         from_, to = src + sources[starts] * src_stride, dst + targets[starts] * dst_stride
         runs.append((from_, to, lengths * size))
-    return Runs(*(torch.cat([c.flatten() for c in column]) for column in zip(*runs, strict=True)))
+    src, dst, num_bytes = (
+        torch.cat([each.flatten() for each in column]) for column in zip(*runs, strict=True)
+    )
+    is_from_host = table.crosses_link and table.src[0].device.type == "cpu"
+    return Runs(src, dst, num_bytes, ANY_ORDER if is_from_host else STREAM_ORDER)
+
+
+def _merged_rows(rows: Tensor) -> Tensor:
+    """Join rows that follow each other on both sides, as those of a page in one piece."""
+    goes_on = (rows[:-1, :2] + rows[:-1, 4:] == rows[1:, :2]).all(1)
+    goes_on &= (rows[:-1, 2:4] == rows[1:, 2:4]).all(1)
+    number = torch.cat([torch.zeros(1, dtype=torch.int64), (~goes_on).cumsum(0)])
+    first = torch.cat([torch.ones(1, dtype=torch.bool), ~goes_on])
+    merged = rows[first].clone()
+    merged[:, 4] = torch.zeros(len(merged), dtype=torch.int64).index_add_(0, number, rows[:, 4])
+    return merged
 
 
 def is_batched(device: torch.device) -> bool:
@@ -83,18 +104,18 @@ def copy_runs(runs: Runs, device: torch.device) -> None:
     batch, extra = _batch_call(driver)
     with torch.cuda.device(device):
         if batch is None or stream == 0:
-            for src, dst, size in zip(*(column.tolist() for column in runs), strict=True):
+            for src, dst, size in zip(*(column.tolist() for column in runs[:3]), strict=True):
                 ends = ctypes.c_uint64(dst), ctypes.c_uint64(src)
                 _check(driver.cuMemcpyAsync(*ends, ctypes.c_size_t(size), ctypes.c_void_p(stream)))
             return
-        attributes = ctypes.byref(_Attributes(src_access_order=STREAM_ORDER))
+        attributes = ctypes.byref(_Attributes(src_access_order=runs.order))
         first, one = ctypes.byref(ctypes.c_size_t(0)), ctypes.c_size_t(1)
         for start in range(0, num_runs, BATCH_RUNS):
-            part = Runs(*(column[start : start + BATCH_RUNS] for column in runs))
-            lists = [
-                ctypes.c_void_p(each.data_ptr()) for each in (part.dst, part.src, part.num_bytes)
+            part = [
+                each[start : start + BATCH_RUNS] for each in (runs.dst, runs.src, runs.num_bytes)
             ]
-            count = ctypes.c_size_t(len(part.num_bytes))
+            lists = [ctypes.c_void_p(each.data_ptr()) for each in part]
+            count = ctypes.c_size_t(len(part[0]))
             _check(batch(*lists, count, attributes, first, one, *extra, ctypes.c_void_p(stream)))
 
 

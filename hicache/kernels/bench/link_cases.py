@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from hicache.kernels.bench import copy_engine, peers
-from hicache.kernels.bench.measure import KIB, MIB, SPIN_CYCLES, Transfer, graphed
+from hicache.kernels.bench.gemm import persistent_gemm
+from hicache.kernels.bench.measure import KIB, MIB, SPIN_CYCLES, graphed
 from hicache.kernels.bench.session import Session
 
 WEIGHT_SIZE = 8192
@@ -23,6 +24,7 @@ WEIGHT_SIZE = 8192
 STEPS = {
     "GEMM": (8192, 1, 40),  # a prefill, bound by arithmetic
     "decode": (32, 8, 200),  # bound by memory: it reads 1 GiB of weights for so few tokens
+    "persistent GEMM": (8192, 1, 40),  # a prefill that leaves an SM only when it is done
 }
 NUM_ROUNDS = 3
 
@@ -45,16 +47,19 @@ def links(session: Session) -> None:
                 session.at_least(goal, what + "all SMs", rate / ceiling, wanted)
                 if num_programs == 4 and ceiling >= 0.93 * engine:
                     session.at_least(goal, what + "the copy engine", rate / engine, 0.90)
-        staged = session.bench.transfer(direction, 64, 2 * KIB, other="layer_first")
+        pieces = session.bench.transfer(direction, 64, 2 * KIB, other="layer_first")
         if session.bench.on_gpu:
             session.notes["memcpy_is_batched"] = copy_engine.is_batched(session.bench.device)
             rate = session.verified(
-                direction, "copy engine, pages of 128 KiB", staged, staged.by(peers.memcpy_batch)
+                direction, "copy engine, pages of 128 KiB", pieces, pieces.by(peers.memcpy_batch)
             )
             if not ceiling >= 0.93 * engine:
                 session.at_least(
                     goal, f"{direction} by copy engine, pages of 128 KiB", rate / engine, 0.93
                 )
+            whole = session.bench.transfer(direction, 64, 2 * KIB)
+            rate = session.verified(direction, "staged, page 64", whole, whole.by(peers.staged))
+            session.notes[f"staged_over_engine_{direction}"] = rate / engine
     rows = session.bench.transfer("to_device", 1, 2 * KIB)
     rate = session.verified("to_device", "page 1, 8 programs", rows, partial(rows.launch, 8))
     ceiling = session.ceilings.get("sm_to_device", math.nan)
@@ -64,10 +69,6 @@ def links(session: Session) -> None:
 def against_peers(session: Session) -> None:
     """G5: the same bytes moved by other means, most of them slow, so fewer bytes are taken."""
     bench = session.bench
-    within = session.bench.transfer("device", 16, 2 * KIB, other="layer_first")
-    ours = session.verified("peers", "device, ours", within)
-    other = session.verified("peers", "device, torch index", within, within.by(peers.torch_index))
-    session.notes["over_torch_index"] = ours / other
     num_bytes = max(bench.host_bytes // 4, 1)
     for direction in ("to_device", "to_host"):
         pools = partial(bench.transfer, direction, row_bytes=2 * KIB, other="layer_first")
@@ -87,6 +88,8 @@ def against_peers(session: Session) -> None:
             ("sglang_registers", 2, 1.0),
         ):
             what = f"{direction}, {n} programs over {name}"
+            if (name, direction) == ("vllm_blocks", "to_host"):
+                continue  # vLLM copies to the host by batched memcpy
             try:
                 launch = transfer.by(peers.PEERS[name])
                 rate = session.verified("peers", f"{direction}, {name}", transfer, launch)
@@ -110,23 +113,31 @@ def against_peers(session: Session) -> None:
 
 
 def interference(session: Session) -> None:
-    """G7: matrix products in a loop, as of prefills and of decode, with copies and without."""
+    """G7: matrix products in a loop, as of prefills and of decode, with copies and without.
+
+    The staged copy is measured beside them for comparison: it has no goal.
+    """
     if not session.bench.on_gpu:
         session.unmeasured("G7", "GEMM beside a load-back", "<= 1.05", "it needs a GPU")
         return
     side = torch.cuda.Stream(session.bench.device, priority=-1)
     for name, (tokens, columns, times) in STEPS.items():
         a, b = (
-            torch.randn(*size, device=session.bench.device, dtype=torch.bfloat16)
+            torch.randn(*size, device=session.bench.device, dtype=torch.float16)
             for size in ((tokens, WEIGHT_SIZE), (WEIGHT_SIZE, columns * WEIGHT_SIZE))
         )
         out = torch.empty(tokens, columns * WEIGHT_SIZE, device=a.device, dtype=a.dtype)
-        _beside_copies(session, name, partial(_products, a, b, out, times), side)
+        product = persistent_gemm if name == "persistent GEMM" else _library_gemm
+        _beside_copies(session, name, partial(_products, partial(product, a, b, out), times), side)
 
 
-def _products(a: Tensor, b: Tensor, out: Tensor, times: int) -> None:
+def _library_gemm(a: Tensor, b: Tensor, out: Tensor) -> None:
+    torch.mm(a, b, out=out)
+
+
+def _products(product: Callable[[], None], times: int) -> None:
     for _ in range(times):
-        torch.mm(a, b, out=out)
+        product()
 
 
 def _beside_copies(
@@ -139,20 +150,36 @@ def _beside_copies(
         case = f"{direction} alone, before {name}"
         solo = session.time("interference", case, launch, num_bytes, repeats=5)
         num_copies = math.ceil(1.3 * alone_s * solo * 1e9 / transfer.num_bytes)
-        rounds = [_beside(products, transfer, side, num_copies) for _ in range(NUM_ROUNDS)]
-        beside_s = statistics.median(seconds for seconds, _ in rounds)
-        rate = transfer.num_bytes / statistics.median(seconds for _, seconds in rounds) / 1e9
+        beside_s, copy_s = _beside(products, launch, side, num_copies)
+        rate = num_bytes / copy_s / 1e9
         session.at_most("G7", f"{name} slowed by 4 programs {direction}", beside_s / alone_s, 1.05)
         session.at_least("G7", f"copy {direction} beside {name} over alone", rate / solo, 0.90)
+        beside_s, copy_s = _beside(products, transfer.by(peers.staged), side, num_copies)
+        session.notes[f"slowed_by_staged_{direction}_{name}"] = beside_s / alone_s
+        session.notes[f"staged_gb_per_s_{direction}_beside_{name}"] = num_bytes / copy_s / 1e9
         session.notes[f"queueing_delay_us_{direction}_{name}"] = _queueing_delay_us(
             session, products, side, direction
         )
 
 
 def _beside(
-    products: Callable[[], None], transfer: Transfer, side: torch.cuda.Stream, num_copies: int
+    products: Callable[[], None],
+    launch: Callable[[], object],
+    side: torch.cuda.Stream,
+    num_copies: int,
 ) -> tuple[float, float]:
-    """Seconds of the products beside copies, and of one copy while they ran."""
+    """Seconds of the products beside copies, and of one copy while they ran: medians of rounds."""
+    rounds = [_one_round(products, launch, side, num_copies) for _ in range(NUM_ROUNDS)]
+    products_s, copies_s = zip(*rounds, strict=True)
+    return statistics.median(products_s), statistics.median(copies_s)
+
+
+def _one_round(
+    products: Callable[[], None],
+    launch: Callable[[], object],
+    side: torch.cuda.Stream,
+    num_copies: int,
+) -> tuple[float, float]:
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(num_copies + 1)]
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
@@ -162,7 +189,7 @@ def _beside(
     with torch.cuda.stream(side):
         marks[0].record()
         for mark in marks[1:]:
-            transfer.launch(4)
+            launch()
             mark.record()
     products()
     end.record()

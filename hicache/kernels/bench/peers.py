@@ -11,9 +11,10 @@ copies: widths, loops and grids are the described ones, blocks and warps ours wh
     sglang_slots        SGLang's `_fused_slot_copy_kernel`: 16 bits a lane, as in its machine code
     sglang_unified      SGLang's page-unified load-back (#39726): a launch a layer, 2 programs, 16
                         bytes a lane and one of them in flight; strided rows, so head groups too
-    torch_index         a gather and a scatter for each buffer
     memcpy_each         one asynchronous copy for each item and buffer
-    memcpy_batch        the copy engine, runs listed beforehand
+    memcpy_batch        the copy engine, runs listed beforehand, host memory read in any order
+    staged              our kernel between the device pool and a buffer that lies like the host's
+                        pages, and the copy engine between the two: no SM is busy in the transfer
 
 SGLang's own kernels (`sglang_registers`, `sglang_tma`) are called when its package is importable.
 """
@@ -30,6 +31,7 @@ from torch import Tensor
 
 from hicache.kernels.bench import copy_engine
 from hicache.kernels.contract import CopyKernel, CopyLaunch
+from hicache.kernels.copy import copy_items
 from hicache.kernels.table import copy_table
 
 Launch = Callable[[], object]
@@ -145,11 +147,18 @@ class PointerCopy:
         return _Bound(bind=bind)
 
 
-vllm_blocks = PointerCopy(word=tl.int64, block=1024, num_warps=4, programs=12)
+_blocks = PointerCopy(word=tl.int64, block=1024, num_warps=4, programs=12)
 vllm_states = PointerCopy(word=tl.int8, block=1024, num_warps=4, programs=EVERY)
 vllm_states_tiled = PointerCopy(word=tl.int64, block=1024, num_warps=4, programs=EVERY, tiles=16)
 sgl_warps = PointerCopy(word=tl.int64, block=1024, num_warps=32, programs=2)
 sglang_slots = PointerCopy(word=tl.int16, block=8192, num_warps=8, programs=528)  # 4 an SM of H200
+
+
+def vllm_blocks(src: Buffers, dst: Buffers) -> CopyLaunch:
+    """vLLM's block copy, within the device and to it; the other way vLLM takes batched memcpy."""
+    if src[0].is_cuda and not dst[0].is_cuda:
+        raise NotImplementedError("vLLM copies to the host by batched memcpy alone")
+    return _blocks(src, dst)
 
 
 def sglang_unified(src: Buffers, dst: Buffers) -> CopyLaunch:
@@ -166,23 +175,6 @@ def sglang_unified(src: Buffers, dst: Buffers) -> CopyLaunch:
             )  # fmt: skip
 
     return launch
-
-
-def torch_index(src: Buffers, dst: Buffers) -> CopyLaunch:
-    """`dst[dst_ids] = src[src_ids]`, a gather and a scatter for each buffer."""
-
-    def bind(src_ids: Tensor, dst_ids: Tensor, num_programs: int | None) -> Launch:
-        moved = (src_ids >= 0) & (dst_ids >= 0)
-        sources, targets = src_ids[moved].long(), dst_ids[moved].long()
-
-        def launch() -> None:
-            for s, d in zip(src, dst, strict=True):
-                gathered = s.index_select(0, sources.to(s.device))
-                d.index_copy_(0, targets.to(d.device), gathered.to(d.device))
-
-        return launch
-
-    return _Bound(bind=bind)
 
 
 def memcpy_each(src: Buffers, dst: Buffers) -> CopyLaunch:
@@ -213,6 +205,68 @@ def memcpy_batch(src: Buffers, dst: Buffers) -> CopyLaunch:
         return partial(copy_engine.copy_runs, runs, table.device)
 
     return _Bound(bind=bind)
+
+
+def staged(src: Buffers, dst: Buffers) -> CopyLaunch:
+    """Our kernel between the device pool and a buffer beside it, and the copy engine from there."""
+    if src[0].is_cuda == dst[0].is_cuda:
+        raise NotImplementedError(
+            "the staged copy needs a GPU on one side and the host on the other"
+        )
+    to_host = src[0].is_cuda
+
+    def bind(src_ids: Tensor, dst_ids: Tensor, num_programs: int | None) -> Launch:
+        moved = (src_ids >= 0) & (dst_ids >= 0)
+        src_ids, dst_ids = src_ids[moved], dst_ids[moved]
+        if not len(src_ids):
+            return lambda: None
+        order = torch.arange(len(src_ids), dtype=torch.int32, device=src_ids.device)
+        staging = _staging(dst if to_host else src, len(order), device_of(src, dst))
+        into, out = copy_table(src, staging), copy_table(staging, dst)
+        across, (sources, targets) = (
+            (out, (order, dst_ids)) if to_host else (into, (src_ids, order))
+        )
+        runs = copy_engine.contiguous_runs(across, sources.cpu(), targets.cpu())
+        transfer = partial(copy_engine.copy_runs, runs, across.device)
+        if to_host:
+            gather = partial(copy_items, into, src_ids, order, num_programs=num_programs)
+            return partial(_in_turn, gather, transfer)
+        scatter = partial(copy_items, out, order, dst_ids, num_programs=num_programs)
+        return partial(_in_turn, transfer, scatter)
+
+    return _Bound(bind=bind)
+
+
+def _in_turn(first: Launch, second: Launch) -> None:
+    first()
+    second()
+
+
+def _staging(host: Buffers, num_items: int, device: torch.device) -> list[Tensor]:
+    """Buffers of `num_items` items on the device that lie to each other as those on the host.
+
+    Buffers of which an item lies in one piece share a slab, others get one each.
+    """
+    starts = [buffer.data_ptr() for buffer in host]
+    pitch = host[0].stride(0) * host[0].element_size()
+    ends = [start + buffer[:1].nbytes for start, buffer in zip(starts, host, strict=True)]
+    if not all(buffer[:1].is_contiguous() for buffer in host):
+        raise NotImplementedError("items in one piece wanted, got strided rows")
+    if max(ends) - min(starts) > pitch:
+        shapes = [(num_items, *buffer.shape[1:]) for buffer in host]
+        return [
+            torch.empty(shape, dtype=buffer.dtype, device=device)
+            for shape, buffer in zip(shapes, host, strict=True)
+        ]
+    slab = torch.empty(num_items * pitch, dtype=torch.uint8, device=device)
+    return [
+        slab.view(buffer.dtype).as_strided(
+            (num_items, *buffer.shape[1:]),
+            buffer.stride(),
+            (start - min(starts)) // buffer.element_size(),
+        )
+        for start, buffer in zip(starts, host, strict=True)
+    ]
 
 
 def _sglang(src: Buffers, dst: Buffers, *, programs: int, uses_tma: bool) -> CopyLaunch:
@@ -279,9 +333,9 @@ PEERS: dict[str, CopyKernel] = {
     "sglang_unified": sglang_unified,
     "sglang_registers": sglang_registers,
     "sglang_tma": sglang_tma,
-    "torch_index": torch_index,
     "memcpy_each": memcpy_each,
     "memcpy_batch": memcpy_batch,
+    "staged": staged,
 }
 
 

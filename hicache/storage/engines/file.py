@@ -117,7 +117,7 @@ class FileStorage:
         try:
             yield
         except OSError as error:
-            raise StorageError(f"cannot keep pages in {self._root}: {error}") from error
+            raise StorageError(f"cannot store pages in {self._root}: {error}") from error
 
     @contextmanager
     def _opened(self) -> Iterator[int]:

@@ -49,8 +49,8 @@ class MooncakeStorage:
             store = importlib.import_module("mooncake.store")
         except ImportError as error:
             raise StorageError(
-                f"storage.kind mooncake needs Mooncake ({error}): pip install -e "
-                "'.[mooncake-cpu]' in the checkout, or '.[mooncake]' on a machine with a GPU"
+                f"storage.kind=mooncake needs the Mooncake package ({error}): pip install -e "
+                "'.[mooncake-cpu]', or '.[mooncake]' on a machine with a GPU"
             ) from error
         _reach(master, timeout_s=deadline_s)
         self._namespace = namespace.encode()
@@ -136,10 +136,15 @@ class MooncakeStorage:
             host, "P2PHANDSHAKE", segment_bytes, _CLIENT_BYTES, "tcp", "", self._master
         )
         if code:
-            raise StorageError(f"no Mooncake master at {self._master}: code {code}")
+            raise StorageError(
+                f"cannot connect to the Mooncake master at {self._master}: error code {code}"
+            )
         code = self._store.register_buffer(self._address, self._staging.nbytes)
         if code:
-            raise StorageError(f"Mooncake declined {self._staging.nbytes} bytes: code {code}")
+            raise StorageError(
+                f"Mooncake refused a staging buffer of {self._staging.nbytes} bytes: error code "
+                f"{code}"
+            )
 
     def _batch(
         self,
@@ -164,8 +169,8 @@ class MooncakeStorage:
             num_bytes = buffer.nbytes + PAGE_DIGEST_BYTES
             if num_bytes > self._staging.nbytes:
                 raise ValueError(
-                    f"a page of {buffer.nbytes} bytes and its digest do not fit staging memory of "
-                    f"{self._staging.nbytes} bytes"
+                    f"a page of {buffer.nbytes} bytes and its digest do not fit the staging buffer "
+                    f"of {self._staging.nbytes} bytes"
                 )
             start = places[-1].stop if places else 0
             if start + num_bytes > self._staging.nbytes:
@@ -194,8 +199,8 @@ def _reach(master: str, *, timeout_s: float) -> None:
     """Fail soon where there is no master: setting up a store takes 90 s to find out."""
     host, _, port = master.rpartition(":")
     if not host or not port.isdigit():
-        raise ValueError(f"a Mooncake master is given as HOST:PORT, got {master!r}")
+        raise ValueError(f"the address of a Mooncake master must be HOST:PORT, got {master!r}")
     try:
         socket.create_connection((host, int(port)), timeout_s).close()
     except OSError as error:
-        raise StorageError(f"no Mooncake master at {master}: {error}") from error
+        raise StorageError(f"cannot connect to a Mooncake master at {master}: {error}") from error

@@ -33,7 +33,7 @@ class RedisStorage:
             redis = importlib.import_module("redis")
         except ImportError as error:
             raise StorageError(
-                "storage.kind redis needs redis-py: pip install -e '.[redis]' in the checkout"
+                "storage.kind=redis needs the redis package: pip install -e '.[redis]'"
             ) from error
         self._url = url
         self._errors: tuple[type[Exception], ...] = (redis.RedisError, OSError)
@@ -137,7 +137,7 @@ class RedisStorage:
         try:
             yield
         except self._errors as error:
-            raise StorageError(f"no use of Redis at {self._url}: {error}") from error
+            raise StorageError(f"cannot use Redis at {self._url}: {error}") from error
 
 
 def _parts(buffers: Sequence[memoryview]) -> Iterator[slice]:

@@ -88,7 +88,7 @@ class SlabStorage:
                     self._files.close()
                     raise
         except (OSError, sqlite3.Error, ValueError) as error:
-            raise StorageError(f"cannot open a slab in {self._root}: {error}") from error
+            raise StorageError(f"cannot open the slab storage in {self._root}: {error}") from error
 
     def contains(self, keys: Sequence[bytes]) -> list[bool]:
         """Whether each key is stored now."""
@@ -146,7 +146,7 @@ class SlabStorage:
     def _in_use(self) -> Iterator[None]:
         with self._lock:
             if self._is_closed:
-                raise StorageError(f"the slab in {self._root} is closed")
+                raise StorageError(f"the slab storage in {self._root} is closed")
             self._num_calls += 1
         try:
             yield
@@ -198,7 +198,7 @@ class SlabStorage:
         longest = self._page_bytes.get(key[-1], buffer.nbytes)
         if buffer.nbytes > longest:
             raise ValueError(
-                f"a page of component {key[-1]} has at most {longest} bytes, got {buffer.nbytes}"
+                f"a page of kind {key[-1]} has at most {longest} bytes, got {buffer.nbytes}"
             )
         return key, self._slot_bytes(key, buffer)
 
@@ -339,7 +339,7 @@ def _lock(file: int, busy_s: float) -> None:
         except BlockingIOError:
             if time.monotonic() >= give_up_at:
                 raise TimeoutError(
-                    f"another process has been opening it for {busy_s:g} s"
+                    f"locked by another process for more than {busy_s:g} s"
                 ) from None
             time.sleep(_LOCK_POLL_S)
         else:

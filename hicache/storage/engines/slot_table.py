@@ -240,7 +240,7 @@ class SlotTable:
             _make(model)
             wanted = _schema_of(model)
         if got and got != wanted:
-            raise ValueError(f"the database has other tables, among them {got[0][0]!r}")
+            raise ValueError(f"the database is not a slot table: it contains {got[0][0]!r}")
         return not got
 
     def _mend(self) -> None:
@@ -264,7 +264,7 @@ class SlotTable:
     def _count(self, namespace: str) -> None:
         row = self._db.execute("SELECT namespace FROM totals").fetchone()
         if row is not None and row[0] != namespace:
-            raise ValueError(f"the table is of namespace {row[0]!r}, wanted {namespace!r}")
+            raise ValueError(f"the slot table belongs to namespace {row[0]!r}, not {namespace!r}")
         # counted afresh at every opening: nothing can make it drift for long
         self._db.execute("DELETE FROM totals")
         self._db.execute(
@@ -356,7 +356,7 @@ class SlotTable:
             (_FREE, place.slot_bytes, place.slot),
         ).rowcount
         if not freed:
-            raise sqlite3.DatabaseError(f"{place} is in the table and cannot be found in it")
+            raise sqlite3.DatabaseError(f"the slot table is damaged: {place} cannot be updated")
         self._charge(-place.slot_bytes)
         self._files.free_space(place)
 
@@ -369,7 +369,9 @@ def _place(slot_bytes: int, slot: int) -> Place:
     are_numbers = isinstance(slot_bytes, int) and isinstance(slot, int)
     if are_numbers and 0 < slot_bytes <= _MAX and 0 <= slot < _MAX // slot_bytes:
         return Place(slot_bytes, slot)
-    raise sqlite3.DatabaseError(f"there is no slot {slot!r} of {slot_bytes!r} bytes")
+    raise sqlite3.DatabaseError(
+        f"the slot table is damaged: invalid slot {slot!r} of {slot_bytes!r} bytes"
+    )
 
 
 def _make(db: sqlite3.Connection) -> None:

@@ -86,6 +86,6 @@ def _check_answer(given: object, otherwise: object) -> None:
         return
     if not isinstance(given, list) or len(given) != len(otherwise):
         raise ValueError(
-            f"a storage engine must answer with a list of {len(otherwise)} truth values, one for "
-            f"each key, got {given!r:.80}"
+            f"a storage engine must return a list of {len(otherwise)} bools, one per key, got "
+            f"{given!r:.80}"
         )

@@ -37,7 +37,7 @@ class DeadlineThreads:
         with self._lock:
             if self._given_up == self._num_threads:
                 raise StorageError(
-                    f"all {self._num_threads} threads wait for calls that were given up"
+                    f"all {self._num_threads} I/O threads are blocked in calls that timed out"
                 )
         deadline_s = self._deadline_s if deadline_s is None else deadline_s
         future: Future[Result] = Future()

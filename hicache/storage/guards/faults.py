@@ -110,7 +110,7 @@ class FaultyStorage(GuardStorage):
             delay_s = plan.delay_ms / 1000 * factor
             if delay_s > self._deadline_s:
                 self._wait(to_ns(self._deadline_s))
-                raise StorageError(f"injected: no answer within {self._deadline_s:g} s")
+                raise StorageError(f"injected fault: no answer within {self._deadline_s:g} s")
             delay_ns = to_ns(delay_s)
             before = self._clock.now()
             self._wait(delay_ns)
@@ -119,12 +119,12 @@ class FaultyStorage(GuardStorage):
         if plan.is_gone(now_s):
             with self._lock:
                 self.injected[Fault.gone] += 1
-            self._fail(f"the engine is gone at {now_s:g} s")
+            self._fail(f"storage is unavailable at {now_s:g} s")
 
     def _fail(self, reason: str) -> NoReturn:
         if self._plan.failure_ms:
             self._wait(to_ns(self._plan.failure_ms / 1000))
-        raise StorageError(f"injected: {reason}")
+        raise StorageError(f"injected fault: {reason}")
 
     def _draw_half(self) -> bool:
         with self._lock:

@@ -198,7 +198,7 @@ class HiCacheStore(HiCacheStorage):
 
     def _engine(self) -> Storage:
         if self._storage is None:
-            raise StorageError("no host pool has been registered yet, or the store is closed")
+            raise StorageError("the store is closed, or no host pool has been registered yet")
         return self._storage
 
     def _key(self, pool: str, key: str) -> bytes:
@@ -273,7 +273,7 @@ def _knobs(values: dict[str, Any]) -> StorageConfig:
     unknown = sorted(set(values) - known)
     if unknown or values.get("kind", "none") == "none":
         raise ValueError(
-            "hicache in the extra config wants the kind of a storage and knobs out of "
+            "`hicache` in the extra config must set kind to a storage engine, and may set "
             f"{', '.join(sorted(known))}, got {values}"
         )
     faults = FaultsConfig(**values.get("faults", {}))
@@ -304,8 +304,7 @@ def _restorable(held: Sequence[bool], transfer: PoolTransfer) -> list[int]:
         return list(range(1, _leading(held) + 1))
     if transfer.hit_policy != PoolHitPolicy.TRAILING_PAGES:
         raise ValueError(
-            f"hicache knows the hit policies all_pages and trailing_pages, got "
-            f"{transfer.hit_policy.value}"
+            f"the hit policy must be all_pages or trailing_pages, got {transfer.hit_policy.value}"
         )
     trailing = max(len(transfer.keys or []), 1)
     lengths = []

@@ -1,0 +1,85 @@
+"""The `edges` workload: prompts whose lengths sit at the boundaries of pages and thresholds.
+
+Real traces have few prompts of exactly k pages, and reuse pages long before they are evicted. Here
+lengths are k pages, k pages and a token, 280 and 300 tokens (on both sides of the 256 tokens that a
+read from storage needs) and random ones; prompts begin, continue, branch, repeat and return late,
+in pools of a few requests. Some are aborted as soon as they are matched, and some run so long that
+what they lock is the oldest there is. So a match that is a page short, a `<` that became a `<=` or
+a lock that is not respected makes a difference within 500 requests, which take seconds.
+"""
+
+from random import Random
+
+import numpy as np
+
+from experiments.diff.protocol import Pools
+from hicache.request import Request, TokenSpans
+
+NAME = "edges"
+COUNT = 500
+PAGE = 64
+POOLS = Pools(
+    page_size=PAGE, device_tokens=12_288, host_tokens=24_576, max_len=2_560, is_eventful=True
+)
+SWA_TOKENS, NUM_STATES = 8_192, 28
+MOST_PAGES = 18  # of what one request adds
+ANSWER_LENGTHS = (1, 2, 60, 64, 65, 130)
+RECENT = 8
+Runs = list[tuple[int, int]]  # consecutive ids as (first, count)
+
+
+def edges(count: int = COUNT) -> list[Request]:
+    """The first `count` requests, the same ones every time."""
+    random = Random(0)
+    requests: list[Request] = []
+    past: list[tuple[Runs, Runs]] = []  # prompts and answers
+    for number in range(count):
+        prompt = _prompt(random, past, number * 10_000)
+        answer = [(number * 10_000 + 5_000, random.choice(ANSWER_LENGTHS))]
+        past.append((prompt, answer))
+        requests.append(
+            Request(
+                id=number,
+                session_id=number,
+                arrival_ns=number,
+                prompt=_spans(prompt),
+                output=_spans(answer),
+            )
+        )
+    return requests
+
+
+def _prompt(random: Random, past: list[tuple[Runs, Runs]], fresh: int) -> Runs:
+    added = _length(random)
+    if not past or (how := random.random()) < 0.25:
+        return [(fresh, added)]
+    prompt, answer = random.choice(past[-RECENT:] if random.random() < 0.6 else past)
+    room = POOLS.max_len - max(ANSWER_LENGTHS)
+    if how < 0.40:  # once more
+        return prompt
+    if how < 0.70:  # the conversation continues
+        return _cut([*prompt, *answer, (fresh, added)], room)
+    shared = min(_length(random), sum(count for _, count in prompt))
+    return _cut([*_cut(prompt, shared), (fresh, added)], room)
+
+
+def _length(random: Random) -> int:
+    pages = random.randint(1, MOST_PAGES)
+    return random.choice(
+        [PAGE * pages + 1, PAGE * pages, 280, 300, random.randint(1, PAGE * MOST_PAGES)]
+    )
+
+
+def _cut(runs: Runs, length: int) -> Runs:
+    """The first `length` tokens."""
+    kept: Runs = []
+    for first, count in runs:
+        if length > 0:
+            kept.append((first, min(count, length)))
+        length -= count
+    return kept
+
+
+def _spans(runs: Runs) -> TokenSpans:
+    firsts, counts = (np.array(column, np.int32) for column in zip(*runs, strict=True))
+    return TokenSpans(firsts, counts)

@@ -1,0 +1,85 @@
+"""Pinned host memory of exactly the size that a pool needs.
+
+torch rounds pinned allocations up to a power of two: a pool of 65 GiB would pin 128. Here memory is
+mapped, advised to lie in huge pages (fewer address translations for the device), and registered
+with CUDA, which brings all of it in and locks it.
+"""
+
+import mmap
+import re
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+HUGE_PAGE_BYTES = 2 << 20
+PORTABLE = 1  # cudaHostRegisterPortable: pinned for every CUDA context
+
+
+class Registry(Protocol):
+    """The two calls of the CUDA runtime that pin and release mapped memory; 0 is success."""
+
+    def cudaHostRegister(self, address: int, num_bytes: int, flags: int) -> int:
+        """Pin a range."""
+        ...
+
+    def cudaHostUnregister(self, address: int) -> int:
+        """Release the range that begins at `address`."""
+        ...
+
+
+class _Registered(mmap.mmap):
+    """A mapping that is released by CUDA before it is unmapped."""
+
+    release: Callable[[], object] | None = None
+
+    def __del__(self) -> None:
+        if self.release is not None:
+            self.release()
+
+
+def pinned_bytes(num_bytes: int, registry: Registry | None = None) -> Tensor:
+    """Return [num_bytes] uint8 of zeros in pinned memory, released with its last view.
+
+    Args:
+        registry: the CUDA runtime; None means torch's.
+
+    Raises:
+        MemoryError: the memory cannot be mapped or pinned.
+    """
+    if num_bytes == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    registry = registry or torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    size = -(-num_bytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+    try:
+        mapping = _Registered(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"{size:,} bytes of host memory cannot be mapped: {error}") from error
+    with suppress(OSError):  # a system without huge pages has small ones
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+    tensor = torch.frombuffer(mapping, dtype=torch.uint8, count=num_bytes)
+    address = tensor.data_ptr()
+    code = int(registry.cudaHostRegister(address, size, PORTABLE))
+    if code != 0:
+        raise MemoryError(f"{size:,} bytes of host memory cannot be pinned: CUDA error {code}")
+    mapping.release = lambda: registry.cudaHostUnregister(address)
+    return tensor
+
+
+def placement(pools: Sequence[Tensor], numa_maps: Path = Path("/proc/self/numa_maps")) -> str:
+    """Describe how much memory some pinned pools take, and on which NUMA nodes it lies."""
+    try:
+        # a line for each mapping, by address: "7f3c00000000 default anon=512 N0=512"
+        lines = [line.split() for line in numa_maps.read_text().splitlines()]
+    except OSError:
+        lines = []
+    nodes: set[str] = set()
+    for pool in pools:
+        before = [line for line in lines if int(line[0], 16) <= pool.data_ptr()]
+        its = before[-1] if before else []
+        nodes.update(word[1 : word.index("=")] for word in its if re.match(r"N\d+=", word))
+    where = f"on NUMA node {', '.join(sorted(nodes, key=int))}" if nodes else "NUMA node unknown"
+    return f"{sum(pool.nbytes for pool in pools) / 2**30:.2f} GiB of host memory pinned, {where}"

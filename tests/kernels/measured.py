@@ -1,0 +1,86 @@
+"""Prints what a bench of everything prints on an imitated GPU, with times that are made up.
+
+Sizes are scaled down, the kernels of peers do nothing, and the reference stands in for ours. The
+numbers show what is measured, by which formula and against which goal, and nothing about speed.
+
+    python -m tests.kernels.measured > tests/kernels/measured.txt
+"""
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from triton.runtime import interpreter
+
+from hicache.kernels.bench import measure
+from tests import imitated_gpu
+
+measure.KIB, measure.MIB, measure.GIB = 1 << 6, 1 << 12, 1 << 18  # imported by the modules below
+measure.CACHE_BYTES = 1 << 16
+
+from hicache.kernels import ops, reference  # noqa: E402
+from hicache.kernels.bench import __main__ as bench  # noqa: E402
+from hicache.kernels.bench import link_cases  # noqa: E402
+
+link_cases.WEIGHT_SIZE = 16
+
+
+def describe(figure: Figure, *_: object, **__: object) -> None:
+    """Print the lines of a figure instead of saving it."""
+    for axes in figure.axes:
+        print(f"axes {axes.get_title()!r}, {axes.get_xlabel()!r}, {axes.get_ylabel()!r}")
+        for line in axes.get_lines():
+            points = zip(line.get_xdata(), line.get_ydata(), strict=True)
+            told = " ".join(f"{x:.4g}:{y:.4g}" for x, y in list(points)[::7])
+            print(f"  {line.get_label()} {line.get_linestyle()} {told}")
+
+
+def on_gpu(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The reference of a kernel, for tensors of both sides."""
+
+    def launch(*arguments: Any, **options: Any) -> Any:
+        with torch._C.DisableTorchFunction():
+            result = function(*arguments, **options)
+        if result is not None:
+            imitated_gpu.ON_GPU.add(result)
+        return result
+
+    return launch
+
+
+def elapsed_ms(start: imitated_gpu.Event, end: imitated_gpu.Event) -> float:
+    """A tenth of a millisecond an event, more or less."""
+    return (end.second - start.second) * (1 + end.second % 7 / 10) / 10
+
+
+def main() -> int:
+    """Run the bench."""
+    interpreter.GridExecutor.__call__ = lambda *arguments, **constants: None
+    imitated_gpu.Event.elapsed_time = elapsed_ms
+    names = ("copy_items", "copy_items_with_checksum", "page_table", "window_table")
+    plane = SimpleNamespace(**{name: on_gpu(getattr(reference, name)) for name in names})
+    ops.copy = ops.checksum = ops.index = plane
+    measure.Bench.verify = lambda self, transfer, launch: launch()
+    seconds = count()
+    time.perf_counter = lambda: next(seconds) ** 1.5 / 1e3
+    Figure.savefig = describe
+    imitated_gpu.Event.num_recorded = 0
+    every = [f"--op={name}" for name in (*bench.CASES, bench.CONTEST)]
+    sizes = ["--device-mib=1024", "--host-mib=512", "--repeats=3"]
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [f"--{name}={Path(folder, name)}" for name in ("json", "figure", "roofline")]
+        sys.argv = ["bench", *every, *sizes, *paths]
+        code = bench.main()
+        print(Path(folder, "json").read_text().count("\n"), "lines of JSON")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -34,7 +34,7 @@ TRACED = BLOCKS + ",weka_agentic"
 YOURS = "workload.kind=trace"
 TIMED = "prefetch.stop=timeout,module:Class"
 AGED = "scheduler.order=shortest_remaining,module:Class"
-GRID = "cache.checkpoints=every,module:Class"
+GRID = "cache.checkpoints=every,module:Class or cache.windows=every,module:Class"
 SIMULATED, REAL = "executor.kind=simulated", "executor.kind=torch"
 STORED = f"storage.kind={','.join(STORAGES)},module:Class"
 GROUPS = {"prefetch": STORED, "storage": STORED}  # where all knobs of a group have an effect
@@ -158,7 +158,8 @@ def knob(
     """A field and its limits, which `check_limits` holds it to; a knob may be none if its type is.
 
     `ours` are policies of this project: `module:Class` names one of the user's own beside them.
-    `only` says where the knob has an effect: `group.other_knob=VALUE,VALUE`.
+    `only` says where the knob has an effect: `group.other_knob=VALUE,VALUE`, or several of these
+    joined by ` or `.
     """
     limits = {"least": least, "above": above, "most": most, "ours": ours, "one_of": one_of}
     return field(default=default, metadata={**limits, "only": only})
@@ -211,13 +212,19 @@ def inert_knobs(config: Any, prefix: str = "", top: Any = None) -> dict[str, str
         for only in (item.metadata.get("only"), of_group):
             if only is None:
                 continue
-            place, _, values = only.partition("=")
-            other = attrgetter(place)(top or config)
-            name = other.name if isinstance(other, Enum) else str(other)
-            is_met = name in values.split(",") or (":" in name and ":" in values)
-            if not is_met and place != prefix + item.name:
+            needs = [need.partition("=") for need in only.split(" or ")]
+            is_met = any(
+                place == prefix + item.name or _has_value(attrgetter(place)(top or config), values)
+                for place, _, values in needs
+            )
+            if not is_met:
                 found[prefix + item.name] = only
     return found
+
+
+def _has_value(value: object, allowed: str) -> bool:
+    name = value.name if isinstance(value, Enum) else str(value)
+    return name in allowed.split(",") or (":" in name and ":" in allowed)
 
 
 def check_name(name: str) -> None:
@@ -358,10 +365,11 @@ class ParallelConfig:
     collective_s: float = knob(150e-6, least=0)
     # Number of engines; each has its own device and host tiers, and all share one storage.
     replicas: int = knob(1, least=1)
-    # How requests are assigned to engines: sticky (a session stays on one engine), round_robin, or
+    # How requests are assigned to engines: sticky (a session stays on one engine), round_robin,
     # prefix_load (the engine with the longest cached prefix, unless it has over 8 requests more
-    # than the least busy one).
-    router: str = knob("sticky", one_of=("sticky", "round_robin", "prefix_load"))
+    # than the least busy one), or scored (a weighted sum of queue, free memory and cached prefix,
+    # as in llm-d).
+    router: str = knob("sticky", one_of=("sticky", "round_robin", "prefix_load", "scored"))
 
     def __post_init__(self) -> None:
         check_limits("parallel", self)
@@ -435,7 +443,7 @@ class CacheConfig:
     checkpoints: str = knob("end_branch", ours=CHECKPOINT_PLACEMENTS)
     # Keyword arguments passed to the class that places Mamba states.
     checkpoints_args: dict[str, float] = field(default_factory=dict)
-    # Distance in tokens between saved Mamba states; a multiple of `cache.page_size`.
+    # Distance in tokens between saved Mamba states or windows; a multiple of `cache.page_size`.
     checkpoint_tokens: int = knob(8192, least=1, only=GRID)
     # Prompt positions before which a sliding window is kept: as `cache.checkpoints`, or last_chunk
     # (all window pages that the last chunk of the prompt computed). A model with Mamba states keeps
@@ -457,7 +465,7 @@ class CacheConfig:
         check_limits("cache", self)
         if self.page_size < 1 or self.page_size & (self.page_size - 1):
             raise ValueError(f"cache.page_size must be a power of two, got {self.page_size}")
-        is_grid = self.checkpoints == "every"  # else there is none to be off
+        is_grid = "every" in (self.checkpoints, self.windows)  # else there is none to be off
         if is_grid and self.checkpoint_tokens % self.page_size:
             raise ValueError(
                 f"cache.checkpoint_tokens={self.checkpoint_tokens} must be a multiple of "

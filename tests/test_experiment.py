@@ -138,7 +138,7 @@ def test_two_equal_runs_leave_the_same_summary() -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("router", ["sticky", "round_robin", "prefix_load"])
+@pytest.mark.parametrize("router", ["sticky", "round_robin", "prefix_load", "scored"])
 def test_replicas_share_the_work_and_lose_none_of_it(router: str, ranks: int) -> None:
     result = run(
         config_of(
@@ -392,7 +392,7 @@ def test_reads_are_held_back_by_their_share_of_a_host_that_has_an_end(
 @pytest.mark.parametrize(
     ("knob", "ours"),
     [
-        ("parallel.router", "sticky, round_robin, prefix_load"),
+        ("parallel.router", "sticky, round_robin, prefix_load, scored"),
         ("executor.kind", "simulated, torch"),
         ("executor.copy_path", "kernel, copy_engine, staged"),
     ],

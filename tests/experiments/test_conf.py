@@ -17,6 +17,7 @@ from hicache.config import (
     ExperimentConfig,
     StageAt,
     WandbMode,
+    inert_knobs,
 )
 from hicache.models import ModelConfig
 from hicache.results.keys import KNOWN
@@ -245,6 +246,15 @@ def test_a_page_longer_than_the_grid_of_states_names_both_where_there_is_such_a_
     with pytest.raises(ValueError, match=re.escape(told)):
         load("cache.page_size=16384", "cache.checkpoints=every")
     assert load("cache.page_size=16384").cache.page_size == 16384
+
+
+@pytest.mark.parametrize(
+    ("overrides", "is_inert"),
+    [((), True), (("cache.checkpoints=every",), False), (("cache.windows=every",), False)],
+)
+def test_a_knob_that_several_choices_use_has_an_effect_with_each(overrides, is_inert):
+    inert = inert_knobs(load("model=qwen3_next_80b", *overrides))
+    assert ("cache.checkpoint_tokens" in inert) is is_inert
 
 
 def test_a_knob_takes_its_option_for_granted_unless_one_is_typed():

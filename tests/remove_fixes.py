@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.launch.command import parser_of
+from hicache.cli.command import parser_of
 
 ROOT = Path(__file__).parents[1]
 FIXES = ROOT / "tests" / "fixes.diff"

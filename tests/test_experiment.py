@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from experiments.launch import schema
+from hicache.cli import schema
 from hicache import experiment
 from hicache.cache import invariants
 from hicache.cache.named import PolicyError

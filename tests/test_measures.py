@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from experiments.launch.schema import config_of
+from hicache.cli.schema import config_of
 from hicache import experiment
 from hicache.clock import SECOND_NS
 from hicache.executor.simulated.cost import CostModel

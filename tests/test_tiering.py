@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 
-from experiments.launch.schema import config_of
+from hicache.cli.schema import config_of
 from hicache import experiment
 from hicache.cache.tiers.transfer import StorageDelete, StorageWrite
 from hicache.cache.tree.keys import Key

@@ -14,7 +14,7 @@ import numpy as np
 from experiments.diff.counting import Tally, admission_word, joined
 from experiments.diff.protocol import Hits, Outcome, Pools, SideError, Span, Tokens
 from experiments.diff.rooms import MODELS
-from experiments.launch.schema import config_of
+from hicache.cli.schema import config_of
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tiers.transfer import BackUp, LoadBack, Reported, StorageWrite
 from hicache.cache.tree.keys import Key, keys, kinds_of

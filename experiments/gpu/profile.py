@@ -15,7 +15,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from experiments.launch.schema import CONF
+from hicache.cli.schema import CONF
 
 DIRECTIONS = {"kernel_to_device": "to_device", "kernel_to_host": "to_host"}
 PROGRAM = ("ours", "pages of 128 KiB")  # by which one program is judged

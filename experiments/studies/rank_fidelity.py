@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.launch.schema import config_of
+from hicache.cli.schema import config_of
 from experiments.studies.calibrate import REAL, SLICES, Fit, fit_to
 from experiments.studies.measured import Log, measured
 from experiments.studies.sim_vs_real import judged

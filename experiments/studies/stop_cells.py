@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from experiments.studies.goodput import Ladder
+from hicache.cli.goodput import Ladder
 from experiments.studies.stop_arms import ARMS, OURS, Arm, Row
 from experiments.studies.windows import STEP, Difference, Rung, Windows
 from hicache.config import ExperimentConfig

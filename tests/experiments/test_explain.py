@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from experiments.explain.__main__ import lines, main
-from experiments.explain.rerun import Rerun, rerun
-from experiments.explain.segments import Steps, segments_of
-from experiments.explain.trace import write_trace
-from experiments.launch.job import as_yaml, begin
-from experiments.launch.schema import stored_config
+from hicache.cli.explain.command import lines, main
+from hicache.cli.explain.rerun import Rerun, rerun
+from hicache.cli.explain.segments import Steps, segments_of
+from hicache.cli.explain.trace import write_trace
+from hicache.cli.job import as_yaml, begin
+from hicache.cli.schema import stored_config
 from hicache import experiment
 from hicache.cache.tree.node import FULL
 from hicache.results.metrics import TTFT_PARTS, Status, summarize

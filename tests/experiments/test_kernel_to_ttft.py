@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.launch.schema import config_of
+from hicache.cli.schema import config_of
 from experiments.studies import copy_paths
 from experiments.studies import kernel_to_ttft as study
 

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from experiments import compare
-from experiments.tables import intervals
-from experiments.tables.groups import differing_keys, group_runs, load_runs
-from experiments.tables.paired import Pairs
-from experiments.tables.request_metrics import METRICS, Percentile
+from hicache.cli import compare
+from hicache.cli.tables import intervals
+from hicache.cli.tables.groups import differing_keys, group_runs, load_runs
+from hicache.cli.tables.paired import Pairs
+from hicache.cli.tables.request_metrics import METRICS, Percentile
 from hicache.clock import SECOND_NS
 from hicache.results.metrics import Status, summarize
 from hicache.results.report import write_requests

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from experiments.launch.schema import config_of
-from experiments.tables.groups import StoredRun, differing_keys
+from hicache.cli.schema import config_of
+from hicache.cli.tables.groups import StoredRun, differing_keys
 from hicache import experiment
 from hicache.cache.tree.actions import free
 from hicache.cache.tree.node import DEVICE, SWA

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
-from experiments.launch.schema import config_of
+from hicache.cli.schema import config_of
 from hicache.cache.tiers.capacity import page_bytes
 from hicache.config import ExperimentConfig
 from hicache.models import GIB

@@ -9,7 +9,7 @@ from random import Random
 
 import numpy as np
 
-from experiments.launch.schema import config_of
+from hicache.cli.schema import config_of
 from hicache.cache import invariants
 from hicache.cache.named import make_policy
 from hicache.cache.pages import Pools, TracedAllocator

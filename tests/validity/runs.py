@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from experiments.launch.schema import config_of
+from hicache.cli.schema import config_of
 from hicache import experiment
 from hicache.request import Request
 from hicache.results.metrics import Result, summarize

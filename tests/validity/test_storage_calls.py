@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments.launch.schema import config_of
+from hicache.cli.schema import config_of
 from hicache import experiment
 from hicache.clock import SECOND_NS
 from hicache.config import StorageConfig

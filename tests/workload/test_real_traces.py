@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from experiments.launch.schema import config_of
+from hicache.cli.schema import config_of
 from hicache import experiment
 from hicache.config import TraceTokens, WorkloadConfig
 from hicache.request import Request

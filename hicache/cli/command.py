@@ -5,7 +5,7 @@ from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from experiments.launch.job import explain
+from hicache.cli.job import explain
 
 
 def parser_of(module: str, usage: str | None) -> ArgumentParser:

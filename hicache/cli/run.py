@@ -1,10 +1,10 @@
 """Run one experiment, or a sweep.
 
-python -m experiments.run                                     replay the built-in workload
-python -m experiments.run workload=mooncake_conversation storage=slab prefetch.stop=best_effort
-python -m experiments.run -m cache.host_gib=64,128,256 seed=0,1,2
-python -m experiments.run experiment=prefetch_stop            run a question with its grid
-python -m experiments.run --help storage                      show the knobs of a group
+hicache run                                     replay the built-in workload
+hicache run workload=mooncake_conversation storage=slab prefetch.stop=best_effort
+hicache run -m cache.host_gib=64,128,256 seed=0,1,2
+hicache run experiment=prefetch_stop            run a question with its grid
+hicache run --help storage                      show the knobs of a group
 
 A run writes its results to a directory, whose path is the last line printed. To continue an
 interrupted sweep, repeat the command with `hydra.sweep.dir=` and the directory of the sweep.
@@ -23,9 +23,9 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from experiments.launch import knobs, schema
-from experiments.launch.command import in_one_sentence
-from experiments.launch.job import (
+from hicache.cli import knobs, schema
+from hicache.cli.command import in_one_sentence
+from hicache.cli.job import (
     CONFIG_ERRORS,
     SUMMARY_FILE,
     Outcome,
@@ -34,8 +34,8 @@ from experiments.launch.job import (
     is_finished,
     run_job,
 )
-from experiments.launch.progress import ProgressBar
-from experiments.launch.resume import (
+from hicache.cli.progress import ProgressBar
+from hicache.cli.resume import (
     changes,
     jobs_of,
     refuse_other,
@@ -44,9 +44,9 @@ from experiments.launch.resume import (
     sweep_config,
     sweep_has_begun,
 )
-from experiments.launch.terminal import show_line, show_run
-from experiments.studies import goodput
-from experiments.tables.stored import read_json
+from hicache.cli.terminal import show_line, show_run
+from hicache.cli import goodput
+from hicache.cli.tables.stored import read_json
 from hicache.config import ExperimentConfig, inert_knobs
 
 # what else than a replay `program` may name, in `studies/`: each writes into the run's directory

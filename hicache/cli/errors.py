@@ -6,7 +6,7 @@ from itertools import takewhile
 
 from hydra.errors import OverrideParseException
 
-from experiments.launch.schema import known_keys
+from hicache.cli.schema import known_keys
 
 
 def sentence(error: BaseException) -> str:

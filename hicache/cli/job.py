@@ -21,9 +21,9 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from experiments.launch.errors import sentence
-from experiments.launch.progress import ProgressBar
-from experiments.tables import provenance
+from hicache.cli.errors import sentence
+from hicache.cli.progress import ProgressBar
+from hicache.cli.tables import provenance
 from hicache.cache.named import PolicyError
 from hicache.config import ExperimentConfig
 from hicache.results.metrics import Progress, Result, summarize

@@ -22,7 +22,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import MISSING, DictConfig, OmegaConf
 
-from experiments.tables.stored import read_yaml
+from hicache.cli.tables.stored import read_yaml
 from hicache.config import ExperimentConfig
 from hicache.models import HardwareConfig
 from hicache.models.hugging_face import read_model
@@ -37,7 +37,7 @@ IMPLIED = {"model.from_hf": "model=from_hf", "workload.path": "workload=trace"}
 
 @cache
 def config_of(*overrides: str) -> ExperimentConfig:
-    """What `python -m experiments.run OVERRIDES` would run.
+    """What `hicache run OVERRIDES` would run.
 
     Hydra composes once for each choice of files, which takes long, and values are set in a copy.
 

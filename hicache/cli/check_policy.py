@@ -1,8 +1,8 @@
 """Check a policy class of your own on small runs with tight pools and slow storage.
 
-python -m experiments.check_policy my_policies:Mine
-python -m experiments.check_policy my_policies:Mine --args weight=0.5
-python -m experiments.check_policy my_policies:Mine --knob scheduler.order
+hicache check-policy my_policies:Mine
+hicache check-policy my_policies:Mine --args weight=0.5
+hicache check-policy my_policies:Mine --knob scheduler.order
 
 Every invariant of the cache is checked after every step. A run must give the same result when it is
 repeated and when it takes one decode step at a time, and two ranks must make equal decisions.
@@ -14,8 +14,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
-from experiments.launch.command import in_one_sentence, parser_of
-from experiments.launch.schema import config_of
+from hicache.cli.command import in_one_sentence, parser_of
+from hicache.cli.schema import config_of
 from hicache import experiment
 from hicache.results.metrics import Result, summarize
 

@@ -1,9 +1,9 @@
 """Explain a run: why a request was slow, and why it had to compute what it computed.
 
-python -m experiments.explain RUN                     the ten slowest requests
-python -m experiments.explain RUN --slowest 3
-python -m experiments.explain RUN --request 412
-python -m experiments.explain RUN --perfetto trace.json
+hicache explain RUN                     the ten slowest requests
+hicache explain RUN --slowest 3
+hicache explain RUN --request 412
+hicache explain RUN --perfetto trace.json
 
 A simulated run is replayed from its config.yaml with all events recorded, which takes as long as
 the run did. The trace opens in https://ui.perfetto.dev and in chrome://tracing.
@@ -12,10 +12,10 @@ the run did. The trace opens in https://ui.perfetto.dev and in chrome://tracing.
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.explain.rerun import Rerun, rerun
-from experiments.explain.story import Storyteller
-from experiments.explain.trace import write_trace
-from experiments.launch.command import in_one_sentence, parser_of
+from hicache.cli.explain.rerun import Rerun, rerun
+from hicache.cli.explain.story import Storyteller
+from hicache.cli.explain.trace import write_trace
+from hicache.cli.command import in_one_sentence, parser_of
 from hicache.results.metrics import RequestRecord
 
 

@@ -1,9 +1,9 @@
 """Compare runs and sweeps: the settings in which they differ, and their results.
 
-python -m experiments.compare outputs/adhoc/RUN outputs/adhoc/OTHER_RUN
-python -m experiments.compare SWEEP --metric request/ttft_s_p99 --metric cache/token_hit_rate
-python -m experiments.compare SWEEP --json            (or --csv, --latex, --markdown)
-python -m experiments.compare SWEEP --paired          request by request
+hicache compare outputs/adhoc/RUN outputs/adhoc/OTHER_RUN
+hicache compare SWEEP --metric request/ttft_s_p99 --metric cache/token_hit_rate
+hicache compare SWEEP --json            (or --csv, --latex, --markdown)
+hicache compare SWEEP --paired          request by request
 
 The first run is the baseline. Runs that differ only in window and seed share one row, which shows
 their median and range. --paired compares the requests that both sides finished, with 95 % intervals
@@ -14,11 +14,11 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.launch.command import in_one_sentence, parser_of
-from experiments.tables.groups import Group, Spread, differing_keys, group_runs, load_runs
-from experiments.tables.paired_table import compare_pairs, describe_pairs, table_of_pairs
-from experiments.tables.result_table import as_csv, as_latex, as_markdown, show_result
-from experiments.tables.table import (
+from hicache.cli.command import in_one_sentence, parser_of
+from hicache.cli.tables.groups import Group, Spread, differing_keys, group_runs, load_runs
+from hicache.cli.tables.paired_table import compare_pairs, describe_pairs, table_of_pairs
+from hicache.cli.tables.result_table import as_csv, as_latex, as_markdown, show_result
+from hicache.cli.tables.table import (
     RATIO_OF,
     answer_sets,
     is_overloaded,
@@ -26,7 +26,7 @@ from experiments.tables.table import (
     over_runs,
     table_of,
 )
-from experiments.tables.verdicts import Verdicts
+from hicache.cli.tables.verdicts import Verdicts
 
 FORMS = {
     "csv": (as_csv, "print CSV with unrounded values and without notes"),

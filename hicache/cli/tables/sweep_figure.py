@@ -11,8 +11,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 
-from experiments.tables.groups import Group, Spread, is_number
-from experiments.tables.table import (
+from hicache.cli.tables.groups import Group, Spread, is_number
+from hicache.cli.tables.table import (
     TITLES,
     answer_sets,
     is_overloaded,
@@ -20,7 +20,7 @@ from experiments.tables.table import (
     same_runs,
     short,
 )
-from experiments.tables.verdicts import Verdicts
+from hicache.cli.tables.verdicts import Verdicts
 from hicache.results.report import make_literal
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#222222")

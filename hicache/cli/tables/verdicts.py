@@ -5,7 +5,7 @@ from string import ascii_lowercase
 
 import pandas as pd
 
-from experiments.tables.groups import Group, StoredRun
+from hicache.cli.tables.groups import Group, StoredRun
 from hicache.results.metrics import Status
 from hicache.results.verdict import CLEAN, SURVIVORS, Objection, in_short, objection, objections
 

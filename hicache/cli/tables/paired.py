@@ -1,7 +1,7 @@
 """Two policies request by request: what changed, and how sure one may be of it.
 
 The requests that both finished are compared, window by window and under the same seed. What is
-drawn anew for an interval are windows and sessions (`experiments.tables.intervals`): it speaks of
+drawn anew for an interval are windows and sessions (`hicache.cli.tables.intervals`): it speaks of
 this trace with other windows and sessions of its kind. Seeds are no replicates of a trace, they
 move the same sessions by seconds and draw storage's delays: a session is drawn under all of them.
 
@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from experiments.tables.groups import Group
-from experiments.tables.intervals import Places, draws, ends, lacking
-from experiments.tables.request_metrics import METRICS, Columns, Numbers, Ratio, Statistic, times
+from hicache.cli.tables.groups import Group
+from hicache.cli.tables.intervals import Places, draws, ends, lacking
+from hicache.cli.tables.request_metrics import METRICS, Columns, Numbers, Ratio, Statistic, times
 from hicache.results.metrics import Status
 
 ASKED = ["session_id", "prompt_len"]

@@ -1,6 +1,6 @@
 """Every knob with its default, its limits and its meaning, for `--help` and docs/knobs.md.
 
-python -m experiments.launch.knobs > docs/knobs.md
+python -m hicache.cli.knobs > docs/knobs.md
 
 The meaning of a knob is the comment above or behind its field; for an enum, the docstring of the
 enum and the comments of its members.
@@ -15,16 +15,16 @@ from enum import Enum
 from functools import cache
 from typing import get_args
 
-from experiments.launch.schema import CONF
+from hicache.cli.schema import CONF
 from hicache.config import ExperimentConfig
 from hicache.models import Figure, RateTable
 
 USAGE = """\
-python -m experiments.run                                    replay the built-in workload
-python -m experiments.run workload=multi_turn cache.host_gib=64
-python -m experiments.run -m cache.host_gib=64,128 seed=0,1  run every combination (a sweep)
-python -m experiments.run --help cache storage               show the knobs of two groups
-python -m experiments.run --cfg job ...                      print the configuration, run nothing
+hicache run                                    replay the built-in workload
+hicache run workload=multi_turn cache.host_gib=64
+hicache run -m cache.host_gib=64,128 seed=0,1  run every combination (a sweep)
+hicache run --help cache storage               show the knobs of two groups
+hicache run --cfg job ...                      print the configuration, run nothing
 """
 
 
@@ -89,7 +89,7 @@ def as_markdown() -> str:
         "`conf/`, which sets several knobs of a group. `null` is the None of the descriptions; "
         "`???` marks a knob that a file in `conf/` sets. `module:Class` names a class of your own.",
         "This page is generated from the comments in `hicache/config.py` and `hicache/models/` by "
-        "`python -m experiments.launch.knobs > docs/knobs.md`.",
+        "`python -m hicache.cli.knobs > docs/knobs.md`.",
     ]
     top = [knob for knob in knobs_of(ExperimentConfig, "") if "." not in knob.name]
     parts += ["## At the top", _table(top)]

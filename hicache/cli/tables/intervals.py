@@ -20,7 +20,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.tables.request_metrics import Numbers
+from hicache.cli.tables.request_metrics import Numbers
 
 Places = NDArray[np.int64]
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.explain.rerun import Rerun
-from experiments.explain.segments import Steps, segments_of
+from hicache.cli.explain.rerun import Rerun
+from hicache.cli.explain.segments import Steps, segments_of
 from hicache.results.metrics import RequestRecord
 from hicache.results.timeline import Step, Transfer
 

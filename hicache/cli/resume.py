@@ -25,14 +25,14 @@ from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from experiments.launch.command import in_one_sentence
-from experiments.launch.job import CONFIG_FILE, as_yaml, is_finished
-from experiments.launch.schema import refuse_written_password, to_config
-from experiments.sweep import sum_up
-from experiments.tables import provenance
-from experiments.tables.console import console
-from experiments.tables.groups import flat, job_order, load_run
-from experiments.tables.stored import read_json, read_yaml
+from hicache.cli.command import in_one_sentence
+from hicache.cli.job import CONFIG_FILE, as_yaml, is_finished
+from hicache.cli.schema import refuse_written_password, to_config
+from hicache.cli.sweep import sum_up
+from hicache.cli.tables import provenance
+from hicache.cli.tables.console import console
+from hicache.cli.tables.groups import flat, job_order, load_run
+from hicache.cli.tables.stored import read_json, read_yaml
 from hicache.config import ExperimentConfig, check_name
 from hicache.results.keys import KNOWN
 from hicache.results.tracking import plain

@@ -4,8 +4,8 @@ tokens."""
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from experiments.explain.rerun import Rerun
-from experiments.explain.segments import Segment, Steps, segments_of
+from hicache.cli.explain.rerun import Rerun
+from hicache.cli.explain.segments import Segment, Steps, segments_of
 from hicache.cache.prefetch.prefetch import Phase, Prefetch
 from hicache.cache.reasons.table import REASONS, Span
 from hicache.cache.tree.node import FULL, MAMBA

@@ -13,9 +13,9 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.launch.job import explain
-from experiments.tables.console import console
-from experiments.tables.groups import (
+from hicache.cli.job import explain
+from hicache.cli.tables.console import console
+from hicache.cli.tables.groups import (
     WINDOW,
     Group,
     Spread,
@@ -57,8 +57,8 @@ class SweepEnd(Callback):
 
 def sum_up(directory: Path, runs: Sequence[StoredRun], *, title: str) -> None:
     """Print the table, and write `sweep.csv`, `sweep.json` and `sweep.png`/`.pdf`."""
-    from experiments.tables.result_table import show_result  # pandas takes half a second
-    from experiments.tables.table import over_runs, table_of
+    from hicache.cli.tables.result_table import show_result  # pandas takes half a second
+    from hicache.cli.tables.table import over_runs, table_of
 
     runs = with_counts(runs)
     keys = differing_keys(runs)
@@ -73,7 +73,7 @@ def sum_up(directory: Path, runs: Sequence[StoredRun], *, title: str) -> None:
     _write_csv(directory / "sweep.csv", runs, keys)
     _write_json(directory / "sweep.json", groups)
     if len(groups) > 1:
-        from experiments.tables.sweep_figure import draw_sweep  # matplotlib
+        from hicache.cli.tables.sweep_figure import draw_sweep  # matplotlib
         from hicache.results.report import save
 
         figure = draw_sweep(groups, metrics, title=title)
@@ -107,8 +107,8 @@ def _write_csv(path: Path, runs: Sequence[StoredRun], keys: Sequence[str]) -> No
 
 
 def _write_json(path: Path, groups: Sequence[Group]) -> None:
-    from experiments.tables.table import answer_sets
-    from experiments.tables.verdicts import Verdicts
+    from hicache.cli.tables.table import answer_sets
+    from hicache.cli.tables.verdicts import Verdicts
 
     verdicts = Verdicts(answer_sets(groups))
     content = [describe(group) | {"verdict": verdicts.sentences(group)} for group in groups]

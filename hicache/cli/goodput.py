@@ -1,14 +1,14 @@
 """Goodput: the highest rate of requests at which enough of them are served in time.
 
-python -m experiments.run experiment=goodput
-python -m experiments.run goodput.num_rates=16 goodput.ttft_s=1 prefetch.stop=best_effort
+hicache run experiment=goodput
+hicache run goodput.num_rates=16 goodput.ttft_s=1 prefetch.stop=best_effort
 
 A request is in time if its first token and its mean time a token after that are. The workload is
 replayed at rates that grow by one factor, and load is changed by leaving sessions out (or repeating
 them with tokens of their own), not by stretching time: who is there at one rate is there at every
 higher one. The share in time is made monotone over the rates (isotonic regression, weighted by
 requests), and where it falls below the objective is interpolated. One replay has no interval: that
-takes windows (`experiments.compare --paired`, `experiments.studies.windows`).
+takes windows (`hicache compare --paired`, `experiments.studies.windows`).
 """
 
 from collections.abc import Callable, Sequence

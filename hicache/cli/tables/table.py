@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from fnmatch import fnmatch
 
-from experiments.tables.groups import (
+from hicache.cli.tables.groups import (
     Group,
     Spread,
     Value,
     by_question,
     question_key,
 )
-from experiments.tables.result_table import ResultTable, Row
-from experiments.tables.verdicts import Verdicts
+from hicache.cli.tables.result_table import ResultTable, Row
+from hicache.cli.tables.verdicts import Verdicts
 
 TITLES = {
     "agreement/illegal_lengths_count": "lengths some rank\ncannot restore",

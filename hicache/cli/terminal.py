@@ -6,8 +6,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from experiments.launch.job import Outcome
-from experiments.tables.console import console, show_table
+from hicache.cli.job import Outcome
+from hicache.cli.tables.console import console, show_table
 from hicache.cache.reasons.table import REASONS
 from hicache.cache.tree.arrivals import FATES
 from hicache.results.metrics import TTFT_PARTS
@@ -174,7 +174,7 @@ def _lines(summary: Mapping[str, float]) -> Sequence[str]:
 
 def _reasons(summary: Mapping[str, float]) -> str:
     if summary["computed/not_asked_tokens"]:
-        return "see why with `python -m experiments.explain RUN`, or set engine.explain=true"
+        return "see why with `hicache explain RUN`, or set engine.explain=true"
     return _shares(summary, "computed/{}_tokens", REASONS)
 
 

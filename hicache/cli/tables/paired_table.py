@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from experiments.tables.groups import Group
-from experiments.tables.intervals import CONFIDENCE
-from experiments.tables.paired import Difference, Pairs
-from experiments.tables.result_table import ResultTable, Row
-from experiments.tables.table import (
+from hicache.cli.tables.groups import Group
+from hicache.cli.tables.intervals import CONFIDENCE
+from hicache.cli.tables.paired import Difference, Pairs
+from hicache.cli.tables.result_table import ResultTable, Row
+from hicache.cli.tables.table import (
     NO_CLAIM,
     RATIO_OF,
     TITLES,
@@ -19,7 +19,7 @@ from experiments.tables.table import (
     setting_row,
     warnings,
 )
-from experiments.tables.verdicts import Verdicts
+from hicache.cli.tables.verdicts import Verdicts
 
 PARTS = ("of the first row", "difference", "low", "high", "in the two largest")
 

@@ -14,14 +14,14 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
+from experiments.studies.calibrate import FREE, REAL, SLICES, Fit, calibrate
 from hicache.cli.command import in_one_sentence, parser_of
 from hicache.cli.schema import CONF, config_of
-from experiments.studies.calibrate import FREE, REAL, SLICES, Fit, calibrate
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Fit the cost model, write the profile and print a command that uses it."""
-    parser = parser_of("experiments.calibrate", __doc__)
+    parser = parser_of("python -m experiments.calibrate", __doc__)
     parser.add_argument("name", help="name of the new profile, for use as hardware=NAME")
     parser.add_argument(
         "overrides", nargs="*", help="settings of the real runs, as for experiments.run"

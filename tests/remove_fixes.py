@@ -66,7 +66,7 @@ def _edit(text: str) -> Edit:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Try the removals and print one line each."""
-    parser = parser_of("tests.remove_fixes", __doc__)
+    parser = parser_of("python -m tests.remove_fixes", __doc__)
     parser.add_argument("names", nargs="*", help="how names of removals begin; none: all")
     parser.add_argument("--list", action="store_true", help="only say which there are")
     options = parser.parse_args(arguments)

@@ -75,7 +75,7 @@ def main() -> None:
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     """The command line."""
-    parser = parser_of("experiments.diff", __doc__)
+    parser = parser_of("python -m experiments.diff", __doc__)
     parser.add_argument(
         "--engine", choices=sorted(ENGINES), default="sglang", help="engine to compare"
     )

@@ -21,9 +21,9 @@ from pathlib import Path
 import numpy as np
 from joblib import Parallel, delayed
 
+from hicache import experiment
 from hicache.cli.tables.intervals import CONFIDENCE, LEAST_WINDOWS, Places, draws, ends
 from hicache.cli.tables.request_metrics import Numbers, Ratio
-from hicache import experiment
 from hicache.clock import SECOND_NS
 from hicache.config import ExperimentConfig
 from hicache.results.metrics import Status

@@ -17,7 +17,6 @@ from typing import NamedTuple
 import pandas as pd
 from joblib import Parallel, delayed
 
-from hicache.cli.schema import config_of
 from experiments.studies.copy_paths import (
     NO_HOST,
     PATHS,
@@ -28,8 +27,9 @@ from experiments.studies.copy_paths import (
     table,
     verdict_on,
 )
-from hicache.cli.goodput import climb
 from hicache import experiment
+from hicache.cli.goodput import climb
+from hicache.cli.schema import config_of
 from hicache.config import ExperimentConfig, GoodputConfig
 from hicache.executor.simulated.links import CopyPath, pcie_rate
 from hicache.results.metrics import summarize

@@ -111,7 +111,7 @@ QUESTIONS = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Draw one sweep; the last line is the path of the figure."""
-    parser = parser_of("experiments.studies.report_figures", __doc__)
+    parser = parser_of("python -m experiments.studies.report_figures", __doc__)
     parser.add_argument("sweep", type=Path)
     parser.add_argument("directory", type=Path)
     options = parser.parse_args(arguments)

@@ -18,8 +18,8 @@ from typing import Any
 import pandas as pd
 from omegaconf import OmegaConf
 
-from hicache.cli.schema import CONF, config_of
 from hicache import experiment
+from hicache.cli.schema import CONF, config_of
 from hicache.config import ExperimentConfig
 from hicache.models.machines import Figure
 from hicache.results.metrics import summarize

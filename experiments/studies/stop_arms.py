@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from hicache.cli.schema import config_of
-from hicache.cli.goodput import climb
 from hicache import experiment
+from hicache.cli.goodput import climb
+from hicache.cli.schema import config_of
 from hicache.config import ExperimentConfig
 from hicache.results.metrics import summarize
 from hicache.results.tracking import write_json

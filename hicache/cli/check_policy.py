@@ -14,9 +14,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
+from hicache import experiment
 from hicache.cli.command import in_one_sentence, parser_of
 from hicache.cli.schema import config_of
-from hicache import experiment
 from hicache.results.metrics import Result, summarize
 
 # what a class for this knob must have, by which it is told
@@ -39,7 +39,7 @@ POOLS = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Check the class; exit with 1 if it fails."""
-    parser = parser_of("experiments.check_policy", __doc__)
+    parser = parser_of("hicache check-policy", __doc__)
     parser.add_argument("policy", metavar="module:Class", help="class to check")
     parser.add_argument(
         "--knob",

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from hicache.cli.job import explain
 
 
-def parser_of(module: str, usage: str | None) -> ArgumentParser:
-    """For `python -m MODULE`; `usage`: its docstring, which `--help` shows as it stands."""
+def parser_of(program: str, usage: str | None) -> ArgumentParser:
+    """Return a parser for `program`; `--help` prints `usage`, its docstring, as it stands."""
     return ArgumentParser(
-        prog=f"python -m {module}",
+        prog=program,
         description=usage,
         formatter_class=RawDescriptionHelpFormatter,
     )

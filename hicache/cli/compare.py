@@ -37,7 +37,7 @@ FORMS = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print a table, or JSON."""
-    parser = parser_of("experiments.compare", __doc__)
+    parser = parser_of("hicache compare", __doc__)
     parser.add_argument(
         "paths", nargs="+", type=Path, metavar="RUN_OR_SWEEP", help="result directories"
     )

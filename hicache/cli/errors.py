@@ -8,6 +8,21 @@ from hydra.errors import OverrideParseException
 
 from hicache.cli.schema import known_keys
 
+# the extra of this package that installs each optional package
+EXTRAS = {
+    **dict.fromkeys(("pandas", "pyarrow", "matplotlib", "tabulate", "jinja2"), "analysis"),
+    **dict.fromkeys(("torch", "triton", "einops"), "kernels"),
+    **dict.fromkeys(("redis", "hiredis"), "storage"),
+    "wandb": "wandb",
+    "ray": "ray",
+    "submitit": "slurm",
+}
+
+
+def missing(package: str) -> str:
+    """The sentence for an optional package that is not installed."""
+    return f"{package} is not installed: pip install 'hicache[{EXTRAS[package]}]'"
+
 
 def sentence(error: BaseException) -> str:
     """What was given and what was wanted, on one line, with the nearest knob if one is unknown."""

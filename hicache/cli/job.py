@@ -15,18 +15,20 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from hicache.cli.errors import sentence
+from hicache.cache.named import PolicyError
+from hicache.cli.errors import EXTRAS, missing, sentence
 from hicache.cli.progress import ProgressBar
 from hicache.cli.tables import provenance
-from hicache.cache.named import PolicyError
 from hicache.config import ExperimentConfig
 from hicache.results.metrics import Progress, Result, summarize
+from hicache.results.requests_file import FILES, write_requests
 from hicache.results.tracking import Tracker, plain, write_json
 from hicache.storage.base import StorageError
 from hicache.storage.passwords import without_password
@@ -35,7 +37,7 @@ CONFIG_ERRORS = (HydraException, OmegaConfBaseException)
 CONFIG_FILE = "config.yaml"
 SUMMARY_FILE = "summary.json"
 ERROR_FILE = "error.txt"
-ATTACHED = ("requests.parquet", "tokens.png", "ttft.png", "report.html", provenance.FILE)
+ATTACHED = (*FILES, "tokens.png", "ttft.png", "report.html", provenance.FILE)
 BAD_INPUT = (ValueError, OSError, StorageError, *CONFIG_ERRORS)
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -94,17 +96,20 @@ def run_job(
             notes=tuple(result.notes),
         )
         try:
-            from hicache.results import report  # matplotlib and pyarrow take a second to import
+            write_requests(out_dir, result.records)
+            if find_spec("matplotlib") is None:
+                sys.stderr.write(f"no figures and no report.html: {missing('matplotlib')}\n")
+            else:
+                from hicache.results import report  # matplotlib takes a second to import
 
-            report.write_requests(out_dir / "requests.parquet", result.records)
-            report.write_report(
-                out_dir,
-                title=name,
-                summary=outcome.summary,
-                config=config,
-                records=result.records,
-            )
-            tracker.attach([out_dir / file for file in ATTACHED])
+                report.write_report(
+                    out_dir,
+                    title=name,
+                    summary=outcome.summary,
+                    config=config,
+                    records=result.records,
+                )
+            tracker.attach([path for file in ATTACHED if (path := out_dir / file).is_file()])
             outcome.timing["total_wall_s"] = time.perf_counter() - started
             write_json(out_dir / "timing.json", outcome.timing)
             tracker.summarize(outcome.summary)
@@ -154,7 +159,8 @@ def is_finished(out_dir: Path) -> bool:
 
 def explain(error: Exception, out_dir: Path | None = None) -> int:
     """Tell the reader what went wrong, and return the exit code: 2 for bad input, 1 for a bug."""
-    if os.environ.get("HICACHE_TRACEBACK") == "1" or not isinstance(error, BAD_INPUT):
+    is_input = isinstance(error, BAD_INPUT) or _missing_package(error) is not None
+    if os.environ.get("HICACHE_TRACEBACK") == "1" or not is_input:
         text = "".join(traceback.format_exception(error)).rstrip()
     else:
         text = one_sentence(error, out_dir)
@@ -172,11 +178,20 @@ def explain(error: Exception, out_dir: Path | None = None) -> int:
             file.write_text(text + "\n")
         except OSError:  # half a sentence would be read as the reason
             file.unlink(missing_ok=True)
-    return 2 if isinstance(error, BAD_INPUT) else 1
+    return 2 if is_input else 1
+
+
+def _missing_package(error: Exception) -> str | None:
+    # the optional package that an import did not find
+    name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    return name if name in EXTRAS else None
 
 
 def one_sentence(error: Exception, out_dir: Path | None = None) -> str:
     """The message of an error, on one line; `out_dir`: where the run was writing."""
+    package = _missing_package(error)
+    if package is not None:
+        return missing(package)
     if isinstance(error, CONFIG_ERRORS):
         return sentence(error)
     if isinstance(error, OSError) and error.errno in NO_ROOM:

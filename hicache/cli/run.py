@@ -17,13 +17,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import BrokenExecutor
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from hicache.cli import knobs, schema
+from hicache.cli import goodput, knobs, schema
 from hicache.cli.command import in_one_sentence
 from hicache.cli.job import (
     CONFIG_ERRORS,
@@ -44,9 +45,8 @@ from hicache.cli.resume import (
     sweep_config,
     sweep_has_begun,
 )
-from hicache.cli.terminal import show_line, show_run
-from hicache.cli import goodput
 from hicache.cli.tables.stored import read_json
+from hicache.cli.terminal import show_line, show_run
 from hicache.config import ExperimentConfig, inert_knobs
 
 # what else than a replay `program` may name, in `studies/`: each writes into the run's directory
@@ -168,6 +168,10 @@ def carry_out(config: ExperimentConfig, out_dir: Path) -> None:
     if config.program not in PROGRAMS:
         raise ValueError(
             f"program must be replay or one of {', '.join(PROGRAMS)}, got {config.program!r}"
+        )
+    if find_spec("experiments") is None:
+        raise ValueError(
+            f"program={config.program} is a study of the repository: run it at the root of a checkout"
         )
     begin(config, out_dir)
     study = importlib.import_module(f"experiments.studies.{config.program}")

@@ -30,7 +30,7 @@ from hicache.models.own_table import read_table
 from hicache.models.shapes import least_tp
 from hicache.storage.passwords import PASSWORD, PASSWORD_FILE, hide, mask
 
-CONF = Path(__file__).resolve().parents[2] / "conf"
+CONF = Path(__file__).parents[1] / "conf"
 # knobs that take the place of all a group's file says, and the option to which they belong
 IMPLIED = {"model.from_hf": "model=from_hf", "workload.path": "workload=trace"}
 

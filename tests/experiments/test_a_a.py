@@ -3,8 +3,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from hicache.cli.schema import config_of
 from experiments.studies.a_a import METRICS, PLANTED, carry_out, compared, gathered, serve, table
+from hicache.cli.schema import config_of
 from hicache.cli.tables.request_metrics import Numbers
 
 NUM_WINDOWS, NUM_SEEDS = 16, 4

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
+from hicache import experiment
 from hicache.cli.check_policy import POOLS, TIGHT
 from hicache.cli.job import explain
 from hicache.cli.schema import config_of
-from hicache import experiment
 
 SMALL = (*TIGHT, *POOLS["tiny_hybrid"], "workload.limit=12", "engine.check_invariants=false")
 

@@ -1,10 +1,10 @@
 import pytest
 
+from hicache import experiment
+from hicache.cache.named import PolicyError
 from hicache.cli import check_policy
 from hicache.cli.job import explain
 from hicache.cli.schema import config_of
-from hicache import experiment
-from hicache.cache.named import PolicyError
 
 OWN = f"{__name__}:"
 

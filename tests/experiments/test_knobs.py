@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from hicache.cli import knobs
-from hicache.cli.schema import known_keys
 from hicache.cli.run import show_help
+from hicache.cli.schema import known_keys
 from hicache.config import CutPolicy, ExperimentConfig, StorageConfig
 
 ROOT = Path(__file__).parents[2]

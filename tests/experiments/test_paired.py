@@ -12,7 +12,7 @@ from hicache.cli.tables.paired import Pairs
 from hicache.cli.tables.request_metrics import METRICS, Percentile
 from hicache.clock import SECOND_NS
 from hicache.results.metrics import Status, summarize
-from hicache.results.report import write_requests
+from hicache.results.requests_file import write_requests
 from hicache.results.tracking import write_json
 from hicache.results.verdict import RHOS
 
@@ -27,7 +27,7 @@ def write_run(path, records, measures, *, stop, seed=0, window=0, kind="trace", 
     }
     (path / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(config)))
     write_json(path / "summary.json", summarize(records, measures))
-    write_requests(path / "requests.parquet", records)
+    write_requests(path, records)
 
 
 @pytest.fixture

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from hicache import experiment
 from hicache.cli import compare
 from hicache.cli.job import run_job
 from hicache.cli.progress import ProgressBar
 from hicache.cli.schema import config_of
-from hicache.cli.terminal import show_line, show_run
 from hicache.cli.sweep import sum_up
 from hicache.cli.tables.groups import differing_keys, group_runs, load_runs
 from hicache.cli.tables.sweep_figure import draw_sweep
-from hicache import experiment
+from hicache.cli.terminal import show_line, show_run
 from hicache.config import METRICS
 from hicache.results.metrics import summarize
 from hicache.results.verdict import (

@@ -12,16 +12,16 @@ the run did. The trace opens in https://ui.perfetto.dev and in chrome://tracing.
 from collections.abc import Sequence
 from pathlib import Path
 
+from hicache.cli.command import in_one_sentence, parser_of
 from hicache.cli.explain.rerun import Rerun, rerun
 from hicache.cli.explain.story import Storyteller
 from hicache.cli.explain.trace import write_trace
-from hicache.cli.command import in_one_sentence, parser_of
 from hicache.results.metrics import RequestRecord
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Explain the chosen requests, and write the trace if asked to."""
-    parser = parser_of("experiments.explain", __doc__)
+    parser = parser_of("hicache explain", __doc__)
     parser.add_argument("run", type=Path, metavar="RUN", help="directory of a simulated run")
     parser.add_argument(
         "--request",

@@ -6,10 +6,10 @@ A simulated run is a matter of its configuration alone, so it need not have kept
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hicache import experiment
 from hicache.cli.job import CONFIG_FILE, SUMMARY_FILE
 from hicache.cli.schema import stored_config
 from hicache.cli.tables.stored import read_json
-from hicache import experiment
 from hicache.config import ExperimentConfig
 from hicache.results.metrics import RequestRecord, summarize
 from hicache.results.timeline import Timeline

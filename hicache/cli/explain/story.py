@@ -4,11 +4,11 @@ tokens."""
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from hicache.cli.explain.rerun import Rerun
-from hicache.cli.explain.segments import Segment, Steps, segments_of
 from hicache.cache.prefetch.prefetch import Phase, Prefetch
 from hicache.cache.reasons.table import REASONS, Span
 from hicache.cache.tree.node import FULL, MAMBA
+from hicache.cli.explain.rerun import Rerun
+from hicache.cli.explain.segments import Segment, Steps, segments_of
 from hicache.results.metrics import RequestRecord, Status
 from hicache.scheduler.queue_waits import CAUSES
 from hicache.scheduler.request_state import RequestState

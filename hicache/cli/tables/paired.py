@@ -19,6 +19,7 @@ from hicache.cli.tables.groups import Group
 from hicache.cli.tables.intervals import Places, draws, ends, lacking
 from hicache.cli.tables.request_metrics import METRICS, Columns, Numbers, Ratio, Statistic, times
 from hicache.results.metrics import Status
+from hicache.results.requests_file import read_requests
 
 ASKED = ["session_id", "prompt_len"]
 BLOCK = 50  # requests in time, where there is but one window
@@ -189,6 +190,6 @@ def _joined(baseline: Path, other: Path) -> tuple[Columns, Columns, int]:
 
 
 def _finished(run: Path) -> Columns:
-    is_finished = ("status", "==", Status.finished.value)
-    rows = pd.read_parquet(run / "requests.parquet", filters=[is_finished])
+    rows = read_requests(run)
+    rows = rows[rows["status"] == Status.finished.value]
     return rows.set_index("id").sort_index().select_dtypes("number").astype(float)

@@ -89,7 +89,10 @@ def _provenance(config: ExperimentConfig) -> dict[str, object]:
     if config.executor.kind != "simulated":
         found |= {name: _version(name) for name in REAL_ONLY}
     if config.program != "replay":
-        digest = _digest_of_package(Path(__file__).parents[1])
+        studies = util.find_spec("experiments")
+        assert studies is not None, f"program={config.program} is not part of the package"
+        assert studies.origin is not None
+        digest = _digest_of_package(Path(studies.origin).parent)
         found["program"] = {"name": config.program, "sha256": digest}
     if config.workload.kind in TRACES:
         found["trace"] = _trace(config)

@@ -3,13 +3,11 @@
 from collections.abc import Sequence
 from string import ascii_lowercase
 
-import pandas as pd
-
 from hicache.cli.tables.groups import Group, StoredRun
 from hicache.results.metrics import Status
+from hicache.results.requests_file import has_requests, read_requests
 from hicache.results.verdict import CLEAN, SURVIVORS, Objection, in_short, objection, objections
 
-REQUESTS = "requests.parquet"
 UNSERVED = ("request/rejected_count", "request/aborted_count")
 
 
@@ -20,7 +18,7 @@ class Verdicts:
     """
 
     def __init__(self, answers: Sequence[Sequence[Group]]) -> None:
-        """Read of `requests.parquet` what is needed to know who survived."""
+        """Read from the runs' request files which requests finished."""
         self._survivors = {
             id(group): shares for groups in answers for group in groups if (shares := apart(groups))
         }
@@ -73,7 +71,7 @@ def apart(groups: Sequence[Group]) -> list[float]:
     for served in dict.fromkeys(run.served for group in groups for run in group.runs):
         runs = [run for group in groups for run in group.runs if run.served == served]
         counts = {run.summary.get("request/count") for run in runs}
-        is_known = all((run.path / REQUESTS).is_file() for run in runs)
+        is_known = all(has_requests(run.path) for run in runs)
         if len(counts) > 1 or not is_known or not any(map(_lost_some, runs)):
             continue
         survivors = [_survivors(run) for run in runs]
@@ -89,5 +87,5 @@ def _lost_some(run: StoredRun) -> bool:
 
 
 def _survivors(run: StoredRun) -> set[int]:
-    finished = ("status", "==", Status.finished.value)
-    return set(pd.read_parquet(run.path / REQUESTS, columns=["id"], filters=[finished])["id"])
+    rows = read_requests(run.path)
+    return set(rows["id"][rows["status"] == Status.finished.value])

@@ -19,13 +19,13 @@ import pandas as pd
 from omegaconf import OmegaConf
 
 from hicache import experiment
-from hicache.cli.schema import CONF, config_of
+from hicache.cli.schema import config_of
 from hicache.config import ExperimentConfig
 from hicache.models.machines import Figure
 from hicache.results.metrics import summarize
 from hicache.results.tracking import write_json
 
-CLAIMS = CONF.parent / "docs" / "claims.yaml"
+CLAIMS = Path(__file__).parents[2] / "docs" / "claims.yaml"
 EVEN = 0.05  # of the larger: no difference
 COMPUTE = ("gemm", "moe", "attention", "delta", "mamba", "conv")  # how names of rates begin
 CONVERSATION = "mooncake_conversation"

@@ -44,7 +44,7 @@ COMMANDS = {
     for block in re.findall(r"^# (.+?)(?=\n\n|\n```)", PAGE, flags=re.DOTALL | re.MULTILINE)
 }
 CLEAN_RUN = PAGE.rpartition("```bash\n")[2].splitlines()[0]
-START = "python -m experiments.run"
+START = "hicache run"
 
 
 def overrides_of(command: str) -> list[str]:

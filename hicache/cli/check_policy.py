@@ -71,11 +71,20 @@ def knob_of(policy: str) -> str:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"{policy} cannot be loaded: {error}") from error
-    knobs = [knob for knob, method in POINTS.items() if hasattr(found, method)]
+    return knob_of_class(found)
+
+
+def knob_of_class(policy: type) -> str:
+    """Return the knob that a policy class fills, which its methods decide.
+
+    Raises:
+        ValueError: its methods fit no knob, or several.
+    """
+    knobs = [knob for knob, method in POINTS.items() if hasattr(policy, method)]
     if len(knobs) != 1:
         wanted = ", ".join(f"{method} ({knob})" for knob, method in POINTS.items())
         raise ValueError(
-            f"{policy} must have exactly one of the methods {wanted}; otherwise pass --knob"
+            f"{policy.__name__} must have exactly one of the methods {wanted}; otherwise pass --knob"
         )
     return knobs[0]
 

@@ -171,7 +171,7 @@ def carry_out(config: ExperimentConfig, out_dir: Path) -> None:
         )
     if find_spec("experiments") is None:
         raise ValueError(
-            f"program={config.program} is a study of the repository: run it at the root of a checkout"
+            f"program={config.program} needs the repository: run it at the root of a checkout"
         )
     begin(config, out_dir)
     study = importlib.import_module(f"experiments.studies.{config.program}")

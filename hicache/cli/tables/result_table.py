@@ -55,6 +55,12 @@ class ResultTable:
         rows = [row.texts for section in self.sections for row in section]
         return pd.DataFrame(rows, dtype=str).fillna("")
 
+    @property
+    def values(self) -> pd.DataFrame:
+        """Plain values for a program: every number with all its digits."""
+        rows = [row.values for section in self.sections for row in section]
+        return pd.DataFrame(rows, dtype=object)
+
     def places(self, left: str, right: str) -> list[str]:
         """Names to the left, numbers to the right."""
         num_numbers = self.texts.shape[1] - self.num_names
@@ -83,8 +89,7 @@ def show_result(result: ResultTable, title: str) -> None:
 
 def as_csv(result: ResultTable) -> str:
     """Plain values for a program, every number with all its digits; without the notes."""
-    rows = [row.values for section in result.sections for row in section]
-    text: str = pd.DataFrame(rows, dtype=object).to_csv(index=False, lineterminator="\n")
+    text: str = result.values.to_csv(index=False, lineterminator="\n")
     return text.rstrip("\n")
 
 

@@ -59,6 +59,22 @@ class Run:
         """One sentence for each reason to doubt the numbers; empty if there is none."""
         return [each.sentence for each in objections([self.summary])]
 
+    def explain(self, *, request: int | None = None, slowest: int = 1) -> str:
+        """Describe what a request waited for and why its tokens were computed.
+
+        Replays the run, which takes about twice as long as the run did.
+
+        Args:
+            request: the id of a request; None means the slowest ones.
+            slowest: how many of the slowest requests, by time to first token.
+        """
+        from hicache.cli.explain.command import lines
+        from hicache.cli.explain.rerun import rerun
+
+        chosen = [] if request is None else [request]
+        count = slowest if request is None else None
+        return "\n".join(lines(rerun(self.path), chosen, count, is_trace=False)).strip()
+
     def plot(self) -> "Figure":
         """Draw where prompt tokens came from over time, and the queue."""
         from hicache.results.report import draw_tokens  # matplotlib takes a second to import

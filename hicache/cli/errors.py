@@ -43,6 +43,9 @@ def sentence(error: BaseException) -> str:
     if unknown:
         near = difflib.get_close_matches(unknown[1].lstrip("+~"), known_keys(), n=1)
         told += f" (did you mean {near[0]}?)" if near else ""
+    launcher = re.search(r"hydra/launcher/(ray|submitit)", told)
+    if launcher:
+        return missing(launcher[1])
     if "BasicLauncherConf" in told:
         told += " (this setting needs hydra/launcher=joblib)"
     if told.startswith("Ambiguous value for argument"):

@@ -180,6 +180,7 @@ def carry_out(config: ExperimentConfig, out_dir: Path) -> None:
 
 def main() -> None:
     """Run, with what Hydra finds wrong put in one sentence too."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us instead of being printed
     if {"-h", "--help"} & set(sys.argv[1:]):
         sys.exit(show_help([word for word in sys.argv[1:] if not word.startswith("-")]))

@@ -33,6 +33,12 @@ from hicache.storage.passwords import PASSWORD, PASSWORD_FILE, hide, mask
 CONF = Path(__file__).parents[1] / "conf"
 # knobs that take the place of all a group's file says, and the option to which they belong
 IMPLIED = {"model.from_hf": "model=from_hf", "workload.path": "workload=trace"}
+# settings of a launcher that are ours: no dashboard, no log of the workers in the driver's output
+OF_LAUNCHERS = {
+    "hydra/launcher=ray": [
+        f"+hydra.launcher.ray.init.{key}=false" for key in ("include_dashboard", "log_to_driver")
+    ]
+}
 
 
 @cache
@@ -74,6 +80,9 @@ def with_implied(overrides: Sequence[str]) -> list[str]:
         for knob, option in IMPLIED.items()
         if knob in typed and not typed & {option.partition("=")[0], "experiment"}
     ]
+    for launcher, settings in OF_LAUNCHERS.items():
+        if launcher in overrides:
+            implied += settings
     return [*overrides, *implied]  # at the end: argparse wants overrides side by side
 
 

@@ -84,7 +84,8 @@ def knob_of_class(policy: type) -> str:
     if len(knobs) != 1:
         wanted = ", ".join(f"{method} ({knob})" for knob, method in POINTS.items())
         raise ValueError(
-            f"{policy.__name__} must have exactly one of the methods {wanted}; otherwise pass --knob"
+            f"{policy.__name__} must have exactly one of the methods {wanted}; otherwise pass "
+            "--knob"
         )
     return knobs[0]
 

@@ -16,7 +16,7 @@ from hicache.config import (
     WritePolicy,
 )
 from hicache.results import report
-from hicache.results.metrics import Row, summarize
+from hicache.results.metrics import Row, Status, summarize
 from hicache.results.tracking import write_json
 from hicache.results.verdict import CONDITIONS
 from hicache.scheduler.queue_waits import CAUSES

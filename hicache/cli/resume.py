@@ -28,11 +28,11 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from hicache.cli.command import in_one_sentence
 from hicache.cli.job import CONFIG_FILE, as_yaml, is_finished
 from hicache.cli.schema import refuse_written_password, to_config
+from hicache.cli.stored import read_json, read_yaml
 from hicache.cli.sweep import sum_up
 from hicache.cli.tables import provenance
 from hicache.cli.tables.console import console
 from hicache.cli.tables.groups import flat, job_order, load_run
-from hicache.cli.tables.stored import read_json, read_yaml
 from hicache.config import ExperimentConfig, check_name
 from hicache.results.keys import KNOWN
 from hicache.results.tracking import plain

@@ -45,7 +45,7 @@ from hicache.cli.resume import (
     sweep_config,
     sweep_has_begun,
 )
-from hicache.cli.tables.stored import read_json
+from hicache.cli.stored import read_json
 from hicache.cli.terminal import show_line, show_run
 from hicache.config import ExperimentConfig, inert_knobs
 

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
+from hicache.cli.stored import read_json, read_yaml
 from hicache.cli.tables import provenance
-from hicache.cli.tables.stored import read_json, read_yaml
 from hicache.config import METRICS
 from hicache.results.verdict import is_overloaded
 from hicache.workload.build import GENERATORS

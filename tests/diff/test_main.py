@@ -287,7 +287,7 @@ def test_a_trace_is_read_from_a_file(tmp_path: Path) -> None:
     found = chosen("trace", 9, 500, str(path))
     assert [each.prompt_len for each in found] == [100, 50]
     assert len(chosen("trace", 1, 500, str(path))) == 1
-    with pytest.raises(SideError, match=r"of trace fits: the shortest has 53 tokens, and max_len"):
+    with pytest.raises(SideError, match=r"of trace fits: the shortest has 53 tokens, but max_len"):
         chosen("trace", 9, 52, str(path))
     assert chosen("trace", 9, 53, str(path))[0].prompt_len == 50
 

@@ -42,7 +42,7 @@ class SweepEnd(Callback):
         if finished:
             try:
                 sum_up(directory, [load_run(path) for path in finished], title=str(config.name))
-            except OSError as error:
+            except (OSError, ValueError) as error:
                 explain(error)
                 is_written = False
         for path in jobs:

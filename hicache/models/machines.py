@@ -113,11 +113,11 @@ class HardwareConfig:
     gemm_fp8: RateTable = field(default_factory=RateTable)
     # Bandwidth in bytes/s at which a step reads the weights.
     weight_bandwidth: Figure = field(default_factory=Figure)
-    # Matrix-multiplication rate in flop/s of gated experts with an intermediate size of up to 640,
-    # as a curve over the tokens per expert.
+    # Matrix-multiplication rate in flop/s of gated experts with an intermediate size of up to 640
+    # on one device (tensor parallelism divides it), as a curve over the tokens per expert.
     moe_narrow: RateTable = field(default_factory=RateTable)
-    # Matrix-multiplication rate in flop/s of gated experts with an intermediate size above 640, as
-    # a curve over the tokens per expert.
+    # Matrix-multiplication rate in flop/s of gated experts with an intermediate size above 640 on
+    # one device, as a curve over the tokens per expert.
     moe_wide: RateTable = field(default_factory=RateTable)
     # Matrix-multiplication rate in flop/s of experts without a gate (two matrices), as a curve over
     # the tokens per expert.

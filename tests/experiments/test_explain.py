@@ -91,8 +91,7 @@ def test_the_spans_of_a_trace_add_up_to_the_summary(trace: dict[str, Any], again
         total_ns = sum(round(span["dur"] * 1000) for span in spans if span["cat"] == part)
         assert total_ns / count / 1e9 == pytest.approx(again.summary[f"request/{part}_s_mean"])
     forward_ns = sum(round(span["dur"] * 1000) for span in spans if span["cat"] == "forward")
-    devices = again.config.parallel.tp or again.config.model.default_tp
-    assert forward_ns / 1e9 * devices == pytest.approx(again.summary["gpu/busy_s"])
+    assert forward_ns / 1e9 * again.config.tp == pytest.approx(again.summary["gpu/busy_s"])
 
 
 @pytest.mark.parametrize(

@@ -278,7 +278,7 @@ def test_an_explanation_takes_the_place_of_the_short_report(
     assert found["explanation"][0].startswith(f"Request {found['first_hit']} (")
     comment = (tmp_path / "comment.md").read_text()
     assert f"**First request that differs.** Request {found['first_hit']} (" in comment
-    assert f"**The first difference of any kind** is request {found['first']}:" in comment
+    assert f"**The first difference of any kind** is in request {found['first']}:" in comment
 
 
 def test_a_trace_is_read_from_a_file(tmp_path: Path) -> None:

@@ -74,7 +74,9 @@ def knob_of(policy: str) -> str:
     knobs = [knob for knob, method in POINTS.items() if hasattr(found, method)]
     if len(knobs) != 1:
         wanted = ", ".join(f"{method} ({knob})" for knob, method in POINTS.items())
-        raise ValueError(f"{policy} must have exactly one of {wanted}; otherwise pass --knob")
+        raise ValueError(
+            f"{policy} must have exactly one of the methods {wanted}; otherwise pass --knob"
+        )
     return knobs[0]
 
 

@@ -11,11 +11,11 @@ interrupted sweep, repeat the command with `hydra.sweep.dir=` and the directory 
 """
 
 import importlib
-import json
 import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import BrokenExecutor
 from functools import partial
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from experiments.launch import knobs, schema
+from experiments.launch.command import in_one_sentence
 from experiments.launch.job import (
     CONFIG_ERRORS,
     SUMMARY_FILE,
@@ -45,6 +46,7 @@ from experiments.launch.resume import (
 )
 from experiments.launch.terminal import show_line, show_run
 from experiments.studies import goodput
+from experiments.tables.stored import read_json
 from hicache.config import ExperimentConfig, inert_knobs
 
 # what else than a replay `program` may name, in `studies/`: each writes into the run's directory
@@ -84,9 +86,9 @@ def make(cfg: DictConfig, out_dir: Path, *, is_sweep: bool) -> Mapping[str, floa
     if is_finished(out_dir):
         changed = changes(config, out_dir)
         if not changed:
+            stored = read_json(out_dir / SUMMARY_FILE)
             told = "already finished, and nothing has changed since"
             print(f"{title}  →  {told}" if is_sweep else f"{told}\n{out_dir}")
-            stored: dict[str, float] = json.loads((out_dir / SUMMARY_FILE).read_text())
             return stored
         sys.stderr.write(f"{title}: runs again, because of changes in {', '.join(changed)}\n")
     if config.program != "replay":
@@ -177,7 +179,8 @@ def main() -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us instead of being printed
     if {"-h", "--help"} & set(sys.argv[1:]):
         sys.exit(show_help([word for word in sys.argv[1:] if not word.startswith("-")]))
-    sys.argv[1:] = schema.with_implied(sys.argv[1:])
+    with in_one_sentence():
+        sys.argv[1:] = schema.with_implied(schema.without_passwords(sys.argv[1:]))
     try:
         compose_and_run()
     except CONFIG_ERRORS as error:
@@ -187,6 +190,13 @@ def main() -> None:
         if sweep_has_begun():
             say_what_there_is()
         sys.exit(code)
+    except BrokenExecutor as error:  # a worker of joblib was killed
+        exit_codes = re.search(r"\{(.+)\}", str(error))
+        say_what_there_is(
+            f"a worker process was killed ({exit_codes[1] if exit_codes else 'unknown signal'}), "
+            f"perhaps for lack of memory (hydra.launcher.n_jobs=1 takes the least)"
+        )
+        sys.exit(1)
     except KeyboardInterrupt:
         say_what_there_is()
         sys.exit(INTERRUPTED)
@@ -209,10 +219,10 @@ def unfinished_run() -> Path | None:
     return None if is_finished(out_dir) else out_dir
 
 
-def say_what_there_is() -> None:
+def say_what_there_is(why: str = "interrupted") -> None:
     """Sum up a run or a sweep that did not come to its end."""
     try:
-        sum_up_interrupted()
+        sum_up_interrupted(why)
     except KeyboardInterrupt:
         pass  # whoever asks twice does not want to wait for it
     except Exception as error:

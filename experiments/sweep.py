@@ -42,7 +42,7 @@ class SweepEnd(Callback):
         if finished:
             try:
                 sum_up(directory, [load_run(path) for path in finished], title=str(config.name))
-            except OSError as error:
+            except (OSError, ValueError) as error:
                 explain(error)
                 is_written = False
         for path in jobs:
@@ -67,7 +67,7 @@ def sum_up(directory: Path, runs: Sequence[StoredRun], *, title: str) -> None:
     metrics = tuple(metric for metric in runs[0].metrics if metric in known)
     for metric in runs[0].metrics:
         if metric not in known:
-            sys.stderr.write(f"not every run has the metric {metric}\n")
+            sys.stderr.write(f"some runs have no metric {metric}, so the table leaves it out\n")
     if len(runs) > 1:
         show_result(table_of(groups, metrics), ": ".join(filter(None, [title, over_runs(groups)])))
     _write_csv(directory / "sweep.csv", runs, keys)
@@ -84,8 +84,8 @@ def sum_up(directory: Path, runs: Sequence[StoredRun], *, title: str) -> None:
 def _failure(job: Path) -> str | None:
     error = job / "error.txt"
     if error.exists():
-        return (error.read_text().strip() or "it could not say why").splitlines()[-1]
-    return None if (job / "summary.json").exists() else "it ended without a summary"
+        return (error.read_text().strip() or "no reason was recorded").splitlines()[-1]
+    return None if (job / "summary.json").exists() else "the run ended without a summary.json"
 
 
 def _write_csv(path: Path, runs: Sequence[StoredRun], keys: Sequence[str]) -> None:

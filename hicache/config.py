@@ -20,7 +20,8 @@ from hicache.models.plausible import check_machine, check_shape
 STORAGES = ("memory", "slab", "file", "redis", "mooncake")
 STOP_POLICIES = ("best_effort", "wait_complete", "timeout", "marginal")
 EVICTION_POLICIES = ("lru", "lfu", "slru", "fifo", "random")
-CHECKPOINT_PLACEMENTS = ("end", "end_branch", "every")
+CHECKPOINT_PLACEMENTS = ("end", "end_branch", "branch_or_end", "every")
+LAST_CHUNK = "last_chunk"
 SERVICE_ORDERS = ("fcfs", "longest_prefix", "shortest_remaining")
 SWA_BUDGETS = ("no_host_term", "reports", "double", "sglang_0_5_23")
 # where knobs of generators, of traces and of timeouts have an effect
@@ -33,7 +34,7 @@ TRACED = BLOCKS + ",weka_agentic"
 YOURS = "workload.kind=trace"
 TIMED = "prefetch.stop=timeout,module:Class"
 AGED = "scheduler.order=shortest_remaining,module:Class"
-GRID = "cache.checkpoints=every,module:Class"
+GRID = "cache.checkpoints=every,module:Class or cache.windows=every,module:Class"
 SIMULATED, REAL = "executor.kind=simulated", "executor.kind=torch"
 STORED = f"storage.kind={','.join(STORAGES)},module:Class"
 GROUPS = {"prefetch": STORED, "storage": STORED}  # where all knobs of a group have an effect
@@ -157,7 +158,8 @@ def knob(
     """A field and its limits, which `check_limits` holds it to; a knob may be none if its type is.
 
     `ours` are policies of this project: `module:Class` names one of the user's own beside them.
-    `only` says where the knob has an effect: `group.other_knob=VALUE,VALUE`.
+    `only` says where the knob has an effect: `group.other_knob=VALUE,VALUE`, or several of these
+    joined by ` or `.
     """
     limits = {"least": least, "above": above, "most": most, "ours": ours, "one_of": one_of}
     return field(default=default, metadata={**limits, "only": only})
@@ -210,13 +212,19 @@ def inert_knobs(config: Any, prefix: str = "", top: Any = None) -> dict[str, str
         for only in (item.metadata.get("only"), of_group):
             if only is None:
                 continue
-            place, _, values = only.partition("=")
-            other = attrgetter(place)(top or config)
-            name = other.name if isinstance(other, Enum) else str(other)
-            is_met = name in values.split(",") or (":" in name and ":" in values)
-            if not is_met and place != prefix + item.name:
+            needs = [need.partition("=") for need in only.split(" or ")]
+            is_met = any(
+                place == prefix + item.name or _has_value(attrgetter(place)(top or config), values)
+                for place, _, values in needs
+            )
+            if not is_met:
                 found[prefix + item.name] = only
     return found
+
+
+def _has_value(value: object, allowed: str) -> bool:
+    name = value.name if isinstance(value, Enum) else str(value)
+    return name in allowed.split(",") or (":" in name and ":" in allowed)
 
 
 def check_name(name: str) -> None:
@@ -242,11 +250,15 @@ class WorkloadConfig:
     # names no sessions, two requests count as turns of one conversation only if they share more
     # than this.
     system_tokens: int = knob(0, least=0, only=BLOCKS)
-    # Function that tokenizes a chat log, as module:function; it takes a text and returns its
-    # tokens. None means an approximation of four letters per token.
+    # Tokenizer of a text log: a tokenizer.json of Hugging Face, a folder with one, the name of a
+    # model on its hub, or module:function, which takes a text and returns its tokens. None means an
+    # approximation of four letters per token.
     tokenizer: str | None = knob(None, only=YOURS)
     # Maximum number of requests, counted from the start of the workload. None means all.
     limit: int | None = knob(None, least=1)
+    # Maximum tokens of a prompt and its answer together. A session ends before its first longer
+    # request, and the run says how many requests that leaves out. None means no limit.
+    max_context: int | None = knob(None, least=1)
     # Target GPU utilization, computed as if nothing were cached (0.6 means 60 %); sessions are left
     # out or repeated with new tokens to reach it. None means the workload as it is.
     load: float | None = knob(None, above=0)
@@ -300,7 +312,7 @@ class WorkloadConfig:
     barrier: bool = knob(False, only=ROUNDS)
     # Number of groups of prompts; the prompts of one group share a prefix.
     groups: int = knob(250, least=1, only=PREFIXES)
-    # Number of different prompts in each group.
+    # Number of different prompts in each group of prompts that share a prefix.
     group_prompts: int = knob(5, least=1, only=PREFIXES)
     # Length in tokens of the prefix that the prompts of one group share.
     prefix_tokens: int = knob(16000, least=1, only=PREFIXES)
@@ -309,7 +321,8 @@ class WorkloadConfig:
     # Request rate of each load stage in requests per second; the stages follow one another.
     stage_rates: tuple[float, ...] = knob((5.0, 10.0, 15.0), above=0, only=PREFIXES)
     stage_s: float = knob(60.0, above=0, only=PREFIXES)  # Duration of each load stage in seconds.
-    answer_tokens: int = knob(1, least=1, only=BENCHES)  # Length in tokens of every answer.
+    # Length in tokens of the answer to every request.
+    answer_tokens: int = knob(1, least=1, only=BENCHES)
 
     def __post_init__(self) -> None:
         check_limits("workload", self)
@@ -323,6 +336,14 @@ class WorkloadConfig:
     def is_timed(self) -> bool:
         """Whether requests come at times of their own, and not because others were answered."""
         return self.arrivals is not Arrivals.closed and self.kind != "multi_turn"
+
+    @property
+    def stage_ends_s(self) -> tuple[float, ...]:
+        """When each stage of a load that has stages ends, in seconds; empty for any other load."""
+        if self.kind != "shared_prefix" or not self.is_timed or self.windows is not None:
+            return ()
+        stage_s = self.stage_s * self.time_scale
+        return tuple(stage_s * (stage + 1) for stage in range(len(self.stage_rates)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -344,10 +365,11 @@ class ParallelConfig:
     collective_s: float = knob(150e-6, least=0)
     # Number of engines; each has its own device and host tiers, and all share one storage.
     replicas: int = knob(1, least=1)
-    # How requests are assigned to engines: sticky (a session stays on one engine), round_robin, or
+    # How requests are assigned to engines: sticky (a session stays on one engine), round_robin,
     # prefix_load (the engine with the longest cached prefix, unless it has over 8 requests more
-    # than the least busy one).
-    router: str = knob("sticky", one_of=("sticky", "round_robin", "prefix_load"))
+    # than the least busy one), or scored (a weighted sum of queue, free memory and cached prefix,
+    # as in llm-d).
+    router: str = knob("sticky", one_of=("sticky", "round_robin", "prefix_load", "scored"))
 
     def __post_init__(self) -> None:
         check_limits("parallel", self)
@@ -361,25 +383,39 @@ class CacheConfig:
     # Device memory for the cache in GiB, summed over all devices of an engine. None means all
     # memory that weights and activations leave free.
     device_gib: float | None = knob(40.0, above=0)
-    # Host memory for the cache in GiB, summed over all hosts of an engine.
-    host_gib: float = knob(256.0, least=0)
+    # Host memory for the cache in GiB, summed over all hosts of an engine. None means twice the
+    # device memory for the cache, as by default in SGLang.
+    host_gib: float | None = knob(256.0, least=0)
     # Give the device and host tiers unlimited capacity, so that nothing is evicted;
     # `cache.device_gib` and `cache.host_gib` are ignored.
     unlimited: bool = False
-    # Fraction of the device tier that holds sliding-window KV. None means the model's value
-    # (`model.swa_device_share`).
+    # Fraction of the device tier's memory that is reserved for sliding-window KV. None means the
+    # model's value (`model.swa_device_share`).
     swa_device_share: float | None = share(None)
-    # Fraction of the host tier that holds sliding-window KV. None means the model's value
-    # (`model.swa_host_share`).
+    # Fraction of the host tier's memory that is reserved for sliding-window KV. None means the
+    # model's value (`model.swa_host_share`).
     swa_host_share: float | None = share(None)
-    # Fraction of the device tier that holds Mamba states. None means the model's value
-    # (`model.mamba_device_share`).
+    # Fraction of the device tier's memory that is reserved for Mamba states. None means the model's
+    # value (`model.mamba_device_share`).
     mamba_device_share: float | None = share(None)
-    # Fraction of the host tier that holds Mamba states. None means the model's value
-    # (`model.mamba_host_share`).
+    # Fraction of the host tier's memory that is reserved for Mamba states. None means the model's
+    # value (`model.mamba_host_share`).
     mamba_host_share: float | None = share(None)
-    # Eviction policy, which ranks the tree nodes that a full device or host tier may drop: a
-    # built-in one, or your own class as module:Class.
+    # Tokens of full KV that the device pool holds. None means what `cache.device_gib` gives. This
+    # and the five sizes below are taken as given, whatever memory the machine has.
+    device_tokens: int | None = knob(None, least=1)
+    # Tokens of sliding-window KV that the device pool holds. None means what the memory gives.
+    swa_device_tokens: int | None = knob(None, least=1)
+    # Mamba states that the device pool holds. None means what the memory gives.
+    device_states: int | None = knob(None, least=1)
+    # Tokens of full KV that the host pool holds. None means what `cache.host_gib` gives.
+    host_tokens: int | None = knob(None, least=0)
+    # Tokens of sliding-window KV that the host pool holds. None means what the memory gives.
+    swa_host_tokens: int | None = knob(None, least=0)
+    # Mamba states that the host pool holds. None means what the memory gives.
+    host_states: int | None = knob(None, least=0)
+    # Policy that decides which tree node a full device or host tier evicts first: a built-in one,
+    # or your own class as module:Class.
     eviction: str = knob("lru", ours=EVICTION_POLICIES)
     # Keyword arguments passed to the class of the eviction policy.
     eviction_args: dict[str, float] = field(default_factory=dict)
@@ -387,31 +423,49 @@ class CacheConfig:
     # Minimum host hit, in tokens, that is copied back to the device; a shorter one is recomputed,
     # unless its window or state must be loaded anyway. 10 is SGLang's default.
     load_back_threshold: int = knob(10, least=0)
-    # When a tree node is split, mark its lower half as just used, as SGLang does.
+    # When a match ends inside a tree node and splits it, also refresh the recency of the part that
+    # did not match, as SGLang does.
     split_refreshes: bool = False
-    # When a window or state is evicted from the device and a host copy remains, mark that copy as
-    # just used, as SGLang does.
+    # When a window or state is evicted from the device and a host copy remains, refresh the recency
+    # of that copy, as SGLang does.
     leaving_refreshes: bool = False
-    # Evict only as many pages of a leaf as are needed, starting with its last, as vLLM does.
-    # Otherwise the whole leaf is evicted.
+    # When a leaf of the radix tree is evicted, drop only as many of its pages as are needed, from
+    # its end, as vLLM does. False evicts the whole leaf.
     trims_leaves: bool = False
     # Copy generated answers to the host as well as prompts. False copies prompts only, as vLLM
     # does.
     backs_up_answers: bool = True
     # Prompt positions at which a Mamba state is saved: end (the last page boundary), end_branch
-    # (also where the prompt diverges from a cached one), every (also every
-    # `cache.checkpoint_tokens` tokens), or your own class as module:Class.
+    # (also where the prompt diverges from a cached one), branch_or_end (where it diverges, or the
+    # end if it does not), every (also every `cache.checkpoint_tokens` tokens), or your own class as
+    # module:Class. A prompt is inserted into the tree up to the last of them; the rest follows with
+    # the answer.
     checkpoints: str = knob("end_branch", ours=CHECKPOINT_PLACEMENTS)
     # Keyword arguments passed to the class that places Mamba states.
     checkpoints_args: dict[str, float] = field(default_factory=dict)
-    # Distance in tokens between saved Mamba states; a multiple of `cache.page_size`.
+    # Distance in tokens between saved Mamba states or windows; a multiple of `cache.page_size`.
     checkpoint_tokens: int = knob(8192, least=1, only=GRID)
+    # Prompt positions before which a sliding window is kept: as `cache.checkpoints`, or last_chunk
+    # (all window pages that the last chunk of the prompt computed). A model with Mamba states keeps
+    # its windows where its states are.
+    windows: str = knob("end_branch", ours=(LAST_CHUNK, *CHECKPOINT_PLACEMENTS))
+    # Keyword arguments passed to the class that places windows.
+    windows_args: dict[str, float] = field(default_factory=dict)
+    # Load back all window pages of the tree nodes that overlap the window, as SGLang does. False
+    # loads back the window alone.
+    loads_whole_nodes: bool = False
+    # State slots that a running request holds: one to compute in, one for the next checkpoint, and
+    # any others that it keeps free. SGLang holds 3.
+    states_per_request: int = knob(2, least=2)
+    # Copy a state that is on the host into the tree's slot and again into the request's, as SGLang
+    # does. False copies it once, and then from slot to slot on the device.
+    loads_states_twice: bool = False
 
     def __post_init__(self) -> None:
         check_limits("cache", self)
         if self.page_size < 1 or self.page_size & (self.page_size - 1):
             raise ValueError(f"cache.page_size must be a power of two, got {self.page_size}")
-        is_grid = self.checkpoints == "every"  # else there is none to be off
+        is_grid = "every" in (self.checkpoints, self.windows)  # else there is none to be off
         if is_grid and self.checkpoint_tokens % self.page_size:
             raise ValueError(
                 f"cache.checkpoint_tokens={self.checkpoint_tokens} must be a multiple of "
@@ -423,21 +477,21 @@ class CacheConfig:
 class PrefetchConfig:
     """How pages are read from storage into host memory before a request runs."""
 
-    # When a queued request stops waiting for its prefetch from storage: best_effort (at once),
-    # wait_complete (when all pages are read), timeout (or after a time limit that grows with its
-    # length), marginal (or when waiting is expected to cost more than recomputing), or your own
-    # class as module:Class.
+    # How long a queued request waits for its prefetch from storage: best_effort (not at all),
+    # wait_complete (until all pages are read), timeout (up to a limit that grows with the length of
+    # the prefetch), marginal (as long as waiting is expected to cost less than recomputing), or as
+    # your own class says (module:Class).
     stop: str = knob("timeout", ours=STOP_POLICIES)
     # Keyword arguments passed to the class of the stop policy.
     stop_args: dict[str, float] = field(default_factory=dict)
-    # Minimum length in tokens of a prefetch; if less is missing from the cache, or less is found in
-    # storage, nothing is read. 256 is SGLang's default.
+    # Minimum length in tokens of a prefetch: nothing is read if fewer tokens are missing from the
+    # cache, or if storage has fewer of them. 256 is SGLang's default.
     threshold: int = knob(256, least=1)
     cut: CutPolicy = CutPolicy.fit
     stage_at: StageAt = StageAt.enqueue
     commit: CommitPolicy = CommitPolicy.all_or_nothing
-    # Also wait for the window and state when all pages of a prefetch are read. False starts the
-    # request without them, as before change report 003.
+    # When all pages of a prefetch are read, wait for its window and state as well. False starts the
+    # request without them, so that it may not be able to use the pages.
     await_sidecars: bool = True
     deadline_from: DeadlineFrom = knob(DeadlineFrom.enqueue, only=TIMED)
     # Fixed part, in seconds, of the time limit that prefetch.stop=timeout puts on a prefetch. 1 is
@@ -449,8 +503,11 @@ class PrefetchConfig:
     # If a prefetch does not fit in free host memory, evict as many pages as it needs in all, as
     # SGLang does. False evicts only as many as are missing.
     evict_whole: bool = False
-    # Fraction of the host tier's tokens that running prefetches may request in total; further
-    # prefetches are declined. 0.5 is SGLang's value.
+    # A prefetch that is shorter than a window and does not begin the prompt reads the window pages
+    # it has, and the rest of the window is taken from the prefix. False reads none, as SGLang does.
+    short_windows: bool = True
+    # Maximum size of all running prefetches together, as a fraction of the tokens that the host
+    # tier holds; further prefetches are declined. 0.5 is SGLang's value.
     occupied_share: float = share(0.5)
 
     def __post_init__(self) -> None:
@@ -469,15 +526,17 @@ class SchedulerConfig:
     order_args: dict[str, float] = field(default_factory=dict)
     # Maximum number of prompt tokens computed per step (chunked prefill).
     chunk_tokens: int = knob(8192, least=1)
-    max_running: int = knob(256, least=1)  # Maximum number of requests that decode at once.
+    # Maximum number of requests that run at once, in prefill or decode.
+    max_running: int = knob(256, least=1)
     # Maximum number of requests waiting for storage that the scheduler skips in one pass over the
     # queue.
     scan_limit: int = knob(128, least=1)
     batching: Batching = Batching.prefill_first
-    # How many tokens of the sliding-window pool admission charges a request: reports (its chunk or
-    # window, and window tokens loaded back from the host), no_host_term (without those loaded back,
-    # so that prefill can run out of memory), double (those loaded back twice, for comparison),
-    # sglang_0_5_23 (as that release does), or your own class as module:Class.
+    # How many tokens of the sliding-window pool admission charges a request: reports (the larger of
+    # its chunk and the window, plus window tokens loaded back from the host), no_host_term (without
+    # those loaded back, so that prefill can run out of memory), double (those loaded back twice,
+    # for comparison), sglang_0_5_23 (the formula of that release), or your own class as
+    # module:Class.
     swa_budget: str = knob("reports", ours=SWA_BUDGETS)
     # Keyword arguments passed to the class of the window budget.
     swa_budget_args: dict[str, float] = field(default_factory=dict)
@@ -487,8 +546,8 @@ class SchedulerConfig:
     # Maximum number of answer tokens per request for which admission reserves memory, however long
     # the answer may become. 4,096 is SGLang's value.
     clip_new_tokens: int = 4096
-    # Fraction of the answer tokens still to come for which memory is reserved, at the start of a
-    # run; it then decays, as in SGLang.
+    # Initial fraction of each running request's remaining answer tokens for which admission
+    # reserves memory; it then decays, as in SGLang.
     new_token_ratio: float = share(0.7)
     # Lowest value to which `scheduler.new_token_ratio` decays.
     new_token_ratio_floor: float = share(0.098)
@@ -503,7 +562,7 @@ class SchedulerConfig:
 class FaultsConfig:
     """Faults injected into storage calls, whichever engine it is."""
 
-    preset: str = "none"  # Name of this set of faults in tables.
+    preset: str = "none"  # Name of this set of faults, shown in tables.
     # Median extra delay of each storage call in milliseconds, drawn from a log-normal distribution.
     # 0 means none.
     delay_ms: float = knob(0.0, least=0)
@@ -530,9 +589,8 @@ class FaultsConfig:
         check_limits("storage.faults", self)
         if self.gone_for_s is not None and self.gone_from_s is None:
             raise ValueError(
-                f"storage.faults.gone_for_s={self.gone_for_s} needs storage.faults.gone_from_s, "
-                "which is "
-                "not set"
+                f"storage.faults.gone_for_s={self.gone_for_s} "
+                "needs storage.faults.gone_from_s, which is not set"
             )
 
     @property
@@ -572,14 +630,16 @@ class StorageConfig:
     # Limit on the sum of simulated read and write bandwidth, in gigabytes (10**9 bytes) per second.
     # None means that reads and writes do not slow each other.
     shared_gbps: float | None = knob(None, above=0)
-    # Simulated time in seconds of one lookup of which pages storage has.
+    # Simulated time in seconds of one lookup that asks storage which pages it has.
     query_s: float = knob(0.0005, least=0)
     # Simulated latency in seconds of each read or write batch before its first byte.
     operation_s: float = knob(0.0001, least=0)
     # Maximum number of pages per read or write batch. 128 is SGLang's value.
     batch_pages: int = knob(128, least=1)
-    read_workers: int = knob(1, least=1)  # Number of batches that are read in parallel.
-    write_workers: int = knob(1, least=1)  # Number of batches that are written in parallel.
+    # Number of batches that are read from storage in parallel.
+    read_workers: int = knob(1, least=1)
+    # Number of batches that are written to storage in parallel.
+    write_workers: int = knob(1, least=1)
     # Host memory in GiB that may hold pages waiting to be written to storage; further writes are
     # dropped. None means half of `cache.host_gib`, or no limit with `cache.unlimited`.
     write_queue_gib: float | None = knob(None, least=0)
@@ -628,13 +688,14 @@ class ExecutorConfig:
     # memory).
     kind: str = knob("simulated", one_of=("simulated", "torch"))
     # How simulated copies between host and device are carried out: kernel (a copy kernel),
-    # copy_engine (the GPU's copy engine, cudaMemcpy) or staged (the copy engine, and a kernel
-    # between the pages and a buffer on the device).
+    # copy_engine (the GPU's copy engine, cudaMemcpy) or staged (the copy engine, through a device
+    # buffer that a kernel gathers pages into or scatters them from).
     copy_path: str = knob("kernel", one_of=("kernel", "copy_engine", "staged"), only=SIMULATED)
     # Device that runs the model; auto means cuda if available, otherwise cpu.
     device: str = knob("auto", one_of=("auto", "cpu", "cuda"), only=REAL)
     model: RealModel = knob(RealModel.exact, only=REAL)
-    # Recompute every request without a cache and require bit-equal logits.
+    # Recompute every request without a cache and compare the logits bit by bit; a difference makes
+    # the run fail.
     verify: bool = knob(False, only=REAL)
     # Time limit in seconds of one storage call, which replaces `storage.deadline_s`; a call that
     # takes longer counts as failed.
@@ -650,8 +711,7 @@ class ExecutorConfig:
 class EngineConfig:
     """The serving loop."""
 
-    # Process a run of decode steps at once, which makes a simulation faster and leaves its results
-    # unchanged.
+    # Simulate several consecutive decode steps at once, which is faster and gives the same results.
     jump: bool = True
     # Record why each computed token was not a cache hit, which makes a replay some 19 % slower;
     # `experiments.explain` can find the reasons afterwards instead.
@@ -739,16 +799,15 @@ class ExperimentConfig:
             check_shape(self.model)
         if self.hardware != HardwareConfig():
             check_machine(self.hardware)
-        tp = self.parallel.tp or self.model.default_tp
         for kind, heads in (
             (ComponentKind.full, self.model.num_kv_heads),
             (ComponentKind.swa, self.model.swa_num_kv_heads),
         ):
             is_dealt = kind in self.model.components and not self.model.latent_dim and heads
-            if is_dealt and heads % tp and tp % heads:
+            if is_dealt and heads % self.tp and self.tp % heads:
                 raise ValueError(
                     f"parallel.tp must divide the {heads} KV heads of {self.model.name} or be a "
-                    f"multiple of them, got {tp}"
+                    f"multiple of them, got {self.tp}"
                 )
         ranks, executor, storage = self.parallel.ranks, self.executor.kind, self.storage.kind
         if ranks > 1 and executor != "simulated":
@@ -757,4 +816,11 @@ class ExperimentConfig:
                 f"memory by parallel.tp), got {executor}"
             )
         if ranks > 1 and storage == "none":
-            raise ValueError(f"parallel.ranks={ranks} needs a storage, got storage.kind=none")
+            raise ValueError(
+                f"parallel.ranks={ranks} needs a storage engine, got storage.kind=none"
+            )
+
+    @property
+    def tp(self) -> int:
+        """Devices per engine: `parallel.tp`, or the model's default up to those of the machine."""
+        return self.parallel.tp or min(self.model.default_tp, self.hardware.num_devices)

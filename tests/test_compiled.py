@@ -19,7 +19,7 @@ def test_what_was_edited_since_it_was_compiled_is_not_run(tmp_path, monkeypatch)
     stamp.write_text(compiled.digest())
     assert compiled.is_compiled()
     stamp.write_text("of another day")
-    with pytest.raises(RuntimeError, match="make fast, or make plain"):
+    with pytest.raises(RuntimeError, match="run `make fast` again, or `make plain`"):
         compiled.is_compiled()
 
 

@@ -202,7 +202,7 @@ def test_the_same_seed_gives_the_same_run() -> None:
     [
         ({"error_rate": 1.5}, r"storage.faults.error_rate must be between 0 and 1, got 1.5"),
         ({"delay_ms": -1.0}, r"storage.faults.delay_ms must be at least 0, got -1.0"),
-        ({"gone_for_s": 1.0}, r"storage.faults.gone_for_s needs"),
+        ({"gone_for_s": 1.0}, r"storage.faults.gone_for_s=1.0 needs"),
     ],
 )
 def test_a_fault_that_makes_no_sense_is_refused_by_name(

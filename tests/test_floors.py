@@ -51,7 +51,16 @@ ROOMS = {
         "runtime",
         "build",
     ],
-    "hicache.storage": ["base", "digest", "guards", "engines", "build", "bench", "integrations"],
+    "hicache.storage": [
+        "base",
+        "digest",
+        "passwords",
+        "guards",
+        "engines",
+        "build",
+        "bench",
+        "integrations",
+    ],
     "hicache.results": [
         "metrics",
         "keys",

@@ -121,7 +121,7 @@ def test_the_working_set_holds_what_tenants_have_in_common_for_each_of_them() ->
         ),
         (
             ("model=tiny_hybrid", "cache.unlimited=true"),
-            ["tiny_hybrid on 1 device(s): pools that never fill"],
+            ["tiny_hybrid on 1 device(s): pools of unlimited size"],
         ),
     ],
 )
@@ -157,8 +157,8 @@ def test_a_load_that_is_asked_for_takes_so_many_sessions_or_repeats_them(share: 
     assert ids[0] == ids[1]
     assert notes[:2] == [
         found.description,
-        f"workload.load: {asked:g} asked, {offered(wanted):.3g} reached (without a cache) with "
-        f"{share:.3g} of the sessions",
+        f"workload.load: target {asked:g}, reached {offered(wanted):.3g} (GPU utilization without "
+        f"cache hits) with {share:.3g} times the sessions",
     ]
 
 

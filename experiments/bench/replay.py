@@ -52,16 +52,19 @@ def main() -> int:
         for number in range(1, options.pairs + 1):
             pair = [one_run(root, options.overrides, environment) for root in (theirs, ROOT)]
             pairs.append(pair)
-            print(f"pair {number}: {pair[0]['processor_s']:.2f} s, {pair[1]['processor_s']:.2f} s")
+            before, now = (each["processor_s"] for each in pair)
+            print(f"pair {number}: {options.against} {before:.2f} s, this tree {now:.2f} s")
     before, now = (median(pair[side]["processor_s"] for pair in pairs) for side in (0, 1))
     num_requests = pairs[0][1]["summary"]["request/count"]
     print(
-        f"{options.against}: {before:.2f} s; now {now:.2f} s (cold {cold['processor_s']:.2f} s), "
-        f"{before / now:.2f}x, {num_requests / now:.0f} requests a second; "
+        f"median processor time: {options.against} {before:.2f} s, this tree {now:.2f} s "
+        f"(first run {cold['processor_s']:.2f} s): {before / now:.2f} times as fast, "
+        f"{num_requests / now:.0f} requests per second; peak memory "
         f"{pairs[0][0]['peak_mb']:.0f} and {pairs[0][1]['peak_mb']:.0f} MB"
     )
     differing = differences(pairs[0][0]["summary"], pairs[0][1]["summary"])
-    print(f"differ: {', '.join(differing)}" if differing else "the summaries are equal")
+    told = f"the summaries differ in {', '.join(differing)}" if differing else "equal summaries"
+    print(told)
     return bool(differing)
 
 

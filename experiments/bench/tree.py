@@ -35,7 +35,9 @@ def main() -> None:
                 environment = environment_of(launch) if core != "ours" else None
                 for row, took_us in last_word(command, env=environment).items():
                     best[name][row] = min(took_us, best[name].get(row, took_us))
-        print(f"{components}: microseconds of ours, Python's, Rust's; times as fast as Rust's")
+        print(
+            f"{components}: µs per call of hicache, SGLang's Python core and its Rust core; speedup"
+        )
         for row, took_us in best["ours"].items():
             python, rust = best["Python"][row], best["Rust"][row]
             print(f"{row:24} {took_us:8.1f} {python:8.1f} {rust:8.1f} {rust / took_us:8.2f}x")

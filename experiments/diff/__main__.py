@@ -1,4 +1,6 @@
-"""What does this change do to the engine's cache? See `docs/diff.md`.
+"""Run two versions of an engine's cache on the same requests and report what differs.
+
+See docs/diff.md.
 
 python -m experiments.diff --engine sglang --base 0.5.22 --head 0.5.23
 """
@@ -15,7 +17,7 @@ from experiments.diff import edges
 from experiments.diff.compare import Comparison, compare
 from experiments.diff.engines import ENGINES, OURS, Launch, prepare, say
 from experiments.diff.explain import Explanation, explain
-from experiments.diff.protocol import COMPONENTS, TIERS, Pools, SideError
+from experiments.diff.protocol import TIERS, Pools, SideError
 from experiments.diff.report import dump, names_of, to_json, to_markdown, write_figure
 from experiments.diff.rooms import MODELS, bytes_of, chosen, pools_for
 from experiments.launch.command import parser_of
@@ -36,8 +38,8 @@ class Limit:
         found = re.fullmatch(rf"({'|'.join(METRICS)}):([+-]?\d+(?:\.\d+)?)%", text)
         if found is None or not float(found[2]):
             raise SideError(
-                f"--fail-on wants METRIC:-0.5% or METRIC:+3%, METRIC one of {', '.join(METRICS)},"
-                f" got {text!r}"
+                f"--fail-on must be METRIC:-0.5% or METRIC:+3%, with METRIC one of"
+                f" {', '.join(METRICS)}, got {text!r}"
             )
         return cls(found[1], float(found[2]))
 
@@ -49,8 +51,8 @@ class Limit:
         change = 100 * (head - base) / base if base else float("inf")
         if (change <= self.percent) if self.percent < 0 else (change >= self.percent):
             return (
-                f"{self.metric} went from {base:,} to {head:,}, which is {change:+.2f} %;"
-                f" {self.percent:+g} % is too much"
+                f"{self.metric} changed by {change:+.2f} % from {base:,} to {head:,}; the limit is"
+                f" {self.percent:+g} %"
             )
         return None
 
@@ -62,7 +64,7 @@ METRICS = ("hits", *(f"{tier}_hits" for tier in TIERS), *AREAS)
 
 
 def main() -> None:
-    """Compare, report, and exit with 1 if something changed by too much, with 2 if it failed."""
+    """Compare and report; exit with 1 if a --fail-on limit is exceeded, with 2 on failure."""
     options = parse(sys.argv[1:])
     try:
         sys.exit(run(options))
@@ -74,36 +76,61 @@ def main() -> None:
 def parse(arguments: list[str]) -> argparse.Namespace:
     """The command line."""
     parser = parser_of("experiments.diff", __doc__)
-    parser.add_argument("--engine", choices=sorted(ENGINES), default="sglang")
+    parser.add_argument(
+        "--engine", choices=sorted(ENGINES), default="sglang", help="engine to compare"
+    )
     what = f"a release, a checkout, a wheel, or {OURS}"
     parser.add_argument("--base", required=True, help=what)
     parser.add_argument("--head", required=True, help=what)
     workloads = ", ".join([edges.NAME, *KINDS])
-    parser.add_argument("--workload", default="mooncake_conversation", help=workloads)
-    parser.add_argument("--path", help="the trace's file, for --workload trace and others")
-    parser.add_argument("--requests", type=int, default=2000)
-    parser.add_argument("--components", choices=COMPONENTS, default="full")
+    parser.add_argument("--workload", default="mooncake_conversation", help=f"one of {workloads}")
+    parser.add_argument("--path", help="path of the trace file, for workloads that read one")
+    parser.add_argument("--requests", type=int, default=2000, help="number of requests to run")
+    parser.add_argument(
+        "--components", choices=MODELS, default="full", help="kinds of KV that the model has"
+    )
     parser.add_argument(
         "--pools",
         default="",
-        help="other room than the workload's: device_tokens=262144,host_tokens=0,...; of "
+        help="pool sizes other than the workload's, as device_tokens=262144,host_tokens=0,...: "
         + ", ".join(each.name for each in fields(Pools)),
     )
-    parser.add_argument("--copies", default="instant", help="instant, or delayed:N requests")
     parser.add_argument(
-        "--write-policy", choices=WRITE_POLICIES, default=WRITE_POLICIES[0], help="of both sides"
+        "--copies",
+        default="instant",
+        help="when copies complete: instant, or delayed:N (after N more requests)",
     )
-    parser.add_argument("--core", choices=("python", "rust"), default="python")
-    parser.add_argument("--eviction", help="of head: a policy of the engine's, or module:Class")
-    parser.add_argument("--model", help="whose bytes to count (a name in conf/model)")
-    parser.add_argument("--fail-on", action="append", default=[], metavar="hits:-0.5%")
-    parser.add_argument("--out", type=Path, help="a folder for the report")
     parser.add_argument(
-        "--until-first", action="store_true", help="the first request whose hits differ is the last"
+        "--write-policy",
+        choices=WRITE_POLICIES,
+        default=WRITE_POLICIES[0],
+        help="write policy of both sides",
     )
-    parser.add_argument("--no-explanation", action="store_true", help="leave out the second run")
     parser.add_argument(
-        "--no-edges", action="store_true", help=f"leave out the {edges.NAME} workload before it"
+        "--core", choices=("python", "rust"), default="python", help="core of the cache to run"
+    )
+    parser.add_argument(
+        "--eviction", help="eviction policy of head: one of the engine's, or module:Class"
+    )
+    parser.add_argument(
+        "--model", help="model whose KV sizes convert tokens to bytes, a name in conf/model"
+    )
+    parser.add_argument(
+        "--fail-on",
+        action="append",
+        default=[],
+        metavar="METRIC:-0.5%",
+        help="exit with 1 if the metric of head changes by this much or more; repeatable",
+    )
+    parser.add_argument("--out", type=Path, help="directory for the report")
+    parser.add_argument(
+        "--until-first", action="store_true", help="stop after the first request whose hits differ"
+    )
+    parser.add_argument(
+        "--no-explanation", action="store_true", help="do not rerun to explain the first difference"
+    )
+    parser.add_argument(
+        "--no-edges", action="store_true", help=f"do not run the {edges.NAME} workload first"
     )
     return parser.parse_args(arguments)
 
@@ -134,7 +161,7 @@ def run(options: argparse.Namespace) -> int:
         comparison = part.examine(options, launches, unit_bytes, model, folder)
         said = [f"not finished: {comparison.failure}"] if comparison.failure is not None else []
         broken = filter(None, (limit.broken_by(comparison, unit_bytes) for limit in limits))
-        said += [f"too much: {each}" for each in broken]
+        said += [f"limit exceeded: {each}" for each in broken]
         for line in said:
             print(f"{part.workload}: {line}")
         status = max(status, 2 if comparison.failure is not None else int(bool(said)))
@@ -197,7 +224,7 @@ class Part:
         row = comparison.first_hit or comparison.first
         if row is not None and not options.no_explanation:
             base, _ = names_of(comparison)
-            say(f"request {row.number} differs from {base}'s; running up to it once more")
+            say(f"request {row.number} differs from {base}; rerunning up to it to explain why")
             try:
                 comment = write(explain(row, self.requests, self.pools, launches, folder))
             except SideError as error:

@@ -19,7 +19,9 @@ PROGRAM = (
 def main() -> None:
     """Compare in the release's environment; its exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--release", default="0.5.23", help="0.5.21 or later, or a checkout")
+    parser.add_argument(
+        "--release", default="0.5.23", help="SGLang release (0.5.21 or later) or checkout"
+    )
     options = parser.parse_args()
     try:
         launch = prepare(ENGINES["sglang"], options.release)

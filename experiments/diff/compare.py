@@ -37,14 +37,14 @@ class Kind(Enum):
 
     fewer = "head hits fewer tokens"
     more = "head hits more tokens"
-    tier = "the same tokens hit, on other tiers"
-    component = "the window or the state hit on another tier"
-    admission = "admission decides otherwise"
-    moved = "the same hits, other copies"
-    evicted = "the same hits and copies, other evictions"
-    locked = "other locks"
-    held = "other amounts held or free"
-    pages = "the same amounts held, of other pages"
+    tier = "the same hits, from other tiers"
+    component = "window or state hit on another tier"
+    admission = "a different admission decision"
+    moved = "the same hits, different copies"
+    evicted = "the same hits and copies, different evictions"
+    locked = "different locks"
+    held = "different amounts held or free"
+    pages = "equal amounts held, but different pages"
     equal = "no difference"
 
 
@@ -59,6 +59,7 @@ KIND_OF_AREA = {
     "pages": Kind.pages,
 }
 ADDED_UP = ("hit/", "moved/", "evicted/")  # areas of what happened, over all requests
+ABORTED_EVERY, LONG_EVERY = 3, 7  # requests, where `Pools.is_eventful`
 AT_THE_END = ("held/", "locked/", "free/")  # areas of what there is
 
 
@@ -246,17 +247,20 @@ class Driver:
         self._requests, self._pools, self._sides = requests, pools, sides
         self.about = sides[0].about(), sides[1].about()
         self._next = 0
-        can_match = all("matches" in about for about in self.about)
-        self._abort_interval = pools.abort_interval if can_match else 0
+        self._ends: dict[int, list[int]] = {}  # by the request that comes next: those that end
+        self._aborts = pools.is_eventful and all("matches" in about for about in self.about)
 
     def next_row(self) -> Row:
-        """Send the next request, after the answer that is complete by then."""
+        """Send the next request, after the answers that are complete by then."""
         number, self._next = self._next, self._next + 1
-        request, earlier = self._requests[number], number - self._pools.num_running
-        calls: list[Call] = [("finish", earlier)] if earlier >= 0 else []
-        if self._abort_interval and number and number % self._abort_interval == 0:
+        request = self._requests[number]
+        calls: list[Call] = [("finish", each) for each in self._ends.pop(number, [])]
+        if self._aborts and number % ABORTED_EVERY == ABORTED_EVERY - 1:
             aborted = self._requests[max(number - 8 - number % 24, 0)]
             calls.append(("match", token_ids(aborted)[: aborted.prompt_len]))
+        is_long = self._pools.is_eventful and number % LONG_EVERY == LONG_EVERY - 1
+        stay = self._pools.num_running * (3 if is_long else 1)
+        self._ends.setdefault(number + stay, []).append(number)
         calls.append(("admit", number, token_ids(request), request.prompt_len))
         for side in self._sides:
             side.ask(calls)

@@ -3,8 +3,9 @@
 Real traces have few prompts of exactly k pages, and reuse pages long before they are evicted. Here
 lengths are k pages, k pages and a token, 280 and 300 tokens (on both sides of the 256 tokens that a
 read from storage needs) and random ones; prompts begin, continue, branch, repeat and return late,
-in pools of a few requests, and some are aborted as soon as they are matched. So a match that is a
-page short, or a `<` that became a `<=`, makes a difference within 500 requests, which take seconds.
+in pools of a few requests. Some are aborted as soon as they are matched, and some run so long that
+what they lock is the oldest there is. So a match that is a page short, a `<` that became a `<=` or
+a lock that is not respected makes a difference within 500 requests, which take seconds.
 """
 
 from random import Random
@@ -18,7 +19,7 @@ NAME = "edges"
 COUNT = 500
 PAGE = 64
 POOLS = Pools(
-    page_size=PAGE, device_tokens=12_288, host_tokens=24_576, max_len=2_560, abort_interval=3
+    page_size=PAGE, device_tokens=12_288, host_tokens=24_576, max_len=2_560, is_eventful=True
 )
 SWA_TOKENS, NUM_STATES = 8_192, 28
 MOST_PAGES = 18  # of what one request adds

@@ -118,7 +118,7 @@ def prepare(engine: Engine, spec: str) -> Launch:
         SideError: it cannot be had.
     """
     if spec == OURS:
-        return Launch(name=OURS, interpreter=sys.executable, module="experiments.diff.ours")
+        return Launch(name=OURS, interpreter=sys.executable, module="experiments.diff.simulator")
     files, name = files_of(engine, spec)
     shared = _shared(engine, _cache_of(engine))
     return Launch(
@@ -148,8 +148,8 @@ def files_of(engine: Engine, spec: str) -> tuple[Path, str]:
             if (path / folder / package / "__init__.py").is_file():
                 return (path / folder).resolve(), path.resolve().name
         raise SideError(
-            f"{spec} holds no {package}: a checkout, a folder with {package}/ in it, or a wheel"
-            " is wanted"
+            f"{spec} contains no {package}: give a checkout, a folder that contains {package}/, or"
+            " a wheel"
         )
     if RELEASE.fullmatch(spec):
         return _release(engine, f"{package}=={spec}", cache / spec), f"{package} {spec}"
@@ -165,7 +165,7 @@ def _release(engine: Engine, wanted: str, folder: Path) -> Path:
         else:
             _pip(sys.executable, "--no-deps", "--no-compile", "--target", str(made), wanted)
         if not (made / engine.package / "__init__.py").is_file():
-            raise SideError(f"{wanted} holds no {engine.package}")
+            raise SideError(f"{wanted} contains no {engine.package}")
 
     return _made(folder, install, f"fetching {wanted}")
 
@@ -201,7 +201,7 @@ def _shared(engine: Engine, cache: Path) -> Path:
 def _torch_folder() -> str:
     torch = importlib.util.find_spec("torch")
     if torch is None or torch.origin is None:
-        raise SideError("torch cannot be imported here, and the sides share it")
+        raise SideError("torch must be installed here: both sides use this installation")
     return str(Path(torch.origin).parents[1])
 
 
@@ -228,7 +228,7 @@ def _pip(python: str, *arguments: str, command: str = "install") -> None:
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
         reason = (lines or done.stderr.splitlines() or ["pip gave no reason"])[-1]
-        raise SideError(f"{arguments[-1]} cannot be installed: {reason.removeprefix('ERROR: ')}")
+        raise SideError(f"cannot install {arguments[-1]}: {reason.removeprefix('ERROR: ')}")
 
 
 def say(text: str) -> None:

@@ -167,26 +167,31 @@ def in_words(explanation: Explanation, names: tuple[str, str]) -> list[str]:
     """The explanation as sentences, `names` those of base and head."""
     row = explanation.row
     sentences = [
-        f"Request {row.number} ({row.prompt_len:,} tokens of prompt): {row.kind.value}."
+        f"Request {row.number} (prompt of {row.prompt_len:,} tokens): {row.kind.value}."
         f" {names[0]} hit {hits_in_words(row.base)}; {names[1]} hit {hits_in_words(row.head)}."
     ]
     if row.base.admission != row.head.admission:
         sentences.append(f"Admission: {row.base.admission} against {row.head.admission}.")
     if changes := changes_in_words(row):
-        sentences.append(f"What differs ({names[0]} → {names[1]}): {changes}.")
+        sentences.append(f"Changes ({names[0]} → {names[1]}): {changes}.")
     if explanation.last_use is None:
-        sentences.append("No earlier request begins like it.")
+        sentences.append("No earlier request shares a prefix with it.")
     else:
-        sentences.append(f"The last request that begins like it was {explanation.last_use}.")
+        sentences.append(
+            f"The last request that shares a prefix with it was {explanation.last_use}."
+        )
     base_held, head_held = explanation.held
     parts = differing(base_held, head_held)
     if not parts:
         same = "; ".join(f"{name} {spans_in_words(base_held[name])}" for name in sorted(base_held))
-        sentences.append(f"Before it came both held the same of its prompt ({same or 'nothing'}).")
+        sentences.append(
+            f"Before it arrived, both held the same parts of its prompt ({same or 'nothing'})."
+        )
     for name in parts:
         sentences.append(
-            f"Before it came, of {name} {names[0]} held {spans_in_words(base_held.get(name))} and"
-            f" {names[1]} {spans_in_words(head_held.get(name))}."
+            f"Before it arrived, of its prompt in {name}, {names[0]} held tokens"
+            f" {spans_in_words(base_held.get(name))} and {names[1]}"
+            f" {spans_in_words(head_held.get(name))}."
         )
     if parts and explanation.parting is not None:
         sentences += _parting_in_words(explanation.parting, names)
@@ -234,7 +239,9 @@ def _ranges(places: Sequence[int]) -> str:
 
 def _parting_in_words(parting: Parting, names: tuple[str, str]) -> list[str]:
     row, parts = parting.row, differing(*parting.after)
-    sentences = [f"They parted during request {row.number}, over {', '.join(parts)}."]
+    sentences = [
+        f"They first held different parts of it during request {row.number}, in {', '.join(parts)}."
+    ]
     for side, outcome, after in zip(names, (row.base, row.head), parting.after, strict=True):
         evicted = [
             f"{amount:,} of {name.removeprefix('evicted/')}"
@@ -247,8 +254,8 @@ def _parting_in_words(parting: Parting, names: tuple[str, str]) -> list[str]:
             for name in parts
         )
         sentences.append(
-            f"During it {side} evicted {', '.join(evicted) or 'nothing'}; of this prompt it went:"
-            f" {was}."
+            f"During that request {side} evicted {', '.join(evicted) or 'nothing'}; what it held of"
+            f" this prompt changed: {was}."
         )
     return sentences
 

@@ -91,7 +91,7 @@ class SideProcess:
         try:
             answer = self._wire.recv()
         except (EOFError, ConnectionError) as error:
-            raise SideError(f"{self.name}: its process ended; {self._last_words()}") from error
+            raise SideError(f"{self.name}: the process ended: {self._last_words()}") from error
         if isinstance(answer, SideError):
             raise SideError(f"{self.name}: {answer}")
         assert isinstance(answer, kind)
@@ -99,4 +99,4 @@ class SideProcess:
 
     def _last_words(self) -> str:
         lines = self._log.read_text(errors="replace").strip().splitlines()
-        return f"the last line of {self._log} is: {lines[-1]}" if lines else "it said nothing"
+        return f"the last line of {self._log} is: {lines[-1]}" if lines else "it printed nothing"

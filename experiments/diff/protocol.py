@@ -56,8 +56,8 @@ class Pools:
     swa_tokens: int = 0  # on the device; on the host as many times more as of full KV
     num_states: int = 0  # on the device; 0: no recurrent layers
     copy_delay: int = 0  # requests that come before a back-up is done; 0: it is done at once
-    # before every so many requests, an earlier one comes again, is matched and aborted; 0: never
-    abort_interval: int = 0
+    # some requests are aborted as soon as they are matched, and some run three times as long
+    is_eventful: bool = False
 
     @property
     def host_ratio(self) -> float:

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,8 +24,9 @@ from experiments.diff.compare import Comparison, compare_sides
 from experiments.diff.engines import ENGINES, prepare
 from experiments.diff.explain import changes_in_words, hits_in_words
 from experiments.diff.process import SideProcess
-from experiments.diff.protocol import Call, Outcome, SideError
+from experiments.diff.protocol import Call, Outcome, Pools, SideError
 from experiments.diff.rooms import chosen, pools_for
+from hicache.request import Request
 
 RELEASE = "0.5.23"
 FOLDER = "sglang/srt"
@@ -79,8 +80,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--requests", type=int, default=edges.COUNT)
     parser.add_argument("--workload", default=edges.NAME)
-    parser.add_argument("--faults", type=Path, default=FAULTS, help="a list of other edits")
-    parser.add_argument("--only", type=int, nargs="*", help="1, 2, ...: as listed")
+    parser.add_argument("--faults", type=Path, default=FAULTS, help="file with other edits")
+    parser.add_argument("--only", type=int, nargs="*", help="numbers of the edits to run, from 1")
     options = parser.parse_args()
     engine = ENGINES["sglang"]
     launch = prepare(engine, RELEASE)
@@ -96,7 +97,7 @@ def main() -> None:
         copy = Path(folder)
         # links: only what is edited is written again
         shutil.copytree(release / "sglang", copy / "sglang", copy_function=os.link)
-        edited = prepare(engine, folder)
+        edited = replace(prepare(engine, folder), name="the edited copy")
         for number, edit in enumerate(edits(options.faults), start=1):
             if options.only and number not in options.only:
                 continue
@@ -113,10 +114,22 @@ def main() -> None:
                 released[settings] = Remembered(stack.enter_context(process))
             with edited_by(edit, copy), SideProcess(head, pools, copy / "head.log") as process:
                 sides = released[settings], process
-                found = compare_sides(requests, pools, sides, until_first=True)
+                found = compared(requests, pools, sides)
             wrong += is_reported(found) != edit.is_reportable
             print(row(edit, found, time.monotonic() - started), flush=True)
     sys.exit(min(wrong, 1))
+
+
+def compared(
+    requests: Sequence[Request], pools: Pools, sides: tuple["Remembered", SideProcess]
+) -> Comparison:
+    """Compare until hits differ; an edited side that cannot be opened fails at request 0."""
+    try:
+        return compare_sides(requests, pools, sides, until_first=True)
+    except SideError as error:
+        about = sides[0].about()
+        failure = f"at request 0 {error}"
+        return Comparison(base=about, head={}, pools=pools, rows=(), failure=failure)
 
 
 class Remembered:

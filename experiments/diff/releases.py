@@ -24,7 +24,7 @@ NOTABLE_POINTS = 0.5
 def main() -> None:
     """Run what is missing and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("releases", nargs="+", help="in their order")
+    parser.add_argument("releases", nargs="+", help="releases to run, in order")
     parser.add_argument("--engine", choices=sorted(ENGINES), default="sglang")
     parser.add_argument("--workloads", default="mooncake_conversation,weka_agentic")
     parser.add_argument("--components", default=",".join(COMPONENTS))

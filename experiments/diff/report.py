@@ -93,7 +93,10 @@ def to_markdown(
     if comparison.failure is not None:
         lines += ["", f"**Not finished**: {comparison.failure}."]
     if worst := comparison.worst(WORST_IN_COMMENT):
-        lines += ["", f"| request that differs most | how | what ({base} → {head}) |"]
+        lines += [
+            "",
+            f"| request that differs most | kind of difference | amounts ({base} → {head}) |",
+        ]
         lines += ["|---:|---|---|"]
         lines += [
             f"| {row.number} | {row.kind.value} | {changes_in_words(row, most=6)} |"
@@ -102,18 +105,21 @@ def to_markdown(
     first, first_hit = comparison.first, comparison.first_hit
     if explanation is not None:
         said = " ".join(in_words(explanation, (base, head)))
-        lines += ["", f"**The first that differs.** {said}"]
+        lines += ["", f"**First request that differs.** {said}"]
     elif first_hit is not None:
-        lines += ["", f"**The first whose hits differ** is {_told(first_hit, (base, head))}"]
+        lines += [
+            "",
+            f"**The first request with different hits** is {_told(first_hit, (base, head))}",
+        ]
     if first is not None and (explanation is None or explanation.row is not first):
-        lines += ["", f"**The first difference of any kind** is {_told(first, (base, head))}"]
+        lines += ["", f"**The first difference of any kind** is in {_told(first, (base, head))}"]
     return "\n".join(lines) + "\n"
 
 
 def _told(row: Row, names: tuple[str, str]) -> str:
     return (
         f"request {row.number}: {row.kind.value}. {names[0]} hit {hits_in_words(row.base)};"
-        f" {names[1]} hit {hits_in_words(row.head)}. What differs: {changes_in_words(row)}."
+        f" {names[1]} hit {hits_in_words(row.head)}. Changes: {changes_in_words(row)}."
     )
 
 

@@ -22,7 +22,12 @@ WINDOW_LEN = 1024
 SWA_TOKENS = {"weka_agentic": 393_216, edges.NAME: edges.SWA_TOKENS}
 NUM_STATES = {"weka_agentic": 64, edges.NAME: edges.NUM_STATES}
 # whose bytes a token or a state has, unless --model says otherwise
-MODELS = {"full": "llama3_8b", "swa": "gemma3_27b", "mamba": "qwen3_next_80b"}
+MODELS = {
+    "full": "llama3_8b",
+    "swa": "gemma3_27b",
+    "mamba": "qwen3_next_80b",
+    "swa+mamba": "hymba_1b5",
+}
 
 
 def chosen(kind: str, count: int, max_len: int, path: str | None = None) -> list[Request]:
@@ -48,7 +53,7 @@ def chosen(kind: str, count: int, max_len: int, path: str | None = None) -> list
     if not requests:
         shortest = min(each.prompt_len + each.output_len for each in every)
         raise SideError(
-            f"no request of {kind} fits: the shortest has {shortest:,} tokens, and max_len is"
+            f"no request of {kind} fits: the shortest has {shortest:,} tokens, but max_len is"
             f" {max_len:,}"
         )
     return requests
@@ -65,22 +70,22 @@ def pools_for(
         SideError: a name or a number that does not make sense.
     """
     pools = ROOMS.get(kind, ROOM)
-    if components == "swa":
+    if "swa" in components:
         swa_tokens = SWA_TOKENS.get(kind, 196_608)
         pools = replace(pools, window_len=WINDOW_LEN, swa_tokens=swa_tokens)
-    elif components == "mamba":
+    if "mamba" in components:
         pools = replace(pools, num_states=NUM_STATES.get(kind, 160))
     known = {each.name: each.type for each in fields(Pools)}
     values: dict[str, object] = {}
     for part in filter(None, changes.split(",")):
         name, _, value = part.partition("=")
         if name not in known or not value.isdigit():
-            raise SideError(f"--pools wants NAME=NUMBER,... of {', '.join(known)}; got {part!r}")
+            raise SideError(f"--pools must be NAME=NUMBER,... of {', '.join(known)}, got {part!r}")
         values[name] = bool(int(value)) if name == "has_storage" else int(value)
     how, _, delay = copies.partition(":")
     if copies != "instant":
         if how != "delayed" or not delay.isdigit():
-            raise SideError(f"--copies wants instant or delayed:N, got {copies!r}")
+            raise SideError(f"--copies must be instant or delayed:N, got {copies!r}")
         values["copy_delay"] = int(delay)
     pools = replace(pools, **values)  # type: ignore[arg-type]
     if pools.host_tokens == 0 or not has_storage:
@@ -88,13 +93,13 @@ def pools_for(
     needed = pools.num_running * pools.page_size
     if pools.device_tokens < needed:
         raise SideError(
-            f"device_tokens={pools.device_tokens} is less than a page for each of"
-            f" {pools.num_running} requests ({needed})"
+            f"device_tokens={pools.device_tokens} must be at least {needed}: one page for each of"
+            f" {pools.num_running} requests"
         )
     if pools.max_len > pools.device_tokens:
         raise SideError(
-            f"the trace is too long for its pools: requests of up to max_len={pools.max_len:,}"
-            f" tokens, and device_tokens={pools.device_tokens:,}"
+            f"requests of up to max_len={pools.max_len:,} tokens do not fit in"
+            f" device_tokens={pools.device_tokens:,}"
         )
     return pools
 
@@ -108,13 +113,14 @@ def bytes_of(model: str, component: str) -> dict[str, int]:
     path = CONF / "model" / f"{model}.yaml"
     if not path.is_file():
         known = ", ".join(sorted(each.stem for each in path.parent.glob("*.yaml")))
-        raise SideError(f"--model wants one of {known}, got {model!r}")
+        raise SideError(f"--model must be one of {known}, got {model!r}")
     shape = config_of(f"model={model}").model
     unit_bytes = {
         "full": shape.full_token_bytes,
         "swa": shape.swa_token_bytes,
         "mamba": shape.mamba_slot_bytes,
     }
-    if unit_bytes[component] == 0:
-        raise SideError(f"--model {model} keeps no {component}")
+    for kind in component.split("+"):
+        if unit_bytes[kind] == 0:
+            raise SideError(f"--model {model} has no {kind} layers")
     return unit_bytes

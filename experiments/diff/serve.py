@@ -35,5 +35,5 @@ def _opener(module: str) -> Callable[[Pools, dict[str, str]], Side]:
     try:
         opener: Callable[[Pools, dict[str, str]], Side] = importlib.import_module(module).open_side
     except Exception as error:  # whatever a release does when it is imported
-        raise SideError(f"it does not import: {type(error).__name__}: {error}") from error
+        raise SideError(f"cannot be imported: {type(error).__name__}: {error}") from error
     return opener

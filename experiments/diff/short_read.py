@@ -35,7 +35,9 @@ SHARED, REST = 2 * WINDOW, WINDOW // 2
 def main() -> None:
     """Tell the story once for each side."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("sides", nargs="+", help="releases, checkouts, wheels, or hicache")
+    parser.add_argument(
+        "sides", nargs="+", help="releases, checkouts or wheels to test, or hicache"
+    )
     options = parser.parse_args()
     for spec in options.sides:
         try:

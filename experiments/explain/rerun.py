@@ -3,12 +3,12 @@
 A simulated run is a matter of its configuration alone, so it need not have kept what is asked for.
 """
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from experiments.launch.job import CONFIG_FILE, SUMMARY_FILE
 from experiments.launch.schema import stored_config
+from experiments.tables.stored import read_json
 from hicache import experiment
 from hicache.config import ExperimentConfig
 from hicache.results.metrics import RequestRecord, summarize
@@ -46,7 +46,7 @@ def rerun(run_dir: Path) -> Rerun:
     watched = replace(config, engine=replace(config.engine, jump=False, explain=True))
     result = experiment.run(watched, timeline=timeline)
     summary = summarize(result.records, result.measures)
-    stored = json.loads((run_dir / SUMMARY_FILE).read_text())
+    stored = read_json(run_dir / SUMMARY_FILE)
     return Rerun(
         config=config,
         records={record.id: record for record in result.records},

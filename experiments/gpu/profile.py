@@ -27,7 +27,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("bench", type=Path, help="JSON file of a kernel bench that ran on a GPU")
     parser.add_argument(
-        "--hardware", default="h200", help="machine profile that names the number of programs"
+        "--hardware", default="h200", help="machine profile that sets link_programs"
     )
     options = parser.parse_args()
     path = CONF / "hardware" / f"{options.hardware}.yaml"

@@ -29,6 +29,7 @@ from hicache.config import ExperimentConfig
 from hicache.results.metrics import Progress, Result, summarize
 from hicache.results.tracking import Tracker, plain, write_json
 from hicache.storage.base import StorageError
+from hicache.storage.passwords import without_password
 
 CONFIG_ERRORS = (HydraException, OmegaConfBaseException)
 CONFIG_FILE = "config.yaml"
@@ -161,6 +162,7 @@ def explain(error: Exception, out_dir: Path | None = None) -> int:
         cause = error.__cause__
         lines = [] if cause is None else traceback.format_exception(cause, chain=False)
         text = "\n".join([*"".join([*lines, error.place]).splitlines(), one_sentence(error)])
+    text = without_password(text)
     with suppress(OSError):
         sys.stderr.write(text + "\n")
         sys.stderr.flush()

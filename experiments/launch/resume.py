@@ -8,8 +8,9 @@ at before that, in a callback.
 
 import copy
 import difflib
-import json
+import fcntl
 import os
+import re
 import sys
 from collections.abc import Iterable
 from functools import cache
@@ -26,13 +27,18 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from experiments.launch.command import in_one_sentence
 from experiments.launch.job import CONFIG_FILE, as_yaml, is_finished
-from experiments.launch.schema import to_config
+from experiments.launch.schema import refuse_written_password, to_config
 from experiments.sweep import sum_up
 from experiments.tables import provenance
 from experiments.tables.console import console
 from experiments.tables.groups import flat, job_order, load_run
+from experiments.tables.stored import read_json, read_yaml
 from hicache.config import ExperimentConfig, check_name
 from hicache.results.keys import KNOWN
+from hicache.results.tracking import plain
+from hicache.results.verdict import STAGE
+
+_LOCKED: dict[Path, int] = {}  # open directories, which this process has locked
 
 
 class UsedDirectories(Callback):
@@ -42,7 +48,9 @@ class UsedDirectories(Callback):
         """Look at the directory of a single run."""
         with in_one_sentence():
             check_name(config.name)
+            refuse_written_password(config)
             directory = _made("hydra.run.dir", config.hydra.run.dir)
+            _lock(directory)
             if is_finished(directory):
                 refuse_other(to_config(_without_hydra(config)), directory)
         # known from here on to whoever must say where the run was
@@ -52,8 +60,10 @@ class UsedDirectories(Callback):
         """Look at the directories of all jobs of a sweep."""
         with in_one_sentence():
             check_name(config.name)
+            refuse_written_password(config)
             refuse_unknown(config.metrics)  # in one sentence, not in one a job
             directory = _made("hydra.sweep.dir", config.hydra.sweep.dir)
+            _lock(directory)
             if is_finished(directory):
                 raise ValueError(
                     f"{directory} contains a finished run: choose another for the sweep"
@@ -76,7 +86,7 @@ def refuse_other(config: ExperimentConfig, directory: Path) -> None:
     if text != as_yaml(config):
         raise ValueError(
             f"{directory} contains a finished run with another configuration"
-            f"{_difference(text, as_yaml(config))}: choose another directory, or remove this one"
+            f"{_difference(stored, config)}: choose another directory, or remove this one"
         )
 
 
@@ -87,7 +97,7 @@ def refuse_unknown(metrics: Iterable[str]) -> None:
         ValueError: no summary has such a metric.
     """
     for metric in metrics:
-        if metric not in KNOWN:
+        if re.sub(f"^{STAGE}\\d+/", "", metric) not in KNOWN:
             near = difflib.get_close_matches(metric, KNOWN, n=3)
             told = f"did you mean {' or '.join(near)}?" if near else "docs/metrics.md lists them"
             raise ValueError(f"metrics: unknown metric {metric} ({told})")
@@ -96,7 +106,7 @@ def refuse_unknown(metrics: Iterable[str]) -> None:
 def changes(config: ExperimentConfig, directory: Path) -> list[str]:
     """What the finished run in the directory would be made of otherwise today."""
     made_of = directory / provenance.FILE
-    then = json.loads(made_of.read_text()) if made_of.is_file() else {}
+    then = read_json(made_of) if made_of.is_file() else {}
     return provenance.changed_since(then, config)
 
 
@@ -117,27 +127,25 @@ def jobs_of(config: DictConfig) -> list[list[str]] | None:
 @cache
 def sweep_config(directory: Path) -> DictConfig:
     """What Hydra has written down of a sweep, once, before its jobs."""
-    config = OmegaConf.load(directory / "multirun.yaml")
-    assert isinstance(config, DictConfig)
-    return config
+    return read_yaml(directory / "multirun.yaml", DictConfig)
 
 
-def sum_up_interrupted() -> None:
-    """Say what an interrupted sweep has left, with its table and, last, its directory."""
+def sum_up_interrupted(why: str) -> None:
+    """Say why a sweep stopped and what it has left, with its table and, last, its directory."""
     if not sweep_has_begun():
-        sys.stderr.write("interrupted\n")
+        sys.stderr.write(f"{why}\n")
         return
     hydra_config = HydraConfig.get()
     directory = Path(hydra_config.sweep.dir).absolute()
     jobs = sorted((path for path in directory.iterdir() if path.name.isdigit()), key=job_order)
     finished = [path for path in jobs if is_finished(path)]
     if finished:
-        name = str(OmegaConf.load(finished[0] / CONFIG_FILE).name)
+        name = str(read_yaml(finished[0] / CONFIG_FILE, DictConfig).name)
         sum_up(directory, [load_run(path) for path in finished], title=name)
     told = jobs_of(sweep_config(directory))
     of_all = "" if told is None else f" of {len(told)}"
     sys.stderr.write(
-        f"interrupted: {len(finished)}{of_all} jobs are finished; to continue, repeat the command "
+        f"{why}: {len(finished)}{of_all} jobs are finished; to continue, repeat the command "
         f"with hydra.sweep.dir={os.path.relpath(directory)}\n"
     )
     console().print(str(directory), soft_wrap=True)
@@ -180,6 +188,29 @@ def _made(knob: str, name: str) -> Path:
     return path
 
 
+def _lock(directory: Path) -> None:
+    """Keep other processes from running in the directory for as long as this one lives.
+
+    Raises:
+        ValueError: another process runs in it.
+    """
+    if directory.resolve() in _LOCKED:
+        return
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise ValueError(
+            f"another run is writing to {directory}: wait for its end, or name another directory"
+        ) from error
+    except OSError:  # some network file systems lock no directory
+        os.close(descriptor)
+        sys.stderr.write(f"{directory} cannot be locked: start no second run in it\n")
+        return
+    _LOCKED[directory.resolve()] = descriptor
+
+
 def _without_hydra(config: DictConfig) -> DictConfig:
     job = copy.deepcopy(config)
     with read_write(job), open_dict(job):
@@ -187,10 +218,11 @@ def _without_hydra(config: DictConfig) -> DictConfig:
     return job
 
 
-def _difference(stored: str, wanted: str) -> str:
-    if not stored:
+def _difference(file: Path, config: ExperimentConfig) -> str:
+    if not file.is_file():
         return ""
-    then, now = (flat(OmegaConf.to_container(OmegaConf.create(text))) for text in (stored, wanted))
+    stored, wanted = read_yaml(file, DictConfig), OmegaConf.create(plain(config))
+    then, now = (flat(OmegaConf.to_container(text)) for text in (stored, wanted))
     keys = [key for key in dict.fromkeys([*then, *now]) if then.get(key) != now.get(key)]
     shown = [f"{key} was {then.get(key)} and is {now.get(key)}" for key in keys[:2]]
     more = [f"{len(keys) - 2} more"] if len(keys) > 2 else []

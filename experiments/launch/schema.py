@@ -5,12 +5,14 @@ stored with that mark cleared; `to_config` gives the frozen classes back, with t
 """
 
 import copy
+import re
 import secrets
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -20,9 +22,13 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import MISSING, DictConfig, OmegaConf
 
+from experiments.tables.stored import read_yaml
 from hicache.config import ExperimentConfig
+from hicache.models import HardwareConfig
 from hicache.models.hugging_face import read_model
 from hicache.models.own_table import read_table
+from hicache.models.shapes import least_tp
+from hicache.storage.passwords import PASSWORD, PASSWORD_FILE, hide, mask
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 # knobs that take the place of all a group's file says, and the option to which they belong
@@ -88,14 +94,34 @@ def register() -> None:
     )
 
 
+def without_passwords(overrides: Sequence[str]) -> list[str]:
+    """What was typed, with passwords of storage.root hidden from Hydra, which writes it down."""
+    return [hide(each) if re.match(r"\+*storage\.root=", each) else each for each in overrides]
+
+
+def refuse_written_password(cfg: DictConfig) -> None:
+    """Check that no YAML file holds the password of a server: Hydra would write it down again.
+
+    Raises:
+        ValueError: one does.
+    """
+    stored: Any = OmegaConf.to_container(cfg.storage, resolve=False)
+    root = str(stored["root"])
+    if mask(root) != root and "${" not in root:
+        raise ValueError(
+            f"storage.root={mask(root)} holds a password in a YAML file: give it in {PASSWORD}, or "
+            f"name a file that holds it in {PASSWORD_FILE}"
+        )
+
+
 def to_config(cfg: DictConfig) -> ExperimentConfig:
     """The frozen dataclasses of a composed config.
 
     Raises:
         ValueError: a knob has a value it cannot have, has none and needs one, or does not exist.
     """
-    _derive_model(cfg)
     _override_curves(cfg)
+    _derive_model(cfg)
     missing = sorted(key for key in OmegaConf.missing_keys(cfg) if not key.startswith("hydra"))
     if missing:
         raise ValueError(f"missing value: set {', '.join(missing)}")
@@ -112,7 +138,7 @@ def stored_config(file: Path) -> ExperimentConfig:
     if not file.exists():
         raise FileNotFoundError(f"{file.parent} is not a run directory: it has no {file.name}")
     cfg = _writable(ExperimentConfig)
-    cfg.merge_with(OmegaConf.load(file))
+    cfg.merge_with(read_yaml(file, DictConfig))
     return _frozen(cfg)
 
 
@@ -120,6 +146,9 @@ def _frozen(cfg: DictConfig) -> ExperimentConfig:
     _refuse_unknown(cfg, ExperimentConfig, "")
     config = OmegaConf.to_object(cfg)
     assert isinstance(config, ExperimentConfig)
+    if config.storage.root is not None:
+        root = hide(config.storage.root)
+        config = replace(config, storage=replace(config.storage, root=root))
     _restore_tuples(config)
     return config
 
@@ -136,7 +165,7 @@ def known_keys(schema: type = ExperimentConfig, prefix: str = "") -> list[str]:
 
 
 def _derive_model(cfg: DictConfig) -> None:
-    """Fill what is missing of a model with what its config.json says."""
+    """Fill what is missing of a model: shapes from its config.json, devices from the machine."""
     model = cfg.model
     if OmegaConf.is_missing(model, "from_hf"):
         raise ValueError("missing value: set model.from_hf to the path of a config.json")
@@ -148,7 +177,10 @@ def _derive_model(cfg: DictConfig) -> None:
             f"model.from_hf={model.from_hf} and model={model.name} name two models: leave out one"
         )
     OmegaConf.set_readonly(model, False)  # noqa: FBT003 - OmegaConf's signature
-    model.merge_with(asdict(read_model(Path(model.from_hf), given)))
+    derived = read_model(Path(model.from_hf), given)
+    hardware = OmegaConf.to_object(cfg.hardware)
+    assert isinstance(hardware, HardwareConfig)
+    model.merge_with({**asdict(derived), "default_tp": least_tp(derived, hardware), **given})
 
 
 def _override_curves(cfg: DictConfig) -> None:

@@ -11,7 +11,7 @@ from experiments.tables.console import console, show_table
 from hicache.cache.reasons.table import REASONS
 from hicache.cache.tree.arrivals import FATES
 from hicache.results.metrics import TTFT_PARTS
-from hicache.results.verdict import CLEAN, in_short, loads, objections
+from hicache.results.verdict import CLEAN, in_short, loads, objections, stage_lines
 from hicache.scheduler.queue_waits import CAUSES
 
 BAR_WIDTH = 28
@@ -98,8 +98,7 @@ def size(num_bytes: float) -> str:
 
 def _title(outcome: Outcome) -> Text:
     config, summary = outcome.config, outcome.summary
-    tp = config.parallel.tp or config.model.default_tp
-    where = f"{tp} × {config.hardware.name}"
+    where = f"{config.tp} × {config.hardware.name}"
     if config.executor.kind != "simulated":
         where = "this machine (real execution)"
     replicas = f" × {config.parallel.replicas}" if config.parallel.replicas > 1 else ""
@@ -149,8 +148,9 @@ def _times(summary: Mapping[str, float]) -> Table:
 def _lines(summary: Mapping[str, float]) -> Sequence[str]:
     lines = [
         f"computed   {_reasons(summary)}",
-        f"queue      {_shares(summary, 'request/queue_{}_s_mean', CAUSES)}",
+        f"queue      time by cause: {_shares(summary, 'request/queue_{}_s_mean', CAUSES)}",
         f"load       {loads(summary)}",
+        *(f"  {line}" for line in stage_lines(summary)),
         f"cost       {summary['gpu/prefill_seconds_per_request']:.4g} GPU-seconds per request in "
         f"prefill steps, {summary['gpu/seconds_per_request']:.4g} in all steps; "
         f"TPOT {seconds(summary['request/tpot_s_mean'])}",
@@ -174,7 +174,7 @@ def _lines(summary: Mapping[str, float]) -> Sequence[str]:
 
 def _reasons(summary: Mapping[str, float]) -> str:
     if summary["computed/not_asked_tokens"]:
-        return "for the reasons: `python -m experiments.explain RUN`, or engine.explain=true"
+        return "see why with `python -m experiments.explain RUN`, or set engine.explain=true"
     return _shares(summary, "computed/{}_tokens", REASONS)
 
 
@@ -187,4 +187,4 @@ def _shares(summary: Mapping[str, float], key: str, names: Iterable[str]) -> str
         for name, part in sorted(parts.items(), key=lambda each: -each[1])
         if part >= 0.005 * total > 0
     ]
-    return ", ".join(told) or "nothing"
+    return ", ".join(told) or "none"

@@ -179,12 +179,12 @@ def unpaired(
 def table(found: Sequence[Found]) -> str:
     """Markdown: what was left out by how many of the intervals."""
     lines = [
-        "| metric | comparison | planted | intervals without zero | without what was planted "
+        "| metric | comparison | planted effect | intervals without 0 | ... without the effect "
         "| half width |",
         "| --- | --- | ---: | ---: | ---: | ---: |",
     ]
     lines += [
-        f"| {each.metric} | {each.kind} | {f'-{each.planted:.0%}' if each.planted else 'nothing'} "
+        f"| {each.metric} | {each.kind} | {f'-{each.planted:.0%}' if each.planted else 'none'} "
         f"| {each.zero_left_out:.1%} | {each.effect_left_out:.1%} | {each.half_width:.1%} |"
         for each in found
     ]

@@ -78,8 +78,8 @@ def placement(config: ExperimentConfig, sizes: Sequence[int]) -> CheckpointRule 
     window_pages = -(-config.model.window_len // cache.page_size)
     if cache.checkpoints not in CHECKPOINT_PLACEMENTS:
         raise ValueError(
-            f"the capacity program knows checkpoints {', '.join(CHECKPOINT_PLACEMENTS)} only, got "
-            f"{cache.checkpoints}"
+            f"program=capacity needs cache.checkpoints to be one of "
+            f"{', '.join(CHECKPOINT_PLACEMENTS)}, got {cache.checkpoints}"
         )
     every = cache.checkpoints == "every"
     return CheckpointRule(

@@ -166,9 +166,9 @@ def draw(rows: Sequence[Row]) -> Figure:
     below.set_xticks(range(len(regimes)), names, fontsize="small")
     figure.legend(*above.get_legend_handles_labels(), loc="outside lower center", ncols=6)
     figure.suptitle(
-        "What the copy path buys: simulated time on modelled H200s, medians and range of "
-        f"{num_seeds} seeds, goodput of the first\nhatched: the path's curve is modelled; pieces "
-        f"below the smallest that was measured take as long as that one\n{verdict_on(rows)}",
+        "Effect of the copy path: simulated time on modeled H200s, median and range over "
+        f"{num_seeds} seeds, goodput of the first\nhatched: the rates of the path are modeled; "
+        f"pieces smaller than the smallest measured one take as long as it\n{verdict_on(rows)}",
         x=0.01,
         ha="left",
     )

@@ -74,7 +74,7 @@ def climb(config: ExperimentConfig) -> Ladder:
     """
     if not config.workload.is_timed:
         raise ValueError(
-            "goodput.num_rates needs requests that come at times of their own, got "
+            "goodput.num_rates needs a workload with fixed arrival times, got "
             f"workload.arrivals={config.workload.arrivals.name} of workload={config.workload.kind}"
         )
     whole = load_workload(config.workload, data_dir=config.data_dir, seed=config.seed)

@@ -110,8 +110,7 @@ def measure(
     config = config_of(*shared, arm, *regime.overrides, f"seed={seed}")
     result = experiment.run(config)
     summary = summarize(result.records, result.measures)
-    tp = config.parallel.tp or config.model.default_tp
-    piece = config.model.full_layer_token_bytes * config.cache.page_size // tp
+    piece = config.model.full_layer_token_bytes * config.cache.page_size // config.tp
     goodput_per_s, goodput_share = _goodput(config, regime) if seeks_goodput else (None, None)
     return Row(
         regime=regime.name,

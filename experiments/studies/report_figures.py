@@ -40,18 +40,18 @@ class Question:
 
 QUESTIONS = {
     "prefetch_cut": Question(
-        title="A prefetch that host memory has no room for",
+        title="A prefetch that does not fit in host memory",
         axis="cache.host_gib",
         axis_label="host memory, GiB",
         arm_key="arm",
         arms={
-            "cut_off": "given up (before)",
-            "cut_on": "cut when the request comes (reports 000-002)",
+            "cut_off": "abandoned (before)",
+            "cut_on": "cut at arrival (reports 000-002)",
             "cut_at_hit": "cut when storage has answered",
-            "cut_restorable": "… to what can be restored",
+            "cut_restorable": "… to the restorable prefix",
         },
         metrics={
-            "prefetch/abandoned_count": "prefetches given up",
+            "prefetch/abandoned_count": "prefetches abandoned",
             "prefetch/useful_share": "pages used ÷ pages read",
             "cache/token_hit_rate": "token hit rate",
             "request/ttft_s_mean": "mean TTFT, s",
@@ -59,7 +59,7 @@ QUESTIONS = {
         row="model",
     ),
     "prefetch_sidecars": Question(
-        title="A prefetch whose state comes later than its pages",
+        title="A prefetch whose state arrives after its pages",
         axis="storage.sidecar_s",
         axis_label="by which the state is late, s",
         arm_key="prefetch.await_sidecars",
@@ -73,7 +73,7 @@ QUESTIONS = {
         row="prefetch.stop",
     ),
     "swa_load_back_budget": Question(
-        title="Window pages that an admitted request will load back",
+        title="Charging window pages that an admitted request will load back",
         axis="cache.swa_device_share",
         axis_label="share of device memory for windows",
         arm_key="scheduler.swa_budget",
@@ -91,13 +91,13 @@ QUESTIONS = {
         },
     ),
     "rank_agreement": Question(
-        title="What ranks agree on when each has storage of its own",
+        title="Which hit ranks with separate storages agree on",
         axis="parallel.ranks",
         axis_label="ranks",
         arm_key="parallel.hit_agreement",
         arms={
-            "min_of_maxima": "MIN of the longest hits",
-            "restorable": "longest that all can restore",
+            "min_of_maxima": "minimum of the longest hits",
+            "restorable": "longest prefix that all can restore",
         },
         metrics={
             "agreement/illegal_lengths_count": "lengths some rank cannot restore",

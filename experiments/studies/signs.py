@@ -94,6 +94,14 @@ def storage_of(factor: float) -> Callable[[ExperimentConfig], ExperimentConfig]:
     return change
 
 
+# knobs that workload=weka_agentic brings, as the other conditions have them
+POOLS = (
+    "parallel.tp=null",
+    "cache.device_gib=40",
+    "cache.host_gib=256",
+    "workload.concurrency=32",
+    "workload.max_context=null",
+)
 CONDITIONS = {
     "as made": Condition(),
     "compute −30 %": Condition(change=faster(0.7)),
@@ -154,6 +162,7 @@ class Runs:
             config_of(
                 f"workload={condition.trace}",
                 "storage=memory",
+                *([] if condition.trace == CONVERSATION else POOLS),
                 *overrides.split(),
                 *part,
                 *self._shared,

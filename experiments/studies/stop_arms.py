@@ -125,7 +125,7 @@ def best_of(rows: Sequence[Row], policies: Collection[str], metric: str) -> Row:
 def table(rows: Sequence[Row]) -> str:
     """Every policy at its best by TTFT in every cell, as Markdown."""
     lines = [
-        "| cell | best arm by TTFT | TTFT mean, s | prefill GPU-s a request | goodput, requests/s "
+        "| cell | best arm by TTFT | TTFT mean, s | prefill GPU-s per request | goodput, req/s "
         "| ρ GPU | ρ read |",
         "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
     ]

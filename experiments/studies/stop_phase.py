@@ -50,8 +50,8 @@ def carry_out(config: ExperimentConfig, out_dir: Path) -> None:
     count = NUM_TUNING + NUM_COMPARED
     if config.workload.windows is None or config.workload.windows < count:
         raise ValueError(
-            f"stop_phase tunes in {NUM_TUNING} windows and compares in {NUM_COMPARED} others, got "
-            f"workload.windows={config.workload.windows}"
+            f"program=stop_phase needs {count} windows, {NUM_TUNING} to tune in and "
+            f"{NUM_COMPARED} to compare in, got workload.windows={config.workload.windows}"
         )
     places = np.linspace(0, config.workload.windows - 1, count).round().astype(int).tolist()
     for_tuning = places[count // NUM_TUNING // 2 :: count // NUM_TUNING + 1]
@@ -83,8 +83,8 @@ def draw(cells: Sequence[Cell]) -> Figure:
     for axes, metric in zip(figure.subplots(1, 3), PANELS, strict=True):
         _draw_panel(axes, grid, metric)
     figure.suptitle(
-        "marginal ÷ the best stock arm of the cell, tuned on other windows: simulated time on "
-        "modelled H200s\nblue: ours is better, red: worse, white and ≈: no difference can be told "
+        "marginal ÷ the best other policy of the cell, tuned on other windows: simulated time on "
+        "modeled H200s\nblue: marginal is better, red: worse, white and ≈: no clear difference "
         f"({NUM_COMPARED} windows, 95 %); dash: overloaded, no latency claim",
         x=0.01,
         ha="left",
@@ -147,7 +147,7 @@ def _ratio(cell: Cell, metric: str) -> str:
 def table(cells: Sequence[Cell]) -> str:
     """Both sides of every cell, as Markdown."""
     lines = [
-        "| cell | best by TTFT | TTFT mean, s | prefill GPU-s a request | best by goodput "
+        "| cell | best by TTFT | TTFT mean, s | prefill GPU-s per request | best by goodput "
         "| goodput, requests/s | in time at the former's |",
         "| --- | --- | ---: | ---: | --- | ---: | ---: |",
     ]

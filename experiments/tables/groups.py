@@ -13,9 +13,10 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from experiments.tables import provenance
+from experiments.tables.stored import read_json, read_yaml
 from hicache.config import METRICS
 from hicache.results.verdict import is_overloaded
 from hicache.workload.build import GENERATORS
@@ -144,19 +145,19 @@ def find_runs(path: Path) -> list[Path]:
 
 def load_run(path: Path) -> StoredRun:
     """Read one run directory."""
-    config = OmegaConf.to_container(OmegaConf.load(path / "config.yaml"))
+    config = OmegaConf.to_container(read_yaml(path / "config.yaml", DictConfig))
     assert isinstance(config, dict)
     typed: dict[str, str] = {}
     if (path / TYPED).is_file():
-        for override in OmegaConf.load(path / TYPED):
+        for override in read_yaml(path / TYPED, ListConfig):
             key, _, value = str(override).partition("=")
             typed[key.lstrip("+~")] = value
     made_of = path / provenance.FILE
-    sources = provenance.sources_of(json.loads(made_of.read_text())) if made_of.is_file() else {}
+    sources = provenance.sources_of(read_json(made_of)) if made_of.is_file() else {}
     return StoredRun(
         path=path,
         config=flat(config),
-        summary=json.loads((path / "summary.json").read_text()),
+        summary=read_json(path / "summary.json"),
         typed=typed,
         metrics=tuple(config.get("metrics") or METRICS),
         sources={f"{name}{SOURCE}": digest for name, digest in sources.items()},
@@ -220,16 +221,6 @@ def group_runs(runs: Sequence[StoredRun], keys: Sequence[str]) -> list[Group]:
         Group(settings={key: group[0].setting(key) for key in keys}, runs=tuple(group))
         for group in members.values()
     ]
-
-
-def baseline_of(group: Group, groups: Sequence[Group], key: str) -> Group:
-    """The group to compare with: the first one that differs from this one in `key` alone."""
-    others = {name: value for name, value in group.settings.items() if name != key}
-    return next(
-        candidate
-        for candidate in groups
-        if all(candidate.settings[name] == value for name, value in others.items())
-    )
 
 
 def question_key(groups: Sequence[Group]) -> str | None:

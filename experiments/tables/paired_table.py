@@ -46,7 +46,7 @@ class Comparison:
 
 
 def compare_pairs(groups: Sequence[Group], metrics: Sequence[str]) -> list[Comparison]:
-    """Every group beside the first of those that differ from it in the question alone.
+    """Every group beside the first of its answer set (`answer_sets`).
 
     Raises:
         ValueError: there is nothing to compare, or not by these metrics.

@@ -7,7 +7,6 @@ from experiments.tables.groups import (
     Group,
     Spread,
     Value,
-    baseline_of,
     by_question,
     question_key,
 )
@@ -46,7 +45,7 @@ def table_of(
 ) -> ResultTable:
     """One row a group, the answers to one question together: medians over seeds, with ranges.
 
-    The ratio is to the first group that differs in the question alone.
+    The ratio is to the first of them.
     """
     keys = setting_keys(groups)
     question = question_key(groups)
@@ -64,7 +63,7 @@ def table_of(
             if question is not None:
                 name = TITLES.get(ratio_of, ratio_of).partition(",")[0]
                 heading = f"{name}\n÷ {short(groups[0].settings[question])}'s"
-                ratios = _ratios(group, baseline_of(group, groups, question), ratio_of)
+                ratios = _ratios(group, answers[0], ratio_of)
                 _add_spread(row, heading, f"{ratio_of} ratio", ratios)
             rows.append(row)
         sections.append(rows)
@@ -87,9 +86,16 @@ def setting_keys(groups: Sequence[Group]) -> list[str]:
 
 
 def answer_sets(groups: Sequence[Group]) -> list[list[Group]]:
-    """The groups that answer one question with everything else equal, the baseline first."""
+    """The groups that answer one question with everything else equal, the baseline first.
+
+    A group that shares everything else with no other is compared with the first of all.
+    """
     question = question_key(groups)
-    return [list(groups)] if question is None else by_question(groups, question)
+    if question is None:
+        return [list(groups)]
+    first, *others = by_question(groups, question)
+    alone = [answers[0] for answers in others if len(answers) == 1]
+    return [[*first, *alone], *(answers for answers in others if len(answers) > 1)]
 
 
 def over_runs(groups: Sequence[Group]) -> str:

@@ -90,7 +90,7 @@ class _Survey:
                     continue
                 wanted = 1 if kind == MAMBA else node.end - node.start
                 if len(page_ids) != wanted:
-                    _break(5, f"{node} holds {len(page_ids)} ids, not {wanted}")
+                    _break(5, f"{node} holds {len(page_ids)} page ids instead of {wanted}")
                 self.page_ids[tier][kind].append(page_ids)
                 if node.path_locks if kind == FULL and tier == DEVICE else locks[kind]:
                     self.locked[tier][kind].append(page_ids)
@@ -115,7 +115,7 @@ def check_drained(cache: PrefixCache, prefetcher: Prefetcher | None) -> None:
             _hold(protected == 0, 5, f"{protected} {what}")
     for node in cache.tree.nodes():
         if node.path_locks or any(map(any, node.locks)):
-            _break(4, f"{node} is locked and nobody is there")
+            _break(4, f"{node} is still locked after the run")
     _hold(not cache.in_flight, 7, f"{len(cache.in_flight)} transfers are still under way")
     _hold(cache.queued_write_bytes == 0, 7, f"{cache.queued_write_bytes} bytes wait to be written")
     if prefetcher is not None:
@@ -151,14 +151,14 @@ def _check_node(tree: RadixTree, node: Node, *, strict_host: bool) -> None:
     if parent.children.get(node.edge[: tree.page_bytes]) is not node:
         _break(2, f"{node} is not its parent's child")
     if len(node.edge) != node.num_pages * tree.page_bytes:
-        _break(2, f"{node} has an edge of another length")
+        _break(2, f"{node} has an edge that is not as long as its pages")
     if node.start != parent.start + parent.num_pages:
         _break(2, f"{node} does not begin where its parent ends")
     device, host = node.held
     if device[FULL] is None and host[FULL] is None:
-        _break(2, f"{node} is held nowhere")
+        _break(2, f"{node} is on neither the device nor the host")
     if node.digests is not None and len(node.digests) != node.num_pages:
-        _break(2, f"{node} has digests of another length")
+        _break(2, f"{node} has another number of digests than pages")
     for tier in (DEVICE, HOST) if strict_host else (DEVICE,):
         held = node.held[tier]
         if held[FULL] is None:
@@ -168,7 +168,9 @@ def _check_node(tree: RadixTree, node: Node, *, strict_host: bool) -> None:
             _break(3, f"{node} is on the {TIER_NAMES[tier]} and its parent {parent} is not")
     _, swa, mamba = node.locks[HOST]
     if mamba > swa and host[SWA] is not None:
-        _break(4, f"{node} has a state locked without its window, whose eviction takes both")
+        _break(
+            4, f"{node} has a locked state but an unlocked window, whose eviction would drop both"
+        )
 
 
 def _check_locks(tree: RadixTree, survey: _Survey) -> None:
@@ -181,14 +183,14 @@ def _check_locks(tree: RadixTree, survey: _Survey) -> None:
         num_ending[node] = own + sum(num_ending[child] for child in children)
         _, swa, mamba = node.locks[DEVICE]
         if (tree.has_swa and swa < own) or swa > num_ending[node]:
-            _break(4, f"{node} has a window locked otherwise than its full pages")
+            _break(4, f"{node} has window locks that do not match its full locks")
         if mamba != own * tree.has_states:
-            _break(4, f"{node} has a state locked otherwise than its full pages")
+            _break(4, f"{node} has state locks that do not match its full locks")
 
 
 def _check_counts(tree: RadixTree, survey: _Survey) -> None:
     residency, count = tree.residency, len(survey.nodes)
-    _hold(tree.num_nodes == count, 6, f"{tree.num_nodes} nodes counted, {count} there")
+    _hold(tree.num_nodes == count, 6, f"the tree counts {tree.num_nodes} nodes but has {count}")
     for tier in TIERS:
         for kind in KINDS:
             there = (survey.page_ids[tier][kind], survey.locked[tier][kind])
@@ -197,7 +199,7 @@ def _check_counts(tree: RadixTree, survey: _Survey) -> None:
             _hold(
                 found == counted,
                 5,
-                f"{TIER_NAMES[tier]} {KIND_NAMES[kind]}: resident and protected are {found}, "
+                f"{TIER_NAMES[tier]} {KIND_NAMES[kind]}: resident and protected pages are {found}, "
                 f"counted as {counted}",
             )
 
@@ -211,7 +213,7 @@ def _check_queues(tree: RadixTree, survey: _Survey) -> None:
         _hold(
             tree.residency.leaves[tier].nodes() == survey.leaves[tier],
             6,
-            f"the leaves of the {TIER_NAMES[tier]} are not those of the tree",
+            f"the leaf set of the {TIER_NAMES[tier]} differs from the leaves of the tree",
         )
         for kind in (SWA, MAMBA):
             queued = tree.residency.sidecars[tier][kind].nodes()
@@ -219,7 +221,7 @@ def _check_queues(tree: RadixTree, survey: _Survey) -> None:
                 {node for node in queued if not node.locks[tier][kind]}
                 == survey.sidecars[tier][kind],
                 6,
-                f"the {KIND_NAMES[kind]} queue of the {TIER_NAMES[tier]} is not that of the tree",
+                f"the {KIND_NAMES[kind]} queue of the {TIER_NAMES[tier]} differs from the tree",
             )
 
 
@@ -252,14 +254,16 @@ def _check_pages(
                 _break(5, f"page {page_id} of {name} has two owners")
             taken = cache.pools[tier][kind].taken
             if taken != owned:
-                what = f"{len(taken)} pages of {name} are out and {len(owned)} owned"
-                _break(5, f"{what}: {sorted(taken ^ owned)} are one and not the other")
+                what = f"{len(taken)} pages of {name} are allocated and {len(owned)} owned"
+                _break(5, f"{what}; they differ in {sorted(taken ^ owned)}")
 
 
 def _check_arrivals(cache: PrefixCache, on_host: Iterable[PageIds]) -> None:
     arrivals, counters = cache.arrivals, cache.counters
     left = arrivals.unused.difference(*on_host)
-    _hold(not left, 9, f"pages {left} came from storage, have no fate and are not on the host")
+    _hold(
+        not left, 9, f"pages {left} were read from storage but are neither counted nor on the host"
+    )
     fates = sum(counters[f"prefetch/{fate}_pages"] for fate in FATES)
     _hold(
         counters["prefetch/read_pages"] == fates + len(arrivals.unused),

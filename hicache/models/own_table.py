@@ -48,8 +48,8 @@ def read_table(path: Path) -> dict[str, RateTable | Figure]:
         if kinds[curve] is Figure:
             if curve in found or (row["size"] or "").strip():
                 raise ValueError(
-                    f"{where}: {curve} is a single number, so its row must have no size and appear "
-                    "once"
+                    f"{where}: {curve} is a single number, so its row must have no size "
+                    "and appear once"
                 )
             found[curve] = Figure(value=rate, source=source, status="measured")
             continue

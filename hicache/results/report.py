@@ -29,7 +29,7 @@ from hicache.clock import SECOND_NS
 from hicache.config import ExperimentConfig
 from hicache.results.metrics import PERCENTILES, PREFILL_CAUSES, TTFT_PARTS, RequestRecord, Status
 from hicache.results.tracking import plain
-from hicache.results.verdict import CLEAN, in_short, loads, objections
+from hicache.results.verdict import CLEAN, in_short, loads, objections, stage_lines
 from hicache.scheduler.queue_waits import CAUSES
 
 DPI = 150
@@ -132,6 +132,7 @@ def write_report(
             counts=f"{summary['request/count']:,} requests: "
             + ", ".join(f"{summary[f'request/{end}_count']:,} {end}" for end in ends),
             load=loads(summary),
+            stages=stage_lines(summary),
             **_tiers(summary),
             **_times(summary),
             figures=[(path.stem, base64.b64encode(path.read_bytes()).decode()) for path in paths],

@@ -43,8 +43,7 @@ def main() -> None:
     print(f"{platform.platform()}, Python {platform.python_version()}, {os.cpu_count()} cores")
     print(
         f"{options.mib} MiB in batches of {options.batch} pages, medians of {options.rounds} "
-        "rounds, "
-        f"reads from the page cache; in GB/s, and relative to plain file I/O"
+        "rounds, reads from the page cache; in GB/s, and relative to plain file I/O"
     )
     print("engine       KiB | plain write  read | write  ratio | read   ratio")
     servers = [name for name in ("redis", "mooncake") if getattr(options, name)]

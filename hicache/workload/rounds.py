@@ -68,8 +68,8 @@ class RoundFeeder:
     def _settle(self, request_id: int) -> None:
         if request_id not in self._unsettled:
             raise ValueError(
-                f"request {request_id} was already answered or dropped, or is not part of this "
-                "workload"
+                f"request {request_id} was already answered or dropped, or is not part "
+                "of this workload"
             )
         del self._unsettled[request_id]
         self._left[self._round[request_id]] -= 1

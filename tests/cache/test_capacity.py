@@ -63,16 +63,19 @@ def test_a_component_that_a_model_lacks_takes_nothing_of_its_share() -> None:
     ("sizes", "refusal"),
     [
         ((MIB // 2, 300, 7000), None),
-        ((MIB // 2 + 1, 300, 7000), "too small for one page of full KV: 0.000 GiB give 0 of the 1"),
+        (
+            (MIB // 2 + 1, 300, 7000),
+            "too small for one page of full KV: 0.000 GiB hold 0, and .* needs at least 1",
+        ),
         ((1000, MIB // 16, 7000), None),
         (
             (1000, MIB // 16 + 1, 7000),
-            "one window of 4 pages: 0.000 GiB give 3 of the 4 .* or cache.swa_device_share=0.25",
+            "window of 4 pages: .* hold 3, .* needs at least 4; .* or cache.swa_device_share=0.25",
         ),
         ((1000, 300, MIB // 16), None),
         (
             (1000, 300, MIB // 16 + 1),
-            "4 state slots: 0.000 GiB give 3 of the 4 .* or cache.mamba_device_share=0.25",
+            "4 state slots: .* hold 3, .* needs at least 4; .* or cache.mamba_device_share=0.25",
         ),
     ],
 )
@@ -94,20 +97,22 @@ def test_the_host_may_have_room_for_nothing() -> None:
 @pytest.mark.parametrize("tier", ["device", "host"])
 def test_shares_that_leave_less_than_nothing_to_full_are_refused(tier: str) -> None:
     shares = {f"swa_{tier}_share": 0.75, f"mamba_{tier}_share": 0.5}
-    with pytest.raises(ValueError, match=f"mamba_{tier}_share must leave .* got 0.75 and 0.5"):
+    with pytest.raises(ValueError, match=f"mamba_{tier}_share must add up .* got 0.75 and 0.5"):
         shared(**shares)
 
 
 def test_a_device_has_what_weights_leave_and_no_more() -> None:
     assert shared(device_gib=None)[0].total_bytes == 4 * MIB
     assert shared(device_gib=4 * MIB / GIB)[0].total_bytes == 4 * MIB
-    with pytest.raises(ValueError, match=r"more than the 0.0 GiB that small leaves"):
+    with pytest.raises(ValueError, match=r"more than the 0.0 GiB of device memory"):
         shared(device_gib=5 * MIB / GIB)
 
 
 def test_a_page_may_be_as_long_as_a_request_and_no_longer() -> None:
     assert shared(page_size=64)
-    with pytest.raises(ValueError, match=r"page_size=128 does not fit small, .* at most 64 tokens"):
+    with pytest.raises(
+        ValueError, match=r"page_size=128 must not exceed model.max_len=64 of small"
+    ):
         shared(page_size=128)
 
 

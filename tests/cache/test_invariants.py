@@ -184,33 +184,33 @@ def a_page_of_a_request_in_place_of_one_that_is_out(world: World) -> None:
 
 BROKEN: dict[Callable[[World], None], str] = {
     no_parents_child: "law 2: .* is not its parent's child",
-    another_edge: "law 2: .* has an edge of another length",
+    another_edge: "law 2: .* has an edge that is not as long as its pages",
     another_start: "law 2: .* does not begin where its parent ends",
-    held_nowhere: "law 2: .* is held nowhere",
-    another_number_of_digests: "law 2: .* has digests of another length",
+    held_nowhere: "law 2: .* is on neither the device nor the host",
+    another_number_of_digests: "law 2: .* has another number of digests than pages",
     a_window_without_full: "law 1: .* holds sidecars without full on the device",
     a_state_without_full: "law 1: .* holds sidecars without full on the host",
     a_parent_that_is_elsewhere: "law 3: .* is on the host and its parent .* is not",
-    another_number_of_ids: "law 5: .* holds 1 ids, not 2",
-    two_states: "law 5: .* holds 2 ids, not 1",
-    a_window_locked_without_full: "law 4: .* has a window locked otherwise than its full pages",
-    a_state_locked_without_full: "law 4: .* has a state locked otherwise than its full pages",
-    full_locked_without_a_window: "law 4: .* has a window locked otherwise than its full pages",
-    a_state_locked_without_its_window: "law 4: .* has a state locked without its window",
+    another_number_of_ids: "law 5: .* holds 1 page ids instead of 2",
+    two_states: "law 5: .* holds 2 page ids instead of 1",
+    a_window_locked_without_full: "law 4: .* has window locks that do not match its full locks",
+    a_state_locked_without_full: "law 4: .* has state locks that do not match its full locks",
+    full_locked_without_a_window: "law 4: .* has window locks that do not match its full locks",
+    a_state_locked_without_its_window: "law 4: .* has a locked state but an unlocked window",
     a_child_locked_without_its_parent: "law 4: .* has fewer locks than locked children",
     children_miscounted: "law 6: .* counts 3 children on the device",
     children_of_a_root_miscounted: "law 6: .* counts 2 children on the device",
-    nodes_miscounted: "law 6: 4 nodes counted, 3 there",
-    resident_pages_miscounted: "law 5: host swa: resident and protected are .*, counted as",
-    protected_pages_miscounted: "law 5: device mamba: resident and protected are .*, counted as",
-    a_leaf_too_few: "law 6: the leaves of the device are not those of the tree",
-    a_leaf_too_many: "law 6: the leaves of the host are not those of the tree",
-    a_window_not_queued: "law 6: the swa queue of the device is not that of the tree",
-    a_state_queued_that_the_device_has: "law 6: the mamba queue of the host is not that of",
+    nodes_miscounted: "law 6: the tree counts 4 nodes but has 3",
+    resident_pages_miscounted: "law 5: host swa: resident and protected pages are .*, counted as",
+    protected_pages_miscounted: "law 5: device mamba: resident and protected pages are .*, counted",
+    a_leaf_too_few: "law 6: the leaf set of the device differs",
+    a_leaf_too_many: "law 6: the leaf set of the host differs",
+    a_window_not_queued: "law 6: the swa queue of the device differs",
+    a_state_queued_that_the_device_has: "law 6: the mamba queue of the host differs",
     two_owners: "law 5: page .* of host full has two owners",
-    a_page_that_nobody_owns: "law 5: 5 pages of host swa are out and 4 owned",
-    a_page_of_a_request_that_is_not_out: "law 5: 6 pages of device full are out and 7 owned",
-    a_page_of_a_request_in_place_of_one_that_is_out: r"law 5: 7 .* and 7 owned: \[\d+, 31\] are",
+    a_page_that_nobody_owns: "law 5: 5 pages of host swa are allocated and 4 owned",
+    a_page_of_a_request_that_is_not_out: "law 5: 6 pages of device full are allocated and 7 owned",
+    a_page_of_a_request_in_place_of_one_that_is_out: r"law 5: 7 .* they differ in \[\d+, 31\]",
 }
 
 
@@ -233,7 +233,7 @@ def test_what_only_the_host_holds_is_a_leaf_of_the_host_or_the_law_is_broken() -
     assert residency.sidecars[HOST][SWA].nodes() >= {world.lower, world.other}
     world.check()
     residency.leaves[HOST].discard(world.other)
-    with pytest.raises(BrokenLawError, match="law 6: the leaves of the host"):
+    with pytest.raises(BrokenLawError, match="law 6: the leaf set of the host"):
         world.check()
     residency.leaves[HOST].add(world.other)
     residency.sidecars[HOST][SWA].discard(world.lower)
@@ -330,7 +330,7 @@ def test_a_lock_on_what_is_not_held_is_found() -> None:
     world = World(host=(0, 0, 0))
     world.check_drained()
     world.cache.tree.lock_host(world.lower, world.lower.start)
-    with pytest.raises(BrokenLawError, match=r"law 4: .* is locked and nobody is there"):
+    with pytest.raises(BrokenLawError, match=r"law 4: .* is still locked after the run"):
         world.check_drained()
 
 
@@ -387,6 +387,8 @@ def test_a_page_from_storage_without_a_fate_is_found() -> None:
 def test_a_page_from_storage_that_has_left_without_a_fate_is_found() -> None:
     world = World().done()
     world.cache.arrivals.publish([7])
-    told = re.escape("law 9: pages {7} came from storage, have no fate and are not on the host")
+    told = re.escape(
+        "law 9: pages {7} were read from storage but are neither counted nor on the host"
+    )
     with pytest.raises(BrokenLawError, match=told):
         world.check()

@@ -43,7 +43,7 @@ def test_an_id_that_is_not_out_cannot_be_given_back() -> None:
     pool = PageAllocator(5)
     some = taken(pool, 3)
     pool.free(some[:1])
-    with pytest.raises(ValueError, match=f"page {some[0]} is freed but was not taken"):
+    with pytest.raises(ValueError, match=f"page {some[0]} is freed but was not allocated"):
         pool.free(some)
     with pytest.raises(ValueError, match="page 4 "):
         pool.free([4])

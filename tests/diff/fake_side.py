@@ -4,11 +4,18 @@ from collections import Counter
 from sys import stdout
 
 from experiments.diff.counting import joined
+from experiments.diff.pages import page_names
 from experiments.diff.protocol import Hits, Outcome, Pools, SideError, Span, Tokens
 
 
 class FakeSide:
-    """Options: `pages` there is room for; `fail_at` and `crash_at`, requests; `says`."""
+    """A cache of one tier.
+
+    Options: `pages` there is room for; requests at which it does something wrong (`fail_at`,
+    `crash_at`, `leak_at`: the lock stays, `other_at`: the oldest page is another one); what its
+    admission `says`; `matches`, which makes it accept requests that are aborted; `silent`, which
+    makes it report no state.
+    """
 
     def __init__(self, pools: Pools, options: dict[str, str]) -> None:
         if "will_not_open" in options:
@@ -16,53 +23,74 @@ class FakeSide:
         self._page = pools.page_size
         self._room = int(options.get("pages", "1000"))
         self._options = options
-        self._held: dict[bytes, None] = {}  # the page used longest ago first
+        self._held: dict[int, None] = {}  # names of pages, the one used longest ago first
+        self._running: dict[int, int] = {}  # tokens that each request locks
         self._finished: list[int] = []
 
     def about(self) -> dict[str, str]:
         stdout.write("something for the log\n")
-        return {"engine": "fake", "version": self._options.get("version", "1")}
+        about = {"engine": "fake", "version": self._options.get("version", "1")}
+        return about | ({"matches": "yes"} if "matches" in self._options else {})
 
     def admit(self, number: int, tokens: Tokens, prompt_len: int) -> Outcome:
         if str(number) == self._options.get("fail_at"):
             raise SideError("no room is left")
         if str(number) == self._options.get("crash_at"):
             raise RuntimeError("boom\nand more")
-        keys = self._keys(tokens[: prompt_len - 1])
-        hits = 0
-        for key in keys:
-            if key not in self._held:
-                break
-            hits += self._page
+        keys = page_names(tokens[: prompt_len - 1], self._page)
+        hits = self._hits(keys) * self._page
         counts: Counter[str] = Counter()
-        for key in reversed(keys):  # the beginning is used last, as below a tree's nodes
-            self._held.pop(key, None)
-            self._held[key] = None
+        self._use(keys)
         while len(self._held) > self._room:
             del self._held[next(iter(self._held))]
             counts["evicted/full/device"] += self._page
+        if str(number) == self._options.get("other_at"):
+            del self._held[next(iter(self._held))]
+            self._held[7] = None
+        self._running[number] = len(keys) * self._page
         return Outcome(
             hits=Hits(hits, 0, 0),
             counts=dict(counts),
             held={"full/device": len(self._held) * self._page},
             admission=self._options.get("says"),
+            state={} if "silent" in self._options else self._state(),
         )
+
+    def match(self, tokens: Tokens) -> None:
+        keys = page_names(tokens[:-1], self._page)
+        self._use(keys[: self._hits(keys)])
 
     def finish(self, number: int) -> None:
         self._finished.append(number)
+        if str(number) != self._options.get("leak_at"):
+            del self._running[number]
 
     def probe(self, tokens: Tokens) -> dict[str, list[Span]]:
-        keys = enumerate(self._keys(tokens))
+        keys = enumerate(page_names(tokens, self._page))
         pages = [(place, place + 1) for place, key in keys if key in self._held]
         return {"full/device": joined(pages, self._page, "full")} if pages else {}
+
+    def contents(self) -> dict[str, list[int]]:
+        return {"full/device": list(self._held)}
 
     def close(self) -> None:
         stdout.write(f"finished {self._finished}\n")
         stdout.flush()
 
-    def _keys(self, tokens: Tokens) -> list[bytes]:
-        page = self._page
-        return [tokens[:end].tobytes() for end in range(page, len(tokens) + 1, page)]
+    def _hits(self, keys: list[int]) -> int:
+        return next((place for place, key in enumerate(keys) if key not in self._held), len(keys))
+
+    def _use(self, keys: list[int]) -> None:
+        for key in reversed(keys):  # the beginning is used last, as below a tree's nodes
+            self._held.pop(key, None)
+            self._held[key] = None
+
+    def _state(self) -> dict[str, int]:
+        return {
+            "locked/full/device": sum(self._running.values()),
+            "free/full/device": 4000 - len(self._held) * self._page,
+            "pages/full/device": sum(self._held) % (1 << 64),
+        }
 
 
 open_side = FakeSide

@@ -1,11 +1,12 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from experiments.diff.compare import Comparison, Kind, Row
+from experiments.diff.compare import Comparison, Kind, Row, compare_sides
 from experiments.diff.protocol import Hits, Outcome
-from tests.diff.sides import PAGE, prompt, requests_of
+from tests.diff.sides import PAGE, POOLS, prompt, requests_of
 
 Compared = Callable[..., Comparison]
 # four pages of 1, four of 2, and both again: room for seven pages loses one of 1
@@ -15,6 +16,7 @@ OUTCOME = Outcome(
     counts={"hit/swa/device": 64, "moved/full/back_up": 64, "evicted/full/host": 64},
     held={"full/device": 64},
     admission="yes",
+    state={"locked/full/device": 8, "free/full/device": 4, "pages/full/device": 1},
 )
 
 
@@ -29,7 +31,12 @@ OUTCOME = Outcome(
         ({"admission": "no"}, Kind.admission),
         ({"counts": {**OUTCOME.counts, "moved/full/back_up": 0}}, Kind.moved),
         ({"counts": {**OUTCOME.counts, "evicted/full/host": 0}}, Kind.evicted),
+        ({"state": {**OUTCOME.state, "locked/full/device": 12}}, Kind.locked),
         ({"held": {"full/device": 0}}, Kind.held),
+        ({"state": {**OUTCOME.state, "free/full/device": 0}}, Kind.held),
+        ({"state": {**OUTCOME.state, "pages/full/device": 2}}, Kind.pages),
+        ({"state": {}}, Kind.equal),
+        ({"admission": None}, Kind.equal),
     ],
 )
 def test_a_difference_has_one_kind(changes: dict[str, object], kind: Kind) -> None:
@@ -38,39 +45,145 @@ def test_a_difference_has_one_kind(changes: dict[str, object], kind: Kind) -> No
 
 
 def test_the_graver_kind_counts_where_two_apply() -> None:
-    head = replace(OUTCOME, hits=Hits(0, 0, 0), held={}, admission="no")
-    assert Row(number=0, prompt_len=100, base=OUTCOME, head=head).kind is Kind.fewer
+    changes: dict[str, object] = {"hits": Hits(0, 0, 0)}
+    graver = [
+        ({"counts": {**OUTCOME.counts, "hit/swa/device": 0}}, Kind.component),
+        ({"admission": "no"}, Kind.admission),
+        ({"counts": {"hit/swa/device": 64, "evicted/full/host": 0}}, Kind.moved),
+        ({"counts": {**OUTCOME.counts, "evicted/full/host": 0}}, Kind.evicted),
+        ({"state": {**OUTCOME.state, "locked/full/device": 0}}, Kind.locked),
+        ({"held": {}}, Kind.held),
+    ]
+    for more, kind in reversed(graver):
+        changes = {"state": {**OUTCOME.state, "pages/full/device": 2}, "held": {}} | changes | more
+        assert row_of(**{**changes, "hits": OUTCOME.hits}).kind is kind
+    assert row_of(**changes).kind is Kind.fewer
 
 
-def test_equal_sides_do_not_differ(compared: Compared) -> None:
-    found = compared(AGAIN)
-    assert found.kinds == {Kind.equal: 4}
-    assert (found.first, found.first_hit, found.failure) == (None, None, None)
+def row_of(number: int = 0, **changes: object) -> Row:
+    head = replace(OUTCOME, **changes)  # type: ignore[arg-type]
+    return Row(number=number, prompt_len=100, base=OUTCOME, head=head)
 
 
-def test_less_room_is_seen_where_it_first_costs_a_hit(compared: Compared) -> None:
-    found = compared(AGAIN, head={"pages": "7"})
+def test_what_differs_is_given_as_amounts_of_both() -> None:
+    assert row_of().changes == {}
+    counts = {"hit/swa/host": 64, "moved/full/back_up": 64, "moved/full/read": 5}
+    held = {"full/device": 64, "full/host": 3}
+    row = row_of(hits=Hits(0, 8, 0), counts=counts, held=held, state={"free/full/device": 5})
+    assert row.changes == {
+        "hit/full/device": (64, 0),
+        "hit/full/host": (0, 8),
+        "hit/swa/device": (64, 0),
+        "hit/swa/host": (0, 64),
+        "moved/full/read": (0, 5),
+        "evicted/full/host": (64, 0),
+        "held/full/host": (0, 3),
+        "free/full/device": (4, 5),
+    }
+    assert row.weight == (64 + 8 + 64 + 64, 5 + 64 + 3 + 1)
+
+
+def test_the_names_of_pages_are_no_amounts() -> None:
+    row = row_of(state={**OUTCOME.state, "pages/full/device": 1 << 60})
+    assert row.changes == {"pages/full/device": (1, 1 << 60)}
+    assert row.weight == (0, 0)
+
+
+def test_the_worst_are_those_whose_hits_differ_most_then_whose_copies_do() -> None:
+    rows = (
+        row_of(0, held={"full/device": 0}),
+        row_of(1, counts={**OUTCOME.counts, "moved/full/back_up": 1064}),
+        row_of(2),
+        row_of(3, hits=Hits(63, 0, 0)),
+        row_of(4, hits=Hits(60, 0, 0)),
+    )
+    about = {"engine": "fake", "version": "1"}
+    found = Comparison(base=about, head=about, pools=POOLS, rows=rows)
+    assert [row.number for row in found.worst(3)] == [4, 3, 1]
+    assert [row.number for row in found.worst(9)] == [4, 3, 1, 0]
+
+
+def test_a_lock_that_leaks_is_seen_when_it_should_be_gone(compared: Compared) -> None:
+    requests = requests_of(*(prompt(name, 2) for name in range(8)))
+    found = compared(requests, head={"leak_at": "1"})
     assert found.first is not None
-    assert (found.first.number, found.first.kind) == (1, Kind.evicted)
-    assert found.first_hit is not None
-    assert (found.first_hit.number, found.first_hit.kind) == (2, Kind.fewer)
-    assert found.hit_rate("head") < found.hit_rate("base") == 8 * PAGE / found.prompt_tokens
+    assert (found.first.number, found.first.kind) == (1 + POOLS.num_running, Kind.locked)
+    locked = 2 * PAGE * POOLS.num_running
+    assert found.first.changes == {"locked/full/device": (locked, locked + 2 * PAGE)}
+    assert found.kinds == {Kind.locked: 3, Kind.equal: 5}
+    assert found.first_hit is None
 
 
-def test_totals_add_up_the_answers(compared: Compared) -> None:
-    found = compared(AGAIN, head={"pages": "7", "says": "yes"})
-    totals = found.totals("head")
-    assert totals["hit/full/device"] == sum(sum(row.head.hits) for row in found.rows)
-    assert totals["held/full/device"] == 7 * PAGE
-    assert totals["admission/yes"] == 4
-    assert totals["evicted/full/device"] > 0
+def test_another_page_is_seen_though_amounts_are_equal(compared: Compared) -> None:
+    found = compared(AGAIN, head={"other_at": "1"})
+    assert found.first is not None
+    assert (found.first.number, found.first.kind) == (1, Kind.pages)
 
 
-def test_it_can_end_at_the_first_request_whose_hits_differ(compared: Compared) -> None:
-    assert len(compared(AGAIN, head={"pages": "7"}, until_first=True).rows) == 3
+def test_a_side_that_reports_no_state_is_compared_without_it(compared: Compared) -> None:
+    assert compared(AGAIN, head={"silent": "1"}).kinds == {Kind.equal: 4}
 
 
-def test_a_side_that_fails_ends_it_with_what_there_is(compared: Compared) -> None:
-    found = compared(AGAIN, head={"fail_at": "2"})
-    assert found.failure == "at request 2 fake: no room is left"
-    assert [row.number for row in found.rows] == [0, 1]
+class Listening:
+    """A side that remembers what it is asked."""
+
+    def __init__(self, **about: str) -> None:
+        self._about = about
+        self.calls: list[tuple[object, ...]] = []
+
+    def about(self) -> dict[str, str]:
+        return self._about
+
+    def ask(self, calls: list[tuple[object, ...]]) -> None:
+        self.calls += calls
+
+    def take_outcome(self) -> Outcome:
+        return OUTCOME
+
+
+def asked(base: Listening, head: Listening, *, is_eventful: bool) -> list[tuple[str, int]]:
+    """What base is asked, `match` with the number of the prompt."""
+    requests = requests_of(*(prompt(name, 1) for name in range(40)))
+    pools = replace(POOLS, is_eventful=is_eventful, num_running=2)
+    compare_sides(requests, pools, (base, head))
+    assert len(base.calls) == len(head.calls)
+    assert all(len(np.atleast_1d(call[1])) == PAGE + 1 for call in base.calls if call[0] == "match")
+    return [
+        (str(name), int(np.atleast_1d(first)[0]) // (1000 if name == "match" else 1))
+        for name, first, *_ in base.calls
+    ]
+
+
+def test_a_request_ends_when_so_many_have_come_after_it() -> None:
+    side = Listening(matches="yes")
+    calls = asked(side, Listening(matches="yes"), is_eventful=False)
+    wanted = [("admit", 0), ("admit", 1)]
+    for number in range(2, 40):
+        wanted += [("finish", number - 2), ("admit", number)]
+    assert calls == wanted
+    _, number, tokens, prompt_len = side.calls[0]
+    assert (number, len(tokens), prompt_len) == (0, PAGE + 3, PAGE + 1)  # type: ignore[arg-type]
+
+
+def test_where_it_is_eventful_every_seventh_runs_three_times_as_long() -> None:
+    calls = asked(Listening(), Listening(), is_eventful=True)
+    come = {number: place for place, (name, number) in enumerate(calls) if name == "admit"}
+    gone = {number: place for place, (name, number) in enumerate(calls) if name == "finish"}
+    for number in range(30):
+        after = number + (6 if number % 7 == 6 else 2)
+        assert come[after - 1] < gone[number] < come[after]
+
+
+def test_where_it_is_eventful_every_third_comes_after_an_earlier_prompt_that_is_aborted() -> None:
+    sides = Listening(matches="yes"), Listening(matches="yes")
+    calls = asked(*sides, is_eventful=True)
+    aborted = {calls[place + 1]: each for place, each in enumerate(calls) if each[0] == "match"}
+    assert aborted == {
+        ("admit", number): ("match", max(number - 8 - number % 24, 0)) for number in range(2, 40, 3)
+    }
+    assert aborted["admit", 26] == ("match", 16)
+
+
+def test_nothing_is_aborted_where_a_side_cannot() -> None:
+    for sides in ((Listening(matches="yes"), Listening()), (Listening(), Listening())):
+        assert "match" not in dict(asked(*sides, is_eventful=True))

@@ -39,6 +39,11 @@ def installs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str,
     return told
 
 
+def test_the_root_holds_this_package_and_ours() -> None:
+    assert (engines.ROOT / "experiments" / "diff" / "engines.py").is_file()
+    assert (engines.ROOT / "hicache" / "__init__.py").is_file()
+
+
 def test_a_release_is_fetched_once_without_what_it_asks_for(
     installs: list[tuple[str, ...]],
 ) -> None:
@@ -154,6 +159,6 @@ def test_pip_gives_its_reason_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(engines.subprocess, "run", run)
     with pytest.raises(
         SideError,
-        match=r"^sglang==9.9 cannot be installed: No matching distribution found for sglang==9.9$",
+        match=r"^cannot install sglang==9.9: No matching distribution found for sglang==9.9$",
     ):
         engines._pip("python", "sglang==9.9")

@@ -1,11 +1,25 @@
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-from experiments.diff.compare import Comparison
-from experiments.diff.explain import Explanation, differing, explain, in_words, spans_in_words
+from experiments.diff.compare import Comparison, Row, token_ids
+from experiments.diff.explain import (
+    Explanation,
+    OnlyOne,
+    changes_in_words,
+    differing,
+    explain,
+    held_by_one,
+    hits_in_words,
+    in_words,
+    spans_in_words,
+)
+from experiments.diff.pages import page_names
+from experiments.diff.protocol import Hits, Outcome
 from hicache.request import Request
-from tests.diff.sides import FAKE, POOLS, fake, prompt, requests_of
+from tests.diff.sides import FAKE, PAGE, POOLS, fake, prompt, requests_of
 
+OUTCOME = Outcome(hits=Hits(9, 0, 0))
 Compared = Callable[..., Comparison]
 # room for nine pages: the third prompt takes three pages of the first, the fourth sees it
 REQUESTS = requests_of(prompt(1, 4), prompt(2, 4), prompt(3, 4), prompt(1, 4))
@@ -34,10 +48,10 @@ def test_the_words_say_what_each_held_hit_and_evicted(compared: Compared, tmp_pa
     found = explained(compared, REQUESTS, {"pages": "9"}, tmp_path)
     said = " ".join(in_words(found, ("old", "new")))
     assert "old hit 16 tokens (16 device, 0 host, 0 storage)" in said
-    assert "of full/device old held [0, 16) and new [0, 4)" in said
-    assert "They parted during request 2, over full/device." in said
-    assert "During it old evicted nothing" in said
-    assert "During it new evicted 12 of full/device" in said
+    assert "in full/device, old held tokens [0, 16) and new [0, 4)" in said
+    assert "They first held different parts of it during request 2, in full/device." in said
+    assert "During that request old evicted nothing" in said
+    assert "During that request new evicted 12 of full/device" in said
 
 
 def test_a_difference_that_was_made_good_is_no_parting(compared: Compared, tmp_path: Path) -> None:
@@ -60,8 +74,98 @@ def test_a_request_that_nobody_came_before_is_said_to_be_new(
     found = explain(row, requests, POOLS, (FAKE, fake({"says": "later"})), tmp_path)
     said = " ".join(in_words(found, ("old", "new")))
     assert "Admission: None against later." in said
-    assert "No earlier request begins like it." in said
+    assert "No earlier request shares a prefix with it." in said
     assert "both held the same" in said
+
+
+def test_an_earlier_prompt_shorter_than_a_page_is_no_use(
+    compared: Compared, tmp_path: Path
+) -> None:
+    requests = requests_of([5, 6], prompt(1, 4), prompt(2, 4), prompt(3, 4), prompt(1, 4))
+    found = explained(compared, requests, {"pages": "9"}, tmp_path)
+    assert (found.row.number, found.last_use) == (4, 1)
+
+
+def test_pages_that_only_one_side_holds_are_named_by_their_requests(
+    compared: Compared, tmp_path: Path
+) -> None:
+    found = explained(compared, REQUESTS, {"pages": "9"}, tmp_path)
+    base, *others = found.only
+    assert (base.place, base.is_base, base.amount, others) == ("full/device", True, 12, [])
+    assert base.pages == {1: [1, 2, 3]}
+    said = in_words(found, ("old", "new"))[-1]
+    assert said == (
+        "After it old holds 12 tokens of full/device that new does not, of request 1 (pages 1-3)."
+    )
+
+
+def test_amounts_that_differ_are_in_the_words(compared: Compared, tmp_path: Path) -> None:
+    found = explained(compared, REQUESTS, {"pages": "9"}, tmp_path)
+    said = " ".join(in_words(found, ("old", "new")))
+    assert "What differs (old → new): evicted full/device 0 → 12 (+12), " in said
+    assert "hit full/device 16 → 4 (-12)" in said
+
+
+def test_sides_that_report_no_state_are_not_asked_for_contents(
+    compared: Compared, tmp_path: Path
+) -> None:
+    assert explained(compared, REQUESTS, {"pages": "9", "silent": "1"}, tmp_path).only == ()
+
+
+def test_pages_are_counted_from_each_side_and_in_the_unit_of_their_kind() -> None:
+    requests = requests_of(prompt(1, 3), prompt(1, 5))
+    names = page_names(token_ids(requests[1]), PAGE)
+    base = {"full/host": [*names[:2], names[4]], "mamba/host": [names[0]]}
+    head = {"full/host": [names[0], names[3], 77], "swa/device": [names[2]]}
+    found = held_by_one((base, head), requests, POOLS)
+    assert [(each.place, each.is_base, each.amount, each.pages) for each in found] == [
+        ("full/host", True, 2 * PAGE, {0: [1], 1: [4]}),
+        ("full/host", False, 2 * PAGE, {1: [3]}),  # of 77 no request is known
+        ("mamba/host", True, 1, {0: [0]}),
+        ("swa/device", False, PAGE, {0: [2]}),
+    ]
+
+
+def test_many_pages_and_requests_are_cut_short() -> None:
+    many = OnlyOne(
+        place="mamba/host",
+        is_base=False,
+        amount=9,
+        pages={number: [0, 2, 4, 5, 7, 9] for number in range(6)},
+    )
+    row = Row(number=3, prompt_len=5, base=OUTCOME, head=OUTCOME)
+    found = Explanation(row=row, last_use=None, held=({}, {}), parting=None, only=(many,))
+    assert in_words(found, ("old", "new"))[-1] == (
+        "After it new holds 9 states of mamba/host that old does not, of request"
+        " 0 (pages 0, 2, 4-5, 7, ...), 1 (pages 0, 2, 4-5, 7, ...), 2 (pages 0, 2, 4-5, 7, ...),"
+        " 3 (pages 0, 2, 4-5, 7, ...) and 2 more."
+    )
+    nothing = replace(found, only=(replace(many, pages={}),))
+    assert in_words(nothing, ("old", "new"))[-1].endswith("of request none so far.")
+
+
+def test_amounts_are_all_or_the_largest_and_without_the_names_of_pages() -> None:
+    counts = {"moved/swa/read": 1000, "evicted/full/host": 3}
+    state = {"pages/full/device": 5}
+    base = replace(OUTCOME, state={"pages/full/device": 9})
+    head = Outcome(hits=Hits(0, 7, 0), counts=counts, state=state)
+    row = Row(number=3, prompt_len=5, base=base, head=head)
+    assert changes_in_words(row) == (
+        "evicted full/host 0 → 3 (+3), hit full/device 9 → 0 (-9), hit full/host 0 → 7 (+7),"
+        " copied swa/read 0 → 1,000 (+1,000)"
+    )
+    assert changes_in_words(row, 2) == (
+        "copied swa/read 0 → 1,000 (+1,000), hit full/device 9 → 0 (-9), and 2 more"
+    )
+    assert changes_in_words(Row(number=3, prompt_len=5, base=OUTCOME, head=OUTCOME)) == ""
+
+
+def test_hits_of_windows_and_states_are_said_where_there_are_any() -> None:
+    counts = {"hit/swa/host": 1024, "hit/mamba/device": 0, "moved/full/read": 3}
+    assert hits_in_words(Outcome(hits=Hits(1000, 20, 3), counts=counts)) == (
+        "1,023 tokens (1,000 device, 20 host, 3 storage), swa on host 1,024"
+    )
+    assert hits_in_words(OUTCOME) == "9 tokens (9 device, 0 host, 0 storage)"
 
 
 def test_long_lists_of_spans_are_cut_short() -> None:

@@ -1,15 +1,19 @@
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from experiments.diff.__main__ import Limit, main, measure
-from experiments.diff.compare import Comparison
-from experiments.diff.protocol import SideError
-from experiments.diff.rooms import bytes_of, pools_for
-from tests.diff.sides import prompt, requests_of
+from experiments.diff.__main__ import SIDES, Limit, main, measure
+from experiments.diff.compare import Comparison, Row, compare
+from experiments.diff.engines import Launch
+from experiments.diff.explain import explain
+from experiments.diff.protocol import Hits, Outcome, Pools, SideError
+from experiments.diff.rooms import bytes_of, chosen, pools_for
+from hicache.request import Request
+from tests.diff.sides import FAKE, POOLS, prompt, requests_of
 
 Compared = Callable[..., Comparison]
 AGAIN = requests_of(prompt(1, 4), prompt(2, 4), prompt(1, 4), prompt(2, 4))
@@ -67,27 +71,29 @@ def test_another_policy_differs_and_is_explained(
     assert status == 1
     assert found["first_hit"] is not None
     assert found["explanation"][0].startswith(f"Request {found['first_hit']} (")
-    assert any("The last request that begins like it was" in each for each in found["explanation"])
+    assert any(
+        "The last request that shares a prefix with it was" in each for each in found["explanation"]
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         (("--base", "no/such/path"), "no/such/path is neither a release"),
-        (("--base", "hicache", "--head", "tests"), "tests holds no sglang"),
-        (("--pools", "device=3"), "--pools wants NAME=NUMBER"),
-        (("--pools", "device_tokens=64"), "device_tokens=64 is less than a page for each"),
-        (("--pools", "max_len=600000"), "the trace is too long for its pools"),
+        (("--base", "hicache", "--head", "tests"), "tests contains no sglang"),
+        (("--pools", "device=3"), "--pools must be NAME=NUMBER"),
+        (("--pools", "device_tokens=64"), "device_tokens=64 must be at least"),
+        (("--pools", "max_len=600000"), "do not fit in device_tokens"),
         (("--pools", "max_len=2"), "no request of builtin fits"),
-        (("--copies", "soon"), "--copies wants instant or delayed:N, got 'soon'"),
-        (("--fail-on", "luck:-1%"), "--fail-on wants METRIC:-0.5%"),
-        (("--model", "gpt"), "--model wants one of"),
-        (("--components", "swa", "--model", "llama3_8b"), "--model llama3_8b keeps no swa"),
+        (("--copies", "soon"), "--copies must be instant or delayed:N, got 'soon'"),
+        (("--fail-on", "luck:-1%"), "--fail-on must be METRIC:-0.5%"),
+        (("--model", "gpt"), "--model must be one of"),
+        (("--components", "swa", "--model", "llama3_8b"), "--model llama3_8b has no swa layers"),
         (("--workload", "nothing"), "workload.kind must be one of"),
-        (("--head", "hicache", "--eviction", "no:Such"), "--eviction=no:Such cannot be loaded"),
-        (("--engine", "vllm", "--head", "tests"), "tests holds no vllm"),
+        (("--head", "hicache", "--eviction", "no:Such"), "cache.eviction=no:Such cannot be loaded"),
+        (("--engine", "vllm", "--head", "tests"), "tests contains no vllm"),
         (("--engine", "vllm", "--base", "no/such/path"), "no/such/path is neither a release"),
-        (("--engine", "vllm", "--pools", "max_len=600000"), "too long for its pools"),
+        (("--engine", "vllm", "--pools", "max_len=600000"), "do not fit in device_tokens"),
     ],
 )
 def test_bad_input_gets_one_sentence(
@@ -116,7 +122,7 @@ def test_requests_too_long_for_what_runs_beside_them_get_one_sentence(
 def test_a_limit_is_broken_in_its_own_direction_only(compared: Compared) -> None:
     found = compared(AGAIN, head={"pages": "7"})  # a quarter fewer hits
     said = Limit.parse("hits:-20%").broken_by(found, UNIT_BYTES)
-    assert said == "hits went from 32 to 24, which is -25.00 %; -20 % is too much"
+    assert said == "hits changed by -25.00 % from 32 to 24; the limit is -20 %"
     assert Limit.parse("hits:-30%").broken_by(found, UNIT_BYTES) is None
     assert Limit.parse("hits:+1%").broken_by(found, UNIT_BYTES) is None
     assert Limit.parse("evicted_bytes:+1%").broken_by(found, UNIT_BYTES) is not None
@@ -137,5 +143,221 @@ def test_pools_follow_the_workload_and_what_was_asked() -> None:
 
 
 def test_a_limit_wants_a_change() -> None:
-    with pytest.raises(SideError, match="--fail-on wants"):
+    with pytest.raises(SideError, match="--fail-on must be"):
         Limit.parse("hits:0%")
+
+
+@pytest.fixture
+def fakes(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
+    """Sides are fake, and what they are opened with is noted; of head, room is scarce."""
+    opened: list[dict[str, str]] = []
+
+    def prepare(_: object, spec: str) -> Launch:
+        return replace(FAKE, name=spec)
+
+    def compared(
+        requests: Sequence[Request],
+        pools: Pools,
+        launches: tuple[Launch, Launch],
+        folder: Path,
+        **more: bool,
+    ) -> Comparison:
+        opened.append(
+            {"requests": f"{len(requests)}", "until_first": f"{more['until_first']}"}
+            | {f"{side}_{name}": value for side, launch in zip(SIDES, launches, strict=True)
+               for name, value in launch.options.items()}
+        )  # fmt: skip
+        scarce = replace(launches[1], options={"pages": "30", "matches": "1"})
+        ample = replace(launches[0], options={"matches": "1"})
+        launches = (ample, ample if launches[1].name == "ample" else scarce)
+        return compare(requests[:30], pools, launches, folder, **more)
+
+    monkeypatch.setattr("experiments.diff.__main__.prepare", prepare)
+    monkeypatch.setattr("experiments.diff.__main__.compare", compared)
+    return opened
+
+
+def ask_fakes(monkeypatch: pytest.MonkeyPatch, out: Path, *arguments: str) -> int:
+    sides = ["--base", "scarce", "--head", "scarce", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", ["diff", *sides, *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(str(ended.value.code))
+
+
+def test_edges_run_before_every_comparison_and_both_are_reported(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    fakes: list[dict[str, str]],
+) -> None:
+    arguments = ["--workload", "builtin", "--requests", "40", "--until-first"]
+    arguments += ["--write-policy", "write_back", "--eviction", "lfu", "--no-explanation"]
+    assert ask_fakes(monkeypatch, tmp_path, *arguments, "--fail-on", "hits:-0.1%") == 1
+    settings = {"core": "python", "compat": "sglang_0_5_23", "write_policy": "write_back"}
+    options = {f"{side}_{name}": value for side in SIDES for name, value in settings.items()}
+    options["head_eviction"] = "lfu"
+    assert fakes == [
+        {"requests": "500", "until_first": "False", **options},
+        {"requests": "40", "until_first": "True", **options},
+    ]
+    for folder, workload in ((tmp_path / "edges", "edges"), (tmp_path, "builtin")):
+        found = json.loads((folder / "diff.json").read_text())
+        assert found["first_hit"] is not None
+        assert found["asked"]["write_policy"] == "write_back"
+        assert "out" not in found["asked"]
+        assert f"requests of {workload}" in (folder / "comment.md").read_text()
+        assert (folder / "diff.png").is_file()
+    said = capsys.readouterr().out
+    assert "edges: too much: hits went from" in said
+    assert "builtin: too much: hits went from" in said
+    assert said.strip().endswith(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "counts"),
+    [(["--workload", "edges", "--requests", "20"], ["20"]), (["--no-edges"], ["30"])],
+)
+def test_edges_run_once_or_not_at_all(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    fakes: list[dict[str, str]],
+    arguments: list[str],
+    counts: list[str],
+) -> None:
+    common = ["--workload", "builtin", "--requests", "30", "--head", "ample"]
+    assert ask_fakes(monkeypatch, tmp_path, *common, *arguments) == 0
+    assert [each["requests"] for each in fakes] == counts
+    assert not (tmp_path / "edges").exists()
+
+
+def test_the_report_is_written_before_it_is_explained(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fakes: list[dict[str, str]]
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("experiments.diff.__main__.explain", fail)
+    with pytest.raises(ZeroDivisionError):
+        ask_fakes(monkeypatch, tmp_path, "--workload", "edges")
+    found = json.loads((tmp_path / "diff.json").read_text())
+    assert found["explanation"] is None
+    assert found["first_hit"] is not None
+    assert "**The first whose hits differ** is request" in (tmp_path / "comment.md").read_text()
+
+
+def test_a_side_that_fails_while_it_is_explained_leaves_the_report(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    fakes: list[dict[str, str]],
+) -> None:
+    def fail(*_: object) -> None:
+        raise SideError("it is gone")
+
+    monkeypatch.setattr("experiments.diff.__main__.explain", fail)
+    assert ask_fakes(monkeypatch, tmp_path, "--workload", "edges") == 0
+    said = capsys.readouterr()
+    assert "cannot be explained: it is gone" in said.err
+    assert "**The first whose hits differ** is request" in said.out
+
+
+def test_an_explanation_takes_the_place_of_the_short_report(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fakes: list[dict[str, str]]
+) -> None:
+    launches = [replace(FAKE, options={"matches": "1", "pages": pages}) for pages in ("1000", "30")]
+    monkeypatch.setattr(
+        "experiments.diff.__main__.explain",
+        lambda row, requests, pools, _, folder: explain(
+            row, requests, pools, tuple(launches), folder
+        ),
+    )
+    assert ask_fakes(monkeypatch, tmp_path, "--workload", "edges") == 0
+    found = json.loads((tmp_path / "diff.json").read_text())
+    assert found["explanation"][0].startswith(f"Request {found['first_hit']} (")
+    comment = (tmp_path / "comment.md").read_text()
+    assert f"**The first that differs.** Request {found['first_hit']} (" in comment
+    assert f"**The first difference of any kind** is request {found['first']}:" in comment
+
+
+def test_a_trace_is_read_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text("timestamp,input_length,output_length\n0,100,3\n1,900,3\n2,50,3\n")
+    found = chosen("trace", 9, 500, str(path))
+    assert [each.prompt_len for each in found] == [100, 50]
+    assert len(chosen("trace", 1, 500, str(path))) == 1
+    with pytest.raises(SideError, match=r"of trace fits: the shortest has 53 tokens, and max_len"):
+        chosen("trace", 9, 52, str(path))
+    assert chosen("trace", 9, 53, str(path))[0].prompt_len == 50
+
+
+@pytest.mark.parametrize(
+    ("said", "base", "head", "is_broken"),
+    [
+        ("hits:-10%", 100, 90, True),
+        ("hits:-10%", 100, 91, False),
+        ("hits:-10%", 100, 120, False),
+        ("hits:+10%", 100, 110, True),
+        ("hits:10%", 100, 109, False),
+        ("hits:+10%", 0, 1, True),
+        ("hits:-10%", 0, 1, False),
+        ("hits:-10%", 0, 0, False),
+    ],
+)
+def test_a_limit_is_broken_by_as_much_as_it_says(
+    said: str, base: int, head: int, *, is_broken: bool
+) -> None:
+    row = Row(
+        number=0,
+        prompt_len=200,
+        base=Outcome(hits=Hits(base, 0, 0)),
+        head=Outcome(hits=Hits(0, head, 0)),
+    )
+    found = Comparison(base={}, head={}, pools=POOLS, rows=(row,))
+    assert (Limit.parse(said).broken_by(found, UNIT_BYTES) is not None) == is_broken
+    assert measure(found, "base", "device_hits", UNIT_BYTES) == base
+    assert measure(found, "head", "host_hits", UNIT_BYTES) == head
+    assert measure(found, "head", "storage_hits", UNIT_BYTES) == 0
+
+
+def test_copies_are_measured_in_bytes_of_each_kind() -> None:
+    counts = {"moved/full/read": 3, "moved/swa/write": 5, "evicted/mamba/host": 7}
+    row = Row(
+        number=0,
+        prompt_len=200,
+        base=Outcome(hits=Hits(0, 0, 0), counts=counts),
+        head=Outcome(hits=Hits(0, 0, 0)),
+    )
+    found = Comparison(base={}, head={}, pools=POOLS, rows=(row,))
+    unit_bytes = {"full": 10, "swa": 100, "mamba": 1000}
+    assert measure(found, "base", "copied_bytes", unit_bytes) == 530
+    assert measure(found, "base", "evicted_bytes", unit_bytes) == 7000
+    assert measure(found, "head", "copied_bytes", unit_bytes) == 0
+
+
+def test_pools_for_each_workload_and_kind() -> None:
+    full = pools_for("mooncake_conversation", "full", "", "instant")
+    assert full.device_tokens == 524_288
+    assert (full.window_len, full.num_states, full.copy_delay, full.has_storage) == (0, 0, 0, True)
+    swa = pools_for("weka_agentic", "swa", "", "delayed:12")
+    assert (swa.window_len, swa.swa_tokens, swa.copy_delay) == (1024, 393_216, 12)
+    assert pools_for("chat", "swa", "swa_tokens=99", "instant").swa_tokens == 99
+    assert pools_for("chat", "mamba", "", "instant").num_states == 160
+    assert not pools_for("chat", "full", "", "instant", has_storage=False).has_storage
+    assert pools_for("chat", "full", "host_tokens=1,has_storage=1", "instant").has_storage
+    assert not pools_for("chat", "full", "has_storage=0", "instant").has_storage
+    tight = "device_tokens=256,host_tokens=512,max_len=256"
+    assert pools_for("chat", "full", tight, "instant").host_ratio == 2
+    for wrong in ("device_tokens=255,max_len=255", "device_tokens=256,max_len=257"):
+        with pytest.raises(SideError):
+            pools_for("chat", "full", wrong, "instant")
+    for wrong in ("delayed", "delayed:x", "later:3"):
+        with pytest.raises(SideError, match="--copies wants"):
+            pools_for("chat", "full", "", wrong)
+
+
+def test_bytes_are_those_of_each_kind() -> None:
+    assert bytes_of("gemma3_27b", "swa")["swa"] > bytes_of("gemma3_27b", "swa")["full"] > 0
+    assert bytes_of("qwen3_next_80b", "mamba")["mamba"] > 0
+    with pytest.raises(SideError, match="keeps no mamba"):
+        bytes_of("gemma3_27b", "mamba")

@@ -43,7 +43,7 @@ def test_a_process_that_dies_leaves_its_last_words(tmp_path: Path) -> None:
     launch = replace(FAKE, module="tests.diff.dying_side")
     with (
         SideProcess(launch, POOLS, tmp_path / "side.log") as fake,
-        pytest.raises(SideError, match=r"its process ended; the last line of .* is: farewell"),
+        pytest.raises(SideError, match=r"the process ended: the last line of .* is: farewell"),
     ):
         fake.about()
 

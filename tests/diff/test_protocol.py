@@ -53,4 +53,4 @@ def test_what_an_engine_raises_is_one_line() -> None:
 
 @pytest.mark.parametrize("module", ["tests.diff.no_such", "tests.diff.broken_side"])
 def test_a_side_that_does_not_import_says_so(module: str) -> None:
-    assert error_of(answers_to(OPEN, module=module)).startswith("it does not import: ")
+    assert error_of(answers_to(OPEN, module=module)).startswith("cannot be imported: ")

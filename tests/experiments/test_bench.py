@@ -37,8 +37,8 @@ def test_a_replay_that_says_the_same_is_told_so(told, monkeypatch):
     monkeypatch.setattr(replay, "one_run", lambda *_: run)
     status, said = told()
     assert status == 0
-    assert said.splitlines()[-1] == "the summaries are equal"
-    assert "pair 1: 2.00 s, 2.00 s" in said
+    assert said.splitlines()[-1] == "equal summaries"
+    assert "pair 1: now 2.00 s, this tree 2.00 s" in said
 
 
 @pytest.mark.plain  # the copy has no compiled core
@@ -52,11 +52,11 @@ def test_runs_of_another_checkout_that_say_something_else_are_noticed(told):
 
     status, said = told(elsewhere)
     assert status == 1
-    assert said.splitlines()[-1].startswith("differ: ")
+    assert said.splitlines()[-1].startswith("the summaries differ in ")
 
 
 @pytest.mark.parametrize(
-    ("against", "said"), [("HEAD", "there is no /gone"), ("no_such_commit", "no_such_commit")]
+    ("against", "said"), [("HEAD", "/gone does not exist"), ("no_such_commit", "no_such_commit")]
 )
 def test_what_does_not_come_to_its_end_is_told_in_sentences(against, said):
     program = [sys.executable, "-m", "experiments.bench.replay", f"--against={against}"]
@@ -65,7 +65,7 @@ def test_what_does_not_come_to_its_end_is_told_in_sentences(against, said):
     assert done.returncode == 2
     why, which = done.stderr.splitlines()
     assert said in why
-    assert which.startswith("this ended with status ")
+    assert which.startswith("command failed with exit status ")
 
 
 def test_only_what_both_summaries_have_is_compared():

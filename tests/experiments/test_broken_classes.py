@@ -73,13 +73,13 @@ class Mine:
 """,
 }
 METHODS = {
-    "cache.eviction": ("priority", "must give a tuple of finite numbers, got "),
-    "cache.checkpoints": ("lengths", "must give a list of whole numbers, got "),
-    "prefetch.stop": ("may_stop", "must give True or False, got "),
-    "scheduler.order": ("sort_key", "must give a finite number, got "),
-    "scheduler.swa_budget": ("tokens", "must give a whole number of tokens, got "),
+    "cache.eviction": ("priority", "expected a tuple of finite numbers, got "),
+    "cache.checkpoints": ("lengths", "expected a list of whole numbers, got "),
+    "prefetch.stop": ("may_stop", "expected True or False, got "),
+    "scheduler.order": ("sort_key", "expected a finite number, got "),
+    "scheduler.swa_budget": ("tokens", "expected a whole number of tokens, got "),
 }
-CHANGED = "changed what it was shown, which is not its own"
+CHANGED = "modified its arguments, which it must leave unchanged"
 
 
 # by what is wrong: the knob, what of its class is replaced by what, the sentence
@@ -93,7 +93,7 @@ for knob, (method, must) in METHODS.items():
         ("gives an object", "object()", "<object object at "),
     ):
         BROKEN[f"{knob} {what}"] = (knob, COUNT, f"return {given}", must + shown)
-    BROKEN[f"{knob} has another method"] = (knob, f"def {method}", "def other", f"has no {method}")
+    BROKEN[f"{knob} has another method"] = (knob, f"def {method}", "def other", f"lacks {method}")
     fails = f"{COUNT}\n        1 // (3 - self.asked)"
     raised = "raised ZeroDivisionError: integer division or modulo by zero"
     BROKEN[f"{knob} fails in the middle"] = (knob, COUNT, fails, raised)
@@ -109,7 +109,7 @@ BROKEN |= {
         "prefetch.stop",
         "waits = True",
         "waits = 'sometimes'",
-        "waits must give True or False, got 'sometimes'",
+        "waits: expected True or False, got 'sometimes'",
     ),
     "a method of another signature": (
         "scheduler.order",

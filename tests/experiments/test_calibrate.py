@@ -36,7 +36,7 @@ def test_a_name_that_is_none_is_refused(
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
         main([name, "--folder", str(tmp_path)])
-    assert "a machine's name must be one word" in capsys.readouterr().err
+    assert "the name of a machine must be a single word" in capsys.readouterr().err
 
 
 def test_a_profile_that_is_there_is_kept(
@@ -45,5 +45,5 @@ def test_a_profile_that_is_there_is_kept(
     (tmp_path / "mine.yaml").write_text("of a colleague")
     with pytest.raises(SystemExit, match="2"):
         main(["mine", "--folder", str(tmp_path), *SHORT])
-    assert "is there already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert (tmp_path / "mine.yaml").read_text() == "of a colleague"

@@ -36,8 +36,8 @@ def test_a_good_class_is_told_what_was_tried(capsys, monkeypatch):
     check_policy.main([OWN + "Longest"])
     printed = capsys.readouterr().out
     assert "Longest as cache.eviction" in printed
-    assert "two ranks decided alike" in printed
-    assert "THE SAME RUN AS" not in printed
+    assert "two ranks made equal decisions" in printed
+    assert "NO DIFFERENCE from" not in printed
 
 
 def test_a_bad_class_ends_in_its_line_and_one_sentence(capsys):
@@ -72,4 +72,4 @@ def test_a_run_leaves_the_line_the_class_and_the_question_behind(tmp_path, capsy
 def test_a_name_without_a_class_is_told_what_is_wanted(capsys):
     with pytest.raises(SystemExit):
         check_policy.main(["my_policies"])
-    assert capsys.readouterr().err == "module:Class is wanted, got my_policies\n"
+    assert capsys.readouterr().err == "the policy must be given as module:Class, got my_policies\n"

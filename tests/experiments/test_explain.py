@@ -91,8 +91,7 @@ def test_the_spans_of_a_trace_add_up_to_the_summary(trace: dict[str, Any], again
         total_ns = sum(round(span["dur"] * 1000) for span in spans if span["cat"] == part)
         assert total_ns / count / 1e9 == pytest.approx(again.summary[f"request/{part}_s_mean"])
     forward_ns = sum(round(span["dur"] * 1000) for span in spans if span["cat"] == "forward")
-    devices = again.config.parallel.tp or again.config.model.default_tp
-    assert forward_ns / 1e9 * devices == pytest.approx(again.summary["gpu/busy_s"])
+    assert forward_ns / 1e9 * again.config.tp == pytest.approx(again.summary["gpu/busy_s"])
 
 
 @pytest.mark.parametrize(
@@ -145,7 +144,7 @@ def test_evictions_are_named_of_pages_that_were_there(again: Rerun) -> None:
 
 
 def test_a_request_that_is_not_there_is_named(again: Rerun) -> None:
-    with pytest.raises(ValueError, match="no request 9999: they are numbered from 0 to 149"):
+    with pytest.raises(ValueError, match="no request 9999: request ids go from 0 to 149"):
         lines(again, [9999], None, is_trace=False)
 
 
@@ -166,4 +165,4 @@ def test_a_directory_without_a_run_is_refused(
     with pytest.raises(SystemExit) as ended:
         main([str(tmp_path)])
     assert ended.value.code == 2
-    assert "is no directory of a run" in capsys.readouterr().err
+    assert "is not a run directory" in capsys.readouterr().err

@@ -10,14 +10,13 @@ from experiments import compare
 from experiments.sweep import sum_up
 from experiments.tables.groups import (
     Spread,
-    baseline_of,
     by_question,
     differing_keys,
     group_runs,
     load_runs,
     question_key,
 )
-from experiments.tables.table import number, over_runs
+from experiments.tables.table import answer_sets, number, over_runs, table_of
 from hicache.results.tracking import write_json
 
 OTHER_CODE = "b" * 64
@@ -228,7 +227,18 @@ def test_one_form_of_a_table_at_a_time(sweep, capsys):
 
 def test_the_baseline_differs_in_the_question_alone(sweep):
     groups = groups_of(sweep)
-    assert baseline_of(groups[3], groups, "prefetch.stop") is groups[1]
+    (baseline,) = [answers[0] for answers in answer_sets(groups) if groups[3] in answers]
+    assert baseline is groups[1]
+
+
+def test_arms_that_differ_in_several_knobs_are_compared_with_the_first(sweep):
+    groups = groups_of(sweep)
+    far = [groups[1], groups[2]]  # of another rate and another stop policy
+    assert answer_sets(far) == [far]
+    assert answer_sets([*groups[:1], *groups[2:]]) == [[groups[0], groups[2], groups[3]]]
+    (base, other) = table_of(far, ["request/ttft_s_mean"]).sections[0]
+    name = "request/ttft_s_mean ratio median"
+    assert [base.values[name], other.values[name]] == ["", 4]
 
 
 def test_ratios_pair_seeds(sweep):
@@ -321,7 +331,7 @@ def test_an_overloaded_run_is_marked(tmp_path, capsys):
     compare.main([str(tmp_path)])
     first, other, note = capsys.readouterr().out.splitlines()[-3:]
     assert (first.split()[:3], other.split()[1]) == (["timeout", "1", "a"], "1")
-    assert note.startswith("a: GPU overloaded, ρ 0.95: no latency claim")
+    assert note.startswith("a: GPU overloaded, ρ 0.95: queues grow until the trace ends")
 
 
 @pytest.mark.parametrize("busy", ["0", "1"])
@@ -351,7 +361,7 @@ def test_rows_over_different_requests_are_called_out(tmp_path, capsys):
         write_run(tmp_path / str(job), stop=stop, rate=1.0, seed=0, ttft=1.0, **counts)
     compare.main([str(tmp_path)])
     printed = capsys.readouterr().out
-    assert "requests rejected: 0 to 168 of 600; rows are over different requests\n" in printed
+    assert "requests rejected: 0 to 168 of 600; the rows cover different requests\n" in printed
     assert "aborted" not in printed
 
 
@@ -387,26 +397,26 @@ def test_settings_that_change_nothing_are_called_out(tmp_path, capsys, ttfts, to
     write_grid(tmp_path, ttfts)
     compare.main([str(tmp_path)])
     lines = capsys.readouterr().out.splitlines()
-    (note,) = [line for line in lines if "the same runs" in line]
-    assert note == f"{told} gave the same runs: nothing here tells them apart"
+    (note,) = [line for line in lines if "identical runs" in line]
+    assert note == f"{told} gave identical runs: these settings had no effect here"
 
 
 def test_settings_that_change_something_are_not(tmp_path, capsys):
     write_grid(tmp_path, (1, 2, 3, 4, 5, 6))
     compare.main([str(tmp_path)])
-    assert "the same runs" not in capsys.readouterr().out
+    assert "identical runs" not in capsys.readouterr().out
 
 
 def test_seeds_that_change_nothing_are_called_out(tmp_path, capsys):
     for seed in SEEDS:
         write_run(tmp_path / str(seed), stop="timeout", rate=1.0, seed=seed, ttft=1.0)
     compare.main([str(tmp_path)])
-    assert "Every seed gave the same run" in capsys.readouterr().out
+    assert "All seeds gave the same run" in capsys.readouterr().out
 
 
 def test_seeds_that_change_something_are_not(sweep, capsys):
     compare.main([str(sweep)])
-    assert "Every seed" not in capsys.readouterr().out
+    assert "All seeds" not in capsys.readouterr().out
 
 
 def test_compare_prints_medians_and_the_ratio(sweep, capsys):

@@ -1,5 +1,7 @@
 """The command line, with an engine that answers at once: what is printed, written and returned."""
 
+import concurrent.futures
+import fcntl
 import json
 import os
 import shutil
@@ -19,14 +21,23 @@ import gc, json, os, resource, socket, sys, types
 sys.path[:0] = [{root!r}, {tests!r}]
 from conftest import finished_request
 from hicache.results.metrics import REQUIRED_MEASURES, Progress, Result, Row
+from hicache.storage.base import StorageError
+from hicache.storage.passwords import reveal
 
 def run(config, *, progress=None):
     if config.storage.root == "missing":
         raise FileNotFoundError(2, "No such trace", "missing")
+    if config.storage.kind == "redis":
+        url = reveal(config.storage.root)
+        if "closed" in url:
+            raise StorageError("no server at " + url)
+        assert "s3cr3t" in url
     if config.storage.root == "bug":
         raise RuntimeError("a bug of ours")
     if config.storage.root == "huge":
         raise MemoryError
+    if "GATE" in os.environ:
+        open(os.environ["GATE"]).read()
     if config.storage.root == "slow" and "HURRY" not in os.environ:
         raise KeyboardInterrupt
     rows = [Row(time_s=10.0 * (i + 1), computed_tokens=300) for i in range(3)]
@@ -79,6 +90,25 @@ if "DRAW" not in os.environ:  # what half of a run is spent on
 if not any(word.startswith("experiment=") for word in sys.argv):
     Hydra.get_mode = lambda *told, **named: None  # composes all of it, for only they have a mode
 main()
+"""
+# a policy whose second job is killed, as by a system that runs out of memory
+KILLED = """
+import os, signal, time
+
+class Mine:
+    waits = uses_clock = False
+
+    def __init__(self, config, page_size, rates):
+        if config.threshold == 512:
+            while not os.path.exists("sweep/0/summary.json"):
+                time.sleep(0.05)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def may_stop(self, prefetch, now_ns):
+        return True
+
+    def deadline_ns(self, prefetch):
+        return None
 """
 RUN_FILES = {
     "config.yaml",
@@ -187,7 +217,7 @@ def test_no_number_is_elided_on_a_narrow_terminal(program, ordinary):
 
 
 def test_an_overloaded_run_makes_no_latency_claim(program, ordinary):
-    claim = "verdict    GPU overloaded, ρ 0.95: no latency claim"
+    claim = "verdict    GPU overloaded, ρ 0.95: queues grow until the trace ends"
     assert claim in program("storage.root=busy").stdout
     assert claim not in ordinary.stdout
 
@@ -198,11 +228,11 @@ def test_an_overloaded_run_makes_no_latency_claim(program, ordinary):
         ("storage.root=missing", "No such trace: missing"),
         ("cache.page_size=24", "cache.page_size must be a power of two, got 24"),
         ("cache.pagesize=64", "did you mean cache.page_size?"),
-        ("+cache.typo=64", "there is no knob cache.typo"),
-        ("cache.host_gib=1,2", "add -m to run all of its values"),
-        ("name=../../evil", "name must be that of a directory below outputs/"),
-        ("hydra.run.dir=/proc/none", "hydra.run.dir=/proc/none cannot be made"),
-        (f"hydra.run.dir={__file__}/below", "cannot be made: Not a directory"),
+        ("+cache.typo=64", "unknown knob cache.typo"),
+        ("cache.host_gib=1,2", "add -m to run every value"),
+        ("name=../../evil", "name must be a relative path without `..`, below outputs/"),
+        ("hydra.run.dir=/proc/none", "hydra.run.dir=/proc/none: cannot create the directory"),
+        (f"hydra.run.dir={__file__}/below", "cannot create the directory: Not a directory"),
         ("storage.root=huge", "lower cache.host_gib (64.0) or cache.device_gib (40.0)"),
     ],
 )
@@ -214,10 +244,60 @@ def test_bad_input_is_one_sentence_and_exit_code_2(program, override, told):
     assert done.stdout == ""
 
 
+@pytest.mark.parametrize(
+    ("mode", "url"),
+    [
+        ((), "redis://:s3cr3t/+pw@open:6379/0"),
+        ((), "redis://me:s3cr3t%2F%2Bpw@closed:6379/0"),
+        (("-m", "seed=0,1"), "redis://:s3cr3t/+pw@open:6379/0,redis://:s3cr3t/+pw@closed:1/0"),
+        (("cache.typo=1",), "redis://:s3cr3t/+pw@open:6379/0"),
+        (("cache.host_gib=1,2",), "redis://:s3cr3t,/+pw@open:6379/0"),
+    ],
+)
+def test_a_password_is_in_nothing_that_a_run_writes_or_prints(program, tmp_path, mode, url):
+    place = f"hydra.{'sweep' if '-m' in mode else 'run'}.dir={tmp_path}"
+    wandb = {"WANDB_MODE": "offline"} if not mode else {}
+    done = program(*mode, "storage=redis", f"storage.root={url}", place, **wandb)
+    assert "Traceback" not in done.stderr
+    assert "s3cr3t" not in done.stdout + done.stderr
+    found = contents_of(tmp_path)
+    assert [path for path, content in found.items() if b"s3cr3t" in content] == []
+    if mode == ():
+        assert b"***@" in found[tmp_path / "config.yaml"]
+    if "closed" in url:
+        errors = [content.decode() for path, content in found.items() if path.name == "error.txt"]
+        assert errors
+        assert all("no server at redis://" in each and ":***@closed" in each for each in errors)
+
+
+def test_a_password_comes_from_the_environment_or_a_file(program, tmp_path):
+    (tmp_path / "secret").write_text("s3cr3t\n")
+    root = ("storage=redis", "storage.root=redis://open:6379")
+    for number, given in enumerate(
+        ({"": "s3cr3t"}, {"_FILE": str(tmp_path / "secret")}, {"_FILE": str(tmp_path / "none")})
+    ):
+        variables = {f"HICACHE_STORAGE_PASSWORD{end}": value for end, value in given.items()}
+        done = program(*root, f"hydra.run.dir={tmp_path / str(number)}", **variables)
+        assert done.returncode == (2 if number == 2 else 0), done.stderr
+        assert number < 2 or "No such file or directory" in done.stderr
+
+
+def test_a_password_in_a_yaml_file_is_refused_before_hydra_writes_it_down(program, tmp_path):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(
+        "# @package _global_\nstorage: {kind: redis, root: 'redis://:s3cr3t@open'}\n"
+    )
+    out = tmp_path / "out"
+    done = program(f"hydra.searchpath=[{tmp_path}]", "experiment=mine", f"hydra.run.dir={out}")
+    assert done.returncode == 2
+    assert "redis://:***@open holds a password in a YAML file" in done.stderr
+    assert not out.exists()
+
+
 def test_a_run_that_counts_no_request_has_failed(program):
     done = program("storage.root=nobody")
     assert done.returncode == 2
-    assert "workload.warm_up_s must be less than the workload lasts" in done.stderr
+    assert "must be shorter than the workload" in done.stderr
     assert done.stdout == ""
 
 
@@ -225,7 +305,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_no_empty_file(program, tmp_path)
     done = program(f"hydra.run.dir={tmp_path}", max_file_bytes=0)
     assert done.returncode == 2
     (told,) = done.stderr.splitlines()
-    assert told.startswith(f"File too large: {tmp_path} takes no more")
+    assert told.startswith(f"File too large: cannot write to {tmp_path}; ")
     assert not (tmp_path / "error.txt").exists()
 
 
@@ -234,7 +314,7 @@ def test_a_disk_that_is_full_in_the_end_costs_no_more_than_its_files(program, tm
     assert done.returncode == 2
     assert "3 requests: 3 finished" in done.stdout
     told = done.stderr.splitlines()[-1]
-    assert told.startswith(f"File too large: {tmp_path} takes no more")
+    assert told.startswith(f"File too large: cannot write to {tmp_path}; ")
     assert (tmp_path / "error.txt").read_text() == f"{told}\n"
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
     assert not (tmp_path / "summary.json").exists()
@@ -246,7 +326,7 @@ def test_a_run_whose_summary_nobody_can_read_is_finished_all_the_same(program, t
     with Path("/dev/full").open("w") as full:  # whatever is written there finds no room
         done = program(f"hydra.run.dir={tmp_path}", stdout=full.fileno())
     told = done.stderr.splitlines()[1]
-    assert told.startswith("No space left on device: the output of this command takes no more")
+    assert told.startswith("No space left on device: cannot write to the output of this command; ")
     assert "Traceback" not in done.stderr
     assert {path.name for path in tmp_path.iterdir()} - {".hydra"} == RUN_FILES
 
@@ -310,7 +390,7 @@ def test_an_experiment_runs_its_whole_grid_and_ends_with_a_figure(program):
 
 def test_a_run_says_how_long_serving_took_and_how_long_all_of_it(ordinary):
     (line,) = [line for line in ordinary.stdout.splitlines() if "wall time" in line]
-    assert line.startswith("0.5 s of wall time to load and serve (6 requests a second), ")
+    assert line.startswith("wall time: 0.5 s for the replay (6 requests per second), ")
     assert line.endswith(" s with reports")
 
 
@@ -319,14 +399,14 @@ def test_a_metric_that_no_run_has_is_refused_before_the_run(program, sweep):
     done = program(*sweep, "metrics=[request/ttft_mean,request/ttft_s_mean]")
     assert (done.returncode, done.stdout) == (2, "")
     (told,) = done.stderr.splitlines()
-    assert told.startswith("metrics: no run has a metric request/ttft_mean (did you mean ")
+    assert told.startswith("metrics: unknown metric request/ttft_mean (did you mean ")
     assert "request/ttft_s_mean" in told
 
 
 def test_a_metric_that_only_other_runs_have_is_named(program):
     done = program("metrics=[load_back/copy_s,request/ttft_s_mean]")
     assert done.returncode == 0
-    assert "the run has no metric load_back/copy_s\n" in done.stderr
+    assert "this run has no metric load_back/copy_s\n" in done.stderr
     assert "ttft_s_mean" not in done.stderr
 
 
@@ -341,7 +421,10 @@ def test_a_run_into_the_directory_of_an_equal_run_is_not_made_again(program, ord
     run_dir = last_line(ordinary)
     before = (run_dir / "timing.json").stat().st_mtime_ns
     done = program("name=first", f"hydra.run.dir={run_dir}")
-    assert (done.returncode, done.stdout) == (0, f"as before\n{run_dir}\n")
+    assert (done.returncode, done.stdout) == (
+        0,
+        f"already finished, and nothing has changed since\n{run_dir}\n",
+    )
     assert (run_dir / "timing.json").stat().st_mtime_ns == before
 
 
@@ -364,13 +447,66 @@ def test_a_run_into_the_directory_of_another_run_is_refused(program, used):
     assert contents_of(used) == before
 
 
+@pytest.mark.parametrize("place", ["run", "sweep"])
+def test_a_second_run_at_a_time_in_one_directory_is_refused(program, tmp_path, place):
+    told = [*(["-m", "seed=0,1"] if place == "sweep" else []), f"hydra.{place}.dir={tmp_path}"]
+    holder = os.open(tmp_path, os.O_RDONLY)  # as a run does that is under way
+    fcntl.flock(holder, fcntl.LOCK_EX)
+    try:
+        done = program(*told)
+    finally:
+        os.close(holder)
+    assert (done.returncode, done.stdout) == (2, "")
+    (said,) = done.stderr.splitlines()
+    assert said.startswith(f"another run is writing to {tmp_path}: wait for its end")
+    assert list(tmp_path.iterdir()) == []
+    assert program(*told).returncode == 0
+
+
+def test_a_run_holds_its_directory_until_its_process_ends(program, tmp_path):
+    with concurrent.futures.ThreadPoolExecutor(1) as threads:
+        os.mkfifo(tmp_path / "gate")
+        run_dir = f"hydra.run.dir={tmp_path / 'run'}"
+        first = threads.submit(program, run_dir, GATE=str(tmp_path / "gate"))
+        with (tmp_path / "gate").open("w"):  # opened once the first run is under way
+            holder = os.open(tmp_path / "run", os.O_RDONLY)
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        assert first.result().returncode == 0
+        fcntl.flock(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(holder)
+
+
+def test_a_sweep_whose_worker_is_killed_sums_up_what_it_has_and_goes_on(tmp_path):
+    (tmp_path / "killed.py").write_text(KILLED)
+    command = [sys.executable, "-m", "experiments.run", "-m", "hydra/launcher=joblib"]
+    command += [
+        "hydra.launcher.n_jobs=2",
+        f"hydra.sweep.dir={tmp_path / 'sweep'}",
+    ]
+    command += ["prefetch.stop=killed:Mine", "prefetch.threshold=256,512", "workload.limit=5"]
+    places = os.pathsep.join([str(ROOT), str(tmp_path)])
+    variables = {**os.environ, "PYTHONPATH": places, "WANDB_MODE": "disabled"}
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True)
+    assert done.returncode == 1
+    (said,) = [line for line in done.stderr.splitlines() if "killed" in line]
+    assert said.startswith("a worker process was killed (SIGKILL(-9))")
+    assert (
+        "1 of 2 jobs are finished; to continue, repeat the command with hydra.sweep.dir=sweep"
+        in said
+    )
+    assert "Traceback" not in done.stderr
+    assert last_line(done) == tmp_path / "sweep"
+    assert len(json.loads((tmp_path / "sweep" / "sweep.json").read_text())) == 1
+
+
 def test_a_run_by_other_code_is_made_again(program, used):
     made_of = json.loads((used / "provenance.json").read_text())
     made_of["hicache"]["sha256"] = "0" * 64
     (used / "provenance.json").write_text(json.dumps(made_of))
     done = program("name=first", f"hydra.run.dir={used}")
     assert done.returncode == 0, done.stderr
-    assert done.stderr.splitlines()[0] == "first: made again, for this has changed: hicache"
+    assert done.stderr.splitlines()[0] == "first: runs again, because of changes in hicache"
     assert "as before" in program("name=first", f"hydra.run.dir={used}").stdout
 
 
@@ -393,7 +529,7 @@ def test_an_interrupted_sweep_sums_up_what_it_has(interrupted):
     done, directory, _ = interrupted
     assert done.returncode == 130
     assert last_line(done) == directory
-    assert "interrupted: 1 of 2 jobs had finished" in done.stderr
+    assert "interrupted: 1 of 2 jobs are finished" in done.stderr
     assert len(json.loads((directory / "sweep.json").read_text())) == 1
 
 
@@ -402,7 +538,10 @@ def test_an_interrupted_sweep_goes_on_where_it_was(program, interrupted):
     before = (directory / "0" / "timing.json").stat().st_mtime_ns
     done = program(*told, HURRY="1")
     assert done.returncode == 0, done.stderr
-    assert "job 0 (1 of 2): storage.root=null  →  as before\n" in done.stdout
+    assert (
+        "job 0 (1 of 2): storage.root=null  →  already finished, and nothing has changed since\n"
+        in done.stdout
+    )
     assert (directory / "0" / "timing.json").stat().st_mtime_ns == before
     assert (directory / "1" / "summary.json").exists()
     assert len(json.loads((directory / "sweep.json").read_text())) == 2
@@ -412,7 +551,7 @@ def test_an_interrupted_sweep_goes_on_where_it_was(program, interrupted):
     ("grid", "told"),
     [
         ("0,1,5,0", "another configuration (seed was 0 and is 5)"),
-        ("0,1,0", "holds job 3, and this sweep has 3"),
+        ("0,1,0", "contains job 3 of another sweep, and this sweep has only 3"),
     ],
 )
 def test_a_sweep_into_the_directory_of_another_one_is_refused(program, sweep, grid, told):
@@ -442,15 +581,16 @@ def test_wandb_keeps_two_sweeps_of_one_name_apart(program, tmp_path):
 def test_what_changes_nothing_here_is_said(program):
     done = program("prefetch.stop=best_effort", "prefetch.timeout_base_s=3")
     assert done.returncode == 0
-    told = "prefetch.timeout_base_s has no effect here: it needs prefetch.stop=timeout,module:Class"
-    assert done.stderr.splitlines()[0] == told
+    told = "has no effect: it is used only with prefetch.stop=timeout,module:Class"
+    assert done.stderr.splitlines()[0] == f"prefetch.timeout_base_s {told}"
     assert "no effect" not in program("prefetch.timeout_base_s=3").stderr
 
 
 def test_what_only_storage_needs_changes_nothing_without(program):
     done = program("storage=none", "prefetch.stop=best_effort", "storage.faults.delay_ms=5")
     assert done.returncode == 0
-    said = " has no effect here: it needs storage.kind=memory,slab,file,redis,mooncake,module:Class"
+    kinds = "memory,slab,file,redis,mooncake,module:Class"
+    said = f" has no effect: it is used only with storage.kind={kinds}"
     told = [f"{knob}{said}" for knob in ("prefetch.stop", "storage.faults.delay_ms")]
     assert done.stderr.splitlines()[:2] == told
 
@@ -460,9 +600,9 @@ def test_what_only_storage_needs_changes_nothing_without(program):
     [
         (
             ("workload=builtin", "workload.path=mine.jsonl"),
-            "workload.path has no effect here: it needs",
+            "workload.path has no effect: it is used only with",
         ),
-        (("hardware.name=a100",), "hardware.name=a100 would give the rates of another machine"),
+        (("hardware.name=a100",), "hardware.name=a100 changes only the name"),
     ],
 )
 def test_what_would_be_taken_for_something_else_is_refused(program, overrides, told):

@@ -28,7 +28,7 @@ def test_every_claim_names_a_page_and_a_key() -> None:
 def test_a_sign_that_is_none_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "claims.yaml"
     path.write_text("claims: [{is: better}]")
-    with pytest.raises(ValueError, match="wanted less, more or even, got 'better'"):
+    with pytest.raises(ValueError, match="`is` must be less, more or even, got 'better'"):
         read_claims(path)
 
 

@@ -166,5 +166,5 @@ def test_the_best_stock_arm_by_goodput_is_that_of_the_highest(
 
 
 def test_too_few_windows_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"in 3 windows and compares in 16.*windows=18"):
+    with pytest.raises(ValueError, match=r"needs 19 windows.*windows=18"):
         stop_phase.carry_out(config_of("experiment=stop_phase", "workload.windows=18"), tmp_path)

@@ -118,7 +118,7 @@ def test_lines_that_hide_each_other_are_named():
     groups = [group({"size": size, "stop": stop}, 1.0) for size in (1, 2) for stop in ("a", "b")]
     alike = [replace(each, runs=groups[i // 2].runs) for i, each in enumerate(groups)]
     told = draw_sweep(alike, METRICS, title="a sweep").get_suptitle().splitlines()
-    assert told[2] == "a and b gave the same runs: nothing here tells them apart"
+    assert told[2] == "a and b gave identical runs: these settings had no effect here"
 
 
 def test_the_title_and_the_legend_stay_inside_the_figure():

@@ -133,8 +133,7 @@ def _pools(
 ) -> dict[str, object]:
     """Memory for so many pages of each pool, in terms of what a long request takes."""
     model, page = config.model, config.cache.page_size
-    tp = config.parallel.tp or model.default_tp
-    sizes = page_bytes(model, page, tp)
+    sizes = page_bytes(model, page, config.tp)
     longest = _longest_pages(workload, page)
     window = -(-model.window_len // page) + 2
     device = (

@@ -130,7 +130,9 @@ def test_a_wait_that_goes_on_when_a_request_has_begun_breaks_a_law(
 ) -> None:
     monkeypatch.setattr(RequestState, "end_wait", lambda req, now_ns: None)
     slow = {"workload.start": "warm_storage", "storage.speed": "slow"}
-    with pytest.raises(BrokenLawError, match=r"law 9: request .* its wait for storage goes on"):
+    with pytest.raises(
+        BrokenLawError, match=r"law 9: request .* still counted as waiting for storage"
+    ):
         try_choices(PLAIN | slow, 12)
 
 

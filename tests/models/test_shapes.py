@@ -179,7 +179,7 @@ def test_every_device_holds_the_latent() -> None:
     [
         ({"window_len": 0}, "window_len must be positive"),
         ({"num_full_layers": 3}, "num_full_layers is 3, but pattern over 10 layers has 2"),
-        ({"pattern": "F X"}, "pattern may hold"),
+        ({"pattern": "F X"}, "pattern may contain"),
         ({"swa_host_share": 0.6, "mamba_host_share": 0.4}, "the host shares"),
         ({"default_tp": 3}, "default_tp must be a power of two, got 3"),
         ({"num_moe_layers": 1, "num_experts": 4}, "experts_per_token must lie between"),
@@ -201,7 +201,7 @@ def test_a_window_without_sliding_layers_is_refused() -> None:
     ("size", "rate", "status", "message"),
     [
         ([1, 2], [1], "measured", "one rate for each size"),
-        ([2, 2], [1, 1], "measured", "must rise"),
+        ([2, 2], [1, 1], "measured", "must increase"),
         ([1], [0], "measured", "must be positive"),
         ([1], [1], "guessed", "measured or modelled, got 'guessed'"),
     ],

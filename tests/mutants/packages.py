@@ -13,11 +13,13 @@ PACKAGES = {
         "hicache/request.py",
     ],
     "storage": ["hicache/storage/**/*.py"],
+    "diff": ["experiments/diff/*.py"],
     "executor": ["hicache/executor/storage_script.py", "hicache/executor/simulated/*.py"],
     "kernels": ["hicache/kernels/**/*.py"],
 }
-# programs that print figures, clients of what is seldom there, and what tests run in processes of
-# their own (a bench on an imitated GPU, compilation, a rank)
+# Left out: programs that print figures, clients of servers that are rarely installed, and what
+# tests run in a process of its own (a bench on an imitated GPU, compilation, a rank). The sides of
+# engines in folders of `experiments/diff` need the engine.
 LEFT_OUT = {
     *(f"hicache/kernels/bench/{name}.py" for name in ("__main__", "cases", "contest", "figures")),
     *(f"hicache/kernels/bench/{name}.py" for name in ("device_cases", "link_cases", "measure")),

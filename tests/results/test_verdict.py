@@ -21,7 +21,16 @@ from experiments.tables.sweep_figure import draw_sweep
 from hicache import experiment
 from hicache.config import METRICS
 from hicache.results.metrics import summarize
-from hicache.results.verdict import CLEAN, CONDITIONS, SURVIVORS, in_short, objections
+from hicache.results.verdict import (
+    CLEAN,
+    CONDITIONS,
+    SURVIVORS,
+    in_short,
+    is_overloaded,
+    objections,
+    stage_lines,
+    stages,
+)
 
 PAGE = (Path(__file__).parents[2] / "docs" / "verdict.md").read_text()
 TABLE = [
@@ -87,6 +96,57 @@ def test_nothing_is_objected_to_the_default_run_which_is_contended_in_every_tier
     assert min(hits) > 0.1 * summary["request/prompt_tokens"]
 
 
+FULL = ("model=llama3_8b", "parallel.tp=1", "storage=none", "workload.limit=null")
+
+
+def test_a_closed_loop_is_as_full_as_it_was_meant_to_be():
+    summary = summary_of(*FULL, "workload=multi_turn", "workload.num_sessions=8")
+    assert summary["load/rho_gpu"] > 0.9
+    assert summary["load/closed_loop"] == 1
+    assert not is_overloaded(summary)
+    assert is_overloaded({**summary, "load/closed_loop": 0})
+
+
+STAGED = (*FULL, "workload=shared_prefix", "workload.answer_tokens=1", "workload.stage_s=20")
+
+
+@pytest.mark.parametrize("jump", ["true", "false"])
+def test_a_load_with_stages_is_judged_by_its_busiest(jump):
+    rates = "workload.stage_rates=[0.1,7,0.1,0.1,0.1,0.1,0.1,0.1]"
+    summary = summary_of(*STAGED, rates, "workload.groups=60", f"engine.jump={jump}")
+    assert summary["load/rho_gpu"] < 0.2
+    parts = stages(summary)
+    gpu, queue = (
+        [part[f"load/rho_{name}"] for part in parts.values()] for name in ("gpu", "queue")
+    )
+    names = [[each.name for each in objections([part])] for part in parts.values()]
+    assert names[0] == ["idle"]
+    assert "overloaded GPU" in names[1]
+    assert queue[2] > 0.1  # it catches up with what came before
+    assert names[-1] == ["idle"]
+    assert "idle" not in [each.name for each in objections([summary])]
+    assert is_overloaded(summary)
+    assert sum(part["request/count"] for part in parts.values()) == summary["request/count"]
+    assert max(queue) <= 1
+    assert gpu[1] > 0.9 > gpu[2]
+    lines = stage_lines(summary)
+    assert [line.partition(":")[0] for line in lines] == [f"stage {n}" for n in range(1, 9)]
+    assert "GPU overloaded" in lines[1]
+
+
+def test_a_stage_of_the_warm_up_is_not_judged_and_the_others_keep_their_numbers():
+    rates = "workload.stage_rates=[1,1,1]"
+    summary = summary_of(*STAGED, rates, "workload.warm_up_s=10")
+    assert list(stages(summary)) == [2, 3]
+
+
+def test_a_load_with_pauses_that_makes_requests_wait_is_not_idle():
+    busy = {"load/rho_gpu": 0.18, "request/queue_s_mean": 0.26, "request/prefill_s_mean": 1.0}
+    assert objections([busy]) == []
+    (idle,) = objections([{**busy, "request/queue_s_mean": 0.24}])
+    assert idle.name == "idle"
+
+
 @pytest.fixture(scope="module")
 def rejecting(tmp_path_factory):
     """Two runs of which the first rejects what the second serves, and their directory."""
@@ -104,7 +164,7 @@ def rejecting(tmp_path_factory):
 def test_a_comparison_says_that_other_requests_survived(rejecting, capsys):
     compare.main([str(rejecting[0])])
     lines = capsys.readouterr().out.splitlines()
-    (note,) = [line for line in lines if "finished in some rows and not in others" in line]
+    (note,) = [line for line in lines if "finished in some rows but not in others" in line]
     letter = note.partition(":")[0]
     rows = [line for line in lines if re.match(r"(4|40) ", line)]
     assert len(rows) == 2
@@ -144,7 +204,7 @@ def test_a_sweep_keeps_the_verdict_in_its_files_and_under_the_title_of_its_figur
     directory, outcomes = rejecting
     runs = load_runs([directory])
     sum_up(directory, runs, title="a sweep")
-    assert "finished in some rows and not in others" in capsys.readouterr().out
+    assert "finished in some rows but not in others" in capsys.readouterr().out
     groups = json.loads((directory / "sweep.json").read_text())
     assert all(SURVIVORS.name in group["verdict"] for group in groups)
     rows = csv.DictReader((directory / "sweep.csv").read_text().splitlines())

@@ -118,7 +118,7 @@ def test_a_refused_request_keeps_its_place_before_smaller_ones() -> None:
 
 @pytest.mark.parametrize(
     ("prompt_len", "reason"),
-    [(72, "11 pages are more than the device pool's 10"), (71, "needs more tokens than")],
+    [(72, "needs 11 pages, and the device pool has 10"), (71, "needs more tokens than")],
 )
 def test_a_prompt_that_never_fits_is_told_what_it_lacks(prompt_len: int, reason: str) -> None:
     watched = Watched(strangers(prompt_len, answer=1), pages=10)
@@ -130,7 +130,7 @@ def test_a_prompt_that_never_fits_is_told_what_it_lacks(prompt_len: int, reason:
 def test_a_prompt_longer_than_the_model_attends_to_is_rejected() -> None:
     watched = Watched(strangers(100_000, answer=1), pages=20_000)
     assert [told for _, told in watched.world.rejected] == [
-        "100001 tokens are more than the model's 100000"
+        "prompt and answer have 100001 tokens, more than model.max_len=100000"
     ]
 
 

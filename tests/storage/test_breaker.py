@@ -183,5 +183,5 @@ def test_an_answer_that_is_not_one_truth_value_for_each_key_is_refused(
     storage: BreakerStorage, inner: Failing, monkeypatch: pytest.MonkeyPatch, answer: object
 ) -> None:
     monkeypatch.setattr(inner, "contains", lambda _: answer)
-    with pytest.raises(ValueError, match=r"a list of 2 truth values, one for each key, got"):
+    with pytest.raises(ValueError, match=r"a list of 2 bools, one per key, got"):
         storage.contains(keys(0, 1))

@@ -152,7 +152,7 @@ def test_a_slab_whose_table_is_not_one_is_refused(tmp_path: Path) -> None:
     SlabStorage(tmp_path, namespace="test", capacity_bytes=None).close()
     (path,) = tmp_path.glob("*/slots.sqlite")
     path.write_bytes(b"not a table" * 1000)
-    with pytest.raises(StorageError, match=r"cannot open a slab in .*not a database"):
+    with pytest.raises(StorageError, match=r"cannot open the slab storage in .*not a database"):
         SlabStorage(tmp_path, namespace="test", capacity_bytes=None)
 
 

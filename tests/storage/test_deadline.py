@@ -118,7 +118,7 @@ def test_calls_fail_at_once_while_every_thread_is_blocked(blocking: Blocking) ->
     for _ in range(2):
         with pytest.raises(StorageError, match="no answer"):
             storage.read(keys(1), [poisoned()])
-    with pytest.raises(StorageError, match="all 2 threads wait"):
+    with pytest.raises(StorageError, match="all 2 I/O threads are blocked"):
         storage.contains(keys(1))
 
 
@@ -169,7 +169,7 @@ def test_four_calls_may_be_given_up_before_nobody_is_left(blocking: Blocking) ->
     for _ in range(4):
         with pytest.raises(StorageError, match="no answer"):
             storage.read(keys(1), [poisoned()])
-    with pytest.raises(StorageError, match="all 4 threads wait for calls that were given up"):
+    with pytest.raises(StorageError, match="all 4 I/O threads are blocked in calls that timed out"):
         storage.read(keys(1), [poisoned()])
 
 

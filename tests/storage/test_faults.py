@@ -238,7 +238,7 @@ def test_an_engine_is_gone_when_a_delayed_call_gets_there() -> None:
     clock = SimulatedClock()  # and here it does
     storage = FaultyStorage(MemoryStorage(capacity_bytes=None), plan, seed=0, clock=clock)
     storage.contains([])
-    with pytest.raises(StorageError, match="gone at 1 s"):
+    with pytest.raises(StorageError, match="unavailable at 1 s"):
         storage.contains([])
 
 
@@ -249,7 +249,7 @@ def test_a_clock_that_oversleeps_is_not_put_back() -> None:
 
     plan = FaultsConfig(delay_ms=500.0, gone_from_s=1.0, gone_for_s=1.0)
     storage = FaultyStorage(MemoryStorage(capacity_bytes=None), plan, seed=0, clock=Oversleeping())
-    with pytest.raises(StorageError, match="gone at 1 s"):
+    with pytest.raises(StorageError, match="unavailable at 1 s"):
         storage.contains([])
 
 

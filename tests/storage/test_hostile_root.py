@@ -7,12 +7,13 @@ import errno
 import fcntl
 import os
 import re
+import resource
 import socket
 import sqlite3
 import stat
 import tracemalloc
-from collections.abc import Callable
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from random import Random
 
@@ -412,7 +413,7 @@ def test_a_table_of_another_shape_is_refused_and_left_as_it_is(
     altered(tmp_path, statement)
     path = tmp_path / namespace_name("test") / "slots.sqlite"
     before = path.read_bytes()
-    with pytest.raises(StorageError, match="has other tables"):
+    with pytest.raises(StorageError, match="is not a slot table"):
         opened("slab", tmp_path)
     assert path.read_bytes() == before
 
@@ -423,7 +424,7 @@ def test_a_database_of_somebody_else_is_refused_and_left_as_it_is(tmp_path: Path
     with closing(sqlite3.connect(path)) as theirs, theirs:
         theirs.execute("CREATE TABLE theirs (x)")
     before = path.read_bytes()
-    with pytest.raises(StorageError, match="has other tables, among them 'theirs'"):
+    with pytest.raises(StorageError, match="is not a slot table: it contains 'theirs'"):
         opened("slab", tmp_path)
     assert path.read_bytes() == before
 
@@ -433,7 +434,7 @@ def test_a_slab_that_is_being_opened_for_ever_is_given_up(tmp_path: Path) -> Non
     held = os.open(tmp_path / namespace_name("test") / "opening", os.O_RDONLY)
     try:
         fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(StorageError, match=r"has been opening it for 0\.02 s"):
+        with pytest.raises(StorageError, match=r"for more than 0\.02 s"):
             SlabStorage(tmp_path, namespace="test", capacity_bytes=None, busy_s=0.02)
     finally:
         os.close(held)
@@ -545,6 +546,57 @@ def test_a_full_disk_refuses_pages_and_keeps_those_it_has(
     assert list(tmp_path.glob("*/writing/*")) == []
 
 
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """No file of this process can be written, and none can be made longer."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("kind", ["slab", "file"])
+def test_a_store_on_a_full_disk_is_opened_read_and_takes_no_more(kind: str, tmp_path: Path) -> None:
+    few, many = keys(1, 2, 3), keys(*range(1, 9))
+    with closing(opened(kind, tmp_path)) as storage:
+        assert write(storage, few) == [True] * 3
+    with full_disk(), closing(opened(kind, tmp_path)) as storage:
+        found = storage.contains(many)
+        num_whole = assert_whole_or_absent(storage, many)
+        written = write(storage, many)
+        found_again = storage.contains(many)
+    assert found == written == found_again == [True] * 3 + [False] * 5
+    assert num_whole == 3
+    with closing(opened(kind, tmp_path)) as storage:
+        assert write(storage, many) == [True] * 8
+
+
+def test_a_slab_whose_disk_fills_up_while_it_is_read_is_closed_all_the_same(tmp_path: Path) -> None:
+    with closing(opened("slab", tmp_path)) as storage:
+        write(storage, keys(1))
+    with full_disk():
+        storage = opened("slab", tmp_path)
+        num_whole = assert_whole_or_absent(storage, keys(1))
+        storage.close()
+    assert num_whole == 1
+
+
+def test_a_slab_of_another_namespace_is_refused_on_a_full_disk_too(tmp_path: Path) -> None:
+    with closing(opened("slab", tmp_path)):
+        pass
+    (ours,) = tmp_path.iterdir()
+    ours.rename(tmp_path / namespace_name("theirs"))
+    with full_disk(), pytest.raises(StorageError, match="is of namespace 'test', wanted 'theirs'"):
+        SlabStorage(tmp_path, namespace="theirs", capacity_bytes=None)
+
+
+def test_a_slab_that_is_new_on_a_full_disk_is_one_clear_error(tmp_path: Path) -> None:
+    with full_disk(), pytest.raises(StorageError, match="cannot open a slab in"):
+        opened("slab", tmp_path)
+
+
 @pytest.mark.parametrize("name", ["open", "pwritev", "close", "rename"])
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
 def test_a_page_that_finds_no_room_leaves_no_trace(
@@ -566,7 +618,7 @@ def test_a_page_that_cannot_be_written_is_an_error_and_leaves_no_trace(
     storage = FileStorage(tmp_path, namespace="test", capacity_bytes=2 * PAGE_BYTES)
     with monkeypatch.context() as patch:
         fail_while_writing(patch, name, errno.EIO)
-        with pytest.raises(StorageError, match=r"cannot keep pages in .*Input/output error"):
+        with pytest.raises(StorageError, match=r"cannot store pages in .*Input/output error"):
             write(storage, keys(1))
     assert list(tmp_path.glob("*/writing/*")) == []
     assert write(storage, keys(4, 5)) == [True, True]
@@ -611,7 +663,7 @@ def test_a_store_that_cannot_be_made_is_one_clear_error(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "mkdir", no_space)
-    with pytest.raises(StorageError, match=r"cannot keep pages in .*No space left"):
+    with pytest.raises(StorageError, match=r"cannot store pages in .*No space left"):
         opened("file", tmp_path)
-    with pytest.raises(StorageError, match=r"cannot open a slab in .*No space left"):
+    with pytest.raises(StorageError, match=r"cannot open the slab storage in .*No space left"):
         opened("slab", tmp_path)

@@ -44,7 +44,7 @@ def test_a_namespace_is_forgotten_whole_and_alone(mooncake_master: str, namespac
 
 def test_a_page_larger_than_staging_memory_is_refused(mooncake_master: str, namespace: str) -> None:
     storage = MooncakeStorage(mooncake_master, namespace=namespace, staging_bytes=2**20)
-    with closing(storage), pytest.raises(ValueError, match="do not fit staging memory"):
+    with closing(storage), pytest.raises(ValueError, match="do not fit the staging buffer"):
         storage.read(keys(1), [poisoned(2**20)])
 
 
@@ -72,7 +72,9 @@ def test_a_dead_master_is_bypassed(tmp_path: Path) -> None:
 
 def test_no_master_is_one_clear_error() -> None:
     pytest.importorskip("mooncake", reason="Mooncake is not installed")
-    with pytest.raises(StorageError, match=r"no Mooncake master at 127\.0\.0\.1:9"):
+    with pytest.raises(
+        StorageError, match=r"cannot connect to a Mooncake master at 127\.0\.0\.1:9"
+    ):
         MooncakeStorage("127.0.0.1:9", namespace="test")
 
 

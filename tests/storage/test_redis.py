@@ -91,7 +91,7 @@ def test_a_page_that_the_server_fails_to_store_is_an_error(
         broken.execute.return_value = [pytest.importorskip("redis").ResponseError("broken")]
         monkeypatch.setattr(storage, "contains", lambda page_keys: [False] * len(page_keys))
         monkeypatch.setattr(storage._client, "pipeline", Mock(return_value=broken))
-        with pytest.raises(StorageError, match=r"no use of Redis at .*: broken"):
+        with pytest.raises(StorageError, match=r"cannot use Redis at .*: broken"):
             write(storage, keys(1))
 
 
@@ -144,14 +144,14 @@ def test_an_overfilled_server_evicts(tmp_path: Path) -> None:
 def test_no_server_is_one_clear_error() -> None:
     pytest.importorskip("redis", reason="redis-py is not installed")
     url = f"redis://127.0.0.1:{free_port()}/0"
-    with pytest.raises(StorageError, match=f"no use of Redis at {url}"):
+    with pytest.raises(StorageError, match=f"cannot use Redis at {url}"):
         RedisStorage(url, namespace="test")
 
 
 def test_a_server_that_does_not_answer_is_given_up(server: RedisServer) -> None:
     with closing(RedisStorage(server.url, namespace="test", deadline_s=0.05)) as storage:
         server.stop()
-        with pytest.raises(StorageError, match="no use of Redis"):
+        with pytest.raises(StorageError, match="cannot use Redis"):
             read(storage, keys(1))
         server.resume()
 

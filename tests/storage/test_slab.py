@@ -104,6 +104,13 @@ def test_a_batch_larger_than_the_capacity_stores_what_fits(tmp_path: Path) -> No
         assert results == [True, True, True, False, False]
 
 
+def test_a_page_larger_than_the_capacity_evicts_nothing(tmp_path: Path) -> None:
+    with closing(open_slab(tmp_path, 2 * SMALL)) as storage:
+        assert [write_sized(storage, key(number), SMALL) for number in (1, 2)] == [True, True]
+        assert not write_sized(storage, key(3), LARGE)
+        assert storage.contains(keys(1, 2, 3)) == [True, True, False]
+
+
 def test_stand_ins_are_charged_the_size_of_their_component(tmp_path: Path) -> None:
     with closing(open_slab(tmp_path, 6 * LARGE, page_bytes={0: SMALL, 2: LARGE})) as storage:
         for number in range(3):
@@ -116,7 +123,7 @@ def test_a_page_larger_than_its_component_is_refused(tmp_path: Path) -> None:
     with closing(open_slab(tmp_path, page_bytes={2: SMALL})) as storage:
         assert write_sized(storage, key(1), LARGE)
         assert write_sized(storage, key(1, 2), SMALL)
-        with pytest.raises(ValueError, match=f"component 2 has at most {SMALL} bytes, got {LARGE}"):
+        with pytest.raises(ValueError, match=f"kind 2 has at most {SMALL} bytes, got {LARGE}"):
             write_sized(storage, key(2, 2), LARGE)
 
 
@@ -382,7 +389,7 @@ def test_a_slot_that_the_table_cannot_find_is_an_error_and_no_endless_eviction(
 ) -> None:
     with closing(open_slab(tmp_path)) as storage:
         write(storage, keys(1))
-        with pytest.raises(sqlite3.DatabaseError, match=r"slot=7.* cannot be found in it"):
+        with pytest.raises(sqlite3.DatabaseError, match=r"slot=7.* cannot be updated"):
             storage._table._free(Place(PAGE_BYTES, 7))
         assert storage.stats().stored_bytes == PAGE_BYTES
 
@@ -399,7 +406,7 @@ def test_a_table_of_another_namespace_is_refused(tmp_path: Path) -> None:
     open_slab(tmp_path).close()
     ours, theirs = (tmp_path / namespace_name(name) for name in ("test", "theirs"))
     ours.rename(theirs)
-    with pytest.raises(StorageError, match="is of namespace 'test', wanted 'theirs'"):
+    with pytest.raises(StorageError, match="belongs to namespace 'test', not 'theirs'"):
         SlabStorage(tmp_path, namespace="theirs", capacity_bytes=None)
     assert open_files(tmp_path) == []
 
@@ -506,7 +513,7 @@ def test_a_slot_used_again_while_it_is_read_is_a_miss_but_no_damage(
 
 def test_a_root_that_cannot_be_written_is_refused_with_its_path(tmp_path: Path) -> None:
     (tmp_path / "root").write_text("a file, not a directory")
-    with pytest.raises(StorageError, match=r"cannot open a slab in .*root"):
+    with pytest.raises(StorageError, match=r"cannot open the slab storage in .*root"):
         open_slab(tmp_path / "root")
 
 

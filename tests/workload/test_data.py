@@ -1,4 +1,5 @@
 import hashlib
+import os
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -52,8 +53,18 @@ def test_a_given_path_is_taken(tmp_path: Path) -> None:
     assert find_trace(HERE, path=str(path), data_dir=None) == path
 
 
+@pytest.mark.parametrize("given", [True, False])
+def test_a_pipe_is_refused_before_it_is_waited_for(tmp_path: Path, *, given: bool) -> None:
+    os.mkfifo(tmp_path / "mine.jsonl")
+    place = {"path": str(tmp_path / "mine.jsonl")} if given else {"data_dir": str(tmp_path)}
+    with pytest.raises(ValueError, match=r"mine\.jsonl is a pipe or a device, and a trace is read"):
+        find_trace(HERE, **{"path": None, "data_dir": None, **place})
+
+
 def test_a_given_path_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"workload\.path: there is no .*gone.*ask its"):
+    with pytest.raises(
+        FileNotFoundError, match=r"workload\.path: .*gone.* does not exist.*ask its"
+    ):
         find_trace(HERE, path=str(tmp_path / "gone"), data_dir=None)
 
 
@@ -115,5 +126,5 @@ def test_a_failed_download_says_how_to_get_the_trace() -> None:
 
 
 def test_a_data_directory_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"data_dir .*: there is no directory .*gone"):
+    with pytest.raises(FileNotFoundError, match=r"data_dir .*: directory .*gone does not exist"):
         find_trace(HERE, path=None, data_dir=str(tmp_path / "gone"))

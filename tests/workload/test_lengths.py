@@ -71,12 +71,12 @@ def test_the_columns_of_public_tables_are_known(
     ("row", "told"),
     [
         ([1, 0, 5], "line 3: input_length must be an integer of at least 1, got '0'"),
-        ([1, 9], "line 3: output_length must be an integer of at least 1, got None"),
+        ([1, 9], "line 3: output_length must be an integer of at least 1, got ''"),
         ([1, "many", 5], "line 3: input_length must be an integer of at least 1, got 'many'"),
         (["soon", 9, 5], "line 3: timestamp must be a number or a date, got 'soon'"),
         (["inf", 9, 5], "line 3: timestamp must be a number or a date, got 'inf'"),
-        (["2024-01-01", 9, 5], "line 3: it comes more than ten years after .*line 2"),
-        ([1, 1, 200, 5], "line 3: it has more fields than the table has columns"),
+        (["2024-01-01", 9, 5], "line 3: it arrives more than ten years after .*line 2"),
+        ([1, 1, 200, 5], "line 3: the row has more fields than the table has columns"),
     ],
 )
 def test_a_bad_row_is_named(tmp_path: Path, row: list[Any], told: str) -> None:
@@ -86,18 +86,18 @@ def test_a_bad_row_is_named(tmp_path: Path, row: list[Any], told: str) -> None:
 
 def test_a_missing_column_is_named(tmp_path: Path) -> None:
     with pytest.raises(
-        TraceError, match=r"line 1: wanted a column output_length or .*, got time, in"
+        TraceError, match=r"line 1: expected a column output_length or .*, got time, in"
     ):
         load(tmp_path, ["time", "in"], [0, 5])
 
 
 def test_an_empty_table_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="wanted a request on each line, the file has none"):
+    with pytest.raises(TraceError, match="expected one request per line, but the file has none"):
         load(tmp_path, HEADER)
 
 
 def test_what_is_no_table_is_not_shown(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="got no names parted by commas") as caught:
+    with pytest.raises(TraceError, match="got no comma-separated names") as caught:
         load(tmp_path, ['{"messages": [{"content": "Quince"}]}'], [0])
     assert "Quince" not in str(caught.value)
 
@@ -106,7 +106,7 @@ def test_what_is_no_table_is_not_shown(tmp_path: Path) -> None:
 def test_a_table_that_cannot_be_read_is_named(tmp_path: Path, session: bytes) -> None:
     path = tmp_path / "trace.CSV"
     path.write_bytes(",".join(HEADER).encode() + b"\n0,9,5,a\n1,9,5," + session + b"\n2,9,5,a\n")
-    with pytest.raises(TraceError, match=r"trace\.CSV, after line \d: no table in UTF-8"):
+    with pytest.raises(TraceError, match=r"trace\.CSV, after line \d: not a CSV table in UTF-8"):
         load_workload(WorkloadConfig(kind="trace", path=str(path)), data_dir=None, seed=0)
 
 
@@ -114,3 +114,10 @@ def test_burst_gpt_tells_sessions_too(tmp_path: Path) -> None:
     header = ["Timestamp", "Session ID", "Request tokens", "Response tokens"]
     found = load(tmp_path, header, [5, "a", 100, 7], [9, "a", 150, 9])
     assert [each.parent_id for each in found] == [None, 0]
+
+
+def test_a_bad_row_after_fields_of_several_lines_is_named_by_its_first(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text('time,in,out,note\n0,9,5,"a\nb\nc"\n\n1,many,5,"a\nb"\n')
+    with pytest.raises(TraceError, match="line 6: in must be an integer"):
+        load_workload(WorkloadConfig(kind="trace", path=str(path)), data_dir=None, seed=0)

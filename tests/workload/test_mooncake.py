@@ -177,7 +177,7 @@ def _row(**changes: object) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("record", "complaint"),
     [
-        (_row(hash_ids=[0]), "600 prompt tokens are 2 blocks of 512, got 1 hash_ids"),
+        (_row(hash_ids=[0]), "600 prompt tokens need 2 blocks of 512 tokens, got 1"),
         (_row(hash_ids=[0, 1.5]), "a block id must be an integer or text, got 1.5"),
         (_row(session_id=[1]), r"session_id must be an integer or text, got \[1\]"),
         (_row(hash_ids="0"), "hash_ids must be a list of block ids, got '0'"),
@@ -185,9 +185,9 @@ def _row(**changes: object) -> dict[str, object]:
         (_row(output_length=None), "output_length must be an integer of at least 1, got None"),
         (_row(timestamp="now"), "timestamp must be a number of at least 0, got 'now'"),
         (_row(timestamp=float("inf")), "timestamp must be a number of at least 0, got inf"),
-        (_row(timestamp=1e30), "its time is after the year 2106: is the unit another"),
-        (_row(timestamp=1.7e12), "it comes more than ten years after .*line 1: is the unit"),
-        ([1], "wanted a JSON object, got list"),
+        (_row(timestamp=1e30), "its time is after the year 2106: check the unit"),
+        (_row(timestamp=1.7e12), "it arrives more than ten years after .*line 1: check the unit"),
+        ([1], "expected a JSON object, got list"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, record: object, complaint: str) -> None:

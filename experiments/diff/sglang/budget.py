@@ -42,7 +42,7 @@ def main() -> None:
         admitted += bool(may)
         differing["decision"] += may != isinstance(ours, Admit)
         differing["chunk"] += may and isinstance(ours, Admit) and their_chunk != ours.chunk_tokens
-    print(f"{CASES:,} states, {admitted:,} admitted; that differ: {dict(differing)}")
+    print(f"{CASES:,} states, {admitted:,} admitted; differences: {dict(differing)}")
     sys.exit(any(differing.values()))
 
 

@@ -159,7 +159,7 @@ def first_of(*places: str) -> Any:
         module, _, name = place.partition(":")
         with suppress(ImportError, AttributeError):
             return getattr(import_module(f"sglang.srt.mem_cache.{module}"), name)
-    raise ImportError(f"this release has none of {', '.join(places)}")
+    raise ImportError(f"this SGLang release has none of {', '.join(places)}")
 
 
 def component_type() -> Any:

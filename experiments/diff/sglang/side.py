@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.diff.counting import CHUNK_TOKENS, Tally, admission_word, joined
+from experiments.diff.counting import Tally, admission_word, joined
 from experiments.diff.pages import page_names
 from experiments.diff.protocol import Hits, Outcome, Pools, SideError, Span, Tokens
 from experiments.diff.sglang import device  # before anything of the package
@@ -209,18 +209,16 @@ class SglangSide:
         computed = extend - req.host_hit_length
         lock = cache.inc_lock_ref(req.last_node)
         budget = make_budget(cache)
-        answers = [len(ids) - len(each.origin_input_ids) for each, ids in self._running.values()]
-        budget.total_offset += sum(answers)
         may, chunk = budget.check_prefill(
             extend_input_len=computed,
             total_tokens=extend + num_new + page,
             max_new_tokens=num_new,
             input_tokens=computed,
             swa_host_hit_length=req.swa_host_hit_length,
-            chunk_limit=CHUNK_TOKENS,
+            chunk_limit=self._pools.max_len,
         )
         cache.dec_lock_ref(req.last_node, lock.to_dec_params())
-        return admission_word(chunk if may else None)
+        return admission_word(chunk if may else None, computed)
 
     def _load_back(self, req: Any) -> None:
         cache = self.cache
@@ -444,7 +442,7 @@ def wait_for(is_done: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not is_done():
         if time.monotonic() > deadline:
-            raise SideError(f"{what} was not done after {PATIENCE_S:.0f} s")
+            raise SideError(f"{what} did not finish within {PATIENCE_S:.0f} s")
         time.sleep(2e-4)
 
 
@@ -454,7 +452,7 @@ def chosen_core(core: str) -> dict[str, str]:
     if "tree_core_backend" in names:
         return {"tree_core_backend": core}
     if core != "python":
-        raise SideError(f"sglang {sglang.__version__} cannot be told to use its {core} core")
+        raise SideError(f"sglang {sglang.__version__} has no option to use a {core} core")
     return {}
 
 
@@ -478,7 +476,7 @@ def known_policy(eviction: str) -> str:
     except (ImportError, AttributeError) as error:
         raise SideError(f"--eviction {eviction} cannot be loaded: {error}") from error
     if not hasattr(policy, "get_priority"):
-        raise SideError(f"--eviction {eviction} has no get_priority(node), as the package asks for")
+        raise SideError(f"--eviction {eviction} must have get_priority(node), which SGLang calls")
     utils._EVICTION_POLICY_FACTORIES["own"] = lambda **_: policy()
     return "own"
 

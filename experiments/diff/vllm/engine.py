@@ -98,7 +98,7 @@ def make_layout(pools: Pools, num_blocks: int, kept: int | None) -> Any:
     alone; None: all.
     """
     if pools.window_len and pools.num_states:
-        raise SideError("vllm: a window and states in one model are not driven")
+        raise SideError("vllm: models with both windows and states are not supported")
     shape: dict[str, Any] = {
         "block_size": pools.page_size,
         "num_kv_heads": 1,

@@ -230,8 +230,8 @@ class MissingPages:
                 code = int(self._story(kind, place, place + 1, asks_storage=True)[0])
                 return (CODES["never_written"] if code == NONE else code), kind
         raise AssertionError(
-            f"the prefix up to page {boundary} is cached, but no reason explains why it was not a "
-            "hit"
+            f"the prefix up to page {boundary} is cached, but no reason explains why it was "
+            "not a hit"
         )
 
     def _story(self, kind: int, first: int, end: int, *, asks_storage: bool) -> Codes:

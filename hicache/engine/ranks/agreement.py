@@ -76,7 +76,7 @@ def minimum_of(offers: Items[Items[int]]) -> list[int]:
     """
     if len({len(each) for each in offers}) != 1:
         raise RanksDivergedError(
-            f"the ranks sent offers of different lengths: {[len(each) for each in offers]}"
+            f"the ranks sent vectors of different lengths: {[len(each) for each in offers]}"
         )
     if all(each == offers[0] for each in offers):  # as most are
         return list(offers[0])

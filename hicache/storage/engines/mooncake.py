@@ -170,8 +170,7 @@ class MooncakeStorage:
             if num_bytes > self._staging.nbytes:
                 raise ValueError(
                     f"a page of {buffer.nbytes} bytes and its digest do not fit the staging buffer "
-                    "of "
-                    f"{self._staging.nbytes} bytes"
+                    f"of {self._staging.nbytes} bytes"
                 )
             start = places[-1].stop if places else 0
             if start + num_bytes > self._staging.nbytes:

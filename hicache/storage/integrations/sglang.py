@@ -273,7 +273,7 @@ def _knobs(values: dict[str, Any]) -> StorageConfig:
     unknown = sorted(set(values) - known)
     if unknown or values.get("kind", "none") == "none":
         raise ValueError(
-            "hicache in the extra config needs the kind of a storage engine, and may set "
+            "`hicache` in the extra config must set kind to a storage engine, and may set "
             f"{', '.join(sorted(known))}, got {values}"
         )
     faults = FaultsConfig(**values.get("faults", {}))

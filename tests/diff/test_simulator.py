@@ -1,13 +1,13 @@
 import numpy as np
 import pytest
 
-from experiments.diff.ours import OurSide, open_side
 from experiments.diff.protocol import Outcome, Pools, SideError, Tokens
+from experiments.diff.simulator import SimulatorSide, open_side
 
 PAGE = 16
 
 
-def side(**changes: int) -> OurSide:
+def side(**changes: int) -> SimulatorSide:
     sizes = {"device_tokens": 640, "host_tokens": 1280, "max_len": 640, "num_running": 1}
     return open_side(Pools(page_size=PAGE, **{**sizes, **changes}), {})  # type: ignore[arg-type]
 
@@ -16,7 +16,7 @@ def tokens(name: int, count: int) -> Tokens:
     return np.arange(name * 10_000, name * 10_000 + count + 1, dtype=np.int32)
 
 
-def admit(ours: OurSide, number: int, each: Tokens) -> Outcome:
+def admit(ours: SimulatorSide, number: int, each: Tokens) -> Outcome:
     if number:
         ours.finish(number - 1)
     return ours.admit(number, each, len(each) - 1)

@@ -1,0 +1,317 @@
+"""The programs beside `experiments.diff`, with fake sides."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from experiments.diff import admission, regressions, releases, short_read
+from experiments.diff.compare import Comparison, Row, token_ids
+from experiments.diff.engines import ROOT, Launch
+from experiments.diff.process import SideProcess
+from experiments.diff.protocol import Call, Hits, Outcome, Pools, SideError, Span, Tokens
+from experiments.diff.regressions import Edit, Remembered, is_reported, row
+from hicache.request import Request
+from tests.diff.sides import FAKE, PAGE, POOLS, prompt, requests_of
+
+NOTHING = Outcome(hits=Hits(0, 0, 0))
+
+
+def started(monkeypatch: pytest.MonkeyPatch, main: object, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["program", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()  # type: ignore[operator]
+    code = ended.value.code
+    return code if isinstance(code, int) else 1
+
+
+# a row of releases
+
+
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """Releases are fake: release 0.9 hits 9 tokens of each prompt, and 0.0 fails."""
+    pairs: list[tuple[str, ...]] = []
+
+    def compare(
+        requests: Sequence[Request], pools: Pools, launches: tuple[Launch, Launch], logs: Path
+    ) -> Comparison:
+        assert logs.is_dir()
+        pairs.append((*(each.name for each in launches), f"{len(requests)}"))
+        outcomes = [Outcome(hits=Hits(int(each.name[-1]), 0, 0)) for each in launches]
+        rows = [
+            Row(number=each.id, prompt_len=100, base=outcomes[0], head=outcomes[1])
+            for each in requests
+        ]
+        failure = "it fails" if "0.0" in pairs[-1] else None
+        return Comparison(base={}, head={}, pools=pools, rows=tuple(rows), failure=failure)
+
+    monkeypatch.setattr(releases, "prepare", lambda _, spec: replace(FAKE, name=spec))
+    monkeypatch.setattr(releases, "compare", compare)
+    return pairs
+
+
+def run_releases(monkeypatch: pytest.MonkeyPatch, out: Path, *names: str) -> str:
+    options = ["--workloads", "builtin", "--components", "full", "--requests", "3"]
+    monkeypatch.setattr(sys, "argv", ["releases", *names, *options, "--out", str(out)])
+    releases.main()
+    return (out / "releases.md").read_text()
+
+
+def test_releases_run_two_at_a_time_and_each_once(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    compared: list[tuple[str, ...]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = run_releases(monkeypatch, tmp_path / "out", "0.7", "0.8", "0.9")
+    assert compared == [("0.7", "0.8", "3"), ("0.9", "0.9", "3")]
+    said = capsys.readouterr()
+    assert said.err.splitlines() == ["builtin full: 0.7, 0.8", "builtin full: 0.9, 0.9"]
+    assert "**builtin, full**, the first 3 requests" in text
+    assert "| 0.7 | 7.00% | 21 | 0 | 0 |" in text
+    assert "| 0.9 | **9.00%** (+1.00) | 27 |" in text
+    assert said.out.strip() == text.strip()
+    kept = json.loads((tmp_path / "out" / "builtin-full-3-0.8.json").read_text())
+    assert (kept["release"], kept["hit_rate"], kept["hits"]) == ("0.8", 0.08, [[8, 0, 0]] * 3)
+    assert run_releases(monkeypatch, tmp_path / "out", "0.7", "0.8", "0.9") == text
+    assert len(compared) == 2  # nothing was missing
+
+
+def test_a_release_that_fails_is_not_kept(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    compared: list[tuple[str, ...]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert "| 0.0 | not run |" in run_releases(monkeypatch, tmp_path, "0.0", "0.1")
+    assert "experiments.diff.releases: builtin full: it fails" in capsys.readouterr().err
+    assert not list(tmp_path.glob("*.json"))
+
+
+def test_copies_of_a_release_are_in_bytes_by_direction(tmp_path: Path) -> None:
+    options = SimpleNamespace(releases=["1/0"], out=tmp_path, requests=1)
+    totals = {"moved/full/back_up": 8192 * 4, "moved/full/read": 8192, "hit/full/host": 5}
+    values = {"release": "1/0", "hit_rate": 0.5, "totals": totals, "hits": [[0, 5, 0]]}
+    path = releases.place(options, "chat", "full", "1/0")  # type: ignore[arg-type]
+    path.write_text(json.dumps(values))
+    lines = releases.table(options, "chat", "full")  # type: ignore[arg-type]
+    assert lines[-2:] == [
+        "| 1/0 | 50.00% | 0 | 5 | 0 | 4.0 GiB | 0.0 GiB | 0.0 GiB | 1.0 GiB | – |",
+        "",
+    ]
+
+
+# a short read
+
+
+class Story:
+    """A side that remembers prompts and reads something for the last one."""
+
+    name = "story"
+
+    def __init__(self, launch: Launch = FAKE, pools: Pools | None = None, *_: object) -> None:
+        assert launch is FAKE
+        assert pools in (None, short_read.POOLS)
+        self.admitted: list[Tokens] = []
+        self.finished: list[object] = []
+
+    def __enter__(self) -> "Story":
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def about(self) -> dict[str, str]:
+        return {}
+
+    def ask(self, calls: list[Call]) -> None:
+        *finished, (_, _, tokens, prompt_len) = calls
+        self.finished += [number for _, number in finished]
+        assert len(tokens) == prompt_len + 2  # type: ignore[arg-type,operator]
+        self.admitted.append(tokens)  # type: ignore[arg-type]
+
+    def take_outcome(self) -> Outcome:
+        counts = {"moved/full/read": 512, "moved/swa/read": 64}
+        return Outcome(hits=Hits(0, 0, len(self.admitted)), counts=counts)
+
+    def probe(self, tokens: Tokens) -> dict[str, list[Span]]:
+        return {"full/device": [(0, 2048)], "swa/host": [(0, 7)]}
+
+
+def test_a_short_read_is_told_from_the_first_prompt_to_its_return() -> None:
+    side = Story()
+    lines = short_read.tell(side)  # type: ignore[arg-type]
+    prompts = [each[:-2] for each in side.admitted]
+    assert side.finished == list(range(10))
+    assert len(prompts) == 11
+    first, other = prompts[0], prompts[1]
+    assert len(first) == len(other) == 2048 + 512 + 2
+    assert np.array_equal(first, prompts[-1])
+    assert (first[:2048] == other[:2048]).all()
+    assert not set(first[2048:]) & set(other)
+    assert all(np.array_equal(other, again) for again in prompts[3:-1:2])
+    fresh = prompts[2:-1:2]
+    assert [len(each) for each in fresh] == [2048] * 4
+    assert len({token for each in (first, other, *fresh) for token in each.tolist()}) == (
+        2048 + 2 * 514 + 4 * 2048
+    )
+    assert lines[0] == "story:"
+    assert lines[1] == (
+        "  the first prompt, 2,562 tokens: hit 1 tokens (0 device, 0 host, 1 storage)"
+    )
+    assert lines[-4:-2] == [
+        "  held of it: full/device [0, 2,048)",
+        "  held of it: swa/host [0, 7)",
+    ]
+    assert lines[-1] == "  read for it: 512 tokens of KV, 64 of window; used: 11"
+
+
+def test_short_read_tells_the_story_of_every_side(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def prepare(_: object, spec: str) -> Launch:
+        if spec == "none":
+            raise SideError("it cannot be had")
+        return FAKE
+
+    monkeypatch.setattr(short_read, "prepare", prepare)
+    monkeypatch.setattr(short_read, "SideProcess", Story)
+    assert started(monkeypatch, short_read.main, "one", "two", "none") == 1
+    assert capsys.readouterr().out.count("story:") == 2
+
+
+# admission
+
+
+def test_admission_ends_as_the_program_in_the_release_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        asked.append(command)
+        return subprocess.CompletedProcess(command, 3)
+
+    specs: list[str] = []
+    monkeypatch.setattr(admission, "prepare", lambda _, spec: specs.append(spec) or FAKE)
+    monkeypatch.setattr(admission.subprocess, "run", run)
+    assert started(monkeypatch, admission.main, "--release", "0.5.21") == 3
+    assert started(monkeypatch, admission.main) == 3
+    assert specs == ["0.5.21", "0.5.23"]
+    assert asked[0] == [FAKE.interpreter, "-P", "-c", admission.PROGRAM, str(ROOT)]
+
+    def fail(*_: object) -> Launch:
+        raise SideError("it cannot be had")
+
+    monkeypatch.setattr(admission, "prepare", fail)
+    assert started(monkeypatch, admission.main) == 1
+
+
+# seeded faults
+
+SCARCE = 'file = "rooms.py"\nline = "1000"\n'
+LISTED = f"""
+[[fault]]
+name = "less room"
+{SCARCE}instead = "30"
+
+[[fault]]
+name = "less room, but enough"
+{SCARCE}instead = "999"
+equivalent = "nothing is ever evicted"
+
+[[fault]]
+name = "it says what it must not"
+{SCARCE}instead = "no number"
+
+[[refactoring]]
+name = "a copy"
+{SCARCE}instead = "1000"
+"""
+
+
+def test_faults_must_be_reported_and_what_changes_nothing_must_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    package = tmp_path / "release" / "sglang"
+    (package / "srt").mkdir(parents=True)
+    (package / "srt" / "rooms.py").write_text("1000")
+    (tmp_path / "faults.toml").write_text(LISTED)
+    opened: list[str] = []
+
+    def prepare(_: object, spec: str) -> Launch:
+        return replace(FAKE, path=(spec if "edited" in spec else str(package.parent),))
+
+    def open_side(launch: Launch, pools: Pools, log: Path) -> SideProcess:
+        pages = (Path(launch.path[0]) / "sglang" / "srt" / "rooms.py").read_text()
+        opened.append(pages)
+        assert launch.options == {"write_policy": "write_through"}
+        return SideProcess(replace(launch, options={"pages": pages}), pools, log)
+
+    monkeypatch.setattr(regressions, "prepare", prepare)
+    monkeypatch.setattr(regressions, "SideProcess", open_side)
+    listed = ["--faults", str(tmp_path / "faults.toml"), "--requests", "40"]
+    assert started(monkeypatch, regressions.main, *listed) == 0
+    assert opened == ["1000", "30", "999", "no number", "1000"]  # the release once
+    lines = capsys.readouterr().out.splitlines()[2:]
+    assert [line.split(" | ")[2].partition(",")[0] for line in lines] == ["yes", "no", "yes", "no"]
+    assert started(monkeypatch, regressions.main, *listed, "--only", "2", "4") == 0
+    assert len(capsys.readouterr().out.splitlines()) == 4
+    wrong = LISTED.replace('instead = "30"', 'instead = "998"')
+    (tmp_path / "faults.toml").write_text(wrong)
+    assert started(monkeypatch, regressions.main, *listed, "--only", "1") == 1
+    assert (package / "srt" / "rooms.py").read_text() == "1000"
+
+
+def test_a_row_gives_the_first_difference_and_the_first_amounts() -> None:
+    edit = Edit(name="it", file="", line="a", instead="b", kind="swa")
+    other = replace(NOTHING, state={"pages/full/device": 1})
+    rows = [
+        Row(number=4, prompt_len=9, base=NOTHING, head=NOTHING),
+        Row(
+            number=5,
+            prompt_len=9,
+            base=replace(other, state={"pages/full/device": 2}),
+            head=other,
+        ),
+        Row(number=6, prompt_len=9, base=NOTHING, head=replace(NOTHING, held={"full/host": 3})),
+        Row(number=7, prompt_len=9, base=NOTHING, head=Outcome(hits=Hits(0, 3, 0))),
+    ]
+
+    def found(count: int, failure: str | None = None) -> Comparison:
+        return Comparison(base={}, head={}, pools=POOLS, rows=tuple(rows[:count]), failure=failure)
+
+    assert row(edit, found(1), 2.4) == "| it | swa | no, in 1 requests |  |  |  | 2 |"
+    assert not is_reported(found(1))
+    assert row(edit, found(2), 2) == (
+        "| it | swa | yes | 5 | the same amounts held, of other pages |  | 2 |"
+    )
+    assert row(edit, found(4), 2) == (
+        "| it | swa | yes | 5 | the same amounts held, of other pages;"
+        " at 6: held full/host 0 → 3 (+3) | 7: 0 tokens (0 device, 0 host, 0 storage) →"
+        " 3 tokens (0 device, 3 host, 0 storage) | 2 |"
+    )
+    assert row(edit, found(1, "it fails"), 2) == "| it | swa | yes | 1 |  | it fails | 2 |"
+    assert row(edit, found(2, "it fails"), 2).endswith("| 5 | the same amounts held, of other"
+                                                       " pages | it fails | 2 |")  # fmt: skip
+    assert is_reported(found(1, "it fails"))
+
+
+def test_answers_are_asked_once_and_repeated(tmp_path: Path) -> None:
+    (request,) = requests_of(prompt(1, 4))
+    tokens = token_ids(request)
+    with SideProcess(FAKE, POOLS, tmp_path / "log") as process:
+        side = Remembered(process)
+        answers = []
+        for count in (1, 3, 2):
+            assert side.about() == {"engine": "fake", "version": "1"}
+            for number in range(count):
+                side.ask([("admit", number, tokens, request.prompt_len)])
+                answers.append(side.take_outcome())
+    assert [sum(each.hits) for each in answers] == [0, 0, 4 * PAGE, 4 * PAGE, 0, 4 * PAGE]

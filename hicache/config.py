@@ -454,6 +454,9 @@ class CacheConfig:
     # Load back all window pages of the tree nodes that overlap the window, as SGLang does. False
     # loads back the window alone.
     loads_whole_nodes: bool = False
+    # Pages that the device keeps free beside those that a prompt or an answer takes, where eviction
+    # can free them. SGLang keeps 1.
+    spare_pages: int = knob(0, least=0)
     # State slots that a running request holds: one to compute in, one for the next checkpoint, and
     # any others that it keeps free. SGLang holds 3.
     states_per_request: int = knob(2, least=2)

@@ -413,7 +413,7 @@ def test_a_table_of_another_shape_is_refused_and_left_as_it_is(
     altered(tmp_path, statement)
     path = tmp_path / namespace_name("test") / "slots.sqlite"
     before = path.read_bytes()
-    with pytest.raises(StorageError, match="is not a slot table"):
+    with pytest.raises(StorageError, match="is no index of a slab store"):
         opened("slab", tmp_path)
     assert path.read_bytes() == before
 
@@ -424,7 +424,7 @@ def test_a_database_of_somebody_else_is_refused_and_left_as_it_is(tmp_path: Path
     with closing(sqlite3.connect(path)) as theirs, theirs:
         theirs.execute("CREATE TABLE theirs (x)")
     before = path.read_bytes()
-    with pytest.raises(StorageError, match="is not a slot table: it contains 'theirs'"):
+    with pytest.raises(StorageError, match="is no index of a slab store: it contains 'theirs'"):
         opened("slab", tmp_path)
     assert path.read_bytes() == before
 

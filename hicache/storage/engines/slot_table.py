@@ -258,7 +258,9 @@ class SlotTable:
             _make(model)
             wanted = _schema_of(model)
         if got and got != wanted:
-            raise ValueError(f"the database is not a slot table: it contains {got[0][0]!r}")
+            raise ValueError(
+                f"the SQLite file is no index of a slab store: it contains {got[0][0]!r}"
+            )
         return not got
 
     def _mend(self) -> None:

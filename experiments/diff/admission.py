@@ -3,12 +3,12 @@
 python -m experiments.diff.admission --release 0.5.23
 """
 
-import argparse
 import subprocess
 import sys
 
 from experiments.diff.engines import ENGINES, ROOT, environment_of, prepare
 from experiments.diff.protocol import SideError
+from experiments.launch.command import parser_of
 
 PROGRAM = (
     "import sys; sys.path.append(sys.argv[1]);"
@@ -18,7 +18,7 @@ PROGRAM = (
 
 def main() -> None:
     """Compare in the release's environment; its exit status."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of("experiments.diff.admission", __doc__)
     parser.add_argument(
         "--release", default="0.5.23", help="SGLang release (0.5.21 or later) or checkout"
     )

@@ -1,7 +1,7 @@
 """Every knob of a run, typed and checked.
 
 These frozen dataclasses are what the code receives, and the schema that the command line is
-checked against (`experiments/launch/schema.py` tells Hydra about them; nothing here needs Hydra). A
+checked against (`hicache/cli/schema.py` tells Hydra about them; nothing here needs Hydra). A
 check that concerns one knob stands in `__post_init__` and names it.
 """
 
@@ -20,7 +20,8 @@ from hicache.models.plausible import check_machine, check_shape
 STORAGES = ("memory", "slab", "file", "redis", "mooncake")
 STOP_POLICIES = ("best_effort", "wait_complete", "timeout", "marginal")
 EVICTION_POLICIES = ("lru", "lfu", "slru", "fifo", "random")
-CHECKPOINT_PLACEMENTS = ("end", "end_branch", "every")
+CHECKPOINT_PLACEMENTS = ("end", "end_branch", "branch_or_end", "every")
+LAST_CHUNK = "last_chunk"
 SERVICE_ORDERS = ("fcfs", "longest_prefix", "shortest_remaining")
 SWA_BUDGETS = ("no_host_term", "reports", "double", "sglang_0_5_23")
 # where knobs of generators, of traces and of timeouts have an effect
@@ -33,7 +34,7 @@ TRACED = BLOCKS + ",weka_agentic"
 YOURS = "workload.kind=trace"
 TIMED = "prefetch.stop=timeout,module:Class"
 AGED = "scheduler.order=shortest_remaining,module:Class"
-GRID = "cache.checkpoints=every,module:Class"
+GRID = "cache.checkpoints=every,module:Class or cache.windows=every,module:Class"
 SIMULATED, REAL = "executor.kind=simulated", "executor.kind=torch"
 STORED = f"storage.kind={','.join(STORAGES)},module:Class"
 GROUPS = {"prefetch": STORED, "storage": STORED}  # where all knobs of a group have an effect
@@ -157,7 +158,8 @@ def knob(
     """A field and its limits, which `check_limits` holds it to; a knob may be none if its type is.
 
     `ours` are policies of this project: `module:Class` names one of the user's own beside them.
-    `only` says where the knob has an effect: `group.other_knob=VALUE,VALUE`.
+    `only` says where the knob has an effect: `group.other_knob=VALUE,VALUE`, or several of these
+    joined by ` or `.
     """
     limits = {"least": least, "above": above, "most": most, "ours": ours, "one_of": one_of}
     return field(default=default, metadata={**limits, "only": only})
@@ -210,13 +212,19 @@ def inert_knobs(config: Any, prefix: str = "", top: Any = None) -> dict[str, str
         for only in (item.metadata.get("only"), of_group):
             if only is None:
                 continue
-            place, _, values = only.partition("=")
-            other = attrgetter(place)(top or config)
-            name = other.name if isinstance(other, Enum) else str(other)
-            is_met = name in values.split(",") or (":" in name and ":" in values)
-            if not is_met and place != prefix + item.name:
+            needs = [need.partition("=") for need in only.split(" or ")]
+            is_met = any(
+                place == prefix + item.name or _has_value(attrgetter(place)(top or config), values)
+                for place, _, values in needs
+            )
+            if not is_met:
                 found[prefix + item.name] = only
     return found
+
+
+def _has_value(value: object, allowed: str) -> bool:
+    name = value.name if isinstance(value, Enum) else str(value)
+    return name in allowed.split(",") or (":" in name and ":" in allowed)
 
 
 def check_name(name: str) -> None:
@@ -242,11 +250,15 @@ class WorkloadConfig:
     # names no sessions, two requests count as turns of one conversation only if they share more
     # than this.
     system_tokens: int = knob(0, least=0, only=BLOCKS)
-    # Function that tokenizes a chat log, as module:function; it takes a text and returns its
-    # tokens. None means an approximation of four letters per token.
+    # Tokenizer of a text log: a tokenizer.json of Hugging Face, a folder with one, the name of a
+    # model on its hub, or module:function, which takes a text and returns its tokens. None means an
+    # approximation of four letters per token.
     tokenizer: str | None = knob(None, only=YOURS)
     # Maximum number of requests, counted from the start of the workload. None means all.
     limit: int | None = knob(None, least=1)
+    # Maximum tokens of a prompt and its answer together. A session ends before its first longer
+    # request, and the run says how many requests that leaves out. None means no limit.
+    max_context: int | None = knob(None, least=1)
     # Target GPU utilization, computed as if nothing were cached (0.6 means 60 %); sessions are left
     # out or repeated with new tokens to reach it. None means the workload as it is.
     load: float | None = knob(None, above=0)
@@ -325,6 +337,14 @@ class WorkloadConfig:
         """Whether requests come at times of their own, and not because others were answered."""
         return self.arrivals is not Arrivals.closed and self.kind != "multi_turn"
 
+    @property
+    def stage_ends_s(self) -> tuple[float, ...]:
+        """When each stage of a load that has stages ends, in seconds; empty for any other load."""
+        if self.kind != "shared_prefix" or not self.is_timed or self.windows is not None:
+            return ()
+        stage_s = self.stage_s * self.time_scale
+        return tuple(stage_s * (stage + 1) for stage in range(len(self.stage_rates)))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParallelConfig:
@@ -345,10 +365,11 @@ class ParallelConfig:
     collective_s: float = knob(150e-6, least=0)
     # Number of engines; each has its own device and host tiers, and all share one storage.
     replicas: int = knob(1, least=1)
-    # How requests are assigned to engines: sticky (a session stays on one engine), round_robin, or
+    # How requests are assigned to engines: sticky (a session stays on one engine), round_robin,
     # prefix_load (the engine with the longest cached prefix, unless it has over 8 requests more
-    # than the least busy one).
-    router: str = knob("sticky", one_of=("sticky", "round_robin", "prefix_load"))
+    # than the least busy one), or scored (a weighted sum of queue, free memory and cached prefix,
+    # as in llm-d).
+    router: str = knob("sticky", one_of=("sticky", "round_robin", "prefix_load", "scored"))
 
     def __post_init__(self) -> None:
         check_limits("parallel", self)
@@ -362,8 +383,9 @@ class CacheConfig:
     # Device memory for the cache in GiB, summed over all devices of an engine. None means all
     # memory that weights and activations leave free.
     device_gib: float | None = knob(40.0, above=0)
-    # Host memory for the cache in GiB, summed over all hosts of an engine.
-    host_gib: float = knob(256.0, least=0)
+    # Host memory for the cache in GiB, summed over all hosts of an engine. None means twice the
+    # device memory for the cache, as by default in SGLang.
+    host_gib: float | None = knob(256.0, least=0)
     # Give the device and host tiers unlimited capacity, so that nothing is evicted;
     # `cache.device_gib` and `cache.host_gib` are ignored.
     unlimited: bool = False
@@ -379,6 +401,19 @@ class CacheConfig:
     # Fraction of the host tier's memory that is reserved for Mamba states. None means the model's
     # value (`model.mamba_host_share`).
     mamba_host_share: float | None = share(None)
+    # Tokens of full KV that the device pool holds. None means what `cache.device_gib` gives. This
+    # and the five sizes below are taken as given, whatever memory the machine has.
+    device_tokens: int | None = knob(None, least=1)
+    # Tokens of sliding-window KV that the device pool holds. None means what the memory gives.
+    swa_device_tokens: int | None = knob(None, least=1)
+    # Mamba states that the device pool holds. None means what the memory gives.
+    device_states: int | None = knob(None, least=1)
+    # Tokens of full KV that the host pool holds. None means what `cache.host_gib` gives.
+    host_tokens: int | None = knob(None, least=0)
+    # Tokens of sliding-window KV that the host pool holds. None means what the memory gives.
+    swa_host_tokens: int | None = knob(None, least=0)
+    # Mamba states that the host pool holds. None means what the memory gives.
+    host_states: int | None = knob(None, least=0)
     # Policy that decides which tree node a full device or host tier evicts first: a built-in one,
     # or your own class as module:Class.
     eviction: str = knob("lru", ours=EVICTION_POLICIES)
@@ -401,19 +436,39 @@ class CacheConfig:
     # does.
     backs_up_answers: bool = True
     # Prompt positions at which a Mamba state is saved: end (the last page boundary), end_branch
-    # (also where the prompt diverges from a cached one), every (also every
-    # `cache.checkpoint_tokens` tokens), or your own class as module:Class.
+    # (also where the prompt diverges from a cached one), branch_or_end (where it diverges, or the
+    # end if it does not), every (also every `cache.checkpoint_tokens` tokens), or your own class as
+    # module:Class. A prompt is inserted into the tree up to the last of them; the rest follows with
+    # the answer.
     checkpoints: str = knob("end_branch", ours=CHECKPOINT_PLACEMENTS)
     # Keyword arguments passed to the class that places Mamba states.
     checkpoints_args: dict[str, float] = field(default_factory=dict)
-    # Distance in tokens between saved Mamba states; a multiple of `cache.page_size`.
+    # Distance in tokens between saved Mamba states or windows; a multiple of `cache.page_size`.
     checkpoint_tokens: int = knob(8192, least=1, only=GRID)
+    # Prompt positions before which a sliding window is kept: as `cache.checkpoints`, or last_chunk
+    # (all window pages that the last chunk of the prompt computed). A model with Mamba states keeps
+    # its windows where its states are.
+    windows: str = knob("end_branch", ours=(LAST_CHUNK, *CHECKPOINT_PLACEMENTS))
+    # Keyword arguments passed to the class that places windows.
+    windows_args: dict[str, float] = field(default_factory=dict)
+    # Load back all window pages of the tree nodes that overlap the window, as SGLang does. False
+    # loads back the window alone.
+    loads_whole_nodes: bool = False
+    # Pages that the device keeps free beside those that a prompt or an answer takes, where eviction
+    # can free them. SGLang keeps 1.
+    spare_pages: int = knob(0, least=0)
+    # State slots that a running request holds: one to compute in, one for the next checkpoint, and
+    # any others that it keeps free. SGLang holds 3.
+    states_per_request: int = knob(2, least=2)
+    # Copy a state that is on the host into the tree's slot and again into the request's, as SGLang
+    # does. False copies it once, and then from slot to slot on the device.
+    loads_states_twice: bool = False
 
     def __post_init__(self) -> None:
         check_limits("cache", self)
         if self.page_size < 1 or self.page_size & (self.page_size - 1):
             raise ValueError(f"cache.page_size must be a power of two, got {self.page_size}")
-        is_grid = self.checkpoints == "every"  # else there is none to be off
+        is_grid = "every" in (self.checkpoints, self.windows)  # else there is none to be off
         if is_grid and self.checkpoint_tokens % self.page_size:
             raise ValueError(
                 f"cache.checkpoint_tokens={self.checkpoint_tokens} must be a multiple of "
@@ -451,6 +506,9 @@ class PrefetchConfig:
     # If a prefetch does not fit in free host memory, evict as many pages as it needs in all, as
     # SGLang does. False evicts only as many as are missing.
     evict_whole: bool = False
+    # A prefetch that is shorter than a window and does not begin the prompt reads the window pages
+    # it has, and the rest of the window is taken from the prefix. False reads none, as SGLang does.
+    short_windows: bool = True
     # Maximum size of all running prefetches together, as a fraction of the tokens that the host
     # tier holds; further prefetches are declined. 0.5 is SGLang's value.
     occupied_share: float = share(0.5)
@@ -633,8 +691,8 @@ class ExecutorConfig:
     # memory).
     kind: str = knob("simulated", one_of=("simulated", "torch"))
     # How simulated copies between host and device are carried out: kernel (a copy kernel),
-    # copy_engine (the GPU's copy engine, cudaMemcpy) or staged (the copy engine, to or from a buffer
-    # on the device that a kernel gathers pages into or scatters them from).
+    # copy_engine (the GPU's copy engine, cudaMemcpy) or staged (the copy engine, through a device
+    # buffer that a kernel gathers pages into or scatters them from).
     copy_path: str = knob("kernel", one_of=("kernel", "copy_engine", "staged"), only=SIMULATED)
     # Device that runs the model; auto means cuda if available, otherwise cpu.
     device: str = knob("auto", one_of=("auto", "cpu", "cuda"), only=REAL)
@@ -659,7 +717,7 @@ class EngineConfig:
     # Simulate several consecutive decode steps at once, which is faster and gives the same results.
     jump: bool = True
     # Record why each computed token was not a cache hit, which makes a replay some 19 % slower;
-    # `experiments.explain` can find the reasons afterwards instead.
+    # `hicache explain` can find the reasons afterwards instead.
     explain: bool = False
     # Check all invariants of the cache after every step; slow, for debugging.
     check_invariants: bool = False
@@ -714,7 +772,7 @@ class ExperimentConfig:
     """All settings of one run."""
 
     name: str = "adhoc"  # Name of the experiment, and of its directory below outputs/.
-    # Program that `python -m experiments.run` runs: replay (one simulated or real run), or a study
+    # Program that `hicache run` runs: replay (one simulated or real run), or a study
     # such as capacity or sim_vs_real.
     program: str = "replay"
     # Metrics that tables and figures show, as keys of summary.json.
@@ -744,16 +802,15 @@ class ExperimentConfig:
             check_shape(self.model)
         if self.hardware != HardwareConfig():
             check_machine(self.hardware)
-        tp = self.parallel.tp or self.model.default_tp
         for kind, heads in (
             (ComponentKind.full, self.model.num_kv_heads),
             (ComponentKind.swa, self.model.swa_num_kv_heads),
         ):
             is_dealt = kind in self.model.components and not self.model.latent_dim and heads
-            if is_dealt and heads % tp and tp % heads:
+            if is_dealt and heads % self.tp and self.tp % heads:
                 raise ValueError(
                     f"parallel.tp must divide the {heads} KV heads of {self.model.name} or be a "
-                    f"multiple of them, got {tp}"
+                    f"multiple of them, got {self.tp}"
                 )
         ranks, executor, storage = self.parallel.ranks, self.executor.kind, self.storage.kind
         if ranks > 1 and executor != "simulated":
@@ -765,3 +822,8 @@ class ExperimentConfig:
             raise ValueError(
                 f"parallel.ranks={ranks} needs a storage engine, got storage.kind=none"
             )
+
+    @property
+    def tp(self) -> int:
+        """Devices per engine: `parallel.tp`, or the model's default up to those of the machine."""
+        return self.parallel.tp or min(self.model.default_tp, self.hardware.num_devices)

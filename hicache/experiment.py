@@ -30,6 +30,21 @@ from hicache.workload.patience import patience_of
 from hicache.workload.rounds import RoundFeeder
 
 
+def build(config: ExperimentConfig) -> tuple[Engine, Runtime]:
+    """Build one engine of `config`, and what it runs in, for a program that steps it by hand.
+
+    The program calls `hicache.engine.loop.serve` as often as it likes, and closes the runtime.
+    Pages are named by digests, so requests need not be known beforehand.
+
+    Raises:
+        ValueError: a value that cannot be used, named.
+    """
+    deployment = deploy(config)
+    runtime = make_runtime(config, deployment)
+    names = Digests(config.cache.page_size)
+    return build_engine(config, deployment, runtime, names, None, names_evictions=False), runtime
+
+
 def run(
     config: ExperimentConfig,
     *,

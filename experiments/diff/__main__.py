@@ -17,10 +17,10 @@ from experiments.diff import edges
 from experiments.diff.compare import Comparison, compare
 from experiments.diff.engines import ENGINES, OURS, Launch, prepare, say
 from experiments.diff.explain import Explanation, explain
-from experiments.diff.protocol import COMPONENTS, TIERS, Pools, SideError
+from experiments.diff.protocol import TIERS, Pools, SideError
 from experiments.diff.report import dump, names_of, to_json, to_markdown, write_figure
 from experiments.diff.rooms import MODELS, bytes_of, chosen, pools_for
-from experiments.launch.command import parser_of
+from hicache.cli.command import parser_of
 from hicache.request import Request
 from hicache.workload.build import KINDS
 
@@ -75,7 +75,7 @@ def main() -> None:
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     """The command line."""
-    parser = parser_of("experiments.diff", __doc__)
+    parser = parser_of("python -m experiments.diff", __doc__)
     parser.add_argument(
         "--engine", choices=sorted(ENGINES), default="sglang", help="engine to compare"
     )
@@ -87,7 +87,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--path", help="path of the trace file, for workloads that read one")
     parser.add_argument("--requests", type=int, default=2000, help="number of requests to run")
     parser.add_argument(
-        "--components", choices=COMPONENTS, default="full", help="kinds of KV that the model has"
+        "--components", choices=MODELS, default="full", help="kinds of KV that the model has"
     )
     parser.add_argument(
         "--pools",

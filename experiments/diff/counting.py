@@ -4,14 +4,16 @@ from collections import Counter
 
 from experiments.diff.protocol import Hits, Outcome, Pools, Span
 
-CHUNK_TOKENS = 8_192  # of a prompt in one step, where a side is asked whether it would be admitted
 
+def admission_word(chunk_tokens: int | None, asked_tokens: int) -> str:
+    """Say in words what admission decides.
 
-def admission_word(chunk_tokens: int | None) -> str:
-    """What a side says of a request that may have so many tokens in its first chunk; None: none."""
+    `chunk_tokens`: how many of the `asked_tokens` may be computed in the first step; None: the
+    request is deferred.
+    """
     if chunk_tokens is None:
         return "deferred"
-    return "admitted" if chunk_tokens >= CHUNK_TOKENS else "admitted, its chunk cut to the room"
+    return "admitted" if chunk_tokens >= asked_tokens else "admitted, its chunk cut to the room"
 
 
 class Tally:

@@ -118,7 +118,7 @@ def prepare(engine: Engine, spec: str) -> Launch:
         SideError: it cannot be had.
     """
     if spec == OURS:
-        return Launch(name=OURS, interpreter=sys.executable, module="experiments.diff.ours")
+        return Launch(name=OURS, interpreter=sys.executable, module="experiments.diff.simulator")
     files, name = files_of(engine, spec)
     shared = _shared(engine, _cache_of(engine))
     return Launch(

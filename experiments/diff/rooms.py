@@ -7,7 +7,7 @@ from itertools import islice
 
 from experiments.diff import edges
 from experiments.diff.protocol import Pools, SideError
-from experiments.launch.schema import CONF, config_of
+from hicache.cli.schema import CONF, config_of
 from hicache.config import WorkloadConfig
 from hicache.request import Request
 from hicache.workload.build import load_workload
@@ -22,7 +22,12 @@ WINDOW_LEN = 1024
 SWA_TOKENS = {"weka_agentic": 393_216, edges.NAME: edges.SWA_TOKENS}
 NUM_STATES = {"weka_agentic": 64, edges.NAME: edges.NUM_STATES}
 # whose bytes a token or a state has, unless --model says otherwise
-MODELS = {"full": "llama3_8b", "swa": "gemma3_27b", "mamba": "qwen3_next_80b"}
+MODELS = {
+    "full": "llama3_8b",
+    "swa": "gemma3_27b",
+    "mamba": "qwen3_next_80b",
+    "swa+mamba": "hymba_1b5",
+}
 
 
 def chosen(kind: str, count: int, max_len: int, path: str | None = None) -> list[Request]:
@@ -65,10 +70,10 @@ def pools_for(
         SideError: a name or a number that does not make sense.
     """
     pools = ROOMS.get(kind, ROOM)
-    if components == "swa":
+    if "swa" in components:
         swa_tokens = SWA_TOKENS.get(kind, 196_608)
         pools = replace(pools, window_len=WINDOW_LEN, swa_tokens=swa_tokens)
-    elif components == "mamba":
+    if "mamba" in components:
         pools = replace(pools, num_states=NUM_STATES.get(kind, 160))
     known = {each.name: each.type for each in fields(Pools)}
     values: dict[str, object] = {}
@@ -115,6 +120,7 @@ def bytes_of(model: str, component: str) -> dict[str, int]:
         "swa": shape.swa_token_bytes,
         "mamba": shape.mamba_slot_bytes,
     }
-    if unit_bytes[component] == 0:
-        raise SideError(f"--model {model} has no {component} layers")
+    for kind in component.split("+"):
+        if unit_bytes[kind] == 0:
+            raise SideError(f"--model {model} has no {kind} layers")
     return unit_bytes

@@ -10,15 +10,16 @@ read: enough to be asked for (256 tokens), and less than a window.
 
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from experiments.diff.engines import ENGINES, prepare
+from experiments.diff.engines import ENGINES, OURS, prepare
 from experiments.diff.explain import hits_in_words, spans_in_words
 from experiments.diff.process import SideProcess
 from experiments.diff.protocol import Call, Outcome, Pools, SideError, Tokens
-from experiments.launch.command import parser_of
+from hicache.cli.command import parser_of
 
 WINDOW = 1024
 POOLS = Pools(
@@ -34,7 +35,7 @@ SHARED, REST = 2 * WINDOW, WINDOW // 2
 
 def main() -> None:
     """Tell the story once for each side."""
-    parser = parser_of("experiments.diff.short_read", __doc__)
+    parser = parser_of("python -m experiments.diff.short_read", __doc__)
     parser.add_argument(
         "sides", nargs="+", help="releases, checkouts or wheels to test, or hicache"
     )
@@ -42,6 +43,8 @@ def main() -> None:
     for spec in options.sides:
         try:
             launch = prepare(ENGINES["sglang"], spec)
+            if spec == OURS:  # whose preset of SGLang reads as SGLang does
+                launch = replace(launch, options={"compat": "reports"})
             with (
                 tempfile.TemporaryDirectory() as folder,
                 SideProcess(launch, POOLS, Path(folder) / "side.log") as side,

@@ -53,6 +53,9 @@ class PrefixCache:
         tiering: whether what is read from storage stays there.
         storage_writes: when host data is written to storage; `write_hits`: for `selective`.
         backs_up_answers: whether what a request leaves at its end is copied to the host.
+        spare_pages: pages that stay free when a request takes some, if enough can be evicted.
+        states_per_request: slots that a running request holds, at least two.
+        loads_states_twice: a state on the host is copied to the request's slot as well.
     """
 
     def __init__(
@@ -68,12 +71,18 @@ class PrefixCache:
         storage_writes: StorageWrites = StorageWrites.on_back_up,
         write_hits: int = 1,
         backs_up_answers: bool = True,
+        spare_pages: int = 0,
+        states_per_request: int = 2,
+        loads_states_twice: bool = False,
     ) -> None:
         self.tree = tree
         self.pools = pools
         self.page_size = tree.page_size
         self.write_policy = write_policy
         self._backs_up_answers = backs_up_answers
+        self._spare_pages = spare_pages
+        self.states_per_request = states_per_request
+        self._loads_states_twice = loads_states_twice
         self.counters: Counter[str] = Counter()
         self.arrivals = Arrivals(self.counters)
         self._bookings = Bookings(page_bytes)
@@ -166,13 +175,15 @@ class PrefixCache:
         self.tree.history.press(Pressure.load_back, sequence.chain)
         if match.needs_host_load_back:
             held_before = self._full_by_tier(match.best_node, storage_start, storage_end)
+            if self._loads_states_twice and match.mamba_host_hit_length:
+                sequence.working_slot = self.device_allocator.allocate(MAMBA, 1)
             load_back = self._load_backs.load(match)
             if load_back is not None:
                 node = match.best_node
         if load_back is None:
             held_before = (node.end, 0, 0)
         sequence.lock = self.tree.lock(node)
-        if self.tree.has_states and not self._take_slots(sequence, node):
+        if self.tree.has_states and not self._take_slots(sequence, node, load_back):
             # a load-back stays: it is in the tree, and will be a device hit the next time
             self._release_lock(sequence)
             return None
@@ -205,11 +216,11 @@ class PrefixCache:
         chain = sequence.chain
         is_answer = chain is not None and num_tokens > chain.target_len
         self.tree.history.press(Pressure.decode if is_answer else Pressure.prefill, chain)
-        full = self.device_allocator.allocate(FULL, count)
+        full = self.device_allocator.allocate(FULL, count, spare=self._spare_pages)
         if full is None:
             return False
         if self.tree.has_swa:
-            swa = self.device_allocator.allocate(SWA, count)
+            swa = self.device_allocator.allocate(SWA, count, spare=self._spare_pages)
             if swa is None:
                 self.pools[DEVICE][FULL].free(full)
                 return False
@@ -221,12 +232,12 @@ class PrefixCache:
     def leave_window(self, sequence: Sequence, length: int) -> None:
         """Free the sequence's own window pages that no token from `length` on will look at.
 
-        Those that a prefix ending at the last page boundary needs are kept as well: it is where
-        the sequence will be published.
+        Those before the last page boundary below `length` are kept as well, a window of them: that
+        is where an equal sequence starts, which computes its last token again.
         """
         if not self.tree.has_swa:
             return
-        boundary = length // self.page_size * self.page_size
+        boundary = (length - 1) // self.page_size * self.page_size
         end = min((boundary - self.tree.window_len) // self.page_size, sequence.num_pages)
         if end <= sequence.swa_start:
             return
@@ -252,8 +263,8 @@ class PrefixCache:
         node = lock.node
         first = sequence.tree_pages
         cuts = {num_pages, sequence.swa_start, *sequence.states}
-        if tree.has_swa:  # so that one lock pins one window
-            cuts.add(num_pages - tree.window_pages)
+        if tree.has_swa and num_pages - tree.window_pages > sequence.swa_start + 1:
+            cuts.add(num_pages - tree.window_pages)  # so that one lock pins one window
         actions: list[FreePages] = []
         for cut in sorted(cut for cut in cuts if first <= cut <= num_pages):
             node = insert(tree, node, sequence, cut, actions)
@@ -287,10 +298,11 @@ class PrefixCache:
         if self.tree.has_swa:
             own = max(first, sequence.swa_start)
             self.pools[DEVICE][SWA].free(sequence.swa_pages[own:end])
-        for slot in (sequence.working_slot, sequence.boundary_slot, *sequence.states.values()):
+        slots = (sequence.working_slot, sequence.boundary_slot, sequence.spare_slots)
+        for slot in (*slots, *sequence.states.values()):
             if slot is not None:
                 self.pools[DEVICE][MAMBA].free(slot)
-        sequence.working_slot = sequence.boundary_slot = None
+        sequence.working_slot = sequence.boundary_slot = sequence.spare_slots = None
         sequence.states.clear()
         sequence.num_pages = sequence.tree_pages = 0
         self._release_lock(sequence)
@@ -341,14 +353,21 @@ class PrefixCache:
     def _unit(self, kind: int) -> int:
         return 1 if kind == MAMBA else self.page_size
 
-    def _take_slots(self, sequence: Sequence, node: Node) -> bool:
+    def _take_slots(self, sequence: Sequence, node: Node, load_back: LoadBack | None) -> bool:
         self.tree.history.press(Pressure.slot, sequence.chain)
-        slots = self.device_allocator.allocate(MAMBA, 2)
+        taken = sequence.working_slot or []  # what a load-back filled has its slot already
+        slots = self.device_allocator.allocate(MAMBA, self.states_per_request - len(taken))
         if slots is None:
+            self.pools[DEVICE][MAMBA].free(taken)
+            sequence.working_slot = None
             return False
-        sequence.working_slot, sequence.boundary_slot = slots[:1], slots[1:]
+        slots = taken + slots
+        sequence.working_slot, sequence.boundary_slot = slots[:1], slots[1:2]
+        sequence.spare_slots = slots[2:]
         state = node.held[DEVICE][MAMBA]
-        if state is not None:
+        if self._loads_states_twice and load_back is not None and load_back.num_pages[MAMBA]:
+            self._load_backs.load_again(load_back, sequence.working_slot)
+        elif state is not None:
             self.outbox.append(CopyState(source=state, target=sequence.working_slot))
         return True
 

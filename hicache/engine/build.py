@@ -1,6 +1,7 @@
 """Puts an engine together: its tree, its cache, its prefetcher and its scheduler."""
 
 import sys
+from collections.abc import Mapping
 
 from hicache.cache import invariants
 from hicache.cache.named import LENGTHS, RANKING, make_policy
@@ -14,7 +15,7 @@ from hicache.cache.tree.node import FULL
 from hicache.cache.tree.page_history import PageHistory
 from hicache.cache.tree.page_registry import PageRegistry
 from hicache.cache.tree.radix_tree import RadixTree
-from hicache.config import ExperimentConfig, WritePolicy
+from hicache.config import LAST_CHUNK, CacheConfig, ExperimentConfig, WritePolicy
 from hicache.engine.deployment import Deployment
 from hicache.engine.loop import Engine
 from hicache.engine.runtime import Runtime
@@ -53,12 +54,19 @@ def build_engine(
     if registry is not None:
         explainer = Explainer(tree, config, names_evictions=names_evictions)
     is_real = config.executor.kind != "simulated"
+    knobs = config.cache
+    windows = None
+    if knobs.windows != LAST_CHUNK:
+        windows = _placement("cache.windows", knobs.windows, knobs.windows_args, knobs)
     scheduler = Scheduler(
         cache,
         prefetcher,
         config.scheduler,
         max_len=config.model.max_len,
-        checkpoints=_placement(config),
+        checkpoints=_placement(
+            "cache.checkpoints", knobs.checkpoints, knobs.checkpoints_args, knobs
+        ),
+        windows=windows,
         # where leaves lose single pages, what many steps take at once would cut them otherwise
         may_jump=config.engine.jump and not is_real and not config.cache.trims_leaves,
         takes_decode_pages_first=is_real,
@@ -87,6 +95,7 @@ def _tree(config: ExperimentConfig, names: PageNames, registry: PageRegistry | N
         split_refreshes=knobs.split_refreshes,
         leaving_refreshes=knobs.leaving_refreshes,
         trims_leaves=knobs.trims_leaves,
+        loads_whole_nodes=knobs.loads_whole_nodes,
         reclaims_duplicates=knobs.write_policy is WritePolicy.write_back,
         history=PageHistory(registry),
     )
@@ -107,38 +116,37 @@ def _cache(
         page_bytes=deployment.page_bytes,
         write_policy=knobs.write_policy,
         load_back_threshold=knobs.load_back_threshold,
-        storage_queue_bytes=queue_bytes(config) if has_storage else None,
+        storage_queue_bytes=queue_bytes(config, deployment) if has_storage else None,
         tiering=storage.tiering,
         storage_writes=storage.write,
         write_hits=storage.write_hits,
         backs_up_answers=knobs.backs_up_answers,
+        spare_pages=knobs.spare_pages,
+        states_per_request=knobs.states_per_request,
+        loads_states_twice=knobs.loads_states_twice,
     )
 
 
-def _placement(config: ExperimentConfig) -> Placement:
-    knobs = config.cache
+def _placement(knob: str, name: str, args: Mapping[str, float], knobs: CacheConfig) -> Placement:
     return make_policy(
-        "cache.checkpoints",
-        knobs.checkpoints,
+        knob,
+        name,
         PLACEMENTS,
         knobs.page_size,
         knobs.checkpoint_tokens,
         wants={"lengths": LENGTHS},
-        knobs=knobs.checkpoints_args,
+        knobs=args,
     )
 
 
-def queue_bytes(config: ExperimentConfig) -> int:
+def queue_bytes(config: ExperimentConfig, deployment: Deployment) -> int:
     """Return the bytes that may wait to be written to storage.
 
     The default is half of the host; with `cache.unlimited`, whose host has no size, it has no end.
     """
-    queue_gib = config.storage.write_queue_gib
-    if queue_gib is None:
-        if config.cache.unlimited:
-            return sys.maxsize
-        queue_gib = config.cache.host_gib / 2
-    return int(queue_gib * GIB)
+    if config.storage.write_queue_gib is not None:
+        return int(config.storage.write_queue_gib * GIB)
+    return sys.maxsize if config.cache.unlimited else deployment.host.total_bytes // 2
 
 
 def check_laws(engine: Engine) -> None:

@@ -89,8 +89,8 @@ class HardwareConfig:
     """The memory sizes and speeds of one machine; all rates are those of one device."""
 
     name: str = "???"  # Name of the machine, shown in tables.
-    # CSV file of your own measurements, which replace the curves and figures of the same names.
-    # None means those of the chosen machine.
+    # CSV file of your own measurements; its rows replace the machine's values of the same names,
+    # for example pcie_bandwidth. None means the values of the chosen machine.
     table: str | None = None
     # Number of devices that one fast interconnect joins, which is the largest possible
     # tensor-parallel size.
@@ -113,11 +113,14 @@ class HardwareConfig:
     gemm_fp8: RateTable = field(default_factory=RateTable)
     # Bandwidth in bytes/s at which a step reads the weights.
     weight_bandwidth: Figure = field(default_factory=Figure)
-    # Rate of gated experts up to 640 wide in flop/s, as a curve over the tokens per expert.
+    # Matrix-multiplication rate in flop/s of gated experts with an intermediate size of up to 640
+    # on one device (tensor parallelism divides it), as a curve over the tokens per expert.
     moe_narrow: RateTable = field(default_factory=RateTable)
-    # Rate of gated experts over 640 wide in flop/s, as a curve over the tokens per expert.
+    # Matrix-multiplication rate in flop/s of gated experts with an intermediate size above 640 on
+    # one device, as a curve over the tokens per expert.
     moe_wide: RateTable = field(default_factory=RateTable)
-    # Rate of experts without a gate in flop/s, as a curve over the tokens per expert.
+    # Matrix-multiplication rate in flop/s of experts without a gate (two matrices), as a curve over
+    # the tokens per expert.
     moe_two_matrix: RateTable = field(default_factory=RateTable)
 
     # Rate of prefill attention with heads of at most 64 elements in flop/s, as a curve over the

@@ -7,6 +7,8 @@ are counted over all layers and all devices of one engine, every KV head once.
 from dataclasses import dataclass
 from enum import Enum
 
+from hicache.models.machines import HardwareConfig
+
 GIB = 1 << 30
 
 
@@ -43,8 +45,8 @@ class ModelConfig:
     window_len: int = 0
     # Type of each layer, one word per layer from the first on, repeated up to `model.num_layers`: F
     # full attention, S sliding window, f or s the same with the KV of an earlier layer, M Mamba, D
-    # delta rule, - MLP only; two letters run side by side. Empty means all F, then all S, then all
-    # M.
+    # delta rule, - MLP only; two letters run side by side. Fi also caches index keys for sparse
+    # attention. Empty means all F, then all S, then all M.
     pattern: str = ""
     # Number of layers that `model.pattern` describes; not needed without a pattern.
     num_layers: int = 0
@@ -74,6 +76,8 @@ class ModelConfig:
     # Number of elements that MLA caches per token and layer in place of keys and values. 0 means
     # that the model does not use MLA.
     latent_dim: int = 0
+    # Number of elements of the index key that each Fi layer of `model.pattern` caches per token.
+    index_dim: int = 0
     # Number of query heads in each sliding-window layer. 0 means `model.num_query_heads`.
     swa_num_query_heads: int = 0
     # Number of KV heads in each sliding-window layer. 0 means `model.num_kv_heads`.
@@ -128,10 +132,10 @@ class ModelConfig:
                 f"model {self.name}: window_len must be positive if num_swa_layers is, otherwise "
                 f"0, got window_len={self.window_len} and num_swa_layers={self.num_swa_layers}"
             )
-        unknown = set(self.pattern) - set(_KIND_OF) - {"-", " "}
+        unknown = set(self.pattern) - set(_KIND_OF) - set("-i ")
         if unknown:
             raise ValueError(
-                f"model {self.name}: pattern may contain F f S s M D - and spaces, "
+                f"model {self.name}: pattern may contain F f S s M D - i and spaces, "
                 f"got {self.pattern!r}"
             )
         if self.pattern.strip():
@@ -180,7 +184,8 @@ class ModelConfig:
     def layer_kinds(self) -> tuple[tuple[ComponentKind, ...], ...]:
         """The components that every layer reads, from the first layer; empty for `-`."""
         return tuple(
-            tuple(_KIND_OF[letter] for letter in word if letter != "-") for word in self.layer_words
+            tuple(_KIND_OF[letter] for letter in word if letter in _KIND_OF)
+            for word in self.layer_words
         )
 
     def num_holders(self, kind: ComponentKind) -> int:
@@ -195,11 +200,16 @@ class ModelConfig:
     @property
     def full_token_bytes(self) -> int:
         """Bytes a token of full KV takes, over all layers that keep their own."""
-        return self.num_holders(ComponentKind.full) * self.full_layer_token_bytes
+        return sum(self.layer_full_bytes(word) for word in self.layer_words)
+
+    def layer_full_bytes(self, word: str) -> int:
+        """Bytes a token of full KV takes in a layer that `word` describes, index key included."""
+        index_bytes = word.count("i") * self.index_dim * self.kv_dtype_bytes
+        return word.count("F") * self.full_layer_token_bytes + index_bytes
 
     @property
     def full_layer_token_bytes(self) -> int:
-        """Bytes a token of full KV takes in one layer."""
+        """Bytes a token of full KV takes in one layer, without its index key."""
         width = self.latent_dim or self.num_kv_heads * (
             self.head_dim + (self.value_dim or self.head_dim)
         )
@@ -293,10 +303,14 @@ def describe(model: ModelConfig) -> str:
     )
 
 
-def least_tp(model: ModelConfig) -> int:
-    """The least power of two of 80 GiB devices whose memory the weights fill at most half of."""
+def least_tp(model: ModelConfig, hardware: HardwareConfig) -> int:
+    """Return the smallest power of two of devices that keep a quarter of memory for the cache.
+
+    Activations are no part of that memory. If the machine has too few devices, all of them.
+    """
+    free_bytes = hardware.device_memory_bytes.value - hardware.activation_bytes.value
     devices = 1
-    while model.weight_bytes > devices * 40 * GIB:
+    while 2 * devices <= hardware.num_devices and model.weight_bytes > 0.75 * devices * free_bytes:
         devices *= 2
     return devices
 

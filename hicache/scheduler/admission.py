@@ -75,8 +75,10 @@ class Admission:
                 chunk = self._fitting_chunk(remaining, max_new, chunk, host_hit)
                 if not chunk:
                     return Defer(Reason.swa_tokens, stands=True)
-        if cache.tree.has_states and 2 + match.mamba_host_hit_length > cache.room(MAMBA):
-            return Defer(Reason.slots, stands=True)
+        if cache.tree.has_states:
+            needed = cache.states_per_request + match.mamba_host_hit_length
+            if needed > cache.room(MAMBA):
+                return Defer(Reason.slots, stands=True)
         return Admit(chunk)
 
     def reserve(self, req: RequestState, chunk_end: int, budget: StepBudget) -> None:

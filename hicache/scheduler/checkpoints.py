@@ -1,4 +1,4 @@
-"""Where a prompt's recurrent states are kept, and the slots they are captured into.
+"""Where a prompt's recurrent states and windows are kept, and the slots of captured states.
 
 A placement is any class that is built with the tokens of a page and of the grid, and has `lengths`.
 """
@@ -13,7 +13,7 @@ from hicache.scheduler.request_state import RequestState
 
 
 class Placement(Protocol):
-    """Says after which tokens of a prompt a state is worth keeping."""
+    """Says after which tokens of a prompt a state (or a window) is worth keeping."""
 
     def lengths(self, start: int, end: int, branch: int | None) -> Iterable[int]:
         """Prompt lengths, in any order; rounded down to pages, and those outside `(start, end]`
@@ -22,7 +22,8 @@ class Placement(Protocol):
         Args:
             start: tokens that need not be computed.
             end: the prompt's last page boundary.
-            branch: where the prompt left an edge that holds no state there; none: it left none.
+            branch: where the prompt left an edge that holds no state (or window) there; None: it
+                left no such edge.
         """
         ...
 
@@ -49,6 +50,17 @@ class EndBranch:
         return [end] if branch is None else [branch, end]
 
 
+class BranchOrEnd:
+    """Where the prompt left what others had, or its end if it left nothing."""
+
+    def __init__(self, page_size: int, grid_tokens: int) -> None:
+        pass
+
+    def lengths(self, start: int, end: int, branch: int | None) -> list[int]:
+        """One length."""
+        return [end if branch is None else branch]
+
+
 class Every:
     """The end, the branch, and every so many tokens."""
 
@@ -65,23 +77,37 @@ class Every:
 PLACEMENTS: dict[str, Callable[..., Placement]] = {
     "end": End,
     "end_branch": EndBranch,
+    "branch_or_end": BranchOrEnd,
     "every": Every,
 }
 
 
 class CheckpointSaver:
-    """Places checkpoints at page boundaries of prompts; without states there are none."""
+    """Places states and windows at page boundaries of prompts."""
 
-    def __init__(self, cache: PrefixCache, placement: Placement) -> None:
+    def __init__(self, cache: PrefixCache, states: Placement, windows: Placement | None) -> None:
+        """`windows`: None keeps the window pages of a prompt's last chunk."""
         self._cache = cache
-        self._placement = placement
+        self._states = states
+        self._windows = windows
+        self.trims_windows = windows is not None  # to one window before each boundary
 
-    def lengths(self, req: RequestState, match: MatchResult) -> list[int]:
-        """Prompt lengths at which a state is to be captured on the way, ascending."""
-        if not self._cache.tree.has_states:
-            return []
+    def place(self, req: RequestState, match: MatchResult) -> None:
+        """Set where the request's states are captured and up to where its prompt is published."""
+        tree, end = self._cache.tree, req.target_len
+        if tree.has_states:
+            req.saves = self._lengths(self._states, req, match)
+            req.boundaries = list(req.saves)
+            return
+        req.saves, req.boundaries = [], [end]
+        if tree.has_swa and self._windows is not None:
+            placed, last = self._lengths(self._windows, req, match), self._last(req)
+            req.boundaries = [end if length == last else length for length in placed] or [end]
+
+    def _lengths(self, placement: Placement, req: RequestState, match: MatchResult) -> list[int]:
+        # ascending, at pages that the request computes
         page, last = self._cache.page_size, self._last(req)
-        placed = self._placement.lengths(req.kv_len, last, match.branch_len)
+        placed = placement.lengths(req.kv_len, last, match.branch_len)
         lengths = {length // page * page for length in placed}
         return sorted(length for length in lengths if req.kv_len < length <= last)
 

@@ -20,6 +20,7 @@ class RequestState:
     __slots__ = (
         "admitted_ns",
         "blocked_since_ns",
+        "boundaries",
         "cached_len",
         "came_len",
         "computed_len",
@@ -42,6 +43,7 @@ class RequestState:
         "prefetched",
         "queue_mark",
         "queue_ns",
+        "ready_len",
         "recomputed_len",
         "remaining_output",
         "request",
@@ -70,9 +72,13 @@ class RequestState:
         self.remaining_output = request.output_len  # answer tokens still to come
         self.prefetched = (0, 0)  # tokens [start, end) that its own prefetch asked for
         self.saves: list[int] = []  # lengths at which a state is to be captured, ascending
+        self.boundaries: list[
+            int
+        ] = []  # lengths up to which its prompt is to be published, ascending
         self.defer_reason: Reason | None = None  # of the last look; None once it is admitted
         self.device_len = self.host_len = self.storage_len = self.computed_len = 0
         self.recomputed_len = 0
+        self.ready_len = 0  # tokens that the device alone could serve at the last admission
         self.prefetch: Prefetch | None = None  # its own, or why it has none
         self.declined: str | None = None
         self.explanation: Explanation | None = None  # while it is being admitted
@@ -143,5 +149,6 @@ class RequestState:
             self.sequence.chain = chain
         self.cached_len = self.kv_len = 0
         self.saves = []
+        self.boundaries = []
         self.prefetched = (0, 0)
         self.retractions += 1

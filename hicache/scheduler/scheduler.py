@@ -6,7 +6,7 @@ here changes, so the executor may cut a run of decode steps short.
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import replace
 
 from hicache.cache.named import NUMBER, make_policy
@@ -46,6 +46,7 @@ class Scheduler:
         *,
         max_len: int,
         checkpoints: Placement,
+        windows: Placement | None = None,
         may_jump: bool,
         takes_decode_pages_first: bool = False,
         estimate_s: Callable[[int, int], float] | None = None,
@@ -59,6 +60,7 @@ class Scheduler:
             config: its knobs.
             max_len: tokens that the model can attend to.
             checkpoints: where states are kept.
+            windows: where windows are kept; None means those of a prompt's last chunk.
             may_jump: whether decode steps may be taken at once.
             takes_decode_pages_first: before a step and not after it, as real memory needs them.
             estimate_s: seconds that a prompt takes, given what of it is cached.
@@ -71,9 +73,12 @@ class Scheduler:
         self.waiting: list[tuple[tuple[float, int], RequestState]] = []
         self.partial: RequestState | None = None
         self.running: list[RequestState] = []
+        # ids of the running requests that decode, the others keep their pages; None means all (a
+        # program that steps the engine by hand sets it)
+        self.only: Container[int] | None = None
         self._max_len = max_len
         self._page = cache.page_size
-        self._checkpoints = CheckpointSaver(cache, checkpoints)
+        self._checkpoints = CheckpointSaver(cache, checkpoints, windows)
         self._order: ServiceOrder = make_policy(
             "scheduler.order",
             config.order,
@@ -145,10 +150,23 @@ class Scheduler:
         self._ended.aborted.append(req)
         return req
 
+    def end(self, request_id: int) -> None:
+        """End a running request's answer where it is, as a stop token does."""
+        req = next(each for each in self.running if each.request.id == request_id)
+        self.running.remove(req)
+        self._finish(req)
+
     @property
     def is_idle(self) -> bool:
-        """Whether no request is here."""
-        return not (self.waiting or self.running or self.partial)
+        """True if no request waits or takes steps."""
+        return not (self.waiting or self.decoding or self.partial)
+
+    @property
+    def decoding(self) -> list[RequestState]:
+        """The running requests that take decode steps."""
+        if self.only is None:
+            return self.running
+        return [req for req in self.running if req.request.id in self.only]
 
     def next_deadline_ns(self, now_ns: int) -> int | None:
         """When the next waiting request's prefetch will have waited for too long.
@@ -200,7 +218,7 @@ class Scheduler:
                 self._continue_partial(self.partial, batch, budget)
             lacks = self._scan(batch, budget, now_ns)
         self.queue_waits.turn(now_ns, lacks)
-        if self.running and (not batch.extends or self.config.batching is Batching.mixed):
+        if not batch.extends or self.config.batching is Batching.mixed:
             self._plan_decodes(batch)
         if batch.extends or batch.decodes:
             return batch
@@ -301,7 +319,8 @@ class Scheduler:
             return taken
         acquired, decision = taken
         req.cached_len = req.kv_len = acquired.cached_len
-        req.saves = self._checkpoints.lengths(req, match)
+        req.ready_len = min(match.device_prefix_len, acquired.cached_len)
+        self._checkpoints.place(req, match)
         if acquired.load_back is not None:
             batch.load_backs.append(acquired.load_back)
         chunk_end = self._chunk_end(req, decision.chunk_tokens)
@@ -486,6 +505,7 @@ class Scheduler:
         req.kv_len = extend.end
         for length, slot in extend.saves:
             req.sequence.states[length // self._page] = slot
+        self._publish_boundaries(req)
         if req.kv_len < req.target_len:
             req.num_parts += 1
             cache.leave_window(req.sequence, req.kv_len)
@@ -496,39 +516,54 @@ class Scheduler:
         if req.is_finished:
             self._finish(req)
             return
-        cache.publish(req.sequence, req.kv_len // self._page)
+        if self._checkpoints.trims_windows:
+            cache.leave_window(req.sequence, req.kv_len)
         if cache.tree.has_states and req.sequence.boundary_slot is None:
             req.sequence.boundary_slot = cache.take_state_slot()
         self.running.append(req)
 
+    def _publish_boundaries(self, req: RequestState) -> None:
+        # each by itself, so that the window and the state at each are backed up
+        while req.boundaries and req.boundaries[0] <= req.kv_len:
+            length = req.boundaries.pop(0)
+            if self._checkpoints.trims_windows:
+                self.cache.leave_window(req.sequence, length)
+            self.cache.publish(req.sequence, length // self._page)
+
     # -- decoding ------------------------------------------------------------------------------
 
     def _plan_decodes(self, batch: Batch) -> None:
-        wanted = 1 if batch.extends else self._steps_unwatched()
+        running = self.decoding
+        if not running:
+            return
+        wanted = 1 if batch.extends else self._steps_unwatched(running)
         while True:
-            steps = steps_with_pages(self.cache, self.running, wanted)
+            steps = steps_with_pages(self.cache, running, wanted)
             # under write_back a page that looks evictable may be held by what lies below it: take
             # it before the step is promised (more steps than one take free pages only)
             is_write_back = self.cache.write_policy is WritePolicy.write_back
-            is_unsure = is_write_back and must_evict(self.cache, self.running)
+            is_unsure = is_write_back and must_evict(self.cache, running)
             takes_first = self._takes_decode_pages_first or is_unsure
-            if steps and (not takes_first or self._take_decode_pages(steps)):
+            if steps and (not takes_first or self._take_decode_pages(running, steps)):
                 break
             if not self._retract_one(batch):
                 return
+            running = self.decoding
+            if not running:
+                return
             wanted = 1  # the retracted request has not been looked at
-        batch.decodes = list(self.running)
+        batch.decodes = list(running)
         batch.num_steps = steps
 
-    def _steps_unwatched(self) -> int:
+    def _steps_unwatched(self, running: list[RequestState]) -> int:
         """How many decode steps may pass before those that wait must be looked at again."""
         if self.partial is not None:
             return 1
-        wanted = min([req.remaining_output for req in self.running])
+        wanted = min([req.remaining_output for req in running])
         wanted = min(wanted, self._max_jump)
         if self._defer is None:  # all that were looked at wait for storage
             return wanted
-        return self._admission.steps_deferred(self._defer, self.running, wanted)
+        return self._admission.steps_deferred(self._defer, running, wanted)
 
     def _retract_one(self, batch: Batch) -> bool:
         """Send the running request with the least to lose back to the queue.
@@ -566,7 +601,7 @@ class Scheduler:
             req.remaining_output -= num_steps
             if length > req.sequence.num_pages * page and not cache.extend(req.sequence, length):
                 raise AssertionError("a decode step was planned without free pages for it")
-            if has_window and length // page - window_pages > req.sequence.swa_start:
+            if has_window and (length - 1) // page - window_pages > req.sequence.swa_start:
                 cache.leave_window(req.sequence, length)
             if not req.remaining_output:
                 finished.append(req)
@@ -574,14 +609,17 @@ class Scheduler:
             self.running.remove(req)
             self._finish(req)
 
-    def _take_decode_pages(self, num_steps: int) -> bool:
-        return all(self.cache.extend(req.sequence, req.kv_len + num_steps) for req in self.running)
+    def _take_decode_pages(self, running: list[RequestState], num_steps: int) -> bool:
+        return all(self.cache.extend(req.sequence, req.kv_len + num_steps) for req in running)
 
     def _finish(self, req: RequestState) -> None:
         num_pages = req.kv_len // self._page
         sequence = req.sequence
-        if sequence.boundary_slot is not None and num_pages > sequence.tree_pages:
-            sequence.states[num_pages] = sequence.boundary_slot
-            sequence.boundary_slot = None
+        if self.cache.tree.has_states:
+            if num_pages == req.target_len // self._page:
+                num_pages = sequence.tree_pages  # the answer has passed no boundary
+            elif sequence.boundary_slot is not None:
+                sequence.states[num_pages] = sequence.boundary_slot
+                sequence.boundary_slot = None
         self.cache.finish(sequence, num_pages, is_answer=req.decoded > 1)
         self._ended.finished.append(req)

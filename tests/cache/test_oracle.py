@@ -150,7 +150,7 @@ def test_a_window_that_is_left_too_early_is_found_out() -> None:
         size = walk.tree.page_size
 
         def early(sequence: Sequence, length: int) -> None:
-            leave(sequence, length + 2 * size)
+            leave(sequence, length + 3 * size)
 
         walk.cache.leave_window = early  # type: ignore[method-assign]
 

@@ -185,7 +185,7 @@ def test_late_writes_all_of_a_leaf_that_leaves() -> None:
 
 def test_late_writes_the_state_alone_where_only_that_leaves() -> None:
     cache = cache_of(storage_writes=StorageWrites.on_host_eviction, has_sidecars=True)
-    for num_tokens in (8, 16):
+    for num_tokens in (8, 20):
         run_request(cache, tokens_of(num_tokens), num_tokens)
         back_up(cache)
     evict_all(cache, DEVICE, FULL)

@@ -90,7 +90,7 @@ def test_another_policy_differs_and_is_explained(
         (("--model", "gpt"), "--model must be one of"),
         (("--components", "swa", "--model", "llama3_8b"), "--model llama3_8b has no swa layers"),
         (("--workload", "nothing"), "workload.kind must be one of"),
-        (("--head", "hicache", "--eviction", "no:Such"), "--eviction=no:Such cannot be loaded"),
+        (("--head", "hicache", "--eviction", "no:Such"), "cache.eviction=no:Such cannot be loaded"),
         (("--engine", "vllm", "--head", "tests"), "tests contains no vllm"),
         (("--engine", "vllm", "--base", "no/such/path"), "no/such/path is neither a release"),
         (("--engine", "vllm", "--pools", "max_len=600000"), "do not fit in device_tokens"),
@@ -243,10 +243,8 @@ def test_the_report_is_written_before_it_is_explained(
     found = json.loads((tmp_path / "diff.json").read_text())
     assert found["explanation"] is None
     assert found["first_hit"] is not None
-    assert (
-        "**The first request with different hits** is request"
-        in (tmp_path / "comment.md").read_text()
-    )
+    comment = (tmp_path / "comment.md").read_text()
+    assert "**The first request with different hits** is request" in comment
 
 
 def test_a_side_that_fails_while_it_is_explained_leaves_the_report(

@@ -371,13 +371,14 @@ def test_an_engine_whose_steps_are_looked_at_further_is_woken_at_the_end_of_thes
 @pytest.mark.plain
 def test_engines_that_nothing_will_wake_are_an_error() -> None:
     queues = SimpleNamespace(waiting=[1, 2], running=[3])
-    stuck: Any = SimpleNamespace(is_idle=False, scheduler=queues)
-    idle: Any = SimpleNamespace(is_idle=True)
+    never: Any = lambda now_ns: None  # noqa: E731
+    stuck: Any = SimpleNamespace(is_idle=False, scheduler=queues, next_wake_ns=never)
+    idle: Any = SimpleNamespace(is_idle=True, next_wake_ns=never)
     still: Any = SimpleNamespace(
         initial=list,
         pass_by=lambda limit_ns, clock: None,
         next_look_ns=lambda: None,
-        at=lambda now_ns: None,
+        at=never,
     )
 
     def serve_all(*engines: Any) -> None:

@@ -33,6 +33,7 @@ def admission(
         ),
         room={FULL: room, SWA: swa_room, MAMBA: slots}.__getitem__,
         pools=[[None, PageAllocator(swa_pages), None]],
+        states_per_request=2,
     )
     return Admission(cache, SchedulerConfig(**knobs))
 

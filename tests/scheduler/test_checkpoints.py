@@ -21,6 +21,8 @@ GRID = 64
         ("end", 0, 100, {240}),
         ("end_branch", 0, None, {240}),
         ("end_branch", 0, 100, {100, 240}),
+        ("branch_or_end", 0, None, {240}),
+        ("branch_or_end", 0, 100, {100}),
         ("every", 0, None, {64, 128, 192, 240}),
         ("every", 63, None, {64, 128, 192, 240}),
         ("every", 64, None, {128, 192, 240}),  # the state at 64 is there
@@ -46,16 +48,21 @@ class Asked:
 
 
 def checkpoints(
-    placement: Placement, *, slots: int = 9, has_states: bool = True
+    placement: Placement,
+    windows: Placement | None = None,
+    *,
+    slots: int = 9,
+    has_states: bool = True,
+    has_swa: bool = False,
 ) -> CheckpointSaver:
     free = list(range(slots))
     cache: Any = SimpleNamespace(
         page_size=PAGE,
-        tree=SimpleNamespace(has_states=has_states),
+        tree=SimpleNamespace(has_states=has_states, has_swa=has_swa),
         counters=Counter(),
         take_state_slot=lambda: [free.pop(0)] if free else None,
     )
-    return CheckpointSaver(cache, placement)
+    return CheckpointSaver(cache, placement, windows)
 
 
 def req(kv_len: int = 0, target_len: int = 250, boundary: int | None = 77) -> Any:
@@ -71,13 +78,31 @@ def req(kv_len: int = 0, target_len: int = 250, boundary: int | None = 77) -> An
 def test_lengths_are_whole_pages_ascending_once_and_only_where_it_computes() -> None:
     placement = Asked(240, 100, 98, 32, 47, 48, 31, 256)
     match: Any = SimpleNamespace(branch_len=98)
-    assert checkpoints(placement).lengths(req(kv_len=32), match) == [48, 96, 240]
+    asked = req(kv_len=32)
+    checkpoints(placement).place(asked, match)
+    assert asked.saves == asked.boundaries == [48, 96, 240]
     assert placement.asked == (32, 240, 98)
 
 
 def test_without_states_there_are_none() -> None:
     match: Any = SimpleNamespace(branch_len=None)
-    assert checkpoints(Asked(240), has_states=False).lengths(req(), match) == []
+    asked = req()
+    checkpoints(Asked(240), has_states=False).place(asked, match)
+    assert (asked.saves, asked.boundaries) == ([], [250])
+
+
+@pytest.mark.parametrize(
+    ("windows", "wanted"),
+    [(None, [250]), (Asked(96), [96]), (Asked(240, 96), [96, 250]), (Asked(16), [250])],
+    ids=["of the last chunk", "at a branch", "at both", "where nothing is computed"],
+)
+def test_a_prompt_is_published_up_to_each_of_its_windows(
+    windows: Placement | None, wanted: list[int]
+) -> None:
+    match: Any = SimpleNamespace(branch_len=98)
+    asked = req(kv_len=32)
+    checkpoints(Asked(), windows, has_states=False, has_swa=True).place(asked, match)
+    assert asked.boundaries == wanted
 
 
 def slots_of(saves: list[tuple[int, Any]]) -> list[tuple[int, int]]:
@@ -104,7 +129,12 @@ def test_a_state_without_a_slot_is_left_out_and_counted() -> None:
 
 @pytest.mark.parametrize(
     ("placement", "cached"),
-    [("end", [0, 0, 0]), ("end_branch", [0, 0, 64]), ("every", [0, 64, 64])],
+    [
+        ("end", [0, 0, 0]),
+        ("end_branch", [0, 0, 64]),
+        ("branch_or_end", [0, 0, 64]),
+        ("every", [0, 64, 64]),
+    ],
 )
 def test_a_prompt_that_leaves_another_goes_on_from_the_nearest_state(
     placement: str, cached: list[int]

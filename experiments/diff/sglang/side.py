@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.diff.counting import CHUNK_TOKENS, Tally, admission_word, joined
+from experiments.diff.counting import Tally, admission_word, joined
 from experiments.diff.pages import page_names
 from experiments.diff.protocol import Hits, Outcome, Pools, SideError, Span, Tokens
 from experiments.diff.sglang import device  # before anything of the package
@@ -209,18 +209,16 @@ class SglangSide:
         computed = extend - req.host_hit_length
         lock = cache.inc_lock_ref(req.last_node)
         budget = make_budget(cache)
-        answers = [len(ids) - len(each.origin_input_ids) for each, ids in self._running.values()]
-        budget.total_offset += sum(answers)
         may, chunk = budget.check_prefill(
             extend_input_len=computed,
             total_tokens=extend + num_new + page,
             max_new_tokens=num_new,
             input_tokens=computed,
             swa_host_hit_length=req.swa_host_hit_length,
-            chunk_limit=CHUNK_TOKENS,
+            chunk_limit=self._pools.max_len,
         )
         cache.dec_lock_ref(req.last_node, lock.to_dec_params())
-        return admission_word(chunk if may else None)
+        return admission_word(chunk if may else None, computed)
 
     def _load_back(self, req: Any) -> None:
         cache = self.cache

@@ -24,8 +24,10 @@ class KeyStorage(HiCacheStorage):  # type: ignore[misc]  # the package is not th
         return self.keys.setdefault(str(PoolName(pool).value), set())
 
     def _write(self, pool: object, keys: list[str]) -> list[bool]:
-        self.of(pool).update(keys)
-        self.moved[PoolName(pool).value, "write"] += len(keys)
+        held = self.of(pool)
+        before = len(held)
+        held.update(keys)  # what is there already is not written again
+        self.moved[PoolName(pool).value, "write"] += len(held) - before
         return [True] * len(keys)
 
     def _read(self, pool: object, keys: list[str]) -> list[bool]:

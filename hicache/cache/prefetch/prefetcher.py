@@ -80,6 +80,9 @@ class Prefetcher:
         if not anchor.is_root and anchor.held[HOST][FULL] is None:
             self._decline("anchor_not_on_host", asked)
             return None
+        window_pages = tree.window_pages
+        if asked < window_pages and not self.config.short_windows and not anchor.is_root:
+            window_pages = 0
         prefetch = Prefetch(
             request_id=request_id,
             sequence=sequence,
@@ -90,7 +93,7 @@ class Prefetcher:
             num_pages=asked,
             names=[],
             enqueued_ns=now_ns,
-            window_pages=tree.window_pages,
+            window_pages=window_pages,
             has_state=tree.has_states,
             keeps_part=self.config.commit is CommitPolicy.usable,
         )
@@ -332,6 +335,8 @@ class Prefetcher:
         prefetch.taken_pages = kept
         full, swa, state = prefetch.staged
         num_swa = kept - prefetch.swa_first(kept) if prefetch.window_pages else 0
+        if num_swa < self.cache.tree.window_pages and not prefetch.anchor.is_root:
+            num_swa *= self.config.short_windows
         if kept:
             prefetch.published_pages = self.cache.insert_host(
                 prefetch.anchor, prefetch.sequence, (full[:kept], swa[:num_swa], state)

@@ -109,6 +109,9 @@ class BackUps:
             host_locks=tree.lock_copies(deepest, full_start, swa_start, states),
         )
         if not is_fence:
-            back_up.locks = [tree.lock(deepest), *(tree.lock(each) for each in states)]
+            # a lock covers a window, and the copy may have a page more
+            back_up.locks = [
+                tree.lock(each) for each in dict.fromkeys([deepest, *swa[:1], *states])
+            ]
         self._bookings.book(back_up)
         self._counters["transfer/back_up_bytes"] += num_bytes

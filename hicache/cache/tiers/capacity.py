@@ -51,10 +51,12 @@ def capacities(
     if device_bytes > free_device_bytes:
         raise ValueError(
             f"cache.device_gib={cache.device_gib} is more than the {free_device_bytes / GIB:.1f} "
-            f"GiB of device memory that the weights of {model.name} and activations leave free"
+            f"GiB of device memory that the weights of {model.name} and activations leave free; "
+            f"cache.device_gib=null takes all of it"
         )
     device = _split(cache, model, sizes, DEVICE, device_bytes)
-    return device, _split(cache, model, sizes, HOST, int(cache.host_gib * GIB))
+    host_bytes = 2 * device_bytes if cache.host_gib is None else int(cache.host_gib * GIB)
+    return device, _split(cache, model, sizes, HOST, host_bytes)
 
 
 def make_pools(device: Capacity, host: Capacity, *, is_traced: bool, is_checked: bool) -> Pools:
@@ -85,6 +87,11 @@ def _split(
     counts = [
         int(total * share) // size if size else 0 for share, size in zip(shares, sizes, strict=True)
     ]
+    exact = _exact(cache, tier)
+    for kind in (FULL, SWA, MAMBA):
+        wanted = exact[kind]
+        if sizes[kind] and wanted is not None:
+            counts[kind] = wanted if kind == MAMBA else wanted // cache.page_size
     if tier == DEVICE:
         window_pages = -(-model.window_len // cache.page_size) + 2
         least = (1, window_pages if sizes[SWA] else 0, 4 if sizes[MAMBA] else 0)
@@ -101,4 +108,13 @@ def _split(
                     f"{total * shares[kind] / GIB:.3f} GiB hold {counts[kind]}, and {model.name} "
                     f"needs at least {least[kind]}; raise cache.device_gib{shared[kind]}"
                 )
+    if any(count is not None for count in exact):
+        total = sum(count * size for count, size in zip(counts, sizes, strict=True))
     return Capacity(counts=(counts[0], counts[1], counts[2]), total_bytes=total)
+
+
+def _exact(cache: CacheConfig, tier: int) -> tuple[int | None, int | None, int | None]:
+    # tokens (mamba: states) that the config gives, by kind; None: what the memory gives
+    if tier == DEVICE:
+        return cache.device_tokens, cache.swa_device_tokens, cache.device_states
+    return cache.host_tokens, cache.swa_host_tokens, cache.host_states

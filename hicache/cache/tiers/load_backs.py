@@ -83,6 +83,16 @@ class LoadBacks:
         self._counters["transfer/load_back_bytes"] += load_back.num_bytes
         return load_back
 
+    def load_again(self, load_back: LoadBack, slot: PageIds) -> None:
+        """Copy the state of a load-back that has not begun to one more slot."""
+        (states,) = (move for move in load_back.moves if move.kind == MAMBA)
+        load_back.moves.append(Move(MAMBA, states.sources, slot))
+        full, swa, num_states = load_back.num_pages
+        load_back.num_pages = (full, swa, num_states + 1)
+        num_bytes = self._bookings.bytes_of((0, 0, 1))
+        load_back.num_bytes += num_bytes
+        self._counters["transfer/load_back_bytes"] += num_bytes
+
     def _allocate(self, counts: tuple[int, int, int]) -> list[PageIds] | None:
         taken: list[PageIds] = []
         for kind, count in enumerate(counts):

@@ -25,14 +25,17 @@ def insert(
     while above.parent is not None:
         above.tick = tick  # whoever publishes has used the prefix until now
         above = above.parent
+    edge = end - tree.window_pages
     while node.end < end:
         start = node.end
         child = tree.descend(node, sequence.tokens, end)
         if child is None:
-            child = _grow(tree, node, sequence, end)
-            residency.put(child, DEVICE, FULL, sequence.full_pages[start:end])
+            # a new window is a node by itself, so that one lock pins one window
+            is_cut = has_swa and sequence.swa_start <= start < edge
+            child = _grow(tree, node, sequence, edge if is_cut else end)
+            residency.put(child, DEVICE, FULL, sequence.full_pages[start : child.end])
             if has_swa and sequence.swa_start <= start:
-                residency.put(child, DEVICE, SWA, sequence.swa_pages[start:end])
+                residency.put(child, DEVICE, SWA, sequence.swa_pages[start : child.end])
         else:
             _merge(tree, child, FULL, sequence.full_pages, actions)
             if has_swa and sequence.swa_start <= start:

@@ -33,6 +33,7 @@ class RadixTree:
         split_refreshes: bool = False,
         leaving_refreshes: bool = False,
         trims_leaves: bool = False,
+        loads_whole_nodes: bool = False,
         names: PageNames | None = None,
         history: PageHistory | None = None,
     ) -> None:
@@ -48,6 +49,7 @@ class RadixTree:
         self.kinds = [FULL, *[SWA] * self.has_swa, *[MAMBA] * has_states]
         self._split_refreshes = split_refreshes
         self._trims_leaves = trims_leaves
+        self._loads_whole_nodes = loads_whole_nodes
         self.roots: dict[str, Node] = {}
         self.num_nodes = 0
         self.num_grown = 0
@@ -66,13 +68,16 @@ class RadixTree:
     def match(self, tokens: bytes, max_len: int, namespace: str = "") -> MatchResult:
         """The longest usable prefix of the first `max_len` tokens.
 
-        Splits the last node if the match ends inside it, and touches every matched node.
+        Splits the last node if the match ends inside it, and touches the nodes of the prefix.
         O(matched pages + matched nodes).
         """
         size = self.page_size
         node = self._descend_all(tokens, max_len // size, namespace)
         best = self._boundary(node, is_device=False)
         on_device = self._boundary(best, is_device=True)
+        tick = self.residency.tick
+        for above in best.path():
+            above.tick = tick
         self.residency.touch_sidecars(best)
         full_host = swa_host = state_host = 0
         if best is not on_device:
@@ -96,10 +101,12 @@ class RadixTree:
             best_node=best,
         )
 
-    def usable_len(self, tokens: bytes, max_len: int, namespace: str = "") -> int:
-        """The `usable_len` that `match` would find, for whoever only asks: changes nothing.
+    def usable_len(
+        self, tokens: bytes, max_len: int, namespace: str = "", *, on_device: bool = False
+    ) -> int:
+        """Return the `usable_len` that `match` would find, without changing the tree.
 
-        O(matched pages).
+        `on_device`: count only what the device holds. O(matched pages).
         """
         end = max_len // self.page_size
         node = self.roots.get(namespace)
@@ -112,6 +119,10 @@ class RadixTree:
                 break
             pages = self._num_shared(child, tokens, end)
             device, host = child.held
+            if on_device:
+                host = device
+                if device[FULL] is None:
+                    break
             is_whole = pages == child.num_pages
             is_usable = True
             if self.has_swa:
@@ -213,15 +224,22 @@ class RadixTree:
     # -- moving between tiers -----------------------------------------------------------------
 
     def plan_back_up(self, node: Node) -> Plan:
-        """What of the path to `node`, of its window and of its states has no host copy yet."""
+        """What of the path to `node`, of its window and of its states has no host copy yet.
+
+        Of the window, a page more than is needed after `node`: an equal prompt that ends there
+        starts a page earlier.
+        """
         full = [above for above in node.path() if above.held[HOST][FULL] is None]
+        edge = node.end - self.window_pages
         swa = (
             []
             if not self.has_swa
             else [
                 above
-                for above in node.path(node.end - self.window_pages)
-                if above.held[HOST][SWA] is None and above.held[DEVICE][SWA] is not None
+                for above in node.path(edge - 1)
+                if above.held[HOST][SWA] is None
+                and above.held[DEVICE][SWA] is not None
+                and (above.end > edge or above.num_pages == 1)
             ]
         )
         mamba = [
@@ -236,7 +254,8 @@ class RadixTree:
     def plan_load_back(self, node: Node) -> Plan:
         """What of the path to `node`, its window and its state is only on the host.
 
-        Splits the node across the window's edge, so that no more than the window is moved.
+        Splits the node across the window's edge, so that no more than the window is moved, unless
+        whole nodes are loaded.
         """
         full = [above for above in node.path() if above.held[DEVICE][FULL] is None]
         swa: list[Node] = []
@@ -245,7 +264,7 @@ class RadixTree:
             for above in list(node.path(edge)):
                 if above.held[DEVICE][SWA] is not None:
                     continue
-                if above.start < edge:
+                if above.start < edge and not self._loads_whole_nodes:
                     self._split(above, edge - above.start)
                 swa.append(above)
             full = [above for above in node.path() if above.held[DEVICE][FULL] is None]
@@ -284,8 +303,9 @@ class RadixTree:
     # -- inside -------------------------------------------------------------------------------
 
     def _descend_all(self, tokens: bytes, end: int, namespace: str) -> Node:
-        """Touch the nodes that go on like `tokens` up to page `end`; returns the last of them."""
-        size, tick = self.page_bytes, self.residency.next_tick()
+        """The last of the nodes that go on like `tokens` up to page `end`, split at their end."""
+        size = self.page_bytes
+        self.residency.next_tick()
         node = self.root(namespace)
         while node.end < end:
             first = node.end * size
@@ -293,11 +313,8 @@ class RadixTree:
             if child is None:
                 return node
             if child.end > end or not tokens.startswith(child.edge, first):
-                node = self._split(child, self._num_shared(child, tokens, end))
-                node.tick = tick
-                return node
+                return self._split(child, self._num_shared(child, tokens, end))
             node = child
-            node.tick = tick
         return node
 
     def _boundary(self, node: Node, *, is_device: bool) -> Node:
@@ -361,7 +378,7 @@ class RadixTree:
         upper.children[lower.edge[: self.page_bytes]] = lower
         upper.hit_count, upper.tick, upper.created = lower.hit_count, lower.tick, lower.created
         if self._split_refreshes:
-            lower.tick = self.residency.tick
+            upper.tick = lower.tick = self.residency.tick
         upper.stored[FULL], upper.stored[SWA] = lower.stored[FULL], lower.stored[SWA]
         if lower.digests is not None:
             upper.digests, lower.digests = lower.digests[:pages], lower.digests[pages:]

@@ -65,9 +65,9 @@ class Residency:
         return self.tick
 
     def touch_sidecars(self, node: Node) -> None:
-        """Use the last window and the state before `node.end`, and no others of its path."""
+        """Use the last window, with a page more, and the state before `node.end`."""
         if self._window_pages:
-            tick, edge = self.tick, node.end - self._window_pages
+            tick, edge = self.tick, node.end - self._window_pages - 1
             above = node
             while above.end > edge and above.parent is not None:
                 above.aux_ticks[SWA] = tick

@@ -25,6 +25,7 @@ class Sequence:
         "lock",
         "namespace",
         "num_pages",
+        "spare_slots",
         "states",
         "swa_pages",
         "swa_start",
@@ -45,6 +46,7 @@ class Sequence:
         self.lock: Lock | None = None
         self.working_slot: PageIds | None = None
         self.boundary_slot: PageIds | None = None
+        self.spare_slots: PageIds | None = None  # held and never used
         self.states: dict[int, PageIds] = {}
         self.digests: list[bytes] = []
         self.digests_start = 0

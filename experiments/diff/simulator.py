@@ -1,0 +1,345 @@
+"""The engine that `experiments.run` builds, driven one request at a time as the peer's is.
+
+Config, cache, scheduler, prefetcher, serving loop and storage script are those of a simulated run.
+Two things are set here: running requests decode one at a time (`Scheduler.only`), and the loop is
+run until no copy is under way before the next request comes, so that no outcome depends on a clock.
+"""
+
+from collections import Counter, deque
+from collections.abc import Mapping
+from os.path import commonprefix
+
+import numpy as np
+
+from experiments.diff.counting import Tally, admission_word, joined
+from experiments.diff.protocol import Hits, Outcome, Pools, SideError, Span, Tokens
+from experiments.diff.rooms import MODELS
+from hicache.cache.prefetch.prefetch import Prefetch
+from hicache.cache.tiers.transfer import BackUp, LoadBack, Reported, StorageWrite
+from hicache.cache.tree.keys import Key, keys, kinds_of
+from hicache.cache.tree.node import (
+    DEVICE,
+    FULL,
+    HOST,
+    KIND_NAMES,
+    MAMBA,
+    SWA,
+    TIER_NAMES,
+    Node,
+)
+from hicache.cache.tree.sequence import Sequence
+from hicache.cli.schema import config_of
+from hicache.clock import Clock
+from hicache.config import ExperimentConfig
+from hicache.engine.loop import serve
+from hicache.engine.ports import Io
+from hicache.engine.routing import RoundRobin
+from hicache.executor.completions import Delivery
+from hicache.experiment import build
+from hicache.request import TOKEN_BYTES, Request, TokenSpans
+from hicache.scheduler.request_state import RequestState
+from hicache.workload.arrivals import Dropped, Release
+
+SGLANG = "sglang_0_5_23"
+
+
+class SimulatorSide:
+    """One engine of a composed config."""
+
+    def __init__(self, pools: Pools, options: Mapping[str, str]) -> None:
+        """Open an engine.
+
+        Options: `compat` (a preset in `conf/compat`), `eviction` and `write_policy` (as the knobs).
+        """
+        self._pools, self._page = pools, pools.page_size
+        self._eviction = options.get("eviction", "lru")
+        self._write_policy = options.get("write_policy", "write_through")
+        try:
+            config = config_for(pools, options)
+            self.engine, self._runtime = build(config)
+        except ValueError as error:
+            raise SideError(str(error)) from error
+        self.engine.scheduler.only = ()
+        self._cache, self._tree = self.engine.cache, self.engine.cache.tree
+        self._tally = Tally(pools)
+        self._io = CountedIo(self._runtime.io, pools, self._tally)
+        self._evicted: Counter[str] = Counter()
+        self._running: dict[int, tuple[RequestState, bool]] = {}
+
+    def about(self) -> dict[str, str]:
+        """This checkout has no release."""
+        return {
+            "engine": "hicache",
+            "version": "this checkout",
+            "eviction": self._eviction,
+            "write_policy": self._write_policy,
+        }
+
+    def admit(self, number: int, tokens: Tokens, prompt_len: int) -> Outcome:
+        """Submit a request and serve it until its prompt is computed and all copies are done."""
+        io, page = self._io, self._page
+        io.now, io.load_back = number, None
+        # an answer of one token would end with the prefill, and is ended by `finish` instead
+        is_short = len(tokens) == prompt_len + 1
+        request = Request(
+            id=number,
+            session_id=number,
+            arrival_ns=0,
+            prompt=spans_of(tokens[:prompt_len]),
+            output=spans_of(np.append(tokens[prompt_len:], np.zeros(int(is_short), np.int32))),
+        )
+        self._serve([request], prompt_len)
+        req = self.engine.scheduler.running[-1]
+        self._running[number] = req, is_short
+        brought = req.cached_len - req.ready_len
+        # as the peer counts it: pages read for the sake of their state or window alone, which the
+        # host had already, are the host's
+        new = 0 if req.prefetch is None else req.prefetch.published_pages * page
+        from_storage = min(new, brought)
+        self._count_evictions()
+        loaded = (0, 0, 0) if io.load_back is None else io.load_back.num_pages
+        return self._tally.outcome(
+            Hits(req.ready_len, brought - from_storage, from_storage),
+            self._held(),
+            swa_loaded=loaded[SWA] * page,
+            states_loaded=min(loaded[MAMBA], 1),
+            admission=admission_word(prompt_len if req.num_parts == 0 else 0, prompt_len),
+        )
+
+    def finish(self, number: int) -> None:
+        """Decode the rest of a request's answer, and serve until all copies are done."""
+        req, is_short = self._running.pop(number)
+        scheduler = self.engine.scheduler
+        if is_short:
+            scheduler.end(number)
+        scheduler.only = {number}
+        self.engine.wake(self._runtime.clock.now())
+        self._serve([], len(req.tokens) // TOKEN_BYTES)
+        scheduler.only = ()
+
+    def probe(self, tokens: Tokens) -> dict[str, list[Span]]:
+        """Which of these tokens are held, by component and tier."""
+        size = self._tree.page_bytes
+        text = tokens.astype("<i4").tobytes()
+        text = text[: len(text) // size * size]
+        root = self._tree.root("")
+        found: dict[str, list[tuple[int, int]]] = {}
+        node: Node | None = root
+        while node is not None:
+            start = node.end
+            node = node.children.get(text[start * size : (start + 1) * size])
+            if node is None:
+                break
+            same = len(commonprefix([text[start * size :], node.edge])) // size  # noqa: RUF071 - bytes
+            for tier, name in zip((DEVICE, HOST), TIER_NAMES, strict=True):
+                for kind in self._tree.kinds:
+                    is_usable = kind != MAMBA or same == node.num_pages
+                    if node.held[tier][kind] is not None and is_usable:
+                        span = (start, start + same)
+                        found.setdefault(f"{KIND_NAMES[kind]}/{name}", []).append(span)
+            if same < node.num_pages:
+                break
+        names = self._tree.names.of_span(root, Sequence(text), len(text) // size)
+        for kind in self._tree.kinds:
+            for place, key in enumerate(keys(names, kind)):
+                if key in self._io.stored:
+                    name = f"{KIND_NAMES[kind]}/storage"
+                    found.setdefault(name, []).append((place, place + 1))
+        return {name: joined(spans, self._page, name) for name, spans in found.items()}
+
+    def close(self) -> None:
+        """Close storage."""
+        self._runtime.close()
+
+    def _serve(self, requests: list[Request], num_tokens: int) -> None:
+        # until nothing is under way; `num_tokens`: of the request that is served
+        watch = _Watch([(self._runtime.clock.now(), each) for each in requests])
+        for done in self._io.due():
+            self.engine.deliver(done, self._runtime.clock.now())
+        try:
+            serve(
+                [self.engine],
+                watch,
+                clock=self._runtime.clock,
+                io=self._io,
+                router=RoundRobin(),
+                observer=watch,
+            )
+        except RuntimeError as error:  # the scheduler defers it, and waiting would not help
+            raise self._pools.too_small(num_tokens) from error
+        if watch.is_refused or self.engine.scheduler.waiting:
+            raise self._pools.too_small(num_tokens)
+
+    def _held(self) -> dict[str, int]:
+        resident = self._tree.residency.resident
+        held = {}
+        for kind in self._tree.kinds:
+            name, unit = KIND_NAMES[kind], self._pools.unit(KIND_NAMES[kind])
+            for tier in (DEVICE, HOST):
+                held[f"{name}/{TIER_NAMES[tier]}"] = resident[tier][kind] * unit
+            if self._pools.has_storage:
+                held[f"{name}/storage"] = self._io.num_stored[kind] * unit
+        return held
+
+    def _count_evictions(self) -> None:
+        for tier in TIER_NAMES:
+            for kind in self._tree.kinds:
+                name, unit = KIND_NAMES[kind], self._pools.unit(KIND_NAMES[kind])
+                total = self._cache.counters[f"evict/{tier}_{name}_pages"] * unit
+                self._tally.evicted(f"{name}/{tier}", total - self._evicted[f"{name}/{tier}"])
+                self._evicted[f"{name}/{tier}"] = total
+
+
+class CountedIo:
+    """The engine's I/O: counts what is done, and reports back-ups `copy_delay` requests later."""
+
+    def __init__(self, inner: Io, pools: Pools, tally: Tally) -> None:
+        """`tally`: takes the counts."""
+        self.now = 0  # the number of the request at hand
+        self.load_back: LoadBack | None = None  # of that request
+        self.stored: set[Key] = set()
+        self.num_stored = [0, 0, 0]  # of them, by kind
+        self._inner, self._pools, self._tally = inner, pools, tally
+        self._late: deque[tuple[int, Reported]] = deque()  # (number of the request then, copy)
+
+    def pass_by(self, limit_ns: int | None, clock: Clock) -> int | None:
+        """As `Io` has it."""
+        return self._inner.pass_by(limit_ns, clock)
+
+    def advance(self, now_ns: int) -> list[Delivery]:
+        """As `Io` has it."""
+        deliveries: list[Delivery] = []
+        for engine, done in self._inner.advance(now_ns):
+            if isinstance(done, Prefetch):
+                self._count_read(done)
+                deliveries.append((engine, done))
+                continue
+            if isinstance(done, LoadBack):
+                self.load_back = done
+            delay = self._pools.copy_delay if isinstance(done, BackUp) else 0
+            if delay:
+                self._late.append((self.now + delay, done))
+            else:
+                self._count(done)
+                deliveries.append((engine, done))
+        return deliveries
+
+    def due(self) -> list[Reported]:
+        """Return the back-ups that are done by now."""
+        due: list[Reported] = []
+        while self._late and self._late[0][0] <= self.now:
+            due.append(self._late.popleft()[1])
+            self._count(due[-1])
+        return due
+
+    def _count(self, done: Reported) -> None:
+        if isinstance(done, StorageWrite):
+            # what storage has already is not written again
+            new = [key for key in done.keys if key not in self.stored]
+            self.stored.update(new)
+            for kind, count in Counter(kinds_of(new)).items():
+                self.num_stored[kind] += count
+                self._moved(kind, "write", count)
+            return
+        how = "back_up" if isinstance(done, BackUp) else "load_back"
+        for move in done.moves:
+            self._moved(move.kind, how, len(move.sources))
+
+    def _count_read(self, done: Prefetch) -> None:
+        if not done.is_read:
+            return
+        self._moved(FULL, "read", done.completed_pages)
+        end = done.restored_pages
+        if end and done.window_pages:
+            self._moved(SWA, "read", end - done.swa_first(end))
+        if end and done.has_state:
+            self._moved(MAMBA, "read", 1)
+
+    def _moved(self, kind: int, how: str, num_pages: int) -> None:
+        name = KIND_NAMES[kind]
+        if num_pages:
+            self._tally.moved(name, how, num_pages * self._pools.unit(name))
+
+
+class _Watch:
+    # releases some requests, and notes whether one of them was refused
+
+    def __init__(self, releases: list[Release]) -> None:
+        self._releases = releases
+        self.is_refused = False
+
+    def initial(self) -> list[Release]:
+        return self._releases
+
+    def on_answered(self, request_id: int, now_ns: int) -> list[Release]:
+        return []
+
+    def on_dropped(self, request_id: int, now_ns: int) -> Dropped:
+        return Dropped([], [])
+
+    def next_look_ns(self) -> None:
+        return None
+
+    def at(self, now_ns: int) -> None:
+        pass
+
+    def finished(self, req: RequestState, engine: int, now_ns: int) -> None:
+        pass
+
+    def rejected(self, *_: object) -> None:
+        self.is_refused = True
+
+    def aborted(self, *_: object) -> None:
+        raise AssertionError("a request that waits for its turn is aborted")
+
+
+def config_for(pools: Pools, options: Mapping[str, str]) -> ExperimentConfig:
+    """The config of an engine with these pools, in which no outcome depends on a clock.
+
+    Raises:
+        ValueError: pools that no engine can have.
+    """
+    model = MODELS["+".join(name for name in pools.components if name != "full") or "full"]
+    page, compat = pools.page_size, options.get("compat", SGLANG)
+    # SGLang's host pools have a page (a state) more than asked for
+    more = int(compat == SGLANG and pools.host_tokens > 0)
+    values: dict[str, object] = {
+        "model.max_len": pools.max_len + page,
+        "cache.page_size": page,
+        "cache.eviction": options.get("eviction", "lru"),
+        "cache.write_policy": options.get("write_policy", "write_through"),
+        "cache.device_gib": "null",
+        "cache.device_tokens": pools.device_tokens,
+        "cache.host_tokens": pools.host_tokens + more * page,
+        "prefetch.stop": "wait_complete",
+        "storage.write_queue_gib": 1 << 20,
+        # a prompt is computed in one step, and no room is kept for the answers of others
+        "scheduler.chunk_tokens": pools.max_len + page,
+        "scheduler.clip_new_tokens": pools.max_len,
+        "scheduler.new_token_ratio": 0,
+    }
+    if pools.window_len:
+        swa_host_tokens = int(pools.swa_tokens * pools.host_ratio) // page * page
+        values |= {
+            "model.window_len": pools.window_len,
+            "cache.swa_device_tokens": pools.swa_tokens,
+            "cache.swa_host_tokens": swa_host_tokens + more * page,
+        }
+    if pools.num_states:
+        values |= {
+            "cache.device_states": pools.num_states,
+            "cache.host_states": int(pools.num_states * pools.host_ratio) + more,
+        }
+    storage = "memory" if pools.has_storage else "none"
+    files = (f"model={model}", f"compat={compat}", f"storage={storage}")
+    return config_of(*files, *(f"{name}={value}" for name, value in values.items()))
+
+
+def spans_of(tokens: Tokens) -> TokenSpans:
+    """Token ids as runs of consecutive ids."""
+    starts = np.flatnonzero(np.diff(tokens, prepend=tokens[0] - 2) != 1)
+    counts = np.diff(starts, append=len(tokens))
+    return TokenSpans(tokens[starts].astype(np.int32), counts.astype(np.int32))
+
+
+open_side = SimulatorSide  # as the protocol asks for it

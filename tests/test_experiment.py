@@ -239,7 +239,7 @@ def test_a_stop_policy_of_ones_own_is_named_by_module_and_class(
 
 
 def test_a_stop_policy_that_answers_nothing_is_refused() -> None:
-    with pytest.raises(PolicyError, match=r"prefetch\.stop=.* has no waits, uses_clock, may_stop"):
+    with pytest.raises(PolicyError, match=r"prefetch\.stop=.* lacks waits, uses_clock, may_stop"):
         run(config_of("model=tiny_hybrid", "prefetch.stop=tests.test_experiment:NeverAsked"))
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from experiments.launch import schema
 from hicache import experiment
 from hicache.cache import invariants
 from hicache.cache.named import PolicyError
@@ -21,6 +20,7 @@ from hicache.cache.tiers.capacity import make_pools
 from hicache.cache.tree import eviction
 from hicache.cache.tree.match import MatchResult
 from hicache.cache.tree.node import Node
+from hicache.cli import schema
 from hicache.clock import SECOND_NS
 from hicache.config import (
     CHECKPOINT_PLACEMENTS,
@@ -513,7 +513,9 @@ def test_a_load_is_asked_and_reached(asked: float) -> None:
     knobs = ("workload=chat", "workload.num_sessions=40", "workload.limit=null")
     result = run(config_of(*knobs, f"workload.load={asked}"))
     (note,) = [note for note in result.notes if note.startswith("workload.load")]
-    told = re.search(rf"{asked:g} asked, ([0-9.]+) reached .* with ([0-9.]+) of the", note)
+    told = re.search(
+        rf"target {asked:g}, reached ([0-9.]+) .* with ([0-9.]+) times the sessions", note
+    )
     assert told is not None
     assert float(told[1]) == pytest.approx(asked, rel=0.5)
     num_sessions = len({record.session_id for record in result.records})

@@ -130,7 +130,10 @@ class SlotTable:
                 # table may be an old one, and pages that it does not describe any more are misses
                 uri = f"{path.absolute().as_uri()}?immutable=1"
                 self._db = sqlite3.connect(uri, uri=True, check_same_thread=False)
-                self._check_namespace(namespace)
+                try:
+                    self._check_namespace(namespace)
+                except sqlite3.OperationalError:  # there is no table yet
+                    raise error from None
         except BaseException:
             self._db.close()
             raise

@@ -1,4 +1,4 @@
-# Every target sets itself up in .venv on a fresh machine; the second time that costs nothing.
+# On a fresh machine every target first installs into .venv; later calls skip that.
 PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0
@@ -14,7 +14,7 @@ READY := $(VENV)/.ready
 
 .PHONY: help setup replay test soak fast plain check fix
 
-help:  ## what there is
+help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST)
 
 setup: $(READY)  ## install into .venv
@@ -23,7 +23,7 @@ setup: $(READY)  ## install into .venv
 # one the small CPU build, where its index answers within a few seconds.
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v >= (3, 11) else \
-	    f"Python 3.11 or later is wanted, and $(PYTHON) is {v[0]}.{v[1]}: make PYTHON=...")'
+	    f"Python 3.11 or later is needed, but $(PYTHON) is {v[0]}.{v[1]}: use make PYTHON=...")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@if command -v nvidia-smi >/dev/null 2>&1; then \
 	    set -x; $(BIN)/pip install --quiet torch; \
@@ -37,25 +37,25 @@ $(READY): pyproject.toml
 	@touch $@
 
 replay: $(READY)  ## replay the built-in workload: make replay ARGS="prefetch.stop=best_effort"
-	@$(BIN)/python -m experiments.run $(ARGS)
+	@$(BIN)/hicache run $(ARGS)
 
-test: $(READY)  ## all tests but the long ones
+test: $(READY)  ## run all tests except the long ones
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope $(ARGS)
 
-soak: $(READY)  ## the long tests
+soak: $(READY)  ## run the long tests
 	$(BIN)/python -m pytest -m soak $(ARGS)
 
-fast: $(READY)  ## compile the core in place, an option: make fast test replay
+fast: $(READY)  ## compile the core in place (optional): make fast test replay
 	$(BIN)/python -m experiments.compile
 
-plain: $(READY)  ## take the compiled core away again
+plain: $(READY)  ## remove the compiled core
 	$(BIN)/python -m experiments.compile --undo
 
-check: $(READY)  ## format, lint and types; writes nothing
+check: $(READY)  ## check format, lint and types; changes nothing
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-fix: $(READY)  ## format, and mend what the linter can mend
+fix: $(READY)  ## format, and fix what the linter can fix
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .

@@ -1,7 +1,7 @@
 """Every knob of a run, typed and checked.
 
 These frozen dataclasses are what the code receives, and the schema that the command line is
-checked against (`experiments/launch/schema.py` tells Hydra about them; nothing here needs Hydra). A
+checked against (`hicache/cli/schema.py` tells Hydra about them; nothing here needs Hydra). A
 check that concerns one knob stands in `__post_init__` and names it.
 """
 
@@ -34,7 +34,7 @@ TRACED = BLOCKS + ",weka_agentic"
 YOURS = "workload.kind=trace"
 TIMED = "prefetch.stop=timeout,module:Class"
 AGED = "scheduler.order=shortest_remaining,module:Class"
-GRID = "cache.checkpoints=every,module:Class"
+GRID = "cache.checkpoints=every,module:Class or cache.windows=every,module:Class"
 SIMULATED, REAL = "executor.kind=simulated", "executor.kind=torch"
 STORED = f"storage.kind={','.join(STORAGES)},module:Class"
 GROUPS = {"prefetch": STORED, "storage": STORED}  # where all knobs of a group have an effect
@@ -158,7 +158,8 @@ def knob(
     """A field and its limits, which `check_limits` holds it to; a knob may be none if its type is.
 
     `ours` are policies of this project: `module:Class` names one of the user's own beside them.
-    `only` says where the knob has an effect: `group.other_knob=VALUE,VALUE`.
+    `only` says where the knob has an effect: `group.other_knob=VALUE,VALUE`, or several of these
+    joined by ` or `.
     """
     limits = {"least": least, "above": above, "most": most, "ours": ours, "one_of": one_of}
     return field(default=default, metadata={**limits, "only": only})
@@ -211,13 +212,19 @@ def inert_knobs(config: Any, prefix: str = "", top: Any = None) -> dict[str, str
         for only in (item.metadata.get("only"), of_group):
             if only is None:
                 continue
-            place, _, values = only.partition("=")
-            other = attrgetter(place)(top or config)
-            name = other.name if isinstance(other, Enum) else str(other)
-            is_met = name in values.split(",") or (":" in name and ":" in values)
-            if not is_met and place != prefix + item.name:
+            needs = [need.partition("=") for need in only.split(" or ")]
+            is_met = any(
+                place == prefix + item.name or _has_value(attrgetter(place)(top or config), values)
+                for place, _, values in needs
+            )
+            if not is_met:
                 found[prefix + item.name] = only
     return found
+
+
+def _has_value(value: object, allowed: str) -> bool:
+    name = value.name if isinstance(value, Enum) else str(value)
+    return name in allowed.split(",") or (":" in name and ":" in allowed)
 
 
 def check_name(name: str) -> None:
@@ -243,11 +250,15 @@ class WorkloadConfig:
     # names no sessions, two requests count as turns of one conversation only if they share more
     # than this.
     system_tokens: int = knob(0, least=0, only=BLOCKS)
-    # Function that tokenizes a chat log, as module:function; it takes a text and returns its
-    # tokens. None means an approximation of four letters per token.
+    # Tokenizer of a text log: a tokenizer.json of Hugging Face, a folder with one, the name of a
+    # model on its hub, or module:function, which takes a text and returns its tokens. None means an
+    # approximation of four letters per token.
     tokenizer: str | None = knob(None, only=YOURS)
     # Maximum number of requests, counted from the start of the workload. None means all.
     limit: int | None = knob(None, least=1)
+    # Maximum tokens of a prompt and its answer together. A session ends before its first longer
+    # request, and the run says how many requests that leaves out. None means no limit.
+    max_context: int | None = knob(None, least=1)
     # Target GPU utilization, computed as if nothing were cached (0.6 means 60 %); sessions are left
     # out or repeated with new tokens to reach it. None means the workload as it is.
     load: float | None = knob(None, above=0)
@@ -301,7 +312,7 @@ class WorkloadConfig:
     barrier: bool = knob(False, only=ROUNDS)
     # Number of groups of prompts; the prompts of one group share a prefix.
     groups: int = knob(250, least=1, only=PREFIXES)
-    # Number of different prompts in each group.
+    # Number of different prompts in each group of prompts that share a prefix.
     group_prompts: int = knob(5, least=1, only=PREFIXES)
     # Length in tokens of the prefix that the prompts of one group share.
     prefix_tokens: int = knob(16000, least=1, only=PREFIXES)
@@ -310,7 +321,8 @@ class WorkloadConfig:
     # Request rate of each load stage in requests per second; the stages follow one another.
     stage_rates: tuple[float, ...] = knob((5.0, 10.0, 15.0), above=0, only=PREFIXES)
     stage_s: float = knob(60.0, above=0, only=PREFIXES)  # Duration of each load stage in seconds.
-    answer_tokens: int = knob(1, least=1, only=BENCHES)  # Length in tokens of every answer.
+    # Length in tokens of the answer to every request.
+    answer_tokens: int = knob(1, least=1, only=BENCHES)
 
     def __post_init__(self) -> None:
         check_limits("workload", self)
@@ -324,6 +336,14 @@ class WorkloadConfig:
     def is_timed(self) -> bool:
         """Whether requests come at times of their own, and not because others were answered."""
         return self.arrivals is not Arrivals.closed and self.kind != "multi_turn"
+
+    @property
+    def stage_ends_s(self) -> tuple[float, ...]:
+        """When each stage of a load that has stages ends, in seconds; empty for any other load."""
+        if self.kind != "shared_prefix" or not self.is_timed or self.windows is not None:
+            return ()
+        stage_s = self.stage_s * self.time_scale
+        return tuple(stage_s * (stage + 1) for stage in range(len(self.stage_rates)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -345,10 +365,11 @@ class ParallelConfig:
     collective_s: float = knob(150e-6, least=0)
     # Number of engines; each has its own device and host tiers, and all share one storage.
     replicas: int = knob(1, least=1)
-    # How requests are assigned to engines: sticky (a session stays on one engine), round_robin, or
+    # How requests are assigned to engines: sticky (a session stays on one engine), round_robin,
     # prefix_load (the engine with the longest cached prefix, unless it has over 8 requests more
-    # than the least busy one).
-    router: str = knob("sticky", one_of=("sticky", "round_robin", "prefix_load"))
+    # than the least busy one), or scored (a weighted sum of queue, free memory and cached prefix,
+    # as in llm-d).
+    router: str = knob("sticky", one_of=("sticky", "round_robin", "prefix_load", "scored"))
 
     def __post_init__(self) -> None:
         check_limits("parallel", self)
@@ -362,8 +383,9 @@ class CacheConfig:
     # Device memory for the cache in GiB, summed over all devices of an engine. None means all
     # memory that weights and activations leave free.
     device_gib: float | None = knob(40.0, above=0)
-    # Host memory for the cache in GiB, summed over all hosts of an engine.
-    host_gib: float = knob(256.0, least=0)
+    # Host memory for the cache in GiB, summed over all hosts of an engine. None means twice the
+    # device memory for the cache, as by default in SGLang.
+    host_gib: float | None = knob(256.0, least=0)
     # Give the device and host tiers unlimited capacity, so that nothing is evicted;
     # `cache.device_gib` and `cache.host_gib` are ignored.
     unlimited: bool = False
@@ -421,7 +443,7 @@ class CacheConfig:
     checkpoints: str = knob("end_branch", ours=CHECKPOINT_PLACEMENTS)
     # Keyword arguments passed to the class that places Mamba states.
     checkpoints_args: dict[str, float] = field(default_factory=dict)
-    # Distance in tokens between saved Mamba states; a multiple of `cache.page_size`.
+    # Distance in tokens between saved Mamba states or windows; a multiple of `cache.page_size`.
     checkpoint_tokens: int = knob(8192, least=1, only=GRID)
     # Prompt positions before which a sliding window is kept: as `cache.checkpoints`, or last_chunk
     # (all window pages that the last chunk of the prompt computed). A model with Mamba states keeps
@@ -446,7 +468,7 @@ class CacheConfig:
         check_limits("cache", self)
         if self.page_size < 1 or self.page_size & (self.page_size - 1):
             raise ValueError(f"cache.page_size must be a power of two, got {self.page_size}")
-        is_grid = self.checkpoints == "every"  # else there is none to be off
+        is_grid = "every" in (self.checkpoints, self.windows)  # else there is none to be off
         if is_grid and self.checkpoint_tokens % self.page_size:
             raise ValueError(
                 f"cache.checkpoint_tokens={self.checkpoint_tokens} must be a multiple of "
@@ -543,7 +565,7 @@ class SchedulerConfig:
 class FaultsConfig:
     """Faults injected into storage calls, whichever engine it is."""
 
-    preset: str = "none"  # Name of this set of faults in tables.
+    preset: str = "none"  # Name of this set of faults, shown in tables.
     # Median extra delay of each storage call in milliseconds, drawn from a log-normal distribution.
     # 0 means none.
     delay_ms: float = knob(0.0, least=0)
@@ -617,8 +639,10 @@ class StorageConfig:
     operation_s: float = knob(0.0001, least=0)
     # Maximum number of pages per read or write batch. 128 is SGLang's value.
     batch_pages: int = knob(128, least=1)
-    read_workers: int = knob(1, least=1)  # Number of batches that are read in parallel.
-    write_workers: int = knob(1, least=1)  # Number of batches that are written in parallel.
+    # Number of batches that are read from storage in parallel.
+    read_workers: int = knob(1, least=1)
+    # Number of batches that are written to storage in parallel.
+    write_workers: int = knob(1, least=1)
     # Host memory in GiB that may hold pages waiting to be written to storage; further writes are
     # dropped. None means half of `cache.host_gib`, or no limit with `cache.unlimited`.
     write_queue_gib: float | None = knob(None, least=0)
@@ -667,8 +691,8 @@ class ExecutorConfig:
     # memory).
     kind: str = knob("simulated", one_of=("simulated", "torch"))
     # How simulated copies between host and device are carried out: kernel (a copy kernel),
-    # copy_engine (the GPU's copy engine, cudaMemcpy) or staged (the copy engine, to or from a
-    # buffer on the device that a kernel gathers pages into or scatters them from).
+    # copy_engine (the GPU's copy engine, cudaMemcpy) or staged (the copy engine, through a device
+    # buffer that a kernel gathers pages into or scatters them from).
     copy_path: str = knob("kernel", one_of=("kernel", "copy_engine", "staged"), only=SIMULATED)
     # Device that runs the model; auto means cuda if available, otherwise cpu.
     device: str = knob("auto", one_of=("auto", "cpu", "cuda"), only=REAL)
@@ -693,7 +717,7 @@ class EngineConfig:
     # Simulate several consecutive decode steps at once, which is faster and gives the same results.
     jump: bool = True
     # Record why each computed token was not a cache hit, which makes a replay some 19 % slower;
-    # `experiments.explain` can find the reasons afterwards instead.
+    # `hicache explain` can find the reasons afterwards instead.
     explain: bool = False
     # Check all invariants of the cache after every step; slow, for debugging.
     check_invariants: bool = False
@@ -748,7 +772,7 @@ class ExperimentConfig:
     """All settings of one run."""
 
     name: str = "adhoc"  # Name of the experiment, and of its directory below outputs/.
-    # Program that `python -m experiments.run` runs: replay (one simulated or real run), or a study
+    # Program that `hicache run` runs: replay (one simulated or real run), or a study
     # such as capacity or sim_vs_real.
     program: str = "replay"
     # Metrics that tables and figures show, as keys of summary.json.
@@ -778,16 +802,15 @@ class ExperimentConfig:
             check_shape(self.model)
         if self.hardware != HardwareConfig():
             check_machine(self.hardware)
-        tp = self.parallel.tp or self.model.default_tp
         for kind, heads in (
             (ComponentKind.full, self.model.num_kv_heads),
             (ComponentKind.swa, self.model.swa_num_kv_heads),
         ):
             is_dealt = kind in self.model.components and not self.model.latent_dim and heads
-            if is_dealt and heads % tp and tp % heads:
+            if is_dealt and heads % self.tp and self.tp % heads:
                 raise ValueError(
                     f"parallel.tp must divide the {heads} KV heads of {self.model.name} or be a "
-                    f"multiple of them, got {tp}"
+                    f"multiple of them, got {self.tp}"
                 )
         ranks, executor, storage = self.parallel.ranks, self.executor.kind, self.storage.kind
         if ranks > 1 and executor != "simulated":
@@ -799,3 +822,8 @@ class ExperimentConfig:
             raise ValueError(
                 f"parallel.ranks={ranks} needs a storage engine, got storage.kind=none"
             )
+
+    @property
+    def tp(self) -> int:
+        """Devices per engine: `parallel.tp`, or the model's default up to those of the machine."""
+        return self.parallel.tp or min(self.model.default_tp, self.hardware.num_devices)

@@ -49,8 +49,9 @@ class Request:
     `output` holds the ids of the answer: a replay knows them beforehand, and publishes them in the
     cache as they are decoded. `session_id` is made of the session's first request, and so the same
     under every seed; ids are in order of arrival. `arrival_ns` is the time in the trace; under
-    causal and closed arrivals a request with a `parent_id` waits for that request's answer (and,
-    when closed, for `think_ns` more).
+    causal and closed arrivals a request with a `parent_id` waits for that request's answer and for
+    those of `joins`, its finished sub-agents' last requests (and, when closed, for `think_ns` after
+    the last of these answers).
     """
 
     id: int
@@ -59,6 +60,7 @@ class Request:
     prompt: TokenSpans
     output: TokenSpans
     parent_id: int | None = None
+    joins: tuple[int, ...] = ()  # more requests that come before it
     think_ns: int = 0
     stop_reason: str = ""
     namespace: str = ""  # LoRA adapter or tenant salt: equal tokens of two namespaces never match

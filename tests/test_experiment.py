@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from experiments.launch import schema
 from hicache import experiment
 from hicache.cache import invariants
 from hicache.cache.named import PolicyError
@@ -21,6 +20,7 @@ from hicache.cache.tiers.capacity import make_pools
 from hicache.cache.tree import eviction
 from hicache.cache.tree.match import MatchResult
 from hicache.cache.tree.node import Node
+from hicache.cli import schema
 from hicache.clock import SECOND_NS
 from hicache.config import (
     CHECKPOINT_PLACEMENTS,
@@ -33,6 +33,7 @@ from hicache.config import (
     SchedulerConfig,
 )
 from hicache.engine.build import queue_bytes
+from hicache.engine.deployment import deploy
 from hicache.engine.ranks.lockstep import RankedEngine
 from hicache.experiment import run
 from hicache.models import GIB
@@ -137,7 +138,7 @@ def test_two_equal_runs_leave_the_same_summary() -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("router", ["sticky", "round_robin", "prefix_load"])
+@pytest.mark.parametrize("router", ["sticky", "round_robin", "prefix_load", "scored"])
 def test_replicas_share_the_work_and_lose_none_of_it(router: str, ranks: int) -> None:
     result = run(
         config_of(
@@ -391,7 +392,7 @@ def test_reads_are_held_back_by_their_share_of_a_host_that_has_an_end(
 @pytest.mark.parametrize(
     ("knob", "ours"),
     [
-        ("parallel.router", "sticky, round_robin, prefix_load"),
+        ("parallel.router", "sticky, round_robin, prefix_load, scored"),
         ("executor.kind", "simulated, torch"),
         ("executor.copy_path", "kernel, copy_engine, staged"),
     ],
@@ -500,8 +501,11 @@ def test_a_workload_that_is_too_long_for_the_model_is_told_before_its_numbers() 
 
 def test_writes_may_pin_half_of_the_host_unless_told_otherwise() -> None:
     config = config_of("cache.host_gib=6")
-    assert queue_bytes(config) == 3 * GIB
-    assert queue_bytes(config_of("storage.write_queue_gib=0")) == 0
+    assert queue_bytes(config, deploy(config)) == 3 * GIB
+    twice = config_of("cache.device_gib=6", "cache.host_gib=null")
+    assert queue_bytes(twice, deploy(twice)) == 6 * GIB
+    none = config_of("storage.write_queue_gib=0")
+    assert queue_bytes(none, deploy(none)) == 0
 
 
 @pytest.mark.parametrize("asked", [0.003, 0.01])

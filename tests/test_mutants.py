@@ -103,6 +103,7 @@ def test_a_line_has_these_mutants_and_no_others(line: str, wanted: list[tuple[st
         "assert a < 7",
         "raise AssertionError(7)",
         "class P(Protocol):\n    x: int = 7",
+        'if __name__ == "__main__":\n    main()',
         "def __repr__(self): return 7",
         "@dataclass(frozen=True)\nclass C: pass",
         "x = zip(strict=True)",

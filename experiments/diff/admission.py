@@ -19,9 +19,9 @@ from types import SimpleNamespace
 from experiments.diff.engines import ENGINES, ROOT, environment_of, prepare
 from experiments.diff.protocol import SideError
 from experiments.diff.states import CASES, State, drawn
-from experiments.launch.schema import config_of
 from hicache.cache.pages import PageAllocator
 from hicache.cache.tree.node import DEVICE, FULL, SWA
+from hicache.cli.schema import config_of
 from hicache.engine.loop import Engine
 from hicache.experiment import build
 from hicache.scheduler.admission import Admission

@@ -1,6 +1,6 @@
 """What each copy path buys in TTFT and goodput, regime by regime, and which conclusions it turns.
 
-python -m experiments.run experiment=kernel_to_ttft
+hicache run experiment=kernel_to_ttft
 
 Every path (`conf/arm/copy_*.yaml`) serves every regime with three seeds, and with the first one so
 many sessions at once as it can serve in time: its goodput. Leaves `rows.csv` with all
@@ -17,7 +17,6 @@ from typing import NamedTuple
 import pandas as pd
 from joblib import Parallel, delayed
 
-from experiments.launch.schema import config_of
 from experiments.studies.copy_paths import (
     NO_HOST,
     PATHS,
@@ -28,8 +27,9 @@ from experiments.studies.copy_paths import (
     table,
     verdict_on,
 )
-from experiments.studies.goodput import climb
 from hicache import experiment
+from hicache.cli.goodput import climb
+from hicache.cli.schema import config_of
 from hicache.config import ExperimentConfig, GoodputConfig
 from hicache.executor.simulated.links import CopyPath, pcie_rate
 from hicache.results.metrics import summarize
@@ -110,8 +110,7 @@ def measure(
     config = config_of(*shared, arm, *regime.overrides, f"seed={seed}")
     result = experiment.run(config)
     summary = summarize(result.records, result.measures)
-    tp = config.parallel.tp or config.model.default_tp
-    piece = config.model.full_layer_token_bytes * config.cache.page_size // tp
+    piece = config.model.full_layer_token_bytes * config.cache.page_size // config.tp
     goodput_per_s, goodput_share = _goodput(config, regime) if seeks_goodput else (None, None)
     return Row(
         regime=regime.name,

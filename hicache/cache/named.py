@@ -134,25 +134,25 @@ def _checked(
             if answer is LENGTHS and isinstance(given, Iterable):
                 given = list(given)
         except Exception as error:
-            question = _question(name, method, arguments, named)
+            call = _described(name, method, arguments, named)
             place = "" if _is_inside(error) else _place_of(ask)
-            raise PolicyError(f"{question} raised {told(error)}", place) from error
+            raise PolicyError(f"{call} raised {told(error)}", place) from error
         if not answer.fits(given):
-            question = _question(name, method, arguments, named)
-            _refuse_unless(answer, given, question, _place_of(ask))
+            call = _described(name, method, arguments, named)
+            _refuse_unless(answer, given, call, _place_of(ask))
         if shown is not None and shown != [_portrait(each) for each in arguments]:
-            question = _question(name, method, arguments, named)
+            call = _described(name, method, arguments, named)
             raise PolicyError(
-                f"{question} modified its arguments, which it must leave unchanged", _place_of(ask)
+                f"{call} modified its arguments, which it must leave unchanged", _place_of(ask)
             )
         return given
 
     return asked
 
 
-def _refuse_unless(answer: Answer, given: object, question: str, place: str = "") -> None:
+def _refuse_unless(answer: Answer, given: object, call: str, place: str = "") -> None:
     if not answer.fits(given):
-        raise PolicyError(f"{question}: expected {answer.wanted}, got {given!r:.200}", place)
+        raise PolicyError(f"{call}: expected {answer.wanted}, got {given!r:.200}", place)
 
 
 def _is_inside(error: BaseException) -> bool:
@@ -171,7 +171,7 @@ def _place_of(thing: object) -> str:
     return f'  File "{file}", line {number}, in {name}\n    {lines[0].strip()}'
 
 
-def _question(
+def _described(
     name: str, method: str, arguments: tuple[object, ...], named: Mapping[str, object]
 ) -> str:
     parts = [f"{each!r:.80}" for each in arguments]

@@ -116,7 +116,7 @@ def _cache(
         page_bytes=deployment.page_bytes,
         write_policy=knobs.write_policy,
         load_back_threshold=knobs.load_back_threshold,
-        storage_queue_bytes=queue_bytes(config) if has_storage else None,
+        storage_queue_bytes=queue_bytes(config, deployment) if has_storage else None,
         tiering=storage.tiering,
         storage_writes=storage.write,
         write_hits=storage.write_hits,
@@ -139,17 +139,14 @@ def _placement(knob: str, name: str, args: Mapping[str, float], knobs: CacheConf
     )
 
 
-def queue_bytes(config: ExperimentConfig) -> int:
+def queue_bytes(config: ExperimentConfig, deployment: Deployment) -> int:
     """Return the bytes that may wait to be written to storage.
 
     The default is half of the host; with `cache.unlimited`, whose host has no size, it has no end.
     """
-    queue_gib = config.storage.write_queue_gib
-    if queue_gib is None:
-        if config.cache.unlimited:
-            return sys.maxsize
-        queue_gib = config.cache.host_gib / 2
-    return int(queue_gib * GIB)
+    if config.storage.write_queue_gib is not None:
+        return int(config.storage.write_queue_gib * GIB)
+    return sys.maxsize if config.cache.unlimited else deployment.host.total_bytes // 2
 
 
 def check_laws(engine: Engine) -> None:

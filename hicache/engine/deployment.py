@@ -30,11 +30,10 @@ def deploy(config: ExperimentConfig) -> Deployment:
     Raises:
         ValueError: a pool has no room for the least that a request needs.
     """
-    tp = config.parallel.tp or config.model.default_tp
-    cost = CostModel(config.model, config.hardware, tp=tp)
-    sizes = page_bytes(config.model, config.cache.page_size, tp)
+    cost = CostModel(config.model, config.hardware, tp=config.tp)
+    sizes = page_bytes(config.model, config.cache.page_size, config.tp)
     device, host = capacities(config.cache, config.model, sizes, cost.free_device_bytes)
-    return Deployment(tp=tp, cost=cost, page_bytes=sizes, device=device, host=host)
+    return Deployment(tp=config.tp, cost=cost, page_bytes=sizes, device=device, host=host)
 
 
 def describe(config: ExperimentConfig, deployment: Deployment) -> list[str]:

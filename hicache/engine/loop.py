@@ -289,6 +289,11 @@ class Engine:
                 req.own_ns += own_ns
                 req.shared_ns += computing_ns - own_ns
 
+    def backlog_ns(self, now_ns: int) -> int:
+        """Time up to now in which a request that waited for no storage was left out of a step."""
+        since_ns = now_ns if self._backlog_since_ns is None else self._backlog_since_ns
+        return self._backlog_ns + max(now_ns - since_ns, 0)
+
     def _count_backlog(self, now_ns: int) -> None:
         if self._backlog_since_ns is not None:
             self._backlog_ns += now_ns - self._backlog_since_ns

@@ -45,7 +45,6 @@ NOT_MODELLED = (
     "num_kv_shared_layers",
     "hidden_size_per_layer_input",
     "use_double_wide_mlp",
-    "indexer_types",
 )
 # where a file says what its layers are, and what its words are in `ModelConfig.pattern`
 LAYER_WORDS: dict[str, dict[object, str]] = {
@@ -59,6 +58,9 @@ LAYER_WORDS: dict[str, dict[object, str]] = {
     },
     "hybrid_layer_pattern": {0: "F", 1: "S"},
 }
+# where a file says which layers choose tokens by index keys of their own; the others reuse the
+# choice of the layer before them
+INDEX_WORDS = {"full": True, "F": True, "shared": False, "S": False}
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 MOST = 1 << 32  # of any number in such a file
 # beside text_config, where there is one
@@ -73,21 +75,20 @@ class ConfigFile:
         if not isinstance(text, Mapping):
             raise ValueError(f"{where}: text_config must be an object, got {text!r}")
         kind = text.get("model_type")
-        if kind not in KNOWN:
+        if not isinstance(kind, str) or kind not in KNOWN:
             raise ValueError(
                 f"{where}: model_type must be one of {', '.join(KNOWN)}, got {kind!r}; describe "
                 f"any other model in a file like those in conf/model"
             )
         self.where = where
-        self.kind = str(kind)
+        self.kind = kind
         outer = {name: config[name] for name in OUTER if config.get(name) is not None}
         # null says as little as nothing
         said = {name: value for name, value in text.items() if value is not None}
         self.values: dict[str, object] = {**KNOWN[self.kind], **outer, **said}
         for name in NOT_MODELLED:
-            entries = self.values.get(name)
-            if entries and entries != ["full"] * self.count("num_hidden_layers"):
-                raise ValueError(f"{where}: {name} is not supported, got {entries!r:.60}")
+            if self.has(name):
+                raise ValueError(f"{where}: {name} is not supported, got {self.values[name]!r:.60}")
 
     def has(self, name: str) -> bool:
         """Whether the file says anything other than no to `name`."""
@@ -159,6 +160,31 @@ def layer_words(file: ConfigFile) -> list[str]:
     if file.has("sliding_window") and file.values.get("use_sliding_window", True):
         return ["S"] * num
     return ["F"] * num
+
+
+def index_layers(file: ConfigFile, num_layers: int) -> list[bool]:
+    """True for each layer that keeps index keys for sparse attention.
+
+    A list of layers comes before a schedule. Names and defaults are those of transformers 5.23
+    (`GlmMoeDsaConfig`).
+    """
+    if not file.has("index_head_dim"):
+        return [False] * num_layers
+    for name in ("indexer_types", "index_topk_pattern"):
+        if name not in file.values:
+            continue
+        said = file.each_layer(name, num_layers)
+        unknown = [
+            entry for entry in said if not isinstance(entry, str) or entry not in INDEX_WORDS
+        ]
+        if unknown:
+            raise ValueError(
+                f"{file.where}: {name} may hold {', '.join(INDEX_WORDS)}, got {unknown[0]!r}"
+            )
+        return [INDEX_WORDS[str(entry)] for entry in said]
+    every = file.count("index_topk_freq", default=1)
+    skipped = file.count("index_skip_topk_offset", default=2, least=0)
+    return [max(layer + 1 - skipped, 0) % every == 0 for layer in range(num_layers)]
 
 
 def blocks_of(file: ConfigFile) -> list[object]:

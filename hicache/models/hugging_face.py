@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from hicache.models.config_file import ConfigFile, blocks_of, layer_words
+from hicache.models.config_file import ConfigFile, blocks_of, index_layers, layer_words
 from hicache.models.plausible import check_shape
-from hicache.models.shapes import ModelConfig, least_tp, tier_shares
+from hicache.models.shapes import ModelConfig, tier_shares
 
 
 class _Heads(NamedTuple):
@@ -39,7 +39,7 @@ def read_model(path: Path, given: Mapping[str, object]) -> ModelConfig:
     config = _json_object(path)
     beside = path.with_name("hf_quant_config.json")  # where ModelOpt says it
     if "quantization_config" not in config and beside.is_file():
-        config["quantization_config"] = _json_object(beside).get("quantization")
+        config["quantization_config"] = _json_object(beside).get("quantization", {})
     name = (
         path.resolve().parent.name if path.stem == "config" else path.stem.removesuffix("_config")
     )
@@ -49,7 +49,7 @@ def read_model(path: Path, given: Mapping[str, object]) -> ModelConfig:
 def _json_object(path: Path) -> dict[str, object]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"model.from_hf: {path} is not JSON ({error})") from error
     if not isinstance(found, dict):
         raise ValueError(
@@ -66,11 +66,12 @@ def derive_model(config: Mapping[str, object], given: Mapping[str, object]) -> M
     """
     file = ConfigFile(config, f"model.from_hf: {given.get('source', 'config.json')}")
     words = layer_words(file)
+    indexed = index_layers(file, len(words))
     hidden = file.count("hidden_size")
     vocabulary = file.count("vocab_size") * hidden
     derived: dict[str, object] = {
         "max_len": file.count("max_position_embeddings"),
-        "pattern": _shortest(words),
+        "pattern": _shortest([word + "i" * has for word, has in zip(words, indexed, strict=True)]),
         "num_layers": len(words),
         "num_full_layers": words.count("F"),
         "num_swa_layers": words.count("S"),
@@ -81,15 +82,14 @@ def derive_model(config: Mapping[str, object], given: Mapping[str, object]) -> M
         "blocks_per_layer": 1 if file.kind == "nemotron_h" else 2,
     }
     dense = 0
-    for part in (_attention(file, words), _recurrent(file, words), _mlp(file, words)):
+    for part in (_attention(file, words, sum(indexed)), _recurrent(file, words), _mlp(file, words)):
         dense += part.pop("dense_params")
         derived |= part
     derived |= {"dense_params": dense, **_bytes(file, given), **given}
     try:
         model = ModelConfig(**derived)  # type: ignore[arg-type]
         check_shape(model)
-        chosen = {"default_tp": least_tp(model), **tier_shares(model), **given}
-        return replace(model, **chosen)  # type: ignore[arg-type]
+        return replace(model, **{**tier_shares(model), **given})  # type: ignore[arg-type]
     except ValueError as error:
         raise ValueError(f"{file.where}: {error}") from error
 
@@ -101,12 +101,12 @@ def _shortest(words: list[str]) -> str:
     return " ".join(words[:period])
 
 
-def _attention(file: ConfigFile, words: list[str]) -> dict[str, int]:
+def _attention(file: ConfigFile, words: list[str], num_index_layers: int) -> dict[str, int]:
     """Fields of the attention layers."""
     hidden = file.count("hidden_size")
     query = file.count("num_attention_heads")
     if "kv_lora_rank" in file.values:
-        return _latent_attention(file, words.count("F"), hidden, query)
+        return _latent_attention(file, words.count("F"), num_index_layers)
     full, swa = _heads(file, hidden, query)
     if "S" in words and swa[2:] != full[2:] and swa.head_dim != swa.value_dim:
         raise ValueError(
@@ -166,23 +166,26 @@ def _heads(file: ConfigFile, hidden: int, query: int) -> tuple[_Heads, _Heads]:
     return full, swa
 
 
-def _latent_attention(file: ConfigFile, num_layers: int, hidden: int, query: int) -> dict[str, int]:
+def _latent_attention(file: ConfigFile, num_layers: int, num_index_layers: int) -> dict[str, int]:
     """Fields of layers that keep one latent vector; with index keys where attention is sparse."""
+    hidden, query = file.count("hidden_size"), file.count("num_attention_heads")
     latent, rope = file.count("kv_lora_rank"), file.count("qk_rope_head_dim")
     head_dim = file.count("qk_nope_head_dim") + rope
     value_dim = file.count("v_head_dim")
     low = file.count("q_lora_rank", default=0, least=0)
     queries = low * (hidden + query * head_dim) if low else hidden * query * head_dim
     kept = hidden * (latent + rope) + latent * query * (head_dim - rope + value_dim)
-    index_dim = file.count("index_head_dim", default=0)
-    index_heads = file.count("index_n_heads", default=0)
+    index_dim = file.count("index_head_dim", default=0, least=0)
+    index_heads = file.count("index_n_heads", default=0, least=0)
     index = index_heads * (low * index_dim + hidden) + hidden * index_dim
     return {
         "num_query_heads": query,
         "head_dim": head_dim,
         "value_dim": value_dim,
-        "latent_dim": latent + rope + index_dim,
-        "dense_params": num_layers * (queries + kept + query * value_dim * hidden + index),
+        "latent_dim": latent + rope,
+        "index_dim": index_dim,
+        "dense_params": num_layers * (queries + kept + query * value_dim * hidden)
+        + num_index_layers * index,
     }
 
 
@@ -278,7 +281,9 @@ def _bytes(file: ConfigFile, given: Mapping[str, object]) -> dict[str, float]:
     """How many bytes a parameter and an element of KV take."""
     plain = float(file.dtype_bytes("torch_dtype", "dtype", default="bfloat16"))
     found = {"dense_param_bytes": plain, "expert_param_bytes": plain}
-    quantised = file.values.get("quantization_config", {})
+    if "quantization_config" not in file.values:
+        return found
+    quantised = file.values["quantization_config"]
     if not isinstance(quantised, Mapping):
         raise ValueError(f"{file.where}: quantization_config must be an object, got {quantised!r}")
     method = quantised.get("quant_algo") or quantised.get("quant_method")
@@ -286,10 +291,11 @@ def _bytes(file: ConfigFile, given: Mapping[str, object]) -> dict[str, float]:
         found = {"dense_param_bytes": 1.0, "expert_param_bytes": 1.0}
     elif method == "mxfp4":  # of the experts alone: 4 bits, and a scale byte for 32
         found["expert_param_bytes"] = 0.53125
-    elif method is not None and not found.keys() <= given.keys():
+    elif quantised.get("quant_algo", "") is not None and not found.keys() <= given.keys():
+        # ModelOpt says null where it quantises the KV alone
         raise ValueError(
-            f"{file.where}: unknown quantization method {method}: set model.dense_param_bytes and "
-            f"model.expert_param_bytes"
+            f"{file.where}: unknown quantization method {method or '(no quant_method)'}: "
+            f"set model.dense_param_bytes and model.expert_param_bytes"
         )
     scheme = quantised.get("kv_cache_scheme")
     bits = scheme.get("num_bits") if isinstance(scheme, Mapping) else None

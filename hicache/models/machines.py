@@ -57,13 +57,13 @@ class CopyKernelConfig:
     The real executor launches `link_programs`; the simulation multiplies them with the rate of one.
     """
 
-    # Programs (thread blocks) that one copy between host and device launches. None means the
-    # kernel's own choice, and no limit on its rate.
+    # Number of programs (thread blocks) that one copy between host and device launches. None means
+    # the kernel's own choice, and no limit on its rate.
     link_programs: int | None = None
     # Bytes that each program of the copy kernel has in flight; the measured rates hold for this
     # size.
     tile_bytes: int = 65536
-    warps: int = 16  # Warps per program of the copy kernel.
+    warps: int = 16  # Number of warps per program (thread block) of the copy kernel.
     # Rate of one program of the copy kernel from host to device, in bytes/s.
     to_device: Figure = Figure(source="not known")
     # Rate of one program of the copy kernel from device to host, in bytes/s.
@@ -88,13 +88,14 @@ class CopyKernelConfig:
 class HardwareConfig:
     """The memory sizes and speeds of one machine; all rates are those of one device."""
 
-    name: str = "???"  # Name of the machine in tables.
-    # CSV file of your own measurements, which replace the curves and figures of the same names.
-    # None means those of the chosen machine.
+    name: str = "???"  # Name of the machine, shown in tables.
+    # CSV file of your own measurements; its rows replace the machine's values of the same names,
+    # for example pcie_bandwidth. None means the values of the chosen machine.
     table: str | None = None
-    # Devices that one fast interconnect joins; the largest possible tensor-parallel size.
+    # Number of devices that one fast interconnect joins, which is the largest possible
+    # tensor-parallel size.
     num_devices: int = 8
-    devices_per_host: int = 8  # Devices that share one host's memory.
+    devices_per_host: int = 8  # Number of devices that share the memory of one host.
     device_memory_bytes: Figure = field(default_factory=Figure)  # Memory of one device in bytes.
     # Memory of one device, in bytes, that is reserved for activations and the framework.
     activation_bytes: Figure = field(default_factory=Figure)
@@ -112,11 +113,14 @@ class HardwareConfig:
     gemm_fp8: RateTable = field(default_factory=RateTable)
     # Bandwidth in bytes/s at which a step reads the weights.
     weight_bandwidth: Figure = field(default_factory=Figure)
-    # Rate of gated experts up to 640 wide in flop/s, as a curve over the tokens per expert.
+    # Matrix-multiplication rate in flop/s of gated experts with an intermediate size of up to 640
+    # on one device (tensor parallelism divides it), as a curve over the tokens per expert.
     moe_narrow: RateTable = field(default_factory=RateTable)
-    # Rate of gated experts over 640 wide in flop/s, as a curve over the tokens per expert.
+    # Matrix-multiplication rate in flop/s of gated experts with an intermediate size above 640 on
+    # one device, as a curve over the tokens per expert.
     moe_wide: RateTable = field(default_factory=RateTable)
-    # Rate of experts without a gate in flop/s, as a curve over the tokens per expert.
+    # Matrix-multiplication rate in flop/s of experts without a gate (two matrices), as a curve over
+    # the tokens per expert.
     moe_two_matrix: RateTable = field(default_factory=RateTable)
 
     # Rate of prefill attention with heads of at most 64 elements in flop/s, as a curve over the

@@ -7,6 +7,8 @@ are counted over all layers and all devices of one engine, every KV head once.
 from dataclasses import dataclass
 from enum import Enum
 
+from hicache.models.machines import HardwareConfig
+
 GIB = 1 << 30
 
 
@@ -32,7 +34,7 @@ class ModelConfig:
     Counts are over all devices of an engine, with every KV head counted once.
     """
 
-    name: str = "???"  # Name of the model in tables.
+    name: str = "???"  # Name of the model, shown in tables.
     source: str = "???"  # Where the model's shape was read, for example its published config.json.
     # Path of a Hugging Face config.json, from which all other fields are derived. None means that
     # the fields are given one by one.
@@ -43,8 +45,8 @@ class ModelConfig:
     window_len: int = 0
     # Type of each layer, one word per layer from the first on, repeated up to `model.num_layers`: F
     # full attention, S sliding window, f or s the same with the KV of an earlier layer, M Mamba, D
-    # delta rule, - MLP only; two letters run side by side. Empty means all F, then all S, then all
-    # M.
+    # delta rule, - MLP only; two letters run side by side. Fi also caches index keys for sparse
+    # attention. Empty means all F, then all S, then all M.
     pattern: str = ""
     # Number of layers that `model.pattern` describes; not needed without a pattern.
     num_layers: int = 0
@@ -66,31 +68,34 @@ class ModelConfig:
     # `cache.mamba_host_share` is set.
     mamba_host_share: float = 0.0
 
-    hidden_size: int = 0  # Elements of a token's hidden state between layers.
-    num_query_heads: int = 0  # Query heads of a full-attention layer.
-    head_dim: int = 0  # Elements of each query and key head.
-    value_dim: int = 0  # Elements of each value head. 0 means `model.head_dim`.
-    num_kv_heads: int = 0  # KV heads of a full-attention layer.
-    # Elements that MLA caches per token and layer in place of keys and values. 0 means that the
-    # model does not use MLA.
+    hidden_size: int = 0  # Hidden size: the dimension of a token's vector between layers.
+    num_query_heads: int = 0  # Number of query heads in each full-attention layer.
+    head_dim: int = 0  # Dimension of each query and key head.
+    value_dim: int = 0  # Dimension of each value head. 0 means `model.head_dim`.
+    num_kv_heads: int = 0  # Number of KV heads in each full-attention layer.
+    # Number of elements that MLA caches per token and layer in place of keys and values. 0 means
+    # that the model does not use MLA.
     latent_dim: int = 0
-    # Query heads of a sliding-window layer. 0 means `model.num_query_heads`.
+    # Number of elements of the index key that each Fi layer of `model.pattern` caches per token.
+    index_dim: int = 0
+    # Number of query heads in each sliding-window layer. 0 means `model.num_query_heads`.
     swa_num_query_heads: int = 0
-    swa_num_kv_heads: int = 0  # KV heads of a sliding-window layer. 0 means `model.num_kv_heads`.
-    # Elements of each query, key and value head of a sliding-window layer. 0 means the same as in
+    # Number of KV heads in each sliding-window layer. 0 means `model.num_kv_heads`.
+    swa_num_kv_heads: int = 0
+    # Dimension of each query, key and value head in sliding-window layers. 0 means the same as in
     # full-attention layers.
     swa_head_dim: int = 0
     kv_dtype_bytes: int = 2  # Bytes per element of cached KV: 2 for bf16, 1 for fp8.
 
-    recurrent_heads: int = 0  # Heads of a recurrent layer.
-    recurrent_head_dim: int = 0  # Elements per head of a recurrent layer.
+    recurrent_heads: int = 0  # Number of heads in each recurrent layer.
+    recurrent_head_dim: int = 0  # Dimension of each head in a recurrent layer.
     # State elements per channel of a recurrent layer: Mamba's state size, or the key dimension of a
     # delta rule. 0 means a short convolution without a state.
     recurrent_state_dim: int = 0
-    # Groups that share B and C in a Mamba layer. 0 means that B and C do not pass through the short
-    # convolution.
+    # Number of groups that share B and C in each Mamba layer. 0 means that B and C do not pass
+    # through the short convolution.
     recurrent_groups: int = 0
-    recurrent_key_heads: int = 0  # Query and key heads of a delta-rule layer.
+    recurrent_key_heads: int = 0  # Number of query and key heads in each delta-rule layer.
     # Kernel width of the short convolution in a recurrent layer; the cached state keeps its last
     # conv_taps - 1 inputs.
     conv_taps: int = 4
@@ -105,19 +110,20 @@ class ModelConfig:
     # memory but no compute time. 0 means that the two are tied.
     embedding_params: int = 0
     num_moe_layers: int = 0  # Number of mixture-of-experts layers.
-    num_experts: int = 0  # Routed experts in each mixture-of-experts layer.
-    # Routed experts that each token activates in a mixture-of-experts layer.
+    num_experts: int = 0  # Number of routed experts in each mixture-of-experts layer.
+    # Number of routed experts that each token activates in a mixture-of-experts layer.
     experts_per_token: int = 0
     expert_params: int = 0  # Number of parameters of one routed expert in one layer.
-    expert_width: int = 0  # Intermediate size of a routed expert.
-    expert_matrices: int = 3  # Matrices per routed expert: 3 with a gated MLP, 2 without a gate.
+    expert_width: int = 0  # Intermediate size of the MLP of one routed expert.
+    # Number of matrices per routed expert: 3 with a gated MLP, 2 without a gate.
+    expert_matrices: int = 3
     # Bytes per parameter outside the routed experts: 2 for bf16, 1 for fp8. Embedding and output
     # head take at least 2.
     dense_param_bytes: float = 2.0
     # Bytes per parameter of the routed experts: 2 for bf16, 1 for fp8.
     expert_param_bytes: float = 2.0
-    # All-reduces per layer with tensor parallelism; the default is one after attention and one
-    # after the MLP.
+    # Number of all-reduces per layer with tensor parallelism: by default one after attention and
+    # one after the MLP.
     blocks_per_layer: int = 2
 
     def __post_init__(self) -> None:
@@ -126,10 +132,10 @@ class ModelConfig:
                 f"model {self.name}: window_len must be positive if num_swa_layers is, otherwise "
                 f"0, got window_len={self.window_len} and num_swa_layers={self.num_swa_layers}"
             )
-        unknown = set(self.pattern) - set(_KIND_OF) - {"-", " "}
+        unknown = set(self.pattern) - set(_KIND_OF) - set("-i ")
         if unknown:
             raise ValueError(
-                f"model {self.name}: pattern may contain F f S s M D - and spaces, "
+                f"model {self.name}: pattern may contain F f S s M D - i and spaces, "
                 f"got {self.pattern!r}"
             )
         if self.pattern.strip():
@@ -178,7 +184,8 @@ class ModelConfig:
     def layer_kinds(self) -> tuple[tuple[ComponentKind, ...], ...]:
         """The components that every layer reads, from the first layer; empty for `-`."""
         return tuple(
-            tuple(_KIND_OF[letter] for letter in word if letter != "-") for word in self.layer_words
+            tuple(_KIND_OF[letter] for letter in word if letter in _KIND_OF)
+            for word in self.layer_words
         )
 
     def num_holders(self, kind: ComponentKind) -> int:
@@ -193,11 +200,16 @@ class ModelConfig:
     @property
     def full_token_bytes(self) -> int:
         """Bytes a token of full KV takes, over all layers that keep their own."""
-        return self.num_holders(ComponentKind.full) * self.full_layer_token_bytes
+        return sum(self.layer_full_bytes(word) for word in self.layer_words)
+
+    def layer_full_bytes(self, word: str) -> int:
+        """Bytes a token of full KV takes in a layer that `word` describes, index key included."""
+        index_bytes = word.count("i") * self.index_dim * self.kv_dtype_bytes
+        return word.count("F") * self.full_layer_token_bytes + index_bytes
 
     @property
     def full_layer_token_bytes(self) -> int:
-        """Bytes a token of full KV takes in one layer."""
+        """Bytes a token of full KV takes in one layer, without its index key."""
         width = self.latent_dim or self.num_kv_heads * (
             self.head_dim + (self.value_dim or self.head_dim)
         )
@@ -291,10 +303,14 @@ def describe(model: ModelConfig) -> str:
     )
 
 
-def least_tp(model: ModelConfig) -> int:
-    """The least power of two of 80 GiB devices whose memory the weights fill at most half of."""
+def least_tp(model: ModelConfig, hardware: HardwareConfig) -> int:
+    """Return the smallest power of two of devices that keep a quarter of memory for the cache.
+
+    Activations are no part of that memory. If the machine has too few devices, all of them.
+    """
+    free_bytes = hardware.device_memory_bytes.value - hardware.activation_bytes.value
     devices = 1
-    while model.weight_bytes > devices * 40 * GIB:
+    while 2 * devices <= hardware.num_devices and model.weight_bytes > 0.75 * devices * free_bytes:
         devices *= 2
     return devices
 

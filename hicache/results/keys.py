@@ -49,7 +49,13 @@ COUNTERS = (
     "verify/unequal_count",
 )
 # what a run says of itself at its end
-SAID = ("engine/span_s", "engine/steps_count", "tree/nodes_count", "workload/distinct_tokens")
+SAID = (
+    "load/closed_loop",
+    "engine/span_s",
+    "engine/steps_count",
+    "tree/nodes_count",
+    "workload/distinct_tokens",
+)
 # only where there is such a thing: a goodput that was sought; pools that fill up; a real executor,
 # and copies that it hid
 SOMETIMES = (

@@ -12,11 +12,13 @@ from hicache.engine.loop import Engine
 from hicache.executor.simulated.cost import CostModel
 from hicache.request import Request, TokenSpans
 from hicache.results.keys import COUNTERS
-from hicache.results.metrics import REQUIRED_MEASURES, RequestRecord
+from hicache.results.metrics import REQUIRED_MEASURES, RequestRecord, request_times
 from hicache.results.recorder import Recorder
 
 ENGINE_TIMES = ("engine/busy_ns", "engine/prefill_ns", "engine/backlog_ns")
 WORKER_TIMES = tuple(f"storage/{kind}_busy_ns" for kind in ("read", "write", "query"))
+# of the requests of one stage of the load
+STAGE_TIMES = ("request/count", "request/ttft_s_mean", "request/ttft_s_p95")
 OFFERED_BATCH = 32  # answers decoded together, where an isolated request's decode cost is needed
 Lengths = tuple[int, int, int]  # tokens: cached, of the prompt, of the answer
 
@@ -39,25 +41,47 @@ def run_measures(
         count for name, count in counters.items() if name.startswith("prefetch/discarded_")
     ]
     span_s = _span_s([record.arrival_ns for record in records])
-    lengths = [
-        (record.prompt_len - record.computed_len, record.prompt_len, record.output_len)
-        for record in records
-        if record.output_len  # finished, or aborted when its answer had begun
-    ]
     measures |= {
         "prefetch/discarded_pages": sum(discarded),
-        "load/rho_gpu": _utilisation(deployment.cost, lengths, span_s, len(engines)),
-        **_storage_load(config.storage, counters, span_s),
-        "load/rho_workers": max(counters[name] for name in WORKER_TIMES) / SECOND_NS / span_s,
-        # the time in which somebody could have begun, had there been room: in the step or in memory
-        "load/rho_queue": counters["engine/backlog_ns"] / SECOND_NS / span_s / len(engines),
+        **_load(config.storage, deployment, records, counters, span_s, len(engines)),
+        "load/closed_loop": int(not config.workload.is_timed),
         "gpu/busy_s": counters["engine/busy_ns"] / SECOND_NS * tp,
         "gpu/prefill_s": counters["engine/prefill_ns"] / SECOND_NS * tp,
         "engine/steps_count": sum(engine.num_steps for engine in engines),
         "engine/span_s": recorder.now_ns / SECOND_NS,
         "tree/nodes_count": sum(engine.cache.tree.num_nodes for engine in engines),
     }
+    for stage in recorder.stages():
+        part = [each for each in records if stage.start_ns <= each.arrival_ns < stage.end_ns]
+        stage_s = (stage.end_ns - stage.start_ns) / SECOND_NS
+        found = _load(config.storage, deployment, part, stage.counters, stage_s, len(engines))
+        times = request_times(part)
+        found |= {key: times[key] for key in STAGE_TIMES}
+        measures |= {f"stage_{stage.number:02d}/{key}": value for key, value in found.items()}
     return dict.fromkeys((*REQUIRED_MEASURES, *COUNTERS), 0) | measures
+
+
+def _load(
+    storage: StorageConfig,
+    deployment: Deployment,
+    records: Sequence[RequestRecord],
+    counters: Mapping[str, int],
+    span_s: float,
+    num_engines: int,
+) -> dict[str, float]:
+    """Every ρ of a time in which these requests came and this was counted."""
+    lengths = [
+        (record.prompt_len - record.computed_len, record.prompt_len, record.output_len)
+        for record in records
+        if record.output_len  # finished, or aborted when its answer had begun
+    ]
+    return {
+        "load/rho_gpu": _utilisation(deployment.cost, lengths, span_s, num_engines),
+        **_storage_load(storage, counters, span_s),
+        "load/rho_workers": max(counters[name] for name in WORKER_TIMES) / SECOND_NS / span_s,
+        # time in which a request could have begun with more room in the step or in memory
+        "load/rho_queue": counters["engine/backlog_ns"] / SECOND_NS / span_s / num_engines,
+    }
 
 
 def cold_load(requests: Sequence[Request], cost: CostModel, num_engines: int) -> float:

@@ -189,7 +189,7 @@ def summarize(
     finished = [record for record in records if record.status is Status.finished]
     summary: dict[str, float | int] = {
         **measures,
-        **_requests(records, finished),
+        **request_times(records),
         **_sample(finished),
         **_tokens(records, finished),
         "prefetch/unused_pages": measures["prefetch/unused_at_end_pages"]
@@ -267,9 +267,9 @@ def check(record: RequestRecord) -> None:
         )
 
 
-def _requests(
-    records: Sequence[RequestRecord], finished: Sequence[RequestRecord]
-) -> dict[str, float | int]:
+def request_times(records: Sequence[RequestRecord]) -> dict[str, float | int]:
+    """How many requests there were, and the times of those that finished, by their keys."""
+    finished = [record for record in records if record.status is Status.finished]
     summary: dict[str, float | int] = {
         "request/count": len(records),
         **{f"request/{each}_count": sum(r.status is each for r in records) for each in Status},

@@ -2,10 +2,11 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from hicache.cache.reasons.table import Span
 from hicache.cache.tree.node import KIND_NAMES, MAMBA, SWA, TIER_NAMES, TIERS
-from hicache.clock import SECOND_NS
+from hicache.clock import SECOND_NS, to_ns
 from hicache.config import ExperimentConfig
 from hicache.engine.loop import Engine
 from hicache.request import Request
@@ -16,6 +17,15 @@ from hicache.scheduler.request_state import RequestState
 
 TIER_TOKENS = ("device_hit", "host_hit", "storage_hit", "computed")
 PROGRESS_EVERY = 100  # requests
+
+
+class Stage(NamedTuple):
+    """A stretch of the load with a rate of its own, and what was counted in it."""
+
+    number: int  # from 1
+    start_ns: int
+    end_ns: int
+    counters: Counter[str]
 
 
 class Recorder:
@@ -43,6 +53,8 @@ class Recorder:
         self._warm_ns: int | None = self._warm_up_ns or None  # when counting begins, if it has not
         self._progress = progress
         self._next_row_ns = self._interval_ns
+        self._stage_ends_ns = [to_ns(end_s) for end_s in config.workload.stage_ends_s]
+        self._at_stage_ends: list[Counter[str]] = []
         self._num_done = 0
         self._num_finished = 0
         self._before = dict.fromkeys(TIER_TOKENS, 0)
@@ -53,14 +65,17 @@ class Recorder:
         self.now_ns = 0
 
     def next_look_ns(self) -> int:
-        """When the next interval ends, or the warm-up."""
-        return min(self._next_row_ns, self._warm_ns or self._next_row_ns)
+        """When the next interval ends, or the warm-up, or a stage of the load."""
+        ends_ns = self._stage_ends_ns[len(self._at_stage_ends) :][:1]
+        return min(self._next_row_ns, self._warm_ns or self._next_row_ns, *ends_ns)
 
     def at(self, now_ns: int) -> None:
         """Close the intervals that have ended before now, as things stood when they did."""
         while (moment := self.next_look_ns()) <= now_ns:
             for engine in self._engines:
                 engine.catch_up(moment)
+            if self._stage_ends_ns[len(self._at_stage_ends) :][:1] == [moment]:
+                self._at_stage_ends.append(self._counters_at(moment))
             if moment == self._warm_ns:
                 self._uncounted = self._all_counters()
                 # what the warm-up has read and nobody has used yet has its fate afterwards
@@ -85,6 +100,21 @@ class Recorder:
         totals.update(self._fates_now())
         totals.subtract(self._uncounted)
         return totals
+
+    def stages(self) -> list[Stage]:
+        """The stages of the load, each with what was counted in it; the warm-up is in none."""
+        at_ends = [*self._at_stage_ends]
+        while len(at_ends) < len(self._stage_ends_ns):  # the run was over before
+            at_ends.append(self._counters_at(self.now_ns))
+        stages, start_ns, before = [], 0, Counter[str]()
+        ends = zip(self._stage_ends_ns, at_ends, strict=True)
+        for number, (end_ns, after) in enumerate(ends, start=1):
+            if start_ns >= self._warm_up_ns:
+                counters = Counter(after)
+                counters.subtract(before)
+                stages.append(Stage(number, start_ns, end_ns, counters))
+            start_ns, before = end_ns, after
+        return stages
 
     def finished(self, req: RequestState, engine: int, now_ns: int) -> None:
         """A request is answered."""
@@ -123,6 +153,11 @@ class Recorder:
         totals: Counter[str] = Counter()
         for counters in self._counters:
             totals.update(counters)
+        return totals
+
+    def _counters_at(self, now_ns: int) -> Counter[str]:
+        totals = self._all_counters()
+        totals["engine/backlog_ns"] = sum(engine.backlog_ns(now_ns) for engine in self._engines)
         return totals
 
     def _fates_now(self) -> Counter[str]:

@@ -12,6 +12,7 @@ Summary = Mapping[str, float]
 MOST = 0.5  # share of the waiting from which on a start holds most of it
 RHOS = ("gpu", "queue", "read", "write", "workers")
 CLEAN = "no objection"
+STAGE = "stage_"  # what the keys of one stage of a load begin with
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +81,29 @@ def in_short(found: Sequence[Objection]) -> str:
     return "; ".join(each.short for each in found) or CLEAN
 
 
+def stages(summary: Summary) -> dict[int, Summary]:
+    """The part of a summary that is of one stage of the load, by its number; often there is none.
+
+    Its keys are those of a whole run, so that it is judged like one.
+    """
+    parts: dict[int, dict[str, float]] = {}
+    for key, value in summary.items():
+        stage, _, inner = key.partition("/")
+        if stage.startswith(STAGE):
+            parts.setdefault(int(stage.removeprefix(STAGE)), {})[inner] = value
+    return dict(sorted(parts.items()))
+
+
+def stage_lines(summary: Summary) -> list[str]:
+    """A line for each stage of the load: its ρ, the times to first token and the verdict."""
+    return [
+        f"stage {number}: {loads(part)}; {part['request/count']:,} request(s), TTFT mean "
+        f"{part['request/ttft_s_mean']:.3g} s, p95 {part['request/ttft_s_p95']:.3g} s; "
+        f"{in_short(objections([part]))}"
+        for number, part in stages(summary).items()
+    ]
+
+
 def loads(summary: Summary) -> str:
     """Every ρ of a run."""
     known = [rho for rho in RHOS if _rho(rho) in summary]
@@ -130,9 +154,21 @@ def _start_up(summary: Summary, threshold: float) -> float | None:
     return waiting if waiting >= MOST or waiting - requests >= threshold else None
 
 
+def _busiest(summary: Summary, rhos: Sequence[str]) -> float | None:
+    """The highest of these ρ; of the busiest stage where the load has stages."""
+    parts = list(stages(summary).values()) or [summary]
+    return max(
+        (part[_rho(rho)] for part in parts for rho in rhos if _rho(rho) in part), default=None
+    )
+
+
 def _idle(summary: Summary, threshold: float) -> float | None:
-    loads = [summary[_rho(rho)] for rho in RHOS if _rho(rho) in summary]
-    return max(loads) if loads and max(loads) < threshold else None
+    busiest = _busiest(summary, RHOS)
+    # an M/M/1 queue at ρ waits ρ / (1 - ρ) of a service time; a load with pauses waits more
+    most_s = threshold / (1 - threshold) * summary.get("request/prefill_s_mean", 0.0)
+    if busiest is None or summary.get("request/queue_s_mean", 0.0) > most_s:
+        return None
+    return busiest if busiest < threshold else None
 
 
 def _few_sessions(summary: Summary, threshold: float) -> float | None:
@@ -146,7 +182,9 @@ def _collapsed(summary: Summary, threshold: float) -> float | None:
 
 def _overloaded(what: str, *rhos: str) -> Condition:
     def number(summary: Summary, threshold: float) -> float | None:
-        return _above(max(summary.get(_rho(rho), 0.0) for rho in rhos), threshold)
+        if summary.get("load/closed_loop"):  # which is as full as it was meant to be
+            return None
+        return _above(_busiest(summary, rhos), threshold)
 
     return Condition(
         name=f"overloaded {what}",

@@ -38,6 +38,8 @@ class Releases(Protocol):
 class Feeder:
     """Releases every request once: at its time, or after its parent's answer.
 
+    A request that joins sub-agents waits for their last answers as for its parent's.
+
     - `open`: at its arrival, whatever becomes of those before it.
     - `causal`: at its arrival, but never before its parent's answer.
     - `closed`: `think_ns` after its parent's answer. Trees start in order of arrival,
@@ -53,6 +55,7 @@ class Feeder:
         self._requests = {request.id: request for request in requests}
         self._unsettled = set(self._requests)
         self._children: dict[int, list[Request]] = {}
+        self._awaited: dict[int, int] = {}  # how many answers a request still waits for
         self._root_of: dict[int, int] = {}
         self._tree_left: dict[int, int] = {}  # unsettled requests of each tree
         roots: list[Request] = []
@@ -67,7 +70,9 @@ class Feeder:
                         f"request {request.id} follows request {request.parent_id}, "
                         f"which does not come before it in the workload"
                     )
-                self._children.setdefault(request.parent_id, []).append(request)
+                for before in (request.parent_id, *request.joins):
+                    self._children.setdefault(before, []).append(request)
+                self._awaited[request.id] = 1 + len(request.joins)
             self._root_of[request.id] = root_id
             self._tree_left[root_id] = self._tree_left.get(root_id, 0) + 1
         self._waiting_roots = deque(roots)
@@ -89,6 +94,9 @@ class Feeder:
         self._settle(request_id)
         released: list[Release] = []
         for child in self._children.get(request_id, ()):
+            self._awaited[child.id] -= 1
+            if self._awaited[child.id] or child.id not in self._unsettled:
+                continue
             if self._mode is Arrivals.causal:
                 released.append((max(child.arrival_ns, now_ns), child))
             elif self._mode is Arrivals.closed:
@@ -102,6 +110,8 @@ class Feeder:
         line = deque(() if self._mode is Arrivals.open else self._children.get(request_id, ()))
         while line:
             request = line.popleft()
+            if request.id not in self._unsettled:  # it joins several that are dropped
+                continue
             line.extend(self._children.get(request.id, ()))
             self._settle(request.id)
             gone.append(request)

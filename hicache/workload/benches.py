@@ -70,6 +70,6 @@ def _turn(
         prompt_len=prompt_len,
         output_len=config.answer_tokens,
         session=session,
-        parent=before,
+        waits_for=() if before is None else (before,),
         continues=before,
     )

@@ -1,6 +1,5 @@
 """Builds the workload that a configuration names."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,20 +14,38 @@ from hicache.request import Request, TokenSpans
 from hicache.workload.benches import multi_turn, shared_prefix
 from hicache.workload.chat_log import load_chat_log
 from hicache.workload.data import TRACES, find_trace
+from hicache.workload.engine_logs import load_dynamo, load_kv_events, load_lmcache
 from hicache.workload.generators import agents, builtin, chat
 from hicache.workload.lengths import load_lengths
 from hicache.workload.mooncake import load_mooncake
 from hicache.workload.parsed import load_parsed
-from hicache.workload.trace import TraceError, read_records
+from hicache.workload.trace import TraceError, read_lines
 from hicache.workload.turns import INT32_IDS
 from hicache.workload.weka import load_weka
 from hicache.workload.windows import cut_window, trees
 
 GENERATORS = {each.__name__: each for each in (builtin, chat, agents, multi_turn, shared_prefix)}
 KINDS = (*GENERATORS, *TRACES)
+# by a field of the first line
+FORMS = {
+    "hash_ids": "blocks",
+    "messages": "chats",
+    "requests": "weka_agentic",
+    "event": "dynamo",
+    "event_type": "dynamo",
+    "chunk_hashes": "lmcache",
+    "events": "kv_events",
+    "prompt": "chats",
+    "input": "chats",
+}
+LOADERS = {
+    "lengths": load_lengths,
+    "dynamo": load_dynamo,
+    "lmcache": load_lmcache,
+    "kv_events": load_kv_events,
+}
 COPY_SPREAD_S = 60.0  # so that the busy minutes of a trace stay busy, and its clock does not show
 NAME_BITS = 40  # of 10,000 sessions two have one name in 1 of 20,000 traces; a float holds it
-MOST_CHILDREN = 16  # no request of Mooncake's conversation trace has more than 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +98,9 @@ def load_workload(config: WorkloadConfig, *, data_dir: str | None, seed: int) ->
             ) from error
     else:
         raise ValueError(f"workload.kind must be one of {', '.join(KINDS)}, got {kind!r}")
+    notes: tuple[str, ...] = ()
+    if config.max_context is not None:
+        requests, notes = _end_sessions(requests, config.max_context)
     if config.token_stride > 1:
         thinned = partial(_thinned, stride=config.token_stride)
         requests = [
@@ -96,8 +116,7 @@ def load_workload(config: WorkloadConfig, *, data_dir: str | None, seed: int) ->
         requests = jitter_starts(requests, config.start_jitter_s, seed)
     if config.windows is not None:
         requests = _renumbered(cut_window(requests, config))
-    notes = family_notes(requests) if kind in TRACES else []
-    return Workload(name=kind, requests=requests, notes=tuple(notes))
+    return Workload(name=kind, requests=requests, notes=notes)
 
 
 def _load_trace(kind: str, path: Path, config: WorkloadConfig, seed: int) -> list[Request]:
@@ -105,38 +124,48 @@ def _load_trace(kind: str, path: Path, config: WorkloadConfig, seed: int) -> lis
     if form == "chats":  # of what people said nothing is kept
         return _with_session_names(load_chat_log(path, config)[: config.limit])
     # all that what is kept depends on
-    settings: tuple[object, ...] = (config.tokens, config.think_cap_s, config.system_tokens)
+    settings: tuple[object, ...] = (
+        config.tokens,
+        config.think_cap_s,
+        config.system_tokens,
+        config.block_tokens,
+        config.answer_tokens,
+    )
     if form == "weka_agentic":
         parse = partial(load_weka, path, config, seed=seed)
         settings += (config.session_rate, seed)
-    elif form == "lengths":
-        parse = partial(load_lengths, path, config)
     elif form == "blocks":
         parse = partial(load_mooncake, path, config, block_tokens=config.block_tokens)
-        settings += (config.block_tokens,)
     else:
-        parse = partial(load_mooncake, path, config)
+        parse = partial(LOADERS.get(form, load_mooncake), path, config)
     return load_parsed(path, lambda: _with_session_names(parse()), config.limit, form, settings)
 
 
 def form_of(path: Path) -> str:
-    """In which form a trace of the user's is: blocks, lengths or chats.
+    """In which form a trace of the user's is: one of `FORMS`, or a table of lengths.
 
     Raises:
         TraceError: in none of them.
     """
+    if path.is_dir():
+        return "weka_agentic"
     if path.suffix.lower() == ".csv":
         return "lengths"
+    if path.suffix.lower() == ".json":  # one session
+        return "weka_agentic"
     try:
-        _, record = next(read_records(path), (1, {}))
+        _, record = next(read_lines(path), (1, {}))
     except TraceError as error:
         raise TraceError(f"{error}; a table of lengths must be named *.csv") from error
-    for field, form in (("hash_ids", "blocks"), ("messages", "chats")):
-        if field in record:
+    if isinstance(record, list):
+        return "kv_events"
+    fields = record if isinstance(record, dict) else {}
+    for field, form in FORMS.items():
+        if field in fields:
             return form
     raise TraceError(
-        f"{path}: expected a .csv file, or JSON lines with hash_ids or messages, got fields "
-        f"{', '.join(record) or '(none)'}"
+        f"{path}: expected a .csv file, or JSON lines with {' or '.join(FORMS)}, got fields "
+        f"{', '.join(fields) or '(none)'}"
     )
 
 
@@ -150,6 +179,33 @@ def _with_session_names(requests: Sequence[Request]) -> list[Request]:
                 hasher.update(np.stack([spans.starts, spans.counts]).tobytes())
             names[request.session_id] = hasher.intdigest() >> (64 - NAME_BITS)
     return [replace(request, session_id=names[request.session_id]) for request in requests]
+
+
+def _end_sessions(
+    requests: Sequence[Request], max_context: int
+) -> tuple[list[Request], tuple[str, ...]]:
+    """End each session before its first request of more tokens, and say what that leaves out."""
+    ended: set[int] = set()
+    kept: list[Request] = []
+    kept_ids: set[int | None] = {None}
+    for request in requests:
+        is_longer = request.prompt_len + request.output_len > max_context
+        if is_longer or request.session_id in ended or request.parent_id not in kept_ids:
+            ended.add(request.session_id)
+        else:
+            kept.append(request)
+            kept_ids.add(request.id)
+    if not kept:
+        raise ValueError(f"workload.max_context={max_context} leaves no request")
+    if len(kept) == len(requests):
+        return kept, ()
+    all_tokens, kept_tokens = (sum(r.prompt_len for r in each) for each in (requests, kept))
+    note = (
+        f"{len(requests) - len(kept):,} of {len(requests):,} requests and "
+        f"{1 - kept_tokens / all_tokens:.0%} of the prompt tokens left out: their sessions have "
+        f"grown longer than workload.max_context={max_context:,}"
+    )
+    return _renumbered(kept), (note,)
 
 
 def jitter_starts(requests: Sequence[Request], jitter_s: float, seed: int) -> list[Request]:
@@ -248,6 +304,7 @@ def repeat_sessions(workload: Workload, times: float, seed: int) -> Workload:
                 id=first_id + request.id,
                 session_id=request.session_id + (copy << NAME_BITS),
                 parent_id=None if request.parent_id is None else first_id + request.parent_id,
+                joins=tuple(first_id + join for join in request.joins),
                 prompt=TokenSpans(request.prompt.starts + first_token, request.prompt.counts),
                 output=TokenSpans(request.output.starts + first_token, request.output.counts),
             )
@@ -255,22 +312,6 @@ def repeat_sessions(workload: Workload, times: float, seed: int) -> Workload:
         ]
     repeated.sort(key=lambda request: (request.arrival_ns, request.id))
     return replace(workload, requests=_renumbered(repeated))
-
-
-def family_notes(requests: Sequence[Request]) -> list[str]:
-    """A warning for each request that looks like a system prompt, and not like a parent."""
-    children = Counter(each.parent_id for each in requests if each.parent_id is not None)
-    if not children:
-        return []
-    parent, count = children.most_common(1)[0]
-    if count <= MOST_CHILDREN:
-        return []
-    prompt_len = requests[parent].prompt_len
-    return [
-        f"warning: {count} requests were taken for follow-ups of one prompt of {prompt_len:,} "
-        f"tokens and wait for its answer; if it is a system prompt, set "
-        f"workload.system_tokens={prompt_len}"
-    ]
 
 
 def _thinned(spans: TokenSpans, stride: int) -> TokenSpans:
@@ -302,6 +343,7 @@ def _renumbered(
             prompt=each.prompt,
             output=each.output,
             parent_id=None if each.parent_id is None else ids.get(each.parent_id),
+            joins=tuple(ids[join] for join in each.joins if join in ids),
             think_ns=each.think_ns,
             stop_reason=each.stop_reason,
             namespace=each.namespace,

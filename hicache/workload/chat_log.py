@@ -1,9 +1,11 @@
-"""Logs of chats in OpenAI's form: one request a line, with its `messages`.
+"""Logs of chats in OpenAI's form and of plain prompts: one request a line, as text.
 
-A line holds `messages` (each with a `role` and a `content`), `created` or `timestamp` (a number of
-seconds or a date), and the answer: a last message of the assistant, `response` (text), or `choices`
-as an API returns them. An answer that was not kept may be told by `usage.completion_tokens`.
-`session_id` names conversations; else a request continues an earlier one that it repeats.
+A line holds `messages` (each with a `role` and a `content`) or a text `prompt` or `input`, and
+`created` or `timestamp` (a number of seconds or a date). The answer is a last message of the
+assistant, `choices` as an API returns them, or a text `response`, `output` or `completion`; of an
+answer that was not kept, `usage.completion_tokens` is the length. `session_id` names conversations.
+In a log without, a request continues an earlier one if it begins with that one's messages and an
+answer to them; plain prompts are compared block by block.
 
 Of the text only lengths and equality leave this module: tokens go into a hash of all tokens before
 them, keyed with random bytes that are nowhere kept, and hashes become numbers in order of
@@ -14,11 +16,11 @@ import json
 import math
 import re
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from importlib import import_module
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 from hicache.config import WorkloadConfig
 from hicache.request import Request
@@ -38,20 +40,71 @@ def load_chat_log(path: Path, config: WorkloadConfig) -> list[Request]:
         TraceError: with file and line number, for a line that cannot be understood.
         ValueError: there is no such tokenizer.
     """
-    rows = from_first(path, _rows(path, _encoder(config.tokenizer)))
+    histories: dict[str, _History] = {}
+    rows = from_first(path, _rows(path, _encoder(config.tokenizer), histories))
+    if histories and not any(row.session is not None for row in rows):
+        _name_parents(rows, histories)
     return rows_to_requests(rows, config, block_tokens=BLOCK_TOKENS)
+
+
+def _hugging_face(name: str) -> Encode:
+    """The tokenizer of a tokenizer.json, of a folder that holds one, or of a model on the hub."""
+    try:
+        tokenizers = import_module("tokenizers")
+    except ImportError as error:
+        raise ValueError(
+            f"workload.tokenizer={name} needs a package that is missing: pip install tokenizers"
+        ) from error
+    path = Path(name) / "tokenizer.json" if Path(name).is_dir() else Path(name)
+    kind = tokenizers.Tokenizer
+    try:
+        loaded = kind.from_file(str(path)) if path.is_file() else kind.from_pretrained(name)
+    except Exception as error:  # the package raises nothing narrower
+        raise ValueError(f"workload.tokenizer={name} cannot be loaded: {error}") from error
+    return lambda said: cast(list[int], loaded.encode(said, add_special_tokens=False).ids)
+
+
+class _History(NamedTuple):
+    """What tells whom a request continues: keyed hashes of messages and all before them.
+
+    `asked` is of the whole prompt, `answered` of that and its answer. `turns` has the same two for
+    each message of the assistant in the prompt, the last first.
+    """
+
+    asked: bytes
+    answered: bytes
+    turns: list[tuple[bytes, bytes]]
+
+
+def _name_parents(rows: Sequence[Row], histories: Mapping[str, _History]) -> None:
+    """Name each row, and as its parent the latest with the most of its messages.
+
+    One with the very answer that is repeated comes before one with another answer, for answers are
+    often logged with the reasoning that clients leave out.
+    """
+    latest: dict[bytes, int] = {}
+    for index, row in enumerate(rows):
+        row.name = index
+        history = histories.get(row.where)
+        if history is None:
+            continue
+        known = (latest.get(key) for asked, answered in history.turns for key in (answered, asked))
+        row.parent = next((parent for parent in known if parent is not None), None)
+        latest[history.asked] = latest[history.answered] = index
 
 
 def _encoder(tokenizer: str | None) -> Encode:
     if tokenizer is None:
         return PIECES.findall
     module, _, name = tokenizer.partition(":")
+    if not name:
+        return _hugging_face(tokenizer)
     try:
         encode = getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(
-            f"workload.tokenizer must be module:function, which turns a text into tokens, got "
-            f"{tokenizer!r} ({error})"
+            f"workload.tokenizer must be module:function, which turns a text into tokens, or "
+            f"a tokenizer of Hugging Face, got {tokenizer!r} ({error})"
         ) from error
 
     def checked(text: str) -> Sequence[int | str]:
@@ -65,34 +118,56 @@ def _encoder(tokenizer: str | None) -> Encode:
     return checked
 
 
-def _rows(path: Path, encode: Encode) -> Iterator[Row]:
+def _rows(path: Path, encode: Encode, histories: dict[str, _History]) -> Iterator[Row]:
     salt = secrets.token_bytes(32)
     numbers: dict[bytes, int] = {}
     tenants: dict[str, int] = {}
     for line, record in read_records(path):
         where = f"{path}, line {line}"
-        messages = _messages(record, where)
-        answer = _answer(record, messages, where)
+        tenant = text(record, "namespace", where=where)
         prompt: list[int | str] = []
-        for message in messages:
-            prompt += [*encode(f"<{message['role']}>"), *encode(_content(message, where))]
-        prompt += encode("<assistant>")  # behind which the answer comes back
+        said = _first_text(record, "prompt", "input")
+        if said is not None and "messages" not in record:
+            answer = _first_text(record, "response", "output", "completion")
+            prompt += encode(said)
+        else:
+            messages = _messages(record, where)
+            answer = _answer(record, messages, where)
+            for message in messages:
+                prompt += [*encode(f"<{message['role']}>"), *encode(_content(message, where))]
+            prompt += encode("<assistant>")  # behind which the answer comes back
+            histories[where] = _history(tenant, messages, answer, salt, where)
         if answer is None:
             usage = record.get("usage")
             counted = cast(Record, usage) if isinstance(usage, dict) else {}
             output_len = integer(counted, "completion_tokens", least=1, where=where)
         else:
             output_len = max(len(encode(answer)), 1)
-        tenant = text(record, "namespace", where=where)
         yield Row(
             where=where,
             arrival_ns=_time_ns(record, where),
-            prompt_len=len(prompt),
+            prompt_len=max(len(prompt), 1),
             output_len=output_len,
             blocks=[numbers.setdefault(digest, len(numbers)) for digest in _digests(prompt, salt)],
             namespace=f"tenant-{tenants.setdefault(tenant, len(tenants))}" if tenant else "",
             session=name_of(record, "session_id", "conversation_id", where=where),
         )
+
+
+def _history(
+    tenant: str, messages: Sequence[Record], answer: str | None, salt: bytes, where: str
+) -> _History:
+    def hashed(before: bytes, role: object, said: str) -> bytes:
+        message = json.dumps([role, said]).encode()
+        return blake2b(before + message, key=salt, digest_size=16).digest()
+
+    digest = hashed(b"", "tenant", tenant)
+    turns: list[tuple[bytes, bytes]] = []
+    for message in messages:
+        asked, digest = digest, hashed(digest, message["role"], _content(message, where))
+        if message["role"] == "assistant":
+            turns.append((asked, digest))
+    return _History(digest, hashed(digest, "assistant", answer or ""), turns[::-1])
 
 
 def _digests(tokens: Sequence[int | str], salt: bytes) -> Iterator[bytes]:
@@ -125,11 +200,17 @@ def _answer(record: Record, messages: list[Record], where: str) -> str | None:
     message = first.get("message") if isinstance(first, dict) else None
     if isinstance(message, dict):
         return _content(cast(Record, message), where)
-    if isinstance(record.get("response"), str):
-        return cast(str, record["response"])
+    kept = _first_text(record, "response", "output", "completion")
+    if kept is not None:
+        return kept
     if messages[-1]["role"] != "assistant" or len(messages) == 1:
         return None
     return _content(messages.pop(), where)
+
+
+def _first_text(record: Record, *names: str) -> str | None:
+    found = (record[name] for name in names if isinstance(record.get(name), str))
+    return cast(str | None, next(found, None))
 
 
 def _content(message: Record, where: str) -> str:

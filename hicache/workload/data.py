@@ -76,8 +76,18 @@ def find_trace(source: Source, *, path: str | None, data_dir: str | None) -> Pat
 
     Raises:
         FileNotFoundError: with where it was looked for and how to get it; or `data_dir` is nowhere.
-        ValueError: what was downloaded has another SHA-256.
+        ValueError: what was downloaded has another SHA-256; what is there is a pipe or a device.
     """
+    found = _find(source, path=path, data_dir=data_dir)
+    if not (found.is_file() or found.is_dir()):
+        raise ValueError(
+            f"workload.path: {found} is a pipe or a device, and a trace is read more than once: "
+            f"write it to a file first"
+        )
+    return found
+
+
+def _find(source: Source, *, path: str | None, data_dir: str | None) -> Path:
     if path is not None:
         if not Path(path).exists():
             how = f"; to get this trace, {source.obtain}" if source.names else ""

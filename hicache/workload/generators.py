@@ -231,7 +231,7 @@ class _Session:
                 prompt_len=self.prompt_len,
                 output_len=answer_len,
                 session=self._first,
-                parent=None if index == self._first else index - 1,
+                waits_for=() if index == self._first else (index - 1,),
                 continues=self._continues,
                 think_ns=to_ns(min(self._think_s, self._draft.config.think_cap_s)),
                 stop_reason=stop_reason,

@@ -32,7 +32,7 @@ def kept(make: Callable[[], Arrays], *made_of: bytes) -> Arrays:
         hasher.update(part)
     file = folder / f"{hasher.hexdigest()}.kept"
     with suppress(OSError):
-        written = memoryview(file.read_bytes())
+        written = memoryview(file.read_bytes() if file.is_file() else b"")
         if xxh3_128_digest(written[DIGEST_BYTES:]) == written[:DIGEST_BYTES]:
             os.utime(file)
             with np.load(BytesIO(written[DIGEST_BYTES:])) as arrays:
@@ -49,9 +49,13 @@ def _write(file: Path, arrays: Arrays) -> None:
     np.savez(packed, **arrays)  # type: ignore[arg-type]  # mypy takes a name for an option
     file.parent.mkdir(parents=True, exist_ok=True)
     with NamedTemporaryFile(dir=file.parent, suffix=".new", delete=False) as scratch:
-        scratch.write(xxh3_128_digest(packed.getbuffer()))
-        scratch.write(packed.getbuffer())
-    Path(scratch.name).replace(file)
+        unfinished = Path(scratch.name)
+    try:
+        unfinished.write_bytes(xxh3_128_digest(packed.getbuffer()) + packed.getbuffer())
+        unfinished.replace(file)
+    except OSError:
+        unfinished.unlink(missing_ok=True)
+        raise
 
 
 def _forget_oldest(folder: Path) -> None:

@@ -22,7 +22,6 @@ COLUMNS = {
     "answer": ("output_length", "generatedtokens", "response tokens", "num_decode_tokens", "out"),
     "session": ("session_id", "session id", "session", "conversation_id", "chat_id"),
 }
-BEYOND = "beyond the last column"
 
 
 def load_lengths(path: Path, config: WorkloadConfig) -> list[Request]:
@@ -37,19 +36,24 @@ def load_lengths(path: Path, config: WorkloadConfig) -> list[Request]:
 
 def _rows(path: Path) -> Iterator[Row]:
     with path.open(encoding="utf-8-sig", newline="") as lines:
-        table = csv.DictReader(lines, restkey=BEYOND, strict=True)
+        table = csv.reader(lines, strict=True)
         try:
-            place = _places(path, table.fieldnames or ())
-            for record in table:
-                where = f"{path}, line {table.line_num}"
-                if BEYOND in record:
+            header = next(table, [])
+            place = _places(path, header)
+            line = table.line_num + 1  # on which the next row begins: a field may have several
+            for fields in table:
+                where, line = f"{path}, line {line}", table.line_num + 1
+                if not fields:
+                    continue
+                if len(fields) > len(header):
                     raise TraceError(f"{where}: the row has more fields than the table has columns")
+                record = dict(zip(header, fields, strict=False))
                 yield Row(
                     where=where,
                     arrival_ns=_time_ns(record, place["time"], where),
                     prompt_len=_tokens(record, place["prompt"], where),
                     output_len=_tokens(record, place["answer"], where),
-                    session=record[place["session"]] or None if "session" in place else None,
+                    session=record.get(place["session"]) or None if "session" in place else None,
                 )
         except (UnicodeDecodeError, csv.Error) as error:
             told = f"{path}, after line {table.line_num}: not a CSV table in UTF-8 ({error})"
@@ -80,10 +84,10 @@ def column_names(header: Sequence[str]) -> str:
 
 
 def _tokens(record: Mapping[str, str], column: str, where: str) -> int:
-    value = record[column]
+    value = record.get(column, "")
     try:
         count = int(value)
-    except (TypeError, ValueError):
+    except ValueError:
         count = 0
     if count < 1:
         raise TraceError(f"{where}: {column} must be an integer of at least 1, got {value!r}")
@@ -91,13 +95,13 @@ def _tokens(record: Mapping[str, str], column: str, where: str) -> int:
 
 
 def _time_ns(record: Mapping[str, str], column: str, where: str) -> int:
-    value = record[column]
+    value = record.get(column, "")
     unit_ns = 10**6 if column.strip().lower().endswith("_ms") else 10**9
     try:
         return round(float(value) * unit_ns)
-    except (TypeError, ValueError, OverflowError):
+    except (ValueError, OverflowError):
         pass
     try:
         return date_ns(value[:26])  # Azure writes a seventh digit
-    except (TypeError, ValueError) as error:
+    except ValueError as error:
         raise TraceError(f"{where}: {column} must be a number or a date, got {value!r}") from error

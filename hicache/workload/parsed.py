@@ -34,6 +34,8 @@ def _packed(requests: list[Request]) -> Arrays:
         "counts": np.concatenate([part.counts for part in spans]),
         "bounds": np.cumsum([0, *(len(part.starts) for part in spans)]),
         "numbers": np.array(numbers, np.int64),
+        "joins": np.array([join for r in requests for join in r.joins], np.int64),
+        "join_bounds": np.cumsum([0, *(len(r.joins) for r in requests)]),
         "texts": np.frombuffer(json.dumps([*places]).encode(), np.uint8),
         "text_of": np.array([places[text] for text in texts], np.int64),
     }
@@ -41,6 +43,8 @@ def _packed(requests: list[Request]) -> Arrays:
 
 def _unpacked(arrays: Arrays, limit: int | None) -> list[Request]:
     numbers = arrays["numbers"][:limit].tolist()
+    joins = arrays["joins"].tolist()
+    join_bounds = pairwise(arrays["join_bounds"][: len(numbers) + 1].tolist())
     bounds = arrays["bounds"][: 2 * len(numbers) + 1].tolist()
     starts, counts = (arrays[name].astype(np.int32, copy=False) for name in ("starts", "counts"))
     spans = [TokenSpans(starts[first:end], counts[first:end]) for first, end in pairwise(bounds)]
@@ -54,12 +58,13 @@ def _unpacked(arrays: Arrays, limit: int | None) -> list[Request]:
             prompt=prompt,
             output=output,
             parent_id=None if parent < 0 else parent,
+            joins=tuple(joins[first:end]),
             think_ns=think_ns,
             stop_reason=stop_reason,
             namespace=namespace,
         )
-        for (number, session, arrival_ns, parent, think_ns), prompt, output, (
+        for (number, session, arrival_ns, parent, think_ns), (first, end), prompt, output, (
             stop_reason,
             namespace,
-        ) in zip(numbers, spans[::2], spans[1::2], text_of, strict=True)
+        ) in zip(numbers, join_bounds, spans[::2], spans[1::2], text_of, strict=True)
     ]

@@ -1,24 +1,29 @@
-"""Requests of a trace as its lines tell them, and who continues whom.
+"""Requests of a trace as its lines describe them, and how they follow one another.
 
-A line names the blocks of its prompt, whatever their size and however they are called, or nothing
-but lengths. It may name its session, or itself and its parent; else a request continues the latest
-earlier one whose full blocks all prefix its own.
+A line names the blocks of its prompt, whatever their size and however they are called, or only
+lengths. It may name its session, or itself and its parent. If no line does, a request continues the
+latest earlier one whose full blocks all prefix its own, unless many different requests do so: what
+they share is a system prompt or a document then, and no earlier turn.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from hicache.clock import SECOND_NS
 from hicache.config import WorkloadConfig
 from hicache.request import Request
 from hicache.workload.runs import Runs, append_run, cut_runs, is_prefix, runs_len
 from hicache.workload.trace import TraceError
-from hicache.workload.turns import INT32_IDS, Turn, to_requests
+from hicache.workload.turns import INT32_IDS, Call, Turn, predecessors, to_requests
 
 LEAST_SHARED_BLOCKS = 2  # one common block is a common system prompt, not a common conversation
+MOST_BRANCHES = 16  # ways to continue one prompt; Mooncake's conversation trace has at most 9
 LATEST_S = 1 << 32  # since 1970, in 2106: milliseconds that are taken for seconds come later
 LONGEST_S = 10 * 365 * 24 * 3600  # no trace lasts so long, unless a time of it has another unit
+SIZES = tuple(1 << power for power in range(16))  # block sizes that a trace may be found to have
 Name = int | str
 
 
@@ -28,37 +33,45 @@ class Row:
 
     `where` opens error messages. `blocks` names the blocks of the prompt; tokens of the prompt
     after them are new. `session` names a conversation whose requests follow one another in time;
-    `name` and `parent` name this request and the one that it continues.
+    `name` and `parent` name this request and the one that it continues; `spawner` names the session
+    that started this one. `answer_ns` is how long the answer took, 0 if the trace does not say.
+    `block_tokens` is the size of a block, None if the trace does not say.
     """
 
     where: str
     arrival_ns: int
     prompt_len: int
     output_len: int
+    answer_ns: int = 0
     blocks: Sequence[Name] = ()
+    block_tokens: int | None = None
     namespace: str = ""
     session: Name | None = None
     name: Name | None = None
     parent: Name | None = None
+    spawner: Name | None = None
 
 
 def from_first(path: Path, rows: Iterable[Row]) -> list[Row]:
-    """The rows, at least one, in times from that of the first.
+    """Return the rows in order of arrival, with times counted from the first.
 
     Raises:
-        TraceError: there is none, or one comes at a time that must be told in another unit.
+        TraceError: there is no row, or the time of one must have another unit.
     """
-    found = list(rows)
+    found = sorted(rows, key=lambda row: row.arrival_ns)
     if not found:
         raise TraceError(f"{path}: expected one request per line, but the file has none")
-    first = min(found, key=lambda row: row.arrival_ns)
-    last = max(found, key=lambda row: row.arrival_ns)
+    first, last = found[0], found[-1]
     if last.arrival_ns > LATEST_S * SECOND_NS:
         raise TraceError(f"{last.where}: its time is after the year 2106: check the unit")
     if last.arrival_ns - first.arrival_ns > LONGEST_S * SECOND_NS:
+        middle_ns = found[(len(found) - 1) // 2].arrival_ns
+        odd, side, other = first, "before", last
+        if last.arrival_ns - middle_ns > middle_ns - first.arrival_ns:
+            odd, side, other = last, "after", first
         raise TraceError(
-            f"{last.where}: it arrives more than ten years after {first.where}: check the "
-            "unit of both times"
+            f"{odd.where}: it arrives more than ten years {side} {other.where}: check the unit of "
+            f"both times"
         )
     first_ns = first.arrival_ns
     for row in found:
@@ -66,29 +79,89 @@ def from_first(path: Path, rows: Iterable[Row]) -> list[Row]:
     return found
 
 
+def load_rows(
+    path: Path, rows: Iterable[Row], config: WorkloadConfig, *, block_tokens: int | None = None
+) -> list[Request]:
+    """Return the requests of rows in any order; the first comes at 0. O(blocks).
+
+    Without `block_tokens` the size of a block is what the rows say, or else the one power of two
+    that suits them. Either all rows name the last partial block of their prompt, or none does.
+
+    Raises:
+        TraceError: naming the first row that differs from most rows, or that no size suits most.
+    """
+    found = from_first(path, rows)
+    for row in found:
+        block_tokens = block_tokens or row.block_tokens
+        if row.block_tokens not in (None, block_tokens):
+            raise TraceError(
+                f"{row.where}: its blocks have {row.block_tokens} tokens, those of "
+                f"{found[0].where} have {block_tokens}"
+            )
+    return rows_to_requests(found, config, block_tokens=_block_size(path, found, block_tokens))
+
+
+def _block_size(path: Path, rows: Sequence[Row], block_tokens: int | None) -> int:
+    """Return `block_tokens` or the one size that suits, after a check of all rows."""
+    prompt_lens = np.array([row.prompt_len for row in rows])
+    num_blocks = np.array([len(row.blocks) for row in rows])
+    sizes = SIZES if block_tokens is None else (block_tokens,)
+    suits = {
+        (size, counts_partial): (prompt_lens + counts_partial * (size - 1)) // size == num_blocks
+        for counts_partial in (1, 0)
+        for size in sizes
+    }
+    most = max(suited.sum() for suited in suits.values())
+    best = [form for form, suited in suits.items() if suited.sum() == most]
+    alike = [size for size, counts_partial in best if counts_partial == best[0][1]]
+    if len(alike) > 1 or (block_tokens is None and 2 * most <= len(rows)):
+        longest = max(rows, key=lambda row: row.prompt_len)
+        raise TraceError(
+            f"{path}: no single block size fits every line ({longest.where} has "
+            f"{longest.prompt_len} tokens in {len(longest.blocks)} blocks): set "
+            f"workload.block_tokens"
+        )
+    size, counts_partial = best[0]
+    for row, suited in zip(rows, suits[best[0]].tolist(), strict=True):
+        if not suited:
+            wanted = (row.prompt_len + counts_partial * (size - 1)) // size
+            raise TraceError(
+                f"{row.where}: {row.prompt_len} prompt tokens need {wanted} blocks of {size} "
+                f"tokens, got {len(row.blocks)}"
+            )
+    return size
+
+
 def rows_to_requests(
     rows: Sequence[Row], config: WorkloadConfig, *, block_tokens: int
 ) -> list[Request]:
-    """Requests in order of arrival. O(blocks).
+    """Return the requests of rows that are in order of arrival. O(blocks).
 
-    A trace knows no time of completion, so the think time of closed arrivals is the time between
-    the two arrivals, at most `config.think_cap_s`: an upper bound. A prompt is no parent whose
-    full blocks end within `config.system_tokens`: everybody begins with them.
+    The think time of closed arrivals is the time since the last answer waited for, at most
+    `config.think_cap_s`. If the trace does not say how long answers took, it is the time between
+    the two arrivals: an upper bound. A prompt whose full blocks end within `config.system_tokens`
+    is no parent, and so is one that more than `MOST_BRANCHES` different blocks follow: many
+    requests begin with it that do not repeat its answer.
 
     Raises:
         TraceError: a line names a parent that is not before it, or there are too many tokens.
     """
-    rows = sorted(rows, key=lambda row: row.arrival_ns)
     numbers = _block_numbers(rows, block_tokens)
     if any(row.session is not None or row.name is not None for row in rows):
-        parents = _told(rows)
+        waits = _recorded(rows)
     else:
-        parents = _inferred(rows, numbers, block_tokens, config.system_tokens)
+        waits = _inferred(rows, numbers, block_tokens, config.system_tokens)
     fresh = (1 + max((block for each in numbers for block in each), default=-1)) * block_tokens
     think_cap_ns = round(config.think_cap_s * 1e9)
+    first_of: dict[Name, int] = {}
     turns: list[Turn] = []
-    for index, (row, blocks, parent) in enumerate(zip(rows, numbers, parents, strict=True)):
-        before = None if parent is None else turns[parent]
+    for index, (row, blocks, awaited) in enumerate(zip(rows, numbers, waits, strict=True)):
+        session = index if row.session is None else first_of.setdefault(row.session, index)
+        before = turns[awaited[0]] if awaited else None
+        if before is not None and row.session is None:
+            session = before.session
+        elif before is not None and before.session != session:  # it spawned this session
+            before = None
         prompt = _token_runs(blocks, block_tokens, row.prompt_len)
         full_len = row.prompt_len // block_tokens * block_tokens
         if not blocks:  # a turn repeats the one before and its answer, and adds to it
@@ -103,15 +176,15 @@ def rows_to_requests(
             full_len=full_len,
             prompt_len=row.prompt_len,
             output_len=row.output_len,
-            session=index,
+            session=session,
+            waits_for=awaited,
             namespace=row.namespace,
         )
-        if before is not None:
-            turn.parent = parent
-            turn.session = before.session
-            turn.think_ns = min(row.arrival_ns - before.arrival_ns, think_cap_ns)
-            if is_prefix(cut_runs(before.prompt, 0, before.full_len), prompt):
-                turn.continues = parent
+        if awaited:
+            answered_ns = max(rows[each].arrival_ns + rows[each].answer_ns for each in awaited)
+            turn.think_ns = min(max(row.arrival_ns - answered_ns, 0), think_cap_ns)
+        if before is not None and is_prefix(cut_runs(before.prompt, 0, before.full_len), prompt):
+            turn.continues = awaited[0]
         turns.append(turn)
     return to_requests(turns, first_fresh=fresh, tokens=config.tokens)
 
@@ -142,44 +215,58 @@ def _token_runs(blocks: Sequence[int], block_tokens: int, prompt_len: int) -> Ru
 
 def _inferred(
     rows: Sequence[Row], numbers: Sequence[Sequence[int]], block_tokens: int, system_tokens: int
-) -> list[int | None]:
-    """For each row the latest earlier one whose full blocks all prefix its own."""
-    parents: list[int | None] = []
+) -> list[list[int]]:
+    """For each row the latest earlier one that it may continue."""
+    parents: list[tuple[int, int] | None] = []  # (index of the row, chained hash of its blocks)
     roots: dict[str, int] = {}  # where the chain of each namespace begins
     latest: dict[int, int] = {}  # by the chained hash of all full blocks
+    branches: dict[int, set[int | None]] = {}  # which blocks follow that hash in its children
     least_blocks = max(LEAST_SHARED_BLOCKS, system_tokens // block_tokens + 1)
     for index, (row, blocks) in enumerate(zip(rows, numbers, strict=True)):
-        parent: int | None = None
+        parent: tuple[int, int] | None = None
+        following: int | None = None
         full_blocks = min(row.prompt_len // block_tokens, len(blocks))
         chained = roots.setdefault(row.namespace, len(roots))
         for depth, block in enumerate(blocks[:full_blocks], start=1):
             chained = hash((chained, block))
-            if depth >= least_blocks and chained in latest:
-                candidate = latest[chained]
-                if parent is None or candidate > parent:
-                    parent = candidate
+            candidate = latest.get(chained) if depth >= least_blocks else None
+            if candidate is not None and (parent is None or candidate > parent[0]):
+                parent = candidate, chained
+                following = blocks[depth] if depth < len(blocks) else None
+        if parent is not None:
+            branches.setdefault(parent[1], set()).add(following)
         parents.append(parent)
         if full_blocks >= least_blocks:
             latest[chained] = index
-    return parents
+    return [
+        [] if parent is None or len(branches[parent[1]]) > MOST_BRANCHES else [parent[0]]
+        for parent in parents
+    ]
 
 
-def _told(rows: Sequence[Row]) -> list[int | None]:
-    """For each row the one it names, or else the one before it in its session."""
-    parents: list[int | None] = []
+def _recorded(rows: Sequence[Row]) -> list[list[int]]:
+    """For each row what its session and its parent make it wait for."""
+    sessions: list[Hashable] = [
+        (index,) if row.session is None else row.session for index, row in enumerate(rows)
+    ]
+    calls = [
+        Call(session, row.arrival_ns, row.arrival_ns + row.answer_ns)
+        for session, row in zip(sessions, rows, strict=True)
+    ]
+    spawners = {
+        session: row.spawner
+        for session, row in zip(sessions, rows, strict=True)
+        if row.spawner not in (None, session)
+    }
+    waits = predecessors(calls, spawners)
     named: dict[Name, int] = {}
-    latest: dict[Name, int] = {}
     for index, row in enumerate(rows):
-        parent = None if row.session is None else latest.get(row.session)
         if row.parent is not None:
-            parent = named.get(row.parent)
-            if parent is None:
+            if row.parent not in named:
                 raise TraceError(f"{row.where}: no earlier request has the id {row.parent!r}")
+            waits[index][:1] = [named[row.parent]]
         if row.name is not None:
             if row.name in named:
                 raise TraceError(f"{row.where}: two requests have the id {row.name!r}")
             named[row.name] = index
-        if row.session is not None:
-            latest[row.session] = index
-        parents.append(parent)
-    return parents
+    return waits

@@ -22,25 +22,47 @@ def read_records(path: Path) -> Iterator[tuple[int, Record]]:
     Raises:
         TraceError: a line is no JSON object, or the file is no text or a damaged gzip file.
     """
+    for line, value in read_lines(path):
+        yield line, _object(value, f"{path}, line {line}")
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, object]]:
+    """Yield (line number from 1, JSON value) of every line that is not blank.
+
+    Raises:
+        TraceError: a line is not JSON, or the file is no text or a damaged gzip file.
+    """
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
         number = 0
         try:
             for number, line in enumerate(lines, start=1):
                 if line.strip():
-                    yield number, json_object(line, f"{path}, line {number}")
+                    yield number, _json(line, f"{path}, line {number}")
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise TraceError(f"{path}, after line {number}: damaged gzip file ({error})") from error
 
 
 def json_object(data: bytes, where: str) -> Record:
     """The JSON object that bytes hold; `where` opens the error message."""
+    return _object(_json(data, where), where)
+
+
+def _json(data: bytes, where: str) -> object:
     try:
-        record = json.loads(data)
-    except ValueError as error:  # of JSON or of UTF-8
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:  # of JSON or of UTF-8; nested too deeply
         raise TraceError(f"{where}: not JSON ({error})") from error
-    if not isinstance(record, dict):
-        raise TraceError(f"{where}: expected a JSON object, got {type(record).__name__}")
-    return cast(Record, record)
+
+
+def _object(value: object, where: str) -> Record:
+    if not isinstance(value, dict):
+        raise TraceError(f"{where}: expected a JSON object, got {type(value).__name__}")
+    return cast(Record, value)
+
+
+def part(record: Record, name: str, *, where: str) -> Record:
+    """The object field `name` of a record; `where` opens the error message."""
+    return _object(record.get(name), f"{where}, {name}")
 
 
 def integer(record: Record, name: str, *, least: int, where: str) -> int:
@@ -82,3 +104,14 @@ def name_of(record: Record, *names: str, where: str) -> int | str | None:
     if found is None or type(found) is int or isinstance(found, str):
         return found
     raise TraceError(f"{where}: {names[0]} must be an integer or text, got {found!r}")
+
+
+def names_of(record: Record, name: str, *, where: str) -> list[int | str]:
+    """The field `name`, a list of what blocks are called."""
+    blocks = record.get(name)
+    if not isinstance(blocks, list):
+        raise TraceError(f"{where}: {name} must be a list of block ids, got {blocks!r:.60}")
+    for block in blocks:
+        if type(block) is not int and not isinstance(block, str):
+            raise TraceError(f"{where}: a block id must be an integer or text, got {block!r}")
+    return blocks

@@ -7,8 +7,9 @@ there. Taken literally instead, a cached state at the end of a prompt or of an a
 be used again (measured on the Mooncake conversation trace: 8 % of prompt tokens instead of 35 %).
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from hicache.config import TraceTokens
 from hicache.request import Request
@@ -23,7 +24,8 @@ class Turn:
     """One request of a trace. Turns are named by their index in one list, parents before children.
 
     `prompt` holds the ids that the trace names, at most `prompt_len` of them; [0, full_len) are
-    those of full blocks. `parent` is the turn whose answer this one waits for. `continues` is the
+    those of full blocks. `waits_for` are the turns whose answers this one waits for, its parent
+    first, then the last turns of sub-agents that it joins. `continues` is the
     turn whose full blocks all prefix this one's: mostly the parent, none after a change of
     context. `session` is the first turn of the same session.
     """
@@ -34,11 +36,45 @@ class Turn:
     prompt_len: int
     output_len: int
     session: int
-    parent: int | None = None
+    waits_for: Sequence[int] = ()
     continues: int | None = None
     think_ns: int = 0
     stop_reason: str = ""
     namespace: str = ""
+
+
+class Call(NamedTuple):
+    """When one request of a session was sent and answered, in nanoseconds."""
+
+    session: Hashable
+    start_ns: int
+    end_ns: int
+
+
+def predecessors(calls: Sequence[Call], spawners: Mapping[Hashable, Hashable]) -> list[list[int]]:
+    """For each call, in order of start, the indices of those whose answers it waits for.
+
+    A call waits for the one before it in its session. `spawners` names the session that started a
+    sub-agent's: the sub-agent's first call waits for the latest call of that session before it, and
+    the first call of that session after all of the sub-agent's answers waits for the last of these.
+    """
+    waits: list[list[int]] = [[] for _ in calls]
+    members: dict[Hashable, list[int]] = {}
+    for index, call in enumerate(calls):
+        earlier = members.setdefault(call.session, [])
+        waits[index] += earlier[-1:]
+        earlier.append(index)
+    for child, spawner in spawners.items():
+        inner, outer = members.get(child), members.get(spawner, [])
+        if inner is None:  # a sub-agent that asked nothing
+            continue
+        waits[inner[0]] += [index for index in outer if index < inner[0]][-1:]
+        last = max(inner, key=lambda index: calls[index].end_ns)
+        for index in outer:
+            if index > last and calls[index].start_ns >= calls[last].end_ns:
+                waits[index].append(last)
+                break
+    return waits
 
 
 def to_requests(turns: Sequence[Turn], *, first_fresh: int, tokens: TraceTokens) -> list[Request]:
@@ -65,7 +101,8 @@ def to_requests(turns: Sequence[Turn], *, first_fresh: int, tokens: TraceTokens)
                 arrival_ns=turn.arrival_ns,
                 prompt=to_spans(prompt),
                 output=to_spans(output),
-                parent_id=None if turn.parent is None else ids[turn.parent],
+                parent_id=ids[turn.waits_for[0]] if turn.waits_for else None,
+                joins=tuple(ids[each] for each in turn.waits_for[1:]),
                 think_ns=turn.think_ns,
                 stop_reason=turn.stop_reason,
                 namespace=turn.namespace,

@@ -19,7 +19,7 @@ from typing import cast
 
 import numpy as np
 
-from hicache.workload.trace import Record, TraceError, json_object
+from hicache.workload.trace import Record, TraceError, json_object, read_records
 
 BLOCK_TOKENS = 64
 SIGNATURE_REQUESTS = 3
@@ -33,21 +33,35 @@ def nested(stream: Record, where: str) -> list[Record]:
     return cast(list[Record], requests)
 
 
-def read_raw_sessions(folder: Path) -> Iterator[tuple[str, Record]]:
-    """Yield (where, packed session) for the sessions of a folder, by file name, once each.
+def read_sessions(source: Path) -> Iterator[tuple[str, Record]]:
+    """Yield (where, packed session) for the sessions of a folder or a file.
+
+    Sessions that are packed already come as they are; of raw ones, recordings of one and the same
+    come once.
 
     Raises:
         TraceError: with the file, for one that is no session.
     """
     kept: dict[tuple[tuple[object, object], ...], tuple[str, Record]] = {}
-    for path in sorted(folder.glob("*.json")):
-        session = json_object(path.read_bytes(), str(path))
-        packed = pack_session(session, str(path))
-        signature = _signature(packed, str(path))
+    for where, session in _records(source):
+        if any("keep" in entry for entry in nested(session, where)):
+            yield where, session
+            continue
+        packed = pack_session(session, where)
+        signature = _signature(packed, where)
         known = kept.get(signature)
-        if known is None or len(nested(known[1], known[0])) < len(nested(packed, str(path))):
-            kept[signature] = (str(path), packed)
-    yield from sorted(kept.values(), key=lambda session: session[0])
+        if known is None or len(nested(known[1], known[0])) < len(nested(packed, where)):
+            kept[signature] = (where, packed)
+    yield from kept.values()
+
+
+def _records(source: Path) -> Iterator[tuple[str, Record]]:
+    if source.is_file() and source.suffix != ".json":
+        for line, record in read_records(source):
+            yield f"{source}, line {line}", record
+        return
+    for path in sorted(source.glob("*.json")) if source.is_dir() else [source]:
+        yield str(path), json_object(path.read_bytes(), str(path))
 
 
 def pack_session(session: Record, where: str) -> Record:
@@ -106,18 +120,19 @@ def write_packed(sessions: Iterable[tuple[str, Record]], path: Path) -> int:
 def main(arguments: list[str] | None = None) -> int:
     """The program; returns its exit status."""
     parser = argparse.ArgumentParser(description="Pack a folder of raw kv-cache-tester sessions.")
-    parser.add_argument("source", type=Path, help="folder with one JSON file per session")
+    parser.add_argument(
+        "source", type=Path, help="folder with one JSON file per session, or a file"
+    )
     parser.add_argument("target", type=Path, help="output file, such as sessions.packed.jsonl.gz")
     options = parser.parse_args(arguments)
-    files = len(list(options.source.glob("*.json")))
-    if not files:
+    if options.source.is_dir() and not any(options.source.glob("*.json")):
         parser.error(f"{options.source}: expected a folder with sessions as *.json, found none")
     try:
-        count = write_packed(read_raw_sessions(options.source), options.target)
+        count = write_packed(read_sessions(options.source), options.target)
     except TraceError as error:
         sys.stderr.write(f"{error}\n")
         return 1
-    sys.stderr.write(f"{count} sessions of {files} files packed\n")
+    sys.stderr.write(f"{count} sessions packed\n")
     sys.stdout.write(f"{options.target}\n")
     return 0
 

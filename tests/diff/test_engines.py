@@ -39,6 +39,11 @@ def installs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str,
     return told
 
 
+def test_the_root_holds_this_package_and_ours() -> None:
+    assert (engines.ROOT / "experiments" / "diff" / "engines.py").is_file()
+    assert (engines.ROOT / "hicache" / "__init__.py").is_file()
+
+
 def test_a_release_is_fetched_once_without_what_it_asks_for(
     installs: list[tuple[str, ...]],
 ) -> None:

@@ -72,10 +72,12 @@ def test_releases_run_two_at_a_time_and_each_once(
 ) -> None:
     text = run_releases(monkeypatch, tmp_path / "out", "0.7", "0.8", "0.9")
     assert compared == [("0.7", "0.8", "3"), ("0.9", "0.9", "3")]
+    said = capsys.readouterr()
+    assert said.err.splitlines() == ["builtin full: 0.7, 0.8", "builtin full: 0.9, 0.9"]
     assert "**builtin, full**, the first 3 requests" in text
     assert "| 0.7 | 7.00% | 21 | 0 | 0 |" in text
     assert "| 0.9 | **9.00%** (+1.00) | 27 |" in text
-    assert capsys.readouterr().out.strip() == text.strip()
+    assert said.out.strip() == text.strip()
     kept = json.loads((tmp_path / "out" / "builtin-full-3-0.8.json").read_text())
     assert (kept["release"], kept["hit_rate"], kept["hits"]) == ("0.8", 0.08, [[8, 0, 0]] * 3)
     assert run_releases(monkeypatch, tmp_path / "out", "0.7", "0.8", "0.9") == text
@@ -114,7 +116,9 @@ class Story:
 
     name = "story"
 
-    def __init__(self, *_: object) -> None:
+    def __init__(self, launch: Launch = FAKE, pools: Pools | None = None, *_: object) -> None:
+        assert launch is FAKE
+        assert pools in (None, short_read.POOLS)
         self.admitted: list[Tokens] = []
         self.finished: list[object] = []
 

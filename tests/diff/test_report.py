@@ -1,10 +1,16 @@
 import json
+import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-from experiments.diff.compare import Comparison
+import pytest
+from matplotlib.figure import Figure
+
+from experiments.diff.compare import Comparison, Row
+from experiments.diff.protocol import Hits, Outcome
 from experiments.diff.report import dump, names_of, to_json, to_markdown, write_figure
-from tests.diff.sides import prompt, requests_of
+from tests.diff.sides import POOLS, prompt, requests_of
 
 Compared = Callable[..., Comparison]
 AGAIN = requests_of(prompt(1, 4), prompt(2, 4), prompt(1, 4), prompt(2, 4))
@@ -50,6 +56,130 @@ def test_json_is_complete_and_the_same_for_equal_runs(compared: Compared, tmp_pa
     assert values["totals"]["base"]["hit/full/device"] == 32
 
 
-def test_the_figure_is_a_picture(compared: Compared, tmp_path: Path) -> None:
-    write_figure(compared(AGAIN, head={"pages": "7"}), tmp_path / "diff.png")
-    assert (tmp_path / "diff.png").read_bytes().startswith(b"\x89PNG")
+def row_of(base: Outcome, head: Outcome, number: int = 0, prompt_len: int = 100) -> Row:
+    return Row(number=number, prompt_len=prompt_len, base=base, head=head)
+
+
+def report_of(*rows: Row, **about: str) -> str:
+    sides = {"engine": "fake", "version": "1"}, {"engine": "fake", "version": "2"} | about
+    found = Comparison(base=sides[0], head=sides[1], pools=POOLS, rows=rows)
+    return to_markdown(found, None, {"full": 1 << 30, "swa": 1 << 29, "mamba": 1 << 31}, "It.")
+
+
+NOTHING = Outcome(hits=Hits(0, 0, 0))
+
+
+def test_every_amount_has_a_row_in_tokens_or_states_and_bytes() -> None:
+    counts = {"moved/swa/load_back": 1000, "evicted/mamba/host": 3, "moved/full/write": 8}
+    head = Outcome(hits=Hits(0, 0, 50), counts=counts, held={"full/storage": 7}, admission="cut")
+    base = replace(NOTHING, counts={"moved/full/write": 16}, admission="let in")
+    lines = report_of(row_of(base, head)).splitlines()
+    assert lines[0] == "### Prefix cache: fake 2 against fake 1"
+    assert lines[2] == (
+        "It. Hit rate **0.00% → 50.00%** (+50.00 points of 100 prompt tokens);"
+        " hits differ in 1 of 1 requests."
+    )
+    assert lines[4:14] == [
+        "| | fake 1 | fake 2 | change |",
+        "|---|---:|---:|---:|",
+        "| hits: full storage | 0 tokens (0.0 GiB) | 50 tokens (50.0 GiB) | +50 |",
+        "| copied: full write | 16 tokens (16.0 GiB) | 8 tokens (8.0 GiB) | -50.00% |",
+        "| copied: swa load back | 0 tokens (0.0 GiB) | 1,000 tokens (500.0 GiB) | +1,000 |",
+        "| evicted: mamba host | 0 states (0.0 GiB) | 3 states (6.0 GiB) | +3 |",
+        "| held at the end: full storage | 0 tokens (0.0 GiB) | 7 tokens (7.0 GiB) | +7 |",
+        "| admission: cut | 0 | 1 | +1 |",
+        "| admission: let in | 1 | 0 | -1 |",
+        "",
+    ]
+    assert lines[14:20] == [
+        "| requests | |",
+        "|---|---:|",
+        "| head hits more tokens | 1 |",
+        "",
+        "| request that differs most | how | what (fake 1 → fake 2) |",
+        "|---:|---|---|",
+    ]
+    assert lines[20].startswith("| 0 | head hits more tokens | copied swa/load_back 0 → 1,000")
+    assert lines[21] == ""
+    assert lines[22].startswith("**The first whose hits differ** is request 0: head hits more")
+    assert len(lines) == 23
+
+
+def test_equal_amounts_are_marked_and_nothing_else_is_said() -> None:
+    same = replace(NOTHING, held={"full/host": 3})
+    lines = report_of(row_of(same, same)).splitlines()
+    row = "| held at the end: full host | 3 tokens (3.0 GiB) | 3 tokens (3.0 GiB) | = |"
+    assert lines[6] == row
+    assert lines[-1] == "| no difference | 1 |"
+
+
+def test_the_five_that_differ_most_are_listed() -> None:
+    rows = [
+        row_of(NOTHING, replace(NOTHING, held={"full/host": number % 7}), number)
+        for number in range(20)
+    ]
+    lines = report_of(*rows).splitlines()
+    listed = [line.split(" | ")[0] for line in lines if " | other amounts held" in line]
+    assert listed == ["| 6", "| 13", "| 5", "| 12", "| 19"]
+    assert lines[-1].startswith("**The first difference of any kind** is request 1: other amounts")
+
+
+def test_json_keeps_the_fifty_that_differ_most() -> None:
+    rows = [
+        row_of(NOTHING, replace(NOTHING, held={"full/host": number}), number)
+        for number in range(60)
+    ]
+    found = Comparison(base={}, head={}, pools=POOLS, rows=tuple(rows), failure="it ended")
+    values = to_json(found, None, UNIT_BYTES, {"asked": {"requests": 60}})
+    assert [row["number"] for row in values["worst"]] == list(range(59, 9, -1))
+    assert values["worst"][0]["changes"] == {"held/full/host": (0, 59)}
+    assert values["worst"][0]["kind"] == "held"
+    assert (values["first"], values["first_hit"], values["failure"]) == (1, None, "it ended")
+    assert values["totals"]["head"]["held/full/host"] == 59
+    assert values["hit_rate"] == {"base": 0, "head": 0}
+    assert values["prompt_tokens"] == 6000
+    assert values["asked"] == {"requests": 60}
+    assert values["pools"]["page_size"] == POOLS.page_size
+
+
+def test_options_that_are_not_the_default_are_part_of_the_name() -> None:
+    assert report_of(core="rust", eviction="lfu").startswith(
+        "### Prefix cache: fake 2 (rust, lfu) against fake 1\n"
+    )
+    assert "fake 2 against" in report_of(core="python", eviction="lru")
+
+
+def test_json_is_written_one_value_a_line(tmp_path: Path) -> None:
+    dump({"b": 1, "a": {"c": None}}, tmp_path / "x.json")
+    assert (tmp_path / "x.json").read_text() == '{\n "a": {\n  "c": null\n },\n "b": 1\n}\n'
+
+
+def test_the_figure_shows_hit_rates_and_their_difference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures: list[Figure] = []
+    save = Figure.savefig
+    monkeypatch.setattr(
+        Figure,
+        "savefig",
+        lambda self, *args, **more: figures.append(self) or save(self, *args, **more),
+    )
+    rows = [
+        row_of(Outcome(hits=Hits(1000, 0, 0)), Outcome(hits=Hits(0, 500, 0)), 0, 2000),
+        row_of(Outcome(hits=Hits(0, 0, 1000)), Outcome(hits=Hits(0, 2500, 0)), 1, 6000),
+    ]
+    sides = {"engine": "fake", "version": "1"}, {"engine": "fake", "version": "2"}
+    found = Comparison(base=sides[0], head=sides[1], pools=POOLS, rows=tuple(rows))
+    write_figure(found, tmp_path / "diff.png")
+    above, below = figures[0].axes
+    assert [line.get_ydata().tolist() for line in above.lines] == [[50, 25], [25, 37.5]]
+    assert [text.get_text() for text in above.get_legend().get_texts()] == ["fake 1", "fake 2"]
+    assert above.lines[0].get_linestyle() != above.lines[1].get_linestyle()
+    assert above.get_ylabel() == "hit rate so far (%)"
+    assert below.lines[0].get_ydata().tolist() == [-0.5, 1]
+    assert below.lines[1].get_ydata() == [0, 0]
+    assert (below.get_xlabel(), below.get_ylabel()) == ("request", "head − base (thousand tokens)")
+    assert above.get_shared_x_axes().joined(above, below)
+    png = (tmp_path / "diff.png").read_bytes()
+    assert png.startswith(b"\x89PNG")
+    assert struct.unpack(">II", png[16:24]) == (960, 600)

@@ -5,10 +5,12 @@ from dataclasses import replace
 
 import pytest
 
+from hicache.cache.tree.node import DEVICE, FULL
 from hicache.engine.loop import Engine
 from hicache.engine.ranks.agreement import traffic_digest, tree_digest
-from hicache.engine.routing import PrefixLoad, RoundRobin, Sticky
+from hicache.engine.routing import PrefixLoad, RoundRobin, Scored, Sticky
 from tests.cache.portrait import portrait
+from tests.cache.small import evict_all
 from tests.scheduler.world import KINDS, World, plot_of, request_of
 
 
@@ -40,9 +42,9 @@ def test_asking_any_number_of_times_leaves_every_tree_as_it_was(kind: str) -> No
         (portrait(each.cache.tree), tree_digest(each.cache.tree), traffic_digest(each.cache))
         for each in engines
     ]
-    router = PrefixLoad()
-    for request in asked * 3:
-        router.route(request, engines)
+    for router in (PrefixLoad(), Scored()):
+        for request in asked * 3:
+            router.route(request, engines)
     after = [
         (portrait(each.cache.tree), tree_digest(each.cache.tree), traffic_digest(each.cache))
         for each in engines
@@ -101,6 +103,36 @@ def test_the_last_token_of_a_prompt_counts_for_nothing() -> None:
     engines = engines_that_served(range(3 * page), range(4 * page))
     assert PrefixLoad().route(request_of(9, range(4 * page), [1]), engines) == 0
     assert PrefixLoad().route(request_of(9, range(4 * page + 1), [1]), engines) == 1
+
+
+def test_a_score_weighs_the_queue_above_a_match_on_both_tiers() -> None:
+    engines = engines_that_served(range(900, 999), range(64))
+    request = request_of(9, range(64), [1])
+    assert Scored().route(request, engines) == 1
+    load(engines[1], 1)
+    assert Scored().route(request, engines) == 0
+
+
+def test_a_match_on_the_device_scores_above_one_on_the_host() -> None:
+    engines = engines_that_served(range(64), range(64))
+    evict_all(engines[0].cache, DEVICE, FULL)
+    tree, tokens = engines[0].cache.tree, engines[0].cache.tree.names.tokens
+    request = request_of(9, range(64), [1])
+    assert tree.usable_len(tokens(request), 63, on_device=True) == 0
+    assert tree.usable_len(tokens(request), 63) > 0
+    assert Scored().route(request, engines) == 1
+
+
+def test_a_score_weighs_the_memory_that_requests_hold() -> None:
+    engines = engines_that_served(range(900, 999), range(900, 999))
+    engines[0].cache.device_allocator.allocate(FULL, 10)
+    assert Scored().route(request_of(9, range(64), [1]), engines) == 1
+
+
+def test_engines_of_equal_score_take_turns() -> None:
+    engines = engines_that_served(range(9), range(9), range(9))
+    router, request = Scored(), request_of(9, range(700, 740), [1])
+    assert [router.route(request, engines) for _ in range(5)] == [0, 1, 2, 0, 1]
 
 
 def test_round_robin_takes_each_in_turn() -> None:

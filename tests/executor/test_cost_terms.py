@@ -33,7 +33,7 @@ def test_decoding_reads_and_writes_the_state_of_each_sequence(pattern: str) -> N
     assert cost.forward_ns([], contexts(10, 4000, 7)).total_ns == 3 * 2 * state_bytes
 
 
-def experts(rate: str, **fields: int) -> int:
+def experts(rate: str, *, tp: int = 1, **fields: int) -> int:
     """Nanoseconds of 1,000 tokens on a machine that is slow at one sort of experts alone."""
     shape = small(
         dense_params=0,
@@ -43,7 +43,8 @@ def experts(rate: str, **fields: int) -> int:
         expert_params=1000,
         **fields,
     )
-    return CostModel(shape, plain(**{rate: 1e9}), tp=1).forward_ns([(0, 1000)], NO_CONTEXT).total_ns
+    cost = CostModel(shape, plain(**{rate: 1e9}), tp=tp)
+    return cost.forward_ns([(0, 1000)], NO_CONTEXT).total_ns
 
 
 @pytest.mark.parametrize(
@@ -61,6 +62,11 @@ def test_experts_are_computed_at_the_rate_of_their_sort(rate: str, fields: dict[
     others = {"moe_narrow", "moe_wide", "moe_two_matrix"} - {rate}
     assert experts(rate, **fields) == 4 * 2 * 1000 * 2 * 1000
     assert [experts(other, **fields) for other in others] == [0, 0]
+
+
+def test_the_width_of_an_expert_is_that_of_its_slice_on_one_device() -> None:
+    assert experts("moe_wide", tp=2, expert_width=1282) == 2 * 2 * 1000 * 2 * 1000
+    assert experts("moe_narrow", tp=2, expert_width=1280) == 2 * 2 * 1000 * 2 * 1000
 
 
 @pytest.mark.plain

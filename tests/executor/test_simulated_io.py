@@ -112,6 +112,16 @@ def start_read(io: SimulatedIo, read: Read, engine: int = 0, now_ns: int = 0) ->
 # -- asking ------------------------------------------------------------------------------------
 
 
+def test_copies_to_the_host_are_counted_until_each_is_done() -> None:
+    io = io_of(Kept())
+    for num_bytes in (1_000_000, 4_000_000):
+        io.begin(io.copy(0, copy_of(BackUp, num_bytes)), 0)
+    counts = [io.backing_up[0]]
+    while (moment := io.next_event_ns()) is not None:
+        counts += [io.backing_up[0] for _ in io.advance(moment)]
+    assert counts == [2, 1, 0]
+
+
 def test_a_question_takes_a_round_trip() -> None:
     io, read = io_of(Kept(b"b")), Read(2)
     io.enqueue("query0", io.query(0, read), 5)  # type: ignore[arg-type]
@@ -295,7 +305,7 @@ def test_a_copy_takes_its_bytes_over_the_link_of_its_direction() -> None:
     load, save = copy_of(LoadBack, 4_000_000), copy_of(BackUp, 4_000_000)
     io.begin(io.copy(0, load), 0)
     io.begin(io.copy(0, save), 0)
-    assert io.copying[0] == 2
+    assert (io.copying[0], io.backing_up[0]) == (2, 1)
     assert events(io) == [(2 * MS, 0, load), (4 * MS, 0, save)]
     assert io.copying[0] == 0
 

@@ -1,6 +1,6 @@
 import json
 import re
-from dataclasses import FrozenInstanceError, fields, is_dataclass
+from dataclasses import FrozenInstanceError, fields, is_dataclass, replace
 from itertools import zip_longest
 
 import pytest
@@ -8,16 +8,18 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
-from experiments.launch import schema
-from experiments.launch.errors import sentence
-from experiments.launch.schema import CONF, register
+from hicache.cli import schema
+from hicache.cli.errors import sentence
+from hicache.cli.schema import CONF, register
 from hicache.config import (
     STOP_POLICIES,
     DeadlineFrom,
     ExperimentConfig,
     StageAt,
     WandbMode,
+    inert_knobs,
 )
+from hicache.models import ModelConfig
 from hicache.results.keys import KNOWN
 from tests.models.texts import LLAMA_8B
 
@@ -217,6 +219,24 @@ def test_a_value_that_means_nothing_is_refused(override, told):
         load(override)
 
 
+def test_heads_of_full_and_of_window_layers_are_dealt_each_by_their_own_number():
+    fields = {"name": "both", "num_full_layers": 1, "num_swa_layers": 1, "window_len": 64}
+    heads = {"num_query_heads": 12, "num_kv_heads": 4, "swa_num_kv_heads": 12, "hidden_size": 768}
+    sizes = {"head_dim": 64, "dense_params": 4_000_000, "head_params": 768_000}
+    config = load("parallel.tp=4")
+    model = ModelConfig(**fields, **heads, **sizes)
+    assert replace(config, model=model).tp == 4
+    with pytest.raises(ValueError, match="must divide the 4 KV heads of both"):
+        replace(config, model=model, parallel=replace(config.parallel, tp=6))
+    with pytest.raises(ValueError, match="must divide the 12 KV heads of both"):
+        replace(config, model=model, parallel=replace(config.parallel, tp=8))
+
+
+def test_a_model_has_its_default_devices_or_all_that_the_machine_has():
+    assert [load("model=qwen3_32b", f"hardware={name}").tp for name in ("h200", "h100")] == [16, 8]
+    assert load("model=qwen3_32b", "hardware=h100", "parallel.tp=4").tp == 4
+
+
 def test_latent_kv_has_no_heads_to_deal():
     assert load("model=kimi_linear_48b", "parallel.tp=3").parallel.tp == 3
 
@@ -226,6 +246,15 @@ def test_a_page_longer_than_the_grid_of_states_names_both_where_there_is_such_a_
     with pytest.raises(ValueError, match=re.escape(told)):
         load("cache.page_size=16384", "cache.checkpoints=every")
     assert load("cache.page_size=16384").cache.page_size == 16384
+
+
+@pytest.mark.parametrize(
+    ("overrides", "is_inert"),
+    [((), True), (("cache.checkpoints=every",), False), (("cache.windows=every",), False)],
+)
+def test_a_knob_that_several_choices_use_has_an_effect_with_each(overrides, is_inert):
+    inert = inert_knobs(load("model=qwen3_next_80b", *overrides))
+    assert ("cache.checkpoint_tokens" in inert) is is_inert
 
 
 def test_a_knob_takes_its_option_for_granted_unless_one_is_typed():

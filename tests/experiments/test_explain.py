@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from experiments.explain.__main__ import lines, main
-from experiments.explain.rerun import Rerun, rerun
-from experiments.explain.segments import Steps, segments_of
-from experiments.explain.trace import write_trace
-from experiments.launch.job import as_yaml, begin
-from experiments.launch.schema import stored_config
 from hicache import experiment
 from hicache.cache.tree.node import FULL
+from hicache.cli.explain.command import lines, main
+from hicache.cli.explain.rerun import Rerun, rerun
+from hicache.cli.explain.segments import Steps, segments_of
+from hicache.cli.explain.trace import write_trace
+from hicache.cli.job import as_yaml, begin
+from hicache.cli.schema import stored_config
 from hicache.results.metrics import TTFT_PARTS, Status, summarize
 from hicache.results.tracking import write_json
 from tests.experiments.trace_format import TraceFormatError, check_trace
@@ -91,8 +91,7 @@ def test_the_spans_of_a_trace_add_up_to_the_summary(trace: dict[str, Any], again
         total_ns = sum(round(span["dur"] * 1000) for span in spans if span["cat"] == part)
         assert total_ns / count / 1e9 == pytest.approx(again.summary[f"request/{part}_s_mean"])
     forward_ns = sum(round(span["dur"] * 1000) for span in spans if span["cat"] == "forward")
-    devices = again.config.parallel.tp or again.config.model.default_tp
-    assert forward_ns / 1e9 * devices == pytest.approx(again.summary["gpu/busy_s"])
+    assert forward_ns / 1e9 * again.config.tp == pytest.approx(again.summary["gpu/busy_s"])
 
 
 @pytest.mark.parametrize(

@@ -6,18 +6,17 @@ from itertools import product
 import pytest
 from omegaconf import OmegaConf
 
-from experiments import compare
-from experiments.sweep import sum_up
-from experiments.tables.groups import (
+from hicache.cli import compare
+from hicache.cli.sweep import sum_up
+from hicache.cli.tables.groups import (
     Spread,
-    baseline_of,
     by_question,
     differing_keys,
     group_runs,
     load_runs,
     question_key,
 )
-from experiments.tables.table import number, over_runs
+from hicache.cli.tables.table import answer_sets, number, over_runs, table_of
 from hicache.results.tracking import write_json
 
 OTHER_CODE = "b" * 64
@@ -228,7 +227,18 @@ def test_one_form_of_a_table_at_a_time(sweep, capsys):
 
 def test_the_baseline_differs_in_the_question_alone(sweep):
     groups = groups_of(sweep)
-    assert baseline_of(groups[3], groups, "prefetch.stop") is groups[1]
+    (baseline,) = [answers[0] for answers in answer_sets(groups) if groups[3] in answers]
+    assert baseline is groups[1]
+
+
+def test_arms_that_differ_in_several_knobs_are_compared_with_the_first(sweep):
+    groups = groups_of(sweep)
+    far = [groups[1], groups[2]]  # of another rate and another stop policy
+    assert answer_sets(far) == [far]
+    assert answer_sets([*groups[:1], *groups[2:]]) == [[groups[0], groups[2], groups[3]]]
+    (base, other) = table_of(far, ["request/ttft_s_mean"]).sections[0]
+    name = "request/ttft_s_mean ratio median"
+    assert [base.values[name], other.values[name]] == ["", 4]
 
 
 def test_ratios_pair_seeds(sweep):

@@ -5,29 +5,29 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from experiments import compare
-from experiments.tables import intervals
-from experiments.tables.groups import differing_keys, group_runs, load_runs
-from experiments.tables.paired import Pairs
-from experiments.tables.request_metrics import METRICS, Percentile
+from hicache.cli import compare
+from hicache.cli.tables import intervals
+from hicache.cli.tables.groups import differing_keys, group_runs, load_runs
+from hicache.cli.tables.paired import Pairs
+from hicache.cli.tables.request_metrics import METRICS, Percentile
 from hicache.clock import SECOND_NS
 from hicache.results.metrics import Status, summarize
-from hicache.results.report import write_requests
+from hicache.results.requests_file import write_requests
 from hicache.results.tracking import write_json
 from hicache.results.verdict import RHOS
 
 
-def write_run(path, records, measures, *, stop, seed=0, window=0, kind="trace"):
+def write_run(path, records, measures, *, stop, seed=0, window=0, kind="trace", **knobs):
     path.mkdir(parents=True)
     config = {
         "name": "stops",
         "seed": seed,
         "workload": {"window": window, "kind": kind},
-        "prefetch": {"stop": stop},
+        "prefetch": {"stop": stop, **knobs},
     }
     (path / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(config)))
     write_json(path / "summary.json", summarize(records, measures))
-    write_requests(path / "requests.parquet", records)
+    write_requests(path, records)
 
 
 @pytest.fixture
@@ -63,6 +63,21 @@ def two_runs(path, measures, first, second):
     write_run(path / "0", first, measures, stop="best_effort")
     write_run(path / "1", second, measures, stop="timeout")
     return path
+
+
+def test_two_arms_may_differ_in_any_number_of_knobs(tmp_path, measures, late, capsys):
+    arms = (("best_effort", 64, "fit"), ("timeout", 256, "abandon"), ("timeout", 64, "abandon"))
+    for number, (stop, threshold, cut) in enumerate(arms):
+        records = [late(request, number) for request in range(30)]
+        knobs = {"stop": stop, "threshold": threshold, "cut": cut}
+        write_run(tmp_path / str(number), records, measures, **knobs)
+    paths = [str(tmp_path / str(number)) for number in range(len(arms))]
+    for count in (2, 3):
+        compare.main([*paths[:count], "--paired", "--json"])
+        found = json.loads(capsys.readouterr().out)
+        means = [each["metrics"]["request/ttft_s_mean"]["difference"] for each in found]
+        assert means == pytest.approx([1, 2][: count - 1])
+        assert {each["baseline"]["prefetch.cut"] for each in found} == {"fit"}
 
 
 def windows_of(path, measures, late, delays, *, turns=1):

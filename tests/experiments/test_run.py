@@ -1,5 +1,7 @@
 """The command line, with an engine that answers at once: what is printed, written and returned."""
 
+import concurrent.futures
+import fcntl
 import json
 import os
 import shutil
@@ -19,14 +21,23 @@ import gc, json, os, resource, socket, sys, types
 sys.path[:0] = [{root!r}, {tests!r}]
 from conftest import finished_request
 from hicache.results.metrics import REQUIRED_MEASURES, Progress, Result, Row
+from hicache.storage.base import StorageError
+from hicache.storage.passwords import reveal
 
 def run(config, *, progress=None):
     if config.storage.root == "missing":
         raise FileNotFoundError(2, "No such trace", "missing")
+    if config.storage.kind == "redis":
+        url = reveal(config.storage.root)
+        if "closed" in url:
+            raise StorageError("no server at " + url)
+        assert "s3cr3t" in url
     if config.storage.root == "bug":
         raise RuntimeError("a bug of ours")
     if config.storage.root == "huge":
         raise MemoryError
+    if "GATE" in os.environ:
+        open(os.environ["GATE"]).read()
     if config.storage.root == "slow" and "HURRY" not in os.environ:
         raise KeyboardInterrupt
     rows = [Row(time_s=10.0 * (i + 1), computed_tokens=300) for i in range(3)]
@@ -42,9 +53,9 @@ def run(config, *, progress=None):
 module = types.ModuleType("hicache.experiment")
 module.run = run
 sys.modules["hicache.experiment"] = module
-from experiments.launch.schema import config_of
-from experiments.run import main
-from experiments.tables import result_table, sweep_figure, table
+from hicache.cli.schema import config_of
+from hicache.cli.run import main
+from hicache.cli.tables import result_table, sweep_figure, table
 from hicache.results import report
 from hydra._internal.hydra import Hydra
 from hydra.core.plugins import Plugins
@@ -79,6 +90,25 @@ if "DRAW" not in os.environ:  # what half of a run is spent on
 if not any(word.startswith("experiment=") for word in sys.argv):
     Hydra.get_mode = lambda *told, **named: None  # composes all of it, for only they have a mode
 main()
+"""
+# a policy whose second job is killed, as by a system that runs out of memory
+KILLED = """
+import os, signal, time
+
+class Mine:
+    waits = uses_clock = False
+
+    def __init__(self, config, page_size, rates):
+        if config.threshold == 512:
+            while not os.path.exists("sweep/0/summary.json"):
+                time.sleep(0.05)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def may_stop(self, prefetch, now_ns):
+        return True
+
+    def deadline_ns(self, prefetch):
+        return None
 """
 RUN_FILES = {
     "config.yaml",
@@ -212,6 +242,56 @@ def test_bad_input_is_one_sentence_and_exit_code_2(program, override, told):
     assert told in done.stderr
     assert done.stderr.count("\n") == 1
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("mode", "url"),
+    [
+        ((), "redis://:s3cr3t/+pw@open:6379/0"),
+        ((), "redis://me:s3cr3t%2F%2Bpw@closed:6379/0"),
+        (("-m", "seed=0,1"), "redis://:s3cr3t/+pw@open:6379/0,redis://:s3cr3t/+pw@closed:1/0"),
+        (("cache.typo=1",), "redis://:s3cr3t/+pw@open:6379/0"),
+        (("cache.host_gib=1,2",), "redis://:s3cr3t,/+pw@open:6379/0"),
+    ],
+)
+def test_a_password_is_in_nothing_that_a_run_writes_or_prints(program, tmp_path, mode, url):
+    place = f"hydra.{'sweep' if '-m' in mode else 'run'}.dir={tmp_path}"
+    wandb = {"WANDB_MODE": "offline"} if not mode else {}
+    done = program(*mode, "storage=redis", f"storage.root={url}", place, **wandb)
+    assert "Traceback" not in done.stderr
+    assert "s3cr3t" not in done.stdout + done.stderr
+    found = contents_of(tmp_path)
+    assert [path for path, content in found.items() if b"s3cr3t" in content] == []
+    if mode == ():
+        assert b"***@" in found[tmp_path / "config.yaml"]
+    if "closed" in url:
+        errors = [content.decode() for path, content in found.items() if path.name == "error.txt"]
+        assert errors
+        assert all("no server at redis://" in each and ":***@closed" in each for each in errors)
+
+
+def test_a_password_comes_from_the_environment_or_a_file(program, tmp_path):
+    (tmp_path / "secret").write_text("s3cr3t\n")
+    root = ("storage=redis", "storage.root=redis://open:6379")
+    for number, given in enumerate(
+        ({"": "s3cr3t"}, {"_FILE": str(tmp_path / "secret")}, {"_FILE": str(tmp_path / "none")})
+    ):
+        variables = {f"HICACHE_STORAGE_PASSWORD{end}": value for end, value in given.items()}
+        done = program(*root, f"hydra.run.dir={tmp_path / str(number)}", **variables)
+        assert done.returncode == (2 if number == 2 else 0), done.stderr
+        assert number < 2 or "No such file or directory" in done.stderr
+
+
+def test_a_password_in_a_yaml_file_is_refused_before_hydra_writes_it_down(program, tmp_path):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(
+        "# @package _global_\nstorage: {kind: redis, root: 'redis://:s3cr3t@open'}\n"
+    )
+    out = tmp_path / "out"
+    done = program(f"hydra.searchpath=[{tmp_path}]", "experiment=mine", f"hydra.run.dir={out}")
+    assert done.returncode == 2
+    assert "redis://:***@open holds a password in a YAML file" in done.stderr
+    assert not out.exists()
 
 
 def test_a_run_that_counts_no_request_has_failed(program):
@@ -365,6 +445,59 @@ def test_a_run_into_the_directory_of_another_run_is_refused(program, used):
     assert "another configuration (seed was 0 and is 1)" in done.stderr
     assert done.stderr.count("\n") == 1
     assert contents_of(used) == before
+
+
+@pytest.mark.parametrize("place", ["run", "sweep"])
+def test_a_second_run_at_a_time_in_one_directory_is_refused(program, tmp_path, place):
+    told = [*(["-m", "seed=0,1"] if place == "sweep" else []), f"hydra.{place}.dir={tmp_path}"]
+    holder = os.open(tmp_path, os.O_RDONLY)  # as a run does that is under way
+    fcntl.flock(holder, fcntl.LOCK_EX)
+    try:
+        done = program(*told)
+    finally:
+        os.close(holder)
+    assert (done.returncode, done.stdout) == (2, "")
+    (said,) = done.stderr.splitlines()
+    assert said.startswith(f"another run is writing to {tmp_path}: wait for its end")
+    assert list(tmp_path.iterdir()) == []
+    assert program(*told).returncode == 0
+
+
+def test_a_run_holds_its_directory_until_its_process_ends(program, tmp_path):
+    with concurrent.futures.ThreadPoolExecutor(1) as threads:
+        os.mkfifo(tmp_path / "gate")
+        run_dir = f"hydra.run.dir={tmp_path / 'run'}"
+        first = threads.submit(program, run_dir, GATE=str(tmp_path / "gate"))
+        with (tmp_path / "gate").open("w"):  # opened once the first run is under way
+            holder = os.open(tmp_path / "run", os.O_RDONLY)
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        assert first.result().returncode == 0
+        fcntl.flock(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(holder)
+
+
+def test_a_sweep_whose_worker_is_killed_sums_up_what_it_has_and_goes_on(tmp_path):
+    (tmp_path / "killed.py").write_text(KILLED)
+    command = [sys.executable, "-m", "experiments.run", "-m", "hydra/launcher=joblib"]
+    command += [
+        "hydra.launcher.n_jobs=2",
+        f"hydra.sweep.dir={tmp_path / 'sweep'}",
+    ]
+    command += ["prefetch.stop=killed:Mine", "prefetch.threshold=256,512", "workload.limit=5"]
+    places = os.pathsep.join([str(ROOT), str(tmp_path)])
+    variables = {**os.environ, "PYTHONPATH": places, "WANDB_MODE": "disabled"}
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True)
+    assert done.returncode == 1
+    (said,) = [line for line in done.stderr.splitlines() if "killed" in line]
+    assert said.startswith("a worker process was killed (SIGKILL(-9))")
+    assert (
+        "1 of 2 jobs are finished; to continue, repeat the command with hydra.sweep.dir=sweep"
+        in said
+    )
+    assert "Traceback" not in done.stderr
+    assert last_line(done) == tmp_path / "sweep"
+    assert len(json.loads((tmp_path / "sweep" / "sweep.json").read_text())) == 1
 
 
 def test_a_run_by_other_code_is_made_again(program, used):

@@ -92,7 +92,7 @@ KNOBS = (
     _each("parallel.hit_agreement", "restorable", "min_of_maxima"),
     _each("parallel.collective_s", 0.00015, 0.0),
     _each("parallel.replicas", 1, 2, 3, plain_share=0.7),
-    _each("parallel.router", "sticky", "round_robin", "prefix_load", plain_share=None),
+    _each("parallel.router", "sticky", "round_robin", "prefix_load", "scored", plain_share=None),
     # what is asked
     Knob(
         name=WORKLOAD,
@@ -298,6 +298,7 @@ UNDRAWN = {
     "storage.root",
     "workload.block_tokens",
     "workload.load",
+    "workload.max_context",
     "workload.path",
     "workload.system_tokens",
     "workload.tokenizer",

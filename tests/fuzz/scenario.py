@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
-from experiments.launch.schema import config_of
 from hicache.cache.tiers.capacity import page_bytes
+from hicache.cli.schema import config_of
 from hicache.config import ExperimentConfig
 from hicache.models import GIB
 from hicache.workload.build import Workload, load_workload
@@ -133,8 +133,7 @@ def _pools(
 ) -> dict[str, object]:
     """Memory for so many pages of each pool, in terms of what a long request takes."""
     model, page = config.model, config.cache.page_size
-    tp = config.parallel.tp or model.default_tp
-    sizes = page_bytes(model, page, tp)
+    sizes = page_bytes(model, page, config.tp)
     longest = _longest_pages(workload, page)
     window = -(-model.window_len // page) + 2
     device = (

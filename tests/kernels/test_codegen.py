@@ -314,6 +314,27 @@ def test_a_disassembly_is_counted_and_walked():
         assert gb_per_s[where] == pytest.approx(32 * 128 / (latency + 140), rel=0.02)
 
 
+DESCRIBED = """
+x
+  payload loads 2 × 128 bit; stores 1 × 32 bit, 1 × 128 bit; index loads 1
+  40 registers, 1 spills, 8 B stack, 64 B shared memory, 1 barriers, 11 instructions, 8 a turn
+  in flight every turn: 4 KiB a program of 4 warps, 48 KiB an SM of 12 programs
+  a program: 4.86 GB/s at 700 ns, 2.84 GB/s at 1300 ns, 1.91 GB/s at 2000 ns; drained by \
+MOV R12, R4"""
+
+
+def test_a_report_is_described():
+    sizes = {"num_warps": 4, "shared_bytes": 64}
+    report = codegen.read_sass("x", disassembly(*LOOP), "REG:40 STACK:8 SHARED:0", **sizes)
+    assert codegen._described(report) == DESCRIBED
+    still = [("EXIT", control())]
+    report = codegen.read_sass("y", disassembly(*still), "REG:9 STACK:0 SHARED:0", **sizes)
+    assert codegen._described(report).endswith("a program: moves nothing")
+    assert (report.flight_bytes, report.turn_instructions, report.drained_by) == (0, 0, "")
+    with pytest.raises(RuntimeError, match=r"no REG:.* in the output of cuobjdump"):
+        codegen.read_sass("z", disassembly(*still), "", **sizes)
+
+
 def test_a_load_whose_register_is_written_again_is_no_payload():
     again = [
         ("LDG.E.128 R4, desc[UR4][R2.64]", control(lands_on=0)),

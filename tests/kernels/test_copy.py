@@ -4,6 +4,7 @@ Every case keeps items of both pools out of the ids: a write outside of its item
 """
 
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
@@ -245,6 +246,40 @@ def test_kernels_are_launched_on_the_device_of_their_tensors(random_bytes, ids, 
     pages = index.page_table(ids([3]), ids([0, 1]).view(1, 2), ids([0, 1]), num_columns=1)
     index.window_table(pages, ids([1]), ids([0, 1, 2, 3]), page_size=1, window_len=1)
     assert kernel.num_launches == 3
+
+
+def test_few_programs_cross_a_link_and_many_stay_within(monkeypatch):
+    monkeypatch.setattr(copy, "num_sms", lambda device: 132)
+    pool = torch.zeros(2, 64)
+    within = copy_table([pool], [pool.clone()])
+    across = replace(within, dst=tuple(each.to("meta") for each in within.dst))
+    assert [copy.programs_of(within, tiles, None) for tiles in (0, 1, 300)] == [1, 1, 264]
+    assert [copy.programs_of(across, tiles, None) for tiles in (1, 3, 300)] == [1, 3, 4]
+    assert [copy.programs_of(across, 300, wanted) for wanted in (1, 9, 400)] == [1, 9, 300]
+
+
+def test_programs_run_one_at_a_time_without_a_gpu():
+    assert copy.num_sms(torch.device("cpu")) == 1
+
+
+def test_a_transfer_of_too_many_lines_is_refused():
+    pool = torch.zeros(2, 64)  # an item is one line of 32 words
+    table = copy_table([pool], [pool.clone()])
+    lines_of_a_tile = TILE_WORDS // 32
+    wanted = (1 << 30) - 1, (1 << 30) // lines_of_a_tile
+    assert copy.lines_and_tiles_of(table, (1 << 30) - 1) == wanted
+    with pytest.raises(ValueError, match="a transfer of 1073741824 lines is too long"):
+        copy.lines_and_tiles_of(table, 1 << 30)
+
+
+@pytest.mark.parametrize(
+    ("item_bytes", "lines", "steps", "width"),
+    [(16, 4096, 1, 2), (256, 256, 2, 16), (2048, 32, 8, 32), (65536, 1, 8, 1024)],
+)
+def test_a_thread_reads_lines_in_steps_of_at_least_128_bytes(item_bytes, lines, steps, width):
+    pool = torch.zeros(2, item_bytes, dtype=torch.uint8)
+    shape = copy.tile_shape(copy_table([pool], [pool.clone()]))
+    assert shape == {"TOGETHER": 1, "LINES": lines, "STEPS": steps, "WIDTH": width}
 
 
 @pytest.mark.parametrize("item_bytes", [16, 256, 2048, 4096, 65536, 3 * 65536])

@@ -158,6 +158,45 @@ def test_index_operations_refuse_what_would_be_read_past_its_end(call, arguments
         call(*arguments)
 
 
+@pytest.mark.parametrize(("page_size", "window_len"), [(0, 8), (4, 0)])
+def test_sizes_of_nothing_are_refused(page_size, window_len):
+    with pytest.raises(ValueError, match=f"got page {page_size}, window {window_len}"):
+        kernels.window_table(
+            i32(0).view(1, 1), i32(1), i32(0), page_size=page_size, window_len=window_len
+        )
+
+
+def test_tables_of_the_least_size_are_made():
+    empty = page_tables(i32(1), i32(0, 1).view(1, 2), i32(0, 1), 0)
+    assert empty.shape == (1, 0)
+    assert page_tables(i32(1), i32(0, 1).view(1, 2), i32(0, 1), 2).tolist() == [[1, 0]]
+    window = kernels.window_table(i32(0).view(1, 1), i32(1), i32(7), page_size=1, window_len=1)
+    assert window.tolist() == [[7]]
+
+
+@pytest.mark.parametrize(
+    ("spans", "sentence"),
+    [
+        (i32(0, 1), "spans must be \\[S, 2\\] and contiguous, got shape \\(2,\\)"),
+        (i32(0, 1, 2).view(1, 3), "spans must be"),
+        (i32(0, 1, 0, 1).view(2, 2).T, "spans must be|one contiguous axis"),
+        (torch.zeros(1, 2), "spans must be int32"),
+    ],
+)
+def test_spans_of_another_form_are_refused(spans, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        page_tables(i32(1, 2), spans, i32(0, 1))
+
+
+def test_ids_are_sent_for_each_pair_in_its_place(table):
+    pairs = (table, i32(3, 5), i32(0, 4)), (table, i32(1), i32(2))
+    sent = kernels.send_ids(*pairs)
+    assert [[ids.tolist() for ids in pair] for pair in sent] == [[[3, 5], [0, 4]], [[1], [2]]]
+    assert kernels.send_ids() == []
+    with pytest.raises(ValueError, match="target id 2 is written more than once"):
+        kernels.send_ids(pairs[0], (table, i32(1, 0), i32(2, 2)))
+
+
 @pytest.mark.parametrize("num_programs", [0, -4])
 def test_no_programs_are_refused(num_programs, table):
     with pytest.raises(ValueError, match="at least one program wanted"):

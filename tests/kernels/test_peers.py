@@ -1,7 +1,11 @@
 """The peers of the bench move the right bytes, and as widely as the engines say of theirs."""
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 import torch
+import triton.language as tl
 
 from hicache.kernels import contract
 from hicache.kernels.bench import peers
@@ -35,6 +39,111 @@ def test_what_needs_a_gpu_or_a_package_declines(name):
     pool = torch.zeros(2, 64)
     with pytest.raises(NotImplementedError, match=r"needs a GPU|SGLang cannot be imported"):
         peers.PEERS[name]([pool, pool], [pool.clone(), pool.clone()])
+
+
+class Launched:
+    """Stands for a kernel, and remembers how it was launched."""
+
+    def __init__(self):
+        self.launches = []
+
+    def __getitem__(self, grid):
+        return lambda *arguments, **constants: self.launches.append((grid, arguments, constants))
+
+
+@pytest.mark.parametrize(
+    ("name", "word", "block", "num_warps", "grid"),
+    [
+        ("vllm_blocks", tl.int64, 1024, 4, (12, 1)),
+        ("vllm_states", tl.int8, 1024, 4, (40, 1)),
+        ("vllm_states_tiled", tl.int64, 1024, 4, (40, 16)),
+        ("sgl_warps", tl.int64, 1024, 32, (2, 1)),
+        ("sglang_slots", tl.int16, 8192, 8, (40, 1)),
+    ],
+)
+def test_a_peer_is_launched_as_its_engine_launches_it(
+    name, word, block, num_warps, grid, monkeypatch
+):
+    kernel = Launched()
+    monkeypatch.setattr(peers, "_pointer_copy_kernel", kernel)
+    src, dst = torch.zeros(2, 20, 32), torch.zeros(2, 30, 32)
+    ids = torch.arange(20, dtype=torch.int32)
+    launch = peers.PEERS[name](list(src), list(dst))
+    launch(ids, ids + 10)
+    launch(ids, ids + 10, num_programs=3)
+    launch(ids[:0], ids[:0])
+    assert [each[0] for each in kernel.launches] == [grid, (3, grid[1])]
+    sources, targets, words, num_items = kernel.launches[0][1]
+    assert sources.tolist() == [src.data_ptr() + 128 * item for item in range(40)]
+    assert targets.tolist() == [
+        dst.data_ptr() + 128 * (i % 20 + 10 + i // 20 * 30) for i in range(40)
+    ]
+    assert words.tolist() == [128 * 8 // word.primitive_bitwidth] * 40
+    assert (num_items, len(kernel.launches[0][1])) == (40, 4)
+    assert kernel.launches[0][2] == {"WORD": word, "BLOCK": block, "num_warps": num_warps}
+
+
+def test_many_states_take_four_programs_an_sm_of_an_h200(monkeypatch):
+    kernel = Launched()
+    monkeypatch.setattr(peers, "_pointer_copy_kernel", kernel)
+    pool, ids = torch.zeros(600, 4), torch.arange(600, dtype=torch.int32)
+    peers.sglang_slots([pool], [pool.clone()])(ids, ids)
+    assert kernel.launches[0][0] == (4 * 132, 1)
+
+
+def test_the_unified_peer_takes_two_programs_a_buffer(monkeypatch):
+    kernel = Launched()
+    monkeypatch.setattr(peers, "_unified_copy_kernel", kernel)
+    src, dst = torch.zeros(2, 5, 4, 2, 16), torch.zeros(2, 7, 4, 2, 16)
+    ids = torch.arange(3, dtype=torch.int32)
+    peers.sglang_unified(list(src), list(dst))(ids, ids)
+    peers.sglang_unified(list(src), list(dst))(ids, ids, num_programs=9)
+    assert [each[0] for each in kernel.launches] == [(2,)] * 2 + [(9,)] * 2
+    assert kernel.launches[0][1][4:] == (3, 4, 16, 64, 64, 16, 16)
+    assert kernel.launches[0][2] == {"BLOCK": 1024, "num_warps": 32}
+    with pytest.raises(NotImplementedError, match="rows of heads in one piece wanted"):
+        peers.sglang_unified(list(src[:, :, :, :, ::1].transpose(2, 3)), list(dst))
+
+
+@pytest.mark.parametrize(
+    ("name", "programs", "uses_tma"), [("sglang_registers", 2, False), ("sglang_tma", 4, True)]
+)
+def test_sglangs_own_kernels_are_called_as_sglang_calls_them(name, programs, uses_tma, monkeypatch):
+    asked, calls = [], []
+    module = SimpleNamespace(
+        use_hicache_tma_kernel=lambda **sizes: asked.append(sizes) or True,
+        transfer_hicache_all_layer=lambda **arguments: calls.append(arguments),
+    )
+    monkeypatch.setitem(sys.modules, peers.SGLANG_MODULE, module)
+    src, dst = torch.zeros(4, 6, 16, 2, 32), torch.zeros(4, 9, 16, 2, 32)  # K, V, K, V
+    kernel = peers.PEERS[name]
+    launch = kernel(list(src), list(dst))
+    ids = torch.tensor([5, 0], dtype=torch.int32)
+    launch(ids, ids + 3)
+    launch(ids, ids, num_programs=7)
+    first = {k: v.tolist() if isinstance(v, torch.Tensor) else v for k, v in calls[0].items()}
+    rows = [*range(80, 96), *range(16)]
+    assert first == {
+        "k_ptr_src": [src[0].data_ptr(), src[2].data_ptr()],
+        "v_ptr_src": [src[1].data_ptr(), src[3].data_ptr()],
+        "k_ptr_dst": [dst[0].data_ptr(), dst[2].data_ptr()],
+        "v_ptr_dst": [dst[1].data_ptr(), dst[3].data_ptr()],
+        "indices_src": rows,
+        "indices_dst": [row + 48 for row in rows],
+        "kv_cache_src_stride_bytes": 256,
+        "kv_cache_dst_stride_bytes": 256,
+        "element_size": 256,
+        "block_quota": programs,
+        "page_size": 16 if uses_tma else 1,
+    }
+    assert calls[1]["block_quota"] == 7
+    assert asked == [{"element_size": 256, "block_quota": 4, "page_size": 16}] * uses_tma
+    with pytest.raises(NotImplementedError, match="layer-first pools of equal pages"):
+        kernel(list(src), list(dst[:, :, :, :1]))
+    module.use_hicache_tma_kernel = lambda **sizes: False
+    if uses_tma:
+        with pytest.raises(NotImplementedError, match="declines these pages"):
+            kernel(list(src), list(dst))
 
 
 @pytest.mark.parametrize("num_programs", [1, 5])

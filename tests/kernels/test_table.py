@@ -136,10 +136,47 @@ def test_rows_that_source_and_target_share_are_copied_in_place():
     assert torch.equal(dst[2:], before.as_strided([2, 2, kib], [16 * kib, 6 * kib, 1], 0))
 
 
-def test_a_part_outside_of_the_table_is_refused():
-    table = copy_table([buffer(6, 4096)], [buffer(6, 4096)])
-    with pytest.raises(ValueError, match=r"buffers \[0, 2\) wanted, the table has 1"):
-        table.part(0, 2)
+@pytest.mark.parametrize(("start", "stop"), [(0, 4), (-1, 2), (1, 1), (2, 1)])
+def test_a_part_outside_of_the_table_is_refused(start, stop):
+    table = copy_table([buffer(6, 64)] * 3, list(buffer(3, 6, 64)))
+    with pytest.raises(ValueError, match=rf"buffers \[{start}, {stop}\) wanted, the table has 3"):
+        table.part(start, stop)
+
+
+def test_a_part_and_the_way_back_are_tables_of_their_own():
+    src, dst = [buffer(6, 64), buffer(4, 32)], [buffer(5, 64), buffer(9, 32)]
+    table = copy_table(src, dst)
+    assert (table.num_src_items, table.num_dst_items, table.item_bytes) == (4, 5, 96)
+    assert not table.crosses_link
+    back = table.reversed()
+    assert (back.num_src_items, back.num_dst_items) == (5, 4)
+    last = table.part(1, 2)
+    assert [each.data_ptr() for each in (*last.src, *last.dst)] == [
+        src[1].data_ptr(),
+        dst[1].data_ptr(),
+    ]
+
+
+def test_the_stride_of_a_single_item_does_not_matter():
+    wide = buffer(2, 24)
+    copy_table([wide[:1, :16]], [buffer(1, 16)])
+    with pytest.raises(ValueError, match="stride between items must be a multiple of 16 bytes: 24"):
+        copy_table([wide[:, :16]], [buffer(2, 16)])
+
+
+def test_an_axis_of_one_place_has_no_stride():
+    one = buffer(4, 16).as_strided([4, 1, 16], [16, 0, 1])
+    assert copy_table([one], [buffer(4, 16)]).item_bytes == 16
+    with pytest.raises(ValueError, match="parts of 16 bytes lie 8 bytes apart"):
+        copy_table([buffer(64).as_strided([2, 16], [16, 1]).as_strided([2, 2, 16], [32, 8, 1])],
+                   [buffer(2, 32)])  # fmt: skip
+
+
+def test_what_is_contiguous_on_one_side_alone_is_cut_on_both():
+    src, dst = buffer(2, 4, 32), buffer(2, 2, 128)[:, :, :64]
+    rows = copy_table([src], [dst]).rows.tolist()
+    starts = [(src.data_ptr() + 64 * k, dst.data_ptr() + 128 * k) for k in range(2)]
+    assert rows == [[*start, 128, 256, 64] for start in starts]
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
-from experiments.launch.schema import config_of
+from hicache.cli.schema import config_of
+from hicache.engine.deployment import deploy
+from hicache.executor.simulated.cost import CostModel
 from hicache.models.hugging_face import derive_model, read_model
 from hicache.models.shapes import ModelConfig, describe
+from tests.executor.test_cost import h200
 from tests.models.test_shapes import model
 from tests.models.texts import TEXTS
 
@@ -165,6 +168,11 @@ BROKEN: list[tuple[str, dict[str, Any], str]] = [
         {"quantization_config": {"quant_method": "bits"}},
         "quantization method bits",
     ),
+    ("Qwen/Qwen3-8B", {"quantization_config": {"bits": 8}}, "method .no quant_method.: set"),
+    ("Qwen/Qwen3-8B", {"quantization_config": {}}, "method .no quant_method.: set"),
+    ("Qwen/Qwen3-8B", {"quantization_config": 7}, "quantization_config must be an object, got 7"),
+    ("Qwen/Qwen3-8B", {"model_type": []}, r"model_type must be one of .*, got \[\]"),
+    ("Qwen/Qwen3-8B", {"model_type": ...}, "model_type must be one of .*, got None"),
 ]
 
 
@@ -182,7 +190,43 @@ def test_what_is_given_stands() -> None:
     small = derive_model(text, {"kv_dtype_bytes": 1, "dense_param_bytes": 2.0, "default_tp": 8})
     assert small.full_token_bytes * 2 == plain.full_token_bytes
     assert (plain.dense_param_bytes, small.dense_param_bytes) == (1.0, 2.0)
-    assert (plain.default_tp, small.default_tp) == (16, 8)
+    assert small.default_tp == 8
+
+
+# GLM-5.2 and 5.3 have index keys on 21 of 78 layers: 78 latents of 576 elements and 21 keys of 128
+GLM_5_2 = {"index_topk_freq": 4, "index_skip_topk_offset": 3}
+SHARED = "FFFSSSFSSSFSSSFSSSFSSSFSSSFSSSFSSSFSSSFSSSFSSSFSSSFSSSFSSSFSSSFSSSFSSSFSSSFSSS"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        GLM_5_2,
+        {"index_topk_pattern": SHARED},
+        {"indexer_types": [{"F": "full", "S": "shared"}[letter] for letter in SHARED]},
+        {"indexer_types": None, "index_topk_pattern": SHARED, "index_topk_freq": 1},
+    ],
+)
+def test_layers_that_share_an_indexer_keep_no_index_keys(said: dict[str, Any]) -> None:
+    shape, all_of_them = derived("zai-org/GLM-5", **said), derived("zai-org/GLM-5")
+    assert shape.full_token_bytes == 95_232
+    assert all_of_them.full_token_bytes == 109_824
+    assert "".join("FS"["i" not in word] for word in shape.layer_words) == SHARED
+    index = 32 * (2048 * 128 + 6144) + 6144 * 128
+    assert all_of_them.dense_params - shape.dense_params == (78 - 21) * index
+    costs = [CostModel(each, h200(), tp=32) for each in (shape, all_of_them)]
+    of_a_token = [cost.layer_bytes(1, 0, 0) for cost in costs]
+    assert [each.sum() for each in of_a_token] == [32 * 95_232, 32 * 109_824]
+    assert of_a_token[0][:4].tolist() == [32 * 2 * (576 + 128)] * 3 + [32 * 2 * 576]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [{"index_topk_freq": 0}, {"index_topk_pattern": "FS"}, {"indexer_types": ["half"] * 78}],
+)
+def test_a_schedule_of_indexers_that_cannot_be_is_refused(said: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(said))):
+        derived("zai-org/GLM-5", **said)
 
 
 def test_null_says_as_little_as_nothing() -> None:
@@ -211,6 +255,32 @@ def test_a_file_is_derived_from_the_command_line(tmp_path: Path) -> None:
     assert all(getattr(found, item.name) == getattr(wanted, item.name) for item in fields(found))
 
 
+@pytest.mark.parametrize(
+    ("hardware", "devices", "tokens"), [("h200", 8, 1_500_000), ("b200", 4, 1_000_000)]
+)
+def test_devices_and_pools_of_a_derived_model_are_those_of_its_machine(
+    tmp_path: Path, hardware: str, devices: int, tokens: int
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(TEXTS["Qwen/Qwen3-235B-A22B"]))
+    config = config_of(f"model.from_hf={tmp_path}", f"hardware={hardware}")
+    deployment = deploy(config)
+    free_bytes = deployment.cost.free_device_bytes
+    assert config.tp == devices
+    assert [deployment.device.total_bytes, deployment.host.total_bytes] == [
+        free_bytes,
+        2 * free_bytes,
+    ]
+    assert (deployment.device.counts[0] or 0) * config.cache.page_size > tokens
+    chosen = config_of(f"model.from_hf={tmp_path}", "cache.device_gib=7", "model.default_tp=16")
+    assert (chosen.tp, deploy(chosen).device.total_bytes) == (16, 7 << 30)
+
+
+def test_a_model_too_large_for_a_machine_is_told_what_the_machine_has(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(TEXTS["deepseek-ai/DeepSeek-V3"]))
+    with pytest.raises(ValueError, match=r"do not fit on 8 device\(s\) of h100.*\(at most 8\)"):
+        deploy(config_of(f"model.from_hf={tmp_path}", "hardware=h100"))
+
+
 def test_a_quantisation_told_beside_the_file_is_read(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(TEXTS["Qwen/Qwen3-8B"]))
     told = {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}
@@ -219,11 +289,39 @@ def test_a_quantisation_told_beside_the_file_is_read(tmp_path: Path) -> None:
     assert (shape.dense_param_bytes, shape.kv_dtype_bytes) == (1.0, 1)
 
 
-@pytest.mark.parametrize("told", ["{", "[]", '{"quantization": 7}'])
+def test_a_quantisation_of_the_kv_alone_leaves_the_weights_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(TEXTS["Qwen/Qwen3-8B"]))
+    told = {"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(told))
+    shape = read_model(tmp_path, {})
+    assert (shape.dense_param_bytes, shape.kv_dtype_bytes) == (2.0, 1)
+
+
+def test_layers_that_are_said_to_be_dense_have_no_experts() -> None:
+    plain, dense = (derived("Qwen/Qwen3-30B-A3B", mlp_only_layers=said) for said in ([], [0, 3]))
+    assert (plain.num_moe_layers, dense.num_moe_layers) == (48, 46)
+    beside = 2048 * 128  # what chooses the experts of a layer
+    mlp = 3 * 2048 * TEXTS["Qwen/Qwen3-30B-A3B"]["intermediate_size"]
+    assert dense.dense_params - plain.dense_params == 2 * (mlp - beside)
+
+
+def test_bytes_that_are_given_stand_in_for_a_method_that_is_not_told() -> None:
+    given = {"dense_param_bytes": 1.0, "expert_param_bytes": 1.0}
+    text = {**TEXTS["Qwen/Qwen3-8B"], "quantization_config": {"bits": 8}}
+    assert derive_model(text, given).dense_param_bytes == 1.0
+
+
+def test_a_file_that_is_nested_too_deeply_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(ValueError, match=r"config\.json is not JSON \(maximum recursion depth"):
+        read_model(tmp_path, {})
+
+
+@pytest.mark.parametrize("told", ["{", "[]", '{"quantization": 7}', "[" * 100_000])
 def test_a_broken_quantisation_beside_the_file_is_refused(tmp_path: Path, told: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(TEXTS["Qwen/Qwen3-8B"]))
     (tmp_path / "hf_quant_config.json").write_text(told)
-    with pytest.raises(ValueError, match=r"is not JSON|must (hold|be) an object"):
+    with pytest.raises(ValueError, match=r"is not JSON|must (contain a JSON|be an) object"):
         read_model(tmp_path, {})
 
 
@@ -239,7 +337,11 @@ def test_a_derived_model_without_a_file_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("text", "told"),
-    [("{", "is not JSON"), ("[]", "must hold an object, got list"), (None, "does not exist")],
+    [
+        ("{", "is not JSON"),
+        ("[]", "must contain a JSON object, got list"),
+        (None, "does not exist"),
+    ],
 )
 def test_what_is_no_config_json_is_refused(tmp_path: Path, text: str | None, told: str) -> None:
     path = tmp_path / "config.json"

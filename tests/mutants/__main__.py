@@ -51,7 +51,8 @@ def trial(mutant: Mutant, found: Reach, budget_s: float) -> Trial:
     anything of it; of a module that has nothing to run, which is data alone, to any.
     """
     reached = found.tests_of(mutant.path, mutant.lines)
-    afresh = mutant.at_import or IMPORT in reached
+    # Triton compiles the text of a kernel, so another code object in it would change nothing
+    afresh = mutant.at_import or IMPORT in reached or "@triton.jit" in _source(mutant)
     if mutant.at_import:
         reached = reached | _importing(mutant.path, found)
     near = in_turn(reached - {IMPORT}, found.seconds)

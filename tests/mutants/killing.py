@@ -5,6 +5,7 @@ when a module is imported is imported afresh, with all that depends on it. A fai
 """
 
 import gc
+import linecache
 import os
 import resource
 import shutil
@@ -33,8 +34,7 @@ MEMORY_BYTES = 8 << 30  # a process may take so much
 LOADING_S = 60
 SLACK_S, SLACK = 5, 10  # a test may take so much, and so many times what it takes otherwise
 FAILED, BROKEN = 1, 70  # exit statuses
-# libraries of operators register themselves at import, once a process
-KEPT = ("hicache.kernels", "tests.mutants")
+KEPT = ("tests.mutants",)
 
 
 class Fate(StrEnum):
@@ -210,7 +210,11 @@ class _Mutated(MetaPathFinder, SourceLoader):
     def __init__(self, mutant: Mutant) -> None:
         self._path = ROOT / mutant.path
         self._name = mutant.path.removesuffix(".py").replace("/", ".")
-        self._source = mutant.applied(self._path.read_text()).encode()
+        source = mutant.applied(self._path.read_text())
+        self._source = source.encode()
+        # Triton reads the text of kernels; an entry without a time is not compared with the file
+        lines = source.splitlines(keepends=True)
+        linecache.cache[str(self._path)] = len(source), None, lines, str(self._path)
 
     def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
         return spec_from_loader(name, self) if name == self._name else None

@@ -190,6 +190,8 @@ def _is_left_alone(node: ast.AST) -> bool:
     match node:
         case ast.JoinedStr() | ast.Assert() | ast.keyword(arg="strict"):
             return True
+        case ast.If(test=ast.Compare(left=ast.Name(id="__name__"))):  # what starts a program
+            return True
         case ast.Raise(exc=ast.Call(func=ast.Name(id="AssertionError"))):
             return True
         case ast.ClassDef(bases=bases):

@@ -15,10 +15,15 @@ PACKAGES = {
     "storage": ["hicache/storage/**/*.py"],
     "diff": ["experiments/diff/*.py"],
     "executor": ["hicache/executor/storage_script.py", "hicache/executor/simulated/*.py"],
+    "kernels": ["hicache/kernels/**/*.py"],
 }
-# a program that prints figures, clients of what is seldom there, and a rank as a process; the sides
-# of engines in folders of `experiments/diff` need the engine
+# Left out: programs that print figures, clients of servers that are rarely installed, and what
+# tests run in a process of its own (a bench on an imitated GPU, compilation, a rank). The sides of
+# engines in folders of `experiments/diff` need the engine.
 LEFT_OUT = {
+    *(f"hicache/kernels/bench/{name}.py" for name in ("__main__", "cases", "contest", "figures")),
+    *(f"hicache/kernels/bench/{name}.py" for name in ("device_cases", "link_cases", "measure")),
+    *(f"hicache/kernels/{name}.py" for name in ("codegen_cases", "stand_in")),
     "hicache/engine/ranks/processes.py",
     "hicache/storage/bench.py",
     "hicache/storage/engines/mooncake.py",

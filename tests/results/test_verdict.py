@@ -10,18 +10,27 @@ from pathlib import Path
 
 import pytest
 
-from experiments import compare
-from experiments.launch.job import run_job
-from experiments.launch.progress import ProgressBar
-from experiments.launch.schema import config_of
-from experiments.launch.terminal import show_line, show_run
-from experiments.sweep import sum_up
-from experiments.tables.groups import differing_keys, group_runs, load_runs
-from experiments.tables.sweep_figure import draw_sweep
 from hicache import experiment
+from hicache.cli import compare
+from hicache.cli.job import run_job
+from hicache.cli.progress import ProgressBar
+from hicache.cli.schema import config_of
+from hicache.cli.sweep import sum_up
+from hicache.cli.tables.groups import differing_keys, group_runs, load_runs
+from hicache.cli.tables.sweep_figure import draw_sweep
+from hicache.cli.terminal import show_line, show_run
 from hicache.config import METRICS
 from hicache.results.metrics import summarize
-from hicache.results.verdict import CLEAN, CONDITIONS, SURVIVORS, in_short, objections
+from hicache.results.verdict import (
+    CLEAN,
+    CONDITIONS,
+    SURVIVORS,
+    in_short,
+    is_overloaded,
+    objections,
+    stage_lines,
+    stages,
+)
 
 PAGE = (Path(__file__).parents[2] / "docs" / "verdict.md").read_text()
 TABLE = [
@@ -35,7 +44,7 @@ COMMANDS = {
     for block in re.findall(r"^# (.+?)(?=\n\n|\n```)", PAGE, flags=re.DOTALL | re.MULTILINE)
 }
 CLEAN_RUN = PAGE.rpartition("```bash\n")[2].splitlines()[0]
-START = "python -m experiments.run"
+START = "hicache run"
 
 
 def overrides_of(command: str) -> list[str]:
@@ -85,6 +94,57 @@ def test_nothing_is_objected_to_the_default_run_which_is_contended_in_every_tier
     assert summary["request/storage_wait_s_mean"] > summary["request/prefill_s_mean"]
     hits = [summary[f"cache/{tier}_hit_tokens"] for tier in ("device", "host", "storage")]
     assert min(hits) > 0.1 * summary["request/prompt_tokens"]
+
+
+FULL = ("model=llama3_8b", "parallel.tp=1", "storage=none", "workload.limit=null")
+
+
+def test_a_closed_loop_is_as_full_as_it_was_meant_to_be():
+    summary = summary_of(*FULL, "workload=multi_turn", "workload.num_sessions=8")
+    assert summary["load/rho_gpu"] > 0.9
+    assert summary["load/closed_loop"] == 1
+    assert not is_overloaded(summary)
+    assert is_overloaded({**summary, "load/closed_loop": 0})
+
+
+STAGED = (*FULL, "workload=shared_prefix", "workload.answer_tokens=1", "workload.stage_s=20")
+
+
+@pytest.mark.parametrize("jump", ["true", "false"])
+def test_a_load_with_stages_is_judged_by_its_busiest(jump):
+    rates = "workload.stage_rates=[0.1,7,0.1,0.1,0.1,0.1,0.1,0.1]"
+    summary = summary_of(*STAGED, rates, "workload.groups=60", f"engine.jump={jump}")
+    assert summary["load/rho_gpu"] < 0.2
+    parts = stages(summary)
+    gpu, queue = (
+        [part[f"load/rho_{name}"] for part in parts.values()] for name in ("gpu", "queue")
+    )
+    names = [[each.name for each in objections([part])] for part in parts.values()]
+    assert names[0] == ["idle"]
+    assert "overloaded GPU" in names[1]
+    assert queue[2] > 0.1  # it catches up with what came before
+    assert names[-1] == ["idle"]
+    assert "idle" not in [each.name for each in objections([summary])]
+    assert is_overloaded(summary)
+    assert sum(part["request/count"] for part in parts.values()) == summary["request/count"]
+    assert max(queue) <= 1
+    assert gpu[1] > 0.9 > gpu[2]
+    lines = stage_lines(summary)
+    assert [line.partition(":")[0] for line in lines] == [f"stage {n}" for n in range(1, 9)]
+    assert "GPU overloaded" in lines[1]
+
+
+def test_a_stage_of_the_warm_up_is_not_judged_and_the_others_keep_their_numbers():
+    rates = "workload.stage_rates=[1,1,1]"
+    summary = summary_of(*STAGED, rates, "workload.warm_up_s=10")
+    assert list(stages(summary)) == [2, 3]
+
+
+def test_a_load_with_pauses_that_makes_requests_wait_is_not_idle():
+    busy = {"load/rho_gpu": 0.18, "request/queue_s_mean": 0.26, "request/prefill_s_mean": 1.0}
+    assert objections([busy]) == []
+    (idle,) = objections([{**busy, "request/queue_s_mean": 0.24}])
+    assert idle.name == "idle"
 
 
 @pytest.fixture(scope="module")

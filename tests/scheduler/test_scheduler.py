@@ -1,11 +1,13 @@
 """What the scheduler decides, one decision at a time."""
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 
 from hicache.cache.prefix_cache import Acquired
-from hicache.scheduler.batch import Batch, Extend
+from hicache.scheduler.batch import NOTHING, Batch, Extend, Outcome
+from hicache.scheduler.budget import StepBudget
 from hicache.scheduler.decision import Reason
 from hicache.scheduler.request_state import RequestState
 from tests.scheduler.world import World, plot_of, request_of
@@ -104,6 +106,72 @@ def test_a_half_computed_prompt_gives_way_to_the_last_one() -> None:
     assert world.scheduler.waiting == [(half.place, half)]
     assert world.counters["scheduler/prefill_oom_count"] == half.retractions == 1
     assert world.counters["scheduler/retracted_count"] == 0
+
+
+@pytest.mark.plain
+@pytest.mark.parametrize(
+    ("is_copying", "lingering", "settled", "wanted"),
+    [
+        (False, [], [], False),
+        (False, [], [True, True], False),
+        (True, [], [True], True),
+        (False, [], [True, False], True),
+        (False, ["pages"], [True], True),
+        (False, ["pages"], [], True),
+        (False, ["pages"], [False], True),
+    ],
+)
+def test_copies_and_prefetches_under_way_may_give_room(
+    *, is_copying: bool, lingering: list[str], settled: list[bool], wanted: bool
+) -> None:
+    world = world_with()
+    world.cache.in_flight.update([object()] if is_copying else [])  # type: ignore[list-item]
+    reads = {number: SimpleNamespace(is_settled=each) for number, each in enumerate(settled)}
+    prefetcher = SimpleNamespace(active=reads, lingering=lingering)
+    world.scheduler.prefetcher = prefetcher  # type: ignore[assignment]
+    assert world.scheduler._may_get_room == wanted
+    assert world.scheduler._is_final(Batch()) == (not wanted)
+
+
+@pytest.mark.parametrize("place", ["batch", "running", "partial"])
+def test_a_refusal_is_not_final_while_another_request_has_pages(place: str) -> None:
+    world = world_with((10, 90, 5))
+    other = world.scheduler.running.pop()
+    batch = Batch(extends=[Extend(other, 0, 8, [])] if place == "batch" else [])
+    if place == "running":
+        world.scheduler.running.append(other)
+    if place == "partial":
+        world.scheduler.partial = other
+    assert not world.scheduler._is_final(batch)
+
+
+@pytest.mark.plain
+@pytest.mark.parametrize("waits_for", ["a running request", "a copy", None])
+def test_a_half_computed_prompt_without_pages_starts_over_only_if_nothing_may_free_any(
+    waits_for: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = world_with((10, 90, 5), (40, 90, 0))
+    half = world.scheduler.partial = world.scheduler.running.pop()
+    if waits_for != "a running request":
+        world.scheduler.running.clear()
+    if waits_for == "a copy":
+        world.cache.in_flight.add(object())  # type: ignore[arg-type]
+    monkeypatch.setattr(world.cache, "extend", lambda *_: False)
+    batch, budget = Batch(), StepBudget(chunk_tokens=16, reserved_tokens=0)
+    world.scheduler._continue_partial(half, batch, budget)
+    assert (world.scheduler.partial is half) == (waits_for is not None)
+    assert world.counters["scheduler/prefill_oom_count"] == (waits_for is None)
+
+
+@pytest.mark.plain
+@pytest.mark.parametrize("how", ["finished", "rejected", "aborted"])
+def test_requests_that_ended_in_one_way_alone_are_handed_out_once(how: str) -> None:
+    scheduler = world_with().scheduler
+    ended = Outcome()
+    getattr(ended, how).append("a request")
+    scheduler._ended = ended
+    assert scheduler.take_ended() is ended
+    assert scheduler.take_ended() is NOTHING
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,13 @@ import errno
 import fcntl
 import os
 import re
+import resource
 import socket
 import sqlite3
 import stat
 import tracemalloc
-from collections.abc import Callable
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from random import Random
 
@@ -543,6 +544,57 @@ def test_a_full_disk_refuses_pages_and_keeps_those_it_has(
         assert write(storage, keys(*range(200))) == [True] * 200
         assert assert_whole_or_absent(storage, keys(*range(200))) == 200
     assert list(tmp_path.glob("*/writing/*")) == []
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """No file of this process can be written, and none can be made longer."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("kind", ["slab", "file"])
+def test_a_store_on_a_full_disk_is_opened_read_and_takes_no_more(kind: str, tmp_path: Path) -> None:
+    few, many = keys(1, 2, 3), keys(*range(1, 9))
+    with closing(opened(kind, tmp_path)) as storage:
+        assert write(storage, few) == [True] * 3
+    with full_disk(), closing(opened(kind, tmp_path)) as storage:
+        found = storage.contains(many)
+        num_whole = assert_whole_or_absent(storage, many)
+        written = write(storage, many)
+        found_again = storage.contains(many)
+    assert found == written == found_again == [True] * 3 + [False] * 5
+    assert num_whole == 3
+    with closing(opened(kind, tmp_path)) as storage:
+        assert write(storage, many) == [True] * 8
+
+
+def test_a_slab_whose_disk_fills_up_while_it_is_read_is_closed_all_the_same(tmp_path: Path) -> None:
+    with closing(opened("slab", tmp_path)) as storage:
+        write(storage, keys(1))
+    with full_disk():
+        storage = opened("slab", tmp_path)
+        num_whole = assert_whole_or_absent(storage, keys(1))
+        storage.close()
+    assert num_whole == 1
+
+
+def test_a_slab_of_another_namespace_is_refused_on_a_full_disk_too(tmp_path: Path) -> None:
+    with closing(opened("slab", tmp_path)):
+        pass
+    (ours,) = tmp_path.iterdir()
+    ours.rename(tmp_path / namespace_name("theirs"))
+    with full_disk(), pytest.raises(StorageError, match="namespace 'test', not 'theirs'"):
+        SlabStorage(tmp_path, namespace="theirs", capacity_bytes=None)
+
+
+def test_a_slab_that_is_new_on_a_full_disk_is_one_clear_error(tmp_path: Path) -> None:
+    with full_disk(), pytest.raises(StorageError, match="cannot open the slab storage in"):
+        opened("slab", tmp_path)
 
 
 @pytest.mark.parametrize("name", ["open", "pwritev", "close", "rename"])

@@ -104,6 +104,13 @@ def test_a_batch_larger_than_the_capacity_stores_what_fits(tmp_path: Path) -> No
         assert results == [True, True, True, False, False]
 
 
+def test_a_page_larger_than_the_capacity_evicts_nothing(tmp_path: Path) -> None:
+    with closing(open_slab(tmp_path, 2 * SMALL)) as storage:
+        assert [write_sized(storage, key(number), SMALL) for number in (1, 2)] == [True, True]
+        assert not write_sized(storage, key(3), LARGE)
+        assert storage.contains(keys(1, 2, 3)) == [True, True, False]
+
+
 def test_stand_ins_are_charged_the_size_of_their_component(tmp_path: Path) -> None:
     with closing(open_slab(tmp_path, 6 * LARGE, page_bytes={0: SMALL, 2: LARGE})) as storage:
         for number in range(3):
@@ -116,7 +123,7 @@ def test_a_page_larger_than_its_component_is_refused(tmp_path: Path) -> None:
     with closing(open_slab(tmp_path, page_bytes={2: SMALL})) as storage:
         assert write_sized(storage, key(1), LARGE)
         assert write_sized(storage, key(1, 2), SMALL)
-        with pytest.raises(ValueError, match=f"component 2 has at most {SMALL} bytes, got {LARGE}"):
+        with pytest.raises(ValueError, match=f"kind 2 has at most {SMALL} bytes, got {LARGE}"):
             write_sized(storage, key(2, 2), LARGE)
 
 

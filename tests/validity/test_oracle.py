@@ -7,6 +7,7 @@ import pytest
 
 from hicache.workload.oracle import (
     CheckpointRule,
+    Curve,
     Visit,
     Visits,
     infinite,
@@ -30,6 +31,11 @@ def random_visits(seed: int, count: int, depth: int, branching: int) -> Visits:
         reach = int(generator.integers(0, len(chain) + 1))
         visits.append(Visit(np.array(chain), reach, reach, (reach + 1) * PAGE))
     return Visits(visits=visits, num_pages=len(ids), page_size=PAGE)
+
+
+def test_a_capacity_hits_what_the_curve_has_from_its_size_on() -> None:
+    curve = Curve(capacity_bytes=np.array([10, 20]), hit_tokens=np.array([3, 6]), prompt_tokens=12)
+    assert [curve.hit_rate(size) for size in (9, 10, 19, 20, 99)] == [0, 0.25, 0.25, 0.5, 0.5]
 
 
 def hit_pages(visit: Visit, held: frozenset[int]) -> int:

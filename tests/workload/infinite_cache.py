@@ -16,7 +16,9 @@ def page_chain(tokens: bytes, namespace: str, page: int = PAGE) -> Iterator[int]
         yield chained
 
 
-def token_hit_rate(requests: Iterable[Request], *, only_ends: bool = False) -> float:
+def token_hit_rate(
+    requests: Iterable[Request], *, only_ends: bool = False, page: int = PAGE
+) -> float:
     """Matched share of all prompt tokens, in whole pages, at most `prompt_len - 1` a request.
 
     A prompt and its answer are in the cache as soon as the request has arrived. With `only_ends` a
@@ -27,19 +29,21 @@ def token_hit_rate(requests: Iterable[Request], *, only_ends: bool = False) -> f
     hit = total = 0
     for request in requests:
         chain = list(
-            page_chain(request.prompt.to_bytes() + request.output.to_bytes(), request.namespace)
+            page_chain(
+                request.prompt.to_bytes() + request.output.to_bytes(), request.namespace, page
+            )
         )
-        reach = (request.prompt_len - 1) // PAGE
+        reach = (request.prompt_len - 1) // page
         total += request.prompt_len
         if only_ends:
-            hit += PAGE * max((d for d in range(1, reach + 1) if chain[d - 1] in usable), default=0)
-            for end in (request.prompt_len // PAGE, len(chain)):
+            hit += page * max((d for d in range(1, reach + 1) if chain[d - 1] in usable), default=0)
+            for end in (request.prompt_len // page, len(chain)):
                 if end:
                     usable.add(chain[end - 1])
         else:
-            for page in chain[:reach]:
-                if page not in usable:
+            for hashed in chain[:reach]:
+                if hashed not in usable:
                     break
-                hit += PAGE
+                hit += page
             usable.update(chain)
     return hit / total

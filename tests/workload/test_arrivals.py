@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -150,3 +152,34 @@ def test_a_request_settled_twice_is_refused() -> None:
 def test_a_child_without_its_parent_is_refused() -> None:
     with pytest.raises(ValueError, match="request 4 follows request 2, which does not come before"):
         Feeder([TREES[0], TREES[4]], WorkloadConfig(arrivals=Arrivals.open))
+
+
+# 0 -> 1 and 2 (sub-agents), which 3 joins as it follows 0; 3 -> 4
+JOINED = [
+    request(0, 10),
+    request(1, 20, parent=0),
+    request(2, 20, parent=0),
+    replace(request(3, 30, parent=0, think=5), joins=(1, 2)),
+    request(4, 40, parent=3),
+]
+
+
+@pytest.mark.parametrize(("mode", "wanted"), [(Arrivals.causal, 70), (Arrivals.closed, 75)])
+def test_a_request_waits_for_all_the_sub_agents_that_it_joins(mode: Arrivals, wanted: int) -> None:
+    feed = Feeder(JOINED, WorkloadConfig(arrivals=mode))
+    feed.initial()
+    assert [each.id for _, each in feed.on_answered(0, 15)] == [1, 2]
+    assert feed.on_answered(2, 60) == []
+    assert named(feed.on_answered(1, 70)) == [(wanted, 3)]
+
+
+@pytest.mark.parametrize("answered", [None, 1])
+def test_a_request_is_dropped_with_the_first_sub_agent_that_it_joins(answered: int | None) -> None:
+    feed = Feeder(JOINED, WorkloadConfig(arrivals=Arrivals.closed))
+    feed.initial()
+    feed.on_answered(0, 15)
+    if answered:
+        assert feed.on_answered(answered, 20) == []
+    assert [each.id for each in feed.on_dropped(2, 30).requests] == [3, 4]
+    if not answered:
+        assert feed.on_dropped(1, 40).requests == []

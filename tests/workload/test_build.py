@@ -254,3 +254,46 @@ def test_more_tokens_than_there_are_ids_is_refused() -> None:
     plain = load_workload(CHAT, data_dir=None, seed=0)
     with pytest.raises(ValueError, match="can be repeated at most"):
         repeat_sessions(plain, 1e5, 0)
+
+
+def test_a_session_ends_before_its_first_request_beyond_the_context(tmp_path: Path) -> None:
+    agent = {"t": 20.0, "type": "subagent", "requests": [ask(20.0, 130, [7, 8])]}
+    late = {"t": 40.0, "type": "subagent", "requests": [ask(40.0, 130, [7, 8])]}
+    turns = [ask(10.0 * turn, 200 + 64 * turn, [*range(4 + turn)]) for turn in range(6)]
+    (tmp_path / "long.json").write_text(json.dumps(session(*turns[:3], agent, *turns[3:5], late)))
+    (tmp_path / "short.json").write_text(json.dumps(session(ask(0.0, 100, [1, 2]), name="b")))
+    config = WorkloadConfig(kind="weka_agentic", path=str(tmp_path), max_context=200 + 3 * 64 + 39)
+    kept = load_workload(config, data_dir=None, seed=0)
+    # the fourth turn and its answer of 40 tokens are one token too many
+    assert sorted(r.prompt_len for r in kept.requests) == [100, 130, 200, 264, 328]
+    assert [r.id for r in kept.requests] == list(range(5))
+    (note,) = kept.notes
+    assert note.startswith("3 of 8 requests and 49% of the prompt tokens left out")
+    uncut = load_workload(replace(config, max_context=432), data_dir=None, seed=0)
+    assert (len(uncut.requests), len(uncut.notes)) == (6, 1)
+    assert load_workload(replace(config, max_context=None), data_dir=None, seed=0).notes == ()
+
+
+def test_a_context_that_no_request_fits_is_refused(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", [session(ask(0.0, 100, [1, 2]))])
+    config = WorkloadConfig(kind="weka_agentic", path=str(path), max_context=9)
+    with pytest.raises(ValueError, match="max_context=9 leaves no request"):
+        load_workload(config, data_dir=None, seed=0)
+
+
+def test_joins_are_numbered_anew_in_samples_and_copies(tmp_path: Path) -> None:
+    agent = {"t": 3.0, "type": "subagent", "requests": [ask(3.0, 130, [7, 8])]}
+    for added, name in enumerate(("a", "b")):
+        turns = [ask(0.0, 200 + added, [1, 2, 3]), agent, ask(90.0, 300, [1, 2, 3, 4])]
+        (tmp_path / f"{name}.json").write_text(json.dumps(session(*turns, name=name)))
+    config = WorkloadConfig(kind="weka_agentic", path=str(tmp_path), session_rate=0.001)
+    workload = load_workload(config, data_dir=None, seed=0)
+    twice = repeat_sessions(workload, 2.0, seed=1)
+    for each in (workload, twice):
+        joined = [(r, each.requests[join]) for r in each.requests for join in r.joins]
+        assert len(joined) == len(each.requests) // 3
+        for request, last in joined:
+            assert last.parent_id == request.parent_id
+            assert last.prompt_len == 130
+            sibling = each.requests[request.parent_id or 0]
+            assert np.isin(last.prompt.starts - sibling.prompt.starts[0], range(2000)).all()

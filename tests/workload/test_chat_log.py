@@ -1,15 +1,17 @@
 """Logs of chats: what they share is kept, what they say is not."""
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from experiments.launch.job import run_job
-from experiments.launch.progress import ProgressBar
-from experiments.launch.schema import config_of
 from hicache import experiment
+from hicache.cli.job import run_job
+from hicache.cli.progress import ProgressBar
+from hicache.cli.schema import config_of
 from hicache.config import WorkloadConfig
 from hicache.request import Request
 from hicache.workload import kept
@@ -150,7 +152,7 @@ def test_a_bad_line_is_named_and_not_shown(tmp_path: Path, line: dict[str, Any],
     assert "Quince" not in str(caught.value)
 
 
-@pytest.mark.parametrize("tokenizer", ["nowhere:encode", "json:nothing", "json"])
+@pytest.mark.parametrize("tokenizer", ["nowhere:encode", "json:nothing"])
 def test_a_tokenizer_that_is_not_there_is_refused(tmp_path: Path, tokenizer: str) -> None:
     path = write_lines(tmp_path / "log.jsonl", LOG)
     with pytest.raises(ValueError, match=r"workload\.tokenizer must be module:function"):
@@ -165,3 +167,91 @@ def test_a_tokenizer_that_gives_no_list_is_refused(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "log.jsonl", LOG)
     with pytest.raises(ValueError, match=r":as_a_mapping must return a list of tokens, got a dict"):
         load(path, tokenizer=f"{__name__}:as_a_mapping")
+
+
+def test_questions_about_shared_documents_are_no_conversation(tmp_path: Path) -> None:
+    def ask(created: int, document: str, question: str, *more: dict[str, Any]) -> dict[str, Any]:
+        asked = {"role": "user", "content": 99 * document + question}
+        return {"created": created, "messages": [SYSTEM, asked, *more], "response": "So it is."}
+
+    answer = {"role": "assistant", "content": "So it is."}
+    log = [ask(time, "abcd "[time % 5], f"{time}?") for time in range(40)]
+    log.append(ask(90, "b", "1?", answer, AGAIN))
+    log.append(ask(95, "b", "1?", {**answer, "content": "It was edited."}, AGAIN))
+    path = write_lines(tmp_path / "log.jsonl", log)
+    assert [r.parent_id for r in load(path)] == [None] * 40 + [1, 1]
+
+
+def test_a_turn_continues_the_request_with_the_answer_that_it_repeats(tmp_path: Path) -> None:
+    def ask(created: int, response: str, *more: dict[str, Any]) -> dict[str, Any]:
+        return {"created": created, "messages": [SYSTEM, ASK, *more], "response": response}
+
+    once = {"role": "assistant", "content": "Quince."}
+    log = [ask(0, "Quince."), ask(1, "Damson."), ask(2, "Port.", once, AGAIN), {**LOG[1]}]
+    log[3]["created"] = 3
+    path = write_lines(tmp_path / "log.jsonl", log)
+    assert [r.parent_id for r in load(path)] == [None, None, 0, None]
+
+
+SAID = "the cache keeps the prompt and the answer of every request that the engine serves"
+TOKENIZER = Path(__file__).parent / "fixtures" / "tokenizer.json"
+
+
+def test_plain_prompts_are_read_with_their_answers(tmp_path: Path) -> None:
+    log = [
+        {"timestamp": 0, "prompt": SAID, "response": "So it is."},
+        {"timestamp": 5, "prompt": f"{SAID}So it is. {SAID}", "completion": "Yes."},
+        {"timestamp": 6, "input": SAID[::-1], "usage": {"completion_tokens": 4}},
+    ]
+    found = load(write_lines(tmp_path / "log.jsonl", log), tokenizer=f"{__name__}:letters")
+    said = len(SAID)
+    assert [(r.prompt_len, r.output_len) for r in found] == [
+        (said, 9),
+        (2 * said + 10, 4),
+        (said, 4),
+    ]
+    assert [r.parent_id for r in found] == [None, 0, None]
+    assert shared_len(whole(found[0]), ids(found[1].prompt)) == said + 9
+
+
+class StandIn:
+    """What is used of `tokenizers.Tokenizer`: `from_file`, and `encode` without special tokens."""
+
+    @classmethod
+    def from_file(cls, path: str) -> "StandIn":
+        assert Path(path) == TOKENIZER
+        return cls()
+
+    @classmethod
+    def from_pretrained(cls, name: str) -> "StandIn":
+        raise OSError(f"there is no {name}")
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> SimpleNamespace:
+        assert not add_special_tokens
+        return SimpleNamespace(ids=text.split())
+
+
+@pytest.mark.parametrize("name", [TOKENIZER, TOKENIZER.parent])
+def test_a_tokenizer_of_hugging_face_is_loaded_from_its_file_or_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "tokenizers", SimpleNamespace(Tokenizer=StandIn))
+    path = write_lines(tmp_path / "log.jsonl", [{"timestamp": 0, "prompt": SAID, "output": "a b"}])
+    (found,) = load(path, tokenizer=str(name))
+    assert (found.prompt_len, found.output_len) == (len(SAID.split()), 2)
+    with pytest.raises(ValueError, match=r"workload\.tokenizer=nowhere .*: there is no nowhere"):
+        load(path, tokenizer="nowhere")
+
+
+def test_the_tokens_of_hugging_faces_package_are_counted(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers", reason="a user installs it with the first such tokenizer")
+    path = write_lines(tmp_path / "log.jsonl", [{"timestamp": 0, "prompt": SAID, "output": SAID}])
+    (found,) = load(path, tokenizer=str(TOKENIZER))
+    assert (found.prompt_len, found.output_len) == (15, 15)
+
+
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    path = write_lines(tmp_path / "log.jsonl", [{"timestamp": 0, "prompt": SAID, "output": "a b"}])
+    with pytest.raises(ValueError, match="is missing: pip install tokenizers"):
+        load(path, tokenizer="Qwen/Qwen3-8B")

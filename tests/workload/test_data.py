@@ -1,4 +1,5 @@
 import hashlib
+import os
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -50,6 +51,14 @@ def _make(directory: Path, name: str) -> Path:
 def test_a_given_path_is_taken(tmp_path: Path) -> None:
     path = _make(tmp_path, "elsewhere.jsonl")
     assert find_trace(HERE, path=str(path), data_dir=None) == path
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_a_pipe_is_refused_before_it_is_waited_for(tmp_path: Path, *, given: bool) -> None:
+    os.mkfifo(tmp_path / "mine.jsonl")
+    place = {"path": str(tmp_path / "mine.jsonl")} if given else {"data_dir": str(tmp_path)}
+    with pytest.raises(ValueError, match=r"mine\.jsonl is a pipe or a device, and a trace is read"):
+        find_trace(HERE, **{"path": None, "data_dir": None, **place})
 
 
 def test_a_given_path_that_is_not_there_is_named(tmp_path: Path) -> None:

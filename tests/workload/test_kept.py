@@ -1,4 +1,5 @@
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -90,6 +91,26 @@ def test_a_write_that_fails_leaves_what_was_there(
     monkeypatch.setattr(Path, "replace", fails)
     assert kept(Maker(), b"one")["ids"].tolist() == list(range(1000))
     assert file.read_bytes() == before
+
+
+def test_a_full_disk_keeps_no_part_of_a_file(folder: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))  # a longer file finds no room
+    try:
+        made = kept(Maker(), b"one")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert made["ids"].tolist() == list(range(1000))
+    assert list(folder.iterdir()) == []
+
+
+def test_a_pipe_in_the_place_of_a_file_is_replaced(folder: Path) -> None:
+    kept(Maker(), b"one")
+    (file,) = folder.iterdir()
+    file.unlink()
+    os.mkfifo(file)
+    assert kept(Maker(), b"one")["ids"].tolist() == list(range(1000))
+    assert file.is_file()
 
 
 def test_two_writers_leave_a_whole_file(folder: Path) -> None:

@@ -71,7 +71,7 @@ def test_the_columns_of_public_tables_are_known(
     ("row", "told"),
     [
         ([1, 0, 5], "line 3: input_length must be an integer of at least 1, got '0'"),
-        ([1, 9], "line 3: output_length must be an integer of at least 1, got None"),
+        ([1, 9], "line 3: output_length must be an integer of at least 1, got ''"),
         ([1, "many", 5], "line 3: input_length must be an integer of at least 1, got 'many'"),
         (["soon", 9, 5], "line 3: timestamp must be a number or a date, got 'soon'"),
         (["inf", 9, 5], "line 3: timestamp must be a number or a date, got 'inf'"),
@@ -114,3 +114,10 @@ def test_burst_gpt_tells_sessions_too(tmp_path: Path) -> None:
     header = ["Timestamp", "Session ID", "Request tokens", "Response tokens"]
     found = load(tmp_path, header, [5, "a", 100, 7], [9, "a", 150, 9])
     assert [each.parent_id for each in found] == [None, 0]
+
+
+def test_a_bad_row_after_fields_of_several_lines_is_named_by_its_first(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text('time,in,out,note\n0,9,5,"a\nb\nc"\n\n1,many,5,"a\nb"\n')
+    with pytest.raises(TraceError, match="line 6: in must be an integer"):
+        load_workload(WorkloadConfig(kind="trace", path=str(path)), data_dir=None, seed=0)

@@ -177,7 +177,7 @@ def _row(**changes: object) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("record", "complaint"),
     [
-        (_row(hash_ids=[0]), "600 prompt tokens need 2 blocks of 512 tokens, got 1 hash_ids"),
+        (_row(hash_ids=[0]), "600 prompt tokens need 2 blocks of 512 tokens, got 1"),
         (_row(hash_ids=[0, 1.5]), "a block id must be an integer or text, got 1.5"),
         (_row(session_id=[1]), r"session_id must be an integer or text, got \[1\]"),
         (_row(hash_ids="0"), "hash_ids must be a list of block ids, got '0'"),

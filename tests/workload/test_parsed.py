@@ -7,7 +7,7 @@ from hicache.request import Request, TokenSpans
 from hicache.workload.parsed import load_parsed
 
 FIELDS = (
-    "id", "session_id", "arrival_ns", "parent_id", "think_ns", "stop_reason", "namespace",
+    "id", "session_id", "arrival_ns", "parent_id", "joins", "think_ns", "stop_reason", "namespace",
     "prompt_len", "output_len",
 )  # fmt: skip
 
@@ -21,8 +21,16 @@ def request(number: int, **settings: object) -> Request:
 
 REQUESTS = [
     request(0),
-    request(1, parent_id=0, session_id=0, think_ns=5, stop_reason="tool_use", namespace="ä\0b"),
-    request(2, namespace="lora"),
+    request(
+        1,
+        parent_id=0,
+        joins=(0, 1),
+        session_id=0,
+        think_ns=5,
+        stop_reason="tool_use",
+        namespace="ä\0b",
+    ),
+    request(2, namespace="lora", joins=(1,)),
 ]
 
 

@@ -5,8 +5,12 @@ from collections.abc import Sequence
 
 import pytest
 
+from hicache import experiment
+from hicache.cli.schema import config_of
 from hicache.config import TraceTokens, WorkloadConfig
 from hicache.request import Request
+from hicache.results.metrics import summarize
+from hicache.results.verdict import objections
 from hicache.workload.build import load_workload
 from tests.workload.infinite_cache import token_hit_rate
 
@@ -68,3 +72,14 @@ def test_the_agentic_sessions_extend_their_prompts() -> None:
     assert len(requests) == 29_100
     assert max(r.prompt_len for r in requests) == 880_502
     assert len(extending) / len(followed) > 0.9
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("model", ["llama3_8b", "qwen3_next_80b", "gemma3_27b"])
+def test_agentic_sessions_as_shipped_neither_idle_nor_overload_the_machine(model: str) -> None:
+    result = experiment.run(config_of("workload=weka_agentic", f"model={model}"))
+    summary = summarize(result.records, result.measures)
+    assert summary["cache/rejected_tokens"] <= 0.02 * summary["request/prompt_tokens"]
+    assert not {"idle", "overloaded GPU", "overloaded queue", "overloaded storage"} & {
+        found.name for found in objections([summary])
+    }

@@ -134,11 +134,34 @@ def test_a_block_size_that_does_not_suit_names_the_line(tmp_path: Path) -> None:
         load(path, block_tokens=32)
 
 
-def test_lines_of_different_block_sizes_ask_for_one(tmp_path: Path) -> None:
-    turns = [*CHAINS, (30, 40, 5, [0])]
+@pytest.mark.parametrize("left_out", [0, 1])
+def test_the_one_line_of_another_block_size_is_named(tmp_path: Path, left_out: int) -> None:
+    turns: list[Turn] = [
+        (line, 33 + line, 5, [100 * line, 100 * line + 1, 100 * line + 2][: 3 - left_out])
+        for line in range(1, 15)
+    ]
+    turns[4] = (5, 20, 5, [500, 501, 502])
+    turns.append((20, 200, 5, list(range(900, 913 - left_out))))  # the longest
     path = write_lines(tmp_path / "trace.jsonl", records(turns))
-    with pytest.raises(TraceError, match=r"line 3 has 70 tokens in 5 .*: set workload\.block_tok"):
+    with pytest.raises(
+        TraceError, match=r"line 5: 20 prompt tokens need \d blocks of 16 tokens, got 3"
+    ):
         load(path)
+
+
+def test_lines_of_different_block_sizes_ask_for_one(tmp_path: Path) -> None:
+    turns = [*CHAINS, (30, 40, 5, [10]), (40, 70, 5, [11]), (50, 90, 5, [12])]
+    path = write_lines(tmp_path / "trace.jsonl", records(turns))
+    with pytest.raises(TraceError, match=r"line 6 has 90 tokens in 1 .*: set workload\.block_tok"):
+        load(path)
+
+
+def test_the_one_line_with_another_unit_of_time_is_named(tmp_path: Path) -> None:
+    turns: list[Turn] = [(1_700_000_000_000 + line, 40, 5, [line]) for line in range(9)]
+    turns[4] = (1_700_000_000, 40, 5, [4])
+    path = write_lines(tmp_path / "trace.jsonl", records(turns))
+    with pytest.raises(TraceError, match=r"line 5: it arrives more than ten years before .*line 9"):
+        load(path, block_tokens=64)
 
 
 def system_prompt_trace(path: Path, *, chats: int) -> Path:
@@ -151,38 +174,41 @@ def system_prompt_trace(path: Path, *, chats: int) -> Path:
     return write_lines(path, records([first, *others]))
 
 
-def test_a_system_prompt_taken_for_a_conversation_warns_and_says_what_to_set(
-    tmp_path: Path,
-) -> None:
-    path = system_prompt_trace(tmp_path / "trace.jsonl", chats=162)
-    wrong = load(path)
-    assert len({r.session_id for r in wrong.requests}) == 1
-    (note,) = wrong.notes
-    assert "161 requests were taken for follow-ups of one prompt of 1,030 tokens" in note
-    assert note.endswith("workload.system_tokens=1030")
-    right = load(path, system_tokens=1030)
-    assert len({r.session_id for r in right.requests}) == 162
-    assert right.notes == ()
-    assert shared_len(ids(right.requests[3].prompt), ids(right.requests[9].prompt)) == 1024
+def test_a_prompt_that_many_requests_begin_with_is_no_turn(tmp_path: Path) -> None:
+    path = system_prompt_trace(tmp_path / "trace.jsonl", chats=18)
+    found = load(path).requests
+    assert len({r.session_id for r in found}) == 18
+    assert shared_len(ids(found[3].prompt), ids(found[9].prompt)) == 1024
 
 
-def test_a_few_branches_of_a_conversation_do_not_warn(tmp_path: Path) -> None:
+def test_a_system_prompt_of_a_few_chats_may_be_named(tmp_path: Path) -> None:
     path = system_prompt_trace(tmp_path / "trace.jsonl", chats=17)
-    assert load(path).notes == ()
+    assert len({r.session_id for r in load(path).requests}) == 1
+    assert len({r.session_id for r in load(path, system_tokens=1030).requests}) == 17
+
+
+def test_questions_about_one_document_are_no_conversation(tmp_path: Path) -> None:
+    document = list(range(64))  # of 1,024 tokens; most questions fit into a part of a block
+    turns: list[Turn] = [
+        (at, 1028 + at % 20, 200, [*document, *range(100 * at, 100 * at + 1 + (at % 20 > 12))])
+        for at in range(1, 200)
+    ]
+    path = write_lines(tmp_path / "trace.jsonl", records(turns))
+    assert {r.parent_id for r in load(path).requests} == {None}
 
 
 def test_a_file_under_the_trace_of_others_is_told_where_it_belongs(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "trace.jsonl", records(CHAINS))
     config = WorkloadConfig(kind="mooncake_conversation", path=str(path))
     with pytest.raises(
-        TraceError, match=r"1 blocks of 512 tokens, got 3 .*; .* workload=trace detects the format"
+        TraceError, match=r"1 blocks of 512 tokens, got 3; .* workload=trace detects the format"
     ):
         load_workload(config, data_dir=None, seed=0)
 
 
 def test_a_file_of_no_known_form_says_what_it_has(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "trace.jsonl", [{"prompt": "x", "when": 3}])
-    with pytest.raises(TraceError, match="hash_ids or messages, got fields prompt, when"):
+    path = write_lines(tmp_path / "trace.jsonl", [{"query": "x", "when": 3}])
+    with pytest.raises(TraceError, match="or events or prompt or input, got fields query, when"):
         load(path)
 
 

@@ -3,11 +3,13 @@ from pathlib import Path
 
 import pytest
 
+from hicache.cli.schema import config_of
 from hicache.config import TraceTokens, WorkloadConfig
 from hicache.request import Request
 from hicache.workload import weka_pack
 from hicache.workload.trace import TraceError
 from hicache.workload.weka import load_weka
+from tests.workload.infinite_cache import token_hit_rate
 from tests.workload.traces import ids, shared_len, whole, write_lines
 
 Entry = dict[str, object]
@@ -189,7 +191,7 @@ def packed_request(**changes: object) -> Entry:
         ({"requests": [packed_request(new=[1])]}, "request 0: new must be a flat list of"),
         ({"requests": [packed_request(t=-1)]}, "request 0: t must be a number of at least 0"),
         ({"requests": 5}, "requests must be a list of objects, got 5"),
-        ({"requests": [], "block_size": 16}, "block_size must be 64, got 16"),
+        ({"requests": [], "block_size": 0}, "block_size must be an integer of at least 1, got 0"),
         ({"requests": [], "hash_id_scope": "global"}, "hash_id_scope must be local, got 'global'"),
     ],
 )
@@ -206,3 +208,70 @@ def test_the_packer_says_what_it_cannot_read(
     (tmp_path / "trace_7.json").write_text("{")
     assert weka_pack.main([str(tmp_path), str(tmp_path / "out.gz")]) == 1
     assert "trace_7.json: not JSON" in capsys.readouterr().err
+
+
+AGENTX = Path(__file__).parent / "fixtures" / "agentx.jsonl"
+
+
+def load_agentx(tokens: TraceTokens = TraceTokens.literal) -> list[Request]:
+    """The fixture's first session of 12 requests, and its second of 2 long after."""
+    config = WorkloadConfig(tokens=tokens, think_cap_s=600, session_rate=1e-6)
+    requests = load_weka(AGENTX, config, seed=4)
+    assert [len({r.session_id for r in each}) for each in (requests[:12], requests[12:])] == [4, 1]
+    return requests
+
+
+def test_nested_times_of_agentx_count_from_the_start_of_the_session() -> None:
+    requests = load_agentx()[:12]
+    begin_ns = requests[0].arrival_ns
+    # 600 of the 747 s between 53 and 800 are kept
+    assert [round((r.arrival_ns - begin_ns) / 1e9, 3) for r in requests] == [
+        *(0, 9, 15.6, 15.8, 20, 25, 38, 41, 44.6, 50, 653, 753),
+    ]
+    assert [r.session_id for r in requests] == [0, 0, 2, 3, 2, 3, 2, 0, 8, 0, 0, 8]
+
+
+def test_a_parent_waits_for_the_sub_agents_that_end_before_it_goes_on() -> None:
+    requests = load_agentx()
+    assert [r.parent_id for r in requests] == [None, 0, 1, 1, 2, 3, 4, 1, 7, 7, 9, 8, None, 12]
+    assert {r.id: r.joins for r in requests if r.joins} == {7: (6, 5)}
+    think_s = [round(r.think_ns / 1e9, 3) for r in requests]
+    # the second request is answered after 15 s, the last sub-agent's after 40 s
+    assert (think_s[2], think_s[7], think_s[9]) == (0.6, 1, 6)
+
+
+def test_an_unlimited_cache_hits_the_repeated_blocks_of_agentx() -> None:
+    assert token_hit_rate(load_agentx()) == pytest.approx(4928 / 8782)
+
+
+def test_the_time_of_a_relative_sub_agent_is_its_end(tmp_path: Path) -> None:
+    agent: Entry = {
+        "t": 30.0,
+        "type": "subagent",
+        "duration_ms": 25_000,
+        "requests": [ask(0.0, 130, [7, 8]), ask(20.0, 200, [7, 8, 9])],
+    }
+    requests = load(tmp_path, session(ask(1.0, 200, [1, 2, 3]), agent, ask(40.0, 300, [1, 2, 3])))
+    start_ns = requests[0].arrival_ns - 10**9
+    assert [(r.arrival_ns - start_ns) // 10**9 for r in requests] == [1, 5, 25, 40]
+    assert requests[3].joins == (2,)
+    assert requests[3].think_ns == 13 * 10**9
+
+
+def test_sessions_of_other_block_sizes_are_read(tmp_path: Path) -> None:
+    first, second = load(
+        tmp_path,
+        session(ask(0.0, 40, [1, 2, 3]), ask(5.0, 60, [1, 2, 4, 5])) | {"block_size": 16},
+        tokens=TraceTokens.literal,
+    )
+    assert shared_len(ids(first.prompt), ids(second.prompt)) == 32
+
+
+def test_a_sub_agent_without_requests_is_left_out(tmp_path: Path) -> None:
+    agent: Entry = {"t": 3.0, "type": "subagent", "requests": []}
+    assert len(load(tmp_path, session(ask(0.0, 200, [1, 2, 3]), agent))) == 1
+
+
+def test_the_sessions_that_come_with_the_workload_end_at_the_models_context() -> None:
+    config = config_of("workload=weka_agentic", "model=qwen3_next_80b")
+    assert config.workload.max_context == config.model.max_len == 262_144

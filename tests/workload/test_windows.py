@@ -142,7 +142,7 @@ def test_a_window_in_which_nothing_comes_is_refused(tmp_path: Path) -> None:
     lines = [mooncake_record((at, 600, 4, [at, at + 1])) for at in (0, 1000, 90_000)]
     path = write_lines(tmp_path / "mooncake_conversation.jsonl", lines)
     config = WorkloadConfig(kind="mooncake_conversation", path=str(path))
-    wanted = r"workload\.window=2 of workload\.windows=5 is empty.*got 3 requests"
+    wanted = r"workload\.window=2 of workload\.windows=5 is empty.*has 3 requests"
     with pytest.raises(ValueError, match=wanted):
         loaded(window(2, config))
 

@@ -51,10 +51,12 @@ def capacities(
     if device_bytes > free_device_bytes:
         raise ValueError(
             f"cache.device_gib={cache.device_gib} is more than the {free_device_bytes / GIB:.1f} "
-            f"GiB of device memory that the weights of {model.name} and activations leave free"
+            f"GiB of device memory that the weights of {model.name} and activations leave free; "
+            f"cache.device_gib=null takes all of it"
         )
     device = _split(cache, model, sizes, DEVICE, device_bytes)
-    return device, _split(cache, model, sizes, HOST, int(cache.host_gib * GIB))
+    host_bytes = 2 * device_bytes if cache.host_gib is None else int(cache.host_gib * GIB)
+    return device, _split(cache, model, sizes, HOST, host_bytes)
 
 
 def make_pools(device: Capacity, host: Capacity, *, is_traced: bool, is_checked: bool) -> Pools:

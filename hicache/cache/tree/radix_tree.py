@@ -101,10 +101,12 @@ class RadixTree:
             best_node=best,
         )
 
-    def usable_len(self, tokens: bytes, max_len: int, namespace: str = "") -> int:
-        """The `usable_len` that `match` would find, for whoever only asks: changes nothing.
+    def usable_len(
+        self, tokens: bytes, max_len: int, namespace: str = "", *, on_device: bool = False
+    ) -> int:
+        """Return the `usable_len` that `match` would find, without changing the tree.
 
-        O(matched pages).
+        `on_device`: count only what the device holds. O(matched pages).
         """
         end = max_len // self.page_size
         node = self.roots.get(namespace)
@@ -117,6 +119,10 @@ class RadixTree:
                 break
             pages = self._num_shared(child, tokens, end)
             device, host = child.held
+            if on_device:
+                host = device
+                if device[FULL] is None:
+                    break
             is_whole = pages == child.num_pages
             is_usable = True
             if self.has_swa:

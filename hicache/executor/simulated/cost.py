@@ -86,7 +86,8 @@ class CostModel:
             raise ValueError(
                 f"the weights of {model.name} ({model.weight_bytes / 1e9:.1f} GB) do not fit "
                 f"on {tp} device(s) of {hardware.name}, which have {tp * usable / 1e9:.1f} GB "
-                f"besides activations: raise parallel.tp"
+                f"besides activations: raise parallel.tp (at most {hardware.num_devices}) or "
+                f"choose a larger machine with hardware="
             )
         self._step_s = hardware.step_s.value
         self._extend_s = hardware.extend_s.value
@@ -111,11 +112,12 @@ class CostModel:
             [group[-1] for group in layer_groups(self._num_layers) for _ in group], dtype=np.intp
         )
         # what several devices hold is copied to each of them
-        full_bytes = model.full_layer_token_bytes * model.kv_copies(ComponentKind.full, tp)
+        full_copies = model.kv_copies(ComponentKind.full, tp)
         swa_bytes = model.swa_layer_token_bytes * model.kv_copies(ComponentKind.swa, tp)
         self._layer_token_bytes = {
             ComponentKind.full: np.array(
-                [full_bytes * word.count("F") for word in model.layer_words], dtype=np.float64
+                [full_copies * model.layer_full_bytes(word) for word in model.layer_words],
+                dtype=np.float64,
             ),
             ComponentKind.swa: np.array(
                 [swa_bytes * word.count("S") for word in model.layer_words], dtype=np.float64
@@ -302,7 +304,7 @@ class _Weights:
             self._dense = Rates(hardware.gemm_fp8, "gemm_fp8")
         if model.expert_matrices == 2:
             self._experts = Rates(hardware.moe_two_matrix, "moe_two_matrix")
-        elif model.expert_width <= 640:  # halfway between the two measured widths
+        elif model.expert_width / tp <= 640:  # halfway between the two measured widths
             self._experts = Rates(hardware.moe_narrow, "moe_narrow")
         else:
             self._experts = Rates(hardware.moe_wide, "moe_wide")
@@ -339,7 +341,7 @@ class _Weights:
         )
 
     def _experts_s(self, num_tokens: int) -> float:
-        """Seconds of one layer's experts, each device holding an equal share of them."""
+        """Seconds of one layer's experts, each device holding an equal slice of every expert."""
         model, tp = self._model, self._tp
         tokens_each = num_tokens * model.experts_per_token / model.num_experts
         flops = 2 * num_tokens * model.experts_per_token * model.expert_params / tp
@@ -363,7 +365,8 @@ class _Attention:
         heads = model.num_query_heads
         head_dim = model.head_dim
         value_dim = model.value_dim or head_dim
-        token_bytes = model.full_layer_token_bytes
+        # the mean of the layers: some keep index keys beside their KV
+        token_bytes = model.full_token_bytes / max(1, model.num_holders(ComponentKind.full))
         if windowed:
             heads = model.swa_num_query_heads or heads
             if model.swa_head_dim:

@@ -16,6 +16,7 @@ from threading import Lock
 
 from hicache.storage.base import StorageError, StorageStats
 from hicache.storage.digest import PAGE_DIGEST_BYTES, namespace_name, page_digest
+from hicache.storage.passwords import mask
 
 _MESSAGE_BYTES = 16 * 2**20  # longer replies are slower by the byte
 _SCANNED_KEYS = 1000  # in one round trip
@@ -35,7 +36,7 @@ class RedisStorage:
             raise StorageError(
                 "storage.kind=redis needs the redis package: pip install -e '.[redis]'"
             ) from error
-        self._url = url
+        self._url = mask(url)
         self._errors: tuple[type[Exception], ...] = (redis.RedisError, OSError)
         self._refusals: tuple[type[Exception], ...] = (redis.exceptions.OutOfMemoryError,)
         self._namespace = namespace.encode()

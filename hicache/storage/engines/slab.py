@@ -35,7 +35,7 @@ _TOUCHED_AT_MOST = 1024  # reads whose refresh may wait for the next write
 
 
 class _DiskFullError(StorageError):
-    """The slot table could not grow."""
+    """The slot table could not grow, or was opened on a disk that was full already."""
 
 
 class SlabStorage:
@@ -128,8 +128,8 @@ class SlabStorage:
             if self._is_closed:
                 return
         try:
-            with self._in_use(), self._use_table() as table:
-                table.touch(self._take_touched())
+            with self._in_use():
+                self._touch_all()
         finally:
             with self._lock:
                 is_idle = not (self._is_closed or self._num_calls)
@@ -163,12 +163,12 @@ class SlabStorage:
         pages = [found.get(key) for key in keys]
         results = self._spread(self._read, keys, pages, buffers)
         hits = [key for key, result in zip(keys, results, strict=True) if result]
-        with self._use_table() as table:
+        with self._lock:
             for key in hits:
                 self._touched.pop(key, None)
                 self._touched[key] = None
-            if len(self._touched) > _TOUCHED_AT_MOST:
-                table.touch(self._take_touched())
+        if len(self._touched) > _TOUCHED_AT_MOST:
+            self._touch_all()
         return results
 
     def _write_all(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[bool]:
@@ -177,7 +177,7 @@ class SlabStorage:
             with self._use_table() as table:
                 places = table.reserve(wanted, touched=self._take_touched())
         except _DiskFullError:
-            return [False] * len(keys)
+            return self.contains(keys)
         written: list[Written | None] = [None] * len(keys)
         try:
             written = self._spread(self._write, keys, places, buffers)
@@ -215,7 +215,7 @@ class SlabStorage:
                 return True
         elif page.place.slot_bytes > self._slot_bytes(key, buffer) or self._is_whole(key, page):
             return False  # a page of another length
-        with self._use_table() as table:
+        with suppress(_DiskFullError), self._use_table() as table:
             # a slot that was used again meanwhile holds another page by now: an ordinary miss
             if table.forget_page(key, page):
                 self._stats.damaged_pages += 1
@@ -303,6 +303,11 @@ class SlabStorage:
                     other.result()
         return [results[index] for index in range(len(pages))]
 
+    def _touch_all(self) -> None:
+        """Refresh what was read since the last write; on a full disk it keeps its age."""
+        with suppress(_DiskFullError), self._use_table() as table:
+            table.touch(self._take_touched())
+
     def _take_touched(self) -> list[bytes]:
         touched = list(self._touched)
         self._touched.clear()
@@ -314,7 +319,8 @@ class SlabStorage:
             try:
                 yield self._table
             except sqlite3.Error as error:
-                if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+                code = getattr(error, "sqlite_errorcode", None)
+                if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY):
                     raise _DiskFullError from error
                 raise StorageError(f"the slot table in {self._root} failed: {error}") from error
 

@@ -24,6 +24,8 @@ _FREE, _WRITING, _LIVE = 0, 1, 2
 _KEYS_A_QUERY = 128  # at most: each number of keys is a statement of its own, prepared once
 
 _MAX = 1 << 62  # bytes of a file, and ticks: above, sums would not be integers any more
+# what SQLite says on a full disk: of the table, of the files beside it, or that it has none
+_UNWRITABLE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
 _ROW_BYTES = 1 << 20  # at most, whatever a damaged row says of itself
 
 _SCHEMA = """
@@ -91,6 +93,9 @@ class SlotTable:
     that becomes free, and is not used again at once, is given back within the transaction, so that
     no other process can hold that slot yet.
 
+    On a full disk, where SQLite cannot write, a table that exists is opened to be read: changing it
+    raises SQLITE_READONLY until it is opened again.
+
     Raises:
         ValueError: The file is a database of somebody else.
     """
@@ -115,19 +120,32 @@ class SlotTable:
             cached_statements=2 * _KEYS_A_QUERY,
         )
         try:
-            self._db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _ROW_BYTES)
-            is_new = self._is_new()
-            self._db.execute("PRAGMA journal_mode = WAL")
-            # a page is only trusted after its digest: after a power cut an old table is harmless
-            self._db.execute("PRAGMA synchronous = NORMAL")
-            with self._transaction():
-                if is_new:
-                    _make(self._db)
-                self._mend()
-                self._count(namespace)
+            try:
+                self._open(namespace)
+            except sqlite3.OperationalError as error:
+                if getattr(error, "sqlite_errorcode", 0) & 0xFF not in _UNWRITABLE:
+                    raise
+                self._db.close()
+                # without its log, which SQLite cannot even read without writing beside it: the
+                # table may be an old one, and pages that it does not describe any more are misses
+                uri = f"{path.absolute().as_uri()}?immutable=1"
+                self._db = sqlite3.connect(uri, uri=True, check_same_thread=False)
+                self._check_namespace(namespace)
         except BaseException:
             self._db.close()
             raise
+
+    def _open(self, namespace: str) -> None:
+        self._db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _ROW_BYTES)
+        is_new = self._is_new()
+        self._db.execute("PRAGMA journal_mode = WAL")
+        # a page is only trusted after its digest: after a power cut an old table is harmless
+        self._db.execute("PRAGMA synchronous = NORMAL")
+        with self._transaction():
+            if is_new:
+                _make(self._db)
+            self._mend()
+            self._count(namespace)
 
     def find(self, keys: Sequence[bytes]) -> dict[bytes, StoredPage]:
         """The live pages among `keys`."""
@@ -261,10 +279,13 @@ class SlotTable:
                 (slot_bytes, self._files.num_slots(_place(slot_bytes, 0).slot_bytes), _WRITING),
             )
 
-    def _count(self, namespace: str) -> None:
+    def _check_namespace(self, namespace: str) -> None:
         row = self._db.execute("SELECT namespace FROM totals").fetchone()
         if row is not None and row[0] != namespace:
             raise ValueError(f"the slot table belongs to namespace {row[0]!r}, not {namespace!r}")
+
+    def _count(self, namespace: str) -> None:
+        self._check_namespace(namespace)
         # counted afresh at every opening: nothing can make it drift for long
         self._db.execute("DELETE FROM totals")
         self._db.execute(

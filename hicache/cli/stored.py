@@ -1,0 +1,44 @@
+"""What runs have left in files, read back: a file that is damaged is named in one sentence."""
+
+import json
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from omegaconf import DictConfig, ListConfig, OmegaConf
+
+Config = TypeVar("Config", DictConfig, ListConfig)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object in the file.
+
+    Raises:
+        ValueError: it holds anything else.
+    """
+    try:
+        found = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON ({error})") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} must hold a JSON object, got {type(found).__name__}")
+    return found
+
+
+def read_yaml(path: Path, wanted: type[Config]) -> Config:
+    """Return the mapping or the list in the YAML file, as is wanted.
+
+    Raises:
+        ValueError: it holds anything else.
+    """
+    try:
+        found = OmegaConf.load(path)
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{path} is not YAML ({' '.join(str(error).split())})") from error
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        found = None  # OmegaConf takes no YAML but mappings and lists
+    if not isinstance(found, wanted):
+        raise ValueError(f"{path} must hold a {'mapping' if wanted is DictConfig else 'list'}")
+    return found

@@ -1,0 +1,59 @@
+"""Summaries of whole runs, kept as data: which keys of which runs a change of the code changes.
+
+`configurations.yaml` holds the runs, `summaries.csv` a row for each key of their summaries and a
+column for each run. Floats have nine significant digits, so that the last bits of another machine's
+arithmetic do not count.
+"""
+
+import csv
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import yaml
+
+from hicache.cli.schema import config_of
+from hicache.experiment import run
+from hicache.results.metrics import summarize
+
+HERE = Path(__file__).parent
+SUMMARIES = HERE / "summaries.csv"
+CONFIGURATIONS: dict[str, str] = yaml.safe_load((HERE / "configurations.yaml").read_text())
+
+Summary = dict[str, str]  # what stands in the file, by key
+
+
+def summary_of(name: str) -> Summary:
+    """Run the configuration of this name and return its summary. Needs the real traces."""
+    result = run(config_of(*CONFIGURATIONS[name].split()))
+    summary = summarize(result.records, result.measures)
+    return {
+        key: str(value) if isinstance(value, int) else f"{value:.9g}"
+        for key, value in sorted(summary.items())
+    }
+
+
+def changes(golden: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
+    """Return a line for each key whose value differs, or that only one of the two has."""
+    return [
+        f"{key}: {golden.get(key, 'absent')} -> {found.get(key, 'absent')}"
+        for key in sorted({*golden, *found})
+        if golden.get(key) != found.get(key)
+    ]
+
+
+def read(path: Path = SUMMARIES) -> dict[str, Summary]:
+    """Return the golden summaries by the name of their configuration."""
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    names = [name for name in rows[0] if name != "key"]
+    return {name: {row["key"]: row[name] for row in rows if row[name]} for name in names}
+
+
+def write(summaries: Mapping[str, Summary], path: Path = SUMMARIES) -> None:
+    """Write the golden summaries."""
+    keys: Iterable[str] = sorted({key for summary in summaries.values() for key in summary})
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["key", *summaries])
+        for key in keys:
+            writer.writerow([key, *(summary.get(key, "") for summary in summaries.values())])

@@ -1,0 +1,152 @@
+"""Logs of serving systems, each with a fixture that the system's own code wrote."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hicache.config import TraceTokens, WorkloadConfig
+from hicache.request import Request
+from hicache.workload.build import form_of, load_workload
+from hicache.workload.trace import TraceError
+from tests.workload.infinite_cache import token_hit_rate
+from tests.workload.traces import session_starts, write_lines
+
+FIXTURES = Path(__file__).parent / "fixtures"
+
+
+def load(path: Path, tokens: TraceTokens = TraceTokens.literal, **settings: Any) -> list[Request]:
+    config = WorkloadConfig(kind="trace", path=str(path), tokens=tokens, **settings)
+    return list(load_workload(config, data_dir=None, seed=0).requests)
+
+
+def lines(name: str) -> list[Any]:
+    return [json.loads(line) for line in (FIXTURES / name).read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("agentx.jsonl", "weka_agentic"),
+        ("dynamo.jsonl", "dynamo"),
+        ("lmcache.jsonl", "lmcache"),
+        ("sglang_kv_events.jsonl", "kv_events"),
+    ],
+)
+def test_the_form_of_a_log_is_found(name: str, form: str) -> None:
+    assert form_of(FIXTURES / name) == form
+    assert load(FIXTURES / name)
+
+
+def test_dynamos_sessions_spawn_and_join_as_their_times_say() -> None:
+    found = load(FIXTURES / "dynamo.jsonl")
+    # main asks, spawns two helpers that ask three times and once, and asks twice more
+    assert session_starts(found) == [0, 1, 2, 2, 2, 0, 6, 0]
+    assert [r.parent_id for r in found] == [None, 0, 0, 2, 3, 0, None, 5]
+    assert {r.id: r.joins for r in found if r.joins} == {5: (1, 4)}
+    assert found[5].think_ns == 319 * 10**6  # after the last helper's answer
+    assert [r.output_len for r in found] == [40, 24, 24, 24, 24, 32, 16, 8]
+
+
+def test_an_unlimited_cache_hits_what_dynamos_worker_hit() -> None:
+    requests = [line["event"]["request"] for line in lines("dynamo.jsonl")]
+    assert sum(each["cached_tokens"] for each in requests) == 912
+    hit_rate = 912 / sum(each["input_tokens"] for each in requests)
+    assert token_hit_rate(load(FIXTURES / "dynamo.jsonl"), page=16) == pytest.approx(hit_rate)
+
+
+def test_dynamos_records_need_no_wrapper_and_other_records_are_left_out(tmp_path: Path) -> None:
+    bare = [line["event"] for line in lines("dynamo.jsonl")]
+    path = write_lines(tmp_path / "bare.jsonl", [{"event_type": "request_payload"}, *bare])
+    assert len(load(path)) == len(bare)
+
+
+def test_lmcaches_lookups_are_read_once_each() -> None:
+    found = load(FIXTURES / "lmcache.jsonl", answer_tokens=7)
+    assert [r.prompt_len for r in found] == [600, 700, 990, 990, 1060]
+    assert [r.output_len for r in found] == [7] * 5
+    assert [r.parent_id for r in found] == [None, None, 0, None, 2]
+    assert [r.namespace[-3:] for r in found] == ["-8B", "-8B", "-8B", "32B", "-8B"]
+    # whole chunks of 64: of the system prompt, of the first prompt, of the third
+    assert token_hit_rate(found) == pytest.approx(64 * (200 // 64 + 600 // 64 + 990 // 64) / 4340)
+
+
+def test_sglangs_events_become_prompts_and_answers() -> None:
+    found = load(FIXTURES / "sglang_kv_events.jsonl")
+    # a prompt of 264 tokens in two chunks and its answer of 90; one of 364 and 40; a next turn of
+    # 454 and 64. Whole blocks of 16 are stored, and at the end of a prompt begins the answer's
+    assert [(r.prompt_len, r.output_len) for r in found] == [(256, 96), (352, 48), (448, 64)]
+    assert [r.parent_id for r in found] == [None, None, 0]
+    assert [r.arrival_ns for r in found] == [0, 10**9, 12 * 10**9]
+    assert token_hit_rate(
+        load(FIXTURES / "sglang_kv_events.jsonl", TraceTokens.reconstructed), page=16
+    ) == (pytest.approx((64 + 352) / (256 + 352 + 448)))
+
+
+def stored(blocks: list[int], parent: int | None, **more: Any) -> dict[str, Any]:
+    event = {"type": "BlockStored", "block_hashes": blocks, "parent_block_hash": parent}
+    return event | {"token_ids": [], "block_size": 16, "lora_id": None, "medium": "GPU"} | more
+
+
+def test_vllms_blocks_come_one_by_one_while_it_decodes(tmp_path: Path) -> None:
+    batches = [
+        [0.0, [stored([1, 2, 3], None)]],
+        [0.3, [stored([4], 3), stored([4], 3, group_idx=1), stored([4], 3, medium="CPU")]],
+        [0.6, [stored([5], 4)]],
+        [5.0, [stored([6, 7], 5)]],  # the next turn
+        [5.1, [stored([9], None, session_id="other"), {"type": "AllBlocksCleared"}]],
+        [90.0, [stored([8], 7)]],  # no answer takes so long
+    ]
+    found = load(write_lines(tmp_path / "events.jsonl", batches))
+    assert [(r.prompt_len, r.output_len) for r in found] == [(48, 32), (112, 1), (16, 1), (128, 1)]
+
+
+def test_blocks_that_are_stored_again_are_another_request(tmp_path: Path) -> None:
+    removed = {"type": "BlockRemoved", "block_hashes": [1, 2], "medium": "GPU"}
+    batches = [{"ts": t, "events": [stored([1, 2], None), removed]} for t in (0.0, 7.0)]
+    found = load(write_lines(tmp_path / "events.jsonl", batches))
+    assert [(r.prompt_len, r.arrival_ns) for r in found] == [(32, 0), (32, 7 * 10**9)]
+
+
+REPLAY = {"trace_block_size": 4, "input_length": 4, "input_sequence_hashes": [7]}
+ASKED = {"request_received_ms": 5, "output_tokens": 2, "replay": REPLAY}
+ENDED = {"schema": "dynamo.request.trace.v1", "event_type": "request_end", "request": ASKED}
+LOOKUP = {"timestamp": 3.5, "chunk_size": 4, "seq_len": 6, "chunk_hashes": ["0xa"]}
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "complaint"),
+    [
+        (ENDED, ENDED | {"schema": "v2"}, "line 2: schema must be dynamo.request.trace.v1, got v2"),
+        (ENDED, ENDED | {"request": 3}, "line 2, request: expected a JSON object, got int"),
+        (
+            ENDED,
+            ENDED | {"request": ASKED | {"replay": REPLAY | {"trace_block_size": 8}}},
+            "line 2: its blocks have 8 tokens, those of .*line 1 have 4",
+        ),
+        (
+            ENDED,
+            ENDED | {"request": ASKED | {"replay": REPLAY | {"input_length": 40}}},
+            "line 2: 40 prompt tokens need 10 blocks of 4 tokens, got 1",
+        ),
+        (LOOKUP, LOOKUP | {"chunk_hashes": None}, "line 2: chunk_hashes must be a list of block"),
+        (LOOKUP, LOOKUP | {"seq_len": 0}, "line 2: seq_len must be an integer of at least 1"),
+        ([0.0, [stored([1], None)]], [1.0], r"line 2: expected a batch of KV events, \[time"),
+        ([0.0, [stored([1], None)]], ["x", []], "line 2: time must be a number of at least 0"),
+        (
+            [0.0, [stored([1], None)]],
+            [1.0, [5]],
+            "line 2: a KV event must be an object with a type",
+        ),
+        (
+            [0.0, [stored([1], None)]],
+            [1.0, [stored([2], None, block_size=0)]],
+            "line 2: block_size",
+        ),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path: Path, good: Any, bad: Any, complaint: str) -> None:
+    path = write_lines(tmp_path / "log.jsonl", [good, bad])
+    with pytest.raises(TraceError, match=complaint):
+        load(path)

@@ -60,8 +60,11 @@ def check(
     _check_locks(tree, survey)
     _check_counts(tree, survey)
     _check_queues(tree, survey)
-    _check_pages(cache, prefetcher, survey.page_ids, list(sequences), loose_slots)
+    running = list(sequences)
+    _check_pages(cache, prefetcher, survey.page_ids, running, loose_slots)
     _check_arrivals(cache, survey.page_ids[HOST][FULL])
+    # a load-back may also fill the slot in which a running request computes
+    survey.locked[DEVICE][MAMBA] += [each.working_slot for each in running if each.working_slot]
     _check_transfers(cache, survey.locked)
     if prefetcher is not None:
         _check_anchors(prefetcher, set(survey.nodes))
@@ -285,7 +288,7 @@ def _check_anchors(prefetcher: Prefetcher, nodes: set[Node]) -> None:
 
 
 def _check_transfers(cache: PrefixCache, locked: tuple[list[list[PageIds]], ...]) -> None:
-    # every page that a copy still reads or fills is the tree's, and locked
+    # every page that a copy still reads or fills is locked
     for transfer in cache.in_flight:
         for tier, kind, moving in _ends(transfer):
             loose = moving.difference(*locked[tier][kind])

@@ -242,7 +242,9 @@ def _check_pages(
         if cache.tree.has_swa:
             device[SWA].append(sequence.swa_pages[max(first, sequence.swa_start) : end])
         slots = (
-            *(sequence.working_slot, sequence.boundary_slot, sequence.spare_slots),
+            sequence.working_slot,
+            sequence.boundary_slot,
+            sequence.spare_slots,
             *sequence.states.values(),
         )
         device[MAMBA] += [slot for slot in slots if slot is not None]

@@ -37,7 +37,7 @@ $(READY): pyproject.toml
 	@touch $@
 
 replay: $(READY)  ## replay the built-in workload: make replay ARGS="prefetch.stop=best_effort"
-	@$(BIN)/python -m experiments.run $(ARGS)
+	@$(BIN)/hicache run $(ARGS)
 
 test: $(READY)  ## run all tests except the long ones
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope $(ARGS)

@@ -1,7 +1,7 @@
 """Measure this machine and write its profile.
 
 python -m experiments.calibrate mine                 writes conf/hardware/mine.yaml
-python -m experiments.run hardware=mine model=tiny_hybrid parallel.tp=1
+hicache run hardware=mine model=tiny_hybrid parallel.tp=1
 
 The program times real runs of the small reference model step by step and fits the cost model to
 them. Arguments after NAME change these runs (model=..., workload.limit=...). docs/machines.md says
@@ -14,14 +14,14 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from experiments.launch.command import in_one_sentence, parser_of
-from experiments.launch.schema import CONF, config_of
 from experiments.studies.calibrate import FREE, REAL, SLICES, Fit, calibrate
+from hicache.cli.command import in_one_sentence, parser_of
+from hicache.cli.schema import CONF, config_of
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Fit the cost model, write the profile and print a command that uses it."""
-    parser = parser_of("experiments.calibrate", __doc__)
+    parser = parser_of("python -m experiments.calibrate", __doc__)
     parser.add_argument("name", help="name of the new profile, for use as hardware=NAME")
     parser.add_argument(
         "overrides", nargs="*", help="settings of the real runs, as for experiments.run"
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(
         f"timed {fit.num_steps} steps; the median error of the fit is {fit.median_step_error:.1%}\n"
         f"{file}\n\n"
-        f"python -m experiments.run hardware={options.name} model=tiny_hybrid parallel.tp=1 "
+        f"hicache run hardware={options.name} model=tiny_hybrid parallel.tp=1 "
         f"{_storage_knobs(fit)}"
     )
 

@@ -1,7 +1,7 @@
 """Every knob of a run, typed and checked.
 
 These frozen dataclasses are what the code receives, and the schema that the command line is
-checked against (`experiments/launch/schema.py` tells Hydra about them; nothing here needs Hydra). A
+checked against (`hicache/cli/schema.py` tells Hydra about them; nothing here needs Hydra). A
 check that concerns one knob stands in `__post_init__` and names it.
 """
 
@@ -454,6 +454,9 @@ class CacheConfig:
     # Load back all window pages of the tree nodes that overlap the window, as SGLang does. False
     # loads back the window alone.
     loads_whole_nodes: bool = False
+    # Pages that the device keeps free beside those that a prompt or an answer takes, where eviction
+    # can free them. SGLang keeps 1.
+    spare_pages: int = knob(0, least=0)
     # State slots that a running request holds: one to compute in, one for the next checkpoint, and
     # any others that it keeps free. SGLang holds 3.
     states_per_request: int = knob(2, least=2)
@@ -714,7 +717,7 @@ class EngineConfig:
     # Simulate several consecutive decode steps at once, which is faster and gives the same results.
     jump: bool = True
     # Record why each computed token was not a cache hit, which makes a replay some 19 % slower;
-    # `experiments.explain` can find the reasons afterwards instead.
+    # `hicache explain` can find the reasons afterwards instead.
     explain: bool = False
     # Check all invariants of the cache after every step; slow, for debugging.
     check_invariants: bool = False
@@ -769,7 +772,7 @@ class ExperimentConfig:
     """All settings of one run."""
 
     name: str = "adhoc"  # Name of the experiment, and of its directory below outputs/.
-    # Program that `python -m experiments.run` runs: replay (one simulated or real run), or a study
+    # Program that `hicache run` runs: replay (one simulated or real run), or a study
     # such as capacity or sim_vs_real.
     program: str = "replay"
     # Metrics that tables and figures show, as keys of summary.json.

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.launch.command import parser_of
+from hicache.cli.command import parser_of
 
 ROOT = Path(__file__).parents[1]
 FIXES = ROOT / "tests" / "fixes.diff"
@@ -66,7 +66,7 @@ def _edit(text: str) -> Edit:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Try the removals and print one line each."""
-    parser = parser_of("tests.remove_fixes", __doc__)
+    parser = parser_of("python -m tests.remove_fixes", __doc__)
     parser.add_argument("names", nargs="*", help="how names of removals begin; none: all")
     parser.add_argument("--list", action="store_true", help="only say which there are")
     options = parser.parse_args(arguments)

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from experiments.launch import schema
 from hicache import experiment
 from hicache.cache import invariants
 from hicache.cache.named import PolicyError
@@ -21,6 +20,7 @@ from hicache.cache.tiers.capacity import make_pools
 from hicache.cache.tree import eviction
 from hicache.cache.tree.match import MatchResult
 from hicache.cache.tree.node import Node
+from hicache.cli import schema
 from hicache.clock import SECOND_NS
 from hicache.config import (
     CHECKPOINT_PLACEMENTS,

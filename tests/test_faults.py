@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from experiments.launch.schema import CONF, config_of
 from hicache import experiment
+from hicache.cli.schema import CONF, config_of
 from hicache.config import STOP_POLICIES, ExperimentConfig, FaultsConfig, StartState, StorageConfig
 from hicache.results.metrics import Result
 

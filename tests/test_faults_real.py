@@ -18,8 +18,8 @@ from shutil import copytree
 import pytest
 import yaml
 
-from experiments.launch.schema import CONF, config_of
 from hicache import experiment
+from hicache.cli.schema import CONF, config_of
 from hicache.config import STOP_POLICIES, ExperimentConfig, FaultsConfig
 from hicache.results.metrics import Result
 

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 WATCHED = """
 import sys
 sys.argv[0] = "run"
-from experiments.run import main
+from hicache.cli.run import main
 main()
 print(*(name for name in ("torch", "triton", "wandb") if name in sys.modules))
 """

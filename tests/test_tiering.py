@@ -5,10 +5,10 @@ from functools import cache
 
 import pytest
 
-from experiments.launch.schema import config_of
 from hicache import experiment
 from hicache.cache.tiers.transfer import StorageDelete, StorageWrite
 from hicache.cache.tree.keys import Key
+from hicache.cli.schema import config_of
 from hicache.config import ExperimentConfig, StorageConfig, StorageWrites, Tiering
 from hicache.engine import runtime
 from hicache.executor.simulated.stores import EndlessStore

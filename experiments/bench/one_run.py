@@ -15,7 +15,7 @@ from hydra import compose, initialize_config_dir
 def main(root: str, *overrides: str) -> None:
     """Run the configuration of a checkout's `conf/` with these overrides."""
     try:
-        schema = import_module("experiments.launch.schema")
+        schema = import_module("hicache.cli.schema")
         metrics = import_module("hicache.results.metrics")
     except ModuleNotFoundError:  # before these rooms were made
         schema = import_module("experiments.schema")
@@ -40,5 +40,5 @@ if __name__ == "__main__":
         main(*sys.argv[1:])
     except Exception as error:
         with suppress(ModuleNotFoundError):  # as above
-            sys.exit(import_module("experiments.launch.job").explain(error))
+            sys.exit(import_module("hicache.cli.job").explain(error))
         raise

@@ -22,7 +22,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any, TypedDict
 
-from experiments.launch.command import in_one_sentence
+from hicache.cli.command import in_one_sentence
 
 ROOT = Path(__file__).parents[2]
 ONE_RUN = Path(__file__).with_name("one_run.py")

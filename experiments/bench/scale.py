@@ -18,7 +18,7 @@ from statistics import median
 from matplotlib.figure import Figure
 
 from experiments.bench.replay import ROOT, Told, one_run
-from experiments.launch.command import in_one_sentence
+from hicache.cli.command import in_one_sentence
 from hicache.compiled import is_compiled
 from hicache.results.report import save
 

@@ -12,7 +12,7 @@ import argparse
 
 from experiments.bench.replay import last_word
 from experiments.diff.engines import ENGINES, environment_of, prepare
-from experiments.launch.command import in_one_sentence
+from hicache.cli.command import in_one_sentence
 
 TURNS = 3
 RELEASE = "0.5.23"

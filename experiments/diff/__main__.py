@@ -20,7 +20,7 @@ from experiments.diff.explain import Explanation, explain
 from experiments.diff.protocol import TIERS, Pools, SideError
 from experiments.diff.report import dump, names_of, to_json, to_markdown, write_figure
 from experiments.diff.rooms import MODELS, bytes_of, chosen, pools_for
-from experiments.launch.command import parser_of
+from hicache.cli.command import parser_of
 from hicache.request import Request
 from hicache.workload.build import KINDS
 
@@ -75,7 +75,7 @@ def main() -> None:
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     """The command line."""
-    parser = parser_of("experiments.diff", __doc__)
+    parser = parser_of("python -m experiments.diff", __doc__)
     parser.add_argument(
         "--engine", choices=sorted(ENGINES), default="sglang", help="engine to compare"
     )

@@ -7,7 +7,7 @@ from itertools import islice
 
 from experiments.diff import edges
 from experiments.diff.protocol import Pools, SideError
-from experiments.launch.schema import CONF, config_of
+from hicache.cli.schema import CONF, config_of
 from hicache.config import WorkloadConfig
 from hicache.request import Request
 from hicache.workload.build import load_workload

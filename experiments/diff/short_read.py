@@ -11,11 +11,12 @@ read: enough to be asked for (256 tokens), and less than a window.
 import argparse
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from experiments.diff.engines import ENGINES, prepare
+from experiments.diff.engines import ENGINES, OURS, prepare
 from experiments.diff.explain import hits_in_words, spans_in_words
 from experiments.diff.process import SideProcess
 from experiments.diff.protocol import Call, Outcome, Pools, SideError, Tokens
@@ -42,6 +43,8 @@ def main() -> None:
     for spec in options.sides:
         try:
             launch = prepare(ENGINES["sglang"], spec)
+            if spec == OURS:  # whose preset of SGLang reads as SGLang does
+                launch = replace(launch, options={"compat": "reports"})
             with (
                 tempfile.TemporaryDirectory() as folder,
                 SideProcess(launch, POOLS, Path(folder) / "side.log") as side,

@@ -14,7 +14,6 @@ import numpy as np
 from experiments.diff.counting import Tally, admission_word, joined
 from experiments.diff.protocol import Hits, Outcome, Pools, SideError, Span, Tokens
 from experiments.diff.rooms import MODELS
-from experiments.launch.schema import config_of
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tiers.transfer import BackUp, LoadBack, Reported, StorageWrite
 from hicache.cache.tree.keys import Key, keys, kinds_of
@@ -29,6 +28,7 @@ from hicache.cache.tree.node import (
     Node,
 )
 from hicache.cache.tree.sequence import Sequence
+from hicache.cli.schema import config_of
 from hicache.clock import Clock
 from hicache.config import ExperimentConfig
 from hicache.engine.loop import serve

@@ -15,7 +15,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from experiments.launch.schema import CONF
+from hicache.cli.schema import CONF
 
 DIRECTIONS = {"kernel_to_device": "to_device", "kernel_to_host": "to_host"}
 PROGRAM = ("ours", "pages of 128 KiB")  # by which one program is judged
@@ -73,7 +73,7 @@ def entries(bench: dict[str, Any], launched: dict[str, Any]) -> dict[str, Any]:
             }
     for goal in bench["goals"]:
         if goal["what"] == SLOWDOWN and goal["got"] is not None:
-            found["copy_slowdown"] = _figure(goal["got"], f"bf16 GEMM of 8192; {source}")
+            found["copy_slowdown"] = _figure(goal["got"], f"16-bit GEMM of 8192; {source}")
     alone = {
         record["parameters"]["direction"]: record["gb_per_s"]
         for record in bench["records"]

@@ -1,10 +1,10 @@
 """Whether intervals keep their promise: identical policies compared, and effects that are planted.
 
-python -m experiments.run experiment=a_a
+hicache run experiment=a_a
 
 Every window is served under `NUM_SEEDS` seeds, which move arrivals and draw storage's delays. Arms
 are made of these runs, at random and `NUM_COMPARISONS` times, and their means compared by the draws
-and the ends that `experiments.compare --paired` has:
+and the ends that `hicache compare --paired` has:
 
 - unpaired: windows are dealt into two hands, as odd and even ones are one way to do, each window
   under one of its seeds; one hand against the other, each drawn anew by itself;
@@ -21,9 +21,9 @@ from pathlib import Path
 import numpy as np
 from joblib import Parallel, delayed
 
-from experiments.tables.intervals import CONFIDENCE, LEAST_WINDOWS, Places, draws, ends
-from experiments.tables.request_metrics import Numbers, Ratio
 from hicache import experiment
+from hicache.cli.tables.intervals import CONFIDENCE, LEAST_WINDOWS, Places, draws, ends
+from hicache.cli.tables.request_metrics import Numbers, Ratio
 from hicache.clock import SECOND_NS
 from hicache.config import ExperimentConfig
 from hicache.results.metrics import Status

@@ -1,7 +1,7 @@
 """The token hit rate that a workload gives at every capacity, without simulating time.
 
-python -m experiments.run experiment=capacity
-python -m experiments.run experiment=capacity model=qwen3_next_80b cache.checkpoints=every
+hicache run experiment=capacity
+hicache run experiment=capacity model=qwen3_next_80b cache.checkpoints=every
 
 One pass over the requests (`hicache.workload.oracle`) gives LRU's curve; for a model of full
 attention alone, Belady's MIN bounds it from above at the capacities of the table. The curve is that
@@ -16,10 +16,10 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
-from experiments.tables.console import console
-from experiments.tables.sweep_figure import COLOURS
 from hicache.cache.tiers.capacity import page_bytes
 from hicache.cache.tree.node import FULL, MAMBA, SWA
+from hicache.cli.tables.console import console
+from hicache.cli.tables.sweep_figure import COLOURS
 from hicache.config import CHECKPOINT_PLACEMENTS, ExperimentConfig
 from hicache.models import GIB
 from hicache.results.report import save

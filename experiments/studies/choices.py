@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from omegaconf import OmegaConf
 
-from experiments.launch.schema import config_of
 from hicache import experiment
+from hicache.cli.schema import config_of
 from hicache.executor.simulated.cost import CostModel
 from hicache.results.metrics import summarize
 from hicache.results.verdict import CLEAN, objections

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.tables.groups import Spread
-from experiments.tables.sweep_figure import COLOURS
+from hicache.cli.tables.groups import Spread
+from hicache.cli.tables.sweep_figure import COLOURS
 from hicache.results.verdict import CLEAN
 
 PATHS = {

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from experiments.tables.groups import StoredRun, load_runs
+from hicache.cli.tables.groups import StoredRun, load_runs
 from hicache.results.verdict import in_short, objections
 
 FAULT, STOP, ENGINE = "storage.faults.preset", "prefetch.stop", "storage.kind"

@@ -1,6 +1,6 @@
 """What each copy path buys in TTFT and goodput, regime by regime, and which conclusions it turns.
 
-python -m experiments.run experiment=kernel_to_ttft
+hicache run experiment=kernel_to_ttft
 
 Every path (`conf/arm/copy_*.yaml`) serves every regime with three seeds, and with the first one so
 many sessions at once as it can serve in time: its goodput. Leaves `rows.csv` with all
@@ -17,7 +17,6 @@ from typing import NamedTuple
 import pandas as pd
 from joblib import Parallel, delayed
 
-from experiments.launch.schema import config_of
 from experiments.studies.copy_paths import (
     NO_HOST,
     PATHS,
@@ -28,8 +27,9 @@ from experiments.studies.copy_paths import (
     table,
     verdict_on,
 )
-from experiments.studies.goodput import climb
 from hicache import experiment
+from hicache.cli.goodput import climb
+from hicache.cli.schema import config_of
 from hicache.config import ExperimentConfig, GoodputConfig
 from hicache.executor.simulated.links import CopyPath, pcie_rate
 from hicache.results.metrics import summarize

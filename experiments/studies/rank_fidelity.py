@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from experiments.launch.schema import config_of
 from experiments.studies.calibrate import REAL, SLICES, Fit, fit_to
 from experiments.studies.measured import Log, measured
 from experiments.studies.sim_vs_real import judged
 from hicache import experiment
+from hicache.cli.schema import config_of
 from hicache.clock import SECOND_NS
 from hicache.config import ExperimentConfig
 from hicache.executor.simulated.cost import CostModel

@@ -11,10 +11,10 @@ from textwrap import wrap
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.launch.command import in_one_sentence, parser_of
-from experiments.tables.groups import Group, Spread, Value, differing_keys, group_runs, load_runs
-from experiments.tables.table import answer_sets, over_runs, short
-from experiments.tables.verdicts import Verdicts
+from hicache.cli.command import in_one_sentence, parser_of
+from hicache.cli.tables.groups import Group, Spread, Value, differing_keys, group_runs, load_runs
+from hicache.cli.tables.table import answer_sets, over_runs, short
+from hicache.cli.tables.verdicts import Verdicts
 from hicache.results.report import save
 
 VERDICT_LETTERS = 150  # on a line of a figure
@@ -111,7 +111,7 @@ QUESTIONS = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Draw one sweep; the last line is the path of the figure."""
-    parser = parser_of("experiments.studies.report_figures", __doc__)
+    parser = parser_of("python -m experiments.studies.report_figures", __doc__)
     parser.add_argument("sweep", type=Path)
     parser.add_argument("directory", type=Path)
     options = parser.parse_args(arguments)

@@ -1,6 +1,6 @@
 """Do the claims of docs/ keep their sign elsewhere: on other machines, orders, windows and traces?
 
-python -m experiments.run experiment=signs
+hicache run experiment=signs
 
 `docs/claims.yaml` has every claim as the sign of a difference between two runs. Each is asked under
 every condition below; a run that several claims need is made once. A claim *stands* if its sign is
@@ -18,14 +18,14 @@ from typing import Any
 import pandas as pd
 from omegaconf import OmegaConf
 
-from experiments.launch.schema import CONF, config_of
 from hicache import experiment
+from hicache.cli.schema import config_of
 from hicache.config import ExperimentConfig
 from hicache.models.machines import Figure
 from hicache.results.metrics import summarize
 from hicache.results.tracking import write_json
 
-CLAIMS = CONF.parent / "docs" / "claims.yaml"
+CLAIMS = Path(__file__).parents[2] / "docs" / "claims.yaml"
 EVEN = 0.05  # of the larger: no difference
 COMPUTE = ("gemm", "moe", "attention", "delta", "mamba", "conv")  # how names of rates begin
 CONVERSATION = "mooncake_conversation"

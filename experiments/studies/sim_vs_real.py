@@ -1,6 +1,6 @@
 """Simulated time against real time: one workload slice in both executors, part by part (rung V3).
 
-python -m experiments.run experiment=sim_vs_real
+hicache run experiment=sim_vs_real
 
 A profile is fitted on the slices of `experiments.studies.calibrate`; others are then run for real
 and simulated with it, and every request's time to first token is compared. Both run on the clock of
@@ -18,8 +18,8 @@ from rich.table import Table
 
 from experiments.studies.calibrate import SLICES, fit_to
 from experiments.studies.measured import Log, measured
-from experiments.tables.console import console
 from hicache import experiment
+from hicache.cli.tables.console import console
 from hicache.clock import SECOND_NS
 from hicache.config import ExperimentConfig
 from hicache.results.metrics import TTFT_PARTS, RequestRecord, Result, summarize

@@ -1,6 +1,6 @@
 """Stop policies beside each other, every stock one tuned: what a claim about ours is held against.
 
-python -m experiments.run experiment=stop_baselines
+hicache run experiment=stop_baselines
 
 In each cell (here: a model) only what says when to stop waiting changes. Of `timeout` the best of a
 printed grid counts, by each metric anew; `marginal` is not tuned. Goodput is sought for `timeout`
@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from experiments.launch.schema import config_of
-from experiments.studies.goodput import climb
 from hicache import experiment
+from hicache.cli.goodput import climb
+from hicache.cli.schema import config_of
 from hicache.config import ExperimentConfig
 from hicache.results.metrics import summarize
 from hicache.results.tracking import write_json

@@ -10,9 +10,9 @@ from functools import partial
 
 import numpy as np
 
-from experiments.studies.goodput import Ladder
 from experiments.studies.stop_arms import ARMS, OURS, Arm, Row
 from experiments.studies.windows import STEP, Difference, Rung, Windows
+from hicache.cli.goodput import Ladder
 from hicache.config import ExperimentConfig
 
 HALF_NUM_RATES = 2  # above and below the goodput that was found in tuning

@@ -1,6 +1,6 @@
 """When to stop waiting for storage, over the load of storage and the load of the GPU.
 
-python -m experiments.run experiment=stop_phase
+hicache run experiment=stop_phase
 
 The same requests on fewer or more devices, after a restart, with storage that is slower or faster:
 the loads are those of `best_effort` computing all it can, and of `wait_complete` reading all there

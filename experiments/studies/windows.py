@@ -3,7 +3,7 @@
 A `Rung` is what came of all windows at one rate, as sums of sessions; two policies at one rate have
 the same sessions. Where sessions are repeated to raise the rate, a copy counts to the session that
 it repeats, and is drawn with it. The interval of a difference draws windows and of each its
-sessions, the same ones for both sides (`experiments.tables.intervals`).
+sessions, the same ones for both sides (`hicache.cli.tables.intervals`).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from experiments.studies.goodput import SPAN, Floats, Ladder, is_in_time, replay, span_s
-from experiments.tables.intervals import Places, draws, ends, lacking
+from hicache.cli.goodput import SPAN, Floats, Ladder, is_in_time, replay, span_s
+from hicache.cli.tables.intervals import Places, draws, ends, lacking
 from hicache.clock import SECOND_NS, to_ns
 from hicache.config import ExperimentConfig
 from hicache.results.metrics import RequestRecord

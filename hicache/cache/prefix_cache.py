@@ -53,6 +53,7 @@ class PrefixCache:
         tiering: whether what is read from storage stays there.
         storage_writes: when host data is written to storage; `write_hits`: for `selective`.
         backs_up_answers: whether what a request leaves at its end is copied to the host.
+        spare_pages: pages that stay free when a request takes some, if enough can be evicted.
         states_per_request: slots that a running request holds, at least two.
         loads_states_twice: a state on the host is copied to the request's slot as well.
     """
@@ -70,6 +71,7 @@ class PrefixCache:
         storage_writes: StorageWrites = StorageWrites.on_back_up,
         write_hits: int = 1,
         backs_up_answers: bool = True,
+        spare_pages: int = 0,
         states_per_request: int = 2,
         loads_states_twice: bool = False,
     ) -> None:
@@ -78,6 +80,7 @@ class PrefixCache:
         self.page_size = tree.page_size
         self.write_policy = write_policy
         self._backs_up_answers = backs_up_answers
+        self._spare_pages = spare_pages
         self.states_per_request = states_per_request
         self._loads_states_twice = loads_states_twice
         self.counters: Counter[str] = Counter()
@@ -172,6 +175,8 @@ class PrefixCache:
         self.tree.history.press(Pressure.load_back, sequence.chain)
         if match.needs_host_load_back:
             held_before = self._full_by_tier(match.best_node, storage_start, storage_end)
+            if self._loads_states_twice and match.mamba_host_hit_length:
+                sequence.working_slot = self.device_allocator.allocate(MAMBA, 1)
             load_back = self._load_backs.load(match)
             if load_back is not None:
                 node = match.best_node
@@ -211,11 +216,11 @@ class PrefixCache:
         chain = sequence.chain
         is_answer = chain is not None and num_tokens > chain.target_len
         self.tree.history.press(Pressure.decode if is_answer else Pressure.prefill, chain)
-        full = self.device_allocator.allocate(FULL, count)
+        full = self.device_allocator.allocate(FULL, count, spare=self._spare_pages)
         if full is None:
             return False
         if self.tree.has_swa:
-            swa = self.device_allocator.allocate(SWA, count)
+            swa = self.device_allocator.allocate(SWA, count, spare=self._spare_pages)
             if swa is None:
                 self.pools[DEVICE][FULL].free(full)
                 return False
@@ -350,9 +355,13 @@ class PrefixCache:
 
     def _take_slots(self, sequence: Sequence, node: Node, load_back: LoadBack | None) -> bool:
         self.tree.history.press(Pressure.slot, sequence.chain)
-        slots = self.device_allocator.allocate(MAMBA, self.states_per_request)
+        taken = sequence.working_slot or []  # what a load-back filled has its slot already
+        slots = self.device_allocator.allocate(MAMBA, self.states_per_request - len(taken))
         if slots is None:
+            self.pools[DEVICE][MAMBA].free(taken)
+            sequence.working_slot = None
             return False
+        slots = taken + slots
         sequence.working_slot, sequence.boundary_slot = slots[:1], slots[1:2]
         sequence.spare_slots = slots[2:]
         state = node.held[DEVICE][MAMBA]

@@ -6,16 +6,13 @@ keeps all other metrics and the configuration folded.
 
 import base64
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
@@ -52,13 +49,6 @@ VERDICT_LETTERS = 66  # on a line of a figure
 MAX_BARS = 160  # intervals drawn; neighbors are added up beyond that
 NUM_SLOWEST = 10
 SECONDS, COUNTS = EngFormatter("s"), EngFormatter(sep="")
-# columns of a field that has parts
-PARTS: dict[str, Iterable[str]] = {
-    "computed_for": REASONS,
-    "recomputed_for": REASONS,
-    "queue_for_ns": CAUSES,
-    "prefill_for_ns": PREFILL_CAUSES,
-}
 # knobs named at the top of the page; those that are None are left out
 KNOBS = {
     "workload.kind": "workload",
@@ -77,21 +67,6 @@ KNOBS = {
     "prefetch.stop": "prefetch stop policy",
     "seed": "seed",
 }
-
-
-def write_requests(path: Path, records: Sequence[RequestRecord]) -> None:
-    """One row a request, one column a field of `RequestRecord`, or a part of one."""
-    columns: dict[str, list[Any]] = {}
-    for item in fields(RequestRecord):
-        values = [getattr(record, item.name) for record in records]
-        if item.name not in PARTS:
-            columns[item.name] = values
-            continue
-        for part in PARTS[item.name]:
-            columns[f"{item.name}_{part}"] = [value.get(part, 0) for value in values]
-    kinds = {"status": pa.string(), "reason": pa.string()}
-    schema = pa.schema([(name, kinds.get(name, pa.int64())) for name in columns])
-    pq.write_table(pa.table(columns, schema=schema), path)
 
 
 def write_report(

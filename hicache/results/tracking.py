@@ -15,6 +15,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -74,7 +75,10 @@ class Tracker:
         self._metrics = (self.out_dir / "metrics.jsonl").open("wb", buffering=0)
         if threading.current_thread() is threading.main_thread():
             self._old_handler = signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
-        if self.tracker.wandb_mode is not WandbMode.disabled:
+        mode = self.tracker.wandb_mode
+        if mode is WandbMode.offline and find_spec("wandb") is None:
+            _say("no wandb/ directory: W&B is not installed (pip install 'hicache[wandb]')")
+        elif mode is not WandbMode.disabled:
             self._wandb = self._open_wandb()
             self._wandb.define_metric("*", step_metric="time_s")  # the x-axis of its charts
         return self

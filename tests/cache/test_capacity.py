@@ -54,6 +54,15 @@ def test_shares_that_are_asked_for_go_before_those_of_the_model() -> None:
     assert device == shared()[0]
 
 
+def test_pools_in_tokens_and_states_go_before_memory() -> None:
+    device, host = shared(device_tokens=1610, swa_device_tokens=160, device_states=9)
+    assert device == Capacity(counts=(100, 10, 9), total_bytes=100 * 1000 + 10 * 300 + 9 * 7000)
+    assert host == shared()[1]
+    device, host = shared(host_tokens=0, host_states=3)
+    assert host.counts == (0, 873, 3)
+    assert device == shared()[0]
+
+
 def test_a_component_that_a_model_lacks_takes_nothing_of_its_share() -> None:
     device, host = shared((1000, 0, 0))
     assert (device.counts, host.counts) == ((1048, 0, 0), (2097, 0, 0))

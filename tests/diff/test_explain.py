@@ -102,7 +102,7 @@ def test_pages_that_only_one_side_holds_are_named_by_their_requests(
 def test_amounts_that_differ_are_in_the_words(compared: Compared, tmp_path: Path) -> None:
     found = explained(compared, REQUESTS, {"pages": "9"}, tmp_path)
     said = " ".join(in_words(found, ("old", "new")))
-    assert "What differs (old → new): evicted full/device 0 → 12 (+12), " in said
+    assert "Changes (old → new): evicted full/device 0 → 12 (+12), " in said
     assert "hit full/device 16 → 4 (-12)" in said
 
 

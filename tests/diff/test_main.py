@@ -209,8 +209,8 @@ def test_edges_run_before_every_comparison_and_both_are_reported(
         assert f"requests of {workload}" in (folder / "comment.md").read_text()
         assert (folder / "diff.png").is_file()
     said = capsys.readouterr().out
-    assert "edges: too much: hits went from" in said
-    assert "builtin: too much: hits went from" in said
+    assert "edges: limit exceeded: hits changed by" in said
+    assert "builtin: limit exceeded: hits changed by" in said
     assert said.strip().endswith(str(tmp_path))
 
 
@@ -243,7 +243,8 @@ def test_the_report_is_written_before_it_is_explained(
     found = json.loads((tmp_path / "diff.json").read_text())
     assert found["explanation"] is None
     assert found["first_hit"] is not None
-    assert "**The first whose hits differ** is request" in (tmp_path / "comment.md").read_text()
+    comment = (tmp_path / "comment.md").read_text()
+    assert "**The first request with different hits** is request" in comment
 
 
 def test_a_side_that_fails_while_it_is_explained_leaves_the_report(
@@ -259,7 +260,7 @@ def test_a_side_that_fails_while_it_is_explained_leaves_the_report(
     assert ask_fakes(monkeypatch, tmp_path, "--workload", "edges") == 0
     said = capsys.readouterr()
     assert "cannot be explained: it is gone" in said.err
-    assert "**The first whose hits differ** is request" in said.out
+    assert "**The first request with different hits** is request" in said.out
 
 
 def test_an_explanation_takes_the_place_of_the_short_report(
@@ -276,8 +277,8 @@ def test_an_explanation_takes_the_place_of_the_short_report(
     found = json.loads((tmp_path / "diff.json").read_text())
     assert found["explanation"][0].startswith(f"Request {found['first_hit']} (")
     comment = (tmp_path / "comment.md").read_text()
-    assert f"**The first that differs.** Request {found['first_hit']} (" in comment
-    assert f"**The first difference of any kind** is request {found['first']}:" in comment
+    assert f"**First request that differs.** Request {found['first_hit']} (" in comment
+    assert f"**The first difference of any kind** is in request {found['first']}:" in comment
 
 
 def test_a_trace_is_read_from_a_file(tmp_path: Path) -> None:
@@ -286,7 +287,7 @@ def test_a_trace_is_read_from_a_file(tmp_path: Path) -> None:
     found = chosen("trace", 9, 500, str(path))
     assert [each.prompt_len for each in found] == [100, 50]
     assert len(chosen("trace", 1, 500, str(path))) == 1
-    with pytest.raises(SideError, match=r"of trace fits: the shortest has 53 tokens, and max_len"):
+    with pytest.raises(SideError, match=r"of trace fits: the shortest has 53 tokens, but max_len"):
         chosen("trace", 9, 52, str(path))
     assert chosen("trace", 9, 53, str(path))[0].prompt_len == 50
 
@@ -352,12 +353,12 @@ def test_pools_for_each_workload_and_kind() -> None:
         with pytest.raises(SideError):
             pools_for("chat", "full", wrong, "instant")
     for wrong in ("delayed", "delayed:x", "later:3"):
-        with pytest.raises(SideError, match="--copies wants"):
+        with pytest.raises(SideError, match="--copies must be"):
             pools_for("chat", "full", "", wrong)
 
 
 def test_bytes_are_those_of_each_kind() -> None:
     assert bytes_of("gemma3_27b", "swa")["swa"] > bytes_of("gemma3_27b", "swa")["full"] > 0
     assert bytes_of("qwen3_next_80b", "mamba")["mamba"] > 0
-    with pytest.raises(SideError, match="keeps no mamba"):
+    with pytest.raises(SideError, match="has no mamba"):
         bytes_of("gemma3_27b", "mamba")

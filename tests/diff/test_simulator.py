@@ -7,9 +7,10 @@ from experiments.diff.simulator import SimulatorSide, open_side
 PAGE = 16
 
 
-def side(**changes: int) -> SimulatorSide:
+def side(compat: str = "sglang_0_5_23", **changes: int) -> SimulatorSide:
     sizes = {"device_tokens": 640, "host_tokens": 1280, "max_len": 640, "num_running": 1}
-    return open_side(Pools(page_size=PAGE, **{**sizes, **changes}), {})  # type: ignore[arg-type]
+    pools = Pools(page_size=PAGE, **{**sizes, **changes})  # type: ignore[arg-type]
+    return open_side(pools, {"compat": compat})
 
 
 def tokens(name: int, count: int) -> Tokens:
@@ -64,3 +65,78 @@ def test_a_state_is_one_token_wide() -> None:
 def test_a_request_that_does_not_fit_gets_one_sentence() -> None:
     with pytest.raises(SideError, match="the device pools are too small: 800 tokens"):
         admit(side(), 0, tokens(1, 800))
+
+
+def branches(compat: str, **pools: int) -> list[tuple[int, int, int]]:
+    """Hits of four prompts that share 128 tokens and part there, each pushed off the device."""
+    ours = side(compat, **pools)
+    shared = tokens(1, 128)[:128]
+    hits = []
+    for number in range(4):
+        branch = np.concatenate([shared, tokens(10 + number, 64)])
+        hits.append(tuple(admit(ours, 2 * number, branch).hits))
+        admit(ours, 2 * number + 1, tokens(20 + number, 600))
+    return hits
+
+
+@pytest.mark.parametrize(
+    "pools", [{"window_len": 32, "swa_tokens": 640}, {"num_states": 12}], ids=["window", "state"]
+)
+@pytest.mark.parametrize("compat", ["sglang_0_5_23", "reports"])
+def test_a_window_or_state_at_a_branch_is_backed_up(compat: str, pools: dict[str, int]) -> None:
+    # the second prompt finds out where it leaves the first, whose KV is on the host by then
+    assert branches(compat, **pools) == [(0, 0, 0), (0, 0, 0), (0, 128, 0), (0, 128, 0)]
+
+
+def test_full_attention_needs_no_branch() -> None:
+    assert branches("reports") == [(0, 0, 0), *[(0, 128, 0)] * 3]
+
+
+def test_an_answer_of_one_token_ends_when_it_is_told_to() -> None:
+    ours = side(num_running=2)
+    ours.admit(0, tokens(1, 64), 64)
+    assert [req.request.id for req in ours.engine.scheduler.running] == [0]
+    ours.admit(1, tokens(2, 64), 64)
+    ours.finish(0)
+    assert [req.request.id for req in ours.engine.scheduler.running] == [1]
+
+
+def test_only_the_request_that_finishes_decodes() -> None:
+    ours = side(num_running=2)
+    for number in range(2):
+        ours.admit(number, tokens(number, 100), 64)
+    ours.finish(1)
+    (left,) = ours.engine.scheduler.running
+    assert (left.request.id, left.decoded) == (0, 1)
+
+
+def test_a_state_on_the_host_is_loaded_twice_as_in_sglang() -> None:
+    loaded = {}
+    for compat in ("sglang_0_5_23", "reports"):
+        ours = side(compat, num_states=8)
+        first = tokens(1, 64)
+        for number in range(3):
+            admit(ours, number, tokens(1 + number, 512) if number else first)
+        outcome = admit(ours, 3, np.concatenate([first[:64], tokens(9, 64)]))
+        assert outcome.counts["hit/mamba/host"] == 1
+        loaded[compat] = outcome.counts["moved/mamba/load_back"]
+    assert loaded == {"sglang_0_5_23": 2, "reports": 1}
+
+
+@pytest.mark.parametrize(("compat", "hit"), [("sglang_0_5_23", 0), ("reports", 272)])
+def test_a_short_read_below_a_node_is_used_unless_it_brings_no_window(
+    compat: str, hit: int
+) -> None:
+    pools = {"device_tokens": 1024, "host_tokens": 2048, "swa_tokens": 1024, "max_len": 1024}
+    ours = side(compat, window_len=320, **pools)
+    shared = tokens(0, 320)[:320]
+    first = np.concatenate([shared, tokens(1, 288)])
+    other = np.concatenate([shared, tokens(3, 288)])
+    admit(ours, 0, first)
+    admit(ours, 1, other)
+    for number in range(2, 18, 2):
+        admit(ours, number, tokens(10 + number, 320))
+        admit(ours, number + 1, other)
+    outcome = admit(ours, 18, first)
+    assert outcome.hits.storage == hit
+    assert sum(outcome.hits) == 320 + hit

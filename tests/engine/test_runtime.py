@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.launch.schema import config_of
+from hicache.cli.schema import config_of
 from hicache.config import ExperimentConfig
 from hicache.engine.deployment import deploy
 from hicache.engine.runtime import SimulatedRuntime

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.launch.schema import config_of
+from hicache.cli.schema import config_of
 from hicache.kernels import copy
 from hicache.kernels.table import TILE_WORDS, WORD_BYTES
 from hicache.models import CopyKernelConfig, Figure

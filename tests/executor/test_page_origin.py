@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.launch.schema import config_of
 from hicache import experiment
+from hicache.cli.schema import config_of
 from hicache.config import RealModel
 from hicache.executor.real.page_origin import NEUTRAL, PageOrigin
 from hicache.executor.real.paged_kv import PagedKvView

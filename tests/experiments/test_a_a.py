@@ -3,9 +3,9 @@ from itertools import product
 import numpy as np
 import pytest
 
-from experiments.launch.schema import config_of
 from experiments.studies.a_a import METRICS, PLANTED, carry_out, compared, gathered, serve, table
-from experiments.tables.request_metrics import Numbers
+from hicache.cli.schema import config_of
+from hicache.cli.tables.request_metrics import Numbers
 
 NUM_WINDOWS, NUM_SEEDS = 16, 4
 JOBS = list(product(range(NUM_WINDOWS), range(NUM_SEEDS)))

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
-from experiments.check_policy import POOLS, TIGHT
-from experiments.launch.job import explain
-from experiments.launch.schema import config_of
 from hicache import experiment
+from hicache.cli.check_policy import POOLS, TIGHT
+from hicache.cli.job import explain
+from hicache.cli.schema import config_of
 
 SMALL = (*TIGHT, *POOLS["tiny_hybrid"], "workload.limit=12", "engine.check_invariants=false")
 

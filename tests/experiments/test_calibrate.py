@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from experiments.calibrate import main
-from experiments.launch.schema import register
+from hicache.cli.schema import register
 
 SHORT = ["--seed", "101", "workload.limit=3"]
 

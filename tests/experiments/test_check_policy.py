@@ -1,10 +1,10 @@
 import pytest
 
-from experiments import check_policy
-from experiments.launch.job import explain
-from experiments.launch.schema import config_of
 from hicache import experiment
 from hicache.cache.named import PolicyError
+from hicache.cli import check_policy
+from hicache.cli.job import explain
+from hicache.cli.schema import config_of
 
 OWN = f"{__name__}:"
 

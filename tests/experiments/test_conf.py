@@ -8,9 +8,9 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
-from experiments.launch import schema
-from experiments.launch.errors import sentence
-from experiments.launch.schema import CONF, register
+from hicache.cli import schema
+from hicache.cli.errors import sentence
+from hicache.cli.schema import CONF, register
 from hicache.config import (
     STOP_POLICIES,
     DeadlineFrom,

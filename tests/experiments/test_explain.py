@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from experiments.explain.__main__ import lines, main
-from experiments.explain.rerun import Rerun, rerun
-from experiments.explain.segments import Steps, segments_of
-from experiments.explain.trace import write_trace
-from experiments.launch.job import as_yaml, begin
-from experiments.launch.schema import stored_config
 from hicache import experiment
 from hicache.cache.tree.node import FULL
+from hicache.cli.explain.command import lines, main
+from hicache.cli.explain.rerun import Rerun, rerun
+from hicache.cli.explain.segments import Steps, segments_of
+from hicache.cli.explain.trace import write_trace
+from hicache.cli.job import as_yaml, begin
+from hicache.cli.schema import stored_config
 from hicache.results.metrics import TTFT_PARTS, Status, summarize
 from hicache.results.tracking import write_json
 from tests.experiments.trace_format import TraceFormatError, check_trace

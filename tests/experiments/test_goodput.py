@@ -5,8 +5,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from experiments.launch.schema import config_of
-from experiments.studies.goodput import Ladder, climb, crossing, falling, is_in_time, ladder_of, run
+from hicache.cli.goodput import Ladder, climb, crossing, falling, is_in_time, ladder_of, run
+from hicache.cli.schema import config_of
 from hicache.config import GoodputConfig
 from hicache.results.metrics import RequestRecord, Status
 

@@ -6,9 +6,9 @@ from itertools import product
 import pytest
 from omegaconf import OmegaConf
 
-from experiments import compare
-from experiments.sweep import sum_up
-from experiments.tables.groups import (
+from hicache.cli import compare
+from hicache.cli.sweep import sum_up
+from hicache.cli.tables.groups import (
     Spread,
     by_question,
     differing_keys,
@@ -16,7 +16,7 @@ from experiments.tables.groups import (
     load_runs,
     question_key,
 )
-from experiments.tables.table import answer_sets, number, over_runs, table_of
+from hicache.cli.tables.table import answer_sets, number, over_runs, table_of
 from hicache.results.tracking import write_json
 
 OTHER_CODE = "b" * 64

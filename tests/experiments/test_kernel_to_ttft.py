@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.launch.schema import config_of
 from experiments.studies import copy_paths
 from experiments.studies import kernel_to_ttft as study
+from hicache.cli.schema import config_of
 
 SHARED = ["model=llama3_8b", "storage=none", "workload.num_sessions=3", "workload.limit=8"]
 AGENTS = study.REGIMES[4]

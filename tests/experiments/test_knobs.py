@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from experiments.launch import knobs
-from experiments.launch.schema import known_keys
-from experiments.run import show_help
+from hicache.cli import knobs
+from hicache.cli.run import show_help
+from hicache.cli.schema import known_keys
 from hicache.config import CutPolicy, ExperimentConfig, StorageConfig
 
 ROOT = Path(__file__).parents[2]
@@ -16,7 +16,7 @@ ALL = list(knobs.knobs_of(ExperimentConfig, ""))
 
 
 def test_the_page_is_current() -> None:
-    wanted = "run: python -m experiments.launch.knobs > docs/knobs.md"
+    wanted = "run: python -m hicache.cli.knobs > docs/knobs.md"
     assert PAGE.read_text(encoding="utf-8") == knobs.as_markdown(), wanted
 
 

@@ -5,14 +5,14 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from experiments import compare
-from experiments.tables import intervals
-from experiments.tables.groups import differing_keys, group_runs, load_runs
-from experiments.tables.paired import Pairs
-from experiments.tables.request_metrics import METRICS, Percentile
+from hicache.cli import compare
+from hicache.cli.tables import intervals
+from hicache.cli.tables.groups import differing_keys, group_runs, load_runs
+from hicache.cli.tables.paired import Pairs
+from hicache.cli.tables.request_metrics import METRICS, Percentile
 from hicache.clock import SECOND_NS
 from hicache.results.metrics import Status, summarize
-from hicache.results.report import write_requests
+from hicache.results.requests_file import write_requests
 from hicache.results.tracking import write_json
 from hicache.results.verdict import RHOS
 
@@ -27,7 +27,7 @@ def write_run(path, records, measures, *, stop, seed=0, window=0, kind="trace", 
     }
     (path / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(config)))
     write_json(path / "summary.json", summarize(records, measures))
-    write_requests(path / "requests.parquet", records)
+    write_requests(path, records)
 
 
 @pytest.fixture

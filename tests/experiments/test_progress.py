@@ -1,6 +1,6 @@
 import sys
 
-from experiments.launch.progress import ProgressBar
+from hicache.cli.progress import ProgressBar
 from hicache.results.metrics import Progress
 
 

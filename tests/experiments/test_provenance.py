@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.launch import job, resume
-from experiments.tables import provenance
+from hicache.cli import job, resume
+from hicache.cli.tables import provenance
 from hicache.config import CacheConfig, ExecutorConfig, ExperimentConfig, WorkloadConfig
 
 BUILTIN = ExperimentConfig(workload=WorkloadConfig(kind="builtin"))

@@ -2,7 +2,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from experiments.studies.report_figures import QUESTIONS, draw
-from experiments.tables.groups import Group, StoredRun
+from hicache.cli.tables.groups import Group, StoredRun
 
 QUESTION = QUESTIONS["prefetch_cut"]
 

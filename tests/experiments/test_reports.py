@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from experiments.launch.schema import config_of
-from experiments.tables.groups import StoredRun, differing_keys
 from hicache import experiment
 from hicache.cache.tree.actions import free
 from hicache.cache.tree.node import DEVICE, SWA
 from hicache.cache.tree.sequence import Sequence
+from hicache.cli.schema import config_of
+from hicache.cli.tables.groups import StoredRun, differing_keys
 from hicache.results.metrics import summarize
 from tests import remove_fixes
 from tests.cache.small import complete_all, make_cache, run_request, tokens_of

@@ -3,9 +3,9 @@ import re
 import pytest
 from rich.console import Console
 
-from experiments.tables import result_table as forms
-from experiments.tables.result_table import ResultTable, Row, as_csv, as_latex, as_markdown
-from experiments.tables.sweep_figure import wrapped
+from hicache.cli.tables import result_table as forms
+from hicache.cli.tables.result_table import ResultTable, Row, as_csv, as_latex, as_markdown
+from hicache.cli.tables.sweep_figure import wrapped
 
 
 def row(name, middle):

@@ -53,9 +53,9 @@ def run(config, *, progress=None):
 module = types.ModuleType("hicache.experiment")
 module.run = run
 sys.modules["hicache.experiment"] = module
-from experiments.launch.schema import config_of
-from experiments.run import main
-from experiments.tables import result_table, sweep_figure, table
+from hicache.cli.schema import config_of
+from hicache.cli.run import main
+from hicache.cli.tables import result_table, sweep_figure, table
 from hicache.results import report
 from hydra._internal.hydra import Hydra
 from hydra.core.plugins import Plugins

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from experiments.launch.schema import config_of
 from experiments.studies import signs
 from experiments.studies.signs import CONDITIONS, Claim, Condition, Runs, read_claims
+from hicache.cli.schema import config_of
 from hicache.results.keys import KNOWN
 
 CLAIMS = read_claims()

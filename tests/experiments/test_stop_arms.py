@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from experiments.launch.schema import config_of
 from experiments.studies import stop_arms
 from experiments.studies.stop_arms import ARMS, OURS, TIMEOUT, TIMEOUTS, Arm, Row, best_of
+from hicache.cli.schema import config_of
 
 CELL = "here"
 

@@ -8,12 +8,12 @@ from typing import cast
 import numpy as np
 import pytest
 
-from experiments.launch.schema import config_of
 from experiments.studies import stop_cells, stop_phase
-from experiments.studies.goodput import Ladder
 from experiments.studies.stop_arms import ARMS, OURS, Arm, Row
 from experiments.studies.stop_cells import Cell, Tuned
 from experiments.studies.windows import Difference, Rung, Windows
+from hicache.cli.goodput import Ladder
+from hicache.cli.schema import config_of
 from hicache.config import ExperimentConfig
 
 BEST_EFFORT, TIMEOUT = ARMS[0], ARMS[4]

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from experiments import compare
-from experiments.launch.resume import refuse_other
-from experiments.launch.schema import config_of
-from experiments.tables.groups import load_run
+from hicache.cli import compare
+from hicache.cli.resume import refuse_other
+from hicache.cli.schema import config_of
+from hicache.cli.tables.groups import load_run
 from hicache.results.tracking import write_json
 from tests.experiments.test_groups import write_run
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.launch.schema import config_of
 from experiments.studies.windows import STEP, Rung, Windows
+from hicache.cli.schema import config_of
 from hicache.config import ExperimentConfig
 from tests.workload.traces import mooncake_record, write_lines
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.tables.groups import Group, StoredRun
-from experiments.tables.sweep_figure import COLOURS, draw_sweep, label_boxes, looks_of
+from hicache.cli.tables.groups import Group, StoredRun
+from hicache.cli.tables.sweep_figure import COLOURS, draw_sweep, label_boxes, looks_of
 
 METRICS = ["request/ttft_s_mean", "prefetch/a_metric_with_a_name_longer_than_its_panel_count"]
 

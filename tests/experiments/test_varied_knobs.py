@@ -7,7 +7,7 @@ from typing import Any, get_type_hints
 
 import yaml
 
-from experiments.launch.schema import CONF
+from hicache.cli.schema import CONF
 from hicache.config import ExperimentConfig
 
 STUDIED = ("workload", "parallel", "cache", "prefetch", "scheduler", "storage", "executor")

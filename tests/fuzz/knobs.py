@@ -298,6 +298,7 @@ UNDRAWN = {
     "storage.root",
     "workload.block_tokens",
     "workload.load",
+    "workload.max_context",
     "workload.path",
     "workload.system_tokens",
     "workload.tokenizer",

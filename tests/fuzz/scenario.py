@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
-from experiments.launch.schema import config_of
 from hicache.cache.tiers.capacity import page_bytes
+from hicache.cli.schema import config_of
 from hicache.config import ExperimentConfig
 from hicache.models import GIB
 from hicache.workload.build import Workload, load_workload

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 from hydra import compose, initialize_config_dir
 
-from experiments.launch import schema
-from experiments.launch.schema import known_keys
+from hicache.cli import schema
+from hicache.cli.schema import known_keys
 from hicache.results.metrics import RequestRecord
 from hicache.workload.build import load_workload
 from tests.fuzz.knobs import KNOBS, UNDRAWN

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import yaml
 
-from experiments.launch.schema import config_of
+from hicache.cli.schema import config_of
 from hicache.experiment import run
 from hicache.results.metrics import summarize
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from experiments.launch.schema import config_of
+from hicache.cli.schema import config_of
 from hicache.engine.deployment import deploy
 from hicache.executor.simulated.cost import CostModel
 from hicache.models.hugging_face import derive_model, read_model

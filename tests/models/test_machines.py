@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from experiments.launch.schema import CONF, config_of
 from hicache import experiment
+from hicache.cli.schema import CONF, config_of
 from hicache.config import ExperimentConfig
 from hicache.executor.simulated.cost import CostModel
 from hicache.models import CopyKernelConfig, Figure, HardwareConfig, RateTable

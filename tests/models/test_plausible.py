@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.launch.schema import config_of
+from hicache.cli.schema import config_of
 from hicache.models.plausible import check_shape
 from tests.models.test_shapes import MODELS, model
 

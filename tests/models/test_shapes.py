@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.launch.schema import CONF
+from hicache.cli.schema import CONF
 from hicache.models import ComponentKind, ModelConfig, RateTable
 
 MODELS = sorted(path.stem for path in (CONF / "model").glob("*.yaml") if path.stem != "from_hf")

@@ -4,7 +4,6 @@ import re
 
 import matplotlib.image
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 from matplotlib.figure import Figure
 
@@ -45,23 +44,6 @@ def page_of(run_dir, config=CONFIG, records=()):
 def ink(path) -> float:
     """Share of pixels that are not white."""
     return float(np.mean(matplotlib.image.imread(path)[..., :3].min(axis=-1) < 0.99))
-
-
-def test_requests_come_back_from_parquet(tmp_path, make_record):
-    rejected = make_record(1, status=Status.rejected, reason="too long", finish_ns=None)
-    report.write_requests(tmp_path / "requests.parquet", [make_record(0), rejected])
-    first, second = pq.read_table(tmp_path / "requests.parquet").to_pylist()
-    assert (first["status"], first["device_hit_len"], first["queue_ns"]) == ("finished", 400, 100)
-    assert (second["status"], second["reason"], second["finish_ns"]) == (
-        "rejected",
-        "too long",
-        None,
-    )
-
-
-def test_a_run_without_requests_has_an_empty_table(tmp_path):
-    report.write_requests(tmp_path / "requests.parquet", [])
-    assert pq.read_table(tmp_path / "requests.parquet").num_rows == 0
 
 
 def test_the_page_holds_figures_numbers_and_config(run_dir):

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from experiments import compare
-from experiments.launch.job import run_job
-from experiments.launch.progress import ProgressBar
-from experiments.launch.schema import config_of
-from experiments.launch.terminal import show_line, show_run
-from experiments.sweep import sum_up
-from experiments.tables.groups import differing_keys, group_runs, load_runs
-from experiments.tables.sweep_figure import draw_sweep
 from hicache import experiment
+from hicache.cli import compare
+from hicache.cli.job import run_job
+from hicache.cli.progress import ProgressBar
+from hicache.cli.schema import config_of
+from hicache.cli.sweep import sum_up
+from hicache.cli.tables.groups import differing_keys, group_runs, load_runs
+from hicache.cli.tables.sweep_figure import draw_sweep
+from hicache.cli.terminal import show_line, show_run
 from hicache.config import METRICS
 from hicache.results.metrics import summarize
 from hicache.results.verdict import (
@@ -44,7 +44,7 @@ COMMANDS = {
     for block in re.findall(r"^# (.+?)(?=\n\n|\n```)", PAGE, flags=re.DOTALL | re.MULTILINE)
 }
 CLEAN_RUN = PAGE.rpartition("```bash\n")[2].splitlines()[0]
-START = "python -m experiments.run"
+START = "hicache run"
 
 
 def overrides_of(command: str) -> list[str]:

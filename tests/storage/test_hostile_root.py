@@ -588,12 +588,12 @@ def test_a_slab_of_another_namespace_is_refused_on_a_full_disk_too(tmp_path: Pat
         pass
     (ours,) = tmp_path.iterdir()
     ours.rename(tmp_path / namespace_name("theirs"))
-    with full_disk(), pytest.raises(StorageError, match="is of namespace 'test', wanted 'theirs'"):
+    with full_disk(), pytest.raises(StorageError, match="namespace 'test', not 'theirs'"):
         SlabStorage(tmp_path, namespace="theirs", capacity_bytes=None)
 
 
 def test_a_slab_that_is_new_on_a_full_disk_is_one_clear_error(tmp_path: Path) -> None:
-    with full_disk(), pytest.raises(StorageError, match="cannot open a slab in"):
+    with full_disk(), pytest.raises(StorageError, match="cannot open the slab storage in"):
         opened("slab", tmp_path)
 
 

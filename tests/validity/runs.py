@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from experiments.launch.schema import config_of
 from hicache import experiment
+from hicache.cli.schema import config_of
 from hicache.request import Request
 from hicache.results.metrics import Result, summarize
 from hicache.workload.build import Workload

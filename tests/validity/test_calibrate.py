@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from experiments.launch.schema import config_of
+from hicache.cli.schema import config_of
 from hicache.executor.simulated.cost import CostModel
 
 calibrate = pytest.importorskip("experiments.studies.calibrate")

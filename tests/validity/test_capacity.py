@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.launch.schema import config_of
 from experiments.studies import capacity
+from hicache.cli.schema import config_of
 from hicache.workload.oracle import Curve
 
 

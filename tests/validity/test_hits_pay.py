@@ -6,7 +6,7 @@
 import numpy as np
 import pytest
 
-from experiments.launch.schema import config_of
+from hicache.cli.schema import config_of
 from hicache.clock import SECOND_NS
 from hicache.executor.simulated.cost import CostModel
 from hicache.results.metrics import RequestRecord

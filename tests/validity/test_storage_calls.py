@@ -2,8 +2,8 @@
 
 import pytest
 
-from experiments.launch.schema import config_of
 from hicache import experiment
+from hicache.cli.schema import config_of
 from hicache.clock import SECOND_NS
 from hicache.config import StorageConfig
 from hicache.executor.simulated.executor import SimulatedExecutor, SimulatedIo

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.launch.job import run_job
-from experiments.launch.progress import ProgressBar
-from experiments.launch.schema import config_of
 from hicache import experiment
+from hicache.cli.job import run_job
+from hicache.cli.progress import ProgressBar
+from hicache.cli.schema import config_of
 from hicache.config import WorkloadConfig
 from hicache.request import Request
 from hicache.workload import kept

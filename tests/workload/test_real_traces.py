@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from experiments.launch.schema import config_of
 from hicache import experiment
+from hicache.cli.schema import config_of
 from hicache.config import TraceTokens, WorkloadConfig
 from hicache.request import Request
 from hicache.results.metrics import summarize

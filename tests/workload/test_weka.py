@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.launch.schema import config_of
+from hicache.cli.schema import config_of
 from hicache.config import TraceTokens, WorkloadConfig
 from hicache.request import Request
 from hicache.workload import weka_pack

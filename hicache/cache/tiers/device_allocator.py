@@ -36,13 +36,16 @@ class DeviceAllocator:
         residency = self._tree.residency
         return residency.resident[DEVICE][kind] - residency.protected[DEVICE][kind]
 
-    def allocate(self, kind: int, count: int) -> PageIds | None:
-        """This many, or none of them; makes room if there is too little."""
+    def allocate(self, kind: int, count: int, *, spare: int = 0) -> PageIds | None:
+        """This many, or none of them; makes room if there is too little.
+
+        `spare`: evict until so many more are free, if there is enough to evict.
+        """
         pool = self._pools[DEVICE][kind]
-        if pool.num_free < count:
+        if pool.num_free < count + spare:
             if pool.num_free + self.evictable(kind) < count:
                 return None  # evicting everything would not do
-            self.evict(kind, count - pool.num_free)
+            self.evict(kind, count + spare - pool.num_free)
         return pool.allocate(count)
 
     def free(self, kind: int, page_ids: PageIds) -> None:

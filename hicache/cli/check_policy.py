@@ -1,0 +1,127 @@
+"""Check a policy class of your own on small runs with tight pools and slow storage.
+
+hicache check-policy my_policies:Mine
+hicache check-policy my_policies:Mine --args weight=0.5
+hicache check-policy my_policies:Mine --knob scheduler.order
+
+Every invariant of the cache is checked after every step. A run must give the same result when it is
+repeated and when it takes one decode step at a time, and two ranks must make equal decisions.
+"""
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
+
+from hicache import experiment
+from hicache.cli.command import in_one_sentence, parser_of
+from hicache.cli.schema import config_of
+from hicache.results.metrics import Result, summarize
+
+# what a class for this knob must have, by which it is told
+POINTS = {
+    "cache.eviction": "priority",
+    "cache.checkpoints": "lengths",
+    "prefetch.stop": "may_stop",
+    "scheduler.order": "sort_key",
+    "scheduler.swa_budget": "tokens",
+}
+TIGHT = (
+    "workload=agents", "workload.limit=40", "storage=memory", "storage.read_gbps=0.5",
+    "workload.start=warm_storage", "prefetch.threshold=64", "engine.check_invariants=true",
+)  # fmt: skip
+POOLS = {
+    "tiny_hybrid": ("model=tiny_hybrid", "cache.device_gib=0.06", "cache.host_gib=0.06"),
+    "llama3_8b": ("model=llama3_8b", "cache.device_gib=8", "cache.host_gib=10"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Check the class; exit with 1 if it fails."""
+    parser = parser_of("hicache check-policy", __doc__)
+    parser.add_argument("policy", metavar="module:Class", help="class to check")
+    parser.add_argument(
+        "--knob",
+        choices=POINTS,
+        help="knob that the class is for; needed if its methods fit several",
+    )
+    parser.add_argument(
+        "--args", nargs="*", default=[], metavar="NAME=NUMBER", help="keyword arguments of it"
+    )
+    options = parser.parse_args(arguments)
+    with in_one_sentence():
+        knob = options.knob or knob_of(options.policy)
+        settings = [f"{knob}={options.policy}", *(f"{knob}_args.{each}" for each in options.args)]
+        print(f"checking {options.policy} as {knob}")
+        for told in findings(knob, settings):
+            print(f"  {told}")
+
+
+def knob_of(policy: str) -> str:
+    """The knob that a class is for, by what it has.
+
+    Raises:
+        ValueError: it is for none, or for more than one.
+    """
+    module, _, name = policy.partition(":")
+    if not name:
+        raise ValueError(f"the policy must be given as module:Class, got {policy}")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"{policy} cannot be loaded: {error}") from error
+    return knob_of_class(found)
+
+
+def knob_of_class(policy: type) -> str:
+    """Return the knob that a policy class fills, which its methods decide.
+
+    Raises:
+        ValueError: its methods fit no knob, or several.
+    """
+    knobs = [knob for knob, method in POINTS.items() if hasattr(policy, method)]
+    if len(knobs) != 1:
+        wanted = ", ".join(f"{method} ({knob})" for knob, method in POINTS.items())
+        raise ValueError(
+            f"{policy.__name__} must have exactly one of the methods {wanted}; otherwise pass "
+            "--knob"
+        )
+    return knobs[0]
+
+
+def findings(knob: str, settings: Sequence[str]) -> Iterator[str]:
+    """One line for each thing that was tried and held.
+
+    Raises:
+        ValueError: runs that must be equal are not.
+    """
+    for model, pools in POOLS.items():
+        base = (*TIGHT, *pools)
+        first = _run(*base, *settings)
+        yield f"{model}: {len(first.records)} requests, every invariant held after every step"
+        if _summary(_run(*base, *settings)) != _summary(first):
+            raise ValueError(f"{settings[0]}: two equal runs on {model} gave different results")
+        if _summary(_run(*base, *settings, "engine.jump=false")) != _summary(first):
+            raise ValueError(
+                f"{settings[0]}: taking one decode step at a time changed the result on {model}"
+            )
+        yield f"{model}: the same result when repeated, and one decode step at a time"
+        default = _summary(_run(*base))
+        same = "NO DIFFERENCE from" if default == _summary(first) else "results differ from"
+        yield f"{model}: {same} the default {knob}={attrgetter(knob)(config_of(*base))}"
+    _run(*base, *settings, "parallel.ranks=2")
+    yield "two ranks made equal decisions"
+
+
+def _run(*overrides: str) -> Result:
+    return experiment.run(config_of(*overrides))
+
+
+def _summary(result: Result) -> str:
+    return json.dumps(summarize(result.records, result.measures), sort_keys=True)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, "")
+    main()

@@ -1,0 +1,26 @@
+"""What programs have in common: usage from a docstring, and errors in one sentence."""
+
+import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from hicache.cli.job import explain
+
+
+def parser_of(program: str, usage: str | None) -> ArgumentParser:
+    """Return a parser for `program`; `--help` prints `usage`, its docstring, as it stands."""
+    return ArgumentParser(
+        prog=program,
+        description=usage,
+        formatter_class=RawDescriptionHelpFormatter,
+    )
+
+
+@contextmanager
+def in_one_sentence() -> Iterator[None]:
+    """End the program with what went wrong; Hydra would turn a callback's error into a warning."""
+    try:
+        yield
+    except Exception as error:
+        sys.exit(explain(error))

@@ -1,0 +1,77 @@
+"""Explain a run: why a request was slow, and why it had to compute what it computed.
+
+hicache explain RUN                     the ten slowest requests
+hicache explain RUN --slowest 3
+hicache explain RUN --request 412
+hicache explain RUN --perfetto trace.json
+
+A simulated run is replayed from its config.yaml with all events recorded, which takes as long as
+the run did. The trace opens in https://ui.perfetto.dev and in chrome://tracing.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from hicache.cli.command import in_one_sentence, parser_of
+from hicache.cli.explain.rerun import Rerun, rerun
+from hicache.cli.explain.story import Storyteller
+from hicache.cli.explain.trace import write_trace
+from hicache.results.metrics import RequestRecord
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Explain the chosen requests, and write the trace if asked to."""
+    parser = parser_of("hicache explain", __doc__)
+    parser.add_argument("run", type=Path, metavar="RUN", help="directory of a simulated run")
+    parser.add_argument(
+        "--request",
+        type=int,
+        action="append",
+        default=[],
+        metavar="N",
+        help="id of a request to explain; may be repeated",
+    )
+    parser.add_argument(
+        "--slowest", type=int, metavar="COUNT", help="explain the slowest by TTFT (default 10)"
+    )
+    parser.add_argument("--perfetto", type=Path, metavar="FILE", help="write a trace of the run")
+    options = parser.parse_args(arguments)
+    with in_one_sentence():
+        run = rerun(options.run)
+        is_trace = options.perfetto is not None
+        for line in lines(run, options.request, options.slowest, is_trace=is_trace):
+            print(line)
+        if options.perfetto is not None:
+            num_events = write_trace(options.perfetto, run)
+            print(f"{num_events:,} events in {options.perfetto}")
+
+
+def lines(run: Rerun, requests: Sequence[int], slowest: int | None, *, is_trace: bool) -> list[str]:
+    """Explain these requests and the slowest; the ten slowest if nothing is chosen."""
+    unknown = [number for number in requests if number not in run.records]
+    if unknown:
+        raise ValueError(
+            f"the run has no request {unknown[0]}: request ids go from {min(run.records)} to "
+            f"{max(run.records)}"
+        )
+    chosen: list[RequestRecord] = [run.records[number] for number in requests]
+    count = slowest
+    if count is None and not requests and not is_trace:
+        count = 10
+    if count is not None:
+        answered = [record for record in run.records.values() if record.ttft_ns is not None]
+        chosen += sorted(answered, key=lambda record: (-(record.ttft_ns or 0), record.id))[:count]
+    told = []
+    if run.differences:
+        told.append(
+            f"the replay differs from the stored run ({', '.join(run.differences[:3])}): the code "
+            "or the trace has changed; the explanations below are those of the replay"
+        )
+    teller = Storyteller(run)
+    for record in chosen:
+        told += ["", *teller.tell(record)]
+    return told
+
+
+if __name__ == "__main__":
+    main()

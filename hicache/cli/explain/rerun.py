@@ -1,0 +1,61 @@
+"""A run made again, with everything that happens taken down.
+
+A simulated run is a matter of its configuration alone, so it need not have kept what is asked for.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hicache import experiment
+from hicache.cli.job import CONFIG_FILE, SUMMARY_FILE
+from hicache.cli.schema import stored_config
+from hicache.cli.stored import read_json
+from hicache.config import ExperimentConfig
+from hicache.results.metrics import RequestRecord, summarize
+from hicache.results.timeline import Timeline
+
+ASKED = ("computed", "recomputed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rerun:
+    """`records`: by request. `differences`: keys of the stored summary that came out otherwise."""
+
+    config: ExperimentConfig
+    records: dict[int, RequestRecord]
+    summary: dict[str, float | int]
+    timeline: Timeline
+    differences: tuple[str, ...]
+
+
+def rerun(run_dir: Path) -> Rerun:
+    """Make a stored run again.
+
+    Raises:
+        FileNotFoundError: there is no run.
+        ValueError: it is not one that can be made again.
+    """
+    config = stored_config(run_dir / CONFIG_FILE)
+    if config.executor.kind != "simulated" or config.program != "replay":
+        raise ValueError(
+            f"only simulated replays can be explained, and {run_dir} has "
+            f"executor.kind={config.executor.kind} and program={config.program}"
+        )
+    timeline = Timeline()
+    # one step at a time the result is the same, and every step is seen
+    watched = replace(config, engine=replace(config.engine, jump=False, explain=True))
+    result = experiment.run(watched, timeline=timeline)
+    summary = summarize(result.records, result.measures)
+    stored = read_json(run_dir / SUMMARY_FILE)
+    return Rerun(
+        config=config,
+        records={record.id: record for record in result.records},
+        summary=summary,
+        timeline=timeline,
+        differences=tuple(
+            key
+            for key in stored
+            if stored[key] != summary.get(key)
+            if key.partition("/")[0] not in ASKED  # which the run may have left open
+        ),
+    )

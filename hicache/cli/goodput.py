@@ -1,0 +1,151 @@
+"""Goodput: the highest rate of requests at which enough of them are served in time.
+
+hicache run experiment=goodput
+hicache run goodput.num_rates=16 goodput.ttft_s=1 prefetch.stop=best_effort
+
+A request is in time if its first token and its mean time a token after that are. The workload is
+replayed at rates that grow by one factor, and load is changed by leaving sessions out (or repeating
+them with tokens of their own), not by stretching time: who is there at one rate is there at every
+higher one. The share in time is made monotone over the rates (isotonic regression, weighted by
+requests), and where it falls below the objective is interpolated. One replay has no interval: that
+takes windows (`hicache compare --paired`, `experiments.studies.windows`).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hicache import experiment
+from hicache.clock import SECOND_NS
+from hicache.config import ExperimentConfig, GoodputConfig
+from hicache.results.metrics import Progress, RequestRecord, Result, Status
+from hicache.workload.build import Workload, load_workload, repeat_sessions, sample_sessions
+
+SPAN = 24.0  # from the lowest rate to the highest
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ladder:
+    """What came of every rate, in rising order: R rates, S sessions."""
+
+    rates: Floats  # [R], requests a second
+    in_time: Floats  # [R, S], requests
+    served: Floats  # [R, S], requests; 0 where a session is left out
+
+    def shares(self) -> Floats:
+        """Of the requests at each rate, those in time: [R]."""
+        return np.asarray(self.in_time.sum(1) / self.served.sum(1))
+
+    def goodput(self, share: float, weights: Floats | None = None) -> float:
+        """The rate at which the share in time crosses `share`; `weights`: of each session.
+
+        0 if it is below that at the lowest rate already; the highest rate if it never is.
+        """
+        drawn = np.ones(self.served.shape[1]) if weights is None else weights
+        counts = self.served @ drawn
+        shares = np.divide(self.in_time @ drawn, counts, out=np.ones_like(counts), where=counts > 0)
+        return crossing(self.rates, falling(shares, counts), share)
+
+
+def run(config: ExperimentConfig, *, progress: Callable[[Progress], None] | None = None) -> Result:
+    """One run, and what its `goodput` asks besides."""
+    result = experiment.run(config, progress=progress)
+    if not config.goodput.num_rates:
+        return result
+    ladder = climb(config)
+    share = config.goodput.share
+    shares = ladder.shares()
+    measures = {
+        "goodput/requests_per_s": ladder.goodput(share),
+        "goodput/tried_requests_per_s": float(ladder.rates[-1]),
+        "goodput/mended_share": float(np.max(shares - np.minimum.accumulate(shares))),
+    }
+    return replace(result, measures={**result.measures, **measures})
+
+
+def climb(config: ExperimentConfig) -> Ladder:
+    """Replay the workload at every rate, from the lowest.
+
+    Raises:
+        ValueError: requests do not come at rates.
+    """
+    if not config.workload.is_timed:
+        raise ValueError(
+            "goodput.num_rates needs a workload with fixed arrival times, got "
+            f"workload.arrivals={config.workload.arrivals.name} of workload={config.workload.kind}"
+        )
+    whole = load_workload(config.workload, data_dir=config.data_dir, seed=config.seed)
+    highest = config.goodput.times
+    rates = np.geomspace(highest / SPAN, highest, config.goodput.num_rates)
+    found = [replay(config, whole, times).records for times in rates.tolist()]
+    return ladder_of(found, config.goodput, span_s(whole, config.workload.warm_up_s))
+
+
+def replay(config: ExperimentConfig, whole: Workload, times: float) -> Result:
+    """A run of the workload at so many times its own rate."""
+    change = sample_sessions if times <= 1 else repeat_sessions
+    part: Workload = change(whole, times, config.seed)
+    return experiment.run(
+        replace(config, workload=replace(config.workload, load=None)), workload=part
+    )
+
+
+def ladder_of(
+    found: Sequence[Sequence[RequestRecord]], wanted: GoodputConfig, span_s: float
+) -> Ladder:
+    """The records of all rates as numbers; those of one rate may lack sessions that others have."""
+    sessions = sorted({record.session_id for records in found for record in records})
+    place = {session: index for index, session in enumerate(sessions)}
+    served = np.zeros((len(found), len(sessions)))
+    in_time = np.zeros_like(served)
+    for rate, records in enumerate(found):
+        for record in records:
+            served[rate, place[record.session_id]] += 1
+            in_time[rate, place[record.session_id]] += is_in_time(record, wanted)
+    counts = served.sum(1)
+    kept = np.flatnonzero(np.diff(counts, prepend=0))  # two shares may keep the same sessions
+    return Ladder(rates=counts[kept] / span_s, in_time=in_time[kept], served=served[kept])
+
+
+def is_in_time(record: RequestRecord, wanted: GoodputConfig) -> bool:
+    """Whether one request was served as promised."""
+    ttft_ns, finish_ns, first_ns = record.ttft_ns, record.finish_ns, record.first_token_ns
+    if record.status is not Status.finished or ttft_ns is None or finish_ns is None:
+        return False
+    assert first_ns is not None
+    tpot_ns = (finish_ns - first_ns) / max(record.output_len - 1, 1)
+    return ttft_ns <= wanted.ttft_s * SECOND_NS and tpot_ns <= wanted.tpot_s * SECOND_NS
+
+
+def falling(shares: Floats, weights: Floats) -> Floats:
+    """The nearest shares, by weighted squares, that never rise: pools of adjacent violators."""
+    pools: list[tuple[float, float, int]] = []  # mean, weight, how many
+    for share, weight in zip(shares.tolist(), weights.tolist(), strict=True):
+        pool = (share, weight, 1)
+        while pools and pools[-1][0] < pool[0]:
+            mean, other, count = pools.pop()
+            total = other + pool[1]
+            mean = (mean * other + pool[0] * pool[1]) / total if total else pool[0]
+            pool = (mean, total, count + pool[2])
+        pools.append(pool)
+    return np.repeat([mean for mean, _, _ in pools], [count for _, _, count in pools])
+
+
+def crossing(rates: Floats, shares: Floats, wanted: float) -> float:
+    """Where shares that never rise fall below what is wanted, on straight lines between rates."""
+    above = int(np.count_nonzero(shares >= wanted))
+    if above == 0:
+        return 0.0
+    if above == len(rates):
+        return float(rates[-1])
+    (low, high), (more, less) = rates[above - 1 : above + 1], shares[above - 1 : above + 1]
+    return float(low + (high - low) * (more - wanted) / (more - less))
+
+
+def span_s(workload: Workload, warm_up_s: float) -> float:
+    """Seconds in which the requests that count arrive, a second at least."""
+    arrivals = [request.arrival_ns / SECOND_NS for request in workload.requests]
+    return max(max(arrivals) - max(min(arrivals), warm_up_s), 1.0)

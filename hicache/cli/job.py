@@ -1,0 +1,205 @@
+"""One run, from a composed config to the files it leaves behind.
+
+The last of them is `summary.json`: a run that has one has everything else.
+
+A bad input ends in one sentence: on stderr, in `error.txt` of the run directory, and nowhere a
+traceback, unless `HICACHE_TRACEBACK=1` asks for one. So does a disk that is full: a run that had
+come to its end is printed all the same.
+"""
+
+import errno
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from hicache.cache.named import PolicyError
+from hicache.cli.errors import EXTRAS, missing, sentence
+from hicache.cli.progress import ProgressBar
+from hicache.cli.tables import provenance
+from hicache.config import ExperimentConfig
+from hicache.results.metrics import Progress, Result, summarize
+from hicache.results.requests_file import FILES, write_requests
+from hicache.results.tracking import Tracker, plain, write_json
+from hicache.storage.base import StorageError
+from hicache.storage.passwords import without_password
+
+CONFIG_ERRORS = (HydraException, OmegaConfBaseException)
+CONFIG_FILE = "config.yaml"
+SUMMARY_FILE = "summary.json"
+ERROR_FILE = "error.txt"
+ATTACHED = (*FILES, "tokens.png", "ttft.png", "report.html", provenance.FILE)
+BAD_INPUT = (ValueError, OSError, StorageError, *CONFIG_ERRORS)
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+Run = Callable[..., Result]  # what carries out an experiment: `hicache.experiment.run`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """A run that came to its end."""
+
+    out_dir: Path
+    config: ExperimentConfig
+    summary: dict[str, float | int]
+    timing: dict[str, float]
+    notes: tuple[str, ...]
+
+
+def run_job(
+    run: Run,
+    config: ExperimentConfig,
+    out_dir: Path,
+    *,
+    group: str,
+    name: str,
+    bar: ProgressBar,
+    show: Callable[[Outcome], None],
+) -> Outcome:
+    """Run what `config` says and write everything about it into `out_dir`; then `show` it.
+
+    It is shown all the same if not all of it can be written.
+
+    Raises:
+        ValueError: there is nothing to report, or no memory for it.
+    """
+    started = time.perf_counter()
+    begin(config, out_dir)
+    tracker = Tracker(out_dir, config.tracker, config=plain(config), group=group, name=name)
+    with tracker:
+        with bar:
+
+            def on_progress(progress: Progress) -> None:
+                if progress.row is not None:
+                    tracker.log(progress.row)
+                bar.show(progress)
+
+            result = _run(run, config, on_progress)
+        outcome = Outcome(
+            out_dir=out_dir,
+            config=config,
+            summary=summarize(result.records, result.measures),
+            timing={
+                "wall_s": result.wall_s,
+                "requests_per_wall_s": len(result.records) / max(result.wall_s, 1e-9),
+            },
+            notes=tuple(result.notes),
+        )
+        try:
+            write_requests(out_dir, result.records)
+            if find_spec("matplotlib") is None:
+                sys.stderr.write(f"no figures and no report.html: {missing('matplotlib')}\n")
+            else:
+                from hicache.results import report  # matplotlib takes a second to import
+
+                report.write_report(
+                    out_dir,
+                    title=name,
+                    summary=outcome.summary,
+                    config=config,
+                    records=result.records,
+                )
+            tracker.attach([path for file in ATTACHED if (path := out_dir / file).is_file()])
+            outcome.timing["total_wall_s"] = time.perf_counter() - started
+            write_json(out_dir / "timing.json", outcome.timing)
+            tracker.summarize(outcome.summary)
+        except OSError:
+            outcome.timing["total_wall_s"] = time.perf_counter() - started
+            with suppress(OSError):
+                show(outcome)
+            raise
+    show(outcome)
+    return outcome
+
+
+def _run(run: Run, config: ExperimentConfig, on_progress: Callable[[Progress], None]) -> Result:
+    try:
+        result = run(config, progress=on_progress)
+    except MemoryError as error:
+        raise ValueError(
+            f"out of memory: lower cache.host_gib ({config.cache.host_gib}) or cache.device_gib "
+            f"({config.cache.device_gib}), or use a smaller workload"
+        ) from error
+    if not result.records:
+        raise ValueError(
+            f"no request arrives after the warm-up: workload.warm_up_s="
+            f"{config.workload.warm_up_s} must be shorter than the workload"
+        )
+    return result
+
+
+def begin(config: ExperimentConfig, out_dir: Path) -> None:
+    """Write what is known before a run, and take away how an earlier one ended."""
+    out_dir.mkdir(parents=True, exist_ok=True)
+    for file in (SUMMARY_FILE, ERROR_FILE):
+        (out_dir / file).unlink(missing_ok=True)
+    (out_dir / CONFIG_FILE).write_text(as_yaml(config))
+    provenance.write_provenance(config, out_dir)
+
+
+def as_yaml(config: ExperimentConfig) -> str:
+    """What `config.yaml` holds: everything that was configured."""
+    return OmegaConf.to_yaml(OmegaConf.create(plain(config)))
+
+
+def is_finished(out_dir: Path) -> bool:
+    """Whether there is a run that came to its end."""
+    return (out_dir / SUMMARY_FILE).is_file() and not (out_dir / ERROR_FILE).exists()
+
+
+def explain(error: Exception, out_dir: Path | None = None) -> int:
+    """Tell the reader what went wrong, and return the exit code: 2 for bad input, 1 for a bug."""
+    is_input = isinstance(error, BAD_INPUT) or _missing_package(error) is not None
+    if os.environ.get("HICACHE_TRACEBACK") == "1" or not is_input:
+        text = "".join(traceback.format_exception(error)).rstrip()
+    else:
+        text = one_sentence(error, out_dir)
+    if isinstance(error, PolicyError):  # whoever wrote the class looks for its lines
+        cause = error.__cause__
+        lines = [] if cause is None else traceback.format_exception(cause, chain=False)
+        text = "\n".join([*"".join([*lines, error.place]).splitlines(), one_sentence(error)])
+    text = without_password(text)
+    with suppress(OSError):
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+    if out_dir is not None and out_dir.is_dir():
+        file = out_dir / ERROR_FILE
+        try:
+            file.write_text(text + "\n")
+        except OSError:  # half a sentence would be read as the reason
+            file.unlink(missing_ok=True)
+    return 2 if is_input else 1
+
+
+def _missing_package(error: Exception) -> str | None:
+    # the optional package that an import did not find
+    name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    return name if name in EXTRAS else None
+
+
+def one_sentence(error: Exception, out_dir: Path | None = None) -> str:
+    """The message of an error, on one line; `out_dir`: where the run was writing."""
+    package = _missing_package(error)
+    if package is not None:
+        return missing(package)
+    if isinstance(error, CONFIG_ERRORS):
+        return sentence(error)
+    if isinstance(error, OSError) and error.errno in NO_ROOM:
+        where = error.filename or out_dir or "the output of this command"
+        return (
+            f"{os.strerror(error.errno)}: cannot write to {where}; files written before are kept, "
+            f"and the same command continues once there is space"
+        )
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.strerror}: {error.filename}"
+    return " ".join(str(error).split()) or type(error).__name__

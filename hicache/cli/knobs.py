@@ -1,0 +1,206 @@
+"""Every knob with its default, its limits and its meaning, for `--help` and docs/knobs.md.
+
+python -m hicache.cli.knobs > docs/knobs.md
+
+The meaning of a knob is the comment above or behind its field; for an enum, the docstring of the
+enum and the comments of its members.
+"""
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from enum import Enum
+from functools import cache
+from typing import get_args
+
+from hicache.cli.schema import CONF
+from hicache.config import ExperimentConfig
+from hicache.models import Figure, RateTable
+
+USAGE = """\
+hicache run                                    replay the built-in workload
+hicache run workload=multi_turn cache.host_gib=64
+hicache run -m cache.host_gib=64,128 seed=0,1  run every combination (a sweep)
+hicache run --help cache storage               show the knobs of two groups
+hicache run --cfg job ...                      print the configuration, run nothing
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knob:
+    """One field of a group."""
+
+    name: str
+    default: str
+    limits: str
+    meaning: str
+
+
+def help_of(groups: Sequence[str]) -> str:
+    """Return what `--help` prints: the knobs of `groups`, or the list of groups if it is empty.
+
+    Raises:
+        ValueError: there is no such group.
+    """
+    known = groups_of()
+    for group in groups:
+        if group not in known:
+            raise ValueError(f"unknown group {group}: the groups are {', '.join(known)}")
+    if not groups:
+        lines = [f"  {group:<11}{_first_line(kind)}" for group, kind in known.items()]
+        return "\n".join([USAGE, "Groups:", *lines])
+    return "\n\n".join(_help_of_group(group, known[group]) for group in groups)
+
+
+def groups_of() -> dict[str, type]:
+    """The groups of the config and their classes, in its order."""
+    return {
+        item.name: item.type
+        for item in fields(ExperimentConfig)
+        if isinstance(item.type, type) and is_dataclass(item.type)
+    }
+
+
+def knobs_of(kind: type, prefix: str) -> Iterator[Knob]:
+    """The knobs of one class, and those of what is nested in it."""
+    assert is_dataclass(kind)
+    comments = comments_of(kind)
+    for item in fields(kind):
+        name = f"{prefix}{item.name}"
+        nested = item.type
+        if isinstance(nested, type) and is_dataclass(nested) and nested not in (Figure, RateTable):
+            yield from knobs_of(nested, f"{name}.")
+            continue
+        yield Knob(
+            name=name,
+            default=_default(item),
+            limits=_limits(item),
+            meaning=" ".join(filter(None, (comments.get(item.name), _choices(item)))),
+        )
+
+
+def as_markdown() -> str:
+    """docs/knobs.md."""
+    parts = [
+        "# Every knob",
+        "`group.knob=value` on the command line sets a knob, and `group=option` loads a file of "
+        "`conf/`, which sets several knobs of a group. `null` is the None of the descriptions; "
+        "`???` marks a knob that a file in `conf/` sets. `module:Class` names a class of your own.",
+        "This page is generated from the comments in `hicache/config.py` and `hicache/models/` by "
+        "`python -m hicache.cli.knobs > docs/knobs.md`.",
+    ]
+    top = [knob for knob in knobs_of(ExperimentConfig, "") if "." not in knob.name]
+    parts += ["## At the top", _table(top)]
+    for group, kind in groups_of().items():
+        parts += [
+            f"## {group}",
+            _prose(kind),
+            _options_line(group),
+            _table(knobs_of(kind, f"{group}.")),
+        ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _help_of_group(group: str, kind: type) -> str:
+    lines = [f"{group}: {_prose(kind)}", _options_line(group)]
+    for knob in knobs_of(kind, f"{group}."):
+        head = f"  {knob.name}={knob.default}"
+        lines.append(f"{head}  ({knob.limits})" if knob.limits else head)
+        lines += textwrap.wrap(
+            knob.meaning, 92, initial_indent="      ", subsequent_indent="      "
+        )
+    return "\n".join(line for line in lines if line)
+
+
+def _table(knobs: Iterator[Knob] | list[Knob]) -> str:
+    rows = [
+        f"| `{knob.name}` | `{knob.default}` | {knob.limits} | {knob.meaning} |".replace(
+            "|  |", "| |"
+        )
+        for knob in knobs
+    ]
+    return "\n".join(["| knob | default | limits | meaning |", "|---|---|---|---|", *rows])
+
+
+def _prose(kind: type) -> str:
+    return " ".join((inspect.getdoc(kind) or "").split())
+
+
+def _first_line(kind: type) -> str:
+    return (inspect.getdoc(kind) or "").splitlines()[0]
+
+
+def _options_line(group: str) -> str:
+    options = sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+    return f"Options: {', '.join(options)}." if len(options) > 1 else ""
+
+
+def _default(item: Field[object]) -> str:
+    value = item.default
+    if value is MISSING and item.default_factory is not MISSING:
+        value = item.default_factory()
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, Figure | RateTable):
+        return "per machine"
+    if isinstance(value, tuple | list):
+        return f"[{','.join(map(str, value))}]"
+    return "null" if value is None else str(value)
+
+
+def _limits(item: Field[object]) -> str:
+    limits = item.metadata
+    if not limits:
+        return ""
+    least, above, most = limits["least"], limits["above"], limits["most"]
+    said = []
+    if limits["one_of"] or limits["ours"]:
+        said.append(", ".join(limits["one_of"] or (*limits["ours"], "module:Class")))
+    if most is not None:
+        said.append(f"{least} to {most}")
+    elif least is not None:
+        said.append(f"at least {least}")
+    if above is not None:
+        said.append(f"above {above}")
+    if limits["only"]:
+        said.append(f"used only with {limits['only']}")
+    return "; ".join(said)
+
+
+def _choices(item: Field[object]) -> str:
+    """The members of an enum, each with its comment."""
+    kinds = [item.type, *get_args(item.type)]
+    enums = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Enum)]
+    if not enums:
+        return ""
+    comments = comments_of(enums[0])
+    members = [
+        f"{member.name} ({comments[member.name]})" if member.name in comments else member.name
+        for member in enums[0]
+    ]
+    return f"{_first_line(enums[0]).rstrip('.')}: {', '.join(members)}."
+
+
+@cache
+def comments_of(kind: type) -> dict[str, str]:
+    """The comment above or behind each assignment in the body of a class."""
+    source = textwrap.dedent(inspect.getsource(kind))
+    lines = source.splitlines()
+    found: dict[str, str] = {}
+    for node in ast.iter_child_nodes(ast.parse(source).body[0]):
+        if not isinstance(node, ast.AnnAssign | ast.Assign):
+            continue
+        target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
+        first = node.lineno - 1
+        while lines[first - 1].lstrip().startswith("#"):
+            first -= 1
+        told = [line.partition("# ")[2] for line in lines[first : node.end_lineno] if "# " in line]
+        if told:
+            found[ast.unparse(target)] = " ".join(told)
+    return found
+
+
+if __name__ == "__main__":
+    print(as_markdown(), end="")

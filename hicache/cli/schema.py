@@ -1,0 +1,241 @@
+"""What Hydra must know of the configuration, and the way from its config to ours.
+
+Frozen dataclasses cannot be composed over (OmegaConf marks them read-only), so the schemas are
+stored with that mark cleared; `to_config` gives the frozen classes back, with their checks run.
+"""
+
+import copy
+import re
+import secrets
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, fields, is_dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from omegaconf import MISSING, DictConfig, OmegaConf
+
+from hicache.cli.stored import read_yaml
+from hicache.config import ExperimentConfig
+from hicache.models import HardwareConfig
+from hicache.models.hugging_face import read_model
+from hicache.models.own_table import read_table
+from hicache.models.shapes import least_tp
+from hicache.storage.passwords import PASSWORD, PASSWORD_FILE, hide, mask
+
+CONF = Path(__file__).parents[1] / "conf"
+# knobs that take the place of all a group's file says, and the option to which they belong
+IMPLIED = {"model.from_hf": "model=from_hf", "workload.path": "workload=trace"}
+# settings of a launcher that are ours: no dashboard, no log of the workers in the driver's output
+OF_LAUNCHERS = {
+    "hydra/launcher=ray": [
+        f"+hydra.launcher.ray.init.{key}=false" for key in ("include_dashboard", "log_to_driver")
+    ]
+}
+
+
+@cache
+def config_of(*overrides: str) -> ExperimentConfig:
+    """What `hicache run OVERRIDES` would run.
+
+    Hydra composes once for each choice of files, which takes long, and values are set in a copy.
+
+    Raises:
+        ValueError: a knob has a value it cannot have, has none and needs one, or does not exist.
+    """
+    told = OverridesParser.create().parse_overrides(with_implied(overrides))
+    values = [each for each in told if _is_value(each)]
+    config = copy.deepcopy(
+        _composed(*(str(each.input_line) for each in told if each not in values))
+    )
+    ConfigLoaderImpl._apply_overrides_to_config(values, config)
+    return to_config(config)
+
+
+@cache
+def _composed(*files: str) -> DictConfig:
+    register()
+    ready = GlobalHydra.instance().is_initialized()  # inside `experiments.run` it is
+    with nullcontext() if ready else initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose("config", list(files))
+
+
+def _is_value(override: Override) -> bool:
+    is_file = override.key_or_group.startswith("hydra") or (CONF / override.key_or_group).is_dir()
+    return not (is_file or override.is_sweep_override())
+
+
+def with_implied(overrides: Sequence[str]) -> list[str]:
+    """What was typed, and the options that it takes for granted."""
+    typed = {override.lstrip("+").partition("=")[0] for override in overrides}
+    implied = [
+        option
+        for knob, option in IMPLIED.items()
+        if knob in typed and not typed & {option.partition("=")[0], "experiment"}
+    ]
+    for launcher, settings in OF_LAUNCHERS.items():
+        if launcher in overrides:
+            implied += settings
+    return [*overrides, *implied]  # at the end: argparse wants overrides side by side
+
+
+@cache
+def register() -> None:
+    """Tell Hydra the type of every group, as its option `schema`, and of the root."""
+    store = ConfigStore.instance()
+    root = _writable(ExperimentConfig)
+    for key in root.model:  # each model's file says all of it, or what it leaves out is derived
+        root.model[key] = MISSING
+    store.store(name="schema", node=root)
+    for group in fields(ExperimentConfig):
+        if isinstance(group.type, type) and is_dataclass(group.type):
+            store.store(group=group.name, name="schema", node=_writable(group.type))
+    # two runs that start in the same microsecond keep apart; cached: one value for a whole sweep
+    OmegaConf.register_new_resolver(
+        "run_id", lambda: secrets.token_hex(3), use_cache=True, replace=True
+    )
+
+
+def without_passwords(overrides: Sequence[str]) -> list[str]:
+    """What was typed, with passwords of storage.root hidden from Hydra, which writes it down."""
+    return [hide(each) if re.match(r"\+*storage\.root=", each) else each for each in overrides]
+
+
+def refuse_written_password(cfg: DictConfig) -> None:
+    """Check that no YAML file holds the password of a server: Hydra would write it down again.
+
+    Raises:
+        ValueError: one does.
+    """
+    stored: Any = OmegaConf.to_container(cfg.storage, resolve=False)
+    root = str(stored["root"])
+    if mask(root) != root and "${" not in root:
+        raise ValueError(
+            f"storage.root={mask(root)} holds a password in a YAML file: give it in {PASSWORD}, or "
+            f"name a file that holds it in {PASSWORD_FILE}"
+        )
+
+
+def to_config(cfg: DictConfig) -> ExperimentConfig:
+    """The frozen dataclasses of a composed config.
+
+    Raises:
+        ValueError: a knob has a value it cannot have, has none and needs one, or does not exist.
+    """
+    _override_curves(cfg)
+    _derive_model(cfg)
+    missing = sorted(key for key in OmegaConf.missing_keys(cfg) if not key.startswith("hydra"))
+    if missing:
+        raise ValueError(f"missing value: set {', '.join(missing)}")
+    return _frozen(cfg)
+
+
+def stored_config(file: Path) -> ExperimentConfig:
+    """What a run was configured with, from the `config.yaml` that it left.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: it names a knob that there is no more.
+    """
+    if not file.exists():
+        raise FileNotFoundError(f"{file.parent} is not a run directory: it has no {file.name}")
+    cfg = _writable(ExperimentConfig)
+    cfg.merge_with(read_yaml(file, DictConfig))
+    return _frozen(cfg)
+
+
+def _frozen(cfg: DictConfig) -> ExperimentConfig:
+    _refuse_unknown(cfg, ExperimentConfig, "")
+    config = OmegaConf.to_object(cfg)
+    assert isinstance(config, ExperimentConfig)
+    if config.storage.root is not None:
+        root = hide(config.storage.root)
+        config = replace(config, storage=replace(config.storage, root=root))
+    _restore_tuples(config)
+    return config
+
+
+def known_keys(schema: type = ExperimentConfig, prefix: str = "") -> list[str]:
+    """Every knob and group there is, as `group.knob`."""
+    assert is_dataclass(schema)
+    keys: list[str] = []
+    for item in fields(schema):
+        keys.append(prefix + item.name)
+        if isinstance(item.type, type) and is_dataclass(item.type):
+            keys += known_keys(item.type, f"{prefix}{item.name}.")
+    return keys
+
+
+def _derive_model(cfg: DictConfig) -> None:
+    """Fill what is missing of a model: shapes from its config.json, devices from the machine."""
+    model = cfg.model
+    if OmegaConf.is_missing(model, "from_hf"):
+        raise ValueError("missing value: set model.from_hf to the path of a config.json")
+    if model.from_hf is None:
+        return
+    given = {str(key): model[key] for key in model if not OmegaConf.is_missing(model, key)}
+    if len(given) == len(model):
+        raise ValueError(
+            f"model.from_hf={model.from_hf} and model={model.name} name two models: leave out one"
+        )
+    OmegaConf.set_readonly(model, False)  # noqa: FBT003 - OmegaConf's signature
+    derived = read_model(Path(model.from_hf), given)
+    hardware = OmegaConf.to_object(cfg.hardware)
+    assert isinstance(hardware, HardwareConfig)
+    model.merge_with({**asdict(derived), "default_tp": least_tp(derived, hardware), **given})
+
+
+def _override_curves(cfg: DictConfig) -> None:
+    """Put what the owner of a machine has measured in place of what its profile says."""
+    if cfg.hardware.table is None:
+        return
+    OmegaConf.set_readonly(cfg.hardware, False)  # noqa: FBT003 - OmegaConf's signature
+    for name, measured in read_table(Path(cfg.hardware.table)).items():
+        cfg.hardware[name].merge_with(asdict(measured))
+
+
+def _refuse_unknown(cfg: DictConfig, schema: type, prefix: str) -> None:
+    # `+cache.typo=1` gets past Hydra, which is told by the plus that the key is meant to be new
+    assert is_dataclass(schema)
+    types = {item.name: item.type for item in fields(schema)}
+    for key in map(str, cfg):
+        if key not in types:
+            raise ValueError(f"unknown knob {prefix}{key}")
+        child = types[key]
+        if isinstance(child, type) and is_dataclass(child) and isinstance(cfg[key], DictConfig):
+            _refuse_unknown(cfg[key], child, f"{prefix}{key}.")
+
+
+def _writable(schema: type) -> DictConfig:
+    node: DictConfig = OmegaConf.structured(schema)
+    _thaw(node)
+    return node
+
+
+def _thaw(node: DictConfig) -> None:
+    OmegaConf.set_readonly(node, False)  # noqa: FBT003 - OmegaConf's signature
+    if OmegaConf.get_type(node) is dict:
+        OmegaConf.set_struct(node, False)  # noqa: FBT003 - likewise; its keys are the user's own
+    for key in node:
+        if not OmegaConf.is_missing(node, key) and isinstance(node[key], DictConfig):
+            _thaw(node[key])
+
+
+def _restore_tuples(config: object) -> None:
+    # OmegaConf knows no tuples: it hands every sequence back as a list
+    assert is_dataclass(config)
+    for item in fields(config):
+        value = getattr(config, item.name)
+        if isinstance(value, list):
+            value = tuple(value)
+            object.__setattr__(config, item.name, value)
+        for child in value if isinstance(value, tuple) else (value,):
+            if is_dataclass(child):
+                _restore_tuples(child)

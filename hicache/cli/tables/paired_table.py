@@ -1,0 +1,187 @@
+"""What changed request by request: a table, or plain values."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hicache.cli.tables.groups import Group
+from hicache.cli.tables.intervals import CONFIDENCE
+from hicache.cli.tables.paired import Difference, Pairs
+from hicache.cli.tables.result_table import ResultTable, Row
+from hicache.cli.tables.table import (
+    NO_CLAIM,
+    RATIO_OF,
+    TITLES,
+    answer_sets,
+    is_overloaded,
+    makes_claim,
+    number,
+    setting_keys,
+    setting_row,
+    warnings,
+)
+from hicache.cli.tables.verdicts import Verdicts
+
+PARTS = ("of the first row", "difference", "low", "high", "in the two largest")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One group beside the baseline of its question."""
+
+    baseline: Group
+    other: Group
+    pairs: Pairs
+    differences: dict[str, Difference]
+
+    def makes_claim(self, metric: str) -> bool:
+        """Whether the metric may be compared: a latency may not where either side is overloaded."""
+        return makes_claim(metric, self.baseline, self.other)
+
+    @property
+    def shares(self) -> dict[str, float | None]:
+        """Of the requests, those with a first token sooner, and later; None: nobody may say."""
+        if not self.makes_claim(RATIO_OF):
+            return {"sooner": None, "later": None}
+        return {"sooner": self.pairs.sooner(), "later": self.pairs.later()}
+
+
+def compare_pairs(groups: Sequence[Group], metrics: Sequence[str]) -> list[Comparison]:
+    """Every group beside the first of its answer set (`answer_sets`).
+
+    Raises:
+        ValueError: there is nothing to compare, or not by these metrics.
+    """
+    found = []
+    for baseline, *others in answer_sets(groups):
+        for other in others:
+            pairs = Pairs(baseline, other)
+            differences = pairs.differences(metrics)
+            found.append(
+                Comparison(baseline=baseline, other=other, pairs=pairs, differences=differences)
+            )
+    if not found:
+        raise ValueError("--paired needs runs of at least two configurations, got one")
+    return found
+
+
+def table_of_pairs(groups: Sequence[Group], comparisons: Sequence[Comparison]) -> ResultTable:
+    """A row for each baseline, and under it the difference of every other group to it."""
+    keys = setting_keys(groups)
+    sections: list[list[Row]] = []
+    baseline = None
+    verdicts = Verdicts([[group] for group in groups])  # those who did not survive are left out
+    for each in comparisons:
+        if each.baseline is not baseline:
+            baseline = each.baseline
+            sections.append([_row(each.baseline, each, keys, verdicts)])
+        sections[-1].append(_row(each.other, each, keys, verdicts))
+    notes = [*_notes(groups, comparisons), *verdicts.notes]
+    return ResultTable(sections=sections, notes=notes, num_names=len(keys))
+
+
+def describe_pairs(comparisons: Sequence[Comparison]) -> list[dict[str, object]]:
+    """The same as plain values; None for what is not compared."""
+    verdicts = Verdicts([[group] for each in comparisons for group in (each.baseline, each.other)])
+    return [
+        {
+            "baseline": each.baseline.settings,
+            "settings": each.other.settings,
+            "baseline_verdict": verdicts.sentences(each.baseline),
+            "verdict": verdicts.sentences(each.other),
+            "requests": len(each.pairs),
+            "unpaired_requests": each.pairs.num_unpaired,
+            "sessions": each.pairs.num_sessions,
+            "windows": each.pairs.num_windows,
+            "no_interval": each.pairs.lacks,
+            "blocks": each.pairs.blocks,
+            **{f"{name}_share": share for name, share in each.shares.items()},
+            "metrics": {
+                metric: {
+                    "baseline": difference.baseline,
+                    "other": difference.other,
+                    "difference": difference.middle if claims else None,
+                    "interval": difference.interval if claims else None,
+                    "in_the_two_largest": difference.largest_share if claims else None,
+                    "of": "runs" if difference.is_of_runs else "requests",
+                }
+                for metric, difference in each.differences.items()
+                for claims in [each.makes_claim(metric)]
+            },
+        }
+        for each in comparisons
+    ]
+
+
+def _row(group: Group, each: Comparison, keys: Sequence[str], verdicts: Verdicts) -> Row:
+    """What each metric of the baseline is, or how the other group differs from it."""
+    row, pairs, is_baseline = setting_row(group, keys), each.pairs, group is each.baseline
+
+    def add(name: str, value: float | None, shown: str) -> None:
+        told = "" if is_baseline else shown
+        row.add(name, told, **{name: "" if is_baseline or value is None else value})
+
+    add("requests", len(pairs), f"{len(pairs):,}")
+    row.values |= {"overloaded": is_overloaded(group), "verdict": verdicts.names(group)}
+    row.texts["requests"] = verdicts.marked(row.texts["requests"], group)
+    add("windows", pairs.num_windows, f"{pairs.num_windows}")
+    add("sessions", pairs.num_sessions, f"{pairs.num_sessions:,}")
+    for metric, found in each.differences.items():
+        parts: list[float | None] = [found.baseline, None, None, None, None]
+        text = number(found.baseline)
+        if not is_baseline and each.makes_claim(metric):
+            parts[1:] = [found.middle, *(found.interval or (None, None)), found.largest_share]
+            text = _told(found)
+        elif not is_baseline:
+            text = NO_CLAIM
+        values = {
+            f"{metric} {name}": "" if part is None else part
+            for name, part in zip(PARTS, parts, strict=True)
+        }
+        row.add(TITLES.get(metric, metric), text, **values)
+    for name, share in each.shares.items():
+        add(name, share, NO_CLAIM if share is None else f"{share:.0%}")
+    return row
+
+
+def _told(found: Difference) -> str:
+    text = _signed(found.middle)
+    if found.interval is not None:
+        text += f" [{', '.join(map(_signed, found.interval))}]"
+    return text if found.largest_share is None else f"{text}, {found.largest_share:.0%}"
+
+
+def _notes(groups: Sequence[Group], comparisons: Sequence[Comparison]) -> list[str]:
+    notes = [
+        "Each difference is over requests that both sides finished, in the same window and seed.",
+        "sooner, later: requests whose first token came sooner or later than in the first row.",
+    ]
+    lacks = list(dict.fromkeys(each.pairs.lacks for each in comparisons))
+    if None in lacks:
+        notes.append(
+            f"In brackets: {CONFIDENCE:.0%} bootstrap intervals over windows and their sessions."
+        )
+    notes += [f"No interval: {lack}." for lack in lacks if lack is not None]
+    shares = [
+        found.largest_share
+        for each in comparisons
+        for metric, found in each.differences.items()
+        if each.makes_claim(metric)
+    ]
+    if any(share is not None for share in shares):
+        blocks = " or ".join(dict.fromkeys(each.pairs.blocks for each in comparisons))
+        notes.append(
+            f"%: the part of a difference that comes from the two of {blocks} with the largest "
+            f"differences (above 100% if others have the opposite sign)."
+        )
+    num_unpaired = sum(each.pairs.num_unpaired for each in comparisons)
+    if num_unpaired:
+        share = num_unpaired / (num_unpaired + sum(len(each.pairs) for each in comparisons))
+        notes.append(
+            f"{num_unpaired:,} requests ({share:.1%}) finished on one side only and are left out, "
+            f"so the rest does not represent the whole workload."
+        )
+    return notes + warnings(groups)
+
+
+def _signed(value: float) -> str:
+    return ("+" if value > 0 else "") + number(value)

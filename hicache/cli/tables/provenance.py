@@ -1,0 +1,208 @@
+"""What made a run: code, versions and inputs, written beside its results as `provenance.json`.
+
+None of it enters `summary.json`: equal runs stay equal bytes. Of a class of the user's own it knows
+the module and all local ones that this imports, however deep: those that lie neither in the
+standard library nor where packages are installed. What they read, or import by name only while they
+run, it does not see.
+"""
+
+import platform
+import site
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import fields, is_dataclass
+from functools import lru_cache
+from hashlib import file_digest, sha256
+from importlib import metadata, util
+from modulefinder import ModuleFinder
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import hicache
+from hicache.compiled import is_compiled
+from hicache.config import ExperimentConfig, StorageConfig, WorkloadConfig
+from hicache.results.tracking import write_json
+from hicache.workload.data import TRACES, find_trace
+
+FILE = "provenance.json"
+GIT_S = 2.0  # a file system may be slow; the commit is not worth more
+REAL_ONLY = ("torch", "triton")  # a simulated run never imports them
+VERSIONS = ("python", "numpy", *REAL_ONLY)
+
+
+def write_provenance(config: ExperimentConfig, out_dir: Path) -> None:
+    """Write what a run of `config` is made of.
+
+    Raises:
+        FileNotFoundError: its trace is nowhere, and cannot be downloaded.
+        ValueError: what was downloaded is another one.
+    """
+    write_json(out_dir / FILE, _provenance(config))
+
+
+def changed_since(stored: Mapping[str, object], config: ExperimentConfig) -> list[str]:
+    """What a run of `config` would be made of otherwise than the run with this provenance was.
+
+    Raises:
+        FileNotFoundError, ValueError: as `write_provenance`.
+    """
+    now = _provenance(config)
+    then, wanted = sources_of(stored), sources_of(now)
+    classes = [knob for knob, name in _policies(config) if ":" in name]
+    # a class whose module cannot be read now is another one too
+    names = dict.fromkeys([*wanted, *classes])
+    changed = [name for name in names if name not in wanted or then.get(name) != wanted[name]]
+    return changed + [name for name in VERSIONS if stored.get(name) != now.get(name)]
+
+
+def sources_of(provenance: Mapping[str, Any]) -> dict[str, str]:
+    """The digests of what a run was made of, by what they are digests of: 8 hex digits each."""
+    found = {"hicache": "hicache", "workload": "trace", "program": "program"}
+    items = {name: provenance.get(key) or {} for name, key in found.items()}
+    items |= provenance.get("policies") or {}
+    return {name: item["sha256"][:8] for name, item in items.items() if item.get("sha256")}
+
+
+def _provenance(config: ExperimentConfig) -> dict[str, object]:
+    package = Path(hicache.__file__).parent
+    found: dict[str, object] = {
+        "hicache": {
+            "version": _version("hicache"),
+            "sha256": _digest_of_package(package),  # of its Python files, edited or not
+            "compiled": is_compiled(),  # no other numbers, only sooner
+            **_checkout(package.parent),
+        },
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+        "policies": {
+            knob: {"class": name, **_source(name.partition(":")[0])}
+            for knob, name in _policies(config)
+            if ":" in name
+        },
+    }
+    if config.executor.kind != "simulated":
+        found |= {name: _version(name) for name in REAL_ONLY}
+    if config.program != "replay":
+        studies = util.find_spec("experiments")
+        assert studies is not None, f"program={config.program} is not part of the package"
+        assert studies.origin is not None
+        digest = _digest_of_package(Path(studies.origin).parent)
+        found["program"] = {"name": config.program, "sha256": digest}
+    if config.workload.kind in TRACES:
+        found["trace"] = _trace(config)
+    return found
+
+
+def _trace(config: ExperimentConfig) -> dict[str, str]:
+    path = find_trace(
+        TRACES[config.workload.kind], path=config.workload.path, data_dir=config.data_dir
+    )
+    if path.is_file():
+        with path.open("rb") as file:
+            digest = file_digest(file, "sha256").hexdigest()
+    else:
+        digest = _digest(_files_in(path, "*"))
+    return {"file": str(path.absolute()), "sha256": digest}
+
+
+def _policies(config: object, prefix: str = "") -> Iterator[tuple[str, str]]:
+    # a knob that names a policy has its `_args` beside it; these two have none
+    assert is_dataclass(config)
+    if isinstance(config, StorageConfig):
+        yield f"{prefix}kind", config.kind
+    if isinstance(config, WorkloadConfig) and config.tokenizer is not None:
+        yield f"{prefix}tokenizer", config.tokenizer
+    names = {item.name for item in fields(config)}
+    for name in sorted(names):
+        value = getattr(config, name)
+        if f"{name}_args" in names:
+            yield prefix + name, value
+        elif is_dataclass(value):
+            yield from _policies(value, f"{prefix}{name}.")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:  # not there; or run from a checkout, not installed
+        return None
+
+
+# cached, for a module keeps the contents it had when it was loaded, whatever becomes of its file
+@lru_cache(maxsize=2)
+def _digest_of_package(package: Path) -> str:
+    return _digest(_files_in(package, "*.py"))
+
+
+def _files_in(folder: Path, pattern: str) -> dict[str, Path]:
+    found = (path for path in folder.rglob(pattern) if path.is_file())
+    return {path.relative_to(folder).as_posix(): path for path in found}
+
+
+def _digest(files: Mapping[str, Path]) -> str:
+    """Of the contents of files and of what they are called."""
+    digest = sha256()
+    for name, path in sorted(files.items()):
+        contents = path.read_bytes()
+        digest.update(f"{name} {len(contents)}\n".encode())
+        digest.update(contents)
+    return digest.hexdigest()
+
+
+@lru_cache(maxsize=1)
+def _checkout(root: Path) -> dict[str, object]:
+    """The commit, and whether tracked files differ from it; nothing outside a checkout."""
+    if not (root / ".git").exists():
+        return {}
+    command = ["git", "--no-optional-locks", "-C", str(root), "status"]
+    command += ["--porcelain=v2", "--branch", "--untracked-files=no"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=GIT_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    lines = done.stdout.splitlines()
+    heads = [line.split()[-1] for line in lines if line.startswith("# branch.oid ")]
+    return {
+        "commit": heads[0] if heads else None,
+        "tracked_files_differ": any(not line.startswith("#") for line in lines),
+    }
+
+
+@lru_cache(maxsize=32)
+def _source(module: str) -> dict[str, object]:
+    try:
+        spec = util.find_spec(module)
+        assert spec is not None
+        assert spec.origin is not None
+        imported = _local_imports(module)
+        imported.pop(module, None)
+        return {
+            "file": str(Path(spec.origin).absolute()),
+            "imports": {name: str(path) for name, path in sorted(imported.items())},
+            "sha256": _digest(imported | {module: Path(spec.origin)}),
+        }
+    except Exception:  # what is wrong with it the run itself will say, in a better sentence
+        return {}
+
+
+def _local_imports(module: str) -> dict[str, Path]:
+    """All that a module imports from where nothing is installed, itself included if it is there."""
+    standard = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib")]
+    installed = [*standard, *site.getsitepackages(), site.getusersitepackages()]
+    places = [Path(each).resolve() for each in installed]
+    local = [
+        each
+        for each in sys.path
+        if not any(Path(each).resolve().is_relative_to(place) for place in places)
+    ]
+    finder = ModuleFinder(path=local, excludes=["hicache"])
+    with suppress(ImportError):  # it is an installed one
+        finder.import_hook(module)
+    files = {name: getattr(found, "__file__", None) for name, found in finder.modules.items()}
+    return {name: Path(file).absolute() for name, file in files.items() if file is not None}

@@ -1,0 +1,216 @@
+"""The figure of a sweep: one panel a metric, one line a setting, bars over the range of seeds."""
+
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
+
+from hicache.cli.tables.groups import Group, Spread, is_number
+from hicache.cli.tables.table import (
+    TITLES,
+    answer_sets,
+    is_overloaded,
+    over_runs,
+    same_runs,
+    short,
+)
+from hicache.cli.tables.verdicts import Verdicts
+from hicache.results.report import make_literal
+
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#222222")
+MARKERS = "osD^vP*"
+DASHES = ("-", "--", "-.", ":")
+LOG_SPAN = 8  # a horizontal axis that spans this factor is drawn as logarithms
+TALL_SPAN = 30  # and a vertical one
+PANEL_INCHES = (4.0, 3.8)
+PLACE_INCHES = 0.3  # what an upright name takes of an axis
+LINE_INCHES = 0.2  # a line of the title or the legend
+LABEL_GAP = 4  # pixels between two labels of an axis
+LETTER_INCHES = 0.085  # wider than most, at the size of a legend
+TITLE_LETTERS = 34  # what fits over a panel
+TITLE_LETTER_INCHES = 0.105
+
+
+class Look(NamedTuple):
+    """How a line is drawn: no two of a figure alike."""
+
+    color: str
+    marker: str
+    ls: str
+
+
+def draw_sweep(groups: Sequence[Group], metrics: Sequence[str], *, title: str) -> Figure:
+    """The metrics against the number that was swept, or against the choice if no number was."""
+    keys = list(groups[0].settings)
+    x_key = next((key for key in keys if _is_axis(groups, key)), keys[0])
+    line_keys = [key for key in keys if key != x_key]
+    lines: dict[tuple[str, ...], list[Group]] = {}
+    for group in groups:
+        name = tuple(short(group.settings[key]) for key in line_keys)
+        lines.setdefault(name, []).append(group)
+    places = _places(groups, x_key)
+
+    width, height = PANEL_INCHES
+    if not _is_axis(groups, x_key):  # every name must have room, if need be upright
+        width = max(width, 1.5 + len(places) * PLACE_INCHES)
+    width *= len(metrics)
+    figure = Figure(figsize=(width, height), layout="constrained")
+    all_axes = figure.subplots(1, len(metrics), squeeze=False)[0]
+    looks = looks_of(list(lines))
+    for axes, metric in zip(all_axes, metrics, strict=True):
+        for name, members in lines.items():
+            points = [(places[short(group.settings[x_key])], group) for group in members]
+            points.sort(key=lambda point: point[0])
+            look = looks[name]._asdict() | {"markersize": 5}
+            look |= {} if _is_axis(groups, x_key) else {"ls": "none"}
+            _draw_line(axes, points, metric, ", ".join(name), look)
+        numbers = sorted(places.values())
+        if _is_axis(groups, x_key) and numbers[0] > 0 and numbers[-1] / numbers[0] >= LOG_SPAN:
+            axes.set_xscale("log")
+        axes.minorticks_off()
+        axes.set_xlabel("\n".join(wrapped(x_key, TITLE_LETTERS)))
+        heading = TITLES.get(metric, metric).replace("\n", " ")
+        axes.set_title("\n".join(wrapped(heading, TITLE_LETTERS)), loc="left")
+        _set_heights(axes, [value for group in groups for value in group.values(metric)])
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", color="#E5E5E5", lw=0.8)
+        axes.set_axisbelow(True)
+    if line_keys:
+        handles = list(all_axes[0].containers)  # also of what matplotlib would hide, like `_mine`
+        names = [", ".join(name) for name in lines]
+        room = int(width / (max(map(len, names)) * LETTER_INCHES + 0.6))
+        num_columns = max(1, min(len(lines), 4, room))
+        height += LINE_INCHES * -(-len(lines) // num_columns)
+        figure.legend(
+            handles,
+            names,
+            title=", ".join(line_keys),
+            loc="outside lower center",
+            ncols=num_columns,
+            frameon=False,
+        )
+    told = [title, over_runs(groups), Verdicts(answer_sets(groups)).line]
+    if any(map(is_overloaded, groups)):
+        told.append("hollow: overloaded, no latency claim")
+    letters = int(width / TITLE_LETTER_INCHES)
+    told += same_runs(groups)  # one line of theirs hides the other
+    told = [line for text in told if text for line in wrapped(text, letters)]
+    figure.suptitle("\n".join(told), x=0.01, ha="left")
+    figure.set_figheight(height + LINE_INCHES * len(told))
+    label_places(figure, places, may_skip=_is_axis(groups, x_key))
+    return figure
+
+
+def looks_of(names: Sequence[tuple[str, ...]]) -> dict[tuple[str, ...], Look]:
+    """A look for each line: by its first setting the colour, by its second marker and dashes.
+
+    With one setting, with more than two, or with too many values, the marker shifts each time the
+    colours have been used up, and the dashes each time the markers have.
+    """
+    values = [list(dict.fromkeys(part)) for part in zip(*names, strict=True)]
+    if len(values) == 2 and all(len(part) <= len(COLOURS) for part in values):
+        looks = [(values[0].index(name[0]), values[1].index(name[1])) for name in names]
+        return {
+            name: Look(COLOURS[first], MARKERS[second], DASHES[second % len(DASHES)])
+            for name, (first, second) in zip(names, looks, strict=True)
+        }
+    found = {}
+    for index, name in enumerate(names):
+        turn, colour = divmod(index, len(COLOURS))
+        marker = MARKERS[(colour + turn) % len(MARKERS)]
+        found[name] = Look(COLOURS[colour], marker, DASHES[turn // len(MARKERS) % len(DASHES)])
+    return found
+
+
+def _set_heights(axes: Axes, values: Sequence[float]) -> None:
+    lowest, highest = min(values), max(values)
+    if lowest > 0 and highest / lowest >= TALL_SPAN:  # or else most lines lie on the floor
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
+    else:
+        axes.set_ylim(0, 1.1 * highest or 1)
+
+
+def label_places(figure: Figure, places: dict[str, float], *, may_skip: bool) -> None:
+    """Name the places on the axes of all panels, so that no name touches the next.
+
+    On one line, else cut into several, else upright; `may_skip`: else some have none.
+    """
+    FigureCanvasAgg(figure)  # knows how large letters are
+    room = int(figure.get_figwidth() / len(figure.axes) / len(places) / LETTER_INCHES)
+    cut = ["\n".join(wrapped(name, room - 2)) for name in places]
+    for names, rotation in ((list(places), 0), (cut, 0), (list(places), 90)):
+        for axes in figure.axes:
+            axes.set_xticks(list(places.values()), names, rotation=rotation)
+        if rotation:
+            longest = max(map(len, names)) * LETTER_INCHES
+            figure.set_figheight(figure.get_figheight() + longest)
+        if all(_is_apart(boxes) for boxes in label_boxes(figure)):
+            return
+    if may_skip:
+        for axes, boxes in zip(figure.axes, label_boxes(figure), strict=True):
+            shown = [0]
+            for index in range(1, len(boxes)):
+                if _is_apart([boxes[shown[-1]], boxes[index]]):
+                    shown.append(index)
+            names = [name if index in shown else "" for index, name in enumerate(places)]
+            axes.set_xticks(list(places.values()), names, rotation=90)
+
+
+def label_boxes(figure: Figure) -> list[list[Bbox]]:
+    """Where the names on the x-axis of each panel are, from left to right, in pixels."""
+    make_literal(figure)
+    figure.draw_without_rendering()
+    return [
+        sorted(
+            (label.get_window_extent() for label in axes.get_xticklabels() if label.get_text()),
+            key=lambda box: float(box.x0),
+        )
+        for axes in figure.axes
+    ]
+
+
+def _is_apart(boxes: Sequence[Bbox]) -> bool:
+    return all(left.x1 + LABEL_GAP <= right.x0 for left, right in pairwise(boxes))
+
+
+def _draw_line(
+    axes: Axes, points: Sequence[tuple[float, Group]], metric: str, name: str, look: dict[str, Any]
+) -> None:
+    places = np.array([place for place, _ in points])
+    spreads = [Spread.of(group.values(metric)) for _, group in points]
+    middles, lows, highs = np.array(spreads).T
+    around = [middles - lows, highs - middles]
+    axes.errorbar(places, middles, around, label=name or None, capsize=3, lw=1.5, **look)
+    hollow = [is_overloaded(group) for _, group in points]
+    if any(hollow):
+        shown = look | {"ls": "none", "markerfacecolor": "white"}
+        axes.plot(places[hollow], middles[hollow], zorder=3, **shown)
+
+
+def _is_axis(groups: Sequence[Group], key: str) -> bool:
+    return all(is_number(group.settings[key]) for group in groups)
+
+
+def _places(groups: Sequence[Group], key: str) -> dict[str, float]:
+    if _is_axis(groups, key):
+        numbers = {short(group.settings[key]): float(group.settings[key] or 0) for group in groups}
+        return dict(sorted(numbers.items(), key=lambda item: item[1]))
+    names = dict.fromkeys(short(group.settings[key]) for group in groups)
+    return {name: float(index) for index, name in enumerate(names)}
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """The text in lines of at most `width`, cut after spaces and inside keys, not in words."""
+    lines = [""]
+    for atom in re.split(r"(?<=[ /_.:])", text):
+        if lines[-1] and len((lines[-1] + atom).rstrip()) > width:
+            lines.append("")
+        lines[-1] += atom
+    return [line.rstrip() for line in lines]

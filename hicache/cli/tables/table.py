@@ -1,0 +1,229 @@
+"""A table of runs: what was different about them, and what came of it."""
+
+from collections.abc import Sequence
+from fnmatch import fnmatch
+
+from hicache.cli.tables.groups import (
+    Group,
+    Spread,
+    Value,
+    by_question,
+    question_key,
+)
+from hicache.cli.tables.result_table import ResultTable, Row
+from hicache.cli.tables.verdicts import Verdicts
+
+TITLES = {
+    "agreement/illegal_lengths_count": "lengths some rank\ncannot restore",
+    "cache/token_hit_rate": "token hit rate",
+    "goodput/requests_per_s": "goodput,\nrequests/s",
+    "gpu/prefill_seconds_per_request": "prefill GPU-s\nper request",
+    "gpu/seconds_per_request": "GPU-s per request",
+    "prefetch/abandoned_count": "prefetches\nabandoned",
+    "prefetch/cut_tokens": "tokens cut",
+    "prefetch/discarded_pages": "pages allocated,\nnot read",
+    "prefetch/not_restorable_pages": "pages read, not\nrestorable",
+    "prefetch/used_pages": "prefetched\npages used",
+    "prefetch/useful_share": "pages used ÷\npages read",
+    "request/storage_wait_s_mean": "storage wait\nmean, s",
+    "request/ttft_s_mean": "TTFT mean, s",
+    "request/ttft_s_p95": "TTFT p95, s",
+    "request/ttft_s_p99": "TTFT p99, s",
+    "scheduler/deferred_count": "deferred",
+    "scheduler/prefill_oom_count": "prefills out\nof memory",
+}
+RATIO_OF = "request/ttft_s_mean"
+LATENCY = "request/*_s_*"
+SPREAD_PARTS = ("median", "lowest", "highest")
+NO_CLAIM = "–"
+MAX_NAMED = 3  # sets of settings that a note of one line names
+UNSERVED = {"request/rejected_count": "rejected", "request/aborted_count": "aborted"}
+
+
+def table_of(
+    groups: Sequence[Group], metrics: Sequence[str], *, ratio_of: str = RATIO_OF
+) -> ResultTable:
+    """One row a group, the answers to one question together: medians over seeds, with ranges.
+
+    The ratio is to the first of them.
+    """
+    keys = setting_keys(groups)
+    question = question_key(groups)
+    sections = []
+    verdicts = Verdicts(answer_sets(groups))
+    for answers in answer_sets(groups):
+        rows = []
+        for group in answers:
+            row = setting_row(group, keys)
+            count, overloaded = len(group.runs), is_overloaded(group)
+            text = verdicts.marked(f"{count}", group)
+            row.add("runs", text, runs=count, overloaded=overloaded, verdict=verdicts.names(group))
+            for metric in metrics:
+                _add_spread(row, TITLES.get(metric, metric), metric, group.values(metric))
+            if question is not None:
+                name = TITLES.get(ratio_of, ratio_of).partition(",")[0]
+                heading = f"{name}\n÷ {short(groups[0].settings[question])}'s"
+                ratios = _ratios(group, answers[0], ratio_of)
+                _add_spread(row, heading, f"{ratio_of} ratio", ratios)
+            rows.append(row)
+        sections.append(rows)
+    notes = [*verdicts.notes, *_unserved(groups), *warnings(groups)]
+    return ResultTable(sections=sections, notes=notes, num_names=len(keys))
+
+
+def setting_row(group: Group, keys: Sequence[str]) -> Row:
+    """A row that begins with what tells this group apart."""
+    row = Row()
+    for key in keys:
+        row.add(key, short(group.settings[key]), **{key: short(group.settings[key])})
+    return row
+
+
+def setting_keys(groups: Sequence[Group]) -> list[str]:
+    """What tells the groups apart: the question last, beside its answers."""
+    question = question_key(groups)
+    return sorted(groups[0].settings, key=lambda key: key == question)
+
+
+def answer_sets(groups: Sequence[Group]) -> list[list[Group]]:
+    """The groups that answer one question with everything else equal, the baseline first.
+
+    A group that shares everything else with no other is compared with the first of all.
+    """
+    question = question_key(groups)
+    if question is None:
+        return [list(groups)]
+    first, *others = by_question(groups, question)
+    alone = [answers[0] for answers in others if len(answers) == 1]
+    return [[*first, *alone], *(answers for answers in others if len(answers) > 1)]
+
+
+def over_runs(groups: Sequence[Group]) -> str:
+    """What a number and the range beside it are; empty where each group is one run."""
+    sizes = {len(group.runs) for group in groups}
+    if sizes == {1}:
+        return ""
+    numbers = f"{min(sizes)}" if len(sizes) == 1 else f"{min(sizes)} to {max(sizes)}"
+    windows, seeds = ({run.served[place] for g in groups for run in g.runs} for place in (0, 1))
+    word = "runs" if len(windows) > 1 < len(seeds) else "windows" if len(windows) > 1 else "seeds"
+    if any(len({run.served for run in group.runs}) < len(group.runs) for group in groups):
+        word = "runs"
+    return f"median (lowest–highest) over {numbers} {word}"
+
+
+def number(value: float) -> str:
+    """Three figures, and never an exponent for what has fewer than seven digits."""
+    if value == 0 or abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:#.3g}".rstrip(".")
+
+
+def short(value: Value) -> str:
+    """A setting as it would be typed."""
+    if value is None:
+        return "null"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def warnings(groups: Sequence[Group]) -> list[str]:
+    """What a reader of any comparison of these groups must know."""
+    notes = []
+    repeated = [group for group in groups if len(group.runs) > 1]
+    if repeated and all(_is_one_run(group) for group in repeated):
+        notes.append("All seeds gave the same run, so the table shows no spread.")
+    return notes + same_runs(groups)
+
+
+def same_runs(groups: Sequence[Group]) -> list[str]:
+    """Which settings made no difference to anything in any window, under any seed."""
+    alike: dict[frozenset[object], list[Group]] = {}
+    for group in groups:
+        results = frozenset((run.served, *sorted(run.summary.items())) for run in group.runs)
+        alike.setdefault(results, []).append(group)
+    found: dict[tuple[str, ...], list[list[Group]]] = {}  # by what they are called
+    for members in alike.values():
+        if len(members) > 1:
+            keys = _varying(members)
+            names = [_values(group, keys) for group in members]
+            found.setdefault((*keys, *names), []).append(members)
+    parts = [_told(classes, groups) for classes in found.values()]
+    if len(parts) > MAX_NAMED:
+        parts[MAX_NAMED:] = [f"{len(parts) - MAX_NAMED} more sets of settings"]
+    told = "; ".join(parts)
+    return [f"{told} gave identical runs: these settings had no effect here"] if parts else []
+
+
+def is_overloaded(group: Group) -> bool:
+    """Whether latencies of some run of the group mean nothing."""
+    return any(run.is_overloaded for run in group.runs)
+
+
+def makes_claim(metric: str, *groups: Group) -> bool:
+    """Whether the metric of these groups may be compared: a latency of overloaded ones may not."""
+    return not (fnmatch(metric, LATENCY) and any(is_overloaded(group) for group in groups))
+
+
+def _add_spread(row: Row, heading: str, name: str, values: Sequence[float] | str) -> None:
+    # `values`: a word where there are none
+    if isinstance(values, str):
+        row.add(heading, values, **{f"{name} {part}": "" for part in SPREAD_PARTS})
+        return
+    spread = Spread.of(values)
+    parts = zip(SPREAD_PARTS, spread, strict=True)
+    row.add(heading, spread.text(number), **{f"{name} {part}": value for part, value in parts})
+
+
+def _ratios(group: Group, baseline: Group, metric: str) -> Sequence[float] | str:
+    if baseline is group:
+        return ""
+    if not makes_claim(metric, group, baseline):
+        return NO_CLAIM
+    return group.ratios(baseline, metric) or ""
+
+
+def _is_one_run(group: Group) -> bool:
+    return all(run.summary == group.runs[0].summary for run in group.runs)
+
+
+def _unserved(groups: Sequence[Group]) -> list[str]:
+    """What was not served, where groups differ in it."""
+    notes = []
+    for key, what in UNSERVED.items():
+        counts = [sorted(run.summary.get(key, 0) for run in group.runs) for group in groups]
+        if any(each != counts[0] for each in counts):
+            summaries = [run.summary for group in groups for run in group.runs]
+            of_all = [each["request/count"] for each in summaries if "request/count" in each]
+            total = f" of {_extent(of_all)}" if of_all else ""
+            notes.append(f"requests {what}: {_extent([n for c in counts for n in c])}{total}")
+    return ["; ".join([*notes, "the rows cover different requests"])] if notes else []
+
+
+def _extent(counts: Sequence[float]) -> str:
+    low, high = min(counts), max(counts)
+    return f"{low:,.0f}" if low == high else f"{low:,.0f} to {high:,.0f}"
+
+
+def _told(classes: Sequence[Sequence[Group]], groups: Sequence[Group]) -> str:
+    """Which settings were alike, and at which others unless it was at all of them."""
+    own = _varying(classes[0])
+    names = [_values(group, own) for group in classes[0]]
+    if sum(_values(group, own) in names for group in groups) == sum(map(len, classes)):
+        return _listed(names)
+    others = [key for key in _varying(groups) if key not in own]
+    places = _listed([_values(members[0], others) for members in classes])
+    return f"{_listed(names)} (at {', '.join(others)} {places})"
+
+
+def _varying(groups: Sequence[Group]) -> list[str]:
+    keys = setting_keys(groups)
+    return [key for key in keys if len({repr(group.settings[key]) for group in groups}) > 1]
+
+
+def _values(group: Group, keys: Sequence[str]) -> str:
+    return " ".join(short(group.settings[key]) for key in keys)
+
+
+def _listed(names: Sequence[str]) -> str:
+    if len(names) > MAX_NAMED + 1:
+        names = [*names[:MAX_NAMED], f"{len(names) - MAX_NAMED} more"]
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))

@@ -1,0 +1,190 @@
+"""What a run says on the terminal when it is done: where every token came from, and the price."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from hicache.cache.reasons.table import REASONS
+from hicache.cache.tree.arrivals import FATES
+from hicache.cli.job import Outcome
+from hicache.cli.tables.console import console, show_table
+from hicache.results.metrics import TTFT_PARTS
+from hicache.results.verdict import CLEAN, in_short, loads, objections, stage_lines
+from hicache.scheduler.queue_waits import CAUSES
+
+BAR_WIDTH = 28
+TIERS = (
+    ("device hit", "cache/device_hit_tokens"),
+    ("host hit", "cache/host_hit_tokens"),
+    ("storage hit", "cache/storage_hit_tokens"),
+    ("computed", "cache/computed_tokens"),
+)
+# kept apart from the above, and shown when there are any
+OTHERS = (
+    ("recomputed after retraction", "cache/recomputed_tokens"),
+    ("rejected", "cache/rejected_tokens"),
+    ("aborted", "cache/aborted_tokens"),
+)
+TIMES = (
+    ("TTFT", "ttft"),
+    ("  queue", "queue"),
+    ("  storage wait", "storage_wait"),
+    ("  load-back", "load_back"),
+    ("  prefill", "prefill"),
+)
+assert [key for _, key in TIMES[1:]] == list(TTFT_PARTS)
+
+
+def show_run(outcome: Outcome) -> None:
+    """Print the summary of one run."""
+    summary, terminal = outcome.summary, console()
+    terminal.print(_title(outcome))
+    for note in outcome.notes:
+        terminal.print(f"  {note}", soft_wrap=True, style="dim")
+    show_table(terminal, _tokens(summary))
+    show_table(terminal, _times(summary))
+    for line in _lines(summary):
+        terminal.print(line, soft_wrap=True)
+    found = objections([summary])
+    for each in found:
+        terminal.print(
+            Text.assemble(("verdict    ", "bold"), (each.sentence, "red")), soft_wrap=True
+        )
+    if not found:
+        terminal.print(f"verdict    {CLEAN}")
+    terminal.print(
+        f"wall time: {outcome.timing['wall_s']:.1f} s for the replay "
+        f"({outcome.timing['requests_per_wall_s']:,.0f} requests per second), "
+        f"{outcome.timing['total_wall_s']:.1f} s with reports",
+        style="dim",
+    )
+
+
+def show_line(outcome: Outcome, title: str) -> None:
+    """Print one run of a sweep."""
+    summary = outcome.summary
+    console().print(
+        f"{title}  →  token hit rate "
+        f"{summary['cache/token_hit_rate']:.3f}, TTFT mean "
+        f"{seconds(summary['request/ttft_s_mean'])}, p95 "
+        f"{seconds(summary['request/ttft_s_p95'])}, {outcome.timing['wall_s']:.1f} s wall time "
+        f"({in_short(objections([summary]))})",
+        soft_wrap=True,
+    )
+
+
+def seconds(value: float) -> str:
+    """A time with three figures, in the unit that suits it."""
+    if value == 0:
+        return "0 s"
+    if value < 1e-3:
+        return f"{value * 1e6:.3g} µs"
+    if value < 1:
+        return f"{value * 1e3:.3g} ms"
+    return f"{value:.3g} s" if value < 1000 else f"{value:,.0f} s"
+
+
+def size(num_bytes: float) -> str:
+    """Bytes as a person would say them."""
+    value = float(num_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.3g} {unit}"
+        value /= 1024
+    return f"{value:,.1f} TiB"
+
+
+def _title(outcome: Outcome) -> Text:
+    config, summary = outcome.config, outcome.summary
+    where = f"{config.tp} × {config.hardware.name}"
+    if config.executor.kind != "simulated":
+        where = "this machine (real execution)"
+    replicas = f" × {config.parallel.replicas}" if config.parallel.replicas > 1 else ""
+    return Text.assemble(
+        "\n",
+        (config.name, "bold"),
+        f"  {config.workload.kind} on {config.model.name}, "
+        f"{where}{replicas}, storage {config.storage.kind}, "
+        f"prefetch {config.prefetch.stop}, seed {config.seed}\n"
+        f"{summary['request/count']:,} requests: {summary['request/finished_count']:,} finished, "
+        f"{summary['request/rejected_count']:,} rejected, "
+        f"{summary['request/aborted_count']:,} aborted",
+    )
+
+
+def _tokens(summary: Mapping[str, float]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, title="Where every prompt token came from")
+    table.title_justify = "left"
+    table.add_column("")
+    table.add_column("tokens", justify="right")
+    table.add_column("share", justify="right")
+    table.add_column("", width=BAR_WIDTH)
+    total = sum(summary[key] for _, key in TIERS)
+    for name, key in TIERS:
+        share = summary[key] / total if total else 0.0
+        table.add_row(name, f"{summary[key]:,}", f"{share:.1%}", "█" * round(share * BAR_WIDTH))
+    table.add_section()
+    table.add_row("all", f"{total:,}", f"hit {summary['cache/token_hit_rate']:.1%}", "")
+    for name, key in OTHERS:
+        if summary[key]:
+            table.add_row(f"{name} (not included)", f"{summary[key]:,}", "", "")
+    return table
+
+
+def _times(summary: Mapping[str, float]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, title="Time to first token, and its parts")
+    table.title_justify = "left"
+    table.add_column("")
+    for heading in ("mean", "p50", "p95", "p99"):
+        table.add_column(heading, justify="right", min_width=9)
+    for title, name in TIMES:
+        cells = [seconds(summary[f"request/{name}_s_{k}"]) for k in ("mean", "p50", "p95", "p99")]
+        table.add_row(title, *cells)
+    return table
+
+
+def _lines(summary: Mapping[str, float]) -> Sequence[str]:
+    lines = [
+        f"computed   {_reasons(summary)}",
+        f"queue      time by cause: {_shares(summary, 'request/queue_{}_s_mean', CAUSES)}",
+        f"load       {loads(summary)}",
+        *(f"  {line}" for line in stage_lines(summary)),
+        f"cost       {summary['gpu/prefill_seconds_per_request']:.4g} GPU-seconds per request in "
+        f"prefill steps, {summary['gpu/seconds_per_request']:.4g} in all steps; "
+        f"TPOT {seconds(summary['request/tpot_s_mean'])}",
+        f"prefetch   {summary['prefetch/read_pages']:,} pages read: "
+        f"{_shares(summary, 'prefetch/{}_pages', FATES)}; "
+        f"{summary['prefetch/discarded_pages']:,} pages allocated but not read, "
+        f"{summary['prefetch/cut_tokens']:,} tokens cut for lack of host memory, "
+        f"{summary['prefetch/abandoned_count']:,} prefetches abandoned",
+        f"transfer   load-back {size(summary['transfer/load_back_bytes'])}, back-up "
+        f"{size(summary['transfer/back_up_bytes'])}, storage read "
+        f"{size(summary['transfer/storage_read_bytes'])}, storage write "
+        f"{size(summary['transfer/storage_write_bytes'])}",
+        f"scheduler  {summary['scheduler/deferred_count']:,} admissions deferred, "
+        f"{summary['scheduler/retracted_count']:,} requests retracted, "
+        f"{summary['scheduler/prefill_oom_count']:,} out of memory in prefill",
+    ]
+    oracles = [key for key in summary if key.startswith("oracle/")]
+    lines += [f"oracle     {key.removeprefix('oracle/')} {summary[key]:.4g}" for key in oracles]
+    return lines
+
+
+def _reasons(summary: Mapping[str, float]) -> str:
+    if summary["computed/not_asked_tokens"]:
+        return "see why with `hicache explain RUN`, or set engine.explain=true"
+    return _shares(summary, "computed/{}_tokens", REASONS)
+
+
+def _shares(summary: Mapping[str, float], key: str, names: Iterable[str]) -> str:
+    """The parts that a key with a place for these names has, as shares of their sum."""
+    parts = {name: summary[key.format(name)] for name in names}
+    total = sum(parts.values())
+    told = [
+        f"{part / total:.0%} {name.replace('_', ' ')}"
+        for name, part in sorted(parts.items(), key=lambda each: -each[1])
+        if part >= 0.005 * total > 0
+    ]
+    return ", ".join(told) or "none"

@@ -1,0 +1,87 @@
+"""The file of a run that holds one row per request, with one column per number.
+
+`requests.parquet` if pyarrow is installed, otherwise `requests.csv.gz`. Columns are the fields of
+`RequestRecord`; a field that maps names to numbers becomes one column per name.
+"""
+
+import csv
+import gzip
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hicache.cache.reasons.table import REASONS
+from hicache.results.metrics import PREFILL_CAUSES, RequestRecord
+from hicache.scheduler.queue_waits import CAUSES
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FILES = ("requests.parquet", "requests.csv.gz")
+PARTS: dict[str, Iterable[str]] = {
+    "computed_for": REASONS,
+    "recomputed_for": REASONS,
+    "queue_for_ns": CAUSES,
+    "prefill_for_ns": PREFILL_CAUSES,
+}
+TEXTS = ("status", "reason")
+
+
+def write_requests(out_dir: Path, records: Sequence[RequestRecord]) -> Path:
+    """Write one row per request to a new file in `out_dir`; return its path."""
+    columns = columns_of(records)
+    if find_spec("pyarrow") is None:
+        return _write_csv(out_dir / FILES[1], columns)
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = pa.schema([(name, pa.string() if name in TEXTS else pa.int64()) for name in columns])
+    pq.write_table(pa.table(columns, schema=schema), out_dir / FILES[0])
+    return out_dir / FILES[0]
+
+
+def read_requests(run_dir: Path) -> "pd.DataFrame":
+    """Read the requests of a run, one row each.
+
+    Raises:
+        FileNotFoundError: the run has neither file.
+    """
+    import pandas as pd
+
+    parquet, packed = (run_dir / name for name in FILES)
+    if parquet.is_file():
+        return pd.read_parquet(parquet)
+    if packed.is_file():
+        return pd.read_csv(packed)
+    raise FileNotFoundError(f"{run_dir} holds neither {FILES[0]} nor {FILES[1]}")
+
+
+def has_requests(run_dir: Path) -> bool:
+    """True if the run's requests can be read."""
+    return any((run_dir / name).is_file() for name in FILES)
+
+
+def columns_of(records: Sequence[RequestRecord]) -> dict[str, list[Any]]:
+    """The records as columns, by name."""
+    columns: dict[str, list[Any]] = {}
+    for item in fields(RequestRecord):
+        values = [getattr(record, item.name) for record in records]
+        if item.name not in PARTS:
+            columns[item.name] = values
+            continue
+        for part in PARTS[item.name]:
+            columns[f"{item.name}_{part}"] = [value.get(part, 0) for value in values]
+    return columns
+
+
+def _write_csv(path: Path, columns: dict[str, list[Any]]) -> Path:
+    rows = io.StringIO(newline="")
+    writer = csv.writer(rows)
+    writer.writerow(columns)
+    writer.writerows(zip(*columns.values(), strict=True))
+    # neither time nor file name in the header: equal runs give equal bytes
+    path.write_bytes(gzip.compress(rows.getvalue().encode(), mtime=0))
+    return path

@@ -1,0 +1,41 @@
+import pytest
+
+from hicache.results import requests_file
+from hicache.results.metrics import Status
+from hicache.results.requests_file import FILES, has_requests, read_requests, write_requests
+
+
+@pytest.fixture(params=FILES)
+def expected_file(request, monkeypatch):
+    """Each of the two formats; the second one is written where pyarrow is missing."""
+    if request.param == FILES[1]:
+        monkeypatch.setattr(requests_file, "find_spec", lambda name: None)
+    return request.param
+
+
+def test_requests_are_read_as_they_were_written(tmp_path, make_record, expected_file):
+    rejected = make_record(1, status=Status.rejected, reason="too long", finish_ns=None)
+    assert write_requests(tmp_path, [make_record(0), rejected]) == tmp_path / expected_file
+    first, second = read_requests(tmp_path).to_dict("records")
+    assert (first["status"], first["device_hit_len"], first["queue_ns"]) == ("finished", 400, 100)
+    assert (second["status"], second["reason"]) == ("rejected", "too long")
+    assert second["finish_ns"] != second["finish_ns"]  # NaN
+
+
+def test_a_run_without_requests_has_an_empty_file(tmp_path, expected_file):
+    write_requests(tmp_path, [])
+    assert len(read_requests(tmp_path)) == 0
+
+
+def test_equal_records_give_equal_bytes(tmp_path, make_record, expected_file):
+    paths = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        paths.append(write_requests(tmp_path / name, [make_record(0), make_record(1)]))
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+
+
+def test_a_directory_without_either_file_is_refused(tmp_path):
+    assert not has_requests(tmp_path)
+    with pytest.raises(FileNotFoundError, match="holds neither"):
+        read_requests(tmp_path)

@@ -88,6 +88,9 @@ def as_markdown() -> str:
         "`group.knob=value` on the command line sets a knob, and `group=option` loads a file of "
         "`conf/`, which sets several knobs of a group. `null` is the None of the descriptions; "
         "`???` marks a knob that a file in `conf/` sets. `module:Class` names a class of your own.",
+        "A default below holds unless a file in `conf/` sets another: a run without options takes "
+        "`storage=memory`, `workload=builtin` and the other choices of `conf/config.yaml`. "
+        "`hicache run --cfg job ...` prints the values that a run would have.",
         "This page is generated from the comments in `hicache/config.py` and `hicache/models/` by "
         "`python -m hicache.cli.knobs > docs/knobs.md`.",
     ]

@@ -91,8 +91,8 @@ class CommitPolicy(Enum):
     """What is kept of an incomplete prefetch if the model has windows or states."""
 
     all_or_nothing = "all_or_nothing"  # nothing
-    # the longest prefix that can be restored; its window and state are read before the request
-    # goes on
+    # the longest prefix that can be restored, whose window and state are read before the request
+    # starts
     usable = "usable"
 
 
@@ -360,8 +360,8 @@ class ParallelConfig:
     # slice of every page, and all must take the same hits. 1 means one tree for the whole engine.
     ranks: int = knob(1, least=1)
     hit_agreement: HitAgreement = HitAgreement.restorable
-    # Time in seconds of the collective operation by which ranks agree, once per step; SGLang issue
-    # 30511 reports 150 us.
+    # Seconds that each step takes for the all-reduce by which ranks agree on prefetches and
+    # transfers. SGLang issue 30511 reports 150 us.
     collective_s: float = knob(150e-6, least=0)
     # Number of engines; each has its own device and host tiers, and all share one storage.
     replicas: int = knob(1, least=1)
@@ -401,18 +401,23 @@ class CacheConfig:
     # Fraction of the host tier's memory that is reserved for Mamba states. None means the model's
     # value (`model.mamba_host_share`).
     mamba_host_share: float | None = share(None)
-    # Tokens of full KV that the device pool holds. None means what `cache.device_gib` gives. This
-    # and the five sizes below are taken as given, whatever memory the machine has.
+    # Size in tokens of the device pool of full-attention KV. None means the size that follows from
+    # `cache.device_gib`. A given size is used even if it exceeds the machine's memory.
     device_tokens: int | None = knob(None, least=1)
-    # Tokens of sliding-window KV that the device pool holds. None means what the memory gives.
+    # Size in tokens of the device pool of sliding-window KV. None means the size that follows from
+    # `cache.device_gib` and the pool's share of it.
     swa_device_tokens: int | None = knob(None, least=1)
-    # Mamba states that the device pool holds. None means what the memory gives.
+    # Number of Mamba states in the device pool. None means the number that follows from
+    # `cache.device_gib` and the pool's share of it.
     device_states: int | None = knob(None, least=1)
-    # Tokens of full KV that the host pool holds. None means what `cache.host_gib` gives.
+    # Size in tokens of the host pool of full-attention KV. None means the size that follows from
+    # `cache.host_gib`.
     host_tokens: int | None = knob(None, least=0)
-    # Tokens of sliding-window KV that the host pool holds. None means what the memory gives.
+    # Size in tokens of the host pool of sliding-window KV. None means the size that follows from
+    # `cache.host_gib` and the pool's share of it.
     swa_host_tokens: int | None = knob(None, least=0)
-    # Mamba states that the host pool holds. None means what the memory gives.
+    # Number of Mamba states in the host pool. None means the number that follows from
+    # `cache.host_gib` and the pool's share of it.
     host_states: int | None = knob(None, least=0)
     # Policy that decides which tree node a full device or host tier evicts first: a built-in one,
     # or your own class as module:Class.
@@ -435,33 +440,34 @@ class CacheConfig:
     # Copy generated answers to the host as well as prompts. False copies prompts only, as vLLM
     # does.
     backs_up_answers: bool = True
-    # Prompt positions at which a Mamba state is saved: end (the last page boundary), end_branch
-    # (also where the prompt diverges from a cached one), branch_or_end (where it diverges, or the
-    # end if it does not), every (also every `cache.checkpoint_tokens` tokens), or your own class as
-    # module:Class. A prompt is inserted into the tree up to the last of them; the rest follows with
-    # the answer.
+    # Prompt positions at which a Mamba state is saved: end (the last page boundary of the prompt),
+    # end_branch (the end, and where the prompt diverges from a cached one), branch_or_end (where it
+    # diverges; the end if it does not), every (as end_branch, and every `cache.checkpoint_tokens`
+    # tokens), or your own class as module:Class. The cache holds a prompt up to the last position
+    # once it is computed, and the rest of it once its answer is complete.
     checkpoints: str = knob("end_branch", ours=CHECKPOINT_PLACEMENTS)
     # Keyword arguments passed to the class that places Mamba states.
     checkpoints_args: dict[str, float] = field(default_factory=dict)
     # Distance in tokens between saved Mamba states or windows; a multiple of `cache.page_size`.
     checkpoint_tokens: int = knob(8192, least=1, only=GRID)
-    # Prompt positions before which a sliding window is kept: as `cache.checkpoints`, or last_chunk
-    # (all window pages that the last chunk of the prompt computed). A model with Mamba states keeps
-    # its windows where its states are.
+    # Prompt positions at which the sliding window is saved, so that a later request can resume
+    # there: the choices of `cache.checkpoints`, or last_chunk (all window pages that the prompt's
+    # last chunk computed). A model that also has Mamba states saves windows where it saves states.
     windows: str = knob("end_branch", ours=(LAST_CHUNK, *CHECKPOINT_PLACEMENTS))
     # Keyword arguments passed to the class that places windows.
     windows_args: dict[str, float] = field(default_factory=dict)
-    # Load back all window pages of the tree nodes that overlap the window, as SGLang does. False
-    # loads back the window alone.
+    # When a sliding window is loaded back from the host, also load the older window pages of the
+    # tree node in which it starts, as SGLang does. False loads only the pages of the window.
     loads_whole_nodes: bool = False
-    # Pages that the device keeps free beside those that a prompt or an answer takes, where eviction
-    # can free them. SGLang keeps 1.
+    # Extra pages that the device evicts for whenever a prompt or an answer takes pages, so that
+    # they stay free. SGLang keeps 1.
     spare_pages: int = knob(0, least=0)
-    # State slots that a running request holds: one to compute in, one for the next checkpoint, and
-    # any others that it keeps free. SGLang holds 3.
+    # Mamba state slots that a running request occupies: one for its current state, one for its next
+    # checkpoint; more are reserved and stay empty. SGLang reserves 3.
     states_per_request: int = knob(2, least=2)
-    # Copy a state that is on the host into the tree's slot and again into the request's, as SGLang
-    # does. False copies it once, and then from slot to slot on the device.
+    # Copy a state that is loaded back from the host twice over the link, into the slot of the tree
+    # and into that of the request, as SGLang does. False copies it once over the link, then from
+    # slot to slot on the device.
     loads_states_twice: bool = False
 
     def __post_init__(self) -> None:
@@ -525,7 +531,7 @@ class SchedulerConfig:
     # cached prefix first), shortest_remaining (least prefill work first, with aging), or your own
     # class as module:Class.
     order: str = knob("fcfs", ours=SERVICE_ORDERS)
-    # Keyword arguments passed to the class of the service order.
+    # Keyword arguments passed to the class that `scheduler.order` names.
     order_args: dict[str, float] = field(default_factory=dict)
     # Maximum number of prompt tokens computed per step (chunked prefill).
     chunk_tokens: int = knob(8192, least=1)
@@ -566,8 +572,8 @@ class FaultsConfig:
     """Faults injected into storage calls, whichever engine it is."""
 
     preset: str = "none"  # Name of this set of faults, shown in tables.
-    # Median extra delay of each storage call in milliseconds, drawn from a log-normal distribution.
-    # 0 means none.
+    # Extra delay of each storage call: the median in milliseconds of the log-normal distribution
+    # from which it is drawn. 0 means no delay.
     delay_ms: float = knob(0.0, least=0)
     # Sigma of the log-normal distribution of extra delays. 0 means that every delay is the median.
     delay_sigma: float = knob(0.0, least=0)

@@ -239,7 +239,7 @@ def test_a_stop_policy_of_ones_own_is_named_by_module_and_class(
 
 
 def test_a_stop_policy_that_answers_nothing_is_refused() -> None:
-    with pytest.raises(PolicyError, match=r"prefetch\.stop=.* has no waits, uses_clock, may_stop"):
+    with pytest.raises(PolicyError, match=r"prefetch\.stop=.* lacks waits, uses_clock, may_stop"):
         run(config_of("model=tiny_hybrid", "prefetch.stop=tests.test_experiment:NeverAsked"))
 
 
@@ -508,12 +508,20 @@ def test_writes_may_pin_half_of_the_host_unless_told_otherwise() -> None:
     assert queue_bytes(none, deploy(none)) == 0
 
 
+def test_the_write_queue_of_unlimited_pools_does_not_depend_on_the_host() -> None:
+    configs = [config_of("cache.unlimited=true", f"cache.host_gib={gib}") for gib in (1, 64)]
+    small, large = (queue_bytes(config, deploy(config)) for config in configs)
+    assert small == large > 1e6 * GIB
+
+
 @pytest.mark.parametrize("asked", [0.003, 0.01])
 def test_a_load_is_asked_and_reached(asked: float) -> None:
     knobs = ("workload=chat", "workload.num_sessions=40", "workload.limit=null")
     result = run(config_of(*knobs, f"workload.load={asked}"))
     (note,) = [note for note in result.notes if note.startswith("workload.load")]
-    told = re.search(rf"{asked:g} asked, ([0-9.]+) reached .* with ([0-9.]+) of the", note)
+    told = re.search(
+        rf"target {asked:g}, reached ([0-9.]+) .* with ([0-9.]+) times the sessions", note
+    )
     assert told is not None
     assert float(told[1]) == pytest.approx(asked, rel=0.5)
     num_sessions = len({record.session_id for record in result.records})

@@ -25,6 +25,7 @@ SWA_TOKENS, NUM_STATES = 8_192, 28
 MOST_PAGES = 18  # of what one request adds
 ANSWER_LENGTHS = (1, 2, 60, 64, 65, 130)
 RECENT = 8
+FIRST_ROUND = 440  # the request from which on a few prompts take turns
 Runs = list[tuple[int, int]]  # consecutive ids as (first, count)
 
 
@@ -34,7 +35,8 @@ def edges(count: int = COUNT) -> list[Request]:
     requests: list[Request] = []
     past: list[tuple[Runs, Runs]] = []  # prompts and answers
     for number in range(count):
-        prompt = _prompt(random, past, number * 10_000)
+        is_round = number >= FIRST_ROUND
+        prompt = _round(number) if is_round else _prompt(random, past, number * 10_000)
         answer = [(number * 10_000 + 5_000, random.choice(ANSWER_LENGTHS))]
         past.append((prompt, answer))
         requests.append(
@@ -47,6 +49,13 @@ def edges(count: int = COUNT) -> list[Request]:
             )
         )
     return requests
+
+
+def _round(number: int) -> Runs:
+    # the same prompts of whole pages again and again, and fresh ones between them: a state at the
+    # end of such a prompt is computed again, because a match must leave a token to compute
+    turn = (number - FIRST_ROUND) % 4
+    return [((number if turn == 3 else FIRST_ROUND + turn) * 10_000, 6 * PAGE)]
 
 
 def _prompt(random: Random, past: list[tuple[Runs, Runs]], fresh: int) -> Runs:

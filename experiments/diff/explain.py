@@ -112,7 +112,7 @@ def explain(
         only: tuple[OnlyOne, ...] = ()
         if any(name.startswith("pages/") for name in row.changes):
             contents = base.contents(), head.contents()
-            only = held_by_one(contents, requests[: row.number + 1], pools)
+            only = held_by_one(contents, requests, pools)
     return Explanation(
         row=row, last_use=users[-1] if users else None, held=held, parting=parting, only=only
     )
@@ -127,7 +127,7 @@ def held_by_one(
 
     Args:
         contents: names of the pages that base and head hold, by `full/device`.
-        requests: all that have come so far.
+        requests: in the order in which they come.
         pools: of both sides.
     """
     first: dict[int, tuple[int, int]] = {}  # where a page is seen first: request, place in it
@@ -193,7 +193,7 @@ def in_words(explanation: Explanation, names: tuple[str, str]) -> list[str]:
             f" {spans_in_words(base_held.get(name))} and {names[1]}"
             f" {spans_in_words(head_held.get(name))}."
         )
-    if parts and explanation.parting is not None:
+    if explanation.parting is not None:
         sentences += _parting_in_words(explanation.parting, names)
     return sentences + [_only_in_words(only, names) for only in explanation.only]
 

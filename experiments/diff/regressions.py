@@ -7,7 +7,6 @@ release on the `edges` workload until hits differ or the requests end. A fault m
 unless its entry proves that it changes nothing; a refactoring must make no difference of any kind.
 """
 
-import argparse
 import os
 import shutil
 import sys
@@ -26,6 +25,7 @@ from experiments.diff.explain import changes_in_words, hits_in_words
 from experiments.diff.process import SideProcess
 from experiments.diff.protocol import Call, Outcome, Pools, SideError
 from experiments.diff.rooms import chosen, pools_for
+from hicache.cli.command import parser_of
 from hicache.request import Request
 
 RELEASE = "0.5.23"
@@ -77,7 +77,7 @@ def edits(path: Path = FAULTS) -> list[Edit]:
 
 def main() -> None:
     """Make one edit after the other, print a line each; exit with 1 if one is judged wrongly."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of("python -m experiments.diff.regressions", __doc__)
     parser.add_argument("--requests", type=int, default=edges.COUNT)
     parser.add_argument("--workload", default=edges.NAME)
     parser.add_argument("--faults", type=Path, default=FAULTS, help="file with other edits")

@@ -17,13 +17,14 @@ from experiments.diff.engines import ENGINES, prepare, say
 from experiments.diff.protocol import COMPONENTS, MOVES, TIERS, SideError
 from experiments.diff.report import GIB
 from experiments.diff.rooms import MODELS, bytes_of, chosen, pools_for
+from hicache.cli.command import parser_of
 
 NOTABLE_POINTS = 0.5
 
 
 def main() -> None:
     """Run what is missing and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of("python -m experiments.diff.releases", __doc__)
     parser.add_argument("releases", nargs="+", help="releases to run, in order")
     parser.add_argument("--engine", choices=sorted(ENGINES), default="sglang")
     parser.add_argument("--workloads", default="mooncake_conversation,weka_agentic")

@@ -111,7 +111,8 @@ def to_markdown(
             "",
             f"**The first request with different hits** is {_told(first_hit, (base, head))}",
         ]
-    if first is not None and (explanation is None or explanation.row is not first):
+    told = first_hit if explanation is None else explanation.row
+    if first is not None and first is not told:
         lines += ["", f"**The first difference of any kind** is in {_told(first, (base, head))}"]
     return "\n".join(lines) + "\n"
 

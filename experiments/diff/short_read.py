@@ -8,7 +8,6 @@ the first prompt comes again, the shared part is on the device, with its window,
 read: enough to be asked for (256 tokens), and less than a window.
 """
 
-import argparse
 import sys
 import tempfile
 from dataclasses import replace
@@ -20,6 +19,7 @@ from experiments.diff.engines import ENGINES, OURS, prepare
 from experiments.diff.explain import hits_in_words, spans_in_words
 from experiments.diff.process import SideProcess
 from experiments.diff.protocol import Call, Outcome, Pools, SideError, Tokens
+from hicache.cli.command import parser_of
 
 WINDOW = 1024
 POOLS = Pools(
@@ -35,7 +35,7 @@ SHARED, REST = 2 * WINDOW, WINDOW // 2
 
 def main() -> None:
     """Tell the story once for each side."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of("python -m experiments.diff.short_read", __doc__)
     parser.add_argument(
         "sides", nargs="+", help="releases, checkouts or wheels to test, or hicache"
     )

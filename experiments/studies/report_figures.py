@@ -119,7 +119,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         runs = load_runs([options.sweep])
         name = str(runs[0].config["name"])
         if name not in QUESTIONS:
-            raise ValueError(f"expected a sweep of one of {', '.join(QUESTIONS)}, got {name}")
+            raise ValueError(
+                f"the sweep must be of one of the experiments {', '.join(QUESTIONS)}, "
+                f"got one of {name}"
+            )
         figure = draw(group_runs(runs, differing_keys(runs)), QUESTIONS[name])
     options.directory.mkdir(parents=True, exist_ok=True)
     path = options.directory / f"{name}.png"

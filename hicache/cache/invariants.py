@@ -238,7 +238,10 @@ def _check_pages(
         device[FULL].append(sequence.full_pages[first:end])
         if cache.tree.has_swa:
             device[SWA].append(sequence.swa_pages[max(first, sequence.swa_start) : end])
-        slots = (sequence.working_slot, sequence.boundary_slot, *sequence.states.values())
+        slots = (
+            *(sequence.working_slot, sequence.boundary_slot, sequence.spare_slots),
+            *sequence.states.values(),
+        )
         device[MAMBA] += [slot for slot in slots if slot is not None]
     device[MAMBA] += loose_slots
     if prefetcher is not None:

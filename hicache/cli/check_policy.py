@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--knob",
         choices=POINTS,
-        help="knob that the class is for; needed if its methods fit several",
+        help="knob that the class is for; required if its methods fit several knobs",
     )
     parser.add_argument(
         "--args", nargs="*", default=[], metavar="NAME=NUMBER", help="keyword arguments of it"

@@ -64,9 +64,9 @@ class CopyKernelConfig:
     # size.
     tile_bytes: int = 65536
     warps: int = 16  # Number of warps per program (thread block) of the copy kernel.
-    # Rate of one program of the copy kernel from host to device, in bytes/s.
+    # Bytes/s that one program (thread block) of the copy kernel moves from host to device.
     to_device: Figure = Figure(source="not known")
-    # Rate of one program of the copy kernel from device to host, in bytes/s.
+    # Bytes/s that one program (thread block) of the copy kernel moves from device to host.
     to_host: Figure = Figure(source="not known")
 
     def __post_init__(self) -> None:
@@ -136,9 +136,11 @@ class HardwareConfig:
     # reads.
     decode_bandwidth: RateTable = field(default_factory=RateTable)
 
-    # Prefill rate of delta-rule layers, in state elements x tokens per second.
+    # Prefill rate of delta-rule layers: tokens per second times the elements of the state that each
+    # token updates.
     delta_rate: Figure = field(default_factory=Figure)
-    # Prefill rate of Mamba layers, in state elements x tokens per second.
+    # Prefill rate of Mamba layers: tokens per second times the elements of the state that each
+    # token updates.
     mamba_rate: Figure = field(default_factory=Figure)
     # Prefill rate of the short convolution in recurrent layers, in channels x tokens per second.
     conv_rate: Figure = field(default_factory=Figure)

@@ -35,7 +35,9 @@ class ModelConfig:
     """
 
     name: str = "???"  # Name of the model, shown in tables.
-    source: str = "???"  # Where the model's shape was read, for example its published config.json.
+    source: str = (
+        "???"  # Source of the fields below, for example the model's published config.json.
+    )
     # Path of a Hugging Face config.json, from which all other fields are derived. None means that
     # the fields are given one by one.
     from_hf: str | None = None
@@ -76,7 +78,8 @@ class ModelConfig:
     # Number of elements that MLA caches per token and layer in place of keys and values. 0 means
     # that the model does not use MLA.
     latent_dim: int = 0
-    # Number of elements of the index key that each Fi layer of `model.pattern` caches per token.
+    # Elements per token of the index key that layers with sparse attention cache (Fi in
+    # `model.pattern`). 0 means that there are none.
     index_dim: int = 0
     # Number of query heads in each sliding-window layer. 0 means `model.num_query_heads`.
     swa_num_query_heads: int = 0
@@ -89,11 +92,11 @@ class ModelConfig:
 
     recurrent_heads: int = 0  # Number of heads in each recurrent layer.
     recurrent_head_dim: int = 0  # Dimension of each head in a recurrent layer.
-    # State elements per channel of a recurrent layer: Mamba's state size, or the key dimension of a
-    # delta rule. 0 means a short convolution without a state.
+    # State elements per channel of a recurrent layer: the state size of Mamba, or the key dimension
+    # of a delta rule. 0 means that the layer is a short convolution and has no such state.
     recurrent_state_dim: int = 0
-    # Number of groups that share B and C in each Mamba layer. 0 means that B and C do not pass
-    # through the short convolution.
+    # Number of groups of heads in a Mamba layer that share the projections B and C (n_groups of
+    # Mamba-2). 0 means that B and C bypass the short convolution, as in Mamba-1.
     recurrent_groups: int = 0
     recurrent_key_heads: int = 0  # Number of query and key heads in each delta-rule layer.
     # Kernel width of the short convolution in a recurrent layer; the cached state keeps its last

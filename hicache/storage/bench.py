@@ -42,8 +42,8 @@ def main() -> None:
     options = _parser().parse_args()
     print(f"{platform.platform()}, Python {platform.python_version()}, {os.cpu_count()} cores")
     print(
-        f"{options.mib} MiB in batches of {options.batch} pages, medians of {options.rounds} "
-        "rounds, reads from the page cache; in GB/s, and relative to plain file I/O"
+        f"Rates in GB/s, and as a share of plain file I/O: {options.mib} MiB in batches of "
+        f"{options.batch} pages, median of {options.rounds} rounds, read from the OS page cache"
     )
     print("engine       KiB | plain write  read | write  ratio | read   ratio")
     servers = [name for name in ("redis", "mooncake") if getattr(options, name)]

@@ -156,7 +156,9 @@ def form_of(path: Path) -> str:
     try:
         _, record = next(read_lines(path), (1, {}))
     except TraceError as error:
-        raise TraceError(f"{error}; a table of lengths must be named *.csv") from error
+        raise TraceError(
+            f"{error} (if it is a CSV of prompt and answer lengths, its name must end in .csv)"
+        ) from error
     if isinstance(record, list):
         return "kv_events"
     fields = record if isinstance(record, dict) else {}

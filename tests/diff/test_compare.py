@@ -187,3 +187,10 @@ def test_where_it_is_eventful_every_third_comes_after_an_earlier_prompt_that_is_
 def test_nothing_is_aborted_where_a_side_cannot() -> None:
     for sides in ((Listening(matches="yes"), Listening()), (Listening(), Listening())):
         assert "match" not in dict(asked(*sides, is_eventful=True))
+
+
+def test_progress_is_said_every_250_requests(capsys: pytest.CaptureFixture[str]) -> None:
+    requests = requests_of(*([[1, 2]] * 501))
+    compare_sides(requests, POOLS, (Listening(), Listening()))
+    said = capsys.readouterr().err.splitlines()
+    assert said == ["250 of 501 requests", "500 of 501 requests"]

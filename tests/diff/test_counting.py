@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.diff.counting import CHUNK_TOKENS, Tally, admission_word, joined
+from experiments.diff.counting import Tally, admission_word, joined
 from experiments.diff.protocol import Hits, Outcome
 from tests.diff.sides import PAGE, POOLS
 
@@ -67,10 +67,10 @@ def test_a_state_is_hit_where_it_lay() -> None:
 
 
 def test_admission_is_given_in_words() -> None:
-    assert admission_word(None) == "deferred"
-    assert admission_word(CHUNK_TOKENS) == "admitted"
-    assert admission_word(CHUNK_TOKENS - 1) == "admitted, its chunk cut to the room"
-    assert admission_word(0) == "admitted, its chunk cut to the room"
+    assert admission_word(None, 5) == "deferred"
+    assert admission_word(5, 5) == admission_word(6, 5) == "admitted"
+    assert admission_word(4, 5) == "admitted, its chunk cut to the room"
+    assert admission_word(0, 5) == "admitted, its chunk cut to the room"
 
 
 def test_neighboring_pages_are_one_span_and_states_a_token_each() -> None:

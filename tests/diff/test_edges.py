@@ -1,3 +1,4 @@
+import hashlib
 from collections import Counter
 from itertools import pairwise
 
@@ -19,6 +20,10 @@ def test_the_requests_are_the_same_every_time() -> None:
     for one, other in zip(REQUESTS, again, strict=False):
         assert np.array_equal(token_ids(one), token_ids(other))
         assert one.prompt_len == other.prompt_len
+    assert POOLS.is_eventful
+    # the tables in docs/diff.md are of these requests
+    text = b"".join(token_ids(each).tobytes() + bytes([each.output_len]) for each in REQUESTS)
+    assert hashlib.sha256(text).hexdigest().startswith("b4618281de6b")
     assert all(before.arrival_ns < after.arrival_ns for before, after in pairwise(REQUESTS))
 
 

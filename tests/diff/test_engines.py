@@ -162,3 +162,11 @@ def test_pip_gives_its_reason_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -
         match=r"^cannot install sglang==9.9: No matching distribution found for sglang==9.9$",
     ):
         engines._pip("python", "sglang==9.9")
+
+
+def test_without_torch_there_is_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for found in (None, SimpleNamespace(origin=None)):
+        with monkeypatch.context() as patch:
+            patch.setattr(engines.importlib.util, "find_spec", lambda _, found=found: found)
+            with pytest.raises(SideError, match="torch must be installed here"):
+                environment_of(prepare(SGLANG, "hicache"))

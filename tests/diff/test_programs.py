@@ -290,16 +290,16 @@ def test_a_row_gives_the_first_difference_and_the_first_amounts() -> None:
     assert row(edit, found(1), 2.4) == "| it | swa | no, in 1 requests |  |  |  | 2 |"
     assert not is_reported(found(1))
     assert row(edit, found(2), 2) == (
-        "| it | swa | yes | 5 | the same amounts held, of other pages |  | 2 |"
+        "| it | swa | yes | 5 | equal amounts held, but different pages |  | 2 |"
     )
     assert row(edit, found(4), 2) == (
-        "| it | swa | yes | 5 | the same amounts held, of other pages;"
+        "| it | swa | yes | 5 | equal amounts held, but different pages;"
         " at 6: held full/host 0 → 3 (+3) | 7: 0 tokens (0 device, 0 host, 0 storage) →"
         " 3 tokens (0 device, 3 host, 0 storage) | 2 |"
     )
     assert row(edit, found(1, "it fails"), 2) == "| it | swa | yes | 1 |  | it fails | 2 |"
-    assert row(edit, found(2, "it fails"), 2).endswith("| 5 | the same amounts held, of other"
-                                                       " pages | it fails | 2 |")  # fmt: skip
+    said = "| 5 | equal amounts held, but different pages | it fails | 2 |"
+    assert row(edit, found(2, "it fails"), 2).endswith(said)
     assert is_reported(found(1, "it fails"))
 
 

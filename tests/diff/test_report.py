@@ -96,12 +96,14 @@ def test_every_amount_has_a_row_in_tokens_or_states_and_bytes() -> None:
         "|---|---:|",
         "| head hits more tokens | 1 |",
         "",
-        "| request that differs most | how | what (fake 1 → fake 2) |",
+        "| request that differs most | kind of difference | amounts (fake 1 → fake 2) |",
         "|---:|---|---|",
     ]
     assert lines[20].startswith("| 0 | head hits more tokens | copied swa/load_back 0 → 1,000")
     assert lines[21] == ""
-    assert lines[22].startswith("**The first whose hits differ** is request 0: head hits more")
+    assert lines[22].startswith(
+        "**The first request with different hits** is request 0: head hits more"
+    )
     assert len(lines) == 23
 
 
@@ -119,9 +121,11 @@ def test_the_five_that_differ_most_are_listed() -> None:
         for number in range(20)
     ]
     lines = report_of(*rows).splitlines()
-    listed = [line.split(" | ")[0] for line in lines if " | other amounts held" in line]
+    listed = [line.split(" | ")[0] for line in lines if " | different amounts held" in line]
     assert listed == ["| 6", "| 13", "| 5", "| 12", "| 19"]
-    assert lines[-1].startswith("**The first difference of any kind** is request 1: other amounts")
+    assert lines[-1].startswith(
+        "**The first difference of any kind** is in request 1: different amounts"
+    )
 
 
 def test_json_keeps_the_fifty_that_differ_most() -> None:

@@ -332,7 +332,7 @@ def test_what_fits_leaves_something_for_the_cache(spare: int) -> None:
 
 
 def test_weights_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"qwen3_next_80b \(159\.3 GB\) do not fit 1 devices"):
+    with pytest.raises(ValueError, match=r"qwen3_next_80b \(159\.3 GB\) do not fit on 1 device"):
         CostModel(model("qwen3_next_80b"), H200, tp=1)
 
 

@@ -287,7 +287,8 @@ def _refuse_unknown(config: ModelConfig) -> None:
             )
     if config.latent_dim or config.value_dim or config.swa_num_kv_heads or config.swa_head_dim:
         raise ValueError(
-            f"model {config.name}: executor.model=exact needs equal heads in all attention layers"
+            f"model {config.name}: executor.model=exact needs the same number and size of heads in "
+            "all attention layers"
         )
     if config.kv_dtype_bytes not in DTYPES or config.conv_dtype_bytes != config.kv_dtype_bytes:
         raise ValueError(

@@ -44,7 +44,8 @@ class TimingModel:
                 )
         if config.latent_dim or (config.value_dim and config.value_dim != config.head_dim):
             raise ValueError(
-                f"model {config.name}: executor.model=timing does not support MLA or uneven heads"
+                f"model {config.name}: executor.model=timing supports neither MLA nor heads that "
+                "differ between layers"
             )
         self.config = config
         self.words = config.layer_words

@@ -130,7 +130,10 @@ class SlotTable:
                 # table may be an old one, and pages that it does not describe any more are misses
                 uri = f"{path.absolute().as_uri()}?immutable=1"
                 self._db = sqlite3.connect(uri, uri=True, check_same_thread=False)
-                self._check_namespace(namespace)
+                try:
+                    self._check_namespace(namespace)
+                except sqlite3.OperationalError:  # there is no table yet
+                    raise error from None
         except BaseException:
             self._db.close()
             raise
@@ -258,7 +261,9 @@ class SlotTable:
             _make(model)
             wanted = _schema_of(model)
         if got and got != wanted:
-            raise ValueError(f"the database is not a slot table: it contains {got[0][0]!r}")
+            raise ValueError(
+                f"the SQLite file is no index of a slab store: it contains {got[0][0]!r}"
+            )
         return not got
 
     def _mend(self) -> None:

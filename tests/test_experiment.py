@@ -508,6 +508,12 @@ def test_writes_may_pin_half_of_the_host_unless_told_otherwise() -> None:
     assert queue_bytes(none, deploy(none)) == 0
 
 
+def test_the_write_queue_of_unlimited_pools_does_not_depend_on_the_host() -> None:
+    configs = [config_of("cache.unlimited=true", f"cache.host_gib={gib}") for gib in (1, 64)]
+    small, large = (queue_bytes(config, deploy(config)) for config in configs)
+    assert small == large > 1e6 * GIB
+
+
 @pytest.mark.parametrize("asked", [0.003, 0.01])
 def test_a_load_is_asked_and_reached(asked: float) -> None:
     knobs = ("workload=chat", "workload.num_sessions=40", "workload.limit=null")

@@ -67,7 +67,7 @@ def build_engine(
             "cache.checkpoints", knobs.checkpoints, knobs.checkpoints_args, knobs
         ),
         windows=windows,
-        # where leaves lose single pages, or a page more is freed, many steps at once evict other pages
+        # where leaves lose single pages, or a page more is freed, many steps evict other pages
         may_jump=config.engine.jump and not (is_real or knobs.trims_leaves or knobs.spare_pages),
         takes_decode_pages_first=is_real,
         estimate_s=deployment.cost.prefill_s,

@@ -320,6 +320,8 @@ class Scheduler:
         acquired, decision = taken
         req.cached_len = req.kv_len = acquired.cached_len
         req.ready_len = min(match.device_prefix_len, acquired.cached_len)
+        if req.failed_prompts:  # what a branch keeps locked is room that the prompt lacked
+            match = match._replace(full_len=match.usable_len)
         self._checkpoints.place(req, match)
         if acquired.load_back is not None:
             batch.load_backs.append(acquired.load_back)

@@ -18,7 +18,6 @@ from hicache.cache import invariants
 from hicache.cache.tiers.transfer import BackUp, LoadBack, StorageWrite
 from hicache.clock import SimulatedClock
 from hicache.config import (
-    CHECKPOINT_PLACEMENTS,
     STOP_POLICIES,
     Arrivals,
     Batching,
@@ -257,7 +256,7 @@ def _with_policies(rng: np.random.Generator, plot: Plot, *, has_storage: bool) -
         plot,
         has_storage=has_storage,
         write_policy=_draw(rng, [*WritePolicy, WritePolicy.write_through]),
-        checkpoints=_draw(rng, [*CHECKPOINT_PLACEMENTS, "every"]),
+        checkpoints=_draw(rng, ["end", "end_branch", "every", "every"]),
         checkpoint_pages=1,
         may_jump=False,
         takes_decode_pages_first=True,

@@ -119,7 +119,7 @@ def test_the_prefetch_of_a_request_that_is_rejected_is_forgotten() -> None:
     world.prefetcher.active[0].phase = Phase.ended
     assert world.scheduler.plan(0) is None
     ((_, reason),) = world.scheduler.take_ended().rejected
-    assert reason == "needs more tokens than the pools can give"
+    assert reason == "needs more tokens than the pools have"
     assert not world.prefetcher.active
 
 

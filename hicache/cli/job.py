@@ -164,7 +164,7 @@ def explain(error: Exception, out_dir: Path | None = None) -> int:
         text = "".join(traceback.format_exception(error)).rstrip()
     else:
         text = one_sentence(error, out_dir)
-    if isinstance(error, PolicyError):  # whoever wrote the class looks for its lines
+    if isinstance(error, PolicyError):  # its author looks for the lines of the class
         cause = error.__cause__
         lines = [] if cause is None else traceback.format_exception(cause, chain=False)
         text = "\n".join([*"".join([*lines, error.place]).splitlines(), one_sentence(error)])

@@ -53,7 +53,7 @@ class UsedDirectories(Callback):
             _lock(directory)
             if is_finished(directory):
                 refuse_other(to_config(_without_hydra(config)), directory)
-        # known from here on to whoever must say where the run was
+        # so that an error message can name the run's directory
         HydraConfig.instance().set_config(copy.deepcopy(config))
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
@@ -69,7 +69,7 @@ class UsedDirectories(Callback):
                     f"{directory} contains a finished run: choose another for the sweep"
                 )
             _look_at_jobs(config, directory)
-        # known from here on to whoever sums up what an interrupt has left
+        # so that an interrupted sweep can be summed up
         HydraConfig.instance().set_config(copy.deepcopy(config))
 
 

@@ -229,7 +229,7 @@ def say_what_there_is(why: str = "interrupted") -> None:
     try:
         sum_up_interrupted(why)
     except KeyboardInterrupt:
-        pass  # whoever asks twice does not want to wait for it
+        pass  # a second Ctrl-C skips the summary
     except Exception as error:
         explain(error)
 

@@ -39,7 +39,7 @@ class Comparison:
 
     @property
     def shares(self) -> dict[str, float | None]:
-        """Of the requests, those with a first token sooner, and later; None: nobody may say."""
+        """Shares of the requests whose first token came sooner, and later; None if a side is overloaded."""
         if not self.makes_claim(RATIO_OF):
             return {"sooner": None, "later": None}
         return {"sooner": self.pairs.sooner(), "later": self.pairs.later()}

@@ -3,7 +3,7 @@
 Runs that differ in nothing but their seed and window are one group: a metric of a group is the
 median over them, with the range beside it. Runs of other code, or of another trace under the same
 name, are no such group, and two that disagree under one seed and window are not two of them: keys
-that were not typed (such as `cache.eviction source`, and as a last resort `run`) then tell them apart.
+that were not typed (such as `cache.eviction source`, and as a last resort `run`) tell them apart.
 """
 
 import json

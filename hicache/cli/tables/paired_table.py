@@ -39,7 +39,7 @@ class Comparison:
 
     @property
     def shares(self) -> dict[str, float | None]:
-        """Shares of the requests whose first token came sooner, and later; None if a side is overloaded."""
+        """Shares of the requests with a first token sooner, and later; None if overloaded."""
         if not self.makes_claim(RATIO_OF):
             return {"sooner": None, "later": None}
         return {"sooner": self.pairs.sooner(), "later": self.pairs.later()}

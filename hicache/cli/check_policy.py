@@ -82,10 +82,10 @@ def knob_of_class(policy: type) -> str:
     """
     knobs = [knob for knob, method in POINTS.items() if hasattr(policy, method)]
     if len(knobs) != 1:
+        name = getattr(policy, "__name__", policy)
         wanted = ", ".join(f"{method} ({knob})" for knob, method in POINTS.items())
         raise ValueError(
-            f"{policy.__name__} must have exactly one of the methods {wanted}; otherwise pass "
-            "--knob"
+            f"{name} must have exactly one of the methods {wanted}; otherwise pass --knob"
         )
     return knobs[0]
 

@@ -58,7 +58,7 @@ def test_a_hole_in_the_window_is_refused():
     memory = memory_of(model)
     model.forward(TOKENS, 0, 32, memory)
     memory._tables[1][3] = -1
-    with pytest.raises(HoleError, match="a hole"):
+    with pytest.raises(HoleError, match="at least one is missing"):
         model.forward(TOKENS, 32, 40, memory)
 
 

@@ -60,5 +60,5 @@ def test_the_order_of_variants_is_told_by_direction_and_over_all():
 
 
 def test_a_bench_without_single_programs_is_refused():
-    with pytest.raises(ValueError, match="got one of a laptop"):
+    with pytest.raises(ValueError, match="got one on a laptop"):
         predictions.compared(ENTRIES, {"machine": "a laptop", "records": []})

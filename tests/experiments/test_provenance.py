@@ -53,6 +53,7 @@ KNOBS = (
     "workload.tokenizer",
     "storage.kind",
     "cache.checkpoints",
+    "cache.windows",
     "cache.eviction",
     "prefetch.stop",
     "scheduler.order",

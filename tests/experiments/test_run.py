@@ -507,7 +507,7 @@ def test_a_run_by_other_code_is_made_again(program, used):
     done = program("name=first", f"hydra.run.dir={used}")
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines()[0] == "first: runs again, because of changes in hicache"
-    assert "as before" in program("name=first", f"hydra.run.dir={used}").stdout
+    assert "already finished" in program("name=first", f"hydra.run.dir={used}").stdout
 
 
 def test_a_run_that_did_not_end_is_made_again(program, used):

@@ -161,3 +161,14 @@ def test_an_entry_point_is_a_name(in_the_examples, monkeypatch):
     found = importlib.metadata.EntryPoints([point])
     monkeypatch.setattr(contract, "entry_points", lambda **wanted: found.select(**wanted))
     assert contract.named("mine").__name__ == "my_copy"
+
+
+def test_a_module_of_the_working_directory_comes_before_others(tmp_path, monkeypatch):
+    for folder, answer in (("here", 1), ("elsewhere", 2)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "kernel_of_two_folders.py").write_text(
+            f"def kernel(src, dst):\n    return {answer}\n"
+        )
+    monkeypatch.syspath_prepend(tmp_path / "elsewhere")
+    monkeypatch.chdir(tmp_path / "here")
+    assert contract.named("kernel_of_two_folders:kernel")([], []) == 1

@@ -419,3 +419,43 @@ def test_codegen_refuses_to_run_in_the_interpreter(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     with pytest.raises(RuntimeError, match="unset it"):
         codegen.compile_case(cases()[0])
+
+
+@pytest.fixture
+def described(monkeypatch, capsys):
+    """Runs the command on reports that are given, and returns its exit code and what it printed."""
+
+    def run(*arguments):
+        monkeypatch.setattr("sys.argv", ["codegen", *arguments])
+        return codegen.main(), capsys.readouterr()
+
+    sizes = {"num_warps": 4, "shared_bytes": 64}
+    usage = "REG:40 STACK:8 SHARED:0"
+    report = codegen.read_sass("x", disassembly(*LOOP), usage, **sizes)
+    monkeypatch.setattr(codegen, "cases", lambda: cases()[:1])
+    monkeypatch.setattr(codegen, "compile_case", lambda case: report)
+    monkeypatch.setattr(codegen, "launched_by", {"mine": [report]}.__getitem__)
+    return run
+
+
+def test_a_broken_limit_is_named_and_makes_the_exit_code_1(described):
+    code, printed = described()
+    assert code == 1
+    assert DESCRIBED in printed.out
+    assert "x: at most 0 bytes of stack, got 8" in printed.out
+    code, printed = described("--json")
+    assert code == 1
+    assert "x: at most 0 bytes of stack, got 8" in json.loads(printed.out)["violations"]
+
+
+def test_a_kernel_of_ones_own_is_held_to_no_limit(described, monkeypatch):
+    code, printed = described("--kernel", "mine")
+    assert code == 0
+    assert printed.out.endswith(DESCRIBED + "\n")
+
+    def refuse(name):
+        raise ValueError(f"no kernel {name}")
+
+    monkeypatch.setattr(codegen, "launched_by", refuse)
+    code, printed = described("--kernel", "other")
+    assert (code, printed.err) == (2, "no kernel other\n")

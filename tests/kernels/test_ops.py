@@ -1,6 +1,7 @@
 """The public calls: dispatch, refusals in one sentence, operators of torch."""
 
 import ast
+import inspect
 import sys
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 import hicache.kernels as kernels
-from hicache.kernels import copy_table, reference
+from hicache.kernels import checksum, copy, copy_table, index, ops, reference
 
 
 def i32(*values):
@@ -119,6 +120,47 @@ def test_a_map_of_the_wrong_dtype_is_refused(table):
 
 def test_a_warm_up_on_a_cpu_compiles_nothing(table):
     kernels.warm_up(table, page_size=16)
+
+
+def test_a_warm_up_launches_each_kernel_once_over_nothing(table, monkeypatch):
+    launched = []
+
+    def watched(module, name):
+        run = getattr(module, name)
+
+        def launch(*arguments, **options):
+            launched.append((name, [len(each) for each in arguments if torch.is_tensor(each)]))
+            return run(*arguments, **options)
+
+        monkeypatch.setattr(module, name, launch)
+
+    watched(copy, "copy_items")
+    watched(checksum, "copy_items_with_checksum")
+    watched(index, "page_table")
+    watched(index, "window_table")
+    ops._launch_over_nothing([table], page_size=16)
+    assert launched == [
+        ("copy_items", [0, 0]),
+        ("copy_items_with_checksum", [0, 0]),
+        ("copy_items", [0, 0]),  # by which the checksum's kernel is launched
+        ("page_table", [2, 1, 2]),
+        ("window_table", [1, 1, 2]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "name"),
+    [
+        (copy, "copy_items"),
+        (checksum, "copy_items_with_checksum"),
+        (index, "page_table"),
+        (index, "window_table"),
+    ],
+)
+def test_a_reference_has_the_arguments_and_defaults_of_its_kernel(kernel, name):
+    wanted = inspect.signature(getattr(kernel, name)).parameters
+    for each in inspect.signature(getattr(reference, name)).parameters.values():
+        assert (each.kind, each.default) == (wanted[each.name].kind, wanted[each.name].default)
 
 
 def page_tables(page_ids, spans, request_spans, num_columns=4):

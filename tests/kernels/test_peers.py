@@ -175,3 +175,34 @@ def test_a_kernel_without_a_list_is_launched_as_it_is():
 
     contract.bound(launch, 1, 2, num_programs=3)()
     assert calls == [(1, 2, 3)]
+
+
+def test_staging_lies_as_the_pages_of_the_host_do():
+    host = torch.zeros(5, 4, 64)[:, 1:].unbind(
+        1
+    )  # pages of four buffers, the last three of which move
+    staging = peers._staging(host, 2, torch.device("cpu"))
+    assert len({each.untyped_storage().data_ptr() for each in staging}) == 1
+    for each, buffer in zip(staging, host, strict=True):
+        assert (each.shape, each.stride()) == ((2, 64), buffer.stride())
+        assert each.data_ptr() - staging[0].data_ptr() == buffer.data_ptr() - host[0].data_ptr()
+    (alone,) = peers._staging(host[:1], 2, torch.device("cpu"))
+    assert alone.stride() == host[0].stride()
+
+
+def test_buffers_that_lie_apart_are_staged_apart():
+    host = torch.zeros(2, 5, 64).unbind(0)
+    staging = peers._staging(host, 3, torch.device("cpu"))
+    assert len({each.untyped_storage().data_ptr() for each in staging}) == 2
+    assert all(each.shape == (3, 64) and each.is_contiguous() for each in staging)
+    with pytest.raises(NotImplementedError, match="items in one piece wanted"):
+        peers._staging([host[0].view(5, 8, 8)[:, :, :4]], 3, torch.device("cpu"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="an order only the interpreter has")
+def test_the_unified_peers_programs_share_the_work():
+    pool = torch.arange(2 * 64).view(2, 64)
+    swap = torch.tensor([0, 1], dtype=torch.int32)
+    peers.sglang_unified([pool], [pool])(swap, swap.flip(0))
+    # one program loads all and then stores it; a second that did so too would swap it back
+    assert pool[:, 0].tolist() == [64, 0]

@@ -156,6 +156,7 @@ def test_copies_into_shared_memory_are_waited_for_by_group():
         (["MOV R8, R7"], "R8", True),
         (["MOV R5, RZ", "MOV R6, RZ"], "R5", False),
         (["@P0 MOV R5, RZ"], "R5", True),
+        (["MOV R5, RZ"], "R5", True),  # R6 is stored as well, and still holds what was loaded
         (["IMAD.WIDE R8, R6, R10, R12"], "R8", True),  # pairs: R7 reaches R9
         (["DADD R8, R6, R10"], "R9", True),
         (["CS2R R4, SRZ", "CS2R R6, SRZ"], "R4", False),
@@ -202,3 +203,10 @@ def test_programs_fit_by_registers_warps_and_shared_memory(
 ):
     sizes = {"registers": registers, "num_warps": num_warps, "shared_bytes": shared_bytes}
     assert scoreboard.programs_of_sm(**sizes) == wanted
+
+
+def test_a_turn_is_drained_by_what_waits_for_payload_and_not_by_a_longer_wait():
+    ids = line("LDG.E.64 R2, desc[UR4][R0.64]", lands_on=3)
+    turn = looped(ids, line(LOAD[0], stall=2, lands_on=0, waits_for=[3]), STORE)
+    found = scoreboard.steady(turn, num_warps=4, payload_ns=INDEX_NS / 2)
+    assert found.drained_by == STORE[0]

@@ -52,10 +52,15 @@ def edges(count: int = COUNT) -> list[Request]:
 
 
 def _round(number: int) -> Runs:
-    # the same prompts of whole pages again and again, and fresh ones between them: a state at the
-    # end of such a prompt is computed again, because a match must leave a token to compute
-    turn = (number - FIRST_ROUND) % 4
-    return [((number if turn == 3 else FIRST_ROUND + turn) * 10_000, 6 * PAGE)]
+    # three prompts of whole pages again and again: a state at the end of such a prompt is computed
+    # again, because a match must leave a token to compute; between them by turns a fresh prompt,
+    # and one that leaves it two pages before its end, where a page of its last window is missing
+    round_, turn = divmod(number - FIRST_ROUND, 4)
+    if turn < 3:
+        return [((FIRST_ROUND + turn) * 10_000, 6 * PAGE)]
+    if round_ % 2 == 0:
+        return [(number * 10_000, 20 * PAGE)]
+    return [((number - 4) * 10_000, 18 * PAGE), (number * 10_000, PAGE)]
 
 
 def _prompt(random: Random, past: list[tuple[Runs, Runs]], fresh: int) -> Runs:

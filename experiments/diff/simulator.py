@@ -191,7 +191,10 @@ class SimulatorSide:
 
 
 class CountedIo:
-    """The engine's I/O: counts what is done, and reports back-ups `copy_delay` requests later."""
+    """The engine's I/O: counts what is done, and reports back-ups `copy_delay` requests later.
+
+    A back-up is counted when it starts, as the peer's is.
+    """
 
     def __init__(self, inner: Io, pools: Pools, tally: Tally) -> None:
         """`tally`: takes the counts."""
@@ -216,11 +219,10 @@ class CountedIo:
                 continue
             if isinstance(done, LoadBack):
                 self.load_back = done
-            delay = self._pools.copy_delay if isinstance(done, BackUp) else 0
-            if delay:
-                self._late.append((self.now + delay, done))
+            self._count(done)
+            if self._pools.copy_delay and isinstance(done, BackUp):
+                self._late.append((self.now + self._pools.copy_delay, done))
             else:
-                self._count(done)
                 deliveries.append((engine, done))
         return deliveries
 
@@ -229,7 +231,6 @@ class CountedIo:
         due: list[Reported] = []
         while self._late and self._late[0][0] <= self.now:
             due.append(self._late.popleft()[1])
-            self._count(due[-1])
         return due
 
     def _count(self, done: Reported) -> None:

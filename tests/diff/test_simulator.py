@@ -45,13 +45,22 @@ def test_what_left_the_device_is_seen_and_counted() -> None:
     assert again.counts["moved/full/load_back"] == 240
 
 
-def test_a_delayed_copy_is_done_when_so_many_requests_have_come() -> None:
+def test_a_delayed_back_up_is_counted_at_once_and_done_when_so_many_requests_have_come() -> None:
     ours = side(copy_delay=2)
-    moved = [
-        admit(ours, number, tokens(number + 1, 64)).counts.get("moved/full/back_up", 0)
-        for number in range(4)
-    ]
-    assert moved == [0, 0, 64, 64]
+    counts = [admit(ours, number, tokens(number + 1, 64)).counts for number in range(4)]
+    assert [each.get("moved/full/back_up", 0) for each in counts] == [64, 64, 64, 64]
+    assert [each.get("moved/full/write", 0) for each in counts] == [0, 0, 64, 64]
+
+
+def test_a_load_back_is_done_at_once_with_delayed_back_ups_too() -> None:
+    ours = side(copy_delay=2)
+    first = tokens(1, 256)
+    for number in range(5):
+        admit(ours, number, tokens(number + 1, 256))
+    assert "full/device" not in ours.probe(first)
+    again = admit(ours, 5, first)
+    assert sum(again.hits) == again.counts["moved/full/load_back"] == 240
+    assert ours.probe(first)["full/device"] == [(0, 256)]
 
 
 def test_a_state_is_one_token_wide() -> None:

@@ -95,7 +95,7 @@ def make(cfg: DictConfig, out_dir: Path, *, is_sweep: bool) -> Mapping[str, floa
         carry_out(config, out_dir)
         print(out_dir)
         return {}
-    is_alone = not str(hydra_config.launcher._target_).endswith("JoblibLauncher")
+    is_alone = str(hydra_config.launcher._target_).endswith("BasicLauncher")
     bar = ProgressBar(
         f"{config.name}, {job_title(out_dir)}" if is_sweep else config.name,
         bar=is_alone or not is_sweep,

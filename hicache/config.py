@@ -321,6 +321,9 @@ class WorkloadConfig:
     # Request rate of each load stage in requests per second; the stages follow one another.
     stage_rates: tuple[float, ...] = knob((5.0, 10.0, 15.0), above=0, only=PREFIXES)
     stage_s: float = knob(60.0, above=0, only=PREFIXES)  # Duration of each load stage in seconds.
+    # Start a load stage only when all requests of the previous one have ended. False starts it on
+    # time.
+    drain: bool = knob(False, only=PREFIXES)
     # Length in tokens of the answer to every request.
     answer_tokens: int = knob(1, least=1, only=BENCHES)
 
@@ -335,12 +338,18 @@ class WorkloadConfig:
     @property
     def is_timed(self) -> bool:
         """Whether requests come at times of their own, and not because others were answered."""
-        return self.arrivals is not Arrivals.closed and self.kind != "multi_turn"
+        waits = self.kind == "multi_turn" or (self.kind == "shared_prefix" and self.drain)
+        return self.arrivals is not Arrivals.closed and not waits
 
     @property
     def stage_ends_s(self) -> tuple[float, ...]:
         """When each stage of a load that has stages ends, in seconds; empty for any other load."""
-        if self.kind != "shared_prefix" or not self.is_timed or self.windows is not None:
+        return () if self.drain or not self.is_timed else self.planned_stage_ends_s
+
+    @property
+    def planned_stage_ends_s(self) -> tuple[float, ...]:
+        """When each stage of a load that has stages would end if no stage had to wait."""
+        if self.kind != "shared_prefix" or self.windows is not None:
             return ()
         stage_s = self.stage_s * self.time_scale
         return tuple(stage_s * (stage + 1) for stage in range(len(self.stage_rates)))
@@ -386,6 +395,20 @@ class CacheConfig:
     # Host memory for the cache in GiB, summed over all hosts of an engine. None means twice the
     # device memory for the cache, as by default in SGLang.
     host_gib: float | None = knob(256.0, least=0)
+    # Fraction of each device's memory for weights and the device tier together, by SGLang's rule
+    # (--mem-fraction-static): the rest is left free. Replaces `cache.device_gib`. None means not
+    # used.
+    mem_fraction_static: float | None = knob(None, least=0, most=1)
+    # Fraction of each device's memory that the engine may use in all, by vLLM's rule
+    # (--gpu-memory-utilization): what weights and activations leave of it is the device tier.
+    # Replaces `cache.device_gib`. None means not used.
+    gpu_memory_utilization: float | None = knob(None, least=0, most=1)
+    # Size of the host tier as a multiple of the device tier, pool by pool (SGLang's
+    # --hicache-ratio). Replaces `cache.host_gib`. None means not used.
+    host_ratio: float | None = knob(None, least=0)
+    # Host memory for the cache in GiB for each device of an engine (SGLang's --hicache-size).
+    # Replaces `cache.host_gib`. None means not used.
+    host_gib_per_rank: float | None = knob(None, least=0)
     # Give the device and host tiers unlimited capacity, so that nothing is evicted;
     # `cache.device_gib` and `cache.host_gib` are ignored.
     unlimited: bool = False
@@ -474,6 +497,12 @@ class CacheConfig:
         check_limits("cache", self)
         if self.page_size < 1 or self.page_size & (self.page_size - 1):
             raise ValueError(f"cache.page_size must be a power of two, got {self.page_size}")
+        for rules in (
+            ("mem_fraction_static", "gpu_memory_utilization"),
+            ("host_ratio", "host_gib_per_rank"),
+        ):
+            if all(getattr(self, rule) is not None for rule in rules):
+                raise ValueError(f"cache.{rules[0]} and cache.{rules[1]} exclude each other")
         is_grid = "every" in (self.checkpoints, self.windows)  # else there is none to be off
         if is_grid and self.checkpoint_tokens % self.page_size:
             raise ValueError(
@@ -533,6 +562,9 @@ class SchedulerConfig:
     order: str = knob("fcfs", ours=SERVICE_ORDERS)
     # Keyword arguments passed to the class that `scheduler.order` names.
     order_args: dict[str, float] = field(default_factory=dict)
+    # Time in seconds that the server spends on each request besides the scheduler and the GPU:
+    # HTTP, tokenization, detokenization. It delays a request and does not occupy the engine.
+    server_s: float = knob(0.0, least=0)
     # Maximum number of prompt tokens computed per step (chunked prefill).
     chunk_tokens: int = knob(8192, least=1)
     # Maximum number of requests that run at once, in prefill or decode.

@@ -1,8 +1,8 @@
 """What a config comes to: an engine's devices, what a step costs there, the sizes of its pools."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from hicache.cache.tiers.capacity import Capacity, capacities, page_bytes
+from hicache.cache.tiers.capacity import Capacity, capacities, engine_rule, page_bytes
 from hicache.cache.tree.node import FULL, KIND_NAMES, MAMBA, SWA
 from hicache.config import ExperimentConfig
 from hicache.executor.simulated.cost import CostModel
@@ -32,7 +32,13 @@ def deploy(config: ExperimentConfig) -> Deployment:
     """
     cost = CostModel(config.model, config.hardware, tp=config.tp)
     sizes = page_bytes(config.model, config.cache.page_size, config.tp)
-    device, host = capacities(config.cache, config.model, sizes, cost.free_device_bytes)
+    cache, free_bytes = config.cache, cost.free_device_bytes
+    ruled_bytes = engine_rule(cache, config.model, config.hardware, config.tp)
+    if ruled_bytes is not None:
+        cache, free_bytes = replace(cache, device_gib=None), ruled_bytes
+    if cache.host_gib_per_rank is not None:
+        cache = replace(cache, host_gib=cache.host_gib_per_rank * config.tp)
+    device, host = capacities(cache, config.model, sizes, free_bytes)
     return Deployment(tp=config.tp, cost=cost, page_bytes=sizes, device=device, host=host)
 
 

@@ -1,7 +1,8 @@
 """Keeps the score of a run: a record of every request, a row of every interval."""
 
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from hicache.cache.reasons.table import Span
@@ -40,9 +41,10 @@ class Recorder:
         progress: Callable[[Progress], None] | None,
         counters: Iterable[Counter[str]] = (),
         timeline: Timeline | None = None,
+        rounds: Mapping[int, int] | None = None,
     ) -> None:
         """`counters`: those to be summed up besides the engines' own. `timeline`: told of every
-        request that has ended."""
+        request that has ended. `rounds`: of each request, by id."""
         self.records: list[RequestRecord] = []
         self._engines = engines
         self._num_requests = num_requests
@@ -55,6 +57,9 @@ class Recorder:
         self._next_row_ns = self._interval_ns
         self._stage_ends_ns = [to_ns(end_s) for end_s in config.workload.stage_ends_s]
         self._at_stage_ends: list[Counter[str]] = []
+        self._rounds = rounds or {}
+        # where the stages are waited for, too
+        self._stage_of = [to_ns(end_s) for end_s in config.workload.planned_stage_ends_s]
         self._num_done = 0
         self._num_finished = 0
         self._before = dict.fromkeys(TIER_TOKENS, 0)
@@ -237,6 +242,9 @@ class Recorder:
         )
 
     def _record(self, request: Request, record: RequestRecord) -> None:
+        record.round = self._rounds.get(request.id, 0)
+        if self._stage_of:
+            record.stage = bisect_right(self._stage_of, request.arrival_ns) + 1
         check(record)
         came_ns = request.arrival_ns if self._is_timed else record.arrival_ns
         if came_ns >= self._warm_up_ns:

@@ -1,11 +1,14 @@
-"""Releases requests as the multi-turn benches of serving engines do.
+"""Releases requests as the benches of serving engines do.
 
-Clients ask in rounds. Who of those that are ready is sent next is drawn, as in SGLang's
-bench_multiturn by default. At most `parallel` requests are under way at a time, and the gaps
-between them are those of a Poisson process of `request_rate` a second. A barrier holds the next
-round back until the last client has its answer.
+`RoundFeeder`: clients ask in rounds. Who of those that are ready is sent next is drawn, as in
+SGLang's bench_multiturn by default. At most `parallel` requests are under way at a time, and the
+gaps between them are those of a Poisson process of `request_rate` a second. A barrier holds the
+next round back until the last client has its answer.
+
+`StageFeeder`: each stage of the load waits for the end of the one before it, as in inference-perf.
 """
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 
@@ -13,7 +16,7 @@ import numpy as np
 
 from hicache.clock import to_ns
 from hicache.config import WorkloadConfig
-from hicache.request import Request
+from hicache.request import Request, rounds_of
 from hicache.workload.arrivals import Dropped, Release
 
 
@@ -28,10 +31,7 @@ class RoundFeeder:
         self._barrier = config.barrier
         self._unsettled = {request.id: request for request in requests}
         self._child = {each.parent_id: each for each in requests if each.parent_id is not None}
-        self._round: dict[int, int] = {}
-        for request in requests:
-            before = -1 if request.parent_id is None else self._round[request.parent_id]
-            self._round[request.id] = before + 1
+        self._round = rounds_of(requests)
         self._left = [0] * (1 + max(self._round.values(), default=0))  # unsettled, by round
         for number in self._round.values():
             self._left[number] += 1
@@ -86,3 +86,44 @@ class RoundFeeder:
             sent.append((self._free_ns, self._ready.pop(place)))
             self._in_flight += 1
         return sent
+
+
+class StageFeeder:
+    """Releases every request once, at its time in its stage. See `Feeder`.
+
+    A stage starts at its time in the workload, or when all requests before it have ended.
+    """
+
+    def __init__(self, requests: Sequence[Request], config: WorkloadConfig) -> None:
+        ends_ns = [to_ns(end_s) for end_s in config.planned_stage_ends_s]
+        self._starts_ns = [0, *ends_ns[:-1]]
+        self._stages: list[list[Request]] = [[] for _ in ends_ns]
+        for request in requests:
+            self._stages[bisect_right(ends_ns, request.arrival_ns)].append(request)
+        self._next = 0  # stage
+        self._left: set[int] = set()  # requests of the current stage that have not ended
+        self._late_ns = 0  # of the current stage
+
+    def initial(self) -> list[Release]:
+        """The first stage that has requests."""
+        return self._settled(0)
+
+    def on_answered(self, request_id: int, now_ns: int) -> list[Release]:
+        """The next stage, if this was the last answer of the current one."""
+        self._left.remove(request_id)
+        return self._settled(now_ns)
+
+    def on_dropped(self, request_id: int, now_ns: int) -> Dropped:
+        """Return the next stage, if this was the last request of the current one."""
+        return Dropped([], self.on_answered(request_id, now_ns))
+
+    def _settled(self, now_ns: int) -> list[Release]:
+        while not self._left and self._next < len(self._stages):
+            requests, start_ns = self._stages[self._next], self._starts_ns[self._next]
+            self._next += 1
+            self._late_ns = max(self._late_ns, now_ns - start_ns)
+            self._left = {request.id for request in requests}
+            released = [(request.arrival_ns + self._late_ns, request) for request in requests]
+            if released:
+                return released
+        return []

@@ -118,6 +118,7 @@ KNOBS = (
                 "workload.own_tokens": 2000,
                 "workload.stage_rates": (0.5, 1.5),
                 "workload.stage_s": 30.0,
+                "workload.drain": True,
                 "workload.answer_tokens": 2000,
             },
         },
@@ -129,6 +130,7 @@ KNOBS = (
     _each("workload.arrivals", "causal", "open", "closed", plain_share=None),
     _each("workload.concurrency", 32, 2),
     _each("workload.stagger_s", 0, 5),
+    _each("scheduler.server_s", 0.0, 0.003),
     _each("workload.think_cap_s", 0.02, 0.0),
     Knob(
         name="patience",

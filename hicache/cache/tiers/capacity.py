@@ -7,7 +7,14 @@ from functools import partial
 from hicache.cache.pages import PageAllocator, Pools, TracedAllocator
 from hicache.cache.tree.node import DEVICE, FULL, HOST, KIND_OF, MAMBA, SWA, TIER_NAMES
 from hicache.config import CacheConfig
-from hicache.models import GIB, ModelConfig
+from hicache.models import GIB, HardwareConfig, ModelConfig
+
+# of each device, before weights are loaded: CUDA context and libraries (SGLang logs 78.6 of the
+# 79.6 GiB of an H100 as available then)
+CONTEXT_BYTES = GIB
+# of each device, besides: the peak of activations that vLLM measures before it sizes its pool
+# (modelled; a dense model of 8 B parameters with 8,192 tokens a step)
+ACTIVATION_PEAK_BYTES = GIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +35,24 @@ def page_bytes(model: ModelConfig, page_size: int, tp: int) -> tuple[int, int, i
         copies = model.kv_copies(component, tp)
         sizes[KIND_OF[component]] = model.page_bytes(component, page_size) * copies
     return sizes[FULL], sizes[SWA], sizes[MAMBA]
+
+
+def engine_rule(
+    cache: CacheConfig, model: ModelConfig, hardware: HardwareConfig, tp: int
+) -> int | None:
+    """Return the bytes that an engine's own rule leaves for the device tier; None without a rule.
+
+    Over all devices of an engine: SGLang keeps its fraction of what is available before weights are
+    loaded, vLLM its fraction of the whole memory, in which activations have to fit.
+    """
+    memory = hardware.device_memory_bytes.value
+    if cache.mem_fraction_static is not None:
+        each = cache.mem_fraction_static * (memory - CONTEXT_BYTES)
+    elif cache.gpu_memory_utilization is not None:
+        each = cache.gpu_memory_utilization * memory - CONTEXT_BYTES - ACTIVATION_PEAK_BYTES
+    else:
+        return None
+    return max(0, round(tp * each) - model.weight_bytes)
 
 
 def capacities(
@@ -55,6 +80,10 @@ def capacities(
             f"cache.device_gib=null takes all of it"
         )
     device = _split(cache, model, sizes, DEVICE, device_bytes)
+    if cache.host_ratio is not None:
+        full, swa, mamba = (int(cache.host_ratio * (count or 0)) for count in device.counts)
+        total = full * sizes[FULL] + swa * sizes[SWA] + mamba * sizes[MAMBA]
+        return device, Capacity(counts=(full, swa, mamba), total_bytes=total)
     host_bytes = 2 * device_bytes if cache.host_gib is None else int(cache.host_gib * GIB)
     return device, _split(cache, model, sizes, HOST, host_bytes)
 

@@ -308,6 +308,9 @@ class WorkloadConfig:
     request_rate: float = knob(16.0, above=0, only=ROUNDS)
     # Maximum number of requests in flight at once. None means no limit.
     parallel: int | None = knob(None, least=1, only=ROUNDS)
+    # Which of the clients that are ready asks next: random (drawn) or fifo (the one that has been
+    # ready for longest), as in SGLang's bench_multiturn.
+    ready_queue: str = knob("random", one_of=("random", "fifo"), only=ROUNDS)
     # Start a turn only when all clients have received the answer to their previous turn.
     barrier: bool = knob(False, only=ROUNDS)
     # Number of groups of prompts; the prompts of one group share a prefix.
@@ -365,6 +368,10 @@ class ParallelConfig:
 
     # Tensor-parallel size: devices per engine. None means the model's default (`model.default_tp`).
     tp: int | None = knob(None, least=1)
+    # Number of groups into which expert parallelism divides the devices of an engine: each group
+    # holds its part of the experts whole, and divides them among its devices. 1 means that every
+    # device holds a slice of every expert.
+    ep: int = knob(1, least=1)
     # Number of cache ranks per engine. Each rank has its own radix tree, its own storage and a
     # slice of every page, and all must take the same hits. 1 means one tree for the whole engine.
     ranks: int = knob(1, least=1)
@@ -847,6 +854,10 @@ class ExperimentConfig:
                     f"parallel.tp must divide the {heads} KV heads of {self.model.name} or be a "
                     f"multiple of them, got {self.tp}"
                 )
+        if self.tp % self.parallel.ep:
+            raise ValueError(
+                f"parallel.ep must divide parallel.tp={self.tp}, got {self.parallel.ep}"
+            )
         ranks, executor, storage = self.parallel.ranks, self.executor.kind, self.storage.kind
         if ranks > 1 and executor != "simulated":
             raise ValueError(

@@ -30,7 +30,7 @@ def deploy(config: ExperimentConfig) -> Deployment:
     Raises:
         ValueError: a pool has no room for the least that a request needs.
     """
-    cost = CostModel(config.model, config.hardware, tp=config.tp)
+    cost = CostModel(config.model, config.hardware, tp=config.tp, ep=config.parallel.ep)
     sizes = page_bytes(config.model, config.cache.page_size, config.tp)
     cache, free_bytes = config.cache, cost.free_device_bytes
     ruled_bytes = engine_rule(cache, config.model, config.hardware, config.tp)

@@ -1,9 +1,9 @@
 """Releases requests as the benches of serving engines do.
 
-`RoundFeeder`: clients ask in rounds. Who of those that are ready is sent next is drawn, as in
-SGLang's bench_multiturn by default. At most `parallel` requests are under way at a time, and the
-gaps between them are those of a Poisson process of `request_rate` a second. A barrier holds the
-next round back until the last client has its answer.
+`RoundFeeder`: clients ask in rounds. The one that asks next is drawn from those that are ready, as
+in SGLang's bench_multiturn by default, or is the first of them. At most `parallel` requests are
+under way at a time, and the gaps between them are those of a Poisson process of `request_rate` a
+second. A barrier holds the next round back until the last client has its answer.
 
 `StageFeeder`: each stage of the load waits for the end of the one before it, as in inference-perf.
 """
@@ -29,6 +29,7 @@ class RoundFeeder:
         self._gaps_ns = deque(to_ns(gap) for gap in gaps.tolist())
         self._parallel = config.parallel
         self._barrier = config.barrier
+        self._draws = config.ready_queue == "random"
         self._unsettled = {request.id: request for request in requests}
         self._child = {each.parent_id: each for each in requests if each.parent_id is not None}
         self._round = rounds_of(requests)
@@ -82,7 +83,7 @@ class RoundFeeder:
         sent: list[Release] = []
         while self._ready and (self._parallel is None or self._in_flight < self._parallel):
             self._free_ns = max(self._free_ns, now_ns) + self._gaps_ns.popleft()
-            place = int(self._rng.integers(len(self._ready)))
+            place = int(self._rng.integers(len(self._ready))) if self._draws else 0
             sent.append((self._free_ns, self._ready.pop(place)))
             self._in_flight += 1
         return sent

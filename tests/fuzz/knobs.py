@@ -88,6 +88,7 @@ KNOBS = (
         },
     ),
     _each("parallel.tp", 1, 2),
+    _each("workload.ready_queue", "random", "fifo"),
     _each("parallel.ranks", 1, 2, 3, plain_share=0.7),
     _each("parallel.hit_agreement", "restorable", "min_of_maxima"),
     _each("parallel.collective_s", 0.00015, 0.0),

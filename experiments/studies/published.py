@@ -37,7 +37,8 @@ CASES = Path(__file__).parents[1] / "published"
 PACKAGE = Path(experiment.__file__).parent
 OUT = Path("outputs", "published")
 DIFFERS = 0.05  # two variants whose published values are closer are not ranked
-POINTS = ("hits",)  # measures whose errors are differences in percentage points
+# measures whose errors are differences, and what these are called
+POINTS = {"hits": "points", "hit_count": "requests"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +56,7 @@ class Series:
 
     @property
     def error(self) -> float:
-        """Mean absolute error: percentage points of hits, percent of everything else."""
+        """Mean absolute error: a difference for measures in `POINTS`, else in percent."""
         ours, theirs = np.array(self.ours), np.array(self.theirs)
         if self.measure in POINTS:
             return float(np.abs(ours - theirs).mean())
@@ -86,13 +87,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
         names = options.cases or known
         if unknown := set(names) - set(known):
             raise ValueError(f"no such case: {', '.join(sorted(unknown))}; there are {known}")
-        cases = {name: read_case(name) for name in names}
+        cases = {each: case for name in names for each, case in variants(name)}
         series = compare(cases, options.out / "runs", jobs=options.jobs)
         text = page(cases, series)
         (options.out / "page.md").write_text(text)
         draw(cases, series, options.out / "published.png")
     print(text)
     print(options.out)
+
+
+def variants(name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """A case with nothing fitted, and, where its file has one, with its fitted constant."""
+    case = read_case(name)
+    yield name, case
+    if "fitted" in case:
+        title = f"{case['title']}, one constant fitted"
+        yield (
+            f"{name} fitted",
+            {
+                **case,
+                "title": title,
+                "settings": [*case["settings"], *case["fitted"]["settings"]],
+                "facts": [{**case["fitted"], "choices": ["one number"]}],
+            },
+        )
 
 
 def read_case(name: str) -> dict[str, Any]:
@@ -252,7 +270,7 @@ def errors_table(series: Mapping[str, Sequence[Series]]) -> str:
                     "result": result,
                     "points": sum(len(each.x) for each in some),
                     "error": f"{np.mean([each.error for each in some]):.1f} "
-                    + ("points" if is_points else "%"),
+                    + POINTS.get(some[0].measure, "%"),
                     "worst arm": max(some, key=lambda each: each.error).arm,
                     "gains off by at most": f"{max(gains):.0f} %" if gains else "",
                     "knees off by at most": f"{max(knees)} steps" if knees else "",

@@ -29,6 +29,7 @@ def _span_s(frame: "pd.DataFrame") -> float:
 # of a table of finished requests
 MEASURES: dict[str, Callable[["pd.DataFrame"], float]] = {
     "hits": _hits,  # percent of the prompt tokens
+    "hit_count": lambda frame: float((frame[list(HIT_COLUMNS)].sum(axis=1) > 0).sum()),
     "ttft_s": _ttft_s,  # mean
     "latency_s": lambda frame: float((frame["finish_ns"] - frame["arrival_ns"]).mean()) / SECOND_NS,
     "requests_per_s": lambda frame: len(frame) / _span_s(frame),

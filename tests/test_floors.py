@@ -102,7 +102,6 @@ ONLY_IN = {
     "torch": (
         "hicache.kernels",
         "hicache.executor.real",
-        "hicache.engine.ranks.processes",
         "hicache.env",
         "hicache.storage.integrations",
         "experiments",

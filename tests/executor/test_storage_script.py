@@ -24,8 +24,6 @@ from tests.executor.mixes import tiny
 from tests.executor.streams import PlacedStream
 from tests.executor.test_torch_io import drained
 
-pytestmark = pytest.mark.plain
-
 CONFIG = StorageConfig(kind="memory", batch_pages=2)
 NUM_PAGES = 5
 DIGESTS = [bytes([number]) * 16 for number in range(NUM_PAGES)]

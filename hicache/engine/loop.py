@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Protocol
 
-from mypy_extensions import mypyc_attr
-
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
@@ -28,7 +26,6 @@ from hicache.scheduler.scheduler import Scheduler
 from hicache.workload.arrivals import Release, Releases
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class Engine:
     """One scheduler, its cache and its executor."""
 

@@ -183,7 +183,6 @@ def test_writes_that_are_done_meanwhile_are_taken_in_when_the_run_ends() -> None
     assert (alone.engine.num_steps, alone.count("busy_ns")) == (9, 900)
 
 
-@pytest.mark.plain
 def test_a_write_that_is_done_meanwhile_finds_the_steps_before_it_taken_in(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -340,7 +339,6 @@ def test_a_step_that_stood_still_all_the_time_is_nobodys_own() -> None:
     assert (req.own_ns, req.shared_ns) == (0, 0)
 
 
-@pytest.mark.plain
 def test_an_engine_whose_steps_are_looked_at_further_is_woken_at_the_end_of_these() -> None:
     ends, woken, events = [100, 200], [], [0]
     ahead: Any = SimpleNamespace(
@@ -368,7 +366,6 @@ def test_an_engine_whose_steps_are_looked_at_further_is_woken_at_the_end_of_thes
     assert woken == [0, 200]
 
 
-@pytest.mark.plain
 def test_engines_that_nothing_will_wake_are_an_error() -> None:
     queues = SimpleNamespace(waiting=[1, 2], running=[3])
     never: Any = lambda now_ns: None  # noqa: E731

@@ -47,8 +47,8 @@ class Hand:
 
 def ends_of(engine: Engine) -> list[int]:
     """When the steps of the run at hand end."""
-    assert engine._ends is not None
-    return [engine._ends[step] for step in range(engine._first, engine._last + 1)]
+    assert engine._run is not None
+    return engine._run.ends_ns
 
 
 class Pair:

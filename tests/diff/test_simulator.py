@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from experiments.diff.pages import page_names
 from experiments.diff.protocol import Outcome, Pools, SideError, Tokens
 from experiments.diff.simulator import SimulatorSide, open_side
 
@@ -99,6 +100,54 @@ def test_a_window_or_state_at_a_branch_is_backed_up(compat: str, pools: dict[str
 
 def test_full_attention_needs_no_branch() -> None:
     assert branches("reports") == [(0, 0, 0), *[(0, 128, 0)] * 3]
+
+
+def test_locks_free_memory_and_pages_are_reported_as_the_peer_does() -> None:
+    ours = side(num_running=3)
+    first = tokens(1, 256)
+    branch = np.concatenate([first[:128], tokens(2, 64)])
+    names = page_names(first[:240], PAGE)
+    outcome = ours.admit(0, first, 255)
+    assert outcome.state == {
+        "locked/full/device": 240,
+        "locked/full/host": 0,
+        "pages/full/device": sum(names) % (1 << 64),
+        "pages/full/host": sum(names) % (1 << 64),
+        "free/full/device": 640 - 256,  # its last page is not in the tree yet
+    }
+    names += page_names(branch[:192], PAGE)[8:]
+    outcome = ours.admit(1, branch, 192)
+    # the nodes of the shared 128 tokens are locked by both requests
+    assert outcome.state["locked/full/device"] == 128 + 240 + 64
+    assert outcome.state["pages/full/device"] == sum(names) % (1 << 64)
+    assert {name: sorted(pages) for name, pages in ours.contents().items()} == {
+        "full/device": sorted(names),
+        "full/host": sorted(names),
+    }
+    ours.finish(0)
+    assert ours.admit(2, tokens(3, 32), 32).state["locked/full/device"] == 192 + 32
+
+
+def test_of_a_window_the_last_pages_are_locked_and_of_a_state_the_last() -> None:
+    first = tokens(1, 256)
+    names = page_names(first[:240], PAGE)
+    windowed = side(window_len=32, swa_tokens=640, num_running=2)
+    state = windowed.admit(0, first, 255).state
+    assert (state["locked/full/device"], state["locked/swa/device"]) == (240, 32)
+    assert state["pages/swa/device"] == state["pages/swa/host"] == sum(names[-2:]) % (1 << 64)
+    assert (state["free/full/device"], state["free/swa/device"]) == (384, 592)
+    with_states = side(num_states=8, num_running=2)
+    state = with_states.admit(0, first, 255).state
+    assert (state["locked/full/device"], state["locked/mamba/device"]) == (240, 1)
+    assert state["pages/mamba/device"] == names[-1]
+    assert with_states.contents()["mamba/host"] == [names[-1]]
+    assert state["free/mamba/device"] < 8
+
+
+def test_locks_on_the_host_are_not_reported_during_back_ups() -> None:
+    ours = side(copy_delay=2)
+    assert "locked/full/host" not in admit(ours, 0, tokens(1, 64)).state
+    assert "locked/full/device" in admit(ours, 1, tokens(2, 64)).state
 
 
 def test_an_answer_of_one_token_ends_when_it_is_told_to() -> None:

@@ -79,12 +79,12 @@ class Pools:
         sizes = [f"{self.device_tokens:,} tokens"]
         sizes += [f"{self.swa_tokens:,} tokens of windows"] if self.window_len else []
         sizes += [f"{self.num_states} states"] if self.num_states else []
-        held = f"what {self.num_running - 1} others hold"
+        held = f"and what {self.num_running - 1} others hold"
         if self.copy_delay:
-            held += f" and what the back-ups of {self.copy_delay} requests lock"
+            held += f" or back-ups of {self.copy_delay} requests lock"
         return SideError(
-            f"the device pools are too small: {num_tokens:,} tokens of one request and {held} do"
-            f" not fit {', '.join(sizes)}"
+            f"the device pools are too small: {num_tokens:,} tokens of one request {held} do not fit"
+            f" {', '.join(sizes)}"
         )
 
 

@@ -3,7 +3,7 @@ import pytest
 
 from experiments.diff.pages import page_names
 from experiments.diff.protocol import Outcome, Pools, SideError, Tokens
-from experiments.diff.simulator import SimulatorSide, open_side
+from experiments.diff.simulator import SimulatorSide, config_for, open_side, spans_of
 
 PAGE = 16
 
@@ -44,6 +44,120 @@ def test_what_left_the_device_is_seen_and_counted() -> None:
     again = admit(ours, 4, first)
     assert sum(again.hits) == 240
     assert again.counts["moved/full/load_back"] == 240
+
+
+KEPT = {"full": 400, "swa": 48, "mamba": 1}  # of a prompt of 400 tokens: a window and a page
+
+
+@pytest.mark.parametrize(
+    ("kinds", "pools"),
+    [
+        (("full",), {}),
+        (("full", "swa"), {"window_len": 32, "swa_tokens": 640}),
+        (("full", "mamba"), {"num_states": 6}),
+        (("full", "swa", "mamba"), {"window_len": 32, "swa_tokens": 640, "num_states": 6}),
+    ],
+)
+def test_what_only_storage_holds_is_read_and_counted_by_kind(
+    kinds: tuple[str, ...], pools: dict[str, int]
+) -> None:
+    ours = side(**pools)
+    first = tokens(1, 400)
+    for number in range(7):
+        outcome = admit(ours, number, tokens(number + 1, 400))
+    wanted = {}
+    for kind in kinds:
+        moves = ("evicted/{}/device", "evicted/{}/host", "moved/{}/back_up", "moved/{}/write")
+        wanted |= {name.format(kind): KEPT[kind] for name in moves}
+    assert outcome.counts == wanted
+    places = {"device": 1, "host": 3, "storage": 7}  # prompts that each tier has room for
+    assert outcome.held == {
+        f"{kind}/{tier}": KEPT[kind] * count for kind in kinds for tier, count in places.items()
+    }
+    spans = {"full": (0, 400), "swa": (352, 400), "mamba": (399, 400)}
+    assert ours.probe(first) == {f"{kind}/storage": [spans[kind]] for kind in kinds}
+    # 40 tokens more: two whole pages are computed and written
+    outcome = admit(ours, 7, np.concatenate([first[:400], tokens(90, 40)]))
+    assert tuple(outcome.hits) == (0, 0, 400)
+    assert outcome.admission == "admitted"
+    used = {"full": 400, "swa": 32, "mamba": 1}
+    added = {"full": 32, "swa": 32, "mamba": 1}
+    for kind in kinds:
+        counts = outcome.counts
+        assert counts[f"moved/{kind}/read"] == used[kind]
+        assert counts[f"moved/{kind}/back_up"] == counts[f"moved/{kind}/write"] == added[kind]
+        loaded = 2 if kind == "mamba" else used[kind]  # a state for the tree, one for the request
+        assert counts[f"moved/{kind}/load_back"] == loaded
+        assert kind == "full" or counts[f"hit/{kind}/storage"] == used[kind]
+
+
+def test_what_storage_has_is_not_written_again() -> None:
+    ours = side(host_tokens=640)
+    first = tokens(1, 400)
+    for number in range(3):
+        admit(ours, number, tokens(number + 1, 400))
+    outcome = admit(ours, 3, first[:250])  # shorter than what a read needs
+    assert outcome.counts["moved/full/back_up"] == 240
+    assert "moved/full/write" not in outcome.counts
+    assert outcome.held["full/storage"] == 1200
+
+
+def test_the_config_is_that_of_the_pools() -> None:
+    pools = Pools(
+        page_size=16, device_tokens=640, host_tokens=1600, max_len=320, window_len=32,
+        swa_tokens=320, num_states=6,
+    )  # fmt: skip
+    for options, more in (({}, 1), ({"compat": "reports"}, 0), ({"compat": "vllm_0_33"}, 0)):
+        config = config_for(pools, options)
+        cache = config.cache
+        # the host's pools are 2.5 times as large, in whole pages, and SGLang's a page larger
+        assert (cache.device_tokens, cache.host_tokens) == (640, 1600 + 16 * more)
+        assert (cache.swa_device_tokens, cache.swa_host_tokens) == (320, 800 + 16 * more)
+        assert (cache.device_states, cache.host_states) == (6, 15 + more)
+        assert (cache.page_size, cache.device_gib, config.model.window_len) == (16, None, 32)
+        # a prompt is one chunk
+        assert config.model.max_len == config.scheduler.chunk_tokens == 320 + 16
+        assert (config.scheduler.clip_new_tokens, config.scheduler.new_token_ratio) == (320, 0)
+        assert (config.prefetch.stop, config.storage.kind) == ("wait_complete", "memory")
+    full = Pools(device_tokens=640, host_tokens=0, max_len=320, has_storage=False)
+    config = config_for(full, {"eviction": "lfu", "write_policy": "write_back"})
+    assert (config.storage.kind, config.cache.host_tokens) == ("none", 0)
+    assert (config.cache.eviction, config.cache.write_policy.value) == ("lfu", "write_back")
+    assert (config.cache.swa_device_tokens, config.cache.device_states) == (None, None)
+
+
+def test_a_config_that_is_refused_stops_the_side() -> None:
+    with pytest.raises(SideError, match=r"cache\.eviction.* got luck|luck"):
+        open_side(Pools(device_tokens=640, host_tokens=0, max_len=320), {"eviction": "luck"})
+
+
+def test_it_says_what_it_is_and_how_it_decides() -> None:
+    pools = Pools(device_tokens=640, host_tokens=0, max_len=320)
+    ours = open_side(pools, {"eviction": "lfu", "write_policy": "write_back"})
+    assert ours.about() == {
+        "engine": "hicache",
+        "version": "this checkout",
+        "eviction": "lfu",
+        "write_policy": "write_back",
+    }
+    assert side().about()["eviction"] == "lru"
+    assert side().about()["write_policy"] == "write_through"
+
+
+@pytest.mark.parametrize(
+    ("ids", "starts", "counts"),
+    [
+        ([5, 6, 7, 9, 3, 4, 4], [5, 9, 3, 4], [3, 1, 2, 1]),
+        ([0], [0], [1]),
+        ([2, 1], [2, 1], [1, 1]),
+    ],
+)
+def test_tokens_are_runs_of_consecutive_ids(
+    ids: list[int], starts: list[int], counts: list[int]
+) -> None:
+    spans = spans_of(np.array(ids, np.int32))
+    assert (spans.starts.tolist(), spans.counts.tolist()) == (starts, counts)
+    assert spans.starts.dtype == spans.counts.dtype == np.int32
 
 
 def test_a_delayed_back_up_is_counted_at_once_and_done_when_so_many_requests_have_come() -> None:

@@ -83,8 +83,8 @@ class Pools:
         if self.copy_delay:
             held += f" or back-ups of {self.copy_delay} requests lock"
         return SideError(
-            f"the device pools are too small: {num_tokens:,} tokens of one request {held} do not fit"
-            f" {', '.join(sizes)}"
+            f"the device pools are too small: {num_tokens:,} tokens of one request {held} do not"
+            f" fit {', '.join(sizes)}"
         )
 
 

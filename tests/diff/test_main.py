@@ -128,6 +128,16 @@ def test_bad_input_gets_one_sentence(
     assert "\n" not in said
 
 
+@pytest.mark.parametrize("missing", ["--base", "--head"])
+def test_both_sides_must_be_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], missing: str
+) -> None:
+    sides = {"--base": "hicache", "--head": "hicache"}
+    del sides[missing]
+    assert ask(monkeypatch, *(text for side in sides.items() for text in side)) == 2
+    assert f"the following arguments are required: {missing}" in capsys.readouterr().err
+
+
 def test_requests_too_long_for_what_runs_beside_them_get_one_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -332,6 +342,10 @@ def test_a_trace_is_read_from_a_file(tmp_path: Path) -> None:
         ("hits:+10%", 0, 1, True),
         ("hits:-10%", 0, 1, False),
         ("hits:-10%", 0, 0, False),
+        ("hits:+0.5%", 1000, 1004, False),
+        ("hits:+0.5%", 1000, 990, False),
+        ("hits:-0.5%", 1000, 1010, False),
+        ("hits:-0.5%", 1000, 995, True),
     ],
 )
 def test_a_limit_is_broken_by_as_much_as_it_says(

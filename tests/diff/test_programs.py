@@ -116,8 +116,11 @@ class Story:
 
     name = "story"
 
-    def __init__(self, launch: Launch = FAKE, pools: Pools | None = None, *_: object) -> None:
+    def __init__(
+        self, launch: Launch = FAKE, pools: Pools | None = None, log: Path | None = None
+    ) -> None:
         assert launch is FAKE
+        assert log is None or (log.name == "side.log" and log.parent.is_dir())
         assert pools in (None, short_read.POOLS)
         self.admitted: list[Tokens] = []
         self.finished: list[object] = []

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -233,3 +234,26 @@ def test_addresses_are_kept_as_long_as_the_memory_that_they_name():
 def test_a_table_of_other_addresses_is_another_table():
     tables = [copy_table([buffer(4, 64)], [buffer(4, 64)]) for _ in range(2)]
     assert [int(t.pieces[0, 0]) for t in tables] == [t.src[0].data_ptr() for t in tables]
+
+
+def there(index, **more):
+    return SimpleNamespace(device=torch.device("cuda", index), **more)
+
+
+def test_buffers_of_two_devices_are_refused():
+    listed = "cpu, cuda:0, cuda:1"
+    with pytest.raises(
+        ValueError, match=f"one device and the host wanted, got buffers on {listed}"
+    ):
+        copy_table([there(0), buffer(4, 64)], [there(1), there(0)])
+
+
+@pytest.mark.parametrize(("is_source", "what"), [(True, "source"), (False, "target")])
+def test_host_memory_beside_a_device_must_be_pinned(is_source, what):
+    pinned, loose = (
+        SimpleNamespace(device=torch.device("cpu"), is_pinned=lambda is_it=is_it: is_it)
+        for is_it in (True, False)
+    )
+    sides = [pinned, loose], [there(0)] * 2
+    with pytest.raises(ValueError, match=f"^{what} buffer 1: host memory that a device copies"):
+        copy_table(*(sides if is_source else sides[::-1]))

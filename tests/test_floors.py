@@ -75,8 +75,10 @@ ROOMS = {
     ],
     "hicache.cli": [
         "stored",
+        "grid",
         "schema",
         "errors",
+        "console",
         "progress",
         "tables",
         "job",

@@ -5,7 +5,6 @@ A run from Python writes the same directory as `hicache run`; only W&B is off un
 extra [analysis].
 """
 
-import itertools
 import json
 import secrets
 from collections.abc import Mapping, Sequence
@@ -15,13 +14,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-
 from hicache import experiment
 from hicache.cli.check_policy import knob_of_class
-from hicache.cli.job import is_finished, run_job
+from hicache.cli.grid import choices_of, jobs_of, name_of, varied
+from hicache.cli.job import run_job
 from hicache.cli.progress import ProgressBar
 from hicache.cli.schema import config_of
+from hicache.cli.stored import is_finished
 from hicache.cli.sweep import sum_up
 from hicache.cli.tables.groups import differing_keys, find_runs, group_runs, load_run, load_runs
 from hicache.config import METRICS, ExperimentConfig
@@ -131,9 +130,12 @@ def sweep(*overrides: str, out_dir: str | Path | None = None) -> Sweep:
     Raises:
         ValueError: as `run`.
     """
-    configs = [config_of(*each) for each in _grid(_untracked(overrides))]
+    choices = choices_of(_untracked(overrides))
+    jobs = jobs_of(choices)
+    configs = [config_of(*job) for job in jobs]
     directory = _new_dir(configs[0], out_dir)
-    runs = tuple(_run(each, directory / f"{place}") for place, each in enumerate(configs))
+    names = [name_of(number, varied(job, choices)) for number, job in enumerate(jobs)]
+    runs = tuple(_run(each, directory / name) for each, name in zip(configs, names, strict=True))
     sum_up(directory, [load_run(each.path) for each in runs], title=configs[0].name)
     return Sweep(directory, runs)
 
@@ -174,7 +176,7 @@ def compare(
 def _run(config: ExperimentConfig, out_dir: Path) -> Run:
     if is_finished(out_dir):
         raise ValueError(f"{out_dir} holds a finished run: name another directory")
-    bar = ProgressBar(config.name, line=False)
+    bar = ProgressBar(config.name)
     name = f"{config.name}/{out_dir.name}"
     run_job(
         experiment.run, config, out_dir, group=config.name, name=name, bar=bar, show=lambda _: None
@@ -200,14 +202,3 @@ def _choice_of(policy: type | None, arguments: Mapping[str, object] | None) -> l
     knob = knob_of_class(policy)
     told = [f"{knob}={policy.__module__}:{policy.__qualname__}"]
     return told + [f"+{knob}_args.{name}={value}" for name, value in (arguments or {}).items()]
-
-
-def _grid(overrides: Sequence[str]) -> list[tuple[str, ...]]:
-    parsed = OverridesParser.create().parse_overrides(list(overrides))
-    choices = [
-        [f"{each.key_or_group}={value}" for value in each.sweep_string_iterator()]
-        if each.is_sweep_override()
-        else [str(each.input_line)]
-        for each in parsed
-    ]
-    return list(itertools.product(*choices))

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
+from hicache.cli.grid import NUMBERED
 from hicache.cli.stored import read_json, read_yaml
 from hicache.cli.tables import provenance
 from hicache.config import METRICS
@@ -140,7 +141,7 @@ def find_runs(path: Path) -> list[Path]:
         raise FileNotFoundError(
             f"no finished run: {path} and its subdirectories contain no summary.json"
         )
-    return sorted(found, key=job_order)
+    return sorted(found, key=_place)
 
 
 def load_run(path: Path) -> StoredRun:
@@ -164,9 +165,10 @@ def load_run(path: Path) -> StoredRun:
     )
 
 
-def job_order(path: Path) -> tuple[int, str]:
-    """Jobs of a sweep by number, others by name."""
-    return (int(path.name) if path.name.isdigit() else -1, path.name)
+def _place(path: Path) -> tuple[int, str]:
+    """Jobs of a sweep by number, others before them by name."""
+    number = NUMBERED.match(path.name)
+    return (int(number[1]) if number else -1, path.name)
 
 
 def differing_keys(runs: Sequence[StoredRun]) -> list[str]:

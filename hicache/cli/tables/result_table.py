@@ -13,7 +13,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from hicache.cli.tables.console import console, show_table
+from hicache.cli.console import console, show_table
 
 # what LaTeX reads as a command, and signs that not every font of it has
 LATEX = {

@@ -59,7 +59,7 @@ def summary_of(*overrides: str) -> dict[str, float]:
 
 def run_into(directory: Path, *overrides: str):
     config = config_of("tracker.wandb_mode=disabled", *overrides)
-    bar = ProgressBar("", bar=False, line=False)
+    bar = ProgressBar("", is_shown=False)
     return run_job(
         experiment.run, config, directory, group="", name="a run", bar=bar, show=lambda _: None
     )

@@ -107,7 +107,7 @@ def test_nothing_that_was_said_is_written_to_disk(
         out_dir,
         group="g",
         name="n",
-        bar=ProgressBar("chats", bar=False, line=False),
+        bar=ProgressBar("chats", is_shown=False),
         show=lambda _: None,
     )
     written = [file for top in (out_dir, cache) for file in top.rglob("*") if file.is_file()]

@@ -12,8 +12,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hicache.cli.command import in_one_sentence, parser_of
-from hicache.cli.tables.groups import Group, Spread, Value, differing_keys, group_runs, load_runs
-from hicache.cli.tables.table import answer_sets, over_runs, short
+from hicache.cli.tables.groups import (
+    Group,
+    Spread,
+    Value,
+    answer_sets,
+    differing_keys,
+    group_runs,
+    load_runs,
+    short,
+)
+from hicache.cli.tables.table import over_runs
 from hicache.cli.tables.verdicts import Verdicts
 from hicache.results.report import save
 

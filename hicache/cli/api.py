@@ -22,7 +22,7 @@ from hicache.cli.progress import ProgressBar
 from hicache.cli.schema import config_of
 from hicache.cli.stored import is_finished
 from hicache.cli.sweep import sum_up
-from hicache.cli.tables.groups import differing_keys, find_runs, group_runs, load_run, load_runs
+from hicache.cli.tables.groups import compared_groups, find_runs, load_run
 from hicache.config import METRICS, ExperimentConfig
 from hicache.results.requests_file import read_requests
 from hicache.results.verdict import objections
@@ -153,24 +153,34 @@ def load(path: str | Path) -> Run | Sweep:
 
 
 def compare(
-    *paths: str | Path | Run | Sweep, paired: bool = False, metrics: Sequence[str] = METRICS
+    *paths: str | Path | Run | Sweep,
+    paired: bool = False,
+    metrics: Sequence[str] = METRICS,
+    where: Sequence[str] = (),
+    baseline: str | Path | Run | Sweep | None = None,
 ) -> "pd.DataFrame":
-    """Compare runs or sweeps: one row per configuration, the first one is the baseline.
+    """Compare runs or sweeps: one row per configuration.
 
     Args:
         paths: directories, or what `run`, `sweep` and `load` return.
         paired: compare request by request, over the requests that both sides finished.
         metrics: keys of `summary.json`.
+        where: conditions that the runs must fulfill: `"cache.eviction=lru,slru"`.
+        baseline: the runs to compare with: a condition, or one of `paths`; None means those with
+            the first value of the first setting that is a choice.
     """
     from hicache.cli.tables.paired_table import compare_pairs, table_of_pairs
     from hicache.cli.tables.table import table_of
 
-    places = [Path(each.path if isinstance(each, Run | Sweep) else each) for each in paths]
-    runs = load_runs(places)
-    groups = group_runs(runs, differing_keys(runs))
+    base = [] if baseline is None else [str(_place(baseline))]
+    groups = compared_groups([_place(each) for each in paths], where=where, baseline=base)
     if paired:
         return table_of_pairs(groups, compare_pairs(groups, metrics)).values
     return table_of(groups, metrics).values
+
+
+def _place(where: str | Path | Run | Sweep) -> Path:
+    return Path(where.path if isinstance(where, Run | Sweep) else where)
 
 
 def _run(config: ExperimentConfig, out_dir: Path) -> Run:

@@ -24,6 +24,7 @@ from hicache.cli.tables.groups import (
     Group,
     Spread,
     StoredRun,
+    answer_sets,
     differing_keys,
     group_runs,
     load_run,
@@ -143,7 +144,6 @@ def _write_csv(path: Path, runs: Sequence[StoredRun], keys: Sequence[str]) -> No
 
 
 def _write_json(path: Path, groups: Sequence[Group]) -> None:
-    from hicache.cli.tables.table import answer_sets
     from hicache.cli.tables.verdicts import Verdicts
 
     verdicts = Verdicts(answer_sets(groups))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hicache.cli.tables.groups import Group
+from hicache.cli.tables.groups import Group, answer_sets
 from hicache.cli.tables.intervals import CONFIDENCE
 from hicache.cli.tables.paired import Difference, Pairs
 from hicache.cli.tables.result_table import ResultTable, Row
@@ -11,7 +11,6 @@ from hicache.cli.tables.table import (
     NO_CLAIM,
     RATIO_OF,
     TITLES,
-    answer_sets,
     is_overloaded,
     makes_claim,
     number,
@@ -46,7 +45,7 @@ class Comparison:
 
 
 def compare_pairs(groups: Sequence[Group], metrics: Sequence[str]) -> list[Comparison]:
-    """Every group beside the first of its answer set (`answer_sets`).
+    """Every group beside its baseline (`answer_sets`).
 
     Raises:
         ValueError: there is nothing to compare, or not by these metrics.

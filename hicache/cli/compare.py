@@ -14,24 +14,21 @@ are the rows with the first value of the first setting that is a choice rather t
 windows (`workload.windows`).
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from hicache.cli.command import in_one_sentence, parser_of
-from hicache.cli.tables.groups import Group, Spread, answer_sets, compared_groups
-from hicache.cli.tables.paired_table import compare_pairs, describe_pairs, table_of_pairs
-from hicache.cli.tables.result_table import as_csv, as_latex, as_markdown, show_result
+from hicache.cli.tables.groups import compared_groups
+from hicache.cli.tables.paired_table import compare_pairs, table_of_pairs
+from hicache.cli.tables.result_table import as_csv, as_json, as_latex, as_markdown, show_result
 from hicache.cli.tables.table import (
     RATIO_OF,
-    is_overloaded,
-    makes_claim,
     over_runs,
     table_of,
 )
-from hicache.cli.tables.verdicts import Verdicts
 
 FORMS = {
+    "json": (as_json, "print a list of objects with unrounded values"),
     "csv": (as_csv, "print CSV with unrounded values and without notes"),
     "latex": (as_latex, "print a LaTeX table, which needs \\usepackage{booktabs}"),
     "markdown": (as_markdown, "print a Markdown table"),
@@ -39,7 +36,7 @@ FORMS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print a table, or JSON."""
+    """Print a table in the chosen form."""
     parser = parser_of("hicache compare", __doc__)
     parser.add_argument(
         "paths", nargs="+", type=Path, metavar="RUN_OR_SWEEP", help="result directories"
@@ -62,7 +59,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         help="compare with the runs that have this setting or lie there; repeatable",
     )
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print JSON instead of a table")
     for name, (_, purpose) in FORMS.items():
         form.add_argument(f"--{name}", action="store_const", dest="form", const=name, help=purpose)
     parser.add_argument("--paired", action="store_true", help="compare the runs request by request")
@@ -71,16 +67,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         groups = compared_groups(options.paths, where=options.where, baseline=options.baseline)
         metrics = tuple(options.metric or groups[0].runs[0].metrics)
         if options.paired:
-            comparisons = compare_pairs(groups, metrics)
-            if options.json:
-                print(json.dumps(describe_pairs(comparisons), indent=2))
-                return
-            result = table_of_pairs(groups, comparisons)
+            result = table_of_pairs(groups, compare_pairs(groups, metrics))
             heading = "Differences to the first row of each section"
         else:
-            if options.json:
-                print(json.dumps(compared(groups, metrics), indent=2))
-                return
             result = table_of(groups, metrics, ratio_of=metrics[0] if options.metric else RATIO_OF)
             num_runs = sum(len(group.runs) for group in groups)
             heading = ": ".join(filter(None, [f"{num_runs} runs", over_runs(groups)]))
@@ -89,40 +78,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(write(result))
         else:
             show_result(result, heading)
-
-
-def compared(groups: Sequence[Group], metrics: Sequence[str]) -> list[dict[str, object]]:
-    """Each group's settings and metrics, with the ratio and the difference to its baseline.
-
-    Both are None for a latency where either side is overloaded.
-    """
-    sets = answer_sets(groups)
-    verdicts = Verdicts(sets)
-    return [
-        {
-            "settings": group.settings,
-            "baseline": answers[0].settings,
-            "runs": [str(run.path) for run in group.runs],
-            "overloaded": is_overloaded(group),
-            "verdict": verdicts.sentences(group),
-            "metrics": {metric: _cell(group, answers[0], metric) for metric in metrics},
-        }
-        for answers in sets
-        for group in answers
-    ]
-
-
-def _cell(group: Group, baseline: Group, metric: str) -> dict[str, float | None]:
-    middle, low, high = Spread.of(group.values(metric))
-    base = Spread.of(baseline.values(metric)).middle
-    claims = makes_claim(metric, group, baseline)
-    return {
-        "median": middle,
-        "min": low,
-        "max": high,
-        "ratio": middle / base if base and claims else None,
-        "difference": middle - base if claims else None,
-    }
 
 
 if __name__ == "__main__":

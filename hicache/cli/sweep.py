@@ -4,7 +4,6 @@ Hydra calls `SweepProgress` in the process that started the sweep. All that it k
 reads from their directories, so it does not matter which process on which machine ran which job.
 """
 
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -21,10 +20,7 @@ from hicache.cli.progress import JobWatch
 from hicache.cli.stored import is_finished
 from hicache.cli.tables.groups import (
     WINDOW,
-    Group,
-    Spread,
     StoredRun,
-    answer_sets,
     differing_keys,
     group_runs,
     load_run,
@@ -94,7 +90,7 @@ def _sum_up(directory: Path, jobs: Sequence[Path], title: str) -> None:
 
 def sum_up(directory: Path, runs: Sequence[StoredRun], *, title: str) -> None:
     """Print the table, and write `sweep.csv`, `sweep.json` and `sweep.png`/`.pdf`."""
-    from hicache.cli.tables.result_table import show_result  # pandas takes half a second
+    from hicache.cli.tables.result_table import as_json, show_result  # pandas takes half a second
     from hicache.cli.tables.table import over_runs, table_of
 
     runs = with_counts(runs)
@@ -108,7 +104,7 @@ def sum_up(directory: Path, runs: Sequence[StoredRun], *, title: str) -> None:
     if len(runs) > 1:
         show_result(table_of(groups, metrics), ": ".join(filter(None, [title, over_runs(groups)])))
     _write_csv(directory / "sweep.csv", runs, keys)
-    _write_json(directory / "sweep.json", groups)
+    (directory / "sweep.json").write_text(as_json(table_of(groups, sorted(known))) + "\n")
     if len(groups) > 1:
         from hicache.cli.tables.sweep_figure import draw_sweep  # matplotlib
         from hicache.results.report import save
@@ -141,28 +137,3 @@ def _write_csv(path: Path, runs: Sequence[StoredRun], keys: Sequence[str]) -> No
     ]
     table = pd.DataFrame(rows, columns=["job", *settings, "verdict", *metrics], dtype=object)
     table.to_csv(path, index=False)
-
-
-def _write_json(path: Path, groups: Sequence[Group]) -> None:
-    from hicache.cli.tables.verdicts import Verdicts
-
-    verdicts = Verdicts(answer_sets(groups))
-    content = [describe(group) | {"verdict": verdicts.sentences(group)} for group in groups]
-    path.write_text(json.dumps(content, indent=2) + "\n")
-
-
-def describe(group: Group) -> dict[str, object]:
-    """A group as plain values: its settings, its runs, and each metric over them."""
-    shared = set.intersection(*(set(run.summary) for run in group.runs))
-    return {
-        "settings": group.settings,
-        "windows": [run.setting(WINDOW) for run in group.runs],
-        "seeds": [run.config["seed"] for run in group.runs],
-        "overloaded": any(run.is_overloaded for run in group.runs),
-        "metrics": {
-            metric: dict(
-                zip(("median", "min", "max"), Spread.of(group.values(metric)), strict=True)
-            )
-            for metric in sorted(shared)
-        },
-    }

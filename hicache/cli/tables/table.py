@@ -152,7 +152,7 @@ def makes_claim(metric: str, *groups: Group) -> bool:
 def _add_spread(row: Row, heading: str, name: str, values: Sequence[float] | str) -> None:
     # `values`: a word where there are none
     if isinstance(values, str):
-        row.add(heading, values, **{f"{name} {part}": "" for part in SPREAD_PARTS})
+        row.add(heading, values, **{f"{name} {part}": None for part in SPREAD_PARTS})
         return
     spread = Spread.of(values)
     parts = zip(SPREAD_PARTS, spread, strict=True)

@@ -20,7 +20,7 @@ GRID = ("prefetch.threshold=" + ",".join(map(str, THRESHOLDS)), "seed=0,1")
 LAUNCHERS = {
     "joblib": ("hydra.launcher.n_jobs=2",),
     "ray": ("+hydra.launcher.ray.init.num_cpus=2",),
-    "submitit_local": ("hydra.sweeper.max_batch_size=2",),
+    "submitit_local": ("hydra.sweeper.max_batch_size=4",),
 }
 # notes each job that begins; kills its process in one job, the first time
 POLICY = f"""

@@ -244,7 +244,6 @@ def test_a_tokenizer_of_hugging_face_is_loaded_from_its_file_or_folder(
 
 
 def test_the_tokens_of_hugging_faces_package_are_counted(tmp_path: Path) -> None:
-    pytest.importorskip("tokenizers", reason="a user installs it with the first such tokenizer")
     path = write_lines(tmp_path / "log.jsonl", [{"timestamp": 0, "prompt": SAID, "output": SAID}])
     (found,) = load(path, tokenizer=str(TOKENIZER))
     assert (found.prompt_len, found.output_len) == (15, 15)

@@ -12,7 +12,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -25,6 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 from hicache.cache.named import PolicyError
 from hicache.cli.errors import EXTRAS, missing, sentence
 from hicache.cli.progress import ProgressBar
+from hicache.cli.stored import CONFIG_FILE, ERROR_FILE, SUMMARY_FILE
 from hicache.cli.tables import provenance
 from hicache.config import ExperimentConfig
 from hicache.results.metrics import Progress, Result, summarize
@@ -34,9 +35,6 @@ from hicache.storage.base import StorageError
 from hicache.storage.passwords import without_password
 
 CONFIG_ERRORS = (HydraException, OmegaConfBaseException)
-CONFIG_FILE = "config.yaml"
-SUMMARY_FILE = "summary.json"
-ERROR_FILE = "error.txt"
 ATTACHED = (*FILES, "tokens.png", "ttft.png", "report.html", provenance.FILE)
 BAD_INPUT = (ValueError, OSError, StorageError, *CONFIG_ERRORS)
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -63,6 +61,7 @@ def run_job(
     *,
     group: str,
     name: str,
+    tags: Sequence[str] = (),
     bar: ProgressBar,
     show: Callable[[Outcome], None],
 ) -> Outcome:
@@ -75,7 +74,9 @@ def run_job(
     """
     started = time.perf_counter()
     begin(config, out_dir)
-    tracker = Tracker(out_dir, config.tracker, config=plain(config), group=group, name=name)
+    tracker = Tracker(
+        out_dir, config.tracker, config=plain(config), group=group, name=name, tags=tags
+    )
     with tracker:
         with bar:
 
@@ -150,11 +151,6 @@ def begin(config: ExperimentConfig, out_dir: Path) -> None:
 def as_yaml(config: ExperimentConfig) -> str:
     """What `config.yaml` holds: everything that was configured."""
     return OmegaConf.to_yaml(OmegaConf.create(plain(config)))
-
-
-def is_finished(out_dir: Path) -> bool:
-    """Whether there is a run that came to its end."""
-    return (out_dir / SUMMARY_FILE).is_file() and not (out_dir / ERROR_FILE).exists()
 
 
 def explain(error: Exception, out_dir: Path | None = None) -> int:

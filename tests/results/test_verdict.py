@@ -18,7 +18,7 @@ from hicache.cli.schema import config_of
 from hicache.cli.sweep import sum_up
 from hicache.cli.tables.groups import differing_keys, group_runs, load_runs
 from hicache.cli.tables.sweep_figure import draw_sweep
-from hicache.cli.terminal import show_line, show_run
+from hicache.cli.terminal import line_of, show_run
 from hicache.config import METRICS
 from hicache.results.metrics import summarize
 from hicache.results.verdict import (
@@ -59,7 +59,7 @@ def summary_of(*overrides: str) -> dict[str, float]:
 
 def run_into(directory: Path, *overrides: str):
     config = config_of("tracker.wandb_mode=disabled", *overrides)
-    bar = ProgressBar("", bar=False, line=False)
+    bar = ProgressBar("", is_shown=False)
     return run_job(
         experiment.run, config, directory, group="", name="a run", bar=bar, show=lambda _: None
     )
@@ -194,8 +194,7 @@ def test_a_run_tells_its_verdict_on_the_screen_on_its_line_and_on_its_page(rejec
     for each in found:
         assert f"verdict    {each.sentence}\n" in printed
         assert f"<li>{each.sentence}</li>" in page
-    show_line(outcome, "job 0")
-    assert f"({in_short(found)})" in capsys.readouterr().out
+    assert f"({in_short(found)})" in line_of(outcome.out_dir)
 
 
 def test_a_sweep_keeps_the_verdict_in_its_files_and_under_the_title_of_its_figure(

@@ -11,14 +11,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 
-from hicache.cli.tables.groups import Group, Spread, is_number
+from hicache.cli.tables.groups import Group, Spread, answer_sets, is_number, short
 from hicache.cli.tables.table import (
     TITLES,
-    answer_sets,
     is_overloaded,
     over_runs,
     same_runs,
-    short,
 )
 from hicache.cli.tables.verdicts import Verdicts
 from hicache.results.report import make_literal

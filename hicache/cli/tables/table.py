@@ -6,9 +6,9 @@ from fnmatch import fnmatch
 from hicache.cli.tables.groups import (
     Group,
     Spread,
-    Value,
-    by_question,
+    answer_sets,
     question_key,
+    short,
 )
 from hicache.cli.tables.result_table import ResultTable, Row
 from hicache.cli.tables.verdicts import Verdicts
@@ -43,15 +43,16 @@ UNSERVED = {"request/rejected_count": "rejected", "request/aborted_count": "abor
 def table_of(
     groups: Sequence[Group], metrics: Sequence[str], *, ratio_of: str = RATIO_OF
 ) -> ResultTable:
-    """One row a group, the answers to one question together: medians over seeds, with ranges.
+    """One row a group, below its baseline (`answer_sets`): medians over seeds, with ranges.
 
-    The ratio is to the first of them.
+    The ratio is to the baseline.
     """
     keys = setting_keys(groups)
     question = question_key(groups)
     sections = []
-    verdicts = Verdicts(answer_sets(groups))
-    for answers in answer_sets(groups):
+    sets = answer_sets(groups)
+    verdicts = Verdicts(sets)
+    for answers in sets:
         rows = []
         for group in answers:
             row = setting_row(group, keys)
@@ -62,13 +63,18 @@ def table_of(
                 _add_spread(row, TITLES.get(metric, metric), metric, group.values(metric))
             if question is not None:
                 name = TITLES.get(ratio_of, ratio_of).partition(",")[0]
-                heading = f"{name}\n÷ {short(groups[0].settings[question])}'s"
+                heading = f"{name}\n÷ {_baseline_name(sets, question)}"
                 ratios = _ratios(group, answers[0], ratio_of)
                 _add_spread(row, heading, f"{ratio_of} ratio", ratios)
             rows.append(row)
         sections.append(rows)
     notes = [*verdicts.notes, *_unserved(groups), *warnings(groups)]
     return ResultTable(sections=sections, notes=notes, num_names=len(keys))
+
+
+def _baseline_name(sets: Sequence[Sequence[Group]], question: str) -> str:
+    names = {short(answers[0].settings[question]) for answers in sets}
+    return f"{names.pop()}'s" if len(names) == 1 else "its baseline's"
 
 
 def setting_row(group: Group, keys: Sequence[str]) -> Row:
@@ -83,19 +89,6 @@ def setting_keys(groups: Sequence[Group]) -> list[str]:
     """What tells the groups apart: the question last, beside its answers."""
     question = question_key(groups)
     return sorted(groups[0].settings, key=lambda key: key == question)
-
-
-def answer_sets(groups: Sequence[Group]) -> list[list[Group]]:
-    """The groups that answer one question with everything else equal, the baseline first.
-
-    A group that shares everything else with no other is compared with the first of all.
-    """
-    question = question_key(groups)
-    if question is None:
-        return [list(groups)]
-    first, *others = by_question(groups, question)
-    alone = [answers[0] for answers in others if len(answers) == 1]
-    return [[*first, *alone], *(answers for answers in others if len(answers) > 1)]
 
 
 def over_runs(groups: Sequence[Group]) -> str:
@@ -116,13 +109,6 @@ def number(value: float) -> str:
     if value == 0 or abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:#.3g}".rstrip(".")
-
-
-def short(value: Value) -> str:
-    """A setting as it would be typed."""
-    if value is None:
-        return "null"
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def warnings(groups: Sequence[Group]) -> list[str]:
@@ -166,7 +152,7 @@ def makes_claim(metric: str, *groups: Group) -> bool:
 def _add_spread(row: Row, heading: str, name: str, values: Sequence[float] | str) -> None:
     # `values`: a word where there are none
     if isinstance(values, str):
-        row.add(heading, values, **{f"{name} {part}": "" for part in SPREAD_PARTS})
+        row.add(heading, values, **{f"{name} {part}": None for part in SPREAD_PARTS})
         return
     spread = Spread.of(values)
     parts = zip(SPREAD_PARTS, spread, strict=True)

@@ -271,6 +271,7 @@ class PrefixCache:
             state = sequence.states.pop(cut, None)
             if state is not None and not attach_state(tree, node, state):
                 actions.append(FreePages(DEVICE, MAMBA, state))
+        tree.residency.touch_window(node)
         free(actions, self.pools)
         if node is not lock.node:
             sequence.lock = tree.lock(node)

@@ -459,6 +459,10 @@ class CacheConfig:
     # When a sliding window is loaded back from the host, also load the older window pages of the
     # tree node in which it starts, as SGLang does. False loads only the pages of the window.
     loads_whole_nodes: bool = False
+    # When a prefetch, or a copy of windows or states from the device, does not fit in free host
+    # memory, evict as many pages as it needs in all, as SGLang does. False evicts only as many as
+    # are missing.
+    evicts_whole: bool = False
     # Extra pages that the device evicts for whenever a prompt or an answer takes pages, so that
     # they stay free. SGLang keeps 1.
     spare_pages: int = knob(0, least=0)
@@ -509,9 +513,6 @@ class PrefetchConfig:
     # Seconds that prefetch.stop=timeout adds to the time limit of a prefetch for each 1,024 tokens
     # requested. 0.25 is SGLang's default.
     timeout_per_ki_token_s: float = knob(0.25, least=0, only=TIMED)
-    # If a prefetch does not fit in free host memory, evict as many pages as it needs in all, as
-    # SGLang does. False evicts only as many as are missing.
-    evict_whole: bool = False
     # A prefetch that is shorter than a window and does not begin the prompt reads the window pages
     # it has, and the rest of the window is taken from the prefix. False reads none, as SGLang does.
     short_windows: bool = True

@@ -53,6 +53,7 @@ class PrefixCache:
         tiering: whether what is read from storage stays there.
         storage_writes: when host data is written to storage; `write_hits`: for `selective`.
         backs_up_answers: whether what a request leaves at its end is copied to the host.
+        evicts_whole: whether the host makes room for all pages of a copy, not for those missing.
         spare_pages: pages that stay free when a request takes some, if enough can be evicted.
         states_per_request: slots that a running request holds, at least two.
         loads_states_twice: a state on the host is copied to the request's slot as well.
@@ -71,6 +72,7 @@ class PrefixCache:
         storage_writes: StorageWrites = StorageWrites.on_back_up,
         write_hits: int = 1,
         backs_up_answers: bool = True,
+        evicts_whole: bool = False,
         spare_pages: int = 0,
         states_per_request: int = 2,
         loads_states_twice: bool = False,
@@ -99,7 +101,9 @@ class PrefixCache:
                 write_hits=write_hits,
             )
         # each tier makes room with the help of the one below it
-        self.host_allocator = HostAllocator(tree, pools, self.counters, self.arrivals, self._writer)
+        self.host_allocator = HostAllocator(
+            tree, pools, self.counters, self.arrivals, self._writer, evicts_whole=evicts_whole
+        )
         self._back_ups = BackUps(
             tree,
             self.host_allocator,
@@ -271,6 +275,7 @@ class PrefixCache:
             state = sequence.states.pop(cut, None)
             if state is not None and not attach_state(tree, node, state):
                 actions.append(FreePages(DEVICE, MAMBA, state))
+        tree.residency.touch_window(node)
         free(actions, self.pools)
         if node is not lock.node:
             sequence.lock = tree.lock(node)

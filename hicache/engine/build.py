@@ -122,6 +122,7 @@ def _cache(
         storage_writes=storage.write,
         write_hits=storage.write_hits,
         backs_up_answers=knobs.backs_up_answers,
+        evicts_whole=knobs.evicts_whole,
         spare_pages=knobs.spare_pages,
         states_per_request=knobs.states_per_request,
         loads_states_twice=knobs.loads_states_twice,

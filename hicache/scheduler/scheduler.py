@@ -617,11 +617,12 @@ class Scheduler:
     def _finish(self, req: RequestState) -> None:
         num_pages = req.kv_len // self._page
         sequence = req.sequence
+        self._ended.finished.append(req)
         if self.cache.tree.has_states:
             if num_pages == req.target_len // self._page:
-                num_pages = sequence.tree_pages  # the answer has passed no boundary
-            elif sequence.boundary_slot is not None:
+                self.cache.abandon(sequence)  # the answer has no state at a page boundary
+                return
+            if sequence.boundary_slot is not None:
                 sequence.states[num_pages] = sequence.boundary_slot
                 sequence.boundary_slot = None
         self.cache.finish(sequence, num_pages, is_answer=req.decoded > 1)
-        self._ended.finished.append(req)

@@ -5,10 +5,10 @@ from collections import Counter
 import pytest
 
 from hicache.cache.tree.eviction import POLICIES, Random
-from hicache.cache.tree.node import DEVICE, FULL, HOST, Node
+from hicache.cache.tree.node import DEVICE, FULL, HOST, SWA, Node
 from hicache.cache.tree.sequence import Sequence
 from hicache.cache.tree.victims import VictimQueue
-from tests.cache.small import complete_all, make_cache, run_request, tokens_of
+from tests.cache.small import complete_all, evict_all, make_cache, run_request, tokens_of
 
 
 def leaves(count: int) -> list[Node]:
@@ -122,6 +122,19 @@ def test_an_answer_is_copied_to_the_host_if_it_is_to_be(
     assert cache.extend(later, 20)
     cache.publish(later, 5)
     assert cache.tree.residency.resident[HOST][FULL] == 5
+
+
+@pytest.mark.parametrize(("evicts_whole", "left"), [(False, 2), (True, 0)])
+def test_a_copied_window_evicts_what_is_missing_on_the_host_or_as_much_as_it_takes(
+    *, evicts_whole: bool, left: int
+) -> None:
+    cache = make_cache(device=(40, 40, 0), host=(40, 5, 0), window_len=8, evicts_whole=evicts_whole)
+    for first in (100, 200, 300):
+        num_tokens = 12 if first == 300 else 8
+        run_request(cache, tokens_of(num_tokens, first), num_tokens)
+        complete_all(cache)
+        evict_all(cache, DEVICE, FULL)
+    assert cache.tree.residency.resident[HOST][SWA] == 3 + left
 
 
 def test_those_that_left_for_good_are_swept_out_and_the_others_stay() -> None:

@@ -282,6 +282,15 @@ def test_only_the_request_that_finishes_decodes() -> None:
     assert (left.request.id, left.decoded) == (0, 1)
 
 
+def test_the_end_of_an_answer_without_a_state_is_no_use_of_its_prompt() -> None:
+    ours = side(num_states=12, num_running=2)
+    for number in range(2):
+        ours.admit(number, tokens(number, 65), 64)
+    ours.finish(0)
+    first, second = sorted(ours.engine.cache.tree.nodes(), key=lambda node: node.created)
+    assert first.tick < second.tick
+
+
 def test_a_state_on_the_host_is_loaded_twice_as_in_sglang() -> None:
     loaded = {}
     for compat in ("sglang_0_5_23", "reports"):

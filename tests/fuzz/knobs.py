@@ -171,7 +171,7 @@ KNOBS = (
     _or_preset("prefetch.stage_at", "enqueue", "hit"),
     _or_preset("prefetch.commit", "all_or_nothing", "usable"),
     _or_preset("prefetch.deadline_from", "enqueue", "first_poll"),
-    _or_preset("prefetch.evict_whole", *OFF_ON),
+    _or_preset("cache.evicts_whole", *OFF_ON),
     _or_preset("prefetch.short_windows", *OFF_ON),
     _each("prefetch.await_sidecars", *reversed(OFF_ON), plain_share=0.7),
     _each("prefetch.timeout_base_s", 0.02, 0.0, 1.0),

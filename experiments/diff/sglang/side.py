@@ -228,12 +228,13 @@ class SglangSide:
         cache.loading_check()
 
     def _extend(self, req: Any, start: int, end: int) -> None:
-        # as alloc_paged_token_slots_extend and _decode ask for it: a page more than is needed
+        # a prefill asks for a page more than it needs (alloc_paged_token_slots_extend), and each
+        # decode step for a page, needed or not (alloc_paged_token_slots_decode)
         page = self._page
         held = -(-start // page) * page
         if end > held:
             count = -(-end // page) * page - held
-            evict_from_tree_cache(self.cache, end - start + page)
+            evict_from_tree_cache(self.cache, count + page)
             slots = take_pages(self._allocator, count)
             if slots is None:
                 raise self._pools.too_small(end)

@@ -291,6 +291,25 @@ def test_a_fault_is_said_with_its_place_and_its_bytes(changes, kind, sentence):
         assert faults[0].sentence.startswith(f"x; 2 ids random, 3 programs: {sentence}")
 
 
+def test_the_first_byte_of_a_pool_is_not_of_its_guard():
+    (fault,) = seen({0: 9}, each=Round("1 id", (1,), (2,), 3)).faults()
+    assert "1 bytes changed in buffer 0, item 0, which is no target" in fault.sentence
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_kernel_must_leave_its_ids_as_they_are(place):
+    def eater(src, dst):
+        def launch(*ids, num_programs=None):
+            wrong_copies.right(src, dst)(*ids)
+            ids[place].fill_(-1)
+
+        return launch
+
+    verdict = check(eater, num_cases=3, seed=1)
+    assert list(verdict.faults) == ["stray"]
+    assert verdict.faults["stray"].sentence.endswith(": the ids were written to")
+
+
 def test_what_an_earlier_launch_left_is_stale():
     other = Round("1 id", (3,), (1,), None)
     first = seen({})

@@ -222,9 +222,9 @@ def test_a_slice_of_the_heads_is_cut_at_its_rows():
 def test_addresses_are_kept_as_long_as_the_memory_that_they_name():
     pools = [buffer(4, 64), buffer(4, 64)]
     pieces = copy_table([pools[0]], [pools[1]]).pieces
-    for _ in range(100):  # of other tables
-        kept = buffer(4, 64)
-        copy_table([kept], [pools[1]])
+    others = [buffer(4, 64) for _ in range(100)]
+    for other in others:
+        copy_table([other], [pools[1]])
     assert copy_table([pools[0]], [pools[1]]).pieces is pieces
     addresses = weakref.ref(pieces)
     del pieces, pools[0]

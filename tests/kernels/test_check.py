@@ -216,13 +216,15 @@ def test_the_kernel_runs_in_a_process_whose_exit_code_is_passed_on(
     assert capsys.readouterr().out == (died if code < 0 else "")
 
 
-def test_a_hundred_cases_of_seed_0_are_checked_by_default(monkeypatch):
+def test_a_hundred_cases_of_seed_0_are_checked_by_default(monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr(
         "hicache.kernels.check.cases", lambda *given, **more: asked.append(given) or ()
     )
     assert check(wrong_copies.right).exit_code == 1
-    assert asked == [(100, 0)]
+    monkeypatch.chdir(Path(__file__).parent)
+    assert main(["wrong_copies:right", "--device", "cpu", "--inside", str(tmp_path / "last")]) == 1
+    assert asked == [(100, 0)] * 2
 
 
 def test_a_verdict_counts_cases_and_names_each_fault_once():

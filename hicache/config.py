@@ -335,12 +335,17 @@ class WorkloadConfig:
     @property
     def is_timed(self) -> bool:
         """Whether requests come at times of their own, and not because others were answered."""
-        return self.arrivals is not Arrivals.closed and self.kind != "multi_turn"
+        return self.arrivals is not Arrivals.closed and not self.has_rounds
+
+    @property
+    def has_rounds(self) -> bool:
+        """Whether clients ask in rounds, each request after the answer to the one before."""
+        return self.kind == "multi_turn"
 
     @property
     def stage_ends_s(self) -> tuple[float, ...]:
-        """When each stage of a load that has stages ends, in seconds; empty for any other load."""
-        if self.kind != "shared_prefix" or not self.is_timed or self.windows is not None:
+        """Times in seconds at which the stages of a load end in the trace; empty without stages."""
+        if self.kind != "shared_prefix" or self.windows is not None:
             return ()
         stage_s = self.stage_s * self.time_scale
         return tuple(stage_s * (stage + 1) for stage in range(len(self.stage_rates)))

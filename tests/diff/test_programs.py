@@ -239,26 +239,42 @@ name = "a copy"
 """
 
 
-def test_faults_must_be_reported_and_what_changes_nothing_must_not(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    package = tmp_path / "release" / "sglang"
-    (package / "srt").mkdir(parents=True)
-    (package / "srt" / "rooms.py").write_text("1000")
-    (tmp_path / "faults.toml").write_text(LISTED)
-    opened: list[str] = []
+@pytest.fixture
+def release(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A release in a folder, whose one line says how many pages a fake side has room for."""
+    line = tmp_path / "release" / "sglang" / "srt" / "rooms.py"
+    line.parent.mkdir(parents=True)
+    line.write_text("1000")
 
     def prepare(_: object, spec: str) -> Launch:
-        return replace(FAKE, path=(spec if "edited" in spec else str(package.parent),))
+        return replace(FAKE, path=(spec if "edited" in spec else str(tmp_path / "release"),))
+
+    monkeypatch.setattr(regressions, "prepare", prepare)
+    return line
+
+
+def open_sides(monkeypatch: pytest.MonkeyPatch, **more: str) -> list[str]:
+    """Start sides with the pages that their copy of the release says; collects these."""
+    opened: list[str] = []
 
     def open_side(launch: Launch, pools: Pools, log: Path) -> SideProcess:
         pages = (Path(launch.path[0]) / "sglang" / "srt" / "rooms.py").read_text()
         opened.append(pages)
         assert launch.options == {"write_policy": "write_through"}
-        return SideProcess(replace(launch, options={"pages": pages}), pools, log)
+        return SideProcess(replace(launch, options={"pages": pages, **more}), pools, log)
 
-    monkeypatch.setattr(regressions, "prepare", prepare)
     monkeypatch.setattr(regressions, "SideProcess", open_side)
+    return opened
+
+
+def test_faults_must_be_reported_and_what_changes_nothing_must_not(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    release: Path,
+) -> None:
+    (tmp_path / "faults.toml").write_text(LISTED)
+    opened = open_sides(monkeypatch)
     listed = ["--faults", str(tmp_path / "faults.toml"), "--requests", "40"]
     assert started(monkeypatch, regressions.main, *listed) == 0
     assert opened == ["1000", "30", "999", "no number", "1000"]  # the release once
@@ -269,7 +285,7 @@ def test_faults_must_be_reported_and_what_changes_nothing_must_not(
     wrong = LISTED.replace('instead = "30"', 'instead = "998"')
     (tmp_path / "faults.toml").write_text(wrong)
     assert started(monkeypatch, regressions.main, *listed, "--only", "1") == 1
-    assert (package / "srt" / "rooms.py").read_text() == "1000"
+    assert release.read_text() == "1000"
 
 
 def test_a_row_gives_the_first_difference_and_the_first_amounts() -> None:
@@ -326,25 +342,15 @@ def test_a_stop_of_one_side_is_reported_and_one_of_both_is_not() -> None:
 
 
 def test_where_the_release_stops_too_an_edit_is_not_reported(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    release: Path,
 ) -> None:
-    package = tmp_path / "release" / "sglang"
-    (package / "srt").mkdir(parents=True)
-    (package / "srt" / "rooms.py").write_text("1000")
     fault = '[[fault]]\nname = "less room"\nfile = "rooms.py"\nline = "1000"\ninstead = "{}"\n'
     copy = '[[refactoring]]\nname = "a copy"\nfile = "rooms.py"\nline = "1"\ninstead = "1"\n'
     (tmp_path / "faults.toml").write_text("\n".join([fault.format("30"), fault.format("3"), copy]))
-
-    def prepare(_: object, spec: str) -> Launch:
-        return replace(FAKE, path=(spec if "edited" in spec else str(package.parent),))
-
-    def open_side(launch: Launch, pools: Pools, log: Path) -> SideProcess:
-        pages = (Path(launch.path[0]) / "sglang" / "srt" / "rooms.py").read_text()
-        options = {"pages": pages, "fail_at": "2"}
-        return SideProcess(replace(launch, options=options), pools, log)
-
-    monkeypatch.setattr(regressions, "prepare", prepare)
-    monkeypatch.setattr(regressions, "SideProcess", open_side)
+    open_sides(monkeypatch, fail_at="2")
     faults = ["--faults", str(tmp_path / "faults.toml"), "--requests", "40"]
     # thirty pages hold two requests, and the third stops both sides; three pages do not hold one
     assert started(monkeypatch, regressions.main, *faults) == 1

@@ -216,13 +216,15 @@ def test_the_kernel_runs_in_a_process_whose_exit_code_is_passed_on(
     assert capsys.readouterr().out == (died if code < 0 else "")
 
 
-def test_a_hundred_cases_of_seed_0_are_checked_by_default(monkeypatch):
+def test_a_hundred_cases_of_seed_0_are_checked_by_default(monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr(
         "hicache.kernels.check.cases", lambda *given, **more: asked.append(given) or ()
     )
     assert check(wrong_copies.right).exit_code == 1
-    assert asked == [(100, 0)]
+    monkeypatch.chdir(Path(__file__).parent)
+    assert main(["wrong_copies:right", "--device", "cpu", "--inside", str(tmp_path / "last")]) == 1
+    assert asked == [(100, 0)] * 2
 
 
 def test_a_verdict_counts_cases_and_names_each_fault_once():
@@ -289,6 +291,25 @@ def test_a_fault_is_said_with_its_place_and_its_bytes(changes, kind, sentence):
     assert [each.kind for each in faults] == [kind] * (kind is not None)
     if kind is not None:
         assert faults[0].sentence.startswith(f"x; 2 ids random, 3 programs: {sentence}")
+
+
+def test_the_first_byte_of_a_pool_is_not_of_its_guard():
+    (fault,) = seen({0: 9}, each=Round("1 id", (1,), (2,), 3)).faults()
+    assert "1 bytes changed in buffer 0, item 0, which is no target" in fault.sentence
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_kernel_must_leave_its_ids_as_they_are(place):
+    def eater(src, dst):
+        def launch(*ids, num_programs=None):
+            wrong_copies.right(src, dst)(*ids)
+            ids[place].fill_(-1)
+
+        return launch
+
+    verdict = check(eater, num_cases=3, seed=1)
+    assert list(verdict.faults) == ["stray"]
+    assert verdict.faults["stray"].sentence.endswith(": the ids were written to")
 
 
 def test_what_an_earlier_launch_left_is_stale():

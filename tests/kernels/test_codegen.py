@@ -574,3 +574,8 @@ def test_what_holds_is_said(described, monkeypatch):
     document = json.loads(printed.out)
     assert (code, document["violations"]) == (0, [])
     assert [each["name"] for each in document["reports"]] == ["x"]
+
+
+def test_the_tools_are_where_triton_has_them():
+    assert (codegen.TOOLS / "nvdisasm").is_file()
+    assert (codegen.TOOLS / "cuobjdump").is_file()

@@ -344,3 +344,16 @@ def test_parts_are_sent_in_one_piece_and_come_back_in_their_lengths(monkeypatch)
     assert [len(each) for each in found] == [2, 0, 1]
     assert {each.device.type for each in found} == {"meta"}
     assert ops.send([], torch.device("meta")) == []
+
+
+def test_no_ids_are_allowed(pools, table):
+    kernels.copy_pages(table, i32(), i32())
+    assert kernels.copy_pages_with_checksum(table, i32(), i32()).tolist() == []
+    assert not pools[1].any()
+
+
+@pytest.mark.parametrize("name", ["src_map", "dst_map"])
+def test_ids_to_be_mapped_must_be_on_the_device_of_the_table(name):
+    there = SimpleNamespace(device=torch.device("cuda", 0))
+    with pytest.raises(ValueError, match="source ids must be on cuda:0, got cpu"):
+        kernels.copy_pages(there, i32(0), i32(0), **{name: i32(0)})

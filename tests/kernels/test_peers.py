@@ -291,3 +291,17 @@ def test_vllm_copies_to_the_host_by_batches_alone():
         peers.vllm_blocks([pool.as_subclass(OnGpu)], [pool])
     for src, dst in ((pool, pool), (pool, pool.as_subclass(OnGpu))):
         assert peers.vllm_blocks([src], [dst]) is not None
+
+
+def test_staging_keeps_dtypes_and_places_of_a_page():
+    page = torch.zeros(5, 256, dtype=torch.uint8)
+    host = [page[:, :64], page[:, 64:192].view(torch.int64), page[:, 192:].view(torch.bfloat16)]
+    for buffers in (host, host[1:], host[::-1]):
+        staging = peers._staging(buffers, 2, torch.device("cpu"))
+        (storage,) = {each.untyped_storage().data_ptr() for each in staging}
+        assert staging[0].untyped_storage().nbytes() == 2 * 256
+        least = min(buffer.data_ptr() for buffer in buffers)
+        for each, buffer in zip(staging, buffers, strict=True):
+            assert (each.dtype, each.stride()) == (buffer.dtype, buffer.stride())
+            assert each.shape == (2, *buffer.shape[1:])
+            assert each.data_ptr() - storage == buffer.data_ptr() - least

@@ -107,6 +107,38 @@ def test_a_closed_loop_is_as_full_as_it_was_meant_to_be():
     assert is_overloaded({**summary, "load/closed_loop": 0})
 
 
+@pytest.mark.parametrize("jump", ["true", "false"])
+def test_each_round_of_a_closed_loop_has_a_load_and_none_is_overloaded(jump):
+    rounds = ("workload=multi_turn", "workload.num_sessions=8", "workload.rounds=4")
+    summary = summary_of(*FULL, *rounds, "workload.barrier=true", f"engine.jump={jump}")
+    parts = stages(summary)
+    assert list(parts) == [1, 2, 3, 4]
+    assert [part["request/count"] for part in parts.values()] == [8] * 4
+    gpu = [part["load/rho_gpu"] for part in parts.values()]
+    assert 0.7 < min(gpu) < 0.9 < max(gpu)
+    # each round prefills as much, and its times to first token grow with what it attends to
+    ttft = [part["request/ttft_s_mean"] for part in parts.values()]
+    assert ttft == sorted(ttft)
+    for part in parts.values():
+        assert objections([part]) == []
+        named = [each.name for each in objections([{**part, "load/closed_loop": 0}])]
+        assert named == ["overloaded GPU"] * (part["load/rho_gpu"] >= 0.9)
+    assert [line.partition(",")[0] for line in stage_lines(summary)] == [
+        f"stage {number}: ρ gpu {rho:.2f}" for number, rho in enumerate(gpu, start=1)
+    ]
+
+
+def test_the_stages_of_a_closed_loop_end_with_their_last_requests():
+    closed = ("workload.arrivals=closed", "workload.concurrency=8", "workload.groups=60")
+    summary = summary_of(*STAGED, "workload.stage_rates=[1,3,1]", *closed)
+    parts = stages(summary)
+    assert list(parts) == [1, 2, 3]
+    assert sum(part["request/count"] for part in parts.values()) == summary["request/count"]
+    assert min(part["load/rho_queue"] for part in parts.values()) > 0.9
+    assert not is_overloaded(summary)
+    assert "GPU overloaded" not in " ".join(stage_lines(summary))
+
+
 STAGED = (*FULL, "workload=shared_prefix", "workload.answer_tokens=1", "workload.stage_s=20")
 
 

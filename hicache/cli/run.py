@@ -10,12 +10,10 @@ A run writes its results to a directory, whose path is the last line printed. To
 interrupted sweep, repeat the command with `hydra.sweep.dir=` and the directory of the sweep.
 """
 
-import importlib
 import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
 import hydra
@@ -26,16 +24,13 @@ from omegaconf import DictConfig
 from hicache.cli import goodput, knobs, schema
 from hicache.cli.command import in_one_sentence
 from hicache.cli.grid import stored_choices, varied
-from hicache.cli.job import CONFIG_ERRORS, Outcome, begin, explain, run_job
+from hicache.cli.job import CONFIG_ERRORS, Outcome, explain, run_job
 from hicache.cli.progress import ProgressBar
 from hicache.cli.resume import BusyError, changes, lock, refuse_other, refuse_unknown
 from hicache.cli.stored import SUMMARY_FILE, is_finished, read_json
 from hicache.cli.sweep import has_interrupted
 from hicache.cli.terminal import show_run
 from hicache.config import ExperimentConfig, inert_knobs
-
-# what else than a replay `program` may name, in `studies/`: each writes into the run's directory
-PROGRAMS = ("a_a", "capacity", "kernel_to_ttft", "signs", "sim_vs_real", "stop_arms", "stop_phase")
 
 UNEQUAL = 3  # exit code of a run whose cache has given a model wrong bytes
 LAUNCHERS = ("joblib", "ray", "submitit")  # packages whose errors mean that a worker is lost
@@ -89,10 +84,6 @@ def make(cfg: DictConfig, out_dir: Path, *, is_job: bool) -> Mapping[str, float]
                 print(f"already finished, and nothing has changed since\n{out_dir}")
             return read_json(out_dir / SUMMARY_FILE)
         sys.stderr.write(f"{title}: runs again, because of changes in {', '.join(changed)}\n")
-    if config.program != "replay":
-        carry_out(config, out_dir)
-        print(out_dir)
-        return {}
     outcome = run_job(
         goodput.run,
         config,
@@ -134,21 +125,6 @@ def unheeded(config: ExperimentConfig, overrides: Sequence[str]) -> list[str]:
             "the chosen machine: choose a machine with hardware=, or set its speeds as well"
         )
     return notes
-
-
-def carry_out(config: ExperimentConfig, out_dir: Path) -> None:
-    """Do what `program` names."""
-    if config.program not in PROGRAMS:
-        raise ValueError(
-            f"program must be replay or one of {', '.join(PROGRAMS)}, got {config.program!r}"
-        )
-    if find_spec("experiments") is None:
-        raise ValueError(
-            f"program={config.program} needs the repository: run it at the root of a checkout"
-        )
-    begin(config, out_dir)
-    study = importlib.import_module(f"experiments.studies.{config.program}")
-    study.carry_out(config, out_dir)  # imported here: a simulation needs no torch
 
 
 def main() -> None:

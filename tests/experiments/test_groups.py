@@ -444,14 +444,11 @@ def write_grid(path, ttfts):
 @pytest.mark.parametrize(
     ("ttfts", "told"),
     [
-        ((1, 2, 1, 2, 3, 4), "a and b"),
-        ((1, 2, 1, 2, 1, 2), "a, b and c"),
-        ((1, 2, 1, 5, 3, 4), "a and b (at storage.read_gbps 0.5)"),
-        (
-            (1, 2, 1, 5, 3, 2),
-            "a and b (at storage.read_gbps 0.5); a and c (at storage.read_gbps 8)",
-        ),
-        ((1, 1, 2, 3, 4, 5), "0.5 and 8 (at prefetch.stop a)"),
+        ((1, 2, 1, 2, 3, 4), "a = b (at 0.5, 8)"),
+        ((1, 2, 1, 2, 1, 2), "a = b = c (at 0.5, 8)"),
+        ((1, 2, 1, 5, 3, 4), "a = b (at 0.5)"),
+        ((1, 2, 1, 5, 3, 2), "a = b (at 0.5); a = c (at 8)"),
+        ((1, 1, 2, 3, 4, 5), "0.5 = 8 (at a)"),
     ],
 )
 def test_settings_that_change_nothing_are_called_out(tmp_path, capsys, ttfts, told):
@@ -459,7 +456,7 @@ def test_settings_that_change_nothing_are_called_out(tmp_path, capsys, ttfts, to
     compare.main([str(tmp_path)])
     lines = capsys.readouterr().out.splitlines()
     (note,) = [line for line in lines if "identical runs" in line]
-    assert note == f"{told} gave identical runs: these settings had no effect here"
+    assert note == f"{told}: identical runs, so these settings had no effect here"
 
 
 def test_settings_that_change_something_are_not(tmp_path, capsys):

@@ -13,6 +13,7 @@ from hicache.cli.tables.groups import (
     answer_sets,
     compared_groups,
     differing_keys,
+    find_runs,
     group_runs,
     load_runs,
     question_key,
@@ -326,7 +327,7 @@ def test_a_directory_without_runs_is_refused(tmp_path):
 
 
 def test_a_sweep_leaves_a_table_a_figure_and_two_files(sweep, capsys):
-    sum_up(sweep, load_runs([sweep]), title="stops")
+    sum_up(sweep, find_runs(sweep), title="stops")
     with (sweep / "sweep.csv").open() as file:
         lines = list(csv.DictReader(file))
     assert len(lines) == 12
@@ -347,7 +348,7 @@ def test_the_files_of_a_sweep_tell_its_windows_apart(tmp_path):
     for job in range(4):
         stop, window = STOPS[job // 2], 3 * (job % 2)
         write_run(tmp_path / str(job), stop=stop, rate=1.0, seed=7, ttft=1.0 + job, window=window)
-    sum_up(tmp_path, load_runs([tmp_path]), title="stops")
+    sum_up(tmp_path, find_runs(tmp_path), title="stops")
     with (tmp_path / "sweep.csv").open() as file:
         assert [line["workload.window"] for line in csv.DictReader(file)] == ["0", "3", "0", "3"]
     described = json.loads((tmp_path / "sweep.json").read_text())
@@ -359,7 +360,7 @@ def test_what_a_sweep_and_compare_say_is_the_middle_is_the_same(sweep, capsys):
     write = {"stop": config.prefetch.stop, "rate": config.storage.read_gbps, "seed": 2}
     shutil.rmtree(sweep / "2")
     write_run(sweep / "2", ttft=50.0, **write)  # so that mean and median lie far apart
-    sum_up(sweep, load_runs([sweep]), title="stops")
+    sum_up(sweep, find_runs(sweep), title="stops")
     compare.main([str(sweep)])
     lines = capsys.readouterr().out.splitlines()
     first, second = (line for line in lines if line.startswith("0.5") and "best_effort" in line)
@@ -370,7 +371,7 @@ def test_what_a_sweep_and_compare_say_is_the_middle_is_the_same(sweep, capsys):
 def test_one_seed_has_no_middle(tmp_path, capsys):
     for job, stop in enumerate(STOPS):
         write_run(tmp_path / str(job), stop=stop, rate=1.0, seed=0, ttft=1.0 + job)
-    sum_up(tmp_path, load_runs([tmp_path]), title="stops")
+    sum_up(tmp_path, find_runs(tmp_path), title="stops")
     compare.main([str(tmp_path)])
     printed = capsys.readouterr().out
     assert "median" not in printed
@@ -379,9 +380,9 @@ def test_one_seed_has_no_middle(tmp_path, capsys):
 
 def test_figures_of_equal_sweeps_are_equal_bytes(sweep):
     names = ("sweep.png", "sweep.pdf")
-    sum_up(sweep, load_runs([sweep]), title="stops")
+    sum_up(sweep, find_runs(sweep), title="stops")
     first = [(sweep / name).read_bytes() for name in names]
-    sum_up(sweep, load_runs([sweep]), title="stops")
+    sum_up(sweep, find_runs(sweep), title="stops")
     assert [(sweep / name).read_bytes() for name in names] == first
 
 

@@ -96,7 +96,8 @@ def draw_sweep(groups: Sequence[Group], metrics: Sequence[str], *, title: str) -
 
 def _draw_legend(figure: Figure, lines: Sequence[tuple[str, ...]], title: str) -> int:
     """Draw the legend below the panels, and return how many rows it has."""
-    handles = list(figure.axes[0].containers)  # also of what matplotlib would hide, like `_mine`
+    # also of what matplotlib would hide, like `_mine`
+    handles: list[Any] = list(figure.axes[0].containers)
     names = [", ".join(name) for name in lines]
     room = int(figure.get_figwidth() / (max(map(len, names)) * LETTER_INCHES + 0.6))
     num_columns = max(1, min(len(lines), 4, room))

@@ -265,13 +265,14 @@ def test_two_sweeps_that_differ_in_several_knobs_are_compared_row_by_row(sweep, 
         config = OmegaConf.load(other / str(job) / "config.yaml")
         config.prefetch.threshold = 512
         OmegaConf.save(config, other / str(job) / "config.yaml")
-    compare.main(
-        [str(sweep / "0"), str(sweep / "3"), str(other), "--baseline", str(other), "--csv"]
-    )
-    rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
-    assert [(row["storage.read_gbps"], row["prefetch.stop"]) for row in rows] == [
-        (rate, stop) for rate in ("0.5", "8") for stop in ("new", "best_effort")
-    ]
+    paths = [str(sweep / "0"), str(sweep / "3")]
+    for given in ([*paths, str(other)], paths):  # the baseline need not be named twice
+        compare.main([*given, "--baseline", str(other), "--csv"])
+        rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+        names = ("storage.read_gbps", "prefetch.stop", "runs")
+        assert [tuple(row[name] for name in names) for row in rows] == [
+            (rate, stop, "1") for rate in ("0.5", "8") for stop in ("new", "best_effort")
+        ]
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ class SweepProgress(Callback):
             sys.exit(1)
 
 
-def has_interrupted(why: str) -> bool:
+def end_early(why: str) -> bool:
     """Sum up the sweep that this process has started, if any, and say `why` it ends early."""
     if not _WATCHES:
         return False

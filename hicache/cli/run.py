@@ -65,7 +65,7 @@ def compose_and_run(cfg: DictConfig) -> int:
 def make(cfg: DictConfig, out_dir: Path, *, is_job: bool) -> Mapping[str, float]:
     """Run `cfg` unless `out_dir` holds this run already, and return its summary.
 
-    A single run is printed; of the jobs of a sweep, the process that was typed prints a line.
+    Print a single run. The lines of jobs come from the process that has started the sweep.
     """
     overrides = HydraConfig.get().overrides.task
     if is_job:

@@ -22,7 +22,7 @@ from hicache.cli.progress import ProgressBar
 from hicache.cli.schema import config_of
 from hicache.cli.stored import is_finished
 from hicache.cli.sweep import sum_up
-from hicache.cli.tables.groups import compared_groups, find_runs, load_run
+from hicache.cli.tables.groups import compared_groups, find_runs
 from hicache.config import METRICS, ExperimentConfig
 from hicache.results.requests_file import read_requests
 from hicache.results.verdict import objections
@@ -136,7 +136,7 @@ def sweep(*overrides: str, out_dir: str | Path | None = None) -> Sweep:
     directory = _new_dir(configs[0], out_dir)
     names = [name_of(number, varied(job, choices)) for number, job in enumerate(jobs)]
     runs = tuple(_run(each, directory / name) for each, name in zip(configs, names, strict=True))
-    sum_up(directory, [load_run(each.path) for each in runs], title=configs[0].name)
+    sum_up(directory, [each.path for each in runs], title=configs[0].name)
     return Sweep(directory, runs)
 
 

@@ -28,7 +28,7 @@ from hicache.cli.progress import ProgressBar
 from hicache.cli.stored import CONFIG_FILE, ERROR_FILE, SUMMARY_FILE
 from hicache.cli.tables import provenance
 from hicache.config import ExperimentConfig
-from hicache.results.metrics import Progress, Result, summarize
+from hicache.results.metrics import Progress, RequestRecord, Result, summarize
 from hicache.results.requests_file import FILES, write_requests
 from hicache.results.tracking import Tracker, plain, write_json
 from hicache.storage.base import StorageError
@@ -97,19 +97,7 @@ def run_job(
             notes=tuple(result.notes),
         )
         try:
-            write_requests(out_dir, result.records)
-            if find_spec("matplotlib") is None:
-                sys.stderr.write(f"no figures and no report.html: {missing('matplotlib')}\n")
-            else:
-                from hicache.results import report  # matplotlib takes a second to import
-
-                report.write_report(
-                    out_dir,
-                    title=name,
-                    summary=outcome.summary,
-                    config=config,
-                    records=result.records,
-                )
+            _write_records(outcome, result.records, title=name)
             tracker.attach([path for file in ATTACHED if (path := out_dir / file).is_file()])
             outcome.timing["total_wall_s"] = time.perf_counter() - started
             write_json(out_dir / "timing.json", outcome.timing)
@@ -121,6 +109,22 @@ def run_job(
             raise
     show(outcome)
     return outcome
+
+
+def _write_records(outcome: Outcome, records: Sequence[RequestRecord], title: str) -> None:
+    write_requests(outcome.out_dir, records)
+    if find_spec("matplotlib") is None:
+        sys.stderr.write(f"no figures and no report.html: {missing('matplotlib')}\n")
+        return
+    from hicache.results import report  # matplotlib takes a second to import
+
+    report.write_report(
+        outcome.out_dir,
+        title=title,
+        summary=outcome.summary,
+        config=outcome.config,
+        records=records,
+    )
 
 
 def _run(run: Run, config: ExperimentConfig, on_progress: Callable[[Progress], None]) -> Result:

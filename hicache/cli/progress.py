@@ -65,8 +65,8 @@ class ProgressBar:
 class JobWatch:
     """Prints a line for each job of a sweep as it ends, and draws one bar over all jobs.
 
-    A thread of the process that was typed looks at the directories of the jobs, so it makes no
-    difference where a launcher runs them. `line` describes a finished job, given its directory.
+    A thread of the command's own process looks at the directories of the jobs, so it works wherever
+    a launcher runs them. `line` describes a finished job, given its directory.
     """
 
     def __init__(self, directory: Path, num_jobs: int, line: Callable[[Path], str]) -> None:

@@ -21,7 +21,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from hicache.cli.command import in_one_sentence
-from hicache.cli.grid import choices_of_sweep, find_jobs, jobs_of, stored_choices
+from hicache.cli.grid import choices_of_sweep, find_jobs, jobs_of
 from hicache.cli.job import as_yaml
 from hicache.cli.schema import refuse_written_password, to_config
 from hicache.cli.stored import CONFIG_FILE, is_finished, read_json, read_yaml
@@ -44,7 +44,10 @@ class UsedDirectories(Callback):
             directory = _made("hydra.run.dir", config.hydra.run.dir)
             lock(directory)  # until the process ends
             if is_finished(directory):
-                refuse_other(to_config(_without_hydra(config)), directory)
+                job = copy.deepcopy(config)
+                with read_write(job), open_dict(job):
+                    del job["hydra"]
+                refuse_other(to_config(job), directory)
         # so that an error message can name the run's directory
         HydraConfig.instance().set_config(copy.deepcopy(config))
 
@@ -129,7 +132,8 @@ def _refuse_other_sweep(config: DictConfig, directory: Path) -> None:
     begun = find_jobs(directory)
     if not begun:
         return
-    then, now = jobs_of(stored_choices(directory)), jobs_of(choices_of_sweep(config))
+    stored = read_yaml(directory / "multirun.yaml", DictConfig)
+    then, now = jobs_of(choices_of_sweep(stored)), jobs_of(choices_of_sweep(config))
     for number, path in begun.items():
         if number >= len(now):
             told = f"and this sweep has only {len(now)} jobs"
@@ -152,13 +156,6 @@ def _made(knob: str, name: str) -> Path:
     if not os.access(path, os.W_OK):
         raise ValueError(f"{knob}={name}: the directory is not writable")
     return path
-
-
-def _without_hydra(config: DictConfig) -> DictConfig:
-    job = copy.deepcopy(config)
-    with read_write(job), open_dict(job):
-        del job["hydra"]
-    return job
 
 
 def _difference(file: Path, config: ExperimentConfig) -> str:

@@ -28,7 +28,7 @@ from hicache.cli.job import CONFIG_ERRORS, Outcome, explain, run_job
 from hicache.cli.progress import ProgressBar
 from hicache.cli.resume import BusyError, changes, lock, refuse_other, refuse_unknown
 from hicache.cli.stored import SUMMARY_FILE, is_finished, read_json
-from hicache.cli.sweep import has_interrupted
+from hicache.cli.sweep import end_early
 from hicache.cli.terminal import show_run
 from hicache.config import ExperimentConfig, inert_knobs
 
@@ -65,7 +65,7 @@ def compose_and_run(cfg: DictConfig) -> int:
 def make(cfg: DictConfig, out_dir: Path, *, is_job: bool) -> Mapping[str, float]:
     """Run `cfg` unless `out_dir` holds this run already, and return its summary.
 
-    A single run is printed; of the jobs of a sweep, the process that was typed prints a line.
+    Print a single run. The lines of jobs come from the process that has started the sweep.
     """
     overrides = HydraConfig.get().overrides.task
     if is_job:
@@ -176,7 +176,7 @@ def unfinished_run() -> Path | None:
 def say_what_there_is(why: str) -> bool:
     """Sum up a sweep that did not come to its end; False if there is none."""
     try:
-        return has_interrupted(why)
+        return end_early(why)
     except KeyboardInterrupt:
         pass  # a second Ctrl-C skips the summary
     except Exception as error:

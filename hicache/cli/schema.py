@@ -59,7 +59,7 @@ def config_of(*overrides: str) -> ExperimentConfig:
         for each in values:
             OmegaConf.update(config, each.key_or_group, each.value())
     except OmegaConfBaseException:  # Hydra refuses it too, with a better message
-        config = _composed(*files, *(str(each.input_line) for each in values))
+        config = copy.deepcopy(_composed(*(str(each.input_line) for each in told)))
     return to_config(config)
 
 

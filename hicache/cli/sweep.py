@@ -7,6 +7,7 @@ reads from their directories, so it does not matter which process on which machi
 import os
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from hicache.cli.console import console
+from hicache.cli.errors import missing
 from hicache.cli.grid import choices_of_sweep, jobs_of
 from hicache.cli.job import explain
 from hicache.cli.progress import JobWatch
@@ -51,7 +53,7 @@ class SweepProgress(Callback):
         is_written = True
         try:
             if finished:
-                _sum_up(watch.directory, finished, str(config.name))
+                sum_up(watch.directory, finished, title=str(config.name))
                 tracker = OmegaConf.to_object(config.tracker)
                 assert isinstance(tracker, TrackerConfig)
                 track_sweep(watch.directory, tracker, f"{config.name}/{watch.directory.name}")
@@ -67,7 +69,7 @@ class SweepProgress(Callback):
             sys.exit(1)
 
 
-def has_interrupted(why: str) -> bool:
+def end_early(why: str) -> bool:
     """Sum up the sweep that this process has started, if any, and say `why` it ends early."""
     if not _WATCHES:
         return False
@@ -75,7 +77,7 @@ def has_interrupted(why: str) -> bool:
     watch.stop()
     finished = [path for path in watch.jobs() if is_finished(path)]
     if finished:
-        _sum_up(watch.directory, finished, str(load_run(finished[0]).config["name"]))
+        sum_up(watch.directory, finished, title=str(load_run(finished[0]).config["name"]))
     sys.stderr.write(
         f"{why}: {len(finished)} of {watch.num_jobs} jobs are finished; to continue, repeat the "
         f"command with hydra.sweep.dir={os.path.relpath(watch.directory)}\n"
@@ -84,16 +86,18 @@ def has_interrupted(why: str) -> bool:
     return True
 
 
-def _sum_up(directory: Path, jobs: Sequence[Path], title: str) -> None:
-    sum_up(directory, [load_run(path) for path in jobs], title=title)
+def sum_up(directory: Path, jobs: Sequence[Path], *, title: str) -> None:
+    """Print the table of finished jobs, and write `sweep.csv`, `.json`, `.png` and `.pdf`.
 
-
-def sum_up(directory: Path, runs: Sequence[StoredRun], *, title: str) -> None:
-    """Print the table, and write `sweep.csv`, `sweep.json` and `sweep.png`/`.pdf`."""
+    Does neither, and says so, if pandas is not installed.
+    """
+    if find_spec("pandas") is None:
+        sys.stderr.write(f"no table of the sweep: {missing('pandas')}\n")
+        return
     from hicache.cli.tables.result_table import as_json, show_result  # pandas takes half a second
     from hicache.cli.tables.table import over_runs, table_of
 
-    runs = with_counts(runs)
+    runs = with_counts([load_run(path) for path in jobs])
     keys = differing_keys(runs)
     groups = group_runs(runs, keys)
     known = set.intersection(*(set(run.summary) for run in runs))

@@ -66,10 +66,7 @@ def show_run(outcome: Outcome) -> None:
 
 def line_of(job: Path) -> str:
     """Return the results of a finished job in one line."""
-    summary = read_json(job / SUMMARY_FILE)
-    if "cache/token_hit_rate" not in summary:  # a program that is no replay
-        return "finished"
-    timing = read_json(job / "timing.json")
+    summary, timing = read_json(job / SUMMARY_FILE), read_json(job / "timing.json")
     return (
         f"token hit rate {summary['cache/token_hit_rate']:.3f}, "
         f"TTFT mean {seconds(summary['request/ttft_s_mean'])}, "

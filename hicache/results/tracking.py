@@ -111,10 +111,12 @@ class Tracker:
 
 
 def track_sweep(directory: Path, tracker: TrackerConfig, group: str) -> None:
-    """Record a sweep as one W&B run in the group of its jobs: its table and its files.
+    """Record a sweep with a `sweep.csv` as one W&B run in the group of its jobs.
 
     A sweep that is continued writes to the same W&B run again.
     """
+    if not (directory / "sweep.csv").is_file():
+        return
     run = _open_wandb(
         tracker,
         dir=directory,

@@ -13,6 +13,7 @@ from hicache.cli.tables.groups import (
     answer_sets,
     compared_groups,
     differing_keys,
+    find_runs,
     group_runs,
     load_runs,
     question_key,
@@ -264,13 +265,14 @@ def test_two_sweeps_that_differ_in_several_knobs_are_compared_row_by_row(sweep, 
         config = OmegaConf.load(other / str(job) / "config.yaml")
         config.prefetch.threshold = 512
         OmegaConf.save(config, other / str(job) / "config.yaml")
-    compare.main(
-        [str(sweep / "0"), str(sweep / "3"), str(other), "--baseline", str(other), "--csv"]
-    )
-    rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
-    assert [(row["storage.read_gbps"], row["prefetch.stop"]) for row in rows] == [
-        (rate, stop) for rate in ("0.5", "8") for stop in ("new", "best_effort")
-    ]
+    paths = [str(sweep / "0"), str(sweep / "3")]
+    for given in ([*paths, str(other)], paths):  # the baseline need not be named twice
+        compare.main([*given, "--baseline", str(other), "--csv"])
+        rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+        names = ("storage.read_gbps", "prefetch.stop", "runs")
+        assert [tuple(row[name] for name in names) for row in rows] == [
+            (rate, stop, "1") for rate in ("0.5", "8") for stop in ("new", "best_effort")
+        ]
 
 
 @pytest.mark.parametrize(
@@ -326,7 +328,7 @@ def test_a_directory_without_runs_is_refused(tmp_path):
 
 
 def test_a_sweep_leaves_a_table_a_figure_and_two_files(sweep, capsys):
-    sum_up(sweep, load_runs([sweep]), title="stops")
+    sum_up(sweep, find_runs(sweep), title="stops")
     with (sweep / "sweep.csv").open() as file:
         lines = list(csv.DictReader(file))
     assert len(lines) == 12
@@ -347,7 +349,7 @@ def test_the_files_of_a_sweep_tell_its_windows_apart(tmp_path):
     for job in range(4):
         stop, window = STOPS[job // 2], 3 * (job % 2)
         write_run(tmp_path / str(job), stop=stop, rate=1.0, seed=7, ttft=1.0 + job, window=window)
-    sum_up(tmp_path, load_runs([tmp_path]), title="stops")
+    sum_up(tmp_path, find_runs(tmp_path), title="stops")
     with (tmp_path / "sweep.csv").open() as file:
         assert [line["workload.window"] for line in csv.DictReader(file)] == ["0", "3", "0", "3"]
     described = json.loads((tmp_path / "sweep.json").read_text())
@@ -359,7 +361,7 @@ def test_what_a_sweep_and_compare_say_is_the_middle_is_the_same(sweep, capsys):
     write = {"stop": config.prefetch.stop, "rate": config.storage.read_gbps, "seed": 2}
     shutil.rmtree(sweep / "2")
     write_run(sweep / "2", ttft=50.0, **write)  # so that mean and median lie far apart
-    sum_up(sweep, load_runs([sweep]), title="stops")
+    sum_up(sweep, find_runs(sweep), title="stops")
     compare.main([str(sweep)])
     lines = capsys.readouterr().out.splitlines()
     first, second = (line for line in lines if line.startswith("0.5") and "best_effort" in line)
@@ -370,7 +372,7 @@ def test_what_a_sweep_and_compare_say_is_the_middle_is_the_same(sweep, capsys):
 def test_one_seed_has_no_middle(tmp_path, capsys):
     for job, stop in enumerate(STOPS):
         write_run(tmp_path / str(job), stop=stop, rate=1.0, seed=0, ttft=1.0 + job)
-    sum_up(tmp_path, load_runs([tmp_path]), title="stops")
+    sum_up(tmp_path, find_runs(tmp_path), title="stops")
     compare.main([str(tmp_path)])
     printed = capsys.readouterr().out
     assert "median" not in printed
@@ -379,9 +381,9 @@ def test_one_seed_has_no_middle(tmp_path, capsys):
 
 def test_figures_of_equal_sweeps_are_equal_bytes(sweep):
     names = ("sweep.png", "sweep.pdf")
-    sum_up(sweep, load_runs([sweep]), title="stops")
+    sum_up(sweep, find_runs(sweep), title="stops")
     first = [(sweep / name).read_bytes() for name in names]
-    sum_up(sweep, load_runs([sweep]), title="stops")
+    sum_up(sweep, find_runs(sweep), title="stops")
     assert [(sweep / name).read_bytes() for name in names] == first
 
 
@@ -444,14 +446,11 @@ def write_grid(path, ttfts):
 @pytest.mark.parametrize(
     ("ttfts", "told"),
     [
-        ((1, 2, 1, 2, 3, 4), "a and b"),
-        ((1, 2, 1, 2, 1, 2), "a, b and c"),
-        ((1, 2, 1, 5, 3, 4), "a and b (at storage.read_gbps 0.5)"),
-        (
-            (1, 2, 1, 5, 3, 2),
-            "a and b (at storage.read_gbps 0.5); a and c (at storage.read_gbps 8)",
-        ),
-        ((1, 1, 2, 3, 4, 5), "0.5 and 8 (at prefetch.stop a)"),
+        ((1, 2, 1, 2, 3, 4), "a = b (at 0.5, 8)"),
+        ((1, 2, 1, 2, 1, 2), "a = b = c (at 0.5, 8)"),
+        ((1, 2, 1, 5, 3, 4), "a = b (at 0.5)"),
+        ((1, 2, 1, 5, 3, 2), "a = b (at 0.5); a = c (at 8)"),
+        ((1, 1, 2, 3, 4, 5), "0.5 = 8 (at a)"),
     ],
 )
 def test_settings_that_change_nothing_are_called_out(tmp_path, capsys, ttfts, told):
@@ -459,7 +458,7 @@ def test_settings_that_change_nothing_are_called_out(tmp_path, capsys, ttfts, to
     compare.main([str(tmp_path)])
     lines = capsys.readouterr().out.splitlines()
     (note,) = [line for line in lines if "identical runs" in line]
-    assert note == f"{told} gave identical runs: these settings had no effect here"
+    assert note == f"{told}: identical runs, so these settings had no effect here"
 
 
 def test_settings_that_change_something_are_not(tmp_path, capsys):

@@ -550,6 +550,14 @@ def test_an_interrupted_sweep_goes_on_where_it_was(program, interrupted):
     assert len(json.loads((directory / "sweep.json").read_text())) == 2
 
 
+def test_a_sweep_can_be_extended_in_its_directory(program, tmp_path):
+    place = f"hydra.sweep.dir={tmp_path}"
+    program("-m", "seed=0", place)
+    done = program("-m", "seed=0,1", place)
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"0", "1_seed=1"}
+
+
 def test_a_sweep_whose_jobs_have_numbers_only_goes_on_in_their_directories(program, tmp_path):
     told = ("-m", "seed=0,1", f"hydra.sweep.dir={tmp_path}")
     program(*told)

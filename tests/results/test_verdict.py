@@ -16,7 +16,7 @@ from hicache.cli.job import run_job
 from hicache.cli.progress import ProgressBar
 from hicache.cli.schema import config_of
 from hicache.cli.sweep import sum_up
-from hicache.cli.tables.groups import differing_keys, group_runs, load_runs
+from hicache.cli.tables.groups import differing_keys, find_runs, group_runs, load_runs
 from hicache.cli.tables.sweep_figure import draw_sweep
 from hicache.cli.terminal import line_of, show_run
 from hicache.config import METRICS
@@ -234,7 +234,7 @@ def test_a_sweep_keeps_the_verdict_in_its_files_and_under_the_title_of_its_figur
 ):
     directory, outcomes = rejecting
     runs = load_runs([directory])
-    sum_up(directory, runs, title="a sweep")
+    sum_up(directory, find_runs(directory), title="a sweep")
     assert "finished in some rows but not in others" in capsys.readouterr().out
     groups = json.loads((directory / "sweep.json").read_text())
     assert all(SURVIVORS.name in group["verdict"] for group in groups)

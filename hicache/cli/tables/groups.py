@@ -237,9 +237,10 @@ def compared_groups(
     Raises:
         ValueError: no run fulfills the conditions, or every group is a baseline.
     """
-    runs = select(
-        load_runs([*paths, *(path for path in map(Path, baseline) if path.is_dir())]), where
-    )
+    known = {run.resolve() for path in paths for run in find_runs(path)}
+    named = [run for path in map(Path, baseline) if path.is_dir() for run in find_runs(path)]
+    more = [run for run in named if run.resolve() not in known]
+    runs = select(load_runs([*paths, *more]), where)
     groups = group_runs(runs, differing_keys(runs))
     if not baseline:
         return groups

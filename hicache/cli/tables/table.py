@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from fnmatch import fnmatch
+from textwrap import shorten
 
 from hicache.cli.tables.groups import (
     Group,
@@ -36,7 +37,7 @@ RATIO_OF = "request/ttft_s_mean"
 LATENCY = "request/*_s_*"
 SPREAD_PARTS = ("median", "lowest", "highest")
 NO_CLAIM = "–"
-MAX_NAMED = 3  # sets of settings that a note of one line names
+MAX_SAME = 300  # characters of a note on settings without effect
 UNSERVED = {"request/rejected_count": "rejected", "request/aborted_count": "aborted"}
 
 
@@ -126,17 +127,19 @@ def same_runs(groups: Sequence[Group]) -> list[str]:
     for group in groups:
         results = frozenset((run.served, *sorted(run.summary.items())) for run in group.runs)
         alike.setdefault(results, []).append(group)
-    found: dict[tuple[str, ...], list[list[Group]]] = {}  # by what they are called
-    for members in alike.values():
-        if len(members) > 1:
-            keys = _varying(members)
-            names = [_values(group, keys) for group in members]
-            found.setdefault((*keys, *names), []).append(members)
-    parts = [_told(classes, groups) for classes in found.values()]
-    if len(parts) > MAX_NAMED:
-        parts[MAX_NAMED:] = [f"{len(parts) - MAX_NAMED} more sets of settings"]
-    told = "; ".join(parts)
-    return [f"{told} gave identical runs: these settings had no effect here"] if parts else []
+    places: dict[str, list[str]] = {}  # by equal settings: the others at which they are equal
+    varying = _varying(groups)
+    for members in (members for members in alike.values() if len(members) > 1):
+        own = _varying(members)
+        others = [key for key in varying if key not in own]
+        names = " = ".join(_values(group, own) for group in members)
+        places.setdefault(names, []).append(_values(members[0], others))
+    told = "; ".join(
+        names + (f" (at {', '.join(at)})" if any(at) else "") for names, at in places.items()
+    )
+    if not told:
+        return []
+    return [f"{shorten(told, MAX_SAME)}: identical runs, so these settings had no effect here"]
 
 
 def is_overloaded(group: Group) -> bool:
@@ -189,17 +192,6 @@ def _extent(counts: Sequence[float]) -> str:
     return f"{low:,.0f}" if low == high else f"{low:,.0f} to {high:,.0f}"
 
 
-def _told(classes: Sequence[Sequence[Group]], groups: Sequence[Group]) -> str:
-    """Which settings were alike, and at which others unless it was at all of them."""
-    own = _varying(classes[0])
-    names = [_values(group, own) for group in classes[0]]
-    if sum(_values(group, own) in names for group in groups) == sum(map(len, classes)):
-        return _listed(names)
-    others = [key for key in _varying(groups) if key not in own]
-    places = _listed([_values(members[0], others) for members in classes])
-    return f"{_listed(names)} (at {', '.join(others)} {places})"
-
-
 def _varying(groups: Sequence[Group]) -> list[str]:
     keys = setting_keys(groups)
     return [key for key in keys if len({repr(group.settings[key]) for group in groups}) > 1]
@@ -207,9 +199,3 @@ def _varying(groups: Sequence[Group]) -> list[str]:
 
 def _values(group: Group, keys: Sequence[str]) -> str:
     return " ".join(short(group.settings[key]) for key in keys)
-
-
-def _listed(names: Sequence[str]) -> str:
-    if len(names) > MAX_NAMED + 1:
-        names = [*names[:MAX_NAMED], f"{len(names) - MAX_NAMED} more"]
-    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))

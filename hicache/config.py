@@ -440,6 +440,10 @@ class CacheConfig:
     # Copy generated answers to the host as well as prompts. False copies prompts only, as vLLM
     # does.
     backs_up_answers: bool = True
+    # When a prompt consists of whole pages and the host holds the last one, load that page as well,
+    # so that only the last token is computed again, as vLLM does for models with full attention
+    # alone. False computes the whole page again.
+    loads_last_page: bool = False
     # Prompt positions at which a Mamba state is saved: end (the last page boundary of the prompt),
     # end_branch (the end, and where the prompt diverges from a cached one), branch_or_end (where it
     # diverges; the end if it does not), every (as end_branch, and every `cache.checkpoint_tokens`

@@ -123,6 +123,7 @@ def _cache(
         write_hits=storage.write_hits,
         backs_up_answers=knobs.backs_up_answers,
         evicts_whole=knobs.evicts_whole,
+        loads_last_page=knobs.loads_last_page,
         spare_pages=knobs.spare_pages,
         states_per_request=knobs.states_per_request,
         loads_states_twice=knobs.loads_states_twice,

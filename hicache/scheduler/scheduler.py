@@ -351,7 +351,13 @@ class Scheduler:
                 return replace(decision, is_second=True)
             start, end = req.prefetched
             self._open_case(req, match)
-            acquired = cache.acquire(req.sequence, match, storage_start=start, storage_end=end)
+            acquired = cache.acquire(
+                req.sequence,
+                match,
+                prompt_len=req.target_len,
+                storage_start=start,
+                storage_end=end,
+            )
         finally:
             cache.tree.release(lock)
         if acquired is None:

@@ -110,6 +110,19 @@ def test_an_answer_of_one_token_ends_when_it_is_told_to() -> None:
     assert [req.request.id for req in ours.engine.scheduler.running] == [1]
 
 
+@pytest.mark.parametrize(
+    ("compat", "hits"), [("vllm_0_33", (48, 16, 0)), ("sglang_0_5_23", (48, 0, 0))]
+)
+def test_vllm_loads_the_last_page_of_a_prompt_of_whole_pages(
+    compat: str, hits: tuple[int, int, int]
+) -> None:
+    ours = side(compat, has_storage=False)
+    assert admit(ours, 0, tokens(1, 64)).hits == (0, 0, 0)
+    again = admit(ours, 1, tokens(1, 64))
+    assert again.hits == hits
+    assert again.counts.get("moved/full/load_back", 0) == hits[1]
+
+
 def test_only_the_request_that_finishes_decodes() -> None:
     ours = side(num_running=2)
     for number in range(2):

@@ -159,6 +159,7 @@ KNOBS = (
     _or_preset("cache.leaving_refreshes", *OFF_ON),
     _or_preset("cache.trims_leaves", *OFF_ON),
     _or_preset("cache.backs_up_answers", *OFF_ON),
+    _or_preset("cache.loads_last_page", *OFF_ON),
     _or_preset("cache.checkpoints", "end_branch", "end", "branch_or_end", "every"),
     _or_preset("cache.windows", "end_branch", "last_chunk", "end", "branch_or_end", "every"),
     _or_preset("cache.loads_whole_nodes", *OFF_ON),

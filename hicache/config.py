@@ -460,6 +460,9 @@ class CacheConfig:
     windows: str = knob("end_branch", ours=(LAST_CHUNK, *CHECKPOINT_PLACEMENTS))
     # Keyword arguments passed to the class that places windows.
     windows_args: dict[str, float] = field(default_factory=dict)
+    # A prompt diverges from a cached one also where storage holds the full KV of its first tokens
+    # and no window or state to resume there. False looks at device and host alone, as SGLang does.
+    storage_branches: bool = False
     # When a sliding window is loaded back from the host, also load the older window pages of the
     # tree node in which it starts, as SGLang does. False loads only the pages of the window.
     loads_whole_nodes: bool = False

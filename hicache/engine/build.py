@@ -67,6 +67,7 @@ def build_engine(
             "cache.checkpoints", knobs.checkpoints, knobs.checkpoints_args, knobs
         ),
         windows=windows,
+        storage_branches=knobs.storage_branches,
         # where leaves lose single pages, or an extra page is freed, several steps at once would
         # evict other pages than one after another
         may_jump=config.engine.jump and not (is_real or knobs.trims_leaves or knobs.spare_pages),

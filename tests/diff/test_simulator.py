@@ -97,6 +97,24 @@ def test_a_window_or_state_at_a_branch_is_backed_up(compat: str, pools: dict[str
     assert branches(compat, **pools) == [(0, 0, 0), (0, 0, 0), (0, 128, 0), (0, 128, 0)]
 
 
+@pytest.mark.parametrize(("compat", "hit"), [("hicache", 320), ("reports", 0)])
+@pytest.mark.parametrize(
+    "pools", [{"window_len": 32, "swa_tokens": 640}, {"num_states": 12}], ids=["window", "state"]
+)
+def test_a_branch_off_a_prefix_that_storage_alone_holds_gets_a_window_or_state(
+    compat: str, hit: int, pools: dict[str, int]
+) -> None:
+    ours = side(compat, **pools)
+    shared = tokens(1, 320)[:320]
+    hits = []
+    for number in range(0, 12, 4):
+        branch = np.concatenate([shared, tokens(10 + number, 256)])
+        hits.append(sum(admit(ours, number, branch).hits))
+        for more in (1, 2, 3):  # pushes it off device and host
+            admit(ours, number + more, tokens(20 + number + more, 600))
+    assert hits == [0, 0, hit]
+
+
 def test_full_attention_needs_no_branch() -> None:
     assert branches("reports") == [(0, 0, 0), *[(0, 128, 0)] * 3]
 

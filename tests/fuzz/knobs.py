@@ -162,6 +162,7 @@ KNOBS = (
     _or_preset("cache.loads_last_page", *OFF_ON),
     _or_preset("cache.checkpoints", "end_branch", "end", "branch_or_end", "every"),
     _or_preset("cache.windows", "end_branch", "last_chunk", "end", "branch_or_end", "every"),
+    _or_preset("cache.storage_branches", *OFF_ON),
     _or_preset("cache.loads_whole_nodes", *OFF_ON),
     _or_preset("cache.loads_states_twice", *OFF_ON),
     _or_preset("cache.states_per_request", 2, 3),

@@ -445,6 +445,10 @@ class CacheConfig:
     # Copy generated answers to the host as well as prompts. False copies prompts only, as vLLM
     # does.
     backs_up_answers: bool = True
+    # When a prompt consists of whole pages and the host holds the last one, load that page as well,
+    # so that only the last token is computed again, as vLLM does for models with full attention
+    # alone. False computes the whole page again.
+    loads_last_page: bool = False
     # Prompt positions at which a Mamba state is saved: end (the last page boundary of the prompt),
     # end_branch (the end, and where the prompt diverges from a cached one), branch_or_end (where it
     # diverges; the end if it does not), every (as end_branch, and every `cache.checkpoint_tokens`
@@ -461,6 +465,9 @@ class CacheConfig:
     windows: str = knob("end_branch", ours=(LAST_CHUNK, *CHECKPOINT_PLACEMENTS))
     # Keyword arguments passed to the class that places windows.
     windows_args: dict[str, float] = field(default_factory=dict)
+    # A prompt diverges from a cached one also where storage holds the full KV of its first tokens
+    # and no window or state to resume there. False looks at device and host alone, as SGLang does.
+    storage_branches: bool = False
     # When a sliding window is loaded back from the host, also load the older window pages of the
     # tree node in which it starts, as SGLang does. False loads only the pages of the window.
     loads_whole_nodes: bool = False

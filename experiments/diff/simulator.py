@@ -96,7 +96,8 @@ class SimulatorSide:
         self._serve([request], prompt_len)
         req = self.engine.scheduler.running[-1]
         self._running[number] = req, is_short
-        brought = req.cached_len - req.ready_len
+        # of a last page that was loaded one token is computed again; vLLM counts the whole of it
+        brought = -(-req.cached_len // page) * page - req.ready_len
         # as the peer counts it: pages read for the sake of their state or window alone, which the
         # host had already, are the host's
         new = 0 if req.prefetch is None else req.prefetch.published_pages * page

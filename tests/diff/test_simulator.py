@@ -212,6 +212,24 @@ def test_a_window_or_state_at_a_branch_is_backed_up(compat: str, pools: dict[str
     assert branches(compat, **pools) == [(0, 0, 0), (0, 0, 0), (0, 128, 0), (0, 128, 0)]
 
 
+@pytest.mark.parametrize(("compat", "hit"), [("hicache", 320), ("reports", 0)])
+@pytest.mark.parametrize(
+    "pools", [{"window_len": 32, "swa_tokens": 640}, {"num_states": 12}], ids=["window", "state"]
+)
+def test_a_branch_off_a_prefix_that_storage_alone_holds_gets_a_window_or_state(
+    compat: str, hit: int, pools: dict[str, int]
+) -> None:
+    ours = side(compat, **pools)
+    shared = tokens(1, 320)[:320]
+    hits = []
+    for number in range(0, 12, 4):
+        branch = np.concatenate([shared, tokens(10 + number, 256)])
+        hits.append(sum(admit(ours, number, branch).hits))
+        for more in (1, 2, 3):  # pushes it off device and host
+            admit(ours, number + more, tokens(20 + number + more, 600))
+    assert hits == [0, 0, hit]
+
+
 def test_full_attention_needs_no_branch() -> None:
     assert branches("reports") == [(0, 0, 0), *[(0, 128, 0)] * 3]
 
@@ -271,6 +289,19 @@ def test_an_answer_of_one_token_ends_when_it_is_told_to() -> None:
     ours.admit(1, tokens(2, 64), 64)
     ours.finish(0)
     assert [req.request.id for req in ours.engine.scheduler.running] == [1]
+
+
+@pytest.mark.parametrize(
+    ("compat", "hits"), [("vllm_0_33", (48, 16, 0)), ("sglang_0_5_23", (48, 0, 0))]
+)
+def test_vllm_loads_the_last_page_of_a_prompt_of_whole_pages(
+    compat: str, hits: tuple[int, int, int]
+) -> None:
+    ours = side(compat, has_storage=False)
+    assert admit(ours, 0, tokens(1, 64)).hits == (0, 0, 0)
+    again = admit(ours, 1, tokens(1, 64))
+    assert again.hits == hits
+    assert again.counts.get("moved/full/load_back", 0) == hits[1]
 
 
 def test_only_the_request_that_finishes_decodes() -> None:

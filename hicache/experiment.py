@@ -20,7 +20,6 @@ from hicache.engine.runtime import Runtime, SimulatedRuntime, make_runtime
 from hicache.engine.warm import warm_registry, warm_storage
 from hicache.executor.simulated.cost import CostModel
 from hicache.models.shapes import describe as describe_shape
-from hicache.request import rounds_of
 from hicache.results.measures import cold_load, run_measures, working_set
 from hicache.results.metrics import Progress, Result
 from hicache.results.recorder import Recorder
@@ -29,7 +28,7 @@ from hicache.workload.arrivals import Feeder, Releases
 from hicache.workload.build import Workload, load_workload, repeat_sessions, sample_sessions
 from hicache.workload.page_numbers import page_numbers
 from hicache.workload.patience import patience_of
-from hicache.workload.rounds import RoundFeeder, StageFeeder
+from hicache.workload.rounds import RoundFeeder, StageFeeder, rounds_of, stages_of
 
 
 def build(config: ExperimentConfig) -> tuple[Engine, Runtime]:
@@ -96,6 +95,7 @@ def _run(
         counters=[runtime.counters],
         timeline=timeline,
         rounds=rounds_of(workload.requests),
+        stage_of=stages_of(workload.requests, config.workload),
     )
     io = runtime.io if timeline is None else timeline.watch_io(runtime.io)
     _serve(config, workload, engines, runtime, io, recorder)
@@ -200,7 +200,7 @@ def _serve(
 ) -> None:
     """Serve the workload, and close what it ran on."""
     feeder: Releases = Feeder(workload.requests, config.workload)
-    if config.workload.kind == "multi_turn":
+    if config.workload.has_rounds:
         feeder = RoundFeeder(workload.requests, config.workload, seed=config.seed)
     elif config.workload.drain and config.workload.kind == "shared_prefix":
         feeder = StageFeeder(workload.requests, config.workload)

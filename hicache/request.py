@@ -4,7 +4,6 @@ Tokens are kept as spans of consecutive ids, because traces name blocks of them:
 prompt is some two hundred spans until the moment it is needed as bytes.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -75,12 +74,3 @@ class Request:
             raise ValueError(f"request {self.id} has an empty prompt")
         if self.output_len < 1:
             raise ValueError(f"request {self.id} has an empty answer")
-
-
-def rounds_of(requests: Iterable[Request]) -> dict[int, int]:
-    """Return by request id how many turns of its session come before it; parents come first."""
-    rounds: dict[int, int] = {}
-    for request in requests:
-        parent = request.parent_id
-        rounds[request.id] = 0 if parent is None else rounds.get(parent, -1) + 1
-    return rounds

@@ -16,8 +16,30 @@ import numpy as np
 
 from hicache.clock import to_ns
 from hicache.config import WorkloadConfig
-from hicache.request import Request, rounds_of
+from hicache.request import Request
 from hicache.workload.arrivals import Dropped, Release
+
+
+def stages_of(requests: Sequence[Request], config: WorkloadConfig) -> dict[int, int]:
+    """The stage of each request of a closed loop by its id, from 0: its round, or its rate's.
+
+    Empty if the load has no stages, or if they end at times of their own.
+    """
+    if config.has_rounds:
+        return rounds_of(requests)
+    if config.is_timed or not config.stage_ends_s:
+        return {}
+    ends_ns = [to_ns(end_s) for end_s in config.stage_ends_s]
+    return {each.id: bisect_right(ends_ns, each.arrival_ns) for each in requests}
+
+
+def rounds_of(requests: Sequence[Request]) -> dict[int, int]:
+    """The round of each request by its id, from 0: how many answers its client has before it."""
+    rounds: dict[int, int] = {}
+    for request in requests:
+        parent = request.parent_id
+        rounds[request.id] = 0 if parent is None else rounds.get(parent, -1) + 1
+    return rounds
 
 
 class RoundFeeder:
@@ -96,7 +118,7 @@ class StageFeeder:
     """
 
     def __init__(self, requests: Sequence[Request], config: WorkloadConfig) -> None:
-        ends_ns = [to_ns(end_s) for end_s in config.planned_stage_ends_s]
+        ends_ns = [to_ns(end_s) for end_s in config.stage_ends_s]
         self._starts_ns = [0, *ends_ns[:-1]]
         self._stages: list[list[Request]] = [[] for _ in ends_ns]
         for request in requests:

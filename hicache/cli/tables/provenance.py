@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 
 import hicache
-from hicache.compiled import is_compiled
 from hicache.config import ExperimentConfig, StorageConfig, WorkloadConfig
 from hicache.results.tracking import write_json
 from hicache.workload.data import TRACES, find_trace
@@ -74,7 +73,6 @@ def _provenance(config: ExperimentConfig) -> dict[str, object]:
         "hicache": {
             "version": _version("hicache"),
             "sha256": _digest_of_package(package),  # of its Python files, edited or not
-            "compiled": is_compiled(),  # no other numbers, only sooner
             **_checkout(package.parent),
         },
         "python": platform.python_version(),

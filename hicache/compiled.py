@@ -11,14 +11,14 @@ from pathlib import Path
 FOLDER = Path(__file__).parent
 STAMP = FOLDER / "compiled.sha256"  # of the modules as they were compiled
 MODULES = (
+    "cache/kinds.py",
     "cache/pages.py",
     "cache/prefix_cache.py",
     "cache/prefetch/prefetch.py",
     "cache/prefetch/prefetcher.py",
     "cache/prefetch/rates.py",
-    *(f"cache/tiers/{name}.py" for name in ("back_ups", "device_allocator", "host_allocator")),
-    *(f"cache/tiers/{name}.py" for name in ("load_backs", "storage_writes", "transfer")),
-    *(f"cache/tree/{name}.py" for name in ("actions", "arrivals", "insertion", "keys", "lock")),
+    *(f"cache/tiers/{name}.py" for name in ("device", "host", "storage_writes", "transfer")),
+    *(f"cache/tree/{name}.py" for name in ("arrivals", "insertion", "keys")),
     *(f"cache/tree/{name}.py" for name in ("match", "node", "page_history", "radix_tree")),
     *(f"cache/tree/{name}.py" for name in ("residency", "sequence", "victims")),
     *(f"engine/{name}.py" for name in ("client_timeouts", "loop")),

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 from itertools import count
 
-from hicache.cache.tree.node import DEVICE, FULL
+from hicache.cache.kinds import FULL
+from hicache.cache.tree.node import DEVICE
 from hicache.engine.loop import Engine
 from hicache.request import Request
 

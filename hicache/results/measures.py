@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from hicache.cache.tree.node import FULL
+from hicache.cache.kinds import FULL
 from hicache.clock import SECOND_NS
 from hicache.config import ExperimentConfig, StorageConfig
 from hicache.engine.deployment import Deployment

@@ -9,12 +9,13 @@ from collections import Counter
 from collections.abc import Callable, Container
 from dataclasses import replace
 
+from hicache.cache.kinds import FULL
 from hicache.cache.named import NUMBER, make_policy
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import Acquired, PrefixCache
 from hicache.cache.reasons.explainer import Explainer
 from hicache.cache.tree.match import MatchResult
-from hicache.cache.tree.node import DEVICE, FULL, SWA
+from hicache.cache.tree.node import DEVICE
 from hicache.config import Batching, SchedulerConfig, WritePolicy
 from hicache.request import Request
 from hicache.scheduler.admission import Admission
@@ -475,8 +476,8 @@ class Scheduler:
 
     def _continue_partial(self, req: RequestState, batch: Batch, budget: StepBudget) -> None:
         chunk = budget.chunk_tokens
-        if self.cache.tree.has_swa:
-            chunk = min(chunk, self.cache.room(SWA) - self._page)
+        for kind, _ in self.cache.tree.kinds.windows:
+            chunk = min(chunk, self.cache.room(kind) - self._page)
         chunk_end = self._chunk_end(req, max(chunk, self._page))
         if not self.cache.extend(req.sequence, chunk_end):
             if self.running or self._may_get_room:
@@ -520,7 +521,7 @@ class Scheduler:
             return
         if self._checkpoints.trims_windows:
             cache.leave_window(req.sequence, req.kv_len)
-        if cache.tree.has_states and req.sequence.boundary_slot is None:
+        if cache.tree.kinds.points and req.sequence.boundary_slot is None:
             req.sequence.boundary_slot = cache.take_state_slot()
         self.running.append(req)
 
@@ -596,15 +597,16 @@ class Scheduler:
     def _commit_decodes(self, reqs: list[RequestState], num_steps: int) -> None:
         self._admission.decoded(num_steps)
         cache, page = self.cache, self._page
-        has_window, window_pages = cache.tree.has_swa, cache.tree.window_pages
+        windows = cache.tree.kinds.windows
         finished = []
         for req in reqs:
             req.kv_len = length = req.kv_len + num_steps
             req.remaining_output -= num_steps
             if length > req.sequence.num_pages * page and not cache.extend(req.sequence, length):
                 raise AssertionError("a decode step was planned without free pages for it")
-            if has_window and (length - 1) // page - window_pages > req.sequence.swa_start:
-                cache.leave_window(req.sequence, length)
+            for kind, pages in windows:
+                if (length - 1) // page - pages > req.sequence.starts[kind]:
+                    cache.leave_window(req.sequence, length)
             if not req.remaining_output:
                 finished.append(req)
         for req in finished:
@@ -617,7 +619,7 @@ class Scheduler:
     def _finish(self, req: RequestState) -> None:
         num_pages = req.kv_len // self._page
         sequence = req.sequence
-        if self.cache.tree.has_states:
+        if self.cache.tree.kinds.points:
             if num_pages == req.target_len // self._page:
                 num_pages = sequence.tree_pages  # the answer has passed no boundary
             elif sequence.boundary_slot is not None:

@@ -4,8 +4,9 @@ from collections import Counter
 
 import pytest
 
+from hicache.cache.kinds import FULL
 from hicache.cache.tree.eviction import POLICIES, Random
-from hicache.cache.tree.node import DEVICE, FULL, HOST, Node
+from hicache.cache.tree.node import DEVICE, HOST, Node
 from hicache.cache.tree.sequence import Sequence
 from hicache.cache.tree.victims import VictimQueue
 from tests.cache.small import complete_all, make_cache, run_request, tokens_of
@@ -82,7 +83,7 @@ def test_a_leaf_goes_whole_or_loses_the_pages_that_are_missing(
     for first, _ in left:
         run_request(cache, tokens_of(16, first), 16)
         complete_all(cache)
-    allocators = (cache.device_allocator, cache.host_allocator)
+    allocators = (cache.device, cache.host)
     for above in range(tier + 1):  # what is on the device as well does not leave the host
         assert allocators[above].allocate(FULL, 8 if above < tier else 3) is not None
     for first, num_pages in left:
@@ -100,7 +101,7 @@ def test_the_pages_that_are_left_of_a_leaf_go_before_a_leaf_that_was_used_later(
     for first in (100, 200):
         run_request(cache, tokens_of(16, first), 16)
     for missing in (1, 2, 1):
-        assert cache.device_allocator.allocate(FULL, missing) is not None
+        assert cache.device.allocate(FULL, missing) is not None
     (node,) = cache.tree.nodes()
     assert node.edge == tokens_of(16, 200)
 

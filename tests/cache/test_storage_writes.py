@@ -2,11 +2,12 @@
 
 import pytest
 
+from hicache.cache.kinds import FULL, MAMBA, SWA, named_kinds
 from hicache.cache.pages import NO_PAGES, PageAllocator
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.transfer import BackUp, StorageDelete, StorageWrite
 from hicache.cache.tree.eviction import Lru
-from hicache.cache.tree.node import DEVICE, FULL, HOST, MAMBA, SWA
+from hicache.cache.tree.node import DEVICE, HOST
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
 from hicache.config import StorageWrites, Tiering
@@ -20,12 +21,12 @@ def cache_of(
 ) -> PrefixCache:
     """Pools of 40 pages on both tiers, and a storage."""
     window_len = 2 * PAGE if has_sidecars else 0
-    tree = RadixTree(page_size=PAGE, policy=Lru(), window_len=window_len, has_states=has_sidecars)
-    pools = tuple([PageAllocator(40) for _ in range(3)] for _ in range(2))
+    kinds = named_kinds(PAGE, window_len=window_len, has_states=has_sidecars, page_bytes=PAGE_BYTES)
+    tree = RadixTree(kinds=kinds, policy=Lru())
+    pools = tuple([PageAllocator(40) for _ in PAGE_BYTES] for _ in range(2))
     return PrefixCache(
         tree,
         pools,  # type: ignore[arg-type]
-        page_bytes=PAGE_BYTES,
         storage_queue_bytes=queue_bytes,
         **how,  # type: ignore[arg-type]
     )
@@ -189,9 +190,9 @@ def test_late_writes_the_state_alone_where_only_that_leaves() -> None:
         run_request(cache, tokens_of(num_tokens), num_tokens)
         back_up(cache)
     evict_all(cache, DEVICE, FULL)
-    assert cache.host_allocator.evict_one(MAMBA, 1)
+    assert cache.host.evict_one(MAMBA, 1)
     assert written(cache) == [0, 0, 1]
-    assert cache.host_allocator.evict_one(SWA, 1)
+    assert cache.host.evict_one(SWA, 1)
     assert written(cache)[FULL] == 0
 
 
@@ -200,11 +201,9 @@ def test_late_does_not_write_what_the_device_still_has() -> None:
     for num_tokens in (8, 16):
         run_request(cache, tokens_of(num_tokens), num_tokens)
         back_up(cache)
-    while cache.device_allocator.evict(
-        MAMBA, 1
-    ):  # of the lower two pages all, of the upper the state
+    while cache.device.evict(MAMBA, 1):  # of the lower two pages all, of the upper the state
         pass
-    while cache.host_allocator.evict_one(MAMBA, 1):
+    while cache.host.evict_one(MAMBA, 1):
         pass
     assert written(cache) == [2, 2, 2]
 
@@ -212,7 +211,7 @@ def test_late_does_not_write_what_the_device_still_has() -> None:
 def test_what_storage_was_given_is_not_written_late_again() -> None:
     cache = cache_of(storage_writes=StorageWrites.on_host_eviction)
     sequence = Sequence(tokens_of(8))
-    pages = cache.host_allocator.allocate(FULL, 2)
+    pages = cache.host.allocate(FULL, 2)
     assert pages is not None
     cache.insert_host(cache.tree.root(""), sequence, (pages, NO_PAGES, NO_PAGES))
     evict_all(cache, HOST, FULL)
@@ -224,7 +223,7 @@ def read_to_host(cache: PrefixCache) -> None:
     """Storage had four pages, the last two of them with a window, and the state after them."""
     pages = []
     for kind, count in ((FULL, 4), (SWA, 2), (MAMBA, 1)):
-        page_ids = cache.host_allocator.allocate(kind, count)
+        page_ids = cache.host.allocate(kind, count)
         assert page_ids is not None
         pages.append(page_ids)
     cache.insert_host(cache.tree.root(""), Sequence(tokens_of(16)), tuple(pages))  # type: ignore[arg-type]

@@ -6,10 +6,9 @@ from threading import Barrier, Thread
 import numpy as np
 import pytest
 
+from hicache.cache.kinds import FULL, KEY_TAGS, MAMBA, SWA
 from hicache.cache.prefetch.prefetch import Phase, Prefetch
 from hicache.cache.tiers.transfer import BackUp, CopyState, StorageDelete, StorageWrite
-from hicache.cache.tree.keys import COMPONENT_TAGS
-from hicache.cache.tree.node import FULL, MAMBA, SWA
 from hicache.config import HitAgreement
 from hicache.engine.ranks.agreement import ReadProgress
 from hicache.engine.ranks.processes import RankedReader
@@ -121,7 +120,7 @@ class Pair:
                     shelf.pages[key] = payload(key)
 
     def key(self, page: int, kind: int = FULL) -> bytes:
-        return self.prefetches[0].names[page] + COMPONENT_TAGS[kind]
+        return self.prefetches[0].names[page] + KEY_TAGS[kind : kind + 1]
 
     def do(self, what: Callable[[RankedReader, Prefetch], None]) -> None:
         """Let both readers do something, and wait for them."""
@@ -271,9 +270,8 @@ def test_copies_are_done_at_once_and_writes_reach_the_shelf() -> None:
         moves=[],
         num_bytes=0,
         node=pair.prefetches[0].anchor,
-        full_start=0,
-        swa_start=0,
-        state_nodes=[],
+        starts={},
+        points=[],
         is_fence=False,
     )
     reader.submit(back_up, 0)

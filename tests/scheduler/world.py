@@ -10,11 +10,11 @@ from random import Random
 import numpy as np
 
 from hicache.cache import invariants
+from hicache.cache.kinds import FULL
 from hicache.cache.named import make_policy
 from hicache.cache.pages import Pools, TracedAllocator
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.tree.eviction import POLICIES
-from hicache.cache.tree.node import FULL
 from hicache.cli.schema import config_of
 from hicache.clock import SimulatedClock
 from hicache.config import (

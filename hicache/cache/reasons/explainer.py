@@ -106,7 +106,7 @@ class Explainer:
     def _unused(self, match: MatchResult) -> str:
         if match.usable_len < match.found_len:
             return "hit_given_up"
-        wants_sidecar = match.swa_host_hit_length or match.mamba_host_hit_length
+        wants_sidecar = any(match.host_hits[1:])
         if match.host_hit_length < self._config.cache.load_back_threshold and not wants_sidecar:
             return "load_back_too_short"
         return "load_back_failed"

@@ -9,7 +9,7 @@ is that of the window or the state.
 
 from typing import NamedTuple
 
-from hicache.cache.tree.node import FULL
+from hicache.cache.kinds import FULL
 
 REASONS = {
     "first_seen": "no earlier request contained it",
@@ -57,7 +57,7 @@ class Eviction(NamedTuple):
 class Span(NamedTuple):
     """Tokens `[start, end)` of a prompt, and why they are computed.
 
-    `kind`: the component that was missing. `evictions`: how it was last lost, if that was asked.
+    `kind`: the kind that was missing. `evictions`: how it was last lost, if that was asked.
     """
 
     start: int

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from queue import SimpleQueue
 
+from hicache.cache.kinds import FULL
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tiers.transfer import (
     BackUp,
@@ -21,7 +22,6 @@ from hicache.cache.tiers.transfer import (
     Work,
 )
 from hicache.cache.tree.keys import Key, key_bytes, kinds_of
-from hicache.cache.tree.node import FULL
 from hicache.clock import SECOND_NS, Clock
 from hicache.config import StorageConfig
 from hicache.executor.completions import Delivery, StepEnds, StepRun

@@ -12,9 +12,10 @@ from typing import NamedTuple
 
 import torch
 
+from hicache.cache.kinds import FULL, MAMBA, SWA
 from hicache.cache.pages import PageIds, Pools, joined
 from hicache.cache.tiers.transfer import BackUp, CopyState, LoadBack, Move
-from hicache.cache.tree.node import KINDS, MAMBA, TIERS
+from hicache.cache.tree.node import TIERS
 from hicache.executor.real.copy_streams import CopyEvent, CopyStream, timed_event
 from hicache.executor.real.paged_kv import PagedKvView
 from hicache.executor.real.pools import Arrival, Sent, TorchPools
@@ -177,7 +178,7 @@ class ModelRunner:
         sequence = req.sequence
         slot = -1 if sequence.working_slot is None else int(sequence.working_slot[0])
         num_pages = sequence.num_pages
-        tables = sequence.full_pages[:num_pages], sequence.swa_pages[:num_pages]
+        tables = sequence.pages[FULL][:num_pages], sequence.pages[SWA][:num_pages]
         return PagedKvView(self.pools, self._model.words, tables, slot, rows)
 
     def _ready(self, layer: int) -> None:
@@ -199,7 +200,7 @@ class ModelRunner:
 
     def _poison(self, allocators: Pools) -> None:
         for tier in TIERS:
-            for kind in KINDS:
+            for kind in range(len(allocators[tier])):
                 taken = allocators[tier][kind].taken
                 freed = self._were_taken.get((tier, kind), set()) - taken
                 if freed:

@@ -4,8 +4,8 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
+from hicache.cache.kinds import FULL, SWA
 from hicache.cache.pages import PageIds
-from hicache.cache.tree.node import FULL, SWA
 from hicache.executor.real.pools import TorchPools
 from hicache.executor.real.tables import Row
 

@@ -10,9 +10,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hicache.cache.kinds import FULL, MAMBA, SWA
 from hicache.cache.pages import PageIds
 from hicache.cache.tiers.transfer import Move
-from hicache.cache.tree.node import DEVICE, FULL, HOST, KINDS, MAMBA, SWA
+from hicache.cache.tree.node import DEVICE, HOST
 from hicache.executor.real.rank_pools import PoolSpec, RankPools, count_of, there
 from hicache.kernels import CopyTable, copy_pages, send_ids, warm_up
 from hicache.models import ModelConfig
@@ -128,7 +129,7 @@ def _int32(page_ids: PageIds) -> Tensor:
 
 def _holders(config: ModelConfig) -> list[int]:
     """Of each layer, which of the layers that keep its component it is."""
-    seen = dict.fromkeys(KINDS, 0)
+    seen = dict.fromkeys((FULL, SWA, MAMBA), 0)
     holders = []
     for word in config.layer_words:
         if word == "-":

@@ -13,8 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hicache.cache.tree.keys import COMPONENT_TAGS
-from hicache.cache.tree.node import FULL, MAMBA, SWA
+from hicache.cache.kinds import FULL, KEY_TAGS, MAMBA, SWA
 from hicache.executor.real.pinned import pinned_bytes
 from hicache.kernels import (
     CopyTable,
@@ -79,8 +78,7 @@ class RankPools:
         if config.num_mamba_layers:
             buffers[MAMBA] = self._make_states()
         self.layout = tuple(
-            f"{COMPONENT_TAGS[kind].decode()}{each.layer} {each.device.dtype} "
-            f"{tuple(each.device.shape[1:])}"
+            f"{chr(KEY_TAGS[kind])}{each.layer} {each.device.dtype} {tuple(each.device.shape[1:])}"
             for kind, pieces in buffers.items()
             for each in pieces
         )

@@ -10,7 +10,6 @@ Inside the cache a kind is its number: its place in every list by kind, and in s
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
-from itertools import repeat
 
 from hicache.models import LayerKind, ModelConfig
 
@@ -77,52 +76,53 @@ class Kinds:
         self.page_size = page_size
         self.all = tuple(kinds)
         own = {kind.number: kind for kind in self.all if kind.rider_of is None}
+        of = {extent: [n for n in sorted(own) if own[n].extent is extent] for extent in Extent}
+        _refuse_unless_possible(self.all, own, of)
         self.size = max(len(KIND_NAMES), *(number + 1 for number in own))
         self.numbers = tuple(sorted(own))
         self.aux = self.numbers[1:]
-        of = {extent: [n for n in self.numbers if own[n].extent is extent] for extent in Extent}
-        self.paged = (*of[Extent.path], *of[Extent.window])
-        self.windows: Extents = tuple(
-            (number, -(-own[number].window_len // page_size)) for number in of[Extent.window]
-        )
-        self.window_lens = {number: own[number].window_len for number in of[Extent.window]}
+        self.paged = (FULL, *of[Extent.window])
         self.points = tuple(of[Extent.point])
-        self.extents: Extents = (*self.windows, *zip(self.points, repeat(1)))
-        self.lost_with = [(FULL, *self.aux), *((n,) for n in range(1, self.size))]
-        for number, _ in self.windows:
+        self.window_lens = {number: own[number].window_len for number in of[Extent.window]}
+        self.windows: Extents = tuple(
+            (number, -(-length // page_size)) for number, length in self.window_lens.items()
+        )
+        self.extents: Extents = (*self.windows, *((number, 1) for number in self.points))
+        self.lost_with = [self.numbers, *((number,) for number in range(1, self.size))]
+        for number in self.window_lens:
             self.lost_with[number] = (number, *self.points)
-        named = dict(enumerate(KIND_NAMES)) | {n: kind.name for n, kind in own.items()}
-        self.names = [named.get(number, "") for number in range(self.size)]
-        self.page_bytes = [0] * self.size
-        for kind in self.all:
-            self.page_bytes[self._holder(kind, own)] += kind.page_bytes
         self.units = [1 if number in self.points else page_size for number in range(self.size)]
-        self._refuse_unless_possible(own, of[Extent.path])
+        self.names = [*KIND_NAMES, *([""] * (self.size - len(KIND_NAMES)))]
+        self.page_bytes = [0] * self.size
+        for number, kind in own.items():
+            self.names[number] = kind.name
+            self.page_bytes[number] = sum(
+                each.page_bytes for each in self.all if kind.name in (each.name, each.rider_of)
+            )
 
     def count(self, kind: int, num_pages: int) -> int:
         """Ids that a node of so many pages holds of a kind: pages, or one slot."""
         return 1 if kind in self.points else num_pages
 
-    def _holder(self, kind: Kind, own: dict[int, Kind]) -> int:
-        name = kind.name if kind.rider_of is None else kind.rider_of
-        for number, each in own.items():
-            if each.name == name:
-                return number
-        raise ValueError(f"kind {kind.name} rides on {name}, which is no kind with a pool")
 
-    def _refuse_unless_possible(self, own: dict[int, Kind], paths: list[int]) -> None:
-        if paths != [FULL]:
-            raise ValueError(f"full must be the only path, got the numbers {paths}")
-        if len(self.points) > 1:
-            raise ValueError(f"a second point must ride on the first, got {self.points}")
-        if len({kind.name for kind in self.all}) < len(self.all) or len(own) + sum(
-            kind.rider_of is not None for kind in self.all
-        ) < len(self.all):
-            raise ValueError(f"two kinds have one name or number: {self.all}")
-        if self.numbers[0] < 0 or self.size > len(KEY_TAGS):
-            raise ValueError(f"numbers must lie in [0, {len(KEY_TAGS)}), got {self.numbers}")
-        if not all(pages > 0 for _, pages in self.windows):
-            raise ValueError(f"a window must have tokens: {self.all}")
+def _refuse_unless_possible(
+    kinds: tuple[Kind, ...], own: dict[int, Kind], of: dict[Extent, list[int]]
+) -> None:
+    names = {kind.name for kind in own.values()}
+    riders = [kind for kind in kinds if kind.rider_of is not None]
+    if len({kind.name for kind in kinds}) < len(kinds) or len(own) + len(riders) < len(kinds):
+        raise ValueError(f"two kinds have one name or number: {kinds}")
+    for kind in riders:
+        if kind.rider_of not in names:
+            raise ValueError(f"kind {kind.name} rides on {kind.rider_of}, which has no pool")
+    if of[Extent.path] != [FULL]:
+        raise ValueError(f"full must be the only path, got the numbers {of[Extent.path]}")
+    if len(of[Extent.point]) > 1:
+        raise ValueError(f"a second point must ride on the first, got {of[Extent.point]}")
+    if min(own) < 0 or max(own) >= len(KEY_TAGS):
+        raise ValueError(f"numbers must lie in [0, {len(KEY_TAGS)}), got {sorted(own)}")
+    if not all(own[number].window_len > 0 for number in of[Extent.window]):
+        raise ValueError(f"a window must have tokens: {kinds}")
 
 
 def named_kinds(

@@ -246,11 +246,12 @@ class PrefixCache:
         first = sequence.tree_pages
         kinds = tree.kinds
         cuts = {num_pages, *sequence.states}
-        # without windows, where the request began: the state there counts as used
-        cuts |= {sequence.starts[kind] for kind, _ in kinds.windows or ((FULL, 0),)}
         for kind, pages in kinds.windows:
+            cuts.add(sequence.starts[kind])
             if num_pages - pages > sequence.starts[kind] + 1:
                 cuts.add(num_pages - pages)  # so that one lock pins one window
+        if not kinds.windows:  # where the request began: the state there counts as used
+            cuts.add(sequence.starts[FULL])
         actions: list[FreePages] = []
         for cut in sorted(cut for cut in cuts if first <= cut <= num_pages):
             node = insert(tree, node, sequence, cut, actions)

@@ -86,7 +86,7 @@ def prefetch_of(num_pages):
         request_id=0,
         sequence=Sequence(b""),
         anchor=root,
-        anchor_lock=Lock(HOST, root, [0, 0, 0]),
+        anchor_lock=Lock(HOST, root, []),
         start_page=0,
         asked_pages=NUM_PAGES,
         num_pages=num_pages,

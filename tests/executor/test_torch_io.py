@@ -108,7 +108,7 @@ def prefetch(*pages: int) -> Prefetch:
         request_id=0,
         sequence=Sequence(b""),
         anchor=root,
-        anchor_lock=Lock(HOST, root, [0, 0, 0]),
+        anchor_lock=Lock(HOST, root, []),
         start_page=0,
         asked_pages=len(pages),
         num_pages=len(pages),

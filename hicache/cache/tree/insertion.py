@@ -25,22 +25,24 @@ def insert(
     while above.parent is not None:
         above.tick = tick  # whoever publishes has used the prefix until now
         above = above.parent
-    edges = [(starts[kind], end - pages) for kind, pages in kinds.windows]
     while node.end < end:
         start = node.end
         child = tree.descend(node, sequence.tokens, end)
-        is_new = child is None
         if child is None:
-            # a new window is a node by itself, so that one lock pins one window
-            cuts = [edge for window_start, edge in edges if window_start <= start < edge]
-            child = _grow(tree, node, sequence, min(cuts, default=end))
-        for kind in kinds.paged:
-            if start < starts[kind]:
-                continue
-            if is_new:
-                residency.put(child, DEVICE, kind, sequence.pages[kind][start : child.end])
-            else:
-                _merge(tree, child, kind, sequence.pages[kind], actions)
+            cut = end
+            for kind, pages in kinds.windows:
+                # a new window is a node by itself, so that one lock pins one window
+                if starts[kind] <= start < end - pages:
+                    cut = min(cut, end - pages)
+            child = _grow(tree, node, sequence, cut)
+            for kind in kinds.paged:
+                if start >= starts[kind]:
+                    page_ids = sequence.pages[kind][start:cut]
+                    residency.put(child, DEVICE, kind, page_ids)
+        else:
+            for kind in kinds.paged:
+                if start >= starts[kind]:
+                    _merge(tree, child, kind, sequence.pages[kind], actions)
         child.hit_count += 1
         child.tick = tick
         node = child

@@ -120,11 +120,11 @@ class Node:
 class Lock(NamedTuple):
     """What one lock forbids the eviction of, and what its release must undo.
 
-    `starts`: by kind, the first of the pages up to `node.end` that it covers, the start of a node
-    of the path; `node.end` if none. Of a point it covers the node's own slot. A lock on the device
-    covers the whole path and the point, and `starts` has its windows alone, in their order.
+    `starts`: (kind, first page) of what it covers up to `node.end`, from the start of a node of the
+    path on; of a point, only the node's own slot. A lock on the device covers the whole path and
+    the point besides, and `starts` has its windows alone.
     """
 
     tier: int
     node: Node
-    starts: Sequence[int]
+    starts: Sequence[tuple[int, int]]

@@ -164,13 +164,12 @@ class RadixTree:
         `starts`: by kind, the first page; of a point, any page of the node. Evicting a node's
         window would take its state along, so a lock on the state covers both.
         """
-        covered = [node.end] * self.kinds.size
-        for kind, start in starts.items():
-            covered[kind] = start
+        covered = dict(starts)
         if any(kind in starts for kind in self._points):
             for kind, _ in self._windows:
-                covered[kind] = min(covered[kind], node.start)
-        lock = Lock(HOST, node, covered)
+                covered[kind] = min(covered.get(kind, node.start), node.start)
+        # full comes last: only then may the node be a leaf again
+        lock = Lock(HOST, node, sorted(covered.items(), reverse=True))
         self.residency.count_host_locks(lock, 1)
         return lock
 

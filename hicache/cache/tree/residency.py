@@ -145,10 +145,10 @@ class Residency:
 
     # -- locking ------------------------------------------------------------------------------
 
-    def lock_path(self, node: Node) -> Sequence[int]:
+    def lock_path(self, node: Node) -> Sequence[tuple[int, int]]:
         """Forbid eviction from the device of a path, its last windows and the node's state.
 
-        Returns where the topmost node of each window begins. O(nodes of the path that nobody had
+        Returns each window's kind, and where its topmost node begins. O(nodes of the path that nobody had
         locked + nodes of the windows).
         """
         above = node
@@ -168,11 +168,11 @@ class Residency:
                 self._lock_sidecar(above, kind)
                 start = above.start
                 above = above.parent
-            starts.append(start)
+            starts.append((kind, start))
         return starts
 
-    def release_path(self, node: Node, starts: Sequence[int]) -> None:
-        """Undo one `lock_path`. O(nodes of the path that nobody else has locked + its windows')."""
+    def release_path(self, node: Node, starts: Sequence[tuple[int, int]]) -> None:
+        """Undo one `lock_path`, in O(nodes of the path that no other lock covers + its windows')."""
         assert node.path_locks, f"{node} is released more often than it was locked"
         above = node
         above.path_locks -= 1
@@ -184,7 +184,7 @@ class Residency:
         if node.parent is not None:
             for kind in self._points:
                 self._release_sidecar(node, kind)
-        for (kind, _), start in zip(self._windows, starts, strict=True):
+        for kind, start in starts:
             above = node
             while above.start >= start and above.parent is not None:
                 self._release_sidecar(above, kind)
@@ -193,13 +193,15 @@ class Residency:
     def count_host_locks(self, lock: Lock, change: int) -> None:
         """Lock (1) or release (-1) all that a receipt covers. O(nodes it covers)."""
         _, node, starts = lock
-        for kind in self._points:
-            if starts[kind] < node.end and node.parent is not None:
+        first = node.end
+        for kind, start in starts:
+            if kind not in self._points:
+                first = min(first, start)
+            elif node.parent is not None:
                 self._count_host_lock(node, kind, change)
-        first = min([starts[kind] for kind in self._paged])
         while node.parent is not None and node.start >= first:
-            for kind in reversed(self._paged):
-                if node.start >= starts[kind]:
+            for kind, start in starts:
+                if node.start >= start and kind not in self._points:
                     self._count_host_lock(node, kind, change)
             node = node.parent
 

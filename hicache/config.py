@@ -778,9 +778,6 @@ class ExperimentConfig:
     """All settings of one run."""
 
     name: str = "adhoc"  # Name of the experiment, and of its directory below outputs/.
-    # Program that `hicache run` runs: replay (one simulated or real run), or a study
-    # such as capacity or sim_vs_real.
-    program: str = "replay"
     # Metrics that tables and figures show, as keys of summary.json.
     metrics: tuple[str, ...] = METRICS
     # Random seed of arrivals, generated prompts, aborts, storage delays and faults.

@@ -10,7 +10,6 @@ ROOT = Path(__file__).parents[1]
 # a name stands for itself and everything inside it
 FLOORS = [
     [
-        "hicache.compiled",
         "hicache.config",
         "hicache.request",
         "hicache.clock",
@@ -103,7 +102,6 @@ ONLY_IN = {
     "torch": (
         "hicache.kernels",
         "hicache.executor.real",
-        "hicache.engine.ranks.processes",
         "hicache.env",
         "hicache.storage.integrations",
         "experiments",

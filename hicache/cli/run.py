@@ -10,14 +10,12 @@ A run writes its results to a directory, whose path is the last line printed. To
 interrupted sweep, repeat the command with `hydra.sweep.dir=` and the directory of the sweep.
 """
 
-import importlib
 import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import BrokenExecutor
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 
 import hydra
@@ -30,7 +28,6 @@ from hicache.cli.job import (
     CONFIG_ERRORS,
     SUMMARY_FILE,
     Outcome,
-    begin,
     explain,
     is_finished,
     run_job,
@@ -48,9 +45,6 @@ from hicache.cli.resume import (
 from hicache.cli.stored import read_json
 from hicache.cli.terminal import show_line, show_run
 from hicache.config import ExperimentConfig, inert_knobs
-
-# what else than a replay `program` may name, in `studies/`: each writes into the run's directory
-PROGRAMS = ("a_a", "capacity", "kernel_to_ttft", "signs", "sim_vs_real", "stop_arms", "stop_phase")
 
 UNEQUAL = 3  # exit code of a run whose cache has given a model wrong bytes
 INTERRUPTED = 130  # exit code of a process that Ctrl-C ended: 128 + 2
@@ -91,10 +85,6 @@ def make(cfg: DictConfig, out_dir: Path, *, is_sweep: bool) -> Mapping[str, floa
             print(f"{title}  →  {told}" if is_sweep else f"{told}\n{out_dir}")
             return stored
         sys.stderr.write(f"{title}: runs again, because of changes in {', '.join(changed)}\n")
-    if config.program != "replay":
-        carry_out(config, out_dir)
-        print(out_dir)
-        return {}
     is_alone = str(hydra_config.launcher._target_).endswith("BasicLauncher")
     bar = ProgressBar(
         f"{config.name}, {job_title(out_dir)}" if is_sweep else config.name,
@@ -161,21 +151,6 @@ def swept(out_dir: Path) -> list[str]:
     # Hydra escapes the colon of module:Class
     told = [re.sub(r"\\(.)", r"\1", override) for override in overrides]
     return [item for item in told if item not in typed] or told
-
-
-def carry_out(config: ExperimentConfig, out_dir: Path) -> None:
-    """Do what `program` names."""
-    if config.program not in PROGRAMS:
-        raise ValueError(
-            f"program must be replay or one of {', '.join(PROGRAMS)}, got {config.program!r}"
-        )
-    if find_spec("experiments") is None:
-        raise ValueError(
-            f"program={config.program} needs the repository: run it at the root of a checkout"
-        )
-    begin(config, out_dir)
-    study = importlib.import_module(f"experiments.studies.{config.program}")
-    study.carry_out(config, out_dir)  # imported here: a simulation needs no torch
 
 
 def main() -> None:

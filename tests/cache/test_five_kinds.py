@@ -65,7 +65,6 @@ def test_many_walks_of_any_kinds_say_what_the_naive_cache_says(others: tuple[Kin
         Walk(setting_of(seed, others, num_operations=250)).run()
 
 
-@pytest.mark.plain
 def test_a_tree_that_forgets_the_second_window_is_found_out() -> None:
     def forgetful(seed: int) -> Walk:
         walk = Walk(setting_of(seed, OTHERS, num_operations=100))

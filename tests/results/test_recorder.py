@@ -19,8 +19,6 @@ from hicache.request import Request, TokenSpans
 from hicache.results.metrics import Progress, Status
 from hicache.results.recorder import Recorder
 
-pytestmark = pytest.mark.plain
-
 TIERS = ("device_hit", "host_hit", "storage_hit", "computed")
 
 

@@ -1,18 +1,17 @@
 """One edge of the radix tree, what is kept of its tokens, and the receipt of a lock on it.
 
-Tiers are small integers here, as kinds are, because both index lists on the hottest paths. Tiers
-are final, so that a compiler knows them.
+Tiers are small integers here, as kinds are, because both index lists on the hottest paths.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from hicache.cache.kinds import FULL, KEY_TAGS, KIND_NAMES
 from hicache.cache.pages import PageIds
 from hicache.cache.tree.page_registry import NO_NUMBERS
 
-DEVICE: Final = 0
-HOST: Final = 1
+DEVICE = 0
+HOST = 1
 TIERS = (DEVICE, HOST)
 TIER_NAMES = ("device", "host")
 

@@ -148,8 +148,8 @@ class Residency:
     def lock_path(self, node: Node) -> Sequence[tuple[int, int]]:
         """Forbid eviction from the device of a path, its last windows and the node's state.
 
-        Returns each window's kind, and where its topmost node begins. O(nodes of the path that nobody had
-        locked + nodes of the windows).
+        Returns each window's kind, and where its topmost node begins. O(nodes of the path that no
+        other lock covers + nodes of the windows).
         """
         above = node
         while not above.path_locks and above.parent is not None:
@@ -172,7 +172,7 @@ class Residency:
         return starts
 
     def release_path(self, node: Node, starts: Sequence[tuple[int, int]]) -> None:
-        """Undo one `lock_path`, in O(nodes of the path that no other lock covers + its windows')."""
+        """Undo one `lock_path`. O(nodes of the path that no other lock covers + its windows')."""
         assert node.path_locks, f"{node} is released more often than it was locked"
         above = node
         above.path_locks -= 1

@@ -36,10 +36,10 @@ def rerun(run_dir: Path) -> Rerun:
         ValueError: it is not one that can be made again.
     """
     config = stored_config(run_dir / CONFIG_FILE)
-    if config.executor.kind != "simulated" or config.program != "replay":
+    if config.executor.kind != "simulated":
         raise ValueError(
-            f"only simulated replays can be explained, and {run_dir} has "
-            f"executor.kind={config.executor.kind} and program={config.program}"
+            f"only simulated runs can be explained, and {run_dir} has "
+            f"executor.kind={config.executor.kind}"
         )
     timeline = Timeline()
     # one step at a time the result is the same, and every step is seen

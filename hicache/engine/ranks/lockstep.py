@@ -158,7 +158,7 @@ class RankedEngine(Engine):
         elif isinstance(done, COPIES):
             self._owners.pop(done).copied(done)
             is_news = all(each.has_copied(type(done)) for each in self._agreements)
-        is_held = self._batch is not None and self._ends is None
+        is_held = self._batch is not None and self._run is None
         if is_news or is_held:
             self.interrupt(now_ns)
         return is_news or is_held
@@ -226,7 +226,7 @@ class RankedEngine(Engine):
         # whether the ranks would agree otherwise at the next boundary, with no further news: what
         # came with this one was not known yet when they voted
         assert self.prefetcher is not None
-        if self._ends is None or not self.prefetcher.stop.waits:
+        if self._run is None or not self.prefetcher.stop.waits:
             return False
         verdicts = self.prefetcher.verdicts or {}
         ballots = [each.ballot(now_ns) for each in self._agreements]

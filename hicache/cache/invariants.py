@@ -45,7 +45,7 @@ def check(
     tree = cache.tree
     survey = _Survey(tree)
     # host copies without their parent's, and sidecars without full, are what write_back allows
-    strict_host = cache.write_policy is not WritePolicy.write_back
+    strict_host = cache.knobs.write_policy is not WritePolicy.write_back
     for node in tree.nodes():
         _check_node(tree, node, strict_host=strict_host)
         survey.count(node)

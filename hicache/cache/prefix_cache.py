@@ -22,12 +22,11 @@ from hicache.cache.tiers.transfer import (
     Work,
 )
 from hicache.cache.tree.insertion import attach_state, insert, insert_host
-from hicache.cache.tree.match import MatchResult
-from hicache.cache.tree.node import DEVICE, Node
+from hicache.cache.tree.node import DEVICE, MatchResult, Node
 from hicache.cache.tree.page_history import Pressure
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
-from hicache.config import StorageWrites, Tiering, WritePolicy
+from hicache.config import StorageConfig, WritePolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,40 +44,25 @@ class PrefixCache:
     """Keeps prefixes on device and host, within the pools it is given.
 
     Args:
+        tree: its nodes; `tree.knobs` are the settings of the cache.
+        pools: by tier and kind.
+        storage: when and how host data is written to storage.
         storage_queue_bytes: host bytes that storage writes may pin; None: there is no storage.
-        tiering: whether what is read from storage stays there.
-        storage_writes: when host data is written to storage; `write_hits`: for `selective`.
-        backs_up_answers: whether what a request leaves at its end is copied to the host.
-        spare_pages: pages that stay free when a request takes some, if enough can be evicted.
-        states_per_request: slots that a running request holds, at least two.
-        loads_states_twice: a state on the host is copied to the request's slot as well.
     """
 
     def __init__(
         self,
         tree: RadixTree,
         pools: Pools,
+        storage: StorageConfig | None = None,
         *,
-        write_policy: WritePolicy = WritePolicy.write_through,
-        load_back_threshold: int = 10,
         storage_queue_bytes: int | None = None,
-        tiering: Tiering = Tiering.inclusive,
-        storage_writes: StorageWrites = StorageWrites.on_back_up,
-        write_hits: int = 1,
-        backs_up_answers: bool = True,
-        spare_pages: int = 0,
-        states_per_request: int = 2,
-        loads_states_twice: bool = False,
     ) -> None:
         self.tree = tree
         self.pools = pools
         self.page_size = tree.page_size
         self._units = tree.kinds.units
-        self.write_policy = write_policy
-        self._backs_up_answers = backs_up_answers
-        self._spare_pages = spare_pages
-        self.states_per_request = states_per_request
-        self._loads_states_twice = loads_states_twice
+        self.knobs = knobs = tree.knobs
         self.counters: Counter[str] = Counter()
         self._bookings = Bookings(tree.kinds, pools, self.counters)
         self.arrivals = self._bookings.arrivals
@@ -86,18 +70,13 @@ class PrefixCache:
         self._writer = None
         if storage_queue_bytes is not None:
             self._writer = StorageWriter(
-                tree,
-                self._bookings,
-                queue_bytes=storage_queue_bytes,
-                tiering=tiering,
-                when=storage_writes,
-                write_hits=write_hits,
+                tree, self._bookings, storage or StorageConfig(), queue_bytes=storage_queue_bytes
             )
         # each tier makes room with the help of the one below it
-        hits = 2 if write_policy is WritePolicy.write_through_selective else 1
+        hits = 2 if knobs.write_policy is WritePolicy.write_through_selective else 1
         self.host = Host(tree, self._bookings, self._writer, hits=hits)
-        write_back = self.host if write_policy is WritePolicy.write_back else None
-        self.device = Device(tree, self._bookings, write_back, threshold=load_back_threshold)
+        write_back = self.host if knobs.write_policy is WritePolicy.write_back else None
+        self.device = Device(tree, self._bookings, write_back)
 
     # -- what is to be carried out -------------------------------------------------------------
 
@@ -125,7 +104,12 @@ class PrefixCache:
         """Tokens (or slots) that eviction could free on the device."""
         return self.device.evictable(kind) * self._units[kind]
 
-    def room(self, kind: int) -> int:
+    @property
+    def device_pages(self) -> int | None:
+        """Pages of full KV that the device has; None if it is never full."""
+        return self.pools[DEVICE][FULL].capacity
+
+    def room(self, kind: int = FULL) -> int:
         """Tokens (or slots) that allocation on the device can count on."""
         return self.available_size(kind) + self.evictable_size(kind)
 
@@ -155,7 +139,7 @@ class PrefixCache:
         if match.needs_host_load_back:
             held_before = self._full_by_tier(match.best_node, storage_start, storage_end)
             for kind in self.tree.kinds.points:
-                if self._loads_states_twice and match.host_hits[kind]:
+                if self.knobs.loads_states_twice and match.host_hits[kind]:
                     sequence.working_slot = self.device.allocate(kind, 1)
             load_back = self.device.load(match)
             if load_back is not None:
@@ -200,7 +184,7 @@ class PrefixCache:
         self.tree.history.press(Pressure.decode if is_answer else Pressure.prefill, chain)
         allocated: list[tuple[int, PageIds]] = []
         for kind in self.tree.kinds.paged:
-            page_ids = self.device.allocate(kind, count, spare=self._spare_pages)
+            page_ids = self.device.allocate(kind, count, spare=self.knobs.spare_pages)
             if page_ids is None:
                 for earlier, ids in allocated:
                     self.device.free(earlier, ids)
@@ -266,8 +250,8 @@ class PrefixCache:
         if sequence.chain is not None:
             tree.history.press(Pressure.back_up, sequence.chain)
             tree.history.publish(sequence.chain, first, num_pages)
-        if self.write_policy is not WritePolicy.write_back and (
-            self._backs_up_answers or not is_answer
+        if self.knobs.write_policy is not WritePolicy.write_back and (
+            self.knobs.backs_up_answers or not is_answer
         ):
             self.host.save_path(node)
 
@@ -337,7 +321,7 @@ class PrefixCache:
         for kind in self.tree.kinds.points:
             self.tree.history.press(Pressure.slot, sequence.chain)
             taken = sequence.working_slot or []  # what a load-back filled has its slot already
-            slots = self.device.allocate(kind, self.states_per_request - len(taken))
+            slots = self.device.allocate(kind, self.knobs.states_per_request - len(taken))
             if slots is None:
                 self.device.free(kind, taken)
                 sequence.working_slot = None
@@ -346,7 +330,7 @@ class PrefixCache:
             sequence.working_slot, sequence.boundary_slot = slots[:1], slots[1:2]
             sequence.spare_slots = slots[2:]
             state = node.held[DEVICE][kind]
-            if self._loads_states_twice and load_back is not None and load_back.counts[kind]:
+            if self.knobs.loads_states_twice and load_back is not None and load_back.counts[kind]:
                 self.device.load_again(load_back, sequence.working_slot)
             elif state is not None:
                 self.outbox.append(CopyState(source=state, target=sequence.working_slot))

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Mapping
 
 from hicache.cache import invariants
-from hicache.cache.kinds import FULL, Kinds
+from hicache.cache.kinds import Kinds
 from hicache.cache.named import LENGTHS, RANKING, make_policy
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
@@ -15,7 +15,7 @@ from hicache.cache.tree.keys import PageNames
 from hicache.cache.tree.page_history import PageHistory
 from hicache.cache.tree.page_registry import PageRegistry
 from hicache.cache.tree.radix_tree import RadixTree
-from hicache.config import LAST_CHUNK, CacheConfig, ExperimentConfig, WritePolicy
+from hicache.config import LAST_CHUNK, CacheConfig, ExperimentConfig
 from hicache.engine.deployment import Deployment
 from hicache.engine.loop import Engine
 from hicache.engine.runtime import Runtime
@@ -47,7 +47,7 @@ def build_engine(
     cache = _cache(config, deployment, tree, has_storage=runtime.has_storage)
     prefetcher = None
     if runtime.has_storage:
-        capacity = deployment.host.counts[FULL]
+        capacity = deployment.host.full_pages
         tokens = None if capacity is None else capacity * config.cache.page_size
         prefetcher = Prefetcher(cache, config.prefetch, tokens)
     explainer = None
@@ -90,41 +90,21 @@ def _tree(
         knobs=knobs.eviction_args,
     )
     return RadixTree(
-        kinds=kinds,
-        names=names,
-        policy=policy,
-        split_refreshes=knobs.split_refreshes,
-        leaving_refreshes=knobs.leaving_refreshes,
-        trims_leaves=knobs.trims_leaves,
-        loads_whole_nodes=knobs.loads_whole_nodes,
-        reclaims_duplicates=knobs.write_policy is WritePolicy.write_back,
-        history=PageHistory(registry, kinds),
+        kinds=kinds, names=names, policy=policy, knobs=knobs, history=PageHistory(registry, kinds)
     )
 
 
 def _cache(
     config: ExperimentConfig, deployment: Deployment, tree: RadixTree, *, has_storage: bool
 ) -> PrefixCache:
-    knobs, storage = config.cache, config.storage
-    return PrefixCache(
-        tree,
-        make_pools(
-            deployment.device,
-            deployment.host,
-            is_traced=config.parallel.ranks > 1,
-            is_checked=config.engine.check_invariants or config.executor.kind != "simulated",
-        ),
-        write_policy=knobs.write_policy,
-        load_back_threshold=knobs.load_back_threshold,
-        storage_queue_bytes=queue_bytes(config, deployment) if has_storage else None,
-        tiering=storage.tiering,
-        storage_writes=storage.write,
-        write_hits=storage.write_hits,
-        backs_up_answers=knobs.backs_up_answers,
-        spare_pages=knobs.spare_pages,
-        states_per_request=knobs.states_per_request,
-        loads_states_twice=knobs.loads_states_twice,
+    pools = make_pools(
+        deployment.device,
+        deployment.host,
+        is_traced=config.parallel.ranks > 1,
+        is_checked=config.engine.check_invariants or config.executor.kind != "simulated",
     )
+    num_bytes = queue_bytes(config, deployment) if has_storage else None
+    return PrefixCache(tree, pools, config.storage, storage_queue_bytes=num_bytes)
 
 
 def _placement(knob: str, name: str, args: Mapping[str, float], knobs: CacheConfig) -> Placement:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator
 
-from hicache.cache.kinds import FULL
 from hicache.cache.tree.keys import keys, make_root
 from hicache.cache.tree.page_registry import Stored
 from hicache.cache.tree.radix_tree import RadixTree
@@ -38,7 +37,7 @@ def _left(request: Request, tree: RadixTree) -> Iterator[tuple[int, slice]]:
     # each kind, and where among the request's pages those are that are left of it
     # the last answer token is never fed back, so no KV of it exists
     lengths = (request.prompt_len, request.prompt_len + request.output_len - 1)
-    yield FULL, slice(lengths[1] // tree.page_size)
+    yield tree.kinds.numbers[0], slice(lengths[1] // tree.page_size)
     for end in {length // tree.page_size for length in lengths} - {0}:
         for kind, pages in tree.kinds.extents:
             yield kind, slice(max(end - pages, 0), end)

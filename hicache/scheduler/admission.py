@@ -4,11 +4,9 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Protocol
 
-from hicache.cache.kinds import FULL
 from hicache.cache.named import TOKENS, make_policy
 from hicache.cache.prefix_cache import PrefixCache
-from hicache.cache.tree.match import MatchResult
-from hicache.cache.tree.node import DEVICE
+from hicache.cache.tree.node import DEVICE, MatchResult
 from hicache.config import SchedulerConfig
 from hicache.scheduler.budget import FORMS, NewTokenRatio, StepBudget, SwaBudget, ceil_page
 from hicache.scheduler.decision import Admit, Defer, Reason
@@ -61,7 +59,7 @@ class Admission:
         chunk = budget.chunk_tokens
         # what is on the device behind a missing state or window is locked, and takes no pages
         needed = extend + match.host_hit_length + max_new + page
-        room = cache.room(FULL)
+        room = cache.room()
         if needed >= room - budget.reserved_tokens:
             return Defer(Reason.tokens, stands=True, needed=needed, room=room)
         for kind, _ in cache.tree.kinds.windows:
@@ -77,7 +75,7 @@ class Admission:
                 if not chunk:
                     return Defer(Reason.swa_tokens, stands=True)
         for kind in cache.tree.kinds.points:
-            needed = cache.states_per_request + match.host_hits[kind]
+            needed = cache.knobs.states_per_request + match.host_hits[kind]
             if needed > cache.room(kind):
                 return Defer(Reason.slots, stands=True)
         return Admit(chunk)

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from hicache.cache.pages import PageIds
 from hicache.cache.prefix_cache import PrefixCache
-from hicache.cache.tree.match import MatchResult
+from hicache.cache.tree.node import MatchResult
 from hicache.scheduler.request_state import RequestState
 
 

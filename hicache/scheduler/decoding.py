@@ -3,7 +3,6 @@
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from hicache.cache.kinds import FULL
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.config import WritePolicy
 from hicache.scheduler.request_state import RequestState
@@ -20,7 +19,10 @@ def steps_with_pages(cache: PrefixCache, running: Sequence[RequestState], wanted
     if min([cache.available_size(kind) for kind in kinds]) >= most * page:
         return wanted
     for kind in kinds:
-        if kind == FULL and cache.write_policy is not WritePolicy.write_back:
+        if (
+            kind not in cache.tree.kinds.aux
+            and cache.knobs.write_policy is not WritePolicy.write_back
+        ):
             continue
         if not _are_free(cache, kind, running, wanted):
             wanted = steps_in_page(running, page, wanted)

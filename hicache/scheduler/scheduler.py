@@ -9,13 +9,11 @@ from collections import Counter
 from collections.abc import Callable, Container
 from dataclasses import replace
 
-from hicache.cache.kinds import FULL
 from hicache.cache.named import NUMBER, make_policy
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import Acquired, PrefixCache
 from hicache.cache.reasons.explainer import Explainer
-from hicache.cache.tree.match import MatchResult
-from hicache.cache.tree.node import DEVICE
+from hicache.cache.tree.node import MatchResult
 from hicache.config import Batching, SchedulerConfig, WritePolicy
 from hicache.request import Request
 from hicache.scheduler.admission import Admission
@@ -444,10 +442,10 @@ class Scheduler:
             return (
                 f"prompt and answer have {length} tokens, more than model.max_len={self._max_len}"
             )
-        pool = self.cache.pools[DEVICE][FULL]
+        capacity = self.cache.device_pages
         wanted = -(-length // self._page) + 1
-        if pool.capacity is not None and wanted > pool.capacity:
-            return f"needs {wanted} pages, and the device pool has {pool.capacity}"
+        if capacity is not None and wanted > capacity:
+            return f"needs {wanted} pages, and the device pool has {capacity}"
         return None
 
     def _take_out(self, request_id: int) -> RequestState | None:
@@ -544,7 +542,7 @@ class Scheduler:
             steps = steps_with_pages(self.cache, running, wanted)
             # under write_back a page that looks evictable may be held by what lies below it: take
             # it before the step is promised (more steps than one take free pages only)
-            is_write_back = self.cache.write_policy is WritePolicy.write_back
+            is_write_back = self.cache.knobs.write_policy is WritePolicy.write_back
             is_unsure = is_write_back and must_evict(self.cache, running)
             takes_first = self._takes_decode_pages_first or is_unsure
             if steps and (not takes_first or self._take_decode_pages(running, steps)):

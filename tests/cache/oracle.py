@@ -7,8 +7,7 @@ end. Every question is answered page by page from DESIGN's definition of a usabl
 from typing import NamedTuple
 
 from hicache.cache.kinds import FULL, Extent, Kind, Kinds
-from hicache.cache.tree.match import MatchResult
-from hicache.cache.tree.node import DEVICE, HOST, TIERS
+from hicache.cache.tree.node import DEVICE, HOST, TIERS, MatchResult
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.request import TOKEN_BYTES
 from tests.cache.ghost import Held, Payload

@@ -11,7 +11,7 @@ from hicache.cache.tree.eviction import EvictionPolicy, Lru
 from hicache.cache.tree.node import Node
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
-from hicache.config import WritePolicy
+from hicache.config import CacheConfig, StorageConfig
 
 PAGE = 4
 
@@ -37,16 +37,16 @@ def make_cache(
     window_len: int = 0,
     has_states: bool = False,
     policy: EvictionPolicy | None = None,
-    write_policy: WritePolicy = WritePolicy.write_through,
     page_size: int = PAGE,
     page_bytes: tuple[int, ...] = (),
     kinds: Kinds | None = None,
-    trims_leaves: bool = False,
-    **more: Any,
+    storage: StorageConfig | None = None,
+    storage_queue_bytes: int | None = None,
+    **knobs: Any,
 ) -> PrefixCache:
     """A cache of these pools, or of new ones; by default its pages weigh one byte each.
 
-    `more`: arguments of `PrefixCache`.
+    `knobs`: settings of the cache.
     """
     tree = RadixTree(
         kinds=kinds
@@ -54,11 +54,10 @@ def make_cache(
             page_size, window_len=window_len, has_states=has_states, page_bytes=page_bytes
         ),
         policy=policy or Lru(),
-        reclaims_duplicates=write_policy is WritePolicy.write_back,
-        trims_leaves=trims_leaves,
+        knobs=CacheConfig(**knobs),
     )
     pools = pools or make_pools(device, host)
-    return PrefixCache(tree, pools, write_policy=write_policy, **more)
+    return PrefixCache(tree, pools, storage, storage_queue_bytes=storage_queue_bytes)
 
 
 def run_request(

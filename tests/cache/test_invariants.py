@@ -299,7 +299,7 @@ def test_a_prefetch_whose_anchor_has_left_the_host_is_found() -> None:
     lock = prefetch.anchor_lock
     world.cache.tree.release(lock)
     actions: list[FreePages] = []
-    world.cache.tree.evict_host(prefetch.anchor, FULL, actions)
+    world.cache.tree.evict(prefetch.anchor, HOST, FULL, actions)
     free(actions, world.cache.pools)
     with pytest.raises(BrokenLawError, match=r"law 7: anchor .* is not on the host"):
         world.check()

@@ -24,8 +24,7 @@ from hicache.cache.pages import free
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.transfer import CopyState, LoadBack
 from hicache.cache.tree.eviction import Lru
-from hicache.cache.tree.match import MatchResult
-from hicache.cache.tree.node import DEVICE, HOST, Node
+from hicache.cache.tree.node import DEVICE, HOST, MatchResult, Node
 from hicache.cache.tree.residency import Residency
 from hicache.cache.tree.sequence import Sequence
 from hicache.config import WritePolicy

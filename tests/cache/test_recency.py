@@ -122,10 +122,7 @@ def test_a_split_leaves_the_rest_as_old_as_it_was() -> None:
 
 
 def test_a_split_is_a_use_of_the_rest_where_it_is_asked_for() -> None:
-    cache = cache_of()
-    cache.tree._split_refreshes = True
-    for first in (100, 200):
-        run_request(cache, tokens_of(8, first), 8)
+    cache = cache_of(100, 200, split_refreshes=True)
     cache.tree.match(tokens_of(4, 100), 4)
     assert next_victim(cache) is node_of(cache, 200)
 

@@ -7,7 +7,7 @@ from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.transfer import StorageWrite
 from hicache.cache.tree.node import DEVICE, HOST, Lock, Node
 from hicache.cache.tree.sequence import Sequence
-from hicache.config import PrefetchConfig, StageAt, StorageWrites, WritePolicy
+from hicache.config import PrefetchConfig, StageAt, StorageConfig, StorageWrites, WritePolicy
 from tests.cache.small import (
     complete_all,
     evict_all,
@@ -110,11 +110,12 @@ def test_the_window_of_a_state_that_is_written_because_it_was_hit_stays_on_the_h
         window_len=4,
         has_states=True,
         storage_queue_bytes=100,
-        storage_writes=StorageWrites.selective,
-        write_hits=0,
+        storage=StorageConfig(write=StorageWrites.selective),
+        write_policy=WritePolicy.write_through_selective,
     )
     prompt = tokens_of(8)
     run_request(cache, prompt, 8)
+    run_request(cache, prompt, 8)  # the second hit
     (copied,) = cache.in_flight
     cache.complete(copied)
     (full_and_window,) = cache.in_flight

@@ -19,8 +19,7 @@ from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.tiers.transfer import CopyState, StorageDelete
 from hicache.cache.tree.eviction import POLICIES
 from hicache.cache.tree.keys import chain_seed, page_digests
-from hicache.cache.tree.match import MatchResult
-from hicache.cache.tree.node import TIERS
+from hicache.cache.tree.node import TIERS, MatchResult
 from hicache.cache.tree.sequence import Sequence
 from hicache.clock import SECOND_NS
 from hicache.config import (
@@ -30,6 +29,7 @@ from hicache.config import (
     DeadlineFrom,
     PrefetchConfig,
     StageAt,
+    StorageConfig,
     StorageWrites,
     Tiering,
     WritePolicy,
@@ -98,9 +98,11 @@ def random_setting(seed: int, *, num_operations: int) -> Setting:
             "has_states": has_states,
             "load_back_threshold": rng.choice([1, 10]),
             "storage_queue_bytes": rng.choice([None, 8, 10_000, 10_000, 10_000, 10_000]),
-            "storage_writes": storage_writes,
-            "write_hits": storage.choice([0, 1, 2]),
-            "tiering": storage.choice(list(Tiering)) if is_late else Tiering.inclusive,
+            "storage": StorageConfig(
+                write=storage_writes,
+                write_hits=storage.choice([1, 1, 2]),
+                tiering=storage.choice(list(Tiering)) if is_late else Tiering.inclusive,
+            ),
             "trims_leaves": habits.random() < 0.3,
             "backs_up_answers": habits.random() < 0.7,
         },

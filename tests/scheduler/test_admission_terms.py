@@ -33,9 +33,9 @@ def admission(
                 PAGE, window_len=WINDOW * (swa_room is not None), has_states=slots is not None
             )
         ),
-        room={FULL: room, SWA: swa_room, MAMBA: slots}.__getitem__,
+        room=lambda kind=FULL: {FULL: room, SWA: swa_room, MAMBA: slots}[kind],
         pools=[[None, PageAllocator(swa_pages), None]],
-        states_per_request=2,
+        knobs=SimpleNamespace(states_per_request=2),
     )
     return Admission(cache, SchedulerConfig(**knobs))
 
@@ -196,7 +196,7 @@ def test_a_chunk_of_one_token_will_do_where_a_page_is_no_longer() -> None:
     cache: Any = SimpleNamespace(
         page_size=1,
         tree=SimpleNamespace(kinds=named_kinds(1, window_len=WINDOW)),
-        room={FULL: PLENTY, SWA: WINDOW + 2}.__getitem__,
+        room=lambda kind=FULL: {FULL: PLENTY, SWA: WINDOW + 2}[kind],
         pools=[[None, PageAllocator(WINDOW + 2), None]],
     )
     assert Admission(cache, SchedulerConfig()).decide(req(4000), match(), budget()) == Admit(1)

@@ -52,7 +52,7 @@ def cache(
     return SimpleNamespace(
         page_size=PAGE,
         tree=SimpleNamespace(kinds=named_kinds(PAGE, window_len=int(SWA in free))),
-        write_policy=policy,
+        knobs=SimpleNamespace(write_policy=policy),
         available_size=lambda kind: free[kind] * PAGE,
         room=lambda kind: (free[kind] + more.get(kind, 0)) * PAGE,
     )

@@ -36,7 +36,7 @@ def admission_of(
         page_size=PAGE,
         tree=SimpleNamespace(kinds=named_kinds(PAGE, window_len=PAGE * (swa_room is not None))),
         rooms=rooms,
-        room=rooms.__getitem__,
+        room=lambda kind=FULL: rooms[kind],
         available_size=lambda kind: free * PAGE,
         pools=[[None, PageAllocator(1000), None]],
     )

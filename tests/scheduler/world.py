@@ -274,8 +274,7 @@ def engine_of(
         write_policy=plot.write_policy,
         load_back_threshold=plot.load_back_threshold,
         storage_queue_bytes=1 << 30 if plot.has_storage else None,
-        tiering=plot.storage.tiering,
-        storage_writes=plot.storage.write,
+        storage=plot.storage,
         backs_up_answers=plot.backs_up_answers,
     )
     host_tokens = plot.host[FULL] * plot.page_size

@@ -16,8 +16,7 @@ from hicache.cache.prefetch.prefetch import Phase, Prefetch
 from hicache.cache.prefetch.rates import RateEstimator
 from hicache.cache.prefetch.stop import POLICIES, StopPolicy
 from hicache.cache.prefix_cache import PrefixCache
-from hicache.cache.tree.match import MatchResult
-from hicache.cache.tree.node import HOST
+from hicache.cache.tree.node import HOST, MatchResult
 from hicache.cache.tree.page_history import Pressure
 from hicache.cache.tree.page_registry import Stored
 from hicache.cache.tree.sequence import Sequence

@@ -27,6 +27,11 @@ class Capacity:
     counts: tuple[int | None, ...]
     total_bytes: int
 
+    @property
+    def full_pages(self) -> int | None:
+        """Pages of full KV."""
+        return self.counts[FULL]
+
 
 def capacities(
     cache: CacheConfig, model: ModelConfig, kinds: Kinds, free_device_bytes: int

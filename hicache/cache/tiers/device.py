@@ -1,33 +1,22 @@
 """The device: its pages and slots, how room is made there, and what it gets from the host."""
 
-from hicache.cache.kinds import FULL
-from hicache.cache.pages import NO_PAGES, FreePages, PageIds, joined
+from hicache.cache.pages import FreePages, PageIds, joined
 from hicache.cache.tiers.host import Host
 from hicache.cache.tiers.transfer import Bookings, LoadBack, Move
-from hicache.cache.tree.match import MatchResult
-from hicache.cache.tree.node import DEVICE, HOST, Node
+from hicache.cache.tree.node import DEVICE, HOST, MatchResult, Node
 from hicache.cache.tree.radix_tree import RadixTree
 
 
 class Device:
     """Hands out device pages (or slots), evicting what the tree can spare, and books load-backs."""
 
-    def __init__(
-        self,
-        tree: RadixTree,
-        bookings: Bookings,
-        write_back: Host | None,
-        *,
-        threshold: int,
-    ) -> None:
-        """`write_back`: copies what is about to be lost; None means that it has a copy, or goes.
-        `threshold`: full tokens below which nothing is loaded but for a window or a state."""
+    def __init__(self, tree: RadixTree, bookings: Bookings, write_back: Host | None) -> None:
+        """`write_back`: copies what is about to be lost; None means that it has a copy, or goes."""
         self._tree = tree
         self._pools = bookings.pools[DEVICE]
         self._bookings = bookings
         self._counters = bookings.counters
         self._write_back = write_back
-        self._threshold = threshold
 
     # -- room ----------------------------------------------------------------------------------
 
@@ -70,8 +59,7 @@ class Device:
         """
         residency = self._tree.residency
         while (victim := residency.device_victim(kind)) is not None:
-            if kind == FULL:
-                self._tree.trim(victim, missing)
+            self._tree.trim(victim, kind, missing)
             if self._write_back is not None:
                 self._write_back.save_victim(victim, kind)
                 if not residency.may_leave_device(victim):
@@ -79,7 +67,7 @@ class Device:
                     residency.pass_over(victim, kind)
                     continue
             actions: list[FreePages] = []
-            self._tree.evict_device(victim, kind, actions)
+            self._tree.evict(victim, DEVICE, kind, actions)
             self._bookings.free_evicted(actions)
             return True
         return False
@@ -93,7 +81,7 @@ class Device:
         locked until the copy is done.
         """
         tree, node, kinds = self._tree, match.best_node, self._tree.kinds
-        if match.host_hit_length < self._threshold and not any(match.host_hits[FULL + 1 :]):
+        if match.host_hit_length < tree.knobs.load_back_threshold and not match.needs_sidecars:
             return None
         plan = tree.plan_load_back(node)
         lock = tree.lock(node)
@@ -122,7 +110,8 @@ class Device:
                 tree.residency.put(each, DEVICE, kind, targets[done : done + len(held)])
                 done += len(held)
             moves.append(Move(kind, joined(sources), targets))
-        self._bookings.arrivals.use(moves[0].sources if moves[0].kind == FULL else NO_PAGES)
+            if kind not in kinds.aux:
+                self._bookings.arrivals.use(moves[-1].sources)
         num_bytes = self._bookings.bytes_of(moves)
         load_back = LoadBack(
             moves=moves, num_bytes=num_bytes, node=node, locks=[lock], host_locks=[host_lock]

@@ -59,12 +59,11 @@ class Host:
         victim = self._tree.residency.host_victim(kind)
         if victim is None:
             return False
-        if kind == FULL:
-            self._tree.trim(victim, missing)
+        self._tree.trim(victim, kind, missing)
         if self._writer is not None:
             self._writer.on_leaving(victim, kind)
         actions: list[FreePages] = []
-        self._tree.evict_host(victim, kind, actions)
+        self._tree.evict(victim, HOST, kind, actions)
         self._bookings.free_evicted(actions)
         return True
 
@@ -85,9 +84,8 @@ class Host:
     def save_victim(self, victim: Node, kind: int) -> None:
         """Copy what the eviction of a kind would lose; the next step waits for it."""
         device, host = victim.held
-        leaf = victim in self._tree.residency.leaves[DEVICE]
         plan: Plan = [[] for _ in device]
-        for other in self._tree.kinds.lost_with[FULL if leaf else kind]:
+        for other in self._tree.lost(victim, DEVICE, kind):
             if device[other] is not None and host[other] is None:
                 plan[other] = [victim]
         self._back_up_locked(victim, plan, is_fence=True)

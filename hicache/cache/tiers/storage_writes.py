@@ -1,13 +1,12 @@
 """Host to storage: which pages are worth writing, when, and how many may wait for it."""
 
-from hicache.cache.kinds import FULL
 from hicache.cache.pages import PageIds
 from hicache.cache.tiers.transfer import BackUp, Bookings, StorageDelete, StorageWrite
 from hicache.cache.tree.keys import Key
 from hicache.cache.tree.node import HOST, Node
 from hicache.cache.tree.page_registry import PageNumbers, Stored
 from hicache.cache.tree.radix_tree import RadixTree
-from hicache.config import StorageWrites, Tiering
+from hicache.config import StorageConfig, StorageWrites, Tiering
 
 
 class StorageWriter:
@@ -20,20 +19,18 @@ class StorageWriter:
         self,
         tree: RadixTree,
         bookings: Bookings,
+        config: StorageConfig,
         *,
         queue_bytes: int,
-        tiering: Tiering,
-        when: StorageWrites,
-        write_hits: int,
     ) -> None:
         self.queued_bytes = 0
         self._tree = tree
         self._bookings = bookings
         self._counters = bookings.counters
         self._queue_bytes = queue_bytes
-        self._is_exclusive = tiering is Tiering.exclusive
-        self._when = when
-        self._write_hits = write_hits
+        self._is_exclusive = config.tiering is Tiering.exclusive
+        self._when = config.write
+        self._write_hits = config.write_hits
 
     def on_hit(self, node: Node) -> None:
         """A request goes on from `node`; selective: write what has been hit often enough."""
@@ -52,10 +49,9 @@ class StorageWriter:
         if self._when is not StorageWrites.on_host_eviction:
             return
         device, host = victim.held
-        is_leaf = victim in self._tree.residency.leaves[HOST]
         leaving = [
             (victim, other)
-            for other in self._tree.kinds.lost_with[FULL if is_leaf else kind]
+            for other in self._tree.lost(victim, HOST, kind)
             if host[other] is not None and device[other] is None and not victim.stored[other]
         ]
         if leaving:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from hicache.cache.kinds import FULL, Kinds
+from hicache.cache.kinds import Kinds
 from hicache.cache.pages import FreePages, PageIds, Pools
 from hicache.cache.tree.arrivals import Arrivals
 from hicache.cache.tree.keys import Key
@@ -112,6 +112,7 @@ class Bookings:
         self.counters = counters
         self.arrivals = Arrivals(counters)
         self.page_bytes = kinds.page_bytes
+        self._aux = kinds.aux
         self._evicted = [
             [f"evict/{tier}_{name}_pages" for name in kinds.names] for tier in TIER_NAMES
         ]
@@ -130,7 +131,7 @@ class Bookings:
     def free_evicted(self, actions: list[FreePages]) -> None:
         """Give back and count what an eviction frees."""
         for tier, kind, page_ids in actions:
-            if tier == HOST and kind == FULL:
+            if tier == HOST and kind not in self._aux:
                 self.arrivals.evict(page_ids)
             self.counters[self._evicted[tier][kind]] += len(page_ids)
             self.pools[tier][kind].free(page_ids)

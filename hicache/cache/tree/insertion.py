@@ -3,7 +3,6 @@
 The tree takes what it lacks. What it holds already comes back as `FreePages`.
 """
 
-from hicache.cache.kinds import FULL
 from hicache.cache.pages import FreePages, PageIds
 from hicache.cache.tree.node import DEVICE, HOST, Node
 from hicache.cache.tree.radix_tree import RadixTree
@@ -79,7 +78,7 @@ def insert_host(
         The node that ends where the pages do.
     """
     kinds = tree.kinds
-    end = anchor.end + len(pages[FULL])
+    end = anchor.end + max(map(len, pages))  # full has them all
     starts = [end - len(page_ids) for page_ids in pages]
     node = anchor
     tick = tree.residency.next_tick()

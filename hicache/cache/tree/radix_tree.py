@@ -11,10 +11,10 @@ from hicache.cache.kinds import FULL, Kinds
 from hicache.cache.pages import FreePages
 from hicache.cache.tree.eviction import EvictionPolicy
 from hicache.cache.tree.keys import Digests, Key, PageNames, keys, make_root
-from hicache.cache.tree.match import MatchResult
-from hicache.cache.tree.node import DEVICE, HOST, Lock, Node
+from hicache.cache.tree.node import DEVICE, HOST, Lock, MatchResult, Node
 from hicache.cache.tree.page_history import PageHistory
 from hicache.cache.tree.residency import Residency
+from hicache.config import CacheConfig, WritePolicy
 
 Plan = list[list[Node]]  # by kind: nodes whose data is to be copied to another tier, from the top
 
@@ -30,16 +30,13 @@ class RadixTree:
         *,
         kinds: Kinds,
         policy: EvictionPolicy,
-        reclaims_duplicates: bool = False,
-        split_refreshes: bool = False,
-        leaving_refreshes: bool = False,
-        trims_leaves: bool = False,
-        loads_whole_nodes: bool = False,
+        knobs: CacheConfig | None = None,
         names: PageNames | None = None,
         history: PageHistory | None = None,
     ) -> None:
         """`names`: what its pages are called; by default their digests. `history`: told of what
         comes and goes."""
+        self.knobs = knobs = knobs or CacheConfig()
         self.kinds = kinds
         self.page_size = kinds.page_size
         self.names = names or Digests(kinds.page_size)
@@ -47,17 +44,14 @@ class RadixTree:
         self._windows = kinds.windows
         self._points = kinds.points
         self._no_hits = (0,) * kinds.size
-        self._split_refreshes = split_refreshes
-        self._trims_leaves = trims_leaves
-        self._loads_whole_nodes = loads_whole_nodes
         self.roots: dict[str, Node] = {}
         self.num_nodes = 0
         self.num_grown = 0
         self.residency = Residency(
             policy,
             kinds,
-            reclaims_duplicates=reclaims_duplicates,
-            leaving_refreshes=leaving_refreshes,
+            reclaims_duplicates=knobs.write_policy is WritePolicy.write_back,
+            leaving_refreshes=knobs.leaving_refreshes,
             history=history,
         )
         self.history = self.residency.history
@@ -242,7 +236,7 @@ class RadixTree:
             edge = node.end - pages
             for above in list(node.path(edge)):
                 is_wanted = above.held[DEVICE][kind] is None
-                if is_wanted and above.start < edge and not self._loads_whole_nodes:
+                if is_wanted and above.start < edge and not self.knobs.loads_whole_nodes:
                     self._split(above, edge - above.start)
         for kind, pages in ((FULL, node.end), *self._windows):
             plan[kind] = [
@@ -255,29 +249,21 @@ class RadixTree:
 
     # -- evicting -----------------------------------------------------------------------------
 
-    def trim(self, leaf: Node, missing: int) -> None:
+    def trim(self, leaf: Node, kind: int, missing: int) -> None:
         """Cut a leaf that is about to be evicted: so many pages, its last, will do."""
-        if self._trims_leaves and missing < leaf.num_pages:
+        if kind == FULL and self.knobs.trims_leaves and missing < leaf.num_pages:
             self._split(leaf, leaf.num_pages - missing)
 
-    def evict_device(self, node: Node, kind: int, actions: list[FreePages]) -> None:
-        """Drop a victim's device data: all of a leaf's, or a kind's and what is lost with it."""
-        is_leaf = node in self.residency.leaves[DEVICE]
-        assert is_leaf or kind != FULL, f"{node} is not a leaf of the device"
-        for other in self.kinds.lost_with[FULL if is_leaf else kind]:
-            self.residency.drop(node, DEVICE, other, actions)
-        if is_leaf and node.held[HOST][FULL] is None:
-            self._remove(node, actions)
+    def lost(self, node: Node, tier: int, kind: int) -> tuple[int, ...]:
+        """The kinds that an eviction drops: all of a leaf's, or a kind and what is lost with it."""
+        return self.kinds.lost_with[FULL if node in self.residency.leaves[tier] else kind]
 
-    def evict_host(self, node: Node, kind: int, actions: list[FreePages]) -> None:
-        """Drop a victim's host data, as `evict_device` does."""
-        if node in self.residency.leaves[HOST]:
+    def evict(self, node: Node, tier: int, kind: int, actions: list[FreePages]) -> None:
+        """Drop a victim's data from a tier, and the node if it holds nothing more."""
+        for other in self.lost(node, tier, kind):
+            self.residency.drop(node, tier, other, actions)
+        if node.held[DEVICE][FULL] is None and node.held[HOST][FULL] is None:
             self._remove(node, actions)
-            return
-        if kind == FULL:
-            assert node.held[DEVICE][FULL] is not None, f"{node} would be held nowhere"
-        for other in self.kinds.lost_with[kind]:
-            self.residency.drop(node, HOST, other, actions)
 
     # -- inside -------------------------------------------------------------------------------
 
@@ -358,7 +344,7 @@ class RadixTree:
         lower.start += pages
         upper.children[lower.edge[: self.page_bytes]] = lower
         upper.hit_count, upper.tick, upper.created = lower.hit_count, lower.tick, lower.created
-        if self._split_refreshes:
+        if self.knobs.split_refreshes:
             upper.tick = lower.tick = self.residency.tick
         for kind in self.kinds.paged:
             upper.stored[kind] = lower.stored[kind]

@@ -15,6 +15,10 @@ def _tick_of(kind: int) -> Callable[[Node], Priority]:
     return lambda node: (node.aux_ticks[kind],)
 
 
+def _is_locked(node: Node, tier: int, kind: int) -> int:
+    return node.path_locks if tier == DEVICE and kind == FULL else node.locks[tier][kind]
+
+
 class Residency:
     """The data and the locks of all nodes of one tree, counted and queued for eviction.
 
@@ -80,7 +84,7 @@ class Residency:
         if node.numbers is not NO_NUMBERS:
             self.history.put(node, tier, kind)
         self.resident[tier][kind] += len(page_ids)
-        if node.is_locked(tier, kind):
+        if _is_locked(node, tier, kind):
             self.protected[tier][kind] += len(page_ids)
         if kind != FULL:
             node.aux_ticks[kind] = max(node.aux_ticks[kind], self.tick)
@@ -91,7 +95,7 @@ class Residency:
         page_ids = node.held[tier][kind]
         if page_ids is None:
             return
-        assert not node.is_locked(tier, kind), f"{node} is locked and may not be evicted"
+        assert not _is_locked(node, tier, kind), f"{node} is locked and may not be evicted"
         node.held[tier][kind] = None
         if node.numbers is not NO_NUMBERS:
             self.history.drop(node, tier, kind)

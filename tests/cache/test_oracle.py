@@ -22,7 +22,7 @@ from tests.cache.walk import Setting, Walk, WrongMatchError, random_setting
 
 
 def hybrid_setting(seed: int, **changes: Any) -> Setting:
-    """All components, write-through, room for storage writes; `changes`: of its cache."""
+    """All kinds, write-through, room for storage writes; `changes`: of its cache."""
     setting = random_setting(seed, num_operations=80)
     hybrid = {
         "page_size": 4,

@@ -40,7 +40,7 @@ def writes(cache: PrefixCache) -> list[StorageWrite]:
 
 
 def written(cache: PrefixCache) -> list[int]:
-    """Pages by component, of all writes under way."""
+    """Pages by kind, of all writes under way."""
     pages = [kind for write in writes(cache) for kind, _ in write.pages]
     return [pages.count(kind) for kind in (FULL, SWA, MAMBA)]
 

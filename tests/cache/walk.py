@@ -58,7 +58,7 @@ class Setting:
 
 
 def random_setting(seed: int, *, num_operations: int) -> Setting:
-    """Any components, page size, policies and tiny pools."""
+    """Any kinds, page size, policies and tiny pools."""
     rng = Random(seed)
     page = rng.choice([1, 4, 16])
     windows = [1, page, 3 * page, max(page // 2, 1), 2 * page + 1, 2 * page - 1]

@@ -251,7 +251,7 @@ def test_a_limit_on_all_of_storage_is_shared_by_reads_and_writes() -> None:
 
 
 def write_of(*keys: bytes, **more: Any) -> StorageWrite:
-    """Of keys that end with their component's tag."""
+    """Of keys that end with their kind's tag."""
     parts: Any = [(b"fsm".index(key[-1]), [number]) for number, key in enumerate(keys)]
     num_bytes = sum(SIZES[kind] for kind, _ in parts)
     return StorageWrite(keys=list(keys), parts=parts, num_bytes=num_bytes, host_locks=[], **more)

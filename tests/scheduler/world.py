@@ -66,7 +66,7 @@ TOLD = attrgetter(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plot:
-    """What a world is made of; pools by component in pages of 8 tokens and slots."""
+    """What a world is made of; pools by kind in pages of 8 tokens and slots."""
 
     window_len: int = 0
     has_states: bool = False

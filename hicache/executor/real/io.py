@@ -252,7 +252,7 @@ class TorchIo:
         payloads: Sequence[dict[bytes, memoryview]],
         sums: Sequence[dict[bytes, int]],
     ) -> list[int]:
-        """The components of the pages that every rank's storage has now."""
+        """The kinds of the pages that every rank's storage has now."""
         keys = key_bytes(part.keys)
         stored = [True] * len(keys)
         ranks = zip(self._storages, payloads, sums, self._sums, strict=True)

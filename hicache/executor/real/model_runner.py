@@ -211,11 +211,11 @@ class ModelRunner:
 def merged(pending: Sequence[LoadBack | CopyState]) -> list[Arrival]:
     """Copies into the device in as few launches as their order allows.
 
-    Those of a component go together until one writes what another of them reads or writes, or
+    Those of a kind go together until one writes what another of them reads or writes, or
     states move within the device in between.
     """
     arrivals: list[tuple[bool, dict[int, list[Move]]]] = []
-    read: set[tuple[int, int]] = set()  # by the last of them: (component, id on the device)
+    read: set[tuple[int, int]] = set()  # by the last of them: (kind, id on the device)
     written: set[tuple[int, int]] = set()
     for work in pending:
         is_within = isinstance(work, CopyState)

@@ -23,7 +23,7 @@ class PagedKvView:
         words: kind of every layer, as in `ModelConfig.layer_words`.
         tables: page ids by page of the sequence, of full and of swa; -1 is a hole.
         slot: the working slot, if the model has states.
-        rows: the same ids on the device, by component, if they are there already.
+        rows: the same ids on the device, by kind, if they are there already.
     """
 
     def __init__(

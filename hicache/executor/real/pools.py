@@ -1,4 +1,4 @@
-"""Real memory: the pages and slots of every component, on the device and in pinned host memory.
+"""Real memory: the pages and slots of every kind, on the device and in pinned host memory.
 
 Each rank has its own pools (`rank_pools`), with its share of the heads. Every move of whole items
 goes through `hicache.kernels`, over tables built once.
@@ -81,7 +81,7 @@ class TorchPools:
                     copy_pages(table, sources, targets, num_programs=programs, trusted=True)
 
     def save(self, moves: Sequence[Move]) -> None:
-        """Device to host, all layers of a component in one launch."""
+        """Device to host, all layers of a kind in one launch."""
         first = [there(self.ranks[0].saves[move.kind]) for move in moves]
         for move, (sources, targets) in zip(moves, _sent(first, moves), strict=True):
             for rank in self.ranks:
@@ -128,7 +128,7 @@ def _int32(page_ids: PageIds) -> Tensor:
 
 
 def _holders(config: ModelConfig) -> list[int]:
-    """Of each layer, which of the layers that keep its component it is."""
+    """Of each layer, which of the layers that keep its kind it is."""
     seen = dict.fromkeys((FULL, SWA, MAMBA), 0)
     holders = []
     for word in config.layer_words:

@@ -58,7 +58,7 @@ class StepTables:
             )
 
     def rows(self, stretches: Sequence[Stretch]) -> list[dict[int, Row]]:
-        """By component, the row of each sequence."""
+        """By kind, the row of each sequence."""
         if not stretches:
             return []
         size = self._page_size

@@ -147,8 +147,8 @@ def model_kinds(model: ModelConfig, page_size: int, tp: int) -> Kinds:
     sizes = [model.page_bytes(kind, page_size) * model.kv_copies(kind, tp) for kind in LayerKind]
     return named_kinds(
         page_size,
-        window_len=model.window_len,
-        has_states=LayerKind.mamba in model.kinds,
+        window_len=model.window_len if sizes[SWA] else 0,
+        has_states=sizes[MAMBA] > 0,
         page_bytes=sizes,
     )
 

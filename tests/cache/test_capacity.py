@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from hicache.cache.kinds import Kinds, model_kinds, named_kinds
+from hicache.cache.kinds import FULL, MAMBA, Kinds, model_kinds, named_kinds
 from hicache.cache.pages import PageAllocator, TracedAllocator
 from hicache.cache.tiers.capacity import Capacity, capacities, make_pools
 from hicache.config import CacheConfig
@@ -159,3 +159,8 @@ def test_pools_are_as_large_as_that_and_empty_where_the_model_keeps_nothing(
     endless = capacities(CacheConfig(page_size=16, unlimited=True), no_states, kinds, 0)
     kept = make_pools(*endless, is_traced=is_traced, is_checked=True)
     assert [[pool.capacity for pool in tier] for tier in kept] == [[None, None, 0]] * 2
+
+
+def test_window_layers_that_read_the_kv_of_other_layers_are_no_kind() -> None:
+    sharing = replace(MODEL, pattern="F s M")
+    assert model_kinds(sharing, 16, 1).numbers == (FULL, MAMBA)

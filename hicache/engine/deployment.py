@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from hicache.cache.tiers.capacity import Capacity, capacities, page_bytes
-from hicache.cache.tree.node import FULL, KIND_NAMES, MAMBA, SWA
+from hicache.cache.kinds import Kinds, model_kinds
+from hicache.cache.tiers.capacity import Capacity, capacities
 from hicache.config import ExperimentConfig
 from hicache.executor.simulated.cost import CostModel
 from hicache.models import GIB
@@ -13,13 +13,12 @@ from hicache.models import GIB
 class Deployment:
     """One model on the devices of one engine.
 
-    `page_bytes`: of a page (full, swa) and a slot (mamba), over all devices. `device`, `host`: the
-    pools of the two tiers.
+    `kinds`: what is cached. `device`, `host`: the pools of the two tiers.
     """
 
     tp: int
     cost: CostModel
-    page_bytes: tuple[int, int, int]
+    kinds: Kinds
     device: Capacity
     host: Capacity
 
@@ -31,9 +30,9 @@ def deploy(config: ExperimentConfig) -> Deployment:
         ValueError: a pool has no room for the least that a request needs.
     """
     cost = CostModel(config.model, config.hardware, tp=config.tp)
-    sizes = page_bytes(config.model, config.cache.page_size, config.tp)
-    device, host = capacities(config.cache, config.model, sizes, cost.free_device_bytes)
-    return Deployment(tp=config.tp, cost=cost, page_bytes=sizes, device=device, host=host)
+    kinds = model_kinds(config.model, config.cache.page_size, config.tp)
+    device, host = capacities(config.cache, config.model, kinds, cost.free_device_bytes)
+    return Deployment(tp=config.tp, cost=cost, kinds=kinds, device=device, host=host)
 
 
 def describe(config: ExperimentConfig, deployment: Deployment) -> list[str]:
@@ -43,15 +42,11 @@ def describe(config: ExperimentConfig, deployment: Deployment) -> list[str]:
         return [f"{model} on {devices}: pools of unlimited size"]
     notes = []
     for word, capacity in (("device", deployment.device), ("host", deployment.host)):
-        parts = []
-        for kind in (FULL, SWA, MAMBA):
-            number = capacity.counts[kind]
-            if not deployment.page_bytes[kind] or number is None:
-                continue
-            if kind == MAMBA:
-                parts.append(f"{number:,} states")
-            else:
-                parts.append(f"{number * config.cache.page_size:,} {KIND_NAMES[kind]} tokens")
+        kinds, parts = deployment.kinds, []
+        for kind in kinds.numbers:
+            number = capacity.counts[kind] or 0
+            word = "states" if kind in kinds.points else f"{kinds.names[kind]} tokens"
+            parts.append(f"{number * kinds.units[kind]:,} {word}")
         held = " + ".join(parts)
         notes.append(f"{model} on {devices}, {word}: {_gib(capacity.total_bytes)} = {held}")
     return notes

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
+from hicache.cache.kinds import FULL, SWA
 from hicache.cache.tiers.transfer import Move
-from hicache.cache.tree.node import FULL, SWA
 from hicache.executor.real.model_runner import ModelRunner
 from hicache.executor.real.pools import Sent
 from tests.executor.mixes import run_mix

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from hicache import config
+from hicache.cache.kinds import FULL, SWA
 from hicache.cache.pages import PageAllocator
 from hicache.cache.reasons.table import Span
 from hicache.cache.tree.arrivals import Arrivals
-from hicache.cache.tree.node import FULL, SWA
 from hicache.clock import SECOND_NS
 from hicache.request import Request, TokenSpans
 from hicache.results.metrics import Progress, Status

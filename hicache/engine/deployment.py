@@ -45,8 +45,8 @@ def describe(config: ExperimentConfig, deployment: Deployment) -> list[str]:
         kinds, parts = deployment.kinds, []
         for kind in kinds.numbers:
             number = capacity.counts[kind] or 0
-            word = "states" if kind in kinds.points else f"{kinds.names[kind]} tokens"
-            parts.append(f"{number * kinds.units[kind]:,} {word}")
+            unit = "states" if kind in kinds.points else f"{kinds.names[kind]} tokens"
+            parts.append(f"{number * kinds.units[kind]:,} {unit}")
         held = " + ".join(parts)
         notes.append(f"{model} on {devices}, {word}: {_gib(capacity.total_bytes)} = {held}")
     return notes

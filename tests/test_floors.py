@@ -74,8 +74,10 @@ ROOMS = {
     ],
     "hicache.cli": [
         "stored",
+        "grid",
         "schema",
         "errors",
+        "console",
         "progress",
         "tables",
         "job",

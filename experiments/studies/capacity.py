@@ -19,7 +19,7 @@ from rich.table import Table
 from experiments.studies.command import run_study
 from hicache.cache.tiers.capacity import page_bytes
 from hicache.cache.tree.node import FULL, MAMBA, SWA
-from hicache.cli.tables.console import console
+from hicache.cli.console import console
 from hicache.cli.tables.sweep_figure import COLOURS
 from hicache.config import CHECKPOINT_PLACEMENTS, ExperimentConfig
 from hicache.models import GIB

@@ -20,7 +20,7 @@ from experiments.studies.calibrate import SLICES, fit_to
 from experiments.studies.command import run_study
 from experiments.studies.measured import Log, measured
 from hicache import experiment
-from hicache.cli.tables.console import console
+from hicache.cli.console import console
 from hicache.clock import SECOND_NS
 from hicache.config import ExperimentConfig
 from hicache.results.metrics import TTFT_PARTS, RequestRecord, Result, summarize

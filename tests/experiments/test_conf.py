@@ -131,6 +131,7 @@ def test_compat_with_vllm_is_about_pages_and_answers():
     knobs = load("compat=vllm_0_33").cache
     assert knobs.trims_leaves
     assert not knobs.backs_up_answers
+    assert knobs.loads_last_page
 
 
 def test_a_single_knob_beats_the_preset():

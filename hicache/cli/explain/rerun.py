@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hicache import experiment
-from hicache.cli.job import CONFIG_FILE, SUMMARY_FILE
 from hicache.cli.schema import stored_config
-from hicache.cli.stored import read_json
+from hicache.cli.stored import CONFIG_FILE, SUMMARY_FILE, read_json
 from hicache.config import ExperimentConfig
 from hicache.results.metrics import RequestRecord, summarize
 from hicache.results.timeline import Timeline

@@ -80,6 +80,7 @@ class ReadProgress(NamedTuple):
 
     prefetch: Prefetch
     restorable: list[int] | None = None  # the answer of a query
+    leading_pages: int = 0  # of a query: full pages that every rank's storage has without a gap
     completed_pages: int = 0  # of a read so far
     restored_pages: int = 0  # 0 unless every rank has read the same window and state
     is_read: bool = False  # the last of a read
@@ -191,6 +192,7 @@ class RankAgreement:
         prefetch = progress.prefetch
         if progress.restorable is not None:
             prefetch.restorable = progress.restorable
+            prefetch.leading_pages = progress.leading_pages
             self._prefetcher.on_queried(prefetch)
             return
         if not prefetch.is_settled:

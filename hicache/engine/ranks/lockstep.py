@@ -281,8 +281,10 @@ class RankedEngine(Engine):
         self._count("given_up_pages", max(longest) - agreed)
         is_illegal = agreed > 0 and any(agreed not in each for each in lengths)
         self._count("illegal_lengths_count", int(is_illegal))
+        leading = min(local.leading_pages for local in read.local)
         for agreement, own in zip(self._agreements, read.own, strict=True):
-            agreement.answers.append(ReadProgress(own, restorable=common))
+            news = ReadProgress(own, restorable=common, leading_pages=leading)
+            agreement.answers.append(news)
         return True
 
     def _hear_of_read(self, read: SharedRead) -> bool:

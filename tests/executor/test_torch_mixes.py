@@ -104,7 +104,7 @@ def one_wrong_page_saved(runner: ModelRunner) -> None:
     save = runner.pools.save
 
     def spoiled(moves):
-        save([Move(k, s[::-1].copy() if k == FULL else s, t) for k, s, t in moves])
+        save([Move(k, s[::-1].copy() if k == FULL else s, t) for k, s, t, _ in moves])
 
     runner.pools.save = spoiled
 

@@ -242,8 +242,8 @@ def merged(pending: Sequence[LoadBack | CopyState]) -> list[Arrival]:
 def _joined(moves: Sequence[Move]) -> Move:
     if len(moves) == 1:
         return moves[0]
-    kinds, sources, targets = zip(*moves, strict=True)
-    return Move(kinds[0], joined(sources), joined(targets))
+    sources, targets = ([getattr(move, end) for move in moves] for end in ("sources", "targets"))
+    return Move(moves[0].kind, joined(sources), joined(targets))
 
 
 def _wait_for(events: Sequence[CopyEvent]) -> None:

@@ -13,7 +13,7 @@ from operator import attrgetter
 from pathlib import PurePath
 from typing import Any
 
-from hicache.models import ComponentKind, HardwareConfig, ModelConfig
+from hicache.models import HardwareConfig, LayerKind, ModelConfig
 from hicache.models.plausible import check_machine, check_shape
 
 # storages and policies of ours, by the knob that names them; module:Class names one of the user's
@@ -853,10 +853,10 @@ class ExperimentConfig:
         if self.hardware != HardwareConfig():
             check_machine(self.hardware)
         for kind, heads in (
-            (ComponentKind.full, self.model.num_kv_heads),
-            (ComponentKind.swa, self.model.swa_num_kv_heads),
+            (LayerKind.full, self.model.num_kv_heads),
+            (LayerKind.swa, self.model.swa_num_kv_heads),
         ):
-            is_dealt = kind in self.model.components and not self.model.latent_dim and heads
+            is_dealt = kind in self.model.kinds and not self.model.latent_dim and heads
             if is_dealt and heads % self.tp and self.tp % heads:
                 raise ValueError(
                     f"parallel.tp must divide the {heads} KV heads of {self.model.name} or be a "

@@ -18,8 +18,7 @@ from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.prefetch.rates import RateEstimator
 from hicache.cache.tiers.capacity import make_pools
 from hicache.cache.tree import eviction
-from hicache.cache.tree.match import MatchResult
-from hicache.cache.tree.node import Node
+from hicache.cache.tree.node import MatchResult, Node
 from hicache.cli import schema
 from hicache.clock import SECOND_NS
 from hicache.config import (

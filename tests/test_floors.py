@@ -31,6 +31,7 @@ NEIGHBOURS = {("hicache.config", "hicache.models"), ("hicache.executor", "hicach
 # the rooms of a package in order: what is inside one uses itself and those before it
 ROOMS = {
     "hicache.cache": [
+        "kinds",
         "pages",
         "named",
         "tree",

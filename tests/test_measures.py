@@ -10,7 +10,7 @@ from hicache.cli.schema import config_of
 from hicache.clock import SECOND_NS
 from hicache.executor.simulated.cost import CostModel
 from hicache.experiment import _workload
-from hicache.models import ComponentKind
+from hicache.models import LayerKind
 from hicache.results.metrics import Result, summarize
 from hicache.workload.build import Workload, load_workload, repeat_sessions, sample_sessions
 from tests.scheduler.world import request_of
@@ -85,7 +85,7 @@ def test_the_working_set_counts_every_token_once() -> None:
     assert measures["workload/distinct_tokens"] == 1000 + 250 + 2
     model = config_of(*config).model
     page_size = config_of(*config).cache.page_size
-    page_bytes = model.page_bytes(ComponentKind.full, page_size)
+    page_bytes = model.page_bytes(LayerKind.full, page_size)
     host_tokens = 2 * 2**30 // page_bytes * page_size
     assert measures["load/host_over_working_set"] == pytest.approx(host_tokens / 1252, rel=0.01)
 
@@ -197,7 +197,7 @@ def test_the_pages_read_are_the_bytes_read_and_their_fates_add_up(stop: str) -> 
         config_of("workload.limit=60", "workload.start=warm_storage", "workload=builtin", *more)
     )
     summary = summarize(result.records, result.measures)
-    page_bytes = config_of(*more).model.page_bytes(ComponentKind.full, 64)
+    page_bytes = config_of(*more).model.page_bytes(LayerKind.full, 64)
     read = summary["prefetch/read_pages"]
     assert read * page_bytes == summary["transfer/storage_read_bytes"] > 0
     assert summary["prefetch/useful_share"] == pytest.approx(summary["prefetch/used_pages"] / read)

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from hicache.cache.kinds import FULL, MAMBA, SWA, named_kinds
 from hicache.cache.reasons.missing_pages import MissingPages
 from hicache.cache.reasons.table import Span
 from hicache.cache.tree.eviction import Lru
-from hicache.cache.tree.node import FULL, MAMBA, SWA
 from hicache.cache.tree.page_history import PageHistory
 from hicache.cache.tree.page_registry import PageRegistry, Stored
 from hicache.cache.tree.radix_tree import RadixTree
@@ -101,13 +101,11 @@ def test_what_storage_had_not_yet_when_it_was_asked_was_on_its_way(
     numbers = np.arange(4, dtype=np.int32)
     history = PageHistory(PageRegistry({0: request(0, 0, (0, 4)).prompt}, 1))
     tree = RadixTree(
-        page_size=1,
+        kinds=named_kinds(1, window_len=window_pages, has_states=kind == MAMBA),
         policy=Lru(),
-        window_len=window_pages,
-        has_states=kind == MAMBA,
         history=history,
     )
-    for each in tree.kinds:
+    for each in tree.kinds.numbers:
         history.store(numbers, each, Stored.written)
     history.registry.written_ns[kind][late_page] = 9
     prefetch = SimpleNamespace(restorable=[], answered_ns=9, names=range(4))

@@ -61,6 +61,7 @@ class OurTree:
     """Ours, pages called by the digests of their tokens."""
 
     def __init__(self, core: str, window_len: int, num_states: int) -> None:
+        from hicache.cache.kinds import named_kinds
         from hicache.cache.pages import PageAllocator
         from hicache.cache.prefix_cache import PrefixCache
         from hicache.cache.tree.eviction import Lru
@@ -69,11 +70,10 @@ class OurTree:
 
         counts = (POOL_TOKENS // PAGE, POOL_TOKENS // PAGE if window_len else 0, num_states)
         pools = [PageAllocator(each, is_checked=False) for each in counts]
-        none = [PageAllocator(0) for _ in range(3)]
-        self._tree = RadixTree(
-            page_size=PAGE, policy=Lru(), window_len=window_len, has_states=num_states > 0
-        )
-        self._cache = PrefixCache(self._tree, (pools, none), page_bytes=(1, 1, 1))
+        none = [PageAllocator(0) for _ in counts]
+        kinds = named_kinds(PAGE, window_len=window_len, has_states=num_states > 0)
+        self._tree = RadixTree(kinds=kinds, policy=Lru())
+        self._cache = PrefixCache(self._tree, (pools, none))
         self._sequence = Sequence
 
     def key(self, tokens: Any) -> bytes:
@@ -85,7 +85,7 @@ class OurTree:
         sequence = self._sequence(key)
         self._cache.acquire(sequence, self._cache.match(sequence, len(key) // 4 + 1))
         self._cache.extend(sequence, len(key) // 4)
-        if self._tree.has_states:
+        if self._tree.kinds.points:
             slot = self._cache.take_state_slot()
             assert slot is not None
             sequence.states[sequence.num_pages] = slot
@@ -109,7 +109,7 @@ class OurTree:
 
     def evict(self, num_tokens: int) -> None:
         """At least so many tokens."""
-        self._cache.device_allocator.evict(0, num_tokens // PAGE)
+        self._cache.device.evict(0, num_tokens // PAGE)
 
 
 class SglangTree:

@@ -19,8 +19,9 @@ from types import SimpleNamespace
 from experiments.diff.engines import ENGINES, ROOT, environment_of, prepare
 from experiments.diff.protocol import SideError
 from experiments.diff.states import CASES, State, drawn
+from hicache.cache.kinds import FULL, SWA
 from hicache.cache.pages import PageAllocator
-from hicache.cache.tree.node import DEVICE, FULL, SWA
+from hicache.cache.tree.node import DEVICE
 from hicache.cli.schema import config_of
 from hicache.engine.loop import Engine
 from hicache.experiment import build
@@ -111,13 +112,12 @@ def our_decision(state: State) -> Admit | Defer:
         engine.cache.tree.match(b"", 0)._replace(
             device_prefix_len=state.device_prefix,
             usable_len=usable,
-            host_hit_length=state.host_prefix,
-            swa_host_hit_length=state.swa_host_hit,
+            host_hits=(state.host_prefix, state.swa_host_hit, 0),
         ),
         StepBudget(
             chunk_tokens=state.chunk,
             reserved_tokens=state.reserved,
-            reserved_swa_tokens=state.reserved_swa,
+            reserved_windows={SWA: state.reserved_swa},
         ),
     )
 

@@ -16,19 +16,11 @@ from experiments.diff.counting import Tally, admission_word, joined
 from experiments.diff.pages import NodeView, contents_of, page_names, state_of
 from experiments.diff.protocol import Hits, Outcome, Pools, SideError, Span, Tokens
 from experiments.diff.rooms import MODELS
+from hicache.cache.kinds import FULL, KIND_NAMES, MAMBA, SWA
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tiers.transfer import BackUp, LoadBack, Reported, StorageWrite
 from hicache.cache.tree.keys import Key, keys, kinds_of
-from hicache.cache.tree.node import (
-    DEVICE,
-    FULL,
-    HOST,
-    KIND_NAMES,
-    MAMBA,
-    SWA,
-    TIER_NAMES,
-    Node,
-)
+from hicache.cache.tree.node import DEVICE, HOST, TIER_NAMES, Node
 from hicache.cache.tree.sequence import Sequence
 from hicache.cli.schema import config_of
 from hicache.clock import Clock
@@ -103,7 +95,7 @@ class SimulatorSide:
         new = 0 if req.prefetch is None else req.prefetch.published_pages * page
         from_storage = min(new, brought)
         self._count_evictions()
-        loaded = (0, 0, 0) if io.load_back is None else io.load_back.num_pages
+        loaded: Counter[int] = Counter() if io.load_back is None else io.load_back.counts
         return self._tally.outcome(
             Hits(req.ready_len, brought - from_storage, from_storage),
             self._held(),
@@ -139,7 +131,7 @@ class SimulatorSide:
                 break
             same = len(commonprefix([text[start * size :], node.edge])) // size  # noqa: RUF071 - bytes
             for tier, name in zip((DEVICE, HOST), TIER_NAMES, strict=True):
-                for kind in self._tree.kinds:
+                for kind in self._tree.kinds.numbers:
                     is_usable = kind != MAMBA or same == node.num_pages
                     if node.held[tier][kind] is not None and is_usable:
                         span = (start, start + same)
@@ -147,7 +139,7 @@ class SimulatorSide:
             if same < node.num_pages:
                 break
         names = self._tree.names.of_span(root, Sequence(text), len(text) // size)
-        for kind in self._tree.kinds:
+        for kind in self._tree.kinds.numbers:
             for place, key in enumerate(keys(names, kind)):
                 if key in self._io.stored:
                     name = f"{KIND_NAMES[kind]}/storage"
@@ -184,7 +176,7 @@ class SimulatorSide:
     def _held(self) -> dict[str, int]:
         resident = self._tree.residency.resident
         held = {}
-        for kind in self._tree.kinds:
+        for kind in self._tree.kinds.numbers:
             name, unit = KIND_NAMES[kind], self._pools.unit(KIND_NAMES[kind])
             for tier in (DEVICE, HOST):
                 held[f"{name}/{TIER_NAMES[tier]}"] = resident[tier][kind] * unit
@@ -194,7 +186,7 @@ class SimulatorSide:
 
     def _state(self) -> dict[str, int]:
         state = state_of(self._nodes(), self._pools)
-        for kind in self._tree.kinds:
+        for kind in self._tree.kinds.numbers:
             name, pool = KIND_NAMES[kind], self._cache.pools[DEVICE][kind]
             state[f"free/{name}/device"] = pool.num_free * self._pools.unit(name)
             if self._pools.copy_delay:
@@ -222,14 +214,14 @@ class SimulatorSide:
             places = [
                 (f"{KIND_NAMES[kind]}/{name}", node.held[tier][kind], node.locks[tier][kind])
                 for tier, name in enumerate(TIER_NAMES)
-                for kind in self._tree.kinds
+                for kind in self._tree.kinds.numbers
             ]
             locks = {place: count for place, _, count in places} | {"full/device": paths[node]}
             yield NodeView(names, [place for place, held, _ in places if held is not None], locks)
 
     def _count_evictions(self) -> None:
         for tier in TIER_NAMES:
-            for kind in self._tree.kinds:
+            for kind in self._tree.kinds.numbers:
                 name, unit = KIND_NAMES[kind], self._pools.unit(KIND_NAMES[kind])
                 total = self._cache.counters[f"evict/{tier}_{name}_pages"] * unit
                 self._tally.evicted(f"{name}/{tier}", total - self._evicted[f"{name}/{tier}"])
@@ -247,7 +239,7 @@ class CountedIo:
         self.now = 0  # the number of the request at hand
         self.load_back: LoadBack | None = None  # of that request
         self.stored: set[Key] = set()
-        self.num_stored = [0, 0, 0]  # of them, by kind
+        self.num_stored: Counter[int] = Counter()  # of them, by kind
         self._inner, self._pools, self._tally = inner, pools, tally
         self._late: deque[tuple[int, Reported]] = deque()  # (number of the request then, copy)
 
@@ -297,10 +289,8 @@ class CountedIo:
             return
         self._moved(FULL, "read", done.completed_pages)
         end = done.restored_pages
-        if end and done.window_pages:
-            self._moved(SWA, "read", end - done.swa_first(end))
-        if end and done.has_state:
-            self._moved(MAMBA, "read", 1)
+        for kind, pages in done.needs:
+            self._moved(kind, "read", min(end, pages))
 
     def _moved(self, kind: int, how: str, num_pages: int) -> None:
         name = KIND_NAMES[kind]

@@ -17,8 +17,7 @@ from rich import box
 from rich.table import Table
 
 from experiments.studies.command import run_study
-from hicache.cache.tiers.capacity import page_bytes
-from hicache.cache.tree.node import FULL, MAMBA, SWA
+from hicache.cache.kinds import FULL, MAMBA, SWA, model_kinds
 from hicache.cli.console import console
 from hicache.cli.tables.sweep_figure import COLOURS
 from hicache.config import CHECKPOINT_PLACEMENTS, ExperimentConfig
@@ -59,7 +58,7 @@ def carry_out(config: ExperimentConfig, out_dir: Path) -> None:
     workload = load_workload(config.workload, data_dir=config.data_dir, seed=config.seed)
     page = config.cache.page_size
     visits = visits_of(workload.requests, page)
-    sizes = page_bytes(config.model, page, 1)
+    sizes = model_kinds(config.model, page, 1).page_bytes
     found = measure(visits, sizes, placement(config, sizes))
     title = f"{workload.name}, {config.model.name}"
     if found.bounds[0] is None:

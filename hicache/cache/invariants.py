@@ -10,26 +10,18 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import NoReturn
 
+from hicache.cache.kinds import FULL
 from hicache.cache.pages import PageIds
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.transfer import BackUp, LoadBack, StorageWrite
 from hicache.cache.tree.arrivals import FATES
-from hicache.cache.tree.node import (
-    DEVICE,
-    FULL,
-    HOST,
-    KIND_NAMES,
-    KINDS,
-    MAMBA,
-    SWA,
-    TIER_NAMES,
-    TIERS,
-    Node,
-)
+from hicache.cache.tree.node import DEVICE, HOST, TIER_NAMES, TIERS, Node
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
 from hicache.config import WritePolicy
+
+ByKind = tuple[list[list[PageIds]], ...]  # by tier and kind
 
 
 class BrokenLawError(AssertionError):
@@ -53,7 +45,7 @@ def check(
     tree = cache.tree
     survey = _Survey(tree)
     # host copies without their parent's, and sidecars without full, are what write_back allows
-    strict_host = cache.write_policy is not WritePolicy.write_back
+    strict_host = cache.knobs.write_policy is not WritePolicy.write_back
     for node in tree.nodes():
         _check_node(tree, node, strict_host=strict_host)
         survey.count(node)
@@ -64,7 +56,8 @@ def check(
     _check_pages(cache, prefetcher, survey.page_ids, running, loose_slots)
     _check_arrivals(cache, survey.page_ids[HOST][FULL])
     # a load-back may also fill the slot in which a running request computes
-    survey.locked[DEVICE][MAMBA] += [each.working_slot for each in running if each.working_slot]
+    for kind in tree.kinds.points:
+        survey.locked[DEVICE][kind] += [each.working_slot for each in running if each.working_slot]
     _check_transfers(cache, survey.locked)
     if prefetcher is not None:
         _check_anchors(prefetcher, set(survey.nodes))
@@ -75,10 +68,11 @@ class _Survey:
 
     def __init__(self, tree: RadixTree) -> None:
         self.nodes: list[Node] = []  # parents before their children
-        self.page_ids: tuple[list[list[PageIds]], ...] = ([[], [], []], [[], [], []])
-        self.locked: tuple[list[list[PageIds]], ...] = ([[], [], []], [[], [], []])  # of these
+        places = range(tree.kinds.size)
+        self.page_ids: ByKind = tuple([[] for _ in places] for _ in TIERS)
+        self.locked: ByKind = tuple([[] for _ in places] for _ in TIERS)  # of these
         self.leaves: tuple[set[Node], set[Node]] = (set(), set())
-        self.sidecars: tuple[list[set[Node]], ...] = ([set(), set(), set()], [set(), set(), set()])
+        self.sidecars: tuple[list[set[Node]], ...] = tuple([set() for _ in places] for _ in TIERS)
         self._kinds = tree.kinds
 
     def count(self, node: Node) -> None:
@@ -87,11 +81,11 @@ class _Survey:
         device = node.held[DEVICE]
         for tier in TIERS:
             held, locks = node.held[tier], node.locks[tier]
-            for kind in self._kinds:
+            for kind in self._kinds.numbers:
                 page_ids = held[kind]
                 if page_ids is None:
                     continue
-                wanted = 1 if kind == MAMBA else node.end - node.start
+                wanted = self._kinds.count(kind, node.num_pages)
                 if len(page_ids) != wanted:
                     _break(5, f"{node} holds {len(page_ids)} page ids instead of {wanted}")
                 self.page_ids[tier][kind].append(page_ids)
@@ -112,9 +106,11 @@ def check_drained(cache: PrefixCache, prefetcher: Prefetcher | None) -> None:
     """Check the laws, and that nothing is locked, staged, under way or held by a request."""
     check(cache, prefetcher, [])
     for tier in TIERS:
-        for kind in KINDS:
+        for kind in cache.tree.kinds.numbers:
             protected = cache.tree.residency.protected[tier][kind]
-            what = f"{KIND_NAMES[kind]} pages are still locked on the {TIER_NAMES[tier]}"
+            what = (
+                f"{cache.tree.kinds.names[kind]} pages are still locked on the {TIER_NAMES[tier]}"
+            )
             _hold(protected == 0, 5, f"{protected} {what}")
     for node in cache.tree.nodes():
         if node.path_locks or any(map(any, node.locks)):
@@ -165,15 +161,15 @@ def _check_node(tree: RadixTree, node: Node, *, strict_host: bool) -> None:
     for tier in (DEVICE, HOST) if strict_host else (DEVICE,):
         held = node.held[tier]
         if held[FULL] is None:
-            if held[SWA] is not None or held[MAMBA] is not None:
+            if any(held[kind] is not None for kind in tree.kinds.aux):
                 _break(1, f"{node} holds sidecars without full on the {TIER_NAMES[tier]}")
         elif not parent.is_root and parent.held[tier][FULL] is None:
             _break(3, f"{node} is on the {TIER_NAMES[tier]} and its parent {parent} is not")
-    _, swa, mamba = node.locks[HOST]
-    if mamba > swa and host[SWA] is not None:
-        _break(
-            4, f"{node} has a locked state but an unlocked window, whose eviction would drop both"
-        )
+    locks = node.locks[HOST]
+    for point in tree.kinds.points:
+        for window, _ in tree.kinds.windows:
+            if locks[point] > locks[window] and host[window] is not None:
+                _break(4, f"{node} has a locked state but an unlocked window")
 
 
 def _check_locks(tree: RadixTree, survey: _Survey) -> None:
@@ -184,26 +180,28 @@ def _check_locks(tree: RadixTree, survey: _Survey) -> None:
         if own < 0:
             _break(4, f"{node} has fewer locks than locked children")
         num_ending[node] = own + sum(num_ending[child] for child in children)
-        _, swa, mamba = node.locks[DEVICE]
-        if (tree.has_swa and swa < own) or swa > num_ending[node]:
-            _break(4, f"{node} has window locks that do not match its full locks")
-        if mamba != own * tree.has_states:
-            _break(4, f"{node} has state locks that do not match its full locks")
+        locks = node.locks[DEVICE]
+        for kind, _ in tree.kinds.windows:
+            if not own <= locks[kind] <= num_ending[node]:
+                _break(4, f"{node} has window locks that do not match its full locks")
+        for kind in tree.kinds.points:
+            if locks[kind] != own:
+                _break(4, f"{node} has state locks that do not match its full locks")
 
 
 def _check_counts(tree: RadixTree, survey: _Survey) -> None:
     residency, count = tree.residency, len(survey.nodes)
     _hold(tree.num_nodes == count, 6, f"the tree counts {tree.num_nodes} nodes but has {count}")
     for tier in TIERS:
-        for kind in KINDS:
+        for kind in tree.kinds.numbers:
             there = (survey.page_ids[tier][kind], survey.locked[tier][kind])
             found = tuple(sum(map(len, page_ids)) for page_ids in there)
             counted = (residency.resident[tier][kind], residency.protected[tier][kind])
             _hold(
                 found == counted,
                 5,
-                f"{TIER_NAMES[tier]} {KIND_NAMES[kind]}: resident and protected pages are {found}, "
-                f"counted as {counted}",
+                f"{TIER_NAMES[tier]} {tree.kinds.names[kind]}: resident and protected pages are "
+                f"{found}, counted as {counted}",
             )
 
 
@@ -218,44 +216,47 @@ def _check_queues(tree: RadixTree, survey: _Survey) -> None:
             6,
             f"the leaf set of the {TIER_NAMES[tier]} differs from the leaves of the tree",
         )
-        for kind in (SWA, MAMBA):
+        for kind in tree.kinds.aux:
+            name = tree.kinds.names[kind]
             queued = tree.residency.sidecars[tier][kind].nodes()
             _hold(
                 {node for node in queued if not node.locks[tier][kind]}
                 == survey.sidecars[tier][kind],
                 6,
-                f"the {KIND_NAMES[kind]} queue of the {TIER_NAMES[tier]} differs from the tree",
+                f"the {name} queue of the {TIER_NAMES[tier]} differs from the tree",
             )
 
 
 def _check_pages(
     cache: PrefixCache,
     prefetcher: Prefetcher | None,
-    held: tuple[list[list[PageIds]], ...],
+    held: ByKind,
     sequences: list[Sequence],
     loose_slots: Iterable[PageIds],
 ) -> None:
-    device = held[DEVICE]
+    device, kinds = held[DEVICE], cache.tree.kinds
     for sequence in sequences:
         first, end = sequence.tree_pages, sequence.num_pages
-        device[FULL].append(sequence.full_pages[first:end])
-        if cache.tree.has_swa:
-            device[SWA].append(sequence.swa_pages[max(first, sequence.swa_start) : end])
+        for kind in kinds.paged if first < end else ():
+            own = max(first, sequence.starts[kind])
+            device[kind].append(sequence.pages[kind][own:end])
         slots = (
             sequence.working_slot,
             sequence.boundary_slot,
             sequence.spare_slots,
             *sequence.states.values(),
         )
-        device[MAMBA] += [slot for slot in slots if slot is not None]
-    device[MAMBA] += loose_slots
+        for kind in kinds.points:
+            device[kind] += [slot for slot in slots if slot is not None]
+    for kind in kinds.points:
+        device[kind] += loose_slots
     if prefetcher is not None:
         for prefetch in {*prefetcher.active.values(), *prefetcher.lingering}:
-            for kind in KINDS:
+            for kind in kinds.numbers:
                 held[HOST][kind].append(prefetch.staged[kind])
     for tier in TIERS:
-        for kind in KINDS:
-            name = f"{TIER_NAMES[tier]} {KIND_NAMES[kind]}"
+        for kind in kinds.numbers:
+            name = f"{TIER_NAMES[tier]} {kinds.names[kind]}"
             owned = set(chain.from_iterable(held[tier][kind]))
             if len(owned) != sum(map(len, held[tier][kind])):
                 ((page_id, _),) = Counter(chain.from_iterable(held[tier][kind])).most_common(1)
@@ -289,21 +290,20 @@ def _check_anchors(prefetcher: Prefetcher, nodes: set[Node]) -> None:
             _hold(anchor.held[HOST][FULL] is not None, 7, f"anchor {anchor} is not on the host")
 
 
-def _check_transfers(cache: PrefixCache, locked: tuple[list[list[PageIds]], ...]) -> None:
+def _check_transfers(cache: PrefixCache, locked: ByKind) -> None:
     # every page that a copy still reads or fills is locked
     for transfer in cache.in_flight:
         for tier, kind, moving in _ends(transfer):
             loose = moving.difference(*locked[tier][kind])
-            what = f"{TIER_NAMES[tier]} {KIND_NAMES[kind]} pages"
+            what = f"{TIER_NAMES[tier]} {cache.tree.kinds.names[kind]} pages"
             _hold(not loose, 7, f"{what} {sorted(loose)} of a copy are not locked")
 
 
 def _ends(transfer: LoadBack | BackUp | StorageWrite) -> Iterator[tuple[int, int, set[int]]]:
-    # (tier, component, pages) that a transfer needs until it is done
+    # (tier, kind, pages) that a transfer needs until it is done
     if isinstance(transfer, StorageWrite):
-        for kind in KINDS:
-            if not transfer.is_given_away:
-                yield HOST, kind, {page_id for each, page_id in transfer.pages if each == kind}
+        for kind, page_ids in transfer.parts if not transfer.is_given_away else ():
+            yield HOST, kind, set(page_ids)
         return
     source, target = (DEVICE, HOST) if isinstance(transfer, BackUp) else (HOST, DEVICE)
     for move in transfer.moves:

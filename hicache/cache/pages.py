@@ -2,8 +2,9 @@
 
 import zlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
+from typing import NamedTuple
 
 PageIds = list[int]
 NO_PAGES: PageIds = []  # not to be written
@@ -75,7 +76,21 @@ def _take_back(taken: set[int], page_ids: PageIds) -> None:
         raise ValueError("the same page appears twice in one call of free")
 
 
-Pools = tuple[list[PageAllocator], list[PageAllocator]]  # by tier and component
+Pools = tuple[list[PageAllocator], list[PageAllocator]]  # by tier and kind
+
+
+class FreePages(NamedTuple):
+    """Ids that go back to the pool of one kind on one tier."""
+
+    tier: int
+    kind: int
+    page_ids: PageIds
+
+
+def free(actions: Iterable[FreePages], pools: Pools) -> None:
+    """Give them back."""
+    for tier, kind, page_ids in actions:
+        pools[tier][kind].free(page_ids)
 
 
 class TracedAllocator(PageAllocator):

@@ -7,11 +7,10 @@ reports each piece with `complete` when it is done.
 from collections import Counter
 from dataclasses import dataclass
 
-from hicache.cache.pages import PageIds, Pools
-from hicache.cache.tiers.back_ups import BackUps
-from hicache.cache.tiers.device_allocator import DeviceAllocator
-from hicache.cache.tiers.host_allocator import HostAllocator
-from hicache.cache.tiers.load_backs import LoadBacks
+from hicache.cache.kinds import FULL
+from hicache.cache.pages import FreePages, PageIds, Pools, free
+from hicache.cache.tiers.device import Device
+from hicache.cache.tiers.host import Host
 from hicache.cache.tiers.storage_writes import StorageWriter
 from hicache.cache.tiers.transfer import (
     BackUp,
@@ -22,15 +21,12 @@ from hicache.cache.tiers.transfer import (
     StorageWrite,
     Work,
 )
-from hicache.cache.tree.actions import FreePages, free
-from hicache.cache.tree.arrivals import Arrivals
 from hicache.cache.tree.insertion import attach_state, insert, insert_host
-from hicache.cache.tree.match import MatchResult
-from hicache.cache.tree.node import DEVICE, FULL, MAMBA, SWA, Node
+from hicache.cache.tree.node import DEVICE, MatchResult, Node
 from hicache.cache.tree.page_history import Pressure
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
-from hicache.config import StorageWrites, Tiering, WritePolicy
+from hicache.config import StorageConfig, WritePolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,85 +44,39 @@ class PrefixCache:
     """Keeps prefixes on device and host, within the pools it is given.
 
     Args:
-        page_bytes: bytes of one page (full, swa) or slot (mamba), by component.
+        tree: its nodes; `tree.knobs` are the settings of the cache.
+        pools: by tier and kind.
+        storage: when and how host data is written to storage.
         storage_queue_bytes: host bytes that storage writes may pin; None: there is no storage.
-        tiering: whether what is read from storage stays there.
-        storage_writes: when host data is written to storage; `write_hits`: for `selective`.
-        backs_up_answers: whether what a request leaves at its end is copied to the host.
-        evicts_whole: whether the host makes room for all pages of a copy, not for those missing.
-        loads_last_page: where a prompt of whole pages lacks only the last one, a request loads it
-            from the host and computes one token.
-        spare_pages: pages that stay free when a request takes some, if enough can be evicted.
-        states_per_request: slots that a running request holds, at least two.
-        loads_states_twice: a state on the host is copied to the request's slot as well.
     """
 
     def __init__(
         self,
         tree: RadixTree,
         pools: Pools,
+        storage: StorageConfig | None = None,
         *,
-        page_bytes: tuple[int, int, int],
-        write_policy: WritePolicy = WritePolicy.write_through,
-        load_back_threshold: int = 10,
         storage_queue_bytes: int | None = None,
-        tiering: Tiering = Tiering.inclusive,
-        storage_writes: StorageWrites = StorageWrites.on_back_up,
-        write_hits: int = 1,
-        backs_up_answers: bool = True,
-        evicts_whole: bool = False,
-        loads_last_page: bool = False,
-        spare_pages: int = 0,
-        states_per_request: int = 2,
-        loads_states_twice: bool = False,
     ) -> None:
         self.tree = tree
         self.pools = pools
         self.page_size = tree.page_size
-        self.write_policy = write_policy
-        self._backs_up_answers = backs_up_answers
-        self._loads_last_page = loads_last_page
-        self._spare_pages = spare_pages
-        self.states_per_request = states_per_request
-        self._loads_states_twice = loads_states_twice
+        self._units = tree.kinds.units
+        self.knobs = knobs = tree.knobs
         self.counters: Counter[str] = Counter()
-        self.arrivals = Arrivals(self.counters)
-        self._bookings = Bookings(page_bytes)
+        self._bookings = Bookings(tree.kinds, pools, self.counters)
+        self.arrivals = self._bookings.arrivals
         self.in_flight = self._bookings.in_flight
         self._writer = None
         if storage_queue_bytes is not None:
             self._writer = StorageWriter(
-                tree,
-                self._bookings,
-                self.counters,
-                queue_bytes=storage_queue_bytes,
-                tiering=tiering,
-                when=storage_writes,
-                write_hits=write_hits,
+                tree, self._bookings, storage or StorageConfig(), queue_bytes=storage_queue_bytes
             )
         # each tier makes room with the help of the one below it
-        self.host_allocator = HostAllocator(
-            tree, pools, self.counters, self.arrivals, self._writer, evicts_whole=evicts_whole
-        )
-        self._back_ups = BackUps(
-            tree,
-            self.host_allocator,
-            self._bookings,
-            self.counters,
-            hits=2 if write_policy is WritePolicy.write_through_selective else 1,
-        )
-        write_back = self._back_ups if write_policy is WritePolicy.write_back else None
-        self.device_allocator = DeviceAllocator(
-            tree, pools, self.counters, self.arrivals, write_back
-        )
-        self._load_backs = LoadBacks(
-            tree,
-            self.device_allocator,
-            self._bookings,
-            self.counters,
-            self.arrivals,
-            threshold=load_back_threshold,
-        )
+        hits = 2 if knobs.write_policy is WritePolicy.write_through_selective else 1
+        self.host = Host(tree, self._bookings, self._writer, hits=hits)
+        write_back = self.host if knobs.write_policy is WritePolicy.write_back else None
+        self.device = Device(tree, self._bookings, write_back)
 
     # -- what is to be carried out -------------------------------------------------------------
 
@@ -147,15 +97,20 @@ class PrefixCache:
     # -- how much room there is ----------------------------------------------------------------
 
     def available_size(self, kind: int, tier: int = DEVICE) -> int:
-        """Free tokens (mamba: slots) of a pool, nothing evicted."""
-        return self.pools[tier][kind].num_free * self._unit(kind)
+        """Free tokens (or slots) of a pool, nothing evicted."""
+        return self.pools[tier][kind].num_free * self._units[kind]
 
     def evictable_size(self, kind: int) -> int:
-        """Tokens (mamba: slots) that eviction could free on the device."""
-        return self.device_allocator.evictable(kind) * self._unit(kind)
+        """Tokens (or slots) that eviction could free on the device."""
+        return self.device.evictable(kind) * self._units[kind]
 
-    def room(self, kind: int) -> int:
-        """Tokens (mamba: slots) that allocation on the device can count on."""
+    @property
+    def device_pages(self) -> int | None:
+        """Pages of full KV that the device has; None if it is never full."""
+        return self.pools[DEVICE][FULL].capacity
+
+    def room(self, kind: int = FULL) -> int:
+        """Tokens (or slots) that allocation on the device can count on."""
         return self.available_size(kind) + self.evictable_size(kind)
 
     # -- a request's life ----------------------------------------------------------------------
@@ -185,33 +140,36 @@ class PrefixCache:
         self.tree.history.press(Pressure.load_back, sequence.chain)
         if match.needs_host_load_back:
             held_before = self._full_by_tier(match.best_node, storage_start, storage_end)
-            if self._loads_states_twice and match.mamba_host_hit_length:
-                sequence.working_slot = self.device_allocator.allocate(MAMBA, 1)
-            load_back = self._load_backs.load(match)
+            for kind in self.tree.kinds.points:
+                if self.knobs.loads_states_twice and match.host_hits[kind]:
+                    sequence.working_slot = self.device.allocate(kind, 1)
+            load_back = self.device.load(match)
             if load_back is not None:
                 node = match.best_node
         if load_back is None:
             held_before = (node.end, 0, 0)
         sequence.lock = self.tree.lock(node)
-        if self.tree.has_states and not self._take_slots(sequence, node, load_back):
+        if not self._take_slots(sequence, node, load_back):
             # a load-back stays: it is in the tree, and will be a device hit the next time
             self._release_lock(sequence)
             return None
-        sequence.tree_pages = sequence.num_pages = sequence.swa_start = node.end
-        sequence.full_pages, sequence.swa_pages = [], []
+        sequence.tree_pages = sequence.num_pages = node.end
+        kinds = self.tree.kinds
+        sequence.starts = [node.end] * kinds.size
+        pages: list[PageIds] = [[] for _ in range(kinds.size)]
+        sequence.pages = pages
         for above in node.span():
             device = above.held[DEVICE]
-            sequence.full_pages += device[FULL] or []
-            if self.tree.has_swa:
-                sequence.swa_pages += device[SWA] or [-1] * above.num_pages
+            for kind in kinds.paged:
+                pages[kind] += device[kind] or [-1] * above.num_pages
             above.hit_count += 1
         if self._writer is not None:
             self._writer.on_hit(node)
         size = self.page_size
         on_device, on_host, from_storage = held_before
         cached_len, host_len = node.end * size, on_host * size
-        if self._loads_last_page and cached_len + size == prompt_len:
-            last = self._load_backs.load_last(node, sequence, load_back)
+        if self.knobs.loads_last_page and cached_len + size == prompt_len:
+            last = self.device.load_last(node, sequence, load_back)
             if last is not None:
                 load_back, cached_len, host_len = last, prompt_len - 1, host_len + size - 1
         return Acquired(
@@ -231,16 +189,16 @@ class PrefixCache:
         chain = sequence.chain
         is_answer = chain is not None and num_tokens > chain.target_len
         self.tree.history.press(Pressure.decode if is_answer else Pressure.prefill, chain)
-        full = self.device_allocator.allocate(FULL, count, spare=self._spare_pages)
-        if full is None:
-            return False
-        if self.tree.has_swa:
-            swa = self.device_allocator.allocate(SWA, count, spare=self._spare_pages)
-            if swa is None:
-                self.pools[DEVICE][FULL].free(full)
+        allocated: list[tuple[int, PageIds]] = []
+        for kind in self.tree.kinds.paged:
+            page_ids = self.device.allocate(kind, count, spare=self.knobs.spare_pages)
+            if page_ids is None:
+                for earlier, ids in allocated:
+                    self.device.free(earlier, ids)
                 return False
-            sequence.swa_pages += swa
-        sequence.full_pages += full
+            allocated.append((kind, page_ids))
+        for kind, page_ids in allocated:
+            sequence.pages[kind] += page_ids
         sequence.num_pages = num_pages
         return True
 
@@ -250,21 +208,21 @@ class PrefixCache:
         Those before the last page boundary below `length` are kept as well, a window of them: that
         is where an equal sequence starts, which computes its last token again.
         """
-        if not self.tree.has_swa:
-            return
-        boundary = (length - 1) // self.page_size * self.page_size
-        end = min((boundary - self.tree.window_len) // self.page_size, sequence.num_pages)
-        if end <= sequence.swa_start:
-            return
-        first = max(sequence.swa_start, sequence.tree_pages)
-        if end > first:
-            self.pools[DEVICE][SWA].free(sequence.swa_pages[first:end])
-        sequence.swa_start = end
+        for kind, pages in self.tree.kinds.windows:
+            start = sequence.starts[kind]
+            end = min((length - 1) // self.page_size - pages, sequence.num_pages)
+            if end <= start:
+                continue
+            first = max(start, sequence.tree_pages)
+            if end > first:
+                self.pools[DEVICE][kind].free(sequence.pages[kind][first:end])
+            sequence.starts[kind] = end
 
     def take_state_slot(self) -> PageIds | None:
         """A slot for a state that is about to be captured, or None if every one is locked."""
         self.tree.history.press(Pressure.slot)
-        return self.device_allocator.allocate(MAMBA, 1)
+        (kind,) = self.tree.kinds.points
+        return self.device.allocate(kind, 1)
 
     def publish(self, sequence: Sequence, num_pages: int, *, is_answer: bool = False) -> None:
         """Put the sequence's pages `[tree_pages, num_pages)` and its states into the tree.
@@ -277,16 +235,19 @@ class PrefixCache:
         assert lock is not None
         node = lock.node
         first = sequence.tree_pages
-        cuts = {num_pages, sequence.swa_start, *sequence.states}
-        if tree.has_swa and num_pages - tree.window_pages > sequence.swa_start + 1:
-            cuts.add(num_pages - tree.window_pages)  # so that one lock pins one window
+        kinds = tree.kinds
+        cuts = {num_pages, *sequence.states}
+        for kind, pages in kinds.windows:
+            cuts.add(sequence.starts[kind])
+            if num_pages - pages > sequence.starts[kind] + 1:
+                cuts.add(num_pages - pages)  # so that one lock pins one window
         actions: list[FreePages] = []
         for cut in sorted(cut for cut in cuts if first <= cut <= num_pages):
             node = insert(tree, node, sequence, cut, actions)
             state = sequence.states.pop(cut, None)
-            if state is not None and not attach_state(tree, node, state):
-                actions.append(FreePages(DEVICE, MAMBA, state))
-        tree.residency.touch_window(node)
+            if state is not None:
+                attach_state(tree, node, state, actions)
+        tree.residency.touch_windows(node)
         free(actions, self.pools)
         if node is not lock.node:
             sequence.lock = tree.lock(node)
@@ -295,10 +256,10 @@ class PrefixCache:
         if sequence.chain is not None:
             tree.history.press(Pressure.back_up, sequence.chain)
             tree.history.publish(sequence.chain, first, num_pages)
-        if self.write_policy is not WritePolicy.write_back and (
-            self._backs_up_answers or not is_answer
+        if self.knobs.write_policy is not WritePolicy.write_back and (
+            self.knobs.backs_up_answers or not is_answer
         ):
-            self._back_ups.save_path(node)
+            self.host.save_path(node)
 
     def finish(self, sequence: Sequence, num_pages: int, *, is_answer: bool = True) -> None:
         """Publish the first `num_pages` and give everything else back."""
@@ -310,14 +271,14 @@ class PrefixCache:
         first, end = sequence.tree_pages, sequence.num_pages
         if sequence.chain is not None:
             self.tree.history.abandon(sequence.chain, first, end)
-        self.pools[DEVICE][FULL].free(sequence.full_pages[first:end])
-        if self.tree.has_swa:
-            own = max(first, sequence.swa_start)
-            self.pools[DEVICE][SWA].free(sequence.swa_pages[own:end])
+        if first < end:
+            for kind in self.tree.kinds.paged:
+                own = max(first, sequence.starts[kind])
+                self.pools[DEVICE][kind].free(sequence.pages[kind][own:end])
         slots = (sequence.working_slot, sequence.boundary_slot, sequence.spare_slots)
         for slot in (*slots, *sequence.states.values()):
             if slot is not None:
-                self.pools[DEVICE][MAMBA].free(slot)
+                self.device.free(self.tree.kinds.points[0], slot)
         sequence.working_slot = sequence.boundary_slot = sequence.spare_slots = None
         sequence.states.clear()
         sequence.num_pages = sequence.tree_pages = 0
@@ -341,13 +302,8 @@ class PrefixCache:
 
     # -- what prefetch has brought -----------------------------------------------------------------
 
-    def insert_host(
-        self,
-        anchor: Node,
-        sequence: Sequence,
-        pages: tuple[PageIds, PageIds, PageIds],
-    ) -> int:
-        """Publish staged pages below `anchor`, with their window and state.
+    def insert_host(self, anchor: Node, sequence: Sequence, pages: list[PageIds]) -> int:
+        """Publish staged pages below `anchor`, with their windows and state.
 
         Returns how many full pages were new.
         """
@@ -366,25 +322,24 @@ class PrefixCache:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _unit(self, kind: int) -> int:
-        return 1 if kind == MAMBA else self.page_size
-
     def _take_slots(self, sequence: Sequence, node: Node, load_back: LoadBack | None) -> bool:
-        self.tree.history.press(Pressure.slot, sequence.chain)
-        taken = sequence.working_slot or []  # what a load-back filled has its slot already
-        slots = self.device_allocator.allocate(MAMBA, self.states_per_request - len(taken))
-        if slots is None:
-            self.pools[DEVICE][MAMBA].free(taken)
-            sequence.working_slot = None
-            return False
-        slots = taken + slots
-        sequence.working_slot, sequence.boundary_slot = slots[:1], slots[1:2]
-        sequence.spare_slots = slots[2:]
-        state = node.held[DEVICE][MAMBA]
-        if self._loads_states_twice and load_back is not None and load_back.num_pages[MAMBA]:
-            self._load_backs.load_again(load_back, sequence.working_slot)
-        elif state is not None:
-            self.outbox.append(CopyState(source=state, target=sequence.working_slot))
+        # the working state and the boundary's, where the model has states
+        for kind in self.tree.kinds.points:
+            self.tree.history.press(Pressure.slot, sequence.chain)
+            taken = sequence.working_slot or []  # what a load-back filled has its slot already
+            slots = self.device.allocate(kind, self.knobs.states_per_request - len(taken))
+            if slots is None:
+                self.device.free(kind, taken)
+                sequence.working_slot = None
+                return False
+            slots = taken + slots
+            sequence.working_slot, sequence.boundary_slot = slots[:1], slots[1:2]
+            sequence.spare_slots = slots[2:]
+            state = node.held[DEVICE][kind]
+            if self.knobs.loads_states_twice and load_back is not None and load_back.counts[kind]:
+                self.device.load_again(load_back, sequence.working_slot)
+            elif state is not None:
+                self.outbox.append(CopyState(source=state, target=sequence.working_slot))
         return True
 
     def _release_lock(self, sequence: Sequence) -> None:

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Mapping
 
 from hicache.cache import invariants
+from hicache.cache.kinds import Kinds
 from hicache.cache.named import LENGTHS, RANKING, make_policy
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
@@ -11,15 +12,14 @@ from hicache.cache.reasons.explainer import Explainer
 from hicache.cache.tiers.capacity import make_pools
 from hicache.cache.tree.eviction import POLICIES, EvictionPolicy
 from hicache.cache.tree.keys import PageNames
-from hicache.cache.tree.node import FULL
 from hicache.cache.tree.page_history import PageHistory
 from hicache.cache.tree.page_registry import PageRegistry
 from hicache.cache.tree.radix_tree import RadixTree
-from hicache.config import LAST_CHUNK, CacheConfig, ExperimentConfig, WritePolicy
+from hicache.config import LAST_CHUNK, CacheConfig, ExperimentConfig
 from hicache.engine.deployment import Deployment
 from hicache.engine.loop import Engine
 from hicache.engine.runtime import Runtime
-from hicache.models import GIB, ComponentKind
+from hicache.models import GIB
 from hicache.scheduler.checkpoints import PLACEMENTS, Placement
 from hicache.scheduler.scheduler import Scheduler
 
@@ -43,11 +43,11 @@ def build_engine(
         registry: of the workload's pages, where computed tokens are to be explained.
         names_evictions: whether an explanation says which evictions it was.
     """
-    tree = _tree(config, names, registry)
+    tree = _tree(config, deployment.kinds, names, registry)
     cache = _cache(config, deployment, tree, has_storage=runtime.has_storage)
     prefetcher = None
     if runtime.has_storage:
-        capacity = deployment.host.counts[FULL]
+        capacity = deployment.host.full_pages
         tokens = None if capacity is None else capacity * config.cache.page_size
         prefetcher = Prefetcher(cache, config.prefetch, tokens)
     explainer = None
@@ -79,8 +79,10 @@ def build_engine(
     return Engine(cache, prefetcher, scheduler, runtime.executor(cache), check=check)
 
 
-def _tree(config: ExperimentConfig, names: PageNames, registry: PageRegistry | None) -> RadixTree:
-    knobs, model = config.cache, config.model
+def _tree(
+    config: ExperimentConfig, kinds: Kinds, names: PageNames, registry: PageRegistry | None
+) -> RadixTree:
+    knobs = config.cache
     policy: EvictionPolicy = make_policy(
         "cache.eviction",
         knobs.eviction,
@@ -89,46 +91,21 @@ def _tree(config: ExperimentConfig, names: PageNames, registry: PageRegistry | N
         knobs=knobs.eviction_args,
     )
     return RadixTree(
-        page_size=knobs.page_size,
-        names=names,
-        policy=policy,
-        window_len=model.window_len,
-        has_states=ComponentKind.mamba in model.components,
-        split_refreshes=knobs.split_refreshes,
-        leaving_refreshes=knobs.leaving_refreshes,
-        trims_leaves=knobs.trims_leaves,
-        loads_whole_nodes=knobs.loads_whole_nodes,
-        reclaims_duplicates=knobs.write_policy is WritePolicy.write_back,
-        history=PageHistory(registry),
+        kinds=kinds, names=names, policy=policy, knobs=knobs, history=PageHistory(registry, kinds)
     )
 
 
 def _cache(
     config: ExperimentConfig, deployment: Deployment, tree: RadixTree, *, has_storage: bool
 ) -> PrefixCache:
-    knobs, storage = config.cache, config.storage
-    return PrefixCache(
-        tree,
-        make_pools(
-            deployment.device,
-            deployment.host,
-            is_traced=config.parallel.ranks > 1,
-            is_checked=config.engine.check_invariants or config.executor.kind != "simulated",
-        ),
-        page_bytes=deployment.page_bytes,
-        write_policy=knobs.write_policy,
-        load_back_threshold=knobs.load_back_threshold,
-        storage_queue_bytes=queue_bytes(config, deployment) if has_storage else None,
-        tiering=storage.tiering,
-        storage_writes=storage.write,
-        write_hits=storage.write_hits,
-        backs_up_answers=knobs.backs_up_answers,
-        evicts_whole=knobs.evicts_whole,
-        loads_last_page=knobs.loads_last_page,
-        spare_pages=knobs.spare_pages,
-        states_per_request=knobs.states_per_request,
-        loads_states_twice=knobs.loads_states_twice,
+    pools = make_pools(
+        deployment.device,
+        deployment.host,
+        is_traced=config.parallel.ranks > 1,
+        is_checked=config.engine.check_invariants or config.executor.kind != "simulated",
     )
+    num_bytes = queue_bytes(config, deployment) if has_storage else None
+    return PrefixCache(tree, pools, config.storage, storage_queue_bytes=num_bytes)
 
 
 def _placement(knob: str, name: str, args: Mapping[str, float], knobs: CacheConfig) -> Placement:

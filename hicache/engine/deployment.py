@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, replace
 
-from hicache.cache.tiers.capacity import Capacity, capacities, engine_rule, page_bytes
-from hicache.cache.tree.node import FULL, KIND_NAMES, MAMBA, SWA
+from hicache.cache.kinds import Kinds, model_kinds
+from hicache.cache.tiers.capacity import Capacity, capacities, engine_rule
 from hicache.config import ExperimentConfig
 from hicache.executor.simulated.cost import CostModel
 from hicache.models import GIB
@@ -13,13 +13,12 @@ from hicache.models import GIB
 class Deployment:
     """One model on the devices of one engine.
 
-    `page_bytes`: of a page (full, swa) and a slot (mamba), over all devices. `device`, `host`: the
-    pools of the two tiers.
+    `kinds`: what is cached. `device`, `host`: the pools of the two tiers.
     """
 
     tp: int
     cost: CostModel
-    page_bytes: tuple[int, int, int]
+    kinds: Kinds
     device: Capacity
     host: Capacity
 
@@ -31,15 +30,15 @@ def deploy(config: ExperimentConfig) -> Deployment:
         ValueError: a pool has no room for the least that a request needs.
     """
     cost = CostModel(config.model, config.hardware, tp=config.tp, ep=config.parallel.ep)
-    sizes = page_bytes(config.model, config.cache.page_size, config.tp)
+    kinds = model_kinds(config.model, config.cache.page_size, config.tp)
     cache, free_bytes = config.cache, cost.free_device_bytes
     ruled_bytes = engine_rule(cache, config.model, config.hardware, config.tp)
     if ruled_bytes is not None:
         cache, free_bytes = replace(cache, device_gib=None), ruled_bytes
     if cache.host_gib_per_rank is not None:
         cache = replace(cache, host_gib=cache.host_gib_per_rank * config.tp)
-    device, host = capacities(cache, config.model, sizes, free_bytes)
-    return Deployment(tp=config.tp, cost=cost, page_bytes=sizes, device=device, host=host)
+    device, host = capacities(cache, config.model, kinds, free_bytes)
+    return Deployment(tp=config.tp, cost=cost, kinds=kinds, device=device, host=host)
 
 
 def describe(config: ExperimentConfig, deployment: Deployment) -> list[str]:
@@ -49,15 +48,11 @@ def describe(config: ExperimentConfig, deployment: Deployment) -> list[str]:
         return [f"{model} on {devices}: pools of unlimited size"]
     notes = []
     for word, capacity in (("device", deployment.device), ("host", deployment.host)):
-        parts = []
-        for kind in (FULL, SWA, MAMBA):
-            number = capacity.counts[kind]
-            if not deployment.page_bytes[kind] or number is None:
-                continue
-            if kind == MAMBA:
-                parts.append(f"{number:,} states")
-            else:
-                parts.append(f"{number * config.cache.page_size:,} {KIND_NAMES[kind]} tokens")
+        kinds, parts = deployment.kinds, []
+        for kind in kinds.numbers:
+            number = capacity.counts[kind] or 0
+            unit = "states" if kind in kinds.points else f"{kinds.names[kind]} tokens"
+            parts.append(f"{number * kinds.units[kind]:,} {unit}")
         held = " + ".join(parts)
         notes.append(f"{model} on {devices}, {word}: {_gib(capacity.total_bytes)} = {held}")
     return notes

@@ -104,7 +104,7 @@ class Engine:
         """
         if self.extending or self._delivered:
             return False
-        return self.cache.write_policy is not WritePolicy.write_back
+        return self.cache.knobs.write_policy is not WritePolicy.write_back
 
     def catch_up(self, now_ns: int) -> None:
         """Take in the steps of the run at hand that ended before now, for whoever looks.
@@ -223,7 +223,7 @@ class Engine:
         scheduler = self.scheduler
         if self._arrived or self._aborted or scheduler.waiting or scheduler.partial:
             return False
-        if self.cache.write_policy is WritePolicy.write_back or not self._delivered:
+        if self.cache.knobs.write_policy is WritePolicy.write_back or not self._delivered:
             return False
         return not any(isinstance(done, Prefetch) for done in self._delivered)
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from itertools import count
 
-from hicache.cache.tree.node import DEVICE, FULL
 from hicache.engine.loop import Engine
 from hicache.request import Request
 
@@ -72,8 +71,8 @@ class Scored:
 
         def score(number: int) -> tuple[float, int]:
             cache = engines[number].cache
-            capacity = cache.pools[DEVICE][FULL].capacity
-            free = 1.0 if capacity is None else cache.room(FULL) / (capacity * cache.page_size)
+            capacity = cache.device_pages
+            free = 1.0 if capacity is None else cache.room() / (capacity * cache.page_size)
             queue = (max(queues) - queues[number]) / spread if spread else 1.0
             held = cache.tree.usable_len(*prompt) + cache.tree.usable_len(*prompt, on_device=True)
             total = 2 * queue + 2 * free + held / request.prompt_len

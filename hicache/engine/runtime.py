@@ -1,15 +1,15 @@
 """What a run takes place in: its clock, its copies and storage, and who carries out steps."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
 from math import inf
 from typing import Protocol
 
+from hicache.cache.kinds import KEY_TAGS
 from hicache.cache.prefix_cache import PrefixCache
-from hicache.cache.tree.keys import COMPONENT_TAGS
 from hicache.clock import Clock, SimulatedClock
 from hicache.config import ExperimentConfig, StorageConfig
 from hicache.engine.deployment import Deployment
@@ -18,7 +18,7 @@ from hicache.executor.layer_groups import NUM_LAYER_GROUPS
 from hicache.executor.simulated.executor import SimulatedExecutor, SimulatedIo
 from hicache.executor.simulated.links import CopyPath, pcie_rate
 from hicache.executor.simulated.stores import EndlessStore, KeyStore, StandIns
-from hicache.models import ComponentKind
+from hicache.models import LayerKind
 from hicache.storage.base import KEY_BYTES
 from hicache.storage.build import GuardedStorage, open_simulated_storage
 
@@ -64,7 +64,7 @@ class SimulatedRuntime:
             self.stores: list[KeyStore] = [EndlessStore() for _ in range(num_ranks)]
             self.unguarded = self.stores
         else:
-            self.storages = _open_storages(config, deployment.page_bytes, self.clock)
+            self.storages = _open_storages(config, deployment.kinds.page_bytes, self.clock)
             self.stores = [StandIns(each.storage) for each in self.storages]
             self.unguarded = [StandIns(each.engine) for each in self.storages]
         self.has_storage = bool(self.stores)
@@ -83,7 +83,7 @@ class SimulatedRuntime:
             cost=deployment.cost,
             io=self.io,
             page_size=config.cache.page_size,
-            page_bytes=_part(deployment.page_bytes, num_ranks),
+            page_bytes=_part(deployment.kinds.page_bytes, num_ranks),
             load_rate=rates["to_device"],
             shared_load_rate=_shared_load_rate(rates),
             slowdown=_slowdown(config),
@@ -126,15 +126,15 @@ def _is_endless(config: StorageConfig) -> bool:
 
 
 def _open_storages(
-    config: ExperimentConfig, sizes: tuple[int, int, int], clock: Clock
+    config: ExperimentConfig, sizes: Sequence[int], clock: Clock
 ) -> list[GuardedStorage]:
     """None, or one for each rank, which holds its part of every page."""
     # simulated time moves keys, not pages: memory counts nominal bytes, others hold the keys
     nominal = config.storage.kind == "memory"
     num_ranks = config.parallel.ranks
     page_sizes = {
-        tag[0]: size if nominal else KEY_BYTES
-        for tag, size in zip(COMPONENT_TAGS, _part(sizes, num_ranks), strict=True)
+        tag: size if nominal else KEY_BYTES
+        for tag, size in zip(KEY_TAGS, _part(sizes, num_ranks), strict=False)
         if size
     }
     settings = config.storage
@@ -157,16 +157,15 @@ def _open_storages(
     return storages
 
 
-def _part(sizes: tuple[int, int, int], num_ranks: int) -> tuple[int, int, int]:
-    full, swa, mamba = sizes
-    return -(-full // num_ranks), -(-swa // num_ranks), -(-mamba // num_ranks)
+def _part(sizes: Sequence[int], num_ranks: int) -> list[int]:
+    return [-(-size // num_ranks) for size in sizes]
 
 
 def _copy_rates(config: ExperimentConfig, tp: int) -> dict[str, float]:
     """Bytes a second of an engine's links; its devices copy side by side."""
     model, hardware = config.model, config.hardware
     layer_page = model.full_layer_token_bytes * config.cache.page_size
-    num_copies = model.kv_copies(ComponentKind.full, tp)
+    num_copies = model.kv_copies(LayerKind.full, tp)
     path = CopyPath(config.executor.copy_path)
     # a device's part of one layer's page is contiguous. A staged copy crosses the link in the parts
     # of all layers that it moves at once: a group of them to the device, every one to the host

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator
 
 from hicache.cache.tree.keys import keys, make_root
-from hicache.cache.tree.node import FULL, MAMBA, SWA
 from hicache.cache.tree.page_registry import Stored
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
@@ -35,12 +34,10 @@ def warm_registry(requests: Iterable[Request], tree: RadixTree) -> None:
 
 
 def _left(request: Request, tree: RadixTree) -> Iterator[tuple[int, slice]]:
-    # each component, and where among the request's pages those are that are left of it
+    # each kind, and where among the request's pages those are that are left of it
     # the last answer token is never fed back, so no KV of it exists
     lengths = (request.prompt_len, request.prompt_len + request.output_len - 1)
-    yield FULL, slice(lengths[1] // tree.page_size)
+    yield tree.kinds.numbers[0], slice(lengths[1] // tree.page_size)
     for end in {length // tree.page_size for length in lengths} - {0}:
-        if tree.has_swa:
-            yield SWA, slice(max(end - tree.window_pages, 0), end)
-        if tree.has_states:
-            yield MAMBA, slice(end - 1, end)
+        for kind, pages in tree.kinds.extents:
+            yield kind, slice(max(end - pages, 0), end)

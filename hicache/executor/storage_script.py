@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
+from hicache.cache.kinds import FULL
 from hicache.cache.pages import PageIds
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tiers.transfer import StorageWrite
 from hicache.cache.tree.keys import Key
-from hicache.cache.tree.node import FULL, MAMBA, SWA
 
-Item = tuple[int, int]  # (component, host page id)
+Item = tuple[int, int]  # (kind, host page id)
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class Store:
 
 
 def read_script(prefetch: Prefetch, batch_pages: int) -> Iterator[Load]:
-    """Pages in batches until one is missing; then the window and state of what can be restored.
+    """Pages in batches until one is missing; then the windows and state of what can be restored.
 
     `Prefetch.stop_pages` ends the batches early. Once the prefetch is settled, nothing more is read
     after the batch at hand. Another thread may settle it meanwhile, so its staged pages are noted
@@ -84,10 +84,7 @@ def _loads(
             break
     end = prefetch.stop_pages or prefetch.usable_pages(completed)
     if end and prefetch.has_sidecars and not prefetch.is_settled:
-        window = staged[SWA][: end - prefetch.swa_first(end)]
-        sidecars = [
-            (kind, ids) for kind, ids in ((SWA, window), (MAMBA, staged[MAMBA])) if len(ids)
-        ]
+        sidecars = [(kind, staged[kind][: min(pages, end)]) for kind, pages in prefetch.needs]
         yield Load(prefetch.sidecar_keys(end), sidecars, restores=end)
 
 

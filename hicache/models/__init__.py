@@ -5,5 +5,5 @@ from hicache.models.machines import Figure as Figure
 from hicache.models.machines import HardwareConfig as HardwareConfig
 from hicache.models.machines import RateTable as RateTable
 from hicache.models.shapes import GIB as GIB
-from hicache.models.shapes import ComponentKind as ComponentKind
+from hicache.models.shapes import LayerKind as LayerKind
 from hicache.models.shapes import ModelConfig as ModelConfig

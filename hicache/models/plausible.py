@@ -9,7 +9,7 @@ from dataclasses import fields
 from math import inf
 
 from hicache.models.machines import Figure, HardwareConfig, RateTable
-from hicache.models.shapes import ComponentKind, ModelConfig
+from hicache.models.shapes import LayerKind, ModelConfig
 
 MLP_WIDTH = 16  # of an inner size, in hidden sizes; gpt-oss has 1, Gemma 3 4, Falcon 7B 4
 
@@ -52,7 +52,7 @@ def check_shape(model: ModelConfig) -> None:
     Raises:
         ValueError: one is off, with what it should lie between.
     """
-    full = model.num_holders(ComponentKind.full)
+    full = model.num_holders(LayerKind.full)
     _within(model, "number of full layers with KV of their own", full, 1, len(model.layer_words))
     _within(model, "hidden_size", model.hidden_size, 1, 1 << 17)
     _within(model, "num_query_heads", model.num_query_heads, 1, 1 << 12)

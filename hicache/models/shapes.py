@@ -12,8 +12,8 @@ from hicache.models.machines import HardwareConfig
 GIB = 1 << 30
 
 
-class ComponentKind(Enum):
-    """A kind of state that a model keeps of the tokens it has read."""
+class LayerKind(Enum):
+    """What the layers of one sort keep of the tokens they have read."""
 
     full = "full"
     swa = "swa"
@@ -21,9 +21,9 @@ class ComponentKind(Enum):
 
 
 _KIND_OF = (
-    dict.fromkeys("Ff", ComponentKind.full)
-    | dict.fromkeys("Ss", ComponentKind.swa)
-    | dict.fromkeys("MD", ComponentKind.mamba)
+    dict.fromkeys("Ff", LayerKind.full)
+    | dict.fromkeys("Ss", LayerKind.swa)
+    | dict.fromkeys("MD", LayerKind.mamba)
 )
 
 
@@ -142,7 +142,7 @@ class ModelConfig:
                 f"got {self.pattern!r}"
             )
         if self.pattern.strip():
-            for kind in ComponentKind:
+            for kind in LayerKind:
                 name = f"num_{kind.value}_layers"
                 said = getattr(self, name)
                 shown = sum(kind in kinds for kinds in self.layer_kinds)
@@ -169,10 +169,10 @@ class ModelConfig:
             )
 
     @property
-    def components(self) -> tuple[ComponentKind, ...]:
+    def kinds(self) -> tuple[LayerKind, ...]:
         """The kinds of state this model keeps; full always among them."""
         counts = (1, self.num_swa_layers, self.num_mamba_layers)
-        return tuple(kind for kind, count in zip(ComponentKind, counts, strict=True) if count)
+        return tuple(kind for kind, count in zip(LayerKind, counts, strict=True) if count)
 
     @property
     def layer_words(self) -> tuple[str, ...]:
@@ -184,19 +184,19 @@ class ModelConfig:
         return tuple(words[layer % len(words)] for layer in range(self.num_layers))
 
     @property
-    def layer_kinds(self) -> tuple[tuple[ComponentKind, ...], ...]:
-        """The components that every layer reads, from the first layer; empty for `-`."""
+    def layer_kinds(self) -> tuple[tuple[LayerKind, ...], ...]:
+        """The kinds of data that every layer reads, from the first layer; empty for `-`."""
         return tuple(
             tuple(_KIND_OF[letter] for letter in word if letter in _KIND_OF)
             for word in self.layer_words
         )
 
-    def num_holders(self, kind: ComponentKind) -> int:
-        """Layers that keep data of their own of this component."""
+    def num_holders(self, kind: LayerKind) -> int:
+        """Layers that keep data of their own of this kind."""
         letters = "".join(self.layer_words)
-        if kind is ComponentKind.full:
+        if kind is LayerKind.full:
             return self.num_full_layers - letters.count("f")
-        if kind is ComponentKind.swa:
+        if kind is LayerKind.swa:
             return self.num_swa_layers - letters.count("s")
         return self.num_mamba_layers
 
@@ -221,7 +221,7 @@ class ModelConfig:
     @property
     def swa_token_bytes(self) -> int:
         """Bytes a token of sliding-window KV takes, over all layers that keep their own."""
-        return self.num_holders(ComponentKind.swa) * self.swa_layer_token_bytes
+        return self.num_holders(LayerKind.swa) * self.swa_layer_token_bytes
 
     @property
     def swa_layer_token_bytes(self) -> int:
@@ -252,11 +252,11 @@ class ModelConfig:
         taps = channels * (self.conv_taps - 1) * self.conv_dtype_bytes
         return taps + inner * self.recurrent_state_dim * self.state_dtype_bytes
 
-    def page_bytes(self, kind: ComponentKind, page_size: int) -> int:
-        """Bytes of one page of `page_size` tokens of a component; of one slot for mamba."""
-        if kind is ComponentKind.full:
+    def page_bytes(self, kind: LayerKind, page_size: int) -> int:
+        """Bytes of one page of `page_size` tokens of a kind; of one slot for mamba."""
+        if kind is LayerKind.full:
             return page_size * self.full_token_bytes
-        if kind is ComponentKind.swa:
+        if kind is LayerKind.swa:
             return page_size * self.swa_token_bytes
         return self.mamba_slot_bytes
 
@@ -277,13 +277,13 @@ class ModelConfig:
         experts = self.num_moe_layers * self.num_experts * self.expert_params
         return self.dense_params + self.head_params + self.embedding_params + experts
 
-    def kv_copies(self, kind: ComponentKind, tp: int) -> int:
+    def kv_copies(self, kind: LayerKind, tp: int) -> int:
         """Devices of a `tp` engine that hold the same KV: more devices than heads, or MLA."""
-        if kind is ComponentKind.mamba:
+        if kind is LayerKind.mamba:
             return 1
-        if kind is ComponentKind.full and self.latent_dim:
+        if kind is LayerKind.full and self.latent_dim:
             return tp
-        heads = (kind is ComponentKind.swa and self.swa_num_kv_heads) or self.num_kv_heads
+        heads = (kind is LayerKind.swa and self.swa_num_kv_heads) or self.num_kv_heads
         return max(1, tp // max(1, heads))
 
 

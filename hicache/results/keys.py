@@ -1,6 +1,7 @@
 """Every key of `summary.json`. The set is fixed: what never happened is there as a zero."""
 
-from hicache.cache.tree.node import KIND_NAMES, TIER_NAMES, TIERS
+from hicache.cache.kinds import KIND_NAMES
+from hicache.cache.tree.node import TIER_NAMES, TIERS
 from hicache.results.metrics import REQUIRED_MEASURES, summarize
 from hicache.scheduler.decision import Reason
 

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from hicache.cache.tree.node import FULL
 from hicache.clock import SECOND_NS
 from hicache.config import ExperimentConfig, StorageConfig
 from hicache.engine.deployment import Deployment
@@ -102,7 +101,7 @@ def working_set(
     for each in requests:
         parts.setdefault(each.namespace, []).extend((each.prompt, each.output))
     tokens = sum(map(_num_distinct, parts.values()))
-    capacity = deployment.host.counts[FULL]
+    capacity = deployment.host.full_pages
     measures: dict[str, float] = {"workload/distinct_tokens": tokens}
     if capacity is not None:
         measures["load/host_over_working_set"] = capacity * page_size / tokens

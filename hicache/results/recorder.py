@@ -5,8 +5,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from hicache.cache.kinds import MAMBA, SWA
 from hicache.cache.reasons.table import Span
-from hicache.cache.tree.node import KIND_NAMES, MAMBA, SWA, TIER_NAMES, TIERS
+from hicache.cache.tree.node import TIER_NAMES, TIERS
 from hicache.clock import SECOND_NS, to_ns
 from hicache.config import ExperimentConfig
 from hicache.engine.loop import Engine
@@ -313,12 +314,13 @@ class Recorder:
     def _occupancy(self) -> dict[str, float]:
         gauges = {}
         for tier in TIERS:
-            for kind in self._engines[0].cache.tree.kinds:
+            for kind in self._engines[0].cache.tree.kinds.numbers:
                 pools = [engine.cache.pools[tier][kind] for engine in self._engines]
                 capacity = sum(pool.capacity or 0 for pool in pools)
                 if capacity:
                     share = sum(pool.num_taken for pool in pools) / capacity
-                    gauges[f"pool/{KIND_NAMES[kind]}_{TIER_NAMES[tier]}_used_share"] = share
+                    name = self._engines[0].cache.tree.kinds.names[kind]
+                    gauges[f"pool/{name}_{TIER_NAMES[tier]}_used_share"] = share
         return gauges
 
 

@@ -6,8 +6,7 @@ from typing import Protocol
 
 from hicache.cache.named import TOKENS, make_policy
 from hicache.cache.prefix_cache import PrefixCache
-from hicache.cache.tree.match import MatchResult
-from hicache.cache.tree.node import DEVICE, FULL, MAMBA, SWA
+from hicache.cache.tree.node import DEVICE, MatchResult
 from hicache.config import SchedulerConfig
 from hicache.scheduler.budget import FORMS, NewTokenRatio, StepBudget, SwaBudget, ceil_page
 from hicache.scheduler.decision import Admit, Defer, Reason
@@ -60,24 +59,24 @@ class Admission:
         chunk = budget.chunk_tokens
         # what is on the device behind a missing state or window is locked, and takes no pages
         needed = extend + match.host_hit_length + max_new + page
-        room = cache.room(FULL)
+        room = cache.room()
         if needed >= room - budget.reserved_tokens:
             return Defer(Reason.tokens, stands=True, needed=needed, room=room)
-        if cache.tree.has_swa:
-            remaining = cache.room(SWA) - budget.reserved_swa_tokens
-            host_hit = match.swa_host_hit_length
-            needed = self._charge_swa(ceil_page(extend, page), max_new, chunk, host_hit)
+        for kind, _ in cache.tree.kinds.windows:
+            remaining = cache.room(kind) - budget.reserved_windows.get(kind, 0)
+            host_hit = match.host_hits[kind]
+            needed = self._charge(kind, ceil_page(extend, page), max_new, chunk, host_hit)
             if needed >= remaining:
-                capacity = cache.pools[DEVICE][SWA].capacity
+                capacity = cache.pools[DEVICE][kind].capacity
                 # a passing shortage is waited for; a chunk that can never fit is made to
                 if capacity is None or needed < capacity * page:
                     return Defer(Reason.swa_tokens, stands=True)
-                chunk = self._fitting_chunk(remaining, max_new, chunk, host_hit)
+                chunk = self._fitting_chunk(kind, remaining, max_new, chunk, host_hit)
                 if not chunk:
                     return Defer(Reason.swa_tokens, stands=True)
-        if cache.tree.has_states:
-            needed = cache.states_per_request + match.mamba_host_hit_length
-            if needed > cache.room(MAMBA):
+        for kind in cache.tree.kinds.points:
+            needed = cache.knobs.states_per_request + match.host_hits[kind]
+            if needed > cache.room(kind):
                 return Defer(Reason.slots, stands=True)
         return Admit(chunk)
 
@@ -87,12 +86,12 @@ class Admission:
         max_new = min(req.remaining_output, self._config.clip_new_tokens)
         is_whole = chunk_end == req.target_len
         budget.reserved_tokens += req.target_len - chunk_end + page + (max_new if is_whole else 0)
-        if self._cache.tree.has_swa:
+        for kind, _ in self._cache.tree.kinds.windows:
             taken = ceil_page(chunk_end - req.kv_len, page)
-            needed = self._charge_swa(
-                ceil_page(req.extend_len, page), max_new, budget.chunk_tokens, 0
-            )
-            budget.reserved_swa_tokens += max(needed - taken, 0)
+            extend = ceil_page(req.extend_len, page)
+            needed = self._charge(kind, extend, max_new, budget.chunk_tokens, 0)
+            promised = budget.reserved_windows.get(kind, 0)
+            budget.reserved_windows[kind] = promised + max(needed - taken, 0)
 
     def reserved_tokens(
         self, running: Sequence[RequestState], partial: RequestState | None
@@ -119,7 +118,7 @@ class Admission:
             return wanted
         steps = steps_in_page(running, self._page, wanted)
         if defer.reason is Reason.tokens:
-            if not (defer.is_second and self._cache.tree.has_swa):
+            if not (defer.is_second and self._cache.tree.kinds.windows):
                 steps = steps_in_free_pages(self._cache, running, wanted)
 
             def fits(later: int) -> bool:
@@ -147,15 +146,17 @@ class Admission:
             left = [min(each, clip) for each in left]
         return sum(left) - later * len(left)
 
-    def _fitting_chunk(self, remaining: int, max_new: int, chunk: int, host_hit: int) -> int:
+    def _fitting_chunk(
+        self, kind: int, remaining: int, max_new: int, chunk: int, host_hit: int
+    ) -> int:
         """Return the longest chunk whose charge is at most `remaining`: whole pages, or all of it.
 
         Charged are an empty chunk and what the chunk adds to a full window; 0 if no page fits.
         """
-        page, window = self._page, self._cache.tree.window_len
+        page, window = self._page, self._cache.tree.kinds.window_lens[kind]
 
         def charge(tokens: int) -> int:
-            return self._charge_swa(tokens, max_new, tokens, host_hit)
+            return self._charge(kind, tokens, max_new, tokens, host_hit)
 
         room = remaining - charge(0) + charge(window)
 
@@ -166,11 +167,11 @@ class Admission:
         fits = bisect_left(range(1, chunk_pages + 1), x=True, key=is_too_long)
         return min(chunk, fits * page)
 
-    def _charge_swa(self, extend: int, max_new: int, chunk: int, host_hit: int) -> int:
+    def _charge(self, kind: int, extend: int, max_new: int, chunk: int, host_hit: int) -> int:
         return self._swa_budget.tokens(
             extend=extend,
             chunk=chunk,
-            window=self._cache.tree.window_len,
+            window=self._cache.tree.kinds.window_lens[kind],
             page=self._page,
             swa_host_hit_length=host_hit,
             max_new=max_new,

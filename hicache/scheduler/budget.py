@@ -5,7 +5,7 @@ h window tokens to load back from the host.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
@@ -84,7 +84,7 @@ class StepBudget:
 
     chunk_tokens: int  # extend tokens left
     reserved_tokens: float  # full tokens promised and not taken
-    reserved_swa_tokens: int = 0
+    reserved_windows: dict[int, int] = field(default_factory=dict)  # window tokens, by kind
 
 
 class NewTokenRatio:

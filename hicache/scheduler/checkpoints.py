@@ -8,7 +8,7 @@ from typing import Protocol
 
 from hicache.cache.pages import PageIds
 from hicache.cache.prefix_cache import PrefixCache
-from hicache.cache.tree.match import MatchResult
+from hicache.cache.tree.node import MatchResult
 from hicache.scheduler.request_state import RequestState
 
 
@@ -95,12 +95,12 @@ class CheckpointSaver:
     def place(self, req: RequestState, match: MatchResult) -> None:
         """Set where the request's states are captured and up to where its prompt is published."""
         tree, end = self._cache.tree, req.target_len
-        if tree.has_states:
+        if tree.kinds.points:
             req.saves = self._lengths(self._states, req, match)
             req.boundaries = list(req.saves)
             return
         req.saves, req.boundaries = [], [end]
-        if tree.has_swa and self._windows is not None:
+        if tree.kinds.windows and self._windows is not None:
             placed, last = self._lengths(self._windows, req, match), self._last(req)
             req.boundaries = [end if length == last else length for length in placed] or [end]
 

@@ -4,7 +4,6 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 from hicache.cache.prefix_cache import PrefixCache
-from hicache.cache.tree.node import FULL, SWA
 from hicache.config import WritePolicy
 from hicache.scheduler.request_state import RequestState
 
@@ -15,12 +14,15 @@ def steps_with_pages(cache: PrefixCache, running: Sequence[RequestState], wanted
     A victim under write_back is saved before the next step, and pages that leave a window
     meanwhile are not counted: so none are taken for many steps at once.
     """
-    page, kinds = cache.page_size, _kinds(cache)
+    page, kinds = cache.page_size, cache.tree.kinds.paged
     most = len(running) * (wanted // page + 1)  # whatever the lengths are
     if min([cache.available_size(kind) for kind in kinds]) >= most * page:
         return wanted
     for kind in kinds:
-        if kind == FULL and cache.write_policy is not WritePolicy.write_back:
+        if (
+            kind not in cache.tree.kinds.aux
+            and cache.knobs.write_policy is not WritePolicy.write_back
+        ):
             continue
         if not _are_free(cache, kind, running, wanted):
             wanted = steps_in_page(running, page, wanted)
@@ -32,7 +34,7 @@ def steps_with_pages(cache: PrefixCache, running: Sequence[RequestState], wanted
 
 def must_evict(cache: PrefixCache, running: Sequence[RequestState]) -> bool:
     """Whether the next step takes pages that are not free."""
-    return not all(_are_free(cache, kind, running, 1) for kind in _kinds(cache))
+    return not all(_are_free(cache, kind, running, 1) for kind in cache.tree.kinds.paged)
 
 
 def pages_for(running: Sequence[RequestState], page_size: int, num_steps: int) -> int:
@@ -50,15 +52,11 @@ def steps_in_page(running: Sequence[RequestState], page_size: int, wanted: int) 
 def steps_in_free_pages(cache: PrefixCache, running: Sequence[RequestState], wanted: int) -> int:
     """How many steps, at most `wanted` and at least one, that surely evict nothing."""
     page = cache.page_size
-    free = min([cache.available_size(kind) for kind in _kinds(cache)]) // page
+    free = min([cache.available_size(kind) for kind in cache.tree.kinds.paged]) // page
     if pages_for(running, page, wanted) <= free:
         return wanted
     few = bisect_right(range(1, wanted), free, key=lambda steps: pages_for(running, page, steps))
     return max(few, 1)
-
-
-def _kinds(cache: PrefixCache) -> list[int]:
-    return [FULL, SWA] if cache.tree.has_swa else [FULL]
 
 
 def _are_free(

@@ -8,7 +8,7 @@ when it is queued, and keeps it when it is sent back.
 from collections.abc import Callable
 from typing import Protocol
 
-from hicache.cache.tree.match import MatchResult
+from hicache.cache.tree.node import MatchResult
 from hicache.config import SchedulerConfig
 from hicache.scheduler.request_state import RequestState
 

@@ -17,49 +17,6 @@ class RequestState:
     Decoding begins when `kv_len` reaches `target_len`.
     """
 
-    __slots__ = (
-        "admitted_ns",
-        "blocked_since_ns",
-        "boundaries",
-        "cached_len",
-        "came_len",
-        "computed_len",
-        "declined",
-        "defer_reason",
-        "device_len",
-        "explanation",
-        "failed_prompts",
-        "fence_ns",
-        "first_token_ns",
-        "host_len",
-        "kv_len",
-        "load_back_ns",
-        "looked_ns",
-        "num_parts",
-        "number",
-        "own_ns",
-        "place",
-        "prefetch",
-        "prefetched",
-        "queue_mark",
-        "queue_ns",
-        "ready_len",
-        "recomputed_len",
-        "remaining_output",
-        "request",
-        "retractions",
-        "saves",
-        "sequence",
-        "shared_ns",
-        "spans",
-        "storage_len",
-        "storage_wait_ns",
-        "storage_waits",
-        "submitted_ns",
-        "target_len",
-        "tokens",
-    )
-
     def __init__(self, request: Request, tokens: bytes, number: int, now_ns: int) -> None:
         self.request = request
         self.tokens = tokens  # prompt and answer

@@ -13,8 +13,7 @@ from hicache.cache.named import NUMBER, make_policy
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import Acquired, PrefixCache
 from hicache.cache.reasons.explainer import Explainer
-from hicache.cache.tree.match import MatchResult
-from hicache.cache.tree.node import DEVICE, FULL, SWA
+from hicache.cache.tree.node import MatchResult
 from hicache.config import Batching, SchedulerConfig, WritePolicy
 from hicache.request import Request
 from hicache.scheduler.admission import Admission
@@ -455,10 +454,10 @@ class Scheduler:
             return (
                 f"prompt and answer have {length} tokens, more than model.max_len={self._max_len}"
             )
-        pool = self.cache.pools[DEVICE][FULL]
+        capacity = self.cache.device_pages
         wanted = -(-length // self._page) + 1
-        if pool.capacity is not None and wanted > pool.capacity:
-            return f"needs {wanted} pages, and the device pool has {pool.capacity}"
+        if capacity is not None and wanted > capacity:
+            return f"needs {wanted} pages, and the device pool has {capacity}"
         return None
 
     def _take_out(self, request_id: int) -> RequestState | None:
@@ -487,8 +486,8 @@ class Scheduler:
 
     def _continue_partial(self, req: RequestState, batch: Batch, budget: StepBudget) -> None:
         chunk = budget.chunk_tokens
-        if self.cache.tree.has_swa:
-            chunk = min(chunk, self.cache.room(SWA) - self._page)
+        for kind, _ in self.cache.tree.kinds.windows:
+            chunk = min(chunk, self.cache.room(kind) - self._page)
         chunk_end = self._chunk_end(req, max(chunk, self._page))
         if not self.cache.extend(req.sequence, chunk_end):
             if self.running or self._may_get_room:
@@ -532,7 +531,7 @@ class Scheduler:
             return
         if self._checkpoints.trims_windows:
             cache.leave_window(req.sequence, req.kv_len)
-        if cache.tree.has_states and req.sequence.boundary_slot is None:
+        if cache.tree.kinds.points and req.sequence.boundary_slot is None:
             req.sequence.boundary_slot = cache.take_state_slot()
         self.running.append(req)
 
@@ -555,7 +554,7 @@ class Scheduler:
             steps = steps_with_pages(self.cache, running, wanted)
             # under write_back a page that looks evictable may be held by what lies below it: take
             # it before the step is promised (more steps than one take free pages only)
-            is_write_back = self.cache.write_policy is WritePolicy.write_back
+            is_write_back = self.cache.knobs.write_policy is WritePolicy.write_back
             is_unsure = is_write_back and must_evict(self.cache, running)
             takes_first = self._takes_decode_pages_first or is_unsure
             if steps and (not takes_first or self._take_decode_pages(running, steps)):
@@ -608,15 +607,16 @@ class Scheduler:
     def _commit_decodes(self, reqs: list[RequestState], num_steps: int) -> None:
         self._admission.decoded(num_steps)
         cache, page = self.cache, self._page
-        has_window, window_pages = cache.tree.has_swa, cache.tree.window_pages
+        windows = cache.tree.kinds.windows
         finished = []
         for req in reqs:
             req.kv_len = length = req.kv_len + num_steps
             req.remaining_output -= num_steps
             if length > req.sequence.num_pages * page and not cache.extend(req.sequence, length):
                 raise AssertionError("a decode step was planned without free pages for it")
-            if has_window and (length - 1) // page - window_pages > req.sequence.swa_start:
-                cache.leave_window(req.sequence, length)
+            for kind, pages in windows:
+                if (length - 1) // page - pages > req.sequence.starts[kind]:
+                    cache.leave_window(req.sequence, length)
             if not req.remaining_output:
                 finished.append(req)
         for req in finished:
@@ -630,7 +630,7 @@ class Scheduler:
         num_pages = req.kv_len // self._page
         sequence = req.sequence
         self._ended.finished.append(req)
-        if self.cache.tree.has_states:
+        if self.cache.tree.kinds.points:
             if num_pages == req.target_len // self._page:
                 self.cache.abandon(sequence)  # the answer has no state at a page boundary
                 return

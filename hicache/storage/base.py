@@ -1,7 +1,7 @@
 """What every storage engine promises.
 
 A key is `KEY_BYTES` long: the 16-byte digest of a page (which already stands for every token
-before it) and one byte for the component. What else tells two pages apart (model, layout, page
+before it) and one byte for the kind. What else tells two pages apart (model, layout, page
 size, rank) is the engine's namespace, fixed when it is opened. Engines are write-once: a page
 never changes under its key.
 """

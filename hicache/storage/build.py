@@ -35,7 +35,7 @@ def open_storage(
 
     `config.root` is a directory for slab and file, a URL for redis, and the master's HOST:PORT
     for mooncake, where `config.capacity_gib` is the memory that this process adds to the store.
-    `page_bytes` gives the size of a page for each component (the last byte of a key); it is what
+    `page_bytes` gives the size of a page for each kind (the last byte of a key); it is what
     pages are charged, also where their payload is a stand-in. None: what their payload is long.
 
     Raises:

@@ -7,6 +7,7 @@ page that is given away, overwritten or swapped too early shows as a wrong paylo
 
 from typing import NamedTuple
 
+from hicache.cache.kinds import KEY_TAGS
 from hicache.cache.pages import PageIds
 from hicache.cache.tiers.transfer import (
     BackUp,
@@ -16,8 +17,8 @@ from hicache.cache.tiers.transfer import (
     StorageWrite,
     Work,
 )
-from hicache.cache.tree.keys import COMPONENT_TAGS, chain_seed, page_digests
-from hicache.cache.tree.node import DEVICE, FULL, HOST, KIND_NAMES, MAMBA, SWA, TIER_NAMES, TIERS
+from hicache.cache.tree.keys import chain_seed, page_digests
+from hicache.cache.tree.node import DEVICE, HOST, TIER_NAMES, TIERS
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
 from hicache.request import TOKEN_BYTES
@@ -35,12 +36,21 @@ class WrongPageError(AssertionError):
 
 
 class GhostMemory:
-    """Payloads by tier, component and page id, and those of storage by key."""
+    """Payloads by tier, kind and page id, and those of storage by key."""
 
     def __init__(self, tree: RadixTree) -> None:
-        self.pages: tuple[list[dict[int, Payload]], ...] = tuple([{}, {}, {}] for _ in TIERS)
+        self.pages: tuple[list[dict[int, Payload]], ...] = tuple(
+            [{} for _ in range(tree.kinds.size)] for _ in TIERS
+        )
         self.stored: dict[bytes, Payload] = {}
         self._tree = tree
+        self._kinds = kinds = tree.kinds
+        self._point = kinds.points[0] if kinds.points else -1
+        # bytes of a page by kind, with those of its riders
+        names = {kind.name: kind.number for kind in kinds.all}
+        self._page_bytes = [0] * kinds.size
+        for kind in kinds.all:
+            self._page_bytes[names[kind.rider_of or kind.name]] += kind.page_bytes
         self._page = tree.page_size
         self._copies: dict[object, list[tuple[int, int, int, Payload]]] = {}
         self._written: dict[StorageWrite, list[Payload]] = {}
@@ -50,14 +60,21 @@ class GhostMemory:
     def book(self, work: Work) -> None:
         """Carry out a copy at the moment it is handed over; `settle` sees that it stays so."""
         if isinstance(work, CopyState):
-            source = self._at(DEVICE, MAMBA, int(work.source[0]))
-            self.pages[DEVICE][MAMBA][int(work.target[0])] = source
+            source = self._at(DEVICE, self._point, int(work.source[0]))
+            self.pages[DEVICE][self._point][int(work.target[0])] = source
             return
         if isinstance(work, StorageDelete):
             for key in work.keys:
                 self.stored.pop(key, None)
             return
         watched = self._copies.setdefault(work, [])
+        parts = (
+            work.parts
+            if isinstance(work, StorageWrite)
+            else [(move.kind, move.targets) for move in work.moves]
+        )
+        num_bytes = sum(len(page_ids) * self._page_bytes[kind] for kind, page_ids in parts)
+        assert work.num_bytes == num_bytes, f"{work.num_bytes} bytes move, {num_bytes} are charged"
         if isinstance(work, StorageWrite):
             taken = [self._at(HOST, kind, page_id) for kind, page_id in work.pages]
             self._written[work] = taken
@@ -81,13 +98,13 @@ class GhostMemory:
         for tier, kind, page_id, payload in self._copies.pop(work):
             if self.pages[tier][kind].get(page_id) != payload:
                 raise WrongPageError(
-                    f"{TIER_NAMES[tier]} {KIND_NAMES[kind]} page {page_id} changed during a copy"
+                    f"{self._page_name(tier, kind, page_id)} changed during a copy"
                 )
         if isinstance(work, StorageWrite):
             taken = self._written.pop(work)
             for key, (kind, _), payload in zip(work.keys, work.pages, taken, strict=True):
                 if key != self._key(kind, payload):
-                    raise WrongPageError(f"a key of {KIND_NAMES[kind]} names another prefix")
+                    raise WrongPageError(f"a key of {self._kinds.names[kind]} names another prefix")
                 self.stored[key] = payload
 
     def read_page(self, key: bytes, kind: int, page_id: int) -> None:
@@ -103,16 +120,15 @@ class GhostMemory:
             raise WrongPageError(f"page {first} of a sequence is the tree's and is written")
         for index in range(first, -(-end // page)):
             payload = self._payload(sequence, min((index + 1) * page, end))
-            self.pages[DEVICE][FULL][int(sequence.full_pages[index])] = payload
-            if self._tree.has_swa:
-                self.pages[DEVICE][SWA][int(sequence.swa_pages[index])] = payload
-        if self._tree.has_states:
+            for kind in self._kinds.paged:
+                self.pages[DEVICE][kind][int(sequence.pages[kind][index])] = payload
+        if self._kinds.points:
             assert sequence.working_slot is not None
             self.capture(sequence, end, sequence.working_slot)
 
     def capture(self, sequence: Sequence, length: int, slot: PageIds) -> None:
         """Write the state after `length` tokens into a slot."""
-        self.pages[DEVICE][MAMBA][int(slot[0])] = self._payload(sequence, length)
+        self.pages[DEVICE][self._point][int(slot[0])] = self._payload(sequence, length)
 
     # -- what must hold ------------------------------------------------------------------------
 
@@ -120,24 +136,28 @@ class GhostMemory:
         """Whether the token after `length` would read its own prefix everywhere."""
         page = self._page
         end = -(-length // page)
-        tables = [(FULL, sequence.full_pages, 0)]
-        if self._tree.has_swa:
-            tables.append((SWA, sequence.swa_pages, max(length - self._tree.window_len + 1, 0)))
-        for kind, table, first in tables:
+        firsts = dict.fromkeys(self._kinds.paged, 0)
+        firsts |= {
+            kind.number: max(length - kind.window_len + 1, 0)
+            for kind in self._kinds.all
+            if kind.window_len
+        }
+        for kind, first in firsts.items():
             for index in range(first // page, end):
-                page_id, whole = int(table[index]), self._payload(sequence, (index + 1) * page)
+                page_id = int(sequence.pages[kind][index])
+                whole = self._payload(sequence, (index + 1) * page)
                 if self.pages[DEVICE][kind].get(page_id) != whole:  # as a loaded last page is
                     wanted = self._payload(sequence, min((index + 1) * page, length))
                     self._expect(DEVICE, kind, page_id, wanted)
-        if self._tree.has_states and length:
+        if self._kinds.points and length:
             assert sequence.working_slot is not None
             wanted = self._payload(sequence, length)
-            self._expect(DEVICE, MAMBA, int(sequence.working_slot[0]), wanted)
+            self._expect(DEVICE, self._point, int(sequence.working_slot[0]), wanted)
 
     def check_tree(self, held: "Held") -> None:
         """Whether every page of the tree holds the prefix under which it would be found."""
         for tier in TIERS:
-            for kind in (FULL, SWA, MAMBA):
+            for kind in self._kinds.numbers:
                 pages = self.pages[tier][kind]
                 for payload, page_id in held[tier][kind].items():
                     if pages.get(page_id) != payload:
@@ -150,26 +170,28 @@ class GhostMemory:
 
     def _key(self, kind: int, payload: Payload) -> bytes:
         seed = chain_seed(payload.namespace)
-        return page_digests(seed, payload.tokens, self._tree.page_bytes)[-1] + COMPONENT_TAGS[kind]
+        digest = page_digests(seed, payload.tokens, self._tree.page_bytes)[-1]
+        return digest + KEY_TAGS[kind : kind + 1]
+
+    def _page_name(self, tier: int, kind: int, page_id: int) -> str:
+        return f"{TIER_NAMES[tier]} {self._kinds.names[kind]} page {page_id}"
 
     def _at(self, tier: int, kind: int, page_id: int) -> Payload:
         payload = self.pages[tier][kind].get(page_id)
         if payload is None:
-            raise WrongPageError(
-                f"{TIER_NAMES[tier]} {KIND_NAMES[kind]} page {page_id} is copied, never written"
-            )
+            raise WrongPageError(f"{self._page_name(tier, kind, page_id)} is copied, never written")
         return payload
 
     def _expect(self, tier: int, kind: int, page_id: int, wanted: Payload) -> None:
         found = self.pages[tier][kind].get(page_id)
         if found != wanted:
             raise WrongPageError(
-                f"{TIER_NAMES[tier]} {KIND_NAMES[kind]} page {page_id} holds "
+                f"{self._page_name(tier, kind, page_id)} holds "
                 f"{_words(found)}, wanted {_words(wanted)}"
             )
 
 
-Held = tuple[list[dict[Payload, int]], list[dict[Payload, int]]]
+Held = tuple[list[dict[Payload, int]], ...]  # by tier and kind
 
 
 def _words(payload: Payload | None) -> str:

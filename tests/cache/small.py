@@ -4,13 +4,14 @@ from typing import Any
 
 import numpy as np
 
+from hicache.cache.kinds import Kinds, named_kinds
 from hicache.cache.pages import PageAllocator, Pools
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.eviction import EvictionPolicy, Lru
 from hicache.cache.tree.node import Node
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
-from hicache.config import WritePolicy
+from hicache.config import CacheConfig, StorageConfig
 
 PAGE = 4
 
@@ -20,7 +21,7 @@ def tokens_of(count: int, first: int = 0) -> bytes:
     return np.arange(first, first + count, dtype="<i4").tobytes()
 
 
-Counts = tuple[int | None, int | None, int | None]
+Counts = tuple[int | None, ...]
 
 
 def make_pools(device: Counts, host: Counts, kind: type[PageAllocator] = PageAllocator) -> Pools:
@@ -36,26 +37,27 @@ def make_cache(
     window_len: int = 0,
     has_states: bool = False,
     policy: EvictionPolicy | None = None,
-    write_policy: WritePolicy = WritePolicy.write_through,
     page_size: int = PAGE,
-    page_bytes: tuple[int, int, int] = (1, 1, 1),
-    trims_leaves: bool = False,
-    **more: Any,
+    page_bytes: tuple[int, ...] = (),
+    kinds: Kinds | None = None,
+    storage: StorageConfig | None = None,
+    storage_queue_bytes: int | None = None,
+    **knobs: Any,
 ) -> PrefixCache:
     """A cache of these pools, or of new ones; by default its pages weigh one byte each.
 
-    `more`: arguments of `PrefixCache`.
+    `knobs`: settings of the cache.
     """
     tree = RadixTree(
-        page_size=page_size,
+        kinds=kinds
+        or named_kinds(
+            page_size, window_len=window_len, has_states=has_states, page_bytes=page_bytes
+        ),
         policy=policy or Lru(),
-        window_len=window_len,
-        has_states=has_states,
-        reclaims_duplicates=write_policy is WritePolicy.write_back,
-        trims_leaves=trims_leaves,
+        knobs=CacheConfig(**knobs),
     )
     pools = pools or make_pools(device, host)
-    return PrefixCache(tree, pools, page_bytes=page_bytes, write_policy=write_policy, **more)
+    return PrefixCache(tree, pools, storage, storage_queue_bytes=storage_queue_bytes)
 
 
 def run_request(
@@ -75,7 +77,7 @@ def run_request(
     assert cache.acquire(sequence, cache.match(sequence, prompt_len)) is not None
     assert cache.extend(sequence, total_len)
     num_pages = total_len // cache.page_size
-    if cache.tree.has_states and num_pages > sequence.tree_pages:
+    if cache.tree.kinds.points and num_pages > sequence.tree_pages:
         assert sequence.boundary_slot is not None
         sequence.states[num_pages] = sequence.boundary_slot
         sequence.boundary_slot = None
@@ -98,7 +100,7 @@ def evict_all(cache: PrefixCache, tier: int, kind: int) -> None:
     """Take all pages that a pool can give, and give them back."""
     pool = cache.pools[tier][kind]
     for count in range(pool.capacity or 0, 0, -1):
-        page_ids = (cache.device_allocator, cache.host_allocator)[tier].allocate(kind, count)
+        page_ids = (cache.device, cache.host)[tier].allocate(kind, count)
         if page_ids is not None:
             pool.free(page_ids)
             return

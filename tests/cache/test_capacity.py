@@ -4,14 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from hicache.cache.kinds import FULL, MAMBA, Kinds, model_kinds, named_kinds
 from hicache.cache.pages import PageAllocator, TracedAllocator
-from hicache.cache.tiers.capacity import (
-    Capacity,
-    capacities,
-    engine_rule,
-    make_pools,
-    page_bytes,
-)
+from hicache.cache.tiers.capacity import Capacity, capacities, engine_rule, make_pools
 from hicache.cli.schema import config_of
 from hicache.config import CacheConfig
 from hicache.engine.deployment import deploy
@@ -40,10 +35,16 @@ MODEL = ModelConfig(
 SIZES = (1000, 300, 7000)
 
 
+def kinds_of(sizes: tuple[int, int, int]) -> Kinds:
+    """Those whose pages weigh something."""
+    window_len = MODEL.window_len if sizes[1] else 0
+    return named_kinds(16, window_len=window_len, has_states=sizes[2] > 0, page_bytes=sizes)
+
+
 def shared(sizes: tuple[int, int, int] = SIZES, **knobs: object) -> tuple[Capacity, Capacity]:
     """Of a mebibyte on the device, and two on the host."""
     told = {"page_size": 16, "device_gib": MIB / GIB, "host_gib": 2 * MIB / GIB, **knobs}
-    return capacities(CacheConfig(**told), MODEL, sizes, 4 * MIB)  # type: ignore[arg-type]
+    return capacities(CacheConfig(**told), MODEL, kinds_of(sizes), 4 * MIB)  # type: ignore[arg-type]
 
 
 def test_memory_is_dealt_out_in_whole_pages_by_the_shares_of_the_model() -> None:
@@ -71,7 +72,7 @@ def test_pools_in_tokens_and_states_go_before_memory() -> None:
     assert device == shared()[0]
 
 
-def test_a_component_that_a_model_lacks_takes_nothing_of_its_share() -> None:
+def test_a_kind_that_a_model_lacks_takes_nothing_of_its_share() -> None:
     device, host = shared((1000, 0, 0))
     assert (device.counts, host.counts) == ((1048, 0, 0), (2097, 0, 0))
 
@@ -143,7 +144,7 @@ def test_kv_weighs_more_where_devices_hold_the_same_heads(tp: int) -> None:
     copies = max(tp // 2, 1)
     token_bytes = 2 * (8 + 8) * MODEL.kv_dtype_bytes
     slot_bytes = MODEL.mamba_slot_bytes
-    assert page_bytes(MODEL, 16, tp) == (*[16 * token_bytes * copies] * 2, slot_bytes)
+    assert model_kinds(MODEL, 16, tp).page_bytes == [*[16 * token_bytes * copies] * 2, slot_bytes]
 
 
 @pytest.mark.parametrize("is_traced", [False, True])
@@ -156,8 +157,8 @@ def test_pools_are_as_large_as_that_and_empty_where_the_model_keeps_nothing(
     sort = TracedAllocator if is_traced else PageAllocator
     assert {type(pool) for tier in pools for pool in tier} == {sort}
     no_states = replace(MODEL, pattern="F S", num_layers=2, num_mamba_layers=0)
-    sizes = page_bytes(no_states, 16, 1)
-    endless = capacities(CacheConfig(page_size=16, unlimited=True), no_states, sizes, 0)
+    kinds = model_kinds(no_states, 16, 1)
+    endless = capacities(CacheConfig(page_size=16, unlimited=True), no_states, kinds, 0)
     kept = make_pools(*endless, is_traced=is_traced, is_checked=True)
     assert [[pool.capacity for pool in tier] for tier in kept] == [[None, None, 0]] * 2
 
@@ -197,3 +198,8 @@ def test_host_memory_may_be_given_for_each_device() -> None:
 def test_two_rules_for_one_pool_are_refused() -> None:
     with pytest.raises(ValueError, match=r"mem_fraction_static and .*gpu_memory_utilization"):
         CacheConfig(mem_fraction_static=0.8, gpu_memory_utilization=0.9)
+
+
+def test_window_layers_that_read_the_kv_of_other_layers_are_no_kind() -> None:
+    sharing = replace(MODEL, pattern="F s M")
+    assert model_kinds(sharing, 16, 1).numbers == (FULL, MAMBA)

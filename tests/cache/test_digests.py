@@ -5,9 +5,10 @@ from random import Random
 import pytest
 
 from hicache.cache import invariants
+from hicache.cache.kinds import FULL, MAMBA, SWA
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
-from hicache.cache.tree.node import DEVICE, FULL, MAMBA, SWA
+from hicache.cache.tree.node import DEVICE
 from hicache.cache.tree.sequence import Sequence
 from hicache.config import PrefetchConfig, StageAt
 from hicache.engine.ranks.agreement import (
@@ -103,10 +104,10 @@ def test_asking_finds_what_a_match_finds_and_changes_nothing(
         tokens = _bytes(prompts[-1])
         run_request(cache, tokens, len(prompts[-1]), namespace=("", "tenant")[number % 2])
         complete_all(cache)
-    cache.device_allocator.evict(MAMBA if has_states else FULL, 3)
+    cache.device.evict(MAMBA if has_states else FULL, 3)
     if window_len:
-        cache.device_allocator.evict(SWA, 9)
-        while cache.host_allocator.evict_one(SWA, 1):
+        cache.device.evict(SWA, 9)
+        while cache.host.evict_one(SWA, 1):
             pass
     asked = 0
     for prompt in prompts:
@@ -174,9 +175,9 @@ def test_a_window_across_two_nodes_is_found_and_loaded_back_whole() -> None:
     acquired = cache.acquire(sequence, match)
     assert acquired is not None
     assert acquired.load_back is not None
-    assert acquired.load_back.num_pages == (4, 3, 0)
+    assert acquired.load_back.counts == {FULL: 4, SWA: 3}
     assert cache.match(sequence, 17).device_prefix_len == 16
-    assert min(sequence.swa_pages[1:4]) >= 0
+    assert min(sequence.pages[SWA][1:4]) >= 0
     cache.abandon(sequence)
     complete_all(cache)
     invariants.check_drained(cache, None)

@@ -5,8 +5,9 @@ from collections import Counter
 import pytest
 
 from hicache.cache.invariants import check
+from hicache.cache.kinds import FULL, SWA
 from hicache.cache.tree.eviction import POLICIES, Random
-from hicache.cache.tree.node import DEVICE, FULL, HOST, SWA, Node
+from hicache.cache.tree.node import DEVICE, HOST, Node
 from hicache.cache.tree.sequence import Sequence
 from hicache.cache.tree.victims import VictimQueue
 from tests.cache.small import complete_all, evict_all, make_cache, run_request, tokens_of
@@ -83,7 +84,7 @@ def test_a_leaf_goes_whole_or_loses_the_pages_that_are_missing(
     for first, _ in left:
         run_request(cache, tokens_of(16, first), 16)
         complete_all(cache)
-    allocators = (cache.device_allocator, cache.host_allocator)
+    allocators = (cache.device, cache.host)
     for above in range(tier + 1):  # what is on the device as well does not leave the host
         assert allocators[above].allocate(FULL, 8 if above < tier else 3) is not None
     for first, num_pages in left:
@@ -101,7 +102,7 @@ def test_the_pages_that_are_left_of_a_leaf_go_before_a_leaf_that_was_used_later(
     for first in (100, 200):
         run_request(cache, tokens_of(16, first), 16)
     for missing in (1, 2, 1):
-        assert cache.device_allocator.allocate(FULL, missing) is not None
+        assert cache.device.allocate(FULL, missing) is not None
     (node,) = cache.tree.nodes()
     assert node.edge == tokens_of(16, 200)
 
@@ -160,7 +161,7 @@ def test_the_last_page_of_a_prompt_of_whole_pages_is_loaded_if_it_is_to_be(
     assert acquired.cached_len == cached_len
     assert acquired.device_len == (cached_len // 4 * 4 if is_on_device else 0)
     assert acquired.host_len == cached_len - acquired.device_len
-    loaded = 0 if acquired.load_back is None else acquired.load_back.num_pages[FULL]
+    loaded = 0 if acquired.load_back is None else acquired.load_back.counts[FULL]
     assert loaded == -(-acquired.host_len // 4)
     assert cache.extend(sequence, prompt_len)
     complete_all(cache)

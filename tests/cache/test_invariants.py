@@ -8,12 +8,13 @@ import pytest
 
 from hicache.cache import invariants
 from hicache.cache.invariants import BrokenLawError
+from hicache.cache.kinds import FULL, MAMBA, SWA
+from hicache.cache.pages import FreePages, free
 from hicache.cache.prefetch.prefetch import Phase
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.transfer import StorageWrite
-from hicache.cache.tree.actions import FreePages, free
-from hicache.cache.tree.node import DEVICE, FULL, HOST, MAMBA, SWA, Node
+from hicache.cache.tree.node import DEVICE, HOST, Node
 from hicache.cache.tree.sequence import Sequence
 from hicache.config import PrefetchConfig, StageAt, WritePolicy
 from tests.cache.small import complete_all, evict_all, make_cache, node_at, run_request, tokens_of
@@ -173,7 +174,7 @@ def a_page_that_nobody_owns(world: World) -> None:
 
 def a_page_of_a_request_that_is_not_out(world: World) -> None:
     sequence = Sequence(tokens_of(8))
-    sequence.full_pages, sequence.num_pages, sequence.swa_start = [31], 1, 1
+    sequence.pages, sequence.num_pages, sequence.starts = [[31], [], []], 1, [0, 1, 0]
     world.sequences.append(sequence)
 
 
@@ -243,7 +244,7 @@ def test_what_only_the_host_holds_is_a_leaf_of_the_host_or_the_law_is_broken() -
 def test_under_write_back_the_host_may_hold_what_its_parent_does_not() -> None:
     world = World(WritePolicy.write_back)
     run_request(world.cache, tokens_of(16), 16)
-    world.cache.device_allocator.evict(FULL, 4)  # the leaves are saved, what they share is not
+    world.cache.device.evict(FULL, 4)  # the leaves are saved, what they share is not
     assert world.lower.held[HOST][FULL] is not None
     assert world.upper.held[HOST][FULL] is None
     world.check()
@@ -298,7 +299,7 @@ def test_a_prefetch_whose_anchor_has_left_the_host_is_found() -> None:
     lock = prefetch.anchor_lock
     world.cache.tree.release(lock)
     actions: list[FreePages] = []
-    world.cache.tree.evict_host(prefetch.anchor, FULL, actions)
+    world.cache.tree.evict(prefetch.anchor, HOST, FULL, actions)
     free(actions, world.cache.pools)
     with pytest.raises(BrokenLawError, match=r"law 7: anchor .* is not on the host"):
         world.check()
@@ -320,7 +321,7 @@ def test_pages_that_are_still_locked_are_counted() -> None:
 
 def test_pages_that_are_still_locked_on_the_host_are_counted() -> None:
     world = World().done()
-    world.cache.tree.lock_host(world.lower, world.lower.end, swa_start=world.lower.start)
+    world.cache.tree.lock_host(world.lower, {SWA: world.lower.start})
     with pytest.raises(BrokenLawError, match="law 5: 2 swa pages are still locked on the host"):
         world.check_drained()
 
@@ -328,7 +329,7 @@ def test_pages_that_are_still_locked_on_the_host_are_counted() -> None:
 def test_a_lock_on_what_is_not_held_is_found() -> None:
     world = World(host=(0, 0, 0))
     world.check_drained()
-    world.cache.tree.lock_host(world.lower, world.lower.start)
+    world.cache.tree.lock_host(world.lower, {FULL: world.lower.start})
     with pytest.raises(BrokenLawError, match=r"law 4: .* is still locked after the run"):
         world.check_drained()
 
@@ -362,7 +363,7 @@ def test_a_prefetch_that_is_still_there_is_found() -> None:
         world.check_drained()
     world.prefetcher.lingering.clear()
     for kind in (FULL, SWA, MAMBA):
-        world.cache.host_allocator.free(kind, prefetch.staged[kind])
+        world.cache.host.free(kind, prefetch.staged[kind])
     with pytest.raises(BrokenLawError, match="law 5: 12 tokens are still occupied by prefetches"):
         world.check_drained()
     world.prefetcher.occupied_tokens = 0

@@ -3,9 +3,10 @@
 from collections import Counter
 
 from hicache.cache import invariants
+from hicache.cache.kinds import FULL
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.transfer import BackUp, StorageWrite
-from hicache.cache.tree.node import DEVICE, FULL
+from hicache.cache.tree.node import DEVICE
 from hicache.cache.tree.sequence import Sequence
 from tests.cache.small import complete_all, evict_all, make_cache, run_request, tokens_of
 

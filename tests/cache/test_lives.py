@@ -7,10 +7,11 @@ from functools import partial
 import pytest
 
 from hicache.cache import invariants
+from hicache.cache.kinds import FULL
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.tree.arrivals import FATES
-from hicache.cache.tree.node import DEVICE, FULL, HOST
+from hicache.cache.tree.node import DEVICE, HOST
 from hicache.cache.tree.sequence import Sequence
 from hicache.config import CommitPolicy, CutPolicy, PrefetchConfig, StageAt
 from tests.cache.small import PAGE, complete_all, evict_all, make_cache, run_request, tokens_of

@@ -19,12 +19,12 @@ import numpy as np
 import pytest
 
 from hicache.cache import invariants
+from hicache.cache.kinds import FULL, MAMBA, SWA, named_kinds
+from hicache.cache.pages import free
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.transfer import CopyState, LoadBack
-from hicache.cache.tree.actions import free
 from hicache.cache.tree.eviction import Lru
-from hicache.cache.tree.match import MatchResult
-from hicache.cache.tree.node import DEVICE, FULL, HOST, KINDS, MAMBA, SWA, Node
+from hicache.cache.tree.node import DEVICE, HOST, MatchResult, Node
 from hicache.cache.tree.residency import Residency
 from hicache.cache.tree.sequence import Sequence
 from hicache.config import WritePolicy
@@ -125,13 +125,18 @@ def test_the_branch_length_is_none_when_everything_matched_is_usable() -> None:
 
 @pytest.mark.parametrize(
     ("window_len", "has_states", "kinds"),
-    [(0, False, [FULL]), (8, False, [FULL, SWA]), (0, True, [FULL, MAMBA]), (8, True, [*KINDS])],
+    [
+        (0, False, (FULL,)),
+        (8, False, (FULL, SWA)),
+        (0, True, (FULL, MAMBA)),
+        (8, True, (FULL, SWA, MAMBA)),
+    ],
 )
 def test_a_tree_has_the_kinds_of_its_model(
-    window_len: int, kinds: list[int], *, has_states: bool
+    window_len: int, kinds: tuple[int, ...], *, has_states: bool
 ) -> None:
     cache = make_cache(device=NO_HOST, host=NO_HOST, window_len=window_len, has_states=has_states)
-    assert cache.tree.kinds == kinds
+    assert cache.tree.kinds.numbers == kinds
 
 
 # -- locking ------------------------------------------------------------------------------------
@@ -207,7 +212,7 @@ def test_evicting_an_inner_state_leaves_its_full_pages() -> None:
     cache = make_cache(device=(20, 0, 8), host=NO_HOST, has_states=True)
     nodes = path_of(cache, 2, 4)
     match(cache, tokens_of(16))  # the deeper state is the more recent
-    assert cache.device_allocator.evict(MAMBA, 1)
+    assert cache.device.evict(MAMBA, 1)
     assert nodes[0].held[DEVICE][MAMBA] is None
     assert nodes[0].held[DEVICE][FULL] is not None
     assert match(cache, tokens_of(12)).usable_len == 0
@@ -217,7 +222,7 @@ def test_evicting_an_inner_window_takes_the_state_along() -> None:
     cache = make_cache(device=(20, 20, 8), host=NO_HOST, window_len=8, has_states=True)
     nodes = path_of(cache, 2, 4)
     match(cache, tokens_of(16))
-    assert cache.device_allocator.evict(SWA, 1)
+    assert cache.device.evict(SWA, 1)
     assert nodes[0].held[DEVICE][SWA] is None
     assert nodes[0].held[DEVICE][MAMBA] is None
     assert nodes[0].held[DEVICE][FULL] is not None
@@ -226,7 +231,7 @@ def test_evicting_an_inner_window_takes_the_state_along() -> None:
 def test_an_allocation_evicts_no_more_than_it_needs() -> None:
     cache = make_cache(device=(20, 4, 0), host=NO_HOST, window_len=4)
     path_of(cache, 1, 2, 3, 4)
-    taken = cache.device_allocator.allocate(SWA, 1)
+    taken = cache.device.allocate(SWA, 1)
     assert taken is not None
     assert cache.tree.residency.resident[DEVICE][SWA] == 3
     cache.pools[DEVICE][SWA].free(taken)
@@ -236,7 +241,7 @@ def test_a_locked_leaf_is_not_evicted() -> None:
     cache = make_cache(device=(20, 0, 0), host=NO_HOST)
     (node,) = path_of(cache, 4)
     lock = cache.tree.lock(node)
-    assert cache.device_allocator.allocate(FULL, 17) is None
+    assert cache.device.allocate(FULL, 17) is None
     assert node.held[DEVICE][FULL] is not None
     cache.tree.release(lock)
 
@@ -259,7 +264,7 @@ def test_a_window_is_backed_up_with_every_node_it_lies_in() -> None:
     nodes = path_of(cache, 1, 2, 3, 4, 5)
     plan = cache.tree.plan_back_up(nodes[-1])
     # of three pages, and the page before it, which an equal prompt needs
-    assert (plan.full, plan.swa, plan.mamba) == (nodes, nodes[1:], [])
+    assert plan == [nodes, nodes[1:], []]
 
 
 def test_write_back_copies_what_it_evicts_and_nothing_before() -> None:
@@ -349,7 +354,7 @@ def test_a_state_alone_is_loaded_back() -> None:
     run_request(cache, tokens_of(16), 16)
     complete_all(cache)
     match(cache, tokens_of(16))
-    assert cache.device_allocator.evict(MAMBA, 1)
+    assert cache.device.evict(MAMBA, 1)
     found = match(cache, tokens_of(8))
     lengths = (found.host_hit_length, found.swa_host_hit_length, found.mamba_host_hit_length)
     assert lengths == (0, 0, 1)
@@ -357,7 +362,7 @@ def test_a_state_alone_is_loaded_back() -> None:
     acquired = cache.acquire(sequence, cache.match(sequence, 9))
     assert acquired is not None
     assert acquired.load_back is not None
-    assert acquired.load_back.num_pages == (0, 0, 1)
+    assert acquired.load_back.counts == {MAMBA: 1}
     assert acquired.cached_len == 8
 
 
@@ -400,7 +405,7 @@ def test_what_is_left_of_a_match_without_the_host_and_without_a_hit(tier: str, l
     cache = make_cache(device=(20, 20, 8), host=(20, 20, 8), window_len=4, has_states=True)
     path_of(cache, 2, 4)
     complete_all(cache)
-    assert cache.device_allocator.evict(FULL, 1)  # and all that belongs to the leaf
+    assert cache.device.evict(FULL, 1)  # and all that belongs to the leaf
     found = match(cache, tokens_of(16))
     assert (found.device_prefix_len, found.host_hit_length) == (8, 4)  # a page of it is there
     assert (found.swa_host_hit_length, found.mamba_host_hit_length) == (4, 1)
@@ -426,13 +431,13 @@ def test_no_more_than_the_window_is_loaded_back(window_len: int, wanted: int) ->
     _, load_back, cached_len = acquire(cache, 16)
     assert load_back is not None
     assert cached_len == 16
-    assert load_back.num_pages == (4, wanted // 4, 0)
+    assert load_back.counts == {FULL: 4, SWA: wanted // 4}
 
 
 def test_a_load_back_that_finds_no_pages_changes_nothing() -> None:
     cache = make_cache(device=(20, 0, 0), host=(20, 0, 0))
     on_host(cache, 16)
-    taken = cache.device_allocator.allocate(FULL, 18)
+    taken = cache.device.allocate(FULL, 18)
     assert taken is not None
     sequence, load_back, cached_len = acquire(cache, 16)
     assert (load_back, cached_len) == (None, 0)
@@ -464,8 +469,7 @@ def test_leaving_the_device_counts_as_a_use_where_it_is_asked_for(
 ) -> None:
     residency = Residency(
         Lru(),
-        window_pages=0,
-        has_states=True,
+        named_kinds(1, has_states=True),
         reclaims_duplicates=False,
         leaving_refreshes=refreshes,
     )

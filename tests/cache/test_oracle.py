@@ -9,20 +9,20 @@ import pytest
 
 from hicache.cache import invariants
 from hicache.cache.invariants import BrokenLawError
-from hicache.cache.pages import PageIds
+from hicache.cache.kinds import FULL, KIND_NAMES, MAMBA, SWA, named_kinds
 from hicache.cache.tiers.transfer import LoadBack, StorageWrite
-from hicache.cache.tree.node import DEVICE, FULL, HOST, MAMBA, SWA
+from hicache.cache.tree.node import DEVICE, HOST
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.residency import Residency
 from hicache.cache.tree.sequence import Sequence
 from hicache.config import PrefetchConfig, WritePolicy
 from tests.cache.ghost import GhostMemory, Payload, WrongPageError
-from tests.cache.oracle import Answer, Shape, longest_match, nothing_held
+from tests.cache.oracle import Answer, longest_match, nothing_held
 from tests.cache.walk import Setting, Walk, WrongMatchError, random_setting
 
 
 def hybrid_setting(seed: int, **changes: Any) -> Setting:
-    """All components, write-through, room for storage writes; `changes`: of its cache."""
+    """All kinds, write-through, room for storage writes; `changes`: of its cache."""
     setting = random_setting(seed, num_operations=80)
     hybrid = {
         "page_size": 4,
@@ -71,9 +71,9 @@ def test_a_tree_that_forgets_its_window_is_found_out() -> None:
         wanted = walk.tree.match
 
         def match(*args: object) -> object:
-            walk.tree.window_pages, kept = 0, walk.tree.window_pages
+            walk.tree._windows, kept = (), walk.tree._windows
             result = wanted(*args)  # type: ignore[arg-type]
-            walk.tree.window_pages = kept
+            walk.tree._windows = kept
             return result
 
         walk.tree.match = match  # type: ignore[assignment, method-assign]
@@ -180,7 +180,7 @@ def tree_of(**sizes: int) -> RadixTree:
 def computed_sequence(memory: GhostMemory) -> Sequence:
     sequence = Sequence(np.arange(12, dtype="<i4").tobytes(), "n")
     sequence.num_pages = 3
-    sequence.full_pages, sequence.swa_pages = [5, 6, 7], [1, 2, 3]
+    sequence.pages, sequence.starts = [[5, 6, 7], [1, 2, 3], []], [0, 0, 0]
     sequence.working_slot = [0]
     memory.compute(sequence, 0, 12)
     return sequence
@@ -191,13 +191,13 @@ def test_a_computed_sequence_is_readable() -> None:
     memory.check_readable(computed_sequence(memory), 12)
 
 
-@pytest.mark.parametrize("table", ["full_pages", "swa_pages"])
-def test_two_swapped_pages_are_not_readable(table: str) -> None:
+@pytest.mark.parametrize("kind", [FULL, SWA])
+def test_two_swapped_pages_are_not_readable(kind: int) -> None:
     memory = GhostMemory(tree_of())
     sequence = computed_sequence(memory)
-    pages: PageIds = getattr(sequence, table)
+    pages = sequence.pages[kind]
     pages[1], pages[2] = pages[2], pages[1]
-    with pytest.raises(WrongPageError, match=table[:3]):
+    with pytest.raises(WrongPageError, match=KIND_NAMES[kind]):
         memory.check_readable(sequence, 12)
 
 
@@ -311,13 +311,14 @@ def test_a_lock_that_stays_is_found_when_all_has_ended() -> None:
 def answer(held_swa: set[int], window_len: int) -> Answer:
     """Three nodes of 8 tokens, pages of 4, window pages held at the ends in `held_swa`."""
     tokens = np.arange(24, dtype="<i4").tobytes()
-    held = nothing_held()
+    kinds = named_kinds(4, window_len=window_len)
+    held = nothing_held(kinds)
     for page in range(1, 7):
         payload = Payload("", tokens[: page * 16])
         held[DEVICE][FULL][payload] = page
         if page in held_swa:
             held[DEVICE][SWA][payload] = page
-    return longest_match(held, Shape(4, window_len, has_states=False), tokens, 24, "")
+    return longest_match(held, kinds, tokens, 24, "")
 
 
 def test_the_oracle_says_what_the_worked_window_cases_say() -> None:
@@ -329,11 +330,11 @@ def test_the_oracle_says_what_the_worked_window_cases_say() -> None:
 
 def test_the_oracle_tells_namespaces_apart() -> None:
     tokens = np.arange(4, dtype="<i4").tobytes()
-    held = nothing_held()
+    kinds = named_kinds(4)
+    held = nothing_held(kinds)
     held[DEVICE][FULL][Payload("a", tokens)] = 0
-    shape = Shape(4, 0, has_states=False)
-    assert longest_match(held, shape, tokens, 4, "a").usable_len == 4
-    assert longest_match(held, shape, tokens, 4, "b").usable_len == 0
+    assert longest_match(held, kinds, tokens, 4, "a").usable_len == 4
+    assert longest_match(held, kinds, tokens, 4, "b").usable_len == 0
 
 
 def test_a_wrong_match_is_found_out() -> None:

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from hicache.cache.tree.node import DEVICE, FULL, HOST, MAMBA, Node
+from hicache.cache.kinds import FULL, MAMBA
+from hicache.cache.tree.node import DEVICE, HOST, Node
 from hicache.cache.tree.page_history import (
     NOBODY,
     THROWN_AWAY,

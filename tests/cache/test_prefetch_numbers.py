@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from hicache.cache import invariants
+from hicache.cache.kinds import FULL, MAMBA, SWA
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.prefetch.prefetcher import Prefetcher
-from hicache.cache.tree.node import DEVICE, FULL, HOST
+from hicache.cache.tree.node import DEVICE, HOST
 from hicache.cache.tree.page_history import PageHistory
 from hicache.cache.tree.page_registry import Chain, PageRegistry, Stored
 from hicache.cache.tree.sequence import Sequence
@@ -201,7 +202,7 @@ def test_the_anchor_survives_the_eviction_that_makes_room() -> None:
 
 def free_device(cache: object) -> None:
     pool = cache.pools[DEVICE][FULL]  # type: ignore[attr-defined]
-    pool.free(cache.device_allocator.allocate(FULL, pool.capacity))  # type: ignore[attr-defined]
+    pool.free(cache.device.allocate(FULL, pool.capacity))  # type: ignore[attr-defined]
 
 
 # -- stopping -----------------------------------------------------------------------------------
@@ -402,7 +403,8 @@ def test_an_abort_while_the_state_of_a_part_is_read_gives_everything_back() -> N
 
 def restorable(*found: list[int], window_pages: int = 0, has_state: bool = False) -> list[int]:
     _, prefetch = running(PrefetchConfig(), has_states=True)
-    shaped = replace(prefetch, window_pages=window_pages, has_state=has_state)
+    windows, states = [(SWA, window_pages)] * (window_pages > 0), [(MAMBA, 1)] * has_state
+    shaped = replace(prefetch, needs=(*windows, *states))
     answers = iter([[bool(each) for each in part] for part in found])
     return shaped.ask(lambda keys: next(answers))
 

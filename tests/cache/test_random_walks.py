@@ -1,4 +1,4 @@
-"""Random walks over every mix of components, page sizes, write policies and pool sizes.
+"""Random walks over every mix of kinds, page sizes, write policies and pool sizes.
 
 Each walk checks the laws, the oracle's matches and the content of every page after each operation,
 and that nothing is left when all has ended (`tests/cache/walk.py`).

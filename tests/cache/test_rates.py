@@ -2,6 +2,7 @@
 
 import pytest
 
+from hicache.cache.kinds import MAMBA
 from hicache.cache.prefetch.prefetch import Phase, Prefetch
 from hicache.cache.prefetch.rates import RateEstimator, RecentRate
 from hicache.cache.prefetch.stop import Marginal
@@ -23,8 +24,8 @@ def prefetch_of(num_pages: int, *, completed: int = 0, has_state: bool = False) 
         num_pages=num_pages,
         names=[],
         enqueued_ns=0,
-        window_pages=0,
-        has_state=has_state,
+        needs=((MAMBA, 1),) if has_state else (),
+        staged=[[], [], []],
     )
     prefetch.restorable = [num_pages]
     prefetch.phase = Phase.reading

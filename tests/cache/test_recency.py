@@ -2,9 +2,10 @@
 
 import pytest
 
+from hicache.cache.kinds import FULL, MAMBA, SWA
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.eviction import POLICIES
-from hicache.cache.tree.node import DEVICE, FULL, HOST, MAMBA, SWA, Node
+from hicache.cache.tree.node import DEVICE, HOST, Node
 from hicache.cache.tree.sequence import Sequence
 from hicache.cache.tree.victims import VictimQueue
 from hicache.config import WritePolicy
@@ -121,10 +122,7 @@ def test_a_split_leaves_the_rest_as_old_as_it_was() -> None:
 
 
 def test_a_split_is_a_use_of_the_rest_where_it_is_asked_for() -> None:
-    cache = cache_of()
-    cache.tree._split_refreshes = True
-    for first in (100, 200):
-        run_request(cache, tokens_of(8, first), 8)
+    cache = cache_of(100, 200, split_refreshes=True)
     cache.tree.match(tokens_of(4, 100), 4)
     assert next_victim(cache) is node_of(cache, 200)
 
@@ -250,7 +248,7 @@ def test_an_inner_window_or_state_that_goes_is_saved_without_its_full_pages(
     run_request(cache, tokens_of(8), 8)
     run_request(cache, tokens_of(16), 16)
     inner = node_of(cache, 0)
-    assert cache.device_allocator.evict(kind, 1)
+    assert cache.device.evict(kind, 1)
     assert [page_ids is not None for page_ids in inner.held[HOST]] == on_host
     assert [page_ids is not None for page_ids in inner.held[DEVICE]] == on_device
     complete_all(cache)
@@ -260,7 +258,7 @@ def test_a_leaf_that_goes_is_saved_whole() -> None:
     cache = write_back_cache()
     run_request(cache, tokens_of(8), 8)
     (leaf,) = cache.tree.nodes()
-    assert cache.device_allocator.evict(FULL, 1)
+    assert cache.device.evict(FULL, 1)
     assert [page_ids is not None for page_ids in leaf.held[HOST]] == [True, True, True]
     assert [page_ids is not None for page_ids in leaf.held[DEVICE]] == [False, False, False]
     complete_all(cache)

@@ -1,13 +1,13 @@
 """Bugs that random walks found, each in the fewest steps that show it."""
 
 from hicache.cache import invariants
+from hicache.cache.kinds import FULL, MAMBA, SWA
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.transfer import StorageWrite
-from hicache.cache.tree.lock import Lock
-from hicache.cache.tree.node import DEVICE, FULL, HOST, MAMBA, SWA, Node
+from hicache.cache.tree.node import DEVICE, HOST, Lock, Node
 from hicache.cache.tree.sequence import Sequence
-from hicache.config import PrefetchConfig, StageAt, StorageWrites, WritePolicy
+from hicache.config import PrefetchConfig, StageAt, StorageConfig, StorageWrites, WritePolicy
 from tests.cache.small import (
     complete_all,
     evict_all,
@@ -55,14 +55,14 @@ def with_a_stuck_leaf(num_states: int) -> tuple[PrefixCache, Node, Lock]:
     )
     run_request(cache, tokens_of(9), 8)
     (node,) = cache.tree.nodes()
-    lock = cache.tree.lock_host(node, node.end, with_state=True)
+    lock = cache.tree.lock_host(node, {MAMBA: node.start})
     cache.tree.residency.put(node, HOST, MAMBA, cache.pools[HOST][MAMBA].allocate(1))  # type: ignore[arg-type]
     return cache, node, lock
 
 
 def test_a_leaf_whose_state_is_being_saved_stays_when_the_host_has_no_pages_for_it() -> None:
     cache, node, lock = with_a_stuck_leaf(num_states=4)
-    assert cache.device_allocator.allocate(FULL, 8) is None
+    assert cache.device.allocate(FULL, 8) is None
     assert node.held[DEVICE][FULL] is not None
     cache.tree.release(lock)
 
@@ -70,11 +70,11 @@ def test_a_leaf_whose_state_is_being_saved_stays_when_the_host_has_no_pages_for_
 def test_another_leaf_goes_where_the_oldest_may_not() -> None:
     cache, stuck, lock = with_a_stuck_leaf(num_states=6)
     run_request(cache, tokens_of(9, first=100), 8)  # has nothing on the host
-    page_ids = cache.device_allocator.allocate(FULL, 6)
+    page_ids = cache.device.allocate(FULL, 6)
     assert page_ids is not None
     assert list(cache.tree.nodes()) == [stuck]
-    assert cache.device_allocator.allocate(FULL, 1) is None
-    cache.device_allocator.free(FULL, page_ids)
+    assert cache.device.allocate(FULL, 1) is None
+    cache.device.free(FULL, page_ids)
     cache.tree.release(lock)
     evict_all(cache, DEVICE, FULL)
     assert not list(cache.tree.nodes())
@@ -110,11 +110,12 @@ def test_the_window_of_a_state_that_is_written_because_it_was_hit_stays_on_the_h
         window_len=4,
         has_states=True,
         storage_queue_bytes=100,
-        storage_writes=StorageWrites.selective,
-        write_hits=0,
+        storage=StorageConfig(write=StorageWrites.selective),
+        write_policy=WritePolicy.write_through_selective,
     )
     prompt = tokens_of(8)
     run_request(cache, prompt, 8)
+    run_request(cache, prompt, 8)  # the second hit
     (copied,) = cache.in_flight
     cache.complete(copied)
     (full_and_window,) = cache.in_flight

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from hicache.cache import invariants
+from hicache.cache.kinds import FULL, KEY_TAGS
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.tiers.transfer import CopyState, StorageDelete
 from hicache.cache.tree.eviction import POLICIES
-from hicache.cache.tree.keys import COMPONENT_TAGS, chain_seed, page_digests
-from hicache.cache.tree.match import MatchResult
-from hicache.cache.tree.node import FULL, MAMBA, TIERS
+from hicache.cache.tree.keys import chain_seed, page_digests
+from hicache.cache.tree.node import TIERS, MatchResult
 from hicache.cache.tree.sequence import Sequence
 from hicache.clock import SECOND_NS
 from hicache.config import (
@@ -29,13 +29,14 @@ from hicache.config import (
     DeadlineFrom,
     PrefetchConfig,
     StageAt,
+    StorageConfig,
     StorageWrites,
     Tiering,
     WritePolicy,
 )
 from hicache.executor.storage_script import Load, read_script
 from tests.cache.ghost import GhostMemory, Payload
-from tests.cache.oracle import answer_of, flatten, longest_match, shape_of
+from tests.cache.oracle import answer_of, flatten, longest_match
 from tests.cache.portrait import portrait
 from tests.cache.small import evict_all, make_cache
 
@@ -57,7 +58,7 @@ class Setting:
 
 
 def random_setting(seed: int, *, num_operations: int) -> Setting:
-    """Any components, page size, policies and tiny pools."""
+    """Any kinds, page size, policies and tiny pools."""
     rng = Random(seed)
     page = rng.choice([1, 4, 16])
     windows = [1, page, 3 * page, max(page // 2, 1), 2 * page + 1, 2 * page - 1]
@@ -97,9 +98,11 @@ def random_setting(seed: int, *, num_operations: int) -> Setting:
             "has_states": has_states,
             "load_back_threshold": rng.choice([1, 10]),
             "storage_queue_bytes": rng.choice([None, 8, 10_000, 10_000, 10_000, 10_000]),
-            "storage_writes": storage_writes,
-            "write_hits": storage.choice([0, 1, 2]),
-            "tiering": storage.choice(list(Tiering)) if is_late else Tiering.inclusive,
+            "storage": StorageConfig(
+                write=storage_writes,
+                write_hits=storage.choice([1, 1, 2]),
+                tiering=storage.choice(list(Tiering)) if is_late else Tiering.inclusive,
+            ),
             "trims_leaves": habits.random() < 0.3,
             "backs_up_answers": habits.random() < 0.7,
             "loads_last_page": habits.random() < 0.3,
@@ -232,7 +235,7 @@ class Walk:
     def match(self, actor: Actor) -> MatchResult:
         """The tree's match, compared with the oracle's, and with what it says when only asked."""
         sought = (actor.sequence.tokens, actor.prompt_len - 1, actor.sequence.namespace)
-        wanted = longest_match(flatten(self.tree), shape_of(self.tree), *sought)
+        wanted = longest_match(flatten(self.tree), self.tree.kinds, *sought)
         before = portrait(self.tree)
         told = self.tree.usable_len(*sought)
         if told != wanted.usable_len:
@@ -246,7 +249,7 @@ class Walk:
 
     def press(self) -> None:
         """Somebody takes all that eviction can give of one pool, or of all, and gives it back."""
-        wanted = [(tier, kind) for tier in TIERS for kind in self.tree.kinds]
+        wanted = [(tier, kind) for tier in TIERS for kind in self.tree.kinds.numbers]
         if self.rng.random() < 0.5:
             wanted = [self.rng.choice(wanted)]
         for tier, kind in wanted:
@@ -293,7 +296,7 @@ class Walk:
         self.memory.check_readable(actor.sequence, loaded_len)
         page = self.page
         last_page = actor.prompt_len // page
-        if self.tree.has_states:
+        if self.tree.kinds.points:
             ends = {last_page, self.rng.randint(0, last_page)}
             actor.saves = sorted(end for end in ends if end * page > actor.kv_len)
         self.waiting.remove(actor)
@@ -379,7 +382,7 @@ class Walk:
         actor.kv_len = end
         if in_prompt and end == actor.prompt_len:
             cache.publish(sequence, end // page)
-            if self.tree.has_states and sequence.boundary_slot is None:
+            if self.tree.kinds.points and sequence.boundary_slot is None:
                 sequence.boundary_slot = cache.take_state_slot()
         else:
             cache.leave_window(sequence, end)
@@ -397,9 +400,9 @@ class Walk:
         seed = chain_seed("n0")
         for page, digest in enumerate(page_digests(seed, tokens, tree.page_bytes)):
             payload = Payload("n0", tokens[: (page + 1) * tree.page_bytes])
-            for kind in tree.kinds:
-                if rng.random() < (0.5 if kind == MAMBA else 0.97):
-                    self.memory.stored[digest + COMPONENT_TAGS[kind]] = payload
+            for kind in tree.kinds.numbers:
+                if rng.random() < (0.5 if kind in tree.kinds.points else 0.97):
+                    self.memory.stored[digest + KEY_TAGS[kind : kind + 1]] = payload
 
     def _hand_over(self) -> None:
         # copies are carried out before anything is computed over what they leave

@@ -6,13 +6,14 @@ from itertools import product
 import numpy as np
 import pytest
 
+from hicache.cache.kinds import FULL, MAMBA, SWA, named_kinds
 from hicache.cache.pages import TracedAllocator
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.transfer import BackUp, LoadBack
 from hicache.cache.tree.eviction import Lru
-from hicache.cache.tree.node import DEVICE, FULL, HOST, MAMBA, SWA, Node
+from hicache.cache.tree.node import DEVICE, HOST, Node
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
 from hicache.config import HitAgreement, PrefetchConfig
@@ -88,12 +89,12 @@ class Rank:
         num_pages: int = 32,
         whole_digest_every: int = 1,
     ) -> None:
-        tree = RadixTree(page_size=PAGE, policy=Lru(), window_len=window_len, has_states=has_states)
-        pools = tuple([TracedAllocator(num_pages) for _ in range(3)] for _ in range(2))
+        kinds = named_kinds(PAGE, window_len=window_len, has_states=has_states)
+        tree = RadixTree(kinds=kinds, policy=Lru())
+        pools = tuple([TracedAllocator(num_pages) for _ in range(kinds.size)] for _ in range(2))
         self.cache = PrefixCache(
             tree,
             pools,  # type: ignore[arg-type]
-            page_bytes=(1, 1, 1),
             storage_queue_bytes=1000,
         )
         config = PrefetchConfig(

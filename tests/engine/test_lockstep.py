@@ -5,9 +5,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
+from hicache.cache.kinds import FULL
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tiers.transfer import BackUp, CopyState, StorageDelete, StorageWrite, Work
-from hicache.cache.tree.node import DEVICE, FULL, HOST
+from hicache.cache.tree.node import DEVICE, HOST
 from hicache.config import HitAgreement, ParallelConfig, PrefetchConfig, StorageConfig
 from hicache.engine.loop import Engine
 from hicache.engine.ranks.agreement import RanksDivergedError

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from hicache.cache.tree.node import DEVICE, FULL
+from hicache.cache.kinds import FULL
+from hicache.cache.tree.node import DEVICE
 from hicache.engine.loop import Engine
 from hicache.engine.ranks.agreement import traffic_digest, tree_digest
 from hicache.engine.routing import PrefixLoad, RoundRobin, Scored, Sticky
@@ -125,7 +126,7 @@ def test_a_match_on_the_device_scores_above_one_on_the_host() -> None:
 
 def test_a_score_weighs_the_memory_that_requests_hold() -> None:
     engines = engines_that_served(range(900, 999), range(900, 999))
-    engines[0].cache.device_allocator.allocate(FULL, 10)
+    engines[0].cache.device.allocate(FULL, 10)
     assert Scored().route(request_of(9, range(64), [1]), engines) == 1
 
 

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from hicache.cache.kinds import named_kinds
+from hicache.cache.tree.keys import KIND_BITS
 from hicache.cli.schema import config_of
 from hicache.config import ExperimentConfig
 from hicache.engine.deployment import deploy
@@ -16,7 +18,7 @@ MB = 1_000_000
 
 def runtime_of(config: ExperimentConfig, tp: int = 1, size: int = 5 * MB) -> SimulatedRuntime:
     deployment = deploy(replace(config, parallel=replace(config.parallel, tp=tp)))
-    return SimulatedRuntime(config, replace(deployment, page_bytes=(size, 0, 0)))
+    return SimulatedRuntime(config, replace(deployment, kinds=named_kinds(64, page_bytes=[size])))
 
 
 def copy_ns(config: ExperimentConfig, tp: int, link: str, num_bytes: int) -> int:
@@ -92,7 +94,7 @@ def stored_pages(config: ExperimentConfig, num_pages: int) -> list[int]:
     runtime = runtime_of(config)
     kept = []
     for each in runtime.stores:
-        keys = [4 * page for page in range(num_pages)]
+        keys = [page << KIND_BITS for page in range(num_pages)]
         each.write(keys)
         kept.append(sum(each.contains(keys)))
     runtime.close()

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from hicache.cache.kinds import named_kinds
 from hicache.cache.tree.eviction import Lru
 from hicache.cache.tree.keys import chain_seed, page_digests
 from hicache.cache.tree.page_history import PageHistory
@@ -47,9 +48,8 @@ def warmed(
         output=spans(prompt_len, output_len),
         namespace=namespace,
     )
-    tree = RadixTree(
-        page_size=PAGE, policy=Lru(), window_len=window_pages * PAGE, has_states=has_states
-    )
+    kinds = named_kinds(PAGE, window_len=window_pages * PAGE, has_states=has_states)
+    tree = RadixTree(kinds=kinds, policy=Lru())
     warm_storage(kept, [request], tree)  # type: ignore[arg-type]
     assert not tree.roots
     return kept
@@ -105,10 +105,8 @@ def test_what_storage_has_is_known_to_the_registry_and_all_of_it_was_seen() -> N
     request = Request(id=0, session_id=0, arrival_ns=0, prompt=spans(0, 20), output=spans(20, 13))
     registry = PageRegistry({0: spans(0, 8)}, PAGE)
     tree = RadixTree(
-        page_size=PAGE,
+        kinds=named_kinds(PAGE, window_len=2 * PAGE, has_states=True),
         policy=Lru(),
-        window_len=2 * PAGE,
-        has_states=True,
         history=PageHistory(registry),
     )
     warm_registry([request], tree)

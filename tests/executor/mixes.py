@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from hicache.cache import invariants
+from hicache.cache.kinds import FULL, MAMBA, SWA
 from hicache.cache.tiers.transfer import BackUp, LoadBack, StorageWrite
 from hicache.clock import SimulatedClock
 from hicache.config import (
@@ -41,7 +42,7 @@ from hicache.executor.real.reference_model import ReferenceModel
 from hicache.executor.real.verify import Verdict, Verifier
 from hicache.executor.simulated.cost import CostModel
 from hicache.executor.simulated.executor import SimulatedExecutor, SimulatedIo
-from hicache.models import ComponentKind, HardwareConfig, ModelConfig
+from hicache.models import HardwareConfig, LayerKind, ModelConfig
 from hicache.request import Request
 from hicache.storage.engines.memory import MemoryStorage
 from hicache.workload.arrivals import Feeder
@@ -222,9 +223,9 @@ def _draw_room(
         page_size=page_size,
         page_bytes=tuple(
             model.page_bytes(kind, page_size) * model.kv_copies(kind, tp)
-            if kind in model.components
+            if kind in model.kinds
             else 0
-            for kind in ComponentKind
+            for kind in LayerKind
         ),
     )
     return plot, tp
@@ -355,7 +356,7 @@ class CarriedExecutor:
         self._seen[type(work).__name__] += 1
         self._seen["fence"] += isinstance(work, BackUp) and work.is_fence
         if isinstance(work, LoadBack):
-            full, swa, state = work.num_pages
+            full, swa, state = (work.counts[kind] for kind in (FULL, SWA, MAMBA))
             self._seen["load back of a window alone"] += bool(swa and not full)
             self._seen["load back of a state alone"] += bool(state and not full and not swa)
 

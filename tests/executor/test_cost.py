@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from hicache.cache.tiers.capacity import page_bytes
+from hicache.cache.kinds import model_kinds
 from hicache.executor.simulated.cost import LAYER_KERNELS, CostModel, Rates
 from hicache.models import Figure, HardwareConfig, ModelConfig, RateTable
 from tests.models.test_shapes import MODELS, load, model
@@ -223,7 +223,7 @@ def test_a_load_of_nothing_stalls_nothing() -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_the_bytes_of_layers_add_up_to_what_is_copied_to_all_devices(name: str) -> None:
     cost = COSTS[name]
-    full, swa, state = page_bytes(model(name), 1, cost.tp)
+    full, swa, state = model_kinds(model(name), 1, cost.tp).page_bytes
     assert cost.layer_bytes(7, 5, 2).sum() == 7 * full + 5 * swa + 2 * state
 
 
@@ -354,7 +354,6 @@ def test_the_bytes_of_layers_add_up_over_tokens_windows_and_states() -> None:
     assert states.sum() == 3 * cost.layer_bytes(0, 0, 1).sum() > 0
 
 
-@pytest.mark.plain
 def test_every_layer_costs_its_short_kernels() -> None:
     cost = CostModel(small(), plain(kernel_s=1e-6), tp=1)
     assert cost.forward_ns([], contexts(1)).total_ns == 4 * LAYER_KERNELS * 1_000

@@ -105,7 +105,6 @@ def test_expert_parallelism_keeps_experts_wide_and_has_a_busiest_group(ep: int) 
     )
 
 
-@pytest.mark.plain
 def test_experts_take_their_kernels_at_the_least() -> None:
     cost = CostModel(SPARSE, plain(kernel_s=1e-6), tp=1)
     kernels = 4 * (LAYER_KERNELS + EXPERT_KERNELS)

@@ -7,8 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hicache.cache.tiers.transfer import BackUp, CopyState, LoadBack, StorageDelete, StorageWrite
-from hicache.cache.tree.node import FULL, SWA
+from hicache.cache.kinds import FULL, MAMBA, SWA
+from hicache.cache.tiers.transfer import (
+    BackUp,
+    CopyState,
+    LoadBack,
+    Move,
+    StorageDelete,
+    StorageWrite,
+)
 from hicache.config import StorageConfig
 from hicache.executor.simulated.executor import SimulatedExecutor, SimulatedIo
 from hicache.storage.guards.faults import Stall
@@ -67,6 +74,7 @@ class Read:
     def __init__(self, num_pages: int, *, windows: int = 0, has_state: bool = False) -> None:
         self.num_pages = num_pages
         self.has_state = has_state
+        self.needs = ((SWA, windows), (MAMBA, 1))
         self.has_sidecars = bool(windows or has_state)
         self.staged = [
             np.arange(count, dtype=np.int32) for count in (num_pages, windows, has_state)
@@ -84,9 +92,6 @@ class Read:
 
     def usable_pages(self, completed: int) -> int:
         return completed if completed == self.num_pages else 0
-
-    def swa_first(self, end: int) -> int:
-        return end - len(self.staged[SWA])
 
     def sidecar_keys(self, end: int) -> list[bytes]:
         return [b"w"] * len(self.staged[SWA]) + [b"s"] * self.has_state
@@ -246,7 +251,7 @@ def test_a_limit_on_all_of_storage_is_shared_by_reads_and_writes() -> None:
 
 
 def write_of(*keys: bytes, **more: Any) -> StorageWrite:
-    """Of keys that end with their component's tag."""
+    """Of keys that end with their kind's tag."""
     parts: Any = [(b"fsm".index(key[-1]), [number]) for number, key in enumerate(keys)]
     num_bytes = sum(SIZES[kind] for kind, _ in parts)
     return StorageWrite(keys=list(keys), parts=parts, num_bytes=num_bytes, host_locks=[], **more)
@@ -291,10 +296,15 @@ def test_what_is_deleted_is_gone_at_once_and_nobody_is_told() -> None:
 # -- ranks and copies --------------------------------------------------------------------------
 
 
+def load_of(*counts: int) -> LoadBack:
+    moves = [Move(kind, [0] * count, [0] * count) for kind, count in enumerate(counts)]
+    return LoadBack(moves=moves, num_bytes=0, node=None)  # type: ignore[arg-type]
+
+
 def copy_of(kind: type, num_bytes: int, **more: Any) -> Any:
-    extra: dict[str, Any] = {"num_pages": (0, 0, 0)}
+    extra: dict[str, Any] = {}
     if kind is BackUp:
-        extra = {"full_start": 0, "swa_start": 0, "state_nodes": [], "is_fence": False}
+        extra = {"starts": {}, "points": [], "is_fence": False}
     return kind(moves=[], num_bytes=num_bytes, node=None, **{**extra, **more})
 
 
@@ -442,7 +452,7 @@ def test_a_step_with_prompts_is_one_that_knows_what_it_loads_and_saves() -> None
         SimpleNamespace(start=0, end=64, saves=[1, 2]),
         SimpleNamespace(start=16, end=20, saves=[3]),
     ]
-    loads = [SimpleNamespace(num_pages=(2, 1, 1)), SimpleNamespace(num_pages=(3, 0, 1))]
+    loads = [load_of(2, 1, 1), load_of(3, 0, 1)]
     decodes = [SimpleNamespace(kv_len=9)]
     run = executor.forward(batch_of(extends=extends, decodes=decodes, load_backs=loads), 5000)
     assert (run.ends[0], run.load_stall_ns) == (6000, 30)

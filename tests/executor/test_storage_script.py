@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from hicache.cache.kinds import FULL, MAMBA, SWA
 from hicache.cache.pages import NO_PAGES
 from hicache.cache.prefetch.prefetch import Phase, Prefetch
 from hicache.cache.tiers.transfer import StorageWrite
-from hicache.cache.tree.lock import Lock
-from hicache.cache.tree.node import FULL, HOST, MAMBA, SWA, Node
+from hicache.cache.tree.node import HOST, Lock, Node
 from hicache.cache.tree.sequence import Sequence
 from hicache.clock import SimulatedClock
 from hicache.config import StorageConfig
@@ -83,14 +83,13 @@ def prefetch_of(num_pages):
         request_id=0,
         sequence=Sequence(b""),
         anchor=root,
-        anchor_lock=Lock(HOST, root, 0, 0, with_state=False),
+        anchor_lock=Lock(HOST, root, []),
         start_page=0,
         asked_pages=NUM_PAGES,
         num_pages=num_pages,
         names=DIGESTS,
         enqueued_ns=0,
-        window_pages=3,
-        has_state=True,
+        needs=((SWA, 3), (MAMBA, 1)),
         staged=[
             np.arange(num_pages, dtype=np.int32),
             np.arange(min(3, num_pages), dtype=np.int32),
@@ -231,7 +230,7 @@ def test_nothing_is_read_for_a_prefetch_that_was_given_up_in_the_queue(driver):
 def test_a_prefetch_without_window_and_state_asks_for_neither():
     prefetch = prefetch_of(2)
     prefetch.staged[SWA] = prefetch.staged[MAMBA] = NO_PAGES
-    prefetch.window_pages, prefetch.has_state = 0, False
+    prefetch.needs = ()
     storage = Plotted(prefetch)
     Simulated(storage).read(prefetch)
     assert storage.calls == reads(FIRST)

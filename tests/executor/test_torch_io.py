@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
+from hicache.cache.kinds import FULL
 from hicache.cache.pages import NO_PAGES
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tiers.transfer import Move, StorageWrite
-from hicache.cache.tree.lock import Lock
-from hicache.cache.tree.node import FULL, HOST, Node
+from hicache.cache.tree.node import HOST, Lock, Node
 from hicache.cache.tree.sequence import Sequence
 from hicache.clock import SimulatedClock
 from hicache.config import StorageConfig
@@ -108,14 +108,13 @@ def prefetch(*pages: int) -> Prefetch:
         request_id=0,
         sequence=Sequence(b""),
         anchor=root,
-        anchor_lock=Lock(HOST, root, 0, 0, with_state=False),
+        anchor_lock=Lock(HOST, root, []),
         start_page=0,
         asked_pages=len(pages),
         num_pages=len(pages),
         names=[key[:-1] for key in KEYS],
         enqueued_ns=0,
-        window_pages=0,
-        has_state=False,
+        needs=(),
         staged=[list(pages), NO_PAGES, NO_PAGES],
     )
 

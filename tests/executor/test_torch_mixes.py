@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
+from hicache.cache.kinds import FULL, SWA
 from hicache.cache.tiers.transfer import Move
-from hicache.cache.tree.node import FULL, SWA
 from hicache.executor.real.model_runner import ModelRunner
 from hicache.executor.real.pools import Sent
 from tests.executor.mixes import run_mix
@@ -104,7 +104,7 @@ def one_wrong_page_saved(runner: ModelRunner) -> None:
     save = runner.pools.save
 
     def spoiled(moves):
-        save([Move(k, s[::-1].copy() if k == FULL else s, t) for k, s, t in moves])
+        save([Move(k, s[::-1].copy() if k == FULL else s, t) for k, s, t, _ in moves])
 
     runner.pools.save = spoiled
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from hicache.cache.kinds import FULL, MAMBA, SWA
 from hicache.cache.tiers.transfer import CopyState, LoadBack, Move
-from hicache.cache.tree.node import FULL, MAMBA, SWA
 from hicache.executor.real.model_runner import merged
 
 
@@ -16,7 +16,6 @@ def load_back(*moves):
     return LoadBack(
         moves=[Move(kind, ids(*s), ids(*t)) for kind, s, t in moves],
         num_bytes=0,
-        num_pages=(0, 0, 0),
         node=None,
     )
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from hicache.cache.kinds import FULL, MAMBA
 from hicache.cache.tiers.transfer import Move
-from hicache.cache.tree.node import FULL, MAMBA
 from hicache.executor.real import pools as torch_pools
 from hicache.executor.real import rank_pools
 from hicache.executor.real.pools import Arrival

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hicache.cache.tree.node import FULL, SWA
+from hicache.cache.kinds import FULL, SWA
 from hicache.cache.tree.sequence import Sequence
 from hicache.executor.real.pools import TorchPools
 from hicache.executor.real.tables import StepTables, Stretch
@@ -20,7 +20,7 @@ def pools() -> TorchPools:
 
 def sequence(full: list[int], swa: list[int]) -> Sequence:
     made = Sequence(b"")
-    made.full_pages, made.swa_pages = list(full), list(swa)
+    made.pages = [list(full), list(swa)]
     made.num_pages = len(full)
     return made
 
@@ -32,8 +32,8 @@ def test_rows_are_the_pages_of_each_sequence(pools):
     second = sequence([3, 5, 7, 15], [14, 2, 3, 5])
     stretches = [Stretch(first, END - 1, END), Stretch(second, 12, 16)]
     rows = StepTables(pools, WINDOW).rows(stretches)
-    assert rows[0][FULL].pages(0, 7).tolist() == first.full_pages
-    assert rows[1][FULL].pages(0, 4).tolist() == second.full_pages
+    assert rows[0][FULL].pages(0, 7).tolist() == first.pages[FULL]
+    assert rows[1][FULL].pages(0, 4).tolist() == second.pages[FULL]
     assert rows[0][SWA].pages(4, 7).tolist() == [6, 10, 0]
     assert rows[1][SWA].pages(1, 4).tolist() == [2, 3, 5]
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hicache import experiment
-from hicache.cache.tree.node import FULL
+from hicache.cache.kinds import FULL
 from hicache.cli.explain.command import lines, main
 from hicache.cli.explain.rerun import Rerun, rerun
 from hicache.cli.explain.segments import Steps, segments_of

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from hicache import experiment
-from hicache.cache.tree.actions import free
-from hicache.cache.tree.node import DEVICE, SWA
+from hicache.cache.kinds import SWA
+from hicache.cache.pages import free
+from hicache.cache.tree.node import DEVICE
 from hicache.cache.tree.sequence import Sequence
 from hicache.cli.schema import config_of
 from hicache.cli.tables.groups import StoredRun, differing_keys

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
-from hicache.cache.tiers.capacity import page_bytes
+from hicache.cache.kinds import model_kinds
 from hicache.cli.schema import config_of
 from hicache.config import ExperimentConfig
 from hicache.models import GIB
@@ -133,7 +133,7 @@ def _pools(
 ) -> dict[str, object]:
     """Memory for so many pages of each pool, in terms of what a long request takes."""
     model, page = config.model, config.cache.page_size
-    sizes = page_bytes(model, page, config.tp)
+    sizes = model_kinds(model, page, config.tp).page_bytes
     longest = _longest_pages(workload, page)
     window = -(-model.window_len // page) + 2
     device = (

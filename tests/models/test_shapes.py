@@ -8,7 +8,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from hicache.cli.schema import CONF
-from hicache.models import ComponentKind, ModelConfig, RateTable
+from hicache.models import LayerKind, ModelConfig, RateTable
 
 MODELS = sorted(path.stem for path in (CONF / "model").glob("*.yaml") if path.stem != "from_hf")
 MIB = 1 << 20
@@ -114,20 +114,20 @@ def test_the_bytes_of_a_token_a_window_and_a_state(
 
 @pytest.mark.parametrize("name", ["hymba_1b5", "phi4_mini_flash", "tiny_hybrid"])
 def test_three_models_have_all_components(name: str) -> None:
-    assert model(name).components == tuple(ComponentKind)
+    assert model(name).kinds == tuple(LayerKind)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_component_has_a_share_of_both_tiers_if_and_only_if_it_is_there(name: str) -> None:
     shape = model(name)
-    for kind in (ComponentKind.swa, ComponentKind.mamba):
+    for kind in (LayerKind.swa, LayerKind.mamba):
         for tier in ("device", "host"):
             share = getattr(shape, f"{kind.value}_{tier}_share")
-            assert (share > 0) == (kind in shape.components)
+            assert (share > 0) == (kind in shape.kinds)
 
 
 def test_the_pattern_is_repeated_over_the_layers() -> None:
-    full, swa, mamba = ComponentKind.full, ComponentKind.swa, ComponentKind.mamba
+    full, swa, mamba = LayerKind.full, LayerKind.swa, LayerKind.mamba
     assert hybrid().layer_kinds == ((full,), (swa,), (swa, mamba), (mamba,), ()) * 2
 
 
@@ -157,7 +157,7 @@ def test_an_fp8_cache_takes_half() -> None:
 
 def test_a_page_of_mamba_is_a_slot() -> None:
     shape = hybrid()
-    sizes = [shape.page_bytes(kind, 16) for kind in ComponentKind]
+    sizes = [shape.page_bytes(kind, 16) for kind in LayerKind]
     assert sizes == [
         16 * shape.full_token_bytes,
         16 * shape.swa_token_bytes,
@@ -167,11 +167,11 @@ def test_a_page_of_mamba_is_a_slot() -> None:
 
 @pytest.mark.parametrize(("tp", "copies"), [(1, 1), (4, 1), (8, 2), (16, 4)])
 def test_more_devices_than_kv_heads_hold_copies(tp: int, copies: int) -> None:
-    assert hybrid().kv_copies(ComponentKind.full, tp) == copies
+    assert hybrid().kv_copies(LayerKind.full, tp) == copies
 
 
 def test_every_device_holds_the_latent() -> None:
-    assert hybrid(latent_dim=40).kv_copies(ComponentKind.full, 8) == 8
+    assert hybrid(latent_dim=40).kv_copies(LayerKind.full, 8) == 8
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from hicache import config
+from hicache.cache.kinds import FULL, named_kinds
 from hicache.cache.pages import PageAllocator
 from hicache.cache.reasons.table import Span
 from hicache.cache.tree.arrivals import Arrivals
-from hicache.cache.tree.node import FULL, SWA
 from hicache.clock import SECOND_NS
 from hicache.request import Request, TokenSpans
 from hicache.results.metrics import Progress, Status
@@ -48,7 +48,7 @@ class FakeEngine:
         self.cache = SimpleNamespace(
             counters=counters,
             arrivals=Arrivals(counters),
-            tree=SimpleNamespace(kinds=[FULL, SWA]),
+            tree=SimpleNamespace(kinds=named_kinds(64, window_len=64)),
             pools=pools,
         )
         self.scheduler = SimpleNamespace(waiting=[None] * waiting, running=[None] * running)

@@ -7,8 +7,8 @@ from random import Random
 import pytest
 
 from hicache.cache import invariants
+from hicache.cache.kinds import KIND_NAMES
 from hicache.cache.tiers.transfer import BackUp, LoadBack, StorageWrite
-from hicache.cache.tree.node import KINDS as COMPONENTS
 from hicache.cache.tree.node import TIERS
 from hicache.config import (
     PrefetchConfig,
@@ -124,7 +124,7 @@ def assert_baseline(world: World) -> None:
             assert not rank.prefetcher.lingering
             assert rank.prefetcher.occupied_tokens == 0
         for tier in TIERS:
-            for kind in COMPONENTS:
+            for kind in range(len(KIND_NAMES)):
                 resident = rank.cache.tree.residency.resident[tier][kind]
                 assert rank.cache.pools[tier][kind].num_taken == resident
 

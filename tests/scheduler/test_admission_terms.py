@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from hicache.cache.kinds import FULL, MAMBA, SWA, named_kinds
 from hicache.cache.pages import PageAllocator
-from hicache.cache.tree.node import FULL, MAMBA, SWA
 from hicache.config import SWA_BUDGETS, SchedulerConfig
 from hicache.scheduler.admission import Admission
 from hicache.scheduler.budget import StepBudget, ceil_page
@@ -29,11 +29,13 @@ def admission(
     cache: Any = SimpleNamespace(
         page_size=PAGE,
         tree=SimpleNamespace(
-            has_swa=swa_room is not None, has_states=slots is not None, window_len=WINDOW
+            kinds=named_kinds(
+                PAGE, window_len=WINDOW * (swa_room is not None), has_states=slots is not None
+            )
         ),
-        room={FULL: room, SWA: swa_room, MAMBA: slots}.__getitem__,
+        room=lambda kind=FULL: {FULL: room, SWA: swa_room, MAMBA: slots}[kind],
         pools=[[None, PageAllocator(swa_pages), None]],
-        states_per_request=2,
+        knobs=SimpleNamespace(states_per_request=2),
     )
     return Admission(cache, SchedulerConfig(**knobs))
 
@@ -48,14 +50,13 @@ def match(*, usable: int = 0, host: int = 0, swa_host: int = 0, state_host: int 
     return SimpleNamespace(
         usable_len=usable,
         host_hit_length=host,
-        swa_host_hit_length=swa_host,
-        mamba_host_hit_length=state_host,
+        host_hits=(host, swa_host, state_host),
     )
 
 
 def budget(*, chunk: int = 4096, reserved: float = 0, reserved_swa: int = 0) -> StepBudget:
     return StepBudget(
-        chunk_tokens=chunk, reserved_tokens=reserved, reserved_swa_tokens=reserved_swa
+        chunk_tokens=chunk, reserved_tokens=reserved, reserved_windows={SWA: reserved_swa}
     )
 
 
@@ -194,8 +195,8 @@ def test_a_chunk_made_to_fit_is_what_the_window_and_the_host_hit_leave(form: str
 def test_a_chunk_of_one_token_will_do_where_a_page_is_no_longer() -> None:
     cache: Any = SimpleNamespace(
         page_size=1,
-        tree=SimpleNamespace(has_swa=True, has_states=False, window_len=WINDOW),
-        room={FULL: PLENTY, SWA: WINDOW + 2}.__getitem__,
+        tree=SimpleNamespace(kinds=named_kinds(1, window_len=WINDOW)),
+        room=lambda kind=FULL: {FULL: PLENTY, SWA: WINDOW + 2}[kind],
         pools=[[None, PageAllocator(WINDOW + 2), None]],
     )
     assert Admission(cache, SchedulerConfig()).decide(req(4000), match(), budget()) == Admit(1)
@@ -225,22 +226,22 @@ def test_a_whole_prompt_is_promised_its_answer_up_to_the_clip_and_a_page() -> No
 def test_a_window_is_promised_what_the_first_chunk_does_not_take() -> None:
     spent = budget(chunk=48, reserved_swa=5)
     admission(swa_room=PLENTY).reserve(req(100), 48, spent)
-    assert spent.reserved_swa_tokens == 5 + PAGE  # the chunk of 48 is charged 48 and a page
+    assert spent.reserved_windows[SWA] == 5 + PAGE  # the chunk of 48 is charged 48 and a page
     spent = budget(chunk=48, reserved_swa=5)
     admission(swa_room=PLENTY).reserve(req(100, computed=60), 92, spent)
-    assert spent.reserved_swa_tokens == 5 + 48 + PAGE - 32  # of three pages it takes two
+    assert spent.reserved_windows[SWA] == 5 + 48 + PAGE - 32  # of three pages it takes two
 
 
 def test_a_window_that_takes_more_than_it_was_charged_is_promised_nothing() -> None:
     spent = budget(chunk=16, reserved_swa=5)
     admission(swa_room=PLENTY).reserve(req(100), 96, spent)
-    assert spent.reserved_swa_tokens == 5
+    assert spent.reserved_windows[SWA] == 5
 
 
 def test_without_a_window_nothing_is_promised_of_one() -> None:
     spent = budget()
     admission().reserve(req(100), 64, spent)
-    assert spent.reserved_swa_tokens == 0
+    assert spent.reserved_windows == {SWA: 0}
 
 
 def test_those_that_run_are_promised_a_share_of_their_answers() -> None:

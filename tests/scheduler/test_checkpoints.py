@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hicache.cache.kinds import Kinds, named_kinds
 from hicache.scheduler.checkpoints import PLACEMENTS, CheckpointSaver, Placement
 from tests.scheduler.world import World, plot_of, request_of
 
@@ -47,18 +48,20 @@ class Asked:
         return list(self._lengths)
 
 
+STATES = named_kinds(PAGE, has_states=True)
+
+
 def checkpoints(
     placement: Placement,
     windows: Placement | None = None,
     *,
     slots: int = 9,
-    has_states: bool = True,
-    has_swa: bool = False,
+    kinds: Kinds = STATES,
 ) -> CheckpointSaver:
     free = list(range(slots))
     cache: Any = SimpleNamespace(
         page_size=PAGE,
-        tree=SimpleNamespace(has_states=has_states, has_swa=has_swa),
+        tree=SimpleNamespace(kinds=kinds),
         counters=Counter(),
         take_state_slot=lambda: [free.pop(0)] if free else None,
     )
@@ -87,7 +90,7 @@ def test_lengths_are_whole_pages_ascending_once_and_only_where_it_computes() -> 
 def test_without_states_there_are_none() -> None:
     match: Any = SimpleNamespace(branch_len=None)
     asked = req()
-    checkpoints(Asked(240), has_states=False).place(asked, match)
+    checkpoints(Asked(240), kinds=named_kinds(PAGE)).place(asked, match)
     assert (asked.saves, asked.boundaries) == ([], [250])
 
 
@@ -101,7 +104,7 @@ def test_a_prompt_is_published_up_to_each_of_its_windows(
 ) -> None:
     match: Any = SimpleNamespace(branch_len=98)
     asked = req(kv_len=32)
-    checkpoints(Asked(), windows, has_states=False, has_swa=True).place(asked, match)
+    checkpoints(Asked(), windows, kinds=named_kinds(PAGE, window_len=8)).place(asked, match)
     assert asked.boundaries == wanted
 
 

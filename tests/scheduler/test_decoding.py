@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from hicache.cache.tree.node import FULL, SWA
+from hicache.cache.kinds import FULL, SWA, named_kinds
 from hicache.config import WritePolicy
 from hicache.scheduler.decoding import must_evict, pages_for, steps_in_page, steps_with_pages
 
@@ -51,8 +51,8 @@ def cache(
     more = evictable or {}
     return SimpleNamespace(
         page_size=PAGE,
-        tree=SimpleNamespace(has_swa=SWA in free),
-        write_policy=policy,
+        tree=SimpleNamespace(kinds=named_kinds(PAGE, window_len=int(SWA in free))),
+        knobs=SimpleNamespace(write_policy=policy),
         available_size=lambda kind: free[kind] * PAGE,
         room=lambda kind: (free[kind] + more.get(kind, 0)) * PAGE,
     )

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from hicache.cache.tree.node import FULL, MAMBA
+from hicache.cache.kinds import FULL, MAMBA
 from hicache.config import SERVICE_ORDERS, Batching, SchedulerConfig, WritePolicy
 from hicache.executor.completions import StepRun
 from hicache.scheduler.batch import Batch
@@ -236,7 +236,7 @@ def test_full_pages_behind_a_state_on_the_host_are_not_charged_again() -> None:
     world = World(plot_of("full_mamba", has_storage=False))
     prompt = list(range(200))
     world.serve([request_of(0, prompt, [7] * 9)])
-    while world.cache.device_allocator.evict(MAMBA, 1):
+    while world.cache.device.evict(MAMBA, 1):
         pass
     world.serve([request_of(1, [*prompt, 8], [9] * 30)])
     assert [req.request.id for req, _ in world.finished] == [0, 1]
@@ -249,7 +249,7 @@ def test_a_step_carries_what_is_loaded_back_for_its_requests() -> None:
     forward = world.executor.forward
 
     def watch(batch: Batch, now_ns: int) -> StepRun:
-        loaded.extend(load.num_pages[FULL] for load in batch.load_backs)
+        loaded.extend(load.counts[FULL] for load in batch.load_backs)
         return forward(batch, now_ns)
 
     world.executor.forward = watch  # type: ignore[method-assign]

@@ -9,7 +9,8 @@ from random import Random
 
 import pytest
 
-from hicache.cache.tree.node import DEVICE, FULL
+from hicache.cache.kinds import FULL
+from hicache.cache.tree.node import DEVICE
 from hicache.config import (
     EVICTION_POLICIES,
     STOP_POLICIES,

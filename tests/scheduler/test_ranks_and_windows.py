@@ -2,8 +2,9 @@
 
 import pytest
 
-from hicache.cache.tree.keys import COMPONENT_TAGS, chain_seed, page_digests
-from hicache.cache.tree.node import DEVICE, FULL, SWA
+from hicache.cache.kinds import FULL, KEY_TAGS, SWA
+from hicache.cache.tree.keys import chain_seed, page_digests
+from hicache.cache.tree.node import DEVICE
 from hicache.config import PrefetchConfig, StorageConfig
 from hicache.engine.warm import warm_storage
 from hicache.executor.simulated.stores import StandIns
@@ -54,7 +55,7 @@ def ranked(num_lost: int, num_ranks: int = 2) -> World:
         warm_storage(StandIns(storage), [request], world.cache.tree)
     digests = page_digests(chain_seed(""), request.prompt.to_bytes(), 8 * 4)[:14]
     lost = digests[len(digests) - num_lost :]
-    world.storages[-1].delete([digest + COMPONENT_TAGS[FULL] for digest in lost])
+    world.storages[-1].delete([digest + KEY_TAGS[FULL : FULL + 1] for digest in lost])
     world.serve([request])
     return world
 
@@ -87,7 +88,10 @@ def test_a_page_that_goes_missing_between_question_and_read_is_read_by_nobody() 
     request = stranger(0, prompt_len=120, answer=2)
     for storage in world.storages:
         warm_storage(StandIns(storage), [request], world.cache.tree)
-    key = page_digests(chain_seed(""), request.prompt.to_bytes(), 8 * 4)[9] + COMPONENT_TAGS[FULL]
+    key = (
+        page_digests(chain_seed(""), request.prompt.to_bytes(), 8 * 4)[9]
+        + KEY_TAGS[FULL : FULL + 1]
+    )
 
     def lose(now_ns: int) -> None:
         prefetch = world.prefetcher and world.prefetcher.active.get(0)

@@ -56,4 +56,4 @@ def test_whoever_a_scan_does_not_reach_waits_for_storage_no_longer_than_it_must(
 
 
 def test_a_step_begins_with_no_window_promised() -> None:
-    assert StepBudget(chunk_tokens=1, reserved_tokens=0).reserved_swa_tokens == 0
+    assert StepBudget(chunk_tokens=1, reserved_tokens=0).reserved_windows == {}

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from hicache.cache.tree.node import FULL, HOST
+from hicache.cache.kinds import FULL
+from hicache.cache.tree.node import HOST
 from hicache.config import Batching, SchedulerConfig
 from hicache.request import Request
 from hicache.scheduler.batch import Batch

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from hicache.cache.kinds import FULL, SWA, named_kinds
 from hicache.cache.pages import PageAllocator
-from hicache.cache.tree.node import FULL, SWA
 from hicache.config import SchedulerConfig
 from hicache.scheduler.admission import Admission
 from hicache.scheduler.budget import StepBudget
@@ -34,9 +34,9 @@ def admission_of(
     rooms = {FULL: room, SWA: swa_room}
     cache: Any = SimpleNamespace(
         page_size=PAGE,
-        tree=SimpleNamespace(has_swa=swa_room is not None, has_states=False, window_len=PAGE),
+        tree=SimpleNamespace(kinds=named_kinds(PAGE, window_len=PAGE * (swa_room is not None))),
         rooms=rooms,
-        room=rooms.__getitem__,
+        room=lambda kind=FULL: rooms[kind],
         available_size=lambda kind: free * PAGE,
         pools=[[None, PageAllocator(1000), None]],
     )
@@ -44,7 +44,7 @@ def admission_of(
 
 
 def decide(admission: Admission, running: list[Any]) -> Admit | Defer:
-    match: Any = SimpleNamespace(usable_len=0, host_hit_length=0, swa_host_hit_length=0)
+    match: Any = SimpleNamespace(usable_len=0, host_hit_length=0, host_hits=(0, 0, 0))
     budget = StepBudget(
         chunk_tokens=8192, reserved_tokens=admission.reserved_tokens(running, partial=None)
     )

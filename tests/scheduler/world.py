@@ -10,11 +10,11 @@ from random import Random
 import numpy as np
 
 from hicache.cache import invariants
+from hicache.cache.kinds import FULL
 from hicache.cache.named import make_policy
 from hicache.cache.pages import Pools, TracedAllocator
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.tree.eviction import POLICIES
-from hicache.cache.tree.node import FULL
 from hicache.cli.schema import config_of
 from hicache.clock import SimulatedClock
 from hicache.config import (
@@ -66,7 +66,7 @@ TOLD = attrgetter(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plot:
-    """What a world is made of; pools by component in pages of 8 tokens and slots."""
+    """What a world is made of; pools by kind in pages of 8 tokens and slots."""
 
     window_len: int = 0
     has_states: bool = False
@@ -274,8 +274,7 @@ def engine_of(
         write_policy=plot.write_policy,
         load_back_threshold=plot.load_back_threshold,
         storage_queue_bytes=1 << 30 if plot.has_storage else None,
-        tiering=plot.storage.tiering,
-        storage_writes=plot.storage.write,
+        storage=plot.storage,
         backs_up_answers=plot.backs_up_answers,
     )
     host_tokens = plot.host[FULL] * plot.page_size

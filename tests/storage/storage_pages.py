@@ -17,8 +17,8 @@ from hicache.storage.build import open_storage
 PAGE_BYTES = 8192
 
 
-def key(number: int, component: int = 0) -> bytes:
-    return number.to_bytes(16, "big") + bytes([component])
+def key(number: int, kind: int = 0) -> bytes:
+    return number.to_bytes(16, "big") + bytes([kind])
 
 
 def keys(*numbers: int) -> list[bytes]:

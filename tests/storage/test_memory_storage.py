@@ -7,8 +7,8 @@ from hicache.storage.engines.memory import MemoryStorage
 EMPTY = memoryview(b"")
 
 
-def key(number: int, component: int = 0) -> bytes:
-    return number.to_bytes(16, "little") + bytes([component])
+def key(number: int, kind: int = 0) -> bytes:
+    return number.to_bytes(16, "little") + bytes([kind])
 
 
 def write(storage: MemoryStorage, *keys: bytes) -> list[bool]:

@@ -3,13 +3,13 @@
 from bisect import bisect_right
 from collections.abc import Callable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
-from hicache.cache.pages import NO_PAGES, PageIds
+from hicache.cache.kinds import FULL, Extents, lengths_with
+from hicache.cache.pages import PageIds
 from hicache.cache.tree.keys import Key, keys
-from hicache.cache.tree.lock import Lock
-from hicache.cache.tree.node import FULL, MAMBA, SWA, Node
+from hicache.cache.tree.node import Lock, Node
 from hicache.cache.tree.sequence import Sequence
 
 
@@ -39,10 +39,9 @@ class Prefetch:
     num_pages: int  # to be read: cut, then what storage has
     names: Items[Key]  # of its pages
     enqueued_ns: int
-    window_pages: int  # swa pages that a restorable prefix needs; 0 without swa
-    has_state: bool
+    needs: Extents  # windows and state: the last pages of each that a restorable prefix needs
+    staged: list[PageIds]  # by kind
     keeps_part: bool = False  # a part that can be restored is kept if not all pages come
-    staged: list[PageIds] = field(default_factory=lambda: [NO_PAGES, NO_PAGES, NO_PAGES])
     first_poll_ns: int | None = None
     answered_ns: int | None = None  # when it was heard what storage has
     restorable: list[int] | None = None  # prefix lengths in pages that storage could restore
@@ -87,10 +86,10 @@ class Prefetch:
     @property
     def has_sidecars(self) -> bool:
         """Whether state or window must be read besides the pages."""
-        return self.window_pages > 0 or self.has_state
+        return len(self.needs) > 0
 
     def keys(self, kind: int, first: int, end: int) -> Items[Key]:
-        """Storage keys of a component for pages `[first, end)` of the span."""
+        """Storage keys of a kind for pages `[first, end)` of the span."""
         return keys(self.names[first:end], kind)
 
     def usable_pages(self, completed: int) -> int:
@@ -107,14 +106,10 @@ class Prefetch:
         return lengths[place - 1] if place else 0
 
     def sidecar_keys(self, end: int) -> list[Key]:
-        """Storage keys of the window before page `end` of the span, and of the state there."""
-        windows = self.keys(SWA, self.swa_first(end), end) if self.window_pages else []
-        states = self.keys(MAMBA, end - 1, end) if self.has_state else []
-        return [*windows, *states]
-
-    def swa_first(self, num_pages: int) -> int:
-        """Where the window begins that a prefix of `num_pages` needs."""
-        return max(num_pages - self.window_pages, 0)
+        """Storage keys of the windows before page `end` of the span, and of the state there."""
+        return [
+            key for kind, pages in self.needs for key in self.keys(kind, max(end - pages, 0), end)
+        ]
 
     def ask(self, contains: Callable[[Items[Key]], list[bool]]) -> list[int]:
         """The prefix lengths, in pages, that storage could restore, ascending; empty if none.
@@ -127,15 +122,7 @@ class Prefetch:
         num_leading = full.index(False) if False in full else len(full)
         self.leading_pages = num_leading
         lengths = list(range(1, num_leading + 1))
-        if lengths and self.window_pages:
-            swa = contains(self.keys(SWA, 0, num_leading))
-            lengths, gap = [], 0  # the last length whose own page is missing
-            for length, is_there in enumerate(swa, 1):
-                if not is_there:
-                    gap = length
-                elif length - gap >= min(length, self.window_pages):
-                    lengths.append(length)
-        if num_leading and self.has_state:
-            states = contains(self.keys(MAMBA, 0, num_leading))
-            lengths = [each for each in lengths if states[each - 1]]
+        for kind, pages in self.needs if num_leading else ():
+            those = set(lengths_with(contains(self.keys(kind, 0, num_leading)), pages))
+            lengths = [each for each in lengths if each in those]
         return lengths

@@ -9,14 +9,14 @@ from collections import Counter
 
 import numpy as np
 
+from hicache.cache.kinds import FULL
 from hicache.cache.named import FLAG, MOMENT, make_policy
 from hicache.cache.pages import NO_PAGES
 from hicache.cache.prefetch.prefetch import Phase, Prefetch
 from hicache.cache.prefetch.rates import RateEstimator
 from hicache.cache.prefetch.stop import POLICIES, StopPolicy
 from hicache.cache.prefix_cache import PrefixCache
-from hicache.cache.tree.match import MatchResult
-from hicache.cache.tree.node import FULL, HOST, KINDS, MAMBA, SWA
+from hicache.cache.tree.node import HOST, MatchResult
 from hicache.cache.tree.page_history import Pressure
 from hicache.cache.tree.page_registry import Stored
 from hicache.cache.tree.sequence import Sequence
@@ -80,21 +80,19 @@ class Prefetcher:
         if not anchor.is_root and anchor.held[HOST][FULL] is None:
             self._decline("anchor_not_on_host", asked)
             return None
-        window_pages = tree.window_pages
-        if asked < window_pages and not self.config.short_windows and not anchor.is_root:
-            window_pages = 0
+        drops_short = not self.config.short_windows and not anchor.is_root
         prefetch = Prefetch(
             request_id=request_id,
             sequence=sequence,
             anchor=anchor,
-            anchor_lock=tree.lock_host(anchor, anchor.start),
+            anchor_lock=tree.lock_host(anchor, {FULL: anchor.start}),
             start_page=start,
             asked_pages=asked,
             num_pages=asked,
             names=[],
             enqueued_ns=now_ns,
-            window_pages=window_pages,
-            has_state=tree.has_states,
+            needs=tuple(each for each in tree.kinds.extents if asked >= each[1] or not drops_short),
+            staged=[NO_PAGES] * tree.kinds.size,
             keeps_part=self.config.commit is CommitPolicy.usable,
         )
         if self.config.stage_at is StageAt.enqueue and not self._stage(prefetch):
@@ -250,15 +248,14 @@ class Prefetcher:
             return  # as in every run that filled its storage itself
         ends = prefetch.start_page + np.array(prefetch.restorable)
         history.find(chain.numbers[prefetch.start_page : ends[-1]], FULL)
-        if prefetch.has_state:
-            history.find(chain.numbers[ends - 1], MAMBA)
-        for back in range(1, prefetch.window_pages + 1):
-            history.find(chain.numbers[np.maximum(ends - back, prefetch.start_page)], SWA)
+        for kind, pages in prefetch.needs:
+            for back in range(1, pages + 1):
+                history.find(chain.numbers[np.maximum(ends - back, prefetch.start_page)], kind)
 
     def _stage(self, prefetch: Prefetch) -> bool:
         """Take host pages, cut to what there is (reports 000-002); all of it, or none."""
         self.cache.tree.history.press(Pressure.prefetch, prefetch.sequence.chain)
-        room, config = self.cache.host_allocator, self.config
+        room, config = self.cache.host, self.config
         wanted = prefetch.num_pages
         room.make_room(FULL, wanted)
         full = room.allocate(FULL, wanted, evict=False)
@@ -271,14 +268,12 @@ class Prefetcher:
         if full is None:
             return self._give_up("host_room", wanted)
         prefetch.staged[FULL] = full
-        sidecars = [(SWA, min(prefetch.window_pages, len(full))), (MAMBA, int(prefetch.has_state))]
-        for kind, count in sidecars:
+        for kind, pages in prefetch.needs:
+            count = min(pages, len(full))
             room.make_room(kind, count)
-            page_ids = room.allocate(kind, count, evict=False) if count else NO_PAGES
+            page_ids = room.allocate(kind, count, evict=False)
             if page_ids is None:
-                for other in KINDS:
-                    room.free(other, prefetch.staged[other])
-                    prefetch.staged[other] = NO_PAGES
+                self._unstage(prefetch)
                 return self._give_up("sidecar_room", wanted)
             prefetch.staged[kind] = page_ids
         self.counters["prefetch/staged_pages"] += len(full)
@@ -295,12 +290,18 @@ class Prefetcher:
 
     def _give_back(self, prefetch: Prefetch, keep: int, reason: str) -> None:
         # staged full pages from `keep` on, and the window pages that fewer pages need not
-        full, swa = prefetch.staged[FULL], prefetch.staged[SWA]
-        keep_swa = min(prefetch.window_pages, keep)
-        self.cache.host_allocator.free(FULL, full[keep:])
-        self.cache.host_allocator.free(SWA, swa[keep_swa:])
-        prefetch.staged[FULL], prefetch.staged[SWA] = full[:keep], swa[:keep_swa]
-        self.counters[f"prefetch/discarded_{reason}_pages"] += len(full) - min(keep, len(full))
+        discarded = len(prefetch.staged[FULL]) - min(keep, len(prefetch.staged[FULL]))
+        for kind, pages in ((FULL, keep), *prefetch.needs):
+            staged, keep_now = prefetch.staged[kind], min(pages, keep)
+            self.cache.host.free(kind, staged[keep_now:])
+            prefetch.staged[kind] = staged[:keep_now]
+        self.counters[f"prefetch/discarded_{reason}_pages"] += discarded
+
+    def _unstage(self, prefetch: Prefetch) -> None:
+        # what is still staged goes back
+        for kind in self.cache.tree.kinds.numbers:
+            self.cache.host.free(kind, prefetch.staged[kind])
+            prefetch.staged[kind] = NO_PAGES
 
     def _revoke(self, prefetch: Prefetch, reason: str) -> None:
         # nothing is being read: all of it goes back at once
@@ -332,18 +333,21 @@ class Prefetcher:
         completed = prefetch.settled_pages = prefetch.completed_pages
         kept = prefetch.restored_pages if prefetch.has_sidecars else completed
         prefetch.taken_pages = kept
-        full, swa, state = prefetch.staged
-        num_swa = kept - prefetch.swa_first(kept) if prefetch.window_pages else 0
-        if num_swa < self.cache.tree.window_pages and not prefetch.anchor.is_root:
-            num_swa *= self.config.short_windows
         if kept:
+            pages = [NO_PAGES] * len(prefetch.staged)
+            for kind, needed in ((FULL, kept), *prefetch.needs):
+                # a short window is of no use below an anchor, unless the config says so
+                is_short = kept < needed and not prefetch.anchor.is_root
+                num_pages = 0 if is_short and not self.config.short_windows else min(kept, needed)
+                staged = prefetch.staged[kind]
+                pages[kind], prefetch.staged[kind] = staged[:num_pages], staged[num_pages:]
             prefetch.published_pages = self.cache.insert_host(
-                prefetch.anchor, prefetch.sequence, (full[:kept], swa[:num_swa], state)
+                prefetch.anchor, prefetch.sequence, pages
             )
-            prefetch.staged[SWA], prefetch.staged[MAMBA] = swa[num_swa:], NO_PAGES
-        self.cache.host_allocator.free(FULL, full[kept:completed])
+        unusable = prefetch.staged[FULL][: completed - kept]
+        prefetch.staged[FULL] = prefetch.staged[FULL][completed - kept :]
+        self.cache.host.free(FULL, unusable)
         self.cache.arrivals.count(completed - kept, "not_restorable")
-        prefetch.staged[FULL] = full[completed:]
         self._settle(prefetch)
 
     def _settle(self, prefetch: Prefetch) -> None:
@@ -352,11 +356,9 @@ class Prefetcher:
         self.occupied_tokens -= prefetch.asked_pages * self._page
 
     def _end(self, prefetch: Prefetch, reason: str) -> None:
-        # nobody reads any more: what is still staged goes back
+        # the reader has let go
         prefetch.phase = Phase.ended
         late = prefetch.completed_pages - prefetch.settled_pages
         self.cache.arrivals.count(late, "late")
         self.counters[f"prefetch/discarded_{reason}_pages"] += len(prefetch.staged[FULL]) - late
-        for kind in KINDS:
-            self.cache.host_allocator.free(kind, prefetch.staged[kind])
-            prefetch.staged[kind] = NO_PAGES
+        self._unstage(prefetch)

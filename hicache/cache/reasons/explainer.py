@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.reasons.missing_pages import MissingPages
 from hicache.cache.reasons.table import Span
-from hicache.cache.tree.match import MatchResult
+from hicache.cache.tree.node import MatchResult
 from hicache.cache.tree.page_registry import Chain, num_leading
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.config import ExperimentConfig
@@ -106,8 +106,10 @@ class Explainer:
     def _unused(self, match: MatchResult) -> str:
         if match.usable_len < match.found_len:
             return "hit_given_up"
-        wants_sidecar = match.swa_host_hit_length or match.mamba_host_hit_length
-        if match.host_hit_length < self._config.cache.load_back_threshold and not wants_sidecar:
+        if (
+            match.host_hit_length < self._config.cache.load_back_threshold
+            and not match.needs_sidecars
+        ):
             return "load_back_too_short"
         return "load_back_failed"
 

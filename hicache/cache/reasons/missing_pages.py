@@ -7,9 +7,9 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
+from hicache.cache.kinds import FULL
 from hicache.cache.prefetch.prefetch import Phase, Prefetch
 from hicache.cache.reasons.table import REASONS, Eviction, Span
-from hicache.cache.tree.node import FULL, MAMBA, SWA
 from hicache.cache.tree.page_history import (
     COPY_DROPPED,
     IS_HELD,
@@ -24,7 +24,7 @@ from hicache.config import ExperimentConfig
 
 Flags = NDArray[np.bool_]
 Codes = NDArray[np.int8]  # places in `REASONS`
-Part = tuple[int, int, int, int]  # pages [first, end), the place of their reason, a component
+Part = tuple[int, int, int, int]  # pages [first, end), the place of their reason, a kind
 
 CODES = {name: code for code, name in enumerate(REASONS)}
 NAMES = tuple(REASONS)
@@ -90,10 +90,8 @@ class MissingPages:
         leads = num_leading(stored[FULL][numbers] == Stored.written)
         numbers = numbers[:leads]
         flags = np.ones(leads, bool)
-        if self.tree.window_pages:
-            flags = self._has_window(stored[SWA][numbers] == Stored.written)
-        if self.tree.has_states:
-            flags &= stored[MAMBA][numbers] == Stored.written
+        for kind, pages in self.tree.kinds.extents:
+            flags &= _has_last(stored[kind][numbers] == Stored.written, pages)
         end = start + _last(flags)
         prefetch = self.prefetch
         if within is None and prefetch is not None and prefetch.restorable:
@@ -148,10 +146,8 @@ class MissingPages:
         parts = []
         if first < among:
             came = [registry.written_ns[FULL][numbers[:1]]]
-            if self.tree.window_pages:
-                came.append(registry.written_ns[SWA][numbers[-self.tree.window_pages :]])
-            if self.tree.has_states:
-                came.append(registry.written_ns[MAMBA][numbers[-1:]])
+            for kind, pages in self.tree.kinds.extents:
+                came.append(registry.written_ns[kind][numbers[-pages:]])
             answered_ns = prefetch.answered_ns
             assert answered_ns is not None
             is_late = max(int(each.max()) for each in came) >= answered_ns
@@ -187,22 +183,24 @@ class MissingPages:
 
     def _sidecars(self, first: int, end: int, *, asks_storage: bool) -> list[Part]:
         # full pages are there; boundaries are those after a page of [first, end)
-        if self.tree.has_states:
-            there = first + _last(self._is_there(MAMBA, first, end, asks_storage=asks_storage))
-            kept = there + _last(self._was_there(MAMBA, there, end))
+        for point in self.tree.kinds.points:
+            there = first + _last(self._is_there(point, first, end, asks_storage=asks_storage))
+            kept = there + _last(self._was_there(point, there, end))
             parts = []
             if first < there:
                 parts.append((first, there, *self._obstacle(there, asks_storage=asks_storage)))
             if there < kept:
-                story = self._story(MAMBA, kept - 1, kept, asks_storage=asks_storage)
-                parts.append((there, kept, int(story[0]), MAMBA))
-            parts.append((kept, end, CODES["state_not_kept"], MAMBA))
+                story = self._story(point, kept - 1, kept, asks_storage=asks_storage)
+                parts.append((there, kept, int(story[0]), point))
+            parts.append((kept, end, CODES["state_not_kept"], point))
             return parts
-        if self.tree.window_pages:
-            is_there = self._is_there(SWA, 0, end, asks_storage=asks_storage)
-            windows = self._has_window(is_there | self._was_there(SWA, 0, end))
+        if self.tree.kinds.windows:
+            windows = np.ones(end, bool)
+            for kind, pages in self.tree.kinds.windows:
+                is_there = self._is_there(kind, 0, end, asks_storage=asks_storage)
+                windows &= _has_last(is_there | self._was_there(kind, 0, end), pages)
             kept = first + _last(windows[first:])
-            parts = [(kept, end, CODES["window_not_kept"], SWA)]
+            parts = [(kept, end, CODES["window_not_kept"], self.tree.kinds.windows[0][0])]
             if first < kept:
                 parts.insert(0, (first, kept, *self._obstacle(kept, asks_storage=asks_storage)))
             return parts
@@ -210,19 +208,22 @@ class MissingPages:
 
     def _obstacle(self, boundary: int, *, asks_storage: bool) -> tuple[int, int]:
         """Why a boundary is not usable whose pages, and state if there are any, are there."""
-        window = max(boundary - self.tree.window_pages, 0)
-        if window < boundary:
-            is_there = self._is_there(SWA, window, boundary, asks_storage=asks_storage)
+        for kind, pages in self.tree.kinds.windows:
+            window = max(boundary - pages, 0)
+            is_there = self._is_there(kind, window, boundary, asks_storage=asks_storage)
             if not is_there.all():
                 place = window + num_leading(is_there)
-                if not self._was_there(SWA, place, place + 1)[0]:
-                    return CODES["window_not_kept"], SWA
-                return int(self._story(SWA, place, place + 1, asks_storage=asks_storage)[0]), SWA
+                if not self._was_there(kind, place, place + 1)[0]:
+                    return CODES["window_not_kept"], kind
+                story = self._story(kind, place, place + 1, asks_storage=asks_storage)
+                return int(story[0]), kind
         # all of it is somewhere: the tree has one part, and storage another
         stored = self.tree.history.registry.stored
         places = [(FULL, min(self.start, boundary - 1))]
-        places += [(SWA, max(window, self.start))] if window < boundary else []
-        places += [(MAMBA, boundary - 1)] if self.tree.has_states else []
+        places += [
+            (kind, max(boundary - pages, self.start)) for kind, pages in self.tree.kinds.windows
+        ]
+        places += [(kind, boundary - 1) for kind in self.tree.kinds.points]
         for kind, first in places:
             is_stored = stored[kind][self.numbers[first:boundary]] == Stored.written
             if not is_stored.all():
@@ -263,13 +264,6 @@ class MissingPages:
         was_there: Flags = (self.tree.history.marks[kind][self.numbers[first:end]] & WAS_HELD) > 0
         return was_there
 
-    def _has_window(self, flags: Flags) -> Flags:
-        # after which of these pages the last window of them, or all if they are fewer, is there
-        places = np.arange(len(flags))
-        last_gap = np.maximum.accumulate(np.where(flags, -1, places))
-        runs: Flags = places - last_gap >= np.minimum(places + 1, self.tree.window_pages)
-        return runs & flags
-
     # -- what is said of it --------------------------------------------------------------------
 
     def _merged(self, parts: list[Part]) -> list[Span]:
@@ -299,3 +293,11 @@ def _last(flags: Flags) -> int:
     """One more than the place of the last that is true; 0 if none is."""
     places = np.flatnonzero(flags)
     return int(places[-1]) + 1 if len(places) else 0
+
+
+def _has_last(flags: Flags, num_pages: int) -> Flags:
+    # after which of these pages the last ones of them, or all if they are fewer, are there
+    places = np.arange(len(flags))
+    last_gap = np.maximum.accumulate(np.where(flags, -1, places))
+    runs: Flags = places - last_gap >= np.minimum(places + 1, num_pages)
+    return runs & flags

@@ -9,8 +9,6 @@ is that of the window or the state.
 
 from typing import NamedTuple
 
-from hicache.cache.tree.node import FULL
-
 REASONS = {
     "first_seen": "no earlier request contained it",
     "last_token": "the last prompt token is always computed: it yields the first output token",
@@ -57,13 +55,14 @@ class Eviction(NamedTuple):
 class Span(NamedTuple):
     """Tokens `[start, end)` of a prompt, and why they are computed.
 
-    `kind`: the component that was missing. `evictions`: how it was last lost, if that was asked.
+    `kind`: the number of the kind that was missing, full by default. `evictions`: how it was last
+    lost, if that was asked.
     """
 
     start: int
     end: int
     reason: str
-    kind: int = FULL
+    kind: int = 0
     evictions: tuple[Eviction, ...] = ()
 
     @property

@@ -1,11 +1,11 @@
 """How many pages and slots a budget of memory gives each pool."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from hicache.cache.kinds import FULL, Kinds
 from hicache.cache.pages import PageAllocator, Pools, TracedAllocator
-from hicache.cache.tree.node import DEVICE, FULL, HOST, KIND_OF, MAMBA, SWA, TIER_NAMES
+from hicache.cache.tree.node import DEVICE, HOST, TIER_NAMES
 from hicache.config import CacheConfig
 from hicache.models import GIB, HardwareConfig, ModelConfig
 
@@ -16,25 +16,28 @@ CONTEXT_BYTES = GIB
 # (modelled; a dense model of 8 B parameters with 8,192 tokens a step)
 ACTIVATION_PEAK_BYTES = GIB
 
+# by name of a kind: the settings with its tokens (or states) on each tier
+EXACT = {
+    "full": ("device_tokens", "host_tokens"),
+    "swa": ("swa_device_tokens", "swa_host_tokens"),
+    "mamba": ("device_states", "host_states"),
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """Pages (mamba: slots) by component, of one tier; None: never full.
+    """Pages (or slots) by kind, of one tier; None: never full.
 
     0 where the model keeps nothing.
     """
 
-    counts: tuple[int | None, int | None, int | None]
+    counts: tuple[int | None, ...]
     total_bytes: int
 
-
-def page_bytes(model: ModelConfig, page_size: int, tp: int) -> tuple[int, int, int]:
-    """Bytes of a page (full, swa) and of a slot (mamba), over all devices of an engine."""
-    sizes = [0, 0, 0]
-    for component in model.components:
-        copies = model.kv_copies(component, tp)
-        sizes[KIND_OF[component]] = model.page_bytes(component, page_size) * copies
-    return sizes[FULL], sizes[SWA], sizes[MAMBA]
+    @property
+    def full_pages(self) -> int | None:
+        """Pages of full KV."""
+        return self.counts[FULL]
 
 
 def engine_rule(
@@ -56,7 +59,7 @@ def engine_rule(
 
 
 def capacities(
-    cache: CacheConfig, model: ModelConfig, sizes: Sequence[int], free_device_bytes: int
+    cache: CacheConfig, model: ModelConfig, kinds: Kinds, free_device_bytes: int
 ) -> tuple[Capacity, Capacity]:
     """The pools of device and host, rounded down to whole pages.
 
@@ -69,8 +72,8 @@ def capacities(
             f"{model.name}"
         )
     if cache.unlimited:
-        full, swa, mamba = (None if size else 0 for size in sizes)
-        endless = Capacity(counts=(full, swa, mamba), total_bytes=0)
+        counts = tuple(None if kind in kinds.numbers else 0 for kind in range(kinds.size))
+        endless = Capacity(counts=counts, total_bytes=0)
         return endless, endless
     device_bytes = free_device_bytes if cache.device_gib is None else int(cache.device_gib * GIB)
     if device_bytes > free_device_bytes:
@@ -79,13 +82,13 @@ def capacities(
             f"GiB of device memory that the weights of {model.name} and activations leave free; "
             f"cache.device_gib=null takes all of it"
         )
-    device = _split(cache, model, sizes, DEVICE, device_bytes)
+    device = _split(cache, model, kinds, DEVICE, device_bytes)
     if cache.host_ratio is not None:
-        full, swa, mamba = (int(cache.host_ratio * (count or 0)) for count in device.counts)
-        total = full * sizes[FULL] + swa * sizes[SWA] + mamba * sizes[MAMBA]
-        return device, Capacity(counts=(full, swa, mamba), total_bytes=total)
+        scaled = tuple([int(cache.host_ratio * (count or 0)) for count in device.counts])
+        total = sum(count * kinds.page_bytes[kind] for kind, count in enumerate(scaled))
+        return device, Capacity(counts=scaled, total_bytes=total)
     host_bytes = 2 * device_bytes if cache.host_gib is None else int(cache.host_gib * GIB)
-    return device, _split(cache, model, sizes, HOST, host_bytes)
+    return device, _split(cache, model, kinds, HOST, host_bytes)
 
 
 def make_pools(device: Capacity, host: Capacity, *, is_traced: bool, is_checked: bool) -> Pools:
@@ -98,52 +101,38 @@ def make_pools(device: Capacity, host: Capacity, *, is_traced: bool, is_checked:
     return [*map(allocator, device.counts)], [*map(allocator, host.counts)]
 
 
-def _split(
-    cache: CacheConfig, model: ModelConfig, sizes: Sequence[int], tier: int, total: int
-) -> Capacity:
-    word = TIER_NAMES[tier]
-    shares = [1.0, 0.0, 0.0]
-    for kind, name in ((SWA, f"swa_{word}_share"), (MAMBA, f"mamba_{word}_share")):
-        if sizes[kind]:
-            chosen = getattr(cache, name)
-            shares[kind] = getattr(model, name) if chosen is None else chosen
-    shares[FULL] = 1.0 - shares[SWA] - shares[MAMBA]
+def _split(cache: CacheConfig, model: ModelConfig, kinds: Kinds, tier: int, total: int) -> Capacity:
+    shares, counts = [0.0] * kinds.size, [0] * kinds.size
+    knobs = {kind: f"{kinds.names[kind]}_{TIER_NAMES[tier]}_share" for kind in kinds.aux}
+    shares[FULL] = 1.0
+    for kind, knob in knobs.items():
+        chosen = getattr(cache, knob)
+        shares[kind] = getattr(model, knob) if chosen is None else chosen
+        shares[FULL] -= shares[kind]
     if shares[FULL] < 0:
         raise ValueError(
-            f"cache.swa_{word}_share and cache.mamba_{word}_share must add up to at most 1, "
-            f"got {shares[SWA]} and {shares[MAMBA]}"
+            f"{' and '.join(f'cache.{knob}' for knob in knobs.values())} must add up to at most 1, "
+            f"got {' and '.join(str(shares[kind]) for kind in knobs)}"
         )
-    counts = [
-        int(total * share) // size if size else 0 for share, size in zip(shares, sizes, strict=True)
-    ]
-    exact = _exact(cache, tier)
-    for kind in (FULL, SWA, MAMBA):
-        wanted = exact[kind]
-        if sizes[kind] and wanted is not None:
-            counts[kind] = wanted if kind == MAMBA else wanted // cache.page_size
+    has_exact = False
+    for kind in kinds.numbers:
+        exact = getattr(cache, EXACT[kinds.names[kind]][tier])
+        has_exact |= exact is not None
+        counts[kind] = int(total * shares[kind]) // kinds.page_bytes[kind]
+        if exact is not None:
+            counts[kind] = exact // kinds.units[kind]
     if tier == DEVICE:
-        window_pages = -(-model.window_len // cache.page_size) + 2
-        least = (1, window_pages if sizes[SWA] else 0, 4 if sizes[MAMBA] else 0)
-        what = ("page of full KV", f"window of {window_pages} pages", "request's 4 state slots")
-        shared = (
-            "",
-            f" or cache.swa_device_share={shares[SWA]}",
-            f" or cache.mamba_device_share={shares[MAMBA]}",
-        )
-        for kind in (FULL, SWA, MAMBA):
-            if counts[kind] < least[kind]:
+        least = {FULL: (1, "page of full KV")}
+        least |= {kind: (num + 2, f"window of {num + 2} pages") for kind, num in kinds.windows}
+        least |= dict.fromkeys(kinds.points, (4, "request's 4 state slots"))
+        for kind, (wanted, what) in least.items():
+            if counts[kind] < wanted:
+                knob = f" or cache.{knobs[kind]}={shares[kind]}" if kind in knobs else ""
                 raise ValueError(
-                    f"the device pool is too small for one {what[kind]}: "
+                    f"the device pool is too small for one {what}: "
                     f"{total * shares[kind] / GIB:.3f} GiB hold {counts[kind]}, and {model.name} "
-                    f"needs at least {least[kind]}; raise cache.device_gib{shared[kind]}"
+                    f"needs at least {wanted}; raise cache.device_gib{knob}"
                 )
-    if any(count is not None for count in exact):
-        total = sum(count * size for count, size in zip(counts, sizes, strict=True))
-    return Capacity(counts=(counts[0], counts[1], counts[2]), total_bytes=total)
-
-
-def _exact(cache: CacheConfig, tier: int) -> tuple[int | None, int | None, int | None]:
-    # tokens (mamba: states) that the config gives, by kind; None: what the memory gives
-    if tier == DEVICE:
-        return cache.device_tokens, cache.swa_device_tokens, cache.device_states
-    return cache.host_tokens, cache.swa_host_tokens, cache.host_states
+    if has_exact:
+        total = sum(count * size for count, size in zip(counts, kinds.page_bytes, strict=True))
+    return Capacity(counts=tuple(counts), total_bytes=total)

@@ -1,15 +1,12 @@
 """Host to storage: which pages are worth writing, when, and how many may wait for it."""
 
-from collections import Counter
-
 from hicache.cache.pages import PageIds
 from hicache.cache.tiers.transfer import BackUp, Bookings, StorageDelete, StorageWrite
-from hicache.cache.tree.keys import Key, keys_of
-from hicache.cache.tree.lock import Lock
-from hicache.cache.tree.node import FULL, HOST, MAMBA, SWA, Node
+from hicache.cache.tree.keys import Key
+from hicache.cache.tree.node import HOST, Node
 from hicache.cache.tree.page_registry import PageNumbers, Stored
 from hicache.cache.tree.radix_tree import RadixTree
-from hicache.config import StorageWrites, Tiering
+from hicache.config import StorageConfig, StorageWrites, Tiering
 
 
 class StorageWriter:
@@ -22,21 +19,18 @@ class StorageWriter:
         self,
         tree: RadixTree,
         bookings: Bookings,
-        counters: Counter[str],
+        config: StorageConfig,
         *,
         queue_bytes: int,
-        tiering: Tiering,
-        when: StorageWrites,
-        write_hits: int,
     ) -> None:
         self.queued_bytes = 0
         self._tree = tree
         self._bookings = bookings
-        self._counters = counters
+        self._counters = bookings.counters
         self._queue_bytes = queue_bytes
-        self._is_exclusive = tiering is Tiering.exclusive
-        self._when = when
-        self._write_hits = write_hits
+        self._is_exclusive = config.tiering is Tiering.exclusive
+        self._when = config.write
+        self._write_hits = config.write_hits
 
     def on_hit(self, node: Node) -> None:
         """A request goes on from `node`; selective: write what has been hit often enough."""
@@ -55,33 +49,30 @@ class StorageWriter:
         if self._when is not StorageWrites.on_host_eviction:
             return
         device, host = victim.held
-        is_leaf = victim in self._tree.residency.leaves[HOST]
         leaving = [
             (victim, other)
-            for other in self._tree.kinds
-            if (is_leaf or other >= kind) and host[other] is not None and device[other] is None
-            if not victim.stored[other]
+            for other in self._tree.lost(victim, HOST, kind)
+            if host[other] is not None and device[other] is None and not victim.stored[other]
         ]
         if leaving:
             self._write_nodes(leaving, is_given_away=True)
 
-    def on_read(
-        self, nodes: list[Node], last: Node, pages: tuple[PageIds, PageIds, PageIds]
-    ) -> None:
-        """Storage had the full pages of `nodes`, the window before `last.end`, the state at it.
+    def on_read(self, nodes: list[Node], last: Node, pages: list[PageIds]) -> None:
+        """Storage had the full pages of `nodes`, the windows before `last.end`, the state at it.
 
         Exclusive: it need not keep them.
         """
-        swa_first = last.end - len(pages[SWA])
-        read = [(each, FULL) for each in nodes]
-        read += [(each, SWA) for each in nodes if each.start >= swa_first]
-        read += [(last, MAMBA)] if len(pages[MAMBA]) else []
+        read = _items(
+            nodes,
+            {kind: last.end - len(pages[kind]) for kind in self._tree.kinds.paged},
+            [(kind, last) for kind in self._tree.kinds.points if pages[kind]],
+        )
         for each, kind in read:
             each.stored[kind] = not self._is_exclusive
             if self._is_exclusive:
-                self._tree.history.take_out(each.numbers_of(kind), kind)
+                self._tree.history.take_out(self._tree.history.numbers_of(each, kind), kind)
         if self._is_exclusive:
-            keys = [key for each, kind in read for key in keys_of(self._tree.names, each, kind)]
+            keys = [key for each, kind in read for key in self._tree.keys(each, kind)]
             self._bookings.outbox.append(StorageDelete(keys=keys))
             self._counters["storage/dropped_read_pages"] += len(keys)
 
@@ -99,7 +90,7 @@ class StorageWriter:
             (each, kind)
             for each in node.span()
             if each.hit_count > self._write_hits
-            for kind in self._tree.kinds
+            for kind in self._tree.kinds.numbers
             if each.held[HOST][kind] is not None and not each.stored[kind]
         ]
         if worthy:
@@ -111,8 +102,8 @@ class StorageWriter:
         nodes: set[Node] = set()
         for transfer in self._bookings.in_flight:
             if isinstance(transfer, BackUp):
-                first = min(transfer.full_start, transfer.swa_start)
-                nodes.update(transfer.node.span(first), transfer.state_nodes)
+                first = min(transfer.starts.values(), default=transfer.node.end)
+                nodes.update(transfer.node.span(first), (node for _, node in transfer.points))
         return nodes
 
     def _write_nodes(self, items: list[tuple[Node, int]], *, is_given_away: bool = False) -> None:
@@ -121,17 +112,17 @@ class StorageWriter:
             return
         write.is_given_away = is_given_away
         if not is_given_away:
-            write.host_locks = [self._lock_alone(*item) for item in items]
+            write.host_locks = [
+                self._tree.lock_host(node, {kind: node.start}) for node, kind in items
+            ]
         for node, kind in items:
             # an exclusive store loses it again when it is read
             node.stored[kind] = True
         self._book(write)
 
     def _write_copies(self, back_up: BackUp) -> None:
-        node, full_start, swa_start = back_up.node, back_up.full_start, back_up.swa_start
-        copied = [(each, FULL) for each in node.span(full_start)]
-        copied += [(each, SWA) for each in node.span(swa_start)]
-        copied += [(each, MAMBA) for each in back_up.state_nodes]
+        first = min(back_up.starts.values(), default=back_up.node.end)
+        copied = _items(back_up.node.span(first), back_up.starts, back_up.points)
         write = self._write_of([item for item in copied if item[0].held[HOST][item[1]] is not None])
         if self._has_room(write):
             # what held the copies while they were made holds them until they are written
@@ -139,7 +130,7 @@ class StorageWriter:
             self._book(write)
 
     def _write_of(self, items: list[tuple[Node, int]]) -> StorageWrite:
-        # of these nodes' components, all on the host; nothing is locked yet
+        # of these nodes' data, all on the host; nothing is locked yet
         keys: list[Key] = []
         parts: list[tuple[int, PageIds]] = []
         numbers: list[tuple[int, PageNumbers]] = []
@@ -147,9 +138,9 @@ class StorageWriter:
         for node, kind in items:
             page_ids = node.held[HOST][kind]
             assert page_ids is not None
-            keys += keys_of(self._tree.names, node, kind)
+            keys += self._tree.keys(node, kind)
             parts.append((kind, page_ids))
-            numbers.append((kind, node.numbers_of(kind)))
+            numbers.append((kind, self._tree.history.numbers_of(node, kind)))
             num_bytes += self._bookings.page_bytes[kind] * len(page_ids)
         return StorageWrite(keys=keys, parts=parts, num_bytes=num_bytes, numbers=numbers)
 
@@ -170,10 +161,12 @@ class StorageWriter:
         for kind, numbers in write.numbers:
             self._tree.history.store(numbers, kind, stored)
 
-    def _lock_alone(self, node: Node, kind: int) -> Lock:
-        return self._tree.lock_host(
-            node,
-            node.start if kind == FULL else node.end,
-            swa_start=node.start if kind == SWA else None,
-            with_state=kind == MAMBA,
-        )
+
+def _items(
+    nodes: list[Node], starts: dict[int, int], points: list[tuple[int, Node]]
+) -> list[tuple[Node, int]]:
+    # the (node, kind) of the nodes from the start of each kind on, and of the points
+    spans = [
+        (node, kind) for kind, start in starts.items() for node in nodes if node.start >= start
+    ]
+    return spans + [(node, kind) for kind, node in points]

@@ -4,19 +4,21 @@ A transfer names what moves, from which ids to which, and keeps the receipts of 
 both ends in place until `PrefixCache.complete` is told that it is done.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from hicache.cache.pages import PageIds
+from hicache.cache.kinds import Kinds
+from hicache.cache.pages import FreePages, PageIds, Pools
+from hicache.cache.tree.arrivals import Arrivals
 from hicache.cache.tree.keys import Key
-from hicache.cache.tree.lock import Lock
-from hicache.cache.tree.node import Node
+from hicache.cache.tree.node import HOST, TIER_NAMES, Lock, Node
 from hicache.cache.tree.page_registry import PageNumbers
 
 
 class Move(NamedTuple):
-    """Pages or slots of one component; `sources[i]` goes to `targets[i]`."""
+    """Pages or slots of one kind; `sources[i]` goes to `targets[i]`."""
 
     kind: int
     sources: PageIds
@@ -34,21 +36,26 @@ class Transfer:
     locks: list[Lock] = field(default_factory=list)
     host_locks: list[Lock] = field(default_factory=list)
 
+    @property
+    def counts(self) -> Counter[int]:
+        """Pages or slots that it moves, by kind."""
+        counts: Counter[int] = Counter()
+        for move in self.moves:
+            counts[move.kind] += len(move.targets)
+        return counts
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class LoadBack(Transfer):
     """Host to device, for a request that is about to run; its forward pass waits for it."""
-
-    num_pages: tuple[int, int, int]  # by component
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class BackUp(Transfer):
     """Device to host. `is_fence`: its source is freed already, so the next step waits for it."""
 
-    full_start: int  # pages [full_start, node.end) have a new host copy
-    swa_start: int
-    state_nodes: list[Node]
+    starts: dict[int, int]  # by kind: pages [start, node.end) have a new host copy
+    points: list[tuple[int, Node]]  # as have the states of these nodes
     is_fence: bool
 
 
@@ -64,7 +71,7 @@ class CopyState:
 class StorageWrite:
     """Host pages to storage: `keys[i]` names the page that `pages` lists i-th.
 
-    `parts`: the host page ids that belong together, after their component.
+    `parts`: the host page ids that belong together, after their kind.
 
     `is_given_away`: the pages have been given away already, so whoever carries this out has taken
     their bytes when `submit` returns.
@@ -79,7 +86,7 @@ class StorageWrite:
 
     @property
     def pages(self) -> list[tuple[int, int]]:
-        """(component, host page id) of each, as long as `keys`."""
+        """(kind, host page id) of each, as long as `keys`."""
         return [(kind, int(page_id)) for kind, page_ids in self.parts for page_id in page_ids]
 
 
@@ -95,15 +102,21 @@ Work = Reported | CopyState | StorageDelete
 
 
 class Bookings:
-    """What the cache wants carried out.
+    """What the cache wants carried out, the pools it comes from, and what is counted.
 
-    `outbox` is to be begun, in this order, and is emptied by whoever does; `in_flight` is booked
-    and not yet reported done.
+    `outbox` is to be begun, in this order, and is emptied by the engine; `in_flight` is booked and
+    not yet reported done.
     """
 
-    def __init__(self, page_bytes: tuple[int, int, int]) -> None:
-        """`page_bytes`: of one page (full, swa) or slot (mamba)."""
-        self.page_bytes = page_bytes
+    def __init__(self, kinds: Kinds, pools: Pools, counters: Counter[str]) -> None:
+        self.pools = pools
+        self.counters = counters
+        self.arrivals = Arrivals(counters)
+        self.page_bytes = kinds.page_bytes
+        self._aux = kinds.aux
+        self._evicted = [
+            [f"evict/{tier}_{name}_pages" for name in kinds.names] for tier in TIER_NAMES
+        ]
         self.outbox: list[Work] = []
         self.in_flight: set[Reported] = set()
 
@@ -112,6 +125,14 @@ class Bookings:
         self.in_flight.add(transfer)
         self.outbox.append(transfer)
 
-    def bytes_of(self, counts: Iterable[int]) -> int:
-        """The bytes of this many pages (mamba: slots) of each component."""
-        return sum(count * size for count, size in zip(counts, self.page_bytes, strict=True))
+    def bytes_of(self, moves: Iterable[Move]) -> int:
+        """The bytes that these move."""
+        return sum([len(move.targets) * self.page_bytes[move.kind] for move in moves])
+
+    def free_evicted(self, actions: list[FreePages]) -> None:
+        """Give back and count what an eviction frees."""
+        for tier, kind, page_ids in actions:
+            if tier == HOST and kind not in self._aux:
+                self.arrivals.evict(page_ids)
+            self.counters[self._evicted[tier][kind]] += len(page_ids)
+            self.pools[tier][kind].free(page_ids)

@@ -3,9 +3,8 @@
 The tree takes what it lacks. What it holds already comes back as `FreePages`.
 """
 
-from hicache.cache.pages import PageIds
-from hicache.cache.tree.actions import FreePages
-from hicache.cache.tree.node import DEVICE, FULL, HOST, MAMBA, SWA, Node
+from hicache.cache.pages import FreePages, PageIds
+from hicache.cache.tree.node import DEVICE, HOST, Node
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
 
@@ -16,50 +15,54 @@ def insert(
     """Publish the device pages `[node.end, end)` of a sequence below `node`.
 
     What the tree already holds is freed and the sequence takes the tree's pages instead; a
-    tombstone takes the sequence's. `sequence.swa_start` must not lie inside the interval.
+    tombstone takes the sequence's. No start of a window may lie inside the interval.
     Returns the node that ends at `end`.
     """
-    residency, has_swa = tree.residency, tree.has_swa
+    residency, kinds, starts = tree.residency, tree.kinds, sequence.starts
     tick = residency.next_tick()
     above = node
     while above.parent is not None:
         above.tick = tick  # whoever publishes has used the prefix until now
         above = above.parent
-    edge = end - tree.window_pages
     while node.end < end:
         start = node.end
         child = tree.descend(node, sequence.tokens, end)
         if child is None:
-            # a new window is a node by itself, so that one lock pins one window
-            is_cut = has_swa and sequence.swa_start <= start < edge
-            child = _grow(tree, node, sequence, edge if is_cut else end)
-            residency.put(child, DEVICE, FULL, sequence.full_pages[start : child.end])
-            if has_swa and sequence.swa_start <= start:
-                residency.put(child, DEVICE, SWA, sequence.swa_pages[start : child.end])
+            cut = end
+            for kind, pages in kinds.windows:
+                # a new window is a node by itself, so that one lock pins one window
+                if starts[kind] <= start < end - pages:
+                    cut = min(cut, end - pages)
+            child = _grow(tree, node, sequence, cut)
+            for kind in kinds.paged:
+                if start >= starts[kind]:
+                    page_ids = sequence.pages[kind][start:cut]
+                    residency.put(child, DEVICE, kind, page_ids)
         else:
-            _merge(tree, child, FULL, sequence.full_pages, actions)
-            if has_swa and sequence.swa_start <= start:
-                _merge(tree, child, SWA, sequence.swa_pages, actions)
+            for kind in kinds.paged:
+                if start >= starts[kind]:
+                    _merge(tree, child, kind, sequence.pages[kind], actions)
         child.hit_count += 1
         child.tick = tick
         node = child
     return node
 
 
-def attach_state(tree: RadixTree, node: Node, slot: PageIds) -> bool:
-    """Keep the state after `node` on the device; False if one is kept there already, and used."""
-    if node.held[DEVICE][MAMBA] is not None:
-        tree.residency.touch_state(node)
-        return False
-    tree.residency.put(node, DEVICE, MAMBA, slot)
-    return True
+def attach_state(tree: RadixTree, node: Node, slot: PageIds, actions: list[FreePages]) -> None:
+    """Keep the state after `node` on the device; one that is kept there already counts as used."""
+    (kind,) = tree.kinds.points
+    if node.held[DEVICE][kind] is None:
+        tree.residency.put(node, DEVICE, kind, slot)
+    else:
+        tree.residency.touch_states(node)
+        actions.append(FreePages(DEVICE, kind, slot))
 
 
 def insert_host(
     tree: RadixTree,
     anchor: Node,
     sequence: Sequence,
-    pages: tuple[PageIds, PageIds, PageIds],
+    pages: list[PageIds],
     actions: list[FreePages],
 ) -> Node:
     """Publish host pages of a sequence, read from storage, below `anchor`.
@@ -68,31 +71,32 @@ def insert_host(
         tree: takes them.
         anchor: where they continue; on the host itself, or a root.
         sequence: whose tokens they hold.
-        pages: by component: full pages of all of it, swa pages of its end, the last state.
+        pages: by kind: full pages of all of it, window pages of its end, the last state.
         actions: what was on the host already is freed through these.
 
     Returns:
         The node that ends where the pages do.
     """
-    full, swa, state = pages
-    first, end = anchor.end, anchor.end + len(full)
-    swa_first = end - len(swa)
+    kinds = tree.kinds
+    end = anchor.end + max(map(len, pages))  # full has them all
+    starts = [end - len(page_ids) for page_ids in pages]
     node = anchor
     tick = tree.residency.next_tick()
-    for cut in sorted({swa_first, end} - {first}):
+    for cut in sorted({starts[kind] for kind in kinds.paged} | {end}):
         while node.end < cut:
             start = node.end
             child = tree.descend(node, sequence.tokens, cut)
             if child is None:
                 child = _grow(tree, node, sequence, cut)
-            _put_host(tree, child, FULL, full[start - first : child.end - first], actions)
-            if tree.has_swa and start >= swa_first:
-                part = swa[start - swa_first : child.end - swa_first]
-                _put_host(tree, child, SWA, part, actions)
+            for kind in kinds.paged:
+                if start >= starts[kind]:
+                    part = pages[kind][start - starts[kind] : child.end - starts[kind]]
+                    _put_host(tree, child, kind, part, actions)
             child.tick = tick
             node = child
-    if len(state):
-        _put_host(tree, node, MAMBA, state, actions)
+    for kind in kinds.points:
+        if pages[kind]:
+            _put_host(tree, node, kind, pages[kind], actions)
     return node
 
 

@@ -14,15 +14,17 @@ from typing import Protocol, cast
 
 import numpy as np
 
-from hicache.cache.tree.node import FULL, MAMBA, Node
+from hicache.cache.kinds import KEY_TAGS, KIND_NAMES
+from hicache.cache.tree.node import Node
 from hicache.cache.tree.sequence import Sequence
 from hicache.request import EMPTY_SPANS, TOKEN_BYTES, Request, TokenSpans
 from hicache.storage.base import DIGEST_BYTES
 
-COMPONENT_TAGS = (b"f", b"s", b"m")  # by component number: full, swa, mamba
 NUMBER_BYTES = 4
-# of a page: its name, and with its component its key in storage. A digest gets the component's tag,
-# a number has two bits left for it
+KIND_BITS = 3
+MAX_KIND = (1 << KIND_BITS) - 1
+# of a page: its name, and with its kind its key in storage. A digest gets the kind's tag, a number
+# has `KIND_BITS` left for it
 Key = bytes | int
 
 
@@ -70,7 +72,7 @@ class Digests:
 
 
 class Numbers:
-    """Pages called by four times their numbers in a workload."""
+    """Pages called by their numbers in a workload, shifted by `KIND_BITS`."""
 
     page_bytes = NUMBER_BYTES
 
@@ -81,7 +83,9 @@ class Numbers:
         ends = counts.cumsum(dtype=np.int32)
         firsts = np.concatenate([each.starts for each in spans]) - ends + counts
         numbers = firsts.repeat(counts) + np.arange(len(firsts) and ends[-1], dtype=np.int32)
-        self._names: bytes = (4 * numbers).tobytes()
+        if numbers.max(initial=0) >> (31 - KIND_BITS):
+            raise ValueError(f"a workload may have {1 << (31 - KIND_BITS)} pages at most")
+        self._names: bytes = (numbers << KIND_BITS).tobytes()
         bounds = np.append(0, NUMBER_BYTES * ends)[np.cumsum([0, *(len(s.starts) for s in spans)])]
         self._places = dict(zip(pages, pairwise(bounds.tolist()), strict=False))
 
@@ -104,9 +108,9 @@ def chain_seed(namespace: str) -> bytes:
     return hashlib.sha256(b"hicache-1\0" + namespace.encode()).digest()[:DIGEST_BYTES]
 
 
-def make_root(namespace: str) -> Node:
+def make_root(namespace: str, num_kinds: int = len(KIND_NAMES)) -> Node:
     """Where a namespace begins."""
-    root = Node(None, b"", 0, 0)
+    root = Node(None, b"", 0, 0, num_kinds)
     root.seed = chain_seed(namespace)
     return root
 
@@ -148,24 +152,19 @@ def last_digest(node: Node) -> bytes:
     return digests_of(node)[-1]
 
 
-def keys_of(names: PageNames, node: Node, kind: int) -> Items[Key]:
-    """The storage keys of a node's pages, or of the state after it, of one component."""
-    start = node.num_pages - 1 if kind == MAMBA else 0
-    return keys(names.of_node(node, start), kind)
-
-
 def keys(names: Items[Key], kind: int) -> Items[Key]:
-    """The storage keys of pages of these names, of one component."""
+    """The storage keys of pages of these names, of one kind."""
     if names and isinstance(names[0], int):
-        return names if kind == FULL else [name + kind for name in cast(Items[int], names)]
-    return [name + COMPONENT_TAGS[kind] for name in cast(Items[bytes], names)]
+        return [name + kind for name in cast(Items[int], names)] if kind else names
+    tag = KEY_TAGS[kind : kind + 1]
+    return [name + tag for name in cast(Items[bytes], names)]
 
 
 def kinds_of(keys: Items[Key]) -> list[int]:
-    """The component of each key."""
+    """The kind of each key."""
     if keys and isinstance(keys[0], int):
-        return [key & 3 for key in cast(Items[int], keys)]
-    return [COMPONENT_TAGS.index(key[-1:]) for key in cast(Items[bytes], keys)]
+        return [key & MAX_KIND for key in cast(Items[int], keys)]
+    return [KEY_TAGS.index(key[-1:]) for key in cast(Items[bytes], keys)]
 
 
 def key_bytes(keys: Items[Key]) -> list[bytes]:
@@ -174,4 +173,5 @@ def key_bytes(keys: Items[Key]) -> list[bytes]:
 
 
 def _number_key(key: int) -> bytes:
-    return (key >> 2).to_bytes(DIGEST_BYTES, "little") + COMPONENT_TAGS[key & 3]
+    tag = key & MAX_KIND
+    return (key >> KIND_BITS).to_bytes(DIGEST_BYTES, "little") + KEY_TAGS[tag : tag + 1]

@@ -7,7 +7,8 @@ from typing import Final
 
 import numpy as np
 
-from hicache.cache.tree.node import DEVICE, FULL, KINDS, Node
+from hicache.cache.kinds import FULL, Kinds, named_kinds
+from hicache.cache.tree.node import DEVICE, Node
 from hicache.cache.tree.page_registry import Chain, PageNumbers, PageRegistry, Stored, place_of
 
 
@@ -31,20 +32,25 @@ NOBODY, THROWN_AWAY = 0, -1  # of `PageHistory.owners`; requests are one more th
 
 
 class PageHistory:
-    """The marks and the last loss of every page of the registry, by component and page number.
+    """The marks and the last loss of every page of the registry, by kind and page number.
 
     A node or sequence without page numbers leaves no trace. `owners` are the admitted requests that
     compute a page which they have not published yet.
     """
 
-    def __init__(self, registry: PageRegistry | None = None) -> None:
-        self.registry = PageRegistry({}, 1) if registry is None else registry
+    def __init__(self, registry: PageRegistry | None = None, kinds: Kinds | None = None) -> None:
+        """`kinds`: by default those with names."""
+        kinds = kinds or named_kinds(1, window_len=1, has_states=True)
+        self._points = kinds.points
+        self.registry = PageRegistry({}, 1, kinds.size) if registry is None else registry
         size = self.registry.num_pages
         self.now_ns = 0
-        self.marks = [np.zeros(size, np.uint8) for _ in KINDS]
-        self.lost_for = [np.zeros(size, np.uint8) for _ in KINDS]  # a Pressure
-        self.lost_to = [np.zeros(size, np.int32) for _ in KINDS]  # the request that made it
-        self.lost_ns = [np.zeros(size, np.int64) for _ in KINDS]
+        self.marks = [np.zeros(size, np.uint8) for _ in range(kinds.size)]
+        self.lost_for = [np.zeros(size, np.uint8) for _ in range(kinds.size)]  # a Pressure
+        self.lost_to = [
+            np.zeros(size, np.int32) for _ in range(kinds.size)
+        ]  # the request that made it
+        self.lost_ns = [np.zeros(size, np.int64) for _ in range(kinds.size)]
         self.owners = np.zeros(size, np.int32)
         self._pressure = Pressure.none
         self._request_id = -1
@@ -63,10 +69,14 @@ class PageHistory:
 
     # -- what the tree holds -------------------------------------------------------------------
 
+    def numbers_of(self, node: Node, kind: int) -> PageNumbers:
+        """The numbers of a node's pages; a point's is that of the page before it."""
+        return node.numbers[-1:] if kind in self._points else node.numbers
+
     def put(self, node: Node, tier: int, kind: int) -> None:
         """The node has just been given data."""
         if len(node.numbers):
-            place = place_of(node.numbers_of(kind))
+            place = place_of(self.numbers_of(node, kind))
             self.marks[kind][place] |= ON_DEVICE | WAS_HELD if tier == DEVICE else HAS_COPY
             self.registry.is_seen[place] = True
 
@@ -74,7 +84,7 @@ class PageHistory:
         """The node has just lost it."""
         if not len(node.numbers):
             return
-        place = place_of(node.numbers_of(kind))
+        place = place_of(self.numbers_of(node, kind))
         self.marks[kind][place] &= ~(ON_DEVICE if tier == DEVICE else ON_HOST)
         if node.held[1 - tier][kind] is None:
             self.lost_for[kind][place] = self._pressure
@@ -83,7 +93,7 @@ class PageHistory:
 
     def drop_copy(self, node: Node, kind: int) -> None:
         """There is no room on the host for the node's copy."""
-        numbers = node.numbers_of(kind)
+        numbers = self.numbers_of(node, kind)
         if len(numbers):
             self.marks[kind][place_of(numbers)] |= COPY_DROPPED
 

@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from hicache.cache.kinds import KIND_NAMES
 from hicache.request import Request, TokenSpans
 
 PageNumbers = NDArray[np.int32]
@@ -46,18 +47,20 @@ class PageRegistry:
     """What is known of pages whatever engine they are on.
 
     `is_seen`: it was in an admitted request, or storage was found to have it. `stored`, and
-    `written_ns`, since when: by component.
+    `written_ns`, since when: by kind.
     """
 
-    def __init__(self, pages: Mapping[int, TokenSpans], page_size: int) -> None:
+    def __init__(
+        self, pages: Mapping[int, TokenSpans], page_size: int, num_kinds: int = len(KIND_NAMES)
+    ) -> None:
         """`pages`: of each request, by its id, the numbers of its whole pages."""
         self._pages = pages
         self._page_size = page_size
         ends = (int((each.starts + each.counts).max(initial=0)) for each in pages.values())
         self.num_pages = max(ends, default=0)
         self.is_seen = np.zeros(self.num_pages, bool)
-        self.stored = [np.zeros(self.num_pages, np.uint8) for _ in range(3)]
-        self.written_ns = [np.zeros(self.num_pages, np.int64) for _ in range(3)]
+        self.stored = [np.zeros(self.num_pages, np.uint8) for _ in range(num_kinds)]
+        self.written_ns = [np.zeros(self.num_pages, np.int64) for _ in range(num_kinds)]
 
     def numbers_of(self, request: Request) -> PageNumbers:
         """Its pages; the last token of an answer is never fed back, so nothing is kept of it."""

@@ -4,20 +4,23 @@ It runs on plain integers and never allocates: page ids come from the caller, an
 needs it returns as `FreePages`. All lengths inside are pages; `MatchResult` speaks tokens.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Items
 
-from hicache.cache.tree.actions import FreePages, Plan
+from hicache.cache.kinds import FULL, Kinds
+from hicache.cache.pages import FreePages
 from hicache.cache.tree.eviction import EvictionPolicy
-from hicache.cache.tree.keys import Digests, PageNames, make_root
-from hicache.cache.tree.lock import Lock
-from hicache.cache.tree.match import MatchResult
-from hicache.cache.tree.node import DEVICE, FULL, HOST, MAMBA, SWA, Node
+from hicache.cache.tree.keys import Digests, Key, PageNames, keys, make_root
+from hicache.cache.tree.node import DEVICE, HOST, Lock, MatchResult, Node
 from hicache.cache.tree.page_history import PageHistory
 from hicache.cache.tree.residency import Residency
+from hicache.config import CacheConfig, WritePolicy
+
+Plan = list[list[Node]]  # by kind: nodes whose data is to be copied to another tier, from the top
 
 
 class RadixTree:
-    """Full, swa and mamba data of shared prefixes on device and host.
+    """Data of all kinds of shared prefixes on device and host.
 
     Invariants: `hicache.cache.invariants.check`.
     """
@@ -25,40 +28,30 @@ class RadixTree:
     def __init__(
         self,
         *,
-        page_size: int,
+        kinds: Kinds,
         policy: EvictionPolicy,
-        window_len: int = 0,
-        has_states: bool = False,
-        reclaims_duplicates: bool = False,
-        split_refreshes: bool = False,
-        leaving_refreshes: bool = False,
-        trims_leaves: bool = False,
-        loads_whole_nodes: bool = False,
+        knobs: CacheConfig | None = None,
         names: PageNames | None = None,
         history: PageHistory | None = None,
     ) -> None:
         """`names`: what its pages are called; by default their digests. `history`: told of what
         comes and goes."""
-        self.page_size = page_size
-        self.names = names or Digests(page_size)
+        self.knobs = knobs = knobs or CacheConfig()
+        self.kinds = kinds
+        self.page_size = kinds.page_size
+        self.names = names or Digests(kinds.page_size)
         self.page_bytes = self.names.page_bytes
-        self.window_len = window_len
-        self.window_pages = -(-window_len // page_size)
-        self.has_swa = window_len > 0
-        self.has_states = has_states
-        self.kinds = [FULL, *[SWA] * self.has_swa, *[MAMBA] * has_states]
-        self._split_refreshes = split_refreshes
-        self._trims_leaves = trims_leaves
-        self._loads_whole_nodes = loads_whole_nodes
+        self._windows = kinds.windows
+        self._points = kinds.points
+        self._no_hits = (0,) * kinds.size
         self.roots: dict[str, Node] = {}
         self.num_nodes = 0
         self.num_grown = 0
         self.residency = Residency(
             policy,
-            window_pages=self.window_pages,
-            has_states=has_states,
-            reclaims_duplicates=reclaims_duplicates,
-            leaving_refreshes=leaving_refreshes,
+            kinds,
+            reclaims_duplicates=knobs.write_policy is WritePolicy.write_back,
+            leaving_refreshes=knobs.leaving_refreshes,
             history=history,
         )
         self.history = self.residency.history
@@ -78,26 +71,14 @@ class RadixTree:
         tick = self.residency.tick
         for above in best.path():
             above.tick = tick
-        self.residency.touch_window(best)
-        self.residency.touch_state(best)
-        full_host = swa_host = state_host = 0
-        if best is not on_device:
-            full_host = sum(
-                passed.num_pages
-                for passed in best.path(on_device.end)
-                if passed.held[DEVICE][FULL] is None
-            )
-            if self.has_swa:
-                swa_host = min(self._host_only_window(best), self.window_pages)
-            state_host = int(self.has_states and best.held[DEVICE][MAMBA] is None)
+        self.residency.touch_windows(best)
+        self.residency.touch_states(best)
         return MatchResult(
             device_prefix_len=on_device.end * size,
             usable_len=best.end * size,
             full_len=node.end * size,
             found_len=best.end * size,
-            host_hit_length=full_host * size,
-            swa_host_hit_length=swa_host * size,
-            mamba_host_hit_length=state_host,
+            host_hits=self._no_hits if best is on_device else self._host_hits(best, on_device),
             device_node=on_device,
             best_node=best,
         )
@@ -112,7 +93,7 @@ class RadixTree:
         end = max_len // self.page_size
         node = self.roots.get(namespace)
         usable = 0  # pages
-        run = self.window_pages  # of window pages; one from the root on is long enough
+        runs = [pages for _, pages in self._windows]  # of window pages; full from the root on
         while node is not None and node.end < end:
             first = node.end * self.page_bytes
             child = node.children.get(tokens[first : first + self.page_bytes])
@@ -126,13 +107,12 @@ class RadixTree:
                     break
             is_whole = pages == child.num_pages
             is_usable = True
-            if self.has_swa:
-                is_held = device[SWA] is not None or host[SWA] is not None
-                run = run + pages if is_held else 0
-                is_usable = run >= self.window_pages
-            if self.has_states:  # a state stands at the end of its node
-                is_held = device[MAMBA] is not None or host[MAMBA] is not None
-                is_usable &= is_whole and is_held
+            for place, (kind, needed) in enumerate(self._windows):
+                is_held = device[kind] is not None or host[kind] is not None
+                runs[place] = runs[place] + pages if is_held else 0
+                is_usable &= runs[place] >= needed
+            for kind in self._points:  # a state stands at the end of its node
+                is_usable &= is_whole and (device[kind] is not None or host[kind] is not None)
             if is_usable:
                 usable = child.start + pages
             node = child if is_whole else None
@@ -142,7 +122,7 @@ class RadixTree:
         """Where a namespace begins; made on first use."""
         root = self.roots.get(namespace)
         if root is None:
-            root = self.roots[namespace] = make_root(namespace)
+            root = self.roots[namespace] = make_root(namespace, self.kinds.size)
         return root
 
     def nodes(self) -> Iterator[Node]:
@@ -152,6 +132,11 @@ class RadixTree:
             node = stack.pop()
             yield node
             stack.extend(node.children.values())
+
+    def keys(self, node: Node, kind: int) -> Items[Key]:
+        """The storage keys of a node's pages, or of the state after it."""
+        start = node.num_pages - 1 if kind in self._points else 0
+        return keys(self.names.of_node(node, start), kind)
 
     def take_apart(self) -> None:
         """Let go of every node, when nothing will be asked any more.
@@ -165,35 +150,28 @@ class RadixTree:
     # -- locking ------------------------------------------------------------------------------
 
     def lock(self, node: Node) -> Lock:
-        """Forbid eviction from the device of the path, its last window and the node's state."""
-        swa_start = self.residency.lock_path(node)
-        return Lock(DEVICE, node, 0, swa_start, with_state=True)
+        """Forbid eviction from the device of the path, its last windows and the node's state."""
+        return Lock(DEVICE, node, self.residency.lock_path(node))
 
-    def lock_host(
-        self, node: Node, full_start: int, *, swa_start: int | None = None, with_state: bool = False
-    ) -> Lock:
-        """Forbid eviction from the host of pages `[full_start, node.end)` and their sidecars.
+    def lock_host(self, node: Node, starts: Mapping[int, int]) -> Lock:
+        """Forbid eviction from the host of what ends at `node.end`.
 
-        Evicting a node's window would take its state along, so the state's lock holds both.
+        `starts`: by kind, the first page; of a point, any page of the node. Evicting a node's
+        window would take its state along, so a lock on the state covers both.
         """
-        swa_start = node.end if swa_start is None else swa_start
-        swa_start = min(swa_start, node.start) if with_state else swa_start
-        lock = Lock(HOST, node, full_start, swa_start, with_state=with_state)
+        covered = dict(starts)
+        if any(kind in starts for kind in self._points):
+            for kind, _ in self._windows:
+                covered[kind] = min(covered.get(kind, node.start), node.start)
+        # full comes last: only then may the node be a leaf again
+        lock = Lock(HOST, node, sorted(covered.items(), reverse=True))
         self.residency.count_host_locks(lock, 1)
         return lock
-
-    def lock_copies(
-        self, node: Node, full_start: int, swa_start: int, state_nodes: list[Node]
-    ) -> list[Lock]:
-        """Forbid eviction from the host of a span of pages, and of these states of its path."""
-        locks = [self.lock_host(node, full_start, swa_start=swa_start)]
-        locks += [self.lock_host(each, each.end, with_state=True) for each in state_nodes]
-        return locks
 
     def release(self, lock: Lock) -> None:
         """Undo one `lock` or `lock_host`."""
         if lock.tier == DEVICE:
-            self.residency.release_path(lock.node, lock.swa_start)
+            self.residency.release_path(lock.node, lock.starts)
         else:
             self.residency.count_host_locks(lock, -1)
 
@@ -214,7 +192,7 @@ class RadixTree:
 
     def grow(self, parent: Node, edge: bytes) -> Node:
         """A new child for these tokens, which no other child begins like; it holds nothing yet."""
-        child = Node(parent, edge, parent.end, len(edge) // self.page_bytes)
+        child = Node(parent, edge, parent.end, len(edge) // self.page_bytes, self.kinds.size)
         self.num_grown += 1
         child.created, child.tick = self.num_grown, self.residency.tick
         parent.children[edge[: self.page_bytes]] = child
@@ -225,81 +203,68 @@ class RadixTree:
     # -- moving between tiers -----------------------------------------------------------------
 
     def plan_back_up(self, node: Node) -> Plan:
-        """What of the path to `node`, of its window and of its states has no host copy yet.
+        """What of the path to `node`, of its windows and of its states has no host copy yet.
 
-        Of the window, a page more than is needed after `node`: an equal prompt that ends there
+        Of a window, a page more than is needed after `node`: an equal prompt that ends there
         starts a page earlier.
         """
+        plan = self._nothing()
         full = [above for above in node.path() if above.held[HOST][FULL] is None]
-        edge = node.end - self.window_pages
-        swa = (
-            []
-            if not self.has_swa
-            else [
+        plan[FULL] = full[::-1]
+        for kind, pages in self._windows:
+            edge = node.end - pages
+            for above in node.path(edge - 1):
+                if above.end > edge or above.num_pages == 1:
+                    plan[kind].insert(0, above)
+        for kind in self._points:
+            plan[kind] = sorted({*full, node}, key=lambda above: above.start)
+        for kind in self.kinds.aux:
+            plan[kind] = [
                 above
-                for above in node.path(edge - 1)
-                if above.held[HOST][SWA] is None
-                and above.held[DEVICE][SWA] is not None
-                and (above.end > edge or above.num_pages == 1)
+                for above in plan[kind]
+                if above.held[HOST][kind] is None and above.held[DEVICE][kind] is not None
             ]
-        )
-        mamba = [
-            above
-            for above in {*full, node}
-            if above.held[HOST][MAMBA] is None and above.held[DEVICE][MAMBA] is not None
-        ]
-        top_down = full[::-1]
-        mamba.sort(key=lambda above: above.start)
-        return Plan(top_down, swa[::-1], mamba)
+        return plan
 
     def plan_load_back(self, node: Node) -> Plan:
-        """What of the path to `node`, its window and its state is only on the host.
+        """What of the path to `node`, its windows and its state is only on the host.
 
-        Splits the node across the window's edge, so that no more than the window is moved, unless
+        Splits the nodes across a window's edge, so that no more than the window is moved, unless
         whole nodes are loaded.
         """
-        full = [above for above in node.path() if above.held[DEVICE][FULL] is None]
-        swa: list[Node] = []
-        if self.has_swa:
-            edge = node.end - self.window_pages
+        plan = self._nothing()
+        for kind, pages in self._windows:
+            edge = node.end - pages
             for above in list(node.path(edge)):
-                if above.held[DEVICE][SWA] is not None:
-                    continue
-                if above.start < edge and not self._loads_whole_nodes:
+                is_wanted = above.held[DEVICE][kind] is None
+                if is_wanted and above.start < edge and not self.knobs.loads_whole_nodes:
                     self._split(above, edge - above.start)
-                swa.append(above)
-            full = [above for above in node.path() if above.held[DEVICE][FULL] is None]
-        state = self.has_states and not node.is_root and node.held[DEVICE][MAMBA] is None
-        return Plan(full[::-1], swa[::-1], [node] if state else [])
+        for kind, pages in ((FULL, node.end), *self._windows):
+            plan[kind] = [
+                above for above in node.span(node.end - pages) if above.held[DEVICE][kind] is None
+            ]
+        for kind in self._points:
+            if not node.is_root and node.held[DEVICE][kind] is None:
+                plan[kind] = [node]
+        return plan
 
     # -- evicting -----------------------------------------------------------------------------
 
-    def trim(self, leaf: Node, missing: int) -> None:
+    def trim(self, leaf: Node, kind: int, missing: int) -> None:
         """Cut a leaf that is about to be evicted: so many pages, its last, will do."""
-        if self._trims_leaves and missing < leaf.num_pages:
+        if kind == FULL and self.knobs.trims_leaves and missing < leaf.num_pages:
             self._split(leaf, leaf.num_pages - missing)
 
-    def evict_device(self, node: Node, kind: int, actions: list[FreePages]) -> None:
-        """Drop a victim's device data: all of a leaf's, or a component and those below it."""
-        if node in self.residency.leaves[DEVICE]:
-            for other in self.kinds:
-                self.residency.drop(node, DEVICE, other, actions)
-            if node.held[HOST][FULL] is None:
-                self._remove(node, actions)
-            return
-        assert kind != FULL, f"{node} is not a leaf of the device"
-        for other in range(kind, MAMBA + 1):  # swa takes mamba along
-            self.residency.drop(node, DEVICE, other, actions)
+    def lost(self, node: Node, tier: int, kind: int) -> tuple[int, ...]:
+        """The kinds that an eviction drops: all of a leaf's, or a kind and what is lost with it."""
+        return self.kinds.lost_with[FULL if node in self.residency.leaves[tier] else kind]
 
-    def evict_host(self, node: Node, kind: int, actions: list[FreePages]) -> None:
-        """Drop a victim's host data, as `evict_device` does."""
-        if node in self.residency.leaves[HOST]:
+    def evict(self, node: Node, tier: int, kind: int, actions: list[FreePages]) -> None:
+        """Drop a victim's data from a tier, and the node if it holds nothing more."""
+        for other in self.lost(node, tier, kind):
+            self.residency.drop(node, tier, other, actions)
+        if node.held[DEVICE][FULL] is None and node.held[HOST][FULL] is None:
             self._remove(node, actions)
-            return
-        if kind == FULL:
-            assert node.held[DEVICE][FULL] is not None, f"{node} would be held nowhere"
-        for other in range(kind, MAMBA + 1):
-            self.residency.drop(node, HOST, other, actions)
 
     # -- inside -------------------------------------------------------------------------------
 
@@ -321,8 +286,8 @@ class RadixTree:
     def _boundary(self, node: Node, *, is_device: bool) -> Node:
         """The last of a path's nodes after which a request can go on.
 
-        The state there and the window before it are held, on the device or anywhere, and so are
-        the full pages of it all. O(nodes of the window), if nothing is missing.
+        The state there and the windows before it are held, on the device or anywhere, and so are
+        the full pages of it all. O(nodes of the windows), if nothing is missing.
         """
         while (missing := self._missing(node, is_device=is_device)) is not None:
             assert missing.parent is not None
@@ -336,14 +301,16 @@ class RadixTree:
         device, host = node.held
         if is_device and device[FULL] is None:
             return node
-        if self.has_states and device[MAMBA] is None and (is_device or host[MAMBA] is None):
-            return node
-        edge, above = node.end - self.window_pages, node
-        while above.end > edge and above.parent is not None:
-            device, host = above.held
-            if device[SWA] is None and (is_device or host[SWA] is None):
-                return above
-            above = above.parent
+        for kind in self._points:
+            if device[kind] is None and (is_device or host[kind] is None):
+                return node
+        for kind, pages in self._windows:
+            edge, above = node.end - pages, node
+            while above.end > edge and above.parent is not None:
+                device, host = above.held
+                if device[kind] is None and (is_device or host[kind] is None):
+                    return above
+                above = above.parent
         return None
 
     def _num_shared(self, child: Node, tokens: bytes, end: int) -> int:
@@ -371,16 +338,17 @@ class RadixTree:
         parent = lower.parent
         assert parent is not None
         assert 0 < pages < lower.num_pages
-        upper = Node(parent, lower.edge[:cut], lower.start, pages)
+        upper = Node(parent, lower.edge[:cut], lower.start, pages, self.kinds.size)
         parent.children[upper.edge[: self.page_bytes]] = upper
         lower.parent = upper
         lower.edge = lower.edge[cut:]
         lower.start += pages
         upper.children[lower.edge[: self.page_bytes]] = lower
         upper.hit_count, upper.tick, upper.created = lower.hit_count, lower.tick, lower.created
-        if self._split_refreshes:
+        if self.knobs.split_refreshes:
             upper.tick = lower.tick = self.residency.tick
-        upper.stored[FULL], upper.stored[SWA] = lower.stored[FULL], lower.stored[SWA]
+        for kind in self.kinds.paged:
+            upper.stored[kind] = lower.stored[kind]
         if lower.digests is not None:
             upper.digests, lower.digests = lower.digests[:pages], lower.digests[pages:]
         if len(lower.numbers):
@@ -393,7 +361,7 @@ class RadixTree:
         # a subtree that nothing holds on the device any more; children only under write_back
         for child in list(node.children.values()):
             self._remove(child, actions)
-        for kind in self.kinds:
+        for kind in self.kinds.numbers:
             self.residency.drop(node, HOST, kind, actions)
         parent = node.parent
         assert parent is not None
@@ -402,10 +370,17 @@ class RadixTree:
         self.num_nodes -= 1
         self.residency.refresh(parent)
 
-    def _host_only_window(self, node: Node) -> int:
-        edge = node.end - self.window_pages
-        return sum(
-            above.end - max(above.start, edge)
-            for above in node.path(edge)
-            if above.held[DEVICE][SWA] is None and above.held[HOST][SWA] is not None
-        )
+    def _host_hits(self, best: Node, on_device: Node) -> tuple[int, ...]:
+        # by kind, what of that which a hit after `best` needs is only on the host
+        hits = list(self._no_hits)
+        for kind, pages in ((FULL, best.end - on_device.end), *self._windows):
+            edge = best.end - pages
+            for above in best.path(edge):
+                if above.held[DEVICE][kind] is None and above.held[HOST][kind] is not None:
+                    hits[kind] += (above.end - max(above.start, edge)) * self.page_size
+        for kind in self._points:
+            hits[kind] = int(best.held[DEVICE][kind] is None)
+        return tuple(hits)
+
+    def _nothing(self) -> Plan:
+        return [[] for _ in range(self.kinds.size)]

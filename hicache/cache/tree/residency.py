@@ -1,21 +1,23 @@
 """What the nodes hold on each tier, what of it is locked, and what leaves next."""
 
-from hicache.cache.pages import PageIds
-from hicache.cache.tree.actions import FreePages
+from collections.abc import Callable, Sequence
+
+from hicache.cache.kinds import FULL, Kinds
+from hicache.cache.pages import FreePages, PageIds
 from hicache.cache.tree.eviction import EvictionPolicy, Priority
-from hicache.cache.tree.lock import Lock
-from hicache.cache.tree.node import DEVICE, FULL, HOST, MAMBA, SWA, TIERS, Node
+from hicache.cache.tree.node import DEVICE, HOST, TIERS, Lock, Node
 from hicache.cache.tree.page_history import PageHistory
 from hicache.cache.tree.page_registry import NO_NUMBERS
 from hicache.cache.tree.victims import VictimQueue
 
 
-def _swa_tick(node: Node) -> Priority:
-    return (node.aux_ticks[SWA], node.end)  # of a window of several nodes, the first goes first
+def _tick_of(kind: int) -> Callable[[Node], Priority]:
+    # of a window of several nodes, the first goes first; a node that ends there has one point
+    return lambda node: (node.aux_ticks[kind], node.end)
 
 
-def _mamba_tick(node: Node) -> Priority:
-    return (node.aux_ticks[MAMBA],)
+def _is_locked(node: Node, tier: int, kind: int) -> int:
+    return node.path_locks if tier == DEVICE and kind == FULL else node.locks[tier][kind]
 
 
 class Residency:
@@ -24,36 +26,36 @@ class Residency:
     Nobody else writes a node's `held`, `locks`, `path_locks`, `aux_ticks` or `num_device_children`.
     Invariant: the counts and queues below equal their definitions, recomputed from the nodes.
 
-    - `resident`, `protected`: pages (mamba: slots) held, and held under a lock, by tier and kind;
+    - `resident`, `protected`: pages (or slots) held, and held under a lock, by tier and kind;
     - `leaves`, by tier: unlocked full data with none below it; on the host, held nowhere else;
-    - `sidecars`, by tier and kind: unlocked swa and mamba data; on the host, held nowhere else; and
-      what was locked since and has not come first;
+    - `sidecars`, by tier and kind: unlocked data of windows and points; on the host, held nowhere
+      else; and what was locked since and has not come first;
     - `duplicates`: full on both tiers and unlocked on the host; kept only if they are reclaimed.
     """
 
     def __init__(
         self,
         policy: EvictionPolicy,
+        kinds: Kinds,
         *,
-        window_pages: int,
-        has_states: bool,
         reclaims_duplicates: bool,
         leaving_refreshes: bool = False,
         history: PageHistory | None = None,
     ) -> None:
         """`leaving_refreshes`: window or state on the host counts as used when it leaves the
         device. `history`: told of what comes and goes."""
-        self.resident = ([0, 0, 0], [0, 0, 0])
-        self.protected = ([0, 0, 0], [0, 0, 0])
+        self.resident = ([0] * kinds.size, [0] * kinds.size)
+        self.protected = ([0] * kinds.size, [0] * kinds.size)
         self.leaves = (VictimQueue(policy.priority), VictimQueue(policy.priority))
         self.sidecars = tuple(
-            {SWA: VictimQueue(_swa_tick), MAMBA: VictimQueue(_mamba_tick)} for _ in TIERS
+            {kind: VictimQueue(_tick_of(kind)) for kind in kinds.aux} for _ in TIERS
         )
         self.duplicates: dict[Node, None] = {}
-        self.history = PageHistory() if history is None else history
+        self.history = PageHistory(kinds=kinds) if history is None else history
         self.tick = 0  # logical time: one more with each match and each insertion
-        self._window_pages = window_pages
-        self._has_states = has_states
+        self._paged = kinds.paged
+        self._windows = kinds.windows
+        self._points = kinds.points
         self._reclaims_duplicates = reclaims_duplicates
         self._leaving_refreshes = leaving_refreshes
 
@@ -64,18 +66,18 @@ class Residency:
         self.tick += 1
         return self.tick
 
-    def touch_window(self, node: Node) -> None:
-        """Use the last window before `node.end`, with a page more."""
-        if not self._window_pages:
-            return
-        tick, edge = self.tick, node.end - self._window_pages - 1
-        while node.end > edge and node.parent is not None:
-            node.aux_ticks[SWA] = tick
-            node = node.parent
+    def touch_windows(self, node: Node) -> None:
+        """Use the last windows before `node.end`, with a page more."""
+        for kind, pages in self._windows:
+            above, edge = node, node.end - pages - 1
+            while above.end > edge and above.parent is not None:
+                above.aux_ticks[kind] = self.tick
+                above = above.parent
 
-    def touch_state(self, node: Node) -> None:
+    def touch_states(self, node: Node) -> None:
         """Use the state before `node.end`."""
-        node.aux_ticks[MAMBA] = self.tick
+        for kind in self._points:
+            node.aux_ticks[kind] = self.tick
 
     # -- holding ------------------------------------------------------------------------------
 
@@ -86,7 +88,7 @@ class Residency:
         if node.numbers is not NO_NUMBERS:
             self.history.put(node, tier, kind)
         self.resident[tier][kind] += len(page_ids)
-        if node.is_locked(tier, kind):
+        if _is_locked(node, tier, kind):
             self.protected[tier][kind] += len(page_ids)
         if kind != FULL and (tier == DEVICE or node.held[DEVICE][kind] is None):
             node.aux_ticks[kind] = self.next_tick()
@@ -97,7 +99,7 @@ class Residency:
         page_ids = node.held[tier][kind]
         if page_ids is None:
             return
-        assert not node.is_locked(tier, kind), f"{node} is locked and may not be evicted"
+        assert not _is_locked(node, tier, kind), f"{node} is locked and may not be evicted"
         node.held[tier][kind] = None
         if node.numbers is not NO_NUMBERS:
             self.history.drop(node, tier, kind)
@@ -110,13 +112,13 @@ class Residency:
     def split(self, upper: Node, lower: Node) -> None:
         """Deal out what `lower` held, when its first pages have just become `upper`.
 
-        Pages are sliced, locks doubled; a state and its lock stay with the lower half.
+        Pages are sliced, locks doubled; a point and its lock stay with the lower half.
         """
         pages = upper.num_pages
         upper.path_locks = int(lower.path_locks > 0)
-        upper.aux_ticks[SWA] = lower.aux_ticks[SWA]
-        for tier in TIERS:
-            for kind in (FULL, SWA):
+        for kind in self._paged:
+            upper.aux_ticks[kind] = lower.aux_ticks[kind]
+            for tier in TIERS:
                 upper.locks[tier][kind] = lower.locks[tier][kind]
                 page_ids = lower.held[tier][kind]
                 if page_ids is not None:
@@ -124,8 +126,9 @@ class Residency:
                     lower.held[tier][kind] = page_ids[pages:]
         upper.num_device_children = int(lower.held[DEVICE][FULL] is not None)
         self.refresh(upper)
-        for tier in TIERS:
-            self._refresh_sidecar(upper, tier, SWA)
+        for kind, _ in self._windows:
+            for tier in TIERS:
+                self._refresh_sidecar(upper, tier, kind)
 
     def refresh(self, node: Node) -> None:
         """Bring the leaf sets up to date with a node, as when its children change. O(log n)."""
@@ -150,11 +153,11 @@ class Residency:
 
     # -- locking ------------------------------------------------------------------------------
 
-    def lock_path(self, node: Node) -> int:
-        """Forbid eviction from the device of a path, its last window and the node's state.
+    def lock_path(self, node: Node) -> Sequence[tuple[int, int]]:
+        """Forbid eviction from the device of a path, its last windows and the node's state.
 
-        Returns where the topmost node of the window begins. O(nodes of the path that nobody had
-        locked + nodes of the window).
+        Returns each window's kind, and where its topmost node begins. O(nodes of the path that no
+        other lock covers + nodes of the windows).
         """
         above = node
         while not above.path_locks and above.parent is not None:
@@ -163,17 +166,21 @@ class Residency:
         above.path_locks += 1
         if above is not node:
             self._count_path(node, above, 1)
-        if self._has_states and node.parent is not None:
-            self._lock_sidecar(node, MAMBA)
-        swa_start, edge = node.end, node.end - self._window_pages
-        while node.end > edge and node.parent is not None:
-            self._lock_sidecar(node, SWA)
-            swa_start = node.start
-            node = node.parent
-        return swa_start
+        if node.parent is not None:
+            for kind in self._points:
+                self._lock_sidecar(node, kind)
+        starts = []
+        for kind, pages in self._windows:
+            above, start, edge = node, node.end, node.end - pages
+            while above.end > edge and above.parent is not None:
+                self._lock_sidecar(above, kind)
+                start = above.start
+                above = above.parent
+            starts.append((kind, start))
+        return starts
 
-    def release_path(self, node: Node, swa_start: int) -> None:
-        """Undo one `lock_path`. O(nodes of the path that nobody else has locked + its window's)."""
+    def release_path(self, node: Node, starts: Sequence[tuple[int, int]]) -> None:
+        """Undo one `lock_path`. O(nodes of the path that no other lock covers + its windows')."""
         assert node.path_locks, f"{node} is released more often than it was locked"
         above = node
         above.path_locks -= 1
@@ -182,30 +189,34 @@ class Residency:
             above.path_locks -= 1
         if above is not node:
             self._count_path(node, above, -1)
-        if self._has_states and node.parent is not None:
-            self._release_sidecar(node, MAMBA)
-        while node.start >= swa_start and node.parent is not None:
-            self._release_sidecar(node, SWA)
-            node = node.parent
+        if node.parent is not None:
+            for kind in self._points:
+                self._release_sidecar(node, kind)
+        for kind, start in starts:
+            above = node
+            while above.start >= start and above.parent is not None:
+                self._release_sidecar(above, kind)
+                above = above.parent
 
     def count_host_locks(self, lock: Lock, change: int) -> None:
         """Lock (1) or release (-1) all that a receipt covers. O(nodes it covers)."""
-        _, node, full_start, swa_start, with_state = lock
-        if with_state and self._has_states and not node.is_root:
-            self._count_host_lock(node, MAMBA, change)
-        first = min(full_start, swa_start)
-        has_swa = self._window_pages > 0
+        _, node, starts = lock
+        first = node.end
+        for kind, start in starts:
+            if kind not in self._points:
+                first = min(first, start)
+            elif node.parent is not None:
+                self._count_host_lock(node, kind, change)
         while node.parent is not None and node.start >= first:
-            if has_swa and node.start >= swa_start:
-                self._count_host_lock(node, SWA, change)
-            if node.start >= full_start:
-                self._count_host_lock(node, FULL, change)
+            for kind, start in starts:
+                if node.start >= start and kind not in self._points:
+                    self._count_host_lock(node, kind, change)
             node = node.parent
 
     # -- leaving ------------------------------------------------------------------------------
 
     def device_victim(self, kind: int) -> Node | None:
-        """Whose data of this component leaves the device next; it stays for now."""
+        """Whose data of this kind leaves the device next; it stays for now."""
         if kind == FULL:
             return self.leaves[DEVICE].best()
         return self._first_sidecar(DEVICE, kind)
@@ -225,7 +236,7 @@ class Residency:
             self._refresh_sidecar(node, DEVICE, kind)
 
     def host_victim(self, kind: int) -> Node | None:
-        """Whose data of this component leaves the host next; it stays for now."""
+        """Whose data of this kind leaves the host next; it stays for now."""
         if kind == FULL:
             leaf = self.leaves[HOST].best()
             if leaf is None and self.duplicates:

@@ -1,48 +1,29 @@
 """What one request holds of the cache while it runs."""
 
 from hicache.cache.pages import PageIds
-from hicache.cache.tree.lock import Lock
+from hicache.cache.tree.node import Lock
 from hicache.cache.tree.page_registry import Chain
 
 
 class Sequence:
     """The tokens of a request and the device pages and slots under them.
 
-    Page intervals: `[0, tree_pages)` belong to the tree and are locked through `lock`;
-    `[tree_pages, num_pages)` are the request's own. Of its window pages it owns
-    `[max(swa_start, tree_pages), num_pages)`; those before are freed, or were never its own. What
-    `swa_pages` says where there is none, or may be none any more, is nobody's business.
-    `states` are checkpoints it has captured and not published: page boundary → slot. `digests` are
-    the page digests of `[digests_start, ...)`, as far as storage has asked for them.
+    `pages`, by kind once it is acquired: page ids of `[0, num_pages)`. `[0, tree_pages)` belong to
+    the tree and are locked through `lock`; the request owns `[max(starts[kind], tree_pages),
+    num_pages)`. Pages of a window before its start are freed, or were never the request's, and
+    their ids mean nothing. `states` are checkpoints it has captured and not published: page
+    boundary → slot. `digests` are the page digests of `[digests_start, ...)`, as far as storage has
+    asked for them.
     """
-
-    __slots__ = (
-        "boundary_slot",
-        "chain",
-        "digests",
-        "digests_start",
-        "full_pages",
-        "lock",
-        "namespace",
-        "num_pages",
-        "spare_slots",
-        "states",
-        "swa_pages",
-        "swa_start",
-        "tokens",
-        "tree_pages",
-        "working_slot",
-    )
 
     def __init__(self, tokens: bytes, namespace: str = "") -> None:
         self.tokens = tokens
         self.namespace = namespace
         self.chain: Chain | None = None  # its pages in the registry, if anybody counts
-        self.full_pages: PageIds = []
-        self.swa_pages: PageIds = []
+        self.pages: list[PageIds] = []
+        self.starts: list[int] = []
         self.num_pages = 0
         self.tree_pages = 0
-        self.swa_start = 0
         self.lock: Lock | None = None
         self.working_slot: PageIds | None = None
         self.boundary_slot: PageIds | None = None

@@ -4,9 +4,9 @@ tokens."""
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from hicache.cache.kinds import FULL, MAMBA
 from hicache.cache.prefetch.prefetch import Phase, Prefetch
 from hicache.cache.reasons.table import REASONS, Span
-from hicache.cache.tree.node import FULL, MAMBA
 from hicache.cli.explain.rerun import Rerun
 from hicache.cli.explain.segments import Segment, Steps, segments_of
 from hicache.results.metrics import RequestRecord, Status

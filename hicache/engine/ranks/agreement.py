@@ -25,7 +25,7 @@ from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.transfer import Reported
-from hicache.cache.tree.node import KINDS, TIERS, Node
+from hicache.cache.tree.node import TIERS, Node
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.config import HitAgreement
 
@@ -225,8 +225,7 @@ def tree_digest(tree: RadixTree) -> int:
         locks = (node.path_locks, node.locks)
         hasher.update(repr((node.start, locks, node.hit_count)).encode())
         for tier in TIERS:
-            for kind in KINDS:
-                page_ids = node.held[tier][kind]
+            for page_ids in node.held[tier]:
                 hasher.update(b"-" if page_ids is None else packed(page_ids))
         stack += [node.children[first] for first in sorted(node.children)]
     return _digest(hasher.digest())

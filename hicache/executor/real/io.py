@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from queue import SimpleQueue
 
+from hicache.cache.kinds import FULL
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tiers.transfer import (
     BackUp,
@@ -21,7 +22,6 @@ from hicache.cache.tiers.transfer import (
     Work,
 )
 from hicache.cache.tree.keys import Key, key_bytes, kinds_of
-from hicache.cache.tree.node import FULL
 from hicache.clock import SECOND_NS, Clock
 from hicache.config import StorageConfig
 from hicache.executor.completions import Delivery, StepEnds, StepRun
@@ -252,7 +252,7 @@ class TorchIo:
         payloads: Sequence[dict[bytes, memoryview]],
         sums: Sequence[dict[bytes, int]],
     ) -> list[int]:
-        """The components of the pages that every rank's storage has now."""
+        """The kinds of the pages that every rank's storage has now."""
         keys = key_bytes(part.keys)
         stored = [True] * len(keys)
         ranks = zip(self._storages, payloads, sums, self._sums, strict=True)

@@ -12,9 +12,10 @@ from typing import NamedTuple
 
 import torch
 
+from hicache.cache.kinds import FULL, MAMBA, SWA
 from hicache.cache.pages import PageIds, Pools, joined
 from hicache.cache.tiers.transfer import BackUp, CopyState, LoadBack, Move
-from hicache.cache.tree.node import KINDS, MAMBA, TIERS
+from hicache.cache.tree.node import TIERS
 from hicache.executor.real.copy_streams import CopyEvent, CopyStream, timed_event
 from hicache.executor.real.paged_kv import PagedKvView
 from hicache.executor.real.pools import Arrival, Sent, TorchPools
@@ -177,7 +178,7 @@ class ModelRunner:
         sequence = req.sequence
         slot = -1 if sequence.working_slot is None else int(sequence.working_slot[0])
         num_pages = sequence.num_pages
-        tables = sequence.full_pages[:num_pages], sequence.swa_pages[:num_pages]
+        tables = sequence.pages[FULL][:num_pages], sequence.pages[SWA][:num_pages]
         return PagedKvView(self.pools, self._model.words, tables, slot, rows)
 
     def _ready(self, layer: int) -> None:
@@ -199,7 +200,7 @@ class ModelRunner:
 
     def _poison(self, allocators: Pools) -> None:
         for tier in TIERS:
-            for kind in KINDS:
+            for kind in range(len(allocators[tier])):
                 taken = allocators[tier][kind].taken
                 freed = self._were_taken.get((tier, kind), set()) - taken
                 if freed:
@@ -210,11 +211,11 @@ class ModelRunner:
 def merged(pending: Sequence[LoadBack | CopyState]) -> list[Arrival]:
     """Copies into the device in as few launches as their order allows.
 
-    Those of a component go together until one writes what another of them reads or writes, or
+    Those of a kind go together until one writes what another of them reads or writes, or
     states move within the device in between.
     """
     arrivals: list[tuple[bool, dict[int, list[Move]]]] = []
-    read: set[tuple[int, int]] = set()  # by the last of them: (component, id on the device)
+    read: set[tuple[int, int]] = set()  # by the last of them: (kind, id on the device)
     written: set[tuple[int, int]] = set()
     for work in pending:
         is_within = isinstance(work, CopyState)
@@ -241,8 +242,8 @@ def merged(pending: Sequence[LoadBack | CopyState]) -> list[Arrival]:
 def _joined(moves: Sequence[Move]) -> Move:
     if len(moves) == 1:
         return moves[0]
-    kinds, sources, targets = zip(*moves, strict=True)
-    return Move(kinds[0], joined(sources), joined(targets))
+    sources, targets = ([getattr(move, end) for move in moves] for end in ("sources", "targets"))
+    return Move(moves[0].kind, joined(sources), joined(targets))
 
 
 def _wait_for(events: Sequence[CopyEvent]) -> None:

@@ -4,8 +4,8 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
+from hicache.cache.kinds import FULL, SWA
 from hicache.cache.pages import PageIds
-from hicache.cache.tree.node import FULL, SWA
 from hicache.executor.real.pools import TorchPools
 from hicache.executor.real.tables import Row
 
@@ -23,7 +23,7 @@ class PagedKvView:
         words: kind of every layer, as in `ModelConfig.layer_words`.
         tables: page ids by page of the sequence, of full and of swa; -1 is a hole.
         slot: the working slot, if the model has states.
-        rows: the same ids on the device, by component, if they are there already.
+        rows: the same ids on the device, by kind, if they are there already.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Real memory: the pages and slots of every component, on the device and in pinned host memory.
+"""Real memory: the pages and slots of every kind, on the device and in pinned host memory.
 
 Each rank has its own pools (`rank_pools`), with its share of the heads. Every move of whole items
 goes through `hicache.kernels`, over tables built once.
@@ -10,9 +10,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hicache.cache.kinds import FULL, MAMBA, SWA
 from hicache.cache.pages import PageIds
 from hicache.cache.tiers.transfer import Move
-from hicache.cache.tree.node import DEVICE, FULL, HOST, KINDS, MAMBA, SWA
+from hicache.cache.tree.node import DEVICE, HOST
 from hicache.executor.real.rank_pools import PoolSpec, RankPools, count_of, there
 from hicache.kernels import CopyTable, copy_pages, send_ids, warm_up
 from hicache.models import ModelConfig
@@ -80,7 +81,7 @@ class TorchPools:
                     copy_pages(table, sources, targets, num_programs=programs, trusted=True)
 
     def save(self, moves: Sequence[Move]) -> None:
-        """Device to host, all layers of a component in one launch."""
+        """Device to host, all layers of a kind in one launch."""
         first = [there(self.ranks[0].saves[move.kind]) for move in moves]
         for move, (sources, targets) in zip(moves, _sent(first, moves), strict=True):
             for rank in self.ranks:
@@ -127,8 +128,8 @@ def _int32(page_ids: PageIds) -> Tensor:
 
 
 def _holders(config: ModelConfig) -> list[int]:
-    """Of each layer, which of the layers that keep its component it is."""
-    seen = dict.fromkeys(KINDS, 0)
+    """Of each layer, which of the layers that keep its kind it is."""
+    seen = dict.fromkeys((FULL, SWA, MAMBA), 0)
     holders = []
     for word in config.layer_words:
         if word == "-":

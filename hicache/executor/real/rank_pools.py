@@ -3,7 +3,7 @@
 A pool is one slab: on the device it lies layer by layer, because a layer's attention reads it; on
 the host an item (a page, a slot) lies in one piece, because that is what storage reads and writes.
 
-Axes: layer (that keeps this component), kv (keys and values), page or slot, token, head, dim.
+Axes: layer (that keeps this kind), kv (keys and values), page or slot, token, head, dim.
 """
 
 from collections.abc import Sequence
@@ -13,8 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hicache.cache.tree.keys import COMPONENT_TAGS
-from hicache.cache.tree.node import FULL, MAMBA, SWA
+from hicache.cache.kinds import FULL, KEY_TAGS, MAMBA, SWA
 from hicache.executor.real.pinned import pinned_bytes
 from hicache.kernels import (
     CopyTable,
@@ -29,11 +28,11 @@ from hicache.models import ModelConfig
 KV_LETTERS = {FULL: "F", SWA: "S"}
 DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
 
-Counts = Sequence[int | None]  # items by component
+Counts = Sequence[int | None]  # items by kind
 
 
 class Buffer(NamedTuple):
-    """What one layer keeps of a component, item by item, on both tiers."""
+    """What one layer keeps of a kind, item by item, on both tiers."""
 
     layer: int  # of the model
     device: Tensor  # [item, ...]
@@ -79,8 +78,7 @@ class RankPools:
         if config.num_mamba_layers:
             buffers[MAMBA] = self._make_states()
         self.layout = tuple(
-            f"{COMPONENT_TAGS[kind].decode()}{each.layer} {each.device.dtype} "
-            f"{tuple(each.device.shape[1:])}"
+            f"{chr(KEY_TAGS[kind])}{each.layer} {each.device.dtype} {tuple(each.device.shape[1:])}"
             for kind, pieces in buffers.items()
             for each in pieces
         )
@@ -153,7 +151,7 @@ class RankPools:
         )
 
     def sums(self, items: Sequence[tuple[int, int]]) -> list[int]:
-        """Checksums of host items (component, id), as they were when they came there."""
+        """Checksums of host items (kind, id), as they were when they came there."""
         found: dict[tuple[int, int], int] = {}
         for kind, sums in self._sums.items():
             its = [item for item in items if item[0] == kind]
@@ -161,7 +159,7 @@ class RankPools:
         return [found[item] for item in items]
 
     def new_sums(self, items: Sequence[tuple[int, int]]) -> list[int]:
-        """Checksums of host items (component, id) that storage has just written.
+        """Checksums of host items (kind, id) that storage has just written.
 
         They are computed by the calling thread on the host: the pages themselves stay there.
         """
@@ -201,7 +199,7 @@ def _zeros(num_bytes: int) -> Tensor:
 
 
 def count_of(counts: Counts, kind: int) -> int:
-    """Items of a component."""
+    """Items of a kind."""
     count = counts[kind]
     if count is None:
         raise ValueError(

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
+from hicache.cache.kinds import KEY_TAGS
 from hicache.cache.prefix_cache import PrefixCache
-from hicache.cache.tree.keys import COMPONENT_TAGS
 from hicache.clock import SECOND_NS, WallClock
 from hicache.config import ExperimentConfig, RealModel
 from hicache.executor.layer_groups import layer_groups
@@ -146,9 +146,7 @@ class TorchRuntime:
             arithmetic=_arithmetic(self._device),
             layout=pools.ranks[rank].layout,
         )
-        sizes = {
-            COMPONENT_TAGS[kind][0]: slab.shape[1] for kind, slab in pools.ranks[rank].host.items()
-        }
+        sizes = {KEY_TAGS[kind]: slab.shape[1] for kind, slab in pools.ranks[rank].host.items()}
         return open_guarded_storage(
             replace(config, deadline_s=self._config.executor.storage_deadline_s),
             namespace=origin.namespace,

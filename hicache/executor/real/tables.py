@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hicache.cache.kinds import FULL, SWA
 from hicache.cache.pages import PageIds
-from hicache.cache.tree.node import FULL, SWA
 from hicache.cache.tree.sequence import Sequence as TokenSequence
 from hicache.executor.real.pools import TorchPools
 from hicache.kernels import page_table, send, window_table
@@ -58,7 +58,7 @@ class StepTables:
             )
 
     def rows(self, stretches: Sequence[Stretch]) -> list[dict[int, Row]]:
-        """By component, the row of each sequence."""
+        """By kind, the row of each sequence."""
         if not stretches:
             return []
         size = self._page_size
@@ -66,15 +66,15 @@ class StepTables:
         firsts = [self._first_page(each) for each in stretches]
         lengths = np.array(num_pages, np.int32)
         parts = [
-            _ids(s.sequence.full_pages[:n] for s, n in zip(stretches, num_pages, strict=True)),
+            _ids(s.sequence.pages[FULL][:n] for s, n in zip(stretches, num_pages, strict=True)),
             np.stack([lengths.cumsum(dtype=np.int32) - lengths, lengths], axis=1).ravel(),
             np.arange(len(stretches) + 1, dtype=np.int32),
             np.array([each.end for each in stretches], np.int32),
         ]
         if self._full_to_swa is not None:
-            for name in ("full_pages", "swa_pages"):
+            for kind in (FULL, SWA):
                 of_windows = (
-                    getattr(each.sequence, name)[first:end]
+                    each.sequence.pages[kind][first:end]
                     for each, first, end in zip(stretches, firsts, num_pages, strict=True)
                 )
                 parts.append(_ids(of_windows))

@@ -5,7 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hicache.cache.tree.node import DEVICE, FULL, MAMBA, SWA
+from hicache.cache.kinds import FULL, MAMBA, SWA
+from hicache.cache.tree.node import DEVICE
 from hicache.executor.real.paged_kv import PagedKvView
 from hicache.executor.real.pools import TorchPools
 from hicache.executor.real.rank_pools import PoolSpec

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hicache.executor.layer_groups import layer_groups
-from hicache.models import ComponentKind, HardwareConfig, ModelConfig, RateTable
+from hicache.models import HardwareConfig, LayerKind, ModelConfig, RateTable
 
 CHUNK_TOKENS = 8192  # of an isolated prefill, unless the caller knows better
 FIRST_BLOCK = 8  # decode steps priced at first
@@ -109,31 +109,31 @@ class CostModel:
         self._head_s = cache(weights.head_s)  # by sequences of the step
         self._decode_s = cache(self._decoding_s)  # by decoding requests
         self._bandwidth = Rates(hardware.decode_bandwidth, "decode_bandwidth")
-        self._full = _Attention(model, hardware, ComponentKind.full, tp=tp)
-        self._swa = _Attention(model, hardware, ComponentKind.swa, tp=tp)
+        self._full = _Attention(model, hardware, LayerKind.full, tp=tp)
+        self._swa = _Attention(model, hardware, LayerKind.swa, tp=tp)
         self._scan_s, self._state_s = _recurrent_s(model, hardware, tp=tp)
         self._save_s = 2 * model.mamba_slot_bytes / tp / hardware.state_bandwidth.value
         # layers before each layer: of any sort, full, swa, recurrent
         kinds = model.layer_kinds
         self._layers_before = np.arange(self._num_layers, dtype=np.float64)
-        self._full_before = _count_before(kinds, ComponentKind.full)
-        self._swa_before = _count_before(kinds, ComponentKind.swa)
-        self._mamba_before = _count_before(kinds, ComponentKind.mamba)
+        self._full_before = _count_before(kinds, LayerKind.full)
+        self._swa_before = _count_before(kinds, LayerKind.swa)
+        self._mamba_before = _count_before(kinds, LayerKind.mamba)
         self._last_of_group = np.array(
             [group[-1] for group in layer_groups(self._num_layers) for _ in group], dtype=np.intp
         )
         # what several devices hold is copied to each of them
-        full_copies = model.kv_copies(ComponentKind.full, tp)
-        swa_bytes = model.swa_layer_token_bytes * model.kv_copies(ComponentKind.swa, tp)
+        full_copies = model.kv_copies(LayerKind.full, tp)
+        swa_bytes = model.swa_layer_token_bytes * model.kv_copies(LayerKind.swa, tp)
         self._layer_token_bytes = {
-            ComponentKind.full: np.array(
+            LayerKind.full: np.array(
                 [full_copies * model.layer_full_bytes(word) for word in model.layer_words],
                 dtype=np.float64,
             ),
-            ComponentKind.swa: np.array(
+            LayerKind.swa: np.array(
                 [swa_bytes * word.count("S") for word in model.layer_words], dtype=np.float64
             ),
-            ComponentKind.mamba: np.array(
+            LayerKind.mamba: np.array(
                 [model.layer_state_bytes(word) for word in model.layer_words], dtype=np.float64
             ),
         }
@@ -270,11 +270,11 @@ class CostModel:
     ) -> NDArray[np.float64]:
         """[L] bytes that each layer needs for these tokens and states, over all devices."""
         table = self._layer_token_bytes
-        layers = table[ComponentKind.full] * num_full_tokens
+        layers = table[LayerKind.full] * num_full_tokens
         if num_swa_tokens:
-            layers += table[ComponentKind.swa] * num_swa_tokens
+            layers += table[LayerKind.swa] * num_swa_tokens
         if num_states:
-            layers += table[ComponentKind.mamba] * num_states
+            layers += table[LayerKind.mamba] * num_states
         return layers
 
     def _fixed_s(
@@ -389,9 +389,9 @@ class _Attention:
     """The attention layers of one kind, on one of `tp` devices."""
 
     def __init__(
-        self, model: ModelConfig, hardware: HardwareConfig, kind: ComponentKind, *, tp: int
+        self, model: ModelConfig, hardware: HardwareConfig, kind: LayerKind, *, tp: int
     ) -> None:
-        windowed = kind is ComponentKind.swa
+        windowed = kind is LayerKind.swa
         self.num_layers = model.num_swa_layers if windowed else model.num_full_layers
         self.window_len = model.window_len
         self._is_windowed = windowed
@@ -399,7 +399,7 @@ class _Attention:
         head_dim = model.head_dim
         value_dim = model.value_dim or head_dim
         # the mean of the layers: some keep index keys beside their KV
-        token_bytes = model.full_token_bytes / max(1, model.num_holders(ComponentKind.full))
+        token_bytes = model.full_token_bytes / max(1, model.num_holders(LayerKind.full))
         if windowed:
             heads = model.swa_num_query_heads or heads
             if model.swa_head_dim:
@@ -487,9 +487,7 @@ def _recurrent_s(model: ModelConfig, hardware: HardwareConfig, *, tp: int) -> tu
     return scan_s, state_s
 
 
-def _count_before(
-    kinds: Sequence[Sequence[ComponentKind]], kind: ComponentKind
-) -> NDArray[np.float64]:
+def _count_before(kinds: Sequence[Sequence[LayerKind]], kind: LayerKind) -> NDArray[np.float64]:
     """[L] how many layers before each one have `kind`."""
     has = np.array([kind in layer for layer in kinds], dtype=np.float64)
     before: NDArray[np.float64] = has.cumsum() - has

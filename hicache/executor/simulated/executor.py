@@ -10,6 +10,7 @@ from collections.abc import Generator, Sequence
 from itertools import count
 from random import Random
 
+from hicache.cache.kinds import FULL, MAMBA, SWA
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tiers.transfer import (
     BackUp,
@@ -20,7 +21,6 @@ from hicache.cache.tiers.transfer import (
     Work,
 )
 from hicache.cache.tree.keys import Key, kinds_of
-from hicache.cache.tree.node import FULL, KINDS
 from hicache.clock import Clock, to_ns
 from hicache.config import StorageConfig
 from hicache.executor.completions import Delivery, StepEnds, StepRun
@@ -177,7 +177,7 @@ class SimulatedIo:
         self.counters["storage/query_count"] += 1
         self._done.append((engine, prefetch))
 
-    def read(self, engine: int, prefetch: Prefetch, page_bytes: tuple[int, int, int]) -> IoJob:
+    def read(self, engine: int, prefetch: Prefetch, page_bytes: Sequence[int]) -> IoJob:
         """Pages in batches, then the window and the state of what they can restore."""
         links = ("storage_read", "storage", f"host_memory{engine}")
         began_ns = self._now
@@ -201,7 +201,7 @@ class SimulatedIo:
         prefetch.is_read = True
         self._done.append((engine, prefetch))
 
-    def write(self, engine: int, work: StorageWrite, page_bytes: tuple[int, int, int]) -> IoJob:
+    def write(self, engine: int, work: StorageWrite, page_bytes: Sequence[int]) -> IoJob:
         """Pages in batches, skipping those that storage has; each batch is visible when written."""
         links = ("storage_write", "storage", f"host_memory{engine}")
         sizes = {page_bytes[kind] for kind, _ in work.parts}
@@ -216,7 +216,7 @@ class SimulatedIo:
             num_bytes = len(part.keys) * max(sizes)
             if len(sizes) > 1:
                 kinds = kinds_of(part.keys)
-                num_bytes = sum(kinds.count(kind) * page_bytes[kind] for kind in KINDS)
+                num_bytes = sum(kinds.count(kind) * size for kind, size in enumerate(page_bytes))
             yield waited_ns + self._operation_ns, num_bytes, links
             waited_ns = 0
             self.counters["transfer/storage_write_bytes"] += num_bytes
@@ -306,7 +306,7 @@ class SimulatedExecutor:
         io: SimulatedIo,
         *,
         page_size: int,
-        page_bytes: tuple[int, int, int],
+        page_bytes: Sequence[int],
         load_rate: float,
         shared_load_rate: float | None = None,
         slowdown: float,
@@ -359,11 +359,12 @@ class SimulatedExecutor:
             return StepRun(StepEnds(ends), 0)
         load_layer_bytes = None
         if batch.load_backs:
-            full, swa, states = (
-                sum([load.num_pages[kind] for load in batch.load_backs]) for kind in KINDS
-            )
+            counts = [0] * len(self._page_bytes)
+            for load in batch.load_backs:
+                for move in load.moves:
+                    counts[move.kind] += len(move.targets)
             load_layer_bytes = self._cost.layer_bytes(
-                full * self._page_size, swa * self._page_size, states
+                counts[FULL] * self._page_size, counts[SWA] * self._page_size, counts[MAMBA]
             )
         cost = self._cost.forward_ns(
             [(extend.start, extend.end) for extend in batch.extends],

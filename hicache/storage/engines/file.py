@@ -39,7 +39,7 @@ class FileStorage:
     """Pages as files under `root`, in one directory for each namespace.
 
     `capacity_bytes` bounds the payload of a namespace; `page_bytes` gives nominal sizes for each
-    component to charge instead. One process keeps the bound exactly. Each further process that
+    kind to charge instead. One process keeps the bound exactly. Each further process that
     writes to the same directory can exceed it by 5%, until it looks at the directory again.
 
     What lies in a page's place and cannot be one (no plain file of our own, or longer than

@@ -15,7 +15,7 @@ class MemoryStorage:
     """Storage in a dictionary, from the least to the most recently used page.
 
     A read and a write of an existing key refresh the page; `contains` does not. With
-    `page_bytes`, which gives the size of a page for each component (the last byte of a key), sizes
+    `page_bytes`, which gives the size of a page for each kind (the last byte of a key), sizes
     are nominal and the payload may be a stand-in of any length, also of none: that is how
     simulated time uses it. A stand-in is only read into a buffer of its own length, so it is never
     taken for a page.

@@ -43,7 +43,7 @@ class SlabStorage:
 
     `root` is a directory of a local file system (SQLite's log cannot be shared over a network);
     each namespace has its own directory and its own `capacity_bytes` there. The size of a slot is
-    the size of its page, or what `page_bytes` says for its component, rounded up to 4 KiB. With
+    the size of its page, or what `page_bytes` says for its kind, rounded up to 4 KiB. With
     `direct`, transfers bypass the page cache wherever the file system, the length and the
     buffer's address allow it. The pages of one call are moved by `num_threads` threads.
     """

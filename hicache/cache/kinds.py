@@ -1,0 +1,167 @@
+"""What a model caches, as data: its kinds, and what a hit needs of each.
+
+A *kind* is what the layers of one sort keep of the tokens they have read. Two facts decide how the
+cache treats it: the extent that a hit needs, and the kind that it rides on. The tree, transfers,
+prefetches and checks go through the model's own list, `Kinds`.
+
+Inside the cache a kind is its number: its place in every list by kind, and in storage keys.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from hicache.models import LayerKind, ModelConfig
+
+FULL, SWA, MAMBA = range(3)
+KIND_NAMES = ("full", "swa", "mamba")  # by number; other kinds have the numbers after these
+# by number: the last byte of a page's key in storage
+KEY_TAGS = b"fsm34567"
+Extents = tuple[tuple[int, int], ...]  # (number of a kind, pages)
+
+
+class Extent(Enum):
+    """Where a kind's data must be held so that a request can continue after a page boundary."""
+
+    path = "every page from the root to the boundary"
+    window = "the last pages before the boundary; all of them if there are fewer"
+    point = "the boundary itself"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """One kind of cached data.
+
+    Attributes:
+        name: in counters, measures and messages.
+        number: its place in lists by kind; unused by a rider.
+        extent: what a hit needs. Path and window count pages, a point counts slots.
+        window_len: tokens of a window.
+        rider_of: the name of the kind whose pages (or slots) hold this kind's data as well. A rider
+            has no pool, page table or key of its own: its bytes are a part of each such page.
+        page_bytes: bytes of a page or a slot, over all devices of an engine.
+    """
+
+    name: str
+    number: int = -1
+    extent: Extent = Extent.path
+    window_len: int = 0
+    rider_of: str | None = None
+    page_bytes: int = 1
+
+
+class Kinds:
+    """The kinds of one model.
+
+    All other kinds need full (number 0), the only path. There is at most one point: any kind with
+    the extent of another one rides on that one.
+
+    Attributes:
+        page_size: tokens of a page.
+        size: length of a list by kind. Numbers that the model does not have are unused places.
+        numbers: kinds with a pool, ascending; `paged`: those of them that count pages; `aux`: those
+            other than full.
+        windows: the kinds with a window, and its length in pages.
+        window_lens: by kind, the same in tokens.
+        points: the kind whose extent is a point, if there is one.
+        extents: of every kind in `aux`, the pages that a stored prefix must end with.
+        lost_with: by kind, what is evicted together with it from an inner node: itself, and with a
+            window the point.
+        names, page_bytes, units: by kind; bytes of a page or slot with those of its riders; tokens
+            of a page, or 1.
+    """
+
+    def __init__(self, kinds: Iterable[Kind], page_size: int) -> None:
+        """Raises ValueError if the cache cannot hold these kinds together."""
+        self.page_size = page_size
+        self.all = tuple(kinds)
+        own = {kind.number: kind for kind in self.all if kind.rider_of is None}
+        of = {extent: [n for n in sorted(own) if own[n].extent is extent] for extent in Extent}
+        _refuse_unless_possible(self.all, own, of)
+        self.size = max(len(KIND_NAMES), *(number + 1 for number in own))
+        self.numbers = tuple(sorted(own))
+        self.aux = self.numbers[1:]
+        self.paged = (FULL, *of[Extent.window])
+        self.points = tuple(of[Extent.point])
+        self.window_lens = {number: own[number].window_len for number in of[Extent.window]}
+        self.windows: Extents = tuple(
+            (number, -(-length // page_size)) for number, length in self.window_lens.items()
+        )
+        self.extents: Extents = (*self.windows, *((number, 1) for number in self.points))
+        self.lost_with = [self.numbers, *((number,) for number in range(1, self.size))]
+        for number in self.window_lens:
+            self.lost_with[number] = (number, *self.points)
+        self.units = [1 if number in self.points else page_size for number in range(self.size)]
+        self.names = [*KIND_NAMES, *([""] * (self.size - len(KIND_NAMES)))]
+        self.page_bytes = [0] * self.size
+        for number, kind in own.items():
+            self.names[number] = kind.name
+            self.page_bytes[number] = sum(
+                each.page_bytes for each in self.all if kind.name in (each.name, each.rider_of)
+            )
+
+    def count(self, kind: int, num_pages: int) -> int:
+        """Ids that a node of so many pages holds of a kind: pages, or one slot."""
+        return 1 if kind in self.points else num_pages
+
+
+def _refuse_unless_possible(
+    kinds: tuple[Kind, ...], own: dict[int, Kind], of: dict[Extent, list[int]]
+) -> None:
+    names = {kind.name for kind in own.values()}
+    riders = [kind for kind in kinds if kind.rider_of is not None]
+    if len({kind.name for kind in kinds}) < len(kinds) or len(own) + len(riders) < len(kinds):
+        raise ValueError(f"two kinds have one name or number: {kinds}")
+    for kind in riders:
+        if kind.rider_of not in names:
+            raise ValueError(f"kind {kind.name} rides on {kind.rider_of}, which has no pool")
+    if of[Extent.path] != [FULL]:
+        raise ValueError(f"full must be the only path, got the numbers {of[Extent.path]}")
+    if len(of[Extent.point]) > 1:
+        raise ValueError(f"a second point must ride on the first, got {of[Extent.point]}")
+    if min(own) < 0 or max(own) >= len(KEY_TAGS):
+        raise ValueError(f"numbers must lie in [0, {len(KEY_TAGS)}), got {sorted(own)}")
+    if not all(own[number].window_len > 0 for number in of[Extent.window]):
+        raise ValueError(f"a window must have tokens: {kinds}")
+
+
+def named_kinds(
+    page_size: int, *, window_len: int = 0, has_states: bool = False, page_bytes: Iterable[int] = ()
+) -> Kinds:
+    """Full, and if the model has them windows and states; `page_bytes`: by number, 1 by default."""
+    sizes = dict(zip(range(len(KIND_NAMES)), page_bytes, strict=False))
+    kinds = [Kind(name="full", number=FULL, page_bytes=sizes.get(FULL, 1))]
+    if window_len:
+        extent, size = Extent.window, sizes.get(SWA, 1)
+        kinds.append(
+            Kind(name="swa", number=SWA, extent=extent, window_len=window_len, page_bytes=size)
+        )
+    if has_states:
+        size = sizes.get(MAMBA, 1)
+        kinds.append(Kind(name="mamba", number=MAMBA, extent=Extent.point, page_bytes=size))
+    return Kinds(kinds, page_size)
+
+
+def model_kinds(model: ModelConfig, page_size: int, tp: int) -> Kinds:
+    """The kinds of a model, whose engine has `tp` devices."""
+    sizes = [model.page_bytes(kind, page_size) * model.kv_copies(kind, tp) for kind in LayerKind]
+    return named_kinds(
+        page_size,
+        window_len=model.window_len if sizes[SWA] else 0,
+        has_states=sizes[MAMBA] > 0,
+        page_bytes=sizes,
+    )
+
+
+def lengths_with(present: Iterable[bool], num_pages: int) -> list[int]:
+    """The lengths in pages, ascending, whose last `num_pages` pages are present.
+
+    A shorter prefix needs all its pages.
+    """
+    lengths, gap = [], 0  # the last length whose own page is missing
+    for length, is_there in enumerate(present, 1):
+        if not is_there:
+            gap = length
+        elif length - gap >= min(length, num_pages):
+            lengths.append(length)
+    return lengths

@@ -1,0 +1,167 @@
+"""The device: its pages and slots, how room is made there, and what it gets from the host."""
+
+from hicache.cache.kinds import FULL
+from hicache.cache.pages import FreePages, PageIds, joined
+from hicache.cache.tiers.host import Host
+from hicache.cache.tiers.transfer import Bookings, LoadBack, Move
+from hicache.cache.tree.node import DEVICE, HOST, MatchResult, Node
+from hicache.cache.tree.radix_tree import RadixTree
+from hicache.cache.tree.sequence import Sequence
+
+
+class Device:
+    """Hands out device pages (or slots), evicting what the tree can spare, and books load-backs."""
+
+    def __init__(self, tree: RadixTree, bookings: Bookings, write_back: Host | None) -> None:
+        """`write_back`: copies what is about to be lost; None means that it has a copy, or goes."""
+        self._tree = tree
+        self._pools = bookings.pools[DEVICE]
+        self._bookings = bookings
+        self._counters = bookings.counters
+        self._write_back = write_back
+
+    # -- room ----------------------------------------------------------------------------------
+
+    def evictable(self, kind: int) -> int:
+        """Pages (or slots) that eviction could free."""
+        residency = self._tree.residency
+        return residency.resident[DEVICE][kind] - residency.protected[DEVICE][kind]
+
+    def allocate(self, kind: int, count: int, *, spare: int = 0) -> PageIds | None:
+        """This many, or none of them; makes room if there is too little.
+
+        `spare`: evict until so many more are free, if there is enough to evict.
+        """
+        pool = self._pools[kind]
+        if pool.num_free < count + spare:
+            if pool.num_free + self.evictable(kind) < count:
+                return None  # evicting everything would not do
+            self.evict(kind, count + spare - pool.num_free)
+        return pool.allocate(count)
+
+    def free(self, kind: int, page_ids: PageIds) -> None:
+        """Give back what was allocated and has not become the tree's."""
+        self._pools[kind].free(page_ids)
+
+    def evict(self, kind: int, count: int) -> bool:
+        """Drop at least this many, or all that may go; whether they were enough."""
+        pool = self._pools[kind]
+        wanted = pool.num_free + count
+        stuck: list[Node] = []
+        while pool.num_free < wanted and self._evict_one(kind, wanted - pool.num_free, stuck):
+            pass
+        for node in stuck:
+            self._tree.residency.reconsider(node, kind)
+        return pool.num_free >= wanted
+
+    def _evict_one(self, kind: int, missing: int, stuck: list[Node]) -> bool:
+        """Drop the data of the next victim that may go; those before it are passed over.
+
+        False if there is none.
+        """
+        residency = self._tree.residency
+        while (victim := residency.device_victim(kind)) is not None:
+            self._tree.trim(victim, kind, missing)
+            if self._write_back is not None:
+                self._write_back.save_victim(victim, kind)
+                if not residency.may_leave_device(victim):
+                    stuck.append(victim)
+                    residency.pass_over(victim, kind)
+                    continue
+            actions: list[FreePages] = []
+            self._tree.evict(victim, DEVICE, kind, actions)
+            self._bookings.free_evicted(actions)
+            return True
+        return False
+
+    # -- load-backs ----------------------------------------------------------------------------
+
+    def load(self, match: MatchResult) -> LoadBack | None:
+        """Bring what the match found on the host alone; None if not worth it, or without room.
+
+        All or nothing: pages of every kind are found first. They are the tree's from now on, and
+        locked until the copy is done.
+        """
+        tree, node, kinds = self._tree, match.best_node, self._tree.kinds
+        if match.host_hit_length < tree.knobs.load_back_threshold and not match.needs_sidecars:
+            return None
+        plan = tree.plan_load_back(node)
+        lock = tree.lock(node)
+        starts = {kind: plan[kind][0].start for kind in kinds.numbers if plan[kind]}
+        host_lock = tree.lock_host(node, starts)
+        taken: dict[int, PageIds] = {}
+        for kind in starts:
+            count = sum(kinds.count(kind, each.num_pages) for each in plan[kind])
+            page_ids = self.allocate(kind, count)
+            if page_ids is None:
+                for earlier, ids in taken.items():
+                    self.free(earlier, ids)
+                tree.release(host_lock)
+                tree.release(lock)
+                self._counters["load_back/failed_count"] += 1
+                return None
+            taken[kind] = page_ids
+        moves = []
+        for kind, targets in taken.items():
+            sources: list[PageIds] = []
+            done = 0
+            for each in plan[kind]:
+                held = each.held[HOST][kind]
+                assert held is not None
+                sources.append(held)
+                tree.residency.put(each, DEVICE, kind, targets[done : done + len(held)])
+                done += len(held)
+            moves.append(Move(kind, joined(sources), targets))
+            if kind not in kinds.aux:
+                self._bookings.arrivals.use(moves[-1].sources)
+        num_bytes = self._bookings.bytes_of(moves)
+        load_back = LoadBack(
+            moves=moves, num_bytes=num_bytes, node=node, locks=[lock], host_locks=[host_lock]
+        )
+        self._bookings.book(load_back)
+        self._counters["transfer/load_back_bytes"] += num_bytes
+        return load_back
+
+    def load_again(self, load_back: LoadBack, slot: PageIds) -> None:
+        """Copy the state of a load-back that has not begun to one more slot."""
+        (states,) = (move for move in load_back.moves if move.kind in self._tree.kinds.points)
+        self._add(load_back, states._replace(targets=slot, is_own=True))
+
+    def load_last(
+        self, node: Node, sequence: Sequence, load_back: LoadBack | None
+    ) -> LoadBack | None:
+        """Copy the page after `node` from the host to a page of the sequence's own.
+
+        The copy joins `load_back`, which has not begun, or is one by itself. None if the host does
+        not hold the page, if windows or states are missing, or without room.
+        """
+        tree, end = self._tree, node.end + 1
+        if tree.kinds.aux or sequence.lock is None:
+            return None
+        last = tree.descend(node, sequence.tokens, end)
+        held = None if last is None else last.held[HOST][FULL]
+        if last is None or held is None:
+            return None
+        host_lock = tree.lock_host(last, {FULL: node.end})
+        page_ids = self.allocate(FULL, 1)
+        if page_ids is None:
+            tree.release(host_lock)
+            return None
+        last.tick = tree.residency.tick
+        self._bookings.arrivals.use(held)
+        sequence.pages[FULL] += page_ids
+        sequence.num_pages = end
+        is_new = load_back is None
+        if load_back is None:
+            load_back = LoadBack(moves=[], num_bytes=0, node=node, locks=[tree.lock(node)])
+        load_back.host_locks.append(host_lock)
+        self._add(load_back, Move(FULL, held, page_ids, is_own=True))
+        if is_new:
+            self._bookings.book(load_back)
+        return load_back
+
+    def _add(self, load_back: LoadBack, move: Move) -> None:
+        num_bytes = self._bookings.bytes_of([move])
+        load_back.moves.append(move)
+        load_back.num_bytes += num_bytes
+        self._counters["transfer/load_back_bytes"] += num_bytes

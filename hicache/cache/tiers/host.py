@@ -1,0 +1,160 @@
+"""The host: its pages and slots, how room is made there, and the copies it gets from the device."""
+
+from hicache.cache.kinds import FULL
+from hicache.cache.pages import FreePages, PageIds, joined
+from hicache.cache.tiers.storage_writes import StorageWriter
+from hicache.cache.tiers.transfer import BackUp, Bookings, Move
+from hicache.cache.tree.node import DEVICE, HOST, Node
+from hicache.cache.tree.page_history import Pressure
+from hicache.cache.tree.radix_tree import Plan, RadixTree
+
+
+class Host:
+    """Hands out host pages (or slots), evicting what the tree can spare, and books back-ups.
+
+    What finds no room is dropped and counted.
+    """
+
+    def __init__(
+        self,
+        tree: RadixTree,
+        bookings: Bookings,
+        writer: StorageWriter | None,
+        *,
+        hits: int,
+    ) -> None:
+        """`hits`: of a published node, from which on it is worth a copy. `writer`: is informed of
+        what leaves; None without storage."""
+        self._tree = tree
+        self._pools = bookings.pools[HOST]
+        self._bookings = bookings
+        self._counters = bookings.counters
+        self._writer = writer
+        self._hits = hits
+
+    # -- room ----------------------------------------------------------------------------------
+
+    def allocate(self, kind: int, count: int, *, evict: bool = True) -> PageIds | None:
+        """This many, or none of them; `evict`: make room if there is too little."""
+        pool = self._pools[kind]
+        if evict:
+            while pool.num_free < count:
+                if not self.evict_one(kind, count - pool.num_free):
+                    return None
+        return pool.allocate(count)
+
+    def free(self, kind: int, page_ids: PageIds) -> None:
+        """Give back what was allocated and has not become the tree's."""
+        self._pools[kind].free(page_ids)
+
+    def make_room(self, kind: int, count: int) -> None:
+        """Evict until so many pages are free, or as far as eviction is possible."""
+        pool = self._pools[kind]
+        if pool.num_free >= count:
+            return
+        wanted = count + pool.num_free * self._tree.knobs.evicts_whole
+        while pool.num_free < wanted and self.evict_one(kind, wanted - pool.num_free):
+            pass
+
+    def evict_one(self, kind: int, missing: int) -> bool:
+        """Drop the next victim's data, as much as is missing; False if there is none."""
+        victim = self._tree.residency.host_victim(kind)
+        if victim is None:
+            return False
+        self._tree.trim(victim, kind, missing)
+        if self._writer is not None:
+            self._writer.on_leaving(victim, kind)
+        actions: list[FreePages] = []
+        self._tree.evict(victim, HOST, kind, actions)
+        self._bookings.free_evicted(actions)
+        return True
+
+    # -- back-ups ------------------------------------------------------------------------------
+
+    def save_path(self, node: Node) -> None:
+        """Copy what of a locked path has no copy, as deep as it has been hit often enough."""
+        published = node
+        while not node.is_root and node.hit_count < self._hits:
+            assert node.parent is not None
+            node = node.parent
+        plan = self._tree.plan_back_up(node)
+        if node is not published and not node.is_root:
+            self._back_up_locked(node, plan, is_fence=False)
+        elif any(plan):
+            self._back_up(plan, is_fence=False)
+
+    def save_victim(self, victim: Node, kind: int) -> None:
+        """Copy what the eviction of a kind would lose; the next step waits for it."""
+        device, host = victim.held
+        plan: Plan = [[] for _ in device]
+        for other in self._tree.lost(victim, DEVICE, kind):
+            if device[other] is not None and host[other] is None:
+                plan[other] = [victim]
+        self._back_up_locked(victim, plan, is_fence=True)
+
+    def _back_up_locked(self, node: Node, plan: Plan, *, is_fence: bool) -> None:
+        lock = self._tree.lock(node)  # making room on the host may take other device data along
+        self._back_up(plan, is_fence=is_fence)
+        self._tree.release(lock)
+
+    def _back_up(self, plan: Plan, *, is_fence: bool) -> None:
+        tree = self._tree
+        before = tree.history.press(Pressure.back_up)
+        moves: list[Move] = []
+        for kind in tree.kinds.numbers:
+            sources: list[PageIds] = []
+            targets: list[PageIds] = []
+            wanted = sum(tree.kinds.count(kind, each.num_pages) for each in plan[kind])
+            if kind != FULL:
+                self.make_room(kind, wanted)
+            for each in plan[kind]:
+                if kind != FULL and plan[FULL] and each.held[HOST][FULL] is None:
+                    continue  # its full pages found no room, and sidecars need them
+                source = each.held[DEVICE][kind]
+                assert source is not None
+                target = self.allocate(kind, len(source))
+                if target is None:
+                    name = f"back_up/dropped_{tree.kinds.names[kind]}_pages"
+                    self._counters[name] += wanted - sum(map(len, targets))
+                    break
+                tree.residency.put(each, HOST, kind, target)
+                sources.append(source)
+                targets.append(target)
+            if sources:
+                moves.append(Move(kind, joined(sources), joined(targets)))
+        if moves:
+            self._book(plan, moves, is_fence=is_fence)
+        tree.history.press(before)
+        for kind in tree.kinds.numbers:
+            for each in plan[kind]:
+                if each.held[HOST][kind] is None:
+                    tree.history.drop_copy(each, kind)
+
+    def _book(self, plan: Plan, moves: list[Move], *, is_fence: bool) -> None:
+        tree, kinds = self._tree, self._tree.kinds
+        copied = [
+            [each for each in nodes if each.held[HOST][kind] is not None]
+            for kind, nodes in enumerate(plan)
+        ]
+        deepest = max((each for nodes in copied for each in nodes), key=lambda each: each.end)
+        starts = {kind: copied[kind][0].start for kind in kinds.paged if copied[kind]}
+        points = [(kind, each) for kind in kinds.points for each in copied[kind]]
+        back_up = BackUp(
+            moves=moves,
+            num_bytes=self._bookings.bytes_of(moves),
+            node=deepest,
+            starts=starts,
+            points=points,
+            is_fence=is_fence,
+            host_locks=[
+                tree.lock_host(deepest, starts),
+                *(tree.lock_host(each, {kind: each.start}) for kind, each in points),
+            ],
+        )
+        if not is_fence:
+            # a lock covers a window, and the copy may have a page more
+            tops = [copied[kind][0] for kind, _ in kinds.windows if copied[kind]]
+            nodes = dict.fromkeys([deepest, *tops, *(each for _, each in points)])
+            back_up.locks = [tree.lock(each) for each in nodes]
+        self._bookings.book(back_up)
+        self._counters["transfer/back_up_bytes"] += back_up.num_bytes

@@ -308,6 +308,9 @@ class WorkloadConfig:
     request_rate: float = knob(16.0, above=0, only=ROUNDS)
     # Maximum number of requests in flight at once. None means no limit.
     parallel: int | None = knob(None, least=1, only=ROUNDS)
+    # Which of the clients that are ready asks next: random (drawn) or fifo (the one that has been
+    # ready for longest), as in SGLang's bench_multiturn.
+    ready_queue: str = knob("random", one_of=("random", "fifo"), only=ROUNDS)
     # Start a turn only when all clients have received the answer to their previous turn.
     barrier: bool = knob(False, only=ROUNDS)
     # Number of groups of prompts; the prompts of one group share a prefix.
@@ -321,6 +324,9 @@ class WorkloadConfig:
     # Request rate of each load stage in requests per second; the stages follow one another.
     stage_rates: tuple[float, ...] = knob((5.0, 10.0, 15.0), above=0, only=PREFIXES)
     stage_s: float = knob(60.0, above=0, only=PREFIXES)  # Duration of each load stage in seconds.
+    # Start a load stage only when all requests of the previous one have ended. False starts it on
+    # time.
+    drain: bool = knob(False, only=PREFIXES)
     # Length in tokens of the answer to every request.
     answer_tokens: int = knob(1, least=1, only=BENCHES)
 
@@ -335,7 +341,8 @@ class WorkloadConfig:
     @property
     def is_timed(self) -> bool:
         """Whether requests come at times of their own, and not because others were answered."""
-        return self.arrivals is not Arrivals.closed and not self.has_rounds
+        waits = self.has_rounds or (self.kind == "shared_prefix" and self.drain)
+        return self.arrivals is not Arrivals.closed and not waits
 
     @property
     def has_rounds(self) -> bool:
@@ -361,6 +368,10 @@ class ParallelConfig:
 
     # Tensor-parallel size: devices per engine. None means the model's default (`model.default_tp`).
     tp: int | None = knob(None, least=1)
+    # Number of groups into which expert parallelism divides the devices of an engine: each group
+    # holds its part of the experts whole, and divides them among its devices. 1 means that every
+    # device holds a slice of every expert.
+    ep: int = knob(1, least=1)
     # Number of cache ranks per engine. Each rank has its own radix tree, its own storage and a
     # slice of every page, and all must take the same hits. 1 means one tree for the whole engine.
     ranks: int = knob(1, least=1)
@@ -391,6 +402,20 @@ class CacheConfig:
     # Host memory for the cache in GiB, summed over all hosts of an engine. None means twice the
     # device memory for the cache, as by default in SGLang.
     host_gib: float | None = knob(256.0, least=0)
+    # Fraction of each device's memory for weights and the device tier together, by SGLang's rule
+    # (--mem-fraction-static): the rest is left free. Replaces `cache.device_gib`. None means not
+    # used.
+    mem_fraction_static: float | None = knob(None, least=0, most=1)
+    # Fraction of each device's memory that the engine may use in all, by vLLM's rule
+    # (--gpu-memory-utilization): what weights and activations leave of it is the device tier.
+    # Replaces `cache.device_gib`. None means not used.
+    gpu_memory_utilization: float | None = knob(None, least=0, most=1)
+    # Size of the host tier as a multiple of the device tier, pool by pool (SGLang's
+    # --hicache-ratio). Replaces `cache.host_gib`. None means not used.
+    host_ratio: float | None = knob(None, least=0)
+    # Host memory for the cache in GiB for each device of an engine (SGLang's --hicache-size).
+    # Replaces `cache.host_gib`. None means not used.
+    host_gib_per_rank: float | None = knob(None, least=0)
     # Give the device and host tiers unlimited capacity, so that nothing is evicted;
     # `cache.device_gib` and `cache.host_gib` are ignored.
     unlimited: bool = False
@@ -490,6 +515,12 @@ class CacheConfig:
         check_limits("cache", self)
         if self.page_size < 1 or self.page_size & (self.page_size - 1):
             raise ValueError(f"cache.page_size must be a power of two, got {self.page_size}")
+        for rules in (
+            ("mem_fraction_static", "gpu_memory_utilization"),
+            ("host_ratio", "host_gib_per_rank"),
+        ):
+            if all(getattr(self, rule) is not None for rule in rules):
+                raise ValueError(f"cache.{rules[0]} and cache.{rules[1]} exclude each other")
         is_grid = "every" in (self.checkpoints, self.windows)  # else there is none to be off
         if is_grid and self.checkpoint_tokens % self.page_size:
             raise ValueError(
@@ -546,6 +577,9 @@ class SchedulerConfig:
     order: str = knob("fcfs", ours=SERVICE_ORDERS)
     # Keyword arguments passed to the class that `scheduler.order` names.
     order_args: dict[str, float] = field(default_factory=dict)
+    # Time in seconds that the server spends on each request besides the scheduler and the GPU:
+    # HTTP, tokenization, detokenization. It delays a request and does not occupy the engine.
+    server_s: float = knob(0.0, least=0)
     # Maximum number of prompt tokens computed per step (chunked prefill).
     chunk_tokens: int = knob(8192, least=1)
     # Maximum number of requests that run at once, in prefill or decode.
@@ -828,6 +862,10 @@ class ExperimentConfig:
                     f"parallel.tp must divide the {heads} KV heads of {self.model.name} or be a "
                     f"multiple of them, got {self.tp}"
                 )
+        if self.tp % self.parallel.ep:
+            raise ValueError(
+                f"parallel.ep must divide parallel.tp={self.tp}, got {self.parallel.ep}"
+            )
         ranks, executor, storage = self.parallel.ranks, self.executor.kind, self.storage.kind
         if ranks > 1 and executor != "simulated":
             raise ValueError(

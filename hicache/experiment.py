@@ -8,6 +8,7 @@ from hicache.cache import invariants
 from hicache.cache.tree.keys import Digests, Numbers
 from hicache.cache.tree.page_registry import PageRegistry
 from hicache.cache.tree.radix_tree import RadixTree
+from hicache.clock import to_ns
 from hicache.config import ExperimentConfig, StartState
 from hicache.engine.build import build_engine
 from hicache.engine.deployment import Deployment, deploy, describe
@@ -27,7 +28,7 @@ from hicache.workload.arrivals import Feeder, Releases
 from hicache.workload.build import Workload, load_workload, repeat_sessions, sample_sessions
 from hicache.workload.page_numbers import page_numbers
 from hicache.workload.patience import patience_of
-from hicache.workload.rounds import RoundFeeder, stages_of
+from hicache.workload.rounds import RoundFeeder, StageFeeder, rounds_of, stages_of
 
 
 def build(config: ExperimentConfig) -> tuple[Engine, Runtime]:
@@ -93,6 +94,7 @@ def _run(
         progress=progress,
         counters=[runtime.counters],
         timeline=timeline,
+        rounds=rounds_of(workload.requests),
         stage_of=stages_of(workload.requests, config.workload),
     )
     io = runtime.io if timeline is None else timeline.watch_io(runtime.io)
@@ -200,6 +202,8 @@ def _serve(
     feeder: Releases = Feeder(workload.requests, config.workload)
     if config.workload.has_rounds:
         feeder = RoundFeeder(workload.requests, config.workload, seed=config.seed)
+    elif config.workload.drain and config.workload.kind == "shared_prefix":
+        feeder = StageFeeder(workload.requests, config.workload)
     try:
         serve(
             engines,
@@ -209,6 +213,7 @@ def _serve(
             router=ROUTERS[config.parallel.router](),
             observer=recorder,
             patience_ns=patience_of(workload.requests, config.workload, seed=config.seed),
+            server_ns=to_ns(config.scheduler.server_s),
         )
     finally:
         runtime.close()

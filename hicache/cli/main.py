@@ -8,6 +8,8 @@ from hicache.cli.job import explain
 COMMANDS = {
     "run": ("hicache.cli.run", "run one experiment, or a sweep of them"),
     "compare": ("hicache.cli.compare", "compare stored runs or sweeps"),
+    "validate": ("hicache.cli.validate", "compare a run with the log of a server"),
+    "calibrate": ("hicache.cli.calibrate", "find a server's constant from its log"),
     "explain": ("hicache.cli.explain.command", "explain the slowest requests of a run"),
     "check-policy": ("hicache.cli.check_policy", "test a policy class of your own on small runs"),
     "diff": ("experiments.diff.__main__", "compare two releases of SGLang's or vLLM's cache"),

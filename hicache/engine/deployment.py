@@ -1,9 +1,9 @@
 """What a config comes to: an engine's devices, what a step costs there, the sizes of its pools."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hicache.cache.kinds import Kinds, model_kinds
-from hicache.cache.tiers.capacity import Capacity, capacities
+from hicache.cache.tiers.capacity import Capacity, capacities, engine_rule
 from hicache.config import ExperimentConfig
 from hicache.executor.simulated.cost import CostModel
 from hicache.models import GIB
@@ -29,9 +29,15 @@ def deploy(config: ExperimentConfig) -> Deployment:
     Raises:
         ValueError: a pool has no room for the least that a request needs.
     """
-    cost = CostModel(config.model, config.hardware, tp=config.tp)
+    cost = CostModel(config.model, config.hardware, tp=config.tp, ep=config.parallel.ep)
     kinds = model_kinds(config.model, config.cache.page_size, config.tp)
-    device, host = capacities(config.cache, config.model, kinds, cost.free_device_bytes)
+    cache, free_bytes = config.cache, cost.free_device_bytes
+    ruled_bytes = engine_rule(cache, config.model, config.hardware, config.tp)
+    if ruled_bytes is not None:
+        cache, free_bytes = replace(cache, device_gib=None), ruled_bytes
+    if cache.host_gib_per_rank is not None:
+        cache = replace(cache, host_gib=cache.host_gib_per_rank * config.tp)
+    device, host = capacities(cache, config.model, kinds, free_bytes)
     return Deployment(tp=config.tp, cost=cost, kinds=kinds, device=device, host=host)
 
 

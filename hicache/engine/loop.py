@@ -325,14 +325,15 @@ def serve(
     router: Router,
     observer: Observer,
     patience_ns: Mapping[int, int] | None = None,
+    server_ns: int = 0,
 ) -> None:
     """Serve all requests and drain: at the end nothing is under way anywhere.
 
     At one moment, copies are done before requests come, requests come before somebody gives up on
     one, and all that before steps end. `patience_ns`: as `ClientTimeouts` has it; none: nobody
-    gives up.
+    gives up. `server_ns`: from the release of a request until its engine has it.
     """
-    coming = _Coming(feeder.initial())
+    coming = _Coming(feeder.initial(), server_ns)
     wakes = [engine.next_wake_ns(clock.now()) for engine in engines]
     timeouts = ClientTimeouts(patience_ns or {})
     look = observer.next_look_ns()
@@ -419,9 +420,13 @@ def _earlier(moment: int | None, other: int | None) -> int | None:
 
 
 class _Coming:
-    """Requests that are released and have not come: by time, and then as they were released."""
+    """Requests that are released and have not come: by time, and then as they were released.
 
-    def __init__(self, releases: Iterable[Release]) -> None:
+    They come `late_ns` after their release.
+    """
+
+    def __init__(self, releases: Iterable[Release], late_ns: int) -> None:
+        self._late_ns = late_ns
         self.next_ns: int | None = None
         self._numbers = count()
         self._line: list[tuple[int, int, Request]] = []
@@ -430,15 +435,18 @@ class _Coming:
     def add(self, releases: Iterable[Release], now_ns: int) -> None:
         for time_ns, request in releases:
             heapq.heappush(self._line, (max(time_ns, now_ns), next(self._numbers), request))
-        self.next_ns = self._line[0][0] if self._line else None
+        self._look()
 
     def until(self, now_ns: int) -> list[Release]:
         come: list[Release] = []
-        while self._line and self._line[0][0] <= now_ns:
+        while self.next_ns is not None and self.next_ns <= now_ns:
             due, _, request = heapq.heappop(self._line)
             come.append((due, request))
-        self.next_ns = self._line[0][0] if self._line else None
+            self._look()
         return come
+
+    def _look(self) -> None:
+        self.next_ns = self._line[0][0] + self._late_ns if self._line else None
 
 
 def _settle(

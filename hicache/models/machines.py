@@ -103,6 +103,8 @@ class HardwareConfig:
     step_s: Figure = field(default_factory=Figure)
     # Time in seconds that each prompt adds to a step, besides that of its tokens.
     extend_s: Figure = field(default_factory=Figure)
+    # Time in seconds of a kernel that has next to nothing to do; each layer takes some ten of them.
+    kernel_s: Figure = field(default_factory=Figure)
     # Tokens per tile of a matrix multiplication; the prompt tokens of each sequence are rounded up
     # to whole tiles. 1 means no rounding.
     tile_tokens: int = 1
@@ -113,15 +115,24 @@ class HardwareConfig:
     gemm_fp8: RateTable = field(default_factory=RateTable)
     # Bandwidth in bytes/s at which a step reads the weights.
     weight_bandwidth: Figure = field(default_factory=Figure)
-    # Matrix-multiplication rate in flop/s of gated experts with an intermediate size of up to 640
-    # on one device (tensor parallelism divides it), as a curve over the tokens per expert.
+    # Matrix-multiplication rate in flop/s of gated bf16 experts with an intermediate size of up to
+    # 640, as a curve over the tokens per expert.
     moe_narrow: RateTable = field(default_factory=RateTable)
-    # Matrix-multiplication rate in flop/s of gated experts with an intermediate size above 640 on
-    # one device, as a curve over the tokens per expert.
+    # Matrix-multiplication rate in flop/s of gated bf16 experts with an intermediate size above
+    # 640, as a curve over the tokens per expert.
     moe_wide: RateTable = field(default_factory=RateTable)
     # Matrix-multiplication rate in flop/s of experts without a gate (two matrices), as a curve over
     # the tokens per expert.
     moe_two_matrix: RateTable = field(default_factory=RateTable)
+    # As `hardware.moe_narrow`, of fp8 experts.
+    moe_fp8_narrow: RateTable = field(default_factory=RateTable)
+    # As `hardware.moe_wide`, of fp8 experts.
+    moe_fp8_wide: RateTable = field(default_factory=RateTable)
+    # As `hardware.moe_wide`, of experts with fewer than 8 bits per weight, such as mxfp4.
+    moe_mxfp4: RateTable = field(default_factory=RateTable)
+    # Matrix-multiplication rate in flop/s of experts with many tokens each, as a curve over the
+    # width that tensor parallelism leaves of an expert on one device.
+    moe_slice: RateTable = field(default_factory=RateTable)
 
     # Rate of prefill attention with heads of at most 64 elements in flop/s, as a curve over the
     # prompt length in tokens.
@@ -146,11 +157,19 @@ class HardwareConfig:
     conv_rate: Figure = field(default_factory=Figure)
     # Bandwidth in bytes/s at which recurrent states are read and written.
     state_bandwidth: Figure = field(default_factory=Figure)
+    # Bandwidth in bytes/s at which the short kernels between matrices (norms, rotary embedding,
+    # activation) read and write.
+    short_bandwidth: Figure = field(default_factory=Figure)
 
-    # Latency of one all-reduce in seconds, before the first byte is transferred.
+    # Least time of one all-reduce in seconds.
     all_reduce_s: Figure = field(default_factory=Figure)
-    # Bandwidth between two devices in bytes/s, in one direction.
-    link_bandwidth: Figure = field(default_factory=Figure)
+    # Rate of an all-reduce over two devices in bytes/s, latency included, as a curve over the bytes
+    # that each device has.
+    all_reduce_2: RateTable = field(default_factory=RateTable)
+    # As `hardware.all_reduce_2`, over three or four devices.
+    all_reduce_4: RateTable = field(default_factory=RateTable)
+    # As `hardware.all_reduce_2`, over more devices.
+    all_reduce_8: RateTable = field(default_factory=RateTable)
 
     # Maximum bandwidth between host and one device in bytes/s, in one direction.
     pcie_bandwidth: Figure = field(default_factory=Figure)

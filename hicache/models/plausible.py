@@ -14,7 +14,10 @@ from hicache.models.shapes import LayerKind, ModelConfig
 MLP_WIDTH = 16  # of an inner size, in hidden sizes; gpt-oss has 1, Gemma 3 4, Falcon 7B 4
 
 LEAST_RATE = 1e6  # a second: no link or device is so slow, but one in GB/s would be
-LEAST = {"step_s": 0, "extend_s": 0, "all_reduce_s": 0, "activation_bytes": 0, "copy_slowdown": 1}
+LEAST = {
+    **dict.fromkeys(("step_s", "extend_s", "kernel_s", "all_reduce_s", "activation_bytes"), 0),
+    "copy_slowdown": 1,
+}
 
 
 def check_machine(hardware: HardwareConfig) -> None:

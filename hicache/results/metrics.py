@@ -76,6 +76,8 @@ class RequestRecord:
 
     id: int
     session_id: int
+    round: int = 0  # turns of its session before it
+    stage: int = 0  # of the load, from 1; 0 where the load has no stages
     engine: int = 0
     status: Status
     reason: str = ""  # of a rejection or an abort

@@ -1,5 +1,6 @@
 """Keeps the score of a run: a record of every request, a row of every interval."""
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -42,6 +43,7 @@ class Recorder:
         counters: Iterable[Counter[str]] = (),
         timeline: Timeline | None = None,
         stage_of: Mapping[int, int] | None = None,
+        rounds: Mapping[int, int] | None = None,
     ) -> None:
         """Watch the engines.
 
@@ -54,6 +56,7 @@ class Recorder:
             timeline: gets every request that has ended.
             stage_of: of a closed loop with stages, the stage of each request by its id, from 0;
                 None for any other load.
+            rounds: of each request by its id, from 0; None if no request follows another.
         """
         self.records: list[RequestRecord] = []
         self._engines = engines
@@ -68,6 +71,8 @@ class Recorder:
         ends_s = config.workload.stage_ends_s if self._is_timed else ()
         self._stage_ends_ns = [to_ns(end_s) for end_s in ends_s]
         self._at_stage_ends: list[Counter[str]] = []
+        self._rounds = rounds or {}
+        self._planned_ends_ns = [to_ns(end_s) for end_s in config.workload.stage_ends_s]
         self._stage_of = stage_of or {}
         numbers = range(max(self._stage_of.values(), default=-1) + 1)
         self._left = [0 for _ in numbers]  # requests that have not ended, by stage
@@ -259,6 +264,9 @@ class Recorder:
         )
 
     def _record(self, request: Request, now_ns: int, record: RequestRecord) -> None:
+        record.round = self._rounds.get(request.id, 0)
+        if self._planned_ends_ns:
+            record.stage = bisect_right(self._planned_ends_ns, request.arrival_ns) + 1
         check(record)
         came_ns = request.arrival_ns if self._is_timed else record.arrival_ns
         if came_ns >= self._warm_up_ns:

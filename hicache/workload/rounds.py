@@ -1,9 +1,11 @@
-"""Releases requests as the multi-turn benches of serving engines do.
+"""Releases requests as the benches of serving engines do.
 
-Clients ask in rounds. Who of those that are ready is sent next is drawn, as in SGLang's
-bench_multiturn by default. At most `parallel` requests are under way at a time, and the gaps
-between them are those of a Poisson process of `request_rate` a second. A barrier holds the next
-round back until the last client has its answer.
+`RoundFeeder`: clients ask in rounds. The one that asks next is drawn from those that are ready, as
+in SGLang's bench_multiturn by default, or is the first of them. At most `parallel` requests are
+under way at a time, and the gaps between them are those of a Poisson process of `request_rate` a
+second. A barrier holds the next round back until the last client has its answer.
+
+`StageFeeder`: each stage of the load waits for the end of the one before it, as in inference-perf.
 """
 
 from bisect import bisect_right
@@ -35,7 +37,8 @@ def rounds_of(requests: Sequence[Request]) -> dict[int, int]:
     """The round of each request by its id, from 0: how many answers its client has before it."""
     rounds: dict[int, int] = {}
     for request in requests:
-        rounds[request.id] = 0 if request.parent_id is None else rounds[request.parent_id] + 1
+        parent = request.parent_id
+        rounds[request.id] = 0 if parent is None else rounds.get(parent, -1) + 1
     return rounds
 
 
@@ -48,6 +51,7 @@ class RoundFeeder:
         self._gaps_ns = deque(to_ns(gap) for gap in gaps.tolist())
         self._parallel = config.parallel
         self._barrier = config.barrier
+        self._draws = config.ready_queue == "random"
         self._unsettled = {request.id: request for request in requests}
         self._child = {each.parent_id: each for each in requests if each.parent_id is not None}
         self._round = rounds_of(requests)
@@ -101,7 +105,48 @@ class RoundFeeder:
         sent: list[Release] = []
         while self._ready and (self._parallel is None or self._in_flight < self._parallel):
             self._free_ns = max(self._free_ns, now_ns) + self._gaps_ns.popleft()
-            place = int(self._rng.integers(len(self._ready)))
+            place = int(self._rng.integers(len(self._ready))) if self._draws else 0
             sent.append((self._free_ns, self._ready.pop(place)))
             self._in_flight += 1
         return sent
+
+
+class StageFeeder:
+    """Releases every request once, at its time in its stage. See `Feeder`.
+
+    A stage starts at its time in the workload, or when all requests before it have ended.
+    """
+
+    def __init__(self, requests: Sequence[Request], config: WorkloadConfig) -> None:
+        ends_ns = [to_ns(end_s) for end_s in config.stage_ends_s]
+        self._starts_ns = [0, *ends_ns[:-1]]
+        self._stages: list[list[Request]] = [[] for _ in ends_ns]
+        for request in requests:
+            self._stages[bisect_right(ends_ns, request.arrival_ns)].append(request)
+        self._next = 0  # stage
+        self._left: set[int] = set()  # requests of the current stage that have not ended
+        self._late_ns = 0  # of the current stage
+
+    def initial(self) -> list[Release]:
+        """The first stage that has requests."""
+        return self._settled(0)
+
+    def on_answered(self, request_id: int, now_ns: int) -> list[Release]:
+        """The next stage, if this was the last answer of the current one."""
+        self._left.remove(request_id)
+        return self._settled(now_ns)
+
+    def on_dropped(self, request_id: int, now_ns: int) -> Dropped:
+        """Return the next stage, if this was the last request of the current one."""
+        return Dropped([], self.on_answered(request_id, now_ns))
+
+    def _settled(self, now_ns: int) -> list[Release]:
+        while not self._left and self._next < len(self._stages):
+            requests, start_ns = self._stages[self._next], self._starts_ns[self._next]
+            self._next += 1
+            self._late_ns = max(self._late_ns, now_ns - start_ns)
+            self._left = {request.id for request in requests}
+            released = [(request.arrival_ns + self._late_ns, request) for request in requests]
+            if released:
+                return released
+        return []

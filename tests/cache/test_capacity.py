@@ -6,9 +6,11 @@ import pytest
 
 from hicache.cache.kinds import FULL, MAMBA, Kinds, model_kinds, named_kinds
 from hicache.cache.pages import PageAllocator, TracedAllocator
-from hicache.cache.tiers.capacity import Capacity, capacities, make_pools
+from hicache.cache.tiers.capacity import Capacity, capacities, engine_rule, make_pools
+from hicache.cli.schema import config_of
 from hicache.config import CacheConfig
-from hicache.models import GIB, ModelConfig
+from hicache.engine.deployment import deploy
+from hicache.models import GIB, Figure, HardwareConfig, ModelConfig
 
 MIB = 1 << 20
 MODEL = ModelConfig(
@@ -159,6 +161,43 @@ def test_pools_are_as_large_as_that_and_empty_where_the_model_keeps_nothing(
     endless = capacities(CacheConfig(page_size=16, unlimited=True), no_states, kinds, 0)
     kept = make_pools(*endless, is_traced=is_traced, is_checked=True)
     assert [[pool.capacity for pool in tier] for tier in kept] == [[None, None, 0]] * 2
+
+
+MACHINE = HardwareConfig(name="m", device_memory_bytes=Figure(value=80 * GIB))
+WEIGHTS = ModelConfig(name="w", num_full_layers=1, num_layers=1, dense_params=8 * GIB)
+
+
+def test_sglang_s_rule_keeps_a_fraction_of_what_is_available_before_the_weights() -> None:
+    cache = CacheConfig(mem_fraction_static=0.5)
+    assert engine_rule(cache, WEIGHTS, MACHINE, 1) == (79 * GIB) // 2 - 16 * GIB
+    assert engine_rule(cache, WEIGHTS, MACHINE, 2) == 79 * GIB - 16 * GIB
+
+
+def test_vllm_s_rule_leaves_what_weights_and_activations_do_not_take_of_its_fraction() -> None:
+    cache = CacheConfig(gpu_memory_utilization=0.75)
+    assert engine_rule(cache, WEIGHTS, MACHINE, 1) == (60 - 2 - 16) * GIB
+    assert engine_rule(CacheConfig(), WEIGHTS, MACHINE, 1) is None
+
+
+def test_a_ratio_sizes_each_host_pool_by_its_device_pool() -> None:
+    model = ("model=hymba_1b5", "parallel.tp=1", "cache.mem_fraction_static=0.6")
+    deployment = deploy(config_of(*model, "cache.host_ratio=2.5"))
+    device = deployment.device.counts
+    assert deployment.host.counts == tuple(int(2.5 * (count or 0)) for count in device)
+    assert all(device)
+
+
+def test_host_memory_may_be_given_for_each_device() -> None:
+    sizes = [
+        deploy(config_of("model=llama3_8b", "parallel.tp=4", each)).host
+        for each in ("cache.host_gib_per_rank=16", "cache.host_gib=64")
+    ]
+    assert sizes[0] == sizes[1]
+
+
+def test_two_rules_for_one_pool_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"mem_fraction_static and .*gpu_memory_utilization"):
+        CacheConfig(mem_fraction_static=0.8, gpu_memory_utilization=0.9)
 
 
 def test_window_layers_that_read_the_kv_of_other_layers_are_no_kind() -> None:

@@ -6,7 +6,12 @@ from math import sqrt
 import numpy as np
 import pytest
 
-from hicache.executor.simulated.cost import CostModel
+from hicache.executor.simulated.cost import (
+    EXPERT_KERNELS,
+    IMBALANCE,
+    LAYER_KERNELS,
+    CostModel,
+)
 from hicache.models import RateTable
 from tests.executor.test_cost import COSTS, NO_CONTEXT, contexts, plain, small
 
@@ -32,7 +37,7 @@ def test_decoding_reads_and_writes_the_state_of_each_sequence(pattern: str) -> N
     assert cost.forward_ns([], contexts(10, 4000, 7)).total_ns == 3 * 2 * state_bytes
 
 
-def experts(rate: str, *, tp: int = 1, **fields: int) -> int:
+def experts(rate: str, *, tp: int = 1, **fields: float) -> int:
     """Nanoseconds of 1,000 tokens on a machine that is slow at one sort of experts alone."""
     shape = small(
         dense_params=0,
@@ -53,19 +58,57 @@ def experts(rate: str, *, tp: int = 1, **fields: int) -> int:
         ("moe_narrow", {"expert_width": 640}),
         ("moe_wide", {"expert_width": 641}),
         ("moe_wide", {"expert_width": 1408}),
+        ("moe_fp8_narrow", {"expert_width": 512, "expert_param_bytes": 1}),
+        ("moe_fp8_wide", {"expert_width": 641, "expert_param_bytes": 1}),
+        ("moe_mxfp4", {"expert_width": 512, "expert_param_bytes": 0.53}),
         ("moe_two_matrix", {"expert_width": 512, "expert_matrices": 2}),
         ("moe_two_matrix", {"expert_width": 1408, "expert_matrices": 2}),
     ],
 )
-def test_experts_are_computed_at_the_rate_of_their_sort(rate: str, fields: dict[str, int]) -> None:
-    others = {"moe_narrow", "moe_wide", "moe_two_matrix"} - {rate}
+def test_experts_are_computed_at_the_rate_of_their_sort(
+    rate: str, fields: dict[str, float]
+) -> None:
+    others = {"moe_narrow", "moe_wide", "moe_two_matrix", "moe_fp8_wide", "moe_mxfp4"} - {rate}
     assert experts(rate, **fields) == 4 * 2 * 1000 * 2 * 1000
-    assert [experts(other, **fields) for other in others] == [0, 0]
+    assert {experts(other, **fields) for other in others} == {0}
 
 
-def test_the_width_of_an_expert_is_that_of_its_slice_on_one_device() -> None:
-    assert experts("moe_wide", tp=2, expert_width=1282) == 2 * 2 * 1000 * 2 * 1000
-    assert experts("moe_narrow", tp=2, expert_width=1280) == 2 * 2 * 1000 * 2 * 1000
+SPARSE = small(
+    dense_params=0,
+    num_moe_layers=4,
+    num_experts=10,
+    experts_per_token=2,
+    expert_params=1000,
+    expert_width=800,
+)
+
+
+def test_a_slice_of_an_expert_is_computed_more_slowly_than_the_whole() -> None:
+    slices = RateTable(size=[200, 800], rate=[1e9, 4e9])
+    machine = replace(plain(moe_wide=1e9), moe_slice=slices)
+    flops = 4 * 2 * 1000 * 2 * 1000
+    times = [
+        CostModel(SPARSE, machine, tp=tp).forward_ns([(0, 1000)], NO_CONTEXT).total_ns
+        for tp in (1, 4)
+    ]
+    assert times == pytest.approx([flops, flops / 4 * (1 + 1 - 1 / 4)])
+
+
+@pytest.mark.parametrize("ep", [1, 2, 4])
+def test_expert_parallelism_keeps_experts_wide_and_has_a_busiest_group(ep: int) -> None:
+    slices = RateTable(size=[200, 800], rate=[1e9, 4e9])
+    machine = replace(plain(moe_wide=1e9), moe_slice=slices)
+    cost = CostModel(SPARSE, machine, tp=4, ep=ep)
+    seconds_each = 1 + 1 / {1: 1, 2: 2, 4: 4}[ep] - 1 / 4
+    assert cost.forward_ns([(0, 1000)], NO_CONTEXT).total_ns == pytest.approx(
+        4 * 2 * 1000 * 2 * 1000 / 4 * seconds_each * ep**IMBALANCE
+    )
+
+
+def test_experts_take_their_kernels_at_the_least() -> None:
+    cost = CostModel(SPARSE, plain(kernel_s=1e-6), tp=1)
+    kernels = 4 * (LAYER_KERNELS + EXPERT_KERNELS)
+    assert cost.forward_ns([], contexts(1)).total_ns == kernels * 1000
 
 
 @pytest.mark.parametrize(("output_len", "middle"), [(2, 1001), (9, 1004), (100, 1050)])
@@ -174,16 +217,21 @@ def test_queries_read_all_keys_before_them_and_themselves() -> None:
 
 
 @pytest.mark.parametrize(("head_dim", "table"), [(64, "attention_d64"), (65, "attention_d128")])
-def test_the_rate_of_attention_is_that_of_one_prompt_with_as_many_pairs(
+def test_the_rate_of_attention_is_that_of_the_prompts_that_have_most_pairs(
     head_dim: int, table: str
 ) -> None:
     rising = RateTable(size=[1, 1000], rate=[1e9, 1000e9])  # a gigaflop for every token
     machine = replace(plain(), **{table: rising})
     cost = CostModel(small(head_dim=head_dim), machine, tp=1)
-    pairs = 100 * 101 // 2 + 50 * 51 // 2
+    each = [100 * 101 // 2, 50 * 51 // 2]
+    pairs, squares = sum(each), sum(count**2 for count in each)
     flops = 4 * pairs * 8 * 2 * head_dim * 2
     step_ns = cost.forward_ns([(0, 100), (0, 50)], NO_CONTEXT).total_ns
-    assert step_ns == round(flops / sqrt(2 * pairs))
+    assert step_ns == round(flops / sqrt(2 * squares / pairs))
+    once, twice = (
+        cost.forward_ns([(0, 100)] * count, NO_CONTEXT).total_ns for count in (1, 2)
+    )  # packed prompts are as fast as one
+    assert twice == pytest.approx(2 * once, abs=1)
     with pytest.raises(ValueError, match=rf"hardware\.{table} must have at least one size"):
         CostModel(small(head_dim=head_dim), replace(machine, **{table: RateTable()}), tp=1)
 
@@ -204,13 +252,14 @@ def test_logits_cost_the_head_of_every_sequence() -> None:
     assert slow_to_read.forward_ns([(0, 500)], contexts(7, 9)).total_ns == 2_000
 
 
-@pytest.mark.parametrize("tp", [1, 2, 4])
-def test_all_reduces_send_the_hidden_states_of_every_token_round_the_ring(tp: int) -> None:
-    cost = CostModel(small(dense_params=0), plain(link_bandwidth=1e9), tp=tp)
+@pytest.mark.parametrize(("tp", "name"), [(2, "all_reduce_2"), (4, "all_reduce_4")])
+def test_all_reduces_take_what_the_curve_of_their_devices_says(tp: int, name: str) -> None:
+    cost = CostModel(small(dense_params=0), plain(**{name: 1e9}), tp=tp)
     num_reduces, hidden_bytes = 4 * 2, 512 * 2
-    assert cost.forward_ns([(0, 100)], NO_CONTEXT).total_ns == round(
-        num_reduces * 2 * (tp - 1) / tp * 100 * hidden_bytes
-    )
+    expected_ns = num_reduces * 100 * hidden_bytes
+    assert cost.forward_ns([(0, 100)], NO_CONTEXT).total_ns == expected_ns
+    slow = CostModel(small(dense_params=0), plain(all_reduce_s=1e-3, **{name: 1e9}), tp=tp)
+    assert slow.forward_ns([(0, 100)], NO_CONTEXT).total_ns == num_reduces * 10**6
 
 
 def test_a_recurrence_runs_over_tokens_and_not_over_tiles() -> None:

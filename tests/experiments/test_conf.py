@@ -156,7 +156,10 @@ def test_the_data_directory_comes_from_the_environment(monkeypatch):
         ("cache.pagesize=8", "did you mean cache.page_size?"),
         ("cache.page_size=many", "cache.page_size=many"),
         ("prefetch.cut=never", "expected one of [abandon, fit, restorable]"),
-        ("storage=nope", "expected one of file, memory, mooncake, none, redis, slab"),
+        (
+            "storage=nope",
+            "expected one of file, memory, mooncake, mooncake_rdma, none, nvme, redis, slab",
+        ),
         ("cache.page_size", "cannot parse cache.page_size: expected KEY=VALUE"),
         ("name=~/x", "cannot parse name=~/x: expected KEY=VALUE; quote a value"),
         ("name=a (copy)", "cannot parse name=a (copy): expected KEY=VALUE; quote a value"),

@@ -88,6 +88,7 @@ KNOBS = (
         },
     ),
     _each("parallel.tp", 1, 2),
+    _each("workload.ready_queue", "random", "fifo"),
     _each("parallel.ranks", 1, 2, 3, plain_share=0.7),
     _each("parallel.hit_agreement", "restorable", "min_of_maxima"),
     _each("parallel.collective_s", 0.00015, 0.0),
@@ -118,6 +119,7 @@ KNOBS = (
                 "workload.own_tokens": 2000,
                 "workload.stage_rates": (0.5, 1.5),
                 "workload.stage_s": 30.0,
+                "workload.drain": True,
                 "workload.answer_tokens": 2000,
             },
         },
@@ -129,6 +131,7 @@ KNOBS = (
     _each("workload.arrivals", "causal", "open", "closed", plain_share=None),
     _each("workload.concurrency", 32, 2),
     _each("workload.stagger_s", 0, 5),
+    _each("scheduler.server_s", 0.0, 0.003),
     _each("workload.think_cap_s", 0.02, 0.0),
     Knob(
         name="patience",

@@ -48,7 +48,7 @@ def test_the_command_line_refuses_it_too() -> None:
     [
         ("step_s.value=-1", r"step_s must be a finite number of at least 0, got -1\.0"),
         ("step_s.value=nan", "step_s must be a finite number of at least 0, got nan"),
-        ("link_bandwidth.value=0", r"link_bandwidth must be .* at least 1,000,000 .* got 0\.0"),
+        ("pcie_bandwidth.value=0", r"pcie_bandwidth must be .* at least 1,000,000 .* got 0\.0"),
         ("both_ways_bandwidth.value=83", "both_ways_bandwidth must be .* at least 1,000,000"),
         ("copy_slowdown.value=0", r"copy_slowdown must be .* at least 1, got 0\.0"),
         ("tile_tokens=0", "tile_tokens must be at least 1, got 0"),

@@ -10,10 +10,10 @@ import pytest
 from hicache import experiment
 from hicache.cli.schema import config_of
 from hicache.clock import SECOND_NS
-from hicache.config import Arrivals, WorkloadConfig
+from hicache.config import Arrivals, ExperimentConfig, WorkloadConfig
 from hicache.request import Request
 from hicache.workload.build import load_workload
-from hicache.workload.rounds import RoundFeeder, stages_of
+from hicache.workload.rounds import RoundFeeder, StageFeeder, stages_of
 from tests.workload.traces import ids, session_starts, shared_len, whole
 
 CLIENTS, ROUNDS = 5, 4
@@ -199,3 +199,64 @@ def test_who_is_next_is_drawn() -> None:
         )
         assert [r.id for _, _, r in again] == [r.id for _, _, r in log]
     assert len(orders) == 5
+
+
+STAGES = WorkloadConfig(
+    kind="shared_prefix",
+    groups=2,
+    group_prompts=2,
+    prefix_tokens=64,
+    own_tokens=16,
+    stage_rates=(2.0, 4.0),
+    stage_s=10.0,
+    drain=True,
+)
+
+
+def test_a_stage_that_drains_starts_when_the_last_request_before_it_has_ended() -> None:
+    requests = requests_of(STAGES)
+    first = [r for r in requests if r.arrival_ns < 10 * SECOND_NS]
+    feeder = StageFeeder(requests, STAGES)
+    assert feeder.initial() == [(r.arrival_ns, r) for r in first]
+    late_ns = 13 * SECOND_NS
+    for request in first[:-1]:
+        assert feeder.on_answered(request.id, late_ns) == []
+    dropped = feeder.on_dropped(first[-1].id, late_ns)
+    delays = {due - r.arrival_ns for due, r in dropped.released}
+    assert [r for _, r in dropped.released] == requests[len(first) :]
+    assert delays == {3 * SECOND_NS}
+
+
+def test_a_stage_whose_requests_have_ended_in_time_does_not_delay_the_next() -> None:
+    requests = requests_of(STAGES)
+    feeder = StageFeeder(requests, STAGES)
+    for _, request in feeder.initial():
+        released = feeder.on_answered(request.id, SECOND_NS)
+    assert all(due == request.arrival_ns for due, request in released)
+
+
+@pytest.mark.parametrize("drain", [True, False])
+def test_records_name_the_stage_and_the_round(*, drain: bool) -> None:
+    small = ("model=tiny_hybrid", "cache.device_gib=1", "cache.host_gib=1", "storage=none")
+    load = ("workload.stage_rates=[1,2]", "workload.stage_s=5", "workload.prefix_tokens=64")
+    config = config_of("workload=shared_prefix", *load, f"workload.drain={drain}", *small)
+    requests = requests_of(config.workload)
+    records = experiment.run(config).records
+    assert [each.stage for each in records] == [1 + (r.arrival_ns >= 5e9) for r in requests]
+    talk = ("workload=multi_turn", "workload.num_sessions=3", "workload.rounds=4")
+    records = experiment.run(config_of(*talk, "workload.turn_tokens=32", *small)).records
+    assert [each.round for each in records] == [each.id // 3 for each in records]
+    assert {each.stage for each in records} == {0}
+
+
+def test_the_server_delays_a_request_and_does_not_occupy_the_engine() -> None:
+    told = ("model=llama3_8b", "storage=none", "workload=multi_turn", "workload.rounds=1")
+    config = config_of(*told, "workload.num_sessions=6", "workload.request_rate=0.5")
+    times = [experiment.run(config).records, experiment.run(late(config, 0.25)).records]
+    for plain, delayed in zip(*times, strict=True):
+        assert delayed.arrival_ns == plain.arrival_ns
+        assert delayed.ttft_ns == plain.ttft_ns + SECOND_NS // 4
+
+
+def late(config: ExperimentConfig, server_s: float) -> ExperimentConfig:
+    return replace(config, scheduler=replace(config.scheduler, server_s=server_s))

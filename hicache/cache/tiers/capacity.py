@@ -7,7 +7,14 @@ from hicache.cache.kinds import FULL, Kinds
 from hicache.cache.pages import PageAllocator, Pools, TracedAllocator
 from hicache.cache.tree.node import DEVICE, HOST, TIER_NAMES
 from hicache.config import CacheConfig
-from hicache.models import GIB, ModelConfig
+from hicache.models import GIB, HardwareConfig, ModelConfig
+
+# of each device, before weights are loaded: CUDA context and libraries (SGLang logs 78.6 of the
+# 79.6 GiB of an H100 as available then)
+CONTEXT_BYTES = GIB
+# of each device, besides: the peak of activations that vLLM measures before it sizes its pool
+# (modelled; a dense model of 8 B parameters with 8,192 tokens a step)
+ACTIVATION_PEAK_BYTES = GIB
 
 # by name of a kind: the settings with its tokens (or states) on each tier
 EXACT = {
@@ -31,6 +38,24 @@ class Capacity:
     def full_pages(self) -> int | None:
         """Pages of full KV."""
         return self.counts[FULL]
+
+
+def engine_rule(
+    cache: CacheConfig, model: ModelConfig, hardware: HardwareConfig, tp: int
+) -> int | None:
+    """Return the bytes that an engine's own rule leaves for the device tier; None without a rule.
+
+    Over all devices of an engine: SGLang keeps its fraction of what is available before weights are
+    loaded, vLLM its fraction of the whole memory, in which activations have to fit.
+    """
+    memory = hardware.device_memory_bytes.value
+    if cache.mem_fraction_static is not None:
+        each = cache.mem_fraction_static * (memory - CONTEXT_BYTES)
+    elif cache.gpu_memory_utilization is not None:
+        each = cache.gpu_memory_utilization * memory - CONTEXT_BYTES - ACTIVATION_PEAK_BYTES
+    else:
+        return None
+    return max(0, round(tp * each) - model.weight_bytes)
 
 
 def capacities(
@@ -58,6 +83,10 @@ def capacities(
             f"cache.device_gib=null takes all of it"
         )
     device = _split(cache, model, kinds, DEVICE, device_bytes)
+    if cache.host_ratio is not None:
+        scaled = tuple([int(cache.host_ratio * (count or 0)) for count in device.counts])
+        total = sum(count * kinds.page_bytes[kind] for kind, count in enumerate(scaled))
+        return device, Capacity(counts=scaled, total_bytes=total)
     host_bytes = 2 * device_bytes if cache.host_gib is None else int(cache.host_gib * GIB)
     return device, _split(cache, model, kinds, HOST, host_bytes)
 

@@ -1,7 +1,10 @@
 """How long a forward step takes, from the shapes of a model and the tables of a machine.
 
-A step costs a constant plus the sum over its operations of max(flops / rate, bytes / bandwidth).
-Weights are read once a step, tensor parallelism divides weights and heads and adds all-reduces.
+A step costs a constant, some short kernels in each layer, and the sum over its operations of
+max(flops / rate, bytes / bandwidth). Weights are read once a step; tensor parallelism divides
+weights and heads and adds all-reduces. Between the matrices of a layer, short kernels (norms,
+rotary embedding, activation) read and write what the matrices take and give, at the bandwidth of
+memory.
 The cost of a step is a function of its arguments alone, and `decode_ends_ns` gives, bit for bit,
 what as many calls of `forward_ns` would: contexts are summed as integers, and both do the same
 operations on the same doubles in the same order.
@@ -21,6 +24,11 @@ from hicache.models import HardwareConfig, LayerKind, ModelConfig, RateTable
 
 CHUNK_TOKENS = 8192  # of an isolated prefill, unless the caller knows better
 FIRST_BLOCK = 8  # decode steps priced at first
+LAYER_KERNELS = 10  # of a layer without experts: norms, matrices, attention, cache, activation
+EXPERT_KERNELS = 10  # of a layer's experts: routing, sorting, two matrices, activation, sum
+# the busiest of `ep` groups of experts takes so many times as long as the mean one, to this power
+# (aiconfigurator-core 0.12.0, H100, 4,096 tokens of power-law routing: 2.4 times of 8 groups)
+IMBALANCE = 0.4
 
 
 class ForwardCost(NamedTuple):
@@ -71,7 +79,9 @@ class CostModel:
     Raises ValueError when the weights and the activations of a chunk do not fit these devices.
     """
 
-    def __init__(self, model: ModelConfig, hardware: HardwareConfig, *, tp: int) -> None:
+    def __init__(
+        self, model: ModelConfig, hardware: HardwareConfig, *, tp: int, ep: int = 1
+    ) -> None:
         if not 1 <= tp <= hardware.num_devices:
             raise ValueError(
                 f"parallel.tp must lie between 1 and the {hardware.num_devices} devices of "
@@ -89,11 +99,12 @@ class CostModel:
                 f"besides activations: raise parallel.tp (at most {hardware.num_devices}) or "
                 f"choose a larger machine with hardware="
             )
-        self._step_s = hardware.step_s.value
+        self._num_layers = len(model.layer_words)
+        kernels_s = self._num_layers * LAYER_KERNELS * hardware.kernel_s.value
+        self._step_s = hardware.step_s.value + kernels_s
         self._extend_s = hardware.extend_s.value
         self._tile = hardware.tile_tokens
-        self._num_layers = len(model.layer_words)
-        weights = _Weights(model, hardware, tp=tp)
+        weights = _Weights(model, hardware, tp=tp, ep=ep)
         self._shared_s = cache(weights.layers_s)  # by tokens of the step, tiles filled up
         self._head_s = cache(weights.head_s)  # by sequences of the step
         self._decode_s = cache(self._decoding_s)  # by decoding requests
@@ -293,7 +304,7 @@ class CostModel:
 class _Weights:
     """Everything a token is multiplied with, and the all-reduces between."""
 
-    def __init__(self, model: ModelConfig, hardware: HardwareConfig, *, tp: int) -> None:
+    def __init__(self, model: ModelConfig, hardware: HardwareConfig, *, tp: int, ep: int) -> None:
         self._model = model
         self._num_layers = len(model.layer_words)
         self._tp = tp
@@ -302,17 +313,26 @@ class _Weights:
         self._dense = self._bf16
         if model.dense_param_bytes <= 1:
             self._dense = Rates(hardware.gemm_fp8, "gemm_fp8")
-        if model.expert_matrices == 2:
-            self._experts = Rates(hardware.moe_two_matrix, "moe_two_matrix")
-        elif model.expert_width / tp <= 640:  # halfway between the two measured widths
-            self._experts = Rates(hardware.moe_narrow, "moe_narrow")
-        else:
-            self._experts = Rates(hardware.moe_wide, "moe_wide")
+        name = _experts_table(model)
+        self._experts = Rates(getattr(hardware, name), name)
+        self._uneven: float = ep**IMBALANCE
+        slices = Rates(hardware.moe_slice, "moe_slice")
+        # seconds that each flop of an expert takes more because of tensor parallelism
+        self._slice_s = 1 / slices.at(model.expert_width * ep / tp) - 1 / slices.at(
+            model.expert_width
+        )
+        self._least_s = EXPERT_KERNELS * hardware.kernel_s.value
+        # bf16 that short kernels read and write for a token: what its matrices take and give, and
+        # four times in each block the hidden state
+        hidden = 4 * model.blocks_per_layer * self._num_layers * model.hidden_size
+        through = model.dense_params / max(model.hidden_size, 1) / tp
+        self._short_s = 2 * (hidden + through) / hardware.short_bandwidth.value
         self._reduce_s = hardware.all_reduce_s.value
-        self._link = hardware.link_bandwidth.value
+        name = "all_reduce_2" if tp <= 2 else "all_reduce_4" if tp <= 4 else "all_reduce_8"
+        self._reduce = Rates(getattr(hardware, name), name)
 
     def layers_s(self, num_tokens: int) -> float:
-        """Seconds of all matrices but the head, and of all-reduces, for a step's tokens."""
+        """Seconds of all but attention and the head, for a step's tokens."""
         if not num_tokens:
             return 0.0
         model, tp = self._model, self._tp
@@ -321,13 +341,13 @@ class _Weights:
             2 * num_tokens * params / self._dense.at(num_tokens),
             params * model.dense_param_bytes / self._bandwidth,
         )
+        seconds += num_tokens * self._short_s
         if model.num_moe_layers:
             seconds += model.num_moe_layers * self._experts_s(num_tokens)
         if tp > 1:
-            # ring: every device sends and receives (tp - 1) / tp of the bf16 hidden states twice
-            sent = 2 * (tp - 1) / tp * num_tokens * model.hidden_size * 2
+            size = num_tokens * model.hidden_size * 2
             num_reduces = self._num_layers * model.blocks_per_layer
-            seconds += num_reduces * (self._reduce_s + sent / self._link)
+            seconds += num_reduces * max(self._reduce_s, size / self._reduce.at(size))
         return seconds
 
     def head_s(self, num_sequences: int) -> float:
@@ -341,7 +361,7 @@ class _Weights:
         )
 
     def _experts_s(self, num_tokens: int) -> float:
-        """Seconds of one layer's experts, each device holding an equal slice of every expert."""
+        """Seconds of one layer's experts on the device that has most to do."""
         model, tp = self._model, self._tp
         tokens_each = num_tokens * model.experts_per_token / model.num_experts
         flops = 2 * num_tokens * model.experts_per_token * model.expert_params / tp
@@ -349,7 +369,20 @@ class _Weights:
         missed = (1 - model.experts_per_token / model.num_experts) ** num_tokens
         touched = model.num_experts * (1 - missed)
         read = touched * model.expert_params * model.expert_param_bytes / tp
-        return max(flops / self._experts.at(tokens_each), read / self._bandwidth)
+        computing_s = flops * (1 / self._experts.at(tokens_each) + self._slice_s)
+        return max(self._uneven * max(computing_s, read / self._bandwidth), self._least_s)
+
+
+def _experts_table(model: ModelConfig) -> str:
+    """The name of the curve by which the experts of a model compute."""
+    if model.expert_matrices == 2:
+        return "moe_two_matrix"
+    if model.expert_param_bytes < 1:
+        return "moe_mxfp4"
+    is_narrow = model.expert_width <= 640  # halfway between those measured
+    if model.expert_param_bytes <= 1:
+        return "moe_fp8_narrow" if is_narrow else "moe_fp8_wide"
+    return "moe_narrow" if is_narrow else "moe_wide"
 
 
 class _Attention:
@@ -386,20 +419,22 @@ class _Attention:
     def extend_s(self, extends: Sequence[tuple[int, int]]) -> float:
         """Seconds of all layers for the queries of these intervals.
 
-        The rate is that of one whole prompt with as many pairs of query and key.
+        The rate is that of a prompt with as many pairs of query and key as an interval has, in the
+        mean over all pairs.
         """
         if not self.num_layers:
             return 0.0
-        num_pairs = 0
-        num_keys = 0
+        num_pairs = num_keys = squares = 0
         for start, end in extends:
             if self._is_windowed:
-                num_pairs += self._window_pairs(end) - self._window_pairs(start)
+                pairs = self._window_pairs(end) - self._window_pairs(start)
                 num_keys += min(end, end - start + self.window_len)
             else:
-                num_pairs += (end * (end + 1) - start * (start + 1)) // 2
+                pairs = (end * (end + 1) - start * (start + 1)) // 2
                 num_keys += end
-        rate = min(self._window_rate, self._rates.at(sqrt(2 * num_pairs)))
+            num_pairs += pairs
+            squares += pairs * pairs
+        rate = min(self._window_rate, self._rates.at(sqrt(2 * squares / num_pairs)))
         read = num_keys * self.token_bytes
         return self.num_layers * max(
             num_pairs * self._flops / rate, read / self._bandwidth.at(read)

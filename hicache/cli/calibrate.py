@@ -1,0 +1,41 @@
+"""Find the constant of a server, `scheduler.server_s`, from its log.
+
+hicache calibrate measured.jsonl model=llama3_8b hardware=h100 parallel.tp=1
+
+The log is that of `hicache validate`; the settings name the model and the machine. Of the requests
+without hits, the constant is what the simulated prefill leaves of the measured TTFT. Requests that
+waited for others have more, so the tenth percentile counts. `python -m experiments.calibrate` fits
+a whole machine instead, by running a model on it.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from hicache.cli.command import in_one_sentence, parser_of
+from hicache.cli.schema import config_of
+from hicache.clock import SECOND_NS
+from hicache.engine.deployment import deploy
+from hicache.results.measured import HIT_COLUMNS, read_measured
+from hicache.results.metrics import percentile
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the setting."""
+    parser = parser_of("hicache calibrate", __doc__)
+    parser.add_argument("measured", type=Path, help="log of the server")
+    parser.add_argument("overrides", nargs="*", help="settings: model, machine, chunk size")
+    options = parser.parse_intermixed_args(arguments)
+    with in_one_sentence():
+        config = config_of(*options.overrides)
+        cost, chunk = deploy(config).cost, config.scheduler.chunk_tokens
+        log = read_measured(options.measured)
+        cold = log[log[HIT_COLUMNS].sum(axis=1) == 0]
+        if cold.empty:
+            raise ValueError(f"{options.measured} has no request without hits")
+        ttft_s = (cold["first_token_ns"] - cold["arrival_ns"]) / SECOND_NS
+        left_s = [
+            measured - cost.prefill_s(0, length, chunk_tokens=chunk)
+            for measured, length in zip(ttft_s, cold["prompt_len"].tolist(), strict=True)
+        ]
+        constant = max(0.0, percentile(left_s, 10))
+    print(f"scheduler.server_s={constant:.4g}  # from {len(cold):,} requests without hits")

@@ -1,0 +1,27 @@
+"""Compare a run with what a server measured for the same requests.
+
+hicache validate RUN measured.jsonl
+
+RUN is the directory of a run. measured.jsonl holds one JSON object for each request of the server:
+arrival, ttft and latency in seconds, prompt and output in tokens, and device_hit, host_hit and
+storage_hit in tokens where they are known. Errors are in percentage points for hits, otherwise in
+percent. docs/published.md shows how far published measurements are from simulated ones.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from hicache.cli.command import in_one_sentence, parser_of
+from hicache.results.measured import compare_measured, read_measured
+from hicache.results.requests_file import read_requests
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the table."""
+    parser = parser_of("hicache validate", __doc__)
+    parser.add_argument("run", type=Path, help="directory of a run")
+    parser.add_argument("measured", type=Path, help="log of the server")
+    options = parser.parse_args(arguments)
+    with in_one_sentence():
+        table = compare_measured(read_requests(options.run), read_measured(options.measured))
+    print(table.to_string(index=False, na_rep="", float_format="{:.4g}".format))

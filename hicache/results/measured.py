@@ -1,0 +1,112 @@
+"""Numbers about a table of requests, which a run or the log of a server gives.
+
+The columns are those of `requests.parquet`.
+"""
+
+import json
+from collections.abc import Callable
+from math import nan
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+from hicache.clock import SECOND_NS, to_ns
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+HITS = ("device_hit", "host_hit", "storage_hit")
+HIT_COLUMNS = [f"{tier}_len" for tier in HITS]
+
+
+def _hits(frame: "pd.DataFrame") -> float:
+    return 100 * float(frame[HIT_COLUMNS].to_numpy().sum() / frame["prompt_len"].sum())
+
+
+def _ttft_s(frame: "pd.DataFrame") -> float:
+    return float((frame["first_token_ns"] - frame["arrival_ns"]).mean()) / SECOND_NS
+
+
+def _span_s(frame: "pd.DataFrame") -> float:
+    return float(frame["finish_ns"].max() - frame["arrival_ns"].min()) / SECOND_NS
+
+
+# of a table of finished requests
+MEASURES: dict[str, Callable[["pd.DataFrame"], float]] = {
+    "hits": _hits,  # percent of the prompt tokens
+    "hit_count": lambda frame: float((frame[HIT_COLUMNS].sum(axis=1) > 0).sum()),
+    "ttft_s": _ttft_s,  # mean
+    "latency_s": lambda frame: float((frame["finish_ns"] - frame["arrival_ns"]).mean()) / SECOND_NS,
+    "requests_per_s": lambda frame: len(frame) / _span_s(frame),
+    "prompt_tokens_per_s": lambda frame: float(frame["prompt_len"].sum()) / _span_s(frame),
+    "output_tokens_per_s": lambda frame: float(frame["output_len"].sum()) / _span_s(frame),
+}
+
+
+def measure(frame: "pd.DataFrame", name: str, *, by: str | None = None) -> dict[int, float]:
+    """Return a measure of the finished requests, by the values of a column; None: of all, at 0."""
+    finished = frame[frame["status"] == "finished"]
+    if by is None:
+        return {0: MEASURES[name](finished)}
+    values = sorted(finished[by].unique().tolist())
+    return {value: MEASURES[name](finished[finished[by] == value]) for value in values}
+
+
+def read_measured(path: Path) -> "pd.DataFrame":
+    """Read a log of a server, one JSON object for each request, as a table of requests.
+
+    Keys: `arrival`, `ttft` and `latency` in seconds, `prompt` and `output` in tokens, and, where
+    they are known, `device_hit`, `host_hit` and `storage_hit` in tokens. Rows are in order of
+    arrival.
+
+    Raises:
+        ValueError: a line is no JSON object, or lacks a key.
+    """
+    import pandas as pd
+
+    rows = []
+    for number, text in enumerate(path.read_text().splitlines(), start=1):
+        try:
+            line = json.loads(text)
+            arrival_s, prompt_len = float(line["arrival"]), int(line["prompt"])
+            rows.append(
+                {
+                    "status": "finished",
+                    "arrival_ns": to_ns(arrival_s),
+                    "first_token_ns": to_ns(arrival_s + float(line["ttft"])),
+                    "finish_ns": to_ns(arrival_s + float(line["latency"])),
+                    "prompt_len": prompt_len,
+                    "output_len": int(line["output"]),
+                    **{f"{tier}_len": int(line.get(tier, 0)) for tier in HITS},
+                }
+            )
+        except (ValueError, TypeError, KeyError) as error:
+            what = f"no {error}" if isinstance(error, KeyError) else str(error)
+            raise ValueError(f"{path}, line {number}: {what}") from error
+    if not rows:
+        raise ValueError(f"{path} has no requests")
+    return pd.DataFrame(rows).sort_values("arrival_ns", kind="stable", ignore_index=True)
+
+
+def compare_measured(simulated: "pd.DataFrame", measured: "pd.DataFrame") -> "pd.DataFrame":
+    """Set a run beside a log: each measure of both, and the error of the simulated one.
+
+    Errors are in percentage points for hits and in percent otherwise. If both have as many
+    requests, these are paired by arrival, and the last row is the median error of their TTFT.
+    """
+    import pandas as pd
+
+    parts = [frame[frame["status"] == "finished"] for frame in (measured, simulated)]
+    rows = []
+    for name in MEASURES:
+        theirs, ours = (MEASURES[name](part) for part in parts)
+        error = ours - theirs if name == "hits" else 100 * (ours / theirs - 1) if theirs else nan
+        rows.append({"measure": name, "measured": theirs, "simulated": ours, "error": error})
+    if len(parts[0]) == len(parts[1]):
+        ttft = [
+            (part["first_token_ns"] - part["arrival_ns"])[part["arrival_ns"].argsort()].to_numpy()
+            for part in (each.reset_index(drop=True) for each in parts)
+        ]
+        errors = abs(ttft[1] / ttft[0] - 1)
+        rows.append({"measure": "ttft of each request", "error": 100 * float(median(errors))})
+    return pd.DataFrame(rows)

@@ -34,8 +34,6 @@ def _copy_with_checksum_kernel(
     pieces_ptr,  # [NP, 6]
     src_ids_ptr,  # [G]
     dst_ids_ptr,  # [G]
-    src_map_ptr,
-    dst_map_ptr,
     sums_ptr,  # [G] int64, zeros
     num_items,  # G
     num_lines,  # G · NP
@@ -48,8 +46,7 @@ def _copy_with_checksum_kernel(
     tile = tl.program_id(0)
     while tile < num_tiles:
         src, dst, words, item, piece = _lines(
-            pieces_ptr, src_ids_ptr, dst_ids_ptr, src_map_ptr, dst_map_ptr,
-            num_items, num_lines, tile, TOGETHER, LINES,
+            pieces_ptr, src_ids_ptr, dst_ids_ptr, num_items, num_lines, tile, TOGETHER, LINES
         )  # fmt: skip
         values = _read(src, words, STEPS, WIDTH)
         _write(dst, words, values, STEPS, WIDTH)

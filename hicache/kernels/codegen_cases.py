@@ -85,8 +85,6 @@ def cases() -> list[Case]:
         _copy("token rows of 2 KiB (8 heads × 128 × bf16)", 2 * KIB),
         _copy("token rows of 256 B (1 head × 128 × bf16)", 256),
         _copy("2 of 8 heads of 16 tokens (rows of 512 B)", 8 * KIB, rows=16),
-        _copy("window pages out of the SWA pool", 64 * KIB, src_map=ids),
-        _copy("window pages into the SWA pool", 64 * KIB, dst_map=ids),
         _copy(
             "pages with checksum",
             64 * KIB,
@@ -116,8 +114,6 @@ def _copy(
     item_bytes: int,
     *,
     rows: int = 1,
-    src_map: Tensor | None = None,
-    dst_map: Tensor | None = None,
     kernel: Any = copy._copy_kernel,
     results: tuple[Tensor, ...] = (),
     limits: Limits = COPY,
@@ -127,6 +123,6 @@ def _copy(
     ids = torch.zeros(256, dtype=torch.int32)
     pools = torch.zeros(2, 2, rows, 2 * item_bytes // rows, dtype=torch.uint8)
     table = copy_table(*([pool[..., : item_bytes // rows]] for pool in pools))
-    arguments = (pieces, ids, ids, src_map, dst_map, *results, 256, 4096, 64)
+    arguments = (pieces, ids, ids, *results, 256, 4096, 64)
     constants = {**copy.tile_shape(table), "num_warps": copy.NUM_WARPS}
     return Case(name, kernel, arguments, constants, limits)

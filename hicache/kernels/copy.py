@@ -28,7 +28,7 @@ LINK_PROGRAMS = 4  # enough bytes in flight for PCIe 5 ×16: see README.md, "how
 PROGRAMS_PER_SM = 2
 MAX_STEPS = TILE_WORDS // (32 * NUM_WARPS) // 2  # accesses of 128 bits of a thread: 8
 LINE_WORDS = 16  # 128 bytes, what memory and link move at once: no access of a line is narrower
-ID_POINTERS = ["src_ids_ptr", "dst_ids_ptr", "src_map_ptr", "dst_map_ptr"]
+ID_POINTERS = ["src_ids_ptr", "dst_ids_ptr"]
 
 
 @triton.jit
@@ -36,8 +36,6 @@ def _lines(
     pieces_ptr,  # [NP, 6]
     src_ids_ptr,  # [G]
     dst_ids_ptr,  # [G]
-    src_map_ptr,  # [items of another pool], or None
-    dst_map_ptr,  # [items of another pool], or None
     num_items,  # G
     num_lines,  # G · NP
     tile,
@@ -55,10 +53,6 @@ def _lines(
     piece = pieces_ptr + (item_of_buffer // num_items * TOGETHER + line % TOGETHER) * 6
     src_id = tl.load(src_ids_ptr + item, mask=exists, other=-1).to(tl.int64)
     dst_id = tl.load(dst_ids_ptr + item, mask=exists, other=-1).to(tl.int64)
-    if src_map_ptr is not None:
-        src_id = tl.load(src_map_ptr + src_id, mask=src_id >= 0, other=-1).to(tl.int64)
-    if dst_map_ptr is not None:
-        dst_id = tl.load(dst_map_ptr + dst_id, mask=dst_id >= 0, other=-1).to(tl.int64)
     moves = (src_id >= 0) & (dst_id >= 0)
     # the compiler knows nothing of an address it loads: these five promises, kept by `copy_table`,
     # make the accesses 128 bits wide. On the pointer after the cast: on the integer they are lost
@@ -104,8 +98,6 @@ def _copy_kernel(
     pieces_ptr,  # [NP, 6]
     src_ids_ptr,  # [G]
     dst_ids_ptr,  # [G]
-    src_map_ptr,
-    dst_map_ptr,
     num_items,  # G
     num_lines,  # G · NP
     num_tiles,
@@ -120,8 +112,7 @@ def _copy_kernel(
     # and the moves wait for the very loads that were to overlap (`codegen` shows it)
     while tile < num_tiles:
         src, dst, words, _, _ = _lines(
-            pieces_ptr, src_ids_ptr, dst_ids_ptr, src_map_ptr, dst_map_ptr,
-            num_items, num_lines, tile, TOGETHER, LINES,
+            pieces_ptr, src_ids_ptr, dst_ids_ptr, num_items, num_lines, tile, TOGETHER, LINES
         )  # fmt: skip
         _write(dst, words, _read(src, words, STEPS, WIDTH), STEPS, WIDTH)
         tile += tl.num_programs(0)
@@ -132,8 +123,6 @@ def copy_items(
     src_ids: Tensor,
     dst_ids: Tensor,
     *,
-    src_map: Tensor | None = None,
-    dst_map: Tensor | None = None,
     num_programs: int | None = None,
     kernel: Any = _copy_kernel,
     results: tuple[Tensor, ...] = (),
@@ -145,8 +134,6 @@ def copy_items(
     Args:
         src_ids: [G] int32 on the table's device. Duplicates are allowed; a negative id is a hole.
         dst_ids: [G] int32 likewise, without duplicates.
-        src_map: [any] int32: the source item is `src_map[src_id]`.
-        dst_map: [any] int32: the target item is `dst_map[dst_id]`.
         num_programs: how many programs share the work; None: few across a link, else many.
         kernel: that walks the lines of the transfer.
         results: what it gives besides.
@@ -158,8 +145,6 @@ def copy_items(
             table.pieces,
             src_ids,
             dst_ids,
-            src_map,
-            dst_map,
             *results,
             num_items,
             num_lines,

@@ -126,23 +126,6 @@ def test_a_slot_is_copied_on_write_within_its_pool(random_bytes, ids):
         assert torch.equal(got.cpu(), wanted)
 
 
-@pytest.mark.parametrize("side", ["source", "target"])
-def test_a_window_is_translated_on_the_way(side, random_bytes, poisoned, ids):
-    src, dst = random_bytes(8, 8192), poisoned(8, 8192)
-    full_to_swa = ids([-1, 3, -1, 7, 0, 5, 2, -1, 6, -1])
-    full_ids, swa_ids, other_ids = (
-        ids([5, 1, -1, 3, 2]),
-        ids([5, 3, -1, 7, -1]),
-        ids([4, 1, 2, 6, 0]),
-    )
-    pair = (full_ids, other_ids) if side == "source" else (other_ids, full_ids)
-    naive_pair = (swa_ids, other_ids) if side == "source" else (other_ids, swa_ids)
-    maps = {"src_map": full_to_swa} if side == "source" else {"dst_map": full_to_swa}
-    (expected,) = naive_copy([src], [dst], *naive_pair)
-    copy.copy_items(copy_table([src], [dst]), *pair, **maps)
-    assert torch.equal(dst.cpu(), expected)
-
-
 def test_part_of_a_table_copies_a_group_of_layers(random_bytes, poisoned, ids):
     src, dst = random_bytes(4, 5, 4096), poisoned(4, 5, 4096)
     table = copy_table(src.unbind(0), dst.unbind(0)).part(1, 3)

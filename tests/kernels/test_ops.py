@@ -37,7 +37,6 @@ def test_the_example_of_the_readme_runs():
     assert torch.equal(names["host_pool"][:3], pages.cpu())
     rows = names["device_pool"].flatten(2, 3)
     assert torch.equal(names["rows"].flatten(2, 3)[:, :, :3], rows[:, :, [7, 3, 12]])
-    assert torch.equal(names["window"][:3], names["swa_pool"][[5, 0, 9]])
     assert torch.equal(names["ssm"][:3], names["ssm"][[7, 3, 12]])
     assert torch.equal(names["ssm"][13], names["ssm"][7])
 
@@ -53,14 +52,6 @@ def test_each_copy_serves_cpu_pools(call, pools, table):
     call(table, i32(3, -1, 5), i32(0, 1, 4))
     expected = torch.zeros_like(src)
     expected[[0, 4]] = src[[3, 5]]
-    assert torch.equal(dst, expected)
-
-
-def test_a_window_copy_is_translated(pools, table):
-    src, dst = pools
-    kernels.copy_pages(table, i32(2, 0), i32(1, 5), src_map=i32(-1, 0, 4))
-    expected = torch.zeros_like(src)
-    expected[1] = src[4]
     assert torch.equal(dst, expected)
 
 
@@ -101,21 +92,6 @@ def test_a_refused_copy_has_moved_nothing(pools, table):
     with pytest.raises(ValueError, match="below 6"):
         kernels.copy_pages(table, i32(1, 9), i32(0, 1))
     assert not pools[1].any()
-
-
-def test_an_id_outside_of_the_map_is_refused(table):
-    with pytest.raises(ValueError, match="source ids must be below 3, got 3"):
-        kernels.copy_pages(table, i32(3), i32(0), src_map=i32(0, 1, 2))
-
-
-def test_a_map_that_leaves_the_pool_is_refused(table):
-    with pytest.raises(ValueError, match="source ids must be below 6, got 77"):
-        kernels.copy_pages(table, i32(1), i32(0), src_map=i32(0, 77))
-
-
-def test_a_map_of_the_wrong_dtype_is_refused(table):
-    with pytest.raises(ValueError, match="source map must be int32"):
-        kernels.copy_pages(table, i32(1), i32(0), src_map=torch.tensor([0, 1]))
 
 
 def test_a_warm_up_on_a_cpu_compiles_nothing(table):

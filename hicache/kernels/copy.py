@@ -10,11 +10,15 @@ A line is one piece of one item. Lines are numbered buffer by buffer, in a buffe
 an item piece by piece, so the layers of a load-back arrive in order and a short transfer of many
 buffers fills its tiles.
 
+The checksum of an item is the sum modulo 2**64 over its words of `mix(word ^ mix(place + SALT))`,
+`mix` being a multiply-and-shift hash and `place` the word's place in the item, all buffers taken
+one after another. So it depends on content and order, not on layout, tile or grid: a page copied
+device → host and the same page copied back have equal checksums. It finds faults, not attacks.
+
 Sizes: G items, NP pieces, TOGETHER pieces of a buffer, a tile is LINES × STEPS · WIDTH words.
 """
 
 import functools
-from typing import Any
 
 import torch
 import triton
@@ -90,6 +94,26 @@ def _write(dst, words, tile, STEPS: tl.constexpr, WIDTH: tl.constexpr):
         tl.store(dst[:, None] + word, tile[step], mask=word < words[:, None])
 
 
+@triton.jit
+def _mix(x):
+    """A bijection of 64-bit words in which every input bit reaches every output bit."""
+    x = (x ^ (x >> 33)) * 0xFF51AFD7ED558CCD
+    x = (x ^ (x >> 29)) * 0xC4CEB9FE1A85EC53
+    return x ^ (x >> 32)
+
+
+@triton.jit
+def _sums(tile, words, first_word, STEPS: tl.constexpr, WIDTH: tl.constexpr):
+    """[LINES]: the part of its item's checksum that each line adds."""
+    mixed = tl.zeros(tile[0].shape, tl.int64)
+    for step in tl.static_range(STEPS):
+        word = step * WIDTH + tl.arange(0, WIDTH)[None, :]
+        salt = _mix(first_word[:, None] + word.to(tl.uint64) + 0x9E3779B97F4A7C15)
+        value = _mix(tile[step].to(tl.uint64, bitcast=True) ^ salt)
+        mixed += tl.where(word < words[:, None], value.to(tl.int64, bitcast=True), 0)
+    return tl.sum(mixed, axis=1)
+
+
 @triton.jit(
     do_not_specialize=["num_items", "num_lines", "num_tiles"],
     do_not_specialize_on_alignment=ID_POINTERS,
@@ -98,6 +122,7 @@ def _copy_kernel(
     pieces_ptr,  # [NP, 6]
     src_ids_ptr,  # [G]
     dst_ids_ptr,  # [G]
+    sums_ptr,  # [G] int64, zeros; None: no checksums
     num_items,  # G
     num_lines,  # G · NP
     num_tiles,
@@ -111,10 +136,17 @@ def _copy_kernel(
     # A plain loop: a tile that is carried into the next turn is moved from register to register,
     # and the moves wait for the very loads that were to overlap (`codegen` shows it)
     while tile < num_tiles:
-        src, dst, words, _, _ = _lines(
+        src, dst, words, item, piece = _lines(
             pieces_ptr, src_ids_ptr, dst_ids_ptr, num_items, num_lines, tile, TOGETHER, LINES
-        )  # fmt: skip
-        _write(dst, words, _read(src, words, STEPS, WIDTH), STEPS, WIDTH)
+        )
+        values = _read(src, words, STEPS, WIDTH)
+        _write(dst, words, values, STEPS, WIDTH)
+        if sums_ptr is not None:
+            exists = tile * LINES + tl.arange(0, LINES) < num_lines
+            first_word = tl.load(piece + 5, mask=exists, other=0).to(tl.uint64)
+            sums = _sums(values, words, first_word, STEPS, WIDTH)
+            # sums commute: no order is needed between the pieces of an item
+            tl.atomic_add(sums_ptr + item, sums, mask=exists, sem="relaxed")
         tile += tl.num_programs(0)
 
 
@@ -124,8 +156,7 @@ def copy_items(
     dst_ids: Tensor,
     *,
     num_programs: int | None = None,
-    kernel: Any = _copy_kernel,
-    results: tuple[Tensor, ...] = (),
+    sums: Tensor | None = None,
 ) -> None:
     """Launch the copy of items `src_ids` of the source to items `dst_ids` of the target.
 
@@ -135,17 +166,16 @@ def copy_items(
         src_ids: [G] int32 on the table's device. Duplicates are allowed; a negative id is a hole.
         dst_ids: [G] int32 likewise, without duplicates.
         num_programs: how many programs share the work; None: few across a link, else many.
-        kernel: that walks the lines of the transfer.
-        results: what it gives besides.
+        sums: [G] int64 on the table's device: the checksum of each item is added; None: none is.
     """
     num_items = src_ids.shape[0]
     num_lines, num_tiles = lines_and_tiles_of(table, num_items)
     with torch.cuda.device_of(table.pieces):
-        kernel[(programs_of(table, num_tiles, num_programs),)](
+        _copy_kernel[(programs_of(table, num_tiles, num_programs),)](
             table.pieces,
             src_ids,
             dst_ids,
-            *results,
+            sums,
             num_items,
             num_lines,
             num_tiles,
@@ -154,6 +184,15 @@ def copy_items(
         )
     if table.device.type == "cuda":  # its memory is not reused before this launch has read it
         table.pieces.record_stream(torch.cuda.current_stream(table.device))
+
+
+def copy_items_with_checksum(
+    table: CopyTable, src_ids: Tensor, dst_ids: Tensor, *, num_programs: int | None = None
+) -> Tensor:
+    """Copy, and return [G] int64, the checksum of each item (0 for a hole)."""
+    sums = torch.zeros(len(src_ids), dtype=torch.int64, device=table.device)
+    copy_items(table, src_ids, dst_ids, num_programs=num_programs, sums=sums)
+    return sums
 
 
 def tile_shape(table: CopyTable) -> dict[str, int]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hicache.kernels import checksum, copy, index, reference
+from hicache.kernels import copy, index, reference
 from hicache.kernels.checks import (
     check_copy_form,
     check_copy_ids,
@@ -64,7 +64,7 @@ def copy_pages_with_checksum(
     debug: bool = False,
     trusted: bool = False,
 ) -> Tensor:
-    """Copy pages and return [G] int64, a checksum of what each held (see `checksum`).
+    """Copy pages and return [G] int64, a checksum of what each held (see `copy`).
 
     Equal content has equal checksums in every layout, as long as tables name the buffers in the
     same order. Arguments as `copy_pages`.
@@ -72,7 +72,7 @@ def copy_pages_with_checksum(
     ids = src_page_ids, dst_page_ids
     if not trusted:
         ids = _ready(table, *ids, debug=debug)
-    plane = reference if table.device.type == "cpu" else checksum
+    plane = reference if table.device.type == "cpu" else copy
     sums: Tensor = plane.copy_items_with_checksum(table, *ids, num_programs=num_programs)
     return sums
 
@@ -183,7 +183,7 @@ def _launch_over_nothing(tables: Sequence[CopyTable], *, page_size: int) -> None
     for table in tables:
         none = torch.zeros(0, dtype=torch.int32, device=table.device)
         copy.copy_items(table, none, none)
-        checksum.copy_items_with_checksum(table, none, none)
+        copy.copy_items_with_checksum(table, none, none)
     for device in {table.device for table in tables}:
         zero = torch.zeros(2, dtype=torch.int32, device=device)  # one request, and it holds nothing
         pages = index.page_table(zero, zero.view(1, 2), zero, num_columns=1)

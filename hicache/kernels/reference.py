@@ -1,6 +1,6 @@
 """What each kernel computes, in plain PyTorch; also the data plane of a machine without a GPU.
 
-Same names, signatures and results as the launchers in `copy`, `checksum` and `index`; tests hold
+Same names, signatures and results as the launchers in `copy` and `index`; tests hold
 the kernels to these, byte for byte.
 
 Sizes: as in `copy.py` and `index.py`.
@@ -31,7 +31,7 @@ def copy_items(
 def copy_items_with_checksum(
     table: CopyTable, src_ids: Tensor, dst_ids: Tensor, *, num_programs: int | None = None
 ) -> Tensor:
-    """Reference for `checksum.copy_items_with_checksum`."""
+    """Reference for `copy.copy_items_with_checksum`."""
     copy_items(table, src_ids, dst_ids)
     sources, _, moved = _moved(src_ids, dst_ids)
     sums = torch.zeros(len(src_ids), dtype=torch.int64)

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from hicache.kernels import (
-    checksum,
     copy,
     copy_table,
     index,
@@ -158,7 +157,7 @@ def test_a_checksum_equals_its_reference(item_bytes, random_bytes, poisoned, ids
     dst = [poisoned(7, item_bytes), poisoned(7, 96)]
     src_ids, dst_ids = ids([3, -1, 5, 3]), ids([1, 2, 0, 4])
     expected = naive_copy(src, dst, src_ids, dst_ids)
-    got = checksum.copy_items_with_checksum(copy_table(src, dst), src_ids, dst_ids)
+    got = copy.copy_items_with_checksum(copy_table(src, dst), src_ids, dst_ids)
     in_host = copy_table([b.cpu() for b in src], [b.clone() for b in expected])
     wanted = reference.copy_items_with_checksum(in_host, src_ids.cpu(), dst_ids.cpu())
     assert torch.equal(got.cpu(), wanted)
@@ -169,8 +168,8 @@ def test_a_checksum_does_not_depend_on_layout_or_grid(random_bytes, poisoned, id
     pages, host = random_bytes(2, 2, 5, 16, 2, 32), poisoned(5, 2, 2, 16, 2, 32, host=True)
     there = copy_table(layer_first_buffers(pages), page_first_buffers(host))
     in_one = copy_table([host.flatten(1)], [poisoned(5, 2, 2, 16, 2, 32).flatten(1)])
-    first = checksum.copy_items_with_checksum(there, ids([4, 1]), ids([0, 3]), num_programs=1)
-    second = checksum.copy_items_with_checksum(in_one, ids([0, 3]), ids([2, 1]), num_programs=7)
+    first = copy.copy_items_with_checksum(there, ids([4, 1]), ids([0, 3]), num_programs=1)
+    second = copy.copy_items_with_checksum(in_one, ids([0, 3]), ids([2, 1]), num_programs=7)
     assert torch.equal(first, second)
 
 
@@ -178,12 +177,12 @@ def test_a_checksum_does_not_depend_on_layout_or_grid(random_bytes, poisoned, id
 def test_a_checksum_sees_a_changed_bit_and_a_changed_order(change, random_bytes, poisoned, ids):
     src, dst = random_bytes(3, 4096), poisoned(3, 4096)
     table = copy_table([src], [dst])
-    before = checksum.copy_items_with_checksum(table, ids([1]), ids([2]))
+    before = copy.copy_items_with_checksum(table, ids([1]), ids([2]))
     if change == "bit":
         src[1, 77] ^= 4
     else:
         src[1, :16] = src[1, :16].roll(8)
-    after = checksum.copy_items_with_checksum(table, ids([1]), ids([2]))
+    after = copy.copy_items_with_checksum(table, ids([1]), ids([2]))
     assert not torch.equal(before, after)
 
 
@@ -223,7 +222,8 @@ class OnDevice:
 def test_kernels_are_launched_on_the_device_of_their_tensors(random_bytes, ids, monkeypatch):
     kernel = OnDevice(monkeypatch)
     pool = random_bytes(4, 64)
-    copy.copy_items(copy_table([pool], [pool]), ids([0]), ids([1]), kernel=kernel)
+    monkeypatch.setattr(copy, "_copy_kernel", kernel)
+    copy.copy_items(copy_table([pool], [pool]), ids([0]), ids([1]))
     monkeypatch.setattr(index, "_page_table_kernel", kernel)
     monkeypatch.setattr(index, "_window_table_kernel", kernel)
     pages = index.page_table(ids([3]), ids([0, 1]).view(1, 2), ids([0, 1]), num_columns=1)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from einops import rearrange
 
-from hicache.kernels import checksum, copy, copy_table, reference
+from hicache.kernels import copy, copy_table, reference
 from hicache.kernels.check import check
 from hicache.kernels.check_cases import cases
 from hicache.kernels.contract import ours
@@ -86,7 +86,7 @@ def test_random_transfers_and_their_checksums_equal_torch(num_cases, device):
             ids = i32(launch.src_ids, device), i32(launch.dst_ids, device)
             twin = copy_table([b.cpu() for b in src], [b.clone() for b in expected])
             sums = reference.copy_items_with_checksum(twin, *(each.cpu() for each in ids))
-            got = checksum.copy_items_with_checksum(table, *ids, num_programs=launch.num_programs)
+            got = copy.copy_items_with_checksum(table, *ids, num_programs=launch.num_programs)
             assert torch.equal(got.cpu(), sums), case.name
             for buffer, wanted in zip(dst, expected, strict=True):
                 assert torch.equal(

@@ -19,6 +19,7 @@ Sizes: G items, NP pieces, TOGETHER pieces of a buffer, a tile is LINES × STEPS
 """
 
 import functools
+from typing import Protocol
 
 import torch
 import triton
@@ -214,7 +215,19 @@ def lines_and_tiles_of(table: CopyTable, num_items: int) -> tuple[int, int]:
     return num_lines, -(-num_lines // (TILE_WORDS // table.piece_words))
 
 
-def programs_of(table: CopyTable, num_tiles: int, wanted: int | None) -> int:
+class Places(Protocol):
+    """Where the two pools of a table lie."""
+
+    @property
+    def device(self) -> torch.device:
+        """The CUDA device if either pool is on one, else the host."""
+
+    @property
+    def crosses_link(self) -> bool:
+        """Whether bytes move between host and device."""
+
+
+def programs_of(table: Places, num_tiles: int, wanted: int | None) -> int:
     """Programs to launch: `wanted`, or few when the copy crosses a link; at most one a tile."""
     if wanted is not None and wanted < 1:
         raise ValueError(f"at least one program wanted, got {wanted}")

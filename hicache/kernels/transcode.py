@@ -327,7 +327,8 @@ def _move(
 
 
 @triton.jit(
-    do_not_specialize=["num_items", "num_lines"], do_not_specialize_on_alignment=ID_POINTERS
+    do_not_specialize=["wide_stride", "coded_stride", "num_items", "num_lines"],
+    do_not_specialize_on_alignment=ID_POINTERS,
 )
 def _transcode_kernel(
     pieces_ptr,  # [NP, 3]

@@ -147,7 +147,7 @@ def test_the_command_of_the_docs_answers_with_its_exit_code(in_the_examples, cap
     [
         ("my_copy:absent", "no copy kernel my_copy:absent"),
         ("absent_file:my_copy", "no copy kernel absent_file:my_copy"),
-        ("my_copy:BLOCK", "must be a function of two pools, got int"),
+        ("my_copy:BLOCK", "must be a function of two pools or a class with an oracle, got int"),
         ("nobody", "an entry point of hicache.copy_kernels, got 'nobody'"),
     ],
 )

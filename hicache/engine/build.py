@@ -114,7 +114,7 @@ def _cache(
             is_traced=config.parallel.ranks > 1,
             is_checked=config.engine.check_invariants or config.executor.kind != "simulated",
         ),
-        page_bytes=deployment.page_bytes,
+        page_bytes=deployment.host_page_bytes,
         write_policy=knobs.write_policy,
         load_back_threshold=knobs.load_back_threshold,
         storage_queue_bytes=queue_bytes(config, deployment) if has_storage else None,

@@ -6,20 +6,22 @@ from hicache.cache.tiers.capacity import Capacity, capacities, page_bytes
 from hicache.cache.tree.node import FULL, KIND_NAMES, MAMBA, SWA
 from hicache.config import ExperimentConfig
 from hicache.executor.simulated.cost import CostModel
-from hicache.models import GIB
+from hicache.models import GIB, PLAIN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
     """One model on the devices of one engine.
 
-    `page_bytes`: of a page (full, swa) and a slot (mamba), over all devices. `device`, `host`: the
-    pools of the two tiers.
+    `page_bytes`: of a page (full, swa) and a slot (mamba), over all devices; `host_page_bytes`,
+    `storage_page_bytes`: in the formats of these tiers. `device`, `host`: pools of the two tiers.
     """
 
     tp: int
     cost: CostModel
     page_bytes: tuple[int, int, int]
+    host_page_bytes: tuple[int, int, int]
+    storage_page_bytes: tuple[int, int, int]
     device: Capacity
     host: Capacity
 
@@ -31,9 +33,23 @@ def deploy(config: ExperimentConfig) -> Deployment:
         ValueError: a pool has no room for the least that a request needs.
     """
     cost = CostModel(config.model, config.hardware, tp=config.tp)
-    sizes = page_bytes(config.model, config.cache.page_size, config.tp)
-    device, host = capacities(config.cache, config.model, sizes, cost.free_device_bytes)
-    return Deployment(tp=config.tp, cost=cost, page_bytes=sizes, device=device, host=host)
+    shape = config.model, config.cache.page_size, config.tp
+    sizes, host_sizes, storage_sizes = (
+        page_bytes(*shape, form)
+        for form in (PLAIN, config.cache.host_format, config.storage_format)
+    )
+    device, host = capacities(
+        config.cache, config.model, sizes, cost.free_device_bytes, host_sizes=host_sizes
+    )
+    return Deployment(
+        tp=config.tp,
+        cost=cost,
+        page_bytes=sizes,
+        host_page_bytes=host_sizes,
+        storage_page_bytes=storage_sizes,
+        device=device,
+        host=host,
+    )
 
 
 def describe(config: ExperimentConfig, deployment: Deployment) -> list[str]:
@@ -54,6 +70,15 @@ def describe(config: ExperimentConfig, deployment: Deployment) -> list[str]:
                 parts.append(f"{number * config.cache.page_size:,} {KIND_NAMES[kind]} tokens")
         held = " + ".join(parts)
         notes.append(f"{model} on {devices}, {word}: {_gib(capacity.total_bytes)} = {held}")
+    forms = {"host": config.cache.host_format}
+    if config.storage.kind != "none":
+        forms["storage"] = config.storage_format
+    coded = ", ".join(f"{tier} {form}" for tier, form in forms.items() if form != PLAIN)
+    if coded:
+        notes.append(
+            f"pages are kept in fewer bytes ({coded}): what comes back differs from what was "
+            f"computed, and no result here says how much (lossy)"
+        )
     return notes
 
 

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.keys import COMPONENT_TAGS
+from hicache.cache.tree.node import FULL
 from hicache.clock import Clock, SimulatedClock
 from hicache.config import ExperimentConfig, StorageConfig
 from hicache.engine.deployment import Deployment
@@ -18,7 +19,7 @@ from hicache.executor.layer_groups import NUM_LAYER_GROUPS
 from hicache.executor.simulated.executor import SimulatedExecutor, SimulatedIo
 from hicache.executor.simulated.links import CopyPath, pcie_rate
 from hicache.executor.simulated.stores import EndlessStore, KeyStore, StandIns
-from hicache.models import ComponentKind
+from hicache.models import PLAIN, ComponentKind
 from hicache.storage.base import KEY_BYTES
 from hicache.storage.build import GuardedStorage, open_simulated_storage
 
@@ -57,14 +58,14 @@ class SimulatedRuntime:
 
     def __init__(self, config: ExperimentConfig, deployment: Deployment) -> None:
         num_ranks = config.parallel.ranks
-        rates = _copy_rates(config, deployment.tp)
+        rates = _copy_rates(config, deployment)
         self.clock = SimulatedClock()
         self.storages: list[GuardedStorage] = []
         if _is_endless(config.storage):
             self.stores: list[KeyStore] = [EndlessStore() for _ in range(num_ranks)]
             self.unguarded = self.stores
         else:
-            self.storages = _open_storages(config, deployment.page_bytes, self.clock)
+            self.storages = _open_storages(config, deployment.storage_page_bytes, self.clock)
             self.stores = [StandIns(each.storage) for each in self.storages]
             self.unguarded = [StandIns(each.engine) for each in self.storages]
         self.has_storage = bool(self.stores)
@@ -83,7 +84,8 @@ class SimulatedRuntime:
             cost=deployment.cost,
             io=self.io,
             page_size=config.cache.page_size,
-            page_bytes=_part(deployment.page_bytes, num_ranks),
+            page_bytes=_part(deployment.storage_page_bytes, num_ranks),
+            load_shares=_load_shares(deployment),
             load_rate=rates["to_device"],
             shared_load_rate=_shared_load_rate(rates),
             slowdown=_slowdown(config),
@@ -143,7 +145,8 @@ def _open_storages(
     storages: list[GuardedStorage] = []
     for rank in range(num_ranks):
         part = f"-rank{rank}of{num_ranks}" if num_ranks > 1 else ""
-        namespace = f"{config.model.name}-p{config.cache.page_size}{part}-simulated"
+        form = "" if config.storage_format == PLAIN else f"-{config.storage_format}"
+        namespace = f"{config.model.name}-p{config.cache.page_size}{form}{part}-simulated"
         storage = open_simulated_storage(
             settings,
             namespace=namespace,
@@ -162,23 +165,37 @@ def _part(sizes: tuple[int, int, int], num_ranks: int) -> tuple[int, int, int]:
     return -(-full // num_ranks), -(-swa // num_ranks), -(-mamba // num_ranks)
 
 
-def _copy_rates(config: ExperimentConfig, tp: int) -> dict[str, float]:
+def _load_shares(deployment: Deployment) -> tuple[float, float, float]:
+    """Bytes on the host for each byte on the device, by component."""
+    full, swa, mamba = (
+        on_host / on_device if on_device else 1.0
+        for on_host, on_device in zip(
+            deployment.host_page_bytes, deployment.page_bytes, strict=True
+        )
+    )
+    return full, swa, mamba
+
+
+def _copy_rates(config: ExperimentConfig, deployment: Deployment) -> dict[str, float]:
     """Bytes a second of an engine's links; its devices copy side by side."""
-    model, hardware = config.model, config.hardware
+    model, hardware, tp = config.model, config.hardware, deployment.tp
+    is_coded = config.cache.host_format != PLAIN
     layer_page = model.full_layer_token_bytes * config.cache.page_size
     num_copies = model.kv_copies(ComponentKind.full, tp)
     path = CopyPath(config.executor.copy_path)
     # a device's part of one layer's page is contiguous. A staged copy crosses the link in the parts
     # of all layers that it moves at once: a group of them to the device, every one to the host
     piece = max(layer_page * num_copies // tp, 1)
+    if is_coded:
+        piece = max(round(piece * _load_shares(deployment)[FULL]), 1)
     pieces = [piece, piece]
     if path is CopyPath.staged:
         num_layers = max(model.num_full_layers, 1)
         pieces = [piece * -(-num_layers // NUM_LAYER_GROUPS), piece * num_layers]
     num_hosts = -(-tp // hardware.devices_per_host)
     rates = {
-        "to_device": tp * pcie_rate(hardware, pieces[0], path, to_device=True),
-        "to_host": tp * pcie_rate(hardware, pieces[1], path, to_device=False),
+        "to_device": tp * pcie_rate(hardware, pieces[0], path, to_device=True, is_coded=is_coded),
+        "to_host": tp * pcie_rate(hardware, pieces[1], path, to_device=False, is_coded=is_coded),
         "host_memory": num_hosts * hardware.host_bandwidth.value,
     }
     if hardware.both_ways_bandwidth.value:

@@ -16,7 +16,8 @@ MB = 1_000_000
 
 def runtime_of(config: ExperimentConfig, tp: int = 1, size: int = 5 * MB) -> SimulatedRuntime:
     deployment = deploy(replace(config, parallel=replace(config.parallel, tp=tp)))
-    return SimulatedRuntime(config, replace(deployment, page_bytes=(size, 0, 0)))
+    sizes = dict.fromkeys(("page_bytes", "host_page_bytes", "storage_page_bytes"), (size, 0, 0))
+    return SimulatedRuntime(config, replace(deployment, **sizes))
 
 
 def copy_ns(config: ExperimentConfig, tp: int, link: str, num_bytes: int) -> int:

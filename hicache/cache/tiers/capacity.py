@@ -7,7 +7,7 @@ from functools import partial
 from hicache.cache.pages import PageAllocator, Pools, TracedAllocator
 from hicache.cache.tree.node import DEVICE, FULL, HOST, KIND_OF, MAMBA, SWA, TIER_NAMES
 from hicache.config import CacheConfig
-from hicache.models import GIB, ModelConfig
+from hicache.models import GIB, PLAIN, ModelConfig, coded_page_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,19 +21,31 @@ class Capacity:
     total_bytes: int
 
 
-def page_bytes(model: ModelConfig, page_size: int, tp: int) -> tuple[int, int, int]:
-    """Bytes of a page (full, swa) and of a slot (mamba), over all devices of an engine."""
+def page_bytes(
+    model: ModelConfig, page_size: int, tp: int, form: str = PLAIN
+) -> tuple[int, int, int]:
+    """Bytes of a page (full, swa) and of a slot (mamba), over all devices of an engine.
+
+    `form`: the format of the numbers (`models.FORMATS`).
+    """
     sizes = [0, 0, 0]
     for component in model.components:
         copies = model.kv_copies(component, tp)
-        sizes[KIND_OF[component]] = model.page_bytes(component, page_size) * copies
+        sizes[KIND_OF[component]] = coded_page_bytes(model, component, page_size, form) * copies
     return sizes[FULL], sizes[SWA], sizes[MAMBA]
 
 
 def capacities(
-    cache: CacheConfig, model: ModelConfig, sizes: Sequence[int], free_device_bytes: int
+    cache: CacheConfig,
+    model: ModelConfig,
+    sizes: Sequence[int],
+    free_device_bytes: int,
+    *,
+    host_sizes: Sequence[int] | None = None,
 ) -> tuple[Capacity, Capacity]:
     """The pools of device and host, rounded down to whole pages.
+
+    `host_sizes`: bytes of pages and slots on the host; None: as on the device.
 
     Raises:
         ValueError: a pool has no room for the least that a request needs.
@@ -56,7 +68,7 @@ def capacities(
         )
     device = _split(cache, model, sizes, DEVICE, device_bytes)
     host_bytes = 2 * device_bytes if cache.host_gib is None else int(cache.host_gib * GIB)
-    return device, _split(cache, model, sizes, HOST, host_bytes)
+    return device, _split(cache, model, host_sizes or sizes, HOST, host_bytes)
 
 
 def make_pools(device: Capacity, host: Capacity, *, is_traced: bool, is_checked: bool) -> Pools:

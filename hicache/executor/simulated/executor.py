@@ -312,10 +312,12 @@ class SimulatedExecutor:
         page_bytes: tuple[int, int, int],
         load_rate: float,
         shared_load_rate: float | None = None,
+        load_shares: tuple[float, float, float] = (1.0, 1.0, 1.0),
         slowdown: float,
     ) -> None:
         """`load_rate`: bytes a second to the device; `slowdown`: of steps beside copies.
 
+        `load_shares`: bytes loaded back for each byte on the device, by component.
         `shared_load_rate`: to the device, in a step that begins beside a back-up; none: the same.
         """
         self._engine = engine
@@ -325,6 +327,7 @@ class SimulatedExecutor:
         self._page_bytes = page_bytes
         self._load_rate = load_rate
         self._shared_load_rate = load_rate if shared_load_rate is None else shared_load_rate
+        self._load_shares = load_shares
         self._slowdown = slowdown
 
     @property
@@ -363,7 +366,8 @@ class SimulatedExecutor:
         load_layer_bytes = None
         if batch.load_backs:
             full, swa, states = (
-                sum([load.num_pages[kind] for load in batch.load_backs]) for kind in KINDS
+                sum([load.num_pages[kind] for load in batch.load_backs]) * self._load_shares[kind]
+                for kind in KINDS
             )
             load_layer_bytes = self._cost.layer_bytes(
                 full * self._page_size, swa * self._page_size, states

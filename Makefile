@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup replay test soak fast plain check fix
+.PHONY: help setup replay test soak check fix
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -44,12 +44,6 @@ test: $(READY)  ## run all tests except the long ones
 
 soak: $(READY)  ## run the long tests
 	$(BIN)/python -m pytest -m soak $(ARGS)
-
-fast: $(READY)  ## compile the core in place (optional): make fast test replay
-	$(BIN)/python -m experiments.compile
-
-plain: $(READY)  ## remove the compiled core
-	$(BIN)/python -m experiments.compile --undo
 
 check: $(READY)  ## check format, lint and types; changes nothing
 	$(BIN)/ruff format --check .

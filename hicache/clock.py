@@ -3,8 +3,6 @@
 import time
 from typing import Protocol
 
-from mypy_extensions import mypyc_attr
-
 SECOND_NS = 1_000_000_000
 
 
@@ -25,7 +23,6 @@ class Clock(Protocol):
         ...
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class SimulatedClock:
     """Jumps to wherever the next event is."""
 

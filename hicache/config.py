@@ -335,12 +335,17 @@ class WorkloadConfig:
     @property
     def is_timed(self) -> bool:
         """Whether requests come at times of their own, and not because others were answered."""
-        return self.arrivals is not Arrivals.closed and self.kind != "multi_turn"
+        return self.arrivals is not Arrivals.closed and not self.has_rounds
+
+    @property
+    def has_rounds(self) -> bool:
+        """Whether clients ask in rounds, each request after the answer to the one before."""
+        return self.kind == "multi_turn"
 
     @property
     def stage_ends_s(self) -> tuple[float, ...]:
-        """When each stage of a load that has stages ends, in seconds; empty for any other load."""
-        if self.kind != "shared_prefix" or not self.is_timed or self.windows is not None:
+        """Times in seconds at which the stages of a load end in the trace; empty without stages."""
+        if self.kind != "shared_prefix" or self.windows is not None:
             return ()
         stage_s = self.stage_s * self.time_scale
         return tuple(stage_s * (stage + 1) for stage in range(len(self.stage_rates)))
@@ -444,6 +449,10 @@ class CacheConfig:
     # Copy generated answers to the host as well as prompts. False copies prompts only, as vLLM
     # does.
     backs_up_answers: bool = True
+    # When a prompt consists of whole pages and the host holds the last one, load that page as well,
+    # so that only the last token is computed again, as vLLM does for models with full attention
+    # alone. False computes the whole page again.
+    loads_last_page: bool = False
     # Prompt positions at which a Mamba state is saved: end (the last page boundary of the prompt),
     # end_branch (the end, and where the prompt diverges from a cached one), branch_or_end (where it
     # diverges; the end if it does not), every (as end_branch, and every `cache.checkpoint_tokens`
@@ -460,9 +469,16 @@ class CacheConfig:
     windows: str = knob("end_branch", ours=(LAST_CHUNK, *CHECKPOINT_PLACEMENTS))
     # Keyword arguments passed to the class that places windows.
     windows_args: dict[str, float] = field(default_factory=dict)
+    # A prompt diverges from a cached one also where storage holds the full KV of its first tokens
+    # and no window or state to resume there. False looks at device and host alone, as SGLang does.
+    storage_branches: bool = False
     # When a sliding window is loaded back from the host, also load the older window pages of the
     # tree node in which it starts, as SGLang does. False loads only the pages of the window.
     loads_whole_nodes: bool = False
+    # When a prefetch, or a copy of windows or states from the device, does not fit in free host
+    # memory, evict as many pages as it needs in all, as SGLang does. False evicts only as many as
+    # are missing.
+    evicts_whole: bool = False
     # Extra pages that the device evicts for whenever a prompt or an answer takes pages, so that
     # they stay free. SGLang keeps 1.
     spare_pages: int = knob(0, least=0)
@@ -513,9 +529,6 @@ class PrefetchConfig:
     # Seconds that prefetch.stop=timeout adds to the time limit of a prefetch for each 1,024 tokens
     # requested. 0.25 is SGLang's default.
     timeout_per_ki_token_s: float = knob(0.25, least=0, only=TIMED)
-    # If a prefetch does not fit in free host memory, evict as many pages as it needs in all, as
-    # SGLang does. False evicts only as many as are missing.
-    evict_whole: bool = False
     # A prefetch that is shorter than a window and does not begin the prompt reads the window pages
     # it has, and the rest of the window is taken from the prefix. False reads none, as SGLang does.
     short_windows: bool = True
@@ -785,9 +798,6 @@ class ExperimentConfig:
     """All settings of one run."""
 
     name: str = "adhoc"  # Name of the experiment, and of its directory below outputs/.
-    # Program that `hicache run` runs: replay (one simulated or real run), or a study
-    # such as capacity or sim_vs_real.
-    program: str = "replay"
     # Metrics that tables and figures show, as keys of summary.json.
     metrics: tuple[str, ...] = METRICS
     # Random seed of arrivals, generated prompts, aborts, storage delays and faults.

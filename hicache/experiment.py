@@ -27,7 +27,7 @@ from hicache.workload.arrivals import Feeder, Releases
 from hicache.workload.build import Workload, load_workload, repeat_sessions, sample_sessions
 from hicache.workload.page_numbers import page_numbers
 from hicache.workload.patience import patience_of
-from hicache.workload.rounds import RoundFeeder
+from hicache.workload.rounds import RoundFeeder, stages_of
 
 
 def build(config: ExperimentConfig) -> tuple[Engine, Runtime]:
@@ -93,6 +93,7 @@ def _run(
         progress=progress,
         counters=[runtime.counters],
         timeline=timeline,
+        stage_of=stages_of(workload.requests, config.workload),
     )
     io = runtime.io if timeline is None else timeline.watch_io(runtime.io)
     _serve(config, workload, engines, runtime, io, recorder)
@@ -197,7 +198,7 @@ def _serve(
 ) -> None:
     """Serve the workload, and close what it ran on."""
     feeder: Releases = Feeder(workload.requests, config.workload)
-    if config.workload.kind == "multi_turn":
+    if config.workload.has_rounds:
         feeder = RoundFeeder(workload.requests, config.workload, seed=config.seed)
     try:
         serve(

@@ -10,7 +10,6 @@ import pytest
 
 from hicache.cache.tree.arrivals import FATES
 from hicache.clock import SECOND_NS
-from hicache.compiled import is_compiled
 from hicache.config import WorkloadConfig
 from hicache.request import Request
 from hicache.results.metrics import REQUIRED_MEASURES, RequestRecord, Row, Status
@@ -27,17 +26,11 @@ gc.set_threshold(50_000, 20, 100)
 DRAWN = ("builtin", "chat", "agents")
 DRAWN_FROM = ("num_sessions", "session_rate", "think_cap_s")  # and a seed
 
-# their stand-ins are made as they are imported
-STAND_INS = ["executor/test_torch_plane.py", "scheduler/test_admission_terms.py"]
-collect_ignore = STAND_INS if is_compiled() else []
-
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what this machine cannot run, and long tests unless `-m` names them."""
     asked = config.getoption("markexpr")
     unwanted = {mark for mark in ("soak",) if mark not in asked}
-    if is_compiled():
-        unwanted.add("plain")
     if not HAS_GPU:
         unwanted.add("gpu")
     left_out = [item for item in items if any(item.get_closest_marker(m) for m in unwanted)]

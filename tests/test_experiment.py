@@ -542,7 +542,6 @@ def test_what_a_workload_says_of_itself_is_noted(monkeypatch: pytest.MonkeyPatch
     assert "half of it" in run(config_of("model=llama3_8b", "workload.limit=3")).notes
 
 
-@pytest.mark.plain
 def test_ranks_are_compared_once_more_when_all_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
     compared = []
     monkeypatch.setattr(RankedEngine, "check_equal", lambda engine: compared.append(engine))

@@ -10,7 +10,6 @@ ROOT = Path(__file__).parents[1]
 # a name stands for itself and everything inside it
 FLOORS = [
     [
-        "hicache.compiled",
         "hicache.config",
         "hicache.request",
         "hicache.clock",
@@ -75,8 +74,10 @@ ROOMS = {
     ],
     "hicache.cli": [
         "stored",
+        "grid",
         "schema",
         "errors",
+        "console",
         "progress",
         "tables",
         "job",
@@ -102,7 +103,6 @@ ONLY_IN = {
     "torch": (
         "hicache.kernels",
         "hicache.executor.real",
-        "hicache.engine.ranks.processes",
         "hicache.env",
         "hicache.storage.integrations",
         "experiments",

@@ -186,7 +186,6 @@ def test_planted_mistakes_are_killed_or_survive_as_they_should(
     assert heard == fates
 
 
-@pytest.mark.plain
 def test_a_line_is_reached_by_the_tests_that_run_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

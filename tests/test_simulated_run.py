@@ -87,14 +87,15 @@ def side_by_side(directory) -> str:
 
 
 def test_jobs_of_a_sweep_run_side_by_side(directory, side_by_side):
-    mine, fifo = (directory / "sweep" / job / "summary.json" for job in ("0", "1"))
+    jobs = ("0_eviction=my_policies_Mine", "1_eviction=fifo")
+    mine, fifo = (directory / "sweep" / job / "summary.json" for job in jobs)
     assert mine.read_text() == fifo.read_text()
-    assert "cache.eviction=my_policies:Mine " in side_by_side
-    assert "as before" not in side_by_side
+    assert f"{jobs[0]} (1 of 2)  →  token hit rate" in side_by_side
+    assert "already finished" not in side_by_side
 
 
 @pytest.mark.soak
 def test_jobs_of_such_a_sweep_are_not_made_twice(directory, side_by_side):
     printed = sweep(directory, num_workers=1).stdout
-    assert "cache.eviction=my_policies:Mine  →  as before" in printed
-    assert "cache.eviction=fifo  →  as before" in printed
+    assert "0_eviction=my_policies_Mine (1 of 2)  →  already finished" in printed
+    assert "1_eviction=fifo (2 of 2)  →  already finished" in printed

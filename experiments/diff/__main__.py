@@ -141,9 +141,9 @@ def run(options: argparse.Namespace) -> int:
     engine = ENGINES[options.engine]
     model = options.model or MODELS[options.components]
     unit_bytes = bytes_of(model, options.components)
-    parts = [Part.of(options, options.workload, options.pools, options.requests)]
+    parts = [Part.of(options)]
     if options.workload != edges.NAME and not options.no_edges:
-        parts.insert(0, Part.of(options, edges.NAME, "", edges.COUNT))
+        parts = [Part.of(each) for each in edges_of(options)] + parts
     settings = {
         "core": options.core,
         "compat": engine.compat,
@@ -157,45 +157,64 @@ def run(options: argparse.Namespace) -> int:
     out = options.out or Path("outputs") / "diff" / f"{datetime.now():%Y-%m-%d_%H-%M-%S_%f}"
     status = 0
     for part in parts:
-        folder = out if part is parts[-1] else out / part.workload
-        comparison = part.examine(options, launches, unit_bytes, model, folder)
+        folder = out if part is parts[-1] else out / part.name
+        comparison = part.examine(launches, unit_bytes, model, folder)
         said = [f"not finished: {comparison.failure}"] if comparison.failure is not None else []
         broken = filter(None, (limit.broken_by(comparison, unit_bytes) for limit in limits))
         said += [f"limit exceeded: {each}" for each in broken]
         for line in said:
-            print(f"{part.workload}: {line}")
+            print(f"{part.name}: {line}")
         status = max(status, 2 if comparison.failure is not None else int(bool(said)))
     print(out)
     return status
+
+
+def edges_of(options: argparse.Namespace) -> list[argparse.Namespace]:
+    """The options of the `edges` workload that runs first: with instant copies and with delayed."""
+    own = {
+        "workload": edges.NAME,
+        "path": None,
+        "pools": "",
+        "requests": edges.COUNT,
+        "until_first": False,
+    }
+    return [
+        argparse.Namespace(**{**vars(options), **own, "copies": copies}) for copies in edges.COPIES
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """One workload that both sides are compared on."""
 
-    workload: str
-    components: str
+    options: argparse.Namespace
     pools: Pools
     requests: Sequence[Request]
 
     @classmethod
-    def of(cls, options: argparse.Namespace, workload: str, changes: str, count: int) -> "Part":
-        """Choose pools and requests; `changes` as in `--pools`.
+    def of(cls, options: argparse.Namespace) -> "Part":
+        """Choose pools and requests.
 
         Raises:
             SideError: pools that make no sense, or no request that fits them.
         """
-        has_storage = ENGINES[options.engine].has_storage
         pools = pools_for(
-            workload, options.components, changes, options.copies, has_storage=has_storage
+            options.workload,
+            options.components,
+            options.pools,
+            options.copies,
+            has_storage=ENGINES[options.engine].has_storage,
         )
-        path = options.path if workload == options.workload else None
-        requests = chosen(workload, count, pools.max_len, path)
-        return cls(workload=workload, components=options.components, pools=pools, requests=requests)
+        requests = chosen(options.workload, options.requests, pools.max_len, options.path)
+        return cls(options=options, pools=pools, requests=requests)
+
+    @property
+    def name(self) -> str:
+        """The workload, with `-delayed` if back-ups take longer."""
+        return f"{self.options.workload}{'-delayed' * (self.pools.copy_delay > 0)}"
 
     def examine(
         self,
-        options: argparse.Namespace,
         launches: tuple[Launch, Launch],
         unit_bytes: dict[str, int],
         model: str,
@@ -203,12 +222,14 @@ class Part:
     ) -> Comparison:
         """Compare, and leave the report in `folder`: before it is explained, and after it."""
         folder.mkdir(parents=True, exist_ok=True)
-        until_first = options.until_first and self.workload == options.workload
-        comparison = compare(self.requests, self.pools, launches, folder, until_first=until_first)
+        options = self.options
+        comparison = compare(
+            self.requests, self.pools, launches, folder, until_first=options.until_first
+        )
         question = (
-            f"{len(self.requests):,} requests of {self.workload}, {self.components} attention,"
-            f" {self.pools.device_tokens:,} tokens on the device and {self.pools.host_tokens:,} on"
-            f" the host, bytes of {model}."
+            f"{len(self.requests):,} requests of {options.workload}, {options.components}"
+            f" attention, {self.pools.device_tokens:,} tokens on the device and"
+            f" {self.pools.host_tokens:,} on the host, {options.copies} copies, bytes of {model}."
         )
         asked = {name: value for name, value in vars(options).items() if name != "out"}
 

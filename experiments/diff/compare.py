@@ -1,7 +1,7 @@
 """Two sides, the same requests: every answer of both, and how they differ."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
@@ -30,6 +30,19 @@ class Asked(Protocol):
     def take_outcome(self) -> Outcome:
         """The answer to the oldest question."""
         ...
+
+
+class StoppedError(SideError):
+    """Sides cannot go on.
+
+    Attributes:
+        sides: `base`, `head` or both.
+    """
+
+    def __init__(self, errors: Mapping[str, SideError]) -> None:
+        """`errors`: by side."""
+        super().__init__("; ".join(map(str, errors.values())))
+        self.sides = tuple(errors)
 
 
 class Kind(Enum):
@@ -127,7 +140,12 @@ def numbers_of(outcome: Outcome) -> dict[str, int]:
 class Comparison:
     """All requests, and what the sides said of themselves.
 
-    `failure`: why a side could not go on after the last row; None: both came to the end.
+    Attributes:
+        base, head: by `engine` and `version`.
+        pools: of both.
+        rows: a request each.
+        failure: why a side could not go on after the last row; None if both came to the end.
+        stopped: which sides could not go on: `base`, `head` or both.
     """
 
     base: dict[str, str]
@@ -135,6 +153,7 @@ class Comparison:
     pools: Pools
     rows: tuple[Row, ...]
     failure: str | None = None
+    stopped: tuple[str, ...] = ()
 
     @property
     def kinds(self) -> dict[Kind, int]:
@@ -213,6 +232,7 @@ def compare_sides(
     """`compare`, of sides that are open and have not been asked anything."""
     rows: list[Row] = []
     failure = None
+    stopped: tuple[str, ...] = ()
     driver = Driver(requests, pools, sides)
     try:
         for number in range(len(requests)):
@@ -221,10 +241,12 @@ def compare_sides(
                 break
             if (number + 1) % 250 == 0:
                 say(f"{number + 1:,} of {len(requests):,} requests")
-    except SideError as error:
-        failure = f"at request {len(rows)} {error}"
+    except StoppedError as error:
+        failure, stopped = f"at request {len(rows)} {error}", error.sides
     base, head = driver.about
-    return Comparison(base=base, head=head, pools=pools, rows=tuple(rows), failure=failure)
+    return Comparison(
+        base=base, head=head, pools=pools, rows=tuple(rows), failure=failure, stopped=stopped
+    )
 
 
 def open_sides(
@@ -251,7 +273,11 @@ class Driver:
         self._aborts = pools.is_eventful and all("matches" in about for about in self.about)
 
     def next_row(self) -> Row:
-        """Send the next request, after the answers that are complete by then."""
+        """Send the next request, after the answers that are complete by then.
+
+        Raises:
+            StoppedError: a side cannot go on, or both.
+        """
         number, self._next = self._next, self._next + 1
         request = self._requests[number]
         calls: list[Call] = [("finish", each) for each in self._ends.pop(number, [])]
@@ -264,8 +290,16 @@ class Driver:
         calls.append(("admit", number, token_ids(request), request.prompt_len))
         for side in self._sides:
             side.ask(calls)
-        base, head = (side.take_outcome() for side in self._sides)
-        return Row(number=number, prompt_len=request.prompt_len, base=base, head=head)
+        outcomes: dict[str, Outcome] = {}
+        errors: dict[str, SideError] = {}
+        for name, side in zip(("base", "head"), self._sides, strict=True):
+            try:
+                outcomes[name] = side.take_outcome()
+            except SideError as error:
+                errors[name] = error
+        if errors:
+            raise StoppedError(errors)
+        return Row(number=number, prompt_len=request.prompt_len, **outcomes)
 
 
 def token_ids(request: Request) -> Tokens:

@@ -17,6 +17,7 @@ from hicache.request import Request, TokenSpans
 
 NAME = "edges"
 COUNT = 500
+COPIES = ("instant", "delayed:2")  # more delayed back-ups would lock more than the pools hold
 PAGE = 64
 POOLS = Pools(
     page_size=PAGE, device_tokens=12_288, host_tokens=24_576, max_len=2_560, is_eventful=True

@@ -1,8 +1,10 @@
-"""Names of pages, by which two sides say which pages they hold."""
+"""What a side holds and locks in its tree; pages have names, the same ones on both sides."""
 
 import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
-from experiments.diff.protocol import Tokens
+from experiments.diff.protocol import TIERS, Pools, Tokens
 
 NAME_BYTES = 8
 
@@ -21,3 +23,49 @@ def page_names(tokens: Tokens, page_size: int, before: int = 0) -> list[int]:
         before = int.from_bytes(hashlib.blake2b(text, digest_size=NAME_BYTES).digest())
         names.append(before)
     return names
+
+
+class NodeView(NamedTuple):
+    """One node of a side's tree.
+
+    Attributes:
+        names: of its pages.
+        held: the places, such as `full/device`, where the node has data.
+        locks: how many locks it has, by place; of full KV on the device, each counts for every node
+            of its path.
+    """
+
+    names: Sequence[int]
+    held: Sequence[str]
+    locks: Mapping[str, int]
+
+
+def state_of(nodes: Iterable[NodeView], pools: Pools) -> dict[str, int]:
+    """Add up `locked/...` and `pages/...` of all nodes, as `Outcome.state` describes them."""
+    state = {
+        f"{area}/{kind}/{tier}": 0
+        for area in ("locked", "pages")
+        for kind in pools.components
+        for tier in TIERS[:2]
+    }
+    for node in nodes:
+        total, tokens = sum(node.names), len(node.names) * pools.page_size
+        for place, count in node.locks.items():
+            state[f"locked/{place}"] += count * (1 if _is_state(place) else tokens)
+        for place in node.held:
+            state[f"pages/{place}"] += node.names[-1] if _is_state(place) else total
+    return {name: amount % (1 << 8 * NAME_BYTES) for name, amount in state.items()}
+
+
+def contents_of(nodes: Iterable[NodeView]) -> dict[str, list[int]]:
+    """Names of the pages that the nodes hold, by place; of a state, that of the page before it."""
+    found: dict[str, list[int]] = {}
+    for node in nodes:
+        for place in node.held:
+            names = node.names[-1:] if _is_state(place) else node.names
+            found.setdefault(place, []).extend(names)
+    return found
+
+
+def _is_state(place: str) -> bool:
+    return place.startswith("mamba/")

@@ -76,9 +76,15 @@ class Pools:
 
     def too_small(self, num_tokens: int) -> SideError:
         """What to raise where so many tokens of one request find no room on the device."""
+        sizes = [f"{self.device_tokens:,} tokens"]
+        sizes += [f"{self.swa_tokens:,} tokens of windows"] if self.window_len else []
+        sizes += [f"{self.num_states} states"] if self.num_states else []
+        held = f"and what {self.num_running - 1} others hold"
+        if self.copy_delay:
+            held += f" or back-ups of {self.copy_delay} requests lock"
         return SideError(
-            f"the device pools are too small: {num_tokens:,} tokens of one request and what"
-            f" {self.num_running - 1} others hold do not fit {self.device_tokens:,} tokens"
+            f"the device pools are too small: {num_tokens:,} tokens of one request {held} do not"
+            f" fit {', '.join(sizes)}"
         )
 
 

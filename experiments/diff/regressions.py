@@ -129,7 +129,9 @@ def compared(
     except SideError as error:
         about = sides[0].about()
         failure = f"at request 0 {error}"
-        return Comparison(base=about, head={}, pools=pools, rows=(), failure=failure)
+        return Comparison(
+            base=about, head={}, pools=pools, rows=(), failure=failure, stopped=("head",)
+        )
 
 
 class Remembered:
@@ -137,7 +139,7 @@ class Remembered:
 
     def __init__(self, side: SideProcess) -> None:
         self._side, self._about = side, side.about()
-        self._outcomes: list[Outcome] = []
+        self._outcomes: list[Outcome | SideError] = []
         self._next = 0
 
     def about(self) -> dict[str, str]:
@@ -151,11 +153,21 @@ class Remembered:
             self._side.ask(calls)
 
     def take_outcome(self) -> Outcome:
-        """The answer to the oldest question."""
+        """The answer to the oldest question.
+
+        Raises:
+            SideError: the side cannot go on, each time it comes to this request.
+        """
         if self._next == len(self._outcomes):
-            self._outcomes.append(self._side.take_outcome())
+            try:
+                self._outcomes.append(self._side.take_outcome())
+            except SideError as error:
+                self._outcomes.append(error)
         self._next += 1
-        return self._outcomes[self._next - 1]
+        outcome = self._outcomes[self._next - 1]
+        if isinstance(outcome, SideError):
+            raise outcome
+        return outcome
 
 
 @contextmanager
@@ -181,8 +193,8 @@ def edited_by(edit: Edit, copy: Path) -> Iterator[None]:
 
 
 def is_reported(found: Comparison) -> bool:
-    """True if anything differs, or a side cannot go on."""
-    return found.first is not None or found.failure is not None
+    """True if anything differs, or only one side cannot go on."""
+    return found.first is not None or len(found.stopped) == 1
 
 
 def row(edit: Edit, found: Comparison, seconds: float) -> str:

@@ -6,12 +6,14 @@ run until no copy is under way before the next request comes, so that no outcome
 """
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import cache
 from os.path import commonprefix
 
 import numpy as np
 
 from experiments.diff.counting import Tally, admission_word, joined
+from experiments.diff.pages import NodeView, contents_of, page_names, state_of
 from experiments.diff.protocol import Hits, Outcome, Pools, SideError, Span, Tokens
 from experiments.diff.rooms import MODELS
 from hicache.cache.prefetch.prefetch import Prefetch
@@ -65,6 +67,9 @@ class SimulatorSide:
         self._io = CountedIo(self._runtime.io, pools, self._tally)
         self._evicted: Counter[str] = Counter()
         self._running: dict[int, tuple[RequestState, bool]] = {}
+        self._names_of = cache(
+            lambda edge, before: page_names(np.frombuffer(edge, "<i4"), self._page, before)
+        )
 
     def about(self) -> dict[str, str]:
         """This checkout has no release."""
@@ -91,7 +96,8 @@ class SimulatorSide:
         self._serve([request], prompt_len)
         req = self.engine.scheduler.running[-1]
         self._running[number] = req, is_short
-        brought = req.cached_len - req.ready_len
+        # of a last page that was loaded one token is computed again; vLLM counts the whole of it
+        brought = -(-req.cached_len // page) * page - req.ready_len
         # as the peer counts it: pages read for the sake of their state or window alone, which the
         # host had already, are the host's
         new = 0 if req.prefetch is None else req.prefetch.published_pages * page
@@ -104,6 +110,7 @@ class SimulatorSide:
             swa_loaded=loaded[SWA] * page,
             states_loaded=min(loaded[MAMBA], 1),
             admission=admission_word(prompt_len if req.num_parts == 0 else 0, prompt_len),
+            state=self._state(),
         )
 
     def finish(self, number: int) -> None:
@@ -147,6 +154,10 @@ class SimulatorSide:
                     found.setdefault(name, []).append((place, place + 1))
         return {name: joined(spans, self._page, name) for name, spans in found.items()}
 
+    def contents(self) -> dict[str, list[int]]:
+        """Names of the pages in the tree."""
+        return contents_of(self._nodes())
+
     def close(self) -> None:
         """Close storage."""
         self._runtime.close()
@@ -180,6 +191,41 @@ class SimulatorSide:
             if self._pools.has_storage:
                 held[f"{name}/storage"] = self._io.num_stored[kind] * unit
         return held
+
+    def _state(self) -> dict[str, int]:
+        state = state_of(self._nodes(), self._pools)
+        for kind in self._tree.kinds:
+            name, pool = KIND_NAMES[kind], self._cache.pools[DEVICE][kind]
+            state[f"free/{name}/device"] = pool.num_free * self._pools.unit(name)
+            if self._pools.copy_delay:
+                # during a back-up, ours also locks the copy on the host; SGLang locks the device
+                # alone, because what is on the device does not leave its host
+                del state[f"locked/{name}/host"]
+        return state
+
+    def _nodes(self) -> Iterator[NodeView]:
+        # all nodes below the root, from the top
+        found: list[tuple[Node, list[int]]] = []
+        waiting = [(self._tree.root(""), 0)]
+        while waiting:
+            parent, before = waiting.pop()
+            for node in parent.children.values():
+                names = self._names_of(node.edge, before)
+                found.append((node, names))
+                waiting.append((node, names[-1]))
+        # a node counts the path locks that end there, and one for each child that is locked
+        paths: dict[Node, int] = {}
+        for node, _ in reversed(found):
+            locked = [child for child in node.children.values() if child.path_locks]
+            paths[node] = node.path_locks - len(locked) + sum(paths[child] for child in locked)
+        for node, names in found:
+            places = [
+                (f"{KIND_NAMES[kind]}/{name}", node.held[tier][kind], node.locks[tier][kind])
+                for tier, name in enumerate(TIER_NAMES)
+                for kind in self._tree.kinds
+            ]
+            locks = {place: count for place, _, count in places} | {"full/device": paths[node]}
+            yield NodeView(names, [place for place, held, _ in places if held is not None], locks)
 
     def _count_evictions(self) -> None:
         for tier in TIER_NAMES:

@@ -1,7 +1,7 @@
 """The token hit rate that a workload gives at every capacity, without simulating time.
 
-hicache run experiment=capacity
-hicache run experiment=capacity model=qwen3_next_80b cache.checkpoints=every
+python -m experiments.studies.capacity
+python -m experiments.studies.capacity model=qwen3_next_80b cache.checkpoints=every
 
 One pass over the requests (`hicache.workload.oracle`) gives LRU's curve; for a model of full
 attention alone, Belady's MIN bounds it from above at the capacities of the table. The curve is that
@@ -16,9 +16,10 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
+from experiments.studies.command import run_study
 from hicache.cache.tiers.capacity import page_bytes
 from hicache.cache.tree.node import FULL, MAMBA, SWA
-from hicache.cli.tables.console import console
+from hicache.cli.console import console
 from hicache.cli.tables.sweep_figure import COLOURS
 from hicache.config import CHECKPOINT_PLACEMENTS, ExperimentConfig
 from hicache.models import GIB
@@ -78,7 +79,7 @@ def placement(config: ExperimentConfig, sizes: Sequence[int]) -> CheckpointRule 
     window_pages = -(-config.model.window_len // cache.page_size)
     if cache.checkpoints not in CHECKPOINT_PLACEMENTS:
         raise ValueError(
-            f"program=capacity needs cache.checkpoints to be one of "
+            f"experiments.studies.capacity needs cache.checkpoints to be one of "
             f"{', '.join(CHECKPOINT_PLACEMENTS)}, got {cache.checkpoints}"
         )
     every = cache.checkpoints == "every"
@@ -181,3 +182,7 @@ def draw(found: Findings, title: str, path: Path, kind: str) -> None:
     axes.set_axisbelow(True)
     figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize="small")
     save(figure, path)
+
+
+if __name__ == "__main__":
+    run_study("capacity", carry_out)

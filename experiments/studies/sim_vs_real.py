@@ -1,6 +1,6 @@
 """Simulated time against real time: one workload slice in both executors, part by part (rung V3).
 
-hicache run experiment=sim_vs_real
+python -m experiments.studies.sim_vs_real
 
 A profile is fitted on the slices of `experiments.studies.calibrate`; others are then run for real
 and simulated with it, and every request's time to first token is compared. Both run on the clock of
@@ -17,9 +17,10 @@ from rich import box
 from rich.table import Table
 
 from experiments.studies.calibrate import SLICES, fit_to
+from experiments.studies.command import run_study
 from experiments.studies.measured import Log, measured
 from hicache import experiment
-from hicache.cli.tables.console import console
+from hicache.cli.console import console
 from hicache.clock import SECOND_NS
 from hicache.config import ExperimentConfig
 from hicache.results.metrics import TTFT_PARTS, RequestRecord, Result, summarize
@@ -121,3 +122,7 @@ def table(summary: dict[str, float | int]) -> Table:
         f"median error of a request {summary['error/request_ttft_p50']:.1%}"
     )
     return made
+
+
+if __name__ == "__main__":
+    run_study("sim_vs_real", carry_out)

@@ -1,6 +1,6 @@
 """Stop policies beside each other, every stock one tuned: what a claim about ours is held against.
 
-hicache run experiment=stop_baselines
+python -m experiments.studies.stop_arms
 
 In each cell (here: a model) only what says when to stop waiting changes. Of `timeout` the best of a
 printed grid counts, by each metric anew; `marginal` is not tuned. Goodput is sought for `timeout`
@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
+from experiments.studies.command import run_study
 from hicache import experiment
 from hicache.cli.goodput import climb
 from hicache.cli.schema import config_of
@@ -174,3 +175,7 @@ def summary_of(rows: Sequence[Row]) -> dict[str, float]:
             over = getattr(ours, metric) / stock if stock else 0.0
             summary[f"{cell}/{metric}_over_stock"] = over
     return summary
+
+
+if __name__ == "__main__":
+    run_study("stop_baselines", carry_out)

@@ -1,6 +1,6 @@
 """When to stop waiting for storage, over the load of storage and the load of the GPU.
 
-hicache run experiment=stop_phase
+python -m experiments.studies.stop_phase
 
 The same requests on fewer or more devices, after a restart, with storage that is slower or faster:
 the loads are those of `best_effort` computing all it can, and of `wait_complete` reading all there
@@ -21,6 +21,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from experiments.studies.command import run_study
 from experiments.studies.stop_arms import ARMS, Arm
 from experiments.studies.stop_cells import Cell, measure, tune
 from experiments.studies.windows import Windows
@@ -50,7 +51,7 @@ def carry_out(config: ExperimentConfig, out_dir: Path) -> None:
     count = NUM_TUNING + NUM_COMPARED
     if config.workload.windows is None or config.workload.windows < count:
         raise ValueError(
-            f"program=stop_phase needs {count} windows, {NUM_TUNING} to tune in and "
+            f"experiments.studies.stop_phase needs {count} windows, {NUM_TUNING} to tune in and "
             f"{NUM_COMPARED} to compare in, got workload.windows={config.workload.windows}"
         )
     places = np.linspace(0, config.workload.windows - 1, count).round().astype(int).tolist()
@@ -213,3 +214,7 @@ def summary_of(cells: Sequence[Cell]) -> dict[str, float]:
         for cell in cells
         for metric, found in cell.differences.items()
     }
+
+
+if __name__ == "__main__":
+    run_study("stop_phase", carry_out)

@@ -306,10 +306,8 @@ def _ends(transfer: LoadBack | BackUp | StorageWrite) -> Iterator[tuple[int, int
                 yield HOST, kind, {page_id for each, page_id in transfer.pages if each == kind}
         return
     source, target = (DEVICE, HOST) if isinstance(transfer, BackUp) else (HOST, DEVICE)
-    seen: set[int] = set()
     for move in transfer.moves:
-        if move.kind not in seen:  # a state's second copy goes to a slot of the request
+        if not move.is_own:
             yield target, move.kind, set(move.targets)
-        seen.add(move.kind)
         if not (isinstance(transfer, BackUp) and transfer.is_fence):
             yield source, move.kind, set(move.sources)

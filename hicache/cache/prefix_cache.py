@@ -53,6 +53,9 @@ class PrefixCache:
         tiering: whether what is read from storage stays there.
         storage_writes: when host data is written to storage; `write_hits`: for `selective`.
         backs_up_answers: whether what a request leaves at its end is copied to the host.
+        evicts_whole: whether the host makes room for all pages of a copy, not for those missing.
+        loads_last_page: where a prompt of whole pages lacks only the last one, a request loads it
+            from the host and computes one token.
         spare_pages: pages that stay free when a request takes some, if enough can be evicted.
         states_per_request: slots that a running request holds, at least two.
         loads_states_twice: a state on the host is copied to the request's slot as well.
@@ -71,6 +74,8 @@ class PrefixCache:
         storage_writes: StorageWrites = StorageWrites.on_back_up,
         write_hits: int = 1,
         backs_up_answers: bool = True,
+        evicts_whole: bool = False,
+        loads_last_page: bool = False,
         spare_pages: int = 0,
         states_per_request: int = 2,
         loads_states_twice: bool = False,
@@ -80,6 +85,7 @@ class PrefixCache:
         self.page_size = tree.page_size
         self.write_policy = write_policy
         self._backs_up_answers = backs_up_answers
+        self._loads_last_page = loads_last_page
         self._spare_pages = spare_pages
         self.states_per_request = states_per_request
         self._loads_states_twice = loads_states_twice
@@ -99,7 +105,9 @@ class PrefixCache:
                 write_hits=write_hits,
             )
         # each tier makes room with the help of the one below it
-        self.host_allocator = HostAllocator(tree, pools, self.counters, self.arrivals, self._writer)
+        self.host_allocator = HostAllocator(
+            tree, pools, self.counters, self.arrivals, self._writer, evicts_whole=evicts_whole
+        )
         self._back_ups = BackUps(
             tree,
             self.host_allocator,
@@ -161,11 +169,13 @@ class PrefixCache:
         sequence: Sequence,
         match: MatchResult,
         *,
+        prompt_len: int = 0,
         storage_start: int = 0,
         storage_end: int = 0,
     ) -> Acquired | None:
         """Lock the matched path, take pages for the load-back now, and give the request its slots.
 
+        `prompt_len`: the tokens to compute end here; needed only for the last page.
         `[storage_start, storage_end)` are the tokens that the request's own prefetch brought.
         Falls back to the device boundary if the load-back finds no pages. None if there are no
         state slots for the request; nothing has changed then.
@@ -199,10 +209,15 @@ class PrefixCache:
             self._writer.on_hit(node)
         size = self.page_size
         on_device, on_host, from_storage = held_before
+        cached_len, host_len = node.end * size, on_host * size
+        if self._loads_last_page and cached_len + size == prompt_len:
+            last = self._load_backs.load_last(node, sequence, load_back)
+            if last is not None:
+                load_back, cached_len, host_len = last, prompt_len - 1, host_len + size - 1
         return Acquired(
-            cached_len=node.end * size,
+            cached_len=cached_len,
             device_len=on_device * size,
-            host_len=on_host * size,
+            host_len=host_len,
             storage_len=from_storage * size,
             load_back=load_back,
         )
@@ -271,6 +286,7 @@ class PrefixCache:
             state = sequence.states.pop(cut, None)
             if state is not None and not attach_state(tree, node, state):
                 actions.append(FreePages(DEVICE, MAMBA, state))
+        tree.residency.touch_window(node)
         free(actions, self.pools)
         if node is not lock.node:
             sequence.lock = tree.lock(node)

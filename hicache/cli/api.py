@@ -5,7 +5,6 @@ A run from Python writes the same directory as `hicache run`; only W&B is off un
 extra [analysis].
 """
 
-import itertools
 import json
 import secrets
 from collections.abc import Mapping, Sequence
@@ -15,15 +14,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-
 from hicache import experiment
 from hicache.cli.check_policy import knob_of_class
-from hicache.cli.job import is_finished, run_job
+from hicache.cli.grid import choices_of, jobs_of, name_of, varied
+from hicache.cli.job import run_job
 from hicache.cli.progress import ProgressBar
 from hicache.cli.schema import config_of
+from hicache.cli.stored import is_finished
 from hicache.cli.sweep import sum_up
-from hicache.cli.tables.groups import differing_keys, find_runs, group_runs, load_run, load_runs
+from hicache.cli.tables.groups import compared_groups, find_runs
 from hicache.config import METRICS, ExperimentConfig
 from hicache.results.requests_file import read_requests
 from hicache.results.verdict import objections
@@ -131,10 +130,13 @@ def sweep(*overrides: str, out_dir: str | Path | None = None) -> Sweep:
     Raises:
         ValueError: as `run`.
     """
-    configs = [config_of(*each) for each in _grid(_untracked(overrides))]
+    choices = choices_of(_untracked(overrides))
+    jobs = jobs_of(choices)
+    configs = [config_of(*job) for job in jobs]
     directory = _new_dir(configs[0], out_dir)
-    runs = tuple(_run(each, directory / f"{place}") for place, each in enumerate(configs))
-    sum_up(directory, [load_run(each.path) for each in runs], title=configs[0].name)
+    names = [name_of(number, varied(job, choices)) for number, job in enumerate(jobs)]
+    runs = tuple(_run(each, directory / name) for each, name in zip(configs, names, strict=True))
+    sum_up(directory, [each.path for each in runs], title=configs[0].name)
     return Sweep(directory, runs)
 
 
@@ -151,30 +153,40 @@ def load(path: str | Path) -> Run | Sweep:
 
 
 def compare(
-    *paths: str | Path | Run | Sweep, paired: bool = False, metrics: Sequence[str] = METRICS
+    *paths: str | Path | Run | Sweep,
+    paired: bool = False,
+    metrics: Sequence[str] = METRICS,
+    where: Sequence[str] = (),
+    baseline: str | Path | Run | Sweep | None = None,
 ) -> "pd.DataFrame":
-    """Compare runs or sweeps: one row per configuration, the first one is the baseline.
+    """Compare runs or sweeps: one row per configuration.
 
     Args:
         paths: directories, or what `run`, `sweep` and `load` return.
         paired: compare request by request, over the requests that both sides finished.
         metrics: keys of `summary.json`.
+        where: conditions that the runs must fulfill: `"cache.eviction=lru,slru"`.
+        baseline: the runs to compare with: a condition, or one of `paths`; None means those with
+            the first value of the first setting that is a choice.
     """
     from hicache.cli.tables.paired_table import compare_pairs, table_of_pairs
     from hicache.cli.tables.table import table_of
 
-    places = [Path(each.path if isinstance(each, Run | Sweep) else each) for each in paths]
-    runs = load_runs(places)
-    groups = group_runs(runs, differing_keys(runs))
+    base = [] if baseline is None else [str(_place(baseline))]
+    groups = compared_groups([_place(each) for each in paths], where=where, baseline=base)
     if paired:
         return table_of_pairs(groups, compare_pairs(groups, metrics)).values
     return table_of(groups, metrics).values
 
 
+def _place(where: str | Path | Run | Sweep) -> Path:
+    return Path(where.path if isinstance(where, Run | Sweep) else where)
+
+
 def _run(config: ExperimentConfig, out_dir: Path) -> Run:
     if is_finished(out_dir):
         raise ValueError(f"{out_dir} holds a finished run: name another directory")
-    bar = ProgressBar(config.name, line=False)
+    bar = ProgressBar(config.name)
     name = f"{config.name}/{out_dir.name}"
     run_job(
         experiment.run, config, out_dir, group=config.name, name=name, bar=bar, show=lambda _: None
@@ -200,14 +212,3 @@ def _choice_of(policy: type | None, arguments: Mapping[str, object] | None) -> l
     knob = knob_of_class(policy)
     told = [f"{knob}={policy.__module__}:{policy.__qualname__}"]
     return told + [f"+{knob}_args.{name}={value}" for name, value in (arguments or {}).items()]
-
-
-def _grid(overrides: Sequence[str]) -> list[tuple[str, ...]]:
-    parsed = OverridesParser.create().parse_overrides(list(overrides))
-    choices = [
-        [f"{each.key_or_group}={value}" for value in each.sweep_string_iterator()]
-        if each.is_sweep_override()
-        else [str(each.input_line)]
-        for each in parsed
-    ]
-    return list(itertools.product(*choices))

@@ -8,7 +8,7 @@ replayed at rates that grow by one factor, and load is changed by leaving sessio
 them with tokens of their own), not by stretching time: who is there at one rate is there at every
 higher one. The share in time is made monotone over the rates (isotonic regression, weighted by
 requests), and where it falls below the objective is interpolated. One replay has no interval: that
-takes windows (`hicache compare --paired`, `experiments.studies.windows`).
+takes windows (`hicache compare --paired`).
 """
 
 from collections.abc import Callable, Sequence

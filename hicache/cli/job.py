@@ -12,7 +12,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -25,18 +25,16 @@ from omegaconf.errors import OmegaConfBaseException
 from hicache.cache.named import PolicyError
 from hicache.cli.errors import EXTRAS, missing, sentence
 from hicache.cli.progress import ProgressBar
+from hicache.cli.stored import CONFIG_FILE, ERROR_FILE, SUMMARY_FILE
 from hicache.cli.tables import provenance
 from hicache.config import ExperimentConfig
-from hicache.results.metrics import Progress, Result, summarize
+from hicache.results.metrics import Progress, RequestRecord, Result, summarize
 from hicache.results.requests_file import FILES, write_requests
 from hicache.results.tracking import Tracker, plain, write_json
 from hicache.storage.base import StorageError
 from hicache.storage.passwords import without_password
 
 CONFIG_ERRORS = (HydraException, OmegaConfBaseException)
-CONFIG_FILE = "config.yaml"
-SUMMARY_FILE = "summary.json"
-ERROR_FILE = "error.txt"
 ATTACHED = (*FILES, "tokens.png", "ttft.png", "report.html", provenance.FILE)
 BAD_INPUT = (ValueError, OSError, StorageError, *CONFIG_ERRORS)
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -63,6 +61,7 @@ def run_job(
     *,
     group: str,
     name: str,
+    tags: Sequence[str] = (),
     bar: ProgressBar,
     show: Callable[[Outcome], None],
 ) -> Outcome:
@@ -75,7 +74,9 @@ def run_job(
     """
     started = time.perf_counter()
     begin(config, out_dir)
-    tracker = Tracker(out_dir, config.tracker, config=plain(config), group=group, name=name)
+    tracker = Tracker(
+        out_dir, config.tracker, config=plain(config), group=group, name=name, tags=tags
+    )
     with tracker:
         with bar:
 
@@ -96,19 +97,7 @@ def run_job(
             notes=tuple(result.notes),
         )
         try:
-            write_requests(out_dir, result.records)
-            if find_spec("matplotlib") is None:
-                sys.stderr.write(f"no figures and no report.html: {missing('matplotlib')}\n")
-            else:
-                from hicache.results import report  # matplotlib takes a second to import
-
-                report.write_report(
-                    out_dir,
-                    title=name,
-                    summary=outcome.summary,
-                    config=config,
-                    records=result.records,
-                )
+            _write_records(outcome, result.records, title=name)
             tracker.attach([path for file in ATTACHED if (path := out_dir / file).is_file()])
             outcome.timing["total_wall_s"] = time.perf_counter() - started
             write_json(out_dir / "timing.json", outcome.timing)
@@ -120,6 +109,22 @@ def run_job(
             raise
     show(outcome)
     return outcome
+
+
+def _write_records(outcome: Outcome, records: Sequence[RequestRecord], title: str) -> None:
+    write_requests(outcome.out_dir, records)
+    if find_spec("matplotlib") is None:
+        sys.stderr.write(f"no figures and no report.html: {missing('matplotlib')}\n")
+        return
+    from hicache.results import report  # matplotlib takes a second to import
+
+    report.write_report(
+        outcome.out_dir,
+        title=title,
+        summary=outcome.summary,
+        config=outcome.config,
+        records=records,
+    )
 
 
 def _run(run: Run, config: ExperimentConfig, on_progress: Callable[[Progress], None]) -> Result:
@@ -150,11 +155,6 @@ def begin(config: ExperimentConfig, out_dir: Path) -> None:
 def as_yaml(config: ExperimentConfig) -> str:
     """What `config.yaml` holds: everything that was configured."""
     return OmegaConf.to_yaml(OmegaConf.create(plain(config)))
-
-
-def is_finished(out_dir: Path) -> bool:
-    """Whether there is a run that came to its end."""
-    return (out_dir / SUMMARY_FILE).is_file() and not (out_dir / ERROR_FILE).exists()
 
 
 def explain(error: Exception, out_dir: Path | None = None) -> int:

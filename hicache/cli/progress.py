@@ -1,42 +1,51 @@
-"""A progress bar on stderr; one final line where stderr is not a terminal.
-
-Jobs of a sweep end with a line of their own, and those that run side by side would draw over each
-other: `line` and `bar` leave out what would be too much.
-"""
+"""Progress bars on stderr, if it is a terminal: of a run, and of the jobs of a sweep."""
 
 import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Self
 
 from rich import progress as rich_progress
 from rich.console import Console
 
+from hicache.cli.console import console
+from hicache.cli.grid import find_jobs
+from hicache.cli.stored import ERROR_FILE, SUMMARY_FILE, is_finished
 from hicache.results.metrics import Progress
+
+LOOK_S = 0.5  # between two looks at the directories of jobs
+
+
+def _new_bar(text: str) -> rich_progress.Progress | None:
+    if not sys.stderr.isatty():
+        return None
+    return rich_progress.Progress(
+        rich_progress.TextColumn("{task.description}", markup=False),
+        rich_progress.BarColumn(),
+        rich_progress.MofNCompleteColumn(),
+        rich_progress.TextColumn(text),
+        rich_progress.TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        redirect_stdout=sys.stdout.isatty(),  # what goes to a file still goes there
+    )
 
 
 class ProgressBar:
     """Shows how many requests are done and how far time has come in the run."""
 
-    def __init__(self, title: str, *, bar: bool = True, line: bool = True) -> None:
+    def __init__(self, title: str, *, is_shown: bool = True) -> None:
+        """Show nothing unless `is_shown`, as for a job of a sweep."""
         self._title = title
-        self._line = line
-        self._last: Progress | None = None
-        self._bar: rich_progress.Progress | None = None
         self._task: rich_progress.TaskID | None = None
-        if bar and sys.stderr.isatty():
-            self._bar = rich_progress.Progress(
-                rich_progress.TextColumn("{task.description}", markup=False),
-                rich_progress.BarColumn(),
-                rich_progress.MofNCompleteColumn(),
-                rich_progress.TextColumn("requests · {task.fields[time]} of simulated time"),
-                rich_progress.TimeElapsedColumn(),
-                rich_progress.TimeRemainingColumn(),
-                console=Console(stderr=True),
-                transient=True,
-            )
+        text = "requests · {task.fields[time]} of simulated time"
+        self._bar = _new_bar(text) if is_shown else None
 
     def show(self, progress: Progress) -> None:
         """Redraw, if there is anything to draw on."""
-        self._last = progress
         if self._bar is None:
             return
         if self._task is None:
@@ -51,11 +60,80 @@ class ProgressBar:
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
-        elif self._line and self._last is not None:
-            sys.stderr.write(
-                f"{self._title}: {self._last.done_count:,} of {self._last.total_count:,} requests, "
-                f"{clock(self._last.time_s)} replayed\n"
-            )
+
+
+class JobWatch:
+    """Prints a line for each job of a sweep as it ends, and draws one bar over all jobs.
+
+    A thread of the command's own process looks at the directories of the jobs, so it works wherever
+    a launcher runs them. `line` describes a finished job, given its directory.
+    """
+
+    def __init__(self, directory: Path, num_jobs: int, line: Callable[[Path], str]) -> None:
+        self.directory, self.num_jobs = directory, num_jobs
+        self._line = line
+        self._before = self._ends()
+        self._kept = {path for path in self._before if is_finished(path)}
+        self._ended: set[Path] = set()  # since the start
+        self._started_s = time.monotonic()
+        self._stopped = threading.Event()
+        self._bar = _new_bar("jobs{task.fields[left]}")
+        if self._bar is not None:
+            done = len(self._kept)
+            self._bar.add_task("sweep", total=num_jobs, completed=done, left="")
+            self._bar.start()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Print the lines that are missing, and remove the bar."""
+        self._stopped.set()
+        self._thread.join()
+        self._look()
+        if self._bar is not None:
+            self._bar.stop()
+        for path in self._before:
+            if path in self._kept - self._ended:
+                self._print(path, "already finished, and nothing has changed since")
+
+    def jobs(self) -> list[Path]:
+        """Return the directories of those jobs that have begun, in their order."""
+        return list(find_jobs(self.directory).values())
+
+    def left(self, now_s: float) -> str:
+        """Estimate the time that is left from the jobs that have ended so far."""
+        num_left = self.num_jobs - len(self._kept | self._ended)
+        if not self._ended:
+            return ""
+        return f", {clock((now_s - self._started_s) / len(self._ended) * num_left)} left"
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(LOOK_S):
+            self._look()
+
+    def _look(self) -> None:
+        for path, at_ns in self._ends().items():
+            if path not in self._ended and self._before.get(path) != at_ns:
+                self._ended.add(path)
+                if is_finished(path):
+                    self._print(path, self._line(path))
+        if self._bar is not None:
+            done, left = len(self._kept | self._ended), self.left(time.monotonic())
+            self._bar.update(self._bar.task_ids[0], completed=done, left=left)
+
+    def _ends(self) -> dict[Path, int]:
+        # when jobs ended, by the time stamp of the file that each of them writes last
+        ends = {}
+        for path in self.jobs():
+            for name in (ERROR_FILE, SUMMARY_FILE):
+                with suppress(FileNotFoundError):
+                    ends[path] = (path / name).stat().st_mtime_ns
+        return ends
+
+    def _print(self, path: Path, text: str) -> None:
+        number = int(path.name.partition("_")[0])
+        title = f"{path.name} ({number + 1} of {self.num_jobs})"
+        console().print(f"{title}  →  {text}", soft_wrap=True)
 
 
 def clock(time_s: float) -> str:

@@ -13,32 +13,24 @@ import os
 import re
 import sys
 from collections.abc import Iterable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
-from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from hicache.cli.command import in_one_sentence
-from hicache.cli.job import CONFIG_FILE, as_yaml, is_finished
+from hicache.cli.grid import choices_of_sweep, find_jobs, jobs_of
+from hicache.cli.job import as_yaml
 from hicache.cli.schema import refuse_written_password, to_config
-from hicache.cli.stored import read_json, read_yaml
-from hicache.cli.sweep import sum_up
+from hicache.cli.stored import CONFIG_FILE, is_finished, read_json, read_yaml
 from hicache.cli.tables import provenance
-from hicache.cli.tables.console import console
-from hicache.cli.tables.groups import flat, job_order, load_run
+from hicache.cli.tables.groups import flat
 from hicache.config import ExperimentConfig, check_name
 from hicache.results.keys import KNOWN
 from hicache.results.tracking import plain
 from hicache.results.verdict import STAGE
-
-_LOCKED: dict[Path, int] = {}  # open directories, which this process has locked
 
 
 class UsedDirectories(Callback):
@@ -50,27 +42,28 @@ class UsedDirectories(Callback):
             check_name(config.name)
             refuse_written_password(config)
             directory = _made("hydra.run.dir", config.hydra.run.dir)
-            _lock(directory)
+            lock(directory)  # until the process ends
             if is_finished(directory):
-                refuse_other(to_config(_without_hydra(config)), directory)
+                job = copy.deepcopy(config)
+                with read_write(job), open_dict(job):
+                    del job["hydra"]
+                refuse_other(to_config(job), directory)
         # so that an error message can name the run's directory
         HydraConfig.instance().set_config(copy.deepcopy(config))
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Look at the directories of all jobs of a sweep."""
+        """Look at the directory of a sweep, and at those of its jobs that have begun."""
         with in_one_sentence():
             check_name(config.name)
             refuse_written_password(config)
             refuse_unknown(config.metrics)  # in one sentence, not in one a job
             directory = _made("hydra.sweep.dir", config.hydra.sweep.dir)
-            _lock(directory)
+            lock(directory)  # until the process ends
             if is_finished(directory):
                 raise ValueError(
                     f"{directory} contains a finished run: choose another for the sweep"
                 )
-            _look_at_jobs(config, directory)
-        # so that an interrupted sweep can be summed up
-        HydraConfig.instance().set_config(copy.deepcopy(config))
+            _refuse_other_sweep(config, directory)
 
 
 def refuse_other(config: ExperimentConfig, directory: Path) -> None:
@@ -110,70 +103,47 @@ def changes(config: ExperimentConfig, directory: Path) -> list[str]:
     return provenance.changed_since(then, config)
 
 
-def jobs_of(config: DictConfig) -> list[list[str]] | None:
-    """What each job of a sweep is told, as Hydra's own sweeper has it; None: it is another one."""
-    sweeper = config.hydra.sweeper
-    if not str(sweeper._target_).endswith("BasicSweeper"):
+class BusyError(ValueError):
+    """Another process is writing to the directory."""
+
+
+def lock(directory: Path) -> int | None:
+    """Keep other processes from running in the directory until the returned descriptor is closed.
+
+    Raises:
+        BusyError: another process runs in it.
+    """
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise BusyError(
+            f"another run is writing to {directory}: wait for its end, or name another directory"
+        ) from error
+    except OSError:  # some network file systems lock no directory
+        os.close(descriptor)
+        sys.stderr.write(f"{directory} cannot be locked: start no second run in it\n")
         return None
-    told = [f"{key}={value}" for key, value in (sweeper.params or {}).items()]
-    hydra = GlobalHydra.instance()  # gone once the program is on its way out
-    loader = hydra.config_loader() if hydra.is_initialized() else None
-    parser = OverridesParser.create(config_loader=loader)
-    overrides = parser.parse_overrides([*told, *config.hydra.overrides.task])
-    (jobs,) = BasicSweeper.split_arguments(overrides, None)
-    return jobs
+    return descriptor
 
 
-@cache
-def sweep_config(directory: Path) -> DictConfig:
-    """What Hydra has written down of a sweep, once, before its jobs."""
-    return read_yaml(directory / "multirun.yaml", DictConfig)
-
-
-def sum_up_interrupted(why: str) -> None:
-    """Say why a sweep stopped and what it has left, with its table and, last, its directory."""
-    if not sweep_has_begun():
-        sys.stderr.write(f"{why}\n")
+def _refuse_other_sweep(config: DictConfig, directory: Path) -> None:
+    begun = find_jobs(directory)
+    if not begun:
         return
-    hydra_config = HydraConfig.get()
-    directory = Path(hydra_config.sweep.dir).absolute()
-    jobs = sorted((path for path in directory.iterdir() if path.name.isdigit()), key=job_order)
-    finished = [path for path in jobs if is_finished(path)]
-    if finished:
-        name = str(read_yaml(finished[0] / CONFIG_FILE, DictConfig).name)
-        sum_up(directory, [load_run(path) for path in finished], title=name)
-    told = jobs_of(sweep_config(directory))
-    of_all = "" if told is None else f" of {len(told)}"
-    sys.stderr.write(
-        f"{why}: {len(finished)}{of_all} jobs are finished; to continue, repeat the command "
-        f"with hydra.sweep.dir={os.path.relpath(directory)}\n"
-    )
-    console().print(str(directory), soft_wrap=True)
-
-
-def sweep_has_begun() -> bool:
-    """Whether a sweep has begun."""
-    return HydraConfig.initialized() and HydraConfig.get().mode is RunMode.MULTIRUN
-
-
-def _look_at_jobs(config: DictConfig, directory: Path) -> None:
-    used = {path.name for path in directory.iterdir() if path.is_dir()}
-    jobs = jobs_of(config) if used else None
-    if jobs is None:
-        return
-    loader = GlobalHydra.instance().config_loader()
-    for number, overrides in enumerate(jobs):
-        job = loader.load_sweep_config(config, list(overrides))
-        with read_write(job.hydra), open_dict(job.hydra):
-            job.hydra.job.num = job.hydra.job.id = number
-        path = directory / str(job.hydra.sweep.subdir)
-        if is_finished(path):
-            refuse_other(to_config(_without_hydra(job)), path)
-    others = sorted(int(name) for name in used if name.isdigit() and int(name) >= len(jobs))
-    if others:
+    stored = read_yaml(directory / "multirun.yaml", DictConfig)
+    then, now = jobs_of(choices_of_sweep(stored)), jobs_of(choices_of_sweep(config))
+    for number, path in begun.items():
+        if number >= len(now):
+            told = f"and this sweep has only {len(now)} jobs"
+        elif then[number] != now[number]:
+            told = f"which was {' '.join(then[number])} and would be {' '.join(now[number])}"
+        else:
+            continue
         raise ValueError(
-            f"{directory} contains job {others[0]} of another sweep, and this sweep has only "
-            f"{len(jobs)} jobs: choose another directory, or remove this one"
+            f"{directory} contains job {path.name} of another sweep, {told}: choose another "
+            "directory, or remove this one"
         )
 
 
@@ -186,36 +156,6 @@ def _made(knob: str, name: str) -> Path:
     if not os.access(path, os.W_OK):
         raise ValueError(f"{knob}={name}: the directory is not writable")
     return path
-
-
-def _lock(directory: Path) -> None:
-    """Keep other processes from running in the directory for as long as this one lives.
-
-    Raises:
-        ValueError: another process runs in it.
-    """
-    if directory.resolve() in _LOCKED:
-        return
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise ValueError(
-            f"another run is writing to {directory}: wait for its end, or name another directory"
-        ) from error
-    except OSError:  # some network file systems lock no directory
-        os.close(descriptor)
-        sys.stderr.write(f"{directory} cannot be locked: start no second run in it\n")
-        return
-    _LOCKED[directory.resolve()] = descriptor
-
-
-def _without_hydra(config: DictConfig) -> DictConfig:
-    job = copy.deepcopy(config)
-    with read_write(job), open_dict(job):
-        del job["hydra"]
-    return job
 
 
 def _difference(file: Path, config: ExperimentConfig) -> str:

@@ -10,49 +10,30 @@ A run writes its results to a directory, whose path is the last line printed. To
 interrupted sweep, repeat the command with `hydra.sweep.dir=` and the directory of the sweep.
 """
 
-import importlib
 import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from concurrent.futures import BrokenExecutor
-from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from hicache.cli import goodput, knobs, schema
 from hicache.cli.command import in_one_sentence
-from hicache.cli.job import (
-    CONFIG_ERRORS,
-    SUMMARY_FILE,
-    Outcome,
-    begin,
-    explain,
-    is_finished,
-    run_job,
-)
+from hicache.cli.grid import stored_choices, varied
+from hicache.cli.job import CONFIG_ERRORS, Outcome, explain, run_job
 from hicache.cli.progress import ProgressBar
-from hicache.cli.resume import (
-    changes,
-    jobs_of,
-    refuse_other,
-    refuse_unknown,
-    sum_up_interrupted,
-    sweep_config,
-    sweep_has_begun,
-)
-from hicache.cli.stored import read_json
-from hicache.cli.terminal import show_line, show_run
+from hicache.cli.resume import BusyError, changes, lock, refuse_other, refuse_unknown
+from hicache.cli.stored import SUMMARY_FILE, is_finished, read_json
+from hicache.cli.sweep import end_early
+from hicache.cli.terminal import show_run
 from hicache.config import ExperimentConfig, inert_knobs
 
-# what else than a replay `program` may name, in `studies/`: each writes into the run's directory
-PROGRAMS = ("a_a", "capacity", "kernel_to_ttft", "signs", "sim_vs_real", "stop_arms", "stop_phase")
-
 UNEQUAL = 3  # exit code of a run whose cache has given a model wrong bytes
+LAUNCHERS = ("joblib", "ray", "submitit")  # packages whose errors mean that a worker is lost
 INTERRUPTED = 130  # exit code of a process that Ctrl-C ended: 128 + 2
 
 schema.register()
@@ -62,64 +43,64 @@ schema.register()
 def compose_and_run(cfg: DictConfig) -> int:
     """Run one job; of a sweep, return the exit code so that the other jobs still run."""
     out_dir = Path(HydraConfig.get().runtime.output_dir)
-    is_sweep = sweep_has_begun()
+    is_job = HydraConfig.get().mode is RunMode.MULTIRUN
+    held = None
     try:
-        summary = make(cfg, out_dir, is_sweep=is_sweep)
-        code = UNEQUAL if summary.get("verify/unequal_count") and not is_sweep else 0
+        if is_job:
+            held = lock(out_dir)
+        summary = make(cfg, out_dir, is_job=is_job)
+        code = UNEQUAL if summary.get("verify/unequal_count") and not is_job else 0
     except Exception as error:  # whatever it was, the other jobs of the sweep are not to blame
-        # an error.txt would spoil a run that is there
-        code = explain(error, None if is_finished(out_dir) else out_dir)
-    if code and not is_sweep:
+        # an error.txt would spoil a run that is there, or that another process makes
+        is_used = is_finished(out_dir) or isinstance(error, BusyError)
+        code = explain(error, None if is_used else out_dir)
+    finally:
+        if held is not None:
+            os.close(held)
+    if code and not is_job:
         sys.exit(code)
     return code
 
 
-def make(cfg: DictConfig, out_dir: Path, *, is_sweep: bool) -> Mapping[str, float]:
-    """Run one job, unless it is there already, and print what came of it; returns its summary."""
-    hydra_config = HydraConfig.get()
-    title = f"{job_title(out_dir)}: {' '.join(swept(out_dir))}" if is_sweep else str(cfg.name)
+def make(cfg: DictConfig, out_dir: Path, *, is_job: bool) -> Mapping[str, float]:
+    """Run `cfg` unless `out_dir` holds this run already, and return its summary.
+
+    Print a single run. The lines of jobs come from the process that has started the sweep.
+    """
+    overrides = HydraConfig.get().overrides.task
+    if is_job:
+        overrides = varied(overrides, stored_choices(out_dir.parent))
     config = schema.to_config(cfg)
     refuse_unknown(config.metrics)
-    for note in unheeded(config, swept(out_dir) if is_sweep else hydra_config.overrides.task):
+    for note in unheeded(config, overrides):
         sys.stderr.write(f"{note}\n")
     refuse_other(config, out_dir)
+    settings = out_dir.name.partition("_")[2] or out_dir.name  # of a job: eviction=lru,seed=0
+    title = settings if is_job else config.name
     if is_finished(out_dir):
         changed = changes(config, out_dir)
         if not changed:
-            stored = read_json(out_dir / SUMMARY_FILE)
-            told = "already finished, and nothing has changed since"
-            print(f"{title}  →  {told}" if is_sweep else f"{told}\n{out_dir}")
-            return stored
+            if not is_job:
+                print(f"already finished, and nothing has changed since\n{out_dir}")
+            return read_json(out_dir / SUMMARY_FILE)
         sys.stderr.write(f"{title}: runs again, because of changes in {', '.join(changed)}\n")
-    if config.program != "replay":
-        carry_out(config, out_dir)
-        print(out_dir)
-        return {}
-    is_alone = str(hydra_config.launcher._target_).endswith("BasicLauncher")
-    bar = ProgressBar(
-        f"{config.name}, {job_title(out_dir)}" if is_sweep else config.name,
-        bar=is_alone or not is_sweep,
-        line=not is_sweep,
-    )
     outcome = run_job(
         goodput.run,
         config,
         out_dir,
-        group=f"{config.name}/{out_dir.parent.name}" if is_sweep else config.name,
-        name=f"{config.name}/{out_dir.relative_to(out_dir.parents[int(is_sweep)])}",
-        bar=bar,
-        show=partial(show, title=title if is_sweep else None),
+        group=f"{config.name}/{out_dir.parent.name}" if is_job else config.name,
+        name=settings if is_job else f"{config.name}/{out_dir.name}",
+        tags=settings.split(",") if is_job else (),
+        bar=ProgressBar(config.name, is_shown=not is_job),
+        show=(lambda _: None) if is_job else show,
     )
-    if not is_sweep:
+    if not is_job:
         print(out_dir, flush=True)
     return outcome.summary
 
 
-def show(outcome: Outcome, title: str | None) -> None:
-    """Print what came of a run; on one line, after its title, if it is a job of a sweep."""
-    if title is not None:
-        show_line(outcome, title)
-        return
+def show(outcome: Outcome) -> None:
+    """Print what came of a single run."""
     show_run(outcome)
     for metric in outcome.config.metrics:
         if metric not in outcome.summary:
@@ -146,38 +127,6 @@ def unheeded(config: ExperimentConfig, overrides: Sequence[str]) -> list[str]:
     return notes
 
 
-def job_title(out_dir: Path) -> str:
-    """Which job of how many, with the name of its directory."""
-    jobs = jobs_of(sweep_config(out_dir.parent))
-    if jobs is None or not out_dir.name.isdigit():
-        return f"job {out_dir.name}"
-    return f"job {out_dir.name} ({int(out_dir.name) + 1} of {len(jobs)})"
-
-
-def swept(out_dir: Path) -> list[str]:
-    """What this job of a sweep was told and not every other one as well."""
-    overrides = HydraConfig.get().overrides.task
-    typed = sweep_config(out_dir.parent).hydra.overrides.task
-    # Hydra escapes the colon of module:Class
-    told = [re.sub(r"\\(.)", r"\1", override) for override in overrides]
-    return [item for item in told if item not in typed] or told
-
-
-def carry_out(config: ExperimentConfig, out_dir: Path) -> None:
-    """Do what `program` names."""
-    if config.program not in PROGRAMS:
-        raise ValueError(
-            f"program must be replay or one of {', '.join(PROGRAMS)}, got {config.program!r}"
-        )
-    if find_spec("experiments") is None:
-        raise ValueError(
-            f"program={config.program} needs the repository: run it at the root of a checkout"
-        )
-    begin(config, out_dir)
-    study = importlib.import_module(f"experiments.studies.{config.program}")
-    study.carry_out(config, out_dir)  # imported here: a simulation needs no torch
-
-
 def main() -> None:
     """Run, with what Hydra finds wrong put in one sentence too."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -192,19 +141,19 @@ def main() -> None:
         sys.exit(explain(error))
     except OSError as error:  # of what Hydra writes, or of a terminal that has gone
         code = explain(error, unfinished_run())
-        if sweep_has_begun():
-            say_what_there_is()
+        say_what_there_is("interrupted")
         sys.exit(code)
-    except BrokenExecutor as error:  # a worker of joblib was killed
-        exit_codes = re.search(r"\{(.+)\}", str(error))
-        say_what_there_is(
-            f"a worker process was killed ({exit_codes[1] if exit_codes else 'unknown signal'}), "
-            f"perhaps for lack of memory (hydra.launcher.n_jobs=1 takes the least)"
-        )
-        sys.exit(1)
     except KeyboardInterrupt:
-        say_what_there_is()
+        if not say_what_there_is("interrupted"):
+            sys.stderr.write("interrupted\n")
         sys.exit(INTERRUPTED)
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] not in LAUNCHERS:
+            raise
+        exit_codes = re.search(r"\{(.+)\}", str(error))  # of joblib's workers
+        told = exit_codes[1] if exit_codes else str(error).partition("\n")[0]
+        say_what_there_is(f"a worker process died ({told}), perhaps for lack of memory")
+        sys.exit(1)
 
 
 def show_help(groups: Sequence[str]) -> int:
@@ -218,20 +167,21 @@ def show_help(groups: Sequence[str]) -> int:
 
 def unfinished_run() -> Path | None:
     """The directory of a single run that has begun, and would not be spoilt by an error.txt."""
-    if not HydraConfig.initialized() or sweep_has_begun():
+    if not HydraConfig.initialized() or HydraConfig.get().mode is RunMode.MULTIRUN:
         return None
     out_dir = Path(HydraConfig.get().run.dir)
     return None if is_finished(out_dir) else out_dir
 
 
-def say_what_there_is(why: str = "interrupted") -> None:
-    """Sum up a run or a sweep that did not come to its end."""
+def say_what_there_is(why: str) -> bool:
+    """Sum up a sweep that did not come to its end; False if there is none."""
     try:
-        sum_up_interrupted(why)
+        return end_early(why)
     except KeyboardInterrupt:
         pass  # a second Ctrl-C skips the summary
     except Exception as error:
         explain(error)
+    return True
 
 
 if __name__ == "__main__":

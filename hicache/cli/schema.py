@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
+from hicache.cli.grid import subdir
 from hicache.cli.stored import read_yaml
 from hicache.config import ExperimentConfig
 from hicache.models import HardwareConfig
@@ -52,24 +53,29 @@ def config_of(*overrides: str) -> ExperimentConfig:
     """
     told = OverridesParser.create().parse_overrides(with_implied(overrides))
     values = [each for each in told if _is_value(each)]
-    config = copy.deepcopy(
-        _composed(*(str(each.input_line) for each in told if each not in values))
-    )
-    ConfigLoaderImpl._apply_overrides_to_config(values, config)
+    files = [str(each.input_line) for each in told if each not in values]
+    config = copy.deepcopy(_composed(*files))
+    try:
+        for each in values:
+            OmegaConf.update(config, each.key_or_group, each.value())
+    except OmegaConfBaseException:  # Hydra refuses it too, with a better message
+        config = copy.deepcopy(_composed(*(str(each.input_line) for each in told)))
     return to_config(config)
 
 
 @cache
-def _composed(*files: str) -> DictConfig:
+def _composed(*overrides: str) -> DictConfig:
     register()
     ready = GlobalHydra.instance().is_initialized()  # inside `experiments.run` it is
     with nullcontext() if ready else initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("config", list(files))
+        return compose("config", list(overrides))
 
 
 def _is_value(override: Override) -> bool:
-    is_file = override.key_or_group.startswith("hydra") or (CONF / override.key_or_group).is_dir()
-    return not (is_file or override.is_sweep_override())
+    key = override.key_or_group
+    is_file = key.startswith("hydra") or (CONF / key).is_dir() or override.package is not None
+    changes = override.type is OverrideType.CHANGE and not override.is_sweep_override()
+    return changes and not is_file
 
 
 def with_implied(overrides: Sequence[str]) -> list[str]:
@@ -101,6 +107,7 @@ def register() -> None:
     OmegaConf.register_new_resolver(
         "run_id", lambda: secrets.token_hex(3), use_cache=True, replace=True
     )
+    OmegaConf.register_new_resolver("job_dir", subdir, replace=True)
 
 
 def without_passwords(overrides: Sequence[str]) -> list[str]:

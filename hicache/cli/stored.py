@@ -7,7 +7,15 @@ from typing import Any, TypeVar
 import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
+CONFIG_FILE = "config.yaml"
+SUMMARY_FILE = "summary.json"
+ERROR_FILE = "error.txt"
 Config = TypeVar("Config", DictConfig, ListConfig)
+
+
+def is_finished(out_dir: Path) -> bool:
+    """Return whether the directory holds a run that came to its end."""
+    return (out_dir / SUMMARY_FILE).is_file() and not (out_dir / ERROR_FILE).exists()
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -1,66 +1,103 @@
-"""The end of a sweep: one table, one figure and two files of numbers over all its runs.
+"""A sweep as a whole: progress while it runs, and one table, figure and set of files in the end.
 
-Hydra calls `SweepEnd` in the process that started the sweep, once all jobs are done. All it knows
-it reads from the run directories, so it does not matter which process ran which job.
+Hydra calls `SweepProgress` in the process that started the sweep. All that it knows of the jobs it
+reads from their directories, so it does not matter which process on which machine ran which job.
 """
 
-import json
+import os
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
+from hicache.cli.console import console
+from hicache.cli.errors import missing
+from hicache.cli.grid import choices_of_sweep, jobs_of
 from hicache.cli.job import explain
-from hicache.cli.tables.console import console
+from hicache.cli.progress import JobWatch
+from hicache.cli.stored import is_finished
 from hicache.cli.tables.groups import (
     WINDOW,
-    Group,
-    Spread,
     StoredRun,
     differing_keys,
     group_runs,
-    job_order,
     load_run,
     with_counts,
 )
+from hicache.cli.terminal import line_of
+from hicache.config import TrackerConfig
+from hicache.results.tracking import track_sweep
 from hicache.results.verdict import in_short, objections
 
+_WATCHES: list[JobWatch] = []  # of this process; launchers pickle callbacks, and threads cannot be
 
-class SweepEnd(Callback):
-    """Sums a sweep up, and ends the program with 1 if any of its jobs failed."""
+
+class SweepProgress(Callback):
+    """Watches the jobs of a sweep, sums them up, and ends the program with 1 if any has failed."""
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Start to watch the jobs."""
+        num_jobs = len(jobs_of(choices_of_sweep(config)))
+        _WATCHES.append(JobWatch(Path(config.hydra.sweep.dir).absolute(), num_jobs, line_of))
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Print the table and, as the last line, the directory of the sweep."""
-        directory = Path(OmegaConf.select(config, "hydra.sweep.dir")).absolute()
-        jobs = [path for path in directory.iterdir() if path.is_dir() and path.name.isdigit()]
-        jobs.sort(key=job_order)
-        finished = [path for path in jobs if _failure(path) is None]
+        watch = _WATCHES.pop()
+        watch.stop()
+        jobs = watch.jobs()
+        finished = [path for path in jobs if is_finished(path)]
         is_written = True
-        if finished:
-            try:
-                sum_up(directory, [load_run(path) for path in finished], title=str(config.name))
-            except (OSError, ValueError) as error:
-                explain(error)
-                is_written = False
+        try:
+            if finished:
+                sum_up(watch.directory, finished, title=str(config.name))
+                tracker = OmegaConf.to_object(config.tracker)
+                assert isinstance(tracker, TrackerConfig)
+                track_sweep(watch.directory, tracker, f"{config.name}/{watch.directory.name}")
+        except (OSError, ValueError) as error:
+            explain(error)
+            is_written = False
         for path in jobs:
-            failure = _failure(path)
-            if failure is not None:
-                sys.stderr.write(f"job {path.name} failed: {failure}\n")
-        console().print(str(directory), soft_wrap=True)
-        if len(finished) < len(jobs) or not is_written:
+            if path not in finished:
+                sys.stderr.write(f"job {path.name} failed: {_failure(path)}\n")
+        console().print(str(watch.directory), soft_wrap=True)
+        if len(finished) < watch.num_jobs or not is_written:
             sys.stdout.flush()
             sys.exit(1)
 
 
-def sum_up(directory: Path, runs: Sequence[StoredRun], *, title: str) -> None:
-    """Print the table, and write `sweep.csv`, `sweep.json` and `sweep.png`/`.pdf`."""
-    from hicache.cli.tables.result_table import show_result  # pandas takes half a second
+def end_early(why: str) -> bool:
+    """Sum up the sweep that this process has started, if any, and say `why` it ends early."""
+    if not _WATCHES:
+        return False
+    watch = _WATCHES.pop()
+    watch.stop()
+    finished = [path for path in watch.jobs() if is_finished(path)]
+    if finished:
+        sum_up(watch.directory, finished, title=str(load_run(finished[0]).config["name"]))
+    sys.stderr.write(
+        f"{why}: {len(finished)} of {watch.num_jobs} jobs are finished; to continue, repeat the "
+        f"command with hydra.sweep.dir={os.path.relpath(watch.directory)}\n"
+    )
+    console().print(str(watch.directory), soft_wrap=True)
+    return True
+
+
+def sum_up(directory: Path, jobs: Sequence[Path], *, title: str) -> None:
+    """Print the table of finished jobs, and write `sweep.csv`, `.json`, `.png` and `.pdf`.
+
+    Does neither, and says so, if pandas is not installed.
+    """
+    if find_spec("pandas") is None:
+        sys.stderr.write(f"no table of the sweep: {missing('pandas')}\n")
+        return
+    from hicache.cli.tables.result_table import as_json, show_result  # pandas takes half a second
     from hicache.cli.tables.table import over_runs, table_of
 
-    runs = with_counts(runs)
+    runs = with_counts([load_run(path) for path in jobs])
     keys = differing_keys(runs)
     groups = group_runs(runs, keys)
     known = set.intersection(*(set(run.summary) for run in runs))
@@ -71,7 +108,7 @@ def sum_up(directory: Path, runs: Sequence[StoredRun], *, title: str) -> None:
     if len(runs) > 1:
         show_result(table_of(groups, metrics), ": ".join(filter(None, [title, over_runs(groups)])))
     _write_csv(directory / "sweep.csv", runs, keys)
-    _write_json(directory / "sweep.json", groups)
+    (directory / "sweep.json").write_text(as_json(table_of(groups, sorted(known))) + "\n")
     if len(groups) > 1:
         from hicache.cli.tables.sweep_figure import draw_sweep  # matplotlib
         from hicache.results.report import save
@@ -81,11 +118,11 @@ def sum_up(directory: Path, runs: Sequence[StoredRun], *, title: str) -> None:
             save(figure, directory / name)
 
 
-def _failure(job: Path) -> str | None:
+def _failure(job: Path) -> str:
     error = job / "error.txt"
-    if error.exists():
-        return (error.read_text().strip() or "no reason was recorded").splitlines()[-1]
-    return None if (job / "summary.json").exists() else "the run ended without a summary.json"
+    if not error.exists():
+        return "the run ended without a summary.json"
+    return (error.read_text().strip() or "no reason was recorded").splitlines()[-1]
 
 
 def _write_csv(path: Path, runs: Sequence[StoredRun], keys: Sequence[str]) -> None:
@@ -104,29 +141,3 @@ def _write_csv(path: Path, runs: Sequence[StoredRun], keys: Sequence[str]) -> No
     ]
     table = pd.DataFrame(rows, columns=["job", *settings, "verdict", *metrics], dtype=object)
     table.to_csv(path, index=False)
-
-
-def _write_json(path: Path, groups: Sequence[Group]) -> None:
-    from hicache.cli.tables.table import answer_sets
-    from hicache.cli.tables.verdicts import Verdicts
-
-    verdicts = Verdicts(answer_sets(groups))
-    content = [describe(group) | {"verdict": verdicts.sentences(group)} for group in groups]
-    path.write_text(json.dumps(content, indent=2) + "\n")
-
-
-def describe(group: Group) -> dict[str, object]:
-    """A group as plain values: its settings, its runs, and each metric over them."""
-    shared = set.intersection(*(set(run.summary) for run in group.runs))
-    return {
-        "settings": group.settings,
-        "windows": [run.setting(WINDOW) for run in group.runs],
-        "seeds": [run.config["seed"] for run in group.runs],
-        "overloaded": any(run.is_overloaded for run in group.runs),
-        "metrics": {
-            metric: dict(
-                zip(("median", "min", "max"), Spread.of(group.values(metric)), strict=True)
-            )
-            for metric in sorted(shared)
-        },
-    }

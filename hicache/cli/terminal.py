@@ -1,6 +1,7 @@
 """What a run says on the terminal when it is done: where every token came from, and the price."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 from rich import box
 from rich.table import Table
@@ -8,8 +9,9 @@ from rich.text import Text
 
 from hicache.cache.reasons.table import REASONS
 from hicache.cache.tree.arrivals import FATES
+from hicache.cli.console import console, show_table
 from hicache.cli.job import Outcome
-from hicache.cli.tables.console import console, show_table
+from hicache.cli.stored import SUMMARY_FILE, read_json
 from hicache.results.metrics import TTFT_PARTS
 from hicache.results.verdict import CLEAN, in_short, loads, objections, stage_lines
 from hicache.scheduler.queue_waits import CAUSES
@@ -62,16 +64,14 @@ def show_run(outcome: Outcome) -> None:
     )
 
 
-def show_line(outcome: Outcome, title: str) -> None:
-    """Print one run of a sweep."""
-    summary = outcome.summary
-    console().print(
-        f"{title}  →  token hit rate "
-        f"{summary['cache/token_hit_rate']:.3f}, TTFT mean "
-        f"{seconds(summary['request/ttft_s_mean'])}, p95 "
-        f"{seconds(summary['request/ttft_s_p95'])}, {outcome.timing['wall_s']:.1f} s wall time "
-        f"({in_short(objections([summary]))})",
-        soft_wrap=True,
+def line_of(job: Path) -> str:
+    """Return the results of a finished job in one line."""
+    summary, timing = read_json(job / SUMMARY_FILE), read_json(job / "timing.json")
+    return (
+        f"token hit rate {summary['cache/token_hit_rate']:.3f}, "
+        f"TTFT mean {seconds(summary['request/ttft_s_mean'])}, "
+        f"p95 {seconds(summary['request/ttft_s_p95'])}, {timing['wall_s']:.1f} s wall time "
+        f"({in_short(objections([summary]))})"
     )
 
 

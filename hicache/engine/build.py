@@ -67,6 +67,7 @@ def build_engine(
             "cache.checkpoints", knobs.checkpoints, knobs.checkpoints_args, knobs
         ),
         windows=windows,
+        storage_branches=knobs.storage_branches,
         # where leaves lose single pages, or an extra page is freed, several steps at once would
         # evict other pages than one after another
         may_jump=config.engine.jump and not (is_real or knobs.trims_leaves or knobs.spare_pages),
@@ -122,6 +123,8 @@ def _cache(
         storage_writes=storage.write,
         write_hits=storage.write_hits,
         backs_up_answers=knobs.backs_up_answers,
+        evicts_whole=knobs.evicts_whole,
+        loads_last_page=knobs.loads_last_page,
         spare_pages=knobs.spare_pages,
         states_per_request=knobs.states_per_request,
         loads_states_twice=knobs.loads_states_twice,

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Protocol
 
-from mypy_extensions import mypyc_attr
-
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
@@ -20,15 +18,14 @@ from hicache.cache.tiers.transfer import Reported, StorageWrite
 from hicache.clock import Clock
 from hicache.config import WritePolicy
 from hicache.engine.client_timeouts import ClientTimeouts
+from hicache.engine.decode_run import DecodeRun
 from hicache.engine.ports import Executor, Io, Observer
-from hicache.executor.completions import StepEnds
 from hicache.request import Request
 from hicache.scheduler.batch import NOTHING, Batch, Extend, Outcome
 from hicache.scheduler.scheduler import Scheduler
 from hicache.workload.arrivals import Release, Releases
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class Engine:
     """One scheduler, its cache and its executor."""
 
@@ -50,11 +47,8 @@ class Engine:
         self._arrived: list[tuple[int, Request]] = []  # (when, what)
         self._aborted: list[int] = []
         self._delivered: list[Reported | Prefetch] = []
-        self._written: list[tuple[int, StorageWrite]] = []  # (step of the run, what ended in it)
         self._batch: Batch | None = None  # under way, or held by a fence
-        self._ends: StepEnds | None = None  # of its steps, once it is under way
-        # of these: the first not taken in, the last one looked at so far, and the last of the run
-        self._first = self._horizon = self._last = 0
+        self._run: DecodeRun | None = None  # its steps, once it is under way
         self._deadline_ns: int | None = None  # of those that wait
         self._planned_ns = self._started_ns = 0
         self._stall_ns = 0  # of the step at hand: waiting for load-backs
@@ -91,19 +85,16 @@ class Engine:
 
         False if nothing can come of it yet, so that there is no need to wake.
         """
-        if isinstance(done, StorageWrite) and self._may_write_beside:
-            assert self._ends is not None
-            step = self._ends.first_from(now_ns, self._first, self._horizon)
-            self._written.append((step, done))
+        run = self._run
+        if run is not None and isinstance(done, StorageWrite) and self._may_write_beside:
+            run.note_write(done, now_ns)
             return False
-        last = self._last
         if not isinstance(done, Prefetch) or done.is_read or not done.is_reading:
             self._delivered.append(done)
         elif not self._follows_reads:
             return False
-        self.interrupt(now_ns)
         # a copy moves no deadline
-        return self._ends is None or self._last != last or isinstance(done, Prefetch)
+        return run is None or run.cut(now_ns) or isinstance(done, Prefetch)
 
     @property
     def _may_write_beside(self) -> bool:
@@ -111,7 +102,7 @@ class Engine:
 
         All that comes of it is room for others to be written, and host pages that may leave.
         """
-        if self._ends is None or self.extending or self._delivered:
+        if self.extending or self._delivered:
             return False
         return self.cache.write_policy is not WritePolicy.write_back
 
@@ -120,41 +111,30 @@ class Engine:
 
         The run goes on; at its end it makes no difference that somebody looked.
         """
-        if self._ends is None:
+        if self._run is None:
             return
-        self._take_in_until(self._ends.first_from(now_ns, self._first, self._horizon))
+        for num_steps, end_ns, write in self._run.take_before(now_ns):
+            self._commit(num_steps, end_ns, write)
         assert not self.scheduler.has_finished, "a run goes on after an answer is complete"
 
     def interrupt(self, now_ns: int) -> None:
         """End the run of steps at hand at the first boundary from now on."""
-        if self._ends is not None:
-            self._last = self._horizon = self._ends.first_from(now_ns, self._first, self._horizon)
+        if self._run is not None:
+            self._run.cut(now_ns)
 
     def look_on(self, until_ns: int | None) -> bool:
-        """Look at more of the steps at hand, unless somebody has waited too long by their end.
-
-        As far as nothing comes between; None: nothing will. Whether there were more.
-        """
-        ends, deadline = self._ends, self._deadline_ns
-        if ends is None or self._horizon == self._last:
-            return False
-        end = ends.known[self._horizon]
-        if deadline is not None and deadline <= end:
-            return False
-        # what comes as they end may cut no run
-        until_ns = None if until_ns is None else max(until_ns, end + 1)
-        self._horizon = min(ends.look(until_ns), self._last)
-        return True
+        """Price more steps of the run at hand, as `DecodeRun.look_on`; False if there are none."""
+        return self._run is not None and self._run.look_on(until_ns, self._deadline_ns)
 
     @property
     def step_end_ns(self) -> int | None:
-        """When the steps at hand end, as far as they are looked at; None if none is under way."""
-        return None if self._ends is None else self._ends.known[self._horizon]
+        """When the steps at hand end that are priced so far; None if none is under way."""
+        return None if self._run is None else self._run.end_ns
 
     def next_wake_ns(self, now_ns: int) -> int | None:
         """When this engine has something to do by itself."""
-        scheduler, ends = self.scheduler, self._ends
-        end = None if ends is None else ends.known[self._horizon]
+        scheduler, run = self.scheduler, self._run
+        end = None if run is None else run.end_ns
         deadline = scheduler.next_deadline_ns(now_ns) if scheduler.waiting else None
         self._deadline_ns = deadline
         if deadline is None or end is None:
@@ -192,14 +172,13 @@ class Engine:
 
         One that ends later is the last of its run. Returns the requests that ended.
         """
-        outcome, ends = NOTHING, self._ends
-        end = None if ends is None else ends.known[self._horizon]
-        was_held = self._batch is not None and end is None
-        if end is not None:
-            if end > now_ns:
+        outcome, run = NOTHING, self._run
+        was_held = self._batch is not None and run is None
+        if run is not None:
+            if run.end_ns > now_ns:
                 self.interrupt(now_ns)
                 return outcome
-            outcome = self._end_step(now_ns)
+            outcome = self._end_run(run)
         self._history.now_ns = now_ns
         if self._delivered or self._arrived or self._aborted:
             self._take_in(now_ns)
@@ -211,26 +190,25 @@ class Engine:
             outcome = self.scheduler.take_ended()
         self._hand_out(now_ns)
         if self._batch is not None and not self.executor.is_fenced:
-            run = self.executor.forward(self._batch, now_ns)
-            # whoever came while it was held has not been looked at
-            self._ends, self._first = run.ends, 0
-            self._last = 0 if was_held else self._batch.num_steps - 1
-            self._horizon = min(run.ends.look(now_ns), self._last)
+            step = self.executor.forward(self._batch, now_ns)
+            # requests that came while it was held have not been looked at
+            self._run = DecodeRun(step.ends, 1 if was_held else self._batch.num_steps, now_ns)
             for extend in self._batch.extends:
                 if extend.req.first_token_ns is None:
                     extend.req.fence_ns += now_ns - self._planned_ns
-                    extend.req.load_back_ns += run.load_stall_ns
+                    extend.req.load_back_ns += step.load_stall_ns
             self._started_ns = now_ns
-            self._stall_ns = run.load_stall_ns
+            self._stall_ns = step.load_stall_ns
         if self.check is not None:
             self.check(self)
         return outcome
 
-    def _end_step(self, now_ns: int) -> Outcome:
+    def _end_run(self, run: DecodeRun) -> Outcome:
         assert self._batch is not None
-        self._take_in_until(self._horizon + 1)
-        num_left = self._batch.num_steps - (self._horizon + 1)
-        self._ends = None
+        for num_steps, end_ns, write in run.take(run.num_priced):
+            self._commit(num_steps, end_ns, write)
+        num_left = self._batch.num_steps - run.num_priced
+        self._run = None
         if num_left and self._only_gained_room():
             self._batch.num_steps = num_left
             return self.scheduler.take_ended()
@@ -249,22 +227,16 @@ class Engine:
             return False
         return not any(isinstance(done, Prefetch) for done in self._delivered)
 
-    def _take_in_until(self, end: int) -> None:
-        # all steps before `end`, and what was written meanwhile at the end of its step
-        assert self._ends is not None
-        while self._written and self._written[0][0] < end:
-            step, write = self._written.pop(0)
-            self._commit(step + 1 - self._first, self._ends.known[step])
+    def _commit(self, num_steps: int, now_ns: int, write: StorageWrite | None) -> None:
+        # the next steps of the batch, if any, the last of which ends now, and a write done in it
+        if num_steps:
+            self._commit_steps(num_steps, now_ns)
+        if write is not None:
             self.cache.complete(write)
-        self._commit(end - self._first, self._ends.known[end - 1])
 
-    def _commit(self, num_steps: int, now_ns: int) -> None:
-        # the next steps of the batch, if any, the last of which ends now
-        if not num_steps:
-            return
+    def _commit_steps(self, num_steps: int, now_ns: int) -> None:
         assert self._batch is not None
         self._history.now_ns = now_ns
-        self._first += num_steps
         self.num_steps += num_steps
         step_ns = now_ns - self._started_ns
         self._started_ns = now_ns

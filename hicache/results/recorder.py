@@ -1,7 +1,7 @@
 """Keeps the score of a run: a record of every request, a row of every interval."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from hicache.cache.reasons.table import Span
@@ -20,7 +20,7 @@ PROGRESS_EVERY = 100  # requests
 
 
 class Stage(NamedTuple):
-    """A stretch of the load with a rate of its own, and what was counted in it."""
+    """A stretch of the load with a rate of its own, or a round, and what was counted in it."""
 
     number: int  # from 1
     start_ns: int
@@ -40,9 +40,20 @@ class Recorder:
         progress: Callable[[Progress], None] | None,
         counters: Iterable[Counter[str]] = (),
         timeline: Timeline | None = None,
+        stage_of: Mapping[int, int] | None = None,
     ) -> None:
-        """`counters`: those to be summed up besides the engines' own. `timeline`: told of every
-        request that has ended."""
+        """Watch the engines.
+
+        Args:
+            engines: whose counters are added up.
+            config: of the run.
+            num_requests: of the workload.
+            progress: called with each interval and now and then between; None if nobody looks.
+            counters: those to be added besides the engines' own.
+            timeline: gets every request that has ended.
+            stage_of: of a closed loop with stages, the stage of each request by its id, from 0;
+                None for any other load.
+        """
         self.records: list[RequestRecord] = []
         self._engines = engines
         self._num_requests = num_requests
@@ -53,8 +64,14 @@ class Recorder:
         self._warm_ns: int | None = self._warm_up_ns or None  # when counting begins, if it has not
         self._progress = progress
         self._next_row_ns = self._interval_ns
-        self._stage_ends_ns = [to_ns(end_s) for end_s in config.workload.stage_ends_s]
+        ends_s = config.workload.stage_ends_s if self._is_timed else ()
+        self._stage_ends_ns = [to_ns(end_s) for end_s in ends_s]
         self._at_stage_ends: list[Counter[str]] = []
+        self._stage_of = stage_of or {}
+        numbers = range(max(self._stage_of.values(), default=-1) + 1)
+        self._left = [0 for _ in numbers]  # requests that have not ended, by stage
+        for number in self._stage_of.values():
+            self._left[number] += 1
         self._num_done = 0
         self._num_finished = 0
         self._before = dict.fromkeys(TIER_TOKENS, 0)
@@ -63,6 +80,7 @@ class Recorder:
         self._uncounted: Counter[str] = Counter()
         self._timeline = timeline
         self.now_ns = 0
+        self._end_stages(0)  # those without a request
 
     def next_look_ns(self) -> int:
         """When the next interval ends, or the warm-up, or a stage of the load."""
@@ -109,7 +127,7 @@ class Recorder:
         stages, start_ns, before = [], 0, Counter[str]()
         ends = zip(self._stage_ends_ns, at_ends, strict=True)
         for number, (end_ns, after) in enumerate(ends, start=1):
-            if start_ns >= self._warm_up_ns:
+            if start_ns >= self._warm_up_ns and end_ns > start_ns:
                 counters = Counter(after)
                 counters.subtract(before)
                 stages.append(Stage(number, start_ns, end_ns, counters))
@@ -125,7 +143,7 @@ class Recorder:
         self, req: RequestState, reason: str, followers: Sequence[Request], engine: int, now_ns: int
     ) -> None:
         """A request can never run; neither can those that wait for its answer."""
-        self._never_ran(req.request, Status.rejected, reason, engine, req.submitted_ns)
+        self._never_ran(req.request, Status.rejected, reason, engine, now_ns, req.submitted_ns)
         self._dropped(followers, req, Status.rejected, engine, now_ns)
 
     def aborted(
@@ -147,7 +165,7 @@ class Recorder:
             reason = f"follows {status.value} request {req.request.id}"
             # one that comes at a time of its own is dropped when it would have come
             came_ns = max(request.arrival_ns, now_ns) if self._is_timed else now_ns
-            self._never_ran(request, status, reason, engine, came_ns, finish_ns=came_ns)
+            self._never_ran(request, status, reason, engine, now_ns, came_ns, finish_ns=came_ns)
 
     def _all_counters(self) -> Counter[str]:
         totals: Counter[str] = Counter()
@@ -178,6 +196,7 @@ class Recorder:
         parts_ns = zip(PREFILL_CAUSES, (*known_ns, prefill_ns - sum(known_ns)), strict=True)
         self._record(
             request,
+            now_ns,
             RequestRecord(
                 id=request.id,
                 session_id=request.session_id,
@@ -217,12 +236,14 @@ class Recorder:
         status: Status,
         reason: str,
         engine: int,
+        now_ns: int,
         arrival_ns: int,
         *,
         finish_ns: int | None = None,
     ) -> None:
         self._record(
             request,
+            now_ns,
             RequestRecord(
                 id=request.id,
                 session_id=request.session_id,
@@ -236,14 +257,23 @@ class Recorder:
             ),
         )
 
-    def _record(self, request: Request, record: RequestRecord) -> None:
+    def _record(self, request: Request, now_ns: int, record: RequestRecord) -> None:
         check(record)
         came_ns = request.arrival_ns if self._is_timed else record.arrival_ns
         if came_ns >= self._warm_up_ns:
             self.records.append(record)
         self._num_done += 1
+        if self._left:
+            self._left[self._stage_of[request.id]] -= 1
+            self._end_stages(now_ns)
         if self._progress is not None and self._num_done % PROGRESS_EVERY == 0:
             self._progress(self._progress_now(None))
+
+    def _end_stages(self, now_ns: int) -> None:
+        # in a closed loop, a stage ends with its last request, and not before an earlier stage
+        while self._left[len(self._stage_ends_ns) :][:1] == [0]:
+            self._stage_ends_ns.append(now_ns)
+            self._at_stage_ends.append(self._counters_at(now_ns))
 
     def _progress_now(self, row: Row | None) -> Progress:
         return Progress(

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
+from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 FLUSH_S = 1  # seconds of W&B rows that a kill -9 may cost
 INIT_TIMEOUT_S = 30.0  # W&B waits 90 s for a server that does not answer
+MAX_TAG = 64  # characters that W&B allows in a tag
 TERMINATED = 143  # exit code of a process that SIGTERM ended: 128 + 15
 
 
@@ -46,6 +48,7 @@ class Tracker:
     config: Mapping[str, object]
     group: str
     name: str
+    tags: Sequence[str] = ()
     _wandb: "wandb.Run | None" = field(default=None, init=False)
     _old_handler: Any = field(default=None, init=False)  # what signal.signal returns
 
@@ -59,11 +62,7 @@ class Tracker:
     def attach(self, paths: Sequence[Path]) -> None:
         """Have W&B keep these files with the run; they are uploaded when it is."""
         if self._wandb is not None:
-            folder = Path(self._wandb.dir)
-            for path in paths:
-                # left to itself W&B makes a symbolic link, which a run that is moved loses
-                shutil.copyfile(path, folder / path.name)
-                self._wandb.save(folder / path.name, base_path=folder, policy="end")
+            _attach(self._wandb, paths)
 
     def summarize(self, summary: Mapping[str, float]) -> None:
         """Record the numbers that stand for the whole run."""
@@ -75,11 +74,15 @@ class Tracker:
         self._metrics = (self.out_dir / "metrics.jsonl").open("wb", buffering=0)
         if threading.current_thread() is threading.main_thread():
             self._old_handler = signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
-        mode = self.tracker.wandb_mode
-        if mode is WandbMode.offline and find_spec("wandb") is None:
-            _say("no wandb/ directory: W&B is not installed (pip install 'hicache[wandb]')")
-        elif mode is not WandbMode.disabled:
-            self._wandb = self._open_wandb()
+        self._wandb = _open_wandb(
+            self.tracker,
+            dir=self.out_dir,
+            config=dict(self.config),
+            group=self.group,
+            name=self.name,
+            tags=[tag[:MAX_TAG] for tag in self.tags],
+        )
+        if self._wandb is not None:
             self._wandb.define_metric("*", step_metric="time_s")  # the x-axis of its charts
         return self
 
@@ -106,39 +109,79 @@ class Tracker:
             self._metrics.truncate(end)
             raise
 
-    def _open_wandb(self) -> "wandb.Run":
-        os.environ.setdefault("WANDB_SILENT", "true")
-        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-        import wandb  # half a second that runs without it should not pay
 
-        def start(mode: WandbMode) -> "wandb.Run":
-            return wandb.init(
-                project=self.tracker.project,
-                group=self.group,
-                name=self.name,
-                mode=mode.value,
-                dir=self.out_dir,
-                config=dict(self.config),
-                reinit="create_new",  # a sweep opens several in one process
-                settings=wandb.Settings(
-                    console="off",
-                    disable_git=True,
-                    init_timeout=INIT_TIMEOUT_S,
-                    silent=True,
-                    x_disable_stats=True,
-                    x_transaction_log_flush_interval=FLUSH_S,
-                ),
-            )
+def track_sweep(directory: Path, tracker: TrackerConfig, group: str) -> None:
+    """Record a sweep with a `sweep.csv` as one W&B run in the group of its jobs.
 
-        if self.tracker.wandb_mode is WandbMode.online:
-            if not _has_key():
-                _say("W&B has no API key here, so this run is logged offline")
-                return start(WandbMode.offline)
-            try:
-                return start(WandbMode.online)
-            except wandb.Error as error:
-                _say(f"W&B cannot be reached ({error}), so this run is logged offline")
-        return start(WandbMode.offline)
+    A sweep that is continued writes to the same W&B run again.
+    """
+    if not (directory / "sweep.csv").is_file():
+        return
+    run = _open_wandb(
+        tracker,
+        dir=directory,
+        group=group,
+        name="summary",
+        job_type="summary",
+        id=sha256(str(directory.absolute()).encode()).hexdigest()[:16],
+        resume="allow",
+    )
+    if run is None:
+        return
+    import pandas as pd
+    import wandb
+
+    table = pd.read_csv(directory / "sweep.csv")
+    run.log({"sweep": wandb.Table(dataframe=table, allow_mixed_types=True)})
+    _attach(run, sorted(directory.glob("sweep.*")))
+    run.finish()
+
+
+def _attach(run: "wandb.Run", paths: Sequence[Path]) -> None:
+    folder = Path(run.dir)
+    for path in paths:
+        # left to itself W&B makes a symbolic link, which a run that is moved loses
+        shutil.copyfile(path, folder / path.name)
+        run.save(folder / path.name, base_path=folder, policy="end")
+
+
+def _open_wandb(tracker: TrackerConfig, **about: Any) -> "wandb.Run | None":
+    """Open a W&B run, offline if the server cannot be used; None if W&B is off or not installed."""
+    mode = tracker.wandb_mode
+    if mode is WandbMode.disabled:
+        return None
+    if mode is WandbMode.offline and find_spec("wandb") is None:
+        _say("no wandb/ directory: W&B is not installed (pip install 'hicache[wandb]')")
+        return None
+    os.environ.setdefault("WANDB_SILENT", "true")
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+    import wandb  # half a second that runs without it should not pay
+
+    def start(mode: WandbMode) -> "wandb.Run":
+        return wandb.init(
+            project=tracker.project,
+            mode=mode.value,
+            reinit="create_new",  # a sweep opens several in one process
+            settings=wandb.Settings(
+                console="off",
+                disable_git=True,
+                init_timeout=INIT_TIMEOUT_S,
+                silent=True,
+                x_disable_stats=True,
+                x_transaction_log_flush_interval=FLUSH_S,
+            ),
+            **about,
+        )
+
+    if mode is WandbMode.online:
+        if not _has_key():
+            _say("W&B has no API key here, so this run is logged offline")
+            return start(WandbMode.offline)
+        try:
+            return start(WandbMode.online)
+        except wandb.Error as error:
+            _say(f"W&B cannot be reached ({error}), so this run is logged offline")
+    return start(WandbMode.offline)
 
 
 def plain(value: Any) -> Any:

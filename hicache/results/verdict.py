@@ -12,6 +12,7 @@ Summary = Mapping[str, float]
 MOST = 0.5  # share of the waiting from which on a start holds most of it
 RHOS = ("gpu", "queue", "read", "write", "workers")
 CLEAN = "no objection"
+CLOSED = "load/closed_loop"
 STAGE = "stage_"  # what the keys of one stage of a load begin with
 
 
@@ -91,7 +92,9 @@ def stages(summary: Summary) -> dict[int, Summary]:
         stage, _, inner = key.partition("/")
         if stage.startswith(STAGE):
             parts.setdefault(int(stage.removeprefix(STAGE)), {})[inner] = value
-    return dict(sorted(parts.items()))
+    # a stage of a closed loop is as full as it was meant to be, too
+    is_closed = {key: summary[key] for key in (CLOSED,) if key in summary}
+    return {number: {**part, **is_closed} for number, part in sorted(parts.items())}
 
 
 def stage_lines(summary: Summary) -> list[str]:
@@ -182,7 +185,7 @@ def _collapsed(summary: Summary, threshold: float) -> float | None:
 
 def _overloaded(what: str, *rhos: str) -> Condition:
     def number(summary: Summary, threshold: float) -> float | None:
-        if summary.get("load/closed_loop"):  # which is as full as it was meant to be
+        if summary.get(CLOSED):  # which is as full as it was meant to be
             return None
         return _above(_busiest(summary, rhos), threshold)
 

@@ -47,6 +47,7 @@ class Scheduler:
         max_len: int,
         checkpoints: Placement,
         windows: Placement | None = None,
+        storage_branches: bool = False,
         may_jump: bool,
         takes_decode_pages_first: bool = False,
         estimate_s: Callable[[int, int], float] | None = None,
@@ -61,6 +62,7 @@ class Scheduler:
             max_len: tokens that the model can attend to.
             checkpoints: where states are kept.
             windows: where windows are kept; None means those of a prompt's last chunk.
+            storage_branches: a prompt also branches off a prefix that storage alone holds.
             may_jump: whether decode steps may be taken at once.
             takes_decode_pages_first: before a step and not after it, as real memory needs them.
             estimate_s: seconds that a prompt takes, given what of it is cached.
@@ -79,6 +81,7 @@ class Scheduler:
         self._max_len = max_len
         self._page = cache.page_size
         self._checkpoints = CheckpointSaver(cache, checkpoints, windows)
+        self._storage_branches = storage_branches
         self._order: ServiceOrder = make_policy(
             "scheduler.order",
             config.order,
@@ -322,6 +325,9 @@ class Scheduler:
         req.ready_len = min(match.device_prefix_len, acquired.cached_len)
         if req.failed_prompts:  # what a branch keeps locked is room that the prompt lacked
             match = match._replace(full_len=match.usable_len)
+        elif self._storage_branches and req.prefetch is not None:
+            stored_len = req.prefetch.leading_end * self._page
+            match = match._replace(full_len=max(match.full_len, stored_len))
         self._checkpoints.place(req, match)
         if acquired.load_back is not None:
             batch.load_backs.append(acquired.load_back)
@@ -351,7 +357,13 @@ class Scheduler:
                 return replace(decision, is_second=True)
             start, end = req.prefetched
             self._open_case(req, match)
-            acquired = cache.acquire(req.sequence, match, storage_start=start, storage_end=end)
+            acquired = cache.acquire(
+                req.sequence,
+                match,
+                prompt_len=req.target_len,
+                storage_start=start,
+                storage_end=end,
+            )
         finally:
             cache.tree.release(lock)
         if acquired is None:
@@ -617,11 +629,12 @@ class Scheduler:
     def _finish(self, req: RequestState) -> None:
         num_pages = req.kv_len // self._page
         sequence = req.sequence
+        self._ended.finished.append(req)
         if self.cache.tree.has_states:
             if num_pages == req.target_len // self._page:
-                num_pages = sequence.tree_pages  # the answer has passed no boundary
-            elif sequence.boundary_slot is not None:
+                self.cache.abandon(sequence)  # the answer has no state at a page boundary
+                return
+            if sequence.boundary_slot is not None:
                 sequence.states[num_pages] = sequence.boundary_slot
                 sequence.boundary_slot = None
         self.cache.finish(sequence, num_pages, is_answer=req.decoded > 1)
-        self._ended.finished.append(req)

@@ -6,6 +6,7 @@ between them are those of a Poisson process of `request_rate` a second. A barrie
 round back until the last client has its answer.
 """
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 
@@ -15,6 +16,27 @@ from hicache.clock import to_ns
 from hicache.config import WorkloadConfig
 from hicache.request import Request
 from hicache.workload.arrivals import Dropped, Release
+
+
+def stages_of(requests: Sequence[Request], config: WorkloadConfig) -> dict[int, int]:
+    """The stage of each request of a closed loop by its id, from 0: its round, or its rate's.
+
+    Empty if the load has no stages, or if they end at times of their own.
+    """
+    if config.has_rounds:
+        return rounds_of(requests)
+    if config.is_timed or not config.stage_ends_s:
+        return {}
+    ends_ns = [to_ns(end_s) for end_s in config.stage_ends_s]
+    return {each.id: bisect_right(ends_ns, each.arrival_ns) for each in requests}
+
+
+def rounds_of(requests: Sequence[Request]) -> dict[int, int]:
+    """The round of each request by its id, from 0: how many answers its client has before it."""
+    rounds: dict[int, int] = {}
+    for request in requests:
+        rounds[request.id] = 0 if request.parent_id is None else rounds[request.parent_id] + 1
+    return rounds
 
 
 class RoundFeeder:
@@ -28,10 +50,7 @@ class RoundFeeder:
         self._barrier = config.barrier
         self._unsettled = {request.id: request for request in requests}
         self._child = {each.parent_id: each for each in requests if each.parent_id is not None}
-        self._round: dict[int, int] = {}
-        for request in requests:
-            before = -1 if request.parent_id is None else self._round[request.parent_id]
-            self._round[request.id] = before + 1
+        self._round = rounds_of(requests)
         self._left = [0] * (1 + max(self._round.values(), default=0))  # unsettled, by round
         for number in self._round.values():
             self._left[number] += 1

@@ -4,11 +4,12 @@ from collections import Counter
 
 import pytest
 
+from hicache.cache.invariants import check
 from hicache.cache.tree.eviction import POLICIES, Random
-from hicache.cache.tree.node import DEVICE, FULL, HOST, Node
+from hicache.cache.tree.node import DEVICE, FULL, HOST, SWA, Node
 from hicache.cache.tree.sequence import Sequence
 from hicache.cache.tree.victims import VictimQueue
-from tests.cache.small import complete_all, make_cache, run_request, tokens_of
+from tests.cache.small import complete_all, evict_all, make_cache, run_request, tokens_of
 
 
 def leaves(count: int) -> list[Node]:
@@ -122,6 +123,50 @@ def test_an_answer_is_copied_to_the_host_if_it_is_to_be(
     assert cache.extend(later, 20)
     cache.publish(later, 5)
     assert cache.tree.residency.resident[HOST][FULL] == 5
+
+
+@pytest.mark.parametrize(("evicts_whole", "left"), [(False, 2), (True, 0)])
+def test_a_copied_window_evicts_what_is_missing_on_the_host_or_as_much_as_it_takes(
+    *, evicts_whole: bool, left: int
+) -> None:
+    cache = make_cache(device=(40, 40, 0), host=(40, 5, 0), window_len=8, evicts_whole=evicts_whole)
+    for first in (100, 200, 300):
+        num_tokens = 12 if first == 300 else 8
+        run_request(cache, tokens_of(num_tokens, first), num_tokens)
+        complete_all(cache)
+        evict_all(cache, DEVICE, FULL)
+    assert cache.tree.residency.resident[HOST][SWA] == 3 + left
+
+
+@pytest.mark.parametrize("is_on_device", [False, True])
+@pytest.mark.parametrize(
+    ("loads_last_page", "prompt_len", "cached_len"),
+    [(False, 16, 12), (True, 16, 15), (True, 17, 16)],
+)
+def test_the_last_page_of_a_prompt_of_whole_pages_is_loaded_if_it_is_to_be(
+    *, is_on_device: bool, loads_last_page: bool, prompt_len: int, cached_len: int
+) -> None:
+    cache = make_cache(
+        device=(8, 0, 0), host=(8, 0, 0), load_back_threshold=1, loads_last_page=loads_last_page
+    )
+    run_request(cache, tokens_of(16), 16)
+    complete_all(cache)
+    if not is_on_device:
+        evict_all(cache, DEVICE, FULL)
+    sequence = Sequence(tokens_of(prompt_len))
+    match = cache.match(sequence, prompt_len)
+    acquired = cache.acquire(sequence, match, prompt_len=prompt_len)
+    assert acquired is not None
+    assert acquired.cached_len == cached_len
+    assert acquired.device_len == (cached_len // 4 * 4 if is_on_device else 0)
+    assert acquired.host_len == cached_len - acquired.device_len
+    loaded = 0 if acquired.load_back is None else acquired.load_back.num_pages[FULL]
+    assert loaded == -(-acquired.host_len // 4)
+    assert cache.extend(sequence, prompt_len)
+    complete_all(cache)
+    cache.finish(sequence, prompt_len // 4)
+    check(cache, None, [])
+    assert cache.available_size(FULL) == 16
 
 
 def test_those_that_left_for_good_are_swept_out_and_the_others_stay() -> None:

@@ -214,7 +214,6 @@ BROKEN: dict[Callable[[World], None], str] = {
 }
 
 
-@pytest.mark.plain
 @pytest.mark.parametrize("break_it", BROKEN, ids=lambda break_it: break_it.__name__)
 def test_a_law_that_is_broken_is_named(break_it: Callable[[World], None]) -> None:
     world = World().done()

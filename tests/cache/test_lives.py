@@ -30,6 +30,7 @@ class Story:
         window_len: int = 0,
         has_states: bool = False,
         host_tokens: int | None = None,
+        evicts_whole: bool = False,
     ) -> None:
         self.cache = make_cache(
             device=(20, 20, 4),
@@ -37,6 +38,7 @@ class Story:
             window_len=window_len,
             has_states=has_states,
             load_back_threshold=0,
+            evicts_whole=evicts_whole,
         )
         self.prefetcher = Prefetcher(self.cache, config, host_tokens)
 
@@ -375,8 +377,8 @@ def test_all_that_becomes_of_a_prefetch_is_counted_once(name: str) -> None:
 
 
 def test_a_prefetch_that_evicts_drops_as_much_as_it_wants_or_only_what_it_lacks() -> None:
-    for evict_whole, left in ((False, 3), (True, 0)):
-        story = Story(replace(EARLY, evict_whole=evict_whole), host=(8, 0, 0))
+    for evicts_whole, left in ((False, 3), (True, 0)):
+        story = Story(EARLY, host=(8, 0, 0), evicts_whole=evicts_whole)
         for first in (100, 200):
             run_request(story.cache, tokens_of(3 * PAGE, first), 3 * PAGE)
             complete_all(story.cache)

@@ -458,7 +458,6 @@ def test_a_load_back_holds_both_tiers_until_it_is_done() -> None:
     invariants.check_drained(cache, None)
 
 
-@pytest.mark.plain
 @pytest.mark.parametrize(("refreshes", "victim"), [(False, "left"), (True, "stayed")])
 def test_leaving_the_device_counts_as_a_use_where_it_is_asked_for(
     *, refreshes: bool, victim: str

@@ -53,14 +53,12 @@ def test_an_untouched_walk_raises_nothing() -> None:
     assert breaks(lambda walk: None) == set()
 
 
-@pytest.mark.plain
 def test_a_cache_that_locks_nothing_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     for verb in ("lock_path", "release_path", "count_host_locks"):
         monkeypatch.setattr(Residency, verb, lambda self, node, *args: 0)
     assert breaks(lambda walk: None)
 
 
-@pytest.mark.plain
 def test_a_cache_that_frees_nothing_at_an_abort_is_found_out() -> None:
     def keep(walk: Walk) -> None:
         walk.cache.abandon = lambda sequence: None  # type: ignore[method-assign]
@@ -68,7 +66,6 @@ def test_a_cache_that_frees_nothing_at_an_abort_is_found_out() -> None:
     assert "BrokenLawError" in breaks(keep)
 
 
-@pytest.mark.plain
 def test_a_tree_that_forgets_its_window_is_found_out() -> None:
     def forget(walk: Walk) -> None:
         wanted = walk.tree.match
@@ -84,7 +81,6 @@ def test_a_tree_that_forgets_its_window_is_found_out() -> None:
     assert "WrongMatchError" in breaks(forget)
 
 
-@pytest.mark.plain
 def test_a_tree_that_changes_when_asked_is_found_out() -> None:
     def touch(walk: Walk) -> None:
         def asked(tokens: bytes, max_len: int, namespace: str = "") -> int:
@@ -126,7 +122,6 @@ def test_a_write_to_storage_under_another_pages_key_is_found_out() -> None:
     assert "WrongPageError" in breaks(swap, num_seeds=20)
 
 
-@pytest.mark.plain
 def test_a_page_that_may_be_evicted_while_it_is_written_to_storage_is_found_out() -> None:
     def unlock(walk: Walk) -> None:
         complete = walk.cache.complete
@@ -143,7 +138,6 @@ def test_a_page_that_may_be_evicted_while_it_is_written_to_storage_is_found_out(
     assert "BrokenLawError" in breaks(unlock)
 
 
-@pytest.mark.plain
 def test_a_window_that_is_left_too_early_is_found_out() -> None:
     def hurry(walk: Walk) -> None:
         leave = walk.cache.leave_window
@@ -157,7 +151,6 @@ def test_a_window_that_is_left_too_early_is_found_out() -> None:
     assert breaks(hurry) & {"WrongPageError", "BrokenLawError", "WrongMatchError"}
 
 
-@pytest.mark.plain
 def test_a_prefetch_that_publishes_one_page_too_many_is_found_out() -> None:
     def hasten(walk: Walk) -> None:
         settle = walk.prefetcher._publish

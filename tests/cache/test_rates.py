@@ -8,8 +8,6 @@ from hicache.cache.prefetch.stop import Marginal
 from hicache.config import PrefetchConfig
 from tests.cache.small import PAGE, make_cache
 
-pytestmark = pytest.mark.plain
-
 CACHE = make_cache(device=(8, 0, 0), host=(8, 0, 0))
 
 

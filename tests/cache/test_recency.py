@@ -181,12 +181,46 @@ def test_a_match_is_a_use_of_the_last_window_and_the_page_before_it() -> None:
     assert set(order[2:]) == {node_of(cache, first) for first in (8, 12)}
 
 
+def test_of_a_window_of_several_nodes_the_first_leaves_first() -> None:
+    cache = make_cache(device=(40, 40, 0), host=NO_HOST, window_len=8)
+    run_request(cache, tokens_of(20), 20)
+    cache.tree.match(tokens_of(16), 16)  # splits the last node, whose end has been there longer
+    cache.tree.match(tokens_of(20), 20)
+    assert victims(cache, SWA) == [node_of(cache, first) for first in (0, 4, 12, 16)]
+
+
 def test_a_match_is_a_use_of_the_state_it_ends_at_and_of_no_other() -> None:
     cache = make_cache(device=(40, 0, 9), host=NO_HOST, has_states=True)
     run_request(cache, tokens_of(16), 16, state_ends=(2,))
     run_request(cache, tokens_of(8, 100), 8)
     cache.tree.match(tokens_of(16), 16)
     assert victims(cache, MAMBA) == [node_of(cache, first) for first in (0, 100, 8)]
+
+
+def test_publishing_below_a_state_is_no_use_of_it() -> None:
+    cache = make_cache(device=(40, 0, 9), host=NO_HOST, has_states=True)
+    run_request(cache, tokens_of(8), 8)
+    sequence = Sequence(tokens_of(16))
+    assert cache.acquire(sequence, cache.match(sequence, 16)) is not None
+    run_request(cache, tokens_of(8, 100), 8)
+    assert cache.extend(sequence, 16)
+    sequence.states[4], sequence.boundary_slot = sequence.boundary_slot, None
+    cache.finish(sequence, 4)
+    assert victims(cache, MAMBA) == [node_of(cache, first) for first in (0, 100, 8)]
+
+
+def test_a_copy_to_the_host_is_no_use_on_the_device() -> None:
+    cache = make_cache(
+        device=(40, 40, 0),
+        host=(40, 40, 0),
+        window_len=8,
+        write_policy=WritePolicy.write_back,
+    )
+    for first in (0, 100):
+        run_request(cache, tokens_of(8, first), 8)
+    node = node_of(cache, 0)
+    cache.tree.residency.put(node, HOST, SWA, [0, 1])
+    assert victims(cache, SWA) == [node, node_of(cache, 100)]
 
 
 # -- what goes along ----------------------------------------------------------------------------

@@ -102,6 +102,7 @@ def random_setting(seed: int, *, num_operations: int) -> Setting:
             "tiering": storage.choice(list(Tiering)) if is_late else Tiering.inclusive,
             "trims_leaves": habits.random() < 0.3,
             "backs_up_answers": habits.random() < 0.7,
+            "loads_last_page": habits.random() < 0.3,
         },
         num_namespaces=rng.choice([1, 2]),
     )
@@ -269,17 +270,27 @@ class Walk:
         match = self.match(actor)
         lock = self.tree.lock(match.best_node)
         first, last = actor.prefetched
-        acquired = self.cache.acquire(actor.sequence, match, storage_start=first, storage_end=last)
+        acquired = self.cache.acquire(
+            actor.sequence,
+            match,
+            prompt_len=actor.prompt_len,
+            storage_start=first,
+            storage_end=last,
+        )
         self.tree.release(lock)
         if acquired is None:
             return
         wanted = match.device_prefix_len if acquired.load_back is None else match.usable_len
-        assert acquired.cached_len == wanted
+        loaded_len = -(-acquired.cached_len // self.page) * self.page  # with the last page
+        assert acquired.cached_len == wanted or loaded_len == actor.prompt_len
         parts = acquired.device_len + acquired.host_len + acquired.storage_len
         assert parts == acquired.cached_len
         self._hand_over()
+        load_back = acquired.load_back
+        if load_back is not None and any(move.is_own for move in load_back.moves):
+            self._finish(load_back)  # the step that writes into these pages waits for the copy
         actor.kv_len = acquired.cached_len
-        self.memory.check_readable(actor.sequence, actor.kv_len)
+        self.memory.check_readable(actor.sequence, loaded_len)
         page = self.page
         last_page = actor.prompt_len // page
         if self.tree.has_states:
@@ -427,9 +438,12 @@ class Walk:
     def finish_copy(self) -> None:
         """Any copy under way is done."""
         if self.copies:
-            work = self.copies.pop(self.rng.randrange(len(self.copies)))
-            self.memory.settle(work)  # type: ignore[arg-type]
-            self.cache.complete(work)  # type: ignore[arg-type]
+            self._finish(self.rng.choice(self.copies))
+
+    def _finish(self, work: object) -> None:
+        self.copies.remove(work)
+        self.memory.settle(work)  # type: ignore[arg-type]
+        self.cache.complete(work)  # type: ignore[arg-type]
 
     def answer_query(self) -> None:
         """Storage says what it has of a prefetch."""

@@ -21,7 +21,7 @@ def test_the_requests_are_the_same_every_time() -> None:
         assert np.array_equal(token_ids(one), token_ids(other))
         assert one.prompt_len == other.prompt_len
     assert POOLS.is_eventful
-    # the tables in docs/diff.md are of these requests
+    # the counts in docs/diff.md are of these requests
     text = b"".join(token_ids(each).tobytes() + bytes([each.output_len]) for each in REQUESTS)
     assert hashlib.sha256(text).hexdigest().startswith("530c1af02cd7")
     assert all(before.arrival_ns < after.arrival_ns for before, after in pairwise(REQUESTS))

@@ -170,3 +170,115 @@ def test_without_torch_there_is_no_environment(monkeypatch: pytest.MonkeyPatch) 
             patch.setattr(engines.importlib.util, "find_spec", lambda _, found=found: found)
             with pytest.raises(SideError, match="torch must be installed here"):
                 environment_of(prepare(SGLANG, "hicache"))
+
+
+def test_a_release_without_the_package_is_refused(
+    installs: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "_pip", lambda *_, **__: None)
+    with pytest.raises(SideError, match=r"^sglang==0\.5\.1 contains no sglang$"):
+        prepare(SGLANG, "0.5.1")
+
+
+def test_a_folder_that_another_process_made_meanwhile_is_used(tmp_path: Path) -> None:
+    folder = tmp_path / "made"
+
+    def make(made: Path) -> None:
+        made.mkdir()
+        (made / "mine").touch()
+        folder.mkdir()
+        (folder / "theirs").touch()
+
+    assert engines._made(folder, make, "making") == folder
+    assert [path.name for path in tmp_path.iterdir()] == ["made"]
+    assert [path.name for path in folder.iterdir()] == ["theirs"]
+    assert engines._made(folder, make, "making") == folder  # as it is
+
+
+def test_a_folder_that_cannot_be_moved_is_an_error(tmp_path: Path) -> None:
+    folder = tmp_path / "made"
+
+    def make(made: Path) -> None:
+        made.mkdir()
+        folder.touch()  # a file in its place
+
+    with pytest.raises(OSError, match="made"):
+        engines._made(folder, make, "making")
+
+
+def test_what_takes_long_is_said_once(
+    installs: list[tuple[str, ...]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepare(SGLANG, "0.5.23")
+    prepare(SGLANG, "0.5.23")
+    assert capsys.readouterr().err.splitlines() == [
+        "fetching sglang==0.5.23 ...",
+        "making the environment of sglang (some minutes, once) ...",
+    ]
+
+
+def test_pip_is_asked_quietly_and_a_failure_without_words_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[list[str]] = []
+    endings = [(0, ""), (1, "first\nlast"), (1, "")]
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        asked.append(command)
+        status, said = endings[len(asked) - 1]
+        return subprocess.CompletedProcess(command, status, "", said)
+
+    monkeypatch.setattr(engines.subprocess, "run", run)
+    engines._pip("python", "--no-deps", "x==1", command="download")
+    quiet = ["--quiet", "--disable-pip-version-check"]
+    assert asked == [["python", "-m", "pip", "download", *quiet, "--no-deps", "x==1"]]
+    with pytest.raises(SideError, match=r"^cannot install x==1: last$"):
+        engines._pip("python", "x==1")
+    with pytest.raises(SideError, match=r"^cannot install x==1: pip gave no reason$"):
+        engines._pip("python", "x==1")
+    assert asked[1][3] == "install"
+
+
+def test_the_environment_of_a_side_is_that_of_this_process_and_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HICACHE_KEPT", "yes")
+    monkeypatch.setenv("PYTHONHASHSEED", "7")
+    launch = engines.Launch(name="x", interpreter="python", module="m", path=("/one", "/two"))
+    found = environment_of(launch)
+    assert found["HICACHE_KEPT"] == "yes"
+    assert found["PYTHONHASHSEED"] == "0"
+    assert found["PYTHONDONTWRITEBYTECODE"] == "1"
+    assert found["PYTHONPATH"] == "/one:/two"
+
+
+def test_engines_differ_in_what_they_have() -> None:
+    assert sorted(ENGINES) == ["sglang", "vllm"]
+    vllm = ENGINES["vllm"]
+    assert (SGLANG.has_storage, vllm.has_storage) == (True, False)
+    assert (SGLANG.compat, vllm.compat) == ("sglang_0_5_23", "vllm_0_33")
+    assert (SGLANG.python_only, vllm.python_only) == (False, True)
+    for name, engine in ENGINES.items():
+        assert engine.package == name
+        assert engine.module == f"experiments.diff.{name}.side"
+
+
+@pytest.mark.parametrize("folder", ["", "python", "src"])
+def test_a_checkout_may_hold_its_package_in_a_folder(
+    installs: list[tuple[str, ...]], tmp_path: Path, folder: str
+) -> None:
+    package = tmp_path / "mine" / folder / "sglang"
+    package.mkdir(parents=True)
+    with pytest.raises(SideError, match="give a checkout, a folder that contains sglang/, or"):
+        prepare(SGLANG, str(tmp_path / "mine"))
+    (package / "__init__.py").touch()
+    assert prepare(SGLANG, str(tmp_path / "mine")).path == (str(package.parent),)
+
+
+@pytest.mark.parametrize("spec", ["0", "0.5.23x/", "x0.5.23", "sglang-9.whl"])
+def test_what_is_no_release_and_no_path_is_refused(
+    installs: list[tuple[str, ...]], spec: str
+) -> None:
+    with pytest.raises(SideError, match="neither a release of sglang, nor hicache, nor a path"):
+        prepare(SGLANG, spec)
+    assert not installs

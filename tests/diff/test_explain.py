@@ -78,11 +78,46 @@ def test_a_request_that_nobody_came_before_is_said_to_be_new(
     assert "both held the same" in said
 
 
+def test_the_first_request_with_a_prefix_may_itself_make_the_difference(
+    compared: Compared, tmp_path: Path
+) -> None:
+    # three pages hold a part of the first prompt from the beginning
+    requests = requests_of(prompt(2, 1), prompt(1, 4), prompt(1, 4))
+    head = {"pages": "3"}
+    row = compared(requests, head=head).rows[2]
+    parting = explain(row, requests, POOLS, (FAKE, fake(head)), tmp_path).parting
+    assert parting is not None
+    assert parting.row.number == 1
+    assert parting.before == {}
+
+
+def test_a_later_request_may_share_its_prefix_with_none(compared: Compared, tmp_path: Path) -> None:
+    requests = requests_of(prompt(1, 4), prompt(2, 4), prompt(3, 4))
+    head = {"pages": "9"}
+    row = compared(requests, head=head).rows[2]
+    found = explain(row, requests, POOLS, (FAKE, fake(head)), tmp_path)
+    assert (found.last_use, found.held, found.parting) == (None, ({}, {}), None)
+    assert [each.place for each in found.only] == ["full/device"]
+
+
+def test_what_is_held_of_the_answer_is_not_asked(compared: Compared, tmp_path: Path) -> None:
+    # the fourth page of the prompt is whole with the first token of the answer
+    short = [*prompt(1, 3), 70_001, 70_002]
+    again = [*short, 900_002]
+    requests = requests_of(again + [4] * 4, prompt(2, 4), short, prompt(3, 1))
+    head = {"pages": "7"}
+    row = compared(requests, head=head).rows[2]
+    found = explain(row, requests, POOLS, (FAKE, fake(head)), tmp_path)
+    assert len(short) % PAGE == PAGE - 1
+    assert found.held[0] == {"full/device": [(0, len(short) - 3)]}
+
+
 def test_an_earlier_prompt_shorter_than_a_page_is_no_use(
     compared: Compared, tmp_path: Path
 ) -> None:
-    requests = requests_of([5, 6], prompt(1, 4), prompt(2, 4), prompt(3, 4), prompt(1, 4))
+    requests = requests_of([5], prompt(1, 4), prompt(2, 4), prompt(3, 4), prompt(1, 4))
     found = explained(compared, requests, {"pages": "9"}, tmp_path)
+    assert len(token_ids(requests[0])) < PAGE
     assert (found.row.number, found.last_use) == (4, 1)
 
 
@@ -139,6 +174,10 @@ def test_many_pages_and_requests_are_cut_short() -> None:
         "After it new holds 9 states of mamba/host that old does not, of request"
         " 0 (pages 0, 2, 4-5, 7, ...), 1 (pages 0, 2, 4-5, 7, ...), 2 (pages 0, 2, 4-5, 7, ...),"
         " 3 (pages 0, 2, 4-5, 7, ...) and 2 more."
+    )
+    four = replace(many, pages={number: [0, 1, 3, 5, 7] for number in range(4)})
+    assert in_words(replace(found, only=(four,)), ("old", "new"))[-1].endswith(
+        "2 (pages 0-1, 3, 5, 7), 3 (pages 0-1, 3, 5, 7)."
     )
     nothing = replace(found, only=(replace(many, pages={}),))
     assert in_words(nothing, ("old", "new"))[-1].endswith("of request none so far.")

@@ -43,6 +43,23 @@ def test_ours_does_not_differ_from_itself(
     assert "hits differ in 0 of 30" in (tmp_path / "comment.md").read_text()
 
 
+@pytest.mark.parametrize("components", ["full", "swa", "mamba", "swa+mamba"])
+def test_delayed_copies_run_to_the_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, components: str
+) -> None:
+    same = ["--base", "hicache", "--head", "hicache", "--components", components]
+    assert ask(monkeypatch, *same, "--copies", "delayed:2", "--out", str(tmp_path)) == 0
+    found = json.loads((tmp_path / "diff.json").read_text())
+    assert found["kinds"] == {"equal": 30}
+    assert found["pools"]["copy_delay"] == 2
+    totals = found["totals"]["head"]
+    last = components.rpartition("+")[2]
+    # what the last two requests back up is not on storage yet
+    assert 0 < totals[f"moved/{last}/write"] < totals[f"moved/{last}/back_up"]
+    assert totals["free/full/device"] > 0
+    assert "locked/full/host" not in totals
+
+
 def test_an_engine_without_storage_is_compared_without_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -111,6 +128,16 @@ def test_bad_input_gets_one_sentence(
     assert "\n" not in said
 
 
+@pytest.mark.parametrize("missing", ["--base", "--head"])
+def test_both_sides_must_be_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], missing: str
+) -> None:
+    sides = {"--base": "hicache", "--head": "hicache"}
+    del sides[missing]
+    assert ask(monkeypatch, *(text for side in sides.items() for text in side)) == 2
+    assert f"the following arguments are required: {missing}" in capsys.readouterr().err
+
+
 def test_requests_too_long_for_what_runs_beside_them_get_one_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -163,7 +190,8 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
         **more: bool,
     ) -> Comparison:
         opened.append(
-            {"requests": f"{len(requests)}", "until_first": f"{more['until_first']}"}
+            {"requests": f"{len(requests)}", "until_first": f"{more['until_first']}",
+             "copy_delay": f"{pools.copy_delay}"}
             | {f"{side}_{name}": value for side, launch in zip(SIDES, launches, strict=True)
                for name, value in launch.options.items()}
         )  # fmt: skip
@@ -198,18 +226,29 @@ def test_edges_run_before_every_comparison_and_both_are_reported(
     options = {f"{side}_{name}": value for side in SIDES for name, value in settings.items()}
     options["head_eviction"] = "lfu"
     assert fakes == [
-        {"requests": "500", "until_first": "False", **options},
-        {"requests": "40", "until_first": "True", **options},
+        {"requests": "500", "until_first": "False", "copy_delay": "0", **options},
+        {"requests": "500", "until_first": "False", "copy_delay": "2", **options},
+        {"requests": "40", "until_first": "True", "copy_delay": "0", **options},
     ]
-    for folder, workload in ((tmp_path / "edges", "edges"), (tmp_path, "builtin")):
+    parts = (("edges", "edges"), ("edges-delayed", "edges"), (".", "builtin"))
+    for name, workload in parts:
+        folder = tmp_path / name
         found = json.loads((folder / "diff.json").read_text())
         assert found["first_hit"] is not None
-        assert found["asked"]["write_policy"] == "write_back"
-        assert "out" not in found["asked"]
+        asked = found["asked"]
+        assert (asked["write_policy"], asked["workload"]) == ("write_back", workload)
+        assert asked["copies"] == ("delayed:2" if "delayed" in name else "instant")
+        assert "out" not in asked
         assert f"requests of {workload}" in (folder / "comment.md").read_text()
         assert (folder / "diff.png").is_file()
     said = capsys.readouterr().out
     assert "edges: limit exceeded: hits changed by" in said
+    assert "edges-delayed: limit exceeded: hits changed by" in said
+    assert (
+        "requests of edges, full attention, 12,288 tokens on the device and 24,576 on the host,"
+        in said
+    )
+    assert " delayed:2 copies, bytes of llama3_8b." in said
     assert "builtin: limit exceeded: hits changed by" in said
     assert said.strip().endswith(str(tmp_path))
 
@@ -303,6 +342,10 @@ def test_a_trace_is_read_from_a_file(tmp_path: Path) -> None:
         ("hits:+10%", 0, 1, True),
         ("hits:-10%", 0, 1, False),
         ("hits:-10%", 0, 0, False),
+        ("hits:+0.5%", 1000, 1004, False),
+        ("hits:+0.5%", 1000, 990, False),
+        ("hits:-0.5%", 1000, 1010, False),
+        ("hits:-0.5%", 1000, 995, True),
     ],
 )
 def test_a_limit_is_broken_by_as_much_as_it_says(

@@ -1,6 +1,9 @@
+from dataclasses import replace
+
 import numpy as np
 
-from experiments.diff.pages import page_names
+from experiments.diff.pages import NodeView, contents_of, page_names, state_of
+from tests.diff.sides import POOLS
 
 TOKENS = np.arange(20, dtype=np.int32)
 
@@ -20,3 +23,28 @@ def test_names_continue_after_a_page() -> None:
     names = page_names(TOKENS, 4)
     assert page_names(TOKENS[8:], 4, names[1]) == names[2:]
     assert page_names(TOKENS[8:], 4) != names[2:]
+
+
+def test_a_state_counts_once_and_pages_by_their_tokens() -> None:
+    pools = replace(POOLS, num_states=3)
+    nodes = [
+        NodeView([5, 7], ["full/device", "mamba/device"], {"full/device": 2, "mamba/device": 3}),
+        NodeView([11], ["full/device", "full/host"], {"full/device": 1, "full/host": 1}),
+        NodeView([(1 << 64) - 1], ["full/host"], {"full/device": 0}),
+    ]
+    assert state_of(nodes, pools) == {
+        "locked/full/device": 2 * 8 + 4,
+        "locked/full/host": 4,
+        "locked/mamba/device": 3,
+        "locked/mamba/host": 0,
+        "pages/full/device": 5 + 7 + 11,
+        "pages/full/host": 11 - 1,
+        "pages/mamba/device": 7,
+        "pages/mamba/host": 0,
+    }
+    assert set(state_of([], POOLS).values()) == {0}
+    assert contents_of(nodes) == {
+        "full/device": [5, 7, 11],
+        "mamba/device": [7],
+        "full/host": [11, (1 << 64) - 1],
+    }

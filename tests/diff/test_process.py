@@ -53,3 +53,33 @@ def test_no_process_is_left_behind(tmp_path: Path) -> None:
         fake.about()
         process = fake._process
     assert process.returncode is not None
+
+
+def test_a_process_that_dies_in_silence_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch = replace(FAKE, interpreter="/bin/true")
+    with (
+        SideProcess(launch, POOLS, tmp_path / "side.log") as fake,
+        pytest.raises(SideError, match=r"^fake: the process ended: it printed nothing$"),
+    ):
+        fake.about()
+
+
+def test_a_side_finds_modules_of_the_caller_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "own_side.py").write_text("from tests.diff.fake_side import open_side\n")
+    (tmp_path / "here" / "json.py").write_text("raise ValueError('not the library')\n")
+    monkeypatch.chdir(tmp_path / "here")
+    with SideProcess(replace(FAKE, module="own_side"), POOLS, tmp_path / "side.log") as fake:
+        assert fake.about()["engine"] == "fake"
+
+
+def test_an_error_here_does_not_wait_for_the_side(tmp_path: Path) -> None:
+    fake = side(tmp_path)
+    fake.about()
+    fake.__exit__(ValueError)
+    assert fake._process.returncode == -9
+    assert "finished" not in (tmp_path / "side.log").read_text()

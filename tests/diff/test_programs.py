@@ -116,8 +116,11 @@ class Story:
 
     name = "story"
 
-    def __init__(self, launch: Launch = FAKE, pools: Pools | None = None, *_: object) -> None:
+    def __init__(
+        self, launch: Launch = FAKE, pools: Pools | None = None, log: Path | None = None
+    ) -> None:
         assert launch is FAKE
+        assert log is None or (log.name == "side.log" and log.parent.is_dir())
         assert pools in (None, short_read.POOLS)
         self.admitted: list[Tokens] = []
         self.finished: list[object] = []
@@ -236,26 +239,42 @@ name = "a copy"
 """
 
 
-def test_faults_must_be_reported_and_what_changes_nothing_must_not(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    package = tmp_path / "release" / "sglang"
-    (package / "srt").mkdir(parents=True)
-    (package / "srt" / "rooms.py").write_text("1000")
-    (tmp_path / "faults.toml").write_text(LISTED)
-    opened: list[str] = []
+@pytest.fixture
+def release(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A release in a folder, whose one line says how many pages a fake side has room for."""
+    line = tmp_path / "release" / "sglang" / "srt" / "rooms.py"
+    line.parent.mkdir(parents=True)
+    line.write_text("1000")
 
     def prepare(_: object, spec: str) -> Launch:
-        return replace(FAKE, path=(spec if "edited" in spec else str(package.parent),))
+        return replace(FAKE, path=(spec if "edited" in spec else str(tmp_path / "release"),))
+
+    monkeypatch.setattr(regressions, "prepare", prepare)
+    return line
+
+
+def open_sides(monkeypatch: pytest.MonkeyPatch, **more: str) -> list[str]:
+    """Start sides with the pages that their copy of the release says; collects these."""
+    opened: list[str] = []
 
     def open_side(launch: Launch, pools: Pools, log: Path) -> SideProcess:
         pages = (Path(launch.path[0]) / "sglang" / "srt" / "rooms.py").read_text()
         opened.append(pages)
         assert launch.options == {"write_policy": "write_through"}
-        return SideProcess(replace(launch, options={"pages": pages}), pools, log)
+        return SideProcess(replace(launch, options={"pages": pages, **more}), pools, log)
 
-    monkeypatch.setattr(regressions, "prepare", prepare)
     monkeypatch.setattr(regressions, "SideProcess", open_side)
+    return opened
+
+
+def test_faults_must_be_reported_and_what_changes_nothing_must_not(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    release: Path,
+) -> None:
+    (tmp_path / "faults.toml").write_text(LISTED)
+    opened = open_sides(monkeypatch)
     listed = ["--faults", str(tmp_path / "faults.toml"), "--requests", "40"]
     assert started(monkeypatch, regressions.main, *listed) == 0
     assert opened == ["1000", "30", "999", "no number", "1000"]  # the release once
@@ -266,7 +285,7 @@ def test_faults_must_be_reported_and_what_changes_nothing_must_not(
     wrong = LISTED.replace('instead = "30"', 'instead = "998"')
     (tmp_path / "faults.toml").write_text(wrong)
     assert started(monkeypatch, regressions.main, *listed, "--only", "1") == 1
-    assert (package / "srt" / "rooms.py").read_text() == "1000"
+    assert release.read_text() == "1000"
 
 
 def test_a_row_gives_the_first_difference_and_the_first_amounts() -> None:
@@ -284,8 +303,11 @@ def test_a_row_gives_the_first_difference_and_the_first_amounts() -> None:
         Row(number=7, prompt_len=9, base=NOTHING, head=Outcome(hits=Hits(0, 3, 0))),
     ]
 
-    def found(count: int, failure: str | None = None) -> Comparison:
-        return Comparison(base={}, head={}, pools=POOLS, rows=tuple(rows[:count]), failure=failure)
+    def found(count: int, failure: str | None = None, *stopped: str) -> Comparison:
+        kept = tuple(rows[:count])
+        return Comparison(
+            base={}, head={}, pools=POOLS, rows=kept, failure=failure, stopped=stopped
+        )
 
     assert row(edit, found(1), 2.4) == "| it | swa | no, in 1 requests |  |  |  | 2 |"
     assert not is_reported(found(1))
@@ -297,10 +319,45 @@ def test_a_row_gives_the_first_difference_and_the_first_amounts() -> None:
         " at 6: held full/host 0 → 3 (+3) | 7: 0 tokens (0 device, 0 host, 0 storage) →"
         " 3 tokens (0 device, 3 host, 0 storage) | 2 |"
     )
-    assert row(edit, found(1, "it fails"), 2) == "| it | swa | yes | 1 |  | it fails | 2 |"
+    assert row(edit, found(1, "it fails", "head"), 2) == (
+        "| it | swa | yes | 1 |  | it fails | 2 |"
+    )
     said = "| 5 | equal amounts held, but different pages | it fails | 2 |"
-    assert row(edit, found(2, "it fails"), 2).endswith(said)
-    assert is_reported(found(1, "it fails"))
+    assert row(edit, found(2, "it fails", "base", "head"), 2).endswith(said)
+
+
+def test_a_stop_of_one_side_is_reported_and_one_of_both_is_not() -> None:
+    def found(*stopped: str) -> Comparison:
+        return Comparison(
+            base={}, head={}, pools=POOLS, rows=(), failure="it fails", stopped=stopped
+        )
+
+    assert is_reported(found("head"))
+    assert is_reported(found("base"))
+    assert not is_reported(found("base", "head"))
+    edit = Edit(name="it", file="", line="a", instead="b")
+    assert row(edit, found("base", "head"), 2) == (
+        "| it | full | no, in 0 requests | 0 |  | it fails | 2 |"
+    )
+
+
+def test_where_the_release_stops_too_an_edit_is_not_reported(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    release: Path,
+) -> None:
+    fault = '[[fault]]\nname = "less room"\nfile = "rooms.py"\nline = "1000"\ninstead = "{}"\n'
+    copy = '[[refactoring]]\nname = "a copy"\nfile = "rooms.py"\nline = "1"\ninstead = "1"\n'
+    (tmp_path / "faults.toml").write_text("\n".join([fault.format("30"), fault.format("3"), copy]))
+    open_sides(monkeypatch, fail_at="2")
+    faults = ["--faults", str(tmp_path / "faults.toml"), "--requests", "40"]
+    # thirty pages hold two requests, and the third stops both sides; three pages do not hold one
+    assert started(monkeypatch, regressions.main, *faults) == 1
+    lines = capsys.readouterr().out.splitlines()[2:]
+    assert [line.split(" | ")[2].partition(",")[0] for line in lines] == ["no", "yes", "no"]
+    assert "at request 2 fake: no room is left; the edited copy: no room is left" in lines[0]
+    assert started(monkeypatch, regressions.main, *faults, "--only", "2", "3") == 0
 
 
 def test_answers_are_asked_once_and_repeated(tmp_path: Path) -> None:

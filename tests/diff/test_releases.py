@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from experiments.diff import releases
 from experiments.diff.releases import place, table
 
 
@@ -32,6 +33,14 @@ def test_a_change_of_half_a_point_is_marked_and_what_has_not_run_is_said(
     assert rows[2].startswith("| 1.2 | not run |")
     assert rows[3].startswith("| 1.3 | **11.00%** (+0.60) |")
     assert rows[3].endswith("| 2 |")
+
+
+def test_what_was_not_copied_has_no_bytes(options: Namespace) -> None:
+    options.releases = ["1.0"]
+    keep(options, "1.0", 0.1, [[1, 0, 0]] * 3)
+    values = json.loads(place(options, "chat", "full", "1.0").read_text())
+    found = releases._row(values, None, {"full": 1 << 30, "mamba": 1 << 40})
+    assert found.endswith("| 0.0 GiB | 0.0 GiB | 0.0 GiB | 1,073,741,824.0 GiB | – |")
 
 
 def test_bytes_are_those_of_the_model(options: Namespace) -> None:

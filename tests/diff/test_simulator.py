@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
 
+from experiments.diff.pages import page_names
 from experiments.diff.protocol import Outcome, Pools, SideError, Tokens
-from experiments.diff.simulator import SimulatorSide, open_side
+from experiments.diff.simulator import SimulatorSide, config_for, open_side, spans_of
 
 PAGE = 16
 
@@ -43,6 +44,120 @@ def test_what_left_the_device_is_seen_and_counted() -> None:
     again = admit(ours, 4, first)
     assert sum(again.hits) == 240
     assert again.counts["moved/full/load_back"] == 240
+
+
+KEPT = {"full": 400, "swa": 48, "mamba": 1}  # of a prompt of 400 tokens: a window and a page
+
+
+@pytest.mark.parametrize(
+    ("kinds", "pools"),
+    [
+        (("full",), {}),
+        (("full", "swa"), {"window_len": 32, "swa_tokens": 640}),
+        (("full", "mamba"), {"num_states": 6}),
+        (("full", "swa", "mamba"), {"window_len": 32, "swa_tokens": 640, "num_states": 6}),
+    ],
+)
+def test_what_only_storage_holds_is_read_and_counted_by_kind(
+    kinds: tuple[str, ...], pools: dict[str, int]
+) -> None:
+    ours = side(**pools)
+    first = tokens(1, 400)
+    for number in range(7):
+        outcome = admit(ours, number, tokens(number + 1, 400))
+    wanted = {}
+    for kind in kinds:
+        moves = ("evicted/{}/device", "evicted/{}/host", "moved/{}/back_up", "moved/{}/write")
+        wanted |= {name.format(kind): KEPT[kind] for name in moves}
+    assert outcome.counts == wanted
+    places = {"device": 1, "host": 3, "storage": 7}  # prompts that each tier has room for
+    assert outcome.held == {
+        f"{kind}/{tier}": KEPT[kind] * count for kind in kinds for tier, count in places.items()
+    }
+    spans = {"full": (0, 400), "swa": (352, 400), "mamba": (399, 400)}
+    assert ours.probe(first) == {f"{kind}/storage": [spans[kind]] for kind in kinds}
+    # 40 tokens more: two whole pages are computed and written
+    outcome = admit(ours, 7, np.concatenate([first[:400], tokens(90, 40)]))
+    assert tuple(outcome.hits) == (0, 0, 400)
+    assert outcome.admission == "admitted"
+    used = {"full": 400, "swa": 32, "mamba": 1}
+    added = {"full": 32, "swa": 32, "mamba": 1}
+    for kind in kinds:
+        counts = outcome.counts
+        assert counts[f"moved/{kind}/read"] == used[kind]
+        assert counts[f"moved/{kind}/back_up"] == counts[f"moved/{kind}/write"] == added[kind]
+        loaded = 2 if kind == "mamba" else used[kind]  # a state for the tree, one for the request
+        assert counts[f"moved/{kind}/load_back"] == loaded
+        assert kind == "full" or counts[f"hit/{kind}/storage"] == used[kind]
+
+
+def test_what_storage_has_is_not_written_again() -> None:
+    ours = side(host_tokens=640)
+    first = tokens(1, 400)
+    for number in range(3):
+        admit(ours, number, tokens(number + 1, 400))
+    outcome = admit(ours, 3, first[:250])  # shorter than what a read needs
+    assert outcome.counts["moved/full/back_up"] == 240
+    assert "moved/full/write" not in outcome.counts
+    assert outcome.held["full/storage"] == 1200
+
+
+def test_the_config_is_that_of_the_pools() -> None:
+    pools = Pools(
+        page_size=16, device_tokens=640, host_tokens=1600, max_len=320, window_len=32,
+        swa_tokens=320, num_states=6,
+    )  # fmt: skip
+    for options, more in (({}, 1), ({"compat": "reports"}, 0), ({"compat": "vllm_0_33"}, 0)):
+        config = config_for(pools, options)
+        cache = config.cache
+        # the host's pools are 2.5 times as large, in whole pages, and SGLang's a page larger
+        assert (cache.device_tokens, cache.host_tokens) == (640, 1600 + 16 * more)
+        assert (cache.swa_device_tokens, cache.swa_host_tokens) == (320, 800 + 16 * more)
+        assert (cache.device_states, cache.host_states) == (6, 15 + more)
+        assert (cache.page_size, cache.device_gib, config.model.window_len) == (16, None, 32)
+        # a prompt is one chunk
+        assert config.model.max_len == config.scheduler.chunk_tokens == 320 + 16
+        assert (config.scheduler.clip_new_tokens, config.scheduler.new_token_ratio) == (320, 0)
+        assert (config.prefetch.stop, config.storage.kind) == ("wait_complete", "memory")
+    full = Pools(device_tokens=640, host_tokens=0, max_len=320, has_storage=False)
+    config = config_for(full, {"eviction": "lfu", "write_policy": "write_back"})
+    assert (config.storage.kind, config.cache.host_tokens) == ("none", 0)
+    assert (config.cache.eviction, config.cache.write_policy.value) == ("lfu", "write_back")
+    assert (config.cache.swa_device_tokens, config.cache.device_states) == (None, None)
+
+
+def test_a_config_that_is_refused_stops_the_side() -> None:
+    with pytest.raises(SideError, match=r"cache\.eviction.* got luck|luck"):
+        open_side(Pools(device_tokens=640, host_tokens=0, max_len=320), {"eviction": "luck"})
+
+
+def test_it_says_what_it_is_and_how_it_decides() -> None:
+    pools = Pools(device_tokens=640, host_tokens=0, max_len=320)
+    ours = open_side(pools, {"eviction": "lfu", "write_policy": "write_back"})
+    assert ours.about() == {
+        "engine": "hicache",
+        "version": "this checkout",
+        "eviction": "lfu",
+        "write_policy": "write_back",
+    }
+    assert side().about()["eviction"] == "lru"
+    assert side().about()["write_policy"] == "write_through"
+
+
+@pytest.mark.parametrize(
+    ("ids", "starts", "counts"),
+    [
+        ([5, 6, 7, 9, 3, 4, 4], [5, 9, 3, 4], [3, 1, 2, 1]),
+        ([0], [0], [1]),
+        ([2, 1], [2, 1], [1, 1]),
+    ],
+)
+def test_tokens_are_runs_of_consecutive_ids(
+    ids: list[int], starts: list[int], counts: list[int]
+) -> None:
+    spans = spans_of(np.array(ids, np.int32))
+    assert (spans.starts.tolist(), spans.counts.tolist()) == (starts, counts)
+    assert spans.starts.dtype == spans.counts.dtype == np.int32
 
 
 def test_a_delayed_back_up_is_counted_at_once_and_done_when_so_many_requests_have_come() -> None:
@@ -97,8 +212,74 @@ def test_a_window_or_state_at_a_branch_is_backed_up(compat: str, pools: dict[str
     assert branches(compat, **pools) == [(0, 0, 0), (0, 0, 0), (0, 128, 0), (0, 128, 0)]
 
 
+@pytest.mark.parametrize(("compat", "hit"), [("hicache", 320), ("reports", 0)])
+@pytest.mark.parametrize(
+    "pools", [{"window_len": 32, "swa_tokens": 640}, {"num_states": 12}], ids=["window", "state"]
+)
+def test_a_branch_off_a_prefix_that_storage_alone_holds_gets_a_window_or_state(
+    compat: str, hit: int, pools: dict[str, int]
+) -> None:
+    ours = side(compat, **pools)
+    shared = tokens(1, 320)[:320]
+    hits = []
+    for number in range(0, 12, 4):
+        branch = np.concatenate([shared, tokens(10 + number, 256)])
+        hits.append(sum(admit(ours, number, branch).hits))
+        for more in (1, 2, 3):  # pushes it off device and host
+            admit(ours, number + more, tokens(20 + number + more, 600))
+    assert hits == [0, 0, hit]
+
+
 def test_full_attention_needs_no_branch() -> None:
     assert branches("reports") == [(0, 0, 0), *[(0, 128, 0)] * 3]
+
+
+def test_locks_free_memory_and_pages_are_reported_as_the_peer_does() -> None:
+    ours = side(num_running=3)
+    first = tokens(1, 256)
+    branch = np.concatenate([first[:128], tokens(2, 64)])
+    names = page_names(first[:240], PAGE)
+    outcome = ours.admit(0, first, 255)
+    assert outcome.state == {
+        "locked/full/device": 240,
+        "locked/full/host": 0,
+        "pages/full/device": sum(names) % (1 << 64),
+        "pages/full/host": sum(names) % (1 << 64),
+        "free/full/device": 640 - 256,  # its last page is not in the tree yet
+    }
+    names += page_names(branch[:192], PAGE)[8:]
+    outcome = ours.admit(1, branch, 192)
+    # the nodes of the shared 128 tokens are locked by both requests
+    assert outcome.state["locked/full/device"] == 128 + 240 + 64
+    assert outcome.state["pages/full/device"] == sum(names) % (1 << 64)
+    assert {name: sorted(pages) for name, pages in ours.contents().items()} == {
+        "full/device": sorted(names),
+        "full/host": sorted(names),
+    }
+    ours.finish(0)
+    assert ours.admit(2, tokens(3, 32), 32).state["locked/full/device"] == 192 + 32
+
+
+def test_of_a_window_the_last_pages_are_locked_and_of_a_state_the_last() -> None:
+    first = tokens(1, 256)
+    names = page_names(first[:240], PAGE)
+    windowed = side(window_len=32, swa_tokens=640, num_running=2)
+    state = windowed.admit(0, first, 255).state
+    assert (state["locked/full/device"], state["locked/swa/device"]) == (240, 32)
+    assert state["pages/swa/device"] == state["pages/swa/host"] == sum(names[-2:]) % (1 << 64)
+    assert (state["free/full/device"], state["free/swa/device"]) == (384, 592)
+    with_states = side(num_states=8, num_running=2)
+    state = with_states.admit(0, first, 255).state
+    assert (state["locked/full/device"], state["locked/mamba/device"]) == (240, 1)
+    assert state["pages/mamba/device"] == names[-1]
+    assert with_states.contents()["mamba/host"] == [names[-1]]
+    assert state["free/mamba/device"] < 8
+
+
+def test_locks_on_the_host_are_not_reported_during_back_ups() -> None:
+    ours = side(copy_delay=2)
+    assert "locked/full/host" not in admit(ours, 0, tokens(1, 64)).state
+    assert "locked/full/device" in admit(ours, 1, tokens(2, 64)).state
 
 
 def test_an_answer_of_one_token_ends_when_it_is_told_to() -> None:
@@ -110,6 +291,19 @@ def test_an_answer_of_one_token_ends_when_it_is_told_to() -> None:
     assert [req.request.id for req in ours.engine.scheduler.running] == [1]
 
 
+@pytest.mark.parametrize(
+    ("compat", "hits"), [("vllm_0_33", (48, 16, 0)), ("sglang_0_5_23", (48, 0, 0))]
+)
+def test_vllm_loads_the_last_page_of_a_prompt_of_whole_pages(
+    compat: str, hits: tuple[int, int, int]
+) -> None:
+    ours = side(compat, has_storage=False)
+    assert admit(ours, 0, tokens(1, 64)).hits == (0, 0, 0)
+    again = admit(ours, 1, tokens(1, 64))
+    assert again.hits == hits
+    assert again.counts.get("moved/full/load_back", 0) == hits[1]
+
+
 def test_only_the_request_that_finishes_decodes() -> None:
     ours = side(num_running=2)
     for number in range(2):
@@ -117,6 +311,15 @@ def test_only_the_request_that_finishes_decodes() -> None:
     ours.finish(1)
     (left,) = ours.engine.scheduler.running
     assert (left.request.id, left.decoded) == (0, 1)
+
+
+def test_the_end_of_an_answer_without_a_state_is_no_use_of_its_prompt() -> None:
+    ours = side(num_states=12, num_running=2)
+    for number in range(2):
+        ours.admit(number, tokens(number, 65), 64)
+    ours.finish(0)
+    first, second = sorted(ours.engine.cache.tree.nodes(), key=lambda node: node.created)
+    assert first.tick < second.tick
 
 
 def test_a_state_on_the_host_is_loaded_twice_as_in_sglang() -> None:

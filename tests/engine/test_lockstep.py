@@ -47,8 +47,8 @@ class Hand:
 
 def ends_of(engine: Engine) -> list[int]:
     """When the steps of the run at hand end."""
-    assert engine._ends is not None
-    return [engine._ends[step] for step in range(engine._first, engine._last + 1)]
+    assert engine._run is not None
+    return engine._run.ends_ns
 
 
 class Pair:
@@ -293,7 +293,6 @@ def test_a_copy_is_done_when_every_rank_has_made_it_and_the_next_step_begins() -
     ]
 
 
-@pytest.mark.plain
 def test_what_nobody_reports_is_no_news() -> None:
     pair = Pair()
     slot = np.zeros(1, np.int32)
@@ -452,7 +451,6 @@ def test_to_be_woken_within_a_step_is_no_outcome() -> None:
     assert pair.engine.wake(50) == Outcome()
 
 
-@pytest.mark.plain
 @pytest.mark.parametrize("fate", ["finished", "rejected", "aborted"])
 def test_a_rank_whose_request_ends_otherwise_is_found_though_steps_are_alike(fate: str) -> None:
     pair = Pair(has_storage=False)

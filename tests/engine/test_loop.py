@@ -8,6 +8,7 @@ import pytest
 from hicache.cache.tiers.transfer import StorageWrite
 from hicache.clock import SECOND_NS, SimulatedClock
 from hicache.config import PrefetchConfig, SchedulerConfig, WritePolicy
+from hicache.engine.decode_run import DecodeRun
 from hicache.engine.loop import Engine, serve
 from hicache.engine.routing import RoundRobin
 from hicache.executor.completions import StepEnds
@@ -42,9 +43,8 @@ class Alone:
         self.submit(0, 0)
         self.engine.wake(0)
         self.engine.wake(STEP_NS)
-        ends = self.engine._ends
-        assert ends is not None
-        return [ends[step] for step in range(self.engine._last + 1)]
+        assert self.engine._run is not None
+        return self.engine._run.ends_ns
 
 
 def test_what_steps_take_is_counted_and_prompts_apart() -> None:
@@ -183,7 +183,6 @@ def test_writes_that_are_done_meanwhile_are_taken_in_when_the_run_ends() -> None
     assert (alone.engine.num_steps, alone.count("busy_ns")) == (9, 900)
 
 
-@pytest.mark.plain
 def test_a_write_that_is_done_meanwhile_finds_the_steps_before_it_taken_in(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -209,33 +208,6 @@ def test_where_the_next_step_may_need_what_a_write_has_freed_it_ends_the_run_onc
     assert not alone.engine.deliver(write_under_way(alone.engine), 260)
     alone.engine.wake(300)
     assert not alone.engine.cache.in_flight
-
-
-def test_steps_are_looked_at_as_far_as_nothing_comes_between() -> None:
-    alone = Alone()
-    alone.decode()
-    engine = alone.engine
-    engine._ends = StepEnds([[200], [300, 400], [500]])
-    engine._ends.look(0)
-    engine._horizon, engine._last = 0, 3
-    seen = []
-    for until_ns in (100, 400, None):
-        seen.append((engine.look_on(until_ns), engine.step_end_ns))
-    assert seen == [(True, 400), (True, 500), (False, 500)]
-
-
-def test_no_more_steps_are_looked_at_when_somebody_has_waited_for_too_long() -> None:
-    alone = Alone()
-    alone.decode()
-    engine = alone.engine
-    engine._ends = StepEnds([[200], [300]])
-    engine._ends.look(0)
-    engine._horizon, engine._last = 0, 1
-    engine._deadline_ns = 200
-    assert not engine.look_on(None)
-    engine._deadline_ns = 201
-    assert engine.look_on(None)
-    assert engine.step_end_ns == 300
 
 
 @pytest.mark.parametrize(("stop", "is_news"), [("wait_complete", True), ("best_effort", False)])
@@ -267,11 +239,9 @@ def test_an_engine_wakes_for_what_comes_first() -> None:
     deadline_ns = alone.engine.next_wake_ns(0)
     assert deadline_ns is not None
     assert deadline_ns > SECOND_NS
-    alone.engine._ends = StepEnds([[700]])
-    alone.engine._ends.look(0)
+    alone.engine._run = DecodeRun(StepEnds([[700]]), 1, 0)
     assert alone.engine.next_wake_ns(0) == 700
-    alone.engine._ends = StepEnds([[5 * SECOND_NS]])
-    alone.engine._ends.look(0)
+    alone.engine._run = DecodeRun(StepEnds([[5 * SECOND_NS]]), 1, 0)
     assert alone.engine.next_wake_ns(0) == deadline_ns
     assert alone.engine.next_wake_ns(deadline_ns) == 5 * SECOND_NS
 
@@ -340,7 +310,6 @@ def test_a_step_that_stood_still_all_the_time_is_nobodys_own() -> None:
     assert (req.own_ns, req.shared_ns) == (0, 0)
 
 
-@pytest.mark.plain
 def test_an_engine_whose_steps_are_looked_at_further_is_woken_at_the_end_of_these() -> None:
     ends, woken, events = [100, 200], [], [0]
     ahead: Any = SimpleNamespace(
@@ -368,7 +337,6 @@ def test_an_engine_whose_steps_are_looked_at_further_is_woken_at_the_end_of_thes
     assert woken == [0, 200]
 
 
-@pytest.mark.plain
 def test_engines_that_nothing_will_wake_are_an_error() -> None:
     queues = SimpleNamespace(waiting=[1, 2], running=[3])
     never: Any = lambda now_ns: None  # noqa: E731

@@ -82,20 +82,17 @@ def test_matrices_cost_their_flops_when_tokens_are_many() -> None:
     assert cost.forward_ns([(0, 1000)], NO_CONTEXT).total_ns == 2_000_000
 
 
-@pytest.mark.plain
 def test_matrices_cost_their_bytes_when_tokens_are_few() -> None:
     cost = CostModel(small(), plain(gemm_bf16=1e12, weight_bandwidth=1e12), tp=1)
     assert cost.forward_ns([], contexts(1)).total_ns == 2_000
 
 
-@pytest.mark.plain
 def test_matrices_are_multiplied_in_whole_tiles_of_each_sequence() -> None:
     cost = CostModel(small(), plain(gemm_bf16=1e12, tile_tokens=16), tp=1)
     # [15, 17) lies in two tiles, [32, 33) in one, and so does a token that is decoded
     assert cost.forward_ns([(15, 17), (32, 33)], contexts(7)).total_ns == 4 * 16 * 2_000
 
 
-@pytest.mark.plain
 def test_every_sequence_that_is_extended_costs_the_same_besides() -> None:
     cost = CostModel(small(), plain(step_s=0.001, extend_s=0.002), tp=1)
     assert cost.forward_ns([(0, 8), (4, 5)], contexts(7)).total_ns == 5_000_000
@@ -116,7 +113,6 @@ def test_sliding_attention_costs_the_pairs_inside_the_window() -> None:
     assert cost.forward_ns([(20, 100)], NO_CONTEXT).total_ns == round(flops * 1e-3)
 
 
-@pytest.mark.plain
 def test_decoding_reads_every_context_and_at_most_a_window() -> None:
     shape = small(pattern="F S", num_full_layers=2, num_swa_layers=2, window_len=50)
     cost = CostModel(shape, plain(decode_bandwidth=1e9), tp=1)
@@ -152,7 +148,6 @@ def test_saving_a_state_costs_reading_and_writing_it() -> None:
     assert saved == 3 * shape.mamba_slot_bytes
 
 
-@pytest.mark.plain
 def test_experts_that_no_token_chose_are_not_read() -> None:
     shape = small(
         dense_params=0,
@@ -174,7 +169,6 @@ def test_devices_divide_the_work_and_add_all_reduces() -> None:
     assert shared == alone / 4 + 4 * 2 * 1000
 
 
-@pytest.mark.plain
 def test_a_slowdown_multiplies_computing() -> None:
     cost = COSTS["llama3_8b"]
     once = cost.forward_ns([(0, 512)], contexts(100))
@@ -250,7 +244,6 @@ def test_steps_priced_together_equal_steps_priced_alone(
     assert together == list(accumulate(alone, initial=5))[1:]
 
 
-@pytest.mark.plain
 def test_steps_priced_together_cross_a_point_of_the_bandwidth_table() -> None:
     machine = H200
     low = machine.decode_bandwidth.size[0]

@@ -24,7 +24,6 @@ def recurrent(pattern: str, num_layers: int = 4) -> CostModel:
     return CostModel(shape, plain(state_bandwidth=1e9), tp=1)
 
 
-@pytest.mark.plain
 @pytest.mark.parametrize("pattern", ["M", "D"])
 def test_decoding_reads_and_writes_the_state_of_each_sequence(pattern: str) -> None:
     cost = recurrent(pattern)
@@ -69,7 +68,6 @@ def test_the_width_of_an_expert_is_that_of_its_slice_on_one_device() -> None:
     assert experts("moe_narrow", tp=2, expert_width=1280) == 2 * 2 * 1000 * 2 * 1000
 
 
-@pytest.mark.plain
 @pytest.mark.parametrize(("output_len", "middle"), [(2, 1001), (9, 1004), (100, 1050)])
 def test_a_request_asks_for_its_prefill_and_its_share_of_each_decode_step(
     output_len: int, middle: int
@@ -198,7 +196,6 @@ def test_a_query_reads_the_window_before_it_and_itself() -> None:
     assert cost.forward_ns([(9, 10)], NO_CONTEXT).total_ns == 4 * 10 * token_bytes
 
 
-@pytest.mark.plain
 def test_logits_cost_the_head_of_every_sequence() -> None:
     shape = small(dense_params=0, head_params=10**6)
     cost = CostModel(shape, plain(gemm_bf16=1e12), tp=1)

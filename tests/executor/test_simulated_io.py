@@ -13,8 +13,6 @@ from hicache.config import StorageConfig
 from hicache.executor.simulated.executor import SimulatedExecutor, SimulatedIo
 from hicache.storage.guards.faults import Stall
 
-pytestmark = pytest.mark.plain
-
 MS = 1_000_000
 SIZES = (1_000_000, 2_000_000, 500_000)  # bytes of a page, a window page and a state: 1, 2, 0.5 ms
 ENDLESS = 1e15

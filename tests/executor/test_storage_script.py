@@ -13,7 +13,6 @@ from hicache.cache.tree.node import FULL, HOST, MAMBA, SWA, Node
 from hicache.cache.tree.sequence import Sequence
 from hicache.clock import SimulatedClock
 from hicache.config import StorageConfig
-from hicache.engine.ranks.processes import RankedReader
 from hicache.executor.real.io import TorchIo
 from hicache.executor.real.model_runner import CopyStreams, ModelRunner
 from hicache.executor.simulated.executor import SimulatedIo
@@ -24,8 +23,6 @@ from tests.executor.cpu_pools import cpu_pools
 from tests.executor.mixes import tiny
 from tests.executor.streams import PlacedStream
 from tests.executor.test_torch_io import drained
-
-pytestmark = pytest.mark.plain
 
 CONFIG = StorageConfig(kind="memory", batch_pages=2)
 NUM_PAGES = 5
@@ -139,35 +136,6 @@ class Real:
         assert len(drained(self._io)) == 1
 
 
-class Alone:
-    """Stands for the channel and the agreement of a rank that has no other."""
-
-    def __init__(self):
-        self.progress = []
-
-    def minimum(self, values):
-        return list(values)
-
-
-class Rank:
-    def __init__(self, storage):
-        self._told = Alone()
-        self._reader = RankedReader(
-            guarded(storage),
-            self._told,
-            {"query": self._told, "read": self._told},
-            payload=lambda key: key,
-            batch_pages=CONFIG.batch_pages,
-        )
-
-    def read(self, prefetch):
-        self._reader.read(prefetch, 0)
-        self._reader.close()
-        last = self._told.progress[-1]
-        prefetch.completed_pages = last.completed_pages
-        prefetch.restored_pages, prefetch.is_read = last.restored_pages, last.is_read
-
-
 def page(number, tag=b"f"):
     return DIGESTS[number] + tag
 
@@ -184,7 +152,7 @@ ONE, THREE, FOUR = (
 SIDECARS = [*(page(number, b"s") for number in (2, 3, 4)), page(4, b"m")]
 
 
-@pytest.mark.parametrize("driver", [Simulated, Real, Rank])
+@pytest.mark.parametrize("driver", [Simulated, Real])
 @pytest.mark.parametrize(
     ("num_pages", "plot", "completed", "found", "calls"),
     [
@@ -215,7 +183,7 @@ def test_a_read_goes_the_same_way_whoever_drives_it(
     assert prefetch.is_read
 
 
-@pytest.mark.parametrize("driver", [Simulated, Real, Rank])
+@pytest.mark.parametrize("driver", [Simulated, Real])
 @pytest.mark.parametrize(
     ("restorable", "plot", "restored", "calls"),
     [

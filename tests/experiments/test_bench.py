@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from experiments.bench import one_tree, replay, scale
+from experiments.bench import one_tree, replay
 
 TINY = ["workload=builtin", "workload.limit=5", "storage=memory"]
 
@@ -41,7 +41,6 @@ def test_a_replay_that_says_the_same_is_told_so(told, monkeypatch):
     assert "pair 1: now 2.00 s, this tree 2.00 s" in said
 
 
-@pytest.mark.plain  # the copy has no compiled core
 def test_runs_of_another_checkout_that_say_something_else_are_noticed(told):
     def elsewhere(folder):
         source = (folder / "conf").resolve()
@@ -81,27 +80,3 @@ def test_every_row_of_the_bench_of_trees_takes_time(components, monkeypatch, cap
     took_us = json.loads(capsys.readouterr().out)
     assert len(took_us) == 6
     assert min(took_us.values()) > 0
-
-
-def test_the_middle_turn_counts_and_what_the_other_build_left_stays(tmp_path, monkeypatch, capsys):
-    asked = []
-
-    def one_run(root, overrides, environment):
-        asked.append(overrides)
-        seconds = [2.0, 4.0, 1.0, 9.0][len(asked) % 4]
-        summary = {"request/count": 10, "engine/steps_count": 50, "tree/nodes_count": 7}
-        return {"processor_s": seconds, "peak_mb": 60 + seconds, "summary": summary}
-
-    monkeypatch.setattr(scale, "one_run", one_run)
-    monkeypatch.setattr(sys, "argv", ["scale", str(tmp_path)])
-    for compiled in (False, True):
-        monkeypatch.setattr(scale, "is_compiled", lambda compiled=compiled: compiled)
-        asked.clear()
-        scale.main()
-    builds = json.loads((tmp_path / "scale.json").read_text())
-    assert list(builds) == ["plain", "compiled"]
-    assert [each["place"] for each in builds["plain"]["replicas"]] == [1, 2, 4, 8, 16]
-    # three that keep the trace; what is the middle of each axis is measured once a turn
-    assert len(asked) == 3 + 3 * 9
-    assert "| 10 times the trace | " in capsys.readouterr().out
-    assert (tmp_path / "scale.png").stat().st_size > 1000

@@ -67,7 +67,7 @@ def test_every_experiment_asks_a_question_and_carries_its_name(path):
     text = path.read_text()
     assert "# Question:" in text
     assert "?" in text
-    assert f"experiment={path.stem}" in text
+    assert f"experiment={path.stem}" in text or "python -m experiments.studies." in text
     config = load(f"experiment={path.stem}")
     assert config.name == path.stem
     assert set(config.metrics) - KNOWN == set()
@@ -131,6 +131,7 @@ def test_compat_with_vllm_is_about_pages_and_answers():
     knobs = load("compat=vllm_0_33").cache
     assert knobs.trims_leaves
     assert not knobs.backs_up_answers
+    assert knobs.loads_last_page
 
 
 def test_a_single_knob_beats_the_preset():

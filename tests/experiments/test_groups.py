@@ -10,13 +10,15 @@ from hicache.cli import compare
 from hicache.cli.sweep import sum_up
 from hicache.cli.tables.groups import (
     Spread,
-    by_question,
+    answer_sets,
+    compared_groups,
     differing_keys,
+    find_runs,
     group_runs,
     load_runs,
     question_key,
 )
-from hicache.cli.tables.table import answer_sets, number, over_runs, table_of
+from hicache.cli.tables.table import SPREAD_PARTS, number, over_runs, table_of
 from hicache.results.tracking import write_json
 
 OTHER_CODE = "b" * 64
@@ -179,8 +181,7 @@ def test_windows_are_one_group_and_compared_with_themselves(tmp_path):
 def test_answers_to_the_question_stand_together(sweep):
     groups = groups_of(sweep)
     stops = [
-        [group.settings["prefetch.stop"] for group in answers]
-        for answers in by_question(groups, "prefetch.stop")
+        [group.settings["prefetch.stop"] for group in answers] for answers in answer_sets(groups)
     ]
     assert stops == [list(STOPS), list(STOPS)]
 
@@ -238,7 +239,66 @@ def test_arms_that_differ_in_several_knobs_are_compared_with_the_first(sweep):
     assert answer_sets([*groups[:1], *groups[2:]]) == [[groups[0], groups[2], groups[3]]]
     (base, other) = table_of(far, ["request/ttft_s_mean"]).sections[0]
     name = "request/ttft_s_mean ratio median"
-    assert [base.values[name], other.values[name]] == ["", 4]
+    assert [base.values[name], other.values[name]] == [None, 4]
+
+
+def test_each_row_is_compared_with_the_baseline_that_it_resembles_most(sweep):
+    baselines = compared_groups([sweep], baseline=["prefetch.stop=timeout"])
+    assert [[group.settings for group in answers] for answers in answer_sets(baselines)] == [
+        [{"prefetch.stop": stop, "storage.read_gbps": rate} for stop in reversed(STOPS)]
+        for rate in RATES
+    ]
+
+
+def test_a_baseline_may_be_a_number(sweep, capsys):
+    compare.main([str(sweep), "--baseline", "storage.read_gbps=8", "--json"])
+    rows = json.loads(capsys.readouterr().out)
+    ratios = [row["request/ttft_s_mean ratio median"] for row in rows]
+    assert ratios == [None, 2, None, 2]
+    assert [row["storage.read_gbps"] for row in rows] == ["8", "0.5"] * 2
+
+
+def test_two_sweeps_that_differ_in_several_knobs_are_compared_row_by_row(sweep, tmp_path, capsys):
+    other = tmp_path.with_name("other")
+    for job, rate in enumerate(RATES):
+        write_run(other / str(job), stop="new", rate=rate, seed=0, ttft=3.0 / rate, window=7)
+        config = OmegaConf.load(other / str(job) / "config.yaml")
+        config.prefetch.threshold = 512
+        OmegaConf.save(config, other / str(job) / "config.yaml")
+    paths = [str(sweep / "0"), str(sweep / "3")]
+    for given in ([*paths, str(other)], paths):  # the baseline need not be named twice
+        compare.main([*given, "--baseline", str(other), "--csv"])
+        rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+        names = ("storage.read_gbps", "prefetch.stop", "runs")
+        assert [tuple(row[name] for name in names) for row in rows] == [
+            (rate, stop, "1") for rate in ("0.5", "8") for stop in ("new", "best_effort")
+        ]
+
+
+@pytest.mark.parametrize(
+    ("where", "count"),
+    [
+        (["prefetch.stop=timeout"], 6),
+        (["prefetch.stop=timeout,best_effort", "seed=0,1"], 8),
+        (["storage.read_gbps=8", "prefetch.stop=timeout", "seed=2"], 1),
+    ],
+)
+def test_only_runs_that_fulfill_every_condition_are_compared(sweep, where, count):
+    assert sum(len(group.runs) for group in compared_groups([sweep], where=where)) == count
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--where", "prefetch.stop=never"], "prefetch.stop is best_effort or timeout"),
+        (["--baseline", "seed=0"], "every row is a baseline: seed=0 holds for all"),
+        (["--where", "seed=0", "--baseline", "seed=1"], "no run has seed=1: seed is 0"),
+    ],
+)
+def test_a_condition_that_selects_nothing_is_refused(sweep, capsys, arguments, told):
+    with pytest.raises(SystemExit):
+        compare.main([str(sweep), *arguments])
+    assert told in capsys.readouterr().err
 
 
 def test_ratios_pair_seeds(sweep):
@@ -268,14 +328,16 @@ def test_a_directory_without_runs_is_refused(tmp_path):
 
 
 def test_a_sweep_leaves_a_table_a_figure_and_two_files(sweep, capsys):
-    sum_up(sweep, load_runs([sweep]), title="stops")
+    sum_up(sweep, find_runs(sweep), title="stops")
     with (sweep / "sweep.csv").open() as file:
         lines = list(csv.DictReader(file))
     assert len(lines) == 12
     assert lines[11]["prefetch.stop"] == "timeout"
     assert lines[11]["request/ttft_s_mean"] == "3.0"
     described = json.loads((sweep / "sweep.json").read_text())
-    assert described[0]["metrics"]["request/ttft_s_mean"] == {"median": 2.0, "min": 1, "max": 3}
+    parts = [described[0][f"request/ttft_s_mean {part}"] for part in SPREAD_PARTS]
+    assert parts == [2, 1, 3]
+    assert described[0]["load/rho_gpu median"] == 0.5
     assert (sweep / "sweep.png").read_bytes().startswith(b"\x89PNG")
     assert (sweep / "sweep.pdf").read_bytes().startswith(b"%PDF")
     printed = capsys.readouterr().out
@@ -287,11 +349,11 @@ def test_the_files_of_a_sweep_tell_its_windows_apart(tmp_path):
     for job in range(4):
         stop, window = STOPS[job // 2], 3 * (job % 2)
         write_run(tmp_path / str(job), stop=stop, rate=1.0, seed=7, ttft=1.0 + job, window=window)
-    sum_up(tmp_path, load_runs([tmp_path]), title="stops")
+    sum_up(tmp_path, find_runs(tmp_path), title="stops")
     with (tmp_path / "sweep.csv").open() as file:
         assert [line["workload.window"] for line in csv.DictReader(file)] == ["0", "3", "0", "3"]
     described = json.loads((tmp_path / "sweep.json").read_text())
-    assert [(each["windows"], each["seeds"]) for each in described] == [([0, 3], [7, 7])] * 2
+    assert [each["runs"] for each in described] == [2, 2]
 
 
 def test_what_a_sweep_and_compare_say_is_the_middle_is_the_same(sweep, capsys):
@@ -299,7 +361,7 @@ def test_what_a_sweep_and_compare_say_is_the_middle_is_the_same(sweep, capsys):
     write = {"stop": config.prefetch.stop, "rate": config.storage.read_gbps, "seed": 2}
     shutil.rmtree(sweep / "2")
     write_run(sweep / "2", ttft=50.0, **write)  # so that mean and median lie far apart
-    sum_up(sweep, load_runs([sweep]), title="stops")
+    sum_up(sweep, find_runs(sweep), title="stops")
     compare.main([str(sweep)])
     lines = capsys.readouterr().out.splitlines()
     first, second = (line for line in lines if line.startswith("0.5") and "best_effort" in line)
@@ -310,7 +372,7 @@ def test_what_a_sweep_and_compare_say_is_the_middle_is_the_same(sweep, capsys):
 def test_one_seed_has_no_middle(tmp_path, capsys):
     for job, stop in enumerate(STOPS):
         write_run(tmp_path / str(job), stop=stop, rate=1.0, seed=0, ttft=1.0 + job)
-    sum_up(tmp_path, load_runs([tmp_path]), title="stops")
+    sum_up(tmp_path, find_runs(tmp_path), title="stops")
     compare.main([str(tmp_path)])
     printed = capsys.readouterr().out
     assert "median" not in printed
@@ -319,9 +381,9 @@ def test_one_seed_has_no_middle(tmp_path, capsys):
 
 def test_figures_of_equal_sweeps_are_equal_bytes(sweep):
     names = ("sweep.png", "sweep.pdf")
-    sum_up(sweep, load_runs([sweep]), title="stops")
+    sum_up(sweep, find_runs(sweep), title="stops")
     first = [(sweep / name).read_bytes() for name in names]
-    sum_up(sweep, load_runs([sweep]), title="stops")
+    sum_up(sweep, find_runs(sweep), title="stops")
     assert [(sweep / name).read_bytes() for name in names] == first
 
 
@@ -344,8 +406,9 @@ def test_no_latency_of_an_overloaded_run_is_compared(tmp_path, capsys, busy):
     assert line[-1] == "–"
     assert "2.00" in line  # the latency itself stays
     compare.main([str(tmp_path), "--json", "--metric", "request/ttft_s_mean"])
-    cell = json.loads(capsys.readouterr().out)[1]["metrics"]["request/ttft_s_mean"]
-    assert (cell["median"], cell["ratio"], cell["difference"]) == (2.0, None, None)
+    row = json.loads(capsys.readouterr().out)[1]
+    key = "request/ttft_s_mean"
+    assert (row[f"{key} median"], row[f"{key} ratio median"]) == (2.0, None)
 
 
 def test_what_is_no_latency_is_compared_under_overload_too(tmp_path, capsys):
@@ -383,14 +446,11 @@ def write_grid(path, ttfts):
 @pytest.mark.parametrize(
     ("ttfts", "told"),
     [
-        ((1, 2, 1, 2, 3, 4), "a and b"),
-        ((1, 2, 1, 2, 1, 2), "a, b and c"),
-        ((1, 2, 1, 5, 3, 4), "a and b (at storage.read_gbps 0.5)"),
-        (
-            (1, 2, 1, 5, 3, 2),
-            "a and b (at storage.read_gbps 0.5); a and c (at storage.read_gbps 8)",
-        ),
-        ((1, 1, 2, 3, 4, 5), "0.5 and 8 (at prefetch.stop a)"),
+        ((1, 2, 1, 2, 3, 4), "a = b (at 0.5, 8)"),
+        ((1, 2, 1, 2, 1, 2), "a = b = c (at 0.5, 8)"),
+        ((1, 2, 1, 5, 3, 4), "a = b (at 0.5)"),
+        ((1, 2, 1, 5, 3, 2), "a = b (at 0.5); a = c (at 8)"),
+        ((1, 1, 2, 3, 4, 5), "0.5 = 8 (at a)"),
     ],
 )
 def test_settings_that_change_nothing_are_called_out(tmp_path, capsys, ttfts, told):
@@ -398,7 +458,7 @@ def test_settings_that_change_nothing_are_called_out(tmp_path, capsys, ttfts, to
     compare.main([str(tmp_path)])
     lines = capsys.readouterr().out.splitlines()
     (note,) = [line for line in lines if "identical runs" in line]
-    assert note == f"{told} gave identical runs: these settings had no effect here"
+    assert note == f"{told}: identical runs, so these settings had no effect here"
 
 
 def test_settings_that_change_something_are_not(tmp_path, capsys):
@@ -428,17 +488,12 @@ def test_compare_prints_medians_and_the_ratio(sweep, capsys):
     assert line == ["timeout", "1", "8.00", "2.00"]
 
 
-def test_compare_as_json_holds_ratio_and_difference(sweep, capsys):
+def test_compare_as_json_holds_numbers_with_all_their_digits(sweep, capsys):
     compare.main([str(sweep), "--json", "--metric", "request/ttft_s_mean"])
     rows = json.loads(capsys.readouterr().out)
-    assert rows[0]["metrics"]["request/ttft_s_mean"]["ratio"] == 1
-    assert rows[2]["metrics"]["request/ttft_s_mean"] == {
-        "median": 4,
-        "min": 2,
-        "max": 6,
-        "ratio": 2,
-        "difference": 2,
-    }
+    key = "request/ttft_s_mean"
+    assert [row[f"{key} median"] for row in rows] == [2, 4, 1, 2]
+    assert [row[f"{key} ratio highest"] for row in rows] == [None, 2, None, 2]
 
 
 @pytest.mark.parametrize("arguments", [["nowhere"], [".", "--metric", "no/such_s"]])

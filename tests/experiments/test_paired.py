@@ -75,9 +75,9 @@ def test_two_arms_may_differ_in_any_number_of_knobs(tmp_path, measures, late, ca
     for count in (2, 3):
         compare.main([*paths[:count], "--paired", "--json"])
         found = json.loads(capsys.readouterr().out)
-        means = [each["metrics"]["request/ttft_s_mean"]["difference"] for each in found]
+        means = [each["request/ttft_s_mean difference"] for each in found[1:]]
         assert means == pytest.approx([1, 2][: count - 1])
-        assert {each["baseline"]["prefetch.cut"] for each in found} == {"fit"}
+        assert [each["prefetch.cut"] for each in found] == ["fit", "abandon", "abandon"][:count]
 
 
 def windows_of(path, measures, late, delays, *, turns=1):
@@ -247,9 +247,9 @@ def test_a_paired_comparison_is_printed(tmp_path, measures, late, capsys, form):
     compare.main([str(tmp_path), "--paired", form, "--metric", "request/ttft_s_mean"])
     text = capsys.readouterr().out
     if form == "--json":
-        [row] = json.loads(text)
-        assert row["settings"] == {"prefetch.stop": "timeout"}
-        assert row["metrics"]["request/ttft_s_mean"]["difference"] == pytest.approx(0.5)
+        _, row = json.loads(text)
+        assert row["prefetch.stop"] == "timeout"
+        assert row["request/ttft_s_mean difference"] == pytest.approx(0.5)
     else:
         assert "+0.500" in text
 
@@ -290,11 +290,11 @@ def test_no_latency_of_overloaded_requests_is_compared(tmp_path, measures, late,
     (line,) = [row for row in capsys.readouterr().out.splitlines() if row.startswith("timeout")]
     assert line.count("–") == 3  # its TTFT, and who had it sooner or later
     compare.main([*told, "--json"])
-    [row] = json.loads(capsys.readouterr().out)
-    latency, hits = (row["metrics"][key] for key in keys)
-    assert latency["other"] > 0  # the latency itself stays
-    assert (latency["difference"], latency["interval"], row["sooner_share"]) == (None, None, None)
-    assert (hits["difference"], hits["interval"]) == (0, [0, 0])
+    first, row = json.loads(capsys.readouterr().out)
+    ttft, hits = ([row[f"{key} {part}"] for part in ("difference", "low", "high")] for key in keys)
+    assert first["request/ttft_s_mean of the first row"] > 0  # the latency itself stays
+    assert (ttft, row["sooner"]) == ([None] * 3, None)
+    assert hits == [0, 0, 0]
 
 
 def test_what_belongs_to_whole_runs_is_compared_window_by_window(tmp_path, measures, late, capsys):
@@ -306,13 +306,13 @@ def test_what_belongs_to_whole_runs_is_compared_window_by_window(tmp_path, measu
             counted = {**measures, key: count}
             write_run(tmp_path / f"{stop}{window}", records, counted, stop=stop, window=window)
     compare.main([str(tmp_path), "--paired", "--metric", key, "--json"])
-    [row] = json.loads(capsys.readouterr().out)
-    found = row["metrics"][key]
-    assert (found["baseline"], found["difference"], found["of"]) == (13.5, 13.5, "runs")
+    _, row = json.loads(capsys.readouterr().out)
+    assert (row[f"{key} of the first row"], row[f"{key} difference"]) == (13.5, 13.5)
     half = 2.365 * np.std(range(10, 18), ddof=1) / np.sqrt(8)
-    assert found["interval"] == pytest.approx([13.5 - half, 13.5 + half], rel=0.05)
-    assert found["in_the_two_largest"] == pytest.approx((17 + 16) / 108)
-    assert (row["windows"], row["no_interval"]) == (8, None)
+    interval = [row[f"{key} low"], row[f"{key} high"]]
+    assert interval == pytest.approx([13.5 - half, 13.5 + half], rel=0.05)
+    assert row[f"{key} in the two largest"] == pytest.approx((17 + 16) / 108)
+    assert row["windows"] == 8
 
 
 def test_tokens_of_the_requests_that_both_finished_are_compared(tmp_path, measures, late):

@@ -12,7 +12,6 @@ from hicache.cache.tree.sequence import Sequence
 from hicache.cli.schema import config_of
 from hicache.cli.tables.groups import StoredRun, differing_keys
 from hicache.results.metrics import summarize
-from tests import remove_fixes
 from tests.cache.small import complete_all, make_cache, run_request, tokens_of
 
 SMALL = (
@@ -113,23 +112,6 @@ def test_a_window_on_the_host_alone_is_loaded_back() -> None:
     assert acquired is not None
     assert acquired.load_back is not None
     assert acquired.load_back.num_pages == (0, 2, 0)
-
-
-def test_every_removal_names_lines_that_stand_once_in_the_source() -> None:
-    for removal in remove_fixes.read_removals():
-        for edit in removal.edits:
-            source = (remove_fixes.ROOT / edit.path).read_text()
-            assert source.count(edit.fix) == 1, removal.name
-        assert (remove_fixes.ROOT / removal.test[0]).is_file(), removal.name
-
-
-def test_a_removal_that_changes_nothing_goes_unnoticed(tmp_path: Any) -> None:
-    edit = remove_fixes.Edit(path="a.py", fix="x = 1", without="x = 1.0")
-    removal = remove_fixes.Removal(name="nothing", test=("test_a.py", "one"), edits=[edit])
-    (tmp_path / "a.py").write_text("x = 1\n")
-    (tmp_path / "test_a.py").write_text("from a import x\n\n\ndef test_one():\n    assert x == 1\n")
-    assert remove_fixes.try_removal(removal, tmp_path).startswith("UNNOTICED")
-    assert (tmp_path / "a.py").read_text() == "x = 1\n"
 
 
 def test_another_model_is_told_apart_by_its_name_alone(tmp_path: Any) -> None:

@@ -100,7 +100,7 @@ class Mine:
 
     def __init__(self, config, page_size, rates):
         if config.threshold == 512:
-            while not os.path.exists("sweep/0/summary.json"):
+            while not os.path.exists("sweep/0_threshold=256/summary.json"):
                 time.sleep(0.05)
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -325,7 +325,7 @@ def test_a_disk_that_is_full_in_the_end_costs_no_more_than_its_files(program, tm
 def test_a_run_whose_summary_nobody_can_read_is_finished_all_the_same(program, tmp_path):
     with Path("/dev/full").open("w") as full:  # whatever is written there finds no room
         done = program(f"hydra.run.dir={tmp_path}", stdout=full.fileno())
-    told = done.stderr.splitlines()[1]
+    told = done.stderr.splitlines()[0]
     assert told.startswith("No space left on device: cannot write to the output of this command; ")
     assert "Traceback" not in done.stderr
     assert {path.name for path in tmp_path.iterdir()} - {".hydra"} == RUN_FILES
@@ -354,18 +354,22 @@ def test_a_bug_shows_its_traceback(program):
 def test_a_sweep_goes_on_after_a_job_that_fails(sweep):
     assert sweep.returncode == 1
     found = last_line(sweep).glob("*/summary.json")
-    assert sorted(path.parent.name for path in found) == ["2", "3"]
+    names = ["2_root=null,seed=0", "3_root=null,seed=1"]
+    assert sorted(path.parent.name for path in found) == names
 
 
 def test_a_failed_job_says_why(sweep):
-    told = (last_line(sweep) / "0" / "error.txt").read_text()
+    told = (last_line(sweep) / "0_root=missing,seed=0" / "error.txt").read_text()
     assert told == "No such trace: missing\n"
-    assert "job 0 failed: No such trace: missing" in sweep.stderr
+    assert "job 0_root=missing,seed=0 failed: No such trace: missing" in sweep.stderr
 
 
-def test_the_line_of_a_job_says_what_no_other_job_was_told(sweep):
-    lines = [line for line in sweep.stdout.splitlines() if line.startswith("job 2")]
-    assert lines[0].startswith("job 2 (3 of 4): storage.root=null seed=0  →  token hit rate")
+def test_each_finished_job_has_one_line_with_its_name_and_its_results(sweep):
+    lines = [line for line in sweep.stdout.splitlines() if "token hit rate 0" in line]
+    assert [line.partition("  →  ")[0] for line in lines] == [
+        "2_root=null,seed=0 (3 of 4)",
+        "3_root=null,seed=1 (4 of 4)",
+    ]
 
 
 def test_a_sweep_prints_its_directory_once_and_last(sweep):
@@ -489,8 +493,8 @@ def test_a_sweep_whose_worker_is_killed_sums_up_what_it_has_and_goes_on(tmp_path
     variables = {**os.environ, "PYTHONPATH": places, "WANDB_MODE": "disabled"}
     done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True)
     assert done.returncode == 1
-    (said,) = [line for line in done.stderr.splitlines() if "killed" in line]
-    assert said.startswith("a worker process was killed (SIGKILL(-9))")
+    (said,) = [line for line in done.stderr.splitlines() if "died" in line]
+    assert said.startswith("a worker process died (SIGKILL(-9))")
     assert (
         "1 of 2 jobs are finished; to continue, repeat the command with hydra.sweep.dir=sweep"
         in said
@@ -535,23 +539,57 @@ def test_an_interrupted_sweep_sums_up_what_it_has(interrupted):
 
 def test_an_interrupted_sweep_goes_on_where_it_was(program, interrupted):
     _, directory, told = interrupted
-    before = (directory / "0" / "timing.json").stat().st_mtime_ns
+    first, second = directory / "0_root=null", directory / "1_root=slow"
+    before = (first / "timing.json").stat().st_mtime_ns
     done = program(*told, HURRY="1")
     assert done.returncode == 0, done.stderr
-    assert (
-        "job 0 (1 of 2): storage.root=null  →  already finished, and nothing has changed since\n"
-        in done.stdout
-    )
-    assert (directory / "0" / "timing.json").stat().st_mtime_ns == before
-    assert (directory / "1" / "summary.json").exists()
+    told = "0_root=null (1 of 2)  →  already finished, and nothing has changed since\n"
+    assert told in done.stdout
+    assert (first / "timing.json").stat().st_mtime_ns == before
+    assert (second / "summary.json").exists()
     assert len(json.loads((directory / "sweep.json").read_text())) == 2
+
+
+def test_a_sweep_can_be_extended_in_its_directory(program, tmp_path):
+    place = f"hydra.sweep.dir={tmp_path}"
+    program("-m", "seed=0", place)
+    done = program("-m", "seed=0,1", place)
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"0", "1_seed=1"}
+
+
+def test_a_sweep_whose_jobs_have_numbers_only_goes_on_in_their_directories(program, tmp_path):
+    told = ("-m", "seed=0,1", f"hydra.sweep.dir={tmp_path}")
+    program(*told)
+    for path in tmp_path.glob("*_seed=*"):
+        path.rename(tmp_path / path.name[0])  # as earlier versions called them
+    shutil.rmtree(tmp_path / "1")
+    done = program(*told)
+    assert done.returncode == 0, done.stderr
+    assert "0 (1 of 2)  →  already finished" in done.stdout
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"0", "1_seed=1"}
+
+
+def test_a_job_that_another_process_still_makes_is_left_to_it(program, tmp_path):
+    told = ("-m", "seed=0,1", f"hydra.sweep.dir={tmp_path}")
+    program(*told)
+    job = tmp_path / "0_seed=0"
+    (job / "summary.json").unlink()
+    holder = os.open(job, os.O_RDONLY)  # as a worker does that outlived the command
+    fcntl.flock(holder, fcntl.LOCK_EX)
+    done = program(*told)
+    os.close(holder)
+    assert done.returncode == 1
+    assert f"another run is writing to {job}: wait for its end" in done.stderr
+    assert not (job / "error.txt").exists()
+    assert not (job / "summary.json").exists()
 
 
 @pytest.mark.parametrize(
     ("grid", "told"),
     [
-        ("0,1,5,0", "another configuration (seed was 0 and is 5)"),
-        ("0,1,0", "contains job 3 of another sweep, and this sweep has only 3"),
+        ("0,1,5,0", "contains job 0_root=missing,seed=0 of another sweep, which was storage.root"),
+        ("0", "contains job 0_root=missing,seed=0 of another sweep, which was storage.root"),
     ],
 )
 def test_a_sweep_into_the_directory_of_another_one_is_refused(program, sweep, grid, told):
@@ -563,19 +601,31 @@ def test_a_sweep_into_the_directory_of_another_one_is_refused(program, sweep, gr
     assert contents_of(directory) == before
 
 
-def test_wandb_keeps_two_sweeps_of_one_name_apart(program, tmp_path):
-    done = program("-m", "seed=0", f"hydra.sweep.dir={tmp_path / 'mine'}", WANDB_MODE="offline")
-    assert done.returncode == 0, done.stderr
-    (log,) = tmp_path.glob("mine/0/wandb/offline-run-*/run-*.wandb")
+def wandb_run(out_dir) -> tuple[dict, set[str]]:
+    """What W&B recorded of the one run below `out_dir`, and the names of the files it keeps."""
+    (log,) = out_dir.glob("wandb/offline-run-*/run-*.wandb")
     wandb = Path(sys.executable).with_name("wandb")
     found = subprocess.run(
         [wandb, "leet", "inspect", "--json", log], capture_output=True, text=True, check=True
     )
     records = [json.loads(line) for line in found.stdout.splitlines()]
     (run,) = [record["run"] for record in records if record["type"] == "run"]
-    assert run["run_group"] == "adhoc/mine"
-    kept = {path.name for path in log.parent.glob("files/*")}
+    return run, {path.name for path in log.parent.glob("files/*")}
+
+
+def test_wandb_has_one_group_for_a_sweep_with_a_run_for_each_job_and_one_summary(program, tmp_path):
+    place = f"hydra.sweep.dir={tmp_path / 'mine'}"
+    sweep = ("-m", "cache.host_gib=8,16", "storage.read_gbps=2", place)
+    done = program(*sweep, WANDB_MODE="offline")
+    assert done.returncode == 0, done.stderr
+    run, kept = wandb_run(tmp_path / "mine" / "1_host_gib=16")
+    names = (run["run_group"], run["display_name"], run["tags"])
+    assert names == ("adhoc/mine", "host_gib=16", ["host_gib=16"])
     assert {"requests.parquet", "tokens.png", "ttft.png"} <= kept
+    summary, kept = wandb_run(tmp_path / "mine")
+    names = (summary["run_group"], summary["display_name"], summary["job_type"])
+    assert names == ("adhoc/mine", "summary", "summary")
+    assert {"sweep.csv", "sweep.json", "sweep.png", "sweep.pdf"} <= kept
 
 
 def test_what_changes_nothing_here_is_said(program):

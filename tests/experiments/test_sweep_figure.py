@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hicache.cli.tables.groups import Group, StoredRun
-from hicache.cli.tables.sweep_figure import COLOURS, draw_sweep, label_boxes, looks_of
+from hicache.cli.tables.sweep_figure import COLOURS, draw_sweep, looks_of
 
 METRICS = ["request/ttft_s_mean", "prefetch/a_metric_with_a_name_longer_than_its_panel_count"]
 
@@ -23,6 +23,18 @@ def group(settings, *values, rho=0.5):
         for seed, value in enumerate(values)
     )
     return Group(settings=settings, runs=runs)
+
+
+def label_boxes(figure):
+    """Where the names on the x-axis of each panel are, from left to right, in pixels."""
+    figure.draw_without_rendering()
+    return [
+        sorted(
+            (label.get_window_extent() for label in axes.get_xticklabels() if label.get_text()),
+            key=lambda box: float(box.x0),
+        )
+        for axes in figure.axes
+    ]
 
 
 def hollow_points(axes):
@@ -118,7 +130,7 @@ def test_lines_that_hide_each_other_are_named():
     groups = [group({"size": size, "stop": stop}, 1.0) for size in (1, 2) for stop in ("a", "b")]
     alike = [replace(each, runs=groups[i // 2].runs) for i, each in enumerate(groups)]
     told = draw_sweep(alike, METRICS, title="a sweep").get_suptitle().splitlines()
-    assert told[2] == "a and b gave identical runs: these settings had no effect here"
+    assert told[2] == "a = b (at 1, 2): identical runs, so these settings had no effect here"
 
 
 def test_the_title_and_the_legend_stay_inside_the_figure():

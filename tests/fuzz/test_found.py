@@ -124,7 +124,6 @@ def test_every_batch_that_is_read_is_told(name: str) -> None:
     try_choices(PLAIN | slow | choices, limit)
 
 
-@pytest.mark.plain
 def test_a_wait_that_goes_on_when_a_request_has_begun_breaks_a_law(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

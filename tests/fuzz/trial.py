@@ -126,7 +126,10 @@ def check_records(plan: Plan, records: Sequence[RequestRecord]) -> None:
         _hold(set(ids) == set(requests), f"{len(requests)} requests came, {len(ids)} are recorded")
     shared = None
     if plan.config.workload.start is StartState.cold:
-        shared = shared_lengths(plan.workload, plan.config.cache.page_size)
+        cache = plan.config.cache
+        shared = shared_lengths(
+            plan.workload, cache.page_size, loads_last_page=cache.loads_last_page
+        )
     for record in records:
         for part in TTFT_PARTS:
             time_ns = getattr(record, f"{part}_ns")
@@ -151,13 +154,21 @@ def check_records(plan: Plan, records: Sequence[RequestRecord]) -> None:
         _hold(in_order, f"request {record.id} finished before its first token or arrival")
 
 
-def shared_lengths(workload: Workload, page: int) -> dict[int, int]:
+def shared_lengths(
+    workload: Workload, page: int, *, loads_last_page: bool = False
+) -> dict[int, int]:
     """For each request, the tokens of its prompt that an infinite cache could have had."""
     chains = {each.id: list(page_chain(*_kept(each), page)) for each in workload.requests}
     num_having = Counter(prefix for chain in chains.values() for prefix in chain)
     return {
-        each.id: page
-        * sum(num_having[prefix] > 1 for prefix in chains[each.id][: (each.prompt_len - 1) // page])
+        each.id: min(
+            page
+            * sum(
+                num_having[prefix] > 1
+                for prefix in chains[each.id][: (each.prompt_len - 1 + loads_last_page) // page]
+            ),
+            each.prompt_len - 1,
+        )
         for each in workload.requests
     }
 

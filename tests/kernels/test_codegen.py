@@ -9,10 +9,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from hicache.kernels import codegen, scoreboard
+from hicache.kernels import codegen, scoreboard, stand_in
 from hicache.kernels.codegen_cases import cases
 
 # compiles the copy kernel once for each `tl.multiple_of` in it, with that one deleted; then as it
@@ -484,3 +485,122 @@ def test_a_kernel_of_ones_own_is_held_to_no_limit(described, monkeypatch):
     monkeypatch.setattr(codegen, "launched_by", refuse)
     code, printed = described("--kernel", "other")
     assert (code, printed.err) == (2, "no kernel other\n")
+
+
+def test_a_case_is_compiled_for_the_stand_in_and_read(monkeypatch):
+    asked = []
+
+    def warmup(*arguments, **more):
+        asked.append((arguments, more))
+        metadata = SimpleNamespace(num_warps=8, shared=96)
+        return SimpleNamespace(asm={"cubin": b"code"}, metadata=metadata)
+
+    case = cases()[0]._replace(
+        name="mine", kernel=SimpleNamespace(warmup=warmup), arguments=(1, 2), constants={"B": 3}
+    )
+    monkeypatch.setattr(codegen, "stand_in", lambda: asked.append("stand in"))
+    monkeypatch.setattr(codegen, "read_cubin", lambda loaded: loaded)
+    assert codegen.compile_case(case) == stand_in.Loaded("mine", b"code", 8, 96)
+    assert asked == ["stand in", ((1, 2), {"grid": (8,), "B": 3})]
+
+
+def launched(monkeypatch, kernel):
+    """What is read of a kernel that leaves its launches with a driver."""
+    driver = SimpleNamespace(loaded=[])
+    monkeypatch.setattr(codegen, "stand_in", lambda: driver)
+    monkeypatch.setattr(codegen, "named", lambda name: kernel(driver, name))
+    monkeypatch.setattr(codegen, "read_cubin", lambda loaded: loaded)
+    return codegen.launched_by("mine:it")
+
+
+def test_each_launch_over_each_shape_is_read_and_what_is_declined_is_left_out(monkeypatch):
+    asked = []
+
+    def kernel(driver, name):
+        assert name == "mine:it"
+
+        def prepare(src, dst):
+            if len(asked) == 1:
+                asked.append(None)
+                raise NotImplementedError("not these")
+
+            def launch(src_ids, dst_ids):
+                asked.append((src_ids.tolist(), dst_ids.tolist()))
+                assert len(src) == len(dst) == 2
+                assert all(len(buffer) == 8 for buffer in (*src, *dst))
+                for part in ("one", "two"):
+                    driver.loaded.append(stand_in.Loaded(part, b"", 4, 0))
+
+            return launch
+
+        return prepare
+
+    reports = launched(monkeypatch, kernel)
+    shapes = list(codegen.SHAPES)
+    del shapes[1]
+    assert [each.name for each in reports] == [
+        f"{part}, {shape}" for shape in shapes for part in ("one", "two")
+    ]
+    ids = list(range(8))
+    assert [each for each in asked if each] == [(ids, ids[::-1])] * 3
+
+
+def test_a_kernel_that_launches_nothing_is_refused_with_its_reasons(monkeypatch):
+    def declining(driver, name):
+        def prepare(src, dst):
+            raise ValueError("too wide")
+
+        return prepare
+
+    reasons = "; ".join(f"{shape}: too wide" for shape in codegen.SHAPES)
+    with pytest.raises(ValueError, match=f"^mine:it launched no kernel: {reasons}$"):
+        launched(monkeypatch, declining)
+    with pytest.raises(ValueError, match=r"^mine:it launched no kernel: nothing is known$"):
+        launched(monkeypatch, lambda *_: lambda src, dst: lambda src_ids, dst_ids: None)
+
+
+def test_a_cubin_is_read_by_the_tools_of_triton(monkeypatch):
+    asked = []
+
+    def tool(name, *arguments):
+        asked.append((name, *arguments[:-1]))
+        assert Path(arguments[-1]).read_bytes() == b"code"
+        return f"said by {name}"
+
+    monkeypatch.setattr(codegen, "_tool", tool)
+    monkeypatch.setattr(codegen, "read_sass", lambda *given, **more: (given, more))
+    given, more = codegen.read_cubin(stand_in.Loaded("mine", b"code", 8, 96))
+    assert given == ("mine", "said by nvdisasm", "said by cuobjdump")
+    assert more == {"num_warps": 8, "shared_bytes": 96}
+    assert asked == [("cuobjdump", "--dump-resource-usage"), ("nvdisasm", "-hex", "-c")]
+
+
+def test_a_tool_that_fails_is_an_error_with_its_words(monkeypatch, tmp_path):
+    monkeypatch.setattr(codegen, "TOOLS", tmp_path)
+    for name, text in (("good", 'echo "$1 $2"'), ("bad", "echo ' its words ' >&2; exit 3")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    assert codegen._tool("good", "-a", "b") == "-a b\n"
+    with pytest.raises(RuntimeError, match=r"^bad failed: its words$"):
+        codegen._tool("bad")
+
+
+def test_what_holds_is_said(described, monkeypatch):
+    report = codegen.compile_case(None)
+    limits = dataclasses.replace(cases()[0].limits, payload_bits=None)
+    assert len(report.violations(limits)) > 2  # none of them of the width of accesses
+    assert not [each for each in report.violations(limits) if "bits" in each]
+    monkeypatch.setattr(codegen.Report, "violations", lambda self, limits: [])
+    code, printed = described()
+    assert code == 0
+    assert printed.out.startswith("triton ")
+    assert printed.out.endswith("\nall limits hold\n")
+    code, printed = described("--json")
+    document = json.loads(printed.out)
+    assert (code, document["violations"]) == (0, [])
+    assert [each["name"] for each in document["reports"]] == ["x"]
+
+
+def test_the_tools_are_where_triton_has_them():
+    assert (codegen.TOOLS / "nvdisasm").is_file()
+    assert (codegen.TOOLS / "cuobjdump").is_file()

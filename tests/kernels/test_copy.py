@@ -3,8 +3,9 @@
 Every case keeps items of both pools out of the ids: a write outside of its item lands in one.
 """
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -243,6 +244,45 @@ def test_few_programs_cross_a_link_and_many_stay_within(monkeypatch):
 
 def test_programs_run_one_at_a_time_without_a_gpu():
     assert copy.num_sms(torch.device("cpu")) == 1
+
+
+def test_beside_a_gpu_there_are_as_many_programs_as_multiprocessors(monkeypatch):
+    counts = {torch.device("cuda", 0): 132, torch.device("cuda", 1): 78}
+    monkeypatch.setattr(
+        torch.cuda,
+        "get_device_properties",
+        lambda device: SimpleNamespace(multi_processor_count=counts[device]),
+    )
+    copy.num_sms.cache_clear()
+    assert [copy.num_sms(device) for device in counts] == [132, 78]
+    copy.num_sms.cache_clear()
+
+
+def test_a_launch_keeps_the_memory_of_its_table_until_its_stream_has_read_it(monkeypatch):
+    kept = []
+    stream = object()
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: (stream, device))
+    pool = torch.zeros(2, 64)
+    table = copy_table([pool], [pool.clone()])
+    pieces = SimpleNamespace(
+        device=torch.device("cuda", 3), shape=table.pieces.shape, record_stream=kept.append
+    )
+    launches = []
+
+    class Kernel:
+        def __getitem__(self, grid):
+            return lambda *given, **constants: launches.append((grid, given, constants))
+
+    monkeypatch.setattr(torch.cuda, "device_of", lambda tensor: nullcontext())
+    ids = torch.zeros(1, dtype=torch.int32)
+    result = torch.zeros(1)
+    there = replace(table, pieces=pieces)
+    copy.copy_items(there, ids, ids, num_programs=1, kernel=Kernel(), results=(result,))
+    assert kept == [(stream, torch.device("cuda", 3))]
+    ((grid, given, constants),) = launches
+    assert grid == (1,)
+    assert given == (pieces, ids, ids, None, None, result, 1, 1, 1)
+    assert constants == {**copy.tile_shape(table), "num_warps": copy.NUM_WARPS}
 
 
 def test_a_transfer_of_too_many_lines_is_refused():

@@ -75,3 +75,28 @@ def test_a_window_touches_as_many_pages_as_it_can(window_len, page_size, wanted)
         for start in range(page_size)
     }
     assert index.window_pages(window_len, page_size) == max(touched) == wanted
+
+
+@pytest.mark.parametrize("name", ["page_table", "window_table"])
+def test_a_kernel_writes_its_table_alone(name, ids, device, monkeypatch):
+    empty, slabs = torch.empty, []
+
+    def guarded(*shape, dtype, device):
+        size = shape[0] * shape[1]
+        slabs.append(torch.full((size + 64,), -5, dtype=dtype, device=device))
+        return slabs[-1][32 : 32 + size].view(shape)
+
+    pages = ids([[4, 5, 6], [7, 8, 9]])
+    monkeypatch.setattr(torch, "empty", guarded)
+    if name == "page_table":
+        found = index.page_table(
+            pages.flatten(), ids([[0, 3], [3, 3]]), ids([0, 1, 2]), num_columns=3
+        )
+        wanted = pages.tolist()
+    else:
+        swa = ids(range(10, 20))
+        found = index.window_table(pages, ids([12, 9]), swa, page_size=4, window_len=5)
+        wanted = [[15, 16], [18, 19]]
+    monkeypatch.setattr(torch, "empty", empty)
+    assert found.tolist() == wanted
+    assert slabs[0][:32].tolist() == slabs[0][-32:].tolist() == [-5] * 32

@@ -4,6 +4,7 @@ import ast
 import inspect
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -233,3 +234,102 @@ def test_the_package_needs_only_torch_triton_and_einops():
             for name in names:
                 assert name.split(".")[0] in allowed, f"{path.name} imports {name}"
                 assert not name.startswith("hicache.") or name.startswith("hicache.kernels")
+
+
+class Plane:
+    """Remembers what each call is handed."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __getattr__(self, name):
+        return lambda *given, **more: self.calls.append((name, given, more)) or name
+
+
+def test_what_is_asked_is_handed_to_the_plane(table, monkeypatch):
+    plane = Plane()
+    monkeypatch.setattr(ops, "reference", plane)
+    src_map, dst_map = i32(0, 1, 2), i32(5, 4, 3)
+    kernels.copy_pages(
+        table, i32(2, 1), i32(0, 2), src_map=src_map, dst_map=dst_map, num_programs=3
+    )
+    assert kernels.copy_pages_with_checksum(table, i32(2), i32(0), num_programs=5) == (
+        "copy_items_with_checksum"
+    )
+    (name, given, more), (name_of_sum, its_given, its_more) = plane.calls
+    assert (name, name_of_sum) == ("copy_items", "copy_items_with_checksum")
+    assert given[0] is its_given[0] is table
+    assert [ids.tolist() for ids in given[1:]] == [[2, 1], [0, 2]]
+    assert more["src_map"] is src_map
+    assert more["dst_map"] is dst_map
+    assert more["num_programs"] == 3
+    assert [ids.tolist() for ids in its_given[1:]] == [[2], [0]]
+    assert its_more == {"num_programs": 5}
+
+
+def test_trusted_ids_are_not_looked_at(table, monkeypatch):
+    plane = Plane()
+    monkeypatch.setattr(ops, "reference", plane)
+    ids = i32(77), i32(77, 77)
+    kernels.copy_pages(table, *ids, trusted=True)
+    kernels.copy_pages_with_checksum(table, *ids, trusted=True)
+    assert [given[1:] for _, given, _ in plane.calls] == [ids, ids]
+
+
+def test_index_operations_hand_on_sizes_and_hole(monkeypatch):
+    plane = Plane()
+    monkeypatch.setattr(ops, "reference", plane)
+    pages, spans, bounds = i32(1, 2), i32(0, 2).view(1, 2), i32(0, 1)
+    kernels.page_table(pages, spans, bounds, num_columns=3, hole=9)
+    table = i32(1, 1).view(1, 2)
+    kernels.window_table(table, i32(8), i32(0, 7), page_size=4, window_len=6, hole=8)
+    assert [each[2] for each in plane.calls] == [
+        {"num_columns": 3, "hole": 9},
+        {"page_size": 4, "window_len": 6, "hole": 8},
+    ]
+    assert plane.calls[0][1] == (pages, spans, bounds)
+
+
+def test_only_tables_beside_a_gpu_are_warmed_up(table, monkeypatch):
+    warmed = []
+    monkeypatch.setattr(
+        ops, "_launch_over_nothing", lambda tables, *, page_size: warmed.append((tables, page_size))
+    )
+    there = SimpleNamespace(device=torch.device("cuda", 0))
+    kernels.warm_up(table, there, table, page_size=16)
+    kernels.warm_up(table, page_size=8)
+    assert warmed == [([there], 16), ([], 8)]
+
+
+def test_parts_are_sent_in_one_piece_and_come_back_in_their_lengths(monkeypatch):
+    parts = [i32(1, 2), i32(), i32(3)]
+    assert [a is b for a, b in zip(ops.send(parts, torch.device("cpu")), parts, strict=True)] == [
+        True
+    ] * 3
+    sent = []
+    empty = torch.empty
+
+    def pinned(size, *, dtype, pin_memory):
+        sent.append((size, dtype, pin_memory))
+        return empty(size, dtype=dtype)
+
+    monkeypatch.setattr(torch, "empty", pinned)
+    # to another device than the host, of which tensors keep no values
+    found = ops.send(parts, torch.device("meta"))
+    assert sent == [(3, torch.int32, True)]
+    assert [len(each) for each in found] == [2, 0, 1]
+    assert {each.device.type for each in found} == {"meta"}
+    assert ops.send([], torch.device("meta")) == []
+
+
+def test_no_ids_are_allowed(pools, table):
+    kernels.copy_pages(table, i32(), i32())
+    assert kernels.copy_pages_with_checksum(table, i32(), i32()).tolist() == []
+    assert not pools[1].any()
+
+
+@pytest.mark.parametrize("name", ["src_map", "dst_map"])
+def test_ids_to_be_mapped_must_be_on_the_device_of_the_table(name):
+    there = SimpleNamespace(device=torch.device("cuda", 0))
+    with pytest.raises(ValueError, match="source ids must be on cuda:0, got cpu"):
+        kernels.copy_pages(there, i32(0), i32(0), **{name: i32(0)})

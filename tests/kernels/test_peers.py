@@ -1,5 +1,6 @@
 """The peers of the bench move the right bytes, and as widely as the engines say of theirs."""
 
+import ctypes
 import sys
 from types import SimpleNamespace
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 import triton.language as tl
 
-from hicache.kernels import contract
+from hicache.kernels import contract, copy_table, reference
 from hicache.kernels.bench import peers
 from hicache.kernels.bench.gemm import persistent_gemm
 from hicache.kernels.check import check
@@ -206,3 +207,101 @@ def test_the_unified_peers_programs_share_the_work():
     peers.sglang_unified([pool], [pool])(swap, swap.flip(0))
     # one program loads all and then stores it; a second that did so too would swap it back
     assert pool[:, 0].tolist() == [64, 0]
+
+
+class OnGpu(torch.Tensor):
+    """Host memory that says it lies on a GPU."""
+
+    is_cuda = True
+
+
+def moved_by_hand(runs, device):
+    for src, dst, size in zip(*(column.tolist() for column in runs[:3]), strict=True):
+        ctypes.memmove(dst, src, size)
+
+
+@pytest.mark.parametrize("to_host", [True, False])
+@pytest.mark.parametrize("lies_apart", [True, False])
+def test_the_staged_peer_moves_through_a_buffer_that_lies_like_the_host(
+    to_host, lies_apart, monkeypatch
+):
+    monkeypatch.setattr(peers.copy_engine, "copy_runs", moved_by_hand)
+    launches = []
+
+    def gathered(table, src_ids, dst_ids, *, num_programs):
+        launches.append((src_ids.tolist(), dst_ids.tolist(), num_programs))
+        reference.copy_items(table, src_ids, dst_ids)
+
+    monkeypatch.setattr(peers, "copy_items", gathered)
+    device = [torch.arange(8 * 64).view(8, 64) + 1000 * k for k in range(2)]
+    if lies_apart:
+        host = list(torch.arange(2 * 9 * 64).view(2, 9, 64) + 5000)
+    else:
+        host = list((torch.arange(9 * 2 * 64).view(9, 2, 64) + 5000).unbind(1))
+    on_gpu = [each.as_subclass(OnGpu) for each in device]
+    src, dst = (on_gpu, host) if to_host else (host, on_gpu)
+    sources, targets = (device, host) if to_host else (host, device)
+    before = [each.clone() for each in targets]
+    src_ids = torch.tensor([5, -1, 0, 3], dtype=torch.int32)
+    dst_ids = torch.tensor([2, 6, -1, 7], dtype=torch.int32)
+    launch = peers.staged(src, dst)
+    launch(src_ids, dst_ids, num_programs=3)
+    for each, source, old in zip(targets, sources, before, strict=True):
+        old[[2, 7]] = source[[5, 3]]
+        assert torch.equal(each, old)
+    # the kernel works on the device's side alone, with items of the buffer in a row
+    assert launches == [([5, 3], [0, 1], 3) if to_host else ([0, 1], [2, 7], 3)]
+    launch(src_ids[1:3], dst_ids[1:3])  # holes alone
+    assert len(launches) == 1
+
+
+def test_the_staged_peer_wants_a_gpu_on_one_side():
+    pool = torch.zeros(2, 64).as_subclass(OnGpu)
+    for src, dst in (([pool], [pool]), ([torch.zeros(2, 64)], [torch.zeros(2, 64)])):
+        with pytest.raises(NotImplementedError, match="a GPU on one side and the host on the"):
+            peers.staged(src, dst)
+
+
+def test_a_batch_is_the_runs_of_the_table(monkeypatch):
+    src, dst = torch.arange(5 * 64).view(5, 64), torch.zeros(5, 64, dtype=torch.int64)
+    table = copy_table([src], [dst])
+    there = SimpleNamespace(
+        device=torch.device("cuda", 0), rows=table.rows, crosses_link=False, src=table.src
+    )
+    monkeypatch.setattr(peers, "copy_table", lambda src, dst: there)
+    devices = []
+
+    def copied(runs, device):
+        devices.append(device)
+        moved_by_hand(runs, device)
+
+    monkeypatch.setattr(peers.copy_engine, "copy_runs", copied)
+    ids = torch.tensor([1, 3], dtype=torch.int32)
+    launch = contract.bound(peers.memcpy_batch([src], [dst]), ids, ids - 1)
+    assert not dst.any()
+    launch()
+    assert torch.equal(dst[[0, 2]], src[[1, 3]])
+    assert not dst[[1, 3, 4]].any()
+    assert devices == [there.device]
+
+
+def test_vllm_copies_to_the_host_by_batches_alone():
+    pool = torch.zeros(2, 64)
+    with pytest.raises(NotImplementedError, match="vLLM copies to the host by batched memcpy"):
+        peers.vllm_blocks([pool.as_subclass(OnGpu)], [pool])
+    for src, dst in ((pool, pool), (pool, pool.as_subclass(OnGpu))):
+        assert peers.vllm_blocks([src], [dst]) is not None
+
+
+def test_staging_keeps_dtypes_and_places_of_a_page():
+    page = torch.zeros(5, 256, dtype=torch.uint8)
+    host = [page[:, :64], page[:, 64:192].view(torch.int64), page[:, 192:].view(torch.bfloat16)]
+    for buffers in (host, host[1:], host[::-1]):
+        staging = peers._staging(buffers, 2, torch.device("cpu"))
+        (storage,) = {each.untyped_storage().data_ptr() for each in staging}
+        assert staging[0].untyped_storage().nbytes() == 2 * 256
+        least = min(buffer.data_ptr() for buffer in buffers)
+        for each, buffer in zip(staging, buffers, strict=True):
+            assert (each.dtype, each.stride()) == (buffer.dtype, buffer.stride())
+            assert each.shape == (2, *buffer.shape[1:])
+            assert each.data_ptr() - storage == buffer.data_ptr() - least

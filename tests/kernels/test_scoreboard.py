@@ -298,3 +298,14 @@ def test_a_turn_is_drained_by_what_waits_for_payload_and_not_by_a_longer_wait():
     turn = looped(ids, line(LOAD[0], stall=2, lands_on=0, waits_for=[3]), STORE)
     found = scoreboard.steady(turn, num_warps=4, payload_ns=INDEX_NS / 2)
     assert found.drained_by == STORE[0]
+
+
+def test_what_is_on_its_way_before_the_loop_is_not_of_a_turn():
+    before = [line(f"LDG.E.128 R{4 * k}, desc[UR4][R2.64]", lands_on=k) for k in range(3, 6)] + [
+        line(f"STG.E.128 desc[UR4][R8.64], R{4 * k}", waits_for=[k]) for k in range(3, 6)
+    ]
+    turn = [".L_x_0", LOAD, STORE, line("@P0 BRA `(.L_x_0)"), line("EXIT")]
+    code = read(*before, *turn)
+    assert scoreboard.payload_of(code) == {0, 1, 2, 6}
+    assert steady(code).flight_bytes == 32 * 4 * 16
+    assert steady(read(*before, line("EXIT"))).flight_bytes == 32 * 4 * 48

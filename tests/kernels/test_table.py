@@ -2,12 +2,14 @@
 
 import gc
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import hicache.kernels as kernels
 from hicache.kernels import copy_table
+from hicache.kernels.overlap import Progressions, first_overlap
 
 
 def i32(*values):
@@ -220,9 +222,9 @@ def test_a_slice_of_the_heads_is_cut_at_its_rows():
 def test_addresses_are_kept_as_long_as_the_memory_that_they_name():
     pools = [buffer(4, 64), buffer(4, 64)]
     pieces = copy_table([pools[0]], [pools[1]]).pieces
-    for _ in range(100):  # of other tables
-        kept = buffer(4, 64)
-        copy_table([kept], [pools[1]])
+    others = [buffer(4, 64) for _ in range(100)]
+    for other in others:
+        copy_table([other], [pools[1]])
     assert copy_table([pools[0]], [pools[1]]).pieces is pieces
     addresses = weakref.ref(pieces)
     del pieces, pools[0]
@@ -233,3 +235,49 @@ def test_addresses_are_kept_as_long_as_the_memory_that_they_name():
 def test_a_table_of_other_addresses_is_another_table():
     tables = [copy_table([buffer(4, 64)], [buffer(4, 64)]) for _ in range(2)]
     assert [int(t.pieces[0, 0]) for t in tables] == [t.src[0].data_ptr() for t in tables]
+
+
+def there(index, **more):
+    return SimpleNamespace(device=torch.device("cuda", index), **more)
+
+
+def test_buffers_of_two_devices_are_refused():
+    listed = "cpu, cuda:0, cuda:1"
+    with pytest.raises(
+        ValueError, match=f"one device and the host wanted, got buffers on {listed}"
+    ):
+        copy_table([there(0), buffer(4, 64)], [there(1), there(0)])
+
+
+@pytest.mark.parametrize(("is_source", "what"), [(True, "source"), (False, "target")])
+def test_host_memory_beside_a_device_must_be_pinned(is_source, what):
+    pinned, loose = (
+        SimpleNamespace(device=torch.device("cpu"), is_pinned=lambda is_it=is_it: is_it)
+        for is_it in (True, False)
+    )
+    sides = [pinned, loose], [there(0)] * 2
+    with pytest.raises(ValueError, match=f"^{what} buffer 1: host memory that a device copies"):
+        copy_table(*(sides if is_source else sides[::-1]))
+
+
+def overlap_of(*rows):
+    """`first_overlap` of rows of start, stride, items, size and whether it is a target."""
+    found = first_overlap(Progressions(*torch.tensor(rows).T))
+    return None if found is None else set(found)
+
+
+def test_two_that_step_differently_through_one_stretch_overlap():
+    steps_64 = (0, 64, 4, 16, 0)  # [0, 16), [64, 80), [128, 144), [192, 208)
+    assert overlap_of(steps_64, (16, 128, 2, 16, 1)) == {0, 1}
+    assert overlap_of(steps_64, (16, 128, 2, 16, 0)) is None  # no target
+    assert overlap_of(steps_64, (16, 64, 2, 16, 1)) is None
+    assert overlap_of(steps_64, (208, 128, 2, 16, 1)) is None  # another stretch
+    assert overlap_of(steps_64, (207, 128, 2, 16, 1)) == {0, 1}
+
+
+def test_the_stride_of_a_single_interval_does_not_matter():
+    steps_64 = (0, 64, 4, 16, 0)
+    for stride in (16, 64, 1000):
+        assert overlap_of(steps_64, (16, stride, 1, 48, 1)) is None
+        assert overlap_of(steps_64, (16, stride, 1, 49, 1)) == {0, 1}
+        assert overlap_of((500, 64, 4, 16, 0), (16, stride, 1, 48, 1)) is None

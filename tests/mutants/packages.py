@@ -18,13 +18,12 @@ PACKAGES = {
     "kernels": ["hicache/kernels/**/*.py"],
 }
 # Left out: programs that print figures, clients of servers that are rarely installed, and what
-# tests run in a process of its own (a bench on an imitated GPU, compilation, a rank). The sides of
+# tests run in a process of its own (a bench on an imitated GPU, compilation). The sides of
 # engines in folders of `experiments/diff` need the engine.
 LEFT_OUT = {
     *(f"hicache/kernels/bench/{name}.py" for name in ("__main__", "cases", "contest", "figures")),
     *(f"hicache/kernels/bench/{name}.py" for name in ("device_cases", "link_cases", "measure")),
     *(f"hicache/kernels/{name}.py" for name in ("codegen_cases", "stand_in")),
-    "hicache/engine/ranks/processes.py",
     "hicache/storage/bench.py",
     "hicache/storage/engines/mooncake.py",
     "hicache/storage/integrations/sglang.py",

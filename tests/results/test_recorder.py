@@ -19,8 +19,6 @@ from hicache.request import Request, TokenSpans
 from hicache.results.metrics import Progress, Status
 from hicache.results.recorder import Recorder
 
-pytestmark = pytest.mark.plain
-
 TIERS = ("device_hit", "host_hit", "storage_hit", "computed")
 
 
@@ -54,6 +52,9 @@ class FakeEngine:
             pools=pools,
         )
         self.scheduler = SimpleNamespace(waiting=[None] * waiting, running=[None] * running)
+
+    def backlog_ns(self, now_ns: int) -> int:
+        return now_ns // 10
 
     def catch_up(self, now_ns: int) -> None:
         self.caught_up.append(now_ns)
@@ -209,6 +210,30 @@ def test_a_follower_with_a_time_of_its_own_is_dropped_when_it_would_have_come() 
     score.give_up(0, followers=[early, late])
     times = [(record.arrival_ns, record.finish_ns) for record in score.recorder.records]
     assert times == [(1000, 9000), (9000, 9000), (3125 * SECOND_NS, 3125 * SECOND_NS)]
+
+
+def test_a_stage_of_a_closed_loop_ends_with_its_last_request() -> None:
+    engine = FakeEngine()
+    stage_of = {number: number // 2 for number in range(4)} | {250: 3, 251: 3}
+    score = Score(engine, stage_of=stage_of)
+    for number, at_ns in ((0, 5000), (2, 6000), (3, 7000), (1, 8000)):
+        engine.cache.counters["pages"] += number
+        score.finish(number, at_ns=at_ns)
+    # of the third stage is no request, and the second was over before the first
+    assert [stage[:3] for stage in score.recorder.stages()] == [(1, 0, 8000)]
+    assert score.recorder.stages()[0].counters["pages"] == 0 + 2 + 3 + 1
+    engine.cache.counters["pages"] += 10
+    score.give_up(250, followers=[score.requests[251]], at_ns=9000)
+    assert [stage[:3] for stage in score.recorder.stages()] == [(1, 0, 8000), (4, 8000, 9000)]
+    assert score.recorder.stages()[1].counters == {"pages": 10, "engine/backlog_ns": 100}
+
+
+def test_stages_without_requests_take_no_time() -> None:
+    score = Score(stage_of={0: 1, 1: 1})
+    score.finish(0, at_ns=5000)
+    assert score.recorder.stages() == []
+    score.recorder.rejected(score.req(1), "too long", [], 0, 6000)
+    assert [stage[:3] for stage in score.recorder.stages()] == [(2, 0, 6000)]
 
 
 def test_requests_of_the_warm_up_have_no_record() -> None:

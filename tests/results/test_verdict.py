@@ -16,9 +16,9 @@ from hicache.cli.job import run_job
 from hicache.cli.progress import ProgressBar
 from hicache.cli.schema import config_of
 from hicache.cli.sweep import sum_up
-from hicache.cli.tables.groups import differing_keys, group_runs, load_runs
+from hicache.cli.tables.groups import differing_keys, find_runs, group_runs, load_runs
 from hicache.cli.tables.sweep_figure import draw_sweep
-from hicache.cli.terminal import show_line, show_run
+from hicache.cli.terminal import line_of, show_run
 from hicache.config import METRICS
 from hicache.results.metrics import summarize
 from hicache.results.verdict import (
@@ -59,7 +59,7 @@ def summary_of(*overrides: str) -> dict[str, float]:
 
 def run_into(directory: Path, *overrides: str):
     config = config_of("tracker.wandb_mode=disabled", *overrides)
-    bar = ProgressBar("", bar=False, line=False)
+    bar = ProgressBar("", is_shown=False)
     return run_job(
         experiment.run, config, directory, group="", name="a run", bar=bar, show=lambda _: None
     )
@@ -105,6 +105,38 @@ def test_a_closed_loop_is_as_full_as_it_was_meant_to_be():
     assert summary["load/closed_loop"] == 1
     assert not is_overloaded(summary)
     assert is_overloaded({**summary, "load/closed_loop": 0})
+
+
+@pytest.mark.parametrize("jump", ["true", "false"])
+def test_each_round_of_a_closed_loop_has_a_load_and_none_is_overloaded(jump):
+    rounds = ("workload=multi_turn", "workload.num_sessions=8", "workload.rounds=4")
+    summary = summary_of(*FULL, *rounds, "workload.barrier=true", f"engine.jump={jump}")
+    parts = stages(summary)
+    assert list(parts) == [1, 2, 3, 4]
+    assert [part["request/count"] for part in parts.values()] == [8] * 4
+    gpu = [part["load/rho_gpu"] for part in parts.values()]
+    assert 0.7 < min(gpu) < 0.9 < max(gpu)
+    # each round prefills as much, and its times to first token grow with what it attends to
+    ttft = [part["request/ttft_s_mean"] for part in parts.values()]
+    assert ttft == sorted(ttft)
+    for part in parts.values():
+        assert objections([part]) == []
+        named = [each.name for each in objections([{**part, "load/closed_loop": 0}])]
+        assert named == ["overloaded GPU"] * (part["load/rho_gpu"] >= 0.9)
+    assert [line.partition(",")[0] for line in stage_lines(summary)] == [
+        f"stage {number}: ρ gpu {rho:.2f}" for number, rho in enumerate(gpu, start=1)
+    ]
+
+
+def test_the_stages_of_a_closed_loop_end_with_their_last_requests():
+    closed = ("workload.arrivals=closed", "workload.concurrency=8", "workload.groups=60")
+    summary = summary_of(*STAGED, "workload.stage_rates=[1,3,1]", *closed)
+    parts = stages(summary)
+    assert list(parts) == [1, 2, 3]
+    assert sum(part["request/count"] for part in parts.values()) == summary["request/count"]
+    assert min(part["load/rho_queue"] for part in parts.values()) > 0.9
+    assert not is_overloaded(summary)
+    assert "GPU overloaded" not in " ".join(stage_lines(summary))
 
 
 STAGED = (*FULL, "workload=shared_prefix", "workload.answer_tokens=1", "workload.stage_s=20")
@@ -194,8 +226,7 @@ def test_a_run_tells_its_verdict_on_the_screen_on_its_line_and_on_its_page(rejec
     for each in found:
         assert f"verdict    {each.sentence}\n" in printed
         assert f"<li>{each.sentence}</li>" in page
-    show_line(outcome, "job 0")
-    assert f"({in_short(found)})" in capsys.readouterr().out
+    assert f"({in_short(found)})" in line_of(outcome.out_dir)
 
 
 def test_a_sweep_keeps_the_verdict_in_its_files_and_under_the_title_of_its_figure(
@@ -203,7 +234,7 @@ def test_a_sweep_keeps_the_verdict_in_its_files_and_under_the_title_of_its_figur
 ):
     directory, outcomes = rejecting
     runs = load_runs([directory])
-    sum_up(directory, runs, title="a sweep")
+    sum_up(directory, find_runs(directory), title="a sweep")
     assert "finished in some rows but not in others" in capsys.readouterr().out
     groups = json.loads((directory / "sweep.json").read_text())
     assert all(SURVIVORS.name in group["verdict"] for group in groups)

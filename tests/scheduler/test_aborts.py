@@ -129,7 +129,6 @@ def assert_baseline(world: World) -> None:
                 assert rank.cache.pools[tier][kind].num_taken == resident
 
 
-@pytest.mark.plain
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.value)
 @pytest.mark.parametrize("kind", sorted(KINDS))
@@ -141,7 +140,6 @@ def test_an_abort_at_any_moment_returns_every_count_to_its_baseline(
         assert sum(given_up_on(World(plot), hurried(seed), seed).values()) > 0
 
 
-@pytest.mark.plain
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_aborts_come_at_every_moment_there_is(ranks: int) -> None:
     limits = SchedulerConfig(
@@ -200,7 +198,6 @@ def test_a_request_that_was_sent_back_can_be_given_up_on() -> None:
     assert_baseline(world)
 
 
-@pytest.mark.plain
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_steps_taken_one_by_one_come_to_the_same_with_aborts(ranks: int) -> None:
     for seed in range(4):

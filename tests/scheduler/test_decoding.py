@@ -9,8 +9,6 @@ from hicache.cache.tree.node import FULL, SWA
 from hicache.config import WritePolicy
 from hicache.scheduler.decoding import must_evict, pages_for, steps_in_page, steps_with_pages
 
-pytestmark = pytest.mark.plain
-
 PAGE = 16
 
 

@@ -21,7 +21,6 @@ def begun(blocked: set[int], **knobs: int) -> tuple[list[int], World]:
     return [each.req.request.id for each in batch.extends] if batch else [], world
 
 
-@pytest.mark.plain
 @pytest.mark.parametrize(
     ("blocked", "scan_limit", "wanted"),
     [
@@ -39,7 +38,6 @@ def test_a_scan_passes_over_fewer_waiting_requests_than_its_limit(
     assert begun(blocked, scan_limit=scan_limit)[0] == wanted
 
 
-@pytest.mark.plain
 def test_whoever_waits_for_storage_is_no_backlog_and_whoever_lacks_room_is() -> None:
     _, waiting = begun({0, 1, 2, 3})
     assert not waiting.scheduler.has_backlog
@@ -47,7 +45,6 @@ def test_whoever_waits_for_storage_is_no_backlog_and_whoever_lacks_room_is() -> 
     assert full.scheduler.has_backlog
 
 
-@pytest.mark.plain
 def test_whoever_a_scan_does_not_reach_waits_for_storage_no_longer_than_it_must() -> None:
     _, world = begun(set(), chunk_tokens=10)  # the first takes all that one step computes
     reqs = [req for _, req in world.scheduler.waiting]

@@ -108,7 +108,6 @@ def test_a_half_computed_prompt_gives_way_to_the_last_one() -> None:
     assert world.counters["scheduler/retracted_count"] == 0
 
 
-@pytest.mark.plain
 @pytest.mark.parametrize(
     ("is_copying", "lingering", "settled", "wanted"),
     [
@@ -145,7 +144,6 @@ def test_a_refusal_is_not_final_while_another_request_has_pages(place: str) -> N
     assert not world.scheduler._is_final(batch)
 
 
-@pytest.mark.plain
 @pytest.mark.parametrize("waits_for", ["a running request", "a copy", None])
 def test_a_half_computed_prompt_without_pages_starts_over_only_if_nothing_may_free_any(
     waits_for: str | None, monkeypatch: pytest.MonkeyPatch
@@ -163,7 +161,6 @@ def test_a_half_computed_prompt_without_pages_starts_over_only_if_nothing_may_fr
     assert world.counters["scheduler/prefill_oom_count"] == (waits_for is None)
 
 
-@pytest.mark.plain
 @pytest.mark.parametrize("how", ["finished", "rejected", "aborted"])
 def test_requests_that_ended_in_one_way_alone_are_handed_out_once(how: str) -> None:
     scheduler = world_with().scheduler

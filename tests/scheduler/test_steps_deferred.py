@@ -71,7 +71,6 @@ def looks_deferred(admission: Admission, running: list[Any], free: int, steps: i
 answers = st.lists(st.tuples(st.integers(100, 131), st.integers(FAR, 6000)), min_size=1, max_size=4)
 
 
-@pytest.mark.plain
 @given(running=answers, room=st.integers(120, 3000), free=st.integers(0, 20))
 def test_a_shortage_of_tokens_stands_until_the_promised_answers_have_come_or_pages_are_evicted(
     running: list[tuple[int, int]], room: int, free: int
@@ -85,7 +84,6 @@ def test_a_shortage_of_tokens_stands_until_the_promised_answers_have_come_or_pag
     assert 1 <= foreseen <= looks_deferred(admission, reqs, free, FAR)
 
 
-@pytest.mark.plain
 @given(running=answers, room=st.integers(120, 3000))
 def test_within_a_page_the_end_of_a_shortage_of_tokens_is_foreseen_to_the_step(
     running: list[tuple[int, int]], room: int
@@ -100,7 +98,6 @@ def test_within_a_page_the_end_of_a_shortage_of_tokens_is_foreseen_to_the_step(
     assert foreseen == looks_deferred(admission, reqs, 1000, in_page)
 
 
-@pytest.mark.plain
 def test_a_shortage_of_tokens_stands_beyond_a_page_while_pages_are_free() -> None:
     steps = []
     for free in (4, 1, 0):
@@ -112,7 +109,6 @@ def test_a_shortage_of_tokens_stands_beyond_a_page_while_pages_are_free() -> Non
     assert steps == [FAR, 28, 12]
 
 
-@pytest.mark.plain
 def test_a_shortage_of_tokens_can_end_within_a_page() -> None:
     admission = admission_of(170)
     reqs = [req(kv_len=97, remaining_output=70)]
@@ -121,7 +117,6 @@ def test_a_shortage_of_tokens_can_end_within_a_page() -> None:
     assert 1 < admission.steps_deferred(defer, reqs, FAR) < PAGE - 1
 
 
-@pytest.mark.plain
 def test_room_for_exactly_what_is_needed_is_no_room() -> None:
     whole = {"new_token_ratio": 1.0, "new_token_ratio_floor": 1.0}  # all that is promised counts
     admission = admission_of(100 + 8 + PAGE + 70 - 3, **whole)
@@ -131,7 +126,6 @@ def test_room_for_exactly_what_is_needed_is_no_room() -> None:
     assert admission.steps_deferred(defer, reqs, FAR) == 4  # with the third, nothing would be left
 
 
-@pytest.mark.plain
 @pytest.mark.parametrize(("kv_len", "steps"), [(97, 15), (111, 1), (112, 1)])
 def test_a_shortage_of_window_pages_stands_until_a_page_is_full(kv_len: int, steps: int) -> None:
     admission = admission_of(100_000, swa_room=0)
@@ -142,7 +136,6 @@ def test_a_shortage_of_window_pages_stands_until_a_page_is_full(kv_len: int, ste
     assert admission.steps_deferred(defer, reqs, FAR) == steps
 
 
-@pytest.mark.plain
 def test_what_was_deferred_after_it_had_taken_pages_is_looked_at_after_every_step() -> None:
     admission = admission_of(0)
     assert (

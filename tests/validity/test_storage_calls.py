@@ -1,7 +1,5 @@
 """When a simulated storage's answers come."""
 
-import pytest
-
 from hicache import experiment
 from hicache.cli.schema import config_of
 from hicache.clock import SECOND_NS
@@ -11,7 +9,6 @@ from hicache.executor.simulated.stores import EndlessStore
 from tests.validity import runs
 
 # the model costs nothing
-pytestmark = pytest.mark.plain
 
 SECOND = SECOND_NS
 RATES = {"to_device": 1e9, "to_host": 1e9, "host_memory": 1e9}

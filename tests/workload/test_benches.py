@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,10 +10,10 @@ import pytest
 from hicache import experiment
 from hicache.cli.schema import config_of
 from hicache.clock import SECOND_NS
-from hicache.config import WorkloadConfig
+from hicache.config import Arrivals, WorkloadConfig
 from hicache.request import Request
 from hicache.workload.build import load_workload
-from hicache.workload.rounds import RoundFeeder
+from hicache.workload.rounds import RoundFeeder, stages_of
 from tests.workload.traces import ids, session_starts, shared_len, whole
 
 CLIENTS, ROUNDS = 5, 4
@@ -112,6 +113,23 @@ def test_who_is_dropped_asks_no_more_and_holds_nobody_up() -> None:
     assert len(feeder._unsettled) == (CLIENTS - 1) * ROUNDS
     with pytest.raises(ValueError, match="was already answered or dropped"):
         feeder.on_answered(gone.requests[0].id, 9)
+
+
+def test_a_round_is_a_stage_of_a_closed_loop() -> None:
+    requests = requests_of(TALK)
+    assert stages_of(requests, TALK) == {each.id: each.id // CLIENTS for each in requests}
+
+
+def test_the_stage_of_a_request_is_that_of_its_rate_unless_stages_end_in_time() -> None:
+    closed = replace(PREFIXES, arrivals=Arrivals.closed)
+    requests = requests_of(closed)
+    end_ns = round(PREFIXES.stage_s * SECOND_NS)
+    found = stages_of(requests, closed)
+    assert found == {each.id: int(each.arrival_ns >= end_ns) for each in requests}
+    assert 0 < sum(found.values()) < len(found)
+    assert stages_of(requests, PREFIXES) == {}
+    assert stages_of(requests, replace(closed, windows=2)) == {}
+    assert stages_of(requests, WorkloadConfig(kind="chat", arrivals=Arrivals.closed)) == {}
 
 
 def test_a_run_of_rounds_hits_what_it_asked_before() -> None:

@@ -107,7 +107,7 @@ def test_nothing_that_was_said_is_written_to_disk(
         out_dir,
         group="g",
         name="n",
-        bar=ProgressBar("chats", bar=False, line=False),
+        bar=ProgressBar("chats", is_shown=False),
         show=lambda _: None,
     )
     written = [file for top in (out_dir, cache) for file in top.rglob("*") if file.is_file()]
@@ -244,7 +244,6 @@ def test_a_tokenizer_of_hugging_face_is_loaded_from_its_file_or_folder(
 
 
 def test_the_tokens_of_hugging_faces_package_are_counted(tmp_path: Path) -> None:
-    pytest.importorskip("tokenizers", reason="a user installs it with the first such tokenizer")
     path = write_lines(tmp_path / "log.jsonl", [{"timestamp": 0, "prompt": SAID, "output": SAID}])
     (found,) = load(path, tokenizer=str(TOKENIZER))
     assert (found.prompt_len, found.output_len) == (15, 15)

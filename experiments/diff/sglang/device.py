@@ -1,16 +1,16 @@
 """Stand-ins for the GPU, made when this is imported and before anything of SGLang's is.
 
-Streams and events are done at once or, with a delay, once so many requests have come; memory is
-never pinned; copies of bytes are left out and counted. Page keys, which the package computes in an
-extension that it compiles on first use, are the same ones computed here.
+Streams and events follow `clock.Clock`; memory is never pinned; copies of bytes are left out and
+counted. Page keys, which the package computes in an extension that it compiles on first use, are
+the same ones computed here.
 """
 
 import hashlib
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 from transformers.models.auto import auto_factory, configuration_auto
+
+from experiments.diff.sglang.clock import Event
 
 
 def _again(register: Callable[..., None]) -> Callable[..., None]:
@@ -38,53 +40,12 @@ logging.disable(logging.WARNING)
 torch.set_num_threads(1)
 
 
-class Clock:
-    """The time that copies depend on: the number of requests so far."""
-
-    now = 0
-    delay = 0
-
-    @classmethod
-    @contextmanager
-    def at_once(cls) -> Iterator[None]:
-        """Let copies that start meanwhile be done at once."""
-        delay, cls.delay = cls.delay, 0
-        try:
-            yield
-        finally:
-            cls.delay = delay
-
-
-class _Event:
-    """A stream, or an event with nothing before it but the clock's delay."""
-
-    def __init__(self, *_: object, **__: object) -> None:
-        self._due = 0
-
-    def record(self, *_: object) -> None:
-        self._due = Clock.now + Clock.delay
-
-    def wait(self, *_: object) -> None: ...
-
-    def wait_stream(self, *_: object) -> None: ...
-
-    def wait_event(self, *_: object) -> None: ...
-
-    def synchronize(self) -> None: ...
-
-    def query(self) -> bool:
-        return Clock.now >= self._due
-
-    def elapsed_time(self, _: object) -> float:
-        return 0.0
-
-
 DEVICE = SimpleNamespace(
     __name__="cpu",
-    Event=_Event,
-    Stream=_Event,
-    current_stream=_Event,
-    default_stream=_Event,
+    Event=Event,
+    Stream=Event,
+    current_stream=Event,
+    default_stream=Event,
     stream=lambda _: nullcontext(),
     synchronize=lambda *_: None,
     current_device=lambda: "cpu",

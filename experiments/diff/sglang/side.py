@@ -3,7 +3,6 @@
 import functools
 import time
 from array import array
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from os.path import commonprefix
@@ -12,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from experiments.diff.counting import Tally, admission_word, joined
-from experiments.diff.pages import page_names
+from experiments.diff.pages import NodeView, contents_of, page_names, state_of
 from experiments.diff.protocol import Hits, Outcome, Pools, SideError, Span, Tokens
 from experiments.diff.sglang import device  # before anything of the package
+from experiments.diff.sglang.clock import Clock
 
 import sglang  # isort: skip
 from sglang.srt.managers.schedule_batch import FINISH_LENGTH, Req  # isort: skip
@@ -53,7 +53,7 @@ class SglangSide:
         self._pools = pools
         self._core, self._eviction = core, eviction
         self._write_policy = options.get("write_policy", "write_through")
-        device.Clock.delay = pools.copy_delay
+        Clock.delay = pools.copy_delay
         self._has_host = pools.host_tokens > 0
         args = {"model_path": "dummy", "page_size": page, "device": "cpu"}
         if self._has_host:
@@ -99,10 +99,8 @@ class SglangSide:
         device.count_copies(self._count_copy)
         self._count_evictions()
         self._running: dict[int, tuple[Any, Any]] = {}
-        # by node: the page before it and its length, the names of its pages, their sum
-        self._seen: dict[int, tuple[int, int]] = {}
-        self._names: dict[int, list[int]] = {}
-        self._sums: dict[int, int] = {}
+        # by node: the page before it, its length and the names of its pages
+        self._names: dict[int, tuple[int, int, list[int]]] = {}
 
     def about(self) -> dict[str, str]:
         """Release and core."""
@@ -119,7 +117,7 @@ class SglangSide:
     def admit(self, number: int, tokens: Tokens, prompt_len: int) -> Outcome:
         """What the scheduler does with a new request, up to the end of its prefill."""
         cache = self.cache
-        device.Clock.now = number
+        Clock.now = number
         req = request_of(f"{number}", tokens[:prompt_len])
         self._settle()
         req.init_next_round_input(cache, cow_mamba=False)
@@ -183,14 +181,7 @@ class SglangSide:
 
     def contents(self) -> dict[str, list[int]]:
         """Names of the pages in the tree; the Rust core shows none."""
-        found: dict[str, list[int]] = {}
-        for node, names in self._nodes():
-            for kind in self._kinds:
-                for tier, value in self._values(node, kind):
-                    if value is not None:
-                        held = names[-1:] if kind == COMPONENT.MAMBA else names
-                        found.setdefault(f"{NAMES[kind]}/{tier}", []).extend(held)
-        return found
+        return contents_of(self._nodes())
 
     def close(self) -> None:
         """Stop the package's threads."""
@@ -232,17 +223,18 @@ class SglangSide:
         if loaded is None:
             return
         dialect.add_loaded(req, loaded)
-        with device.Clock.at_once():  # the prefill reads what is loaded, layer by layer
+        with Clock.at_once():  # the prefill reads what is loaded, layer by layer
             cache.ready_to_load_host_cache()
         cache.loading_check()
 
     def _extend(self, req: Any, start: int, end: int) -> None:
-        # as alloc_paged_token_slots_extend and _decode ask for it: a page more than is needed
+        # a prefill asks for a page more than it needs (alloc_paged_token_slots_extend), and each
+        # decode step for a page, needed or not (alloc_paged_token_slots_decode)
         page = self._page
         held = -(-start // page) * page
         if end > held:
             count = -(-end // page) * page - held
-            evict_from_tree_cache(self.cache, end - start + page)
+            evict_from_tree_cache(self.cache, count + page)
             slots = take_pages(self._allocator, count)
             if slots is None:
                 raise self._pools.too_small(end)
@@ -370,42 +362,42 @@ class SglangSide:
         return held
 
     def _state(self) -> dict[str, int]:
-        names_of = {NAMES[kind]: kind for kind in self._kinds}
+        names = [NAMES[kind] for kind in self._kinds]
         free = dialect.free_sizes(self._allocator, self._rows)
-        state = {f"free/{name}/device": free[name] for name in names_of}
+        state = {f"free/{name}/device": free[name] for name in names}
         if dialect.root_of(self.cache) is None:
             return state
-        amounts: Counter[str] = Counter()
-        for node, pages in self._nodes():
-            total = self._sums[node.id]
-            for name, kind in names_of.items():
-                data, is_state = node.component_data[kind], kind == COMPONENT.MAMBA
-                amount = 1 if is_state else len(pages) * self._page
-                amounts[f"locked/{name}/device"] += data.lock_ref * amount
-                amounts[f"locked/{name}/host"] += data.host_lock_ref * amount
-                for tier, value in self._values(node, kind):
-                    held = pages[-1] if is_state else total
-                    amounts[f"pages/{name}/{tier}"] += held * (value is not None)
-        return state | {name: amount % (1 << 64) for name, amount in amounts.items()}
+        return state | state_of(self._nodes(), self._pools)
 
     def _values(self, node: Any, kind: Any) -> tuple[tuple[str, Any], tuple[str, Any]]:
         data = node.component_data[kind]
         return ("device", data.value), ("host", data.host_value)
 
-    def _nodes(self) -> Iterator[tuple[Any, list[int]]]:
-        # all nodes below the root, each with the names of its pages, which are computed once
+    def _nodes(self) -> Iterator[NodeView]:
+        # all nodes below the root; the names of a node's pages are computed once
         waiting = [(dialect.root_of(self.cache), 0)]
         while waiting:
             parent, before = waiting.pop()
             for node in parent.children.values() if parent is not None else ():
-                seen = before, len(node.key)
-                if self._seen.get(node.id) != seen:
-                    tokens = np.array(node.key.token_ids[: len(node.key)], np.int32)
-                    self._seen[node.id] = seen
-                    self._names[node.id] = page_names(tokens, self._page, before)
-                    self._sums[node.id] = sum(self._names[node.id])
-                yield node, self._names[node.id]
-                waiting.append((node, self._names[node.id][-1]))
+                count = len(node.key)
+                *seen, names = self._names.get(node.id, (None, None, []))
+                if seen != [before, count]:
+                    tokens = np.array(node.key.token_ids[:count], np.int32)
+                    names = page_names(tokens, self._page, before)
+                    self._names[node.id] = before, count, names
+                yield self._view(node, names)
+                waiting.append((node, names[-1]))
+
+    def _view(self, node: Any, names: list[int]) -> NodeView:
+        held: list[str] = []
+        locks: dict[str, int] = {}
+        for kind in self._kinds:
+            name, data = NAMES[kind], node.component_data[kind]
+            held += [
+                f"{name}/{tier}" for tier, value in self._values(node, kind) if value is not None
+            ]
+            locks |= {f"{name}/device": data.lock_ref, f"{name}/host": data.host_lock_ref}
+        return NodeView(names, held, locks)
 
     def _probe_tree(self, ids: list[int], found: dict[str, list[Span]]) -> None:
         page, start = self._page, 0

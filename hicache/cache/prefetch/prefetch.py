@@ -46,6 +46,7 @@ class Prefetch:
     first_poll_ns: int | None = None
     answered_ns: int | None = None  # when it was heard what storage has
     restorable: list[int] | None = None  # prefix lengths in pages that storage could restore
+    leading_pages: int = 0  # full pages that storage has without a gap
     completed_pages: int = 0
     read_ns: tuple[int, int] | None = None  # when its reader began and let go, if that is known
     restored_pages: int = 0  # length of the prefix whose window and state were read; 0 if none
@@ -56,6 +57,11 @@ class Prefetch:
     settled_pages: int = 0  # that had been read when it was settled
     taken_pages: int = 0  # of these, the pages that can be restored: the cache keeps them
     published_pages: int = 0  # of these, those that were new
+
+    @property
+    def leading_end(self) -> int:
+        """The page up to which storage has full KV and nothing that can be restored, or 0."""
+        return self.start_page + self.leading_pages if self.restorable == [] else 0
 
     @property
     def is_reading(self) -> bool:
@@ -115,10 +121,11 @@ class Prefetch:
 
         Full pages must lead without a gap; the window before the end and the state at it must be
         there as well. `contains` is asked about the full pages, and about windows and states as far
-        as those lead.
+        as those lead. Sets `leading_pages`.
         """
         full = contains(self.keys(FULL, 0, self.num_pages))
         num_leading = full.index(False) if False in full else len(full)
+        self.leading_pages = num_leading
         lengths = list(range(1, num_leading + 1))
         if lengths and self.window_pages:
             swa = contains(self.keys(SWA, 0, num_leading))

@@ -260,10 +260,8 @@ class Prefetcher:
         self.cache.tree.history.press(Pressure.prefetch, prefetch.sequence.chain)
         room, config = self.cache.host_allocator, self.config
         wanted = prefetch.num_pages
-        full = room.allocate(FULL, wanted, evict=not config.evict_whole)
-        if full is None and config.evict_whole:
-            room.evict(FULL, wanted)
-            full = room.allocate(FULL, wanted, evict=False)
+        room.make_room(FULL, wanted)
+        full = room.allocate(FULL, wanted, evict=False)
         if full is None and config.cut is not CutPolicy.abandon:
             fits = self.cache.available_size(FULL, HOST) // self._page
             if config.cut is CutPolicy.restorable and prefetch.restorable is not None:
@@ -275,7 +273,8 @@ class Prefetcher:
         prefetch.staged[FULL] = full
         sidecars = [(SWA, min(prefetch.window_pages, len(full))), (MAMBA, int(prefetch.has_state))]
         for kind, count in sidecars:
-            page_ids = room.allocate(kind, count) if count else NO_PAGES
+            room.make_room(kind, count)
+            page_ids = room.allocate(kind, count, evict=False) if count else NO_PAGES
             if page_ids is None:
                 for other in KINDS:
                     room.free(other, prefetch.staged[other])

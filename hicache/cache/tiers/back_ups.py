@@ -65,6 +65,8 @@ class BackUps:
         counts = [0, 0, 0]
         for kind in KINDS:
             sources, targets = [], []
+            if kind != FULL:
+                self._allocator.make_room(kind, plan.num_pages(kind))
             for each in plan[kind]:
                 if kind != FULL and plan.full and each.held[HOST][FULL] is None:
                     continue  # its full pages found no room, and sidecars need them

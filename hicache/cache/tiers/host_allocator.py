@@ -20,13 +20,19 @@ class HostAllocator:
         counters: Counter[str],
         arrivals: Arrivals,
         writer: StorageWriter | None,
+        *,
+        evicts_whole: bool = False,
     ) -> None:
-        """`arrivals`, `writer`: are told of what leaves; no writer without storage."""
+        """`arrivals`, `writer`: are told of what leaves; no writer without storage.
+
+        `evicts_whole`: `make_room` evicts for all pages, and not for those that are missing.
+        """
         self._tree = tree
         self._pools = pools
         self._counters = counters
         self._arrivals = arrivals
         self._writer = writer
+        self._evicts_whole = evicts_whole
 
     def allocate(self, kind: int, count: int, *, evict: bool = True) -> PageIds | None:
         """This many, or none of them; `evict`: make room if there is too little."""
@@ -41,10 +47,12 @@ class HostAllocator:
         """Give back what was allocated and has not become the tree's."""
         self._pools[HOST][kind].free(page_ids)
 
-    def evict(self, kind: int, count: int) -> None:
-        """Drop this many, or all that may go, however many are free."""
+    def make_room(self, kind: int, count: int) -> None:
+        """Evict until so many pages are free, or as far as eviction is possible."""
         pool = self._pools[HOST][kind]
-        wanted = pool.num_free + count
+        if pool.num_free >= count:
+            return
+        wanted = count + pool.num_free * self._evicts_whole
         while pool.num_free < wanted and self.evict_one(kind, wanted - pool.num_free):
             pass
 

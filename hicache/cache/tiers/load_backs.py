@@ -10,6 +10,7 @@ from hicache.cache.tree.arrivals import Arrivals
 from hicache.cache.tree.match import MatchResult
 from hicache.cache.tree.node import DEVICE, FULL, HOST, KINDS, MAMBA, SWA, Node
 from hicache.cache.tree.radix_tree import RadixTree
+from hicache.cache.tree.sequence import Sequence
 
 
 class LoadBacks:
@@ -86,10 +87,52 @@ class LoadBacks:
     def load_again(self, load_back: LoadBack, slot: PageIds) -> None:
         """Copy the state of a load-back that has not begun to one more slot."""
         (states,) = (move for move in load_back.moves if move.kind == MAMBA)
-        load_back.moves.append(Move(MAMBA, states.sources, slot))
-        full, swa, num_states = load_back.num_pages
-        load_back.num_pages = (full, swa, num_states + 1)
-        num_bytes = self._bookings.bytes_of((0, 0, 1))
+        load_back.moves.append(Move(MAMBA, states.sources, slot, is_own=True))
+        self._add(load_back, (0, 0, 1))
+
+    def load_last(
+        self, node: Node, sequence: Sequence, load_back: LoadBack | None
+    ) -> LoadBack | None:
+        """Copy the page after `node` from the host to a page of the sequence's own.
+
+        The copy joins `load_back`, which has not begun, or is one by itself. None if the host does
+        not hold the page, if windows or states are missing, or without room.
+        """
+        tree, end = self._tree, node.end + 1
+        if tree.has_swa or tree.has_states or sequence.lock is None:
+            return None
+        last = tree.descend(node, sequence.tokens, end)
+        held = None if last is None else last.held[HOST][FULL]
+        if last is None or held is None:
+            return None
+        host_lock = tree.lock_host(last, node.end)
+        page_ids = self._allocator.allocate(FULL, 1)
+        if page_ids is None:
+            tree.release(host_lock)
+            return None
+        last.tick = tree.residency.tick
+        self._arrivals.use(held)
+        sequence.full_pages += page_ids
+        sequence.num_pages = end
+        is_new = load_back is None
+        if load_back is None:
+            lock = tree.lock(node)
+            load_back = LoadBack(
+                moves=[], num_bytes=0, node=node, locks=[lock], num_pages=(0, 0, 0)
+            )
+        load_back.moves.append(Move(FULL, held, page_ids, is_own=True))
+        load_back.host_locks.append(host_lock)
+        self._add(load_back, (1, 0, 0))
+        if is_new:
+            self._bookings.book(load_back)
+        return load_back
+
+    def _add(self, load_back: LoadBack, counts: tuple[int, int, int]) -> None:
+        full, swa, states = (
+            had + more for had, more in zip(load_back.num_pages, counts, strict=True)
+        )
+        load_back.num_pages = (full, swa, states)
+        num_bytes = self._bookings.bytes_of(counts)
         load_back.num_bytes += num_bytes
         self._counters["transfer/load_back_bytes"] += num_bytes
 

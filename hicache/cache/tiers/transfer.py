@@ -21,6 +21,7 @@ class Move(NamedTuple):
     kind: int
     sources: PageIds
     targets: PageIds
+    is_own: bool = False  # the targets belong to the request and not to the tree
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

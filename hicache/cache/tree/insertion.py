@@ -43,13 +43,13 @@ def insert(
         child.hit_count += 1
         child.tick = tick
         node = child
-    residency.touch_sidecars(node)
     return node
 
 
 def attach_state(tree: RadixTree, node: Node, slot: PageIds) -> bool:
-    """Keep the state after `node` on the device; False if one is kept there already."""
+    """Keep the state after `node` on the device; False if one is kept there already, and used."""
     if node.held[DEVICE][MAMBA] is not None:
+        tree.residency.touch_state(node)
         return False
     tree.residency.put(node, DEVICE, MAMBA, slot)
     return True

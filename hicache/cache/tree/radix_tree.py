@@ -78,7 +78,8 @@ class RadixTree:
         tick = self.residency.tick
         for above in best.path():
             above.tick = tick
-        self.residency.touch_sidecars(best)
+        self.residency.touch_window(best)
+        self.residency.touch_state(best)
         full_host = swa_host = state_host = 0
         if best is not on_device:
             full_host = sum(

@@ -11,7 +11,7 @@ from hicache.cache.tree.victims import VictimQueue
 
 
 def _swa_tick(node: Node) -> Priority:
-    return (node.aux_ticks[SWA],)
+    return (node.aux_ticks[SWA], node.end)  # of a window of several nodes, the first goes first
 
 
 def _mamba_tick(node: Node) -> Priority:
@@ -64,14 +64,17 @@ class Residency:
         self.tick += 1
         return self.tick
 
-    def touch_sidecars(self, node: Node) -> None:
-        """Use the last window, with a page more, and the state before `node.end`."""
-        if self._window_pages:
-            tick, edge = self.tick, node.end - self._window_pages - 1
-            above = node
-            while above.end > edge and above.parent is not None:
-                above.aux_ticks[SWA] = tick
-                above = above.parent
+    def touch_window(self, node: Node) -> None:
+        """Use the last window before `node.end`, with a page more."""
+        if not self._window_pages:
+            return
+        tick, edge = self.tick, node.end - self._window_pages - 1
+        while node.end > edge and node.parent is not None:
+            node.aux_ticks[SWA] = tick
+            node = node.parent
+
+    def touch_state(self, node: Node) -> None:
+        """Use the state before `node.end`."""
         node.aux_ticks[MAMBA] = self.tick
 
     # -- holding ------------------------------------------------------------------------------
@@ -85,8 +88,8 @@ class Residency:
         self.resident[tier][kind] += len(page_ids)
         if node.is_locked(tier, kind):
             self.protected[tier][kind] += len(page_ids)
-        if kind != FULL:
-            node.aux_ticks[kind] = max(node.aux_ticks[kind], self.tick)
+        if kind != FULL and (tier == DEVICE or node.held[DEVICE][kind] is None):
+            node.aux_ticks[kind] = self.next_tick()
         self._changed(node, tier, kind, 1)
 
     def drop(self, node: Node, tier: int, kind: int, actions: list[FreePages]) -> None:
@@ -101,7 +104,7 @@ class Residency:
         self.resident[tier][kind] -= len(page_ids)
         actions.append(FreePages(tier, kind, page_ids))
         if self._leaving_refreshes and tier == DEVICE and node.held[HOST][kind] is not None:
-            node.aux_ticks[kind] = self.tick
+            node.aux_ticks[kind] = self.next_tick()
         self._changed(node, tier, kind, -1)
 
     def split(self, upper: Node, lower: Node) -> None:
@@ -295,7 +298,7 @@ class Residency:
             page_ids = node.held[DEVICE][kind]
             if page_ids is not None:
                 self.protected[DEVICE][kind] -= len(page_ids)
-                self.sidecars[DEVICE][kind].enter_last(node)
+                self.sidecars[DEVICE][kind].add(node)
 
     def _count_host_lock(self, node: Node, kind: int, change: int) -> None:
         locks = node.locks[HOST]

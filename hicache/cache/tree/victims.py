@@ -29,12 +29,9 @@ class VictimQueue:
 
     def add(self, node: Node) -> None:
         """Enter a node; nothing if it is there. O(log n), or O(1) if it was here before."""
-        if node not in self._valid:
-            self.enter_last(node)
-
-    def enter_last(self, node: Node) -> None:
-        """Enter a node, after all its equals even if it is there."""
         valid, entered = self._valid, self._entered
+        if node in valid:
+            return
         valid[node] = number = self._next_number
         self._next_number = number + 1
         if node in entered:

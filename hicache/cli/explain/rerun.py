@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hicache import experiment
-from hicache.cli.job import CONFIG_FILE, SUMMARY_FILE
 from hicache.cli.schema import stored_config
-from hicache.cli.stored import read_json
+from hicache.cli.stored import CONFIG_FILE, SUMMARY_FILE, read_json
 from hicache.config import ExperimentConfig
 from hicache.results.metrics import RequestRecord, summarize
 from hicache.results.timeline import Timeline
@@ -36,10 +35,10 @@ def rerun(run_dir: Path) -> Rerun:
         ValueError: it is not one that can be made again.
     """
     config = stored_config(run_dir / CONFIG_FILE)
-    if config.executor.kind != "simulated" or config.program != "replay":
+    if config.executor.kind != "simulated":
         raise ValueError(
-            f"only simulated replays can be explained, and {run_dir} has "
-            f"executor.kind={config.executor.kind} and program={config.program}"
+            f"only simulated runs can be explained, and {run_dir} has "
+            f"executor.kind={config.executor.kind}"
         )
     timeline = Timeline()
     # one step at a time the result is the same, and every step is seen

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
+from hicache.cli.grid import NUMBERED
 from hicache.cli.stored import read_json, read_yaml
 from hicache.cli.tables import provenance
 from hicache.config import METRICS
@@ -75,10 +76,14 @@ class StoredRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Runs of one configuration, of other windows and seeds. `settings`: what tells it apart."""
+    """Runs of one configuration, of other windows and seeds.
+
+    `settings`: what tells it apart. `is_baseline`: the user has chosen it as a baseline.
+    """
 
     settings: dict[str, Value]
     runs: tuple[StoredRun, ...]
+    is_baseline: bool = False
 
     def values(self, metric: str) -> list[float]:
         """The metric in every run.
@@ -140,7 +145,7 @@ def find_runs(path: Path) -> list[Path]:
         raise FileNotFoundError(
             f"no finished run: {path} and its subdirectories contain no summary.json"
         )
-    return sorted(found, key=job_order)
+    return sorted(found, key=_place)
 
 
 def load_run(path: Path) -> StoredRun:
@@ -164,9 +169,10 @@ def load_run(path: Path) -> StoredRun:
     )
 
 
-def job_order(path: Path) -> tuple[int, str]:
-    """Jobs of a sweep by number, others by name."""
-    return (int(path.name) if path.name.isdigit() else -1, path.name)
+def _place(path: Path) -> tuple[int, str]:
+    """Jobs of a sweep by number, others before them by name."""
+    number = NUMBERED.match(path.name)
+    return (int(number[1]) if number else -1, path.name)
 
 
 def differing_keys(runs: Sequence[StoredRun]) -> list[str]:
@@ -223,20 +229,95 @@ def group_runs(runs: Sequence[StoredRun], keys: Sequence[str]) -> list[Group]:
     ]
 
 
+def compared_groups(
+    paths: Sequence[Path], *, where: Sequence[str] = (), baseline: Sequence[str] = ()
+) -> list[Group]:
+    """Return the groups of all runs in `paths` that fulfill `where`; `baseline` marks baselines.
+
+    Raises:
+        ValueError: no run fulfills the conditions, or every group is a baseline.
+    """
+    known = {run.resolve() for path in paths for run in find_runs(path)}
+    named = [run for path in map(Path, baseline) if path.is_dir() for run in find_runs(path)]
+    more = [run for run in named if run.resolve() not in known]
+    runs = select(load_runs([*paths, *more]), where)
+    groups = group_runs(runs, differing_keys(runs))
+    if not baseline:
+        return groups
+    chosen = {run.path for run in select(runs, baseline)}
+    groups = [
+        replace(group, is_baseline=any(run.path in chosen for run in group.runs))
+        for group in groups
+    ]
+    if all(group.is_baseline for group in groups):
+        raise ValueError(f"every row is a baseline: {' '.join(baseline)} holds for all runs")
+    return groups
+
+
+def select(runs: Sequence[StoredRun], conditions: Sequence[str]) -> list[StoredRun]:
+    """Return the runs that fulfill all conditions: each is `KNOB=VALUE,VALUE` or a directory.
+
+    Raises:
+        ValueError: no run does.
+    """
+    left = list(runs)
+    for condition in conditions:
+        knob, _, values = condition.partition("=")
+        folder = Path(condition).resolve()
+        found = [
+            run
+            for run in left
+            if folder in (run.path.resolve(), run.path.resolve().parent)
+            or (values and short(run.setting(knob)) in values.split(","))
+        ]
+        if not found:
+            known = dict.fromkeys(short(run.setting(knob)) for run in left)
+            raise ValueError(f"no run has {condition}: {knob} is {' or '.join(known)}")
+        left = found
+    return left
+
+
 def question_key(groups: Sequence[Group]) -> str | None:
-    """The key whose first value is the baseline: a choice rather than a number, if there is one."""
+    """Return the key that tells baselines from what is compared with them; None if there is none.
+
+    It is a choice rather than a number, if there is one. Chosen baselines have one value of it.
+    """
     keys = list(groups[0].settings)
-    choices = [key for key in keys if not is_number(groups[0].settings[key])]
-    return next(iter(choices + keys), None)
+    marked = [group for group in groups if group.is_baseline]
+    equal = [key for key in keys if len({repr(group.settings[key]) for group in marked}) <= 1]
+    choices = [key for key in equal if not is_number(groups[0].settings[key])]
+    return next(iter([*choices, *equal, *keys]), None)
 
 
-def by_question(groups: Sequence[Group], question: str) -> list[list[Group]]:
-    """The answers to the question, in the order given, for each setting of everything else."""
-    rows: dict[str, list[Group]] = {}
+def answer_sets(groups: Sequence[Group]) -> list[list[Group]]:
+    """Return each baseline, and after it the groups that are compared with it.
+
+    Baselines are those that the user has chosen, or else the groups with the first value of the
+    question. A group is compared with the baseline that has most settings in common with it.
+    """
+    question = question_key(groups)
+    baselines = [group for group in groups if group.is_baseline] or [
+        group
+        for group in groups
+        if question is None or group.settings[question] == groups[0].settings[question]
+    ]
+    sets = [[baseline] for baseline in baselines]
     for group in groups:
-        others = [value for key, value in group.settings.items() if key != question]
-        rows.setdefault(repr(others), []).append(group)
-    return list(rows.values())
+        if not any(group is baseline for baseline in baselines):
+            common = [_num_common(group, baseline) for baseline in baselines]
+            sets[common.index(max(common))].append(group)
+    return sets
+
+
+def _num_common(group: Group, other: Group) -> int:
+    return sum(other.settings[key] == value for key, value in group.settings.items())
+
+
+def short(value: Value) -> str:
+    """A setting as it would be typed."""
+    if value is None:
+        return "null"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def is_number(value: Value) -> bool:

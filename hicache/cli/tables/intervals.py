@@ -10,7 +10,7 @@ Of few windows the spread of draws is too small by √((n-1)/n), and its tails a
 Student's belong: without this, of intervals between identical policies over eight or ten windows,
 10 to 13 in 100 left out zero. The ends are therefore percentiles further out, by as much as
 Student's interval is wider: the expanded percentile interval of Hesterberg (What Teachers Should
-Know About the Bootstrap, The American Statistician 69, 2015). `experiment=a_a` measures the rest.
+Know About the Bootstrap, The American Statistician 69, 2015). docs/validity.md measures the rest.
 """
 
 from collections.abc import Iterator

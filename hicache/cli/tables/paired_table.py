@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hicache.cli.tables.groups import Group
+from hicache.cli.tables.groups import Group, answer_sets
 from hicache.cli.tables.intervals import CONFIDENCE
 from hicache.cli.tables.paired import Difference, Pairs
 from hicache.cli.tables.result_table import ResultTable, Row
@@ -11,7 +11,6 @@ from hicache.cli.tables.table import (
     NO_CLAIM,
     RATIO_OF,
     TITLES,
-    answer_sets,
     is_overloaded,
     makes_claim,
     number,
@@ -46,7 +45,7 @@ class Comparison:
 
 
 def compare_pairs(groups: Sequence[Group], metrics: Sequence[str]) -> list[Comparison]:
-    """Every group beside the first of its answer set (`answer_sets`).
+    """Every group beside its baseline (`answer_sets`).
 
     Raises:
         ValueError: there is nothing to compare, or not by these metrics.
@@ -79,46 +78,12 @@ def table_of_pairs(groups: Sequence[Group], comparisons: Sequence[Comparison]) -
     return ResultTable(sections=sections, notes=notes, num_names=len(keys))
 
 
-def describe_pairs(comparisons: Sequence[Comparison]) -> list[dict[str, object]]:
-    """The same as plain values; None for what is not compared."""
-    verdicts = Verdicts([[group] for each in comparisons for group in (each.baseline, each.other)])
-    return [
-        {
-            "baseline": each.baseline.settings,
-            "settings": each.other.settings,
-            "baseline_verdict": verdicts.sentences(each.baseline),
-            "verdict": verdicts.sentences(each.other),
-            "requests": len(each.pairs),
-            "unpaired_requests": each.pairs.num_unpaired,
-            "sessions": each.pairs.num_sessions,
-            "windows": each.pairs.num_windows,
-            "no_interval": each.pairs.lacks,
-            "blocks": each.pairs.blocks,
-            **{f"{name}_share": share for name, share in each.shares.items()},
-            "metrics": {
-                metric: {
-                    "baseline": difference.baseline,
-                    "other": difference.other,
-                    "difference": difference.middle if claims else None,
-                    "interval": difference.interval if claims else None,
-                    "in_the_two_largest": difference.largest_share if claims else None,
-                    "of": "runs" if difference.is_of_runs else "requests",
-                }
-                for metric, difference in each.differences.items()
-                for claims in [each.makes_claim(metric)]
-            },
-        }
-        for each in comparisons
-    ]
-
-
 def _row(group: Group, each: Comparison, keys: Sequence[str], verdicts: Verdicts) -> Row:
     """What each metric of the baseline is, or how the other group differs from it."""
     row, pairs, is_baseline = setting_row(group, keys), each.pairs, group is each.baseline
 
     def add(name: str, value: float | None, shown: str) -> None:
-        told = "" if is_baseline else shown
-        row.add(name, told, **{name: "" if is_baseline or value is None else value})
+        row.add(name, "" if is_baseline else shown, **{name: None if is_baseline else value})
 
     add("requests", len(pairs), f"{len(pairs):,}")
     row.values |= {"overloaded": is_overloaded(group), "verdict": verdicts.names(group)}
@@ -133,10 +98,7 @@ def _row(group: Group, each: Comparison, keys: Sequence[str], verdicts: Verdicts
             text = _told(found)
         elif not is_baseline:
             text = NO_CLAIM
-        values = {
-            f"{metric} {name}": "" if part is None else part
-            for name, part in zip(PARTS, parts, strict=True)
-        }
+        values = {f"{metric} {name}": part for name, part in zip(PARTS, parts, strict=True)}
         row.add(TITLES.get(metric, metric), text, **values)
     for name, share in each.shares.items():
         add(name, share, NO_CLAIM if share is None else f"{share:.0%}")

@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 
 import hicache
-from hicache.compiled import is_compiled
 from hicache.config import ExperimentConfig, StorageConfig, WorkloadConfig
 from hicache.results.tracking import write_json
 from hicache.workload.data import TRACES, find_trace
@@ -62,7 +61,7 @@ def changed_since(stored: Mapping[str, object], config: ExperimentConfig) -> lis
 
 def sources_of(provenance: Mapping[str, Any]) -> dict[str, str]:
     """The digests of what a run was made of, by what they are digests of: 8 hex digits each."""
-    found = {"hicache": "hicache", "workload": "trace", "program": "program"}
+    found = {"hicache": "hicache", "workload": "trace"}
     items = {name: provenance.get(key) or {} for name, key in found.items()}
     items |= provenance.get("policies") or {}
     return {name: item["sha256"][:8] for name, item in items.items() if item.get("sha256")}
@@ -74,7 +73,6 @@ def _provenance(config: ExperimentConfig) -> dict[str, object]:
         "hicache": {
             "version": _version("hicache"),
             "sha256": _digest_of_package(package),  # of its Python files, edited or not
-            "compiled": is_compiled(),  # no other numbers, only sooner
             **_checkout(package.parent),
         },
         "python": platform.python_version(),
@@ -88,12 +86,6 @@ def _provenance(config: ExperimentConfig) -> dict[str, object]:
     }
     if config.executor.kind != "simulated":
         found |= {name: _version(name) for name in REAL_ONLY}
-    if config.program != "replay":
-        studies = util.find_spec("experiments")
-        assert studies is not None, f"program={config.program} is not part of the package"
-        assert studies.origin is not None
-        digest = _digest_of_package(Path(studies.origin).parent)
-        found["program"] = {"name": config.program, "sha256": digest}
     if config.workload.kind in TRACES:
         found["trace"] = _trace(config)
     return found

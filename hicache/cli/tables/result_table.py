@@ -3,6 +3,7 @@
 Nothing is elided in any, and nothing that a user named is read as markup.
 """
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from hicache.cli.tables.console import console, show_table
+from hicache.cli.console import console, show_table
 
 # what LaTeX reads as a command, and signs that not every font of it has
 LATEX = {
@@ -91,6 +92,11 @@ def as_csv(result: ResultTable) -> str:
     """Plain values for a program, every number with all its digits; without the notes."""
     text: str = result.values.to_csv(index=False, lineterminator="\n")
     return text.rstrip("\n")
+
+
+def as_json(result: ResultTable) -> str:
+    """The same values as `as_csv`, one object a row; null where a row has no such value."""
+    return json.dumps([row.values for section in result.sections for row in section], indent=2)
 
 
 def as_markdown(result: ResultTable) -> str:

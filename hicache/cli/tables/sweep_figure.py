@@ -2,23 +2,18 @@
 
 import re
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.transforms import Bbox
 
-from hicache.cli.tables.groups import Group, Spread, is_number
+from hicache.cli.tables.groups import Group, Spread, answer_sets, is_number, short
 from hicache.cli.tables.table import (
     TITLES,
-    answer_sets,
     is_overloaded,
     over_runs,
     same_runs,
-    short,
 )
 from hicache.cli.tables.verdicts import Verdicts
 from hicache.results.report import make_literal
@@ -31,7 +26,8 @@ TALL_SPAN = 30  # and a vertical one
 PANEL_INCHES = (4.0, 3.8)
 PLACE_INCHES = 0.3  # what an upright name takes of an axis
 LINE_INCHES = 0.2  # a line of the title or the legend
-LABEL_GAP = 4  # pixels between two labels of an axis
+LABEL_GAP = 0.05  # inches between two labels of an axis
+MARGIN_INCHES = 0.8  # of a panel, for the numbers on its vertical axis
 LETTER_INCHES = 0.085  # wider than most, at the size of a legend
 TITLE_LETTERS = 34  # what fits over a panel
 TITLE_LETTER_INCHES = 0.105
@@ -62,7 +58,7 @@ def draw_sweep(groups: Sequence[Group], metrics: Sequence[str], *, title: str) -
     width *= len(metrics)
     figure = Figure(figsize=(width, height), layout="constrained")
     all_axes = figure.subplots(1, len(metrics), squeeze=False)[0]
-    looks = looks_of(list(lines))
+    looks, upright_inches = looks_of(list(lines)), 0.0
     for axes, metric in zip(all_axes, metrics, strict=True):
         for name, members in lines.items():
             points = [(places[short(group.settings[x_key])], group) for group in members]
@@ -73,6 +69,9 @@ def draw_sweep(groups: Sequence[Group], metrics: Sequence[str], *, title: str) -
         numbers = sorted(places.values())
         if _is_axis(groups, x_key) and numbers[0] > 0 and numbers[-1] / numbers[0] >= LOG_SPAN:
             axes.set_xscale("log")
+        axis_width = width / len(metrics) - MARGIN_INCHES
+        if _name_places(axes, places, axis_width, is_axis=_is_axis(groups, x_key)):
+            upright_inches = max(map(len, places)) * LETTER_INCHES
         axes.minorticks_off()
         axes.set_xlabel("\n".join(wrapped(x_key, TITLE_LETTERS)))
         heading = TITLES.get(metric, metric).replace("\n", " ")
@@ -82,19 +81,7 @@ def draw_sweep(groups: Sequence[Group], metrics: Sequence[str], *, title: str) -
         axes.grid(axis="y", color="#E5E5E5", lw=0.8)
         axes.set_axisbelow(True)
     if line_keys:
-        handles = list(all_axes[0].containers)  # also of what matplotlib would hide, like `_mine`
-        names = [", ".join(name) for name in lines]
-        room = int(width / (max(map(len, names)) * LETTER_INCHES + 0.6))
-        num_columns = max(1, min(len(lines), 4, room))
-        height += LINE_INCHES * -(-len(lines) // num_columns)
-        figure.legend(
-            handles,
-            names,
-            title=", ".join(line_keys),
-            loc="outside lower center",
-            ncols=num_columns,
-            frameon=False,
-        )
+        height += LINE_INCHES * _draw_legend(figure, list(lines), ", ".join(line_keys))
     told = [title, over_runs(groups), Verdicts(answer_sets(groups)).line]
     if any(map(is_overloaded, groups)):
         told.append("hollow: overloaded, no latency claim")
@@ -102,9 +89,22 @@ def draw_sweep(groups: Sequence[Group], metrics: Sequence[str], *, title: str) -
     told += same_runs(groups)  # one line of theirs hides the other
     told = [line for text in told if text for line in wrapped(text, letters)]
     figure.suptitle("\n".join(told), x=0.01, ha="left")
-    figure.set_figheight(height + LINE_INCHES * len(told))
-    label_places(figure, places, may_skip=_is_axis(groups, x_key))
+    figure.set_figheight(height + upright_inches + LINE_INCHES * len(told))
+    make_literal(figure)
     return figure
+
+
+def _draw_legend(figure: Figure, lines: Sequence[tuple[str, ...]], title: str) -> int:
+    """Draw the legend below the panels, and return how many rows it has."""
+    # also of what matplotlib would hide, like `_mine`
+    handles: list[Any] = list(figure.axes[0].containers)
+    names = [", ".join(name) for name in lines]
+    room = int(figure.get_figwidth() / (max(map(len, names)) * LETTER_INCHES + 0.6))
+    num_columns = max(1, min(len(lines), 4, room))
+    figure.legend(
+        handles, names, title=title, loc="outside lower center", ncols=num_columns, frameon=False
+    )
+    return -(-len(lines) // num_columns)
 
 
 def looks_of(names: Sequence[tuple[str, ...]]) -> dict[tuple[str, ...], Look]:
@@ -137,47 +137,24 @@ def _set_heights(axes: Axes, values: Sequence[float]) -> None:
         axes.set_ylim(0, 1.1 * highest or 1)
 
 
-def label_places(figure: Figure, places: dict[str, float], *, may_skip: bool) -> None:
-    """Name the places on the axes of all panels, so that no name touches the next.
+def _name_places(axes: Axes, places: dict[str, float], width: float, *, is_axis: bool) -> bool:
+    """Name the places on an axis of `width` inches; return whether the names stand upright.
 
-    On one line, else cut into several, else upright; `may_skip`: else some have none.
+    Numbers that would touch the one before have no name; names that do not fit are upright.
     """
-    FigureCanvasAgg(figure)  # knows how large letters are
-    room = int(figure.get_figwidth() / len(figure.axes) / len(places) / LETTER_INCHES)
-    cut = ["\n".join(wrapped(name, room - 2)) for name in places]
-    for names, rotation in ((list(places), 0), (cut, 0), (list(places), 90)):
-        for axes in figure.axes:
-            axes.set_xticks(list(places.values()), names, rotation=rotation)
-        if rotation:
-            longest = max(map(len, names)) * LETTER_INCHES
-            figure.set_figheight(figure.get_figheight() + longest)
-        if all(_is_apart(boxes) for boxes in label_boxes(figure)):
-            return
-    if may_skip:
-        for axes, boxes in zip(figure.axes, label_boxes(figure), strict=True):
-            shown = [0]
-            for index in range(1, len(boxes)):
-                if _is_apart([boxes[shown[-1]], boxes[index]]):
-                    shown.append(index)
-            names = [name if index in shown else "" for index, name in enumerate(places)]
-            axes.set_xticks(list(places.values()), names, rotation=90)
-
-
-def label_boxes(figure: Figure) -> list[list[Bbox]]:
-    """Where the names on the x-axis of each panel are, from left to right, in pixels."""
-    make_literal(figure)
-    figure.draw_without_rendering()
-    return [
-        sorted(
-            (label.get_window_extent() for label in axes.get_xticklabels() if label.get_text()),
-            key=lambda box: float(box.x0),
-        )
-        for axes in figure.axes
-    ]
-
-
-def _is_apart(boxes: Sequence[Bbox]) -> bool:
-    return all(left.x1 + LABEL_GAP <= right.x0 for left, right in pairwise(boxes))
+    names, letters = list(places), max(map(len, places)) * LETTER_INCHES
+    is_upright = not is_axis and letters > width / len(names)
+    if is_axis:
+        at = np.array(list(places.values()))
+        at = np.log(at) if axes.get_xscale() == "log" else at
+        last = -np.inf
+        for index, inches in enumerate((at - at[0]) / ((at[-1] - at[0]) or 1) * width):
+            if inches < last + letters + LABEL_GAP:
+                names[index] = ""
+            else:
+                last = inches
+    axes.set_xticks(list(places.values()), names, rotation=90 if is_upright else 0)
+    return is_upright
 
 
 def _draw_line(

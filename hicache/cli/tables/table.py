@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from fnmatch import fnmatch
+from textwrap import shorten
 
 from hicache.cli.tables.groups import (
     Group,
     Spread,
-    Value,
-    by_question,
+    answer_sets,
     question_key,
+    short,
 )
 from hicache.cli.tables.result_table import ResultTable, Row
 from hicache.cli.tables.verdicts import Verdicts
@@ -36,22 +37,23 @@ RATIO_OF = "request/ttft_s_mean"
 LATENCY = "request/*_s_*"
 SPREAD_PARTS = ("median", "lowest", "highest")
 NO_CLAIM = "–"
-MAX_NAMED = 3  # sets of settings that a note of one line names
+MAX_SAME = 300  # characters of a note on settings without effect
 UNSERVED = {"request/rejected_count": "rejected", "request/aborted_count": "aborted"}
 
 
 def table_of(
     groups: Sequence[Group], metrics: Sequence[str], *, ratio_of: str = RATIO_OF
 ) -> ResultTable:
-    """One row a group, the answers to one question together: medians over seeds, with ranges.
+    """One row a group, below its baseline (`answer_sets`): medians over seeds, with ranges.
 
-    The ratio is to the first of them.
+    The ratio is to the baseline.
     """
     keys = setting_keys(groups)
     question = question_key(groups)
     sections = []
-    verdicts = Verdicts(answer_sets(groups))
-    for answers in answer_sets(groups):
+    sets = answer_sets(groups)
+    verdicts = Verdicts(sets)
+    for answers in sets:
         rows = []
         for group in answers:
             row = setting_row(group, keys)
@@ -62,13 +64,18 @@ def table_of(
                 _add_spread(row, TITLES.get(metric, metric), metric, group.values(metric))
             if question is not None:
                 name = TITLES.get(ratio_of, ratio_of).partition(",")[0]
-                heading = f"{name}\n÷ {short(groups[0].settings[question])}'s"
+                heading = f"{name}\n÷ {_baseline_name(sets, question)}"
                 ratios = _ratios(group, answers[0], ratio_of)
                 _add_spread(row, heading, f"{ratio_of} ratio", ratios)
             rows.append(row)
         sections.append(rows)
     notes = [*verdicts.notes, *_unserved(groups), *warnings(groups)]
     return ResultTable(sections=sections, notes=notes, num_names=len(keys))
+
+
+def _baseline_name(sets: Sequence[Sequence[Group]], question: str) -> str:
+    names = {short(answers[0].settings[question]) for answers in sets}
+    return f"{names.pop()}'s" if len(names) == 1 else "its baseline's"
 
 
 def setting_row(group: Group, keys: Sequence[str]) -> Row:
@@ -83,19 +90,6 @@ def setting_keys(groups: Sequence[Group]) -> list[str]:
     """What tells the groups apart: the question last, beside its answers."""
     question = question_key(groups)
     return sorted(groups[0].settings, key=lambda key: key == question)
-
-
-def answer_sets(groups: Sequence[Group]) -> list[list[Group]]:
-    """The groups that answer one question with everything else equal, the baseline first.
-
-    A group that shares everything else with no other is compared with the first of all.
-    """
-    question = question_key(groups)
-    if question is None:
-        return [list(groups)]
-    first, *others = by_question(groups, question)
-    alone = [answers[0] for answers in others if len(answers) == 1]
-    return [[*first, *alone], *(answers for answers in others if len(answers) > 1)]
 
 
 def over_runs(groups: Sequence[Group]) -> str:
@@ -118,13 +112,6 @@ def number(value: float) -> str:
     return f"{value:#.3g}".rstrip(".")
 
 
-def short(value: Value) -> str:
-    """A setting as it would be typed."""
-    if value is None:
-        return "null"
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
 def warnings(groups: Sequence[Group]) -> list[str]:
     """What a reader of any comparison of these groups must know."""
     notes = []
@@ -140,17 +127,19 @@ def same_runs(groups: Sequence[Group]) -> list[str]:
     for group in groups:
         results = frozenset((run.served, *sorted(run.summary.items())) for run in group.runs)
         alike.setdefault(results, []).append(group)
-    found: dict[tuple[str, ...], list[list[Group]]] = {}  # by what they are called
-    for members in alike.values():
-        if len(members) > 1:
-            keys = _varying(members)
-            names = [_values(group, keys) for group in members]
-            found.setdefault((*keys, *names), []).append(members)
-    parts = [_told(classes, groups) for classes in found.values()]
-    if len(parts) > MAX_NAMED:
-        parts[MAX_NAMED:] = [f"{len(parts) - MAX_NAMED} more sets of settings"]
-    told = "; ".join(parts)
-    return [f"{told} gave identical runs: these settings had no effect here"] if parts else []
+    places: dict[str, list[str]] = {}  # by equal settings: the others at which they are equal
+    varying = _varying(groups)
+    for members in (members for members in alike.values() if len(members) > 1):
+        own = _varying(members)
+        others = [key for key in varying if key not in own]
+        names = " = ".join(_values(group, own) for group in members)
+        places.setdefault(names, []).append(_values(members[0], others))
+    told = "; ".join(
+        names + (f" (at {', '.join(at)})" if any(at) else "") for names, at in places.items()
+    )
+    if not told:
+        return []
+    return [f"{shorten(told, MAX_SAME)}: identical runs, so these settings had no effect here"]
 
 
 def is_overloaded(group: Group) -> bool:
@@ -166,7 +155,7 @@ def makes_claim(metric: str, *groups: Group) -> bool:
 def _add_spread(row: Row, heading: str, name: str, values: Sequence[float] | str) -> None:
     # `values`: a word where there are none
     if isinstance(values, str):
-        row.add(heading, values, **{f"{name} {part}": "" for part in SPREAD_PARTS})
+        row.add(heading, values, **{f"{name} {part}": None for part in SPREAD_PARTS})
         return
     spread = Spread.of(values)
     parts = zip(SPREAD_PARTS, spread, strict=True)
@@ -203,17 +192,6 @@ def _extent(counts: Sequence[float]) -> str:
     return f"{low:,.0f}" if low == high else f"{low:,.0f} to {high:,.0f}"
 
 
-def _told(classes: Sequence[Sequence[Group]], groups: Sequence[Group]) -> str:
-    """Which settings were alike, and at which others unless it was at all of them."""
-    own = _varying(classes[0])
-    names = [_values(group, own) for group in classes[0]]
-    if sum(_values(group, own) in names for group in groups) == sum(map(len, classes)):
-        return _listed(names)
-    others = [key for key in _varying(groups) if key not in own]
-    places = _listed([_values(members[0], others) for members in classes])
-    return f"{_listed(names)} (at {', '.join(others)} {places})"
-
-
 def _varying(groups: Sequence[Group]) -> list[str]:
     keys = setting_keys(groups)
     return [key for key in keys if len({repr(group.settings[key]) for group in groups}) > 1]
@@ -221,9 +199,3 @@ def _varying(groups: Sequence[Group]) -> list[str]:
 
 def _values(group: Group, keys: Sequence[str]) -> str:
     return " ".join(short(group.settings[key]) for key in keys)
-
-
-def _listed(names: Sequence[str]) -> str:
-    if len(names) > MAX_NAMED + 1:
-        names = [*names[:MAX_NAMED], f"{len(names) - MAX_NAMED} more"]
-    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Sequence as Items
 from hashlib import blake2b
 from itertools import takewhile
-from typing import NamedTuple, Protocol, get_args
+from typing import NamedTuple, get_args
 
 from hicache.cache.pages import TracedAllocator, packed
 from hicache.cache.prefetch.prefetch import Prefetch
@@ -37,14 +37,6 @@ DIGEST_BITS = 62  # of a signed 64-bit element, with room for the negation
 
 class RanksDivergedError(RuntimeError):
     """The trees of two ranks differ: their next decisions would, and they would wait for ever."""
-
-
-class Channel(Protocol):
-    """A group of ranks that call `minimum` the same number of times, in the same order."""
-
-    def minimum(self, values: Items[int]) -> list[int]:
-        """The element-wise MIN over the ranks' offers, all of one length."""
-        ...
 
 
 def offer(lengths: Items[int], num_pages: int, rule: HitAgreement) -> list[int]:
@@ -88,6 +80,7 @@ class ReadProgress(NamedTuple):
 
     prefetch: Prefetch
     restorable: list[int] | None = None  # the answer of a query
+    leading_pages: int = 0  # of a query: full pages that every rank's storage has without a gap
     completed_pages: int = 0  # of a read so far
     restored_pages: int = 0  # 0 unless every rank has read the same window and state
     is_read: bool = False  # the last of a read
@@ -199,6 +192,7 @@ class RankAgreement:
         prefetch = progress.prefetch
         if progress.restorable is not None:
             prefetch.restorable = progress.restorable
+            prefetch.leading_pages = progress.leading_pages
             self._prefetcher.on_queried(prefetch)
             return
         if not prefetch.is_settled:

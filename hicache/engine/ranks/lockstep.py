@@ -158,7 +158,7 @@ class RankedEngine(Engine):
         elif isinstance(done, COPIES):
             self._owners.pop(done).copied(done)
             is_news = all(each.has_copied(type(done)) for each in self._agreements)
-        is_held = self._batch is not None and self._ends is None
+        is_held = self._batch is not None and self._run is None
         if is_news or is_held:
             self.interrupt(now_ns)
         return is_news or is_held
@@ -226,7 +226,7 @@ class RankedEngine(Engine):
         # whether the ranks would agree otherwise at the next boundary, with no further news: what
         # came with this one was not known yet when they voted
         assert self.prefetcher is not None
-        if self._ends is None or not self.prefetcher.stop.waits:
+        if self._run is None or not self.prefetcher.stop.waits:
             return False
         verdicts = self.prefetcher.verdicts or {}
         ballots = [each.ballot(now_ns) for each in self._agreements]
@@ -281,8 +281,10 @@ class RankedEngine(Engine):
         self._count("given_up_pages", max(longest) - agreed)
         is_illegal = agreed > 0 and any(agreed not in each for each in lengths)
         self._count("illegal_lengths_count", int(is_illegal))
+        leading = min(local.leading_pages for local in read.local)
         for agreement, own in zip(self._agreements, read.own, strict=True):
-            agreement.answers.append(ReadProgress(own, restorable=common))
+            news = ReadProgress(own, restorable=common, leading_pages=leading)
+            agreement.answers.append(news)
         return True
 
     def _hear_of_read(self, read: SharedRead) -> bool:

@@ -116,8 +116,8 @@ class TorchPools:
 def _sent(tables: Sequence[CopyTable], moves: Sequence[Move]) -> list[tuple[Tensor, Tensor]]:
     return send_ids(
         *(
-            (table, _int32(sources), _int32(targets))
-            for table, (_, sources, targets) in zip(tables, moves, strict=True)
+            (table, _int32(move.sources), _int32(move.targets))
+            for table, move in zip(tables, moves, strict=True)
         )
     )
 

@@ -10,8 +10,6 @@ from collections.abc import Generator, Sequence
 from itertools import count
 from random import Random
 
-from mypy_extensions import mypyc_attr
-
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tiers.transfer import (
     BackUp,
@@ -39,7 +37,6 @@ STORAGE_LINKS = ("storage_read", "storage_write", "storage")
 NO_STORAGE_LIMIT = 1e15  # bytes a second: a link that never binds
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class SimulatedIo:
     """Links, storage and storage workers under one event queue.
 

@@ -1,0 +1,66 @@
+"""The documentation: its length, its links, and the words that it avoids."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+GENERATED = "knobs.md"
+PAGES = [*DOCS, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md"))]
+MOST_WORDS = 20_000
+VAGUE = re.compile(r"\b(?:no|some|any|every)body\b|\bwhoever\b", re.IGNORECASE)
+
+
+def num_words(text: str) -> int:
+    """Words and numbers; the borders of a table are neither."""
+    return sum(bool(re.search(r"\w", each)) for each in text.split())
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The anchors that GitHub makes of a page's headings."""
+    headings = re.findall(r"^#+ (.+)$", without_code(page.read_text()), flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings}
+
+
+def broken_links(page: Path) -> list[str]:
+    links = re.findall(r"\]\(([^)\s]+)\)", without_code(page.read_text()))
+    broken = []
+    for link in links:
+        name, _, anchor = link.partition("#")
+        target = page.parent / name if name else page
+        if ":" in name:  # an address on the web
+            continue
+        if not target.exists() or (anchor and anchor not in anchors_of(target)):
+            broken.append(link)
+    return broken
+
+
+def test_words_and_numbers_are_counted():
+    assert num_words("| a word | 1.5 |\n|---|---:|\n") == 3
+
+
+def test_the_pages_stay_short():
+    words = {page.name: num_words(page.read_text()) for page in DOCS if page.name != GENERATED}
+    assert sum(words.values()) <= MOST_WORDS, words
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_to_a_file_and_a_heading(page):
+    assert broken_links(page) == []
+
+
+def test_a_broken_link_is_found(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# A heading: one\n[a](#a-heading-one) [b](#two) [c](none.md) [d](page.md)\n")
+    assert broken_links(page) == ["#two", "none.md"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_sentence_names_its_subject(page):
+    assert VAGUE.findall(without_code(page.read_text())) == []

@@ -277,11 +277,12 @@ def test_a_launch_keeps_the_memory_of_its_table_until_its_stream_has_read_it(mon
     ids = torch.zeros(1, dtype=torch.int32)
     result = torch.zeros(1)
     there = replace(table, pieces=pieces)
-    copy.copy_items(there, ids, ids, num_programs=1, kernel=Kernel(), results=(result,))
+    monkeypatch.setattr(copy, "_copy_kernel", Kernel())
+    copy.copy_items(there, ids, ids, num_programs=1, sums=result)
     assert kept == [(stream, torch.device("cuda", 3))]
     ((grid, given, constants),) = launches
     assert grid == (1,)
-    assert given == (pieces, ids, ids, None, None, result, 1, 1, 1)
+    assert given == (pieces, ids, ids, result, 1, 1, 1)
     assert constants == {**copy.tile_shape(table), "num_warps": copy.NUM_WARPS}
 
 

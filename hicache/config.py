@@ -13,7 +13,7 @@ from operator import attrgetter
 from pathlib import PurePath
 from typing import Any
 
-from hicache.models import HardwareConfig, LayerKind, ModelConfig
+from hicache.models import FORMATS, PLAIN, HardwareConfig, LayerKind, ModelConfig
 from hicache.models.plausible import check_machine, check_shape
 
 # storages and policies of ours, by the knob that names them; module:Class names one of the user's
@@ -416,6 +416,10 @@ class CacheConfig:
     # Host memory for the cache in GiB for each device of an engine (SGLang's --hicache-size).
     # Replaces `cache.host_gib`. None means not used.
     host_gib_per_rank: float | None = knob(None, least=0)
+    # Format of the numbers of pages and states on the host: plain (the model's own), int8 or fp8
+    # (with a scale for each token and head), or bf16 (of fp32 states). Copies between device and
+    # host change it. Any but plain is lossy.
+    host_format: str = knob(PLAIN, one_of=FORMATS, only=SIMULATED)
     # Give the device and host tiers unlimited capacity, so that nothing is evicted;
     # `cache.device_gib` and `cache.host_gib` are ignored.
     unlimited: bool = False
@@ -679,6 +683,9 @@ class StorageConfig:
     root: str | None = None
     # Capacity of storage in GiB. None means unlimited.
     capacity_gib: float | None = knob(None, above=0)
+    # Format of the numbers of pages and states in storage, as `cache.host_format`. None means the
+    # format of the host; another one needs a plain host.
+    format: str | None = knob(None, one_of=FORMATS, only=SIMULATED)
     # Simulated read bandwidth of storage in gigabytes (10**9 bytes) per second.
     read_gbps: float = knob(6.0, above=0)
     # Simulated write bandwidth of storage in gigabytes (10**9 bytes) per second.
@@ -866,6 +873,22 @@ class ExperimentConfig:
             raise ValueError(
                 f"parallel.ep must divide parallel.tp={self.tp}, got {self.parallel.ep}"
             )
+        formats = self.cache.host_format, self.storage_format
+        if len({PLAIN, *formats}) == 3 or formats[0] != PLAIN == formats[1]:
+            raise ValueError(
+                f"storage.format must be cache.host_format={formats[0]} unless that is plain, "
+                f"got {formats[1]}"
+            )
+        if set(formats) != {PLAIN} and self.executor.kind != "simulated":
+            raise ValueError(
+                f"cache.host_format={formats[0]} and storage.format={formats[1]} need "
+                f"executor.kind=simulated, got {self.executor.kind}"
+            )
+        if formats[0] != PLAIN and self.executor.copy_path != "kernel":
+            raise ValueError(
+                f"cache.host_format={formats[0]} needs executor.copy_path=kernel, "
+                f"got {self.executor.copy_path}"
+            )
         ranks, executor, storage = self.parallel.ranks, self.executor.kind, self.storage.kind
         if ranks > 1 and executor != "simulated":
             raise ValueError(
@@ -876,6 +899,11 @@ class ExperimentConfig:
             raise ValueError(
                 f"parallel.ranks={ranks} needs a storage engine, got storage.kind=none"
             )
+
+    @property
+    def storage_format(self) -> str:
+        """Format of pages in storage: `storage.format`, or that of the host."""
+        return self.storage.format or self.cache.host_format
 
     @property
     def tp(self) -> int:

@@ -62,7 +62,7 @@ def _apart(tables: list[CopyTable], load_backs: list[Moves]) -> None:
     for _ in range(NUM_GROUPS * NUM_RANKS):
         for moves in load_backs:
             for table, ids in zip(tables, moves, strict=True):
-                check_copy_form(table, *ids, device=table.device)
+                check_copy_form(*ids, device=table.device)
                 check_copy_ids(table, *ids)
                 copy.copy_items(table, *ids)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from hicache.models import LayerKind, ModelConfig
+from hicache.models import PLAIN, LayerKind, ModelConfig, coded_page_bytes
 
 FULL, SWA, MAMBA = range(3)
 KIND_NAMES = ("full", "swa", "mamba")  # by number; other kinds have the numbers after these
@@ -142,9 +142,15 @@ def named_kinds(
     return Kinds(kinds, page_size)
 
 
-def model_kinds(model: ModelConfig, page_size: int, tp: int) -> Kinds:
-    """The kinds of a model, whose engine has `tp` devices."""
-    sizes = [model.page_bytes(kind, page_size) * model.kv_copies(kind, tp) for kind in LayerKind]
+def model_kinds(model: ModelConfig, page_size: int, tp: int, form: str = PLAIN) -> Kinds:
+    """The kinds of a model, whose engine has `tp` devices.
+
+    `form`: the format of the numbers (`models.FORMATS`), which sets the bytes.
+    """
+    sizes = [
+        coded_page_bytes(model, kind, page_size, form) * model.kv_copies(kind, tp)
+        for kind in LayerKind
+    ]
     return named_kinds(
         page_size,
         window_len=model.window_len if sizes[SWA] else 0,

@@ -43,7 +43,7 @@ def build_engine(
         registry: of the workload's pages, where computed tokens are to be explained.
         names_evictions: whether an explanation says which evictions it was.
     """
-    tree = _tree(config, deployment.kinds, names, registry)
+    tree = _tree(config, deployment.host_kinds, names, registry)
     cache = _cache(config, deployment, tree, has_storage=runtime.has_storage)
     prefetcher = None
     if runtime.has_storage:

@@ -6,19 +6,24 @@ from hicache.cache.kinds import Kinds, model_kinds
 from hicache.cache.tiers.capacity import Capacity, capacities, engine_rule
 from hicache.config import ExperimentConfig
 from hicache.executor.simulated.cost import CostModel
-from hicache.models import GIB
+from hicache.models import GIB, PLAIN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
     """One model on the devices of one engine.
 
-    `kinds`: what is cached. `device`, `host`: the pools of the two tiers.
+    Attributes:
+        kinds: what is cached, with the bytes of a page or slot on the device.
+        host_kinds, storage_kinds: the same, with the bytes in the formats of these tiers.
+        device, host: the pools of the two tiers.
     """
 
     tp: int
     cost: CostModel
     kinds: Kinds
+    host_kinds: Kinds
+    storage_kinds: Kinds
     device: Capacity
     host: Capacity
 
@@ -30,15 +35,26 @@ def deploy(config: ExperimentConfig) -> Deployment:
         ValueError: a pool has no room for the least that a request needs.
     """
     cost = CostModel(config.model, config.hardware, tp=config.tp, ep=config.parallel.ep)
-    kinds = model_kinds(config.model, config.cache.page_size, config.tp)
+    kinds, host_kinds, storage_kinds = (
+        model_kinds(config.model, config.cache.page_size, config.tp, form)
+        for form in (PLAIN, config.cache.host_format, config.storage_format)
+    )
     cache, free_bytes = config.cache, cost.free_device_bytes
     ruled_bytes = engine_rule(cache, config.model, config.hardware, config.tp)
     if ruled_bytes is not None:
         cache, free_bytes = replace(cache, device_gib=None), ruled_bytes
     if cache.host_gib_per_rank is not None:
         cache = replace(cache, host_gib=cache.host_gib_per_rank * config.tp)
-    device, host = capacities(cache, config.model, kinds, free_bytes)
-    return Deployment(tp=config.tp, cost=cost, kinds=kinds, device=device, host=host)
+    device, host = capacities(cache, config.model, kinds, free_bytes, host_kinds=host_kinds)
+    return Deployment(
+        tp=config.tp,
+        cost=cost,
+        kinds=kinds,
+        host_kinds=host_kinds,
+        storage_kinds=storage_kinds,
+        device=device,
+        host=host,
+    )
 
 
 def describe(config: ExperimentConfig, deployment: Deployment) -> list[str]:
@@ -55,6 +71,15 @@ def describe(config: ExperimentConfig, deployment: Deployment) -> list[str]:
             parts.append(f"{number * kinds.units[kind]:,} {unit}")
         held = " + ".join(parts)
         notes.append(f"{model} on {devices}, {word}: {_gib(capacity.total_bytes)} = {held}")
+    forms = {"host": config.cache.host_format}
+    if config.storage.kind != "none":
+        forms["storage"] = config.storage_format
+    coded = ", ".join(f"{tier} {form}" for tier, form in forms.items() if form != PLAIN)
+    if coded:
+        notes.append(
+            f"pages are kept in fewer bytes ({coded}): what comes back differs from what was "
+            f"computed, and no result here says how much (lossy)"
+        )
     return notes
 
 

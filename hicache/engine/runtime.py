@@ -8,7 +8,7 @@ from itertools import count
 from math import inf
 from typing import Protocol
 
-from hicache.cache.kinds import KEY_TAGS
+from hicache.cache.kinds import FULL, KEY_TAGS
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.clock import Clock, SimulatedClock
 from hicache.config import ExperimentConfig, StorageConfig
@@ -18,7 +18,7 @@ from hicache.executor.layer_groups import NUM_LAYER_GROUPS
 from hicache.executor.simulated.executor import SimulatedExecutor, SimulatedIo
 from hicache.executor.simulated.links import CopyPath, pcie_rate
 from hicache.executor.simulated.stores import EndlessStore, KeyStore, StandIns
-from hicache.models import LayerKind
+from hicache.models import PLAIN, LayerKind
 from hicache.storage.base import KEY_BYTES
 from hicache.storage.build import GuardedStorage, open_simulated_storage
 
@@ -57,14 +57,14 @@ class SimulatedRuntime:
 
     def __init__(self, config: ExperimentConfig, deployment: Deployment) -> None:
         num_ranks = config.parallel.ranks
-        rates = _copy_rates(config, deployment.tp)
+        rates = _copy_rates(config, deployment)
         self.clock = SimulatedClock()
         self.storages: list[GuardedStorage] = []
         if _is_endless(config.storage):
             self.stores: list[KeyStore] = [EndlessStore() for _ in range(num_ranks)]
             self.unguarded = self.stores
         else:
-            self.storages = _open_storages(config, deployment.kinds.page_bytes, self.clock)
+            self.storages = _open_storages(config, deployment.storage_kinds.page_bytes, self.clock)
             self.stores = [StandIns(each.storage) for each in self.storages]
             self.unguarded = [StandIns(each.engine) for each in self.storages]
         self.has_storage = bool(self.stores)
@@ -83,7 +83,8 @@ class SimulatedRuntime:
             cost=deployment.cost,
             io=self.io,
             page_size=config.cache.page_size,
-            page_bytes=_part(deployment.kinds.page_bytes, num_ranks),
+            page_bytes=_part(deployment.storage_kinds.page_bytes, num_ranks),
+            load_shares=_load_shares(deployment),
             load_rate=rates["to_device"],
             shared_load_rate=_shared_load_rate(rates),
             slowdown=_slowdown(config),
@@ -143,7 +144,8 @@ def _open_storages(
     storages: list[GuardedStorage] = []
     for rank in range(num_ranks):
         part = f"-rank{rank}of{num_ranks}" if num_ranks > 1 else ""
-        namespace = f"{config.model.name}-p{config.cache.page_size}{part}-simulated"
+        form = "" if config.storage_format == PLAIN else f"-{config.storage_format}"
+        namespace = f"{config.model.name}-p{config.cache.page_size}{form}{part}-simulated"
         storage = open_simulated_storage(
             settings,
             namespace=namespace,
@@ -161,23 +163,32 @@ def _part(sizes: Sequence[int], num_ranks: int) -> list[int]:
     return [-(-size // num_ranks) for size in sizes]
 
 
-def _copy_rates(config: ExperimentConfig, tp: int) -> dict[str, float]:
+def _load_shares(deployment: Deployment) -> list[float]:
+    """Bytes on the host for each byte on the device, by kind."""
+    sizes = zip(deployment.host_kinds.page_bytes, deployment.kinds.page_bytes, strict=True)
+    return [on_host / on_device if on_device else 1.0 for on_host, on_device in sizes]
+
+
+def _copy_rates(config: ExperimentConfig, deployment: Deployment) -> dict[str, float]:
     """Bytes a second of an engine's links; its devices copy side by side."""
-    model, hardware = config.model, config.hardware
+    model, hardware, tp = config.model, config.hardware, deployment.tp
+    is_coded = config.cache.host_format != PLAIN
     layer_page = model.full_layer_token_bytes * config.cache.page_size
     num_copies = model.kv_copies(LayerKind.full, tp)
     path = CopyPath(config.executor.copy_path)
     # a device's part of one layer's page is contiguous. A staged copy crosses the link in the parts
     # of all layers that it moves at once: a group of them to the device, every one to the host
     piece = max(layer_page * num_copies // tp, 1)
+    if is_coded:
+        piece = max(round(piece * _load_shares(deployment)[FULL]), 1)
     pieces = [piece, piece]
     if path is CopyPath.staged:
         num_layers = max(model.num_full_layers, 1)
         pieces = [piece * -(-num_layers // NUM_LAYER_GROUPS), piece * num_layers]
     num_hosts = -(-tp // hardware.devices_per_host)
     rates = {
-        "to_device": tp * pcie_rate(hardware, pieces[0], path, to_device=True),
-        "to_host": tp * pcie_rate(hardware, pieces[1], path, to_device=False),
+        "to_device": tp * pcie_rate(hardware, pieces[0], path, to_device=True, is_coded=is_coded),
+        "to_host": tp * pcie_rate(hardware, pieces[1], path, to_device=False, is_coded=is_coded),
         "host_memory": num_hosts * hardware.host_bandwidth.value,
     }
     if hardware.both_ways_bandwidth.value:

@@ -28,35 +28,16 @@ def check_tensor(ids: object, *, name: str) -> None:
         raise TypeError(f"{name} must be a tensor of int32, got {type(ids).__name__}")
 
 
-def check_copy_form(
-    table: CopyTable,
-    src_ids: Tensor,
-    dst_ids: Tensor,
-    src_map: Tensor | None = None,
-    dst_map: Tensor | None = None,
-    *,
-    device: torch.device,
-) -> None:
-    """Refuse ids that are not on `device`, and ids and maps of the wrong form."""
+def check_copy_form(src_ids: Tensor, dst_ids: Tensor, *, device: torch.device) -> None:
+    """Refuse ids that are not on `device` or of the wrong form."""
     check_form(src_ids, name="source ids", device=device)
     check_form(dst_ids, name="target ids", device=device)
     if src_ids.shape != dst_ids.shape:
         raise ValueError(f"{len(src_ids)} source ids do not match {len(dst_ids)} target ids")
-    for name, page_map in (("source map", src_map), ("target map", dst_map)):
-        if page_map is not None:
-            check_form(page_map, name=name, device=table.device)
 
 
-def check_copy_ids(
-    table: CopyTable,
-    src_ids: Tensor,
-    dst_ids: Tensor,
-    src_map: Tensor | None = None,
-    dst_map: Tensor | None = None,
-) -> None:
+def check_copy_ids(table: CopyTable, src_ids: Tensor, dst_ids: Tensor) -> None:
     """Refuse ids out of range, targets written twice, and sources that are also targets."""
-    src_ids = _mapped(src_ids, src_map, name="source ids")
-    dst_ids = _mapped(dst_ids, dst_map, name="target ids")
     check_range(src_ids, name="source ids", limit=table.num_src_items)
     check_range(dst_ids, name="target ids", limit=table.num_dst_items)
     moved = (src_ids >= 0) & (dst_ids >= 0)
@@ -88,10 +69,3 @@ def check_spans(page_ids: Tensor, spans: Tensor, request_spans: Tensor) -> None:
     check_range(request_spans, name="request spans", limit=len(spans) + 1, least=0)
     if bool((request_spans.diff() < 0).any()):
         raise ValueError(f"request spans must not fall, got {request_spans.tolist()}")
-
-
-def _mapped(ids: Tensor, page_map: Tensor | None, *, name: str) -> Tensor:
-    if page_map is None:
-        return ids
-    check_range(ids, name=name, limit=len(page_map))
-    return torch.where(ids >= 0, page_map[ids.clamp(min=0).long()], -1)

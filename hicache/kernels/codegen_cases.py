@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hicache.kernels import checksum, copy, index
+from hicache.kernels import copy, index, transcode
 from hicache.kernels.table import copy_table
+from hicache.kernels.transcode import Format, code_table, coded_bytes, constants_of
 
 KIB = 1 << 10
 # what a kernel of one's own is shown: bytes of an item's row, its rows, and bytes from row to row
@@ -49,6 +50,7 @@ class Limits:
     max_shared_bytes: int = 0
     max_barriers: int = 0
     payload_bits: int | None = 128  # width of every payload access; None: an index kernel
+    other_stores: frozenset[int] = frozenset()  # widths of stores besides
 
 
 COPY = Limits(min_flight_bytes=64 * KIB, min_sm_bytes=128 * KIB)
@@ -60,6 +62,15 @@ CHECKSUM = Limits(
     min_sm_bytes=64 * KIB,
     max_shared_bytes=256,
     max_barriers=4,
+)
+# three tiles in shared memory; what is computed fills the registers where tiles have several pieces
+TRANSCODE = Limits(
+    max_registers=96,
+    min_flight_bytes=64 * KIB,
+    min_sm_bytes=64 * KIB,
+    max_shared_bytes=112 * KIB,
+    max_barriers=24,
+    other_stores=frozenset({32}),  # scales
 )
 INDEX = Limits(payload_bits=None)
 
@@ -85,15 +96,18 @@ def cases() -> list[Case]:
         _copy("token rows of 2 KiB (8 heads × 128 × bf16)", 2 * KIB),
         _copy("token rows of 256 B (1 head × 128 × bf16)", 256),
         _copy("2 of 8 heads of 16 tokens (rows of 512 B)", 8 * KIB, rows=16),
-        _copy("window pages out of the SWA pool", 64 * KIB, src_map=ids),
-        _copy("window pages into the SWA pool", 64 * KIB, dst_map=ids),
         _copy(
             "pages with checksum",
             64 * KIB,
-            kernel=checksum._copy_with_checksum_kernel,
-            results=(sums,),
+            sums=sums,
             limits=CHECKSUM,
         ),
+        _code("bf16 to int8, pages of 16 × 8 heads", torch.bfloat16, (16, 8, 128)),
+        _code("int8 to bf16, pages of 16 × 8 heads", torch.bfloat16, (16, 8, 128), encodes=False),
+        _code("int8 to bf16, pages of 16 × 1 head", torch.bfloat16, (16, 1, 128), encodes=False),
+        _code("bf16 to fp8, pages of 16 × 8 heads", torch.bfloat16, (16, 8, 128), Format.fp8),
+        _code("fp32 to int8, states", torch.float32, (64, 128, 128)),
+        _code("int8 to fp32, states", torch.float32, (64, 128, 128), encodes=False),
         Case(
             name="page table from spans",
             kernel=index._page_table_kernel,
@@ -116,10 +130,7 @@ def _copy(
     item_bytes: int,
     *,
     rows: int = 1,
-    src_map: Tensor | None = None,
-    dst_map: Tensor | None = None,
-    kernel: Any = copy._copy_kernel,
-    results: tuple[Tensor, ...] = (),
+    sums: Tensor | None = None,
     limits: Limits = COPY,
 ) -> Case:
     """A kernel that walks the lines of items of this size, as it is launched."""
@@ -127,6 +138,29 @@ def _copy(
     ids = torch.zeros(256, dtype=torch.int32)
     pools = torch.zeros(2, 2, rows, 2 * item_bytes // rows, dtype=torch.uint8)
     table = copy_table(*([pool[..., : item_bytes // rows]] for pool in pools))
-    arguments = (pieces, ids, ids, src_map, dst_map, *results, 256, 4096, 64)
+    arguments = (pieces, ids, ids, sums, 256, 4096, 64)
     constants = {**copy.tile_shape(table), "num_warps": copy.NUM_WARPS}
-    return Case(name, kernel, arguments, constants, limits)
+    return Case(name, copy._copy_kernel, arguments, constants, limits)
+
+
+def _code(
+    name: str,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    form: Format = Format.int8,
+    *,
+    encodes: bool = True,
+) -> Case:
+    """The kernel that codes items of this shape, or decodes them, as it is launched."""
+    coded = torch.zeros(2, coded_bytes(shape, form), dtype=torch.uint8)
+    table = code_table([torch.zeros(2, *shape, dtype=dtype)], [coded], form)
+    ids = torch.zeros(256, dtype=torch.int32)
+    strides = table.wide_stride, table.coded_stride
+    constants = constants_of(table, encodes=encodes) | {"STAGES": transcode.NUM_STAGES}
+    return Case(
+        name,
+        transcode._transcode_kernel,
+        (torch.zeros(64, 3, dtype=torch.int64), ids, ids, *strides, 256, 4096),
+        {**constants, "num_warps": copy.NUM_WARPS},
+        TRANSCODE,
+    )

@@ -13,6 +13,8 @@ entry point of the group `hicache.copy_kernels`. Buffers are tensors whose first
 an item of buffer b has equally many bytes in both pools. A negative id on either side is a hole.
 What a kernel does not do it declines with a ValueError or a NotImplementedError, in a sentence.
 
+A kernel that is no copy is a class with an oracle (`own`).
+
 What is launched may have a `bind(src_ids, dst_ids, num_programs)` that does what the host does once
 for a list of ids and returns the rest as a function; the bench then times the rest alone.
 """
@@ -28,6 +30,7 @@ from typing import Protocol
 from torch import Tensor
 
 from hicache.kernels import copy
+from hicache.kernels.own import OwnKernel
 from hicache.kernels.table import copy_table
 
 GROUP = "hicache.copy_kernels"
@@ -72,8 +75,10 @@ def bound(
     return rest
 
 
-def named(name: str) -> CopyKernel:
-    """The kernel called `module:attribute`, or the entry point of that name.
+def named(name: str) -> CopyKernel | OwnKernel:
+    """Return the kernel called `module:attribute`, or the entry point of that name.
+
+    A class is instantiated: a kernel that brings its oracle (`own`).
 
     Modules are looked for where `python` would from here: the working directory first.
 
@@ -97,7 +102,13 @@ def named(name: str) -> CopyKernel:
                 f"got {name!r}"
             )
         found = next(iter(points)).load()
+    found = found() if isinstance(found, type) else found
+    if isinstance(found, OwnKernel):
+        return found
     if not callable(found):
-        raise ValueError(f"{name} must be a function of two pools, got {type(found).__name__}")
+        raise ValueError(
+            f"{name} must be a function of two pools or a class with an oracle, "
+            f"got {type(found).__name__}"
+        )
     kernel: CopyKernel = found
     return kernel

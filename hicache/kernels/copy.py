@@ -10,11 +10,16 @@ A line is one piece of one item. Lines are numbered buffer by buffer, in a buffe
 an item piece by piece, so the layers of a load-back arrive in order and a short transfer of many
 buffers fills its tiles.
 
+The checksum of an item is the sum modulo 2**64 over its words of `mix(word ^ mix(place + SALT))`,
+`mix` being a multiply-and-shift hash and `place` the word's place in the item, all buffers taken
+one after another. So it depends on content and order, not on layout, tile or grid: a page copied
+device → host and the same page copied back have equal checksums. It finds faults, not attacks.
+
 Sizes: G items, NP pieces, TOGETHER pieces of a buffer, a tile is LINES × STEPS · WIDTH words.
 """
 
 import functools
-from typing import Any
+from typing import Protocol
 
 import torch
 import triton
@@ -28,7 +33,7 @@ LINK_PROGRAMS = 4  # enough bytes in flight for PCIe 5 ×16: see README.md, "how
 PROGRAMS_PER_SM = 2
 MAX_STEPS = TILE_WORDS // (32 * NUM_WARPS) // 2  # accesses of 128 bits of a thread: 8
 LINE_WORDS = 16  # 128 bytes, what memory and link move at once: no access of a line is narrower
-ID_POINTERS = ["src_ids_ptr", "dst_ids_ptr", "src_map_ptr", "dst_map_ptr"]
+ID_POINTERS = ["src_ids_ptr", "dst_ids_ptr"]
 
 
 @triton.jit
@@ -36,8 +41,6 @@ def _lines(
     pieces_ptr,  # [NP, 6]
     src_ids_ptr,  # [G]
     dst_ids_ptr,  # [G]
-    src_map_ptr,  # [items of another pool], or None
-    dst_map_ptr,  # [items of another pool], or None
     num_items,  # G
     num_lines,  # G · NP
     tile,
@@ -55,10 +58,6 @@ def _lines(
     piece = pieces_ptr + (item_of_buffer // num_items * TOGETHER + line % TOGETHER) * 6
     src_id = tl.load(src_ids_ptr + item, mask=exists, other=-1).to(tl.int64)
     dst_id = tl.load(dst_ids_ptr + item, mask=exists, other=-1).to(tl.int64)
-    if src_map_ptr is not None:
-        src_id = tl.load(src_map_ptr + src_id, mask=src_id >= 0, other=-1).to(tl.int64)
-    if dst_map_ptr is not None:
-        dst_id = tl.load(dst_map_ptr + dst_id, mask=dst_id >= 0, other=-1).to(tl.int64)
     moves = (src_id >= 0) & (dst_id >= 0)
     # the compiler knows nothing of an address it loads: these five promises, kept by `copy_table`,
     # make the accesses 128 bits wide. On the pointer after the cast: on the integer they are lost
@@ -96,6 +95,26 @@ def _write(dst, words, tile, STEPS: tl.constexpr, WIDTH: tl.constexpr):
         tl.store(dst[:, None] + word, tile[step], mask=word < words[:, None])
 
 
+@triton.jit
+def _mix(x):
+    """A bijection of 64-bit words in which every input bit reaches every output bit."""
+    x = (x ^ (x >> 33)) * 0xFF51AFD7ED558CCD
+    x = (x ^ (x >> 29)) * 0xC4CEB9FE1A85EC53
+    return x ^ (x >> 32)
+
+
+@triton.jit
+def _sums(tile, words, first_word, STEPS: tl.constexpr, WIDTH: tl.constexpr):
+    """[LINES]: the part of its item's checksum that each line adds."""
+    mixed = tl.zeros(tile[0].shape, tl.int64)
+    for step in tl.static_range(STEPS):
+        word = step * WIDTH + tl.arange(0, WIDTH)[None, :]
+        salt = _mix(first_word[:, None] + word.to(tl.uint64) + 0x9E3779B97F4A7C15)
+        value = _mix(tile[step].to(tl.uint64, bitcast=True) ^ salt)
+        mixed += tl.where(word < words[:, None], value.to(tl.int64, bitcast=True), 0)
+    return tl.sum(mixed, axis=1)
+
+
 @triton.jit(
     do_not_specialize=["num_items", "num_lines", "num_tiles"],
     do_not_specialize_on_alignment=ID_POINTERS,
@@ -104,8 +123,7 @@ def _copy_kernel(
     pieces_ptr,  # [NP, 6]
     src_ids_ptr,  # [G]
     dst_ids_ptr,  # [G]
-    src_map_ptr,
-    dst_map_ptr,
+    sums_ptr,  # [G] int64, zeros; None: no checksums
     num_items,  # G
     num_lines,  # G · NP
     num_tiles,
@@ -119,11 +137,17 @@ def _copy_kernel(
     # A plain loop: a tile that is carried into the next turn is moved from register to register,
     # and the moves wait for the very loads that were to overlap (`codegen` shows it)
     while tile < num_tiles:
-        src, dst, words, _, _ = _lines(
-            pieces_ptr, src_ids_ptr, dst_ids_ptr, src_map_ptr, dst_map_ptr,
-            num_items, num_lines, tile, TOGETHER, LINES,
-        )  # fmt: skip
-        _write(dst, words, _read(src, words, STEPS, WIDTH), STEPS, WIDTH)
+        src, dst, words, item, piece = _lines(
+            pieces_ptr, src_ids_ptr, dst_ids_ptr, num_items, num_lines, tile, TOGETHER, LINES
+        )
+        values = _read(src, words, STEPS, WIDTH)
+        _write(dst, words, values, STEPS, WIDTH)
+        if sums_ptr is not None:
+            exists = tile * LINES + tl.arange(0, LINES) < num_lines
+            first_word = tl.load(piece + 5, mask=exists, other=0).to(tl.uint64)
+            sums = _sums(values, words, first_word, STEPS, WIDTH)
+            # sums commute: no order is needed between the pieces of an item
+            tl.atomic_add(sums_ptr + item, sums, mask=exists, sem="relaxed")
         tile += tl.num_programs(0)
 
 
@@ -132,11 +156,8 @@ def copy_items(
     src_ids: Tensor,
     dst_ids: Tensor,
     *,
-    src_map: Tensor | None = None,
-    dst_map: Tensor | None = None,
     num_programs: int | None = None,
-    kernel: Any = _copy_kernel,
-    results: tuple[Tensor, ...] = (),
+    sums: Tensor | None = None,
 ) -> None:
     """Launch the copy of items `src_ids` of the source to items `dst_ids` of the target.
 
@@ -145,22 +166,17 @@ def copy_items(
     Args:
         src_ids: [G] int32 on the table's device. Duplicates are allowed; a negative id is a hole.
         dst_ids: [G] int32 likewise, without duplicates.
-        src_map: [any] int32: the source item is `src_map[src_id]`.
-        dst_map: [any] int32: the target item is `dst_map[dst_id]`.
         num_programs: how many programs share the work; None: few across a link, else many.
-        kernel: that walks the lines of the transfer.
-        results: what it gives besides.
+        sums: [G] int64 on the table's device: the checksum of each item is added; None: none is.
     """
     num_items = src_ids.shape[0]
     num_lines, num_tiles = lines_and_tiles_of(table, num_items)
     with torch.cuda.device_of(table.pieces):
-        kernel[(programs_of(table, num_tiles, num_programs),)](
+        _copy_kernel[(programs_of(table, num_tiles, num_programs),)](
             table.pieces,
             src_ids,
             dst_ids,
-            src_map,
-            dst_map,
-            *results,
+            sums,
             num_items,
             num_lines,
             num_tiles,
@@ -169,6 +185,15 @@ def copy_items(
         )
     if table.device.type == "cuda":  # its memory is not reused before this launch has read it
         table.pieces.record_stream(torch.cuda.current_stream(table.device))
+
+
+def copy_items_with_checksum(
+    table: CopyTable, src_ids: Tensor, dst_ids: Tensor, *, num_programs: int | None = None
+) -> Tensor:
+    """Copy, and return [G] int64, the checksum of each item (0 for a hole)."""
+    sums = torch.zeros(len(src_ids), dtype=torch.int64, device=table.device)
+    copy_items(table, src_ids, dst_ids, num_programs=num_programs, sums=sums)
+    return sums
 
 
 def tile_shape(table: CopyTable) -> dict[str, int]:
@@ -190,7 +215,19 @@ def lines_and_tiles_of(table: CopyTable, num_items: int) -> tuple[int, int]:
     return num_lines, -(-num_lines // (TILE_WORDS // table.piece_words))
 
 
-def programs_of(table: CopyTable, num_tiles: int, wanted: int | None) -> int:
+class Places(Protocol):
+    """Where the two pools of a table lie."""
+
+    @property
+    def device(self) -> torch.device:
+        """The CUDA device if either pool is on one, else the host."""
+
+    @property
+    def crosses_link(self) -> bool:
+        """Whether bytes move between host and device."""
+
+
+def programs_of(table: Places, num_tiles: int, wanted: int | None) -> int:
     """Programs to launch: `wanted`, or few when the copy crosses a link; at most one a tile."""
     if wanted is not None and wanted < 1:
         raise ValueError(f"at least one program wanted, got {wanted}")

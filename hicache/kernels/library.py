@@ -22,13 +22,10 @@ def copy_items(
     dst: Sequence[Tensor],
     src_ids: Tensor,
     dst_ids: Tensor,
-    src_map: Tensor | None = None,
-    dst_map: Tensor | None = None,
     num_programs: int | None = None,
 ) -> None:
     """`ops.copy_pages` over `copy_table(src, dst)`."""
-    table, ids = copy_table(src, dst), (src_ids, dst_ids)
-    ops.copy_pages(table, *ids, src_map=src_map, dst_map=dst_map, num_programs=num_programs)
+    ops.copy_pages(copy_table(src, dst), src_ids, dst_ids, num_programs=num_programs)
 
 
 @custom_op("hicache::copy_items_with_checksum", mutates_args={"dst"})
@@ -49,7 +46,7 @@ window_table = custom_op("hicache::window_table", mutates_args=())(ops.window_ta
 
 
 @copy_items.register_fake
-def _(src, dst, src_ids, dst_ids, src_map=None, dst_map=None, num_programs=None):
+def _(src, dst, src_ids, dst_ids, num_programs=None):
     return None
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hicache.kernels import checksum, copy, index, reference
+from hicache.kernels import copy, index, reference
 from hicache.kernels.checks import (
     check_copy_form,
     check_copy_ids,
@@ -29,8 +29,6 @@ def copy_pages(
     src_page_ids: Tensor,
     dst_page_ids: Tensor,
     *,
-    src_map: Tensor | None = None,
-    dst_map: Tensor | None = None,
     num_programs: int | None = None,
     debug: bool = False,
     trusted: bool = False,
@@ -44,10 +42,6 @@ def copy_pages(
         table: the pair of pools.
         src_page_ids: [G] int32; duplicates are allowed, a negative id is a hole and is skipped.
         dst_page_ids: [G] int32, without duplicates; holes likewise.
-        src_map: [P] int32 on the table's device, the page of the pool that a source id stands for
-            (-1: none, skipped), as of a sliding window named by full pages; None: ids are those of
-            the pool. Ids to be mapped must be on the table's device.
-        dst_map: [P] int32, likewise for the target.
         num_programs: how many programs share the work (about as many SMs are taken); None: 4
             across a link, 2 an SM within a device.
         debug: read device ids and refuse those that lie; waits for the device. Ids in host memory
@@ -56,9 +50,9 @@ def copy_pages(
     """
     ids = src_page_ids, dst_page_ids
     if not trusted:
-        ids = _ready(table, *ids, src_map, dst_map, debug=debug)
+        ids = _ready(table, *ids, debug=debug)
     plane = reference if table.device.type == "cpu" else copy
-    plane.copy_items(table, *ids, src_map=src_map, dst_map=dst_map, num_programs=num_programs)
+    plane.copy_items(table, *ids, num_programs=num_programs)
 
 
 def copy_pages_with_checksum(
@@ -70,7 +64,7 @@ def copy_pages_with_checksum(
     debug: bool = False,
     trusted: bool = False,
 ) -> Tensor:
-    """Copy pages and return [G] int64, a checksum of what each held (see `checksum`).
+    """Copy pages and return [G] int64, a checksum of what each held (see `copy`).
 
     Equal content has equal checksums in every layout, as long as tables name the buffers in the
     same order. Arguments as `copy_pages`.
@@ -78,7 +72,7 @@ def copy_pages_with_checksum(
     ids = src_page_ids, dst_page_ids
     if not trusted:
         ids = _ready(table, *ids, debug=debug)
-    plane = reference if table.device.type == "cpu" else checksum
+    plane = reference if table.device.type == "cpu" else copy
     sums: Tensor = plane.copy_items_with_checksum(table, *ids, num_programs=num_programs)
     return sums
 
@@ -95,7 +89,7 @@ def send_ids(*pairs: tuple[CopyTable, Tensor, Tensor]) -> list[tuple[Tensor, Ten
     """
     host = torch.device("cpu")
     for table, src_ids, dst_ids in pairs:
-        check_copy_form(table, src_ids, dst_ids, device=host)
+        check_copy_form(src_ids, dst_ids, device=host)
         check_copy_ids(table, src_ids, dst_ids)
     if not pairs:
         return []
@@ -114,7 +108,7 @@ def send(parts: Sequence[Tensor], device: torch.device) -> list[Tensor]:
 
 
 def warm_up(*tables: CopyTable, page_size: int) -> None:
-    """Compile and load the kernels of copies over these tables (without maps) and of page tables.
+    """Compile and load the kernels of copies over these tables and of page tables.
 
     Each is launched once over nothing, so that no launch while serving waits for the compiler or
     the driver. On a CPU there is nothing to load.
@@ -189,7 +183,7 @@ def _launch_over_nothing(tables: Sequence[CopyTable], *, page_size: int) -> None
     for table in tables:
         none = torch.zeros(0, dtype=torch.int32, device=table.device)
         copy.copy_items(table, none, none)
-        checksum.copy_items_with_checksum(table, none, none)
+        copy.copy_items_with_checksum(table, none, none)
     for device in {table.device for table in tables}:
         zero = torch.zeros(2, dtype=torch.int32, device=device)  # one request, and it holds nothing
         pages = index.page_table(zero, zero.view(1, 2), zero, num_columns=1)
@@ -197,22 +191,15 @@ def _launch_over_nothing(tables: Sequence[CopyTable], *, page_size: int) -> None
 
 
 def _ready(
-    table: CopyTable,
-    src_ids: Tensor,
-    dst_ids: Tensor,
-    src_map: Tensor | None = None,
-    dst_map: Tensor | None = None,
-    *,
-    debug: bool,
+    table: CopyTable, src_ids: Tensor, dst_ids: Tensor, *, debug: bool
 ) -> tuple[Tensor, Tensor]:
     """Checked ids, on the device that copies."""
     check_tensor(src_ids, name="source ids")
     check_tensor(dst_ids, name="target ids")
     in_host = src_ids.device.type == dst_ids.device.type == "cpu"
-    sent = in_host and src_map is None and dst_map is None
-    device = src_ids.device if sent else table.device
-    check_copy_form(table, src_ids, dst_ids, src_map, dst_map, device=device)
+    device = src_ids.device if in_host else table.device
+    check_copy_form(src_ids, dst_ids, device=device)
     if debug or in_host:
-        check_copy_ids(table, src_ids, dst_ids, src_map, dst_map)
+        check_copy_ids(table, src_ids, dst_ids)
     src_ids = src_ids.to(table.device, non_blocking=True)
     return src_ids, dst_ids.to(table.device, non_blocking=True)

@@ -1,6 +1,6 @@
 """What each kernel computes, in plain PyTorch; also the data plane of a machine without a GPU.
 
-Same names, signatures and results as the launchers in `copy`, `checksum` and `index`; tests hold
+Same names, signatures and results as the launchers in `copy` and `index`; tests hold
 the kernels to these, byte for byte.
 
 Sizes: as in `copy.py` and `index.py`.
@@ -20,16 +20,10 @@ MIX_2 = 0xC4CEB9FE1A85EC53 - (1 << 64)
 
 
 def copy_items(
-    table: CopyTable,
-    src_ids: Tensor,
-    dst_ids: Tensor,
-    *,
-    src_map: Tensor | None = None,
-    dst_map: Tensor | None = None,
-    num_programs: int | None = None,
+    table: CopyTable, src_ids: Tensor, dst_ids: Tensor, *, num_programs: int | None = None
 ) -> None:
     """Reference for `copy.copy_items`; `num_programs` is the kernel's own affair."""
-    sources, targets, _ = _moved(src_ids, dst_ids, src_map, dst_map)
+    sources, targets, _ = _moved(src_ids, dst_ids)
     for src, dst in zip(table.src, table.dst, strict=True):
         dst.index_copy_(0, targets, src.index_select(0, sources))
 
@@ -37,9 +31,9 @@ def copy_items(
 def copy_items_with_checksum(
     table: CopyTable, src_ids: Tensor, dst_ids: Tensor, *, num_programs: int | None = None
 ) -> Tensor:
-    """Reference for `checksum.copy_items_with_checksum`."""
+    """Reference for `copy.copy_items_with_checksum`."""
     copy_items(table, src_ids, dst_ids)
-    sources, _, moved = _moved(src_ids, dst_ids, None, None)
+    sources, _, moved = _moved(src_ids, dst_ids)
     sums = torch.zeros(len(src_ids), dtype=torch.int64)
     items = [src.index_select(0, sources).flatten(1) for src in table.src]
     sums[moved] = checksums(torch.cat(items, dim=1))
@@ -94,23 +88,14 @@ def window_table(
         first_page = max(seq_len - window_len, 0) // page_size
         held = pages[first_page : min(-(-seq_len // page_size), num_columns)]
         row[: len(held)] = held
-    window = _through(full_to_swa, window)
+    window = torch.where(window < 0, -1, full_to_swa[window.clamp(min=0).long()])
     return torch.where(window < 0, hole, window)
 
 
-def _through(page_map: Tensor | None, ids: Tensor) -> Tensor:
-    if page_map is None:
-        return ids
-    return torch.where(ids < 0, -1, page_map[ids.clamp(min=0).long()])
-
-
-def _moved(
-    src_ids: Tensor, dst_ids: Tensor, src_map: Tensor | None, dst_map: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
+def _moved(src_ids: Tensor, dst_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Source and target items of the ids without a hole, and which ids those are."""
-    sources, targets = _through(src_map, src_ids), _through(dst_map, dst_ids)
-    moved = (sources >= 0) & (targets >= 0)
-    return sources[moved].long(), targets[moved].long(), moved
+    moved = (src_ids >= 0) & (dst_ids >= 0)
+    return src_ids[moved].long(), dst_ids[moved].long(), moved
 
 
 def _mix(x: Tensor) -> Tensor:

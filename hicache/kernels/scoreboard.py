@@ -10,6 +10,10 @@ seen: loads that the text has in flight and that a register move waits for are n
 Payload is what moves: loads whose registers reach the data of a global store, followed through the
 flow of control, registers, uniform registers and shared memory.
 
+A loop within the main loop is walked as often as constants say that it turns (`scalars`); without
+them its own turns are the steady ones. A load whose predicate is false does not happen, and of two
+with opposite predicates one does.
+
 The model knows no bandwidth, no caches and no bank conflicts: it says what latency allows. Moves
 that pass through no register (TMA) are refused.
 """
@@ -17,11 +21,14 @@ that pass through no register (TMA) are refused.
 import re
 from typing import NamedTuple
 
+from hicache.kernels.scalars import PREDICATE, Scalars
+
 GHZ = 1.755  # H200, boost
 INDEX_NS = 140.0  # a load of ids or addresses, which the second level of cache holds
 OTHER_CYCLES = 30.0  # any other instruction with a scoreboard
 NUM_SCHEDULERS = 4
 WARM_TURNS, TURNS = 8, 40
+MAX_STEPS = 100_000  # instructions, of turns that are long themselves
 REGISTERS_OF_SM, WARPS_OF_SM, PROGRAMS_OF_SM = 65536, 64, 32
 SHARED_OF_SM, SHARED_OF_PROGRAM = 228 << 10, 1 << 10  # the second is taken by the system
 
@@ -38,7 +45,7 @@ class Instruction(NamedTuple):
 
     text: str
     opcode: str
-    is_predicated: bool
+    predicate: str  # that guards it, like !P0; empty if there is none
     stall: int  # cycles before the next may be issued
     lands_on: int | None  # the scoreboard it sets until its result is there
     is_read_on: int | None  # the scoreboard it sets until its operands are read
@@ -46,9 +53,14 @@ class Instruction(NamedTuple):
     target: int | None  # of a branch: the place of an instruction
 
     @property
+    def is_predicated(self) -> bool:
+        """Whether it may not happen."""
+        return bool(self.predicate)
+
+    @property
     def is_load(self) -> bool:
         """Whether it reads global memory."""
-        return self.opcode.startswith(("LDG", "LD."))
+        return self.opcode.split(".")[0] in ("LD", "LDG", "LDGSTS")
 
     @property
     def num_bytes(self) -> int:
@@ -73,7 +85,7 @@ def bits_of(opcode: str) -> int:
 def read(sass: str) -> list[Instruction]:
     """The instructions of a disassembly by `nvdisasm -hex -c`."""
     lines = sass.splitlines()
-    found: list[tuple[str, bool, int]] = []  # text, predicated, control codes
+    found: list[tuple[str, str, int]] = []  # text, predicate, control codes
     places: dict[str, int] = {}
     for line, following in zip(lines, [*lines[1:], ""], strict=True):
         label = LABEL.match(line)
@@ -84,19 +96,19 @@ def read(sass: str) -> list[Instruction]:
             control = CONTROL.match(following)
             assert control is not None, f"no control codes after {line!r}"
             predicate, text = instruction.groups()
-            found.append((text, predicate is not None, int(control.group(1), 16) >> 41))
+            found.append((text, predicate or "", int(control.group(1), 16) >> 41))
     return [
         Instruction(
             text=text,
             opcode=text.split()[0],
-            is_predicated=is_predicated,
+            predicate=predicate,
             stall=control & 15,
             lands_on=_scoreboard(control >> 5),
             is_read_on=_scoreboard(control >> 8),
             waits_for=tuple(k for k in range(6) if control >> (11 + k) & 1),
             target=_target(text, places),
         )
-        for text, is_predicated, control in found
+        for text, predicate, control in found
     ]
 
 
@@ -119,11 +131,15 @@ def payload_of(instructions: list[Instruction]) -> set[int]:
             if merged != reached[following] or not visited[following]:
                 reached[following] = merged
                 pending.append(following)
-    return {place for place in range(len(instructions)) if found >> place & 1}
+    places = {place for place in range(len(instructions)) if found >> place & 1}
+    # shared memory is one place here: ids and addresses that pass through it are narrower
+    staged = [place for place in places if instructions[place].opcode.startswith("LDGSTS")]
+    widest = max((instructions[place].num_bytes for place in staged), default=0)
+    return {place for place in staged if instructions[place].num_bytes == widest} or places
 
 
 def main_loop(instructions: list[Instruction], payload: set[int]) -> range:
-    """The smallest loop with the most payload loads; a kernel without one is its own only turn."""
+    """The widest loop with the most payload loads; a kernel without one is its own only turn."""
     loops = [
         range(instruction.target, place + 1)
         for place, instruction in enumerate(instructions)
@@ -134,7 +150,7 @@ def main_loop(instructions: list[Instruction], payload: set[int]) -> range:
     if not loops:
         end = [place for place, each in enumerate(instructions) if each.opcode == "EXIT"]
         return range(end[-1] + 1 if end else len(instructions))
-    return max(loops, key=lambda loop: (counts[loop], -len(loop)))
+    return max(loops, key=lambda loop: (counts[loop], len(loop)))
 
 
 def steady(instructions: list[Instruction], *, num_warps: int, payload_ns: float) -> Steady | None:
@@ -152,27 +168,50 @@ def steady(instructions: list[Instruction], *, num_warps: int, payload_ns: float
     payload = payload_of(instructions)
     if not payload:
         return None
+    share = max(num_warps // NUM_SCHEDULERS, 1)
     loop = main_loop(instructions, payload)
-    warp = _Warp(instructions, payload, payload_ns, share=max(num_warps // NUM_SCHEDULERS, 1))
+    warp, turns = _walked(instructions, payload, loop, payload_ns, share)
+    while warp.endless is not None:  # how often it turns is unknown: its own turns are the steady
+        warp, turns = _walked(instructions, payload, warp.endless, payload_ns, share)
+    turns = turns[min(WARM_TURNS, len(turns) // 2) :]
+    threads = 32 * num_warps
+    return Steady(
+        flight_bytes=threads * max(turn.peak for turn in turns),
+        turn_instructions=turns[-1].num_instructions,
+        gb_per_s=threads
+        * sum(turn.num_bytes for turn in turns)
+        * GHZ
+        / sum(turn.cycles for turn in turns),
+        drained_by=turns[-1].drained_by,
+    )
+
+
+class _Turn(NamedTuple):
+    cycles: float
+    num_bytes: int
+    peak: int
+    drained_by: str
+    num_instructions: int
+
+
+def _walked(
+    instructions: list[Instruction], payload: set[int], loop: range, payload_ns: float, share: int
+) -> tuple["_Warp", list[_Turn]]:
+    """A warp that went through the prologue and round the loop, and its turns."""
+    warp = _Warp(instructions, payload, payload_ns, share=share)
     warp.walk(range(loop.start))
-    turns = []
-    for _ in range(TURNS):
-        began = warp.cycle
+    warp.endless = None
+    turns: list[_Turn] = []
+    while len(turns) < TURNS and (
+        len(turns) < 4 or turns[0].num_instructions * len(turns) < MAX_STEPS
+    ):
+        cycle, num_bytes = warp.cycle, warp.num_bytes
         warp.peak = warp.in_flight()
         warp.longest = (0.0, "")
         count = warp.walk(loop)
-        turns.append((warp.cycle - began, warp.peak, warp.longest[1], count))
-    turns = turns[WARM_TURNS:]
-    threads = 32 * num_warps
-    turn_bytes = threads * sum(instructions[place].num_bytes for place in payload & set(loop))
-    cycles = sum(turn[0] for turn in turns) / len(turns)
-    _, _, drained_by, count = turns[-1]
-    return Steady(
-        flight_bytes=threads * max(turn[1] for turn in turns),
-        turn_instructions=count,
-        gb_per_s=turn_bytes * GHZ / cycles,
-        drained_by=drained_by,
-    )
+        moved = warp.num_bytes - num_bytes
+        turns.append(_Turn(warp.cycle - cycle, moved, warp.peak, warp.longest[1], count))
+    return warp, turns
 
 
 def programs_of_sm(*, registers: int, num_warps: int, shared_bytes: int) -> int:
@@ -200,7 +239,10 @@ class _Warp:
         self._flight: list[tuple[float, int]] = []  # when payload lands, bytes
         self._groups: list[float] = []  # when a group of copies into shared memory has landed
         self._group = 0.0  # the group that is being filled
+        self.scalars = Scalars()
+        self.endless: range | None = None  # a loop in the walk, whose number of turns is unknown
         self.cycle = 0.0
+        self.num_bytes = 0  # of payload, so far
         self.peak = 0
         self.longest = (0.0, "")  # cycles waited for payload, and which instruction waited
 
@@ -210,25 +252,40 @@ class _Warp:
         return sum(size for _, size in self._flight)
 
     def walk(self, places: range) -> int:
-        """Issue these instructions in order of the text, jumps apart; returns how many."""
+        """Issue these instructions once, the loops among them as often as they turn.
+
+        A jump whose condition is unknown is not taken. Returns how many were issued.
+        """
         place, count = places.start, 0
         while place in places:
             instruction = self._instructions[place]
+            guard = self.scalars.holds(instruction.predicate)
             self._issue(place, instruction)
+            operands = _operands(instruction.text)
+            targets = _targets(instruction, operands)
+            self.scalars.step(instruction.opcode, operands, targets, guard=instruction.predicate)
             count += 1
-            target = instruction.target
-            jumps = target is not None and target > place and not instruction.is_predicated
-            place = target if jumps and target is not None else place + 1
+            following, target = place + 1, instruction.target
+            if target is not None and following in places:
+                if guard:
+                    following = target
+                elif guard is None and target <= place:
+                    turn = range(target, place + 1)
+                    if not self._payload.isdisjoint(turn):
+                        self.endless = turn
+            place = following
         return count
 
     def _issue(self, place: int, instruction: Instruction) -> None:
         self._wait(instruction)
         is_payload = place in self._payload
         lands = self.cycle + OTHER_CYCLES
-        if instruction.is_load or instruction.opcode.startswith("LDGSTS"):
+        happens = instruction.is_load and self._happens(instruction)
+        if happens:
             lands = self.cycle + self._latency[is_payload]
-        if is_payload:
+        if is_payload and happens:
             self._flight.append((lands, instruction.num_bytes))
+            self.num_bytes += instruction.num_bytes
             self.peak = max(self.peak, self.in_flight())
         if instruction.opcode.startswith("LDGSTS"):
             self._group = max(self._group, lands)
@@ -239,6 +296,12 @@ class _Warp:
         if instruction.is_read_on is not None:
             self._lands[instruction.is_read_on].append(self.cycle + OTHER_CYCLES)
         self.cycle += max(instruction.stall, self._share)
+
+    def _happens(self, instruction: Instruction) -> bool:
+        """Whether a load is issued: one of two with opposite predicates, or a guarded copy."""
+        last = _operands(instruction.text)[-1]
+        guards = [instruction.predicate, last if PREDICATE.match(last) else ""]
+        return all(self.scalars.assume(guard) for guard in guards)
 
     def _wait(self, instruction: Instruction) -> None:
         until = [lands for k in instruction.waits_for for lands in self._lands[k]]
@@ -296,8 +359,17 @@ def _after(
         width = 2 if _is_wide(opcode) else 1
         sources = [name for operand in operands[1:] for name in _registers(operand, width)]
         loads = _union(state, sources)
-    targets = _registers(operands[0], width)
+    targets = _targets(instruction, operands)
     return _with(state, targets, loads, keeps=instruction.is_predicated), 0
+
+
+def _targets(instruction: Instruction, operands: list[str]) -> list[str]:
+    """The registers that an instruction writes."""
+    if not operands or REGISTER.match(operands[0]) is None:
+        return []
+    if instruction.is_load or instruction.opcode.startswith("LDS"):
+        return _registers(operands[0], max(bits_of(instruction.opcode), 32) // 32)
+    return _registers(operands[0], 2 if _is_wide(instruction.opcode) else 1)
 
 
 def _operands(text: str) -> list[str]:

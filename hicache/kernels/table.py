@@ -12,7 +12,7 @@ Sizes: NB buffers, P items in a pool, NP pieces, R pieces of a buffer, G items o
 
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -133,17 +133,7 @@ def copy_table(src: Sequence[Tensor], dst: Sequence[Tensor]) -> CopyTable:
     """
     if len(src) != len(dst) or not src:
         raise ValueError(f"as many source as target buffers wanted, got {len(src)} and {len(dst)}")
-    devices = {buffer.device for buffer in (*src, *dst)}
-    if len(devices - {torch.device("cpu")}) > 1:
-        listed = ", ".join(sorted(map(str, devices)))
-        raise ValueError(f"one device and the host wanted, got buffers on {listed}")
-    device = max(devices, key=lambda d: d.type != "cpu")
-    for what, buffers in (("source", src), ("target", dst)):
-        for i, buffer in enumerate(buffers):
-            if device.type != buffer.device.type == "cpu" and not buffer.is_pinned():
-                raise ValueError(
-                    f"{what} buffer {i}: host memory that a device copies must be pinned"
-                )
+    device = device_of({"source": src, "target": dst})
     sources, targets = (
         tuple(_geometry(buffer, f"{what} buffer {i}") for i, buffer in enumerate(buffers))
         for what, buffers in (("source", src), ("target", dst))
@@ -163,6 +153,26 @@ def copy_table(src: Sequence[Tensor], dst: Sequence[Tensor]) -> CopyTable:
         pieces_together=plan.pieces_together,
         in_place=plan.in_place,
     )
+
+
+def device_of(pools: Mapping[str, Sequence[Tensor]]) -> torch.device:
+    """Return the device that copies between these pools: their CUDA device if there is one.
+
+    Raises:
+        ValueError: the pools lie on two devices, or one in host memory that is not pinned.
+    """
+    devices = {buffer.device for buffers in pools.values() for buffer in buffers}
+    if len(devices - {torch.device("cpu")}) > 1:
+        listed = ", ".join(sorted(map(str, devices)))
+        raise ValueError(f"one device and the host wanted, got buffers on {listed}")
+    device = max(devices, key=lambda d: d.type != "cpu")
+    for what, buffers in pools.items():
+        for i, buffer in enumerate(buffers):
+            if device.type != buffer.device.type == "cpu" and not buffer.is_pinned():
+                raise ValueError(
+                    f"{what} buffer {i}: host memory that a device copies must be pinned"
+                )
+    return device
 
 
 def _geometry(buffer: Tensor, name: str) -> _Geometry:

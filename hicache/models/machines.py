@@ -68,6 +68,10 @@ class CopyKernelConfig:
     to_device: Figure = Figure(source="not known")
     # Bytes/s that one program (thread block) of the copy kernel moves from device to host.
     to_host: Figure = Figure(source="not known")
+    # Coded bytes/s that one program moves from host to device while it decodes them.
+    coded_to_device: Figure = Figure(source="not known")
+    # Coded bytes/s that one program moves from device to host while it codes them.
+    coded_to_host: Figure = Figure(source="not known")
 
     def __post_init__(self) -> None:
         if self.link_programs is None:

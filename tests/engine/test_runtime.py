@@ -18,7 +18,9 @@ MB = 1_000_000
 
 def runtime_of(config: ExperimentConfig, tp: int = 1, size: int = 5 * MB) -> SimulatedRuntime:
     deployment = deploy(replace(config, parallel=replace(config.parallel, tp=tp)))
-    return SimulatedRuntime(config, replace(deployment, kinds=named_kinds(64, page_bytes=[size])))
+    kinds = named_kinds(64, page_bytes=[size])
+    sizes = dict.fromkeys(("kinds", "host_kinds", "storage_kinds"), kinds)
+    return SimulatedRuntime(config, replace(deployment, **sizes))
 
 
 def copy_ns(config: ExperimentConfig, tp: int, link: str, num_bytes: int) -> int:

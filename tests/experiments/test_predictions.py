@@ -22,7 +22,7 @@ def test_what_is_stored_covers_eight_variants_of_ours_and_the_peers(version):
     assert {entry["kernel"] for entry in stored} == predictions.KERNELS.keys()
     for entry in stored:
         rates = entry["gb_per_s"]
-        assert rates["device"] > rates["link"] > rates["slow link"] > 0
+        assert rates["device"] >= rates["link"] >= rates["slow link"] > 0
 
 
 def test_code_of_another_compiler_was_not_predicted():

@@ -297,6 +297,8 @@ BARRED = (
 
 # what no scenario sets: files, what only a trace has, arguments of a user's class, names
 UNDRAWN = {
+    "cache.host_format",
+    "storage.format",
     "cache.checkpoints_args",
     "cache.device_states",
     "cache.device_tokens",

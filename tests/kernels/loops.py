@@ -14,8 +14,6 @@ def _tile(
     pieces_ptr,  # [NP, 6]
     src_ids_ptr,  # [G]
     dst_ids_ptr,  # [G]
-    src_map_ptr,  # [items of another pool], or None
-    dst_map_ptr,  # [items of another pool], or None
     num_items,  # G
     num_tiles,
     tile,
@@ -30,10 +28,6 @@ def _tile(
     item = tl.arange(0, ITEMS)
     src_id = tl.load(src_ids_ptr + first_item + item, mask=item < num_left, other=-1).to(tl.int64)
     dst_id = tl.load(dst_ids_ptr + first_item + item, mask=item < num_left, other=-1).to(tl.int64)
-    if src_map_ptr is not None:
-        src_id = tl.load(src_map_ptr + src_id, mask=src_id >= 0, other=-1).to(tl.int64)
-    if dst_map_ptr is not None:
-        dst_id = tl.load(dst_map_ptr + dst_id, mask=dst_id >= 0, other=-1).to(tl.int64)
     src = tl.multiple_of(tl.load(piece).to(tl.pointer_type(tl.int64)), 16)
     dst = tl.multiple_of(tl.load(piece + 1).to(tl.pointer_type(tl.int64)), 16)
     src += tl.multiple_of(src_id * tl.load(piece + 2), 2)
@@ -47,14 +41,12 @@ def _tile(
 
 @triton.jit(
     do_not_specialize=["num_items", "num_tiles"],
-    do_not_specialize_on_alignment=["src_ids_ptr", "dst_ids_ptr", "src_map_ptr", "dst_map_ptr"],
+    do_not_specialize_on_alignment=["src_ids_ptr", "dst_ids_ptr"],
 )
 def two_deep_kernel(
     pieces_ptr,  # [NP, 6]
     src_ids_ptr,  # [G]
     dst_ids_ptr,  # [G]
-    src_map_ptr,
-    dst_map_ptr,
     num_items,  # G
     num_tiles,
     ITEMS: tl.constexpr,
@@ -62,20 +54,17 @@ def two_deep_kernel(
 ):
     tile = tl.program_id(0)
     src, _, exists = _tile(
-        pieces_ptr, src_ids_ptr, dst_ids_ptr, src_map_ptr, dst_map_ptr,
-        num_items, num_tiles, tile, ITEMS, WORDS,
+        pieces_ptr, src_ids_ptr, dst_ids_ptr, num_items, num_tiles, tile, ITEMS, WORDS
     )  # fmt: skip
     words = tl.load(src, mask=exists, other=0, eviction_policy="evict_first")
     while tile < num_tiles:
         next_tile = tile + tl.num_programs(0)
         src, _, exists = _tile(
-            pieces_ptr, src_ids_ptr, dst_ids_ptr, src_map_ptr, dst_map_ptr,
-            num_items, num_tiles, next_tile, ITEMS, WORDS,
+            pieces_ptr, src_ids_ptr, dst_ids_ptr, num_items, num_tiles, next_tile, ITEMS, WORDS
         )  # fmt: skip
         next_words = tl.load(src, mask=exists, other=0, eviction_policy="evict_first")
         _, dst, exists = _tile(
-            pieces_ptr, src_ids_ptr, dst_ids_ptr, src_map_ptr, dst_map_ptr,
-            num_items, num_tiles, tile, ITEMS, WORDS,
+            pieces_ptr, src_ids_ptr, dst_ids_ptr, num_items, num_tiles, tile, ITEMS, WORDS
         )  # fmt: skip
         tl.store(dst, words, mask=exists)
         words = next_words

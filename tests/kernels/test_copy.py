@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from hicache.kernels import (
-    checksum,
     copy,
     copy_table,
     index,
@@ -127,23 +126,6 @@ def test_a_slot_is_copied_on_write_within_its_pool(random_bytes, ids):
         assert torch.equal(got.cpu(), wanted)
 
 
-@pytest.mark.parametrize("side", ["source", "target"])
-def test_a_window_is_translated_on_the_way(side, random_bytes, poisoned, ids):
-    src, dst = random_bytes(8, 8192), poisoned(8, 8192)
-    full_to_swa = ids([-1, 3, -1, 7, 0, 5, 2, -1, 6, -1])
-    full_ids, swa_ids, other_ids = (
-        ids([5, 1, -1, 3, 2]),
-        ids([5, 3, -1, 7, -1]),
-        ids([4, 1, 2, 6, 0]),
-    )
-    pair = (full_ids, other_ids) if side == "source" else (other_ids, full_ids)
-    naive_pair = (swa_ids, other_ids) if side == "source" else (other_ids, swa_ids)
-    maps = {"src_map": full_to_swa} if side == "source" else {"dst_map": full_to_swa}
-    (expected,) = naive_copy([src], [dst], *naive_pair)
-    copy.copy_items(copy_table([src], [dst]), *pair, **maps)
-    assert torch.equal(dst.cpu(), expected)
-
-
 def test_part_of_a_table_copies_a_group_of_layers(random_bytes, poisoned, ids):
     src, dst = random_bytes(4, 5, 4096), poisoned(4, 5, 4096)
     table = copy_table(src.unbind(0), dst.unbind(0)).part(1, 3)
@@ -176,7 +158,7 @@ def test_a_checksum_equals_its_reference(item_bytes, random_bytes, poisoned, ids
     dst = [poisoned(7, item_bytes), poisoned(7, 96)]
     src_ids, dst_ids = ids([3, -1, 5, 3]), ids([1, 2, 0, 4])
     expected = naive_copy(src, dst, src_ids, dst_ids)
-    got = checksum.copy_items_with_checksum(copy_table(src, dst), src_ids, dst_ids)
+    got = copy.copy_items_with_checksum(copy_table(src, dst), src_ids, dst_ids)
     in_host = copy_table([b.cpu() for b in src], [b.clone() for b in expected])
     wanted = reference.copy_items_with_checksum(in_host, src_ids.cpu(), dst_ids.cpu())
     assert torch.equal(got.cpu(), wanted)
@@ -187,8 +169,8 @@ def test_a_checksum_does_not_depend_on_layout_or_grid(random_bytes, poisoned, id
     pages, host = random_bytes(2, 2, 5, 16, 2, 32), poisoned(5, 2, 2, 16, 2, 32, host=True)
     there = copy_table(layer_first_buffers(pages), page_first_buffers(host))
     in_one = copy_table([host.flatten(1)], [poisoned(5, 2, 2, 16, 2, 32).flatten(1)])
-    first = checksum.copy_items_with_checksum(there, ids([4, 1]), ids([0, 3]), num_programs=1)
-    second = checksum.copy_items_with_checksum(in_one, ids([0, 3]), ids([2, 1]), num_programs=7)
+    first = copy.copy_items_with_checksum(there, ids([4, 1]), ids([0, 3]), num_programs=1)
+    second = copy.copy_items_with_checksum(in_one, ids([0, 3]), ids([2, 1]), num_programs=7)
     assert torch.equal(first, second)
 
 
@@ -196,12 +178,12 @@ def test_a_checksum_does_not_depend_on_layout_or_grid(random_bytes, poisoned, id
 def test_a_checksum_sees_a_changed_bit_and_a_changed_order(change, random_bytes, poisoned, ids):
     src, dst = random_bytes(3, 4096), poisoned(3, 4096)
     table = copy_table([src], [dst])
-    before = checksum.copy_items_with_checksum(table, ids([1]), ids([2]))
+    before = copy.copy_items_with_checksum(table, ids([1]), ids([2]))
     if change == "bit":
         src[1, 77] ^= 4
     else:
         src[1, :16] = src[1, :16].roll(8)
-    after = checksum.copy_items_with_checksum(table, ids([1]), ids([2]))
+    after = copy.copy_items_with_checksum(table, ids([1]), ids([2]))
     assert not torch.equal(before, after)
 
 
@@ -241,7 +223,8 @@ class OnDevice:
 def test_kernels_are_launched_on_the_device_of_their_tensors(random_bytes, ids, monkeypatch):
     kernel = OnDevice(monkeypatch)
     pool = random_bytes(4, 64)
-    copy.copy_items(copy_table([pool], [pool]), ids([0]), ids([1]), kernel=kernel)
+    monkeypatch.setattr(copy, "_copy_kernel", kernel)
+    copy.copy_items(copy_table([pool], [pool]), ids([0]), ids([1]))
     monkeypatch.setattr(index, "_page_table_kernel", kernel)
     monkeypatch.setattr(index, "_window_table_kernel", kernel)
     pages = index.page_table(ids([3]), ids([0, 1]).view(1, 2), ids([0, 1]), num_columns=1)
@@ -294,11 +277,12 @@ def test_a_launch_keeps_the_memory_of_its_table_until_its_stream_has_read_it(mon
     ids = torch.zeros(1, dtype=torch.int32)
     result = torch.zeros(1)
     there = replace(table, pieces=pieces)
-    copy.copy_items(there, ids, ids, num_programs=1, kernel=Kernel(), results=(result,))
+    monkeypatch.setattr(copy, "_copy_kernel", Kernel())
+    copy.copy_items(there, ids, ids, num_programs=1, sums=result)
     assert kept == [(stream, torch.device("cuda", 3))]
     ((grid, given, constants),) = launches
     assert grid == (1,)
-    assert given == (pieces, ids, ids, None, None, result, 1, 1, 1)
+    assert given == (pieces, ids, ids, result, 1, 1, 1)
     assert constants == {**copy.tile_shape(table), "num_warps": copy.NUM_WARPS}
 
 

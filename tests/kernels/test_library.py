@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hicache.kernels import checksum, copy, library, ops, reference
+from hicache.kernels import copy, library, ops, reference
 
 
 def i32(*values):
@@ -73,7 +73,7 @@ def by_kernel(monkeypatch):
         "reference",
         type("Kernels", (), {
             "copy_items": staticmethod(copy.copy_items),
-            "copy_items_with_checksum": staticmethod(checksum.copy_items_with_checksum),
+            "copy_items_with_checksum": staticmethod(copy.copy_items_with_checksum),
         }),
     )  # fmt: skip
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hicache import kernels
-from hicache.kernels import checksum, copy, copy_table, index
+from hicache.kernels import copy, copy_table, index
 from hicache.kernels.bench import peers
 
 pytestmark = [
@@ -31,7 +31,7 @@ def test_a_pool_past_2_to_the_31_elements():
     pool[last] = random_pool(item_bytes)
     table = copy_table([pool], [pool])
     copy.copy_items(table, i32(last), i32(last - 3))
-    sums = checksum.copy_items_with_checksum(table, i32(last - 3), i32(1))
+    sums = copy.copy_items_with_checksum(table, i32(last - 3), i32(1))
     assert torch.equal(pool[last - 3], pool[last])
     assert torch.equal(pool[1], pool[last])
     assert not pool[last - 4].any()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import hicache.kernels as kernels
-from hicache.kernels import checksum, copy, copy_table, index, ops, reference
+from hicache.kernels import copy, copy_table, index, ops, reference
 
 
 def i32(*values):
@@ -38,7 +38,6 @@ def test_the_example_of_the_readme_runs():
     assert torch.equal(names["host_pool"][:3], pages.cpu())
     rows = names["device_pool"].flatten(2, 3)
     assert torch.equal(names["rows"].flatten(2, 3)[:, :, :3], rows[:, :, [7, 3, 12]])
-    assert torch.equal(names["window"][:3], names["swa_pool"][[5, 0, 9]])
     assert torch.equal(names["ssm"][:3], names["ssm"][[7, 3, 12]])
     assert torch.equal(names["ssm"][13], names["ssm"][7])
 
@@ -54,14 +53,6 @@ def test_each_copy_serves_cpu_pools(call, pools, table):
     call(table, i32(3, -1, 5), i32(0, 1, 4))
     expected = torch.zeros_like(src)
     expected[[0, 4]] = src[[3, 5]]
-    assert torch.equal(dst, expected)
-
-
-def test_a_window_copy_is_translated(pools, table):
-    src, dst = pools
-    kernels.copy_pages(table, i32(2, 0), i32(1, 5), src_map=i32(-1, 0, 4))
-    expected = torch.zeros_like(src)
-    expected[1] = src[4]
     assert torch.equal(dst, expected)
 
 
@@ -104,21 +95,6 @@ def test_a_refused_copy_has_moved_nothing(pools, table):
     assert not pools[1].any()
 
 
-def test_an_id_outside_of_the_map_is_refused(table):
-    with pytest.raises(ValueError, match="source ids must be below 3, got 3"):
-        kernels.copy_pages(table, i32(3), i32(0), src_map=i32(0, 1, 2))
-
-
-def test_a_map_that_leaves_the_pool_is_refused(table):
-    with pytest.raises(ValueError, match="source ids must be below 6, got 77"):
-        kernels.copy_pages(table, i32(1), i32(0), src_map=i32(0, 77))
-
-
-def test_a_map_of_the_wrong_dtype_is_refused(table):
-    with pytest.raises(ValueError, match="source map must be int32"):
-        kernels.copy_pages(table, i32(1), i32(0), src_map=torch.tensor([0, 1]))
-
-
 def test_a_warm_up_on_a_cpu_compiles_nothing(table):
     kernels.warm_up(table, page_size=16)
 
@@ -136,7 +112,7 @@ def test_a_warm_up_launches_each_kernel_once_over_nothing(table, monkeypatch):
         monkeypatch.setattr(module, name, launch)
 
     watched(copy, "copy_items")
-    watched(checksum, "copy_items_with_checksum")
+    watched(copy, "copy_items_with_checksum")
     watched(index, "page_table")
     watched(index, "window_table")
     ops._launch_over_nothing([table], page_size=16)
@@ -153,7 +129,7 @@ def test_a_warm_up_launches_each_kernel_once_over_nothing(table, monkeypatch):
     ("kernel", "name"),
     [
         (copy, "copy_items"),
-        (checksum, "copy_items_with_checksum"),
+        (copy, "copy_items_with_checksum"),
         (index, "page_table"),
         (index, "window_table"),
     ],
@@ -273,10 +249,7 @@ class Plane:
 def test_what_is_asked_is_handed_to_the_plane(table, monkeypatch):
     plane = Plane()
     monkeypatch.setattr(ops, "reference", plane)
-    src_map, dst_map = i32(0, 1, 2), i32(5, 4, 3)
-    kernels.copy_pages(
-        table, i32(2, 1), i32(0, 2), src_map=src_map, dst_map=dst_map, num_programs=3
-    )
+    kernels.copy_pages(table, i32(2, 1), i32(0, 2), num_programs=3)
     assert kernels.copy_pages_with_checksum(table, i32(2), i32(0), num_programs=5) == (
         "copy_items_with_checksum"
     )
@@ -284,9 +257,7 @@ def test_what_is_asked_is_handed_to_the_plane(table, monkeypatch):
     assert (name, name_of_sum) == ("copy_items", "copy_items_with_checksum")
     assert given[0] is its_given[0] is table
     assert [ids.tolist() for ids in given[1:]] == [[2, 1], [0, 2]]
-    assert more["src_map"] is src_map
-    assert more["dst_map"] is dst_map
-    assert more["num_programs"] == 3
+    assert more == {"num_programs": 3}
     assert [ids.tolist() for ids in its_given[1:]] == [[2], [0]]
     assert its_more == {"num_programs": 5}
 
@@ -350,10 +321,3 @@ def test_no_ids_are_allowed(pools, table):
     kernels.copy_pages(table, i32(), i32())
     assert kernels.copy_pages_with_checksum(table, i32(), i32()).tolist() == []
     assert not pools[1].any()
-
-
-@pytest.mark.parametrize("name", ["src_map", "dst_map"])
-def test_ids_to_be_mapped_must_be_on_the_device_of_the_table(name):
-    there = SimpleNamespace(device=torch.device("cuda", 0))
-    with pytest.raises(ValueError, match="source ids must be on cuda:0, got cpu"):
-        kernels.copy_pages(there, i32(0), i32(0), **{name: i32(0)})

@@ -55,7 +55,7 @@ def test_an_instruction_is_read_with_its_control_codes():
     assert first == scoreboard.Instruction(
         text="LD.E.S16 R3, [R2.64+0x4]",
         opcode="LD.E.S16",
-        is_predicated=True,
+        predicate="!UP2",
         stall=13,
         lands_on=5,
         is_read_on=3,
@@ -121,14 +121,102 @@ def test_a_jump_forwards_skips_what_lies_between():
     assert turn_cycles(may, 16) == pytest.approx(PAYLOAD + 3 + 15)
 
 
-def test_the_main_loop_is_the_smallest_with_the_most_payload():
+def test_the_main_loop_is_the_widest_with_the_most_payload():
     inner = [".L_x_1", LOAD, STORE, line("@P1 BRA `(.L_x_1)")]
     code = read(line("NOP"), ".L_x_0", line("NOP"), *inner, line("@P0 BRA `(.L_x_0)"), line("EXIT"))
-    assert scoreboard.main_loop(code, scoreboard.payload_of(code)) == range(2, 5)
+    assert scoreboard.main_loop(code, scoreboard.payload_of(code)) == range(1, 6)
     two = read(".L_x_0", *inner, LOAD, STORE, line("@P0 BRA `(.L_x_0)"), line("EXIT"))
     assert scoreboard.main_loop(two, scoreboard.payload_of(two)) == range(6)
     straight = read(LOAD, STORE, line("EXIT"), line("BRA `(.L_x_2)"))
     assert scoreboard.main_loop(straight, {0}) == range(3)
+
+
+def nested(*inner, count="0x3"):
+    """A loop without an end around one of `count` turns."""
+    return read(
+        ".L_x_0",
+        line("UMOV UR4, 0xffffffff"),
+        ".L_x_1",
+        line("UIADD3 UR4, UR4, 0x1, URZ"),
+        *inner,
+        line(f"UISETP.GE.AND UP0, UPT, UR4, {count}, UPT"),
+        line("PLOP3.LUT P5, PT, PT, PT, UP0, 0x80, 0x0"),
+        line("@!P5 BRA `(.L_x_1)"),
+        line("@P0 BRA `(.L_x_0)"),
+        line("EXIT"),
+    )
+
+
+def test_a_loop_in_the_loop_is_walked_as_often_as_it_turns():
+    for count, turns in (("0x3", 4), ("0x0", 1)):
+        code = nested(LOAD, STORE, count=count)
+        wanted = 1 + turns * (PAYLOAD + 5) + 1
+        assert turn_cycles(code, 16 * turns) == pytest.approx(wanted)
+        assert steady(code).turn_instructions == 2 + 6 * turns
+
+
+def test_a_loop_whose_turns_nothing_tells_is_steady_by_itself():
+    code = nested(LOAD, STORE, count="UR9")
+    assert turn_cycles(code, 16) == pytest.approx(PAYLOAD + 5)
+    assert steady(code).turn_instructions == 6
+
+
+def test_a_load_with_a_false_predicate_does_not_happen():
+    wanted = line("UISETP.LT.AND UP1, UPT, UR4, 0x2, UPT")
+    guarded = line("@UP1 LDG.E.128 R4, desc[UR4][R2.64]", stall=2, lands_on=0)
+    code = nested(wanted, guarded, STORE)  # two of four turns load
+    wanted = 1 + 2 * (PAYLOAD + 6) + 2 * (OTHER_CYCLES + 6) + 1
+    assert turn_cycles(code, 2 * 16) == pytest.approx(wanted)
+
+
+def test_of_two_loads_with_opposite_predicates_one_happens():
+    yes = line("@P1 LDG.E.128 R4, desc[UR4][R2.64]", lands_on=0)
+    no = line("@!P1 LDG.E.128 R4, desc[UR4][R6.64]", lands_on=0)
+    once = looped(yes, no, STORE)
+    assert steady(once).flight_bytes == 32 * 4 * 16
+    other = line("ISETP.GE.AND P1, PT, R7, R8, PT")
+    both = looped(other, yes, other, no, STORE)
+    assert steady(both).flight_bytes == 2 * 32 * 4 * 16
+
+
+def test_ids_that_pass_shared_memory_are_no_payload():
+    staged = [
+        line("LDGSTS.E.64 [R6+0x80], desc[UR4][R0.64]"),
+        line("LDGSTS.E.128 [R6], desc[UR4][R2.64], P3"),
+    ]
+    through = [line("LDGDEPBAR"), line("DEPBAR.LE SB0, 0x0"), line("LDS.128 R4, [R6]", lands_on=0)]
+    code = looped(*staged, *through, STORE)
+    assert scoreboard.payload_of(code) == {1}
+
+
+@pytest.mark.parametrize(
+    ("before", "text", "known"),
+    [
+        ("UMOV UR4, 0xffffff80", "UIADD3 UR4, UP0, UR4, 0x80, URZ", {"UR4": 0, "UP0": True}),
+        ("UMOV UR4, 0xffffff80", "UIADD3 UR4, UP0, UR4, 0x7f, URZ", {"UP0": False}),
+        ("UMOV UR4, 0x1", "UIADD3.X UR4, URZ, UR4, URZ, UPT, !UPT", {"UR4": 2}),
+        ("MOV R4, 0x5", "IMAD.X R4, RZ, RZ, R4.reuse, PT", {"R4": 6}),
+        ("MOV R4, 0x5", "IMAD R4, R4, 0x3, -0x1", {"R4": 14}),
+        ("MOV R4, 0x5", "IMAD R4, R4, R9, RZ", {"R4": None}),
+        ("MOV R4, -0x1", "ISETP.LT.AND P0, PT, R4, RZ, PT", {"P0": True}),
+        ("MOV R4, -0x1", "ISETP.LT.U32.AND P0, PT, R4, RZ, PT", {"P0": False}),
+        ("MOV R4, RZ", "ISETP.GE.U32.AND.EX P0, PT, R4, RZ, PT, !PT", {"P0": False}),
+        ("MOV R4, 0x2", "USEL UR4, UR6, 0x7, !UPT", {"UR4": 7}),
+        ("MOV R4, 0x2", "PLOP3.LUT P1, PT, P0, PT, !PT, 0x80, 0x0", {"P1": False}),
+        ("MOV R4, 0x2", "PLOP3.LUT P1, PT, P0, PT, PT, 0x80, 0x0", {"P1": None}),
+        ("MOV R4, 0x2", "LOP3.LUT R4, R4, R5, RZ, 0xc0, !PT", {"R4": None}),
+        ("MOV R4, 0x2", "@P0 MOV R4, 0x3", {"R4": None}),
+        ("MOV R4, 0x2", "@!PT MOV R4, 0x3", {"R4": 2}),
+    ],
+)
+def test_constants_are_followed(before, text, known):
+    warp = scoreboard._Warp(read(line(before), line(text)), set(), 0.0, share=1)
+    warp.walk(range(2))
+    for name, value in known.items():
+        if "P" in name:
+            assert warp.scalars.holds(name) is value
+        else:
+            assert warp.scalars._value(name) == value
 
 
 def test_copies_into_shared_memory_are_waited_for_by_group():

@@ -49,7 +49,7 @@ def test_there_are_six_machines() -> None:
 @pytest.mark.parametrize("name", MACHINES)
 def test_every_figure_of_a_machine_has_a_source(name: str) -> None:
     figures = figures_of(machine(name))
-    assert len(figures) == 37
+    assert len(figures) == 39
     assert [key for key, figure in figures.items() if len(figure.source) < 8] == []
     assert {figure.status for figure in figures.values()} == {"measured", "modelled"}
 

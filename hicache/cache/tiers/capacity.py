@@ -59,9 +59,16 @@ def engine_rule(
 
 
 def capacities(
-    cache: CacheConfig, model: ModelConfig, kinds: Kinds, free_device_bytes: int
+    cache: CacheConfig,
+    model: ModelConfig,
+    kinds: Kinds,
+    free_device_bytes: int,
+    *,
+    host_kinds: Kinds | None = None,
 ) -> tuple[Capacity, Capacity]:
     """The pools of device and host, rounded down to whole pages.
+
+    `host_sizes`: bytes of pages and slots on the host; None: as on the device.
 
     Raises:
         ValueError: a pool has no room for the least that a request needs.
@@ -83,12 +90,13 @@ def capacities(
             f"cache.device_gib=null takes all of it"
         )
     device = _split(cache, model, kinds, DEVICE, device_bytes)
+    host_kinds = host_kinds or kinds
     if cache.host_ratio is not None:
         scaled = tuple([int(cache.host_ratio * (count or 0)) for count in device.counts])
-        total = sum(count * kinds.page_bytes[kind] for kind, count in enumerate(scaled))
+        total = sum(count * host_kinds.page_bytes[kind] for kind, count in enumerate(scaled))
         return device, Capacity(counts=scaled, total_bytes=total)
     host_bytes = 2 * device_bytes if cache.host_gib is None else int(cache.host_gib * GIB)
-    return device, _split(cache, model, kinds, HOST, host_bytes)
+    return device, _split(cache, model, host_kinds, HOST, host_bytes)
 
 
 def make_pools(device: Capacity, host: Capacity, *, is_traced: bool, is_checked: bool) -> Pools:

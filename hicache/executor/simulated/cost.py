@@ -266,9 +266,12 @@ class CostModel:
         return self.prefill_s(prompt_cached, prompt_len) + decode_ns * 1e-9 / batch
 
     def layer_bytes(
-        self, num_full_tokens: int, num_swa_tokens: int, num_states: int
+        self, num_full_tokens: float, num_swa_tokens: float, num_states: float
     ) -> NDArray[np.float64]:
-        """[L] bytes that each layer needs for these tokens and states, over all devices."""
+        """[L] bytes that each layer needs for these tokens and states, over all devices.
+
+        Fractions are of tokens and states that are loaded in fewer bytes than they have here.
+        """
         table = self._layer_token_bytes
         layers = table[LayerKind.full] * num_full_tokens
         if num_swa_tokens:

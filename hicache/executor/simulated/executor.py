@@ -309,10 +309,12 @@ class SimulatedExecutor:
         page_bytes: Sequence[int],
         load_rate: float,
         shared_load_rate: float | None = None,
+        load_shares: Sequence[float] | None = None,
         slowdown: float,
     ) -> None:
         """`load_rate`: bytes a second to the device; `slowdown`: of steps beside copies.
 
+        `load_shares`: bytes loaded back for each byte on the device, by kind; None means 1.
         `shared_load_rate`: to the device, in a step that begins beside a back-up; none: the same.
         """
         self._engine = engine
@@ -322,6 +324,7 @@ class SimulatedExecutor:
         self._page_bytes = page_bytes
         self._load_rate = load_rate
         self._shared_load_rate = load_rate if shared_load_rate is None else shared_load_rate
+        self._load_shares = load_shares or [1.0] * len(page_bytes)
         self._slowdown = slowdown
 
     @property
@@ -359,10 +362,10 @@ class SimulatedExecutor:
             return StepRun(StepEnds(ends), 0)
         load_layer_bytes = None
         if batch.load_backs:
-            counts = [0] * len(self._page_bytes)
+            counts = [0.0] * len(self._page_bytes)
             for load in batch.load_backs:
                 for move in load.moves:
-                    counts[move.kind] += len(move.targets)
+                    counts[move.kind] += len(move.targets) * self._load_shares[move.kind]
             load_layer_bytes = self._cost.layer_bytes(
                 counts[FULL] * self._page_size, counts[SWA] * self._page_size, counts[MAMBA]
             )

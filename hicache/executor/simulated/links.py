@@ -174,7 +174,12 @@ class Links:
 
 
 def pcie_rate(
-    hardware: HardwareConfig, piece_bytes: int, path: CopyPath, *, to_device: bool = True
+    hardware: HardwareConfig,
+    piece_bytes: int,
+    path: CopyPath,
+    *,
+    to_device: bool = True,
+    is_coded: bool = False,
 ) -> float:
     """Bytes a second that one device copies in contiguous pieces of this size.
 
@@ -195,6 +200,13 @@ def pcie_rate(
     launched = hardware.copy_kernel
     if path is CopyPath.kernel and launched.link_programs is not None:
         program = launched.to_device if to_device else launched.to_host
+        if is_coded:
+            program = launched.coded_to_device if to_device else launched.coded_to_host
+            if program.value <= 0:
+                raise ValueError(
+                    f"hardware.copy_kernel.coded_to_device and coded_to_host of {hardware.name} "
+                    f"must be known to copy coded pages, got {program.value}"
+                )
         limit = min(limit, launched.link_programs * program.value)
     return min(_at(table, name, piece_bytes), limit)
 

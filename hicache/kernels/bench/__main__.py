@@ -29,13 +29,15 @@ import torch
 import triton
 
 from hicache.kernels.bench.cases import CASES
-from hicache.kernels.bench.contest import contest, table
+from hicache.kernels.bench.contest import contest, own_kernels, table
 from hicache.kernels.bench.figures import roofline_figure, sweep_figure
 from hicache.kernels.bench.measure import MIB, Bench
 from hicache.kernels.bench.session import Cell, Goal, Record, Session
-from hicache.kernels.contract import CopyKernel, named
+from hicache.kernels.contract import named
+from hicache.kernels.own import OwnKernel
 
 NUM_LAYERS = 16
+OWN = "own"  # kernels that bring their oracles
 CONTEST = "contest"  # when it is asked for: it takes as long as all the rest
 
 
@@ -51,22 +53,26 @@ def main() -> int:
         environment = {**os.environ, "TRITON_INTERPRET": "1", "TRITON_DEFAULT_FP_FUSION": "1"}
         return subprocess.run(command, env=environment, check=False).returncode
     try:
-        kernels: dict[str, CopyKernel] = {name: named(name) for name in options.kernel or ()}
+        found = {name: named(name) for name in options.kernel or ()}
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
     bench = _bench(options)
-    session = Session(bench, kernels)
+    own = {name: each for name, each in found.items() if isinstance(each, OwnKernel)}
+    kernels = {name: each for name, each in found.items() if not isinstance(each, OwnKernel)}
+    session = Session(bench, kernels, own)
     chosen = options.op or ([CONTEST] if kernels or options.roofline else list(CASES))
+    if own and not kernels:
+        chosen = [OWN]
     with bench.stream():
         bench.warm_up()
-        _measure(session, ["ceilings", *chosen], options.json)
+        _measure(session, chosen if chosen == [OWN] else ["ceilings", *chosen], options.json)
     print(_machine(bench))
     _print_results(session)
     for path, draw in ((options.figure, sweep_figure), (options.roofline, roofline_figure)):
         if path is not None:
             _write_figure(path, draw, session)
-    answered_for = {"ours", *kernels}  # a peer that fails is the peer's affair
+    answered_for = {"ours", *found}  # a peer that fails is the peer's affair
     return 1 if session.broken or not session.failures.keys().isdisjoint(answered_for) else 0
 
 
@@ -86,7 +92,7 @@ def _measure(session: Session, names: Sequence[str], path: Path | None) -> None:
     for name in dict.fromkeys(names):
         start = time.perf_counter()
         try:
-            (contest if name == CONTEST else CASES[name])(session)
+            {**CASES, CONTEST: contest, OWN: own_kernels}[name](session)
         except Exception:  # one broken case must not cost the others their results
             session.broken[name] = traceback.format_exc()
             print(session.broken[name], file=sys.stderr, flush=True)

@@ -9,7 +9,7 @@ from functools import partial
 
 from hicache.kernels import copy
 from hicache.kernels.bench.contest import programs
-from hicache.kernels.bench.device_cases import indices, pages, slots, windows
+from hicache.kernels.bench.device_cases import indices, pages, slots
 from hicache.kernels.bench.link_cases import against_peers, interference, launches, links
 from hicache.kernels.bench.measure import DIRECTIONS, KIB
 from hicache.kernels.bench.session import Session
@@ -80,7 +80,6 @@ CASES: dict[str, Callable[[Session], None]] = {
     "links": links,
     "interference": interference,
     "slots": slots,
-    "windows": windows,
     "checksums": checksums,
     "indices": indices,
     "launches": launches,

@@ -7,6 +7,9 @@ ends where a launch becomes too slow to be repeated.
 
 import math
 from collections.abc import Iterable
+from contextlib import nullcontext
+from functools import partial
+from random import Random
 
 import torch
 
@@ -16,6 +19,7 @@ from hicache.kernels.bench.measure import DIRECTIONS, GIB, KIB, MIB, Transfer
 from hicache.kernels.bench.session import Cell, Session
 from hicache.kernels.codegen_cases import SHAPES, item_bytes_of, shaped
 from hicache.kernels.contract import CopyKernel
+from hicache.kernels.own import faults_of
 
 ITEM_BYTES = 32 * KIB  # a page of 16 tokens of 2 KiB, K or V, of one layer
 SIZES = (*(KIB << k for k in range(2, 20, 2)), 512 * MIB)  # from 4 KiB
@@ -59,6 +63,31 @@ def programs(session: Session) -> None:
                     session.notes[case] = f"declined: {error}"
                 except Exception as error:  # of others' code
                     session.failures.setdefault(name, f"{case}: {type(error).__name__}: {error}")
+
+
+def own_kernels(session: Session) -> None:
+    """Verify kernels against their oracles, and time them at their own sizes.
+
+    Bytes are those of all arguments, each read or written once. Without a GPU the sizes are small.
+    """
+    device = session.bench.device
+    for name, kernel in session.own.items():
+        sizes = kernel.sizes if session.bench.on_gpu else {"small": kernel.draw(Random(0))}
+        for what, each in sizes.items():
+            orders = {False: nullcontext()}
+            try:
+                faults = list(faults_of(kernel, each, 0, device=device, orders=orders))
+            except Exception as error:  # of the user's code
+                session.failures[name] = f"{what}: {type(error).__name__}: {error}"
+                break
+            if faults:
+                session.failures[name] = f"{what}: {faults[0].kind}: {faults[0].sentence}"
+                break
+            arguments = kernel.make(each, torch.Generator().manual_seed(0))
+            arguments = {key: value.to(device) for key, value in arguments.items()}
+            num_bytes = sum(value.nbytes for value in arguments.values())
+            launch = partial(kernel.launch, **arguments)
+            session.time("own", f"{name}, {what}", launch, num_bytes, repeats=REPEATS)
 
 
 def table(cells: Iterable[Cell]) -> str:

@@ -71,24 +71,6 @@ def slots(session: Session) -> None:
                 session.at_least("G8", f"{case}, over {what}", rate / each, 5.0)
 
 
-def windows(session: Session) -> None:
-    """The sliding window, translated on the way, against the plain copy of the same pages."""
-    transfer = session.bench.transfer("device", 64, KIB, other="layer_first")
-    table, ids = transfer.table, transfer.src_ids
-    plain = session.verified("window", "plain", transfer)
-    to_swa = torch.full((2 * len(ids) + 5,), -1, dtype=torch.int32, device=ids.device)
-    full_ids = torch.randperm(
-        len(to_swa), generator=torch.Generator().manual_seed(1)
-    )[: len(ids)].to(ids.device)  # fmt: skip
-    to_swa[full_ids] = ids
-    full_ids = full_ids.int()
-    launch = partial(
-        ops.copy_pages, table, full_ids, transfer.dst_ids, src_map=to_swa, trusted=True
-    )
-    rate = session.verified("window", "translated", transfer, launch)
-    session.notes["window_translated_over_plain"] = rate / plain
-
-
 def indices(session: Session) -> None:
     """G9: page tables and windows of 256 requests with a context of 128 Ki tokens, page 64."""
     bench = session.bench

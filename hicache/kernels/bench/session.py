@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from hicache.kernels.bench.measure import Bench, Timing, Transfer
 from hicache.kernels.contract import CopyKernel
+from hicache.kernels.own import OwnKernel
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,8 +59,14 @@ class Cell:
 class Session:
     """What a run of the bench has measured so far."""
 
-    def __init__(self, bench: Bench, kernels: Mapping[str, CopyKernel] | None = None):
+    def __init__(
+        self,
+        bench: Bench,
+        kernels: Mapping[str, CopyKernel] | None = None,
+        own: Mapping[str, OwnKernel] | None = None,
+    ):
         self.bench = bench
+        self.own = dict(own or {})  # kernels that bring their oracles
         self.kernels = dict(kernels or {})  # of the user's own
         self.records: list[Record] = []
         self.goals: list[Goal] = []

@@ -1,0 +1,492 @@
+"""Copies that change the format of numbers: pages of bf16 and states of fp32, in fewer bytes.
+
+`encode_items` writes items of a wide pool into a pool of coded items, `decode_items` writes them
+back, all buffers in one launch. A *row* is as many consecutive elements of the last axis as the
+largest power of two that divides it, 256 at most: a head of 64 or 128, a third of one of 192. A
+coded item holds the codes of all rows of a buffer, then their scales (fp32), padded to 16 bytes.
+
+    int8  q · 2**e, with the smallest e for which |x| <= 127 · 2**e in the whole row
+    fp8   e4m3 · 2**e, with the e that puts the largest |x| of the row into [128, 240]
+    bf16  the nearest bf16, ties to even, without scales
+
+Rounding the largest value of a row never changes its scale, and scales are powers of two. So
+decoding is exact, what was decoded is encoded to the same bytes, and a hundred moves equal one. A
+row with a value that is not finite, or too large for the scale of any code, comes back as NaN.
+
+Sizes: G items, NP pieces of ROWS rows, DIM elements in a row, TILE rows in a tile.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from hicache.kernels.copy import ID_POINTERS, NUM_WARPS, programs_of
+from hicache.kernels.overlap import Progressions, first_overlap
+from hicache.kernels.table import (
+    ALIGN_BYTES,
+    _axes_of,
+    _Geometry,
+    _geometry,
+    _refuse_bad_buffer,
+    device_of,
+)
+
+MAX_DIM = 256
+SCALE_BYTES = 4
+TILE_BYTES = 32 << 10  # of what is read
+NUM_STAGES = 3  # tiles: one is coded while the next two, 64 KiB, are on their way
+WIDE = {torch.bfloat16: 16, torch.float32: 32}  # bits of an element
+INT8, FP8, BF16 = (tl.constexpr(number) for number in range(3))  # `FORM` of the kernel
+
+
+class Format(Enum):
+    """What numbers are coded as."""
+
+    int8 = INT8.value
+    fp8 = FP8.value
+    bf16 = BF16.value
+
+    @property
+    def code_bytes(self) -> int:
+        """Bytes of an element's code."""
+        return 2 if self is Format.bf16 else 1
+
+    @property
+    def scale_bytes(self) -> int:
+        """Bytes of a row's scale."""
+        return 0 if self is Format.bf16 else SCALE_BYTES
+
+
+def row_len(num_elements: int) -> int:
+    """Return how many of the elements of a last axis share a scale."""
+    return min(num_elements & -num_elements, MAX_DIM)
+
+
+def coded_bytes(shape: Sequence[int], form: Format) -> int:
+    """Return the bytes of a coded item of a buffer whose wide items have this shape."""
+    num_elements = torch.Size(shape).numel()
+    num_rows = num_elements // row_len(shape[-1])
+    num_bytes = num_elements * form.code_bytes + num_rows * form.scale_bytes
+    return -(-num_bytes // ALIGN_BYTES) * ALIGN_BYTES
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class CodeTable:
+    """The buffers of a wide and of a coded pool, and the pieces that an item is coded in.
+
+    `pieces` is [NP, 3] int64 on the device that codes: addresses of the first wide row, of its
+    codes and of its scale, in bytes.
+    """
+
+    wide: tuple[Tensor, ...]  # NB × [P, ..., last] bf16 or fp32
+    coded: tuple[Tensor, ...]  # NB × [HP, coded bytes] uint8
+    form: Format
+    pieces: Tensor
+    rows: int  # ROWS, a power of two
+    dim: int  # DIM
+    wide_stride: int  # bytes from item to item
+    coded_stride: int
+    in_place: bool = False  # no byte is in both pools
+
+    @property
+    def device(self) -> torch.device:
+        """The CUDA device if either pool is on one, else the host."""
+        return self.pieces.device
+
+    @property
+    def crosses_link(self) -> bool:
+        """Whether bytes move between host and device."""
+        return self.wide[0].device != self.coded[0].device
+
+
+def code_table(wide: Sequence[Tensor], coded: Sequence[Tensor], form: Format) -> CodeTable:
+    """Describe how items of `wide` are coded into `coded`, and back.
+
+    Args:
+        wide: NB tensors [P, ..., last] of bf16 or fp32, equal in shape and strides. Other axes than
+            the last may lie in any order and at any distance.
+        coded: NB tensors [HP, `coded_bytes`] uint8 with equal strides; pinned, if a device codes
+            them in host memory.
+        form: int8, fp8, or (of fp32) bf16.
+
+    Raises:
+        ValueError: a promise that the kernel relies on does not hold.
+    """
+    if len(wide) != len(coded) or not wide:
+        raise ValueError(f"as many wide as coded buffers wanted, got {len(wide)} and {len(coded)}")
+    dtype, shape = wide[0].dtype, wide[0].shape[1:]
+    if dtype not in WIDE or (form is Format.bf16 and dtype is not torch.float32):
+        raise ValueError(f"{form.name} codes fp32 (int8 and fp8 also bf16), got {dtype}")
+    device = device_of({"wide": wide, "coded": coded})
+    dim, num_bytes = row_len(shape[-1]), coded_bytes(shape, form)
+    sides: list[list[_Geometry]] = []
+    for what, buffers in (("wide", wide), ("coded", coded)):
+        sides.append([_geometry(each, f"{what} buffer {i}") for i, each in enumerate(buffers)])
+        first = sides[-1][0]
+        for buffer, place in zip(buffers, sides[-1], strict=True):
+            _refuse_bad_buffer(place)
+            same = (first.shape, first.strides) == (place.shape, place.strides)
+            if not same or buffer.dtype != buffers[0].dtype:
+                raise ValueError(f"{place.name}: dtype, shape and strides of {first.name} wanted")
+    if coded[0].dtype != torch.uint8 or coded[0].shape[1:] != (num_bytes,):
+        got = f"{tuple(coded[0].shape)} {coded[0].dtype}"
+        raise ValueError(f"coded buffers of [items, {num_bytes}] uint8 wanted, got {got}")
+    if not coded[0].is_contiguous() and coded[0].stride(1) != 1:
+        raise ValueError("coded items must be contiguous")
+    starts, run_bytes = _runs(sides[0][0])
+    rows = run_bytes // (dim * dtype.itemsize)
+    if dim * form.code_bytes < ALIGN_BYTES or run_bytes % (dim * dtype.itemsize):
+        raise ValueError(f"contiguous rows of 16·n coded bytes wanted, got a last axis of {dim}")
+    _refuse_overlaps(sides, starts, run_bytes)
+    rows &= -rows
+    starts = (starts[:, None] + torch.arange(0, run_bytes, rows * dim * dtype.itemsize)).flatten()
+    number = torch.arange(len(starts)) * rows  # of a piece's first row
+    pieces = [
+        torch.stack(
+            [
+                starts + wide_place.address,
+                number * dim * form.code_bytes + coded_place.address,
+                number * SCALE_BYTES + coded_place.address + shape.numel() * form.code_bytes,
+            ],
+            dim=1,
+        )
+        for wide_place, coded_place in zip(*sides, strict=True)
+    ]
+    return CodeTable(
+        wide=tuple(wide),
+        coded=tuple(coded),
+        form=form,
+        pieces=torch.cat(pieces).to(device),
+        rows=rows,
+        dim=dim,
+        wide_stride=sides[0][0].strides[0],
+        coded_stride=sides[1][0].strides[0],
+    )
+
+
+def _runs(place: _Geometry) -> tuple[Tensor, int]:
+    """Where the contiguous runs of an item begin, in the order of its axes, and their bytes."""
+    *axes, (run_bytes, _) = _axes_of(place)
+    starts = torch.zeros(1, dtype=torch.int64)
+    for length, stride in axes:
+        if stride % ALIGN_BYTES:
+            raise ValueError(f"{place.name}: rows 16·n bytes apart wanted, got {stride}")
+        starts = (starts[:, None] + torch.arange(length) * stride).flatten()
+    return starts, run_bytes
+
+
+def _refuse_overlaps(sides: Sequence[Sequence[_Geometry]], starts: Tensor, run_bytes: int) -> None:
+    """Refuse buffers that share a byte with another, or within themselves."""
+    names, columns = [], []
+    for places, offsets, size in zip(
+        sides,
+        (starts, torch.zeros_like(starts[:1])),
+        (run_bytes, sides[1][0].shape[1]),
+        strict=True,
+    ):
+        for place in places:
+            names += [place.name] * len(offsets)
+            same = torch.tensor([place.strides[0], place.shape[0], size, 1])
+            columns.append(
+                torch.cat([(offsets + place.address)[:, None], same.expand(len(offsets), 4)], dim=1)
+            )
+    found = first_overlap(Progressions(*torch.cat(columns).unbind(1)))
+    if found is not None:
+        raise ValueError(f"{names[found[0]]} and {names[found[1]]} overlap")
+
+
+@triton.jit
+def _rows(
+    pieces_ptr,  # [NP, 3]
+    src_ids_ptr,  # [G]
+    dst_ids_ptr,  # [G]
+    num_items,  # G
+    num_lines,  # G · NP
+    tile,
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Of the rows of a tile: their piece's addresses, their item's ids, their places in the piece.
+
+    A piece that fills a tile is one for all rows of it, and its ids are scalars. Else pieces of
+    several items share the tile. What does not exist has negative ids.
+    """
+    if ROWS >= TILE:
+        line = tile // (ROWS // TILE)
+        row = tile % (ROWS // TILE) * TILE + tl.arange(0, TILE)
+    else:
+        line = tile * (TILE // ROWS) + tl.arange(0, TILE) // ROWS
+        row = tl.arange(0, TILE) % ROWS
+    exists = line < num_lines
+    item = line % num_items
+    piece = pieces_ptr + line // num_items * 3
+    src_id = tl.load(src_ids_ptr + item, mask=exists, other=-1)
+    dst_id = tl.load(dst_ids_ptr + item, mask=exists, other=-1)
+    wide = tl.load(piece, mask=exists, other=0)
+    codes = tl.load(piece + 1, mask=exists, other=0)
+    scales = tl.load(piece + 2, mask=exists, other=0)
+    return wide, codes, scales, src_id.to(tl.int64), dst_id.to(tl.int64), row
+
+
+@triton.jit
+def _encoded(bits, FORM: tl.constexpr):
+    """Codes [TILE, DIM] and scales [TILE], as bits, of rows given as the bits of fp32.
+
+    All by integers and by products with powers of two: the interpreter's own conversions round
+    otherwise than a GPU's.
+    """
+    magnitude = bits & 0x7FFFFFFF
+    largest = tl.minimum(tl.max(magnitude, axis=1), 0x7F800000)
+    if FORM == BF16:
+        nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        codes = tl.where(magnitude > 0x7F800000, 0x7FC0, nearest).to(tl.int16)
+        scales = largest  # which is not used
+    else:
+        # the exponent of the largest value, once it is rounded as its code will be
+        place: tl.constexpr = 6 if FORM == INT8 else 7
+        if FORM == INT8:
+            exponent = (largest + 0x1FFFF) >> 23
+        else:
+            exponent = (largest + 0x7FFFF + ((largest >> 20) & 1)) >> 23
+        exponent = tl.maximum(exponent, place + 1)
+        is_lost = exponent > 254
+        scales = tl.where(is_lost, 0x7FC00000, (exponent - place) << 23)
+        inverse = ((254 + place - exponent) << 23).to(tl.float32, bitcast=True)
+        x = bits.to(tl.float32, bitcast=True) * inverse[:, None]
+        if FORM == INT8:
+            codes = (x + 12582912.0).to(tl.int32, bitcast=True)  # 1.5 · 2**23: rounds to integers
+        else:
+            bits = x.to(tl.int32, bitcast=True)
+            magnitude = bits & 0x7FFFFFFF
+            normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - (120 << 3)
+            # 2**14: rounds to multiples of 2**-9, the smallest number that e4m3 has
+            small = (magnitude.to(tl.float32, bitcast=True) + 16384.0).to(tl.int32, bitcast=True)
+            codes = tl.where(magnitude < 0x3C800000, small - 0x46800000, normal)
+            codes |= (bits >> 24) & 0x80
+        codes = tl.where(is_lost[:, None], 0, codes).to(tl.int8)
+    return codes, scales
+
+
+@triton.jit
+def _decoded(codes, scales, FORM: tl.constexpr):
+    """The bits of fp32 [TILE, DIM] of codes with their scales [TILE] as fp32."""
+    if FORM == BF16:
+        bits = codes.to(tl.int32) << 16
+    else:
+        if FORM == INT8:
+            x = codes.to(tl.float32)
+        else:
+            codes = codes.to(tl.int32)
+            bits = ((codes << 20) & 0x07F00000) | (codes & -0x80000000)
+            x = bits.to(tl.float32, bitcast=True) * 1.329227995784916e36  # 2**120
+        bits = (x * scales[:, None]).to(tl.int32, bitcast=True)
+    return bits
+
+
+@triton.jit
+def _move(
+    pieces_ptr, src_ids_ptr, dst_ids_ptr, wide_stride, coded_stride, num_items, num_lines, tile,
+    ENCODES: tl.constexpr, FORM: tl.constexpr, BITS: tl.constexpr,
+    ROWS: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr,
+):  # fmt: skip
+    """Code the rows of one tile, or decode them."""
+    wide, codes, scales, src_id, dst_id, row = _rows(
+        pieces_ptr, src_ids_ptr, dst_ids_ptr, num_items, num_lines, tile, ROWS, TILE
+    )
+    wide_id, coded_id = (src_id, dst_id) if ENCODES else (dst_id, src_id)
+    wide_type: tl.constexpr = tl.int16 if BITS == 16 else tl.int32
+    code_type: tl.constexpr = tl.int16 if FORM == BF16 else tl.int8
+    # promises that `code_table` keeps, on the pointer after the cast: before it they are lost
+    wide = tl.multiple_of((wide + wide_id * wide_stride).to(tl.pointer_type(wide_type)), 16)
+    codes = tl.multiple_of((codes + coded_id * coded_stride).to(tl.pointer_type(code_type)), 16)
+    scales = tl.multiple_of((scales + coded_id * coded_stride).to(tl.pointer_type(tl.int32)), 4)
+    moves = tl.where(tl.minimum(src_id, dst_id) >= 0, row, -1) >= 0
+    place = row[:, None] * DIM + tl.arange(0, DIM)[None, :]
+    if ROWS < TILE:
+        wide, codes = wide[:, None], codes[:, None]
+    if ENCODES:
+        bits = tl.load(wide + place, mask=moves[:, None], other=0).to(tl.int32)
+        values, factors = _encoded(bits << 16 if BITS == 16 else bits, FORM)
+        tl.store(codes + place, values, mask=moves[:, None])
+        if FORM != BF16:
+            tl.store(scales + row, factors, mask=moves)
+    else:
+        values = tl.load(codes + place, mask=moves[:, None], other=0)
+        factors = tl.zeros((TILE,), tl.float32)
+        if FORM != BF16:
+            factors = tl.load(scales + row, mask=moves, other=0).to(tl.float32, bitcast=True)
+        bits = _decoded(values, factors, FORM)
+        tl.store(
+            wide + place, (bits >> 16 if BITS == 16 else bits).to(wide_type), mask=moves[:, None]
+        )
+
+
+@triton.jit(
+    do_not_specialize=["wide_stride", "coded_stride", "num_items", "num_lines"],
+    do_not_specialize_on_alignment=ID_POINTERS,
+)
+def _transcode_kernel(
+    pieces_ptr,  # [NP, 3]
+    src_ids_ptr,  # [G]
+    dst_ids_ptr,  # [G]
+    wide_stride,
+    coded_stride,
+    num_items,  # G
+    num_lines,  # G · NP
+    ENCODES: tl.constexpr,
+    FORM: tl.constexpr,
+    BITS: tl.constexpr,  # of a wide element
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    DIM: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    num_tiles = tl.cdiv(num_lines * ROWS, TILE)
+    if STAGES > 1:
+        # the compiler's own pipeline through shared memory: what is computed must not hold up
+        # loads, and in a plain loop it does (16 KiB on their way)
+        for tile in tl.range(tl.program_id(0), num_tiles, tl.num_programs(0), num_stages=STAGES):
+            _move(
+                pieces_ptr, src_ids_ptr, dst_ids_ptr, wide_stride, coded_stride,
+                num_items, num_lines, tile, ENCODES, FORM, BITS, ROWS, TILE, DIM,
+            )  # fmt: skip
+    else:  # a range over tensors fails in the interpreter of triton 3.6
+        tile = tl.program_id(0)
+        while tile < num_tiles:
+            _move(
+                pieces_ptr, src_ids_ptr, dst_ids_ptr, wide_stride, coded_stride,
+                num_items, num_lines, tile, ENCODES, FORM, BITS, ROWS, TILE, DIM,
+            )  # fmt: skip
+            tile += tl.num_programs(0)
+
+
+def encode_items(
+    table: CodeTable, src_ids: Tensor, dst_ids: Tensor, *, num_programs: int | None = None
+) -> None:
+    """Launch the coding of wide items `src_ids` into coded items `dst_ids`.
+
+    Args:
+        src_ids: [G] int32 on the table's device. Duplicates are allowed; a negative id is a hole.
+        dst_ids: [G] int32 likewise, without duplicates.
+        num_programs: as of `copy.copy_items`.
+    """
+    _launch(table, src_ids, dst_ids, num_programs, encodes=True)
+
+
+def decode_items(
+    table: CodeTable, src_ids: Tensor, dst_ids: Tensor, *, num_programs: int | None = None
+) -> None:
+    """Launch the way back: coded items `src_ids` into wide items `dst_ids`."""
+    _launch(table, src_ids, dst_ids, num_programs, encodes=False)
+
+
+def _launch(
+    table: CodeTable, src_ids: Tensor, dst_ids: Tensor, num_programs: int | None, *, encodes: bool
+) -> None:
+    num_lines = len(table.pieces) * len(src_ids)
+    if num_lines * table.rows >= 1 << 31:
+        raise ValueError(f"a transfer of {num_lines * table.rows} rows is too long, 2**31 wanted")
+    constants = constants_of(table, encodes=encodes)
+    num_tiles = triton.cdiv(num_lines * table.rows, constants["TILE"])
+    with torch.cuda.device_of(table.pieces):
+        _transcode_kernel[(programs_of(table, num_tiles, num_programs),)](
+            table.pieces,
+            src_ids,
+            dst_ids,
+            table.wide_stride,
+            table.coded_stride,
+            len(src_ids),
+            num_lines,
+            **constants,
+            num_warps=NUM_WARPS,
+        )
+    if table.device.type == "cuda":  # its memory is not reused before this launch has read it
+        table.pieces.record_stream(torch.cuda.current_stream(table.device))
+
+
+def constants_of(table: CodeTable, *, encodes: bool) -> dict[str, int]:
+    """Return what the kernel is compiled with for this table."""
+    bits = WIDE[table.wide[0].dtype]
+    element_bytes = bits // 8 if encodes else table.form.code_bytes
+    return {
+        "ENCODES": encodes,
+        "FORM": table.form.value,
+        "BITS": bits,
+        "ROWS": table.rows,
+        "TILE": TILE_BYTES // (table.dim * element_bytes),
+        "DIM": table.dim,
+        "STAGES": 1 if table.device.type == "cpu" else NUM_STAGES,
+    }
+
+
+def naive_encode(rows: Tensor, form: Format) -> tuple[Tensor, Tensor]:
+    """Return the codes (int8, or bf16 as int16) and scales (fp32) of rows [..., DIM], by torch."""
+    if form is Format.bf16:
+        codes = rows.to(torch.bfloat16).view(torch.int16)
+        return torch.where(rows.isnan(), 0x7FC0, codes), torch.zeros(rows.shape[:-1])
+    rows = rows.double()
+    largest = rows.abs().amax(-1)
+    mantissa, exponent = torch.frexp(largest)  # in [0.5, 1)
+    if form is Format.int8:
+        exponent = exponent - 7 + (mantissa > 127 / 128).int()
+        limit = 121
+    else:  # e4m3 has four bits of mantissa
+        exponent = exponent - 8 + ((mantissa * 16).round() == 16).int()
+        limit = 120
+    exponent = torch.where(largest == 0, -126, exponent).clamp(min=-126)
+    is_lost = ~largest.isfinite() | (exponent > limit)
+    exponent = torch.where(is_lost, 0, exponent)
+    units = torch.ldexp(torch.where(is_lost[..., None], 0.0, rows), -exponent[..., None])
+    if form is Format.int8:
+        codes = units.round().to(torch.int8)
+    else:
+        codes = units.float().to(torch.float8_e4m3fn).view(torch.int8)
+    scales = torch.ldexp(torch.ones_like(largest), exponent).float()
+    return codes, torch.where(is_lost, torch.nan, scales)
+
+
+def naive_decode(codes: Tensor, scales: Tensor, form: Format) -> Tensor:
+    """Return the rows [..., DIM] of codes and scales, as fp32, by torch."""
+    if form is Format.bf16:
+        return codes.view(torch.bfloat16).float()
+    values = codes if form is Format.int8 else codes.view(torch.float8_e4m3fn)
+    return values.float() * scales[..., None]
+
+
+def naive_encode_items(table: CodeTable, src_ids: Tensor, dst_ids: Tensor) -> None:
+    """Do by torch what `encode_items` does."""
+    moved = (src_ids >= 0) & (dst_ids >= 0)
+    if not bool(moved.any()):
+        return
+    for wide, coded in zip(table.wide, table.coded, strict=True):
+        rows = wide[src_ids[moved].long()].flatten(1).unflatten(1, (-1, table.dim))
+        codes, scales = naive_encode(rows.float(), table.form)
+        parts = [codes.flatten(1).view(torch.uint8)]
+        if table.form.scale_bytes:
+            parts.append(scales.view(torch.uint8))
+        whole = torch.cat(parts, dim=1)
+        coded[dst_ids[moved].long(), : whole.shape[1]] = whole
+
+
+def naive_decode_items(table: CodeTable, src_ids: Tensor, dst_ids: Tensor) -> None:
+    """Do by torch what `decode_items` does."""
+    moved = (src_ids >= 0) & (dst_ids >= 0)
+    if not bool(moved.any()):
+        return
+    for wide, coded in zip(table.wide, table.coded, strict=True):
+        items = coded[src_ids[moved].long()]
+        num_elements = wide.shape[1:].numel()
+        end = num_elements * table.form.code_bytes
+        codes = items[:, :end].contiguous().view(torch.int8)
+        if table.form is Format.bf16:
+            codes = codes.view(torch.int16)
+        codes = codes.unflatten(1, (-1, table.dim))
+        stop = end + codes.shape[1] * table.form.scale_bytes
+        scales = items[:, end:stop].contiguous().view(torch.float32)
+        rows = naive_decode(codes, scales, table.form).to(wide.dtype)
+        wide[dst_ids[moved].long()] = rows.view(-1, *wide.shape[1:])

@@ -1,0 +1,46 @@
+"""How many bytes a page or a state takes in another format of numbers than the model's own.
+
+The sizes are those of `hicache.kernels.transcode`: codes, and for int8 and fp8 a scale of 4 bytes
+for each row, which is the largest power of two that divides the last axis, 256 at most.
+"""
+
+from hicache.models.shapes import LayerKind, ModelConfig
+
+PLAIN = "plain"
+FORMATS = (PLAIN, "int8", "fp8", "bf16")
+CODE_BYTES = {"int8": 1, "fp8": 1, "bf16": 2}
+SCALE_BYTES = {"int8": 4, "fp8": 4, "bf16": 0}
+MAX_ROW = 256
+
+
+def coded_page_bytes(model: ModelConfig, kind: LayerKind, page_size: int, form: str) -> int:
+    """Return the bytes of a page of a kind in a format; of one slot for mamba.
+
+    What would not become smaller, and the taps of convolutions, keep the model's own format.
+    """
+
+    def row_bytes(length: int, element_bytes: int = model.kv_dtype_bytes) -> int:
+        if element_bytes <= CODE_BYTES.get(form, element_bytes):
+            return length * element_bytes
+        num_rows = length // min(length & -length, MAX_ROW)
+        return length * CODE_BYTES[form] + num_rows * SCALE_BYTES[form]
+
+    if form == PLAIN:
+        return model.page_bytes(kind, page_size)
+    value_dim = model.value_dim or model.head_dim
+    if kind is LayerKind.full:
+        heads_bytes = model.num_kv_heads * (row_bytes(model.head_dim) + row_bytes(value_dim))
+        layer_bytes = row_bytes(model.latent_dim) if model.latent_dim else heads_bytes
+        words = "".join(model.layer_words)
+        index_bytes = words.count("i") * row_bytes(model.index_dim) if model.index_dim else 0
+        return page_size * (words.count("F") * layer_bytes + index_bytes)
+    if kind is LayerKind.swa:
+        dims = (model.swa_head_dim,) * 2 if model.swa_head_dim else (model.head_dim, value_dim)
+        heads = model.swa_num_kv_heads or model.num_kv_heads
+        return page_size * model.num_holders(kind) * heads * sum(map(row_bytes, dims))
+    rows = model.num_mamba_layers * model.recurrent_heads * model.recurrent_state_dim
+    plain = model.recurrent_head_dim * model.state_dtype_bytes
+    if not rows:
+        return model.mamba_slot_bytes
+    coded = row_bytes(model.recurrent_head_dim, model.state_dtype_bytes)
+    return model.mamba_slot_bytes - rows * (plain - coded)

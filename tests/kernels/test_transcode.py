@@ -1,0 +1,244 @@
+"""Coded copies against torch, bit for bit, over whole pools, and that many moves equal one."""
+
+from random import Random
+
+import pytest
+import torch
+
+from hicache.kernels import transcode
+from hicache.kernels.transcode import Format, code_table, coded_bytes, row_len
+
+POISON = 0x55
+COMBINATIONS = [
+    (torch.bfloat16, Format.int8),
+    (torch.bfloat16, Format.fp8),
+    (torch.float32, Format.int8),
+    (torch.float32, Format.fp8),
+    (torch.float32, Format.bf16),
+]
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch):
+    """Tiles of 4 KiB, of which small pools have several."""
+    monkeypatch.setattr(transcode, "TILE_BYTES", 4 << 10)
+
+
+def bits_of(values):
+    return values.contiguous().view(torch.int16 if values.dtype == torch.bfloat16 else torch.int32)
+
+
+def difficult(draw, shape, dtype):
+    """Rows of very different sizes, with zeros, subnormal and extreme values, ties and NaN."""
+    generator = torch.Generator().manual_seed(draw.randrange(1 << 30))
+    spread = draw.choice((0.0, 1.0, 20.0))
+    values = torch.randn(shape, generator=generator)
+    values *= torch.exp2(spread * torch.randn((*shape[:-1], 1), generator=generator))
+    values = values.to(dtype)
+    special = (0.0, -0.0, 1e-40, -3e-38, 3.3e38, -3.4e38, torch.inf, torch.nan, 127 / 128, 255.0)
+    special += (1.984375, 1.9921875, 240.0, 248.0, 2.0**-9, 0.5, 1.5, 2.5)
+    rows = values.view(-1, shape[-1])
+    for row in range(0, len(rows), 3):
+        for _ in range(draw.randrange(3)):
+            rows[row, draw.randrange(shape[-1])] = draw.choice(special)
+        if draw.random() < 0.1:
+            rows[row] = draw.choice(special)
+    return values
+
+
+class Case:
+    """Two pools that are too large on purpose: wide heads in a slab of more, coded items apart."""
+
+    def __init__(self, number, device):
+        draw = Random(number)
+        self.dtype, self.form = draw.choice(COMBINATIONS)
+        num_buffers, self.num_wide, self.num_coded = (draw.randint(1, n) for n in (3, 4, 5))
+        token, head = draw.choice((1, 4, 8)), draw.choice((1, 2, 3, 8))
+        shape = (token, head, draw.choice((16, 32, 48, 64, 128, 192)))
+        more = draw.choice((0, 0, 2))  # heads of other ranks
+        layers = draw.random() < 0.5
+        slab = (num_buffers, self.num_wide) if layers else (self.num_wide, num_buffers)
+        slab = difficult(draw, (*slab, token, head + more, shape[-1]), self.dtype).to(device)
+        self.slab = slab
+        self.num_bytes = coded_bytes(shape, self.form)
+        apart = self.num_bytes + 16 * draw.randrange(3)
+        self.host = torch.full((self.num_coded, num_buffers, apart), POISON, dtype=torch.uint8)
+        if device.type == "cuda":
+            self.host = self.host.pin_memory()
+        first = draw.randint(0, more)
+        heads = slice(first, first + head)
+        self.wide = [part[..., heads, :] for part in slab.unbind(0 if layers else 1)]
+        self.coded = [part[:, : self.num_bytes] for part in self.host.unbind(1)]
+        self.table = code_table(self.wide, self.coded, self.form)
+        self.programs = draw.choice((None, 1, 2, 5))
+        count = draw.randint(0, min(self.num_wide, self.num_coded))
+        self.wide_ids = draw.sample(range(self.num_wide), count)
+        self.coded_ids = draw.sample(range(self.num_coded), count)
+        if count > 1 and draw.random() < 0.3:
+            self.wide_ids[0] = self.wide_ids[1]  # one item coded twice
+        if count and draw.random() < 0.3:
+            draw.choice((self.wide_ids, self.coded_ids))[0] = -1
+        self.device = device
+
+    def ids(self, values):
+        return torch.tensor(values, dtype=torch.int32, device=self.device)
+
+    def twin(self):
+        """The same pools in other memory, for torch."""
+        twin = Case.__new__(Case)
+        slab, host = self.slab.cpu().clone(), self.host.clone()
+        wide, coded = (
+            [memory.as_strided(part.shape, part.stride(), part.storage_offset()) for part in parts]
+            for memory, parts in ((slab, self.wide), (host, self.coded))
+        )
+        twin.slab, twin.host, twin.table = slab, host, code_table(wide, coded, self.form)
+        return twin
+
+    def encode(self):
+        transcode.encode_items(
+            self.table,
+            self.ids(self.wide_ids),
+            self.ids(self.coded_ids),
+            num_programs=self.programs,
+        )
+        self.synchronize()
+
+    def decode(self):
+        wide_ids = [-1 if i in self.wide_ids[:n] else i for n, i in enumerate(self.wide_ids)]
+        transcode.decode_items(
+            self.table, self.ids(self.coded_ids), self.ids(wide_ids), num_programs=self.programs
+        )
+        self.synchronize()
+        return wide_ids
+
+    def synchronize(self):
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+def assert_moves_equal_torch(case):
+    """Code and decode with the kernel and with torch, and compare every byte of both pools."""
+    twin = case.twin()
+    case.encode()
+    as_ids = [torch.tensor(ids, dtype=torch.int32) for ids in (case.wide_ids, case.coded_ids)]
+    transcode.naive_encode_items(twin.table, *as_ids)
+    assert torch.equal(case.host, twin.host)
+    assert torch.equal(bits_of(case.slab).cpu(), bits_of(twin.slab))
+    wide_ids = case.decode()
+    transcode.naive_decode_items(twin.table, as_ids[1], torch.tensor(wide_ids, dtype=torch.int32))
+    assert torch.equal(case.slab.cpu().nan_to_num(nan=7.5), twin.slab.nan_to_num(nan=7.5))
+    assert torch.equal(case.host, twin.host)
+
+
+@pytest.mark.parametrize(
+    "numbers", [range(100), pytest.param(range(100, 1000), marks=pytest.mark.soak)], ids=len
+)
+def test_random_moves_there_and_back_equal_torch_bit_for_bit(numbers, device):
+    for number in numbers:
+        assert_moves_equal_torch(Case(number, device))
+
+
+def test_every_row_of_every_format_is_met(device):
+    """The random cases have all combinations, pieces larger and smaller than a tile, and NaN."""
+    cases = [Case(number, device) for number in range(100)]
+    assert {(case.dtype, case.form) for case in cases} == set(COMBINATIONS)
+    tiles = [
+        transcode.constants_of(case.table, encodes=encodes)["TILE"] - case.table.rows
+        for case in cases
+        for encodes in (True, False)
+    ]
+    assert min(tiles) < 0 < max(tiles)
+    assert any(not case.slab.isfinite().all() for case in cases)
+
+
+@pytest.mark.parametrize(
+    ("num_moves", "combinations"),
+    [
+        (4, COMBINATIONS),
+        (100, COMBINATIONS[:1]),
+        pytest.param(100, COMBINATIONS[1:], marks=pytest.mark.soak),
+    ],
+)
+def test_many_moves_equal_one(num_moves, combinations, device):
+    for dtype, form in combinations:
+        wide = difficult(Random(7), (3, 4, 2, 32), dtype).to(device)
+        coded = torch.zeros(2, 3, coded_bytes(wide.shape[1:], form), dtype=torch.uint8)
+        coded = coded.pin_memory() if device.type == "cuda" else coded
+        hops = [code_table([wide], [each], form) for each in coded]
+        ids = torch.arange(3, dtype=torch.int32, device=device)
+        results = []
+        for move in range(num_moves):
+            transcode.encode_items(hops[move % 2], ids, ids.flip(0))
+            transcode.decode_items(hops[move % 2], ids.flip(0), ids)
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            results.append((coded[move % 2].clone(), wide.cpu().nan_to_num(nan=7.5)))
+        for later, first in zip(results[-1], results[0], strict=True):
+            assert torch.equal(later, first)
+
+
+def test_a_scale_off_by_one_is_detected(device, monkeypatch):
+    right = transcode.naive_encode
+
+    def wrong(rows, form):
+        _, scales = right(rows, form)
+        return (rows / scales[..., None] / 2).round().to(torch.int8), scales * 2
+
+    cases = (Case(number, device) for number in range(100))
+    case = next(case for case in cases if case.form is Format.int8 and case.coded_ids)
+    assert_moves_equal_torch(case)
+    monkeypatch.setattr(transcode, "naive_encode", wrong)
+    with pytest.raises(AssertionError):
+        assert_moves_equal_torch(case)
+
+
+def test_the_pipelined_loop_codes_as_the_plain_one_does(monkeypatch):
+    case = Case(3, torch.device("cpu"))
+    constants = transcode.constants_of
+    with_stages = lambda *given, **named: constants(*given, **named) | {"STAGES": 3}  # noqa: E731
+    monkeypatch.setattr(transcode, "constants_of", with_stages)
+    assert_moves_equal_torch(case)
+
+
+@pytest.mark.parametrize(
+    ("shape", "form", "num_bytes"),
+    [
+        ((16, 8, 128), Format.int8, 16 * 8 * 132),
+        ((16, 8, 192), Format.fp8, 16 * 8 * (192 + 3 * 4)),
+        ((64, 128), Format.bf16, 64 * 128 * 2),
+        ((1, 1, 512), Format.int8, 512 + 16),  # two scales, padded to 16 bytes
+    ],
+)
+def test_a_coded_item_has_a_code_for_each_element_and_a_scale_for_each_row(shape, form, num_bytes):
+    assert coded_bytes(shape, form) == num_bytes
+
+
+def test_a_row_is_a_power_of_two_of_elements():
+    assert [row_len(n) for n in (64, 128, 192, 512, 576, 96)] == [64, 128, 64, 256, 64, 32]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"form": Format.bf16}, "bf16 codes fp32 .* got torch.bfloat16"),
+        ({"wide": [torch.zeros(2, 4, 64, dtype=torch.float64)]}, "got torch.float64"),
+        ({"wide": [torch.zeros(2, 4, 24, dtype=torch.bfloat16)]}, "rows of 16·n coded bytes"),
+        ({"coded": []}, "got 1 and 0"),
+        ({"coded": [torch.zeros(2, 272)]}, r"\[items, 272\] uint8 wanted, got .* torch.float32"),
+        ({"coded": [torch.zeros(2, 256, dtype=torch.uint8)]}, r"\[items, 272\] uint8 wanted"),
+        ({"wide": 2, "coded": 2, "same": True}, "buffer 0 and .* buffer 1 overlap"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_pools_that_cannot_be_coded_are_refused(change, sentence):
+    wide = [torch.zeros(2, 4, 64, dtype=torch.bfloat16)]
+    coded = [torch.zeros(2, 4 * (64 + 4), dtype=torch.uint8)]
+    if change.get("same"):
+        given = {"wide": wide * 2, "coded": [coded[0], coded[0].clone()], "form": Format.int8}
+    else:
+        given = {"wide": wide, "coded": coded, "form": Format.int8} | change
+        for pool in given["coded"]:
+            if pool.shape[1] == 272 and given["wide"][0].shape[-1] == 24:
+                given["coded"] = [torch.zeros(2, 4 * 24 + 4 * 3 * 4, dtype=torch.uint8)]
+    with pytest.raises(ValueError, match=sentence):
+        code_table(**given)

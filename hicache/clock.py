@@ -54,3 +54,19 @@ class WallClock:
         delay = time_ns - self.now()
         if delay > 0:
             time.sleep(delay / SECOND_NS)
+
+
+class Stall:
+    """Time that calls have taken in simulated time, until it is charged to the caller."""
+
+    def __init__(self) -> None:
+        self._pending_ns = 0
+
+    def add(self, duration_ns: int) -> None:
+        """Record that a call took so many nanoseconds longer."""
+        self._pending_ns += duration_ns
+
+    def take(self) -> int:
+        """Return the nanoseconds since the last call of `take`."""
+        taken, self._pending_ns = self._pending_ns, 0
+        return taken

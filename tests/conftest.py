@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hicache.cache.tree.arrivals import FATES
+from hicache.cache.tiers.transfer import FATES
 from hicache.clock import SECOND_NS
 from hicache.config import WorkloadConfig
 from hicache.request import Request

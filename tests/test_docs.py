@@ -55,6 +55,25 @@ def test_every_link_leads_to_a_file_and_a_heading(page):
     assert broken_links(page) == []
 
 
+def test_the_architecture_names_modules_and_functions_that_exist():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    sources = {path: path.read_text() for path in (ROOT / "hicache").rglob("*.py")}
+    steps = re.findall(r"^\| \d+ \|(.*?)\|", text, flags=re.MULTILINE)
+    assert steps
+    for each in steps:
+        path, functions = None, 0
+        for name in re.findall(r"`([\w./]+)`", each):
+            if name.endswith(".py"):
+                path = ROOT / "hicache" / name
+                continue
+            assert path is not None, each
+            assert f"def {name.rpartition('.')[2]}(" in sources[path], f"{name} is not in {path}"
+            functions += 1
+        assert functions, each
+    for name in re.findall(r"\b[\w/]+\.py\b", text):
+        assert any(str(path).endswith(f"/{name}") for path in [*sources, Path(__file__)]), name
+
+
 def test_a_broken_link_is_found(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("# A heading: one\n[a](#a-heading-one) [b](#two) [c](none.md) [d](page.md)\n")

@@ -44,7 +44,6 @@ ROOMS = {
     "hicache.executor": ["completions", "storage_script", "simulated", "real"],
     "hicache.engine": [
         "ports",
-        "client_timeouts",
         "loop",
         "routing",
         "warm",

@@ -14,8 +14,7 @@ from hicache.cache.kinds import FULL
 from hicache.cache.pages import PageIds
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
-from hicache.cache.tiers.transfer import BackUp, LoadBack, StorageWrite
-from hicache.cache.tree.arrivals import FATES
+from hicache.cache.tiers.transfer import FATES, BackUp, LoadBack, StorageWrite
 from hicache.cache.tree.node import DEVICE, HOST, TIER_NAMES, TIERS, Node
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
@@ -54,7 +53,7 @@ def check(
     _check_queues(tree, survey)
     running = list(sequences)
     _check_pages(cache, prefetcher, survey.page_ids, running, loose_slots)
-    _check_arrivals(cache, survey.page_ids[HOST][FULL])
+    _check_fates(cache, survey.page_ids[HOST][FULL])
     # a load-back may also fill the slot in which a running request computes
     for kind in tree.kinds.points:
         survey.locked[DEVICE][kind] += [each.working_slot for each in running if each.working_slot]
@@ -267,18 +266,18 @@ def _check_pages(
                 _break(5, f"{what}; they differ in {sorted(taken ^ owned)}")
 
 
-def _check_arrivals(cache: PrefixCache, on_host: Iterable[PageIds]) -> None:
-    arrivals, counters = cache.arrivals, cache.counters
-    left = arrivals.unused.difference(*on_host)
+def _check_fates(cache: PrefixCache, on_host: Iterable[PageIds]) -> None:
+    unused, counters = cache.fates.unused, cache.counters
+    left = unused.difference(*on_host)
     _hold(
         not left, 9, f"pages {left} were read from storage but are neither counted nor on the host"
     )
     fates = sum(counters[f"prefetch/{fate}_pages"] for fate in FATES)
     _hold(
-        counters["prefetch/read_pages"] == fates + len(arrivals.unused),
+        counters["prefetch/read_pages"] == fates + len(unused),
         9,
         f"{counters['prefetch/read_pages']} pages were read, {fates} have a fate and "
-        f"{len(arrivals.unused)} may be used",
+        f"{len(unused)} may be used",
     )
 
 

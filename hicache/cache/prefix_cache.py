@@ -65,7 +65,7 @@ class PrefixCache:
         self.knobs = knobs = tree.knobs
         self.counters: Counter[str] = Counter()
         self._bookings = Bookings(tree.kinds, pools, self.counters)
-        self.arrivals = self._bookings.arrivals
+        self.fates = self._bookings.fates
         self.in_flight = self._bookings.in_flight
         self._writer = None
         if storage_queue_bytes is not None:
@@ -316,8 +316,8 @@ class PrefixCache:
         for action in actions:
             if action.kind == FULL:
                 full.difference_update(action.page_ids)
-        self.arrivals.count(len(pages[FULL]) - len(full), "duplicate")
-        self.arrivals.publish(full)
+        self.fates.count(len(pages[FULL]) - len(full), "duplicate")
+        self.fates.publish(full)
         return len(full)
 
     # -- inside --------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hicache.cache.reasons.table import REASONS
-from hicache.cache.tree.arrivals import FATES
+from hicache.cache.tiers.transfer import FATES
 from hicache.cli.console import console, show_table
 from hicache.cli.job import Outcome
 from hicache.cli.stored import SUMMARY_FILE, read_json

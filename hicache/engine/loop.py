@@ -17,7 +17,6 @@ from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.transfer import Reported, StorageWrite
 from hicache.clock import Clock
 from hicache.config import WritePolicy
-from hicache.engine.client_timeouts import ClientTimeouts
 from hicache.engine.decode_run import DecodeRun
 from hicache.engine.ports import Executor, Io, Observer
 from hicache.request import Request
@@ -306,6 +305,48 @@ class Engine:
             reads, prefetcher.reads = prefetcher.reads, []
             for prefetch in reads:
                 self.executor.read(prefetch, now_ns)
+
+
+class ClientTimeouts:
+    """When clients give up on requests that are not answered.
+
+    Holds only requests that are not answered yet: the timeout of an answered one has no effect.
+    """
+
+    def __init__(self, patience_ns: Mapping[int, int]) -> None:
+        """`patience_ns`: by a request's id, from its arrival; a client not listed waits forever."""
+        self._patience_ns = patience_ns
+        self._line: list[tuple[int, int]] = []  # (when, request)
+        self._engines: dict[int, int] = {}  # of the requests that are not answered yet
+        self.next_ns: int | None = None  # when the next client gives up
+
+    def arrived(self, request: Request, engine: int, now_ns: int) -> None:
+        """Start the timeout of a request that arrived now and was routed to `engine`."""
+        patience_ns = self._patience_ns.get(request.id)
+        if patience_ns is not None:
+            heapq.heappush(self._line, (now_ns + patience_ns, request.id))
+            self._engines[request.id] = engine
+            self._look()
+
+    def ended(self, outcome: Outcome) -> None:
+        """Drop the timeouts of answered and rejected requests."""
+        for req in (*outcome.finished, *(req for req, _ in outcome.rejected)):
+            self._engines.pop(req.request.id, None)
+        self._look()
+
+    def until(self, now_ns: int) -> list[tuple[int, int]]:
+        """Take out the requests whose clients give up by now: (engine, request)."""
+        gone: list[tuple[int, int]] = []
+        while self.next_ns is not None and self.next_ns <= now_ns:
+            request_id = heapq.heappop(self._line)[1]
+            gone.append((self._engines.pop(request_id), request_id))
+            self._look()
+        return gone
+
+    def _look(self) -> None:
+        while self._line and self._line[0][1] not in self._engines:
+            heapq.heappop(self._line)
+        self.next_ns = self._line[0][0] if self._line else None
 
 
 class Router(Protocol):

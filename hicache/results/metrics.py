@@ -13,7 +13,7 @@ from enum import StrEnum
 from math import fsum
 
 from hicache.cache.reasons.table import REASONS
-from hicache.cache.tree.arrivals import FATES
+from hicache.cache.tiers.transfer import FATES
 from hicache.clock import SECOND_NS
 from hicache.scheduler.queue_waits import CAUSES
 

@@ -185,7 +185,7 @@ class Recorder:
         return totals
 
     def _fates_now(self) -> Counter[str]:
-        return sum((engine.cache.arrivals.fates_now() for engine in self._engines), Counter())
+        return sum((engine.cache.fates.fates_now() for engine in self._engines), Counter())
 
     def _ended(
         self, req: RequestState, status: Status, reason: str, engine: int, now_ns: int

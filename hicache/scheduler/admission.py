@@ -1,16 +1,15 @@
-"""Whether a request fits: what it is charged, what is there, and how long a deferral stands."""
+"""Whether a request or a run of decode steps fits, and how long a deferral stands."""
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import Protocol
 
 from hicache.cache.named import TOKENS, make_policy
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.node import DEVICE, MatchResult
-from hicache.config import SchedulerConfig
+from hicache.config import SchedulerConfig, WritePolicy
 from hicache.scheduler.budget import FORMS, NewTokenRatio, StepBudget, SwaBudget, ceil_page
 from hicache.scheduler.decision import Admit, Defer, Reason
-from hicache.scheduler.decoding import steps_in_free_pages, steps_in_page
 from hicache.scheduler.request_state import RequestState
 
 
@@ -176,3 +175,61 @@ class Admission:
             swa_host_hit_length=host_hit,
             max_new=max_new,
         )
+
+
+def steps_with_pages(cache: PrefixCache, running: Sequence[RequestState], wanted: int) -> int:
+    """Return how many steps, at most `wanted`, the pools surely have pages for.
+
+    Under write_back a victim is saved before the next step, and pages that leave a window in the
+    meantime are not counted; in both cases many steps at once take free pages only.
+    """
+    page, kinds = cache.page_size, cache.tree.kinds.paged
+    most = len(running) * (wanted // page + 1)  # whatever the lengths are
+    if min([cache.available_size(kind) for kind in kinds]) >= most * page:
+        return wanted
+    for kind in kinds:
+        if (
+            kind not in cache.tree.kinds.aux
+            and cache.knobs.write_policy is not WritePolicy.write_back
+        ):
+            continue
+        if not _are_free(cache, kind, running, wanted):
+            wanted = steps_in_page(running, page, wanted)
+    room = min(cache.room(kind) // page for kind in kinds)
+    while wanted and pages_for(running, page, wanted) > room:
+        wanted //= 2
+    return wanted
+
+
+def must_evict(cache: PrefixCache, running: Sequence[RequestState]) -> bool:
+    """True if the next step needs more pages than are free."""
+    return not all(_are_free(cache, kind, running, 1) for kind in cache.tree.kinds.paged)
+
+
+def pages_for(running: Sequence[RequestState], page_size: int, num_steps: int) -> int:
+    """Return the pages of each kind that `num_steps` steps take."""
+    counts = [-(-(req.kv_len + num_steps) // page_size) - req.sequence.num_pages for req in running]
+    return sum([count for count in counts if count > 0])
+
+
+def steps_in_page(running: Sequence[RequestState], page_size: int, wanted: int) -> int:
+    """Return the steps, in [1, `wanted`], until the first request has filled a page."""
+    left = min([-req.kv_len % page_size for req in running])
+    return max(min(wanted, left), 1)
+
+
+def steps_in_free_pages(cache: PrefixCache, running: Sequence[RequestState], wanted: int) -> int:
+    """Return how many steps, in [1, `wanted`], surely evict nothing."""
+    page = cache.page_size
+    free = min([cache.available_size(kind) for kind in cache.tree.kinds.paged]) // page
+    if pages_for(running, page, wanted) <= free:
+        return wanted
+    few = bisect_right(range(1, wanted), free, key=lambda steps: pages_for(running, page, steps))
+    return max(few, 1)
+
+
+def _are_free(
+    cache: PrefixCache, kind: int, running: Sequence[RequestState], num_steps: int
+) -> bool:
+    page = cache.page_size
+    return pages_for(running, page, num_steps) <= cache.available_size(kind) // page

@@ -16,12 +16,11 @@ from hicache.cache.reasons.explainer import Explainer
 from hicache.cache.tree.node import MatchResult
 from hicache.config import Batching, SchedulerConfig, WritePolicy
 from hicache.request import Request
-from hicache.scheduler.admission import Admission
+from hicache.scheduler.admission import Admission, must_evict, steps_with_pages
 from hicache.scheduler.batch import NOTHING, Batch, Extend, Outcome
 from hicache.scheduler.budget import StepBudget
 from hicache.scheduler.checkpoints import CheckpointSaver, Placement
 from hicache.scheduler.decision import Admit, Decision, Defer, Reason, Reject
-from hicache.scheduler.decoding import must_evict, steps_with_pages
 from hicache.scheduler.order import ORDERS, ServiceOrder
 from hicache.scheduler.queue_waits import NO_CHUNK, NO_STEP, STEP, Cause, QueueWaits, Shortage
 from hicache.scheduler.request_state import RequestState

@@ -10,7 +10,7 @@ from shutil import rmtree
 from tempfile import mkdtemp
 from uuid import uuid4
 
-from hicache.clock import Clock
+from hicache.clock import Clock, Stall
 from hicache.config import STORAGES, StorageConfig
 from hicache.storage.base import Storage, StorageError
 from hicache.storage.engines.file import FileStorage
@@ -21,7 +21,7 @@ from hicache.storage.engines.slab import SlabStorage
 from hicache.storage.guards.breaker import BreakerStorage
 from hicache.storage.guards.checked import CheckedStorage
 from hicache.storage.guards.deadline import DeadlineStorage
-from hicache.storage.guards.faults import Fault, FaultyStorage, Stall
+from hicache.storage.guards.faults import Fault, FaultyStorage
 from hicache.storage.passwords import MASK, reveal
 
 KINDS = ("none", *STORAGES)

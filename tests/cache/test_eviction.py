@@ -6,10 +6,9 @@ import pytest
 
 from hicache.cache.invariants import check
 from hicache.cache.kinds import FULL, SWA
-from hicache.cache.tree.eviction import POLICIES, Random
+from hicache.cache.tree.eviction import POLICIES, Random, VictimQueue
 from hicache.cache.tree.node import DEVICE, HOST, Node
 from hicache.cache.tree.sequence import Sequence
-from hicache.cache.tree.victims import VictimQueue
 from tests.cache.small import complete_all, evict_all, make_cache, run_request, tokens_of
 
 

@@ -371,14 +371,14 @@ def test_a_prefetch_that_is_still_there_is_found() -> None:
     with pytest.raises(BrokenLawError, match=told):
         world.check_drained()
     world.cache.counters["prefetch/discarded_aborted_pages"] = 1
-    world.cache.arrivals.count(2, "late")
+    world.cache.fates.count(2, "late")
     world.check_drained()
 
 
 def test_a_page_from_storage_without_a_fate_is_found() -> None:
     world = World().done()
     world.cache.counters["prefetch/read_pages"] = 3
-    world.cache.arrivals.count(1, "duplicate")
+    world.cache.fates.count(1, "duplicate")
     told = re.escape("law 9: 4 pages were read, 1 have a fate and 0 may be used")
     with pytest.raises(BrokenLawError, match=told):
         world.check()
@@ -386,7 +386,7 @@ def test_a_page_from_storage_without_a_fate_is_found() -> None:
 
 def test_a_page_from_storage_that_has_left_without_a_fate_is_found() -> None:
     world = World().done()
-    world.cache.arrivals.publish([7])
+    world.cache.fates.publish([7])
     told = re.escape(
         "law 9: pages {7} were read from storage but are neither counted nor on the host"
     )

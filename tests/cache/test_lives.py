@@ -10,7 +10,7 @@ from hicache.cache import invariants
 from hicache.cache.kinds import FULL
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.prefetch.prefetcher import Prefetcher
-from hicache.cache.tree.arrivals import FATES
+from hicache.cache.tiers.transfer import FATES
 from hicache.cache.tree.node import DEVICE, HOST
 from hicache.cache.tree.sequence import Sequence
 from hicache.config import CommitPolicy, CutPolicy, PrefetchConfig, StageAt
@@ -368,7 +368,7 @@ def test_all_that_becomes_of_a_prefetch_is_counted_once(name: str) -> None:
     happens(story)
     for number in list(story.prefetcher.active):
         story.go_on(number)
-    totals = story.cache.counters + story.cache.arrivals.fates_now()
+    totals = story.cache.counters + story.cache.fates.fates_now()
     counted = {key[9:]: n for key, n in totals.items() if key.startswith("prefetch/")}
     assert counted.pop("read_pages", 0) == sum(counted.get(f"{fate}_pages", 0) for fate in FATES)
     assert counted == wanted

@@ -4,10 +4,9 @@ import pytest
 
 from hicache.cache.kinds import FULL, MAMBA, SWA
 from hicache.cache.prefix_cache import PrefixCache
-from hicache.cache.tree.eviction import POLICIES
+from hicache.cache.tree.eviction import POLICIES, VictimQueue
 from hicache.cache.tree.node import DEVICE, HOST, Node
 from hicache.cache.tree.sequence import Sequence
-from hicache.cache.tree.victims import VictimQueue
 from hicache.config import WritePolicy
 from tests.cache.small import complete_all, make_cache, run_request, tokens_of
 

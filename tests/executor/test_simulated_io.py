@@ -16,9 +16,9 @@ from hicache.cache.tiers.transfer import (
     StorageDelete,
     StorageWrite,
 )
+from hicache.clock import Stall
 from hicache.config import StorageConfig
 from hicache.executor.simulated.executor import SimulatedExecutor, SimulatedIo
-from hicache.storage.guards.faults import Stall
 
 MS = 1_000_000
 SIZES = (1_000_000, 2_000_000, 500_000)  # bytes of a page, a window page and a state: 1, 2, 0.5 ms

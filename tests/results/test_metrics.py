@@ -3,7 +3,7 @@ from random import Random
 
 import pytest
 
-from hicache.cache.tree.arrivals import FATES
+from hicache.cache.tiers.transfer import FATES
 from hicache.results.metrics import REQUIRED_MEASURES, TTFT_PARTS, Status, percentile, summarize
 
 TTFT_KEYS = [

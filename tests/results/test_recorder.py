@@ -13,7 +13,7 @@ from hicache import config
 from hicache.cache.kinds import FULL, named_kinds
 from hicache.cache.pages import PageAllocator
 from hicache.cache.reasons.table import Span
-from hicache.cache.tree.arrivals import Arrivals
+from hicache.cache.tiers.transfer import PrefetchFates
 from hicache.clock import SECOND_NS
 from hicache.request import Request, TokenSpans
 from hicache.results.metrics import Progress, Status
@@ -47,7 +47,7 @@ class FakeEngine:
         counters: Counter[str] = Counter()
         self.cache = SimpleNamespace(
             counters=counters,
-            arrivals=Arrivals(counters),
+            fates=PrefetchFates(counters),
             tree=SimpleNamespace(kinds=named_kinds(64, window_len=64)),
             pools=pools,
         )
@@ -271,7 +271,7 @@ def test_counting_begins_when_the_warm_up_ends() -> None:
 
 def test_a_page_read_in_the_warm_up_counts_as_read_where_its_fate_falls() -> None:
     score = Score(FakeEngine(), FakeEngine(), warm_up_s=3.0)
-    one, other = (engine.cache.arrivals for engine in score.engines)
+    one, other = (engine.cache.fates for engine in score.engines)
     one.publish([1, 2, 3])
     other.publish([1, 2])
     one.use([1])

@@ -17,8 +17,7 @@ from hicache.config import (
     StorageWrites,
     WritePolicy,
 )
-from hicache.engine.client_timeouts import ClientTimeouts
-from hicache.engine.loop import Engine
+from hicache.engine.loop import ClientTimeouts, Engine
 from hicache.engine.warm import warm_storage
 from hicache.executor.simulated.stores import StandIns
 from hicache.request import Request

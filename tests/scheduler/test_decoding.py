@@ -7,7 +7,7 @@ import pytest
 
 from hicache.cache.kinds import FULL, SWA, named_kinds
 from hicache.config import WritePolicy
-from hicache.scheduler.decoding import must_evict, pages_for, steps_in_page, steps_with_pages
+from hicache.scheduler.admission import must_evict, pages_for, steps_in_page, steps_with_pages
 
 PAGE = 16
 

@@ -18,13 +18,13 @@ from storage_pages import (
     write,
 )
 
-from hicache.clock import SimulatedClock, to_ns
+from hicache.clock import SimulatedClock, Stall, to_ns
 from hicache.config import FaultsConfig
 from hicache.storage.base import Storage, StorageError
 from hicache.storage.engines.memory import MemoryStorage
 from hicache.storage.guards.breaker import BreakerStorage
 from hicache.storage.guards.checked import CheckedStorage
-from hicache.storage.guards.faults import Fault, FaultyStorage, Stall
+from hicache.storage.guards.faults import Fault, FaultyStorage
 
 FIELDS = [field.name for field in fields(FaultsConfig)]
 ALL_AT_ONCE = FaultsConfig(

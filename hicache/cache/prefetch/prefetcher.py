@@ -29,7 +29,7 @@ WANTS = {"waits": FLAG, "uses_clock": FLAG, "may_stop": FLAG, "deadline_ns": MOM
 class Prefetcher:
     """Starts, judges and settles the prefetches of one engine.
 
-    Every page it stages is read, or discarded for a reason (`counters`); `cache.arrivals` says what
+    Every page it stages is read, or discarded for a reason (`counters`); `cache.fates` says what
     becomes of those that are read.
     """
 
@@ -347,7 +347,7 @@ class Prefetcher:
         unusable = prefetch.staged[FULL][: completed - kept]
         prefetch.staged[FULL] = prefetch.staged[FULL][completed - kept :]
         self.cache.host.free(FULL, unusable)
-        self.cache.arrivals.count(completed - kept, "not_restorable")
+        self.cache.fates.count(completed - kept, "not_restorable")
         self._settle(prefetch)
 
     def _settle(self, prefetch: Prefetch) -> None:
@@ -359,6 +359,6 @@ class Prefetcher:
         # the reader has let go
         prefetch.phase = Phase.ended
         late = prefetch.completed_pages - prefetch.settled_pages
-        self.cache.arrivals.count(late, "late")
+        self.cache.fates.count(late, "late")
         self.counters[f"prefetch/discarded_{reason}_pages"] += len(prefetch.staged[FULL]) - late
         self._unstage(prefetch)

@@ -113,7 +113,7 @@ class Device:
                 done += len(held)
             moves.append(Move(kind, joined(sources), targets))
             if kind not in kinds.aux:
-                self._bookings.arrivals.use(moves[-1].sources)
+                self._bookings.fates.use(moves[-1].sources)
         num_bytes = self._bookings.bytes_of(moves)
         load_back = LoadBack(
             moves=moves, num_bytes=num_bytes, node=node, locks=[lock], host_locks=[host_lock]
@@ -148,7 +148,7 @@ class Device:
             tree.release(host_lock)
             return None
         last.tick = tree.residency.tick
-        self._bookings.arrivals.use(held)
+        self._bookings.fates.use(held)
         sequence.pages[FULL] += page_ids
         sequence.num_pages = end
         is_new = load_back is None

@@ -11,10 +11,11 @@ from typing import NamedTuple
 
 from hicache.cache.kinds import Kinds
 from hicache.cache.pages import FreePages, PageIds, Pools
-from hicache.cache.tree.arrivals import Arrivals
 from hicache.cache.tree.keys import Key
 from hicache.cache.tree.node import HOST, TIER_NAMES, Lock, Node
 from hicache.cache.tree.page_registry import PageNumbers
+
+FATES = ("used", "unused_at_end", "evicted_unused", "duplicate", "late", "not_restorable")
 
 
 class Move(NamedTuple):
@@ -101,6 +102,55 @@ Reported = LoadBack | BackUp | StorageWrite  # whose end is reported
 Work = Reported | CopyState | StorageDelete
 
 
+class PrefetchFates:
+    """What becomes of the full pages that prefetches have read from storage: one fate for each.
+
+    - `used`: loaded back to the device for any request;
+    - `duplicate`: on the host already;
+    - `late`: read after the request had started without it, or was aborted;
+    - `not_restorable`: read without the window or state that its use needs, and freed at once;
+    - `evicted_unused`, `unused_at_end`: in the tree and never used, until it left the host or the
+      run ended.
+
+    Invariant: each page that was read has a fate or is in `unused`, the host pages in the tree that
+    a prefetch has read and no request has used.
+    """
+
+    def __init__(self, counters: Counter[str]) -> None:
+        self.unused: set[int] = set()
+        self._counters = counters
+
+    def count(self, num_pages: int, fate: str) -> None:
+        """Count pages that were read, and their fate."""
+        self._counters["prefetch/read_pages"] += num_pages
+        self._counters[f"prefetch/{fate}_pages"] += num_pages
+
+    def publish(self, page_ids: Iterable[int]) -> None:
+        """Count pages that were read and are in the tree now."""
+        new = set(page_ids)
+        self._counters["prefetch/read_pages"] += len(new)
+        self.unused |= new
+
+    def use(self, page_ids: Iterable[int]) -> None:
+        """Count those of the pages as used that a prefetch has read. O(pages)."""
+        self._close(page_ids, "used")
+
+    def evict(self, page_ids: Iterable[int]) -> None:
+        """Count those of the pages as evicted that were not used. O(pages)."""
+        self._close(page_ids, "evicted_unused")
+
+    def fates_now(self) -> Counter[str]:
+        """Return the counter of the unused pages if the run ended now."""
+        return Counter({"prefetch/unused_at_end_pages": len(self.unused)})
+
+    def _close(self, page_ids: Iterable[int], fate: str) -> None:
+        if not self.unused:
+            return
+        closed = self.unused.intersection(page_ids)
+        self.unused -= closed
+        self._counters[f"prefetch/{fate}_pages"] += len(closed)
+
+
 class Bookings:
     """What the cache wants carried out, the pools it comes from, and what is counted.
 
@@ -111,7 +161,7 @@ class Bookings:
     def __init__(self, kinds: Kinds, pools: Pools, counters: Counter[str]) -> None:
         self.pools = pools
         self.counters = counters
-        self.arrivals = Arrivals(counters)
+        self.fates = PrefetchFates(counters)
         self.page_bytes = kinds.page_bytes
         self._aux = kinds.aux
         self._evicted = [
@@ -133,6 +183,6 @@ class Bookings:
         """Give back and count what an eviction frees."""
         for tier, kind, page_ids in actions:
             if tier == HOST and kind not in self._aux:
-                self.arrivals.evict(page_ids)
+                self.fates.evict(page_ids)
             self.counters[self._evicted[tier][kind]] += len(page_ids)
             self.pools[tier][kind].free(page_ids)

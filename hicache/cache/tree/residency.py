@@ -4,11 +4,10 @@ from collections.abc import Callable, Sequence
 
 from hicache.cache.kinds import FULL, Kinds
 from hicache.cache.pages import FreePages, PageIds
-from hicache.cache.tree.eviction import EvictionPolicy, Priority
+from hicache.cache.tree.eviction import EvictionPolicy, Priority, VictimQueue
 from hicache.cache.tree.node import DEVICE, HOST, TIERS, Lock, Node
 from hicache.cache.tree.page_history import PageHistory
 from hicache.cache.tree.page_registry import NO_NUMBERS
-from hicache.cache.tree.victims import VictimQueue
 
 
 def _tick_of(kind: int) -> Callable[[Node], Priority]:

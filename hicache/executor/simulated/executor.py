@@ -21,7 +21,7 @@ from hicache.cache.tiers.transfer import (
     Work,
 )
 from hicache.cache.tree.keys import Key, kinds_of
-from hicache.clock import Clock, to_ns
+from hicache.clock import Clock, Stall, to_ns
 from hicache.config import StorageConfig
 from hicache.executor.completions import Delivery, StepEnds, StepRun
 from hicache.executor.simulated.cost import CostModel
@@ -29,7 +29,6 @@ from hicache.executor.simulated.links import Links
 from hicache.executor.simulated.stores import KeyStore
 from hicache.executor.storage_script import Ask, Load, read_script, write_script
 from hicache.scheduler.batch import Batch
-from hicache.storage.guards.faults import Stall
 
 Wait = tuple[int, int, tuple[str, ...]]  # (latency in ns, then bytes, links they cross)
 IoJob = Generator[Wait, None, None]

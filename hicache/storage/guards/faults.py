@@ -27,22 +27,6 @@ class Fault(Enum):
     full = auto()
 
 
-class Stall:
-    """Time that calls have taken where nobody sleeps: a simulation charges it to the caller."""
-
-    def __init__(self) -> None:
-        self._pending_ns = 0
-
-    def add(self, duration_ns: int) -> None:
-        """A call took so much longer."""
-        self._pending_ns += duration_ns
-
-    def take(self) -> int:
-        """Nanoseconds since this was last asked."""
-        taken, self._pending_ns = self._pending_ns, 0
-        return taken
-
-
 class FaultyStorage(GuardStorage):
     """An engine with the faults of a plan, drawn from a seed in the order of the calls.
 

@@ -112,7 +112,7 @@ def test_a_window_on_the_host_alone_is_loaded_back() -> None:
     acquired = cache.acquire(sequence, found)
     assert acquired is not None
     assert acquired.load_back is not None
-    assert acquired.load_back.num_pages == (0, 2, 0)
+    assert acquired.load_back.counts == {SWA: 2}
 
 
 def test_another_model_is_told_apart_by_its_name_alone(tmp_path: Any) -> None:

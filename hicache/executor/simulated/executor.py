@@ -32,7 +32,6 @@ from hicache.scheduler.batch import Batch
 
 Wait = tuple[int, int, tuple[str, ...]]  # (latency in ns, then bytes, links they cross)
 IoJob = Generator[Wait, None, None]
-STORAGE_LINKS = ("storage_read", "storage_write", "storage")
 NO_STORAGE_LIMIT = 1e15  # bytes a second: a link that never binds
 
 

@@ -7,11 +7,11 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from hicache.cache.reasons.table import REASONS
 from hicache.cache.tree.arrivals import FATES
 from hicache.cli.console import console, show_table
 from hicache.cli.job import Outcome
 from hicache.cli.stored import SUMMARY_FILE, read_json
+from hicache.observe.reasons import REASONS
 from hicache.results.metrics import TTFT_PARTS
 from hicache.results.verdict import CLEAN, in_short, loads, objections, stage_lines
 from hicache.scheduler.queue_waits import CAUSES

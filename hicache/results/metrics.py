@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from math import fsum
 
-from hicache.cache.reasons.table import REASONS
 from hicache.cache.tree.arrivals import FATES
 from hicache.clock import SECOND_NS
+from hicache.observe.reasons import REASONS
 from hicache.scheduler.queue_waits import CAUSES
 
 # what a prompt takes from its admission to its first token, besides waiting for load-backs

@@ -21,9 +21,9 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, PercentFormatter
 
-from hicache.cache.reasons.table import REASONS
 from hicache.clock import SECOND_NS
 from hicache.config import ExperimentConfig
+from hicache.observe.reasons import REASONS
 from hicache.results.metrics import PERCENTILES, PREFILL_CAUSES, TTFT_PARTS, RequestRecord, Status
 from hicache.results.tracking import plain
 from hicache.results.verdict import CLEAN, in_short, loads, objections, stage_lines

@@ -173,7 +173,7 @@ def _lines(summary: Mapping[str, float]) -> Sequence[str]:
 
 
 def _reasons(summary: Mapping[str, float]) -> str:
-    if summary["computed/not_asked_tokens"]:
+    if "computed/first_seen_tokens" not in summary:
         return "see why with `hicache explain RUN`, or set engine.explain=true"
     return _shares(summary, "computed/{}_tokens", REASONS)
 

@@ -298,7 +298,7 @@ def _times(summary: Mapping[str, float]) -> dict[str, Any]:
 
 def _reasons(summary: Mapping[str, float]) -> list[tuple[str, float, float]]:
     """(reason, tokens, share of the computed tokens), largest first; empty if not recorded."""
-    tokens = {text: summary[f"computed/{reason}_tokens"] for reason, text in REASONS.items()}
+    tokens = {text: summary.get(f"computed/{reason}_tokens", 0) for reason, text in REASONS.items()}
     total = sum(tokens.values())
     return [
         (text, count, count / total)

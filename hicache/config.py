@@ -890,6 +890,8 @@ class ExperimentConfig:
                 f"got {self.executor.copy_path}"
             )
         ranks, executor, storage = self.parallel.ranks, self.executor.kind, self.storage.kind
+        if self.engine.explain and executor != "simulated":
+            raise ValueError(f"engine.explain=true needs executor.kind=simulated, got {executor}")
         if ranks > 1 and executor != "simulated":
             raise ValueError(
                 f"parallel.ranks={ranks} needs executor.kind=simulated (the real executor splits "

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 
 from hicache.cache import invariants
 from hicache.cache.tree.keys import Digests, Numbers
-from hicache.cache.tree.page_registry import PageRegistry
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.clock import to_ns
 from hicache.config import ExperimentConfig, StartState
@@ -17,13 +16,15 @@ from hicache.engine.ports import Io
 from hicache.engine.ranks.lockstep import RankedEngine
 from hicache.engine.routing import ROUTERS
 from hicache.engine.runtime import Runtime, SimulatedRuntime, make_runtime
-from hicache.engine.warm import warm_registry, warm_storage
+from hicache.engine.warm import warm_storage
 from hicache.executor.simulated.cost import CostModel
 from hicache.models.shapes import describe as describe_shape
+from hicache.observe.explainer import Case, Explainer
+from hicache.observe.history import PageRegistry
+from hicache.observe.timeline import Timeline
 from hicache.results.measures import cold_load, run_measures, working_set
 from hicache.results.metrics import Progress, Result
 from hicache.results.recorder import Recorder
-from hicache.results.timeline import Timeline
 from hicache.workload.arrivals import Feeder, Releases
 from hicache.workload.build import Workload, load_workload, repeat_sessions, sample_sessions
 from hicache.workload.page_numbers import page_numbers
@@ -43,7 +44,7 @@ def build(config: ExperimentConfig) -> tuple[Engine, Runtime]:
     deployment = deploy(config)
     runtime = make_runtime(config, deployment)
     names = Digests(config.cache.page_size)
-    return build_engine(config, deployment, runtime, names, None, names_evictions=False), runtime
+    return build_engine(config, deployment, runtime, names), runtime
 
 
 def run(
@@ -83,7 +84,8 @@ def _run(
         workload = _workload(config, deployment.cost, notes)
     notes += _remarks(config, deployment, workload)
     runtime = make_runtime(config, deployment)
-    parts = _parts(config, deployment, runtime, workload, timeline)
+    cases: dict[int, Case] = {}
+    parts = _parts(config, deployment, runtime, workload, cases, timeline)
     engines = _in_lockstep(parts, config)
     if config.workload.start is StartState.warm_storage:
         _warm(config, runtime, workload, parts[0].cache.tree)
@@ -93,6 +95,7 @@ def _run(
         num_requests=len(workload.requests),
         progress=progress,
         counters=[runtime.counters],
+        cases=cases,
         timeline=timeline,
         rounds=rounds_of(workload.requests),
         stage_of=stages_of(workload.requests, config.workload),
@@ -140,6 +143,7 @@ def _parts(
     deployment: Deployment,
     runtime: Runtime,
     workload: Workload,
+    cases: dict[int, Case],
     timeline: Timeline | None,
 ) -> list[Engine]:
     """All engines, rank by rank."""
@@ -147,19 +151,18 @@ def _parts(
     pages = page_numbers(workload.requests, page_size)
     # numbers, where no page outlives the run
     names = Numbers(pages) if config.executor.kind == "simulated" else Digests(page_size)
-    registry = PageRegistry(pages, page_size) if config.engine.explain else None
-    parts = [
-        build_engine(
-            config,
-            deployment,
-            runtime,
-            names,
-            # ranks decide alike, so the first one speaks for all
-            registry if number % num_ranks == 0 else None,
-            names_evictions=timeline is not None,
-        )
-        for number in range(config.parallel.replicas * num_ranks)
-    ]
+    registry = PageRegistry(pages, deployment.kinds.size) if config.engine.explain else None
+    if registry is not None and config.workload.start is StartState.warm_storage:
+        registry.warm(workload.requests, names, deployment.kinds)
+    parts = []
+    for number in range(config.parallel.replicas * num_ranks):
+        listener = None
+        # ranks decide alike, so the first one is enough
+        if registry is not None and number % num_ranks == 0:
+            listener = Explainer(
+                registry, deployment.kinds, config, cases, names_evictions=timeline is not None
+            )
+        parts.append(build_engine(config, deployment, runtime, names, listener))
     if timeline is not None:
         for number, part in enumerate(parts[::num_ranks]):
             part.executor = timeline.watch(part, number, part.executor)
@@ -186,8 +189,6 @@ def _warm(config: ExperimentConfig, runtime: Runtime, workload: Workload, tree: 
         )
     for store in runtime.unguarded:
         warm_storage(store, workload.requests, tree)
-    if config.engine.explain:
-        warm_registry(workload.requests, tree)
 
 
 def _serve(

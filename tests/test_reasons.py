@@ -7,13 +7,10 @@ import numpy as np
 import pytest
 
 from hicache.cache.kinds import FULL, MAMBA, SWA, named_kinds
-from hicache.cache.reasons.missing_pages import MissingPages
-from hicache.cache.reasons.table import Span
-from hicache.cache.tree.eviction import Lru
-from hicache.cache.tree.page_history import PageHistory
-from hicache.cache.tree.page_registry import PageRegistry, Stored
-from hicache.cache.tree.radix_tree import RadixTree
 from hicache.clock import SECOND_NS
+from hicache.observe.history import PageHistory, PageRegistry, Stored
+from hicache.observe.missing_pages import MissingPages
+from hicache.observe.reasons import REASONS, Span
 from hicache.request import Request
 from hicache.results.metrics import RequestRecord, Result, Status, summarize
 from hicache.workload.build import load_workload
@@ -99,18 +96,14 @@ def test_what_storage_had_not_yet_when_it_was_asked_was_on_its_way(
     window_pages: int, kind: int, late_page: int, reason: str
 ) -> None:
     numbers = np.arange(4, dtype=np.int32)
-    history = PageHistory(PageRegistry({0: request(0, 0, (0, 4)).prompt}, 1))
-    tree = RadixTree(
-        kinds=named_kinds(1, window_len=window_pages, has_states=kind == MAMBA),
-        policy=Lru(),
-        history=history,
-    )
-    for each in tree.kinds.numbers:
-        history.store(numbers, each, Stored.written)
+    kinds = named_kinds(1, window_len=window_pages, has_states=kind == MAMBA)
+    history = PageHistory(PageRegistry({0: request(0, 0, (0, 4)).prompt}, kinds.size), kinds)
+    for each in kinds.numbers:
+        history.registry.stored[each][:] = Stored.written
     history.registry.written_ns[kind][late_page] = 9
     prefetch = SimpleNamespace(restorable=[], answered_ns=9, names=range(4))
     missing = MissingPages(
-        tree=tree,
+        history=history,
         config=config_of(),
         names_evictions=False,
         numbers=numbers,
@@ -211,7 +204,6 @@ def test_reasons_add_up_to_what_is_computed(tight: tuple[Result, list[Request], 
             if key.startswith(f"{area}/") and "_missing_" not in key
         }
         assert sum(reasons.values()) == summary[f"cache/{area}_tokens"]
-        assert reasons[f"{area}/not_asked_tokens"] == 0
     assert sum(summary[f"computed/{name}_tokens"] for name in ("first_seen", "last_token"))
 
 
@@ -232,13 +224,16 @@ def test_the_parts_of_a_wait_add_up_to_it(tight: tuple[Result, list[Request], in
             assert sum(record.prefill_for_ns.values()) == record.prefill_ns
 
 
+def test_only_a_simulated_run_is_explained() -> None:
+    with pytest.raises(ValueError, match=r"engine\.explain=true needs executor\.kind=simulated"):
+        config_of(EXPLAIN, "executor=torch")
+
+
 def test_nothing_else_depends_on_whether_reasons_are_found() -> None:
     asked, unasked = (
         summarize(result.records, result.measures)
         for result in (run(config_of(*TIGHT, EXPLAIN)), run(config_of(*TIGHT)))
     )
-    assert asked["computed/not_asked_tokens"] == 0
-    assert unasked["computed/not_asked_tokens"] == unasked["cache/computed_tokens"] > 0
-    others = [key for key in asked if key.partition("/")[0] not in ("computed", "recomputed")]
-    assert {key: asked[key] for key in others} == {key: unasked[key] for key in others}
-    assert set(asked) == set(unasked)
+    is_reason = {key: key.partition("/")[0] in ("computed", "recomputed") for key in asked}
+    assert sum(is_reason.values()) == 2 * len(REASONS) + 2
+    assert {key: value for key, value in asked.items() if not is_reason[key]} == unasked

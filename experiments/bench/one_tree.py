@@ -86,7 +86,7 @@ class OurTree:
         self._cache.acquire(sequence, self._cache.match(sequence, len(key) // 4 + 1))
         self._cache.extend(sequence, len(key) // 4)
         if self._tree.kinds.points:
-            slot = self._cache.take_state_slot()
+            slot = self._cache.take_state_slot(sequence)
             assert slot is not None
             sequence.states[sequence.num_pages] = slot
         return sequence

@@ -21,9 +21,9 @@ from hicache.cache.tiers.transfer import (
     StorageWrite,
     Work,
 )
+from hicache.cache.tree.events import Demand, Purpose
 from hicache.cache.tree.insertion import attach_state, insert, insert_host
 from hicache.cache.tree.node import DEVICE, MatchResult, Node
-from hicache.cache.tree.page_history import Pressure
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
 from hicache.config import StorageConfig, WritePolicy
@@ -137,13 +137,13 @@ class PrefixCache:
         """
         load_back = None
         node = match.device_node
-        self.tree.history.press(Pressure.load_back, sequence.chain)
         if match.needs_host_load_back:
+            demand = Demand(Purpose.load_back, sequence.request_id)
             held_before = self._full_by_tier(match.best_node, storage_start, storage_end)
             for kind in self.tree.kinds.points:
                 if self.knobs.loads_states_twice and match.host_hits[kind]:
-                    sequence.working_slot = self.device.allocate(kind, 1)
-            load_back = self.device.load(match)
+                    sequence.working_slot = self.device.allocate(kind, 1, demand)
+            load_back = self.device.load(match, demand)
             if load_back is not None:
                 node = match.best_node
         if load_back is None:
@@ -180,18 +180,18 @@ class PrefixCache:
             load_back=load_back,
         )
 
-    def extend(self, sequence: Sequence, num_tokens: int) -> bool:
+    def extend(
+        self, sequence: Sequence, num_tokens: int, purpose: Purpose = Purpose.prefill
+    ) -> bool:
         """Take pages so that the sequence can hold `num_tokens`; evicts. All pages or none."""
         num_pages = -(-num_tokens // self.page_size)
         count = num_pages - sequence.num_pages
         if count <= 0:
             return True
-        chain = sequence.chain
-        is_answer = chain is not None and num_tokens > chain.target_len
-        self.tree.history.press(Pressure.decode if is_answer else Pressure.prefill, chain)
+        demand = Demand(purpose, sequence.request_id)
         allocated: list[tuple[int, PageIds]] = []
         for kind in self.tree.kinds.paged:
-            page_ids = self.device.allocate(kind, count, spare=self.knobs.spare_pages)
+            page_ids = self.device.allocate(kind, count, demand, spare=self.knobs.spare_pages)
             if page_ids is None:
                 for earlier, ids in allocated:
                     self.device.free(earlier, ids)
@@ -218,11 +218,10 @@ class PrefixCache:
                 self.pools[DEVICE][kind].free(sequence.pages[kind][first:end])
             sequence.starts[kind] = end
 
-    def take_state_slot(self) -> PageIds | None:
-        """A slot for a state that is about to be captured, or None if every one is locked."""
-        self.tree.history.press(Pressure.slot)
+    def take_state_slot(self, sequence: Sequence) -> PageIds | None:
+        """A slot for a state of the sequence to capture, or None if every one is locked."""
         (kind,) = self.tree.kinds.points
-        return self.device.allocate(kind, 1)
+        return self.device.allocate(kind, 1, Demand(Purpose.slot, sequence.request_id))
 
     def publish(self, sequence: Sequence, num_pages: int, *, is_answer: bool = False) -> None:
         """Put the sequence's pages `[tree_pages, num_pages)` and its states into the tree.
@@ -253,13 +252,12 @@ class PrefixCache:
             sequence.lock = tree.lock(node)
             tree.release(lock)
             sequence.tree_pages = max(num_pages, first)
-        if sequence.chain is not None:
-            tree.history.press(Pressure.back_up, sequence.chain)
-            tree.history.publish(sequence.chain, first, num_pages)
+        if tree.listener is not None:
+            tree.listener.published(sequence, first, num_pages)
         if self.knobs.write_policy is not WritePolicy.write_back and (
             self.knobs.backs_up_answers or not is_answer
         ):
-            self.host.save_path(node)
+            self.host.save_path(node, sequence.request_id)
 
     def finish(self, sequence: Sequence, num_pages: int, *, is_answer: bool = True) -> None:
         """Publish the first `num_pages` and give everything else back."""
@@ -269,8 +267,8 @@ class PrefixCache:
     def abandon(self, sequence: Sequence) -> None:
         """Give back all that the sequence holds and the tree does not."""
         first, end = sequence.tree_pages, sequence.num_pages
-        if sequence.chain is not None:
-            self.tree.history.abandon(sequence.chain, first, end)
+        if self.tree.listener is not None:
+            self.tree.listener.abandoned(sequence, first, end)
         if first < end:
             for kind in self.tree.kinds.paged:
                 own = max(first, sequence.starts[kind])
@@ -325,9 +323,9 @@ class PrefixCache:
     def _take_slots(self, sequence: Sequence, node: Node, load_back: LoadBack | None) -> bool:
         # the working state and the boundary's, where the model has states
         for kind in self.tree.kinds.points:
-            self.tree.history.press(Pressure.slot, sequence.chain)
             taken = sequence.working_slot or []  # what a load-back filled has its slot already
-            slots = self.device.allocate(kind, self.knobs.states_per_request - len(taken))
+            count = self.knobs.states_per_request - len(taken)
+            slots = self.device.allocate(kind, count, Demand(Purpose.slot, sequence.request_id))
             if slots is None:
                 self.device.free(kind, taken)
                 sequence.working_slot = None

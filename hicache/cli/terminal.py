@@ -7,11 +7,11 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from hicache.cache.reasons.table import REASONS
 from hicache.cache.tiers.transfer import FATES
 from hicache.cli.console import console, show_table
 from hicache.cli.job import Outcome
 from hicache.cli.stored import SUMMARY_FILE, read_json
+from hicache.observe.reasons import REASONS
 from hicache.results.metrics import TTFT_PARTS
 from hicache.results.verdict import CLEAN, in_short, loads, objections, stage_lines
 from hicache.scheduler.queue_waits import CAUSES
@@ -173,7 +173,7 @@ def _lines(summary: Mapping[str, float]) -> Sequence[str]:
 
 
 def _reasons(summary: Mapping[str, float]) -> str:
-    if summary["computed/not_asked_tokens"]:
+    if "computed/first_seen_tokens" not in summary:
         return "see why with `hicache explain RUN`, or set engine.explain=true"
     return _shares(summary, "computed/{}_tokens", REASONS)
 

@@ -8,12 +8,9 @@ from hicache.cache.kinds import Kinds
 from hicache.cache.named import LENGTHS, RANKING, make_policy
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
-from hicache.cache.reasons.explainer import Explainer
 from hicache.cache.tiers.capacity import make_pools
 from hicache.cache.tree.eviction import POLICIES, EvictionPolicy
 from hicache.cache.tree.keys import PageNames
-from hicache.cache.tree.page_history import PageHistory
-from hicache.cache.tree.page_registry import PageRegistry
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.config import LAST_CHUNK, CacheConfig, ExperimentConfig
 from hicache.engine.deployment import Deployment
@@ -21,6 +18,7 @@ from hicache.engine.loop import Engine
 from hicache.engine.runtime import Runtime
 from hicache.models import GIB
 from hicache.scheduler.checkpoints import PLACEMENTS, Placement
+from hicache.scheduler.events import Listener
 from hicache.scheduler.scheduler import Scheduler
 
 
@@ -29,9 +27,7 @@ def build_engine(
     deployment: Deployment,
     runtime: Runtime,
     names: PageNames,
-    registry: PageRegistry | None,
-    *,
-    names_evictions: bool,
+    listener: Listener | None = None,
 ) -> Engine:
     """One engine, or one rank of it.
 
@@ -40,19 +36,15 @@ def build_engine(
         deployment: what they come to.
         runtime: where it runs.
         names: what pages are called.
-        registry: of the workload's pages, where computed tokens are to be explained.
-        names_evictions: whether an explanation says which evictions it was.
+        listener: receives the engine's events; None means no listener.
     """
-    tree = _tree(config, deployment.host_kinds, names, registry)
+    tree = _tree(config, deployment.host_kinds, names, listener)
     cache = _cache(config, deployment, tree, has_storage=runtime.has_storage)
     prefetcher = None
     if runtime.has_storage:
         capacity = deployment.host.full_pages
         tokens = None if capacity is None else capacity * config.cache.page_size
         prefetcher = Prefetcher(cache, config.prefetch, tokens)
-    explainer = None
-    if registry is not None:
-        explainer = Explainer(tree, config, names_evictions=names_evictions)
     is_real = config.executor.kind != "simulated"
     knobs = config.cache
     windows = None
@@ -73,14 +65,14 @@ def build_engine(
         may_jump=config.engine.jump and not (is_real or knobs.trims_leaves or knobs.spare_pages),
         takes_decode_pages_first=is_real,
         estimate_s=deployment.cost.prefill_s,
-        explainer=explainer,
+        listener=listener,
     )
     check = check_laws if config.engine.check_invariants else None
     return Engine(cache, prefetcher, scheduler, runtime.executor(cache), check=check)
 
 
 def _tree(
-    config: ExperimentConfig, kinds: Kinds, names: PageNames, registry: PageRegistry | None
+    config: ExperimentConfig, kinds: Kinds, names: PageNames, listener: Listener | None
 ) -> RadixTree:
     knobs = config.cache
     policy: EvictionPolicy = make_policy(
@@ -90,9 +82,7 @@ def _tree(
         wants={"priority": RANKING},
         knobs=knobs.eviction_args,
     )
-    return RadixTree(
-        kinds=kinds, names=names, policy=policy, knobs=knobs, history=PageHistory(registry, kinds)
-    )
+    return RadixTree(kinds=kinds, names=names, policy=policy, knobs=knobs, listener=listener)
 
 
 def _cache(

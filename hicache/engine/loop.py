@@ -55,7 +55,7 @@ class Engine:
         self._backlog_since_ns: int | None = None  # when the last plan left somebody out
         # whether anybody asks how far a read is, and may go on because of that
         self._follows_reads = prefetcher is not None and prefetcher.stop.waits
-        self._history = cache.tree.history
+        self._listener = cache.tree.listener
 
     # -- what happens to it --------------------------------------------------------------------
 
@@ -178,7 +178,8 @@ class Engine:
                 self.interrupt(now_ns)
                 return outcome
             outcome = self._end_run(run)
-        self._history.now_ns = now_ns
+        if self._listener is not None:
+            self._listener.at(now_ns)
         if self._delivered or self._arrived or self._aborted:
             self._take_in(now_ns)
         if self._batch is None:
@@ -235,7 +236,8 @@ class Engine:
 
     def _commit_steps(self, num_steps: int, now_ns: int) -> None:
         assert self._batch is not None
-        self._history.now_ns = now_ns
+        if self._listener is not None:
+            self._listener.at(now_ns)
         self.num_steps += num_steps
         step_ns = now_ns - self._started_ns
         self._started_ns = now_ns
@@ -280,7 +282,7 @@ class Engine:
             if done.is_read:
                 self.prefetcher.on_read(done)
             else:
-                self.prefetcher.on_queried(done)
+                self.prefetcher.on_queried(done, now_ns)
         arrived, self._arrived = self._arrived, []
         for arrived_ns, request in arrived:
             self.scheduler.submit(request, now_ns, arrived_ns=arrived_ns)

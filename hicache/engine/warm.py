@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Iterator
 
+from hicache.cache.kinds import Kinds
 from hicache.cache.tree.keys import keys, make_root
-from hicache.cache.tree.page_registry import Stored
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
 from hicache.executor.simulated.stores import KeyStore
@@ -20,24 +20,16 @@ def warm_storage(storage: KeyStore, requests: Iterable[Request], tree: RadixTree
         num_pages = (request.prompt_len + request.output_len) // page_size
         sequence = Sequence(names.tokens(request))
         pages = names.of_span(make_root(request.namespace), sequence, num_pages)
-        storage.write([key for kind, at in _left(request, tree) for key in keys(pages[at], kind)])
+        storage.write(
+            [key for kind, at in pages_left(request, tree.kinds) for key in keys(pages[at], kind)]
+        )
 
 
-def warm_registry(requests: Iterable[Request], tree: RadixTree) -> None:
-    """Take down that all of this was seen, and what of it storage has."""
-    registry = tree.history.registry
-    for request in requests:
-        numbers = registry.numbers_of(request)
-        registry.is_seen[numbers] = True
-        for kind, at in _left(request, tree):
-            registry.stored[kind][numbers[at]] = Stored.written
-
-
-def _left(request: Request, tree: RadixTree) -> Iterator[tuple[int, slice]]:
-    # each kind, and where among the request's pages those are that are left of it
+def pages_left(request: Request, kinds: Kinds) -> Iterator[tuple[int, slice]]:
+    """Yield each kind, and the pages of the request that are left of it."""
     # the last answer token is never fed back, so no KV of it exists
     lengths = (request.prompt_len, request.prompt_len + request.output_len - 1)
-    yield tree.kinds.numbers[0], slice(lengths[1] // tree.page_size)
-    for end in {length // tree.page_size for length in lengths} - {0}:
-        for kind, pages in tree.kinds.extents:
+    yield kinds.numbers[0], slice(lengths[1] // kinds.page_size)
+    for end in {length // kinds.page_size for length in lengths} - {0}:
+        for kind, pages in kinds.extents:
             yield kind, slice(max(end - pages, 0), end)

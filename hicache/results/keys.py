@@ -2,6 +2,7 @@
 
 from hicache.cache.kinds import KIND_NAMES
 from hicache.cache.tree.node import TIER_NAMES, TIERS
+from hicache.observe.reasons import REASONS
 from hicache.results.metrics import REQUIRED_MEASURES, summarize
 from hicache.scheduler.decision import Reason
 
@@ -57,9 +58,12 @@ SAID = (
     "tree/nodes_count",
     "workload/distinct_tokens",
 )
-# only where there is such a thing: a goodput that was sought; pools that fill up; a real executor,
-# and copies that it hid
+# only where there is such a thing: reasons, with engine.explain; a goodput that was sought; pools
+# that fill up; a real executor, and copies that it hid
 SOMETIMES = (
+    *(f"{area}/{reason}_tokens" for area in ("computed", "recomputed") for reason in REASONS),
+    "computed/window_missing_tokens",
+    "computed/state_missing_tokens",
     "goodput/requests_per_s",
     "goodput/tried_requests_per_s",
     "goodput/mended_share",

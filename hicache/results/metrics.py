@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from math import fsum
 
-from hicache.cache.reasons.table import REASONS
 from hicache.cache.tiers.transfer import FATES
 from hicache.clock import SECOND_NS
+from hicache.observe.reasons import REASONS
 from hicache.scheduler.queue_waits import CAUSES
 
 # what a prompt takes from its admission to its first token, besides waiting for load-backs
@@ -341,28 +341,20 @@ def _tokens(
 
 
 def _reasons(records: Sequence[RequestRecord], finished: Sequence[RequestRecord]) -> dict[str, int]:
+    # no keys where no reason was recorded, as without `engine.explain`
+    areas = {
+        "computed": [record.computed_for for record in finished],
+        "recomputed": [record.recomputed_for for record in records],
+    }
+    if not any(part for parts in areas.values() for part in parts):
+        return {}
     keys = {
         "computed/window_missing_tokens": sum(record.window_missing_len for record in finished),
         "computed/state_missing_tokens": sum(record.state_missing_len for record in finished),
     }
-    for area, total, parts in (
-        (
-            "computed",
-            sum(record.computed_len for record in finished),
-            [record.computed_for for record in finished],
-        ),
-        (
-            "recomputed",
-            sum(record.recomputed_len for record in records),
-            [record.recomputed_for for record in records],
-        ),
-    ):
-        totals = dict.fromkeys(REASONS, 0)
-        for part in parts:
-            for reason, num_tokens in part.items():
-                totals[reason] += num_tokens
-        totals["not_asked"] = total - sum(totals.values())
-        keys |= {f"{area}/{reason}_tokens": tokens for reason, tokens in totals.items()}
+    for area, parts in areas.items():
+        for reason in REASONS:
+            keys[f"{area}/{reason}_tokens"] = sum(part.get(reason, 0) for part in parts)
     return keys
 
 

@@ -6,14 +6,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from hicache.cache.kinds import MAMBA, SWA
-from hicache.cache.reasons.table import Span
 from hicache.cache.tree.node import TIER_NAMES, TIERS
 from hicache.clock import SECOND_NS, to_ns
 from hicache.config import ExperimentConfig
 from hicache.engine.loop import Engine
+from hicache.observe.explainer import Case
+from hicache.observe.reasons import Span
+from hicache.observe.timeline import Timeline
 from hicache.request import Request
 from hicache.results.metrics import PREFILL_CAUSES, Progress, RequestRecord, Row, Status, check
-from hicache.results.timeline import Timeline
 from hicache.scheduler.queue_waits import CAUSES
 from hicache.scheduler.request_state import RequestState
 
@@ -41,6 +42,7 @@ class Recorder:
         num_requests: int,
         progress: Callable[[Progress], None] | None,
         counters: Iterable[Counter[str]] = (),
+        cases: dict[int, Case] | None = None,
         timeline: Timeline | None = None,
         stage_of: Mapping[int, int] | None = None,
         rounds: Mapping[int, int] | None = None,
@@ -53,6 +55,7 @@ class Recorder:
             num_requests: of the workload.
             progress: called with each interval and now and then between; None if nobody looks.
             counters: those to be added besides the engines' own.
+            cases: why requests compute what they compute, by id; taken out when they end.
             timeline: gets every request that has ended.
             stage_of: of a closed loop with stages, the stage of each request by its id, from 0;
                 None for any other load.
@@ -84,6 +87,7 @@ class Recorder:
         self._finished_before = 0
         self._counters = [engine.cache.counters for engine in engines] + list(counters)
         self._uncounted: Counter[str] = Counter()
+        self._cases = {} if cases is None else cases
         self._timeline = timeline
         self.now_ns = 0
         self._end_stages(0)  # those without a request
@@ -191,9 +195,10 @@ class Recorder:
         self, req: RequestState, status: Status, reason: str, engine: int, now_ns: int
     ) -> None:
         # the parts go up to the first token, or to where somebody gave up on it
-        if self._timeline is not None:
-            self._timeline.ended(req)
         request = req.request
+        case = self._cases.pop(request.id, None) or Case()
+        if self._timeline is not None:
+            self._timeline.ended(req, case)
         until_ns = now_ns if req.first_token_ns is None else req.first_token_ns
         admitted_ns = until_ns if req.admitted_ns is None else req.admitted_ns
         load_back_ns = min(req.load_back_ns, until_ns - admitted_ns)
@@ -219,10 +224,10 @@ class Recorder:
                 storage_hit_len=req.storage_len,
                 computed_len=req.computed_len,
                 recomputed_len=req.recomputed_len,
-                computed_for=_by_reason(req.spans[0]),
-                recomputed_for=_by_reason(req.spans[1]),
-                window_missing_len=_missing_len(req.spans[0], SWA),
-                state_missing_len=_missing_len(req.spans[0], MAMBA),
+                computed_for=_by_reason(case.spans[0]),
+                recomputed_for=_by_reason(case.spans[1]),
+                window_missing_len=_missing_len(case.spans[0], SWA),
+                state_missing_len=_missing_len(case.spans[0], MAMBA),
                 queue_ns=admitted_ns - req.submitted_ns - req.storage_wait_ns,
                 queue_for_ns={
                     cause: ns for cause, ns in zip(CAUSES, req.queue_ns, strict=True) if ns

@@ -21,9 +21,9 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, PercentFormatter
 
-from hicache.cache.reasons.table import REASONS
 from hicache.clock import SECOND_NS
 from hicache.config import ExperimentConfig
+from hicache.observe.reasons import REASONS
 from hicache.results.metrics import PERCENTILES, PREFILL_CAUSES, TTFT_PARTS, RequestRecord, Status
 from hicache.results.tracking import plain
 from hicache.results.verdict import CLEAN, in_short, loads, objections, stage_lines
@@ -298,7 +298,7 @@ def _times(summary: Mapping[str, float]) -> dict[str, Any]:
 
 def _reasons(summary: Mapping[str, float]) -> list[tuple[str, float, float]]:
     """(reason, tokens, share of the computed tokens), largest first; empty if not recorded."""
-    tokens = {text: summary[f"computed/{reason}_tokens"] for reason, text in REASONS.items()}
+    tokens = {text: summary.get(f"computed/{reason}_tokens", 0) for reason, text in REASONS.items()}
     total = sum(tokens.values())
     return [
         (text, count, count / total)

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hicache.cache.reasons.table import REASONS
+from hicache.observe.reasons import REASONS
 from hicache.results.metrics import PREFILL_CAUSES, RequestRecord
 from hicache.scheduler.queue_waits import CAUSES
 

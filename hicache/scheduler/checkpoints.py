@@ -120,7 +120,7 @@ class CheckpointSaver:
             if length == self._last(req):
                 slot, req.sequence.boundary_slot = req.sequence.boundary_slot, None
             else:
-                slot = self._cache.take_state_slot()
+                slot = self._cache.take_state_slot(req.sequence)
             if slot is None:
                 self._cache.counters["scheduler/missed_checkpoint_count"] += 1
                 continue

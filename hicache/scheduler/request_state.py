@@ -1,8 +1,6 @@
 """A request inside an engine: how far it is, and where its time and tokens went."""
 
 from hicache.cache.prefetch.prefetch import Prefetch
-from hicache.cache.reasons.explainer import Explanation
-from hicache.cache.reasons.table import Span
 from hicache.cache.tree.sequence import Sequence
 from hicache.request import Request
 from hicache.scheduler.decision import Reason
@@ -22,7 +20,7 @@ class RequestState:
         self.tokens = tokens  # prompt and answer
         self.number = number  # order of submission
         self.place: tuple[float, int] = (number, number)  # its place in the queue
-        self.sequence = Sequence(tokens, request.namespace)
+        self.sequence = Sequence(tokens, request.namespace, request.id)
         self.submitted_ns = self.looked_ns = now_ns  # when it came; when it was queued
         self.target_len = request.prompt_len
         self.cached_len = self.kv_len = 0
@@ -38,10 +36,6 @@ class RequestState:
         self.ready_len = 0  # tokens that the device alone could serve at the last admission
         self.prefetch: Prefetch | None = None  # its own, or why it has none
         self.declined: str | None = None
-        self.explanation: Explanation | None = None  # while it is being admitted
-        self.came_len = 0  # tokens that were usable when it came
-        # why tokens are computed, and since a retraction computed again
-        self.spans: tuple[list[Span], list[Span]] = ([], [])
         self.blocked_since_ns: int | None = None
         self.storage_wait_ns = 0
         self.storage_waits: list[tuple[int, int]] = []  # its parts: (from, to)
@@ -98,12 +92,8 @@ class RequestState:
 
     def restart(self) -> None:
         """Begin again after a retraction: what was computed must be computed again."""
-        chain = self.sequence.chain
-        self.sequence = Sequence(self.tokens, self.request.namespace)
+        self.sequence = Sequence(self.tokens, self.request.namespace, self.request.id)
         self.target_len = self.request.prompt_len + self.decoded
-        if chain is not None:
-            chain.target_len = self.target_len
-            self.sequence.chain = chain
         self.cached_len = self.kv_len = 0
         self.saves = []
         self.boundaries = []

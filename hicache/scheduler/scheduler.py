@@ -12,7 +12,7 @@ from dataclasses import replace
 from hicache.cache.named import NUMBER, make_policy
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import Acquired, PrefixCache
-from hicache.cache.reasons.explainer import Explainer
+from hicache.cache.tree.events import Purpose
 from hicache.cache.tree.node import MatchResult
 from hicache.config import Batching, SchedulerConfig, WritePolicy
 from hicache.request import Request
@@ -21,6 +21,7 @@ from hicache.scheduler.batch import NOTHING, Batch, Extend, Outcome
 from hicache.scheduler.budget import StepBudget
 from hicache.scheduler.checkpoints import CheckpointSaver, Placement
 from hicache.scheduler.decision import Admit, Decision, Defer, Reason, Reject
+from hicache.scheduler.events import Listener
 from hicache.scheduler.order import ORDERS, ServiceOrder
 from hicache.scheduler.queue_waits import NO_CHUNK, NO_STEP, STEP, Cause, QueueWaits, Shortage
 from hicache.scheduler.request_state import RequestState
@@ -49,7 +50,7 @@ class Scheduler:
         may_jump: bool,
         takes_decode_pages_first: bool = False,
         estimate_s: Callable[[int, int], float] | None = None,
-        explainer: Explainer | None = None,
+        listener: Listener | None = None,
     ) -> None:
         """Bind what one engine's scheduler needs.
 
@@ -64,7 +65,7 @@ class Scheduler:
             may_jump: whether decode steps may be taken at once.
             takes_decode_pages_first: before a step and not after it, as real memory needs them.
             estimate_s: seconds that a prompt takes, given what of it is cached.
-            explainer: says why tokens are computed; none: nobody asks.
+            listener: receives the events of requests; None means no listener.
         """
         self.cache = cache
         self.prefetcher = prefetcher
@@ -91,7 +92,7 @@ class Scheduler:
         )
         self._max_jump = MAX_JUMP if may_jump else 1
         self._takes_decode_pages_first = takes_decode_pages_first
-        self._explainer = explainer
+        self._listener = listener
         self.queue_waits = QueueWaits()
         self._num_submitted = 0
         self._ended = Outcome()  # requests that ended since they were last asked for
@@ -115,10 +116,7 @@ class Scheduler:
         if reason is not None:
             self._ended.rejected.append((req, reason))
             return req
-        if self._explainer is not None:
-            req.sequence.chain = self._explainer.chain_of(request)
-        match = self.cache.match(req.sequence, req.target_len)
-        req.came_len = match.usable_len
+        match = self._match(req)
         if self.prefetcher is not None:
             prefetch = self.prefetcher.prefetch_from_storage(
                 request.id, req.sequence, match, req.target_len, now_ns
@@ -147,7 +145,8 @@ class Scheduler:
         if self.prefetcher is not None:
             self.prefetcher.abort(request_id)
         self.cache.abandon(req.sequence)  # one that waits holds nothing
-        self._forget_pages(req)
+        if self._listener is not None:
+            self._listener.canceled(req)
         self._ended.aborted.append(req)
         return req
 
@@ -262,10 +261,9 @@ class Scheduler:
                 case Admit():
                     self.waiting.remove(entry)
                 case Reject(why):
-                    self._forget_pages(req)
                     self._count_deferral(req, Reason.never)
                     self.waiting.remove(entry)
-                    self._ended.rejected.append((req, why))
+                    self._reject(req, why)
                 case Defer(reason):
                     self._count_deferral(req, reason)
                     self._defer = decision
@@ -296,7 +294,7 @@ class Scheduler:
 
     def _decide(self, req: RequestState, batch: Batch, budget: StepBudget, now_ns: int) -> Decision:
         """Let the request begin, if there is room for it."""
-        match = self.cache.match(req.sequence, req.target_len)
+        match = self._match(req)
         decision = self._begin(req, match, batch, budget, now_ns)
         if isinstance(decision, Admit) or not self._is_final(batch):
             return decision
@@ -354,7 +352,8 @@ class Scheduler:
             if isinstance(decision, Defer):
                 return replace(decision, is_second=True)
             start, end = req.prefetched
-            self._open_case(req, match)
+            if self._listener is not None:
+                self._listener.starting(req, match)
             acquired = cache.acquire(
                 req.sequence,
                 match,
@@ -374,26 +373,16 @@ class Scheduler:
                 return Defer(decision.reason)
         return acquired, decision
 
-    def _open_case(self, req: RequestState, match: MatchResult) -> None:
-        # why what the match has not found is not there, before anything is taken
-        if self._explainer is None:
-            return
-        chain = req.sequence.chain
-        assert chain is not None
-        req.explanation = self._explainer.open(
-            chain,
-            match,
-            req.target_len,
-            came_len=req.came_len,
-            prefetch=req.prefetch,
-            declined=req.declined,
-            is_again=req.admitted_ns is not None,
-        )
+    def _match(self, req: RequestState) -> MatchResult:
+        match = self.cache.match(req.sequence, req.target_len)
+        if self._listener is not None:
+            self._listener.matched(req, match)
+        return match
 
-    def _forget_pages(self, req: RequestState) -> None:
-        if self._explainer is not None:
-            assert req.sequence.chain is not None
-            self._explainer.forget(req.sequence.chain)
+    def _reject(self, req: RequestState, reason: str) -> None:
+        if self._listener is not None:
+            self._listener.canceled(req)
+        self._ended.rejected.append((req, reason))
 
     def _is_final(self, batch: Batch) -> bool:
         """Whether waiting cannot help: alone in the engine, nothing under way, still refused."""
@@ -428,10 +417,8 @@ class Scheduler:
     def _account(self, req: RequestState, acquired: Acquired, now_ns: int) -> None:
         computed = req.target_len - req.cached_len
         req.defer_reason = None
-        if self._explainer is not None and req.explanation is not None:
-            spans = self._explainer.close(req.explanation, req.cached_len)
-            req.spans[req.explanation.is_again].extend(spans)
-            req.explanation = None
+        if self._listener is not None:
+            self._listener.admitted(req)
         if req.admitted_ns is not None:
             req.recomputed_len += computed
             self.counters["cache/recomputed_tokens"] += computed
@@ -495,8 +482,7 @@ class Scheduler:
             self.partial = None
             req.failed_prompts += 1
             if req.failed_prompts > MAX_RESTARTS:
-                self._forget_pages(req)
-                self._ended.rejected.append((req, "needs more pages than the pools can give"))
+                self._reject(req, "needs more pages than the pools can give")
             else:
                 insort(self.waiting, (req.place, req))
             return
@@ -531,7 +517,7 @@ class Scheduler:
         if self._checkpoints.trims_windows:
             cache.leave_window(req.sequence, req.kv_len)
         if cache.tree.kinds.points and req.sequence.boundary_slot is None:
-            req.sequence.boundary_slot = cache.take_state_slot()
+            req.sequence.boundary_slot = cache.take_state_slot(req.sequence)
         self.running.append(req)
 
     def _publish_boundaries(self, req: RequestState) -> None:
@@ -611,7 +597,8 @@ class Scheduler:
         for req in reqs:
             req.kv_len = length = req.kv_len + num_steps
             req.remaining_output -= num_steps
-            if length > req.sequence.num_pages * page and not cache.extend(req.sequence, length):
+            is_short = length > req.sequence.num_pages * page
+            if is_short and not cache.extend(req.sequence, length, Purpose.decode):
                 raise AssertionError("a decode step was planned without free pages for it")
             for kind, pages in windows:
                 if (length - 1) // page - pages > req.sequence.starts[kind]:
@@ -623,7 +610,10 @@ class Scheduler:
             self._finish(req)
 
     def _take_decode_pages(self, running: list[RequestState], num_steps: int) -> bool:
-        return all(self.cache.extend(req.sequence, req.kv_len + num_steps) for req in running)
+        return all(
+            self.cache.extend(req.sequence, req.kv_len + num_steps, Purpose.decode)
+            for req in running
+        )
 
     def _finish(self, req: RequestState) -> None:
         num_pages = req.kv_len // self._page

@@ -82,7 +82,7 @@ def run_request(
         sequence.states[num_pages] = sequence.boundary_slot
         sequence.boundary_slot = None
     for end in state_ends:
-        slot = cache.take_state_slot()
+        slot = cache.take_state_slot(sequence)
         assert slot is not None
         sequence.states[end] = slot
     cache.finish(sequence, num_pages)

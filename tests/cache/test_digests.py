@@ -78,7 +78,7 @@ def test_whole_trees_are_compared_in_the_first_step_and_every_so_many_after_it()
     def step() -> None:
         minimum = minimum_of([each.pack(0) for each in agreements])
         for each in agreements:
-            each.apply(minimum)
+            each.apply(minimum, 0)
 
     step()
     (node,) = caches[0].tree.nodes()

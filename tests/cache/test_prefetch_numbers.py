@@ -1,8 +1,8 @@
 """Prefetch to the number (reports 000-003): thresholds, cuts, capacity, deadlines, ownership."""
 
 from dataclasses import replace
+from unittest.mock import Mock
 
-import numpy as np
 import pytest
 
 from hicache.cache import invariants
@@ -10,8 +10,6 @@ from hicache.cache.kinds import FULL, MAMBA, SWA
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.tree.node import DEVICE, HOST
-from hicache.cache.tree.page_history import PageHistory
-from hicache.cache.tree.page_registry import Chain, PageRegistry, Stored
 from hicache.cache.tree.sequence import Sequence
 from hicache.clock import SECOND_NS
 from hicache.config import (
@@ -22,7 +20,6 @@ from hicache.config import (
     StageAt,
 )
 from tests.cache.small import complete_all, make_cache, run_request, tokens_of
-from tests.scheduler.world import request_of
 
 P = 64
 ROOMY = (100, 0, 0)
@@ -160,19 +157,18 @@ def test_a_cut_to_what_can_be_restored_skips_lengths_without_a_state(available_p
     assert prefetch.num_pages == 8
 
 
-def test_what_storage_says_that_it_has_is_known_of_pages_windows_and_states() -> None:
+def test_a_listener_gets_what_storage_reports_with_the_kinds_that_it_includes() -> None:
     prefetcher = prefetcher_of(
         PrefetchConfig(stage_at=StageAt.hit), host=(16, 16, 1), window_len=2 * P, has_states=True
     )
-    registry = PageRegistry({0: request_of(0, range(16), [1]).prompt}, 1)
-    prefetcher.cache.tree.history = PageHistory(registry)
+    listener = Mock()
+    prefetcher.cache.tree.listener = listener
     prefetch = start(prefetcher, 1024)
     assert prefetch is not None
-    prefetch.sequence.chain = Chain(0, np.arange(16, dtype=np.int32), 1024)
     prefetch.restorable = [4, 8]
-    prefetcher.on_queried(prefetch)
-    written = [np.flatnonzero(each == Stored.written).tolist() for each in registry.stored]
-    assert written == [[0, 1, 2, 3, 4, 5, 6, 7], [2, 3, 6, 7], [3, 7]]
+    prefetcher.on_queried(prefetch, 7)
+    listener.found.assert_called_once_with(prefetch.sequence, 0, [4, 8], ((SWA, 2), (MAMBA, 1)))
+    assert prefetch.answered_ns == 7
 
 
 def test_host_data_is_evicted_before_a_prefetch_is_cut() -> None:

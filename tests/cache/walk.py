@@ -368,7 +368,7 @@ class Walk:
             if pages == actor.prompt_len // page:
                 slot, sequence.boundary_slot = sequence.boundary_slot, None
             else:
-                slot = cache.take_state_slot()
+                slot = cache.take_state_slot(sequence)
             if slot is not None:
                 captured.append((pages, slot))
         self._hand_over()
@@ -383,7 +383,7 @@ class Walk:
         if in_prompt and end == actor.prompt_len:
             cache.publish(sequence, end // page)
             if self.tree.kinds.points and sequence.boundary_slot is None:
-                sequence.boundary_slot = cache.take_state_slot()
+                sequence.boundary_slot = cache.take_state_slot(sequence)
         else:
             cache.leave_window(sequence, end)
 

@@ -131,7 +131,7 @@ def step(*ranks: Rank, now_ns: int | tuple[int, ...] = 0) -> list[list[int]]:
     minimum = minimum_of(
         [rank.agreement.pack(clock) for rank, clock in zip(ranks, clocks, strict=True)]
     )
-    return [rank.agreement.apply(minimum) for rank in ranks]
+    return [rank.agreement.apply(minimum, 0) for rank in ranks]
 
 
 def test_only_news_that_every_rank_has_is_acted_on() -> None:
@@ -384,7 +384,7 @@ def test_copies_of_each_sort_are_counted_apart() -> None:
     minimum = minimum_of([each.agreement.pack(0) for each in (rank, other)])
     assert minimum[2:5] == [0, 0, 0]
     alone = rank.agreement.pack(0)
-    rank.agreement.apply(alone)
+    rank.agreement.apply(alone, 0)
     assert {early, late} & set(rank.cache.in_flight) == set()
     assert rank.agreement.pack(0)[2:5] == [0, 0, 0]
 

@@ -5,11 +5,10 @@ import pytest
 
 from hicache.cache.kinds import named_kinds
 from hicache.cache.tree.eviction import Lru
-from hicache.cache.tree.keys import chain_seed, page_digests
-from hicache.cache.tree.page_history import PageHistory
-from hicache.cache.tree.page_registry import PageRegistry, Stored
+from hicache.cache.tree.keys import Numbers, chain_seed, page_digests
 from hicache.cache.tree.radix_tree import RadixTree
-from hicache.engine.warm import warm_registry, warm_storage
+from hicache.engine.warm import warm_storage
+from hicache.observe.history import PageRegistry, Stored
 from hicache.request import Request, TokenSpans
 
 PAGE = 4
@@ -103,13 +102,11 @@ def test_a_prompt_of_one_page_leaves_its_state() -> None:
 
 def test_what_storage_has_is_known_to_the_registry_and_all_of_it_was_seen() -> None:
     request = Request(id=0, session_id=0, arrival_ns=0, prompt=spans(0, 20), output=spans(20, 13))
-    registry = PageRegistry({0: spans(0, 8)}, PAGE)
-    tree = RadixTree(
-        kinds=named_kinds(PAGE, window_len=2 * PAGE, has_states=True),
-        policy=Lru(),
-        history=PageHistory(registry),
+    pages = {0: spans(0, 8)}
+    registry = PageRegistry(pages)
+    registry.warm(
+        [request], Numbers(pages), named_kinds(PAGE, window_len=2 * PAGE, has_states=True)
     )
-    warm_registry([request], tree)
     assert registry.is_seen.all()
     stored = [np.flatnonzero(each == Stored.written).tolist() for each in registry.stored]
     assert stored == [[*range(8)], [3, 4, 6, 7], [4, 7]]

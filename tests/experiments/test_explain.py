@@ -131,8 +131,8 @@ def test_every_request_can_be_told_of(again: Rerun) -> None:
 
 
 def test_evictions_are_named_of_pages_that_were_there(again: Rerun) -> None:
-    lives = again.timeline.lives.values()
-    spans = [span for life in lives for part in life.spans for span in part]
+    cases = again.timeline.cases.values()
+    spans = [span for case in cases for part in case.spans for span in part]
     evictions = [each for span in spans for each in span.evictions]
     assert {each.request_id for each in evictions} <= set(again.records)
     assert min(each.when_ns for each in evictions) > 0

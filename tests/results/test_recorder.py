@@ -12,9 +12,10 @@ import pytest
 from hicache import config
 from hicache.cache.kinds import FULL, named_kinds
 from hicache.cache.pages import PageAllocator
-from hicache.cache.reasons.table import Span
 from hicache.cache.tiers.transfer import PrefetchFates
 from hicache.clock import SECOND_NS
+from hicache.observe.explainer import Case
+from hicache.observe.reasons import Span
 from hicache.request import Request, TokenSpans
 from hicache.results.metrics import Progress, Status
 from hicache.results.recorder import Recorder
@@ -85,6 +86,7 @@ class Score:
             ),
             num_requests=252,
             progress=self.told.append,
+            cases={3: Case(spans=([Span(90, 99, "first_seen"), Span(99, 100, "last_token")], []))},
             **extra,
         )
 
@@ -114,7 +116,6 @@ class Score:
             "own_ns": 200,
             "shared_ns": 50,
             "fence_ns": 0,
-            "spans": ([Span(90, 99, "first_seen"), Span(99, 100, "last_token")], []),
             "device_len": 40,
             "host_len": 30,
             "storage_len": 20,
@@ -176,7 +177,7 @@ def test_whoever_waits_for_a_rejected_request_is_rejected_with_it() -> None:
 
 def test_of_a_request_that_was_given_up_the_parts_go_up_to_then() -> None:
     score = Score()
-    never = {"queue_ns": [800] + [0] * 7, "own_ns": 0, "shared_ns": 0, "spans": ([], [])}
+    never = {"queue_ns": [800] + [0] * 7, "own_ns": 0, "shared_ns": 0}
     score.give_up(3, at_ns=2000, first_token_ns=None, decoded=0)
     score.give_up(4, at_ns=2000, first_token_ns=None, admitted_ns=None, decoded=0, **never)
     score.give_up(5, decoded=2)

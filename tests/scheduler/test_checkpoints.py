@@ -63,7 +63,7 @@ def checkpoints(
         page_size=PAGE,
         tree=SimpleNamespace(kinds=kinds),
         counters=Counter(),
-        take_state_slot=lambda: [free.pop(0)] if free else None,
+        take_state_slot=lambda _: [free.pop(0)] if free else None,
     )
     return CheckpointSaver(cache, placement, windows)
 

@@ -7,8 +7,6 @@ the pages `[0, completed)` pass to the cache at once, the rest with the reader's
 
 from collections import Counter
 
-import numpy as np
-
 from hicache.cache.kinds import FULL
 from hicache.cache.named import FLAG, MOMENT, make_policy
 from hicache.cache.pages import NO_PAGES
@@ -16,9 +14,8 @@ from hicache.cache.prefetch.prefetch import Phase, Prefetch
 from hicache.cache.prefetch.rates import RateEstimator
 from hicache.cache.prefetch.stop import POLICIES, StopPolicy
 from hicache.cache.prefix_cache import PrefixCache
+from hicache.cache.tree.events import Demand, Purpose
 from hicache.cache.tree.node import HOST, MatchResult
-from hicache.cache.tree.page_history import Pressure
-from hicache.cache.tree.page_registry import Stored
 from hicache.cache.tree.sequence import Sequence
 from hicache.config import CommitPolicy, CutPolicy, PrefetchConfig, StageAt
 
@@ -112,12 +109,15 @@ class Prefetcher:
 
     # -- while it runs -------------------------------------------------------------------------
 
-    def on_queried(self, prefetch: Prefetch) -> None:
+    def on_queried(self, prefetch: Prefetch, now_ns: int = 0) -> None:
         """Storage has answered; `restorable` is known. Stage or cut, and let the read begin."""
         if prefetch.is_settled:
             return
-        self._remember(prefetch)
+        prefetch.answered_ns = now_ns
         lengths = prefetch.restorable or []
+        listener = self.cache.tree.listener
+        if listener is not None and lengths:
+            listener.found(prefetch.sequence, prefetch.start_page, lengths, prefetch.needs)
         hit = lengths[-1] if lengths else 0
         if hit * self._page < self.config.threshold:
             self._revoke(prefetch, "miss")
@@ -237,27 +237,12 @@ class Prefetcher:
         self.counters["prefetch/declined_count"] += 1
         self.counters[f"prefetch/declined_{reason}_tokens"] += num_pages * self._page
 
-    def _remember(self, prefetch: Prefetch) -> None:
-        # what storage says that it has
-        history, chain = self.cache.tree.history, prefetch.sequence.chain
-        prefetch.answered_ns = history.now_ns
-        if chain is None or not prefetch.restorable:
-            return
-        last = prefetch.start_page + prefetch.restorable[-1] - 1
-        if history.registry.stored[FULL][chain.numbers[last]] == Stored.written:
-            return  # as in every run that filled its storage itself
-        ends = prefetch.start_page + np.array(prefetch.restorable)
-        history.find(chain.numbers[prefetch.start_page : ends[-1]], FULL)
-        for kind, pages in prefetch.needs:
-            for back in range(1, pages + 1):
-                history.find(chain.numbers[np.maximum(ends - back, prefetch.start_page)], kind)
-
     def _stage(self, prefetch: Prefetch) -> bool:
         """Take host pages, cut to what there is (reports 000-002); all of it, or none."""
-        self.cache.tree.history.press(Pressure.prefetch, prefetch.sequence.chain)
+        demand = Demand(Purpose.prefetch, prefetch.request_id)
         room, config = self.cache.host, self.config
         wanted = prefetch.num_pages
-        room.make_room(FULL, wanted)
+        room.make_room(FULL, wanted, demand)
         full = room.allocate(FULL, wanted, evict=False)
         if full is None and config.cut is not CutPolicy.abandon:
             fits = self.cache.available_size(FULL, HOST) // self._page
@@ -270,7 +255,7 @@ class Prefetcher:
         prefetch.staged[FULL] = full
         for kind, pages in prefetch.needs:
             count = min(pages, len(full))
-            room.make_room(kind, count)
+            room.make_room(kind, count, demand)
             page_ids = room.allocate(kind, count, evict=False)
             if page_ids is None:
                 self._unstage(prefetch)

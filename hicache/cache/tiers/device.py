@@ -4,6 +4,7 @@ from hicache.cache.kinds import FULL
 from hicache.cache.pages import FreePages, PageIds, joined
 from hicache.cache.tiers.host import Host
 from hicache.cache.tiers.transfer import Bookings, LoadBack, Move
+from hicache.cache.tree.events import NO_DEMAND, Demand, Purpose
 from hicache.cache.tree.node import DEVICE, HOST, MatchResult, Node
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
@@ -27,8 +28,10 @@ class Device:
         residency = self._tree.residency
         return residency.resident[DEVICE][kind] - residency.protected[DEVICE][kind]
 
-    def allocate(self, kind: int, count: int, *, spare: int = 0) -> PageIds | None:
-        """This many, or none of them; makes room if there is too little.
+    def allocate(
+        self, kind: int, count: int, demand: Demand = NO_DEMAND, *, spare: int = 0
+    ) -> PageIds | None:
+        """This many, or none of them; makes room for `demand` if there is too little.
 
         `spare`: evict until so many more are free, if there is enough to evict.
         """
@@ -36,25 +39,26 @@ class Device:
         if pool.num_free < count + spare:
             if pool.num_free + self.evictable(kind) < count:
                 return None  # evicting everything would not do
-            self.evict(kind, count + spare - pool.num_free)
+            self.evict(kind, count + spare - pool.num_free, demand)
         return pool.allocate(count)
 
     def free(self, kind: int, page_ids: PageIds) -> None:
         """Give back what was allocated and has not become the tree's."""
         self._pools[kind].free(page_ids)
 
-    def evict(self, kind: int, count: int) -> bool:
+    def evict(self, kind: int, count: int, demand: Demand = NO_DEMAND) -> bool:
         """Drop at least this many, or all that may go; whether they were enough."""
         pool = self._pools[kind]
         wanted = pool.num_free + count
         stuck: list[Node] = []
-        while pool.num_free < wanted and self._evict_one(kind, wanted - pool.num_free, stuck):
-            pass
+        while pool.num_free < wanted:
+            if not self._evict_one(kind, wanted - pool.num_free, stuck, demand):
+                break
         for node in stuck:
             self._tree.residency.reconsider(node, kind)
         return pool.num_free >= wanted
 
-    def _evict_one(self, kind: int, missing: int, stuck: list[Node]) -> bool:
+    def _evict_one(self, kind: int, missing: int, stuck: list[Node], demand: Demand) -> bool:
         """Drop the data of the next victim that may go; those before it are passed over.
 
         False if there is none.
@@ -63,20 +67,20 @@ class Device:
         while (victim := residency.device_victim(kind)) is not None:
             self._tree.trim(victim, kind, missing)
             if self._write_back is not None:
-                self._write_back.save_victim(victim, kind)
+                self._write_back.save_victim(victim, kind, demand.request_id)
                 if not residency.may_leave_device(victim):
                     stuck.append(victim)
                     residency.pass_over(victim, kind)
                     continue
             actions: list[FreePages] = []
-            self._tree.evict(victim, DEVICE, kind, actions)
+            self._tree.evict(victim, DEVICE, kind, actions, demand)
             self._bookings.free_evicted(actions)
             return True
         return False
 
     # -- load-backs ----------------------------------------------------------------------------
 
-    def load(self, match: MatchResult) -> LoadBack | None:
+    def load(self, match: MatchResult, demand: Demand) -> LoadBack | None:
         """Bring what the match found on the host alone; None if not worth it, or without room.
 
         All or nothing: pages of every kind are found first. They are the tree's from now on, and
@@ -92,7 +96,7 @@ class Device:
         taken: dict[int, PageIds] = {}
         for kind in starts:
             count = sum(kinds.count(kind, each.num_pages) for each in plan[kind])
-            page_ids = self.allocate(kind, count)
+            page_ids = self.allocate(kind, count, demand)
             if page_ids is None:
                 for earlier, ids in taken.items():
                     self.free(earlier, ids)
@@ -143,7 +147,7 @@ class Device:
         if last is None or held is None:
             return None
         host_lock = tree.lock_host(last, {FULL: node.end})
-        page_ids = self.allocate(FULL, 1)
+        page_ids = self.allocate(FULL, 1, Demand(Purpose.load_back, sequence.request_id))
         if page_ids is None:
             tree.release(host_lock)
             return None

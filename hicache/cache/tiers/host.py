@@ -4,8 +4,8 @@ from hicache.cache.kinds import FULL
 from hicache.cache.pages import FreePages, PageIds, joined
 from hicache.cache.tiers.storage_writes import StorageWriter
 from hicache.cache.tiers.transfer import BackUp, Bookings, Move
+from hicache.cache.tree.events import NO_DEMAND, Demand, Purpose
 from hicache.cache.tree.node import DEVICE, HOST, Node
-from hicache.cache.tree.page_history import Pressure
 from hicache.cache.tree.radix_tree import Plan, RadixTree
 
 
@@ -34,12 +34,14 @@ class Host:
 
     # -- room ----------------------------------------------------------------------------------
 
-    def allocate(self, kind: int, count: int, *, evict: bool = True) -> PageIds | None:
-        """This many, or none of them; `evict`: make room if there is too little."""
+    def allocate(
+        self, kind: int, count: int, demand: Demand = NO_DEMAND, *, evict: bool = True
+    ) -> PageIds | None:
+        """This many, or none of them; `evict`: make room for `demand` if there is too little."""
         pool = self._pools[kind]
         if evict:
             while pool.num_free < count:
-                if not self.evict_one(kind, count - pool.num_free):
+                if not self.evict_one(kind, count - pool.num_free, demand):
                     return None
         return pool.allocate(count)
 
@@ -47,16 +49,16 @@ class Host:
         """Give back what was allocated and has not become the tree's."""
         self._pools[kind].free(page_ids)
 
-    def make_room(self, kind: int, count: int) -> None:
+    def make_room(self, kind: int, count: int, demand: Demand) -> None:
         """Evict until so many pages are free, or as far as eviction is possible."""
         pool = self._pools[kind]
         if pool.num_free >= count:
             return
         wanted = count + pool.num_free * self._tree.knobs.evicts_whole
-        while pool.num_free < wanted and self.evict_one(kind, wanted - pool.num_free):
+        while pool.num_free < wanted and self.evict_one(kind, wanted - pool.num_free, demand):
             pass
 
-    def evict_one(self, kind: int, missing: int) -> bool:
+    def evict_one(self, kind: int, missing: int, demand: Demand = NO_DEMAND) -> bool:
         """Drop the next victim's data, as much as is missing; False if there is none."""
         victim = self._tree.residency.host_victim(kind)
         if victim is None:
@@ -65,54 +67,59 @@ class Host:
         if self._writer is not None:
             self._writer.on_leaving(victim, kind)
         actions: list[FreePages] = []
-        self._tree.evict(victim, HOST, kind, actions)
+        self._tree.evict(victim, HOST, kind, actions, demand)
         self._bookings.free_evicted(actions)
         return True
 
     # -- back-ups ------------------------------------------------------------------------------
 
-    def save_path(self, node: Node) -> None:
-        """Copy what of a locked path has no copy, as deep as it has been hit often enough."""
+    def save_path(self, node: Node, request_id: int | None = None) -> None:
+        """Copy what of a locked path has no copy, as deep as it has been hit often enough.
+
+        `request_id`: the request that has published the path.
+        """
         published = node
         while not node.is_root and node.hit_count < self._hits:
             assert node.parent is not None
             node = node.parent
         plan = self._tree.plan_back_up(node)
         if node is not published and not node.is_root:
-            self._back_up_locked(node, plan, is_fence=False)
+            self._back_up_locked(node, plan, request_id, is_fence=False)
         elif any(plan):
-            self._back_up(plan, is_fence=False)
+            self._back_up(plan, request_id, is_fence=False)
 
-    def save_victim(self, victim: Node, kind: int) -> None:
-        """Copy what the eviction of a kind would lose; the next step waits for it."""
+    def save_victim(self, victim: Node, kind: int, request_id: int | None) -> None:
+        """Copy what an eviction for a request would lose of a kind; the next step waits for it."""
         device, host = victim.held
         plan: Plan = [[] for _ in device]
         for other in self._tree.lost(victim, DEVICE, kind):
             if device[other] is not None and host[other] is None:
                 plan[other] = [victim]
-        self._back_up_locked(victim, plan, is_fence=True)
+        self._back_up_locked(victim, plan, request_id, is_fence=True)
 
-    def _back_up_locked(self, node: Node, plan: Plan, *, is_fence: bool) -> None:
+    def _back_up_locked(
+        self, node: Node, plan: Plan, request_id: int | None, *, is_fence: bool
+    ) -> None:
         lock = self._tree.lock(node)  # making room on the host may take other device data along
-        self._back_up(plan, is_fence=is_fence)
+        self._back_up(plan, request_id, is_fence=is_fence)
         self._tree.release(lock)
 
-    def _back_up(self, plan: Plan, *, is_fence: bool) -> None:
+    def _back_up(self, plan: Plan, request_id: int | None, *, is_fence: bool) -> None:
         tree = self._tree
-        before = tree.history.press(Pressure.back_up)
+        demand = Demand(Purpose.back_up, request_id)
         moves: list[Move] = []
         for kind in tree.kinds.numbers:
             sources: list[PageIds] = []
             targets: list[PageIds] = []
             wanted = sum(tree.kinds.count(kind, each.num_pages) for each in plan[kind])
             if kind != FULL:
-                self.make_room(kind, wanted)
+                self.make_room(kind, wanted, demand)
             for each in plan[kind]:
                 if kind != FULL and plan[FULL] and each.held[HOST][FULL] is None:
                     continue  # its full pages found no room, and sidecars need them
                 source = each.held[DEVICE][kind]
                 assert source is not None
-                target = self.allocate(kind, len(source))
+                target = self.allocate(kind, len(source), demand)
                 if target is None:
                     name = f"back_up/dropped_{tree.kinds.names[kind]}_pages"
                     self._counters[name] += wanted - sum(map(len, targets))
@@ -124,11 +131,11 @@ class Host:
                 moves.append(Move(kind, joined(sources), joined(targets)))
         if moves:
             self._book(plan, moves, is_fence=is_fence)
-        tree.history.press(before)
-        for kind in tree.kinds.numbers:
-            for each in plan[kind]:
-                if each.held[HOST][kind] is None:
-                    tree.history.drop_copy(each, kind)
+        if tree.listener is not None:
+            for kind, nodes in enumerate(plan):
+                for each in nodes:
+                    if each.held[HOST][kind] is None:
+                        tree.listener.not_copied(each, kind)
 
     def _book(self, plan: Plan, moves: list[Move], *, is_fence: bool) -> None:
         tree, kinds = self._tree, self._tree.kinds

@@ -4,7 +4,6 @@ from hicache.cache.pages import PageIds
 from hicache.cache.tiers.transfer import BackUp, Bookings, StorageDelete, StorageWrite
 from hicache.cache.tree.keys import Key
 from hicache.cache.tree.node import HOST, Node
-from hicache.cache.tree.page_registry import PageNumbers, Stored
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.config import StorageConfig, StorageWrites, Tiering
 
@@ -69,17 +68,18 @@ class StorageWriter:
         )
         for each, kind in read:
             each.stored[kind] = not self._is_exclusive
-            if self._is_exclusive:
-                self._tree.history.take_out(self._tree.history.numbers_of(each, kind), kind)
         if self._is_exclusive:
             keys = [key for each, kind in read for key in self._tree.keys(each, kind)]
             self._bookings.outbox.append(StorageDelete(keys=keys))
+            if self._tree.listener is not None:
+                self._tree.listener.taken_out(keys)
             self._counters["storage/dropped_read_pages"] += len(keys)
 
     def on_written(self, write: StorageWrite) -> None:
         """A write is done, or has failed."""
         self.queued_bytes -= write.num_bytes
-        self._mark(write, Stored.written)
+        if self._tree.listener is not None:
+            self._tree.listener.write_ended(write.keys)
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -133,33 +133,29 @@ class StorageWriter:
         # of these nodes' data, all on the host; nothing is locked yet
         keys: list[Key] = []
         parts: list[tuple[int, PageIds]] = []
-        numbers: list[tuple[int, PageNumbers]] = []
         num_bytes = 0
         for node, kind in items:
             page_ids = node.held[HOST][kind]
             assert page_ids is not None
             keys += self._tree.keys(node, kind)
             parts.append((kind, page_ids))
-            numbers.append((kind, self._tree.history.numbers_of(node, kind)))
             num_bytes += self._bookings.page_bytes[kind] * len(page_ids)
-        return StorageWrite(keys=keys, parts=parts, num_bytes=num_bytes, numbers=numbers)
+        return StorageWrite(keys=keys, parts=parts, num_bytes=num_bytes)
 
     def _has_room(self, write: StorageWrite) -> bool:
         if self.queued_bytes + write.num_bytes <= self._queue_bytes:
             return True
         self._counters["storage/dropped_write_pages"] += len(write.keys)
-        self._mark(write, Stored.dropped)
+        if self._tree.listener is not None:
+            self._tree.listener.write_dropped(write.keys)
         return False
 
     def _book(self, write: StorageWrite) -> None:
         self.queued_bytes += write.num_bytes
         self._counters["storage/queued_write_pages"] += len(write.keys)
         self._bookings.book(write)
-        self._mark(write, Stored.under_way)
-
-    def _mark(self, write: StorageWrite, stored: int) -> None:
-        for kind, numbers in write.numbers:
-            self._tree.history.store(numbers, kind, stored)
+        if self._tree.listener is not None:
+            self._tree.listener.write_queued(write.keys)
 
 
 def _items(

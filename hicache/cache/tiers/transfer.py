@@ -13,7 +13,6 @@ from hicache.cache.kinds import Kinds
 from hicache.cache.pages import FreePages, PageIds, Pools
 from hicache.cache.tree.keys import Key
 from hicache.cache.tree.node import HOST, TIER_NAMES, Lock, Node
-from hicache.cache.tree.page_registry import PageNumbers
 
 FATES = ("used", "unused_at_end", "evicted_unused", "duplicate", "late", "not_restorable")
 
@@ -83,7 +82,6 @@ class StorageWrite:
     num_bytes: int
     host_locks: list[Lock] = field(default_factory=list)
     is_given_away: bool = False
-    numbers: list[tuple[int, PageNumbers]] = field(default_factory=list)  # as the registry has them
 
     @property
     def pages(self) -> list[tuple[int, int]]:

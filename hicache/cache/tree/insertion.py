@@ -105,8 +105,6 @@ def _grow(tree: RadixTree, node: Node, sequence: Sequence, end: int) -> Node:
     start = node.end
     child = tree.grow(node, sequence.tokens[start * tree.page_bytes : end * tree.page_bytes])
     child.digests = sequence.known_digests(start, end)
-    if sequence.chain is not None:
-        child.numbers = sequence.chain.numbers[start:end]
     return child
 
 

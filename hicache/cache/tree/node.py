@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from hicache.cache.kinds import FULL, KEY_TAGS, KIND_NAMES, MAMBA, SWA
 from hicache.cache.pages import PageIds
-from hicache.cache.tree.page_registry import NO_NUMBERS
 
 DEVICE = 0
 HOST = 1
@@ -53,7 +52,6 @@ class Node:
         self.created = 0  # its number, in the order in which nodes grew; both halves keep it
         self.digests: list[bytes] | None = None  # one a page, once storage needed them
         self.stored = [False] * num_kinds  # by kind: storage was given it, or had it
-        self.numbers = NO_NUMBERS  # of its pages in the registry, if anybody counts
         self.seed: bytes | None = None  # roots only: what the chain of digests starts from
 
     @property
@@ -110,13 +108,12 @@ class MatchResult(NamedTuple):
     `host_hits`: by kind, what only the host holds of what a hit needs: full tokens between the two
     boundaries, tokens of the window before the any-tier boundary (by page, at most a page-rounded
     window), 1 if the state at that boundary. `full_len`: matched tokens whatever the other kinds
-    hold. `found_len`: the usable ones before any of them were dropped.
+    hold.
     """
 
     device_prefix_len: int
     usable_len: int
     full_len: int
-    found_len: int
     host_hits: tuple[int, ...]
     device_node: Node
     best_node: Node

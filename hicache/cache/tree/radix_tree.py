@@ -9,10 +9,10 @@ from collections.abc import Sequence as Items
 
 from hicache.cache.kinds import FULL, Kinds
 from hicache.cache.pages import FreePages
+from hicache.cache.tree.events import NO_DEMAND, CacheListener, Demand
 from hicache.cache.tree.eviction import EvictionPolicy
 from hicache.cache.tree.keys import Digests, Key, PageNames, keys, make_root
 from hicache.cache.tree.node import DEVICE, HOST, Lock, MatchResult, Node
-from hicache.cache.tree.page_history import PageHistory
 from hicache.cache.tree.residency import Residency
 from hicache.config import CacheConfig, WritePolicy
 
@@ -32,10 +32,10 @@ class RadixTree:
         policy: EvictionPolicy,
         knobs: CacheConfig | None = None,
         names: PageNames | None = None,
-        history: PageHistory | None = None,
+        listener: CacheListener | None = None,
     ) -> None:
-        """`names`: what its pages are called; by default their digests. `history`: told of what
-        comes and goes."""
+        """`names`: what its pages are called; by default their digests. `listener`:
+        receives the events of the cache."""
         self.knobs = knobs = knobs or CacheConfig()
         self.kinds = kinds
         self.page_size = kinds.page_size
@@ -52,9 +52,9 @@ class RadixTree:
             kinds,
             reclaims_duplicates=knobs.write_policy is WritePolicy.write_back,
             leaving_refreshes=knobs.leaving_refreshes,
-            history=history,
+            listener=listener,
         )
-        self.history = self.residency.history
+        self.listener = listener
 
     # -- finding ------------------------------------------------------------------------------
 
@@ -77,7 +77,6 @@ class RadixTree:
             device_prefix_len=on_device.end * size,
             usable_len=best.end * size,
             full_len=node.end * size,
-            found_len=best.end * size,
             host_hits=self._no_hits if best is on_device else self._host_hits(best, on_device),
             device_node=on_device,
             best_node=best,
@@ -259,12 +258,19 @@ class RadixTree:
         """The kinds that an eviction drops: all of a leaf's, or a kind and what is lost with it."""
         return self.kinds.lost_with[FULL if node in self.residency.leaves[tier] else kind]
 
-    def evict(self, node: Node, tier: int, kind: int, actions: list[FreePages]) -> None:
+    def evict(
+        self,
+        node: Node,
+        tier: int,
+        kind: int,
+        actions: list[FreePages],
+        demand: Demand = NO_DEMAND,
+    ) -> None:
         """Drop a victim's data from a tier, and the node if it holds nothing more."""
         for other in self.lost(node, tier, kind):
-            self.residency.drop(node, tier, other, actions)
+            self.residency.drop(node, tier, other, actions, demand)
         if node.held[DEVICE][FULL] is None and node.held[HOST][FULL] is None:
-            self._remove(node, actions)
+            self._remove(node, actions, demand)
 
     # -- inside -------------------------------------------------------------------------------
 
@@ -351,18 +357,16 @@ class RadixTree:
             upper.stored[kind] = lower.stored[kind]
         if lower.digests is not None:
             upper.digests, lower.digests = lower.digests[:pages], lower.digests[pages:]
-        if len(lower.numbers):
-            upper.numbers, lower.numbers = lower.numbers[:pages], lower.numbers[pages:]
         self.num_nodes += 1
         self.residency.split(upper, lower)
         return upper
 
-    def _remove(self, node: Node, actions: list[FreePages]) -> None:
+    def _remove(self, node: Node, actions: list[FreePages], demand: Demand) -> None:
         # a subtree that nothing holds on the device any more; children only under write_back
         for child in list(node.children.values()):
-            self._remove(child, actions)
+            self._remove(child, actions, demand)
         for kind in self.kinds.numbers:
-            self.residency.drop(node, HOST, kind, actions)
+            self.residency.drop(node, HOST, kind, actions, demand)
         parent = node.parent
         assert parent is not None
         del parent.children[node.edge[: self.page_bytes]]

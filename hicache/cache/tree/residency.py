@@ -4,10 +4,9 @@ from collections.abc import Callable, Sequence
 
 from hicache.cache.kinds import FULL, Kinds
 from hicache.cache.pages import FreePages, PageIds
+from hicache.cache.tree.events import NO_DEMAND, CacheListener, Demand
 from hicache.cache.tree.eviction import EvictionPolicy, Priority, VictimQueue
 from hicache.cache.tree.node import DEVICE, HOST, TIERS, Lock, Node
-from hicache.cache.tree.page_history import PageHistory
-from hicache.cache.tree.page_registry import NO_NUMBERS
 
 
 def _tick_of(kind: int) -> Callable[[Node], Priority]:
@@ -39,10 +38,10 @@ class Residency:
         *,
         reclaims_duplicates: bool,
         leaving_refreshes: bool = False,
-        history: PageHistory | None = None,
+        listener: CacheListener | None = None,
     ) -> None:
         """`leaving_refreshes`: window or state on the host counts as used when it leaves the
-        device. `history`: told of what comes and goes."""
+        device. `listener`: receives what comes and goes."""
         self.resident = ([0] * kinds.size, [0] * kinds.size)
         self.protected = ([0] * kinds.size, [0] * kinds.size)
         self.leaves = (VictimQueue(policy.priority), VictimQueue(policy.priority))
@@ -50,7 +49,7 @@ class Residency:
             {kind: VictimQueue(_tick_of(kind)) for kind in kinds.aux} for _ in TIERS
         )
         self.duplicates: dict[Node, None] = {}
-        self.history = PageHistory(kinds=kinds) if history is None else history
+        self._listener = listener
         self.tick = 0  # logical time: one more with each match and each insertion
         self._paged = kinds.paged
         self._windows = kinds.windows
@@ -84,8 +83,8 @@ class Residency:
         """A tombstone gets data, or will by a copy that is about to be made. O(log n)."""
         assert node.held[tier][kind] is None
         node.held[tier][kind] = page_ids
-        if node.numbers is not NO_NUMBERS:
-            self.history.put(node, tier, kind)
+        if self._listener is not None:
+            self._listener.put(node, tier, kind)
         self.resident[tier][kind] += len(page_ids)
         if _is_locked(node, tier, kind):
             self.protected[tier][kind] += len(page_ids)
@@ -93,15 +92,22 @@ class Residency:
             node.aux_ticks[kind] = self.next_tick()
         self._changed(node, tier, kind, 1)
 
-    def drop(self, node: Node, tier: int, kind: int, actions: list[FreePages]) -> None:
+    def drop(
+        self,
+        node: Node,
+        tier: int,
+        kind: int,
+        actions: list[FreePages],
+        demand: Demand = NO_DEMAND,
+    ) -> None:
         """What the node holds, if anything, is to be freed; it must not be locked. O(log n)."""
         page_ids = node.held[tier][kind]
         if page_ids is None:
             return
         assert not _is_locked(node, tier, kind), f"{node} is locked and may not be evicted"
         node.held[tier][kind] = None
-        if node.numbers is not NO_NUMBERS:
-            self.history.drop(node, tier, kind)
+        if self._listener is not None:
+            self._listener.evicted(node, tier, kind, demand)
         self.resident[tier][kind] -= len(page_ids)
         actions.append(FreePages(tier, kind, page_ids))
         if self._leaving_refreshes and tier == DEVICE and node.held[HOST][kind] is not None:

@@ -2,7 +2,6 @@
 
 from hicache.cache.pages import PageIds
 from hicache.cache.tree.node import Lock
-from hicache.cache.tree.page_registry import Chain
 
 
 class Sequence:
@@ -16,10 +15,10 @@ class Sequence:
     asked for them.
     """
 
-    def __init__(self, tokens: bytes, namespace: str = "") -> None:
+    def __init__(self, tokens: bytes, namespace: str = "", request_id: int | None = None) -> None:
         self.tokens = tokens
         self.namespace = namespace
-        self.chain: Chain | None = None  # its pages in the registry, if anybody counts
+        self.request_id = request_id  # for listeners
         self.pages: list[PageIds] = []
         self.starts: list[int] = []
         self.num_pages = 0

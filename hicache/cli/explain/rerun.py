@@ -10,8 +10,8 @@ from hicache import experiment
 from hicache.cli.schema import stored_config
 from hicache.cli.stored import CONFIG_FILE, SUMMARY_FILE, read_json
 from hicache.config import ExperimentConfig
+from hicache.observe.timeline import Timeline
 from hicache.results.metrics import RequestRecord, summarize
-from hicache.results.timeline import Timeline
 
 ASKED = ("computed", "recomputed")
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 
 from hicache.cache.kinds import FULL, MAMBA
 from hicache.cache.prefetch.prefetch import Phase, Prefetch
-from hicache.cache.reasons.table import REASONS, Span
 from hicache.cli.explain.rerun import Rerun
 from hicache.cli.explain.segments import Segment, Steps, segments_of
+from hicache.observe.reasons import REASONS, Span
 from hicache.results.metrics import RequestRecord, Status
 from hicache.scheduler.queue_waits import CAUSES
 from hicache.scheduler.request_state import RequestState
@@ -47,9 +47,10 @@ class Storyteller:
         for at_ns, told in sorted(self._events(record, life, segments), key=lambda each: each[0]):
             yield f"    {_seconds(at_ns - record.arrival_ns, sign='+'):>10}  {told}"
         yield ""
-        yield from _reasons("Why it computed", record, record.computed_len, life.spans[0])
+        case = self._run.timeline.cases[record.id]
+        yield from _reasons("Why it computed", record, record.computed_len, case.spans[0])
         if record.recomputed_len:
-            again = life.spans[1]
+            again = case.spans[1]
             yield from _reasons("Why it recomputed", record, record.recomputed_len, again)
 
     # -- what happened -------------------------------------------------------------------------
@@ -58,9 +59,10 @@ class Storyteller:
         self, record: RequestRecord, life: RequestState, segments: list[Segment]
     ) -> Iterator[tuple[int, str]]:
         arrival_ns = record.arrival_ns
+        came_len = self._run.timeline.cases[record.id].came_len
         yield (
             arrival_ns,
-            f"arrived {_seconds(arrival_ns)} into the run; {life.came_len:,} tokens of its prompt "
+            f"arrived {_seconds(arrival_ns)} into the run; {came_len:,} tokens of its prompt "
             "were cached and usable when the scheduler first considered it",
         )
         yield from self._prefetch(life)

@@ -12,8 +12,8 @@ from typing import Any
 
 from hicache.cli.explain.rerun import Rerun
 from hicache.cli.explain.segments import Steps, segments_of
+from hicache.observe.timeline import Step, Transfer
 from hicache.results.metrics import RequestRecord
-from hicache.results.timeline import Step, Transfer
 
 Event = dict[str, Any]
 REQUESTS = 1  # the process of requests; engines follow

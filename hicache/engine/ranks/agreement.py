@@ -158,7 +158,7 @@ class RankAgreement:
         self.num_steps += 1
         return [*counts, *votes, digest, -digest]
 
-    def apply(self, minimum: Items[int]) -> list[int]:
+    def apply(self, minimum: Items[int], now_ns: int) -> list[int]:
         """Act on the MIN of all offers; returns requests that are gone, for the scheduler to drop.
 
         Raises:
@@ -183,17 +183,17 @@ class RankAgreement:
         if self._prefetcher.stop.waits:
             self._prefetcher.verdicts = verdicts
         for _ in range(num_answers):
-            self._land(self.answers.popleft())
+            self._land(self.answers.popleft(), now_ns)
         for _ in range(num_progress):
-            self._land(self.progress.popleft())
+            self._land(self.progress.popleft(), now_ns)
         return gone
 
-    def _land(self, progress: ReadProgress) -> None:
+    def _land(self, progress: ReadProgress, now_ns: int) -> None:
         prefetch = progress.prefetch
         if progress.restorable is not None:
             prefetch.restorable = progress.restorable
             prefetch.leading_pages = progress.leading_pages
-            self._prefetcher.on_queried(prefetch)
+            self._prefetcher.on_queried(prefetch, now_ns)
             return
         if not prefetch.is_settled:
             prefetch.completed_pages = progress.completed_pages

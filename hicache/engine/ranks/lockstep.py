@@ -219,8 +219,10 @@ class RankedEngine(Engine):
 
     def _agree(self, now_ns: int) -> None:
         minimum = minimum_of([each.pack(now_ns) for each in self._agreements])
+        if self._listener is not None:
+            self._listener.at(now_ns)
         for agreement in self._agreements:
-            agreement.apply(minimum)
+            agreement.apply(minimum, now_ns)
 
     def _is_outvoted(self, now_ns: int) -> bool:
         # whether the ranks would agree otherwise at the next boundary, with no further news: what

@@ -12,6 +12,7 @@ from hicache.clock import Clock
 from hicache.engine.loop import Engine
 from hicache.engine.ports import Executor, Io
 from hicache.executor.completions import Delivery, StepRun
+from hicache.observe.explainer import Case
 from hicache.scheduler.batch import Batch
 from hicache.scheduler.queue_waits import Cause, Shortage, Turn
 from hicache.scheduler.request_state import RequestState
@@ -51,6 +52,7 @@ class Timeline:
     steps: list[Step] = field(default_factory=list)
     transfers: list[Transfer] = field(default_factory=list)
     lives: dict[int, RequestState] = field(default_factory=dict)  # as they ended
+    cases: dict[int, Case] = field(default_factory=dict)  # why they computed what they computed
     turns: dict[int, list[Turn]] = field(default_factory=dict)
     open: dict[Work | Prefetch, Transfer] = field(default_factory=dict)  # under way
 
@@ -63,9 +65,10 @@ class Timeline:
         """The same, from now on listened to."""
         return _WatchedIo(io, self)
 
-    def ended(self, req: RequestState) -> None:
+    def ended(self, req: RequestState, case: Case) -> None:
         """A request has been answered or given up on."""
         self.lives[req.request.id] = req
+        self.cases[req.request.id] = case
 
 
 class _WatchedExecutor:

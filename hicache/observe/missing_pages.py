@@ -9,18 +9,20 @@ from numpy.typing import NDArray
 
 from hicache.cache.kinds import FULL
 from hicache.cache.prefetch.prefetch import Phase, Prefetch
-from hicache.cache.reasons.table import REASONS, Eviction, Span
-from hicache.cache.tree.page_history import (
+from hicache.config import ExperimentConfig
+from hicache.observe.history import (
     COPY_DROPPED,
     IS_HELD,
     NOBODY,
     THROWN_AWAY,
     WAS_COPIED,
     WAS_HELD,
+    PageHistory,
+    PageNumbers,
+    Stored,
+    num_leading,
 )
-from hicache.cache.tree.page_registry import PageNumbers, Stored, num_leading
-from hicache.cache.tree.radix_tree import RadixTree
-from hicache.config import ExperimentConfig
+from hicache.observe.reasons import REASONS, Eviction, Span
 
 Flags = NDArray[np.bool_]
 Codes = NDArray[np.int8]  # places in `REASONS`
@@ -29,7 +31,7 @@ Part = tuple[int, int, int, int]  # pages [first, end), the place of their reaso
 CODES = {name: code for code, name in enumerate(REASONS)}
 NAMES = tuple(REASONS)
 NONE = -1  # nothing of its own was in the way
-# by Pressure
+# by Purpose
 LOST_FOR = np.array(
     [
         NONE,
@@ -58,7 +60,7 @@ class MissingPages:
     request's own. `declined`: why it had none.
     """
 
-    tree: RadixTree
+    history: PageHistory
     config: ExperimentConfig
     names_evictions: bool
     numbers: PageNumbers
@@ -86,11 +88,11 @@ class MissingPages:
         """The deepest boundary that storage was given all of; `within`: among the first pages."""
         start = self.start
         numbers = self.numbers[start:within]
-        stored = self.tree.history.registry.stored
+        stored = self.history.registry.stored
         leads = num_leading(stored[FULL][numbers] == Stored.written)
         numbers = numbers[:leads]
         flags = np.ones(leads, bool)
-        for kind, pages in self.tree.kinds.extents:
+        for kind, pages in self.history.kinds.extents:
             flags &= _has_last(stored[kind][numbers] == Stored.written, pages)
         end = start + _last(flags)
         prefetch = self.prefetch
@@ -122,7 +124,7 @@ class MissingPages:
         start = self.start
         assert prefetch.restorable is not None
         hit = prefetch.restorable[-1]
-        if hit * self.tree.page_size < self.config.prefetch.threshold:
+        if hit * self.history.kinds.page_size < self.config.prefetch.threshold:
             return [(first, end, CODES["prefetch_declined_too_short"], FULL)]
         if prefetch.phase is Phase.ended and not prefetch.is_read:
             return [(first, end, CODES["prefetch_no_room"], FULL)]
@@ -142,11 +144,11 @@ class MissingPages:
         # storage was given all of it, and did not say that it could restore it
         asked = self.start + len(prefetch.names)
         among = min(max(self._restorable_end(asked), first), end)
-        registry, numbers = self.tree.history.registry, self.numbers[first:among]
+        registry, numbers = self.history.registry, self.numbers[first:among]
         parts = []
         if first < among:
             came = [registry.written_ns[FULL][numbers[:1]]]
-            for kind, pages in self.tree.kinds.extents:
+            for kind, pages in self.history.kinds.extents:
                 came.append(registry.written_ns[kind][numbers[-pages:]])
             answered_ns = prefetch.answered_ns
             assert answered_ns is not None
@@ -165,7 +167,7 @@ class MissingPages:
             return []
         held = min(self.full_end, end)
         if asks_storage and held < end:
-            stored = self.tree.history.registry.stored[FULL][self.numbers[held:end]]
+            stored = self.history.registry.stored[FULL][self.numbers[held:end]]
             held += num_leading(stored == Stored.written)
         parts = []
         if first < held:
@@ -183,7 +185,7 @@ class MissingPages:
 
     def _sidecars(self, first: int, end: int, *, asks_storage: bool) -> list[Part]:
         # full pages are there; boundaries are those after a page of [first, end)
-        for point in self.tree.kinds.points:
+        for point in self.history.kinds.points:
             there = first + _last(self._is_there(point, first, end, asks_storage=asks_storage))
             kept = there + _last(self._was_there(point, there, end))
             parts = []
@@ -194,13 +196,13 @@ class MissingPages:
                 parts.append((there, kept, int(story[0]), point))
             parts.append((kept, end, CODES["state_not_kept"], point))
             return parts
-        if self.tree.kinds.windows:
+        if self.history.kinds.windows:
             windows = np.ones(end, bool)
-            for kind, pages in self.tree.kinds.windows:
+            for kind, pages in self.history.kinds.windows:
                 is_there = self._is_there(kind, 0, end, asks_storage=asks_storage)
                 windows &= _has_last(is_there | self._was_there(kind, 0, end), pages)
             kept = first + _last(windows[first:])
-            parts = [(kept, end, CODES["window_not_kept"], self.tree.kinds.windows[0][0])]
+            parts = [(kept, end, CODES["window_not_kept"], self.history.kinds.windows[0][0])]
             if first < kept:
                 parts.insert(0, (first, kept, *self._obstacle(kept, asks_storage=asks_storage)))
             return parts
@@ -208,7 +210,7 @@ class MissingPages:
 
     def _obstacle(self, boundary: int, *, asks_storage: bool) -> tuple[int, int]:
         """Why a boundary is not usable whose pages, and state if there are any, are there."""
-        for kind, pages in self.tree.kinds.windows:
+        for kind, pages in self.history.kinds.windows:
             window = max(boundary - pages, 0)
             is_there = self._is_there(kind, window, boundary, asks_storage=asks_storage)
             if not is_there.all():
@@ -218,12 +220,12 @@ class MissingPages:
                 story = self._story(kind, place, place + 1, asks_storage=asks_storage)
                 return int(story[0]), kind
         # all of it is somewhere: the tree has one part, and storage another
-        stored = self.tree.history.registry.stored
+        stored = self.history.registry.stored
         places = [(FULL, min(self.start, boundary - 1))]
         places += [
-            (kind, max(boundary - pages, self.start)) for kind, pages in self.tree.kinds.windows
+            (kind, max(boundary - pages, self.start)) for kind, pages in self.history.kinds.windows
         ]
-        places += [(kind, boundary - 1) for kind in self.tree.kinds.points]
+        places += [(kind, boundary - 1) for kind in self.history.kinds.points]
         for kind, first in places:
             is_stored = stored[kind][self.numbers[first:boundary]] == Stored.written
             if not is_stored.all():
@@ -237,7 +239,7 @@ class MissingPages:
 
     def _story(self, kind: int, first: int, end: int, *, asks_storage: bool) -> Codes:
         """How data was lost; `NONE` for what storage has."""
-        history, numbers = self.tree.history, self.numbers[first:end]
+        history, numbers = self.history, self.numbers[first:end]
         marks = history.marks[kind][numbers]
         codes: Codes = LOST_FOR[history.lost_for[kind][numbers]]
         is_copied = (marks & WAS_COPIED) > 0
@@ -255,19 +257,19 @@ class MissingPages:
 
     def _is_there(self, kind: int, first: int, end: int, *, asks_storage: bool) -> Flags:
         numbers = self.numbers[first:end]
-        is_there: Flags = (self.tree.history.marks[kind][numbers] & IS_HELD) > 0
+        is_there: Flags = (self.history.marks[kind][numbers] & IS_HELD) > 0
         if asks_storage:
-            is_there |= self.tree.history.registry.stored[kind][numbers] == Stored.written
+            is_there |= self.history.registry.stored[kind][numbers] == Stored.written
         return is_there
 
     def _was_there(self, kind: int, first: int, end: int) -> Flags:
-        was_there: Flags = (self.tree.history.marks[kind][self.numbers[first:end]] & WAS_HELD) > 0
+        was_there: Flags = (self.history.marks[kind][self.numbers[first:end]] & WAS_HELD) > 0
         return was_there
 
     # -- what is said of it --------------------------------------------------------------------
 
     def _merged(self, parts: list[Part]) -> list[Span]:
-        page = self.tree.page_size
+        page = self.history.kinds.page_size
         spans: list[Span] = []
         filled = (part for part in parts if part[0] < part[1])
         for (code, kind), group in groupby(filled, key=lambda part: part[2:]):
@@ -281,7 +283,7 @@ class MissingPages:
     def _evictions(self, kind: int, first: int, end: int) -> Iterator[Eviction]:
         if not self.names_evictions:
             return
-        history, numbers = self.tree.history, self.numbers[first:end]
+        history, numbers = self.history, self.numbers[first:end]
         lost = numbers[history.lost_for[kind][numbers] > 0]
         events = np.stack((history.lost_ns[kind][lost], history.lost_to[kind][lost]))
         columns, counts = np.unique(events, axis=1, return_counts=True)

@@ -1,1 +1,0 @@
-"""Why an admitted request computes what it computes: one reason for every token."""

@@ -1,0 +1,122 @@
+"""A listener that gives every computed token of one engine a reason."""
+
+from dataclasses import dataclass, field
+
+from hicache.cache.kinds import Kinds
+from hicache.cache.tree.node import MatchResult
+from hicache.config import ExperimentConfig
+from hicache.observe.history import PageHistory, PageRegistry, num_leading, sequence_pages
+from hicache.observe.missing_pages import MissingPages
+from hicache.observe.reasons import Span
+from hicache.scheduler.request_state import RequestState
+
+
+@dataclass(slots=True)
+class Case:
+    """Why one request computes what it computes.
+
+    `spans`: of its first admission, and of later ones, after retractions.
+    """
+
+    came_len: int = 0  # tokens that were usable when it was submitted
+    found_len: int = 0  # tokens that were usable at the last match
+    match: MatchResult | None = None  # what it takes at the admission under way
+    missing: list[Span] = field(default_factory=list)  # from `found_len` to the last page boundary
+    spans: tuple[list[Span], list[Span]] = field(default_factory=lambda: ([], []))
+
+
+class Explainer(PageHistory):
+    """Keeps the history of the pages, and explains each admission by it.
+
+    `cases`: of the requests submitted so far, by id. Engines may share one; the caller may remove a
+    request that has ended.
+    """
+
+    def __init__(
+        self,
+        registry: PageRegistry,
+        kinds: Kinds,
+        config: ExperimentConfig,
+        cases: dict[int, Case],
+        *,
+        names_evictions: bool,
+    ) -> None:
+        """`names_evictions`: whether a span lists the evictions that caused it."""
+        super().__init__(registry, kinds)
+        self.cases = cases
+        self._config = config
+        self._names_evictions = names_evictions
+        self._page = kinds.page_size
+
+    def matched(self, req: RequestState, match: MatchResult) -> None:
+        """Keep the usable length of the first match and of the last one."""
+        case = self.cases.get(req.request.id)
+        if case is None:
+            case = self.cases[req.request.id] = Case(came_len=match.usable_len)
+        case.found_len = match.usable_len
+
+    def starting(self, req: RequestState, match: MatchResult) -> None:
+        """Find out why pages are missing, before the request takes anything."""
+        case, page = self.cases[req.request.id], self._page
+        is_again = req.admitted_ns is not None
+        first, reach = case.found_len // page, (req.target_len - 1) // page
+        case.match, case.missing = match, []
+        if first >= reach:
+            return
+        numbers = sequence_pages(req.sequence, 0, reach)
+        seen = num_leading(self.registry.is_seen[numbers])
+        if first < seen:
+            missing = MissingPages(
+                history=self,
+                config=self._config,
+                names_evictions=self._names_evictions,
+                numbers=numbers[:seen],
+                full_end=match.full_len // page,
+                start=first if is_again else case.came_len // page,
+                prefetch=None if is_again else req.prefetch,
+                declined="retracted" if is_again else req.declined,
+            )
+            case.missing += missing.spans(first)
+        seen = max(first, seen)
+        if seen < reach:
+            case.missing.append(Span(seen * page, reach * page, "first_seen"))
+
+    def admitted(self, req: RequestState) -> None:
+        """Give each token of `[cached_len, target_len)` a reason."""
+        case, page = self.cases[req.request.id], self._page
+        cached_len, target_len = req.cached_len, req.target_len
+        is_again = req.admitted_ns is not None
+        assert case.match is not None
+        spans, case.missing = case.missing, []
+        if cached_len < case.found_len:
+            spans.insert(0, Span(cached_len, case.found_len, self._unused(case)))
+        last_page = max((target_len - 1) // page * page, cached_len)
+        if last_page < target_len - 1:
+            spans.append(Span(last_page, target_len - 1, "page_rounding"))
+        spans.append(Span(target_len - 1, target_len, "last_token"))
+        self.admit(req.request, req.tokens, cached_len // page)
+        case.match = None
+        case.spans[is_again].extend(_own(span) if is_again else span for span in spans)
+
+    def canceled(self, req: RequestState) -> None:
+        """Forget the pages that only this request was to compute."""
+        self.forget(req.sequence)
+
+    def _unused(self, case: Case) -> str:
+        match = case.match
+        assert match is not None
+        if match.usable_len < case.found_len:
+            return "hit_given_up"
+        if (
+            match.host_hit_length < self._config.cache.load_back_threshold
+            and not match.needs_sidecars
+        ):
+            return "load_back_too_short"
+        return "load_back_failed"
+
+
+def _own(span: Span) -> Span:
+    # pages that a retracted request finds unpublished are its own
+    if span.reason in ("first_seen", "being_computed", "thrown_away"):
+        return span._replace(reason="retracted")
+    return span

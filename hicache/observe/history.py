@@ -1,0 +1,235 @@
+"""The history of every page of a workload: where it was held, how it was lost, what storage has.
+
+A page's number stands for all tokens up to its end, so equal numbers mean equal prefixes; along a
+prefix they rise. In simulated runs the cache itself names pages by their numbers.
+"""
+
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Items
+from typing import Final, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hicache.cache.kinds import FULL, KIND_NAMES, Extents, Kinds
+from hicache.cache.tree.events import Demand
+from hicache.cache.tree.keys import KIND_BITS, MAX_KIND, NUMBER_BYTES, Key, PageNames
+from hicache.cache.tree.node import DEVICE, Node
+from hicache.cache.tree.sequence import Sequence
+from hicache.engine.warm import pages_left
+from hicache.request import Request, TokenSpans
+
+PageNumbers = NDArray[np.int32]
+
+
+class Stored:
+    """How far a page, a window page or a state is on its way to storage.
+
+    Plain numbers, since enum members would be converted at every access to a table.
+    """
+
+    never: Final = 0  # no write of it was queued
+    dropped: Final = 1  # the write queue was full
+    under_way: Final = 2
+    written: Final = 3
+
+
+# of `PageHistory.marks`
+ON_DEVICE, ON_HOST, WAS_HELD, WAS_COPIED, COPY_DROPPED = (np.uint8(1 << bit) for bit in range(5))
+IS_HELD = ON_DEVICE | ON_HOST
+HAS_COPY = ON_HOST | WAS_HELD | WAS_COPIED
+NOBODY, THROWN_AWAY = 0, -1  # of `PageHistory.owners`; requests are one more than their number
+
+
+class PageRegistry:
+    """What is known of pages on all engines that share a storage.
+
+    `is_seen`: the page was in an admitted request, or storage was found to have it. `stored` and
+    `written_ns`, the time of the write's end: by kind and page number.
+    """
+
+    def __init__(self, pages: Mapping[int, TokenSpans], num_kinds: int = len(KIND_NAMES)) -> None:
+        """`pages`: of each request, by its id, the numbers of its whole pages."""
+        ends = (int((each.starts + each.counts).max(initial=0)) for each in pages.values())
+        self.num_pages = max(ends, default=0)
+        self.is_seen = np.zeros(self.num_pages, bool)
+        self.stored = [np.zeros(self.num_pages, np.uint8) for _ in range(num_kinds)]
+        self.written_ns = [np.zeros(self.num_pages, np.int64) for _ in range(num_kinds)]
+
+    def warm(self, requests: Iterable[Request], names: PageNames, kinds: Kinds) -> None:
+        """Record what a first pass over the requests leaves in storage."""
+        for request in requests:
+            numbers = request_pages(request, names.tokens(request), kinds.page_size)
+            self.is_seen[numbers] = True
+            for kind, at in pages_left(request, kinds):
+                self.stored[kind][numbers[at]] = Stored.written
+
+
+class PageHistory:
+    """The marks and the last loss of every page on one engine, by kind and page number.
+
+    It implements `CacheListener`. `owners` are the admitted requests that compute a page which they
+    have not published yet.
+    """
+
+    def __init__(self, registry: PageRegistry, kinds: Kinds) -> None:
+        self.kinds = kinds
+        self.registry = registry
+        size = registry.num_pages
+        self.now_ns = 0
+        self.marks = [np.zeros(size, np.uint8) for _ in range(kinds.size)]
+        self.lost_for = [np.zeros(size, np.uint8) for _ in range(kinds.size)]  # a Purpose
+        # the request that needed the room
+        self.lost_to = [np.zeros(size, np.int32) for _ in range(kinds.size)]
+        self.lost_ns = [np.zeros(size, np.int64) for _ in range(kinds.size)]
+        self.owners = np.zeros(size, np.int32)
+
+    # -- events of the cache -------------------------------------------------------------------
+
+    def at(self, now_ns: int) -> None:
+        """Set the time of the events that follow."""
+        self.now_ns = now_ns
+
+    def put(self, node: Node, tier: int, kind: int) -> None:
+        """Mark the node's pages as held."""
+        place = self._place(node, kind)
+        self.marks[kind][place] |= ON_DEVICE | WAS_HELD if tier == DEVICE else HAS_COPY
+        self.registry.is_seen[place] = True
+
+    def evicted(self, node: Node, tier: int, kind: int, demand: Demand) -> None:
+        """Mark the node's pages as gone; the last loss counts if no tier holds them any more."""
+        place = self._place(node, kind)
+        self.marks[kind][place] &= ~(ON_DEVICE if tier == DEVICE else ON_HOST)
+        if node.held[1 - tier][kind] is None:
+            self.lost_for[kind][place] = demand.purpose
+            self.lost_to[kind][place] = -1 if demand.request_id is None else demand.request_id
+            self.lost_ns[kind][place] = self.now_ns
+
+    def not_copied(self, node: Node, kind: int) -> None:
+        """Mark the node's pages: the host had no room for a copy."""
+        self.marks[kind][self._place(node, kind)] |= COPY_DROPPED
+
+    def published(self, sequence: Sequence, first: int, end: int) -> None:
+        """The request no longer owns its pages `[first, end)`."""
+        if first < end:
+            self.owners[place_of(sequence_pages(sequence, first, end))] = NOBODY
+
+    def abandoned(self, sequence: Sequence, first: int, end: int) -> None:
+        """Mark the pages of `[first, end)` that the request owns as thrown away."""
+        if first < end:
+            self.owners[self._own(sequence, first, end)] = THROWN_AWAY
+
+    def found(self, sequence: Sequence, start: int, restorable: Items[int], needs: Extents) -> None:
+        """Record what storage has of a prefix, unless it is known already."""
+        numbers = sequence_pages(sequence, 0, start + restorable[-1])
+        if self.registry.stored[FULL][numbers[-1]] == Stored.written:
+            return  # as in every run that filled its storage itself
+        ends = start + np.array(restorable)
+        self._find(numbers[start:], FULL)
+        for kind, pages in needs:
+            for back in range(1, pages + 1):
+                self._find(numbers[np.maximum(ends - back, start)], kind)
+
+    def write_queued(self, keys: Iterable[Key]) -> None:
+        """Record a write to storage that is under way."""
+        self._store(keys, Stored.under_way)
+
+    def write_dropped(self, keys: Iterable[Key]) -> None:
+        """Record a write to storage for which the queue had no room."""
+        self._store(keys, Stored.dropped)
+
+    def write_ended(self, keys: Iterable[Key]) -> None:
+        """Record that storage has these pages from now on."""
+        self._store(keys, Stored.written)
+
+    def taken_out(self, keys: Iterable[Key]) -> None:
+        """Record that storage does not have these pages any more."""
+        for kind, numbers in pages_by_kind(keys):
+            self.registry.stored[kind][numbers] = Stored.never
+
+    # -- what requests compute -----------------------------------------------------------------
+
+    def admit(self, request: Request, tokens: bytes, first: int) -> None:
+        """A request begins to compute its pages from `first` on."""
+        numbers = request_pages(request, tokens, self.kinds.page_size)[first:]
+        if len(numbers):
+            place = place_of(numbers)
+            self.registry.is_seen[place] = True
+            self.owners[place] = request.id + 1
+
+    def forget(self, sequence: Sequence) -> None:
+        """A request ends early; pages that it did not compute and no tier holds were not seen."""
+        mine = self._own(sequence, 0, None)
+        self.owners[mine] = NOBODY
+        is_known = (self.marks[FULL][mine] > 0) | (
+            self.registry.stored[FULL][mine] == Stored.written
+        )
+        self.registry.is_seen[mine[~is_known]] = False
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _place(self, node: Node, kind: int) -> slice | PageNumbers:
+        # of a node's pages; a point's is that of the page before it
+        edge = node.edge[-NUMBER_BYTES:] if kind in self.kinds.points else node.edge
+        return place_of(numbers_in(edge))
+
+    def _own(self, sequence: Sequence, first: int, end: int | None) -> PageNumbers:
+        pages = sequence_pages(sequence, first, end)
+        if sequence.request_id is None:
+            return pages[:0]
+        own: PageNumbers = pages[self.owners[pages] == sequence.request_id + 1]
+        return own
+
+    def _find(self, numbers: PageNumbers, kind: int) -> None:
+        self.registry.is_seen[numbers] = True
+        self._mark(numbers, kind, Stored.written)
+
+    def _store(self, keys: Iterable[Key], stored: int) -> None:
+        for kind, numbers in pages_by_kind(keys):
+            self._mark(numbers, kind, stored)
+
+    def _mark(self, numbers: PageNumbers, kind: int, stored: int) -> None:
+        # what storage has stays there
+        table = self.registry.stored[kind]
+        new = numbers[table[numbers] != Stored.written]
+        table[new] = stored
+        if stored == Stored.written:
+            self.registry.written_ns[kind][new] = self.now_ns
+
+
+def numbers_in(names: bytes) -> PageNumbers:
+    """Return the page numbers in a node's edge or a sequence's tokens of a simulated run."""
+    numbers: PageNumbers = np.frombuffer(names, np.int32) >> KIND_BITS
+    return numbers
+
+
+def sequence_pages(sequence: Sequence, first: int, end: int | None) -> PageNumbers:
+    """Return the numbers of the sequence's pages `[first, end)`; None means all that follow."""
+    stop = None if end is None else end * NUMBER_BYTES
+    return numbers_in(sequence.tokens[first * NUMBER_BYTES : stop])
+
+
+def request_pages(request: Request, tokens: bytes, page_size: int) -> PageNumbers:
+    """Return the numbers of the pages of prompt and answer that a cache can keep."""
+    # the last token of an answer is never fed back, so nothing is kept of it
+    num_pages = (request.prompt_len + request.output_len - 1) // page_size
+    return numbers_in(tokens)[:num_pages]
+
+
+def pages_by_kind(keys: Iterable[Key]) -> Iterable[tuple[int, PageNumbers]]:
+    """Split storage keys of a simulated run into page numbers by kind."""
+    names = np.array(cast(list[int], keys), np.int32)
+    kinds = names & MAX_KIND
+    for kind in np.unique(kinds).tolist():
+        yield kind, names[kinds == kind] >> KIND_BITS
+
+
+def num_leading(flags: NDArray[np.bool_]) -> int:
+    """Return how many leading flags are true."""
+    return len(flags) if flags.all() else int(flags.argmin())
+
+
+def place_of(numbers: PageNumbers) -> slice | PageNumbers:
+    """Return an index of pages in a table: a slice, which is faster, if they are consecutive."""
+    first, last = numbers.item(0), numbers.item(-1)
+    return slice(first, last + 1) if last - first == len(numbers) - 1 else numbers

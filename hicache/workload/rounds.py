@@ -121,8 +121,9 @@ class StageFeeder:
         ends_ns = [to_ns(end_s) for end_s in config.stage_ends_s]
         self._starts_ns = [0, *ends_ns[:-1]]
         self._stages: list[list[Request]] = [[] for _ in ends_ns]
-        for request in requests:
-            self._stages[bisect_right(ends_ns, request.arrival_ns)].append(request)
+        for request in requests:  # a jitter may move the last beyond the end
+            stage = bisect_right(ends_ns[:-1], request.arrival_ns)
+            self._stages[stage].append(request)
         self._next = 0  # stage
         self._left: set[int] = set()  # requests of the current stage that have not ended
         self._late_ns = 0  # of the current stage

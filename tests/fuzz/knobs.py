@@ -297,7 +297,12 @@ BARRED = (
 
 # what no scenario sets: files, what only a trace has, arguments of a user's class, names
 UNDRAWN = {
+    "cache.gpu_memory_utilization",
     "cache.host_format",
+    "cache.host_gib_per_rank",
+    "cache.host_ratio",
+    "cache.mem_fraction_static",
+    "parallel.ep",
     "storage.format",
     "cache.checkpoints_args",
     "cache.device_states",

@@ -9,7 +9,7 @@ import pytest
 
 from hicache import experiment
 from hicache.cli.schema import config_of
-from hicache.clock import SECOND_NS
+from hicache.clock import SECOND_NS, to_ns
 from hicache.config import Arrivals, ExperimentConfig, WorkloadConfig
 from hicache.request import Request
 from hicache.workload.build import load_workload
@@ -233,6 +233,17 @@ def test_a_stage_whose_requests_have_ended_in_time_does_not_delay_the_next() -> 
     for _, request in feeder.initial():
         released = feeder.on_answered(request.id, SECOND_NS)
     assert all(due == request.arrival_ns for due, request in released)
+
+
+def test_a_request_that_a_jitter_moves_beyond_the_end_is_in_the_last_stage() -> None:
+    requests = requests_of(STAGES)
+    last = replace(requests[-1], arrival_ns=to_ns(STAGES.stage_ends_s[-1]))
+    feeder = StageFeeder([*requests[:-1], last], STAGES)
+    released = feeder.initial()
+    while released and released[-1][1] is not last:
+        ended = [feeder.on_answered(request.id, 0) for _, request in released]
+        released = ended[-1]
+    assert released[-1][1] is last
 
 
 @pytest.mark.parametrize("drain", [True, False])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = {
-    "cache": ["hicache/cache/**/*.py"],
+    "cache": ["hicache/cache/**/*.py", "hicache/observe/*.py"],
     "scheduler": ["hicache/scheduler/*.py"],
     "engine": [
         "hicache/engine/**/*.py",

@@ -38,7 +38,7 @@ class Stored:
 ON_DEVICE, ON_HOST, WAS_HELD, WAS_COPIED, COPY_DROPPED = (np.uint8(1 << bit) for bit in range(5))
 IS_HELD = ON_DEVICE | ON_HOST
 HAS_COPY = ON_HOST | WAS_HELD | WAS_COPIED
-NOBODY, THROWN_AWAY = 0, -1  # of `PageHistory.owners`; requests are one more than their number
+UNOWNED, THROWN_AWAY = 0, -1  # of `PageHistory.owners`; otherwise the id of a request plus one
 
 
 class PageRegistry:
@@ -112,7 +112,7 @@ class PageHistory:
     def published(self, sequence: Sequence, first: int, end: int) -> None:
         """The request no longer owns its pages `[first, end)`."""
         if first < end:
-            self.owners[place_of(sequence_pages(sequence, first, end))] = NOBODY
+            self.owners[place_of(sequence_pages(sequence, first, end))] = UNOWNED
 
     def abandoned(self, sequence: Sequence, first: int, end: int) -> None:
         """Mark the pages of `[first, end)` that the request owns as thrown away."""
@@ -160,7 +160,7 @@ class PageHistory:
     def forget(self, sequence: Sequence) -> None:
         """A request ends early; pages that it did not compute and no tier holds were not seen."""
         mine = self._own(sequence, 0, None)
-        self.owners[mine] = NOBODY
+        self.owners[mine] = UNOWNED
         is_known = (self.marks[FULL][mine] > 0) | (
             self.registry.stored[FULL][mine] == Stored.written
         )

@@ -13,8 +13,8 @@ from hicache.config import ExperimentConfig
 from hicache.observe.history import (
     COPY_DROPPED,
     IS_HELD,
-    NOBODY,
     THROWN_AWAY,
+    UNOWNED,
     WAS_COPIED,
     WAS_HELD,
     PageHistory,
@@ -251,7 +251,7 @@ class MissingPages:
         codes[((marks & WAS_HELD) == 0) & (stored != Stored.written)] = CODES["other_engine"]
         if kind == FULL:
             owners = history.owners[numbers]
-            codes[owners > NOBODY] = CODES["being_computed"]
+            codes[owners > UNOWNED] = CODES["being_computed"]
             codes[owners == THROWN_AWAY] = CODES["thrown_away"]
         return codes
 

@@ -1,6 +1,5 @@
 """Keeps the score of a run: a record of every request, a row of every interval."""
 
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -17,6 +16,7 @@ from hicache.request import Request
 from hicache.results.metrics import PREFILL_CAUSES, Progress, RequestRecord, Row, Status, check
 from hicache.scheduler.queue_waits import CAUSES
 from hicache.scheduler.request_state import RequestState
+from hicache.workload.rounds import stage_at
 
 TIER_TOKENS = ("device_hit", "host_hit", "storage_hit", "computed")
 PROGRESS_EVERY = 100  # requests
@@ -53,7 +53,7 @@ class Recorder:
             engines: whose counters are added up.
             config: of the run.
             num_requests: of the workload.
-            progress: called with each interval and now and then between; None if nobody looks.
+            progress: called with each interval and now and then between; None shows no progress.
             counters: those to be added besides the engines' own.
             cases: why requests compute what they compute, by id; taken out when they end.
             timeline: gets every request that has ended.
@@ -75,7 +75,7 @@ class Recorder:
         self._stage_ends_ns = [to_ns(end_s) for end_s in ends_s]
         self._at_stage_ends: list[Counter[str]] = []
         self._rounds = rounds or {}
-        self._planned_ends_ns = [to_ns(end_s) for end_s in config.workload.stage_ends_s]
+        self._workload = config.workload
         self._stage_of = stage_of or {}
         numbers = range(max(self._stage_of.values(), default=-1) + 1)
         self._left = [0 for _ in numbers]  # requests that have not ended, by stage
@@ -270,8 +270,8 @@ class Recorder:
 
     def _record(self, request: Request, now_ns: int, record: RequestRecord) -> None:
         record.round = self._rounds.get(request.id, 0)
-        if self._planned_ends_ns:
-            record.stage = bisect_right(self._planned_ends_ns, request.arrival_ns) + 1
+        if self._workload.stage_ends_s:
+            record.stage = stage_at(request.arrival_ns, self._workload) + 1
         check(record)
         came_ns = request.arrival_ns if self._is_timed else record.arrival_ns
         if came_ns >= self._warm_up_ns:

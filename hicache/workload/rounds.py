@@ -20,6 +20,12 @@ from hicache.request import Request
 from hicache.workload.arrivals import Dropped, Release
 
 
+def stage_at(arrival_ns: int, config: WorkloadConfig) -> int:
+    """The stage in which a request arrives, from 0. The last stage has no end: a jitter may move
+    its last requests beyond the planned one."""
+    return bisect_right([to_ns(end_s) for end_s in config.stage_ends_s[:-1]], arrival_ns)
+
+
 def stages_of(requests: Sequence[Request], config: WorkloadConfig) -> dict[int, int]:
     """The stage of each request of a closed loop by its id, from 0: its round, or its rate's.
 
@@ -29,8 +35,7 @@ def stages_of(requests: Sequence[Request], config: WorkloadConfig) -> dict[int, 
         return rounds_of(requests)
     if config.is_timed or not config.stage_ends_s:
         return {}
-    ends_ns = [to_ns(end_s) for end_s in config.stage_ends_s]
-    return {each.id: bisect_right(ends_ns, each.arrival_ns) for each in requests}
+    return {each.id: stage_at(each.arrival_ns, config) for each in requests}
 
 
 def rounds_of(requests: Sequence[Request]) -> dict[int, int]:
@@ -121,9 +126,8 @@ class StageFeeder:
         ends_ns = [to_ns(end_s) for end_s in config.stage_ends_s]
         self._starts_ns = [0, *ends_ns[:-1]]
         self._stages: list[list[Request]] = [[] for _ in ends_ns]
-        for request in requests:  # a jitter may move the last beyond the end
-            stage = bisect_right(ends_ns[:-1], request.arrival_ns)
-            self._stages[stage].append(request)
+        for request in requests:
+            self._stages[stage_at(request.arrival_ns, config)].append(request)
         self._next = 0  # stage
         self._left: set[int] = set()  # requests of the current stage that have not ended
         self._late_ns = 0  # of the current stage

@@ -9,8 +9,8 @@ from hicache.cache.tree.keys import KIND_BITS
 from hicache.cache.tree.node import DEVICE, HOST, Node
 from hicache.cache.tree.sequence import Sequence
 from hicache.observe.history import (
-    NOBODY,
     THROWN_AWAY,
+    UNOWNED,
     WAS_HELD,
     PageHistory,
     PageRegistry,
@@ -70,7 +70,7 @@ def test_a_request_owns_what_it_computes_until_it_publishes_or_gives_up(
     history: PageHistory,
 ) -> None:
     history.admit(request(0), NAMES, 2)
-    assert history.owners.tolist() == [NOBODY, NOBODY, 1, 1, 1, 1, 1, 1]
+    assert history.owners.tolist() == [UNOWNED, UNOWNED, 1, 1, 1, 1, 1, 1]
     assert np.flatnonzero(history.registry.is_seen).tolist() == [2, 3, 4, 5, 6, 7]
     history.published(sequence(0), 2, 4)
     history.abandoned(sequence(1), 4, 8)  # another one's pages stay

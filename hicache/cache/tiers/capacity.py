@@ -9,11 +9,11 @@ from hicache.cache.tree.node import DEVICE, HOST, TIER_NAMES
 from hicache.config import CacheConfig
 from hicache.models import GIB, HardwareConfig, ModelConfig
 
-# of each device, before weights are loaded: CUDA context and libraries (SGLang logs 78.6 of the
-# 79.6 GiB of an H100 as available then)
+# of each device, before weights are loaded: CUDA context and libraries (modelled: an assumption,
+# not measured)
 CONTEXT_BYTES = GIB
 # of each device, besides: the peak of activations that vLLM measures before it sizes its pool
-# (modelled; a dense model of 8 B parameters with 8,192 tokens a step)
+# (modelled: an assumption for a dense model of 8 B parameters with 8,192 tokens a step)
 ACTIVATION_PEAK_BYTES = GIB
 
 # by name of a kind: the settings with its tokens (or states) on each tier

@@ -44,7 +44,7 @@ def build_engine(
     if runtime.has_storage:
         capacity = deployment.host.full_pages
         tokens = None if capacity is None else capacity * config.cache.page_size
-        prefetcher = Prefetcher(cache, config.prefetch, tokens)
+        prefetcher = Prefetcher(cache, config.prefetch, tokens, config.parallel.replicas)
     is_real = config.executor.kind != "simulated"
     knobs = config.cache
     windows = None

@@ -375,7 +375,6 @@ class ParallelConfig:
     # Number of cache ranks per engine. Each rank has its own radix tree, its own storage and a
     # slice of every page, and all must take the same hits. 1 means one tree for the whole engine.
     ranks: int = knob(1, least=1)
-    hit_agreement: HitAgreement = HitAgreement.restorable
     # Seconds that each step takes for the all-reduce by which ranks agree on prefetches and
     # transfers. SGLang issue 30511 reports 150 us.
     collective_s: float = knob(150e-6, least=0)
@@ -462,12 +461,6 @@ class CacheConfig:
     # Minimum host hit, in tokens, that is copied back to the device; a shorter one is recomputed,
     # unless its window or state must be loaded anyway. 10 is SGLang's default.
     load_back_threshold: int = knob(10, least=0)
-    # When a match ends inside a tree node and splits it, also refresh the recency of the part that
-    # did not match, as SGLang does.
-    split_refreshes: bool = False
-    # When a window or state is evicted from the device and a host copy remains, refresh the recency
-    # of that copy, as SGLang does.
-    leaving_refreshes: bool = False
     # When a leaf of the radix tree is evicted, drop only as many of its pages as are needed, from
     # its end, as vLLM does. False evicts the whole leaf.
     trims_leaves: bool = False
@@ -497,23 +490,6 @@ class CacheConfig:
     # A prompt diverges from a cached one also where storage holds the full KV of its first tokens
     # and no window or state to resume there. False looks at device and host alone, as SGLang does.
     storage_branches: bool = False
-    # When a sliding window is loaded back from the host, also load the older window pages of the
-    # tree node in which it starts, as SGLang does. False loads only the pages of the window.
-    loads_whole_nodes: bool = False
-    # When a prefetch, or a copy of windows or states from the device, does not fit in free host
-    # memory, evict as many pages as it needs in all, as SGLang does. False evicts only as many as
-    # are missing.
-    evicts_whole: bool = False
-    # Extra pages that the device evicts for whenever a prompt or an answer takes pages, so that
-    # they stay free. SGLang keeps 1.
-    spare_pages: int = knob(0, least=0)
-    # Mamba state slots that a running request occupies: one for its current state, one for its next
-    # checkpoint; more are reserved and stay empty. SGLang reserves 3.
-    states_per_request: int = knob(2, least=2)
-    # Copy a state that is loaded back from the host twice over the link, into the slot of the tree
-    # and into that of the request, as SGLang does. False copies it once over the link, then from
-    # slot to slot on the device.
-    loads_states_twice: bool = False
 
     def __post_init__(self) -> None:
         check_limits("cache", self)
@@ -550,9 +526,6 @@ class PrefetchConfig:
     cut: CutPolicy = CutPolicy.fit
     stage_at: StageAt = StageAt.enqueue
     commit: CommitPolicy = CommitPolicy.all_or_nothing
-    # When all pages of a prefetch are read, wait for its window and state as well. False starts the
-    # request without them, so that it may not be able to use the pages.
-    await_sidecars: bool = True
     deadline_from: DeadlineFrom = knob(DeadlineFrom.enqueue, only=TIMED)
     # Fixed part, in seconds, of the time limit that prefetch.stop=timeout puts on a prefetch. 1 is
     # SGLang's default.
@@ -560,15 +533,62 @@ class PrefetchConfig:
     # Seconds that prefetch.stop=timeout adds to the time limit of a prefetch for each 1,024 tokens
     # requested. 0.25 is SGLang's default.
     timeout_per_ki_token_s: float = knob(0.25, least=0, only=TIMED)
-    # A prefetch that is shorter than a window and does not begin the prompt reads the window pages
-    # it has, and the rest of the window is taken from the prefix. False reads none, as SGLang does.
-    short_windows: bool = True
     # Maximum size of all running prefetches together, as a fraction of the tokens that the host
     # tier holds; further prefetches are declined. 0.5 is SGLang's value.
     occupied_share: float = share(0.5)
 
     def __post_init__(self) -> None:
         check_limits("prefetch", self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QuirksConfig:
+    """What other engines do that costs hits, time or memory, reproduced for comparison.
+
+    The defaults are right; the presets of `compat` and the experiments on the change reports set
+    these.
+    """
+
+    # When a match ends inside a tree node and splits it, also refresh the recency of the part that
+    # did not match, as SGLang does.
+    split_refreshes: bool = False
+    # When a window or state is evicted from the device and a host copy remains, refresh the recency
+    # of that copy, as SGLang does.
+    leaving_refreshes: bool = False
+    # When a sliding window is loaded back from the host, also load the older window pages of the
+    # tree node in which it starts, as SGLang does. False loads only the pages of the window.
+    loads_whole_nodes: bool = False
+    # When a prefetch, or a copy of windows or states from the device, does not fit in free host
+    # memory, evict as many pages as it needs in all, as SGLang does. False evicts only as many as
+    # are missing.
+    evicts_whole: bool = False
+    # Extra pages that the device evicts for whenever a prompt or an answer takes pages, so that
+    # they stay free. SGLang keeps 1.
+    spare_pages: int = knob(0, least=0)
+    # Mamba state slots that a running request occupies: one for its current state, one for its next
+    # checkpoint; more are reserved and stay empty. SGLang reserves 3.
+    states_per_request: int = knob(2, least=2)
+    # Copy a state that is loaded back from the host twice over the link, into the slot of the tree
+    # and into that of the request, as SGLang does. False copies it once over the link, then from
+    # slot to slot on the device.
+    loads_states_twice: bool = False
+    # A prefetch that is shorter than a window and does not begin the prompt reads the window pages
+    # it has, and the rest of the window is taken from the prefix. False reads none, as SGLang does.
+    short_windows: bool = knob(True, only=STORED)
+    # When all pages of a prefetch are read, wait for its window and state as well. False starts the
+    # request without them, so that it may not be able to use the pages.
+    await_sidecars: bool = knob(True, only=STORED)
+    hit_agreement: HitAgreement = HitAgreement.restorable
+
+    def __post_init__(self) -> None:
+        check_limits("compat.quirks", self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompatConfig:
+    """Whose choices a run makes: `compat=NAME` sets those of a report or of another engine."""
+
+    quirks: QuirksConfig = field(default_factory=QuirksConfig)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -851,6 +871,7 @@ class ExperimentConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
     goodput: GoodputConfig = field(default_factory=GoodputConfig)
+    compat: CompatConfig = field(default_factory=CompatConfig)
 
     def __post_init__(self) -> None:
         check_name(self.name)

@@ -62,7 +62,8 @@ def build_engine(
         storage_branches=knobs.storage_branches,
         # where leaves lose single pages, or an extra page is freed, several steps at once would
         # evict other pages than one after another
-        may_jump=config.engine.jump and not (is_real or knobs.trims_leaves or knobs.spare_pages),
+        may_jump=config.engine.jump
+        and not (is_real or knobs.trims_leaves or config.compat.quirks.spare_pages),
         takes_decode_pages_first=is_real,
         estimate_s=deployment.cost.prefill_s,
         listener=listener,
@@ -82,7 +83,14 @@ def _tree(
         wants={"priority": RANKING},
         knobs=knobs.eviction_args,
     )
-    return RadixTree(kinds=kinds, names=names, policy=policy, knobs=knobs, listener=listener)
+    return RadixTree(
+        kinds=kinds,
+        names=names,
+        policy=policy,
+        knobs=knobs,
+        quirks=config.compat.quirks,
+        listener=listener,
+    )
 
 
 def _cache(

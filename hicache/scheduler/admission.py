@@ -74,7 +74,7 @@ class Admission:
                 if not chunk:
                     return Defer(Reason.swa_tokens, stands=True)
         for kind in cache.tree.kinds.points:
-            needed = cache.knobs.states_per_request + match.host_hits[kind]
+            needed = cache.quirks.states_per_request + match.host_hits[kind]
             if needed > cache.room(kind):
                 return Defer(Reason.slots, stands=True)
         return Admit(chunk)

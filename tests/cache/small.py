@@ -11,7 +11,7 @@ from hicache.cache.tree.eviction import EvictionPolicy, Lru
 from hicache.cache.tree.node import Node
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
-from hicache.config import CacheConfig, StorageConfig
+from hicache.config import CacheConfig, QuirksConfig, StorageConfig
 
 PAGE = 4
 
@@ -42,6 +42,7 @@ def make_cache(
     kinds: Kinds | None = None,
     storage: StorageConfig | None = None,
     storage_queue_bytes: int | None = None,
+    quirks: QuirksConfig | None = None,
     **knobs: Any,
 ) -> PrefixCache:
     """A cache of these pools, or of new ones; by default its pages weigh one byte each.
@@ -55,6 +56,7 @@ def make_cache(
         ),
         policy=policy or Lru(),
         knobs=CacheConfig(**knobs),
+        quirks=quirks,
     )
     pools = pools or make_pools(device, host)
     return PrefixCache(tree, pools, storage, storage_queue_bytes=storage_queue_bytes)

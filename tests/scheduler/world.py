@@ -21,6 +21,7 @@ from hicache.config import (
     Arrivals,
     ParallelConfig,
     PrefetchConfig,
+    QuirksConfig,
     SchedulerConfig,
     StorageConfig,
     WorkloadConfig,
@@ -49,6 +50,7 @@ STEP_NS = 10_000_000
 TOKEN_NS = 20_000
 SCHEDULER = SchedulerConfig(chunk_tokens=64, max_running=8)
 PREFETCH = PrefetchConfig(threshold=16, occupied_share=1.0)
+QUIRKS = QuirksConfig()
 STORAGE = StorageConfig(kind="memory", read_gbps=0.5, write_gbps=0.5, batch_pages=4)
 KINDS = {
     "full": (0, False),
@@ -87,6 +89,7 @@ class Plot:
     num_ranks: int = 1
     eviction: str = "lru"
     backs_up_answers: bool = True
+    quirks: QuirksConfig = QUIRKS
 
 
 def plot_of(kind: str, **changes: object) -> Plot:
@@ -276,6 +279,7 @@ def engine_of(
         storage_queue_bytes=1 << 30 if plot.has_storage else None,
         storage=plot.storage,
         backs_up_answers=plot.backs_up_answers,
+        quirks=plot.quirks,
     )
     host_tokens = plot.host[FULL] * plot.page_size
     prefetcher = Prefetcher(cache, plot.prefetch, host_tokens) if plot.has_storage else None

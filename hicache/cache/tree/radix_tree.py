@@ -14,7 +14,7 @@ from hicache.cache.tree.eviction import EvictionPolicy
 from hicache.cache.tree.keys import Digests, Key, PageNames, keys, make_root
 from hicache.cache.tree.node import DEVICE, HOST, Lock, MatchResult, Node
 from hicache.cache.tree.residency import Residency
-from hicache.config import CacheConfig, WritePolicy
+from hicache.config import CacheConfig, QuirksConfig, WritePolicy
 
 Plan = list[list[Node]]  # by kind: nodes whose data is to be copied to another tier, from the top
 
@@ -31,12 +31,14 @@ class RadixTree:
         kinds: Kinds,
         policy: EvictionPolicy,
         knobs: CacheConfig | None = None,
+        quirks: QuirksConfig | None = None,
         names: PageNames | None = None,
         listener: CacheListener | None = None,
     ) -> None:
         """`names`: what its pages are called; by default their digests. `listener`:
         receives the events of the cache."""
         self.knobs = knobs = knobs or CacheConfig()
+        self.quirks = quirks = quirks or QuirksConfig()
         self.kinds = kinds
         self.page_size = kinds.page_size
         self.names = names or Digests(kinds.page_size)
@@ -51,7 +53,7 @@ class RadixTree:
             policy,
             kinds,
             reclaims_duplicates=knobs.write_policy is WritePolicy.write_back,
-            leaving_refreshes=knobs.leaving_refreshes,
+            leaving_refreshes=quirks.leaving_refreshes,
             listener=listener,
         )
         self.listener = listener
@@ -236,7 +238,7 @@ class RadixTree:
             edge = node.end - pages
             for above in list(node.path(edge)):
                 is_wanted = above.held[DEVICE][kind] is None
-                if is_wanted and above.start < edge and not self.knobs.loads_whole_nodes:
+                if is_wanted and above.start < edge and not self.quirks.loads_whole_nodes:
                     self._split(above, edge - above.start)
         for kind, pages in ((FULL, node.end), *self._windows):
             plan[kind] = [
@@ -351,7 +353,7 @@ class RadixTree:
         lower.start += pages
         upper.children[lower.edge[: self.page_bytes]] = lower
         upper.hit_count, upper.tick, upper.created = lower.hit_count, lower.tick, lower.created
-        if self.knobs.split_refreshes:
+        if self.quirks.split_refreshes:
             upper.tick = lower.tick = self.residency.tick
         for kind in self.kinds.paged:
             upper.stored[kind] = lower.stored[kind]

@@ -63,6 +63,7 @@ def late_plot(seed: int, ranks: int) -> Plot:
             sidecar_s=rng.choice([0, 0.03]),
             read_workers=rng.choice([1, 2]),
         ),
+        spare_pages=rng.choice([0, 1, 2]),
     )
 
 

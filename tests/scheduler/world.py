@@ -87,6 +87,7 @@ class Plot:
     num_ranks: int = 1
     eviction: str = "lru"
     backs_up_answers: bool = True
+    spare_pages: int = 0
 
 
 def plot_of(kind: str, **changes: object) -> Plot:
@@ -276,6 +277,7 @@ def engine_of(
         storage_queue_bytes=1 << 30 if plot.has_storage else None,
         storage=plot.storage,
         backs_up_answers=plot.backs_up_answers,
+        spare_pages=plot.spare_pages,
     )
     host_tokens = plot.host[FULL] * plot.page_size
     prefetcher = Prefetcher(cache, plot.prefetch, host_tokens) if plot.has_storage else None

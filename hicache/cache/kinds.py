@@ -145,18 +145,30 @@ def named_kinds(
 def model_kinds(model: ModelConfig, page_size: int, tp: int, form: str = PLAIN) -> Kinds:
     """The kinds of a model, whose engine has `tp` devices.
 
-    `form`: the format of the numbers (`models.FORMATS`), which sets the bytes.
+    `form`: the format of the numbers (`models.FORMATS`), which sets the bytes; parts keep theirs.
+
+    Raises:
+        ValueError: a page would hold a part of an entry of the model's parts.
     """
     sizes = [
         coded_page_bytes(model, kind, page_size, form) * model.kv_copies(kind, tp)
         for kind in LayerKind
     ]
-    return named_kinds(
+    kinds = named_kinds(
         page_size,
         window_len=model.window_len if sizes[SWA] else 0,
         has_states=sizes[MAMBA] > 0,
         page_bytes=sizes,
     )
+    riders = [
+        Kind(
+            name=part.name,
+            rider_of=part.rides_on,
+            page_bytes=model.part_page_bytes(part, page_size, tp),
+        )
+        for part in model.parts
+    ]
+    return Kinds([*kinds.all, *riders], page_size) if riders else kinds
 
 
 def lengths_with(present: Iterable[bool], num_pages: int) -> list[int]:

@@ -160,15 +160,18 @@ def model_kinds(model: ModelConfig, page_size: int, tp: int, form: str = PLAIN) 
         has_states=sizes[MAMBA] > 0,
         page_bytes=sizes,
     )
-    riders = [
+    parts = [
         Kind(
             name=part.name,
-            rider_of=part.rides_on,
+            number=model.kind_names.index(part.name) if part.window_len else -1,
+            extent=Extent.window if part.window_len else Extent.path,
+            window_len=part.window_len,
+            rider_of=None if part.window_len else part.rides_on,
             page_bytes=model.part_page_bytes(part, page_size, tp),
         )
         for part in model.parts
     ]
-    return Kinds([*kinds.all, *riders], page_size) if riders else kinds
+    return Kinds([*kinds.all, *parts], page_size) if parts else kinds
 
 
 def lengths_with(present: Iterable[bool], num_pages: int) -> list[int]:

@@ -33,14 +33,16 @@ _OTHER_LETTERS = "it-"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """What some layers cache besides: index keys, compressed KV, the KV of layers that draft.
+    """What some layers cache besides: index keys, compressed KV, a window of another length.
 
-    It lies in the pages (or slots) of the kind on which it rides. An entry stands for `tokens`
-    tokens, and for one slot in states.
+    It lies in the pages (or slots) of the kind on which it rides, or with a window is a kind of its
+    own. An entry stands for `tokens` tokens, and for one slot in states.
 
     Attributes:
         name: in messages.
-        rides_on: full, swa or mamba.
+        rides_on: full, swa or mamba, or the part with a window in whose pages it lies.
+        window_len: tokens of a window, which rides on nothing.
+        device_share, host_share: fractions of the tiers' memory for a window.
         letter: marks in `ModelConfig.pattern` the layers that keep it.
         num_layers: layers outside the pattern that keep it.
         dim: elements of an entry, of each head.
@@ -55,6 +57,9 @@ class Part:
 
     name: str = "???"
     rides_on: str = "full"
+    window_len: int = 0
+    device_share: float = 0.0
+    host_share: float = 0.0
     letter: str = ""
     num_layers: int = 0
     dim: int = 0
@@ -67,10 +72,6 @@ class Part:
     top: int = 0
 
     def __post_init__(self) -> None:
-        if self.rides_on not in [kind.value for kind in LayerKind]:
-            raise ValueError(
-                f"part {self.name}: rides_on must be full, swa or mamba, got {self.rides_on!r}"
-            )
         if len(self.letter) > 1 or self.letter in {*_KIND_OF, *_OTHER_LETTERS, " "}:
             raise ValueError(
                 f"part {self.name}: letter must be one that model.pattern does not use "
@@ -237,6 +238,12 @@ class ModelConfig:
                 f"model {self.name}: pattern may contain F f S s M D - i t, letters of parts and "
                 f"spaces, got {self.pattern!r}"
             )
+        for part in self.parts:
+            if not part.window_len and part.rides_on not in self.kind_names:
+                raise ValueError(
+                    f"model {self.name}: part {part.name} must ride on one of "
+                    f"{', '.join(self.kind_names)}, got {part.rides_on!r}"
+                )
         if ("t" in self.pattern) != (self.top_tokens > 0):
             raise ValueError(
                 f"model {self.name}: top_tokens must be positive if pattern has t, otherwise 0, "
@@ -253,11 +260,12 @@ class ModelConfig:
                         f"{self.num_layers} layers has {shown}"
                     )
         for tier in ("device", "host"):
-            shares = [getattr(self, f"{kind}_{tier}_share") for kind in ("swa", "mamba")]
+            shares = list(self.shares(tier).values())
             if min(shares) < 0 or sum(shares) >= 1:
                 raise ValueError(
-                    f"model {self.name}: the {tier} shares of swa and mamba must not be "
-                    f"negative and must add up to less than 1, got {shares[0]} and {shares[1]}"
+                    f"model {self.name}: the {tier} shares of {' and '.join(self.kind_names[1:])} "
+                    f"must not be negative and must add up to less than 1, got "
+                    f"{' and '.join(map(str, shares))}"
                 )
         if self.default_tp < 1 or self.default_tp & (self.default_tp - 1):
             raise ValueError(
@@ -301,30 +309,42 @@ class ModelConfig:
             return self.num_swa_layers - letters.count("s")
         return self.num_mamba_layers
 
+    def shares(self, tier: str) -> dict[str, float]:
+        """The fraction of a tier (device or host) for each kind but full, by name."""
+        named = {kind: getattr(self, f"{kind}_{tier}_share") for kind in self.kind_names[1:3]}
+        windows = (part for part in self.parts if part.window_len)
+        return named | {part.name: getattr(part, f"{tier}_share") for part in windows}
+
+    @property
+    def kind_names(self) -> tuple[str, ...]:
+        """Names of the kinds by number: those that any model may have, then its other windows."""
+        windows = (part.name for part in self.parts if part.window_len)
+        return (*(kind.value for kind in LayerKind), *windows)
+
     def part_page_bytes(self, part: Part, page_size: int, tp: int) -> int:
         """Bytes of a part in one page (or slot), over all layers and all `tp` devices."""
         num_layers = part.num_layers + sum(map(part.is_in, self.layer_words))
         return num_layers * part.page_bytes(page_size) * part.copies(tp)
 
-    def layer_bytes(self, kind: LayerKind, tp: int) -> list[float]:
+    def _own_layer_bytes(self, kind: str, word: str, tp: int) -> int:
+        """Bytes that a token (or state) of a kind takes in a layer, without parts."""
+        if kind == LayerKind.full.value:
+            return self.kv_copies(LayerKind.full, tp) * self.layer_full_bytes(word)
+        if kind == LayerKind.swa.value:
+            return self.kv_copies(LayerKind.swa, tp) * word.count("S") * self.swa_layer_token_bytes
+        return self.layer_state_bytes(word) if kind == LayerKind.mamba.value else 0
+
+    def layer_bytes(self, kind: str, tp: int) -> list[float]:
         """[L] bytes that a token (or state) of a kind takes in each layer, over `tp` devices.
 
         Parts are included, and those of layers outside the pattern are counted with the last.
         """
-        each_of = {
-            LayerKind.full: self.layer_full_bytes,
-            LayerKind.swa: lambda word: word.count("S") * self.swa_layer_token_bytes,
-            LayerKind.mamba: self.layer_state_bytes,
-        }[kind]
-        copies = self.kv_copies(kind, tp)
-        found = [float(copies * each_of(word)) for word in self.layer_words]
+        found = [float(self._own_layer_bytes(kind, word, tp)) for word in self.layer_words]
         for part in self.parts:
-            if part.rides_on == kind.value:
+            if kind == (part.name if part.window_len else part.rides_on):
                 each = part.entry_bytes * part.copies(tp) / part.tokens
-                found = [
-                    held + each * part.is_in(word)
-                    for held, word in zip(found, self.layer_words, strict=True)
-                ]
+                for layer, word in enumerate(self.layer_words):
+                    found[layer] += each * part.is_in(word)
                 found[-1] += each * part.num_layers
         return found
 

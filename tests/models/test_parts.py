@@ -145,7 +145,6 @@ def test_index_keys_are_counted_where_pages_go() -> None:
 @pytest.mark.parametrize(
     ("fields", "refusal"),
     [
-        ({"rides_on": "swa2"}, "rides_on must be full, swa or mamba"),
         ({"letter": "F"}, "letter must be one that"),
         ({"letter": "t"}, "letter must be one that"),
         ({"num_layers": 2}, "either letter or num_layers"),
@@ -164,6 +163,56 @@ def test_a_letter_without_a_part_is_refused() -> None:
         sparse(pattern="FtJ Ft")
     with pytest.raises(ValueError, match="top_tokens must be positive if pattern has t"):
         sparse(top_tokens=0)
+
+
+def test_a_part_must_ride_on_what_the_model_may_have() -> None:
+    with pytest.raises(ValueError, match="index must ride on one of full, swa, mamba, got 'wide'"):
+        sparse(replace(KEYS, rides_on="wide"))
+
+
+# tiny_hybrid, with a window of another length and index keys in some of its layers
+SECOND = (
+    "model=tiny_hybrid",
+    "hardware=h200",
+    "model.pattern=FI SW M D",
+    "model.parts=[{name: wide, letter: W, window_len: 300, dim: 64, heads: 2, query_heads: 4, "
+    "query_dim: 32, device_share: 0.2, host_share: 0.2}, {name: index, letter: I, dim: 16}, "
+    "{name: scales, rides_on: wide, letter: W, dim: 2}]",
+)
+
+
+def test_a_second_window_has_pages_of_its_own() -> None:
+    deployed = deploy(config_of(*SECOND, "cache.device_gib=0.002"))
+    kinds = deployed.kinds
+    assert kinds.names[3] == "wide"
+    assert kinds.windows == ((1, 2), (3, 5))
+    assert kinds.page_bytes[3] == 64 * 2 * (2 * 64 * 2 + 2 * 2)
+    assert deployed.device.counts[3] == int(0.2 * int(0.002 * 2**30)) // kinds.page_bytes[3]
+    assert deployed.cost.layer_bytes(0, 0, 0, 5).tolist() == [0, 5 * 260, 0, 0] * 2
+
+
+def test_a_second_window_costs_the_pairs_within_it() -> None:
+    wide = Part(
+        name="wide", window_len=30, letter="W", dim=64, heads=2, query_heads=4, query_dim=128
+    )
+    shape = sparse(wide, pattern="FtW Ft", latent_dim=1, top_tokens=1, num_query_heads=0)
+    cost = CostModel(shape, plain(attention_d128=1e12), tp=1)
+    pairs = sum(min(position, 30) for position in range(21, 101))
+    assert cost.forward_ns([(20, 100)], ()).total_ns == round(2 * pairs * 2 * 4 * 128 * 1e-3)
+
+
+def test_a_run_with_a_second_window_keeps_every_law() -> None:
+    told = (
+        *SECOND,
+        "workload=agents",
+        "workload.limit=40",
+        "cache.device_gib=0.04",
+        "cache.host_gib=0.4",
+        "engine.check_invariants=true",
+    )
+    jumping, single_steps = (run(config_of(*told, f"engine.jump={it}")) for it in (True, False))
+    assert jumping.measures["evict/device_wide_pages"] > 0
+    assert jumping.records == single_steps.records
 
 
 def test_parts_are_told_on_the_command_line() -> None:

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hicache.cache.kinds import FULL
 from hicache.executor.layer_groups import layer_groups
 from hicache.models import HardwareConfig, LayerKind, ModelConfig, RateTable
 
@@ -119,7 +120,7 @@ class CostModel:
         self._last_of_group = np.array(
             [group[-1] for group in layer_groups(self._num_layers) for _ in group], dtype=np.intp
         )
-        self._layer_bytes = {kind: np.array(model.layer_bytes(kind, tp)) for kind in LayerKind}
+        self._layer_bytes = [np.array(model.layer_bytes(name, tp)) for name in model.kind_names]
 
     def forward_ns(
         self,
@@ -238,19 +239,15 @@ class CostModel:
         decode_ns = (output_len - 1) * int((self._decode_s(batch) + full_s + others_s) * 1e9 + 0.5)
         return self.prefill_s(prompt_cached, prompt_len) + decode_ns * 1e-9 / batch
 
-    def layer_bytes(
-        self, num_full_tokens: float, num_swa_tokens: float, num_states: float
-    ) -> NDArray[np.float64]:
-        """[L] bytes that each layer needs for these tokens and states, over all devices.
+    def layer_bytes(self, *counts: float) -> NDArray[np.float64]:
+        """[L] bytes that each layer needs for so many tokens (or states) by kind, over all devices.
 
         Fractions are of tokens and states that are loaded in fewer bytes than they have here.
         """
-        table = self._layer_bytes
-        layers: NDArray[np.float64] = table[LayerKind.full] * num_full_tokens
-        if num_swa_tokens:
-            layers += table[LayerKind.swa] * num_swa_tokens
-        if num_states:
-            layers += table[LayerKind.mamba] * num_states
+        layers: NDArray[np.float64] = self._layer_bytes[FULL] * counts[FULL]
+        for table, count in zip(self._layer_bytes[1:], counts[1:], strict=True):
+            if count:
+                layers += table * count
         return layers
 
     def _fixed_s(
@@ -401,7 +398,8 @@ def _attentions(model: ModelConfig, hardware: HardwareConfig, *, tp: int) -> Ite
                 dims=(part.query_dim,),
                 token_bytes=part.entry_bytes * part.copies(tp) / part.tokens,
                 tokens=part.tokens,
-                reach=part.top * part.tokens,
+                reach=part.window_len or part.top * part.tokens,
+                is_window=part.window_len > 0,
             )
 
 

@@ -64,7 +64,6 @@ class OurTree:
         from hicache.cache.kinds import named_kinds
         from hicache.cache.pages import PageAllocator
         from hicache.cache.prefix_cache import PrefixCache
-        from hicache.cache.tree.eviction import Lru
         from hicache.cache.tree.radix_tree import RadixTree
         from hicache.cache.tree.sequence import Sequence
 
@@ -72,7 +71,7 @@ class OurTree:
         pools = [PageAllocator(each, is_checked=False) for each in counts]
         none = [PageAllocator(0) for _ in counts]
         kinds = named_kinds(PAGE, window_len=window_len, has_states=num_states > 0)
-        self._tree = RadixTree(kinds=kinds, policy=Lru())
+        self._tree = RadixTree(kinds=kinds)
         self._cache = PrefixCache(self._tree, (pools, none))
         self._sequence = Sequence
 

@@ -1,7 +1,5 @@
 """What a prefetch that is under way will take, and what it will save, going by what was seen."""
 
-from collections.abc import Mapping
-
 from hicache.cache.prefetch.prefetch import Phase, Prefetch
 
 # some dozens of reads, some dozens of full steps: long enough to be steady; chosen, and not tuned
@@ -36,9 +34,9 @@ class RateEstimator:
     `num_waiting`: requests in the queue as of the last plan.
     """
 
-    def __init__(self, active: Mapping[int, Prefetch]) -> None:
+    def __init__(self, active: dict[int, Prefetch] | None = None) -> None:
         """`active`: the prefetches of requests that wait, in the order in which they began."""
-        self._active = active
+        self.active = {} if active is None else active
         self._reading = RecentRate(PAGES_REMEMBERED)
         self._computing = RecentRate(TOKENS_REMEMBERED)
         self._read_until_ns = 0
@@ -63,7 +61,7 @@ class RateEstimator:
         if page_ns is None:
             return None
         num_pages = prefetch.num_pages - prefetch.completed_pages
-        for other in self._active.values():
+        for other in self.active.values():
             if other is prefetch:
                 break
             if other.phase is Phase.reading:

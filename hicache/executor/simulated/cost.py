@@ -252,6 +252,14 @@ class CostModel:
             start = stop
         return total_ns * 1e-9
 
+    def flops(self, start: int, end: int) -> float:
+        """FLOPs of tokens [start, end) on all devices, without the recurrent scans."""
+        model = self.model
+        experts = model.num_moe_layers * model.experts_per_token * model.expert_params
+        dense = 2.0 * (end - start) * (model.dense_params + experts)
+        attention = self._full.flops(start, end) + self._swa.flops(start, end)
+        return dense + self.tp * attention
+
     def offered_s(self, prompt_cached: int, prompt_len: int, output_len: int, batch: int) -> float:
         """Seconds of the machine that one request asks for.
 
@@ -429,12 +437,8 @@ class _Attention:
             return 0.0
         num_pairs = num_keys = squares = 0
         for start, end in extends:
-            if self._is_windowed:
-                pairs = self._window_pairs(end) - self._window_pairs(start)
-                num_keys += min(end, end - start + self.window_len)
-            else:
-                pairs = (end * (end + 1) - start * (start + 1)) // 2
-                num_keys += end
+            pairs = self._pairs(start, end)
+            num_keys += min(end, end - start + self.window_len) if self._is_windowed else end
             num_pairs += pairs
             squares += pairs * pairs
         rate = min(self._window_rate, self._rates.at(sqrt(2 * squares / num_pairs)))
@@ -442,6 +446,10 @@ class _Attention:
         return self.num_layers * max(
             num_pairs * self._flops / rate, read / self._bandwidth.at(read)
         )
+
+    def flops(self, start: int, end: int) -> float:
+        """FLOPs of all layers for the queries [start, end), on one device."""
+        return float(self.num_layers * self._pairs(start, end) * self._flops)
 
     def decode_s(self, num_keys: int) -> float:
         """Seconds of all layers for one query each of requests with `num_keys` together."""
@@ -462,6 +470,12 @@ class _Attention:
     def line(self, num_keys: float) -> tuple[float, float, float, float]:
         """The rate of reading so many keys and more, as `Rates.line` has it."""
         return self._bandwidth.line(num_keys * self.token_bytes)
+
+    def _pairs(self, start: int, end: int) -> int:
+        """Pairs of query and key of the queries [start, end)."""
+        if self._is_windowed:
+            return self._window_pairs(end) - self._window_pairs(start)
+        return (end * (end + 1) - start * (start + 1)) // 2
 
     def _window_pairs(self, num_queries: int) -> int:
         """Pairs of query and key of a prompt's first `num_queries` tokens."""

@@ -49,7 +49,7 @@ class RadixTree:
         self.roots: dict[str, Node] = {}
         self.num_nodes = 0
         self.num_grown = 0
-        self.entries = None if policy is None else Entries(policy, kinds, self._content)
+        self.entries = None if policy is None else Entries(policy, kinds, self.names)
         self.residency = Residency(
             kinds,
             reclaims_duplicates=knobs.write_policy is WritePolicy.write_back,
@@ -139,10 +139,6 @@ class RadixTree:
         """The storage keys of a node's pages, or of the state after it."""
         start = node.num_pages - 1 if kind in self._points else 0
         return keys(self.names.of_node(node, start), kind)
-
-    def _content(self, node: Node, kind: int) -> int:
-        place = node.num_pages - 1 if kind in self._points else 0
-        return self.names.content(node, place)
 
     def take_apart(self) -> None:
         """Let go of every node, when nothing will be asked any more.

@@ -9,9 +9,13 @@ import numpy as np
 
 from hicache.cache.tree.entry import Entry, Evictable
 from hicache.clock import to_ns
+from hicache.config import Arrivals
 from hicache.policies.world import World
 from hicache.request import Request
 from hicache.workload.page_numbers import page_numbers
+from hicache.workload.windows import trees
+
+FAR_NS = 1 << 60  # after all that have a time
 
 
 def _flops_per_byte(world: World, entry: Entry, start: int) -> float:
@@ -204,16 +208,35 @@ class Belady:
     """Evicts what is needed furthest in the future, which it knows: a bound, not a policy.
 
     Belady, "A study of replacement algorithms for a virtual-storage computer" (1966). The next use
-    of an entry is the first request of the workload, in the order of arrival, that has its first
-    page (a state: its last), has not started, and arrives after the warm-up. Of entries needed
-    at the same time the deeper goes first. With equal pages of full attention on one tier no
-    policy without bypass hits more; elsewhere it is a reference.
+    of an entry is the first request to come that has its first page (a state: its last), has not
+    started, and arrives after the warm-up. Requests come in the order of arrival. Closed arrivals
+    depend on the run: there a session goes on `think_ns` after each request, counted from its last
+    start, and sessions that have not begun come last. Of entries needed at the same time the deeper
+    goes first. With equal pages of full attention on one tier and arrivals that do not depend on
+    the run, no policy without bypass hits more; elsewhere it is a reference.
+
+    Raises:
+        ValueError: `parallel.ranks` is above 1; clocks of ranks differ.
     """
 
     def __init__(self, world: World) -> None:
+        workload = world.config.workload
+        if world.config.parallel.ranks > 1:
+            raise ValueError(f"oracle needs parallel.ranks=1, got {world.config.parallel.ranks}")
         numbers = page_numbers(world.requests, world.page_size)
-        counted_ns = to_ns(world.config.workload.warm_up_s)
+        counted_ns = to_ns(workload.warm_up_s)
+        self._now_ns = world.now_ns
         self._order = {request.id: place for place, request in enumerate(world.requests)}
+        self._is_closed = workload.arrivals is Arrivals.closed
+        self._tree_of = trees(world.requests) if self._is_closed else {}
+        self._shift_ns: dict[int, int] = {}  # by session that has begun: its start less its offset
+        self._due_ns: list[int] = []  # of each request, without the shift of its session
+        for request in world.requests:
+            due_ns = request.arrival_ns
+            if self._is_closed and request.parent_id is not None:
+                due_ns = self._due_ns[self._order[request.parent_id]] + request.think_ns
+            self._due_ns.append(due_ns)
+        self._sessions = [self._tree_of.get(request.id, 0) for request in world.requests]
         places = [
             (number, self._order[request.id])
             for request in world.requests
@@ -257,18 +280,24 @@ class Belady:
         return self._lowest.of(tier, kind, queue)
 
     def next_use(self, key: int) -> float:
-        """Return the number of the request that needs this content next; inf if none does."""
+        """Return when the next request needs this content; inf if none does."""
         uses = self._uses.get(key, [])
-        for place in uses[bisect_left(uses, self._low) :]:
-            if not self._started[place]:
-                return place
-        return inf
+        left = (place for place in uses[bisect_left(uses, self._low) :] if not self._started[place])
+        if not self._is_closed:
+            return next(left, inf)
+        shifts, sessions = self._shift_ns, self._sessions
+        return min(
+            (self._due_ns[place] + shifts.get(sessions[place], FAR_NS) for place in left),
+            default=inf,
+        )
 
     def _start(self, request: Request) -> None:
         place = self._order[request.id]
         if self._started[place]:
             return
         self._started[place] = 1
+        if self._is_closed:
+            self._shift_ns[self._sessions[place]] = self._now_ns() - self._due_ns[place]
         while self._low < len(self._started) and self._started[self._low]:
             self._low += 1
         self._lowest.forget()

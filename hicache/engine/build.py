@@ -44,7 +44,7 @@ def build_engine(
     if runtime.has_storage:
         capacity = deployment.host.full_pages
         tokens = None if capacity is None else capacity * config.cache.page_size
-        prefetcher = Prefetcher(cache, config.prefetch, tokens)
+        prefetcher = Prefetcher(cache, config.prefetch, tokens, config.parallel.replicas)
     is_real = config.executor.kind != "simulated"
     knobs = config.cache
     windows = None
@@ -60,10 +60,8 @@ def build_engine(
         ),
         windows=windows,
         storage_branches=knobs.storage_branches,
-        # where leaves lose single pages, or an extra page is freed, several steps at once would
-        # evict other pages than one after another
-        may_jump=config.engine.jump
-        and not (is_real or knobs.trims_leaves or config.compat.quirks.spare_pages),
+        # where leaves lose single pages, several steps at once would cut them elsewhere
+        may_jump=config.engine.jump and not (is_real or knobs.trims_leaves),
         takes_decode_pages_first=is_real,
         estimate_s=deployment.cost.prefill_s,
         listener=listener,

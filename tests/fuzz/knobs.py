@@ -54,6 +54,12 @@ def _layers(pattern: str, full: int, swa: int, mamba: int) -> Overrides:
     }
 
 
+# index keys, a second window, and what lies in its pages
+PARTS = (
+    {"name": "index", "letter": "I", "dim": 16, "query_heads": 2, "query_dim": 16, "top": 9},
+    {"name": "wide", "letter": "W", "window_len": 70, "dim": 24, "query_heads": 2, "query_dim": 16},
+    {"name": "scales", "letter": "W", "rides_on": "wide", "dim": 2},
+)
 USERS = "tests.fuzz.policies:FirstQuarter"
 FICKLE = "tests.fuzz.policies:UntilPagesCome"
 OFF_ON = (False, True)
@@ -69,6 +75,7 @@ KNOBS = (
             "full_swa": _layers("F S", 2, 2, 0),
             "full_mamba": _layers("F M D", 2, 0, 4),
             "all": _layers("F S M D", 2, 2, 4),
+            "parts": {**_layers("FI SW M D", 2, 2, 4), "model.parts": PARTS},
         },
         plain_share=None,
     ),

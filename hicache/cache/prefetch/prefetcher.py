@@ -30,7 +30,14 @@ class Prefetcher:
     becomes of those that are read.
     """
 
-    def __init__(self, cache: PrefixCache, config: PrefetchConfig, host_tokens: int | None) -> None:
+    def __init__(
+        self,
+        cache: PrefixCache,
+        config: PrefetchConfig,
+        host_tokens: int | None,
+        num_engines: int = 1,
+    ) -> None:
+        """`num_engines`: those that read from the same storage, this one included."""
         self.cache = cache
         self.config = config
         self.occupied_tokens = 0
@@ -43,7 +50,7 @@ class Prefetcher:
         self.counters: Counter[str] = cache.counters
         # with ranks: whether all of them let a request's prefetch stop, as of this step
         self.verdicts: dict[int, bool] | None = None
-        self.rates = RateEstimator(self.active)
+        self.rates = RateEstimator(self.active, num_engines)
         self.stop: StopPolicy = make_policy(
             "prefetch.stop",
             config.stop,

@@ -12,7 +12,7 @@ from hydra import compose, initialize_config_dir
 from hicache.cli import schema
 from hicache.cli.schema import known_keys
 from hicache.results.metrics import RequestRecord
-from hicache.workload.build import load_workload
+from hicache.workload.workload import load_workload
 from tests.fuzz.knobs import KNOBS, UNDRAWN
 from tests.fuzz.scenario import PLAIN, Choices, draw, plan_of
 from tests.fuzz.shrink import Finding, examine, find, try_all

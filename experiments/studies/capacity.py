@@ -21,7 +21,6 @@ from hicache.cli.console import console
 from hicache.config import CHECKPOINT_PLACEMENTS, ExperimentConfig
 from hicache.models import GIB
 from hicache.results.tracking import write_json
-from hicache.workload.build import load_workload
 from hicache.workload.oracle import (
     CheckpointRule,
     Curve,
@@ -31,6 +30,7 @@ from hicache.workload.oracle import (
     min_hits,
     visits_of,
 )
+from hicache.workload.workload import load_workload
 
 CAPACITIES_GIB = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 # Mooncake (FAST'25): 3 M tokens hit under half of the maximum, 50 M nearly all of it

@@ -15,7 +15,7 @@ from hicache.config import LAST_CHUNK, CacheConfig, ExperimentConfig
 from hicache.engine.deployment import Deployment
 from hicache.engine.loop import Engine
 from hicache.engine.policy import policy_of
-from hicache.engine.runtime import Runtime
+from hicache.engine.simulated_runtime import Runtime
 from hicache.models import GIB
 from hicache.scheduler.checkpoints import PLACEMENTS, Placement
 from hicache.scheduler.events import Listener

@@ -45,7 +45,7 @@ from hicache.executor.simulated.executor import SimulatedExecutor, SimulatedIo
 from hicache.models import HardwareConfig, LayerKind, ModelConfig
 from hicache.request import Request
 from hicache.storage.engines.memory import MemoryStorage
-from hicache.workload.arrivals import Feeder
+from hicache.workload.feeder import Feeder
 from tests.cache.small import make_pools
 from tests.executor.streams import PlacedStream
 from tests.models.test_shapes import load, model

@@ -40,7 +40,7 @@ from hicache.scheduler.checkpoints import PLACEMENTS
 from hicache.scheduler.request_state import RequestState
 from hicache.scheduler.scheduler import Scheduler
 from hicache.storage.engines.memory import MemoryStorage
-from hicache.workload.arrivals import Feeder
+from hicache.workload.feeder import Feeder
 from tests.cache.small import eviction_of, make_cache, make_pools
 
 PAGE_BYTES = (1 << 20, 1 << 20, 1 << 20)

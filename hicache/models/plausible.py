@@ -53,7 +53,8 @@ def check_shape(model: ModelConfig) -> None:
         ValueError: one is off, with what it should lie between.
     """
     full = model.num_holders(LayerKind.full)
-    _within(model, "number of full layers with KV of their own", full, 1, len(model.layer_words))
+    full += sum(model.part_layers(part) for part in model.parts if part.rides_on == "full")
+    _within(model, "number of full layers with KV of their own", full, 1, None)
     _within(model, "hidden_size", model.hidden_size, 1, 1 << 17)
     _within(model, "num_query_heads", model.num_query_heads, 1, 1 << 12)
     _within(model, "head_dim", model.head_dim, 1, 1 << 12)
@@ -90,7 +91,9 @@ def _attention_params(model: ModelConfig) -> int:
     value_dim = model.value_dim or model.head_dim
     words = "".join(model.layer_words)
     out = model.hidden_size * model.num_query_heads * value_dim
-    if model.latent_dim:  # queries and keys may come by way of small matrices
+    if (
+        model.latent_dim or model.swa_latent_dim
+    ):  # queries and keys may come by way of small matrices
         return words.count("F") * out
     into = model.hidden_size * model.head_dim
     swa_heads = model.swa_num_query_heads or model.num_query_heads

@@ -37,7 +37,7 @@ KNOWN: dict[str, dict[str, object]] = {
         "tie_word_embeddings": True,
         "max_position_embeddings": 131072,
     },
-    "gemma4_text": TIED,
+    "gemma4_text": {**TIED, "global_head_dim": 512},
     "cohere": TIED,
     "cohere2": {
         **TIED,
@@ -85,12 +85,6 @@ REFUSED = {
 }
 # with a window and without layer_types, every layer has that window
 ALL_IN_WINDOWS = ("mistral", "ministral3", "mixtral", "phi3", "phimoe", "qwen2", "qwen2_moe")
-# what these would change is not modelled
-NOT_MODELLED = (
-    "num_kv_shared_layers",
-    "hidden_size_per_layer_input",
-    "use_double_wide_mlp",
-)
 # where a file says what its layers are, and what its words are in `ModelConfig.pattern`
 LAYER_WORDS: dict[str, dict[object, str]] = {
     "hybrid_override_pattern": {"*": "F", "M": "M", "-": "-", "E": "-"},
@@ -153,9 +147,6 @@ class ConfigFile:
             for name, theirs in SPARSE_NAMES.items():
                 if theirs in sparse:
                     self.values[name] = sparse[theirs]
-        for name in NOT_MODELLED:
-            if self.has(name):
-                raise ValueError(f"{where}: {name} is not supported, got {self.values[name]!r:.60}")
 
     def group(self, name: str) -> "ConfigFile":
         """The object of that name in the file."""
@@ -205,7 +196,18 @@ class ConfigFile:
 
 
 def layer_words(file: ConfigFile) -> list[str]:
-    """The letter of `ModelConfig.pattern` for each layer."""
+    """The letters of `ModelConfig.pattern` for each layer."""
+    words = _own_words(file)
+    first_shared = len(words) - file.count("num_kv_shared_layers", default=0, least=0)
+    if first_shared < 1:
+        raise ValueError(
+            f"{file.where}: num_kv_shared_layers must be less than the {len(words)} layers"
+        )
+    return [*words[:first_shared], *(word.lower() for word in words[first_shared:])]
+
+
+def _own_words(file: ConfigFile) -> list[str]:
+    """The same, as if no layer read the KV of another."""
     listed = file.values.get("layers_block_type", [])
     num = file.count(
         "num_hidden_layers", default=len(listed) if isinstance(listed, list) and listed else None

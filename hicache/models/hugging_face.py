@@ -70,19 +70,21 @@ def derive_model(config: Mapping[str, object], given: Mapping[str, object]) -> M
     indexed = index_layers(file, len(words))
     hidden = file.count("hidden_size")
     vocabulary = file.count("vocab_size") * hidden
+    inputs = file.count("hidden_size_per_layer_input", default=0, least=0)
     derived: dict[str, object] = {
         "max_len": file.count("max_position_embeddings"),
         "pattern": _shortest(_marked(words, indexed, shares="kv_lora_rank" in file.values)),
         "num_layers": len(words),
-        "num_full_layers": words.count("F"),
-        "num_swa_layers": sum("S" in word for word in words),
+        "num_full_layers": sum("F" in word.upper() for word in words),
+        "num_swa_layers": sum("S" in word.upper() for word in words),
         "num_mamba_layers": words.count("M") + words.count("D"),
         "hidden_size": hidden,
         "head_params": vocabulary,
-        "embedding_params": 0 if file.has("tie_word_embeddings") else vocabulary,
+        "embedding_params": (0 if file.has("tie_word_embeddings") else vocabulary)
+        + len(words) * inputs * file.count("vocab_size_per_layer_input", default=0, least=0),
         "blocks_per_layer": 1 if file.kind == "nemotron_h" else 2,
     }
-    dense = 0
+    dense = 3 * len(words) * hidden * inputs  # made once; a gate and a projection in each layer
     for part in (_attention(file, words, sum(indexed)), _recurrent(file, words), _mlp(file, words)):
         dense += part.pop("dense_params")
         derived |= part
@@ -137,19 +139,20 @@ def _attention(file: ConfigFile, words: list[str], num_index_layers: int) -> dic
             f"{full.value_dim}"
         )
 
-    def params(heads: _Heads, *, has_values: bool) -> int:
+    def params(heads: _Heads, letter: str, *, has_values: bool) -> int:
         queries = heads.query * heads.head_dim * (2 if file.has("attn_output_gate") else 1)
         values = heads.kv * heads.value_dim if has_values else 0
-        kept = heads.kv * heads.head_dim + values
-        return hidden * (queries + kept) + heads.query * heads.value_dim * hidden
+        kept = words.count(letter) * (heads.kv * heads.head_dim + values)
+        num = words.count(letter) + words.count(letter.lower())
+        return hidden * (num * (queries + heads.query * heads.value_dim) + kept)
 
     found = {
         "num_query_heads": full.query,
         "num_kv_heads": full.kv,
         "head_dim": full.head_dim,
         "value_dim": 0 if full.value_dim == full.head_dim else full.value_dim,
-        "dense_params": words.count("F") * params(full, has_values=not file.has("attention_k_eq_v"))
-        + words.count("S") * params(swa, has_values=True),
+        "dense_params": params(full, "F", has_values=not file.has("attention_k_eq_v"))
+        + params(swa, "S", has_values=True),
     }
     if "S" in words:
         found["window_len"] = file.count("sliding_window")
@@ -297,6 +300,8 @@ def _mlp(file: ConfigFile, words: list[str]) -> dict[str, int]:
     dense = 0
     if mlp_layers:
         width = file.count("dense_intermediate_size", "intermediate_size")
+        if file.has("use_double_wide_mlp"):  # of layers that read the KV of others
+            mlp_layers += file.count("num_kv_shared_layers", default=0, least=0)
         dense += mlp_layers * matrices * hidden * width
     if not moe_layers:
         return {"dense_params": dense}

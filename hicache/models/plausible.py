@@ -72,8 +72,8 @@ def check_shape(model: ModelConfig) -> None:
     inner = model.recurrent_heads * model.recurrent_head_dim
     most += 8 * model.num_mamba_layers * model.hidden_size * inner
     _within(model, "dense_params", model.dense_params, least, most)
+    _divides(model, "head_params", model.head_params, model.hidden_size)
     for name in ("head_params", "embedding_params"):
-        _divides(model, name, getattr(model, name), model.hidden_size)
         _within(model, name, getattr(model, name), 0, model.hidden_size << 24)
     _within(model, "head_params", model.head_params, 2 * model.hidden_size, None)
     for name in ("dense_param_bytes", "expert_param_bytes"):

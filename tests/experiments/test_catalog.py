@@ -9,7 +9,7 @@ import pytest
 from experiments.studies import catalog
 
 ENTRIES = json.loads(catalog.CONFIGS.read_text(encoding="utf-8"))
-# as kvcache-simulator 0.1.3 says, at 128, 1,024 and 131,072 tokens: with states, and at last without
+# as kvcache-simulator 0.1.3 says, at 128, 1,024 and 131,072 tokens, and the last without states
 KNOWN = {
     "deepseek-v4-flash": (6_516_736, 12_681_216, 907_411_456, 907_411_456),
     "deepseek-v4-pro": (9_255_936, 18_079_744, 1_298_792_448, 1_298_792_448),

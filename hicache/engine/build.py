@@ -17,7 +17,7 @@ from hicache.engine.loop import Engine
 from hicache.engine.policy import policy_of
 from hicache.engine.runtime import Runtime
 from hicache.models import GIB
-from hicache.scheduler.checkpoints import PLACEMENTS, Placement
+from hicache.scheduler.checkpoints import PLACEMENTS, OwnPlacement, Placement
 from hicache.scheduler.events import Listener
 from hicache.scheduler.scheduler import Scheduler
 
@@ -60,14 +60,18 @@ def build_engine(
     windows = None
     if knobs.windows != LAST_CHUNK:
         windows = _placement("cache.windows", knobs.windows, knobs.windows_args, knobs)
+    states = _placement("cache.checkpoints", knobs.checkpoints, knobs.checkpoints_args, knobs)
+    choose = getattr(policy, "checkpoints", None)
+    if choose is not None:
+        states = OwnPlacement(choose, "mamba", states)
+        end = PLACEMENTS["end"](knobs.page_size, knobs.checkpoint_tokens)
+        windows = OwnPlacement(choose, "swa", windows or end)
     scheduler = Scheduler(
         cache,
         prefetcher,
         config.scheduler,
         max_len=config.model.max_len,
-        checkpoints=_placement(
-            "cache.checkpoints", knobs.checkpoints, knobs.checkpoints_args, knobs
-        ),
+        checkpoints=states,
         windows=windows,
         storage_branches=knobs.storage_branches,
         # where leaves lose single pages, or an extra page is freed, several steps at once would

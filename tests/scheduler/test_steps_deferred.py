@@ -33,6 +33,7 @@ def admission_of(
 ) -> Admission:
     rooms = {FULL: room, SWA: swa_room}
     cache: Any = SimpleNamespace(
+        quirks=SimpleNamespace(spare_pages=0),
         page_size=PAGE,
         knobs=CacheConfig(),
         tree=SimpleNamespace(kinds=named_kinds(PAGE, window_len=PAGE * (swa_room is not None))),

@@ -34,8 +34,9 @@ SEEDS = range(5)
 
 def there_and_back(pools: TorchPools, kinds: Sequence[int], num_pages: int) -> None:
     """Move the pages, or the slot, of some kinds to the host and back."""
-    ids = np.arange(num_pages, dtype=np.int32)
-    moves = [Move(kind, *(2 * [ids[:1] if kind == MAMBA else ids])) for kind in kinds]
+    ids = list(range(num_pages))
+    each = {MAMBA: ids[:1]}
+    moves = [Move(kind, each.get(kind, ids), each.get(kind, ids)) for kind in kinds]
     pools.save(moves)
     pools.load(pools.send([Arrival(is_within=False, move=move) for move in moves]), 0)
 

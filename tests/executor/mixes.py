@@ -36,10 +36,10 @@ from hicache.engine.routing import RoundRobin
 from hicache.executor.completions import StepRun
 from hicache.executor.real.copy_streams import CudaStream
 from hicache.executor.real.model_runner import CopyStreams, ModelRunner
+from hicache.executor.real.plane import REFERENCE, Plane
 from hicache.executor.real.pools import TorchPools
 from hicache.executor.real.rank_pools import PoolSpec
 from hicache.executor.real.reference_model import ReferenceModel
-from hicache.executor.real.transfers import REFERENCE, Plane
 from hicache.executor.real.verify import Verdict, Verifier
 from hicache.executor.simulated.cost import CostModel
 from hicache.executor.simulated.executor import SimulatedExecutor, SimulatedIo
@@ -132,13 +132,13 @@ def run_mix(
     rng = np.random.default_rng(seed)
     page_size = int(rng.choice([4, 8]))
     shape = tiny(str(rng.choice(PATTERNS)), page_size)
-    if form != "plain":  # rows that are coded have 16 bytes at least
+    if form != "plain" or plane is not REFERENCE:  # what kernels multiply or code is 16 at least
         shape = replace(shape, head_dim=16, recurrent_head_dim=16)
     reference = ReferenceModel(shape, page_size=page_size, device=device)
     requests = requests_of(rng, page_size)
     plot, tp = _draw_room(rng, shape, page_size, requests)
     groups = _groups(rng, len(shape.layer_words))
-    verifier = Verifier(reference)
+    verifier = Verifier(reference, plane)
     seen: Counter[str] = Counter()
     # two engines with one storage: what one has computed, the other reads
     spec = _spec(shape, plot, torch.device(device), tp, groups)

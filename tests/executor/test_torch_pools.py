@@ -6,8 +6,8 @@ import torch
 
 from hicache.cache.kinds import FULL, MAMBA
 from hicache.cache.tiers.transfer import Move
+from hicache.executor.real.plane import REFERENCE, Plane
 from hicache.executor.real.pools import Arrival
-from hicache.executor.real.transfers import REFERENCE, Plane
 from tests.executor.cpu_pools import cpu_pools
 from tests.executor.mixes import tiny
 

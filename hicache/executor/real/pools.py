@@ -48,6 +48,7 @@ class TorchPools:
                 f"parallel.tp={spec.tp} ranks"
             )
         self._link_programs = spec.link_programs
+        self.plane = spec.plane
         self.page_size = spec.page_size
         self.device = spec.device
         self.layer_groups = list(spec.layer_groups)
@@ -62,6 +63,9 @@ class TorchPools:
             each.warm_up()
         self.num_full_pages = count_of(spec.device_counts, FULL)
         self.window_len = spec.model.window_len
+        # ids of slots, on the device
+        num_slots = max(count_of(spec.device_counts, MAMBA), 1)
+        self.numbers = torch.arange(num_slots, dtype=torch.int32, device=spec.device)
 
     def send(self, arrivals: Sequence[Arrival]) -> list[Sent]:
         """Check the ids of copies into the device, and send all of them ahead in one piece."""
@@ -100,10 +104,10 @@ class TorchPools:
 
     def clear_state(self, slot: PageIds) -> None:
         """The state before the first token."""
-        index = int(slot[0])
+        ids = self.numbers[int(slot[0]) :][:1]
         for rank in self.ranks:
-            for part in (*rank.taps, *rank.states):
-                part[index].zero_()
+            if rank.clears is not None:
+                self.plane.copy_items(rank.clears, self.numbers[:1], ids)
 
     def poison(self, tier: int, kind: int, page_ids: PageIds) -> None:
         """Make whoever reads these items see NaN."""

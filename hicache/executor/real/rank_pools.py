@@ -14,9 +14,10 @@ from torch import Tensor
 
 from hicache.cache.kinds import FULL, KEY_TAGS, MAMBA, SWA
 from hicache.executor.real.pinned import pinned_bytes
+from hicache.executor.real.plane import REFERENCE, Plane
 from hicache.executor.real.stored_pages import StoredPages, bytes_of, checksum_of, smaller_format
-from hicache.executor.real.transfers import REFERENCE, Buffer, Plane, Transfer
-from hicache.kernels import layer_first_buffers
+from hicache.executor.real.transfers import Buffer, Transfer
+from hicache.kernels import CopyTable, copy_table, layer_first_buffers
 from hicache.models import PLAIN, ModelConfig
 
 KV_LETTERS = {FULL: "F", SWA: "S"}
@@ -82,6 +83,7 @@ class RankPools:
             self._transfer(MAMBA, group, "device", "device")
             for group in (*spec.layer_groups, everything)
         ]
+        self._bytes = {kind: slab.numpy() for kind, slab in self.host.items()}
         # checksum of each host item, taken when it was copied or read there; of a kind that is
         # coded on the way, it is computed on the host when it is wanted
         self._sums = {
@@ -89,6 +91,7 @@ class RankPools:
             for kind, host in self.host.items()
             if all(each.form is None for each in buffers[kind])
         }
+        self._make_slots()
         self._sum_stream: torch.cuda.Stream | None = None
         if spec.device.type == "cuda":
             self._sum_stream = torch.cuda.Stream(spec.device)  # type: ignore[no-untyped-call]
@@ -124,6 +127,21 @@ class RankPools:
             if part[:1].numel()
         ]
         return self._make_host(MAMBA, parts)
+
+    def _make_slots(self) -> None:
+        """Tables between a slot and memory of a model's own, layer by layer."""
+        self.layers = {kind: kv.unbind(0) for kind, kv in self.kv.items()}
+        pairs = list(zip(self.taps, self.states, strict=True))
+        self.slots = [
+            tuple(torch.zeros_like(each[:1]) for each in pair) for pair in pairs if len(pair[0])
+        ]
+        both = list(zip(pairs, self.slots, strict=False))
+        self.slot_reads = [copy_table(*map(_held, (pair, own))) for pair, own in both]
+        self.slot_writes = [copy_table(*map(_held, (own, pair))) for pair, own in both]
+        self.clears: CopyTable | None = None
+        if both:
+            parts = [part for pair in pairs for part in _held(pair)]
+            self.clears = copy_table([torch.zeros_like(part[:1]) for part in parts], parts)
 
     def _make_host(self, kind: int, parts: Sequence[tuple[int, Tensor, bool]]) -> list[Buffer]:
         """The slab of a kind, an item in one piece.
@@ -203,14 +221,17 @@ class RankPools:
 
     def payload(self, kind: int, page_id: int) -> memoryview:
         """The bytes of a host item, in place."""
-        item = self.host[kind][page_id].numpy()
-        return memoryview(item)  # type: ignore[arg-type]  # numpy's stubs before 3.12 buffers
+        return memoryview(self._bytes[kind][page_id])
 
 
 def there(transfer: Transfer | None) -> Transfer:
     """A transfer that there must be."""
     assert transfer is not None, "nothing moves between pools that hold nothing"
     return transfer
+
+
+def _held(parts: Sequence[Tensor]) -> list[Tensor]:
+    return [part for part in parts if part[:1].numel()]
 
 
 def _zeros(num_bytes: int) -> Tensor:

@@ -18,11 +18,11 @@ from hicache.executor.real.io import TorchExecutor, TorchIo
 from hicache.executor.real.model_runner import CopyStreams, Model, ModelRunner
 from hicache.executor.real.page_origin import PageOrigin
 from hicache.executor.real.pinned import placement
+from hicache.executor.real.plane import REFERENCE, TRITON, Plane, interpreted
 from hicache.executor.real.pools import TorchPools
 from hicache.executor.real.rank_pools import Counts, PoolSpec
 from hicache.executor.real.reference_model import ReferenceModel
 from hicache.executor.real.timing_model import TimingModel
-from hicache.executor.real.transfers import REFERENCE, TRITON, Plane, interpreted
 from hicache.executor.real.verify import Verifier
 from hicache.storage.build import GuardedStorage, open_guarded_storage
 
@@ -42,6 +42,7 @@ class TorchRuntime:
         if self._device.type == "cpu":
             torch.set_num_threads(1)  # blocks are small: a second thread costs more than it does
         self._verifier: Verifier | None = None
+        self._plane = _plane(config.executor.kernels, self._device)
         self._model: Model = self._make_model(config)
         self._spec = PoolSpec(
             model=config.model,
@@ -52,7 +53,7 @@ class TorchRuntime:
             tp=tp,
             layer_groups=layer_groups(len(config.model.layer_words)),
             link_programs=config.hardware.copy_kernel.link_programs,
-            plane=_plane(config.executor.kernels, self._device),
+            plane=self._plane,
             host_format=config.cache.host_format,
             storage_format=config.storage_format,
         )
@@ -131,7 +132,7 @@ class TorchRuntime:
             config.model, page_size=page_size, seed=config.seed, device=str(self._device)
         )
         if config.executor.verify:
-            self._verifier = Verifier(model)
+            self._verifier = Verifier(model, self._plane)
         return model
 
     def _open(self, rank: int, pools: TorchPools) -> GuardedStorage | None:

@@ -1,56 +1,16 @@
-"""Copies of whole items between two tiers, of buffers that keep their numbers and of coded ones.
+"""Copies of whole items between two tiers, of buffers that keep their numbers and of coded ones."""
 
-What runs them is a plane: the Triton kernels, or the same by torch.
-"""
-
-from collections.abc import Callable, Sequence
-from threading import Lock
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from hicache.kernels import CopyTable, copy, copy_table, reference, transcode
+from hicache.executor.real.plane import Plane
+from hicache.kernels import CopyTable, copy_table
 from hicache.kernels.transcode import CodeTable, Format, code_table
 
 Ids = tuple[Tensor, Tensor]
-
-
-class Plane(NamedTuple):
-    """The launches that a pool's transfers are made of."""
-
-    copy_items: Callable[..., None]
-    copy_items_with_checksum: Callable[..., Tensor]
-    encode_items: Callable[..., None]
-    decode_items: Callable[..., None]
-
-
-TRITON = Plane(
-    copy.copy_items,
-    copy.copy_items_with_checksum,
-    transcode.encode_items,
-    transcode.decode_items,
-)
-REFERENCE = Plane(
-    reference.copy_items,
-    reference.copy_items_with_checksum,
-    transcode.naive_encode_items,
-    transcode.naive_decode_items,
-)
-
-
-def interpreted() -> Plane:
-    """The kernels in Triton's interpreter, one at a time: it keeps its state in globals."""
-    lock = Lock()
-
-    def locked(launch: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*arguments: object, **options: object) -> Any:
-            with lock:
-                return launch(*arguments, **options)
-
-        return run
-
-    return Plane(*map(locked, TRITON))
 
 
 class Buffer(NamedTuple):

@@ -8,6 +8,7 @@ from torch import Tensor
 from hicache.cache.kinds import FULL, MAMBA, SWA
 from hicache.cache.tree.node import DEVICE
 from hicache.executor.real.paged_kv import PagedKvView
+from hicache.executor.real.plane import REFERENCE, Plane
 from hicache.executor.real.pools import TorchPools
 from hicache.executor.real.rank_pools import PoolSpec
 from hicache.executor.real.reference_model import ReferenceModel
@@ -56,8 +57,9 @@ class Verifier:
     The recompute has pages of its own, on one rank, and takes a sequence in one piece.
     """
 
-    def __init__(self, model: ReferenceModel) -> None:
+    def __init__(self, model: ReferenceModel, plane: Plane = REFERENCE) -> None:
         self._model = model
+        self._plane = plane
         self._seen: dict[int, tuple[bytes, dict[int, Tensor]]] = {}
 
     def saw(self, req: RequestState, position: int, logits: Tensor) -> None:
@@ -78,6 +80,7 @@ class Verifier:
             device_counts=(num_pages, num_pages, 1),
             host_counts=(0, 0, 0),
             device=self._model.device,
+            plane=self._plane,
         )
         pools = TorchPools(spec)
         pages = list(range(num_pages))

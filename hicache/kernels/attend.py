@@ -197,41 +197,14 @@ def attend(
         [B, R, HQ, D]; of rows outside of [first row, end row), numbers without meaning.
     """
     num_tiles, num_rows, query_heads, dim = queries.shape
-    heads, page = pool.shape[3], pool.shape[2]
-    group = query_heads // heads
-    rows = num_rows
-    while rows % 2 == 0 and rows * group > TILE_ROWS:
-        rows //= 2
-    num_splits = triton.cdiv(end, SPLIT)
+    num_splits, num_places = triton.cdiv(end, SPLIT), num_tiles * num_rows * query_heads
     mixed = torch.empty(num_splits, *queries.shape, dtype=torch.float32, device=pool.device)
     totals = torch.empty(*mixed.shape[:-1], 2, dtype=torch.float32, device=pool.device)
     out = torch.empty_like(queries)
-    num_places = num_tiles * num_rows * query_heads
+    arguments, constants = split_arguments(pool, table, tiles, queries, mixed, totals, window_len)
+    grid = num_tiles * (num_rows // constants["ROWS"]), pool.shape[3], num_splits
     with torch.cuda.device_of(pool):
-        _split_kernel[(num_tiles * (num_rows // rows), heads, num_splits)](
-            queries,
-            pool,
-            table,
-            tiles,
-            mixed,
-            totals,
-            num_rows,
-            table.shape[1],
-            window_len,
-            pool.stride(1),
-            pool.stride(0),
-            dim**-0.5 * LOG2_E,
-            HEADS=heads,
-            GROUP=group,
-            DIM=dim,
-            PAGE=page,
-            ROWS=rows,
-            LANES=max(triton.next_power_of_2(rows * group), 16),
-            BLOCK=BLOCK,
-            SPLIT=SPLIT,
-            STAGES=1 if pool.device.type == "cpu" else NUM_STAGES,
-            num_warps=4,
-        )
+        _split_kernel[grid](*arguments, **constants)
         _merge_kernel[(triton.cdiv(num_places, 16),)](
             mixed,
             totals,
@@ -244,6 +217,43 @@ def attend(
             PLACES=16,
         )
     return out
+
+
+def split_arguments(
+    pool: Tensor,
+    table: Tensor,
+    tiles: Tensor,
+    queries: Tensor,
+    mixed: Tensor,
+    totals: Tensor,
+    window_len: int,
+) -> tuple[tuple[object, ...], dict[str, int]]:
+    """Return what the first kernel is launched with, and its constants."""
+    num_rows, query_heads, dim = queries.shape[1:]
+    page, heads = pool.shape[2:4]
+    group, rows = query_heads // heads, num_rows
+    while rows % 2 == 0 and rows * group > TILE_ROWS:
+        rows //= 2
+    strides = pool.stride(1), pool.stride(0)
+    sizes = num_rows, table.shape[1], window_len, *strides, dim**-0.5 * LOG2_E
+    constants = {
+        "HEADS": heads,
+        "GROUP": group,
+        "DIM": dim,
+        "PAGE": page,
+        "ROWS": rows,
+        "LANES": max(triton.next_power_of_2(rows * group), 16),
+        "BLOCK": BLOCK,
+        "SPLIT": SPLIT,
+        "STAGES": stages_of(pool),
+        "num_warps": 4,
+    }
+    return (queries, pool, table, tiles, mixed, totals, *sizes), constants
+
+
+def stages_of(pool: Tensor) -> int:
+    """Stages of the kernel's loop: the interpreter of triton 3.6 has none."""
+    return 1 if triton.knobs.runtime.interpret and pool.device.type == "cpu" else NUM_STAGES
 
 
 def naive_attend(

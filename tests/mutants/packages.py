@@ -15,15 +15,15 @@ PACKAGES = {
     "storage": ["hicache/storage/**/*.py"],
     "diff": ["experiments/diff/*.py"],
     "executor": ["hicache/executor/storage_script.py", "hicache/executor/simulated/*.py"],
-    "kernels": ["hicache/kernels/**/*.py"],
+    "kernels": ["hicache/kernels/**/*.py", "hicache/workbench/**/*.py"],
 }
 # Left out: programs that print figures, clients of servers that are rarely installed, and what
 # tests run in a process of its own (a bench on an imitated GPU, compilation). The sides of
 # engines in folders of `experiments/diff` need the engine.
 LEFT_OUT = {
-    *(f"hicache/kernels/bench/{name}.py" for name in ("__main__", "cases", "contest", "figures")),
-    *(f"hicache/kernels/bench/{name}.py" for name in ("device_cases", "link_cases", "measure")),
-    *(f"hicache/kernels/{name}.py" for name in ("codegen_cases", "stand_in")),
+    *(f"hicache/workbench/bench/{name}.py" for name in ("__main__", "cases", "contest", "figures")),
+    *(f"hicache/workbench/bench/{name}.py" for name in ("device_cases", "link_cases", "measure")),
+    *(f"hicache/workbench/{name}.py" for name in ("codegen_cases", "stand_in")),
     "hicache/storage/bench.py",
     "hicache/storage/engines/mooncake.py",
     "hicache/storage/integrations/sglang.py",

@@ -452,6 +452,11 @@ class CacheConfig:
     # Number of Mamba states in the host pool. None means the number that follows from
     # `cache.host_gib` and the pool's share of it.
     host_states: int | None = knob(None, least=0)
+    # A class of your own as module:Class that decides whatever it has a method for and receives the
+    # events of the cache. none leaves every decision to the policies that the other settings name.
+    policy: str = knob("none", ours=("none",))
+    # Keyword arguments passed to the class of `cache.policy`.
+    policy_args: dict[str, float] = field(default_factory=dict)
     # Policy that decides which tree node a full device or host tier evicts first: a built-in one,
     # or your own class as module:Class.
     eviction: str = knob("lru", ours=EVICTION_POLICIES)

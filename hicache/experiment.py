@@ -149,8 +149,9 @@ def _parts(
     """All engines, rank by rank."""
     num_ranks, page_size = config.parallel.ranks, config.cache.page_size
     pages = page_numbers(workload.requests, page_size)
+    numbers = pages if config.cache.policy != "none" else None
     # numbers, where no page outlives the run
-    names = Numbers(pages) if config.executor.kind == "simulated" else Digests(page_size)
+    names = Numbers(pages) if config.executor.kind == "simulated" else Digests(page_size, numbers)
     registry = PageRegistry(pages, deployment.kinds.size) if config.engine.explain else None
     if registry is not None and config.workload.start is StartState.warm_storage:
         registry.warm(workload.requests, names, deployment.kinds)

@@ -18,6 +18,7 @@ FLOORS = [
     ],
     ["hicache.kernels", "hicache.storage", "hicache.workload"],
     ["hicache.cache"],
+    ["hicache.policies"],
     ["hicache.scheduler", "hicache.executor"],
     ["hicache.engine"],
     ["hicache.observe"],
@@ -50,6 +51,7 @@ ROOMS = {
         "ranks",
         "deployment",
         "simulated_runtime",
+        "policy",
         "build",
     ],
     "hicache.storage": [

@@ -211,13 +211,13 @@ def _check_queues(tree: RadixTree, survey: _Survey) -> None:
             _break(6, f"{node} counts {node.num_device_children} children on the device")
     for tier in TIERS:
         _hold(
-            tree.residency.leaves[tier].nodes() == survey.leaves[tier],
+            set(tree.residency.leaves[tier]) == survey.leaves[tier],
             6,
             f"the leaf set of the {TIER_NAMES[tier]} differs from the leaves of the tree",
         )
         for kind in tree.kinds.aux:
             name = tree.kinds.names[kind]
-            queued = tree.residency.sidecars[tier][kind].nodes()
+            queued = set(tree.residency.sidecars[tier][kind])
             _hold(
                 {node for node in queued if not node.locks[tier][kind]}
                 == survey.sidecars[tier][kind],

@@ -4,17 +4,17 @@ import sys
 from collections.abc import Mapping
 
 from hicache.cache import invariants
-from hicache.cache.kinds import Kinds
-from hicache.cache.named import LENGTHS, RANKING, make_policy
+from hicache.cache.named import LENGTHS, make_policy
 from hicache.cache.prefetch.prefetcher import Prefetcher
+from hicache.cache.prefetch.rates import RateEstimator
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.capacity import make_pools
-from hicache.cache.tree.eviction import POLICIES, EvictionPolicy
 from hicache.cache.tree.keys import PageNames
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.config import LAST_CHUNK, CacheConfig, ExperimentConfig
 from hicache.engine.deployment import Deployment
 from hicache.engine.loop import Engine
+from hicache.engine.policy import policy_of
 from hicache.engine.simulated_runtime import Runtime
 from hicache.models import GIB
 from hicache.scheduler.checkpoints import PLACEMENTS, Placement
@@ -38,13 +38,24 @@ def build_engine(
         names: what pages are called.
         listener: receives the engine's events; None means no listener.
     """
-    tree = _tree(config, deployment.host_kinds, names, listener)
+    rates = RateEstimator(num_engines=config.parallel.replicas)
+    policy = None
+    if (config.cache.policy, config.cache.eviction) != ("none", "lru"):
+        policy = policy_of(config, deployment, rates, runtime.clock.now)
+    tree = RadixTree(
+        kinds=deployment.host_kinds,
+        names=names,
+        policy=policy,
+        knobs=config.cache,
+        quirks=config.compat.quirks,
+        listener=listener,
+    )
     cache = _cache(config, deployment, tree, has_storage=runtime.has_storage)
     prefetcher = None
     if runtime.has_storage:
         capacity = deployment.host.full_pages
         tokens = None if capacity is None else capacity * config.cache.page_size
-        prefetcher = Prefetcher(cache, config.prefetch, tokens, config.parallel.replicas)
+        prefetcher = Prefetcher(cache, config.prefetch, tokens, rates)
     is_real = config.executor.kind != "simulated"
     knobs = config.cache
     windows = None
@@ -68,27 +79,6 @@ def build_engine(
     )
     check = check_laws if config.engine.check_invariants else None
     return Engine(cache, prefetcher, scheduler, runtime.executor(cache), check=check)
-
-
-def _tree(
-    config: ExperimentConfig, kinds: Kinds, names: PageNames, listener: Listener | None
-) -> RadixTree:
-    knobs = config.cache
-    policy: EvictionPolicy = make_policy(
-        "cache.eviction",
-        knobs.eviction,
-        POLICIES,
-        wants={"priority": RANKING},
-        knobs=knobs.eviction_args,
-    )
-    return RadixTree(
-        kinds=kinds,
-        names=names,
-        policy=policy,
-        knobs=knobs,
-        quirks=config.compat.quirks,
-        listener=listener,
-    )
 
 
 def _cache(

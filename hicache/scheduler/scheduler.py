@@ -114,6 +114,7 @@ class Scheduler:
         req = RequestState(request, tokens, self._num_submitted, came_ns)
         reason = self._never_fits(request)
         if reason is not None:
+            self._report_end(req, "rejected")
             self._ended.rejected.append((req, reason))
             return req
         match = self._match(req)
@@ -147,6 +148,7 @@ class Scheduler:
         self.cache.abandon(req.sequence)  # one that waits holds nothing
         if self._listener is not None:
             self._listener.canceled(req)
+        self._report_end(req, "aborted")
         self._ended.aborted.append(req)
         return req
 
@@ -382,7 +384,12 @@ class Scheduler:
     def _reject(self, req: RequestState, reason: str) -> None:
         if self._listener is not None:
             self._listener.canceled(req)
+        self._report_end(req, "rejected")
         self._ended.rejected.append((req, reason))
+
+    def _report_end(self, req: RequestState, outcome: str) -> None:
+        if self.cache.tree.entries is not None:
+            self.cache.tree.entries.finished(req.request, outcome)
 
     def _is_final(self, batch: Batch) -> bool:
         """Whether waiting cannot help: alone in the engine, nothing under way, still refused."""
@@ -616,6 +623,7 @@ class Scheduler:
         )
 
     def _finish(self, req: RequestState) -> None:
+        self._report_end(req, "finished")
         num_pages = req.kv_len // self._page
         sequence = req.sequence
         self._ended.finished.append(req)

@@ -229,8 +229,8 @@ def test_what_only_the_host_holds_is_a_leaf_of_the_host_or_the_law_is_broken() -
     for kind in (FULL, SWA, MAMBA):
         evict_all(world.cache, DEVICE, kind)
     residency = world.cache.tree.residency
-    assert residency.leaves[HOST].nodes() == {world.lower, world.other}
-    assert residency.sidecars[HOST][SWA].nodes() >= {world.lower, world.other}
+    assert set(residency.leaves[HOST]) == {world.lower, world.other}
+    assert set(residency.sidecars[HOST][SWA]) >= {world.lower, world.other}
     world.check()
     residency.leaves[HOST].discard(world.other)
     with pytest.raises(BrokenLawError, match="law 6: the leaf set of the host"):

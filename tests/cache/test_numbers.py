@@ -23,7 +23,6 @@ from hicache.cache.kinds import FULL, MAMBA, SWA, named_kinds
 from hicache.cache.pages import free
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.transfer import CopyState, LoadBack
-from hicache.cache.tree.eviction import Lru
 from hicache.cache.tree.node import DEVICE, HOST, MatchResult, Node
 from hicache.cache.tree.residency import Residency
 from hicache.cache.tree.sequence import Sequence
@@ -468,7 +467,6 @@ def test_leaving_the_device_counts_as_a_use_where_it_is_asked_for(
     *, refreshes: bool, victim: str
 ) -> None:
     residency = Residency(
-        Lru(),
         named_kinds(1, has_states=True),
         reclaims_duplicates=False,
         leaving_refreshes=refreshes,
@@ -481,4 +479,4 @@ def test_leaving_the_device_counts_as_a_use_where_it_is_asked_for(
             residency.put(node, tier, MAMBA, np.array([0], np.int32))
     residency.next_tick()
     residency.drop(left, DEVICE, MAMBA, [])
-    assert residency.host_victim(MAMBA) is {"left": left, "stayed": stayed}[victim]
+    assert residency.host_victim(MAMBA, 1) is {"left": left, "stayed": stayed}[victim]

@@ -4,14 +4,18 @@ import pytest
 
 from hicache.cache.kinds import FULL, MAMBA, SWA
 from hicache.cache.prefix_cache import PrefixCache
-from hicache.cache.tree.eviction import POLICIES, VictimQueue
+from hicache.cache.tree.eviction import VictimQueue
 from hicache.cache.tree.node import DEVICE, HOST, Node
 from hicache.cache.tree.sequence import Sequence
-from hicache.config import (
-    QuirksConfig,
-    WritePolicy,
+from hicache.config import QuirksConfig, WritePolicy
+from tests.cache.small import (
+    complete_all,
+    eviction_of,
+    make_cache,
+    ranking_of,
+    run_request,
+    tokens_of,
 )
-from tests.cache.small import complete_all, make_cache, run_request, tokens_of
 
 NO_HOST = (0, 0, 0)
 
@@ -32,7 +36,7 @@ def node_of(cache: PrefixCache, first: int) -> Node:
 
 
 def next_victim(cache: PrefixCache) -> Node | None:
-    return cache.tree.residency.device_victim(FULL)
+    return cache.tree.residency.device_victim(FULL, 1)
 
 
 # -- policies -----------------------------------------------------------------------------------
@@ -56,14 +60,14 @@ def next_victim(cache: PrefixCache) -> Node | None:
 def test_a_policy_lets_this_one_of_three_go_first(
     policy: str, changes: dict[int, dict[str, int]], goes_first: int
 ) -> None:
-    cache = cache_of(100, 200, 300)
+    cache = cache_of(100, 200, 300, policy=eviction_of("lru"))
     nodes = {number: node_of(cache, 100 * number) for number in (1, 2, 3)}
     for number, node in nodes.items():
         node.tick = node.created = number
         node.hit_count = 1
         for name, value in changes.get(number, {}).items():
             setattr(node, name, value)
-    queue = VictimQueue(POLICIES[policy]().priority)
+    queue = VictimQueue(ranking_of(policy))
     for node in nodes.values():
         queue.add(node)
     assert queue.best() is nodes[goes_first]
@@ -90,7 +94,7 @@ def test_a_queue_knows_whom_it_holds() -> None:
     assert (len(queue), queue.best()) == (0, None)
     queue.add(one)
     queue.add(one)
-    assert (len(queue), one in queue, other in queue, queue.nodes()) == (1, True, False, {one})
+    assert (len(queue), one in queue, other in queue, set(queue)) == (1, True, False, {one})
     queue.discard(one)
     queue.discard(one)
     assert (len(queue), queue.best()) == (0, None)
@@ -163,7 +167,7 @@ def test_publishing_what_is_there_already_is_a_use_and_a_hit() -> None:
 def victims(cache: PrefixCache, kind: int) -> list[Node]:
     """Who would go, one after the other."""
     order = []
-    while (node := cache.tree.residency.device_victim(kind)) is not None:
+    while (node := cache.tree.residency.device_victim(kind, 1)) is not None:
         order.append(node)
         cache.tree.residency.pass_over(node, kind)
     return order

@@ -6,7 +6,6 @@ from hicache.cache.kinds import FULL, MAMBA, SWA, named_kinds
 from hicache.cache.pages import NO_PAGES, PageAllocator
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.transfer import BackUp, StorageDelete, StorageWrite
-from hicache.cache.tree.eviction import Lru
 from hicache.cache.tree.node import DEVICE, HOST
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
@@ -22,7 +21,7 @@ def cache_of(
     """Pools of 40 pages on both tiers, and a storage."""
     window_len = 2 * PAGE if has_sidecars else 0
     kinds = named_kinds(PAGE, window_len=window_len, has_states=has_sidecars, page_bytes=PAGE_BYTES)
-    tree = RadixTree(kinds=kinds, policy=Lru())
+    tree = RadixTree(kinds=kinds)
     pools = tuple([PageAllocator(40) for _ in PAGE_BYTES] for _ in range(2))
     storage = StorageConfig(**how)  # type: ignore[arg-type]
     return PrefixCache(tree, pools, storage, storage_queue_bytes=queue_bytes)  # type: ignore[arg-type]

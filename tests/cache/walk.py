@@ -17,7 +17,6 @@ from hicache.cache.kinds import FULL, KEY_TAGS
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.tiers.transfer import CopyState, StorageDelete
-from hicache.cache.tree.eviction import POLICIES
 from hicache.cache.tree.keys import chain_seed, page_digests
 from hicache.cache.tree.node import TIERS, MatchResult
 from hicache.cache.tree.sequence import Sequence
@@ -36,10 +35,11 @@ from hicache.config import (
     WritePolicy,
 )
 from hicache.executor.storage_script import Load, read_script
+from hicache.policies.eviction import POLICIES
 from tests.cache.ghost import GhostMemory, Payload
 from tests.cache.oracle import answer_of, flatten, longest_match
 from tests.cache.portrait import portrait
-from tests.cache.small import evict_all, make_cache
+from tests.cache.small import evict_all, eviction_of, make_cache
 
 
 class WrongMatchError(AssertionError):
@@ -130,7 +130,7 @@ class Walk:
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self.rng = Random(setting.seed + 1)
-        self.cache = make_cache(policy=POLICIES[setting.eviction](), **setting.cache)
+        self.cache = make_cache(policy=eviction_of(setting.eviction), **setting.cache)
         self.tree = self.cache.tree
         self.page = self.tree.page_size
         self.device_pages = setting.cache["device"][FULL]

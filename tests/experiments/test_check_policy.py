@@ -12,8 +12,8 @@ OWN = f"{__name__}:"
 class Longest:
     """Evicts the longest leaf first."""
 
-    def priority(self, node):
-        return (-node.num_pages, node.tick)
+    def rank(self, entry, tier, kind):
+        return (-entry.count, entry.used)
 
 
 class Boom:
@@ -35,7 +35,7 @@ def test_a_good_class_is_told_what_was_tried(capsys, monkeypatch):
     monkeypatch.setattr(check_policy, "TIGHT", (*check_policy.TIGHT, "workload.limit=10"))
     check_policy.main([OWN + "Longest"])
     printed = capsys.readouterr().out
-    assert "Longest as cache.eviction" in printed
+    assert "Longest as cache.policy" in printed
     assert "two ranks made equal decisions" in printed
     assert "NO DIFFERENCE from" not in printed
 

@@ -317,6 +317,7 @@ UNDRAWN = {
     "cache.eviction_args",
     "cache.host_states",
     "cache.host_tokens",
+    "cache.policy_args",
     "cache.swa_device_tokens",
     "cache.swa_host_tokens",
     "cache.windows_args",

@@ -11,10 +11,8 @@ import numpy as np
 
 from hicache.cache import invariants
 from hicache.cache.kinds import FULL
-from hicache.cache.named import make_policy
 from hicache.cache.pages import Pools, TracedAllocator
 from hicache.cache.prefetch.prefetcher import Prefetcher
-from hicache.cache.tree.eviction import POLICIES
 from hicache.cli.schema import config_of
 from hicache.clock import SimulatedClock
 from hicache.config import (
@@ -43,7 +41,7 @@ from hicache.scheduler.request_state import RequestState
 from hicache.scheduler.scheduler import Scheduler
 from hicache.storage.engines.memory import MemoryStorage
 from hicache.workload.feeder import Feeder
-from tests.cache.small import make_cache, make_pools
+from tests.cache.small import eviction_of, make_cache, make_pools
 
 PAGE_BYTES = (1 << 20, 1 << 20, 1 << 20)
 STEP_NS = 10_000_000
@@ -270,7 +268,7 @@ def engine_of(
     cache = make_cache(
         pools or make_pools(plot.device, plot.host, TracedAllocator),
         page_size=plot.page_size,
-        policy=make_policy("cache.eviction", plot.eviction, POLICIES, wants={}, knobs={}),
+        policy=eviction_of(plot.eviction),
         window_len=plot.window_len,
         has_states=plot.has_states,
         page_bytes=plot.page_bytes,

@@ -35,13 +35,13 @@ class Prefetcher:
         cache: PrefixCache,
         config: PrefetchConfig,
         host_tokens: int | None,
-        num_engines: int = 1,
+        rates: RateEstimator | None = None,
     ) -> None:
-        """`num_engines`: those that read from the same storage, this one included."""
         self.cache = cache
         self.config = config
         self.occupied_tokens = 0
-        self.active: dict[int, Prefetch] = {}
+        self.rates = rates or RateEstimator()
+        self.active = self.rates.active
         self._unsettled: dict[int, Prefetch] = {}
         self.declined: str | None = None  # why the last request that asked for one has none
         self.outbox: list[Prefetch] = []  # to be queried
@@ -50,7 +50,6 @@ class Prefetcher:
         self.counters: Counter[str] = cache.counters
         # with ranks: whether all of them let a request's prefetch stop, as of this step
         self.verdicts: dict[int, bool] | None = None
-        self.rates = RateEstimator(self.active, num_engines)
         self.stop: StopPolicy = make_policy(
             "prefetch.stop",
             config.stop,

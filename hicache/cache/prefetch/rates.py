@@ -1,7 +1,5 @@
 """What a prefetch that is under way will take, and what it will save, going by what was seen."""
 
-from collections.abc import Mapping
-
 from hicache.cache.prefetch.prefetch import Phase, Prefetch
 
 # some dozens of reads, some dozens of full steps: long enough to be steady; chosen, and not tuned
@@ -39,10 +37,10 @@ class RateEstimator:
         num_engines: engines that read from the same storage, this one included.
     """
 
-    def __init__(self, active: Mapping[int, Prefetch], num_engines: int = 1) -> None:
+    def __init__(self, active: dict[int, Prefetch] | None = None, num_engines: int = 1) -> None:
         """`active`: the prefetches of requests that wait, in the order in which they began."""
         self.num_engines = num_engines
-        self._active = active
+        self.active = {} if active is None else active
         self._reading = RecentRate(PAGES_REMEMBERED)
         self._computing = RecentRate(TOKENS_REMEMBERED)
         self._read_until_ns = 0
@@ -73,7 +71,7 @@ class RateEstimator:
         if page_ns is None:
             return None
         num_pages = prefetch.num_pages - prefetch.completed_pages
-        for other in self._active.values():
+        for other in self.active.values():
             if other is prefetch:
                 break
             if other.phase is Phase.reading:

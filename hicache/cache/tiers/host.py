@@ -60,7 +60,7 @@ class Host:
 
     def evict_one(self, kind: int, missing: int, demand: Demand = NO_DEMAND) -> bool:
         """Drop the next victim's data, as much as is missing; False if there is none."""
-        victim = self._tree.residency.host_victim(kind)
+        victim = self._tree.residency.host_victim(kind, missing)
         if victim is None:
             return False
         self._tree.trim(victim, kind, missing)

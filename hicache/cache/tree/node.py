@@ -4,7 +4,7 @@ Tiers are small integers here, as kinds are, because both index lists on the hot
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hicache.cache.kinds import FULL, KEY_TAGS, KIND_NAMES, MAMBA, SWA
 from hicache.cache.pages import PageIds
@@ -13,6 +13,7 @@ DEVICE = 0
 HOST = 1
 TIERS = (DEVICE, HOST)
 TIER_NAMES = ("device", "host")
+NO_ENTRIES: dict[int, Any] = {}  # not to be written
 
 
 class Node:
@@ -53,6 +54,7 @@ class Node:
         self.digests: list[bytes] | None = None  # one a page, once storage needed them
         self.stored = [False] * num_kinds  # by kind: storage was given it, or had it
         self.seed: bytes | None = None  # roots only: what the chain of digests starts from
+        self.entries = NO_ENTRIES  # by kind: the `Entry` that a policy of the user's own sees
 
     @property
     def num_pages(self) -> int:

@@ -9,8 +9,8 @@ from collections.abc import Sequence as Items
 
 from hicache.cache.kinds import FULL, Kinds
 from hicache.cache.pages import FreePages
+from hicache.cache.tree.entry import Entries
 from hicache.cache.tree.events import NO_DEMAND, CacheListener, Demand
-from hicache.cache.tree.eviction import EvictionPolicy
 from hicache.cache.tree.keys import Digests, Key, PageNames, keys, make_root
 from hicache.cache.tree.node import DEVICE, HOST, Lock, MatchResult, Node
 from hicache.cache.tree.residency import Residency
@@ -29,14 +29,14 @@ class RadixTree:
         self,
         *,
         kinds: Kinds,
-        policy: EvictionPolicy,
+        policy: object = None,
         knobs: CacheConfig | None = None,
         quirks: QuirksConfig | None = None,
         names: PageNames | None = None,
         listener: CacheListener | None = None,
     ) -> None:
-        """`names`: what its pages are called; by default their digests. `listener`:
-        receives the events of the cache."""
+        """`policy`: ranks and receives entries (`Entries`); None means LRU. `names`: what its pages
+        are called; by default their digests. `listener`: receives the events of the cache."""
         self.knobs = knobs = knobs or CacheConfig()
         self.quirks = quirks = quirks or QuirksConfig()
         self.kinds = kinds
@@ -49,12 +49,13 @@ class RadixTree:
         self.roots: dict[str, Node] = {}
         self.num_nodes = 0
         self.num_grown = 0
+        self.entries = None if policy is None else Entries(policy, kinds, self._content)
         self.residency = Residency(
-            policy,
             kinds,
             reclaims_duplicates=knobs.write_policy is WritePolicy.write_back,
             leaving_refreshes=quirks.leaving_refreshes,
             listener=listener,
+            entries=self.entries,
         )
         self.listener = listener
 
@@ -138,6 +139,10 @@ class RadixTree:
         """The storage keys of a node's pages, or of the state after it."""
         start = node.num_pages - 1 if kind in self._points else 0
         return keys(self.names.of_node(node, start), kind)
+
+    def _content(self, node: Node, kind: int) -> int:
+        place = node.num_pages - 1 if kind in self._points else 0
+        return self.names.content(node, place)
 
     def take_apart(self) -> None:
         """Let go of every node, when nothing will be asked any more.
@@ -270,7 +275,7 @@ class RadixTree:
     ) -> None:
         """Drop a victim's data from a tier, and the node if it holds nothing more."""
         for other in self.lost(node, tier, kind):
-            self.residency.drop(node, tier, other, actions, demand)
+            self.residency.drop(node, tier, other, actions, demand, is_victim=other == kind)
         if node.held[DEVICE][FULL] is None and node.held[HOST][FULL] is None:
             self._remove(node, actions, demand)
 

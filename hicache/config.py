@@ -21,7 +21,6 @@ STORAGES = ("memory", "slab", "file", "redis", "mooncake")
 STOP_POLICIES = ("best_effort", "wait_complete", "timeout", "marginal")
 EVICTION_POLICIES = ("lru", "lfu", "slru", "fifo", "random")
 CHECKPOINT_PLACEMENTS = ("end", "end_branch", "branch_or_end", "every")
-LAST_CHUNK = "last_chunk"
 SERVICE_ORDERS = ("fcfs", "longest_prefix", "shortest_remaining")
 SWA_BUDGETS = ("no_host_term", "reports", "double", "sglang_0_5_23")
 # where knobs of generators, of traces and of timeouts have an effect
@@ -486,15 +485,18 @@ class CacheConfig:
     checkpoints_args: dict[str, float] = field(default_factory=dict)
     # Distance in tokens between saved Mamba states or windows; a multiple of `cache.page_size`.
     checkpoint_tokens: int = knob(8192, least=1, only=GRID)
-    # Prompt positions at which the sliding window is saved, so that a later request can resume
-    # there: the choices of `cache.checkpoints`, or last_chunk (all window pages that the prompt's
-    # last chunk computed). A model that also has Mamba states saves windows where it saves states.
-    windows: str = knob("end_branch", ours=(LAST_CHUNK, *CHECKPOINT_PLACEMENTS))
+    # Prompt positions at which the sliding window is copied to the host, so that a later request
+    # can resume there: the choices of `cache.checkpoints`. A model that also has Mamba states saves
+    # windows where it saves states.
+    windows: str = knob("end_branch", ours=CHECKPOINT_PLACEMENTS)
     # Keyword arguments passed to the class that places windows.
     windows_args: dict[str, float] = field(default_factory=dict)
+    # When a prompt is computed, free the window pages of its last chunk that no saved position
+    # needs, as SGLang does. False keeps them on the device until they are evicted.
+    trims_windows: bool = False
     # A prompt diverges from a cached one also where storage holds the full KV of its first tokens
     # and no window or state to resume there. False looks at device and host alone, as SGLang does.
-    storage_branches: bool = False
+    storage_branches: bool = True
 
     def __post_init__(self) -> None:
         check_limits("cache", self)

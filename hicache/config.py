@@ -20,6 +20,14 @@ from hicache.models.plausible import check_machine, check_shape
 STORAGES = ("memory", "slab", "file", "redis", "mooncake")
 STOP_POLICIES = ("best_effort", "wait_complete", "timeout", "marginal")
 EVICTION_POLICIES = ("lru", "lfu", "slru", "fifo", "random")
+WRITE_POLICIES = (
+    "write_through",
+    "write_through_selective",
+    "write_back",
+    "write_back_watermark",
+)
+DEMOTING = WRITE_POLICIES[2:]  # copies are made when the device evicts
+STORAGE_WRITES = ("on_back_up", "selective", "on_host_eviction")
 CHECKPOINT_PLACEMENTS = ("end", "end_branch", "branch_or_end", "every")
 SERVICE_ORDERS = ("fcfs", "longest_prefix", "shortest_remaining")
 SWA_BUDGETS = ("no_host_term", "reports", "double", "sglang_0_5_23")
@@ -40,27 +48,11 @@ GROUPS = {"prefetch": STORED, "storage": STORED}  # where all knobs of a group h
 MISSING = "???"  # OmegaConf's mark of a value that must be given
 
 
-class WritePolicy(Enum):
-    """When device pages are copied to the host."""
-
-    write_through = "write_through"  # when they are inserted into the tree
-    write_through_selective = "write_through_selective"  # when a later request hits them
-    write_back = "write_back"  # when they are evicted from the device
-
-
 class Tiering(Enum):
     """Whether a page may be on the host and in storage at the same time."""
 
     inclusive = "inclusive"  # it may
     exclusive = "exclusive"  # storage drops a page once the host has read it
-
-
-class StorageWrites(Enum):
-    """When host pages are written to storage."""
-
-    on_back_up = "on_back_up"  # as soon as they are on the host
-    selective = "selective"  # when they have been hit `storage.write_hits` times
-    on_host_eviction = "on_host_eviction"  # when they are evicted from the host
 
 
 class CutPolicy(Enum):
@@ -461,7 +453,16 @@ class CacheConfig:
     eviction: str = knob("lru", ours=EVICTION_POLICIES)
     # Keyword arguments passed to the class of the eviction policy.
     eviction_args: dict[str, float] = field(default_factory=dict)
-    write_policy: WritePolicy = WritePolicy.write_through
+    # When device pages are copied to the host: write_through (when they are inserted into the
+    # tree), write_through_selective (when a later request hits or inserts them), write_back (when
+    # they are evicted from the device) or write_back_watermark (as write_back, and when they are
+    # inserted while less than `cache.write_watermark` of the device is free).
+    write_policy: str = knob("write_through", one_of=WRITE_POLICIES)
+    # Free share of a device pool below which cache.write_policy=write_back_watermark copies what is
+    # inserted.
+    write_watermark: float = knob(
+        0.2, least=0, most=1, only="cache.write_policy=write_back_watermark"
+    )
     # Minimum host hit, in tokens, that is copied back to the device; a shorter one is recomputed,
     # unless its window or state must be loaded anyway. 10 is SGLang's default.
     load_back_threshold: int = knob(10, least=0)
@@ -471,6 +472,9 @@ class CacheConfig:
     # Copy generated answers to the host as well as prompts. False copies prompts only, as vLLM
     # does.
     backs_up_answers: bool = True
+    # Insert and copy an answer whenever it has grown by this many pages. None means once, when it
+    # is complete, as do models with Mamba states, which have no state to resume from before.
+    answer_pages: int | None = knob(None, least=1)
     # When a prompt consists of whole pages and the host holds the last one, load that page as well,
     # so that only the last token is computed again, as vLLM does for models with full attention
     # alone. False computes the whole page again.
@@ -741,7 +745,10 @@ class StorageConfig:
     # Time limit in seconds of one storage call; a call that takes longer counts as failed.
     deadline_s: float = knob(5.0, above=0)
     tiering: Tiering = Tiering.inclusive
-    write: StorageWrites = StorageWrites.on_back_up
+    # When host pages are written to storage: on_back_up (as soon as they are on the host),
+    # selective (when they have been hit `storage.write_hits` times) or on_host_eviction (when they
+    # are evicted from the host).
+    write: str = knob("on_back_up", one_of=STORAGE_WRITES)
     # Number of hits after which a page is written to storage.
     write_hits: int = knob(1, least=1, only="storage.write=selective")
     # Number of consecutive failed calls after which storage is bypassed for
@@ -754,11 +761,10 @@ class StorageConfig:
 
     def __post_init__(self) -> None:
         check_limits("storage", self)
-        is_written_late = self.write is StorageWrites.on_host_eviction
+        is_written_late = self.write == "on_host_eviction"
         if self.tiering is Tiering.exclusive and not is_written_late:
             raise ValueError(
-                "storage.tiering=exclusive needs storage.write=on_host_eviction, got "
-                f"{self.write.name}"
+                f"storage.tiering=exclusive needs storage.write=on_host_eviction, got {self.write}"
             )
 
 

@@ -14,7 +14,7 @@ from hicache.engine.deployment import Deployment, deploy, describe
 from hicache.engine.loop import Engine, serve
 from hicache.engine.ports import Io
 from hicache.engine.ranks.lockstep import RankedEngine
-from hicache.engine.routing import ROUTERS
+from hicache.engine.routing import router_of
 from hicache.engine.simulated_runtime import Runtime, SimulatedRuntime, make_runtime
 from hicache.engine.warm import warm_storage
 from hicache.executor.simulated.cost import CostModel
@@ -212,7 +212,7 @@ def _serve(
             feeder,
             clock=runtime.clock,
             io=io,
-            router=ROUTERS[config.parallel.router](),
+            router=router_of(config.parallel.router, engines[0].cache.tree.policy),
             observer=recorder,
             patience_ns=patience_of(workload.requests, config.workload, seed=config.seed),
             server_ns=to_ns(config.scheduler.server_s),

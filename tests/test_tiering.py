@@ -9,16 +9,16 @@ from hicache import experiment
 from hicache.cache.tiers.transfer import StorageDelete, StorageWrite
 from hicache.cache.tree.keys import Key
 from hicache.cli.schema import config_of
-from hicache.config import ExperimentConfig, StorageConfig, StorageWrites, Tiering
+from hicache.config import ExperimentConfig, StorageConfig, Tiering
 from hicache.engine import simulated_runtime
 from hicache.executor.simulated.stores import EndlessStore
 from hicache.results.metrics import Result
 
 POLICIES = {
     "inclusive": {},
-    "selective": {"write": StorageWrites.selective},
-    "late": {"write": StorageWrites.on_host_eviction},
-    "exclusive": {"write": StorageWrites.on_host_eviction, "tiering": Tiering.exclusive},
+    "selective": {"write": "selective"},
+    "late": {"write": "on_host_eviction"},
+    "exclusive": {"write": "on_host_eviction", "tiering": Tiering.exclusive},
 }
 MODELS = {
     "llama3_8b": ("cache.device_gib=8", "cache.host_gib=10"),
@@ -121,7 +121,7 @@ def test_late_writes_are_those_of_pages_that_left_the_host(monkeypatch: pytest.M
 def test_nothing_is_written_while_the_host_has_room() -> None:
     base = base_config("llama3_8b")
     roomy = replace(base, cache=replace(base.cache, host_gib=512))
-    storage = replace(base.storage, write=StorageWrites.on_host_eviction)
+    storage = replace(base.storage, write="on_host_eviction")
     measures = experiment.run(replace(roomy, storage=storage)).measures
     assert measures.get("transfer/storage_write_bytes", 0) == 0
 
@@ -172,6 +172,6 @@ def test_exclusive_with_early_writes_is_refused() -> None:
 
 def test_a_cache_without_storage_writes_nothing() -> None:
     config = base_config("llama3_8b")
-    storage = replace(config.storage, kind="none", write=StorageWrites.on_host_eviction)
+    storage = replace(config.storage, kind="none", write="on_host_eviction")
     result = experiment.run(replace(config, storage=storage))
     assert result.measures["storage/dropped_write_pages"] == 0

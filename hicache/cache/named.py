@@ -145,6 +145,12 @@ class ReadOnly:
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"{name} cannot be set: a policy must not change {self._of!r:.80}")
 
+    def __eq__(self, other: object) -> bool:
+        return self._of is (other._of if isinstance(other, ReadOnly) else other)
+
+    def __hash__(self) -> int:
+        return hash(self._of)
+
     def __repr__(self) -> str:
         return repr(self._of)
 

@@ -16,7 +16,7 @@ from hicache.engine.loop import Engine
 from hicache.engine.policy import policy_of
 from hicache.engine.simulated_runtime import Runtime
 from hicache.models import GIB
-from hicache.scheduler.checkpoints import PLACEMENTS, Placement
+from hicache.scheduler.checkpoints import PLACEMENTS, OwnPlacement, Placement
 from hicache.scheduler.events import Listener
 from hicache.scheduler.scheduler import Scheduler
 
@@ -56,12 +56,17 @@ def build_engine(
         tokens = None if capacity is None else capacity * config.cache.page_size
         prefetcher = Prefetcher(cache, config.prefetch, tokens, rates)
     is_real = config.executor.kind != "simulated"
+    has_states = bool(tree.kinds.points)
+    placement = _placement(config.cache, has_states=has_states)
+    choose = getattr(policy, "checkpoints", None)
+    if choose is not None:
+        placement = OwnPlacement(choose, "mamba" if has_states else "swa", placement)
     scheduler = Scheduler(
         cache,
         prefetcher,
         config.scheduler,
         max_len=config.model.max_len,
-        checkpoints=_placement(config.cache, has_states=bool(tree.kinds.points)),
+        checkpoints=placement,
         # where leaves lose single pages, several steps at once would cut them elsewhere
         may_jump=config.engine.jump and not (is_real or config.cache.trims_leaves),
         takes_decode_pages_first=is_real,

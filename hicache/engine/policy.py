@@ -6,7 +6,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from hicache.cache.named import (
+    FLAG,
+    LENGTHS,
+    MOMENT,
+    NUMBER,
     RANKING,
+    TOKENS,
     Answer,
     PolicyError,
     built,
@@ -40,6 +45,22 @@ METHODS = {
     # (tier, kind, need, queue): the entry of the queue to evict for so many pages (or states); None
     # leaves it to the ranks
     "victim": ANYTHING,
+    # (entry, source, target, load): whether to copy it from device to host or from host to storage;
+    # None leaves it to `cache.write_policy` or `storage.write`
+    "admit": Answer("True, False or None", lambda v: v is None or FLAG.fits(v), shows=False),
+    "demotes": FLAG,  # an attribute: `admit` may copy data that the device is about to evict
+    # (request, held, restorable, load): tokens to read after the `held` ones that the cache has;
+    # `restorable`: lengths that storage can restore. None reads the longest of them
+    "prefetch": Answer("None or a whole number of tokens", lambda v: v is None or TOKENS.fits(v)),
+    "may_stop": FLAG,  # (prefetch, now_ns): whether the request goes on with what has been read
+    "deadline_ns": MOMENT,  # (prefetch): when the clock says so; None means not by the clock
+    # (kind, start, end, branch): prompt lengths at which a window or state is kept; None leaves it
+    # to `cache.windows` or `cache.checkpoints`
+    "checkpoints": Answer(
+        "a list of whole numbers or None", lambda v: v is None or LENGTHS.fits(v), shows=False
+    ),
+    "sort_key": NUMBER,  # (req, match): of a waiting request; the smallest is served first
+    "route": Answer("None or the number of an engine", lambda v: v is None or TOKENS.fits(v)),
 }
 
 
@@ -64,6 +85,11 @@ def policy_of(
         methods.rank = preset.rank
     if cache.policy != "none":
         vars(methods).update(vars(own_policy(cache.policy, world, cache.policy_args)))
+    if config.parallel.ranks > 1 and hasattr(methods, "prefetch"):
+        raise ValueError(
+            f"cache.policy={cache.policy} has a method prefetch, which needs parallel.ranks=1, got "
+            f"{config.parallel.ranks}: ranks measure different rates and must read alike"
+        )
     return methods
 
 
@@ -79,13 +105,19 @@ def own_policy(name: str, world: World, arguments: Mapping[str, float]) -> Simpl
     told = f"cache.policy={name}"
     policy: object = built(told, loaded("cache.policy", name), (world,), arguments)
     wanted = {
-        name: answer for name, answer in METHODS.items() if callable(getattr(policy, name, None))
+        each: answer
+        for each, answer in METHODS.items()
+        if callable(getattr(policy, each, None)) or (each == "demotes" and hasattr(policy, each))
     }
     unknown = [each for each in dir(policy) if each.startswith("on_") and each not in METHODS]
     if unknown or not wanted:
         fault = f"has an unknown event {unknown[0]}" if unknown else "has no method of a policy"
         raise PolicyError(f"{told} {fault}: the methods are {', '.join(METHODS)}")
-    return checked(told, policy, wanted)
+    methods = checked(told, policy, wanted)
+    if "may_stop" in wanted:
+        methods.waits, methods.uses_clock = True, "deadline_ns" in wanted
+        methods.deadline_ns = getattr(methods, "deadline_ns", lambda prefetch: None)
+    return methods
 
 
 def _world(

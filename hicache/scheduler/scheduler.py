@@ -8,13 +8,14 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Container
 from dataclasses import replace
+from typing import Any
 
 from hicache.cache.named import NUMBER, make_policy
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import Acquired, PrefixCache
 from hicache.cache.tree.events import Purpose
 from hicache.cache.tree.node import MatchResult
-from hicache.config import Batching, SchedulerConfig, WritePolicy
+from hicache.config import Batching, SchedulerConfig
 from hicache.request import Request
 from hicache.scheduler.admission import Admission, must_evict, steps_with_pages
 from hicache.scheduler.batch import NOTHING, Batch, Extend, Outcome
@@ -76,16 +77,21 @@ class Scheduler:
         self._max_len = max_len
         self._page = cache.page_size
         self._checkpoints = CheckpointSaver(cache, checkpoints)
-        self._order: ServiceOrder = make_policy(
-            "scheduler.order",
-            config.order,
-            ORDERS,
-            config,
-            estimate_s,
-            wants={"sort_key": NUMBER},
-            knobs=config.order_args,
-        )
+        own: Any = cache.tree.policy
+        self._order: ServiceOrder = own
+        if not hasattr(own, "sort_key"):
+            self._order = make_policy(
+                "scheduler.order",
+                config.order,
+                ORDERS,
+                config,
+                estimate_s,
+                wants={"sort_key": NUMBER},
+                knobs=config.order_args,
+            )
         self._max_jump = MAX_JUMP if may_jump else 1
+        has_states = bool(cache.tree.kinds.points)
+        self._answer_pages = None if has_states else cache.knobs.answer_pages
         self._takes_decode_pages_first = takes_decode_pages_first
         self._listener = listener
         self.queue_waits = QueueWaits()
@@ -541,7 +547,7 @@ class Scheduler:
             steps = steps_with_pages(self.cache, running, wanted)
             # under write_back a page that looks evictable may be held by what lies below it: take
             # it before the step is promised (more steps than one take free pages only)
-            is_write_back = self.cache.knobs.write_policy is WritePolicy.write_back
+            is_write_back = self.cache.tree.demotes
             is_unsure = is_write_back and must_evict(self.cache, running)
             takes_first = self._takes_decode_pages_first or is_unsure
             if steps and (not takes_first or self._take_decode_pages(running, steps)):
@@ -561,6 +567,8 @@ class Scheduler:
             return 1
         wanted = min([req.remaining_output for req in running])
         wanted = min(wanted, self._max_jump)
+        if self._answer_pages:
+            wanted = max(min(wanted, *map(self._steps_to_publish, running)), 1)
         if self._defer is None:  # all that were looked at wait for storage
             return wanted
         return self._admission.steps_deferred(self._defer, running, wanted)
@@ -607,9 +615,16 @@ class Scheduler:
                     cache.leave_window(req.sequence, length)
             if not req.remaining_output:
                 finished.append(req)
+            elif self._answer_pages and self._steps_to_publish(req) <= 0:
+                cache.publish(req.sequence, length // page, is_answer=True)
         for req in finished:
             self.running.remove(req)
             self._finish(req)
+
+    def _steps_to_publish(self, req: RequestState) -> int:
+        # decode steps until so many pages of its answer are complete that they are inserted
+        assert self._answer_pages is not None
+        return (req.sequence.tree_pages + self._answer_pages) * self._page - req.kv_len
 
     def _take_decode_pages(self, running: list[RequestState], num_steps: int) -> bool:
         return all(

@@ -15,6 +15,7 @@ from hicache.clock import SimulatedClock
 from hicache.config import StartState
 from hicache.request import TOKEN_BYTES, Request
 from hicache.results.metrics import TTFT_PARTS, Progress, RequestRecord, Row, Status, summarize
+from hicache.workload.page_numbers import page_numbers
 from hicache.workload.workload import Workload
 from tests.fuzz.scenario import Choices, Plan, plan_of
 from tests.workload.infinite_cache import page_chain
@@ -126,7 +127,8 @@ def _run(
         )
         patches.enter_context(mock.patch.object(invariants, "check", thinned(invariants.check)))
         if names is not None:
-            page_names = names(plan.config.cache.page_size)
+            size = plan.config.cache.page_size
+            page_names = names(size, page_numbers(plan.workload.requests, size))
             named = mock.patch.object(experiment, "Numbers", return_value=page_names)
             patches.enter_context(named)
         result = experiment.run(

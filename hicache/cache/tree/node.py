@@ -62,6 +62,11 @@ class Node:
         return self.end - self.start
 
     @property
+    def uses(self) -> int:
+        """How often a request started from it, or computed it and inserted it."""
+        return self.hit_count
+
+    @property
     def is_root(self) -> bool:
         """Whether this is where a namespace begins."""
         return self.parent is None

@@ -43,6 +43,15 @@ MEASURES: dict[str, Callable[["pd.DataFrame"], float]] = {
 }
 
 
+def measure(frame: "pd.DataFrame", name: str, *, by: str | None = None) -> dict[int, float]:
+    """Return a measure of the finished requests, by the values of a column; None: of all, at 0."""
+    finished = frame[frame["status"] == "finished"]
+    if by is None:
+        return {0: MEASURES[name](finished)}
+    values = sorted(finished[by].unique().tolist())
+    return {value: MEASURES[name](finished[finished[by] == value]) for value in values}
+
+
 def read_measured(path: Path) -> "pd.DataFrame":
     """Read a log of a server, one JSON object for each request, as a table of requests.
 

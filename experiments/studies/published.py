@@ -1,0 +1,280 @@
+"""Runs measurements that others published, and compares: hits, times and throughput, side by side.
+
+python -m experiments.studies.published           all cases
+python -m experiments.studies.published A E       two of them
+
+A case is a file of `experiments/published/`: the settings of its runs, the facts that the
+publication leaves open with the values that were considered for each, and the published points.
+`outputs/published/` gets one page of tables (docs/published.md).
+"""
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+from math import log
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from joblib import Parallel, delayed
+from omegaconf import OmegaConf
+
+from hicache import experiment
+from hicache.cli.command import in_one_sentence
+from hicache.cli.schema import config_of
+from hicache.results.measured import measure
+from hicache.results.requests_file import columns_of
+
+CASES = Path(__file__).parents[1] / "published"
+OUT = Path("outputs", "published")
+DIFFERS = 0.05  # two variants whose published values are closer are not ranked
+# measures whose errors are differences, and what these are called
+POINTS = {"hits": "points", "hit_count": "requests"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """One published line of a case, and ours beside it."""
+
+    case: str
+    result: str
+    measure: str
+    arm: str
+    axis: str
+    x: Sequence[float]
+    theirs: Sequence[float]
+    ours: Sequence[float]
+
+    @property
+    def error(self) -> float:
+        """Mean absolute error: a difference for measures in `POINTS`, else in percent."""
+        ours, theirs = np.array(self.ours), np.array(self.theirs)
+        if self.measure in POINTS:
+            return float(np.abs(ours - theirs).mean())
+        return 100 * float(np.abs(ours / theirs - 1).mean())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A run of a case: which arm, at which value of the axis."""
+
+    result: int
+    arm: str
+    x: float | None
+    overrides: tuple[str, ...]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the cases, write the page of tables, and print it."""
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.studies.published", description=__doc__.partition("\n")[0]
+    )
+    known = sorted(path.stem for path in CASES.glob("*.yaml"))
+    parser.add_argument("cases", nargs="*", help=f"cases to run: {', '.join(known)}; default: all")
+    parser.add_argument("--jobs", type=int, default=2, help="number of runs at a time")
+    parser.add_argument("--out", type=Path, default=OUT, help="directory of the page")
+    options = parser.parse_args(arguments)
+    with in_one_sentence():
+        names = options.cases or known
+        if unknown := set(names) - set(known):
+            raise ValueError(f"no such case: {', '.join(sorted(unknown))}; there are {known}")
+        cases = {each: case for name in names for each, case in variants(name)}
+        series = compare(cases, jobs=options.jobs)
+        text = page(cases, series)
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / "page.md").write_text(text)
+    print(text)
+    print(options.out)
+
+
+def variants(name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """A case with nothing fitted, and, where its file has one, with its fitted constant."""
+    case = read_case(name)
+    yield name, case
+    if "fitted" in case:
+        title = f"{case['title']}, one constant fitted"
+        yield (
+            f"{name} fitted",
+            {
+                **case,
+                "title": title,
+                "settings": [*case["settings"], *case["fitted"]["settings"]],
+                "facts": [{**case["fitted"], "choices": ["one number"]}],
+            },
+        )
+
+
+def read_case(name: str) -> dict[str, Any]:
+    """Read the file of a case."""
+    case: Any = OmegaConf.to_container(OmegaConf.load(CASES / f"{name}.yaml"))
+    return dict(case)
+
+
+def plans_of(case: Mapping[str, Any]) -> Iterator[Plan]:
+    """The runs that a case takes: for each arm one, or one for each value of a knob."""
+    for number, result in enumerate(case["results"]):
+        fixed = [*case["settings"], *result.get("settings", [])]
+        for fact in case.get("facts", []):
+            fixed += fact.get("settings", [])
+        for arm in result["theirs"]:
+            chosen = {**case.get("arms", {}), **result.get("arms", {})}[arm]
+            for place, x in enumerate(result["x"] if "knobs" in result else [None]):
+                more = {key: values[place] for key, values in result.get("with", {}).items()}
+                knobs = [knob.format(x=x, **more) for knob in result.get("knobs", [])]
+                yield Plan(result=number, arm=arm, x=x, overrides=(*fixed, *chosen, *knobs))
+
+
+def compare(cases: Mapping[str, Mapping[str, Any]], *, jobs: int) -> dict[str, list[Series]]:
+    """Run all cases; return the series of each."""
+    plans = {name: list(plans_of(case)) for name, case in cases.items()}
+    wanted = list(dict.fromkeys(each.overrides for some in plans.values() for each in some))
+    found = Parallel(jobs)(delayed(run_once)(overrides) for overrides in wanted)
+    records = dict(zip(wanted, found, strict=True))
+    return {name: list(series_of(name, case, plans[name], records)) for name, case in cases.items()}
+
+
+def run_once(overrides: Sequence[str]) -> pd.DataFrame:
+    """The requests of one run."""
+    return pd.DataFrame(columns_of(experiment.run(config_of(*overrides)).records))
+
+
+def series_of(
+    name: str,
+    case: Mapping[str, Any],
+    plans: Sequence[Plan],
+    records: Mapping[tuple[str, ...], pd.DataFrame],
+) -> Iterator[Series]:
+    """What a case says and what its runs say, line by line."""
+    for number, result in enumerate(case["results"]):
+        for arm, theirs in result["theirs"].items():
+            mine = [each for each in plans if (each.result, each.arm) == (number, arm)]
+            values = []
+            for each in mine:
+                frame = records[each.overrides]
+                if "where" in result:
+                    frame = frame.query(result["where"])
+                found = measure(frame, result["measure"], by=result.get("by"))
+                values += [found[x] for x in result["x"]] if "by" in result else [found[0]]
+            kept = [place for place, value in enumerate(theirs) if value is not None]
+            yield Series(
+                case=name,
+                result=result["name"],
+                measure=result["measure"],
+                arm=arm,
+                axis=result["axis"],
+                x=[result["x"][place] for place in kept],
+                theirs=[theirs[place] for place in kept],
+                ours=[values[place] for place in kept],
+            )
+
+
+def knee(values: Sequence[float]) -> int:
+    """Return the step between two neighbors at which a curve changes most, as a ratio."""
+    steps = [abs(log(after / before)) for before, after in pairwise(values)]
+    return int(np.argmax(steps))
+
+
+def ranking(lines: Sequence[Series]) -> tuple[int, int]:
+    """Pairs of arms in the published order, and in the other, over all values of the axis.
+
+    Pairs whose published values differ by 5 % or less do not count.
+    """
+    same = other = 0
+    for one, two in combinations(lines, 2):
+        theirs_at, ours_at = (
+            dict(zip(two.x, each, strict=True)) for each in (two.theirs, two.ours)
+        )
+        for x, theirs, ours in zip(one.x, one.theirs, one.ours, strict=True):
+            theirs_too, ours_too = theirs_at.get(x, theirs), ours_at.get(x, ours)
+            if abs(theirs - theirs_too) > DIFFERS * max(abs(theirs), abs(theirs_too)):
+                agrees = (theirs - theirs_too) * (ours - ours_too) > 0
+                same, other = same + agrees, other + (not agrees)
+    return same, other
+
+
+def gain_errors(lines: Sequence[Series]) -> list[float]:
+    """Percent by which the mean of each arm over that of the first differs from the published."""
+
+    def gain(one: Sequence[float], first: Sequence[float]) -> float:
+        return float(np.mean(one) / np.mean(first))
+
+    first = lines[0]
+    return [
+        100 * abs(gain(line.ours, first.ours) / gain(line.theirs, first.theirs) - 1)
+        for line in lines[1:]
+    ]
+
+
+def page(cases: Mapping[str, Mapping[str, Any]], series: Mapping[str, Sequence[Series]]) -> str:
+    """All tables, as Markdown: the errors over all cases, and the points of each."""
+    parts = [errors_table(series)]
+    for name, case in cases.items():
+        parts.append(f"## {name}: {case['title']}\n\nSource: {case['source']}.")
+        if case.get("facts"):
+            parts.append(facts_table(case["facts"]))
+        for result in case["results"]:
+            lines = [each for each in series[name] if each.result == result["name"]]
+            parts.append(points_table(result["name"], lines))
+    return "\n\n".join(parts) + "\n"
+
+
+def errors_table(series: Mapping[str, Sequence[Series]]) -> str:
+    """One row for each result of each case."""
+    rows = []
+    for name, lines in series.items():
+        for result in dict.fromkeys(each.result for each in lines):
+            some = [each for each in lines if each.result == result]
+            is_points = some[0].measure in POINTS
+            gains = [] if is_points or len(some) == 1 else gain_errors(some)
+            same, other = ranking(some)
+            knees = [
+                abs(knee(each.ours) - knee(each.theirs))
+                for each in some
+                if not is_points and len(each.x) > 2 and max(each.theirs) > 1.5 * min(each.theirs)
+            ]
+            rows.append(
+                {
+                    "case": name,
+                    "result": result,
+                    "points": sum(len(each.x) for each in some),
+                    "error": f"{np.mean([each.error for each in some]):.1f} "
+                    + POINTS.get(some[0].measure, "%"),
+                    "worst arm": max(some, key=lambda each: each.error).arm,
+                    "gains off by at most": f"{max(gains):.0f} %" if gains else "",
+                    "knees off by at most": f"{max(knees)} steps" if knees else "",
+                    "Kendall's tau": f"{(same - other) / (same + other):.2f} ({same + other} pairs)"
+                    if same + other
+                    else "",
+                }
+            )
+    return pd.DataFrame(rows).to_markdown(index=False)
+
+
+def facts_table(facts: Sequence[Mapping[str, Any]]) -> str:
+    """What the publication leaves open."""
+    rows = [
+        {
+            "not published": fact["what"],
+            "considered": ", ".join(map(str, fact["choices"])),
+            "chosen": fact["chosen"],
+            "why": fact["why"],
+        }
+        for fact in facts
+    ]
+    return pd.DataFrame(rows).to_markdown(index=False)
+
+
+def points_table(title: str, lines: Sequence[Series]) -> str:
+    """Two rows for each arm: theirs and ours."""
+    rows = []
+    for line in lines:
+        for whose, values in (("published", line.theirs), ("simulated", line.ours)):
+            cells = {f"{x:g}": f"{value:.3g}" for x, value in zip(line.x, values, strict=True)}
+            rows.append({title: line.arm, "by " + line.axis: whose, **cells})
+    return pd.DataFrame(rows).fillna("").to_markdown(index=False, disable_numparse=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""The program that sets published measurements beside ours."""
+
+import pytest
+
+from experiments.studies import published
+from experiments.studies.published import CASES, Series, knee, plans_of, ranking, read_case
+from hicache.cli.schema import config_of
+from hicache.results.measured import MEASURES
+from hicache.results.requests_file import columns_of
+
+NAMES = sorted(path.stem for path in CASES.glob("*.yaml"))
+SMALL = {
+    "title": "two clients",
+    "source": "none",
+    "settings": ["workload=multi_turn", "workload.num_sessions=2", "workload.turn_tokens=64"],
+    "facts": [{"what": "rounds", "choices": [2, 3], "chosen": 2, "why": "short"}],
+    "arms": {"off": ["cache.host_gib=0"], "on": ["cache.host_gib=1"]},
+    "results": [
+        {
+            "name": "hits",
+            "measure": "hits",
+            "by": "round",
+            "axis": "round",
+            "x": [0, 1],
+            "settings": ["workload.rounds=2"],
+            "theirs": {"off": [0, 50], "on": [0, None]},
+        },
+        {
+            "name": "TTFT",
+            "measure": "ttft_s",
+            "where": "round == 0",
+            "axis": "tokens",
+            "x": [100, 2000],
+            "knobs": ["workload.first_tokens={x}", "workload.rounds={n}"],
+            "with": {"n": [1, 2]},
+            "theirs": {"alone": [0.001, 0.01]},
+            "arms": {"alone": ["workload.num_sessions=1"]},
+        },
+    ],
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_case_is_a_list_of_runs_with_a_value_for_each_published_point(name: str) -> None:
+    case = read_case(name)
+    for plan in plans_of(case):
+        config_of(*plan.overrides)
+    for result in case["results"]:
+        assert result["measure"] in MEASURES
+        assert {len(values) for values in result["theirs"].values()} == {len(result["x"])}
+    for fact in case["facts"]:
+        assert len(fact["choices"]) >= 1
+
+
+def test_a_case_is_run_and_compared_point_by_point() -> None:
+    small = {**SMALL, "settings": [*SMALL["settings"], "model=tiny_hybrid", "storage=none"]}
+    found = published.compare({"S": small}, jobs=1)["S"]
+    assert [(each.arm, each.x, each.theirs) for each in found] == [
+        ("off", [0, 1], [0, 50]),
+        ("on", [0], [0]),
+        ("alone", [100, 2000], [0.001, 0.01]),
+    ]
+    assert found[0].ours[0] == 0
+    assert found[0].ours[1] > 0
+    assert 0 < found[2].ours[0] < found[2].ours[1]
+    page = published.page({"S": small}, {"S": found})
+    assert "| simulated" in page
+    assert "| two clients" not in page
+
+
+def line(theirs: list[float], ours: list[float], measure: str = "ttft_s") -> Series:
+    return Series(
+        case="X",
+        result="r",
+        measure=measure,
+        arm="a",
+        axis="x",
+        x=list(range(len(theirs))),
+        theirs=theirs,
+        ours=ours,
+    )
+
+
+def test_errors_are_points_of_hits_and_percent_of_times() -> None:
+    assert line([50, 60], [53, 59], "hits").error == pytest.approx(2)
+    assert line([2, 4], [1, 5]).error == pytest.approx(37.5)
+
+
+def test_a_knee_is_where_a_curve_changes_most() -> None:
+    assert knee([10, 10, 5.5, 5]) == 1
+    assert knee([1, 1.1, 1.2, 9]) == 2
+
+
+def test_pairs_that_differ_little_are_not_ranked() -> None:
+    lines = [line([1.0, 10], [1, 10]), line([1.04, 20], [0.5, 15]), line([2.0, 5], [0.9, 6])]
+    assert ranking(lines) == (4, 1)
+
+
+def test_gains_are_means_over_that_of_the_first_arm() -> None:
+    lines = [line([1, 3], [2, 6]), line([2, 6], [2, 6])]
+    assert published.gain_errors(lines) == pytest.approx([50])
+
+
+def test_measures_need_no_column_that_a_run_has_not() -> None:
+    assert set(columns_of([])) >= {"round", "stage", "arrival_ns", "first_token_ns", "finish_ns"}

@@ -24,8 +24,8 @@ from omegaconf import OmegaConf
 from hicache import experiment
 from hicache.cli.command import in_one_sentence
 from hicache.cli.schema import config_of
-from hicache.results.measured import measure
 from hicache.results.requests_file import columns_of
+from hicache.results.server_log import measure
 
 CASES = Path(__file__).parents[1] / "published"
 OUT = Path("outputs", "published")

@@ -18,14 +18,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hicache.cli.command import in_one_sentence, parser_of
-from hicache.cli.tables.groups import compared_groups
-from hicache.cli.tables.paired_table import compare_pairs, table_of_pairs
-from hicache.cli.tables.result_table import as_csv, as_json, as_latex, as_markdown, show_result
-from hicache.cli.tables.table import (
+from hicache.cli.tables.comparison import (
     RATIO_OF,
     over_runs,
     table_of,
 )
+from hicache.cli.tables.groups import compared_groups
+from hicache.cli.tables.paired_table import compare_pairs, table_of_pairs
+from hicache.cli.tables.result_table import as_csv, as_json, as_latex, as_markdown, show_result
 
 FORMS = {
     "json": (as_json, "print a list of objects with unrounded values"),

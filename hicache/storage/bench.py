@@ -21,9 +21,9 @@ from typing import NamedTuple
 
 from hicache.config import StorageConfig
 from hicache.storage.base import KEY_BYTES, Storage
-from hicache.storage.build import open_storage
 from hicache.storage.engines.mooncake import MooncakeStorage
 from hicache.storage.engines.slab import SlabStorage
+from hicache.storage.factory import open_storage
 
 LOCAL = ("slab", "slab-direct", "file", "memory")
 

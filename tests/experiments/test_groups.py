@@ -8,6 +8,7 @@ from omegaconf import OmegaConf
 
 from hicache.cli import compare
 from hicache.cli.sweep import sum_up
+from hicache.cli.tables.comparison import SPREAD_PARTS, number, over_runs, table_of
 from hicache.cli.tables.groups import (
     Spread,
     answer_sets,
@@ -18,7 +19,6 @@ from hicache.cli.tables.groups import (
     load_runs,
     question_key,
 )
-from hicache.cli.tables.table import SPREAD_PARTS, number, over_runs, table_of
 from hicache.results.tracking import write_json
 
 OTHER_CODE = "b" * 64

@@ -226,6 +226,14 @@ class CostModel:
             start = stop
         return total_ns * 1e-9
 
+    def flops(self, start: int, end: int) -> float:
+        """FLOPs of tokens [start, end) on all devices, without the recurrent scans."""
+        model = self.model
+        experts = model.num_moe_layers * model.experts_per_token * model.expert_params
+        dense = 2.0 * (end - start) * (model.dense_params + experts)
+        attention = sum([each.flops(start, end) for each in (self._full, *self._others)])
+        return dense + self.tp * attention
+
     def offered_s(self, prompt_cached: int, prompt_len: int, output_len: int, batch: int) -> float:
         """Seconds of the machine that one request asks for.
 
@@ -464,6 +472,11 @@ class _Attention:
         return self.num_layers * max(
             num_pairs * self._flops / rate / self._tokens, read / self._bandwidth.at(read)
         )
+
+    def flops(self, start: int, end: int) -> float:
+        """FLOPs of all layers for the queries [start, end), on one device."""
+        num_pairs = self._pairs(end) - self._pairs(start)
+        return float(self.num_layers * num_pairs * self._flops / self._tokens)
 
     def decode_s(self, num_keys: int) -> float:
         """Seconds of all layers for one query each of requests with `num_keys` together."""

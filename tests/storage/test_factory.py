@@ -11,14 +11,14 @@ from storage_pages import PAGE_BYTES, keys, payload, read, write
 from hicache.clock import SimulatedClock, to_ns
 from hicache.config import FaultsConfig, StorageConfig
 from hicache.storage.base import Storage, StorageError
-from hicache.storage.build import (
+from hicache.storage.engines.file import FileStorage
+from hicache.storage.engines.memory import MemoryStorage
+from hicache.storage.factory import (
     GuardedStorage,
     open_guarded_storage,
     open_simulated_storage,
     open_storage,
 )
-from hicache.storage.engines.file import FileStorage
-from hicache.storage.engines.memory import MemoryStorage
 
 
 def opened(config: StorageConfig, namespace: str = "test") -> Storage:
@@ -375,7 +375,7 @@ def test_mooncake_is_given_its_master_and_the_memory_to_add(
     capacity_gib: float | None, segment_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = Mock()
-    monkeypatch.setattr("hicache.storage.build.MooncakeStorage", made)
+    monkeypatch.setattr("hicache.storage.factory.MooncakeStorage", made)
     assert opened(StorageConfig(kind="mooncake", root="host:1", capacity_gib=capacity_gib))
     made.assert_called_once_with("host:1", namespace="test", segment_bytes=segment_bytes)
 
@@ -397,7 +397,7 @@ def test_a_simulation_has_a_namespace_of_its_own_on_a_server_and_forgets_it(
                 raise StorageError("gone")
 
     names: list[str] = []
-    monkeypatch.setattr("hicache.storage.build.RedisStorage", Server)
+    monkeypatch.setattr("hicache.storage.factory.RedisStorage", Server)
     config = StorageConfig(kind="redis", root="redis://host")
     stores = [simulated(config) for _ in range(2)]
     assert len(set(names)) == 2

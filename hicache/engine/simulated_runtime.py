@@ -20,7 +20,7 @@ from hicache.executor.simulated.links import CopyPath, pcie_rate
 from hicache.executor.simulated.stores import EndlessStore, KeyStore, StandIns
 from hicache.models import PLAIN, LayerKind
 from hicache.storage.base import KEY_BYTES
-from hicache.storage.build import GuardedStorage, open_simulated_storage
+from hicache.storage.factory import GuardedStorage, open_simulated_storage
 
 
 class Runtime(Protocol):

@@ -2,8 +2,7 @@
 
 On a machine that others use too, a wall clock says more about them than about the run. Inside
 `measured`, time is what the engine's thread computes or waits; the time in which somebody else has
-the processor does not count, neither in the log nor on the run's own clock. Storage can be
-throttled by that same clock.
+the processor does not count, neither in the log nor on the run's own clock.
 """
 
 import threading
@@ -120,11 +119,8 @@ class _Pause:
 
 
 @contextmanager
-def measured(*, storage_delay_s: float = 0.0) -> Iterator[Log]:
-    """Inside, real executors keep this log, and their clock leaves others' time out.
-
-    Every batch read from storage or written takes `storage_delay_s` longer, on that clock.
-    """
+def measured() -> Iterator[Log]:
+    """Inside, real executors keep this log, and their clock leaves others' time out."""
     log = Log()
     forward = TorchExecutor.forward
     pause = _Pause(time.thread_time())
@@ -161,35 +157,16 @@ def measured(*, storage_delay_s: float = 0.0) -> Iterator[Log]:
         passed = time.clock_gettime_ns(engine_clock)
         return passed - began.setdefault(id(self), passed) + self._skipped
 
-    def throttled(inside: Callable[..., Any]) -> Callable[..., Any]:
-        delay_ns = int(storage_delay_s * SECOND_NS)
-        return _throttled(inside, delay_ns, now) if delay_ns else inside
-
     patched = mock.patch.multiple(
         TorchIo,
         now=now,
         wait_until=wait_until,
-        _load=throttled(_timed(TorchIo._load, log.reads, 2)),
-        _store=throttled(_timed(TorchIo._store, log.writes, 2)),
+        _load=_timed(TorchIo._load, log.reads, 2),
+        _store=_timed(TorchIo._store, log.writes, 2),
         _on_all_ranks=_timed(TorchIo._on_all_ranks, log.queries, 1),
     )
     with patched, mock.patch.object(TorchExecutor, "forward", timed_forward):
         yield log
-
-
-def _throttled(
-    inside: Callable[..., Any], delay_ns: int, now: Callable[[TorchIo], int]
-) -> Callable[..., Any]:
-    def slow(self: TorchIo, *arguments: Any) -> Any:
-        due = now(self) + delay_ns
-        result = inside(self, *arguments)
-        # that clock is never faster than the wall's while a call is under way; to look more often
-        # would take the interpreter from the engine, and slow it down
-        while (left := due - now(self)) > 0:
-            time.sleep(max(left, POLL_NS) / SECOND_NS)
-        return result
-
-    return slow
 
 
 def _timed(inside: Callable[..., Any], calls: list[Call], keys_at: int) -> Callable[..., Any]:

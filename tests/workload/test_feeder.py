@@ -5,7 +5,7 @@ import pytest
 
 from hicache.config import Arrivals, WorkloadConfig
 from hicache.request import Request, TokenSpans
-from hicache.workload.arrivals import Feeder, Release
+from hicache.workload.feeder import Feeder, Release
 
 ONE = TokenSpans(np.array([1], np.int32), np.array([1], np.int32))
 

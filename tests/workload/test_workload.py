@@ -8,7 +8,7 @@ import pytest
 
 from hicache.config import WorkloadConfig
 from hicache.request import Request
-from hicache.workload.build import (
+from hicache.workload.workload import (
     KINDS,
     Workload,
     jitter_starts,

@@ -409,7 +409,7 @@ class CacheConfig:
     # Format of the numbers of pages and states on the host: plain (the model's own), int8 or fp8
     # (with a scale for each token and head), or bf16 (of fp32 states). Copies between device and
     # host change it. Any but plain is lossy.
-    host_format: str = knob(PLAIN, one_of=FORMATS, only=SIMULATED)
+    host_format: str = knob(PLAIN, one_of=FORMATS)
     # Give the device and host tiers unlimited capacity, so that nothing is evicted;
     # `cache.device_gib` and `cache.host_gib` are ignored.
     unlimited: bool = False
@@ -716,7 +716,7 @@ class StorageConfig:
     capacity_gib: float | None = knob(None, above=0)
     # Format of the numbers of pages and states in storage, as `cache.host_format`. None means the
     # format of the host; another one needs a plain host.
-    format: str | None = knob(None, one_of=FORMATS, only=SIMULATED)
+    format: str | None = knob(None, one_of=FORMATS)
     # Simulated read bandwidth of storage in gigabytes (10**9 bytes) per second.
     read_gbps: float = knob(6.0, above=0)
     # Simulated write bandwidth of storage in gigabytes (10**9 bytes) per second.
@@ -790,8 +790,11 @@ class ExecutorConfig:
     # Device that runs the model; auto means cuda if available, otherwise cpu.
     device: str = knob("auto", one_of=("auto", "cpu", "cuda"), only=REAL)
     model: RealModel = knob(RealModel.exact, only=REAL)
+    # What moves pages in a real run: triton (the kernels; on a CPU in Triton's interpreter, which
+    # needs TRITON_INTERPRET=1), reference (the same by torch), or auto (triton on a GPU).
+    kernels: str = knob("auto", one_of=("auto", "triton", "reference"), only=REAL)
     # Recompute every request without a cache and compare the logits bit by bit; a difference makes
-    # the run fail.
+    # the run fail. With a lossy `cache.host_format` or `storage.format`, report the difference.
     verify: bool = knob(False, only=REAL)
     # Time limit in seconds of one storage call, which replaces `storage.deadline_s`; a call that
     # takes longer counts as failed.
@@ -913,11 +916,6 @@ class ExperimentConfig:
                 f"storage.format must be cache.host_format={formats[0]} unless that is plain, "
                 f"got {formats[1]}"
             )
-        if set(formats) != {PLAIN} and self.executor.kind != "simulated":
-            raise ValueError(
-                f"cache.host_format={formats[0]} and storage.format={formats[1]} need "
-                f"executor.kind=simulated, got {self.executor.kind}"
-            )
         if formats[0] != PLAIN and self.executor.copy_path != "kernel":
             raise ValueError(
                 f"cache.host_format={formats[0]} needs executor.copy_path=kernel, "
@@ -940,6 +938,11 @@ class ExperimentConfig:
     def storage_format(self) -> str:
         """Format of pages in storage: `storage.format`, or that of the host."""
         return self.storage.format or self.cache.host_format
+
+    @property
+    def is_lossy(self) -> bool:
+        """True if pages come back from the host or storage with other numbers."""
+        return self.storage_format != PLAIN
 
     @property
     def tp(self) -> int:

@@ -23,6 +23,7 @@ FLOORS = [
     ["hicache.engine"],
     ["hicache.observe"],
     ["hicache.results"],
+    ["hicache.workbench"],
     ["hicache.experiment"],
     ["hicache.cli"],
     ["hicache.__main__"],
@@ -100,16 +101,22 @@ ONLY_IN = {
     "hydra": ("hicache.cli", "experiments"),
     "omegaconf": ("hicache.cli", "experiments"),
     "wandb": ("hicache.results.tracking",),
-    "matplotlib": ("hicache.results.report", "hicache.kernels.bench", "hicache.cli", "experiments"),
+    "matplotlib": (
+        "hicache.results.report",
+        "hicache.workbench.bench",
+        "hicache.cli",
+        "experiments",
+    ),
     "torch": (
         "hicache.kernels",
+        "hicache.workbench",
         "hicache.executor.real",
         "hicache.env",
         "hicache.storage.integrations",
         "experiments",
     ),
     "sglang": ("hicache.storage.integrations.sglang", "experiments"),
-    "triton": ("hicache.kernels", "experiments"),
+    "triton": ("hicache.kernels", "hicache.workbench", "experiments"),
 }
 
 

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from hicache.kernels import ops
-from hicache.kernels.contract import CopyKernel, bound
 from hicache.kernels.layout import layer_first_buffers, page_first_buffers
 from hicache.kernels.table import WORD_BYTES, copy_table
+from hicache.workbench.contract import CopyKernel, bound
 
 POISON_WORD = int.from_bytes(b"\xa5" * 8, "little", signed=True)
 SPIN_CYCLES = 1_000_000  # about half a millisecond

@@ -13,10 +13,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from hicache.kernels.bench import copy_engine, peers
-from hicache.kernels.bench.gemm import persistent_gemm
-from hicache.kernels.bench.measure import KIB, MIB, SPIN_CYCLES, graphed
-from hicache.kernels.bench.session import Session
+from hicache.workbench.bench import copy_engine, peers
+from hicache.workbench.bench.gemm import persistent_gemm
+from hicache.workbench.bench.measure import KIB, MIB, SPIN_CYCLES, graphed
+from hicache.workbench.bench.session import Session
 
 WEIGHT_SIZE = 8192
 # of products with one weight: tokens, columns in weight sizes, how many products; 55 ms each at

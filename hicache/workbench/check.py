@@ -1,4 +1,4 @@
-"""Is a copy kernel right? `python -m hicache.kernels.check my_file:my_copy [--cases N] [--seed N]`.
+"""Is a kernel right? `python -m hicache.workbench.check my_file:my_copy [--cases N] [--seed N]`.
 
 Random transfers between guarded pools (`check_cases`), each prepared once and launched several
 times, with other content and other ids, over poisoned targets. Every byte of both arenas is
@@ -35,10 +35,10 @@ import torch
 from torch import Tensor
 from triton.runtime.errors import InterpreterError
 
-from hicache.kernels.check_cases import CPU, Case, Round, cases
-from hicache.kernels.check_faults import Fault, Seen, fault_of
-from hicache.kernels.contract import DECLINED, CopyKernel, CopyLaunch, named
-from hicache.kernels.own import OwnKernel, faults_of
+from hicache.workbench.check_cases import CPU, Case, Round, cases
+from hicache.workbench.check_faults import Fault, Seen, fault_of
+from hicache.workbench.contract import DECLINED, CopyKernel, CopyLaunch, named
+from hicache.workbench.own import OwnKernel, faults_of
 
 INSIDE = "--inside"  # of the process that may die
 LIMITATIONS = (NotImplementedError, AttributeError, TypeError)  # if the interpreter raises them
@@ -241,7 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         environment["TRITON_INTERPRET"] = "1"  # read when a module with kernels is imported
     with tempfile.TemporaryDirectory() as folder:
         last = Path(folder) / "last"
-        command = [sys.executable, "-m", "hicache.kernels.check", *given, INSIDE, str(last)]
+        command = [sys.executable, "-m", "hicache.workbench.check", *given, INSIDE, str(last)]
         code = subprocess.run(command, env=environment, check=False).returncode
         if code >= 0:
             return code

@@ -1,4 +1,4 @@
-"""What the compiler made of the kernels: `python -m hicache.kernels.codegen`. No GPU is needed.
+"""What the compiler made of the kernels: `python -m hicache.workbench.codegen`. No GPU is needed.
 
 Every kernel is compiled for sm_90 at the shapes it serves in production, through the same
 specialisation as a real launch (the alignment of every argument), and its machine code is read:
@@ -24,11 +24,11 @@ from pathlib import Path
 import torch
 import triton
 
-from hicache.kernels import scoreboard
-from hicache.kernels.codegen_cases import KIB, SHAPES, Case, Limits, cases, shaped
-from hicache.kernels.contract import DECLINED, named
-from hicache.kernels.own import OwnKernel
-from hicache.kernels.stand_in import Loaded, stand_in
+from hicache.workbench import scoreboard
+from hicache.workbench.codegen_cases import KIB, SHAPES, Case, Limits, cases, shaped
+from hicache.workbench.contract import DECLINED, named
+from hicache.workbench.own import OwnKernel
+from hicache.workbench.stand_in import Loaded, stand_in
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 LATENCIES_NS = {"device": 700, "link": 1300, "slow link": 2000}

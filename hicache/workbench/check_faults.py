@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hicache.kernels.check_cases import GUARD_BYTES, Case, Pool, Round
+from hicache.workbench.check_cases import GUARD_BYTES, Case, Pool, Round
 
 WORD_BYTES = 8
 

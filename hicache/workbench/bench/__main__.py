@@ -1,6 +1,6 @@
-"""How fast the kernels are: `python -m hicache.kernels.bench [--op pages] [--json PATH]`.
+"""How fast the kernels are: `python -m hicache.workbench.bench [--op pages] [--json PATH]`.
 
-    python -m hicache.kernels.bench --kernel my_file:my_copy --roofline roofline.png
+    python -m hicache.workbench.bench --kernel my_file:my_copy --roofline roofline.png
 
 puts a kernel of the user's own (`contract`) beside ours and the peers, by size and direction.
 
@@ -28,13 +28,13 @@ from typing import Any
 import torch
 import triton
 
-from hicache.kernels.bench.cases import CASES
-from hicache.kernels.bench.contest import contest, own_kernels, table
-from hicache.kernels.bench.figures import roofline_figure, sweep_figure
-from hicache.kernels.bench.measure import MIB, Bench
-from hicache.kernels.bench.session import Cell, Goal, Record, Session
-from hicache.kernels.contract import named
-from hicache.kernels.own import OwnKernel
+from hicache.workbench.bench.cases import CASES
+from hicache.workbench.bench.contest import contest, own_kernels, table
+from hicache.workbench.bench.figures import roofline_figure, sweep_figure
+from hicache.workbench.bench.measure import MIB, Bench
+from hicache.workbench.bench.session import Cell, Goal, Record, Session
+from hicache.workbench.contract import named
+from hicache.workbench.own import OwnKernel
 
 NUM_LAYERS = 16
 OWN = "own"  # kernels that bring their oracles
@@ -49,7 +49,7 @@ def main() -> int:
         return 2
     if options.dry_run and os.environ.get("TRITON_INTERPRET") != "1":
         # read when a module with kernels is imported, which has been done
-        command = [sys.executable, "-m", "hicache.kernels.bench", *sys.argv[1:]]
+        command = [sys.executable, "-m", "hicache.workbench.bench", *sys.argv[1:]]
         environment = {**os.environ, "TRITON_INTERPRET": "1", "TRITON_DEFAULT_FP_FUSION": "1"}
         return subprocess.run(command, env=environment, check=False).returncode
     try:

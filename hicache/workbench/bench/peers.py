@@ -29,10 +29,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hicache.kernels.bench import copy_engine
-from hicache.kernels.contract import CopyKernel, CopyLaunch
 from hicache.kernels.copy import copy_items
 from hicache.kernels.table import copy_table
+from hicache.workbench.bench import copy_engine
+from hicache.workbench.contract import CopyKernel, CopyLaunch
 
 Launch = Callable[[], object]
 Buffers = Sequence[Tensor]

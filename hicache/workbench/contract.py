@@ -6,7 +6,7 @@
             ...                             # item src_ids[i] of src goes to item dst_ids[i] of dst
         return launch
 
-    python -m hicache.kernels.check my_file:my_copy
+    python -m hicache.workbench.check my_file:my_copy
 
 Nothing is registered and nothing here is edited: the name is `module:attribute`, or that of an
 entry point of the group `hicache.copy_kernels`. Buffers are tensors whose first axis is the item;
@@ -30,8 +30,8 @@ from typing import Protocol
 from torch import Tensor
 
 from hicache.kernels import copy
-from hicache.kernels.own import OwnKernel
 from hicache.kernels.table import copy_table
+from hicache.workbench.own import OwnKernel
 
 GROUP = "hicache.copy_kernels"
 DECLINED = (ValueError, NotImplementedError)

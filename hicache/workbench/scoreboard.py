@@ -21,7 +21,7 @@ that pass through no register (TMA) are refused.
 import re
 from typing import NamedTuple
 
-from hicache.kernels.scalars import PREDICATE, Scalars
+from hicache.workbench.scalars import PREDICATE, Scalars
 
 GHZ = 1.755  # H200, boost
 INDEX_NS = 140.0  # a load of ids or addresses, which the second level of cache holds

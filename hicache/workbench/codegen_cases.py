@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hicache.kernels import copy, index, transcode
+from hicache.kernels import attend, copy, index, transcode
 from hicache.kernels.table import copy_table
 from hicache.kernels.transcode import Format, code_table, coded_bytes, constants_of
 
@@ -72,6 +72,15 @@ TRANSCODE = Limits(
     max_barriers=24,
     other_stores=frozenset({32}),  # scales
 )
+# five blocks of keys and values in shared memory or on their way there
+ATTEND = Limits(
+    max_registers=192,
+    min_flight_bytes=64 * KIB,
+    min_sm_bytes=128 * KIB,
+    max_shared_bytes=112 * KIB + 64,
+    max_barriers=16,
+    other_stores=frozenset({32}),  # maximum and sum of a row
+)
 INDEX = Limits(payload_bits=None)
 
 
@@ -108,6 +117,9 @@ def cases() -> list[Case]:
         _code("bf16 to fp8, pages of 16 × 8 heads", torch.bfloat16, (16, 8, 128), Format.fp8),
         _code("fp32 to int8, states", torch.float32, (64, 128, 128)),
         _code("int8 to fp32, states", torch.float32, (64, 128, 128), encodes=False),
+        _attend("decode attention, pages of 16 × 8 heads", page=16, rows=1),
+        _attend("decode attention, pages of 64 × 8 heads", page=64, rows=1),
+        _attend("prefill attention, pages of 64 × 8 heads", page=64, rows=64),
         Case(
             name="page table from spans",
             kernel=index._page_table_kernel,
@@ -164,3 +176,12 @@ def _code(
         {**constants, "num_warps": copy.NUM_WARPS},
         TRANSCODE,
     )
+
+
+def _attend(name: str, *, page: int, rows: int) -> Case:
+    """The attention kernel for 8 KV heads of 4 query heads, as it is launched."""
+    pool = torch.zeros(2, 2, page, 8, 128, dtype=torch.bfloat16)
+    queries = torch.zeros(1, rows, 32, 128, dtype=torch.bfloat16)
+    ids, sums = torch.zeros(256, dtype=torch.int32), torch.zeros(256)
+    arguments, constants = attend.split_arguments(pool, ids[None], ids, queries, sums, sums, 0)
+    return Case(name, attend._split_kernel, arguments, constants, ATTEND)

@@ -7,9 +7,9 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from hicache.kernels.bench.measure import Bench, Timing, Transfer
-from hicache.kernels.contract import CopyKernel
-from hicache.kernels.own import OwnKernel
+from hicache.workbench.bench.measure import Bench, Timing, Transfer
+from hicache.workbench.contract import CopyKernel
+from hicache.workbench.own import OwnKernel
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,7 +6,7 @@ matplotlib is imported when a figure is wanted: whoever takes only the kernels n
 import math
 from typing import Any
 
-from hicache.kernels.bench.session import Session
+from hicache.workbench.bench.session import Session
 
 TITLES = {"device": "within the device", "to_device": "load-back", "to_host": "back-up"}
 MARKERS = "osD^vP*Xh<>"

@@ -18,7 +18,7 @@
         def oracle(self, x, out):               # what each output should hold, by torch
             return {"out": ...}
 
-    python -m hicache.kernels.check my_file:MyKernel
+    python -m hicache.workbench.check my_file:MyKernel
 
 Every tensor lies between guards. An output is poisoned before each launch, and what differs from
 the oracle is named as for copies (`check`): missing, stray, overlap, wrong, raised.
@@ -32,8 +32,8 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from hicache.kernels.check_cases import CPU, GUARD_BYTES
-from hicache.kernels.check_faults import Fault
+from hicache.workbench.check_cases import CPU, GUARD_BYTES
+from hicache.workbench.check_faults import Fault
 
 POISON = 0xA5
 Sizes = Mapping[str, int]

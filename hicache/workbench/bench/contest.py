@@ -13,13 +13,13 @@ from random import Random
 
 import torch
 
-from hicache.kernels import contract
-from hicache.kernels.bench import peers
-from hicache.kernels.bench.measure import DIRECTIONS, GIB, KIB, MIB, Transfer
-from hicache.kernels.bench.session import Cell, Session
-from hicache.kernels.codegen_cases import SHAPES, item_bytes_of, shaped
-from hicache.kernels.contract import CopyKernel
-from hicache.kernels.own import faults_of
+from hicache.workbench import contract
+from hicache.workbench.bench import peers
+from hicache.workbench.bench.measure import DIRECTIONS, GIB, KIB, MIB, Transfer
+from hicache.workbench.bench.session import Cell, Session
+from hicache.workbench.codegen_cases import SHAPES, item_bytes_of, shaped
+from hicache.workbench.contract import CopyKernel
+from hicache.workbench.own import faults_of
 
 ITEM_BYTES = 32 * KIB  # a page of 16 tokens of 2 KiB, K or V, of one layer
 SIZES = (*(KIB << k for k in range(2, 20, 2)), 512 * MIB)  # from 4 KiB

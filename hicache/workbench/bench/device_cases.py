@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from hicache.kernels import copy, ops
-from hicache.kernels.bench import peers
-from hicache.kernels.bench.measure import KIB, Transfer, graphed
-from hicache.kernels.bench.session import Session
+from hicache.workbench.bench import peers
+from hicache.workbench.bench.measure import KIB, Transfer, graphed
+from hicache.workbench.bench.session import Session
 
 NUM_SLOTS = 17  # 8 to 8 others, and one more
 

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from functools import partial
 
 from hicache.kernels import copy
-from hicache.kernels.bench.contest import programs
-from hicache.kernels.bench.device_cases import indices, pages, slots
-from hicache.kernels.bench.link_cases import against_peers, interference, launches, links
-from hicache.kernels.bench.measure import DIRECTIONS, KIB
-from hicache.kernels.bench.session import Session
 from hicache.kernels.ops import copy_pages_with_checksum
+from hicache.workbench.bench.contest import programs
+from hicache.workbench.bench.device_cases import indices, pages, slots
+from hicache.workbench.bench.link_cases import against_peers, interference, launches, links
+from hicache.workbench.bench.measure import DIRECTIONS, KIB
+from hicache.workbench.bench.session import Session
 
 
 def ceilings(session: Session) -> None:

@@ -29,7 +29,6 @@ WRITE_POLICIES = (
 DEMOTING = WRITE_POLICIES[2:]  # copies are made when the device evicts
 STORAGE_WRITES = ("on_back_up", "selective", "on_host_eviction")
 CHECKPOINT_PLACEMENTS = ("end", "end_branch", "branch_or_end", "every")
-LAST_CHUNK = "last_chunk"
 SERVICE_ORDERS = ("fcfs", "longest_prefix", "shortest_remaining")
 SWA_BUDGETS = ("no_host_term", "reports", "double", "sglang_0_5_23")
 # where knobs of generators, of traces and of timeouts have an effect
@@ -367,7 +366,6 @@ class ParallelConfig:
     # Number of cache ranks per engine. Each rank has its own radix tree, its own storage and a
     # slice of every page, and all must take the same hits. 1 means one tree for the whole engine.
     ranks: int = knob(1, least=1)
-    hit_agreement: HitAgreement = HitAgreement.restorable
     # Seconds that each step takes for the all-reduce by which ranks agree on prefetches and
     # transfers. SGLang issue 30511 reports 150 us.
     collective_s: float = knob(150e-6, least=0)
@@ -411,7 +409,7 @@ class CacheConfig:
     # Format of the numbers of pages and states on the host: plain (the model's own), int8 or fp8
     # (with a scale for each token and head), or bf16 (of fp32 states). Copies between device and
     # host change it. Any but plain is lossy.
-    host_format: str = knob(PLAIN, one_of=FORMATS, only=SIMULATED)
+    host_format: str = knob(PLAIN, one_of=FORMATS)
     # Give the device and host tiers unlimited capacity, so that nothing is evicted;
     # `cache.device_gib` and `cache.host_gib` are ignored.
     unlimited: bool = False
@@ -468,12 +466,6 @@ class CacheConfig:
     # Minimum host hit, in tokens, that is copied back to the device; a shorter one is recomputed,
     # unless its window or state must be loaded anyway. 10 is SGLang's default.
     load_back_threshold: int = knob(10, least=0)
-    # When a match ends inside a tree node and splits it, also refresh the recency of the part that
-    # did not match, as SGLang does.
-    split_refreshes: bool = False
-    # When a window or state is evicted from the device and a host copy remains, refresh the recency
-    # of that copy, as SGLang does.
-    leaving_refreshes: bool = False
     # When a leaf of the radix tree is evicted, drop only as many of its pages as are needed, from
     # its end, as vLLM does. False evicts the whole leaf.
     trims_leaves: bool = False
@@ -497,32 +489,18 @@ class CacheConfig:
     checkpoints_args: dict[str, float] = field(default_factory=dict)
     # Distance in tokens between saved Mamba states or windows; a multiple of `cache.page_size`.
     checkpoint_tokens: int = knob(8192, least=1, only=GRID)
-    # Prompt positions at which the sliding window is saved, so that a later request can resume
-    # there: the choices of `cache.checkpoints`, or last_chunk (all window pages that the prompt's
-    # last chunk computed). A model that also has Mamba states saves windows where it saves states.
-    windows: str = knob("end_branch", ours=(LAST_CHUNK, *CHECKPOINT_PLACEMENTS))
+    # Prompt positions at which the sliding window is copied to the host, so that a later request
+    # can resume there: the choices of `cache.checkpoints`. A model that also has Mamba states saves
+    # windows where it saves states.
+    windows: str = knob("end_branch", ours=CHECKPOINT_PLACEMENTS)
     # Keyword arguments passed to the class that places windows.
     windows_args: dict[str, float] = field(default_factory=dict)
+    # When a prompt is computed, free the window pages of its last chunk that no saved position
+    # needs, as SGLang does. False keeps them on the device until they are evicted.
+    trims_windows: bool = False
     # A prompt diverges from a cached one also where storage holds the full KV of its first tokens
     # and no window or state to resume there. False looks at device and host alone, as SGLang does.
-    storage_branches: bool = False
-    # When a sliding window is loaded back from the host, also load the older window pages of the
-    # tree node in which it starts, as SGLang does. False loads only the pages of the window.
-    loads_whole_nodes: bool = False
-    # When a prefetch, or a copy of windows or states from the device, does not fit in free host
-    # memory, evict as many pages as it needs in all, as SGLang does. False evicts only as many as
-    # are missing.
-    evicts_whole: bool = False
-    # Extra pages that the device evicts for whenever a prompt or an answer takes pages, so that
-    # they stay free. SGLang keeps 1.
-    spare_pages: int = knob(0, least=0)
-    # Mamba state slots that a running request occupies: one for its current state, one for its next
-    # checkpoint; more are reserved and stay empty. SGLang reserves 3.
-    states_per_request: int = knob(2, least=2)
-    # Copy a state that is loaded back from the host twice over the link, into the slot of the tree
-    # and into that of the request, as SGLang does. False copies it once over the link, then from
-    # slot to slot on the device.
-    loads_states_twice: bool = False
+    storage_branches: bool = True
 
     def __post_init__(self) -> None:
         check_limits("cache", self)
@@ -559,9 +537,6 @@ class PrefetchConfig:
     cut: CutPolicy = CutPolicy.fit
     stage_at: StageAt = StageAt.enqueue
     commit: CommitPolicy = CommitPolicy.all_or_nothing
-    # When all pages of a prefetch are read, wait for its window and state as well. False starts the
-    # request without them, so that it may not be able to use the pages.
-    await_sidecars: bool = True
     deadline_from: DeadlineFrom = knob(DeadlineFrom.enqueue, only=TIMED)
     # Fixed part, in seconds, of the time limit that prefetch.stop=timeout puts on a prefetch. 1 is
     # SGLang's default.
@@ -569,15 +544,62 @@ class PrefetchConfig:
     # Seconds that prefetch.stop=timeout adds to the time limit of a prefetch for each 1,024 tokens
     # requested. 0.25 is SGLang's default.
     timeout_per_ki_token_s: float = knob(0.25, least=0, only=TIMED)
-    # A prefetch that is shorter than a window and does not begin the prompt reads the window pages
-    # it has, and the rest of the window is taken from the prefix. False reads none, as SGLang does.
-    short_windows: bool = True
     # Maximum size of all running prefetches together, as a fraction of the tokens that the host
     # tier holds; further prefetches are declined. 0.5 is SGLang's value.
     occupied_share: float = share(0.5)
 
     def __post_init__(self) -> None:
         check_limits("prefetch", self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QuirksConfig:
+    """What other engines do that costs hits, time or memory, reproduced for comparison.
+
+    The defaults are right; the presets of `compat` and the experiments on the change reports set
+    these.
+    """
+
+    # When a match ends inside a tree node and splits it, also refresh the recency of the part that
+    # did not match, as SGLang does.
+    split_refreshes: bool = False
+    # When a window or state is evicted from the device and a host copy remains, refresh the recency
+    # of that copy, as SGLang does.
+    leaving_refreshes: bool = False
+    # When a sliding window is loaded back from the host, also load the older window pages of the
+    # tree node in which it starts, as SGLang does. False loads only the pages of the window.
+    loads_whole_nodes: bool = False
+    # When a prefetch, or a copy of windows or states from the device, does not fit in free host
+    # memory, evict as many pages as it needs in all, as SGLang does. False evicts only as many as
+    # are missing.
+    evicts_whole: bool = False
+    # Extra pages that the device evicts for whenever a prompt or an answer takes pages, so that
+    # they stay free. SGLang keeps 1.
+    spare_pages: int = knob(0, least=0)
+    # Mamba state slots that a running request occupies: one for its current state, one for its next
+    # checkpoint; more are reserved and stay empty. SGLang reserves 3.
+    states_per_request: int = knob(2, least=2)
+    # Copy a state that is loaded back from the host twice over the link, into the slot of the tree
+    # and into that of the request, as SGLang does. False copies it once over the link, then from
+    # slot to slot on the device.
+    loads_states_twice: bool = False
+    # A prefetch that is shorter than a window and does not begin the prompt reads the window pages
+    # it has, and the rest of the window is taken from the prefix. False reads none, as SGLang does.
+    short_windows: bool = knob(True, only=STORED)
+    # When all pages of a prefetch are read, wait for its window and state as well. False starts the
+    # request without them, so that it may not be able to use the pages.
+    await_sidecars: bool = knob(True, only=STORED)
+    hit_agreement: HitAgreement = HitAgreement.restorable
+
+    def __post_init__(self) -> None:
+        check_limits("compat.quirks", self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompatConfig:
+    """Whose choices a run makes: `compat=NAME` sets those of a report or of another engine."""
+
+    quirks: QuirksConfig = field(default_factory=QuirksConfig)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -694,7 +716,7 @@ class StorageConfig:
     capacity_gib: float | None = knob(None, above=0)
     # Format of the numbers of pages and states in storage, as `cache.host_format`. None means the
     # format of the host; another one needs a plain host.
-    format: str | None = knob(None, one_of=FORMATS, only=SIMULATED)
+    format: str | None = knob(None, one_of=FORMATS)
     # Simulated read bandwidth of storage in gigabytes (10**9 bytes) per second.
     read_gbps: float = knob(6.0, above=0)
     # Simulated write bandwidth of storage in gigabytes (10**9 bytes) per second.
@@ -768,8 +790,11 @@ class ExecutorConfig:
     # Device that runs the model; auto means cuda if available, otherwise cpu.
     device: str = knob("auto", one_of=("auto", "cpu", "cuda"), only=REAL)
     model: RealModel = knob(RealModel.exact, only=REAL)
+    # What moves pages in a real run: triton (the kernels; on a CPU in Triton's interpreter, which
+    # needs TRITON_INTERPRET=1), reference (the same by torch), or auto (triton on a GPU).
+    kernels: str = knob("auto", one_of=("auto", "triton", "reference"), only=REAL)
     # Recompute every request without a cache and compare the logits bit by bit; a difference makes
-    # the run fail.
+    # the run fail. With a lossy `cache.host_format` or `storage.format`, report the difference.
     verify: bool = knob(False, only=REAL)
     # Time limit in seconds of one storage call, which replaces `storage.deadline_s`; a call that
     # takes longer counts as failed.
@@ -862,6 +887,7 @@ class ExperimentConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
     tracker: TrackerConfig = field(default_factory=TrackerConfig)
     goodput: GoodputConfig = field(default_factory=GoodputConfig)
+    compat: CompatConfig = field(default_factory=CompatConfig)
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -890,11 +916,6 @@ class ExperimentConfig:
                 f"storage.format must be cache.host_format={formats[0]} unless that is plain, "
                 f"got {formats[1]}"
             )
-        if set(formats) != {PLAIN} and self.executor.kind != "simulated":
-            raise ValueError(
-                f"cache.host_format={formats[0]} and storage.format={formats[1]} need "
-                f"executor.kind=simulated, got {self.executor.kind}"
-            )
         if formats[0] != PLAIN and self.executor.copy_path != "kernel":
             raise ValueError(
                 f"cache.host_format={formats[0]} needs executor.copy_path=kernel, "
@@ -917,6 +938,11 @@ class ExperimentConfig:
     def storage_format(self) -> str:
         """Format of pages in storage: `storage.format`, or that of the host."""
         return self.storage.format or self.cache.host_format
+
+    @property
+    def is_lossy(self) -> bool:
+        """True if pages come back from the host or storage with other numbers."""
+        return self.storage_format != PLAIN
 
     @property
     def tp(self) -> int:

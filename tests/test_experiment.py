@@ -44,7 +44,7 @@ from hicache.scheduler.budget import FORMS
 from hicache.scheduler.checkpoints import PLACEMENTS
 from hicache.scheduler.order import ORDERS
 from hicache.scheduler.request_state import RequestState
-from hicache.workload.build import Workload, load_workload
+from hicache.workload.workload import Workload, load_workload
 
 MODELS = ["tiny_hybrid", "llama3_8b", "gemma3_27b", "qwen3_next_80b"]
 

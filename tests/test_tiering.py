@@ -10,7 +10,7 @@ from hicache.cache.tiers.transfer import StorageDelete, StorageWrite
 from hicache.cache.tree.keys import Key
 from hicache.cli.schema import config_of
 from hicache.config import ExperimentConfig, StorageConfig, Tiering
-from hicache.engine import runtime
+from hicache.engine import simulated_runtime
 from hicache.executor.simulated.stores import EndlessStore
 from hicache.results.metrics import Result
 
@@ -66,7 +66,7 @@ class Watched:
         self.deletes: list[StorageDelete] = []
         self.last: dict[Key, type] = {}  # what was last asked of a key
         self.stores: list[EndlessStore] = []
-        submit = runtime.SimulatedExecutor.submit
+        submit = simulated_runtime.SimulatedExecutor.submit
 
         def watch(executor: object, work: object, now_ns: int) -> None:
             if isinstance(work, StorageWrite):
@@ -81,8 +81,8 @@ class Watched:
             self.stores.append(EndlessStore())
             return self.stores[-1]
 
-        monkeypatch.setattr(runtime.SimulatedExecutor, "submit", watch)
-        monkeypatch.setattr(runtime, "EndlessStore", open_watched)
+        monkeypatch.setattr(simulated_runtime.SimulatedExecutor, "submit", watch)
+        monkeypatch.setattr(simulated_runtime, "EndlessStore", open_watched)
         self.result = run(policy, model, **storage)
 
     @property

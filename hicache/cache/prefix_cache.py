@@ -45,7 +45,7 @@ class PrefixCache:
     """Keeps prefixes on device and host, within the pools it is given.
 
     Args:
-        tree: its nodes; `tree.knobs` are the settings of the cache.
+        tree: its nodes; `tree.knobs` and `tree.quirks` are the settings of the cache.
         pools: by tier and kind.
         storage: when and how host data is written to storage.
         storage_queue_bytes: host bytes that storage writes may pin; None: there is no storage.
@@ -64,6 +64,7 @@ class PrefixCache:
         self.page_size = tree.page_size
         self._units = tree.kinds.units
         self.knobs = knobs = tree.knobs
+        self.quirks = tree.quirks
         self.counters: Counter[str] = Counter()
         self._bookings = Bookings(tree.kinds, pools, self.counters)
         self.fates = self._bookings.fates
@@ -141,7 +142,7 @@ class PrefixCache:
             demand = Demand(Purpose.load_back, sequence.request_id)
             held_before = self._full_by_tier(match.best_node, storage_start, storage_end)
             for kind in self.tree.kinds.points:
-                if self.knobs.loads_states_twice and match.host_hits[kind]:
+                if self.quirks.loads_states_twice and match.host_hits[kind]:
                     sequence.working_slot = self.device.allocate(kind, 1, demand)
             load_back = self.device.load(match, demand)
             if load_back is not None:
@@ -193,7 +194,7 @@ class PrefixCache:
         demand = Demand(purpose, sequence.request_id)
         allocated: list[tuple[int, PageIds]] = []
         for kind in self.tree.kinds.paged:
-            page_ids = self.device.allocate(kind, count, demand, spare=self.knobs.spare_pages)
+            page_ids = self.device.allocate(kind, count, demand, spare=self.quirks.spare_pages)
             if page_ids is None:
                 for earlier, ids in allocated:
                     self.device.free(earlier, ids)
@@ -323,7 +324,7 @@ class PrefixCache:
         # the working state and the boundary's, where the model has states
         for kind in self.tree.kinds.points:
             taken = sequence.working_slot or []  # what a load-back filled has its slot already
-            count = self.knobs.states_per_request - len(taken)
+            count = self.quirks.states_per_request - len(taken)
             slots = self.device.allocate(kind, count, Demand(Purpose.slot, sequence.request_id))
             if slots is None:
                 self.device.free(kind, taken)
@@ -333,7 +334,7 @@ class PrefixCache:
             sequence.working_slot, sequence.boundary_slot = slots[:1], slots[1:2]
             sequence.spare_slots = slots[2:]
             state = node.held[DEVICE][kind]
-            if self.knobs.loads_states_twice and load_back is not None and load_back.counts[kind]:
+            if self.quirks.loads_states_twice and load_back is not None and load_back.counts[kind]:
                 self.device.load_again(load_back, sequence.working_slot)
             elif state is not None:
                 self.outbox.append(CopyState(source=state, target=sequence.working_slot))

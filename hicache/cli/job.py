@@ -175,7 +175,7 @@ def as_yaml(config: ExperimentConfig) -> str:
     return OmegaConf.to_yaml(OmegaConf.create(plain(config)))
 
 
-def explain(error: Exception, out_dir: Path | None = None) -> int:
+def report_error(error: Exception, out_dir: Path | None = None) -> int:
     """Tell the reader what went wrong, and return the exit code: 2 for bad input, 1 for a bug."""
     is_input = isinstance(error, BAD_INPUT) or _missing_package(error) is not None
     if os.environ.get("HICACHE_TRACEBACK") == "1" or not is_input:

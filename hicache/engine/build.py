@@ -1,7 +1,6 @@
 """Puts an engine together: its tree, its cache, its prefetcher and its scheduler."""
 
 import sys
-from collections.abc import Mapping
 
 from hicache.cache import invariants
 from hicache.cache.named import LENGTHS, make_policy
@@ -11,11 +10,11 @@ from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.capacity import make_pools
 from hicache.cache.tree.keys import PageNames
 from hicache.cache.tree.radix_tree import RadixTree
-from hicache.config import LAST_CHUNK, CacheConfig, ExperimentConfig
+from hicache.config import CacheConfig, ExperimentConfig
 from hicache.engine.deployment import Deployment
 from hicache.engine.loop import Engine
 from hicache.engine.policy import OwnPlacement, policy_of
-from hicache.engine.runtime import Runtime
+from hicache.engine.simulated_runtime import Runtime
 from hicache.models import GIB
 from hicache.scheduler.checkpoints import PLACEMENTS, Placement
 from hicache.scheduler.events import Listener
@@ -38,7 +37,7 @@ def build_engine(
         names: what pages are called.
         listener: receives the engine's events; None means no listener.
     """
-    rates = RateEstimator()
+    rates = RateEstimator(num_engines=config.parallel.replicas)
     policy = None
     if (config.cache.policy, config.cache.eviction) != ("none", "lru"):
         policy = policy_of(config, deployment, rates, runtime.clock.now)
@@ -47,6 +46,7 @@ def build_engine(
         names=names,
         policy=policy,
         knobs=config.cache,
+        quirks=config.compat.quirks,
         listener=listener,
     )
     cache = _cache(config, deployment, tree, has_storage=runtime.has_storage)
@@ -56,27 +56,19 @@ def build_engine(
         tokens = None if capacity is None else capacity * config.cache.page_size
         prefetcher = Prefetcher(cache, config.prefetch, tokens, rates)
     is_real = config.executor.kind != "simulated"
-    knobs = config.cache
-    windows = None
-    if knobs.windows != LAST_CHUNK:
-        windows = _placement("cache.windows", knobs.windows, knobs.windows_args, knobs)
-    states = _placement("cache.checkpoints", knobs.checkpoints, knobs.checkpoints_args, knobs)
+    has_states = bool(tree.kinds.points)
+    placement = _placement(config.cache, has_states=has_states)
     choose = getattr(policy, "checkpoints", None)
     if choose is not None:
-        states = OwnPlacement(choose, "mamba", states)
-        end = PLACEMENTS["end"](knobs.page_size, knobs.checkpoint_tokens)
-        windows = OwnPlacement(choose, "swa", windows or end)
+        placement = OwnPlacement(choose, "mamba" if has_states else "swa", placement)
     scheduler = Scheduler(
         cache,
         prefetcher,
         config.scheduler,
         max_len=config.model.max_len,
-        checkpoints=states,
-        windows=windows,
-        storage_branches=knobs.storage_branches,
-        # where leaves lose single pages, or an extra page is freed, several steps at once would
-        # evict other pages than one after another
-        may_jump=config.engine.jump and not (is_real or knobs.trims_leaves or knobs.spare_pages),
+        checkpoints=placement,
+        # where leaves lose single pages, several steps at once would cut them elsewhere
+        may_jump=config.engine.jump and not (is_real or config.cache.trims_leaves),
         takes_decode_pages_first=is_real,
         estimate_s=deployment.cost.prefill_s,
         listener=listener,
@@ -98,10 +90,13 @@ def _cache(
     return PrefixCache(tree, pools, config.storage, storage_queue_bytes=num_bytes)
 
 
-def _placement(knob: str, name: str, args: Mapping[str, float], knobs: CacheConfig) -> Placement:
+def _placement(knobs: CacheConfig, *, has_states: bool) -> Placement:
+    named, args = knobs.windows, knobs.windows_args
+    if has_states:
+        named, args = knobs.checkpoints, knobs.checkpoints_args
     return make_policy(
-        knob,
-        name,
+        "cache.checkpoints" if has_states else "cache.windows",
+        named,
         PLACEMENTS,
         knobs.page_size,
         knobs.checkpoint_tokens,

@@ -21,7 +21,7 @@ from hicache.engine.ports import Executor, Io, Observer
 from hicache.request import Request
 from hicache.scheduler.batch import NOTHING, Batch, Extend, Outcome
 from hicache.scheduler.scheduler import Scheduler
-from hicache.workload.arrivals import Release, Releases
+from hicache.workload.feeder import Release, Releases
 
 
 class Engine:

@@ -46,8 +46,6 @@ class Scheduler:
         *,
         max_len: int,
         checkpoints: Placement,
-        windows: Placement | None = None,
-        storage_branches: bool = False,
         may_jump: bool,
         takes_decode_pages_first: bool = False,
         estimate_s: Callable[[int, int], float] | None = None,
@@ -60,9 +58,7 @@ class Scheduler:
             prefetcher: none without storage.
             config: its knobs.
             max_len: tokens that the model can attend to.
-            checkpoints: where states are kept.
-            windows: where windows are kept; None means those of a prompt's last chunk.
-            storage_branches: a prompt also branches off a prefix that storage alone holds.
+            checkpoints: where states are kept, or windows if the model has no states.
             may_jump: whether decode steps may be taken at once.
             takes_decode_pages_first: before a step and not after it, as real memory needs them.
             estimate_s: seconds that a prompt takes, given what of it is cached.
@@ -80,8 +76,7 @@ class Scheduler:
         self.only: Container[int] | None = None
         self._max_len = max_len
         self._page = cache.page_size
-        self._checkpoints = CheckpointSaver(cache, checkpoints, windows)
-        self._storage_branches = storage_branches
+        self._checkpoints = CheckpointSaver(cache, checkpoints)
         own: Any = cache.tree.policy
         self._order: ServiceOrder = own
         if not hasattr(own, "sort_key"):
@@ -329,7 +324,7 @@ class Scheduler:
         req.ready_len = min(match.device_prefix_len, acquired.cached_len)
         if req.failed_prompts:  # what a branch keeps locked is room that the prompt lacked
             match = match._replace(full_len=match.usable_len)
-        elif self._storage_branches and req.prefetch is not None:
+        elif self.cache.knobs.storage_branches and req.prefetch is not None:
             stored_len = req.prefetch.leading_end * self._page
             match = match._replace(full_len=max(match.full_len, stored_len))
         self._checkpoints.place(req, match)
@@ -527,7 +522,7 @@ class Scheduler:
         if req.is_finished:
             self._finish(req)
             return
-        if self._checkpoints.trims_windows:
+        if cache.knobs.trims_windows:
             cache.leave_window(req.sequence, req.kv_len)
         if cache.tree.kinds.points and req.sequence.boundary_slot is None:
             req.sequence.boundary_slot = cache.take_state_slot(req.sequence)
@@ -537,7 +532,7 @@ class Scheduler:
         # each by itself, so that the window and the state at each are backed up
         while req.boundaries and req.boundaries[0] <= req.kv_len:
             length = req.boundaries.pop(0)
-            if self._checkpoints.trims_windows:
+            if self.cache.knobs.trims_windows:
                 self.cache.leave_window(req.sequence, length)
             self.cache.publish(req.sequence, length // self._page)
 

@@ -13,7 +13,7 @@ from hicache.cache.tree.eviction import Ranking, by_last_use
 from hicache.cache.tree.node import HOST, Node
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
-from hicache.config import CacheConfig, StorageConfig
+from hicache.config import CacheConfig, QuirksConfig, StorageConfig
 from hicache.policies.eviction import POLICIES
 
 PAGE = 4
@@ -45,6 +45,7 @@ def make_cache(
     kinds: Kinds | None = None,
     storage: StorageConfig | None = None,
     storage_queue_bytes: int | None = None,
+    quirks: QuirksConfig | None = None,
     **knobs: Any,
 ) -> PrefixCache:
     """A cache of these pools, or of new ones; by default its pages weigh one byte each.
@@ -58,6 +59,7 @@ def make_cache(
         ),
         policy=policy,
         knobs=CacheConfig(**knobs),
+        quirks=quirks,
     )
     pools = pools or make_pools(device, host)
     return PrefixCache(tree, pools, storage, storage_queue_bytes=storage_queue_bytes)

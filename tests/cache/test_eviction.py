@@ -9,6 +9,7 @@ from hicache.cache.kinds import FULL, SWA
 from hicache.cache.tree.eviction import VictimQueue, by_last_use
 from hicache.cache.tree.node import DEVICE, HOST, Node
 from hicache.cache.tree.sequence import Sequence
+from hicache.config import QuirksConfig
 from hicache.policies.eviction import POLICIES, Random
 from tests.cache.small import (
     complete_all,
@@ -141,7 +142,12 @@ def test_an_answer_is_copied_to_the_host_if_it_is_to_be(
 def test_a_copied_window_evicts_what_is_missing_on_the_host_or_as_much_as_it_takes(
     *, evicts_whole: bool, left: int
 ) -> None:
-    cache = make_cache(device=(40, 40, 0), host=(40, 5, 0), window_len=8, evicts_whole=evicts_whole)
+    cache = make_cache(
+        device=(40, 40, 0),
+        host=(40, 5, 0),
+        window_len=8,
+        quirks=QuirksConfig(evicts_whole=evicts_whole),
+    )
     for first in (100, 200, 300):
         num_tokens = 12 if first == 300 else 8
         run_request(cache, tokens_of(num_tokens, first), num_tokens)

@@ -7,6 +7,7 @@ from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.eviction import VictimQueue
 from hicache.cache.tree.node import DEVICE, HOST, Node
 from hicache.cache.tree.sequence import Sequence
+from hicache.config import QuirksConfig
 from tests.cache.small import (
     complete_all,
     eviction_of,
@@ -127,7 +128,7 @@ def test_a_split_leaves_the_rest_as_old_as_it_was() -> None:
 
 
 def test_a_split_is_a_use_of_the_rest_where_it_is_asked_for() -> None:
-    cache = cache_of(100, 200, split_refreshes=True)
+    cache = cache_of(100, 200, quirks=QuirksConfig(split_refreshes=True))
     cache.tree.match(tokens_of(4, 100), 4)
     assert next_victim(cache) is node_of(cache, 200)
 

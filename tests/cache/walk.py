@@ -29,6 +29,7 @@ from hicache.config import (
     CutPolicy,
     DeadlineFrom,
     PrefetchConfig,
+    QuirksConfig,
     StageAt,
     StorageConfig,
     Tiering,
@@ -86,7 +87,6 @@ def random_setting(seed: int, *, num_operations: int) -> Setting:
             cut=rng.choice(list(CutPolicy)),
             stage_at=rng.choice(list(StageAt)),
             commit=rng.choice(list(CommitPolicy)),
-            await_sidecars=rng.random() < 0.8,
             deadline_from=rng.choice(list(DeadlineFrom)),
             occupied_share=rng.choice([0.5, 1.0, 1.0]),
         ),
@@ -106,6 +106,7 @@ def random_setting(seed: int, *, num_operations: int) -> Setting:
             "trims_leaves": habits.random() < 0.3,
             "backs_up_answers": habits.random() < 0.7,
             "loads_last_page": habits.random() < 0.3,
+            "quirks": QuirksConfig(await_sidecars=habits.random() < 0.8),
         },
         num_namespaces=rng.choice([1, 2]),
     )

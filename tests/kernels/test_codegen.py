@@ -13,8 +13,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from hicache.kernels import codegen, scoreboard, stand_in
-from hicache.kernels.codegen_cases import cases
+from hicache.workbench import codegen, scoreboard, stand_in
+from hicache.workbench.codegen_cases import cases
 
 # compiles the copy kernel once for each `tl.multiple_of` in it, with that one deleted; then as it
 # is, for launches whose arguments differ in every way that serving makes them differ
@@ -23,9 +23,10 @@ import ast, dataclasses, importlib.util, inspect, json, sys
 from pathlib import Path
 import torch
 from triton import language as tl
-from hicache.kernels import codegen, copy
-from hicache.kernels.codegen_cases import cases
-from hicache.kernels.bench import gemm, peers
+from hicache.kernels import copy
+from hicache.workbench import codegen
+from hicache.workbench.codegen_cases import cases
+from hicache.workbench.bench import gemm, peers
 
 class Delete(ast.NodeTransformer):
     def __init__(self, wanted):
@@ -107,7 +108,7 @@ NUM_PROMISES = 5  # source and target address, source and target offset, number 
 WARM = """
 import json, torch
 from hicache.kernels import copy, copy_table, index, ops
-from hicache.kernels.stand_in import stand_in
+from hicache.workbench.stand_in import stand_in
 
 driver = stand_in()
 kernels = (
@@ -136,7 +137,7 @@ FORKING = """
 import json, os, sys
 from pathlib import Path
 import torch
-from hicache.kernels import codegen
+from hicache.workbench import codegen
 
 scripts, folder = json.loads(sys.argv[1]), Path(sys.argv[2])
 for name, script in scripts.items():
@@ -148,7 +149,9 @@ for name, script in scripts.items():
 """
 SCRIPTS = {
     "reports": "sys.argv[1:] = ['--json']; codegen.main()",
-    "own": "sys.argv[1:] = ['--json', '--kernel', 'hicache.kernels.contract:ours']; codegen.main()",
+    "own": (
+        "sys.argv[1:] = ['--json', '--kernel', 'hicache.workbench.contract:ours']; codegen.main()"
+    ),
     "oracle": (
         "os.chdir(sys.argv[3] + '/../../docs/examples'); "
         "sys.argv[1:] = ['--json', '--kernel', 'my_attention:Decode']; codegen.main()"

@@ -116,7 +116,8 @@ def test_answers_that_outgrow_the_pool_are_retracted_and_finish_later(kind: str)
 
 def narrow_window(count: int, **changes: object) -> World:
     """A window pool that holds a prompt's window and most of the answer's, and no more."""
-    world = World(plot_of("full_swa", window_len=64, device=(200, 16, 0), **changes))
+    pools = (200, 16, 0)
+    world = World(plot_of("full_swa", window_len=64, device=pools, checkpoints="end", **changes))
     prompts = [range(number * 1000, number * 1000 + 120) for number in range(count)]
     world.serve([request_of(number, prompt, [7] * 150) for number, prompt in enumerate(prompts)])
     return world

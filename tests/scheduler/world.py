@@ -19,6 +19,7 @@ from hicache.config import (
     Arrivals,
     ParallelConfig,
     PrefetchConfig,
+    QuirksConfig,
     SchedulerConfig,
     StorageConfig,
     WorkloadConfig,
@@ -38,7 +39,7 @@ from hicache.scheduler.checkpoints import PLACEMENTS
 from hicache.scheduler.request_state import RequestState
 from hicache.scheduler.scheduler import Scheduler
 from hicache.storage.engines.memory import MemoryStorage
-from hicache.workload.arrivals import Feeder
+from hicache.workload.feeder import Feeder
 from tests.cache.small import eviction_of, make_cache, make_pools
 
 PAGE_BYTES = (1 << 20, 1 << 20, 1 << 20)
@@ -46,6 +47,7 @@ STEP_NS = 10_000_000
 TOKEN_NS = 20_000
 SCHEDULER = SchedulerConfig(chunk_tokens=64, max_running=8)
 PREFETCH = PrefetchConfig(threshold=16, occupied_share=1.0)
+QUIRKS = QuirksConfig()
 STORAGE = StorageConfig(kind="memory", read_gbps=0.5, write_gbps=0.5, batch_pages=4)
 KINDS = {
     "full": (0, False),
@@ -84,6 +86,8 @@ class Plot:
     num_ranks: int = 1
     eviction: str = "lru"
     backs_up_answers: bool = True
+    quirks: QuirksConfig = QUIRKS
+    trims_windows: bool = False
 
 
 def plot_of(kind: str, **changes: object) -> Plot:
@@ -273,6 +277,8 @@ def engine_of(
         storage_queue_bytes=1 << 30 if plot.has_storage else None,
         storage=plot.storage,
         backs_up_answers=plot.backs_up_answers,
+        quirks=plot.quirks,
+        trims_windows=plot.trims_windows,
     )
     host_tokens = plot.host[FULL] * plot.page_size
     prefetcher = Prefetcher(cache, plot.prefetch, host_tokens) if plot.has_storage else None

@@ -88,7 +88,7 @@ class Prefetcher:
         if not anchor.is_root and anchor.held[HOST][FULL] is None:
             self._decline("anchor_not_on_host", asked)
             return None
-        drops_short = not self.config.short_windows and not anchor.is_root
+        drops_short = not self.cache.quirks.short_windows and not anchor.is_root
         prefetch = Prefetch(
             request_id=request_id,
             sequence=sequence,
@@ -229,11 +229,11 @@ class Prefetcher:
     def _awaits_sidecars(self, prefetch: Prefetch) -> bool:
         is_awaited = prefetch.has_sidecars and not prefetch.is_read
         is_ending = prefetch.is_complete or prefetch.stop_pages is not None
-        return self.config.await_sidecars and is_awaited and is_ending
+        return self.cache.quirks.await_sidecars and is_awaited and is_ending
 
     def _shorten(self, prefetch: Prefetch) -> bool:
         # let the reader end with the window and state of what it has read
-        awaits = self.stop.waits and self.config.await_sidecars and prefetch.has_sidecars
+        awaits = self.stop.waits and self.cache.quirks.await_sidecars and prefetch.has_sidecars
         if not awaits or prefetch.phase is not Phase.reading or prefetch.is_read:
             return False
         usable = prefetch.usable_pages(prefetch.completed_pages)
@@ -344,7 +344,9 @@ class Prefetcher:
             for kind, needed in ((FULL, kept), *prefetch.needs):
                 # a short window is of no use below an anchor, unless the config says so
                 is_short = kept < needed and not prefetch.anchor.is_root
-                num_pages = 0 if is_short and not self.config.short_windows else min(kept, needed)
+                num_pages = (
+                    0 if is_short and not self.cache.quirks.short_windows else min(kept, needed)
+                )
                 staged = prefetch.staged[kind]
                 pages[kind], prefetch.staged[kind] = staged[:num_pages], staged[num_pages:]
             prefetch.published_pages = self.cache.insert_host(

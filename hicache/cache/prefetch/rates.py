@@ -30,12 +30,16 @@ class RecentRate:
 class RateEstimator:
     """Measures how fast pages come and prompts are computed, for whoever must choose between them.
 
-    An engine's own: reads that other engines ask of the same storage show only in their effect.
-    `num_waiting`: requests in the queue as of the last plan.
+    An engine measures for itself: reads of other engines from the same storage make its own slower.
+
+    Attributes:
+        num_waiting: requests in the queue as of the last plan.
+        num_engines: engines that read from the same storage, this one included.
     """
 
-    def __init__(self, active: dict[int, Prefetch] | None = None) -> None:
+    def __init__(self, active: dict[int, Prefetch] | None = None, num_engines: int = 1) -> None:
         """`active`: the prefetches of requests that wait, in the order in which they began."""
+        self.num_engines = num_engines
         self.active = {} if active is None else active
         self._reading = RecentRate(PAGES_REMEMBERED)
         self._computing = RecentRate(TOKENS_REMEMBERED)
@@ -43,10 +47,16 @@ class RateEstimator:
         self.num_waiting = 0
 
     def was_read(self, prefetch: Prefetch) -> None:
-        """A reader has let go."""
+        """A reader has let go.
+
+        A read lasts from the storage's answer, or from the end of the read before it: waiting for
+        other engines' reads counts.
+        """
         if prefetch.read_ns is None or not prefetch.completed_pages:
             return
         began_ns, ended_ns = prefetch.read_ns
+        if self.num_engines > 1 and prefetch.answered_ns is not None:
+            began_ns = prefetch.answered_ns
         began_ns = max(began_ns, self._read_until_ns)  # readers side by side share their time
         self._read_until_ns = max(ended_ns, self._read_until_ns)
         self._reading.add(prefetch.completed_pages, max(ended_ns - began_ns, 0))

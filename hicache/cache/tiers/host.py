@@ -54,7 +54,7 @@ class Host:
         pool = self._pools[kind]
         if pool.num_free >= count:
             return
-        wanted = count + pool.num_free * self._tree.knobs.evicts_whole
+        wanted = count + pool.num_free * self._tree.quirks.evicts_whole
         while pool.num_free < wanted and self.evict_one(kind, wanted - pool.num_free, demand):
             pass
 

@@ -14,7 +14,7 @@ from hicache.cache.tree.events import NO_DEMAND, CacheListener, Demand
 from hicache.cache.tree.keys import Digests, Key, PageNames, keys, make_root
 from hicache.cache.tree.node import DEVICE, HOST, Lock, MatchResult, Node
 from hicache.cache.tree.residency import Residency
-from hicache.config import DEMOTING, CacheConfig
+from hicache.config import DEMOTING, CacheConfig, QuirksConfig
 
 Plan = list[list[Node]]  # by kind: nodes whose data is to be copied to another tier, from the top
 
@@ -31,12 +31,14 @@ class RadixTree:
         kinds: Kinds,
         policy: object = None,
         knobs: CacheConfig | None = None,
+        quirks: QuirksConfig | None = None,
         names: PageNames | None = None,
         listener: CacheListener | None = None,
     ) -> None:
         """`policy`: ranks and receives entries (`Entries`); None means LRU. `names`: what its pages
         are called; by default their digests. `listener`: receives the events of the cache."""
         self.knobs = knobs = knobs or CacheConfig()
+        self.quirks = quirks = quirks or QuirksConfig()
         self.kinds = kinds
         self.page_size = kinds.page_size
         self.names = names or Digests(kinds.page_size)
@@ -55,7 +57,7 @@ class RadixTree:
         self.residency = Residency(
             kinds,
             reclaims_duplicates=self.demotes,
-            leaving_refreshes=knobs.leaving_refreshes,
+            leaving_refreshes=quirks.leaving_refreshes,
             listener=listener,
             entries=self.entries,
         )
@@ -245,7 +247,7 @@ class RadixTree:
             edge = node.end - pages
             for above in list(node.path(edge)):
                 is_wanted = above.held[DEVICE][kind] is None
-                if is_wanted and above.start < edge and not self.knobs.loads_whole_nodes:
+                if is_wanted and above.start < edge and not self.quirks.loads_whole_nodes:
                     self._split(above, edge - above.start)
         for kind, pages in ((FULL, node.end), *self._windows):
             plan[kind] = [
@@ -360,7 +362,7 @@ class RadixTree:
         lower.start += pages
         upper.children[lower.edge[: self.page_bytes]] = lower
         upper.hit_count, upper.tick, upper.created = lower.hit_count, lower.tick, lower.created
-        if self.knobs.split_refreshes:
+        if self.quirks.split_refreshes:
             upper.tick = lower.tick = self.residency.tick
         for kind in self.kinds.paged:
             upper.stored[kind] = lower.stored[kind]

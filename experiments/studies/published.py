@@ -5,29 +5,36 @@ python -m experiments.studies.published A E       two of them
 
 A case is a file of `experiments/published/`: the settings of its runs, the facts that the
 publication leaves open with the values that were considered for each, and the published points.
-`outputs/published/` gets one page of tables (docs/published.md).
+Runs are kept in `outputs/published/runs`, by their configuration and the code: a run that is there
+is not repeated. `outputs/published/` gets one figure and one page of tables (docs/published.md).
 """
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
 from itertools import combinations, pairwise
 from math import log
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from hicache.results.measured import measure
-from joblib import Parallel, delayed
 from omegaconf import OmegaConf
 
 from hicache import experiment
 from hicache.cli.command import in_one_sentence
+from hicache.cli.job import as_yaml
 from hicache.cli.schema import config_of
+from hicache.results.report import save
 from hicache.results.requests_file import columns_of
+from hicache.results.server_log import measure
 
 CASES = Path(__file__).parents[1] / "published"
+PACKAGE = Path(experiment.__file__).parent
 OUT = Path("outputs", "published")
 DIFFERS = 0.05  # two variants whose published values are closer are not ranked
 # measures whose errors are differences, and what these are called
@@ -67,24 +74,24 @@ class Plan:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the cases, write the page of tables, and print it."""
+    """Run the cases that are not there yet, write the page and the figure, and print the page."""
     parser = argparse.ArgumentParser(
         prog="python -m experiments.studies.published", description=__doc__.partition("\n")[0]
     )
     known = sorted(path.stem for path in CASES.glob("*.yaml"))
     parser.add_argument("cases", nargs="*", help=f"cases to run: {', '.join(known)}; default: all")
     parser.add_argument("--jobs", type=int, default=2, help="number of runs at a time")
-    parser.add_argument("--out", type=Path, default=OUT, help="directory of the page")
+    parser.add_argument("--out", type=Path, default=OUT, help="directory of runs, page and figure")
     options = parser.parse_args(arguments)
     with in_one_sentence():
         names = options.cases or known
         if unknown := set(names) - set(known):
             raise ValueError(f"no such case: {', '.join(sorted(unknown))}; there are {known}")
         cases = {each: case for name in names for each, case in variants(name)}
-        series = compare(cases, jobs=options.jobs)
+        series = compare(cases, options.out / "runs", jobs=options.jobs)
         text = page(cases, series)
-        options.out.mkdir(parents=True, exist_ok=True)
         (options.out / "page.md").write_text(text)
+        draw(cases, series, options.out / "published.png")
     print(text)
     print(options.out)
 
@@ -126,18 +133,41 @@ def plans_of(case: Mapping[str, Any]) -> Iterator[Plan]:
                 yield Plan(result=number, arm=arm, x=x, overrides=(*fixed, *chosen, *knobs))
 
 
-def compare(cases: Mapping[str, Mapping[str, Any]], *, jobs: int) -> dict[str, list[Series]]:
-    """Run all cases; return the series of each."""
+def compare(
+    cases: Mapping[str, Mapping[str, Any]], folder: Path, *, jobs: int
+) -> dict[str, list[Series]]:
+    """Run what is not in `folder` yet; return the series of every case."""
+    folder.mkdir(parents=True, exist_ok=True)
     plans = {name: list(plans_of(case)) for name, case in cases.items()}
     wanted = list(dict.fromkeys(each.overrides for some in plans.values() for each in some))
-    found = Parallel(jobs)(delayed(run_once)(overrides) for overrides in wanted)
-    records = dict(zip(wanted, found, strict=True))
+    code = code_digest()
+    run = partial(run_once, folder=folder, code=code)
+    if jobs == 1:
+        files = list(map(run, wanted))
+    else:
+        with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+            files = list(pool.map(run, wanted))
+    records = {key: pd.read_pickle(file) for key, file in zip(wanted, files, strict=True)}
     return {name: list(series_of(name, case, plans[name], records)) for name, case in cases.items()}
 
 
-def run_once(overrides: Sequence[str]) -> pd.DataFrame:
-    """The requests of one run."""
-    return pd.DataFrame(columns_of(experiment.run(config_of(*overrides)).records))
+def code_digest() -> str:
+    """Digest of the code and the settings that a run depends on."""
+    files = sorted([*PACKAGE.rglob("*.py"), *(PACKAGE / "conf").glob("*/*.yaml")])
+    return sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
+def run_once(overrides: Sequence[str], folder: Path, code: str) -> Path:
+    """Run a configuration unless its records are in `folder`; return their file."""
+    config = config_of("tracker.wandb_mode=disabled", *overrides)
+    key = sha256((as_yaml(config) + code).encode()).hexdigest()[:16]
+    file = folder / f"{key}.pkl"
+    if not file.exists():
+        records = pd.DataFrame(columns_of(experiment.run(config).records))
+        part = file.with_suffix(".part")
+        records.to_pickle(part)
+        part.rename(file)
+    return file
 
 
 def series_of(
@@ -274,6 +304,33 @@ def points_table(title: str, lines: Sequence[Series]) -> str:
             cells = {f"{x:g}": f"{value:.3g}" for x, value in zip(line.x, values, strict=True)}
             rows.append({title: line.arm, "by " + line.axis: whose, **cells})
     return pd.DataFrame(rows).fillna("").to_markdown(index=False, disable_numparse=True)
+
+
+def draw(
+    cases: Mapping[str, Mapping[str, Any]], series: Mapping[str, Sequence[Series]], path: Path
+) -> None:
+    """One panel for each result: published points, simulated lines."""
+    from matplotlib.figure import Figure  # a second to import
+
+    panels = [(name, result) for name, case in cases.items() for result in case["results"]]
+    columns = min(3, len(panels))
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(4.4 * columns, 3.2 * rows), layout="constrained")
+    for place, (name, result) in enumerate(panels, start=1):
+        axes = figure.add_subplot(rows, columns, place)
+        for number, line in enumerate(s for s in series[name] if s.result == result["name"]):
+            color = f"C{number}"
+            axes.plot(line.x, line.theirs, "o", ms=4, color=color)
+            axes.plot(line.x, line.ours, "-", color=color, label=line.arm)
+        axes.set_title(f"{name}: {result['name']}", loc="left", fontsize="small")
+        axes.set_xlabel(result["axis"], fontsize="small")
+        if result.get("log"):
+            axes.set_yscale("log")
+        else:
+            axes.set_ylim(0, None)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, fontsize="x-small")
+    save(figure, path)
 
 
 if __name__ == "__main__":

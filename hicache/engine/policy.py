@@ -5,6 +5,7 @@ from math import inf
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+from hicache.cache.checked import Answer, PolicyError, checked
 from hicache.cache.named import (
     FLAG,
     LENGTHS,
@@ -12,10 +13,7 @@ from hicache.cache.named import (
     NUMBER,
     RANKING,
     TOKENS,
-    Answer,
-    PolicyError,
     built,
-    checked,
     is_number,
     loaded,
     make_policy,

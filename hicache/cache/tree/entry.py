@@ -6,8 +6,8 @@ An entry is the data of one kind of one tree node. Entries exist only in a run w
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from hicache.cache.checked import PolicyError, shown
 from hicache.cache.kinds import FULL, Kinds
-from hicache.cache.named import PolicyError, shown
 from hicache.cache.tree.eviction import Priority, Ranking, VictimQueue
 from hicache.cache.tree.node import TIER_NAMES, TIERS, Node
 from hicache.request import Request

@@ -93,22 +93,35 @@ def checked(name: str, policy: object, wants: Mapping[str, Answer]) -> SimpleNam
 def _checked(
     name: str, method: str, ask: Callable[..., object], answer: Answer
 ) -> Callable[..., object]:
-    fits, shows = answer.fits, answer.shows
+    fits = answer.fits
+
+    def called(*arguments: object) -> object:
+        # often: entries, which are read-only
+        try:
+            given = ask(*arguments)
+        except Exception as error:
+            raise _failed(error, _described(name, method, arguments, {}), ask) from error
+        if fits(given):
+            return given
+        raise _unfit(answer, given, _described(name, method, arguments, {}), ask)
 
     def asked(*arguments: object, **named: object) -> object:
         try:
-            given = ask(*(map(shown, arguments) if shows else arguments), **named)
+            given = ask(*map(shown, arguments), **named)
             if answer.is_list and isinstance(given, Iterable):
                 given = list(given)
         except Exception as error:
-            call = _described(name, method, arguments, named)
-            place = "" if is_inside(error) else place_of(ask)
-            raise PolicyError(f"{call} raised {told(error)}", place) from error
+            raise _failed(error, _described(name, method, arguments, named), ask) from error
         if not fits(given):
             raise _unfit(answer, given, _described(name, method, arguments, named), ask)
         return given
 
-    return asked
+    return asked if answer.shows else called
+
+
+def _failed(error: Exception, call: str, ask: object) -> PolicyError:
+    place = "" if is_inside(error) else place_of(ask)
+    return PolicyError(f"{call} raised {told(error)}", place)
 
 
 def _unfit(answer: Answer, given: object, call: str, place: object) -> PolicyError:

@@ -247,8 +247,9 @@ class Entries:
             self._on_finish(shown(request), outcome)
 
     def _hit(self, nodes: list[Node], kind: int, request: Request | None) -> None:
+        on_hit = self._on_hit
         for node in nodes:
             entry = node.entries[kind]
             entry._hits += 1
-            if self._on_hit is not None:
-                self._on_hit(entry, request)
+            if on_hit is not None:
+                on_hit(entry, request)

@@ -1,12 +1,14 @@
 """The program that sets published measurements beside ours."""
 
+from pathlib import Path
+
 import pytest
-from hicache.results.measured import MEASURES
 
 from experiments.studies import published
 from experiments.studies.published import CASES, Series, knee, plans_of, ranking, read_case
 from hicache.cli.schema import config_of
 from hicache.results.requests_file import columns_of
+from hicache.results.server_log import MEASURES
 
 NAMES = sorted(path.stem for path in CASES.glob("*.yaml"))
 SMALL = {
@@ -52,9 +54,11 @@ def test_every_case_is_a_list_of_runs_with_a_value_for_each_published_point(name
         assert len(fact["choices"]) >= 1
 
 
-def test_a_case_is_run_and_compared_point_by_point() -> None:
+def test_a_case_is_run_once_and_compared_point_by_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     small = {**SMALL, "settings": [*SMALL["settings"], "model=tiny_hybrid", "storage=none"]}
-    found = published.compare({"S": small}, jobs=1)["S"]
+    found = published.compare({"S": small}, tmp_path, jobs=1)["S"]
     assert [(each.arm, each.x, each.theirs) for each in found] == [
         ("off", [0, 1], [0, 50]),
         ("on", [0], [0]),
@@ -66,6 +70,8 @@ def test_a_case_is_run_and_compared_point_by_point() -> None:
     page = published.page({"S": small}, {"S": found})
     assert "| simulated" in page
     assert "| two clients" not in page
+    monkeypatch.setattr(published.experiment, "run", None)  # what is there is not run again
+    assert published.compare({"S": small}, tmp_path, jobs=1)["S"] == found
 
 
 def line(theirs: list[float], ours: list[float], measure: str = "ttft_s") -> Series:

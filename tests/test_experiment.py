@@ -11,7 +11,7 @@ import pytest
 
 from hicache import experiment
 from hicache.cache import invariants
-from hicache.cache.named import PolicyError
+from hicache.cache.checked import PolicyError
 from hicache.cache.pages import Pools
 from hicache.cache.prefetch import stop
 from hicache.cache.prefetch.prefetch import Prefetch

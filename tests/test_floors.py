@@ -36,6 +36,7 @@ ROOMS = {
     "hicache.cache": [
         "kinds",
         "pages",
+        "checked",
         "named",
         "tree",
         "tiers",

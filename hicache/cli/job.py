@@ -22,7 +22,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from hicache.cache.named import PolicyError
+from hicache.cache.checked import PolicyError
 from hicache.cli.errors import EXTRAS, missing, sentence
 from hicache.cli.progress import ProgressBar
 from hicache.cli.stored import CONFIG_FILE, ERROR_FILE, SUMMARY_FILE

@@ -13,10 +13,10 @@ from hicache.cache.tree.radix_tree import RadixTree
 from hicache.config import CacheConfig, ExperimentConfig
 from hicache.engine.deployment import Deployment
 from hicache.engine.loop import Engine
-from hicache.engine.policy import policy_of
+from hicache.engine.policy import OwnPlacement, policy_of
 from hicache.engine.simulated_runtime import Runtime
 from hicache.models import GIB
-from hicache.scheduler.checkpoints import PLACEMENTS, OwnPlacement, Placement
+from hicache.scheduler.checkpoints import PLACEMENTS, Placement
 from hicache.scheduler.events import Listener
 from hicache.scheduler.scheduler import Scheduler
 

@@ -1,10 +1,11 @@
 """A policy of the user's own: the methods that it may have, and what they return."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
+from hicache.cache.checked import Answer, PolicyError, checked
 from hicache.cache.named import (
     FLAG,
     LENGTHS,
@@ -12,19 +13,21 @@ from hicache.cache.named import (
     NUMBER,
     RANKING,
     TOKENS,
-    Answer,
-    PolicyError,
     built,
-    checked,
     is_number,
     loaded,
     make_policy,
 )
+from hicache.cache.prefetch.prefetch import Phase
 from hicache.cache.prefetch.rates import RateEstimator
 from hicache.config import ExperimentConfig
 from hicache.engine.deployment import Deployment
+from hicache.engine.loop import Engine, Router
+from hicache.engine.routing import Replica
 from hicache.policies.eviction import POLICIES
 from hicache.policies.world import World
+from hicache.request import Request
+from hicache.scheduler.checkpoints import Placement
 
 
 def _is_rank(value: object) -> bool:
@@ -85,6 +88,8 @@ def policy_of(
         methods.rank = preset.rank
     if cache.policy != "none":
         vars(methods).update(vars(own_policy(cache.policy, world, cache.policy_args)))
+    if hasattr(methods, "prefetch"):
+        methods.prefetch = _with_load(methods.prefetch, rates, cache.page_size)
     if config.parallel.ranks > 1 and hasattr(methods, "prefetch"):
         raise ValueError(
             f"cache.policy={cache.policy} has a method prefetch, which needs parallel.ranks=1, got "
@@ -147,3 +152,68 @@ def _world(
         now_ns=now_ns,
         config=config,
     )
+
+
+class ReadLoad(NamedTuple):
+    """The load when a policy decides how much to read; times are None before the first measurement.
+
+    `queued_tokens`: still to be read for other requests. `num_waiting`: requests in the queue.
+    """
+
+    queued_tokens: int
+    num_waiting: int
+    read_ns: float | None  # a token
+    compute_ns: float | None  # a token
+
+
+def _with_load(
+    choose: Callable[..., int | None], rates: RateEstimator, page: int
+) -> Callable[..., int | None]:
+    """The method `prefetch` of a policy, which gets the load as its last argument."""
+
+    def chosen(request: Request, held: int, restorable: list[int]) -> int | None:
+        reading = [each for each in rates.active.values() if each.phase is Phase.reading]
+        load = ReadLoad(
+            queued_tokens=page * sum(p.num_pages - p.completed_pages for p in reading),
+            num_waiting=rates.num_waiting,
+            read_ns=None if rates.page_ns is None else rates.page_ns / page,
+            compute_ns=rates.compute_ns(1),
+        )
+        return choose(request, held, restorable, load)
+
+    return chosen
+
+
+class OwnPlacement:
+    """The lengths that a policy of the user's own chooses, or those of a built-in one."""
+
+    def __init__(
+        self, choose: Callable[..., list[int] | None], kind: str, default: Placement
+    ) -> None:
+        self._choose = choose
+        self._kind = kind
+        self._default = default
+
+    def lengths(self, start: int, end: int, branch: int | None) -> Iterable[int]:
+        """What the policy returns; None means the default."""
+        chosen = self._choose(self._kind, start, end, branch)
+        return self._default.lengths(start, end, branch) if chosen is None else chosen
+
+
+class OwnRouter:
+    """The first engine's policy of the user's own chooses, or a built-in router if it does not."""
+
+    def __init__(self, choose: Callable[..., int | None], default: Router) -> None:
+        self._choose = choose
+        self._default = default
+
+    def route(self, request: Request, engines: Sequence[Engine]) -> int:
+        """The policy's engine."""
+        number = self._choose(request, [Replica(each) for each in engines])
+        if number is None:
+            return self._default.route(request, engines)
+        if number >= len(engines):
+            raise PolicyError(
+                f"cache.policy: route must return a number below {len(engines)}, got {number}"
+            )
+        return int(number)

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from itertools import count
 
-from hicache.cache.named import PolicyError
 from hicache.engine.loop import Engine, Router
 from hicache.request import Request
 
@@ -106,31 +105,6 @@ class Scored:
         best = max(range(len(engines)), key=score)
         self._chosen[best] = next(self._turns)
         return best
-
-
-class OwnRouter:
-    """The first engine's policy of the user's own chooses, or a built-in router if it does not."""
-
-    def __init__(self, choose: Callable[..., int | None], default: Router) -> None:
-        self._choose = choose
-        self._default = default
-
-    def route(self, request: Request, engines: Sequence[Engine]) -> int:
-        """The policy's engine."""
-        number = self._choose(request, [Replica(each) for each in engines])
-        if number is None:
-            return self._default.route(request, engines)
-        if number >= len(engines):
-            raise PolicyError(
-                f"cache.policy: route must return a number below {len(engines)}, got {number}"
-            )
-        return int(number)
-
-
-def router_of(name: str, policy: object) -> Router:
-    """Return the router of this name, asked after the method `route` of a policy that has one."""
-    choose = getattr(policy, "route", None)
-    return ROUTERS[name]() if choose is None else OwnRouter(choose, ROUTERS[name]())
 
 
 ROUTERS: dict[str, Callable[[], Router]] = {

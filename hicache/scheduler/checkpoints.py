@@ -74,22 +74,6 @@ class Every:
         return [*range(start // grid * grid + grid, end, grid), *ends]
 
 
-class OwnPlacement:
-    """The lengths that a policy of the user's own chooses, or those of a built-in one."""
-
-    def __init__(
-        self, choose: Callable[..., list[int] | None], kind: str, default: Placement
-    ) -> None:
-        self._choose = choose
-        self._kind = kind
-        self._default = default
-
-    def lengths(self, start: int, end: int, branch: int | None) -> Iterable[int]:
-        """What the policy returns; None means the default."""
-        chosen = self._choose(self._kind, start, end, branch)
-        return self._default.lengths(start, end, branch) if chosen is None else chosen
-
-
 PLACEMENTS: dict[str, Callable[..., Placement]] = {
     "end": End,
     "end_branch": EndBranch,

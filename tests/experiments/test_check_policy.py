@@ -1,7 +1,7 @@
 import pytest
 
 from hicache import experiment
-from hicache.cache.named import PolicyError
+from hicache.cache.checked import PolicyError
 from hicache.cli import check_policy
 from hicache.cli.job import report_error
 from hicache.cli.schema import config_of

@@ -248,7 +248,7 @@ class Prefetcher:
         if self._choose is not None and lengths:
             page, request = self._page, prefetch.sequence.request
             held, restorable = prefetch.start_page * page, [each * page for each in lengths]
-            wanted = self._choose(request, held, restorable, self.rates.read_load(page))
+            wanted = self._choose(request, held, restorable)
             if wanted is not None:
                 lengths = [each for each in lengths if each * page <= wanted]
         return lengths[-1] if lengths else 0

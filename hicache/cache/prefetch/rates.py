@@ -1,7 +1,5 @@
 """What a prefetch that is under way will take, and what it will save, going by what was seen."""
 
-from typing import NamedTuple
-
 from hicache.cache.prefetch.prefetch import Phase, Prefetch
 
 # some dozens of reads, some dozens of full steps: long enough to be steady; chosen, and not tuned
@@ -27,18 +25,6 @@ class RecentRate:
     def ns(self) -> float | None:
         """Nanoseconds a unit; None if nothing has been seen yet."""
         return self._ns / self._units if self._units else None
-
-
-class ReadLoad(NamedTuple):
-    """The load when a policy decides how much to read; times are None before the first measurement.
-
-    `queued_tokens`: still to be read for other requests. `num_waiting`: requests in the queue.
-    """
-
-    queued_tokens: int
-    num_waiting: int
-    read_ns: float | None  # a token
-    compute_ns: float | None  # a token
 
 
 class RateEstimator:
@@ -92,16 +78,10 @@ class RateEstimator:
                 num_pages += other.num_pages - other.completed_pages
         return num_pages * page_ns
 
-    def read_load(self, page_size: int) -> ReadLoad:
-        """Return the load as it is now."""
-        reading = [each for each in self.active.values() if each.phase is Phase.reading]
-        page_ns = self._reading.ns
-        return ReadLoad(
-            queued_tokens=page_size * sum(p.num_pages - p.completed_pages for p in reading),
-            num_waiting=self.num_waiting,
-            read_ns=None if page_ns is None else page_ns / page_size,
-            compute_ns=self._computing.ns,
-        )
+    @property
+    def page_ns(self) -> float | None:
+        """Nanoseconds to read a page, as measured; None if nothing has been read yet."""
+        return self._reading.ns
 
     def compute_ns(self, num_tokens: int) -> float | None:
         """How long it takes to compute so many tokens of a prompt, once it is their turn."""

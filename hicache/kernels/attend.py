@@ -245,15 +245,10 @@ def split_arguments(
         "LANES": max(triton.next_power_of_2(rows * group), 16),
         "BLOCK": BLOCK,
         "SPLIT": SPLIT,
-        "STAGES": stages_of(pool),
+        "STAGES": 1 if triton.knobs.runtime.interpret else NUM_STAGES,
         "num_warps": 4,
     }
     return (queries, pool, table, tiles, mixed, totals, *sizes), constants
-
-
-def stages_of(pool: Tensor) -> int:
-    """Stages of the kernel's loop: the interpreter of triton 3.6 has none."""
-    return 1 if triton.knobs.runtime.interpret and pool.device.type == "cpu" else NUM_STAGES
 
 
 def naive_attend(
